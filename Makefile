@@ -1,0 +1,98 @@
+# Every target does its own set-up; `make test` in a fresh clone is enough.
+
+VENV := .venv
+BIN := $(VENV)/bin
+# The first Python >= 3.11 that can create virtual environments.
+PYTHON ?= $(shell for p in python3.11 python3; do \
+	"$$p" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; \
+	done)
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# Test processes; `make test JOBS=0` runs all in one process (for a debugger).
+JOBS ?= 2
+# Extra arguments, for instance `make pytest ARGS="-k graph -x"`.
+ARGS ?=
+
+# Nothing but the locked environment may be imported.
+unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
+export PYTHONNOUSERSITE := 1
+
+# With JOBS processes on as many cores, threads inside torch would only fight each other.
+PYTEST := OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest -n $(JOBS)
+
+# Stamps: a target is set up again only when the file that describes it has changed.
+LOCKED := $(VENV)/.locked
+READY := $(VENV)/.ready
+BENCH := $(VENV)/.bench
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test test-all lint types imports pytest format demo bench-setup bench lock clean
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | \
+		while IFS='|' read -r name text; do printf '  %-12s %s\n' "$$name" "$$text"; done
+
+$(LOCKED): requirements.lock
+	@test -n "$(PYTHON)" || { echo "No Python >= 3.11 with venv found; set PYTHON=/path/to/python" >&2; exit 1; }
+	@echo "Installing requirements.lock into $(VENV)"
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear $(VENV)
+	@$(PIP) install -r requirements.lock
+	@touch $@
+
+$(READY): $(LOCKED) pyproject.toml
+	@$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(BENCH): requirements-bench.lock $(READY)
+	@echo "Installing requirements-bench.lock into $(VENV)"
+	@$(PIP) install --no-build-isolation -r requirements-bench.lock
+	@touch $@
+
+setup: $(READY) ## Create the environment: locked dependencies and the package itself
+
+test: lint types imports ## Run every check: ruff, mypy, import directions, tests and doctests
+	$(PYTEST) -m "not slow" $(ARGS)
+
+test-all: lint types imports ## The same with the slow tests
+	$(PYTEST) $(ARGS)
+
+lint: $(READY) ## Check style and formatting
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(READY) ## Check types
+	$(BIN)/mypy
+
+imports: $(READY) ## Check that layers import only the layers below them
+	$(BIN)/lint-imports
+
+pytest: $(READY) ## Run the tests only
+	$(PYTEST) -m "not slow" $(ARGS)
+
+format: $(READY) ## Repair style and formatting where possible
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+demo: $(READY) ## Run the demonstration; results go to demo/
+	MPLBACKEND=Agg $(BIN)/python examples/demo.py $(ARGS)
+
+bench-setup: $(BENCH) ## Add the libraries that the benchmarks compare with
+
+bench: $(BENCH) ## Run the benchmarks
+	MPLBACKEND=Agg $(BIN)/python -m benchmarks $(ARGS)
+
+# The newest versions that fit pyproject.toml; torch stays at the version already locked, and its local suffix is cut
+# off: see docs/decisions/0002-dependencies.md.
+FREEZE = build/lock/bin/python -m pip freeze --all | grep -vE '^(pip|otpdag)[ =]' | sed -E 's/(==[^+]*)\+.*/\1/'
+
+lock: ## Renew both lock files
+	"$(PYTHON)" -m venv --clear build/lock
+	build/lock/bin/python -m pip install --quiet "$$(grep '^torch==' requirements.lock)" hatchling editables '.[dev]'
+	{ sed '/^[^#]/,$$d' requirements.lock; $(FREEZE); } > build/requirements.lock
+	mv build/requirements.lock requirements.lock
+	build/lock/bin/python -m pip install --quiet -c requirements.lock '.[bench]'
+	{ sed '/^[^#-]/,$$d' requirements-bench.lock; $(FREEZE) | grep -vxFf requirements.lock; } > build/requirements-bench.lock
+	mv build/requirements-bench.lock requirements-bench.lock
+
+clean: ## Remove the environment, caches and outputs
+	rm -rf $(VENV) .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist demo
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

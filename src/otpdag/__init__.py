@@ -1,0 +1,1 @@
+"""Parameters of directed graphical models from incomplete data, by optimal transport."""
