@@ -105,7 +105,18 @@ class Batch:
         """
         if index.ndim not in (1, 2):
             raise DataError(f"index must have shape (n,) or (replicas, n); got {tuple(index.shape)}")
-        return self._map(lambda tensor: _pick(tensor, index))
+        if index.ndim == 1:
+            return self._map(lambda tensor: _pick_rows(tensor, index))
+        replicas = max(self.replicas, len(index))
+        index = index.expand(replicas, -1)
+        start = torch.arange(0, replicas * self.rows, self.rows, device=index.device)[:, None]
+        own, shared = (index + start).flatten(), index.flatten()
+
+        def gathered(tensor: Tensor) -> Tensor:
+            flat = tensor.flatten(0, 1).index_select(0, shared if len(tensor) == 1 else own)
+            return flat.unflatten(0, index.shape)
+
+        return self._map(gathered)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Batch:
         """Move to another device, or change the floating type.
@@ -486,11 +497,8 @@ def unique_rows(batch: Batch, *, shrink: float = 0.5) -> Batch:
 # --- rows of a batch --------------------------------------------------------------------------------------
 
 
-def _pick(tensor: Tensor, index: Tensor) -> Tensor:
-    if index.ndim == 1:
-        return tensor[:, index] if index.dtype == torch.bool else tensor.index_select(1, index)
-    replica = torch.arange(tensor.shape[0], device=tensor.device)[:, None]
-    return tensor[replica, index]
+def _pick_rows(tensor: Tensor, index: Tensor) -> Tensor:
+    return tensor[:, index] if index.dtype == torch.bool else tensor.index_select(1, index)
 
 
 def _factorize(array: npt.NDArray[Any]) -> tuple[Codes, int]:
@@ -727,8 +735,9 @@ def _checked(node: str, column: Column, block: pd.DataFrame, partial: bool) -> F
 
 
 def _read_numbers(block: pd.DataFrame, node: str) -> Floats:
-    if all(isinstance(dtype, np.dtype) and dtype.kind in "biuf" for dtype in set(block.dtypes)):
-        return block.to_numpy(dtype=np.float64)
+    dtypes = set(block.dtypes)
+    if all(isinstance(dtype, np.dtype) and dtype.kind in "biuf" for dtype in dtypes):
+        return block.to_numpy() if dtypes == {np.dtype(np.float32)} else block.to_numpy(dtype=np.float64)
     columns = [_numbers(block[name], _where(node, str(name)), "numbers") for name in block.columns]
     return np.stack(columns, axis=1)
 
@@ -777,7 +786,7 @@ def _codes_of_labels(series: pd.Series[Any], where: str, labels: Sequence[Label]
 
 
 _OUTSIDE: dict[str, tuple[str, Callable[[Floats], npt.NDArray[np.bool_]]]] = {
-    "real": ("finite numbers", lambda x: np.zeros(x.shape, dtype=bool)),
+    "real": ("finite numbers", np.isinf),
     "positive": ("numbers above 0", lambda x: x <= 0),
     "unit": ("numbers strictly between 0 and 1", lambda x: (x <= 0) | (x >= 1)),
     "simplex": ("shares from 0 to 1", lambda x: (x < 0) | (x > 1 + _SUM_TOLERANCE)),
@@ -819,7 +828,7 @@ def _first_row(bad: npt.NDArray[np.bool_]) -> int:
 def _to_values(cells: Floats, space: Space, dtype: torch.dtype) -> Tensor:
     seen = ~np.isnan(cells)
     if not space.is_discrete:
-        return torch.from_numpy(np.where(seen, cells, 0.0)).to(dtype)[None]
+        return torch.tensor(cells if seen.all() else np.where(seen, cells, 0.0), dtype=dtype)[None]
     values = torch.zeros(1, len(cells), space.width, dtype=dtype)
     rows = torch.from_numpy(np.flatnonzero(seen[:, 0]))
     values[0, rows, torch.from_numpy(cells[seen[:, 0], 0].astype(np.int64))] = 1.0
