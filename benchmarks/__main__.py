@@ -1,0 +1,88 @@
+"""Runs benchmarks from the command line; without a name it lists them."""
+
+import argparse
+import importlib
+import json
+import pkgutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from rich.console import Console
+
+from benchmarks.harness import METHODS, Settings, failed, run
+from benchmarks.table import table
+
+QUICK_REPEATS = 5
+FULL_REPEATS = 20
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one benchmark and print its report; return 1 if a case failed, 2 if the call is wrong."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.name is None:
+        return _list()
+    module = find(options.name)
+    if module is None:
+        parser.error(f"there is no benchmark {options.name!r}; there are {', '.join(names())}")
+    for case in options.case:
+        if case not in module.CASES:
+            parser.error(f"{options.name} has no case {case!r}; it has {', '.join(module.CASES)}")
+    chosen = {name: module.CASES[name] for name in options.case} or module.CASES
+    report = run(options.name, chosen, _settings(options))
+    if options.json:
+        print(json.dumps(report, allow_nan=False))
+    else:
+        Console().print(table(report))
+    return int(failed(report))
+
+
+def names() -> list[str]:
+    """The names of the benchmarks: the modules of this folder that have ``CASES``."""
+    modules = pkgutil.iter_modules([str(Path(__file__).parent)])
+    return [info.name for info in modules if find(info.name) is not None]
+
+
+def find(name: str) -> ModuleType | None:
+    """Import a benchmark of this folder; return nothing if there is none of that name."""
+    if name == "__main__" or not Path(__file__).with_name(f"{name}.py").is_file():
+        return None
+    module = importlib.import_module(f"benchmarks.{name}")
+    return module if hasattr(module, "CASES") else None
+
+
+def _list() -> int:
+    for name in names():
+        module = importlib.import_module(f"benchmarks.{name}")
+        print(f"{name}: {(module.__doc__ or '').strip().splitlines()[0]}")
+        print(f"  cases: {', '.join(module.CASES)}")
+    return 0
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    repeats = options.repeats or (QUICK_REPEATS if options.quick else FULL_REPEATS)
+    return Settings(options.seed, repeats, methods=tuple(options.method or METHODS))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("name", nargs="?", help="the benchmark to run; left out, all are listed")
+    parser.add_argument("--quick", action="store_true", help="five data sets a case instead of 20")
+    parser.add_argument("--seed", type=int, default=0, help="the seed from which all data derive")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument("--case", action="append", default=[], help="run this case only; may be repeated")
+    parser.add_argument("--method", action="append", help="fit by this method only; may be repeated")
+    parser.add_argument("--repeats", type=_positive, help="how many data sets a case draws")
+    return parser
+
+
+def _positive(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1; got {number}")
+    return number
+
+
+if __name__ == "__main__":
+    sys.exit(main())

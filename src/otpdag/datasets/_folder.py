@@ -1,0 +1,55 @@
+"""Find real data sets in a local folder and checks that they are the published files."""
+
+import hashlib
+import os
+from pathlib import Path
+
+from otpdag.datasets._bif import read_bif
+from otpdag.datasets._network import DiscreteNetwork
+from otpdag.errors import DataError
+
+_VARIABLE = "OTPDAG_DATA"
+_ORIGIN = "https://www.bnlearn.com/bnrepository (CC BY-SA 3.0)"
+_SHA256 = {
+    "alarm": "701e6c561f71b55669070c29614f0724b761289aa2c4a35bcc97b638ee881fa2",
+    "asia": "9f770c96940dc4d860b581602120790ac538983b30b28d38631b8184dc7b5f89",
+    "cancer": "05d4ea00a758450eed6fe68ea6de4da05ce0e3e919bd3e8ff7f0bc80a1db4b48",
+    "earthquake": "74dd131e2c6437a39de17f2963d2d16fadd91e70450d1fc20501df05e8dc4f2e",
+    "sachs": "b7bd3931192f9e529f0f88bba15fca6cc61ba3c805d5c8ae57eba57ed3b332ec",
+    "survey": "3698ccc0f1f74b9f935617d91989e4cdb39edb5360b558216af64047fc88b3b0",
+}
+
+
+def data_folder() -> Path:
+    """Return the folder of real data sets, which the environment variable ``OTPDAG_DATA`` names.
+
+    Raises:
+        DataError: The variable is not set.
+    """
+    folder = os.environ.get(_VARIABLE)
+    if not folder:
+        raise DataError(f"set the environment variable {_VARIABLE} to the folder of data sets")
+    return Path(folder)
+
+
+def load_network(name: str, folder: str | Path | None = None) -> DiscreteNetwork:
+    """Read one of the small networks of the bnlearn repository from the local folder.
+
+    Args:
+        name: One of "alarm", "asia", "cancer", "earthquake", "sachs" and "survey".
+        folder: The folder that holds ``bif/<name>.bif``; by default the one that ``OTPDAG_DATA`` names.
+
+    Returns:
+        The network.
+
+    Raises:
+        DataError: The name is unknown, or the file is missing or not the published one.
+    """
+    if name not in _SHA256:
+        raise DataError(f"`name` must be one of {', '.join(_SHA256)}; got '{name}'")
+    path = Path(folder or data_folder()) / "bif" / f"{name}.bif"
+    if not path.is_file():
+        raise DataError(f"{path} is missing; the networks are published at {_ORIGIN}")
+    if hashlib.sha256(path.read_bytes()).hexdigest() != _SHA256[name]:
+        raise DataError(f"{path} is not the published file: its SHA-256 differs; `read_bif` reads it anyway")
+    return read_bif(path)

@@ -1,0 +1,131 @@
+import numpy as np
+import pytest
+
+from otpdag.datasets import load_network, parse_bif, read_bif
+from otpdag.errors import DataError
+
+TWO = "variable a { type discrete [ 2 ] { no, yes }; } variable b { type discrete [ 3 ] { x, y, z }; }"
+ROOT = "probability ( a ) { table 0.25, 0.75; }"
+
+NETWORKS = {"alarm": (37, 46), "asia": (8, 8), "cancer": (5, 4), "earthquake": (5, 4), "sachs": (11, 17)}
+
+
+def test_rows_by_parent_state_in_any_order():
+    network = parse_bif(f"{TWO} {ROOT} probability ( b | a ) {{ (yes) 0.1, 0.2, 0.7; (no) 0.5, 0.5, 0.0; }}")
+    assert network.states == {"a": ("no", "yes"), "b": ("x", "y", "z")}
+    assert network.parents == {"a": (), "b": ("a",)}
+    np.testing.assert_allclose(network.tables["a"], [0.25, 0.75])
+    np.testing.assert_allclose(network.tables["b"], [[0.5, 0.5, 0.0], [0.1, 0.2, 0.7]])
+
+
+def test_one_table_for_all_has_the_nodes_own_state_slowest():
+    network = parse_bif(f"{TWO} {ROOT} probability ( b | a ) {{ table 0.5, 0.1, 0.5, 0.2, 0.0, 0.7; }}")
+    np.testing.assert_allclose(network.tables["b"], [[0.5, 0.5, 0.0], [0.1, 0.2, 0.7]])
+
+
+def test_default_fills_the_rows_that_are_not_given():
+    network = parse_bif(
+        f"{TWO} {ROOT} probability ( b | a ) {{ (no) 0.5, 0.5, 0.0; default 0.2, 0.2, 0.6; }}"
+    )
+    np.testing.assert_allclose(network.tables["b"], [[0.5, 0.5, 0.0], [0.2, 0.2, 0.6]])
+
+
+def test_comments_properties_quotes_and_odd_names():
+    network = parse_bif("""
+        network "a b" { property author someone; }
+        // a comment
+        variable "x 1" { type discrete [ 2 ] { <5, 12+ }; property weight 3; } /* more
+        of it */
+        probability ( "x 1" ) { property note; table 1e-1 9.0E-1; }
+    """)
+    assert network.states == {"x 1": ("<5", "12+")}
+    np.testing.assert_allclose(network.tables["x 1"], [0.1, 0.9])
+
+
+def test_rounded_rows_are_scaled_to_sum_to_one():
+    network = parse_bif(f"{TWO} {ROOT} probability ( b ) {{ table 0.3333, 0.3333, 0.3333; }}")
+    assert network.tables["b"].sum() == pytest.approx(1.0, abs=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nonsense", "expected `network`, `variable` or `probability`; got `nonsense`"),
+        ("variable a { type discrete [ 2 ] { no, yes };", "the text ends inside a block"),
+        ("variable a ( )", r"expected `{`; got `\(`"),
+        ("variable a { }", "variable 'a' has no `type`"),
+        ("variable a { type continuous; }", "must be of type `discrete"),
+        ("variable a { type discrete [ 3 ] { no, yes }; }", "declares 3 states; got 2"),
+        (TWO + ROOT, "variable 'b' has no `probability` block"),
+        ("probability ( q ) { table 1; }", "names 'q', which no `variable` block declares"),
+        (TWO + "probability ( a ) { table 0.5, 0.2, 0.3; }", "the table of 'a' needs 2 numbers here; got 3"),
+        (TWO + "probability ( a ) { table 0.5, many; }", "must hold numbers; got `0.5 many`"),
+        (TWO + "probability ( a ) { table 0.5, 0.4; }", "must be given and sum to 1"),
+        (
+            TWO + "probability ( b | a ) { (no) 0.5, 0.5, 0.0; }",
+            "every row of the table of 'b' must be given",
+        ),
+        (TWO + "probability ( b | a ) { (no, x) 0.5, 0.5, 0; }", "must name 1 parent states"),
+        (
+            TWO + "probability ( b | a ) { (maybe) 0.5, 0.5, 0; }",
+            "names state 'maybe', which 'a' does not have",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said(text, message):
+    with pytest.raises(DataError, match=message):
+        parse_bif(text)
+
+
+def test_read_bif_names_the_file(tmp_path):
+    path = tmp_path / "broken.bif"
+    path.write_text("nonsense")
+    with pytest.raises(DataError, match=r"broken\.bif: expected `network`"):
+        read_bif(path)
+
+
+def test_load_network_refuses_unknown_missing_and_changed_files(tmp_path, monkeypatch):
+    monkeypatch.delenv("OTPDAG_DATA", raising=False)
+    with pytest.raises(DataError, match=r"must be one of alarm, asia, .*; got 'chess'"):
+        load_network("chess")
+    with pytest.raises(DataError, match="set the environment variable OTPDAG_DATA"):
+        load_network("asia")
+    with pytest.raises(DataError, match=r"asia\.bif is missing; the networks are published at"):
+        load_network("asia", tmp_path)
+    (tmp_path / "bif").mkdir()
+    (tmp_path / "bif" / "asia.bif").write_text(TWO)
+    with pytest.raises(DataError, match="not the published file"):
+        load_network("asia", tmp_path)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_published_networks_have_their_published_size(name, data_folder):
+    network = load_network(name, data_folder)
+    assert (len(network.nodes), len(network.graph.edges)) == NETWORKS[name]
+    for table in network.tables.values():
+        np.testing.assert_allclose(table.sum(axis=-1), 1.0)
+
+
+def test_asia_has_the_marginals_of_its_paper(data_folder):
+    # Lauritzen and Spiegelhalter (1988), table 2
+    network = load_network("asia", data_folder)
+    found = {node: network.joint([node])[0] for node in ("tub", "lung", "bronc", "either", "xray", "dysp")}
+    expected = {"tub": 0.0104, "lung": 0.055, "bronc": 0.45, "either": 0.0648, "xray": 0.1103, "dysp": 0.4360}
+    assert found == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["alarm", "asia", "cancer", "earthquake", "sachs", "survey"])
+def test_tables_agree_with_pgmpy(name, data_folder):
+    readwrite = pytest.importorskip("pgmpy.readwrite")
+    network = load_network(name, data_folder)
+    peer = readwrite.BIFReader(str(data_folder / "bif" / f"{name}.bif")).get_model()
+    assert set(peer.nodes()) == set(network.nodes)
+    for node in network.nodes:
+        wanted = (*network.parents[node], node)
+        cpd = peer.get_cpds(node)
+        values = np.transpose(cpd.values, [cpd.variables.index(other) for other in wanted])
+        states = np.ix_(
+            *[[cpd.state_names[other].index(s) for s in network.states[other]] for other in wanted]
+        )
+        np.testing.assert_allclose(values[states], network.tables[node], atol=1e-6)
