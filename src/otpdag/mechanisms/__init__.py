@@ -1,0 +1,48 @@
+"""Mechanisms: how a node's value comes from its parents and its noise."""
+
+from otpdag.mechanisms.base import Atoms, Family, Mechanism, Noise
+from otpdag.mechanisms.beta import Beta
+from otpdag.mechanisms.categorical import Bernoulli, Categorical
+from otpdag.mechanisms.counts import NegativeBinomial, Poisson
+from otpdag.mechanisms.gamma import Gamma
+from otpdag.mechanisms.given import Given
+from otpdag.mechanisms.lognormal import LogNormal
+from otpdag.mechanisms.normal import Normal
+from otpdag.mechanisms.parameters import start, tie
+from otpdag.mechanisms.spec import from_spec, register
+from otpdag.mechanisms.student import StudentT
+
+__all__ = [
+    "Atoms",
+    "Bernoulli",
+    "Beta",
+    "Categorical",
+    "Family",
+    "Gamma",
+    "Given",
+    "LogNormal",
+    "Mechanism",
+    "NegativeBinomial",
+    "Noise",
+    "Normal",
+    "Poisson",
+    "StudentT",
+    "from_spec",
+    "register",
+    "start",
+    "tie",
+]
+
+for _mechanism in (
+    Bernoulli,
+    Beta,
+    Categorical,
+    Gamma,
+    Given,
+    LogNormal,
+    NegativeBinomial,
+    Normal,
+    Poisson,
+    StudentT,
+):
+    register(_mechanism)

@@ -1,0 +1,183 @@
+"""Categorical and Bernoulli nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from otpdag.errors import ModelError
+from otpdag.mechanisms.base import Atoms, Noise, Params, Parents
+from otpdag.mechanisms.parameters import SIMPLEX, Parameter, Setting, as_setting
+from otpdag.mechanisms.predicted import Predicted
+from otpdag.mechanisms.predictor import Predictor, axes, configurations
+from otpdag.mechanisms.regression import softmax
+from otpdag.nn import apply_linear, gumbel_softmax
+from otpdag.spaces import Discrete, Space
+
+__all__ = ["Bernoulli", "Categorical"]
+
+SMALLEST_PROBABILITY = 1e-12
+
+
+class Categorical(Predicted):
+    r"""A category: a probability table over discrete parents, a multinomial logit when a parent is numeric.
+
+    .. math:: P(x = k \mid \mathrm{pa}) = \mathrm{probs}[\mathrm{pa}]_k \quad\text{or}\quad
+              \mathrm{softmax}(\mathrm{logits}[\mathrm{pa}] + W^\top \mathrm{pa})_k
+
+    Args:
+        size: Number of categories.
+        probs: Probability table, one leading axis for each discrete parent; only without numeric parents.
+        logits: Intercepts of the logit; only with numeric parents or a network.
+        weight: Slopes of the logit.
+        network: Sizes of hidden layers of a network of the parents.
+
+    >>> Categorical(3).space
+    Discrete(size=3)
+    """
+
+    def __init__(
+        self,
+        size: int = 2,
+        *,
+        probs: ArrayLike | Setting = None,
+        logits: ArrayLike | Setting = None,
+        weight: ArrayLike | Setting = None,
+        network: Sequence[int] = (),
+    ) -> None:
+        if size < 2:
+            raise ModelError(f"size must be at least 2; got {size}")
+        self.size = size
+        self.probs, self.logits, self.weight = as_setting(probs), as_setting(logits), as_setting(weight)
+        self.network = tuple(network)
+
+    def on_setup(self) -> None:
+        """Choose between a table and a logit."""
+        self.is_table = not self.family.continuous and not self.network
+        rejected = "logits" if self.is_table else "probs"
+        if getattr(self, rejected) is not None:
+            kind = "a table over discrete parents" if self.is_table else "numeric parents or a network"
+            raise ModelError(f"node {self.family.node!r}: {rejected!r} cannot be given with {kind}")
+        self.predictor = Predictor(self.family, self.size, "logits", self.logits, self.weight, self.network)
+
+    @property
+    def space(self) -> Space:
+        """Categories."""
+        return Discrete(self.size)
+
+    @property
+    def noise(self) -> Noise:
+        """One uniform number, cut by the cumulative probabilities."""
+        return Noise(1, "uniform")
+
+    @property
+    def relaxed_noise(self) -> Noise:
+        """One uniform number for each category, turned into Gumbel noise."""
+        return Noise(self.size, "uniform")
+
+    def parameters(self) -> dict[str, Parameter]:
+        """A probability table, or the logit's intercepts and slopes."""
+        if self.is_table:
+            return {"probs": Parameter((self.predictor.rows, self.size), SIMPLEX, self.probs)}
+        return self.predictor.parameters()
+
+    def on_scale(self, value: Tensor, parents: Parents, weight: Tensor) -> None:
+        """Adopt the units of the numeric parents; logits are of order one already."""
+        if not self.is_table:
+            unit_target = torch.zeros(len(value), self.size, dtype=value.dtype)
+            self.predictor = self.predictor.with_units(unit_target, parents, weight)
+
+    def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
+        """Weighted frequencies, smoothed by one row's worth of the overall ones; or a logistic regression."""
+        if not self.is_table:
+            return self.predictor.start(value, parents, weight, softmax)
+        share = self.weights_by_row(self.predictor.rows, parents, weight)
+        overall = (weight.unsqueeze(-1) * value).sum(0) + 1.0
+        counts = share.T @ value + overall / overall.sum()
+        return {"probs": counts / counts.sum(-1, keepdim=True)}
+
+    def log_probs(self, params: Params, parents: Parents, like: Tensor | None = None) -> Tensor:
+        """Log-probabilities of all categories: (R, ..., size).
+
+        A soft configuration of the parents averages them, which is what an expectation over it needs.
+        """
+        if not self.is_table:
+            return torch.log_softmax(self.predictor(params, parents, like), -1)
+        table = torch.log(params["probs"].clamp(min=SMALLEST_PROBABILITY))
+        return self.row_of(table, parents, axes(parents, like))
+
+    def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:
+        """The category whose stretch of the cumulative probabilities holds ``u``."""
+        cumulative = torch.softmax(self.log_probs(params, parents, noise), -1).cumsum(-1)[..., :-1]
+        index = (noise > cumulative).sum(-1)
+        return torch.nn.functional.one_hot(index, self.size).to(noise.dtype)
+
+    def relaxed(self, params: Params, parents: Parents, noise: Tensor, temperature: float) -> Tensor:
+        """A Gumbel-softmax draw."""
+        return gumbel_softmax(self.log_probs(params, parents, noise), noise, temperature)
+
+    def log_prob(self, params: Params, value: Tensor, parents: Parents, mask: Tensor | None = None) -> Tensor:
+        """Log-probability of the category."""
+        if self.is_table and len(self.family.discrete) <= 1 and value.ndim >= 3:
+            found = self._table_log_prob(params, value, parents)
+        else:
+            found = (value * self.log_probs(params, parents, value)).sum(-1)
+        return found if mask is None else torch.where(mask[..., 0], found, 0.0)
+
+    def _table_log_prob(self, params: Params, value: Tensor, parents: Parents) -> Tensor:
+        """The same by one matrix product: log-table times one-hot value, then the configuration's row."""
+        table = torch.log(params["probs"].clamp(min=SMALLEST_PROBABILITY))
+        per_row = apply_linear(value, table.transpose(1, 2))
+        config = configurations(self.family, parents)
+        return per_row[..., 0] if config is None else (per_row * config).sum(-1)
+
+    def abduct(self, params: Params, value: Tensor, parents: Parents, uniform: Tensor) -> Tensor:
+        """A point of the stretch of the cumulative probabilities that belongs to the category."""
+        probs = torch.softmax(self.log_probs(params, parents, value), -1)
+        upper = (probs.cumsum(-1) * value).sum(-1, keepdim=True)
+        width = (probs * value).sum(-1, keepdim=True)
+        return upper - width * (1 - uniform)
+
+    def atoms(self, params: Params, parents: Parents, limit: int) -> Atoms | None:
+        """All categories."""
+        if self.size > limit:
+            return None
+        log_probs = self.log_probs(params, parents)
+        return Atoms(torch.eye(self.size, dtype=log_probs.dtype, device=log_probs.device), log_probs)
+
+    def mean(self, params: Params, parents: Parents) -> Tensor:
+        """The probabilities."""
+        return torch.softmax(self.log_probs(params, parents), -1)
+
+    def describe(self, params: Params) -> dict[str, Tensor]:
+        """``probs`` with one leading axis for each discrete parent; logits relative to the first category."""
+        shown = dict(params)
+        if self.is_table:
+            shown["probs"] = self.predictor.by_configuration(params["probs"])
+            return shown
+        for name in ("logits", "weight"):
+            if name in shown:
+                shown[name] = shown[name] - shown[name][..., :1]
+        shown["logits"] = self.predictor.by_configuration(shown["logits"])
+        return shown
+
+
+class Bernoulli(Categorical):
+    """A node that is 0 or 1: a categorical with two categories.
+
+    >>> Bernoulli().space
+    Discrete(size=2)
+    """
+
+    def __init__(
+        self,
+        *,
+        probs: ArrayLike | Setting = None,
+        logits: ArrayLike | Setting = None,
+        weight: ArrayLike | Setting = None,
+        network: Sequence[int] = (),
+    ) -> None:
+        super().__init__(2, probs=probs, logits=logits, weight=weight, network=network)

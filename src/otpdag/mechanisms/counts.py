@@ -1,0 +1,261 @@
+"""Poisson and negative binomial nodes."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from scipy import stats
+from torch import Tensor
+
+from otpdag.errors import ModelError
+from otpdag.mechanisms.base import Atoms, Noise, Params, Parents, sum_cells
+from otpdag.mechanisms.parameters import POSITIVE, Fixed, Parameter, Setting, Start, as_setting
+from otpdag.mechanisms.predicted import Predicted, check_dim
+from otpdag.mechanisms.predictor import Predictor
+from otpdag.mechanisms.quantiles import beta_cdf, inside_unit, poisson_quantile
+from otpdag.mechanisms.regression import log_count
+from otpdag.spaces import Count, Space
+
+__all__ = ["NegativeBinomial", "Poisson"]
+
+LARGEST_LOG_RATE = 25.0
+DISPERSIONS = (1e-2, 1e3)
+RARE = 1e-9
+
+
+class LogLinearCount(Predicted):
+    """Counts whose log-mean is predicted from the parents."""
+
+    def __init__(
+        self,
+        dim: int = 1,
+        *,
+        log_rate: ArrayLike | Setting = None,
+        rate: ArrayLike | Setting = None,
+        weight: ArrayLike | Setting = None,
+        network: Sequence[int] = (),
+    ) -> None:
+        self.dim = check_dim(dim)
+        if log_rate is not None and rate is not None:
+            raise ModelError("give `log_rate` or `rate`, not both")
+        self.log_rate = as_setting(log_rate) if rate is None else _log_setting(as_setting(rate))
+        self.weight = as_setting(weight)
+        self.network = tuple(network)
+
+    def on_setup(self) -> None:
+        """Build the predictor of the log-rate."""
+        self.predictor = Predictor(
+            self.family, self.dim, "log_rate", self.log_rate, self.weight, self.network
+        )
+
+    @property
+    def space(self) -> Space:
+        """Counts."""
+        return Count(self.dim)
+
+    @property
+    def noise(self) -> Noise:
+        """One uniform number for each coordinate, sent through the inverse distribution function."""
+        return Noise(self.dim, "uniform")
+
+    @property
+    def relaxed_noise(self) -> Noise:
+        """Standard normal noise of the paper's Gaussian reparameterisation."""
+        return Noise(self.dim, "normal")
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Log-rate table and slopes."""
+        return self.predictor.parameters()
+
+    def on_scale(self, value: Tensor, parents: Parents, weight: Tensor) -> None:
+        """Adopt the units of the numeric parents and the centre of the log-counts."""
+        self.predictor = self.predictor.with_units(torch.log(value + 0.5), parents, weight)
+
+    def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
+        """Poisson regression."""
+        return self.predictor.start(value, parents, weight, log_count)
+
+    def log_rate_at(self, params: Params, parents: Parents, like: Tensor | None = None) -> Tensor:
+        """The log-rate at these parents: (R, ..., dim)."""
+        return self.predictor(params, parents, like).clamp(max=LARGEST_LOG_RATE)
+
+    def relaxed(self, params: Params, parents: Parents, noise: Tensor, temperature: float) -> Tensor:
+        """The paper's Gaussian draw (Appendix C.2): ``rate + u * sqrt(variance)``."""
+        log_rate = self.log_rate_at(params, parents, noise)
+        return torch.exp(log_rate) + noise * torch.sqrt(self.variance(params, parents, log_rate))
+
+    @abstractmethod
+    def variance(self, params: Params, parents: Parents, log_rate: Tensor) -> Tensor:
+        """Variance of the count."""
+
+    @abstractmethod
+    def largest_count(self, params: Params, parents: Parents) -> int:
+        """A count beyond which hardly any mass lies, whatever the parents."""
+
+    def atoms(self, params: Params, parents: Parents, limit: int) -> Atoms | None:
+        """Zero up to a count beyond which hardly any mass lies; only for one coordinate."""
+        if self.dim != 1:
+            return None
+        largest = self.largest_count(params, parents)
+        if largest + 1 > limit:
+            return None
+        log_rate = self.log_rate_at(params, parents)
+        values = torch.arange(largest + 1, dtype=log_rate.dtype, device=log_rate.device)
+        spread = {name: value.unsqueeze(-2) for name, value in parents.items()}
+        grid = values.reshape((1,) * (log_rate.ndim - 1) + (-1, 1))
+        return Atoms(values.unsqueeze(-1), self.log_prob(params, grid, spread))
+
+    def mean(self, params: Params, parents: Parents) -> Tensor:
+        """The rate."""
+        return torch.exp(self.log_rate_at(params, parents))
+
+
+class Poisson(LogLinearCount):
+    r"""A Poisson count, log-linear in its numeric parents, with an intercept for each discrete configuration.
+
+    .. math:: x \sim \mathrm{Poisson}(\exp(\mathrm{log\_rate}[\mathrm{pa}] + W^\top \mathrm{pa}))
+
+    Args:
+        dim: Number of coordinates.
+        log_rate: Intercepts of the log-rate.
+        rate: The same as a rate, to fix or start it; give one of the two.
+        weight: Slopes of the numeric parents.
+        network: Sizes of hidden layers of a network of the parents.
+
+    >>> Poisson().space
+    Count(dim=1)
+    """
+
+    def variance(self, params: Params, parents: Parents, log_rate: Tensor) -> Tensor:
+        """The rate."""
+        return torch.exp(log_rate)
+
+    def largest_count(self, params: Params, parents: Parents) -> int:
+        """The far quantile at the largest rate."""
+        rate = torch.exp(self.log_rate_at(params, parents).detach().max())
+        return int(poisson_quantile(torch.full_like(rate, 1 - RARE), rate))
+
+    def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:
+        """The inverse distribution function at ``u``."""
+        return poisson_quantile(noise, torch.exp(self.log_rate_at(params, parents, noise)))
+
+    def log_prob(self, params: Params, value: Tensor, parents: Parents, mask: Tensor | None = None) -> Tensor:
+        """Poisson log-probability."""
+        log_rate = self.log_rate_at(params, parents, value)
+        return sum_cells(value * log_rate - torch.exp(log_rate) - torch.lgamma(value + 1), mask)
+
+    def abduct(self, params: Params, value: Tensor, parents: Parents, uniform: Tensor) -> Tensor:
+        """A point between the distribution function just below the count and at it."""
+        rate = torch.exp(self.log_rate_at(params, parents, value))
+        # P(X <= k) = Q(k + 1, rate), the regularised upper incomplete gamma function
+        return between(lambda count: torch.special.gammaincc(count + 1, rate), value, uniform)
+
+
+class NegativeBinomial(LogLinearCount):
+    r"""An over-dispersed count with mean :math:`\mu = \exp(\mathrm{log\_rate} + W^\top \mathrm{pa})`.
+
+    .. math:: \mathrm{Var}(x) = \mu + \mu^2 / \mathrm{dispersion}[\mathrm{pa}]
+
+    A large ``dispersion`` approaches the Poisson distribution.
+
+    Args:
+        dim: Number of coordinates.
+        log_rate: Intercepts of the log-mean.
+        rate: The same as a mean, to fix or start it; give one of the two.
+        weight: Slopes of the numeric parents.
+        dispersion: Dispersion, above zero.
+        network: Sizes of hidden layers of a network of the parents.
+
+    >>> NegativeBinomial().space
+    Count(dim=1)
+    """
+
+    def __init__(
+        self,
+        dim: int = 1,
+        *,
+        log_rate: ArrayLike | Setting = None,
+        rate: ArrayLike | Setting = None,
+        weight: ArrayLike | Setting = None,
+        dispersion: ArrayLike | Setting = None,
+        network: Sequence[int] = (),
+    ) -> None:
+        super().__init__(dim, log_rate=log_rate, rate=rate, weight=weight, network=network)
+        self.dispersion = as_setting(dispersion)
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Log-rate table, slopes, and dispersion table."""
+        return {
+            **super().parameters(),
+            "dispersion": Parameter((self.predictor.rows, self.dim), POSITIVE, self.dispersion),
+        }
+
+    def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
+        """The Poisson start, and a dispersion from the excess of the squared residuals over the mean."""
+        found = super().start(value, parents, weight)
+        fitted = torch.exp(self.predictor.predict_rows(found, parents).clamp(max=LARGEST_LOG_RATE))
+        fitted = fitted.expand_as(value)
+        rows = self.predictor.rows
+        excess = self.pooled((value - fitted) ** 2 - fitted, rows, parents, weight)
+        square = self.pooled(fitted**2, rows, parents, weight)
+        return {**found, "dispersion": (square / excess.clamp(min=1e-9)).clamp(*DISPERSIONS)}
+
+    def size_and_log_rate(self, params: Params, parents: Parents, like: Tensor) -> tuple[Tensor, Tensor]:
+        """The dispersion and the log-mean at these parents."""
+        log_rate = self.log_rate_at(params, parents, like)
+        return self.row_of(params["dispersion"], parents, log_rate.ndim), log_rate
+
+    def variance(self, params: Params, parents: Parents, log_rate: Tensor) -> Tensor:
+        """``mu + mu^2 / dispersion``."""
+        mean = torch.exp(log_rate)
+        return mean + mean**2 / self.row_of(params["dispersion"], parents, log_rate.ndim)
+
+    def largest_count(self, params: Params, parents: Parents) -> int:
+        """The far quantile at the largest mean and the smallest dispersion."""
+        rate = torch.exp(self.log_rate_at(params, parents).detach().max()).item()
+        size = params["dispersion"].detach().min().item()
+        return int(stats.nbinom.ppf(1 - RARE, size, size / (size + rate)))
+
+    def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:
+        """The inverse distribution function at ``u``."""
+        size, log_rate = self.size_and_log_rate(params, parents, noise)
+        success = size / (size + torch.exp(log_rate))
+        level, size, success = torch.broadcast_tensors(inside_unit(noise), size, success)
+        counts = stats.nbinom.ppf(*(tensor.detach().cpu().numpy() for tensor in (level, size, success)))
+        return torch.as_tensor(np.maximum(counts, 0.0)).to(noise)
+
+    def log_prob(self, params: Params, value: Tensor, parents: Parents, mask: Tensor | None = None) -> Tensor:
+        """Negative binomial log-probability."""
+        size, log_rate = self.size_and_log_rate(params, parents, value)
+        log_total = torch.logaddexp(torch.log(size), log_rate)
+        coefficient = torch.lgamma(value + size) - torch.lgamma(size) - torch.lgamma(value + 1)
+        return sum_cells(
+            coefficient + size * (torch.log(size) - log_total) + value * (log_rate - log_total), mask
+        )
+
+    def abduct(self, params: Params, value: Tensor, parents: Parents, uniform: Tensor) -> Tensor:
+        """A point between the distribution function just below the count and at it."""
+        size, log_rate = self.size_and_log_rate(params, parents, value)
+        success = size / (size + torch.exp(log_rate))
+        # P(X <= k) = I_p(size, k + 1), the regularised incomplete beta function
+        return between(lambda count: beta_cdf(success, size, count + 1), value, uniform)
+
+
+def between(cdf: Callable[[Tensor], Tensor], value: Tensor, uniform: Tensor) -> Tensor:
+    """Randomised probability integral transform: the point of (F(k - 1), F(k)] that ``uniform`` picks."""
+    below = torch.where(value > 0, cdf((value - 1).clamp(min=0)), 0.0)
+    return below + uniform * (cdf(value) - below)
+
+
+def _log_setting(setting: Setting) -> Setting:
+    """The logarithm of a given rate."""
+    if not isinstance(setting, Fixed | Start):
+        return setting
+    value = np.asarray(setting.value, dtype=float)
+    if not (value > 0).all():
+        raise ModelError(f"`rate` must be above zero; got {setting.value}")
+    return type(setting)(np.log(value))

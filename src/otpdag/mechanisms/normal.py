@@ -1,0 +1,152 @@
+"""Normal nodes, and what all nodes with a location and a scale share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from otpdag.divergences.whitened import Kernel
+from otpdag.mechanisms.base import Noise, Params, Parents, sum_cells
+from otpdag.mechanisms.parameters import POSITIVE, Parameter, Setting, as_setting
+from otpdag.mechanisms.predicted import Predicted, check_dim
+from otpdag.mechanisms.predictor import Predictor, centre_and_spread
+from otpdag.spaces import Real, Space
+
+__all__ = ["LocationScale", "Normal"]
+
+LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+SMALLEST_SCALE = 1e-3
+
+
+class LocationScale(Predicted):
+    """Shared parts of nodes with a predicted location and a scale for each discrete configuration."""
+
+    def __init__(
+        self,
+        dim: int = 1,
+        *,
+        loc: ArrayLike | Setting = None,
+        weight: ArrayLike | Setting = None,
+        scale: ArrayLike | Setting = None,
+        network: Sequence[int] = (),
+        shared_scale: bool = False,
+    ) -> None:
+        self.dim = check_dim(dim)
+        self.loc, self.weight, self.scale = as_setting(loc), as_setting(weight), as_setting(scale)
+        self.network = tuple(network)
+        self.shared_scale = shared_scale
+
+    def on_setup(self) -> None:
+        """Build the predictor; what is not identified in a hidden node is fixed unless it is given."""
+        loc, scale = self.loc, self.scale
+        if self.family.hidden:
+            loc = as_setting(0.0) if loc is None and not self.family.discrete else loc
+            scale = self.hidden_scale() if scale is None else scale
+        self.predictor = Predictor(self.family, self.dim, "loc", loc, self.weight, self.network)
+        self.scale_setting = scale
+
+    def hidden_scale(self) -> Setting:
+        """The scale of a hidden node for which none is given."""
+        return as_setting(1.0)
+
+    @property
+    def space(self) -> Space:
+        """Real vectors."""
+        return Real(self.dim)
+
+    @property
+    def noise(self) -> Noise:
+        """Standard normal, one for each coordinate."""
+        return Noise(self.dim, "normal")
+
+    @property
+    def scale_rows(self) -> int:
+        """One scale for each configuration of the discrete parents, or one for all."""
+        return 1 if self.shared_scale or self.network else self.predictor.rows
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Location table, slopes, scale table."""
+        scale = Parameter((self.scale_rows, self.dim), POSITIVE, self.scale_setting, unit=self.unit)
+        return {**self.predictor.parameters(), "scale": scale}
+
+    def on_line(self, value: Tensor) -> Tensor:
+        """The value on the real line, where location and scale act."""
+        return value
+
+    def on_scale(self, value: Tensor, parents: Parents, weight: Tensor) -> None:
+        """Adopt the units of the column."""
+        self.predictor = self.predictor.with_units(self.on_line(value), parents, weight)
+
+    def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
+        """Weighted regression, then the residuals' spread in each configuration."""
+        target = self.on_line(value)
+        found = self.predictor.start(target, parents, weight)
+        residual = (target - self.predictor.predict_rows(found, parents)) ** 2
+        floor = SMALLEST_SCALE * centre_and_spread(target, weight)[1]
+        # two rows' worth of the overall variance keeps a nearly empty configuration sane
+        variance = self.pooled(residual, self.scale_rows, parents, weight)
+        return {**found, "scale": variance.sqrt().maximum(floor)}
+
+    def location_and_scale(self, params: Params, parents: Parents, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Both at these parents, ready to meet a value or noise ``like``: (R, ..., dim)."""
+        loc = self.predictor(params, parents, like)
+        return loc, self.row_of(params["scale"], parents, loc.ndim)
+
+
+class Normal(LocationScale):
+    r"""A normal node, linear in its numeric parents, with a mean and a scale for each discrete configuration.
+
+    .. math:: x = \mathrm{loc}[\mathrm{pa}] + W^\top \mathrm{pa} + \mathrm{scale}[\mathrm{pa}] \, u,
+              \quad u \sim N(0, I)
+
+    Args:
+        dim: Number of coordinates of the node (columns ``x.0``, ``x.1``, ... in a table).
+        loc: Intercept; a number fixes it, ``otp.start(v)`` starts it, ``otp.tie(name)`` shares it.
+        weight: Slopes of the numeric parents, in the order of the edges.
+        scale: Standard deviation of the noise. Hidden nodes have it fixed at one unless it is given: the
+            scale of something never seen can be moved into its children without changing what is seen.
+        network: Sizes of hidden layers of a network of the parents that replaces the linear prediction.
+        shared_scale: One scale for all configurations of the discrete parents.
+
+    >>> Normal(scale=1.0).space
+    Real(dim=1)
+    """
+
+    def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:
+        """``loc + scale * u``."""
+        loc, scale = self.location_and_scale(params, parents, noise)
+        return loc + scale * noise
+
+    def log_prob(self, params: Params, value: Tensor, parents: Parents, mask: Tensor | None = None) -> Tensor:
+        """Normal log-density."""
+        loc, scale = self.location_and_scale(params, parents, value)
+        return sum_cells(-0.5 * ((value - loc) / scale) ** 2 - torch.log(scale) - LOG_SQRT_2PI, mask)
+
+    def abduct(self, params: Params, value: Tensor, parents: Parents, uniform: Tensor) -> Tensor:
+        """``(x - loc) / scale``."""
+        loc, scale = self.location_and_scale(params, parents, value)
+        return (value - loc) / scale
+
+    def mean(self, params: Params, parents: Parents) -> Tensor:
+        """The location."""
+        return self.predictor(params, parents)
+
+    def kernel_means(
+        self, params: Params, parents: Parents, kernels: Sequence[Kernel]
+    ) -> list[Tensor] | None:
+        """Gaussian kernels of a normal value: a Gaussian in the location with the variances added."""
+        if any(kernel.is_discrete or kernel.root for kernel in kernels):
+            return None
+        loc = self.predictor(params, parents)
+        scale = self.row_of(params["scale"], parents, loc.ndim)
+        found = []
+        for i, kernel in enumerate(kernels):
+            landmarks, bandwidths = kernel.landmarks.to(loc), kernel.bandwidths.to(loc)
+            total = bandwidths**2 + (scale[..., i : i + 1] / kernel.spread) ** 2
+            gap = kernel.transform(loc[..., i : i + 1]) - landmarks
+            found.append(bandwidths * torch.rsqrt(total) * torch.exp(-0.5 * gap**2 / total))
+        return found

@@ -1,0 +1,230 @@
+"""Parameters in natural units: their supports, and how a user fixes, starts or ties them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from otpdag.errors import ModelError
+
+__all__ = [
+    "ABOVE_ONE",
+    "POSITIVE",
+    "REAL",
+    "SIMPLEX",
+    "UNIT",
+    "Fixed",
+    "Parameter",
+    "Setting",
+    "Start",
+    "Tied",
+    "as_setting",
+    "start",
+    "tie",
+]
+
+
+class Support(ABC):
+    """A bijection between an unconstrained tensor and a parameter in its natural units."""
+
+    name: str
+
+    @abstractmethod
+    def natural(self, raw: Tensor) -> Tensor:
+        """Map an unconstrained tensor to natural units."""
+
+    @abstractmethod
+    def raw(self, natural: Tensor) -> Tensor:
+        """Invert :meth:`natural`."""
+
+    def check(self, value: Tensor) -> bool:
+        """Whether ``value`` lies in the support."""
+        return bool(torch.isfinite(value).all())
+
+
+class _Real(Support):
+    name = "a finite number"
+
+    def natural(self, raw: Tensor) -> Tensor:
+        return raw
+
+    def raw(self, natural: Tensor) -> Tensor:
+        return natural
+
+
+class _Positive(Support):
+    name = "a number above zero"
+
+    def natural(self, raw: Tensor) -> Tensor:
+        # exp overflows long before a double runs out of room for any sensible parameter
+        return torch.exp(raw.clamp(-60.0, 60.0))
+
+    def raw(self, natural: Tensor) -> Tensor:
+        return torch.log(natural.clamp(min=1e-26))
+
+    def check(self, value: Tensor) -> bool:
+        return super().check(value) and bool((value > 0).all())
+
+
+class _AboveOne(Support):
+    name = "a number above one"
+
+    def natural(self, raw: Tensor) -> Tensor:
+        return 1 + POSITIVE.natural(raw)
+
+    def raw(self, natural: Tensor) -> Tensor:
+        return POSITIVE.raw(natural - 1)
+
+    def check(self, value: Tensor) -> bool:
+        return super().check(value) and bool((value > 1).all())
+
+
+class _Unit(Support):
+    name = "a number between zero and one"
+
+    def natural(self, raw: Tensor) -> Tensor:
+        return torch.sigmoid(raw)
+
+    def raw(self, natural: Tensor) -> Tensor:
+        return torch.logit(natural.clamp(1e-9, 1 - 1e-9))
+
+    def check(self, value: Tensor) -> bool:
+        return super().check(value) and bool(((value >= 0) & (value <= 1)).all())
+
+
+class _Simplex(Support):
+    name = "non-negative numbers that sum to one"
+
+    def natural(self, raw: Tensor) -> Tensor:
+        return torch.softmax(raw, -1)
+
+    def raw(self, natural: Tensor) -> Tensor:
+        logits = torch.log(natural.clamp(min=1e-12))
+        return logits - logits.mean(-1, keepdim=True)
+
+    def check(self, value: Tensor) -> bool:
+        sums_to_one = bool((value.sum(-1) - 1).abs().max() < 1e-6)
+        return super().check(value) and bool((value >= 0).all()) and sums_to_one
+
+
+REAL, POSITIVE, ABOVE_ONE, UNIT, SIMPLEX = _Real(), _Positive(), _AboveOne(), _Unit(), _Simplex()
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A parameter held at ``value``; a plain number or array given to a mechanism means this."""
+
+    value: ArrayLike
+
+
+@dataclass(frozen=True)
+class Start:
+    """A parameter that is learned from ``value`` on."""
+
+    value: ArrayLike
+
+
+@dataclass(frozen=True)
+class Tied:
+    """A parameter shared by every mechanism that names the same tie."""
+
+    name: str
+
+
+Setting = Fixed | Start | Tied | None
+
+
+def start(value: ArrayLike) -> Start:
+    """Learn a parameter, starting at ``value``: ``m.Normal(scale=otp.start(0.5))``."""
+    return Start(value)
+
+
+def tie(name: str) -> Tied:
+    """Share one parameter between nodes: ``m.Normal(scale=otp.tie("sigma"))``."""
+    return Tied(name)
+
+
+def as_setting(value: object) -> Setting:
+    """Read what a user passed for a parameter: nothing, a setting, or a value to fix it at."""
+    if value is None or isinstance(value, Fixed | Start | Tied):
+        return value
+    return Fixed(np.asarray(value, dtype=float))
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of one mechanism: its shape (without the replica axis), support and setting.
+
+    ``origin`` and ``unit`` scale the raw tensor to the data, so that the optimiser sees numbers near one
+    whatever the columns' units: ``natural = origin + unit * raw`` on the real line, ``unit * exp(raw)`` above
+    zero. A tied parameter ignores them: nodes that share a raw tensor must share the natural value.
+    """
+
+    shape: tuple[int, ...]
+    support: Support = REAL
+    setting: Setting = None
+    origin: Tensor | None = None
+    unit: Tensor | None = None
+    init_scale: float = 0.0
+    _cache: Tensor | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def learned(self) -> bool:
+        """Whether the optimiser moves it."""
+        return not isinstance(self.setting, Fixed)
+
+    @property
+    def has_value(self) -> bool:
+        """Whether the user gave a value, to fix it at or to start from."""
+        return isinstance(self.setting, Fixed | Start)
+
+    def natural(self, raw: Tensor) -> Tensor:
+        """Natural value of a raw tensor ``(R, *shape)``."""
+        value = self.support.natural(raw)
+        if isinstance(self.setting, Tied):
+            return value
+        if self.unit is not None:
+            value = value * self.unit.to(value)
+        if self.origin is not None:
+            value = value + self.origin.to(value)
+        return value
+
+    def raw(self, natural: Tensor) -> Tensor:
+        """Invert :meth:`natural`."""
+        if isinstance(self.setting, Tied):
+            return self.support.raw(natural)
+        if self.origin is not None:
+            natural = natural - self.origin.to(natural)
+        if self.unit is not None:
+            natural = natural / self.unit.to(natural)
+        return self.support.raw(natural)
+
+    def constant(self, node: str, name: str) -> Tensor:
+        """The fixed or starting value, broadcast to the parameter's shape."""
+        if self._cache is None:
+            object.__setattr__(self, "_cache", self._checked_value(node, name))
+        return self._cache  # type: ignore[return-value]
+
+    def _checked_value(self, node: str, name: str) -> Tensor:
+        if not isinstance(self.setting, Fixed | Start):
+            raise TypeError(f"parameter {name!r} of node {node!r} has no given value")
+        value = torch.as_tensor(np.asarray(self.setting.value, dtype=float))
+        if value.numel() == int(np.prod(self.shape)):
+            value = value.reshape(self.shape)
+        try:
+            value = value.broadcast_to(self.shape).clone()
+        except RuntimeError:
+            raise ModelError(
+                f"parameter {name!r} of node {node!r} must have a shape that broadcasts to {self.shape}; "
+                f"got {tuple(value.shape)}"
+            ) from None
+        if not self.support.check(value):
+            raise ModelError(
+                f"parameter {name!r} of node {node!r} must be {self.support.name}; got {self.setting.value}"
+            )
+        return value

@@ -1,0 +1,237 @@
+r"""The linear predictor that most mechanisms share: from parents of any types to a location.
+
+.. math:: \eta(\mathrm{pa}) = \mathrm{table}[\text{discrete parents}] + W^\top \text{numeric parents}
+          \;(+\; \mathrm{network})
+
+Discrete parents select a row of a table (one row per joint configuration), numeric parents enter linearly,
+and a network of all parents can be added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import prod
+
+import torch
+from torch import Tensor
+
+from otpdag.errors import ModelError
+from otpdag.mechanisms.base import Family, Params, Parents
+from otpdag.mechanisms.parameters import REAL, Parameter, Setting, Tied
+from otpdag.mechanisms.regression import Fit, least_squares
+from otpdag.nn import apply_linear, apply_mlp, expand_to
+
+__all__ = ["Predictor", "Units", "axes", "centre_and_spread", "configurations", "weighted_regression"]
+
+TABLE_LIMIT = 20_000
+
+
+def configurations(family: Family, parents: Parents) -> Tensor | None:
+    """One-hot (or soft) joint configuration of the discrete parents: (R, ..., C), the last parent fastest."""
+    joint: Tensor | None = None
+    for name, _ in family.discrete:
+        value = parents[name]
+        joint = value if joint is None else (joint.unsqueeze(-1) * value.unsqueeze(-2)).flatten(-2)
+    return joint
+
+
+def numeric(family: Family, parents: Parents) -> Tensor | None:
+    """The numeric parents side by side: (R, ..., P)."""
+    columns = [parents[name] for name, _ in family.continuous]
+    if len(columns) <= 1:
+        return columns[0] if columns else None
+    shape = torch.broadcast_shapes(*(column.shape[:-1] for column in columns))
+    return torch.cat([column.expand(*shape, column.shape[-1]) for column in columns], -1)
+
+
+def axes(parents: Parents, like: Tensor | None = None) -> int:
+    """Number of axes of a value with these parents; a root alone counts as (R, N, width)."""
+    found = [value.ndim for value in parents.values()]
+    if like is not None:
+        found.append(like.ndim)
+    return max(found, default=3)
+
+
+def weighted_regression(design: Tensor, target: Tensor, weight: Tensor, ridge: float = 1e-6) -> Tensor:
+    """Weighted least squares with a small ridge: coefficients (columns of design, columns of target)."""
+    scaled = design * weight.unsqueeze(-1)
+    gram = scaled.T @ design
+    size = gram.diagonal().mean().clamp(min=1e-12)
+    gram = gram + ridge * size * torch.eye(len(gram), dtype=gram.dtype)
+    return torch.linalg.solve(gram, scaled.T @ target)
+
+
+@dataclass(frozen=True)
+class Units:
+    """Centre and spread of the numeric parents and of the predicted quantity."""
+
+    in_shift: Tensor
+    in_scale: Tensor
+    out_shift: Tensor
+    out_scale: Tensor
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """Predict ``dim`` numbers from the parents; the intercept is called ``name``, the slopes ``weight``."""
+
+    family: Family
+    dim: int
+    name: str
+    intercept: Setting = None
+    weight: Setting = None
+    network: tuple[int, ...] = ()
+    units: Units | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse tables that no data could fill."""
+        if self.rows * self.dim > TABLE_LIMIT:
+            raise ModelError(
+                f"node {self.family.node!r}: a table over its discrete parents needs {self.rows} rows; "
+                f"at most {TABLE_LIMIT // self.dim} are supported: give it fewer parents or a network"
+            )
+
+    @property
+    def rows(self) -> int:
+        """Number of joint configurations of the discrete parents."""
+        if self.network:
+            return 1
+        return prod(space.width for _, space in self.family.discrete)
+
+    @property
+    def inputs(self) -> int:
+        """Number of numeric parent coordinates."""
+        return sum(space.width for _, space in self.family.continuous)
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Intercept table, slopes, and the network's layers."""
+        units = self.units
+        origin, unit = (units.out_shift, units.out_scale) if units else (None, None)
+        found = {self.name: Parameter((self.rows, self.dim), REAL, self.intercept, origin=origin, unit=unit)}
+        if self.inputs and not self.network:
+            slope_unit = units.out_scale / units.in_scale.unsqueeze(-1) if units else None
+            found["weight"] = Parameter((self.inputs, self.dim), REAL, self.weight, unit=slope_unit)
+        if self.network:
+            width = self.inputs + sum(space.width for _, space in self.family.discrete)
+            sizes: Sequence[int] = (width, *self.network, self.dim)
+            for layer, (fan_in, fan_out) in enumerate(pairwise(sizes)):
+                gain = 0.1 if layer == len(sizes) - 2 else 2.0**0.5
+                found[f"network.{layer}.weight"] = Parameter(
+                    (fan_in, fan_out), REAL, init_scale=gain / max(fan_in, 1) ** 0.5
+                )
+                found[f"network.{layer}.bias"] = Parameter((fan_out,), REAL)
+        return found
+
+    def with_units(self, target: Tensor, parents: Parents, weight: Tensor) -> Predictor:
+        """Adopt the centre and spread of ``target`` (N, dim) and of the numeric parents."""
+        shift, scale = centre_and_spread(target, weight)
+        values = numeric(self.family, parents)
+        if values is None:
+            in_shift, in_scale = torch.zeros(0, dtype=target.dtype), torch.ones(0, dtype=target.dtype)
+        else:
+            in_shift, in_scale = centre_and_spread(values, weight)
+        return replace(self, units=Units(in_shift, in_scale, shift, scale))
+
+    def restore_units(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Turn the intercept at the parents' centre into the intercept at zero."""
+        if self._centred:
+            params[self.name] = params[self.name] - self._centre_effect(params["weight"])
+        return params
+
+    def remove_units(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Turn the intercept at zero into the intercept at the parents' centre."""
+        if self._centred and self.name in params:
+            if "weight" not in params:
+                raise ModelError(
+                    f"node {self.family.node!r}: {self.name!r} cannot be set without 'weight': it is the "
+                    f"intercept where the numeric parents are zero"
+                )
+            params[self.name] = params[self.name] + self._centre_effect(params["weight"])
+        return params
+
+    @property
+    def _centred(self) -> bool:
+        declared = self.parameters()
+        free = declared[self.name].learned and not isinstance(self.intercept, Tied)
+        return self.units is not None and "weight" in declared and free
+
+    def _centre_effect(self, weight: Tensor) -> Tensor:
+        if self.units is None:
+            raise RuntimeError("units are not set")
+        return torch.einsum("p,rpd->rd", self.units.in_shift.to(weight), weight).unsqueeze(1)
+
+    def __call__(self, params: Params, parents: Parents, like: Tensor | None = None) -> Tensor:
+        """Evaluate: (R, ..., dim), broadcast over whatever axes the parents (and the value ``like``) have."""
+        ndim = axes(parents, like)
+        config = None if self.network else configurations(self.family, parents)
+        table = params[self.name]
+        out = expand_to(table[:, 0], ndim) if config is None else apply_linear(config, table)
+        values = numeric(self.family, parents)
+        if self.network:
+            return out + apply_mlp(params, self._network_inputs(parents, values), "network.")
+        return out if values is None else out + apply_linear(values, params["weight"])
+
+    def _network_inputs(self, parents: Parents, values: Tensor | None) -> Tensor:
+        columns = [parents[name] for name, _ in self.family.discrete]
+        if values is not None:
+            if self.units is not None:
+                values = (values - self.units.in_shift.to(values)) / self.units.in_scale.to(values)
+            columns.append(values)
+        shape = torch.broadcast_shapes(*(column.shape[:-1] for column in columns))
+        return torch.cat([column.expand(*shape, column.shape[-1]) for column in columns], -1)
+
+    def start(
+        self, target: Tensor, parents: Parents, weight: Tensor, fit: Fit = least_squares
+    ) -> dict[str, Tensor]:
+        """Regress ``target`` (N, dim) on the parents, around what the user fixed or started."""
+        config = None if self.network else configurations(self.family, parents)
+        if config is None:
+            config = torch.ones(len(target), 1, dtype=target.dtype)
+        given = {
+            name: parameter.constant(self.family.node, name).to(target)
+            for name, parameter in self.parameters().items()
+            if parameter.has_value
+        }
+        values = None if self.network else numeric(self.family, parents)
+        offset = torch.zeros_like(target[:1])
+        if values is None:
+            if self.name in given:
+                return {self.name: given[self.name]}
+            return {self.name: fit(config, None, target, weight, offset)[0]}
+        shift, spread = centre_and_spread(values, weight if weight.ndim == 1 else weight.mean(-1))
+        if self.name in given:
+            shift = torch.zeros_like(shift)
+            offset = config @ given[self.name]
+        values = (values - shift) / spread
+        if "weight" in given:
+            slopes = given["weight"] * spread.unsqueeze(-1)
+            offset = offset + values @ slopes
+        free_config = None if self.name in given else config
+        free_values = None if "weight" in given else values
+        table, found_slopes = fit(free_config, free_values, target, weight, offset)
+        slopes = given["weight"] if "weight" in given else found_slopes / spread.unsqueeze(-1)
+        intercept = given[self.name] if self.name in given else table - shift @ slopes
+        return {self.name: intercept, "weight": slopes}
+
+    def predict_rows(self, start: dict[str, Tensor], parents: Parents) -> Tensor:
+        """Evaluate natural values without a replica axis on parents (N, width)."""
+        params = {name: value.unsqueeze(0) for name, value in start.items()}
+        if self.network:
+            return params[self.name][:, 0].expand(next(iter(parents.values())).shape[0], -1)
+        lifted = {name: value.unsqueeze(0) for name, value in parents.items()}
+        return self(params, lifted)[0] if lifted else params[self.name][0]
+
+    def by_configuration(self, value: Tensor) -> Tensor:
+        """Reshape (R, C, ...) to one axis per discrete parent."""
+        sizes = () if self.network else tuple(space.width for _, space in self.family.discrete)
+        return value.reshape(value.shape[0], *sizes, *value.shape[2:])
+
+
+def centre_and_spread(values: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Weighted mean and standard deviation per column; a constant column has spread one."""
+    share = (weight / weight.sum().clamp(min=1e-12)).unsqueeze(-1)
+    mean = (share * values).sum(0)
+    spread = (share * (values - mean) ** 2).sum(0).sqrt()
+    return mean, torch.where(spread > 1e-12, spread, torch.ones_like(spread))

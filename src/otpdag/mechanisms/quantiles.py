@@ -1,0 +1,239 @@
+r"""Distribution functions and quantiles with gradients in their shape parameters.
+
+SciPy evaluates both; the gradients come from implicit differentiation of :math:`F(x; \theta) = u`,
+
+.. math:: \frac{\partial x}{\partial u} = \frac{1}{f(x; \theta)}, \qquad
+          \frac{\partial x}{\partial \theta} = -\frac{\partial F(x; \theta) / \partial \theta}{f(x; \theta)},
+
+with central differences for :math:`\partial F / \partial \theta` (Figurnov et al. 2018, "Implicit
+reparameterization gradients"). In the upper half the survival function is differentiated instead, which keeps
+its digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import special
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+__all__ = [
+    "beta_cdf",
+    "beta_quantile",
+    "gamma_cdf",
+    "gamma_log_quantile",
+    "gamma_quantile",
+    "inside_unit",
+    "poisson_quantile",
+    "student_cdf",
+    "student_quantile",
+]
+
+Array = Any  # what SciPy's special functions return: an array of doubles, in many types
+
+# relative step of a central difference: about the cube root of the precision of a double
+STEP = 6e-6
+
+
+@dataclass(frozen=True)
+class _Law:
+    """A continuous distribution in NumPy: every function takes the point first, then the shape parameters."""
+
+    cdf: Callable[..., Array]
+    survival: Callable[..., Array]
+    quantile: Callable[..., Array]
+    log_density: Callable[..., Array]
+
+    def slope(self, index: int, x: Array, shapes: tuple[Array, ...]) -> Array:
+        """Derivative of the distribution function at ``x`` in one shape parameter."""
+        low, high = list(shapes), list(shapes)
+        low[index] = shapes[index] * (1 - STEP)
+        high[index] = shapes[index] * (1 + STEP)
+        width = high[index] - low[index]
+        below = (self.cdf(x, *high) - self.cdf(x, *low)) / width
+        above = (self.survival(x, *low) - self.survival(x, *high)) / width
+        return np.where(self.cdf(x, *shapes) < 0.5, below, above)
+
+
+def _student_log_density(x: Array, df: Array) -> Array:
+    half = 0.5 * (df + 1)
+    return (
+        special.gammaln(half)
+        - special.gammaln(0.5 * df)
+        - 0.5 * np.log(np.pi * df)
+        - half * np.log1p(x * x / df)
+    )
+
+
+_GAMMA = _Law(
+    cdf=lambda x, a: special.gammainc(a, x),
+    survival=lambda x, a: special.gammaincc(a, x),
+    quantile=lambda u, a: special.gammaincinv(a, u),
+    log_density=lambda x, a: special.xlogy(a - 1, x) - x - special.gammaln(a),
+)
+_BETA = _Law(
+    cdf=lambda x, a, b: special.betainc(a, b, x),
+    survival=lambda x, a, b: special.betaincc(a, b, x),
+    quantile=lambda u, a, b: special.betaincinv(a, b, u),
+    log_density=lambda x, a, b: special.xlogy(a - 1, x) + special.xlog1py(b - 1, -x) - special.betaln(a, b),
+)
+_STUDENT = _Law(
+    cdf=lambda x, df: special.stdtr(df, x),
+    survival=lambda x, df: special.stdtr(df, -x),
+    quantile=lambda u, df: special.stdtrit(df, u),
+    log_density=_student_log_density,
+)
+
+
+def _array(tensor: Tensor) -> Array:
+    return tensor.detach().cpu().double().numpy()
+
+
+class _Cdf(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, law: _Law, x: Tensor, *shapes: Tensor) -> Tensor:
+        ctx.law = law
+        ctx.save_for_backward(x, *shapes)
+        return torch.as_tensor(law.cdf(*map(_array, (x, *shapes)))).to(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, *shapes = map(_array, ctx.saved_tensors)
+        found: list[Tensor | None] = [None]
+        with np.errstate(all="ignore"):
+            if ctx.needs_input_grad[1]:
+                found.append(_chain(grad, np.exp(ctx.law.log_density(x, *shapes))))
+            else:
+                found.append(None)
+            for index, needed in enumerate(ctx.needs_input_grad[2:]):
+                found.append(_chain(grad, ctx.law.slope(index, x, tuple(shapes))) if needed else None)
+        return tuple(found)
+
+
+class _Quantile(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, law: _Law, u: Tensor, *shapes: Tensor) -> Tensor:
+        ctx.law = law
+        x = law.quantile(*map(_array, (u, *shapes)))
+        ctx.point = x
+        ctx.save_for_backward(*shapes)
+        return torch.as_tensor(x).to(u)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, shapes = ctx.point, tuple(map(_array, ctx.saved_tensors))
+        found: list[Tensor | None] = [None]
+        with np.errstate(all="ignore"):
+            density = np.exp(ctx.law.log_density(x, *shapes))
+            found.append(_chain(grad, 1 / density) if ctx.needs_input_grad[1] else None)
+            for index, needed in enumerate(ctx.needs_input_grad[2:]):
+                found.append(_chain(grad, -ctx.law.slope(index, x, shapes) / density) if needed else None)
+        return tuple(found)
+
+
+def _chain(grad: Tensor, slope: Array) -> Tensor:
+    """Chain rule; a slope that is lost at the edge of the support (0/0) counts as zero."""
+    slope = np.where(np.isfinite(slope), slope, 0.0)
+    return grad * torch.as_tensor(slope).to(grad)
+
+
+def inside_unit(u: Tensor) -> Tensor:
+    """Keep uniform numbers strictly between zero and one, so that no quantile is infinite.
+
+    >>> u = inside_unit(torch.tensor([0.0, 0.5, 1.0]))
+    >>> bool((u > 0).all() and (u < 1).all())
+    True
+    """
+    info = torch.finfo(u.dtype)
+    return u.clamp(info.tiny, 1 - info.eps / 2)
+
+
+def _quantile(law: _Law, u: Tensor, *shapes: Tensor) -> Tensor:
+    return _Quantile.apply(law, *torch.broadcast_tensors(inside_unit(u), *shapes))
+
+
+def _cdf(law: _Law, x: Tensor, *shapes: Tensor) -> Tensor:
+    return _Cdf.apply(law, *torch.broadcast_tensors(x, *shapes))
+
+
+def gamma_quantile(u: Tensor, shape: Tensor) -> Tensor:
+    """Quantile of the gamma distribution with scale one."""
+    return _quantile(_GAMMA, u, shape)
+
+
+def gamma_cdf(x: Tensor, shape: Tensor) -> Tensor:
+    """Distribution function of the gamma distribution with scale one."""
+    return _cdf(_GAMMA, x, shape)
+
+
+def gamma_log_quantile(u: Tensor, shape: Tensor) -> Tensor:
+    r"""Logarithm of :func:`gamma_quantile`, also where the quantile itself underflows.
+
+    For small :math:`x`, :math:`F(x) = x^a / \Gamma(a + 1)`.
+
+    >>> gamma_log_quantile(torch.tensor([0.5]).double(), torch.tensor([1e-4]).double())
+    tensor([-6932.0491], dtype=torch.float64)
+    """
+    smallest = torch.finfo(u.dtype).tiny * 1e6
+    x = gamma_quantile(u, shape)
+    series = (torch.log(inside_unit(u)) + torch.lgamma(shape + 1)) / shape
+    return torch.where(x > smallest, torch.log(x.clamp(min=smallest)), series)
+
+
+def beta_quantile(u: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Quantile of the beta distribution."""
+    return _quantile(_BETA, u, a, b)
+
+
+def beta_cdf(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Distribution function of the beta distribution: the regularised incomplete beta function."""
+    return _cdf(_BETA, x, a, b)
+
+
+def student_quantile(u: Tensor, df: Tensor) -> Tensor:
+    """Quantile of Student's t distribution.
+
+    >>> student_quantile(torch.tensor([0.975]).double(), torch.tensor([5.0]).double())
+    tensor([2.5706], dtype=torch.float64)
+    """
+    return _quantile(_STUDENT, u, df)
+
+
+def student_cdf(x: Tensor, df: Tensor) -> Tensor:
+    """Distribution function of Student's t distribution."""
+    return _cdf(_STUDENT, x, df)
+
+
+def poisson_quantile(u: Tensor, rate: Tensor) -> Tensor:
+    """The smallest count whose distribution function reaches ``u`` (no gradient).
+
+    A Cornish-Fisher guess is off by a step or two; counting from there is five to a hundred times faster than
+    ``scipy.stats.poisson.ppf``. Beyond a rate of a million the guess itself is right to far less than a
+    deviation.
+
+    >>> poisson_quantile(torch.tensor([0.1, 0.5, 0.99]), torch.tensor(3.0))
+    tensor([1., 3., 8.])
+    """
+    level, mean = (_array(tensor).ravel() for tensor in torch.broadcast_tensors(inside_unit(u), rate))
+    normal = special.ndtri(level)
+    guess = np.floor(mean + np.sqrt(mean) * normal + (normal**2 - 1) / 6)
+    count = np.maximum(guess, 0.0)
+    exact = mean < 1e6
+    reached = special.pdtr(count, mean) >= level
+    short = np.flatnonzero(exact & ~reached)
+    while short.size:
+        count[short] += 1
+        short = short[special.pdtr(count[short], mean[short]) < level[short]]
+    beyond = np.flatnonzero(exact & reached & (count > 0))
+    while beyond.size:
+        beyond = beyond[special.pdtr(count[beyond] - 1, mean[beyond]) >= level[beyond]]
+        count[beyond] -= 1
+        beyond = beyond[count[beyond] > 0]
+    return torch.as_tensor(count).to(u).reshape(torch.broadcast_shapes(u.shape, rate.shape))

@@ -1,0 +1,179 @@
+r"""Weighted regressions that start a mechanism near the data.
+
+The design has two blocks: ``config`` (N, C), the one-hot (or soft) configuration of the discrete parents, and
+``values`` (N, P), the numeric parents. The first block's normal equations are diagonal, so the second is
+solved by its Schur complement and tables of any size stay cheap.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+__all__ = ["Fit", "least_squares", "log_count", "log_positive", "logit", "softmax"]
+
+Fit = Callable[[Tensor | None, Tensor | None, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Fits ``(config, values, target, weight, offset)``; returns the table (C, d) and the slopes (P, d)."""
+
+# an empty configuration takes the overall mean, a full one hardly notices
+TABLE_RIDGE, SLOPE_RIDGE = 1e-4, 1e-6
+LARGEST_PREDICTION = 30.0
+
+
+class _Link(ABC):
+    """How a mean follows from a linear prediction, and how the variance follows from the mean."""
+
+    steps = 12
+
+    @abstractmethod
+    def mean(self, eta: Tensor) -> Tensor:
+        """The mean at a prediction."""
+
+    @abstractmethod
+    def begin(self, target: Tensor, centre: Tensor) -> Tensor:
+        """A first prediction from the target and its overall mean."""
+
+    @abstractmethod
+    def slope(self, mean: Tensor) -> Tensor:
+        """Derivative of the mean in the prediction."""
+
+    @abstractmethod
+    def precision(self, mean: Tensor) -> Tensor:
+        """Weight of a row in the working regression: squared slope over variance."""
+
+
+class _Identity(_Link):
+    steps = 1
+
+    def mean(self, eta: Tensor) -> Tensor:
+        return eta
+
+    def begin(self, target: Tensor, centre: Tensor) -> Tensor:
+        return target
+
+    def slope(self, mean: Tensor) -> Tensor:
+        return torch.ones_like(mean)
+
+    def precision(self, mean: Tensor) -> Tensor:
+        return torch.ones_like(mean[:, :1])
+
+
+class _Log(_Link):
+    """Log link; the variance is proportional to the mean (counts) or to its square (constant variation)."""
+
+    def __init__(self, *, variance_power: int) -> None:
+        self.variance_power = variance_power
+
+    def mean(self, eta: Tensor) -> Tensor:
+        return torch.exp(eta)
+
+    def begin(self, target: Tensor, centre: Tensor) -> Tensor:
+        return torch.log((0.5 * (target + centre)).clamp(min=1e-12))
+
+    def slope(self, mean: Tensor) -> Tensor:
+        return mean
+
+    def precision(self, mean: Tensor) -> Tensor:
+        return mean if self.variance_power == 1 else torch.ones_like(mean[:, :1])
+
+
+class _Logit(_Link):
+    def mean(self, eta: Tensor) -> Tensor:
+        return torch.sigmoid(eta)
+
+    def begin(self, target: Tensor, centre: Tensor) -> Tensor:
+        return torch.logit((0.5 * (target + centre)).clamp(1e-9, 1 - 1e-9))
+
+    def slope(self, mean: Tensor) -> Tensor:
+        return mean * (1 - mean)
+
+    def precision(self, mean: Tensor) -> Tensor:
+        return mean * (1 - mean)
+
+
+def _fit_link(
+    config: Tensor | None, values: Tensor | None, target: Tensor, weight: Tensor, offset: Tensor, link: _Link
+) -> tuple[Tensor, Tensor]:
+    """Fit a generalised linear model by iterated weighted least squares.
+
+    Args:
+        config: Configurations (N, C), or None where the table is given.
+        values: Numeric parents (N, P), standardised, or None where there are none or their slopes are given.
+        target: Values to predict (N, d).
+        weight: Weights of the rows, (N,) or (N, d).
+        offset: Part of the prediction that is known already, broadcast to (N, d).
+        link: _Link and variance function.
+
+    Returns:
+        The table (C, d) and the slopes (P, d); the one that is given has no rows.
+    """
+    config = torch.zeros(len(target), 0, dtype=target.dtype) if config is None else config
+    values = torch.zeros(len(target), 0, dtype=target.dtype) if values is None else values
+    weight = weight.unsqueeze(-1) if weight.ndim == 1 else weight
+    centre = (weight * target).sum(0) / weight.sum(0).clamp(min=1e-12)
+    eta = link.begin(target, centre)
+    table, slopes = _solve_blocks(config, values, eta - offset, weight * link.precision(link.mean(eta)))
+    for _ in range(link.steps - 1):
+        eta = (offset + config @ table + values @ slopes).clamp(-LARGEST_PREDICTION, LARGEST_PREDICTION)
+        mean = link.mean(eta)
+        working = eta + (target - mean) / link.slope(mean).clamp(min=1e-12)
+        table, slopes = _solve_blocks(config, values, working - offset, weight * link.precision(mean))
+    return table, slopes
+
+
+least_squares: Fit = partial(_fit_link, link=_Identity())
+log_count: Fit = partial(_fit_link, link=_Log(variance_power=1))
+log_positive: Fit = partial(_fit_link, link=_Log(variance_power=2))
+logit: Fit = partial(_fit_link, link=_Logit())
+
+
+def softmax(
+    config: Tensor | None,
+    values: Tensor | None,
+    counts: Tensor,
+    weight: Tensor,
+    offset: Tensor,
+    steps: int = 60,
+) -> tuple[Tensor, Tensor]:
+    """Fit a multinomial logit to ``counts`` (N, K) with the fixed curvature bound of Böhning (1992)."""
+    config = torch.zeros(len(counts), 0, dtype=counts.dtype) if config is None else config
+    values = torch.zeros(len(counts), 0, dtype=counts.dtype) if values is None else values
+    size = counts.sum(-1, keepdim=True)
+    table = torch.zeros(config.shape[1], counts.shape[1], dtype=counts.dtype)
+    slopes = torch.zeros(values.shape[1], counts.shape[1], dtype=counts.dtype)
+    for _ in range(steps):
+        probs = torch.softmax(offset + config @ table + values @ slopes, -1)
+        ascent = 2 * (counts / size.clamp(min=1e-12) - probs)
+        step = _solve_blocks(config, values, ascent, weight.unsqueeze(-1) * size)
+        table, slopes = table + step[0], slopes + step[1]
+    return table - table.mean(-1, keepdim=True), slopes - slopes.mean(-1, keepdim=True)
+
+
+def _solve_blocks(config: Tensor, values: Tensor, response: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Weighted least squares of (N, d) on both blocks, for weights (N, 1) or (N, d)."""
+    if weight.shape[1] == 1 or values.shape[1] == 0:
+        return _solve_shared(config, values, response, weight)
+    columns = [
+        _solve_shared(config, values, response[:, d : d + 1], weight[:, d : d + 1])
+        for d in range(response.shape[1])
+    ]
+    return torch.cat([table for table, _ in columns], -1), torch.cat([slopes for _, slopes in columns], -1)
+
+
+def _solve_shared(config: Tensor, values: Tensor, response: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    total = weight.sum(0).clamp(min=1e-300)
+    mean = (weight * response).sum(0) / total if config.shape[1] else torch.zeros_like(response[0])
+    centred = weight * (response - mean)
+    diagonal = config.T @ weight + TABLE_RIDGE * total / max(config.shape[1], 1)
+    table_side = config.T @ centred
+    if not values.shape[1]:
+        return table_side / diagonal + mean, values.new_zeros(0, response.shape[1])
+    cross = config.T @ (weight * values)
+    gram = values.T @ (weight * values) - cross.T @ (cross / diagonal)
+    ridge = SLOPE_RIDGE * total.max() * torch.eye(values.shape[1], dtype=values.dtype)
+    slopes = torch.linalg.solve(gram + ridge, values.T @ centred - cross.T @ (table_side / diagonal))
+    return (table_side - cross @ slopes) / diagonal + mean, slopes

@@ -1,0 +1,156 @@
+"""Write a mechanism as plain data and read it again; reading runs no code that is not already imported."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from torch import Tensor
+
+from otpdag import spaces
+from otpdag.errors import ModelError
+from otpdag.mechanisms.parameters import Fixed, Start, Tied, as_setting
+
+if TYPE_CHECKING:
+    from otpdag.mechanisms.base import Mechanism
+
+__all__ = ["from_spec", "register"]
+
+_FUNCTION = {"function": True}
+_REGISTRY: dict[str, type[Mechanism]] = {}
+
+M = TypeVar("M", bound="type[Mechanism]")
+
+
+def register(mechanism: M) -> M:
+    """Make a mechanism class known to :func:`from_spec`; usable as a decorator.
+
+    The library's own classes are registered. Register yours before loading a model that was saved with it.
+    """
+    known = _REGISTRY.setdefault(mechanism.__name__, mechanism)
+    if known is not mechanism:
+        raise ModelError(
+            f"a mechanism named {mechanism.__name__!r} is registered already: {known.__module__}"
+        )
+    return mechanism
+
+
+def from_spec(
+    spec: Mapping[str, Any], *, node: str = "", functions: Mapping[str, Callable[..., Any]] | None = None
+) -> Mechanism:
+    """Build the mechanism that :meth:`Mechanism.spec` described.
+
+    Args:
+        spec: What ``mechanism.spec()`` returned, perhaps after a way through JSON.
+        node: The node it belongs to, for messages and to find its function.
+        functions: Functions and modules by node, for mechanisms that hold code (which is never saved).
+
+    Raises:
+        ModelError: If the class is not registered, an argument is unknown, or a function is missing.
+    """
+    name = spec["type"]
+    if name not in _REGISTRY:
+        raise ModelError(
+            f"{_at(node)}unknown mechanism {name!r}; known are {', '.join(sorted(_REGISTRY))}. "
+            f"Register your own class with m.register({name}) before loading"
+        )
+    arguments: dict[str, Any] = {}
+    for argument, value in spec["arguments"].items():
+        if value == _FUNCTION:
+            if functions is None or node not in functions:
+                raise ModelError(
+                    f"{_at(node)}the {argument!r} of {name} is code and was not saved; "
+                    f"pass it again with functions={{{node!r}: ...}}"
+                )
+            arguments[argument] = functions[node]
+        else:
+            arguments[argument] = _decode(value)
+    try:
+        return _REGISTRY[name](**arguments)
+    except TypeError as error:
+        raise ModelError(f"{_at(node)}{name} does not accept the saved arguments: {error}") from None
+
+
+def recorded(init: Callable[..., None]) -> Callable[..., None]:
+    """Wrap an ``__init__`` so that the object remembers what it was built from."""
+    signature = inspect.signature(init)
+
+    @functools.wraps(init)
+    def wrapper(self: Mechanism, *args: object, **kwargs: object) -> None:
+        if "_arguments" not in self.__dict__:
+            bound = signature.bind(self, *args, **kwargs)
+            bound.apply_defaults()
+            self._arguments = dict(list(bound.arguments.items())[1:])
+        init(self, *args, **kwargs)
+
+    return wrapper
+
+
+def describe_arguments(mechanism: Mechanism) -> dict[str, Any]:
+    """The constructor's arguments as plain data."""
+    parameters = inspect.signature(type(mechanism).__init__).parameters
+    found: dict[str, Any] = {}
+    for name, value in mechanism._arguments.items():
+        kind = parameters[name].kind
+        if kind is inspect.Parameter.VAR_KEYWORD:
+            found.update({key: _encode(item, type(mechanism), key) for key, item in value.items()})
+            continue
+        if kind is inspect.Parameter.VAR_POSITIONAL and value:
+            raise ModelError(
+                f"{type(mechanism).__name__} cannot be saved: it takes *{name}; name its arguments"
+            )
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            continue
+        if value is not None and "Setting" in str(parameters[name].annotation):
+            value = as_setting(value)
+        found[name] = _encode(value, type(mechanism), name)
+    return found
+
+
+def _encode(value: Any, owner: type, name: str) -> Any:
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case Fixed():
+            return {"fixed": np.asarray(value.value, dtype=float).tolist()}
+        case Start():
+            return {"start": np.asarray(value.value, dtype=float).tolist()}
+        case Tied():
+            return {"tied": value.name}
+        case spaces.Space():
+            fields = dataclasses.asdict(value)  # type: ignore[call-overload]
+            return {"space": type(value).__name__, **fields}
+        case np.ndarray() | np.generic() | Tensor():
+            return value.tolist()
+        case list() | tuple():
+            return [_encode(item, owner, name) for item in value]
+        case _ if callable(value):
+            return dict(_FUNCTION)
+    raise ModelError(
+        f"{owner.__name__} cannot be saved: its {name!r} is {value!r}, neither plain data nor a function"
+    )
+
+
+def _decode(value: Any) -> Any:
+    match value:
+        case {"fixed": item}:
+            return Fixed(np.asarray(item, dtype=float))
+        case {"start": item}:
+            return Start(np.asarray(item, dtype=float))
+        case {"tied": str(item)}:
+            return Tied(item)
+        case {"space": str(item), **fields} if item in spaces.__all__ and item != "Space":
+            return getattr(spaces, item)(**{str(key): field for key, field in fields.items()})
+        case list():
+            return [_decode(item) for item in value]
+        case dict():
+            raise ModelError(f"a saved argument cannot be read: {value}")
+    return value
+
+
+def _at(node: str) -> str:
+    return f"node {node!r}: " if node else ""
