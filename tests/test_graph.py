@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import networkx as nx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from otpdag.errors import GraphError
@@ -21,9 +21,7 @@ def graphs(draw: st.DrawFn, most: int = 9) -> Graph:
     names = [f"n{place}" for place in range(draw(st.integers(1, most)))]
     pairs = [(a, b) for place, a in enumerate(names) for b in names[place + 1 :]]
     edges = draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
-    lags = draw(
-        st.sets(st.tuples(st.sampled_from(names), st.sampled_from(names), st.integers(1, 3)), max_size=4)
-    )
+    lags = draw(st.sets(st.tuples(st.sampled_from(names), st.sampled_from(names), st.integers(1, 3)), max_size=4))
     hidden = draw(st.sets(st.sampled_from(names)))
     nodes = draw(st.permutations(names))
     return Graph([*edges, *(lag(*entry) for entry in sorted(lags))], nodes=nodes, hidden=hidden)
@@ -152,6 +150,7 @@ def test_frozen(grid: Graph) -> None:
         grid.nodes = ()  # type: ignore[misc]
 
 
+@settings(deadline=None)
 @given(graphs())
 def test_order_puts_parents_first(graph: Graph) -> None:
     place = {node: index for index, node in enumerate(graph.order)}
@@ -159,6 +158,7 @@ def test_order_puts_parents_first(graph: Graph) -> None:
     assert all(place[parent] < place[child] for parent, child in graph.edges)
 
 
+@settings(deadline=None)
 @given(graphs())
 def test_relations_agree_with_networkx(graph: Graph) -> None:
     peer = nx.DiGraph(graph.to_networkx())
@@ -170,6 +170,7 @@ def test_relations_agree_with_networkx(graph: Graph) -> None:
         assert all(node in graph.markov_blanket(other) for other in graph.markov_blanket(node))
 
 
+@settings(deadline=None)
 @given(graphs())
 def test_components_partition_hidden(graph: Graph) -> None:
     groups = graph.components_of_hidden()
@@ -181,6 +182,7 @@ def test_components_partition_hidden(graph: Graph) -> None:
                 assert home[a] == home[b]
 
 
+@settings(deadline=None)
 @given(graphs())
 def test_round_trips(graph: Graph) -> None:
     assert Graph.from_dict(json.loads(json.dumps(graph.to_dict()))) == graph
@@ -192,6 +194,7 @@ def test_round_trips(graph: Graph) -> None:
     assert set(back.lags) == set(graph.lags)
 
 
+@settings(deadline=None)
 @given(graphs(), st.data())
 def test_closing_any_path_is_refused(graph: Graph, data: st.DataObject) -> None:
     pairs = [(end, start) for start in graph.nodes for end in _below(graph, start)]

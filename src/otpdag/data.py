@@ -376,16 +376,12 @@ def decode(
         array = _two_dimensional(node, "values", values[node], column.space.width)
         rows = len(array) if rows is None else rows
         if len(array) != rows:
-            raise DataError(
-                f"values of node {node!r} must have {rows} rows like the others; got {len(array)}"
-            )
+            raise DataError(f"values of node {node!r} must have {rows} rows like the others; got {len(array)}")
         shown = np.ones((rows, column.space.cells), dtype=bool)
         if mask is not None and node in mask:
             shown = _two_dimensional(node, "mask", mask[node], column.space.cells).astype(bool)
             if len(shown) != rows:
-                raise DataError(
-                    f"mask of node {node!r} must have {rows} rows like its values; got {len(shown)}"
-                )
+                raise DataError(f"mask of node {node!r} must have {rows} rows like its values; got {len(shown)}")
         table.update(zip(column.names, _to_columns(array, column, shown), strict=True))
     return pd.DataFrame(table)
 
@@ -533,19 +529,19 @@ def _check_claims(columns: Mapping[str, Column]) -> None:
     for node, column in columns.items():
         for name in column.names:
             if name in owner:
-                raise DataError(
-                    f"nodes {owner[name]!r} and {node!r} both claim column {name!r}; rename one of them"
-                )
+                raise DataError(f"nodes {owner[name]!r} and {node!r} both claim column {name!r}; rename one of them")
             owner[name] = node
 
 
 def _with_labels(node: str, column: Column, block: pd.DataFrame | None) -> Column:
     if block is None or not isinstance(column.space, Discrete):
         return column
-    labels = _find_labels(block.iloc[:, 0].dropna())
+    present, size = block.iloc[:, 0].dropna(), column.space.size
+    labels = _find_labels(present)
     if labels is None:
         return column
-    size = column.space.size
+    if len(labels) > size and isinstance(present.dtype, pd.CategoricalDtype):
+        labels = _find_labels(present.cat.remove_unused_categories()) or ()
     if len(labels) > size:
         raise DataError(
             f"{_where(node, column.names[0])} must hold at most {size} categories; "
@@ -588,9 +584,7 @@ def _column_from_dict(node: str, entry: Mapping[str, Any]) -> Column:
 # --- reading tables of any kind -----------------------------------------------------------------------------
 
 
-def _read_blocks(
-    data: object, columns: Mapping[str, Column], *, partial: bool
-) -> tuple[dict[str, pd.DataFrame], int]:
+def _read_blocks(data: object, columns: Mapping[str, Column], *, partial: bool) -> tuple[dict[str, pd.DataFrame], int]:
     """One frame for each node, with the node's columns, and the number of rows."""
     if isinstance(data, pd.DataFrame):
         return {node: _from_frame(data, node, column, partial) for node, column in columns.items()}, len(data)
@@ -628,9 +622,7 @@ def _read_mapping(
         if node in data:
             blocks[node] = _from_value(data[node], node, column)
         elif any(name in data for name in column.names) or not partial:
-            cells = {
-                name: _from_value(data[name], node, column, name) for name in column.names if name in data
-            }
+            cells = {name: _from_value(data[name], node, column, name) for name in column.names if name in data}
             joined = pd.concat([*cells.values()], axis=1) if cells else pd.DataFrame(columns=list(data))
             blocks[node] = _from_frame(joined, node, column, partial)
     lengths = {node: len(block) for node, block in blocks.items()}
@@ -652,15 +644,11 @@ def _from_value(value: Any, node: str, column: Column, name: str | None = None) 
         array = np.atleast_1d(np.asarray(value, dtype=object))
     wide = array[:, None] if array.ndim == 1 else array.reshape(len(array), -1)
     if wide.shape[1] != len(names):
-        raise DataError(
-            f"data[{name or node!r}] must have shape (rows, {len(names)}) for that node; got {array.shape}"
-        )
+        raise DataError(f"data[{name or node!r}] must have shape (rows, {len(names)}) for that node; got {array.shape}")
     return pd.DataFrame(wide, columns=list(names))
 
 
-def _read_array(
-    array: npt.NDArray[Any], columns: Mapping[str, Column]
-) -> tuple[dict[str, pd.DataFrame], int]:
+def _read_array(array: npt.NDArray[Any], columns: Mapping[str, Column]) -> tuple[dict[str, pd.DataFrame], int]:
     names = [name for column in columns.values() for name in column.names]
     if array.ndim == 1 and len(names) == 1:
         array = array[:, None]
@@ -699,15 +687,11 @@ def _read_weights(weights: npt.ArrayLike | Tensor | None, rows: int) -> Floats:
     if array.dtype.kind not in "biuf":
         raise DataError(f"weights must be numbers; got {weights!r:.60}")
     if array.ndim != 2 or array.shape[1] != rows:
-        raise DataError(
-            f"weights must have one entry for each of the {rows} rows; got shape {np.shape(weights)}"
-        )
+        raise DataError(f"weights must have one entry for each of the {rows} rows; got shape {np.shape(weights)}")
     array = array.astype(np.float64)
     bad = ~(np.isfinite(array) & (array >= 0))
     if bad.any():
-        raise DataError(
-            f"weights must be finite and at least 0; found {array[bad][0]} in row {_first_row(bad.T)}"
-        )
+        raise DataError(f"weights must be finite and at least 0; found {array[bad][0]} in row {_first_row(bad.T)}")
     total = array.sum(1, keepdims=True)
     if (total == 0).any():
         raise DataError("weights must not all be 0; found only zeros")
@@ -813,9 +797,7 @@ def _check_sums(cells: Floats, seen: npt.NDArray[np.bool_], node: str) -> None:
     bad = (total > 1 + _SUM_TOLERANCE) | (seen.all(1) & (total < 1 - _SUM_TOLERANCE))
     if bad.any():
         row = _first_row(bad[:, None])
-        raise DataError(
-            f"columns of node {node!r} must sum to 1 in every row; found {total[row]:g} in row {row}"
-        )
+        raise DataError(f"columns of node {node!r} must sum to 1 in every row; found {total[row]:g} in row {row}")
 
 
 def _first_row(bad: npt.NDArray[np.bool_]) -> int:
