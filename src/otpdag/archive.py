@@ -1,0 +1,143 @@
+"""Save and load a model: one zip file with JSON for the structure and safetensors for the numbers.
+
+Nothing is pickled, so loading a file runs no code from it.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from otpdag.backward.amortized import AmortizedMap, RowCode
+from otpdag.data import Schema
+from otpdag.errors import DataError
+from otpdag.graph import Graph
+from otpdag.mechanisms import from_spec
+from otpdag.mechanisms.predictor import Units
+from otpdag.structure import Structure
+
+__all__ = ["FORMAT_VERSION", "read_archive", "write_archive"]
+
+FORMAT_VERSION = 1
+UNIT_NAMES = ("in_shift", "in_scale", "out_shift", "out_scale")
+
+State = dict[str, Any]
+
+
+def write_archive(
+    path: str | Path,
+    structure: Structure,
+    schema: Schema | None,
+    naturals: Mapping[str, Mapping[str, Tensor]] | None,
+    phi: Mapping[str, Tensor],
+    maps: tuple[AmortizedMap, ...],
+    count_range: Mapping[str, float],
+) -> None:
+    """Write a model to ``path``."""
+    tensors: dict[str, Tensor] = {f"phi/{key}": value for key, value in phi.items()}
+    for node, found in (naturals or {}).items():
+        tensors |= {f"natural/{node}/{name}": value for name, value in found.items()}
+    for node, mechanism in structure.mechanisms.items():
+        units = getattr(getattr(mechanism, "predictor", None), "units", None)
+        if units is not None:
+            tensors |= {f"units/{node}/{name}": getattr(units, name) for name in UNIT_NAMES}
+    for backward in maps:
+        for node in backward.code.nodes:
+            tensors[f"code/{backward.name}/{node}/shift"] = backward.code.shift[node]
+            tensors[f"code/{backward.name}/{node}/scale"] = backward.code.scale[node]
+    state = {
+        "format": "otpdag model",
+        "version": FORMAT_VERSION,
+        "fitted": naturals is not None,
+        "graph": structure.graph.to_dict(),
+        "mechanisms": {node: mechanism.spec() for node, mechanism in structure.mechanisms.items()},
+        "schema": None if schema is None else schema.to_dict(),
+        "maps": [_map_state(backward) for backward in maps],
+        "count_range": dict(count_range),
+    }
+    content = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("model.json", json.dumps(state, indent=1))
+        archive.writestr("tensors.safetensors", save_tensors(content))
+
+
+def _map_state(backward: AmortizedMap) -> State:
+    return {
+        "name": backward.name,
+        "code": list(backward.code.nodes),
+        "roots": sorted(backward.code.roots),
+        "targets": list(backward.targets),
+        "context": list(backward.context),
+        "hidden": list(backward.hidden),
+        "explains": list(backward.explains),
+    }
+
+
+def read_archive(path: str | Path, functions: Mapping[str, Callable[..., Any]] | None) -> tuple[Structure, State]:
+    """Read a model's structure and the rest of its state."""
+    state, tensors = _open(Path(path))
+    graph = Graph.from_dict(state["graph"])
+    mechanisms = {node: from_spec(spec, node=node, functions=functions) for node, spec in state["mechanisms"].items()}
+    structure = _with_units(Structure.bind(graph, mechanisms), tensors)
+    naturals: dict[str, dict[str, Tensor]] = {node: {} for node in graph.nodes}
+    for key, value in _under(tensors, "natural/").items():
+        node, name = key.split("/", 1)
+        naturals[node][name] = value
+    return structure, {
+        "schema": None if state["schema"] is None else Schema.from_dict(state["schema"]),
+        "naturals": naturals if state["fitted"] else None,
+        "phi": _under(tensors, "phi/"),
+        "maps": tuple(_read_map(structure, entry, tensors) for entry in state["maps"]),
+        "count_range": state["count_range"],
+    }
+
+
+def _open(path: Path) -> tuple[State, dict[str, Tensor]]:
+    if not path.exists():
+        raise DataError(f"no model at {str(path)!r}")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            state = json.loads(archive.read("model.json"))
+            tensors = load_tensors(archive.read("tensors.safetensors"))
+    except (zipfile.BadZipFile, KeyError, ValueError) as error:
+        raise DataError(f"{str(path)!r} is not a saved otpdag model: {error}") from None
+    if state.get("format") != "otpdag model" or state.get("version", 0) > FORMAT_VERSION:
+        raise DataError(
+            f"{str(path)!r} has format version {state.get('version')!r}; this release reads up to {FORMAT_VERSION}: "
+            "update otpdag"
+        )
+    return state, tensors
+
+
+def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {key[len(prefix) :]: value for key, value in tensors.items() if key.startswith(prefix)}
+
+
+def _with_units(structure: Structure, tensors: Mapping[str, Tensor]) -> Structure:
+    mechanisms = dict(structure.mechanisms)
+    for node, mechanism in structure.mechanisms.items():
+        units = _under(tensors, f"units/{node}/")
+        if units:
+            predictor = replace(mechanism.predictor, units=Units(*(units[name] for name in UNIT_NAMES)))  # type: ignore[attr-defined]
+            mechanism.predictor = predictor  # type: ignore[attr-defined]
+            mechanism._declared = None
+    return structure.with_mechanisms(mechanisms)
+
+
+def _read_map(structure: Structure, entry: State, tensors: Mapping[str, Tensor]) -> AmortizedMap:
+    found = _under(tensors, f"code/{entry['name']}/")
+    shift = {node: found[f"{node}/shift"] for node in entry["code"]}
+    scale = {node: found[f"{node}/scale"] for node in entry["code"]}
+    code = RowCode(tuple(entry["code"]), shift, scale, frozenset(entry["roots"]))
+    return AmortizedMap(
+        structure, code, tuple(entry["targets"]), tuple(entry["context"]), tuple(entry["hidden"]), entry["name"],
+        tuple(entry["explains"]),
+    )  # fmt: skip

@@ -1,0 +1,390 @@
+r"""The closed-form backward map: enumerate what can be enumerated, weigh the rest.
+
+With marginal noise and no divergence term, the best backward map of the entropic objective is known,
+
+.. math:: \phi(z \mid x) \propto P_\theta(z) \exp\{-c(x, \psi(z)) / \epsilon\},
+
+the Gibbs posterior (Bayes' rule for the likelihood cost and eps = 1). Small categories are enumerated, one unknown
+number is integrated on a grid of its noise, several are drawn from an amortised map and weighted. Nothing is relaxed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from otpdag.backward.amortized import AmortizedMap, free_width
+from otpdag.data import Batch
+from otpdag.errors import ModelError
+from otpdag.structure import Naturals, Structure, Theta
+
+__all__ = ["Evaluation", "GibbsOptions", "RowGroup", "evaluate", "group_rows", "numeric_unknowns"]
+
+
+@dataclass(frozen=True)
+class GibbsOptions:
+    """Sizes of the sums.
+
+    Args:
+        states: Most joint states of enumerated nodes in one row.
+        grid: Points for one unknown number.
+        draws: Weighted draws for several unknown numbers, from a proposal map.
+        prior_draws: The same, from the model itself where no map proposes them.
+        patterns: Most patterns of missing parents that are summed separately; rarer ones are merged.
+        count_atoms: Most support points of an unknown count.
+    """
+
+    states: int = 4096
+    grid: int = 48
+    draws: int = 24
+    prior_draws: int = 512
+    patterns: int = 12
+    count_atoms: int = 96
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """Rows that miss the same parents, with the fixed points that stand for what they miss.
+
+    Values and masks have an axis for the S points: (B, n, 1, width). ``states`` and ``noise`` hold the points:
+    (1, 1, S, width) for enumerated nodes, (1, 1 or n, S, dim) for the noise of numeric ones.
+    """
+
+    rows: Tensor
+    values: Mapping[str, Tensor]
+    mask: Mapping[str, Tensor]
+    weight: Tensor
+    unknown: tuple[str, ...]
+    clamped: frozenset[str]
+    states: Mapping[str, Tensor]
+    noise: Mapping[str, Tensor]
+    log_weight: Tensor
+    proposal: AmortizedMap | None = None
+    code: Tensor | None = None
+    complete: frozenset[str] = field(default_factory=frozenset)
+
+    @property
+    def points(self) -> int:
+        """Number of points S."""
+        return self.log_weight.shape[-1]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Log-prior over log-proposal, and log-likelihood, of every point: (R, n, S); and the values themselves."""
+
+    log_prior: Tensor
+    log_likelihood: Tensor
+    values: Mapping[str, Tensor]
+
+
+def relevant_unknowns(structure: Structure, seen: Mapping[str, bool]) -> tuple[str, ...]:
+    """Nodes that must be filled in to evaluate what is seen: unseen nodes with a seen descendant."""
+    graph = structure.graph
+    needed: list[str] = []
+    informative: dict[str, bool] = {}
+    for node in reversed(graph.order):
+        below = any(informative[child] for child in graph.children(node))
+        informative[node] = seen[node] or below
+        if not seen[node] and below:
+            needed.append(node)
+    return tuple(node for node in graph.order if node in needed)
+
+
+def numeric_unknowns(structure: Structure, unknown: Sequence[str]) -> tuple[str, ...]:
+    """The unknown nodes that are numbers, neither categories nor counts."""
+    return tuple(n for n in unknown if structure.mechanisms[n].space.support not in ("discrete", "count"))
+
+
+def group_rows(
+    structure: Structure,
+    batch: Batch,
+    *,
+    generator: torch.Generator,
+    options: GibbsOptions,
+    proposal: AmortizedMap | None = None,
+    count_range: Mapping[str, float] | None = None,
+) -> list[RowGroup]:
+    """Split rows by which parents they miss, and lay out the points of each group."""
+    groups = []
+    for rows, unknown, clamped in _patterns(structure, batch, options):
+        part = batch if rows is None else batch.take(rows)
+        index = torch.arange(batch.rows) if rows is None else rows
+        groups.append(
+            _lay_out(structure, part, index, unknown, clamped, generator, options, proposal, count_range or {})
+        )
+    return groups
+
+
+def _patterns(
+    structure: Structure, batch: Batch, options: GibbsOptions
+) -> list[tuple[Tensor | None, tuple[str, ...], frozenset[str]]]:
+    """Row indices, unknown nodes and partly known ones, for each pattern of missing inner nodes."""
+    graph = structure.graph
+    inner = [n for n in graph.observed if graph.children(n) and not bool(batch.mask[n].all())]
+    outer = [n for n in graph.observed if n not in inner]
+    if not inner:
+        seen = {node: node in graph.observed for node in graph.nodes}
+        return [(None, relevant_unknowns(structure, seen), frozenset())]
+    known = torch.stack([batch.mask[n].all(-1) for n in inner], -1)  # (B, N, inner)
+    same = bool((known == known[:1]).all())
+    if not same:
+        return [_merged(structure, inner, None)]
+    codes, inverse, counts = torch.unique(known[0], dim=0, return_inverse=True, return_counts=True)
+    found: list[tuple[Tensor | None, tuple[str, ...], frozenset[str]]] = []
+    kept = counts.argsort(descending=True)[: options.patterns - 1].tolist()
+    for pattern in kept:
+        seen = dict.fromkeys(graph.hidden, False) | dict.fromkeys(outer, True)
+        seen |= {node: bool(codes[pattern, i]) for i, node in enumerate(inner)}
+        found.append((torch.nonzero(inverse == pattern)[:, 0], relevant_unknowns(structure, seen), frozenset()))
+    rest = torch.nonzero(~torch.isin(inverse, torch.tensor(kept)))[:, 0]
+    if len(rest):
+        found.append(_merged(structure, inner, rest))
+    return found
+
+
+def _merged(
+    structure: Structure, inner: Sequence[str], rows: Tensor | None
+) -> tuple[Tensor | None, tuple[str, ...], frozenset[str]]:
+    seen = {node: node not in structure.graph.hidden and node not in inner for node in structure.graph.nodes}
+    unknown = relevant_unknowns(structure, seen)
+    return rows, unknown, frozenset(inner) & frozenset(unknown)
+
+
+def _lay_out(
+    structure: Structure,
+    part: Batch,
+    rows: Tensor,
+    unknown: tuple[str, ...],
+    clamped: frozenset[str],
+    generator: torch.Generator,
+    options: GibbsOptions,
+    proposal: AmortizedMap | None,
+    count_range: Mapping[str, float],
+) -> RowGroup:
+    like = next(iter(part.values.values()))
+    supports, log_support = _supports(structure, unknown, options, count_range, like)
+    _check_states(structure, supports, options)
+    numeric = numeric_unknowns(structure, unknown)
+    covered = proposal is not None and all(node in proposal.targets for node in numeric)
+    uses_map = covered and _needs_map(structure, numeric)
+    noise, log_noise = _noise(structure, numeric, part.rows, generator, options, like, uses_map)
+    states, noise, log_weight = _product(supports, log_support, noise, log_noise, like)
+    values = {node: value.unsqueeze(2) for node, value in part.values.items()}
+    mask = {node: value.unsqueeze(2) for node, value in part.mask.items()}
+    complete = frozenset(node for node, seen in part.mask.items() if bool(seen.all()))
+    code = proposal.code(values, mask) if uses_map and proposal is not None else None
+    return RowGroup(
+        rows, values, mask, part.weight, unknown, clamped, states, noise, log_weight,
+        proposal if uses_map else None, code, complete,
+    )  # fmt: skip
+
+
+def _supports(
+    structure: Structure,
+    unknown: Sequence[str],
+    options: GibbsOptions,
+    count_range: Mapping[str, float],
+    like: Tensor,
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """Support points (A, width) of enumerated nodes, and the log of the stride between count atoms."""
+    supports: dict[str, Tensor] = {}
+    log_stride: dict[str, float] = {}
+    for node in unknown:
+        space = structure.mechanisms[node].space
+        if space.is_discrete:
+            supports[node] = torch.eye(space.width).to(like)
+        elif space.support == "count":
+            if space.width > 1:
+                raise ModelError(f"node {node!r}: a vector of counts cannot be hidden or missing while it has children")
+            largest = math.ceil(count_range.get(node, 30.0)) + 1
+            stride = max(1, math.ceil(largest / options.count_atoms))
+            supports[node] = torch.arange(0, largest + stride, stride).to(like).unsqueeze(-1)
+            log_stride[node] = math.log(stride)
+    return supports, log_stride
+
+
+def _check_states(structure: Structure, supports: Mapping[str, Tensor], options: GibbsOptions) -> None:
+    total = math.prod(len(points) for points in supports.values())
+    if total > options.states:
+        names = ", ".join(f"{node!r} ({len(points)})" for node, points in supports.items())
+        raise ModelError(
+            f"unknown categories {names} have {total} joint states; at most {options.states} are enumerated: use "
+            "method='paper', or fewer hidden nodes"
+        )
+
+
+def _needs_map(structure: Structure, numeric: Sequence[str]) -> bool:
+    return sum(structure.mechanisms[node].noise.dim for node in numeric) > 1
+
+
+def _noise(
+    structure: Structure,
+    numeric: Sequence[str],
+    rows: int,
+    generator: torch.Generator,
+    options: GibbsOptions,
+    like: Tensor,
+    uses_map: bool,
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Noise points (1 or n, D, dim) for each numeric node, and their log-weights (D,)."""
+    if not numeric:
+        return {}, torch.zeros(1).to(like)
+    if not uses_map and _needs_map(structure, numeric):
+        return _prior_noise(structure, numeric, generator, options, like)
+    if not uses_map:
+        node = numeric[0]
+        points, log_weight = grid(structure.mechanisms[node].noise.kind, options.grid)
+        return {node: points.to(like).reshape(1, -1, 1)}, log_weight.to(like)
+    widths = {node: free_width(structure.mechanisms[node].space) for node in numeric}
+    points = normal_draws(rows, options.draws, sum(widths.values()), generator).to(like)
+    split = points.split(list(widths.values()), -1)
+    log_weight = torch.full((options.draws,), -math.log(options.draws)).to(like)
+    return dict(zip(widths, split, strict=True)), log_weight
+
+
+def _prior_noise(
+    structure: Structure,
+    numeric: Sequence[str],
+    generator: torch.Generator,
+    options: GibbsOptions,
+    like: Tensor,
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Quasi-random noise of the mechanisms themselves, the same for all rows."""
+    priors = {node: structure.mechanisms[node].noise for node in numeric}
+    points = normal_draws(1, options.prior_draws, sum(prior.dim for prior in priors.values()), generator).to(like)
+    pieces = points.split([prior.dim for prior in priors.values()], -1)
+    noise = {
+        node: piece if priors[node].kind == "normal" else torch.special.ndtr(piece)
+        for node, piece in zip(priors, pieces, strict=True)
+    }
+    return noise, torch.full((options.prior_draws,), -math.log(options.prior_draws)).to(like)
+
+
+def grid(kind: str, points: int) -> tuple[Tensor, Tensor]:
+    """Points and log-weights of a rule for E f(u): trapezoids over the normal, midpoints over the uniform.
+
+    >>> u, log_w = grid("normal", 48)
+    >>> round(float((log_w.exp() * u**2).sum()), 6)
+    1.0
+    """
+    if kind == "normal":
+        nodes = torch.linspace(-5.5, 5.5, points, dtype=torch.float64)
+        log_weight = -0.5 * nodes**2
+        return nodes, log_weight - torch.logsumexp(log_weight, 0)
+    nodes = (torch.arange(points, dtype=torch.float64) + 0.5) / points
+    return nodes, torch.full((points,), -math.log(points), dtype=torch.float64)
+
+
+def normal_draws(rows: int, draws: int, dim: int, generator: torch.Generator) -> Tensor:
+    """Quasi-random standard normal points (rows, draws, dim): one Sobol set, shifted at random for each row."""
+    engine = torch.quasirandom.SobolEngine(dim, scramble=False)
+    base = engine.draw(draws + 1, dtype=torch.float64)[1:]
+    shift = torch.rand(rows, 1, dim, generator=generator, dtype=torch.float64)
+    uniform = (base + shift).remainder(1.0).clamp(1e-6, 1 - 1e-6)
+    return torch.special.ndtri(uniform)
+
+
+def _product(
+    supports: Mapping[str, Tensor],
+    log_stride: Mapping[str, float],
+    noise: Mapping[str, Tensor],
+    log_noise: Tensor,
+    like: Tensor,
+) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
+    """All combinations of states and noise points, states slowest: arrays over S."""
+    sizes = [len(points) for points in supports.values()]
+    draws = len(log_noise)
+    total = math.prod(sizes)
+    states: dict[str, Tensor] = {}
+    repeat = total
+    for node, points in supports.items():
+        repeat //= len(points)
+        index = torch.arange(total).div(repeat, rounding_mode="floor") % len(points)
+        states[node] = points[index].repeat_interleave(draws, 0).reshape(1, 1, total * draws, -1)
+    tiled = {node: value.unsqueeze(0).repeat(1, 1, total, 1) for node, value in noise.items()}
+    log_weight = log_noise.repeat(total) + sum(log_stride.values())
+    return states, tiled, log_weight.reshape(1, 1, -1).to(like)
+
+
+def evaluate(structure: Structure, naturals: Naturals, group: RowGroup, phi: Theta) -> Evaluation:
+    """Walk the graph once: fill in the unknown nodes' points, and add up log-densities."""
+    values: dict[str, Tensor] = dict(group.values)
+    prior: Tensor = group.log_weight
+    likelihood = torch.zeros_like(group.log_weight)
+    for node in structure.graph.order:
+        mechanism, params = structure.mechanisms[node], naturals[node]
+        if mechanism.is_given:
+            continue
+        parents = structure.parents(node, values) if _ready(structure, node, values, group) else None
+        if node in group.unknown and parents is not None:
+            value, log_prior = _fill_in(structure, naturals, group, phi, node, values)
+            prior = prior + log_prior
+            if node in group.clamped:
+                value, prior = _clamp(group, node, value, prior)
+                if node in group.noise:
+                    likelihood = likelihood + mechanism.log_prob(params, value, parents, group.mask[node])
+            values[node] = value
+        elif node in group.values and parents is not None:
+            mask = None if node in group.complete else group.mask[node]
+            if mask is None or bool(mask.any()):
+                likelihood = likelihood + mechanism.log_prob(params, group.values[node], parents, mask)
+    return Evaluation(prior, likelihood, values)
+
+
+def _ready(structure: Structure, node: str, values: Mapping[str, Tensor], group: RowGroup) -> bool:
+    """Whether all parents have values; a node below an irrelevant unknown has none and carries no information."""
+    return all(parent in values and (parent in group.complete or parent in group.unknown or _usable(group, parent))
+               for parent in structure.graph.parents(node))  # fmt: skip
+
+
+def _usable(group: RowGroup, node: str) -> bool:
+    return node in group.values and bool(group.mask[node].all())
+
+
+def _fill_in(
+    structure: Structure,
+    naturals: Naturals,
+    group: RowGroup,
+    phi: Theta,
+    node: str,
+    values: Mapping[str, Tensor],
+) -> tuple[Tensor, Tensor]:
+    """A value for each point, and its log-density under the model over that under the way it was chosen."""
+    mechanism, params, parents = structure.mechanisms[node], naturals[node], structure.parents(node, values)
+    if node in group.states:
+        value = group.states[node]
+        return value, mechanism.log_prob(params, value, parents)
+    if group.proposal is None:
+        value = mechanism.forward(params, parents, group.noise[node])
+        return value, torch.zeros_like(group.log_weight)
+    if group.code is None:
+        raise RuntimeError("a group with a proposal has encoded rows")
+    draw = group.proposal.draw(phi, node, group.code, _context(group, values), group.noise[node])
+    if node in group.clamped:
+        # rows that know the value are weighed by the likelihood alone
+        weight = mechanism.log_prob(params, draw.value, parents) - draw.log_prob
+        return draw.value, torch.where(group.mask[node].all(-1), 0.0, weight)
+    return draw.value, mechanism.log_prob(params, draw.value, parents) - draw.log_prob
+
+
+def _context(group: RowGroup, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What the heads read; a node that this group knows counts as drawn at its value."""
+    if group.proposal is None:
+        return dict(values)
+    enumerated = {n: group.states[n] if n in group.states else group.values[n] for n in group.proposal.context}
+    return {**values, **enumerated}
+
+
+def _clamp(group: RowGroup, node: str, value: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows that know the node keep its value: other states get weight zero, draws are overwritten."""
+    known, seen = group.mask[node], group.values[node]
+    if node in group.states:
+        matches = (value - seen).abs().amax(-1) < 0.5
+        impossible = known.all(-1) & ~matches
+        return value, prior.masked_fill(impossible, -torch.inf)
+    return torch.where(known, seen, value), prior

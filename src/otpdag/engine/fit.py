@@ -1,0 +1,145 @@
+"""The entry: ``otpdag.fit(model, data)``."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Sequence
+
+import torch
+from numpy.typing import ArrayLike
+
+from otpdag.data import Batch, Schema, Table, encode, unique_rows
+from otpdag.engine.amortise import learn_proposal
+from otpdag.engine.auto import choose
+from otpdag.engine.methods import Method, method_of
+from otpdag.engine.monitor import Callback, Monitor
+from otpdag.engine.result import FitResult, Status
+from otpdag.engine.search import Course, Trained, train
+from otpdag.engine.threads import bounded_threads
+from otpdag.errors import ConvergenceWarning, DataError, ModelError
+from otpdag.model import Model
+from otpdag.structure import Structure, unpack
+
+__all__ = ["fit"]
+
+DEFAULT_RESTARTS = 8
+
+
+def fit(
+    model: Model,
+    data: Table,
+    *,
+    method: str | Method = "auto",
+    seed: int = 0,
+    restarts: int | None = None,
+    weights: ArrayLike | None = None,
+    device: str = "cpu",
+    progress: bool | None = None,
+    callbacks: Sequence[Callback] = (),
+    course: Course | None = None,
+) -> FitResult:
+    """Estimate a model's parameters from a table with hidden nodes and missing cells.
+
+    Args:
+        model: The model; its parameters are set by the fit.
+        data: A DataFrame, a dictionary of arrays, or a 2-D array or tensor; NaN is missing.
+        method: ``"auto"``, ``"entropic"``, ``"transport"``, ``"paper"``, or a :class:`~otpdag.Method`.
+        seed: Fully determines the run.
+        restarts: Number of data-driven starts that train together; the best is continued. Eight with hidden nodes.
+        weights: One weight for each row.
+        device: ``"cpu"`` or ``"cuda"``.
+        progress: Show a progress bar; by default only on a terminal.
+        callbacks: Called with each record of the history; returning True stops the fit.
+        course: Sizes of the stages of the search.
+
+    Returns:
+        The result, with status, history and all restarts.
+
+    Example:
+        >>> import numpy as np, pandas as pd, otpdag as otp
+        >>> from otpdag import mechanisms as m
+        >>> rng = np.random.default_rng(0)
+        >>> z = rng.integers(0, 2, 500)
+        >>> table = pd.DataFrame({"x": np.where(z == 1, 4.0, -4.0) + rng.normal(size=500)})
+        >>> model = otp.Model(otp.Graph([("z", "x")], hidden=["z"]), {"z": m.Categorical(2), "x": m.Normal()})
+        >>> result = otp.fit(model, table, seed=0)
+        >>> result.status.converged, model.params()["x"]["loc"].round(0)
+        (True, array([-4.,  4.]))
+    """
+    began = time.perf_counter()
+    _check_arguments(seed, restarts, device)
+    structure = model.structure
+    _refuse_sequences(structure)
+    schema = Schema.of(model.spaces, model.graph, data)
+    full = encode(data, schema, hidden=model.graph.hidden, weights=weights)
+    _check_rows(structure, full)
+    batch = unique_rows(full) if _all_discrete(structure) else full
+    batch = batch.to(device)
+    chosen = choose(structure) if method == "auto" else method_of(method)
+    starts = restarts if restarts is not None else (DEFAULT_RESTARTS if model.graph.hidden else 1)
+    with bounded_threads(batch.rows * starts), Monitor(show=progress, callbacks=callbacks) as monitor:
+        trained = train(structure, batch, chosen, seed=seed, restarts=starts, monitor=monitor, course=course)
+        model.adopt(
+            trained.layout.structure,
+            unpack(trained.point.cpu(), trained.layout.shapes),
+            schema,
+            trained.layout.maps,
+        )
+        learn_proposal(model, batch.to("cpu"), seed=seed)
+    status = _status(trained, chosen)
+    if not status.converged:
+        warnings.warn(str(status), ConvergenceWarning, stacklevel=2)
+    seconds = time.perf_counter() - began
+    return FitResult(
+        model,
+        chosen,
+        status,
+        trained.loss,
+        tuple(monitor.history),
+        trained.restarts,
+        full.rows,
+        seconds,
+        seed,
+    )
+
+
+def _check_arguments(seed: int, restarts: int | None, device: str) -> None:
+    if restarts is not None and restarts < 1:
+        raise ModelError(f"restarts must be at least 1; got {restarts}")
+    if not isinstance(seed, int) or seed < 0:
+        raise ModelError(f"seed must be a non-negative integer; got {seed!r}")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ModelError(f"device {device!r} was asked for, but no CUDA device is available; use device='cpu'")
+
+
+def _refuse_sequences(structure: Structure) -> None:
+    if structure.graph.is_dynamic:
+        raise ModelError(
+            f"the graph has lagged edges ({structure.graph.lags}); a table of independent rows cannot fit it"
+        )
+
+
+def _check_rows(structure: Structure, batch: Batch) -> None:
+    """Fewer rows than learned numbers of one node cannot determine it."""
+    needed = max((sum(1 for p in m.declared().values() if p.learned) for m in structure.mechanisms.values()), default=1)
+    if batch.rows <= needed:
+        raise DataError(f"the table has {batch.rows} rows; at least {needed + 1} are needed for this model")
+
+
+def _all_discrete(structure: Structure) -> bool:
+    return all(structure.mechanisms[node].space.is_discrete for node in structure.graph.observed)
+
+
+def _status(trained: Trained, method: Method) -> Status:
+    if trained.failed:
+        return Status(
+            False, "the loss became infinite or not a number; the last good parameters were kept",
+            "look for outliers or a mechanism that does not fit its column, or try a smaller learning rate",
+        )  # fmt: skip
+    if trained.converged:
+        reason = "the loss stopped changing" if method.optimiser == "lbfgs" else "the smoothed loss stopped falling"
+        return Status(True, reason)
+    if trained.steps < method.steps:
+        return Status(False, f"a callback stopped the fit after {trained.steps} steps", "")
+    return Status(False, f"the loss was still falling after {trained.steps} steps", "allow more steps in the method")

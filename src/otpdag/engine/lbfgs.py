@@ -1,0 +1,178 @@
+r"""L-BFGS over many replicas at once.
+
+Each row of the parameter matrix ``(R, P)`` is a problem of its own, with its own curvature history and step length;
+one evaluation serves all rows. Rows do not influence each other, so the result equals that of R separate runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+__all__ = ["LBFGSState", "minimise"]
+
+Evaluate = Callable[[Tensor], Tensor]
+"""Maps parameters (R, P) to losses (R,)."""
+
+MOST_TRIALS = 20
+
+OnStep = Callable[[int, "LBFGSState"], bool]
+"""Called after each step; returning True stops the run."""
+
+
+@dataclass
+class LBFGSState:
+    """Where a run stands."""
+
+    point: Tensor
+    loss: Tensor
+    gradient: Tensor
+    converged: Tensor
+    failed: Tensor
+    steps: int = 0
+    evaluations: int = 0
+    history: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
+    """Triples (s, y, 1 / (s . y)); the last is zero where the pair carries no curvature."""
+
+
+def minimise(
+    evaluate: Evaluate,
+    start: Tensor,
+    *,
+    steps: int = 200,
+    tolerance: float = 1e-9,
+    gradient_tolerance: float = 1e-7,
+    memory: int = 12,
+    on_step: OnStep | None = None,
+) -> LBFGSState:
+    """Minimise each row's loss from ``start`` (R, P).
+
+    A row has converged when its loss has changed by less than ``tolerance`` (relative) in three steps in a row, or its
+    largest gradient component is below ``gradient_tolerance``. A row whose loss is not finite is marked failed and
+    keeps its last good point.
+    """
+    state = _begin(evaluate, start)
+    small_changes = torch.zeros_like(state.loss)
+    for step in range(steps):
+        if bool((state.converged | state.failed).all()):
+            break
+        direction = _direction(state)
+        moved, previous = _line_search(evaluate, state, direction, first=step == 0), state.loss
+        _remember(state, moved, memory)
+        state.point, state.loss, state.gradient = moved.point, moved.loss, moved.gradient
+        state.evaluations += moved.evaluations
+        state.steps = step + 1
+        small = (previous - state.loss).abs() <= tolerance * (1 + state.loss.abs())
+        small_changes = torch.where(small, small_changes + 1, torch.zeros_like(small_changes))
+        flat = state.gradient.abs().amax(-1) <= gradient_tolerance
+        state.converged = state.converged | (small_changes >= 3) | flat
+        if on_step is not None and on_step(step, state):
+            break
+    return state
+
+
+@dataclass
+class _Move:
+    point: Tensor
+    loss: Tensor
+    gradient: Tensor
+    evaluations: int
+
+
+def _loss_and_gradient(evaluate: Evaluate, point: Tensor) -> tuple[Tensor, Tensor]:
+    with torch.enable_grad():
+        leaf = point.detach().clone().requires_grad_(True)
+        loss = evaluate(leaf)
+        (gradient,) = torch.autograd.grad(loss.sum(), leaf)
+    return loss.detach(), gradient.detach()
+
+
+def _begin(evaluate: Evaluate, start: Tensor) -> LBFGSState:
+    loss, gradient = _loss_and_gradient(evaluate, start)
+    failed = ~torch.isfinite(loss) | ~torch.isfinite(gradient).all(-1)
+    gradient = torch.where(failed.unsqueeze(-1), torch.zeros_like(gradient), gradient)
+    converged = torch.zeros_like(failed)
+    return LBFGSState(start.detach().clone(), loss, gradient, converged, failed, evaluations=1)
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).sum(-1)
+
+
+def _direction(state: LBFGSState) -> Tensor:
+    """The two-loop recursion, row by row."""
+    q = state.gradient.clone()
+    alphas = []
+    for s, y, rho in reversed(state.history):
+        alpha = rho * _dot(s, q)
+        q = q - alpha.unsqueeze(-1) * y
+        alphas.append(alpha)
+    q = q * _first_scale(state).unsqueeze(-1)
+    for (s, y, rho), alpha in zip(state.history, reversed(alphas), strict=True):
+        beta = rho * _dot(y, q)
+        q = q + (alpha - beta).unsqueeze(-1) * s
+    uphill = _dot(q, state.gradient) <= 0
+    return -torch.where(uphill.unsqueeze(-1), state.gradient, q)
+
+
+def _first_scale(state: LBFGSState) -> Tensor:
+    scale = torch.ones_like(state.loss)
+    for _, y, rho in state.history:
+        # the latest pair with curvature wins: gamma = s.y / y.y
+        scale = torch.where(rho > 0, 1.0 / (rho.clamp(min=1e-300) * _dot(y, y).clamp(min=1e-300)), scale)
+    return scale
+
+
+def _line_search(evaluate: Evaluate, state: LBFGSState, direction: Tensor, *, first: bool) -> _Move:
+    """Backtrack until every row has decreased enough (Armijo), rows that cannot stay where they are."""
+    slope = _dot(direction, state.gradient)
+    idle = state.converged | state.failed
+    step = torch.ones_like(state.loss)
+    if first:
+        step = step / state.gradient.norm(dim=-1).clamp(min=1.0)
+    point, loss, gradient = state.point.clone(), state.loss.clone(), state.gradient.clone()
+    waiting, evaluations = ~idle, 0
+    while evaluations < MOST_TRIALS:
+        evaluations += 1
+        trial = torch.where(waiting.unsqueeze(-1), state.point + step.unsqueeze(-1) * direction, point)
+        trial_loss, trial_gradient = _loss_and_gradient(evaluate, trial)
+        finite = torch.isfinite(trial_loss) & torch.isfinite(trial_gradient).all(-1)
+        enough = trial_loss <= state.loss + 1e-4 * step * slope + 1e-13 * state.loss.abs()
+        accepted = waiting & finite & enough
+        take = accepted.unsqueeze(-1)
+        point = torch.where(take, trial, point)
+        loss = torch.where(accepted, trial_loss, loss)
+        gradient = torch.where(take, trial_gradient, gradient)
+        waiting = waiting & ~accepted
+        if not bool(waiting.any()):
+            break
+        step = torch.where(waiting, step * _shrink(state.loss, slope, step, trial_loss, finite), step)
+    # a row that found no decrease restarts from the gradient; if it has no history, it is done
+    if state.history:
+        for index, (s, y, rho) in enumerate(state.history):
+            state.history[index] = (s, y, torch.where(waiting, torch.zeros_like(rho), rho))
+    else:
+        state.converged = state.converged | waiting
+    return _Move(point, loss, gradient, evaluations)
+
+
+def _shrink(loss: Tensor, slope: Tensor, step: Tensor, trial_loss: Tensor, finite: Tensor) -> Tensor:
+    """Minimise the parabola through what is known, within [0.1, 0.5] of the step."""
+    curvature = 2 * (trial_loss - loss - step * slope)
+    best = -slope * step / curvature.clamp(min=1e-300)
+    return torch.where(finite, best.nan_to_num(0.5).clamp(0.1, 0.5), torch.full_like(step, 0.1))
+
+
+def _remember(state: LBFGSState, moved: _Move, memory: int) -> None:
+    s, y = moved.point - state.point, moved.gradient - state.gradient
+    curvature = _dot(s, y)
+    useful = curvature > 1e-12 * _dot(y, y).clamp(min=1e-300)
+    rho = torch.where(
+        useful, 1.0 / torch.where(useful, curvature, torch.ones_like(curvature)), torch.zeros_like(curvature)
+    )
+    state.history.append((s, y, rho))
+    if len(state.history) > memory:
+        state.history.pop(0)

@@ -1,0 +1,145 @@
+"""A problem: one data set laid out for one method, as functions of a flat parameter matrix (R, P)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from otpdag.backward.amortized import AmortizedMap, RowCode
+from otpdag.backward.gibbs import RowGroup, group_rows, numeric_unknowns
+from otpdag.data import Batch
+from otpdag.divergences.whitened import FittedFeatures
+from otpdag.engine.methods import Method
+from otpdag.measure import Measure, feature_columns, lay_out
+from otpdag.objective import (
+    LossTerms,
+    Streams,
+    build_maps,
+    direct_term,
+    gibbs_terms,
+    sampled_terms,
+    split_theta,
+)
+from otpdag.objective.sampled import SampledOptions
+from otpdag.structure import Structure, unpack
+
+__all__ = ["Problem", "build_problem", "maps_for"]
+
+
+@dataclass
+class Problem:
+    """What an optimiser needs to evaluate the objective; :meth:`loss` keeps the last terms for the history."""
+
+    structure: Structure
+    batch: Batch
+    method: Method
+    shapes: Mapping[str, tuple[int, ...]]
+    groups: list[RowGroup] = field(default_factory=list)
+    features: FittedFeatures | None = None
+    measure: Measure | None = None
+    maps: tuple[AmortizedMap, ...] = ()
+    last: LossTerms | None = None
+
+    def terms(self, flat: Tensor, progress: float = 1.0) -> LossTerms:
+        """Loss terms of every replica with fixed points."""
+        theta, phi = split_theta(unpack(flat, self.shapes))
+        naturals = self.structure.naturals(theta)
+        found: LossTerms | None = None
+        if self.method.reconstruction:
+            found = gibbs_terms(
+                self.structure, naturals, self.groups, phi, eps=self.method.at("eps", progress),
+                eta=self.method.at("eta", progress), divergence=self.method.divergence,
+            )  # fmt: skip
+        if self.features is not None and self.measure is not None:
+            direct = direct_term(self.structure, naturals, self.measure, self.features, self.method.kappa)
+            found = direct if found is None else found + direct
+        if found is None:
+            raise RuntimeError(f"method {self.method.name!r} has no terms")
+        return found
+
+    def loss(self, flat: Tensor) -> Tensor:
+        """Total loss of every replica."""
+        self.last = self.terms(flat)
+        return self.last.total.expand(flat.shape[0])
+
+    def sampled(self, flat: Tensor, streams: Streams, progress: float) -> LossTerms:
+        """Loss terms of every replica on a fresh minibatch with fresh noise."""
+        theta, phi = split_theta(unpack(flat, self.shapes))
+        batch = self.batch
+        if self.method.batch_size < batch.rows:
+            batch = batch.take(streams.rows(batch.rows, self.method.batch_size))
+        found = sampled_terms(self.structure, self.maps, theta, phi, batch, streams, self._options(progress))
+        if self.features is not None and self.measure is not None:
+            naturals = self.structure.naturals(theta)
+            found = found + direct_term(self.structure, naturals, self.measure, self.features, self.method.kappa)
+        return found
+
+    def _options(self, progress: float) -> SampledOptions:
+        method = self.method
+        return SampledOptions(
+            method.noise, method.reconstruction, method.at("eta", progress), method.at("eps", progress),
+            method.at("temperature", progress), method.divergence, method.straight_through, method.extra_masking,
+            method.scope, method.costs,
+        )  # fmt: skip
+
+    def select(self, replicas: Tensor) -> Problem:
+        """The same problem for some of the replicas, where each has its own data."""
+        if self.batch.replicas == 1:
+            return self
+        raise NotImplementedError("data of single replicas cannot be selected from a laid-out problem")
+
+
+def count_ranges(structure: Structure, batch: Batch) -> dict[str, float]:
+    """How far the support of each count must reach."""
+    counts = [n for n in structure.graph.observed if structure.mechanisms[n].space.support == "count"]
+    return {node: 1.3 * float(batch.values[node].max()) + 5 for node in counts}
+
+
+def maps_for(structure: Structure, batch: Batch, method: Method) -> tuple[AmortizedMap, ...]:
+    """The backward maps that a method learns: none where the closed form needs no proposal."""
+    if method.optimiser == "adam":
+        return build_maps(structure, batch, scope=method.scope, hidden_layers=method.hidden_layers)
+    proposal = proposal_map(structure, batch, method.hidden_layers) if method.reconstruction else None
+    return () if proposal is None else (proposal,)
+
+
+def proposal_map(structure: Structure, batch: Batch, hidden_layers: tuple[int, ...]) -> AmortizedMap | None:
+    """A map that proposes several unknown numbers at once; None if there is at most one."""
+    graph = structure.graph
+    hidden = [n for n in graph.hidden if graph.observed_descendants(n)]
+    missing = [n for n in graph.observed if graph.children(n) and not bool(batch.mask[n].all())]
+    unknown = tuple(n for n in graph.order if n in hidden or n in missing)
+    numeric = numeric_unknowns(structure, unknown)
+    if sum(structure.mechanisms[n].noise.dim for n in numeric) <= 1:
+        return None
+    context = tuple(n for n in unknown if n not in numeric)
+    code = RowCode.of(structure, batch, graph.observed)
+    return AmortizedMap(structure, code, numeric, context, hidden_layers)
+
+
+def build_problem(
+    structure: Structure,
+    batch: Batch,
+    method: Method,
+    shapes: Mapping[str, tuple[int, ...]],
+    seed: int,
+    maps: tuple[AmortizedMap, ...],
+) -> Problem:
+    """Lay out points and features once; the same seed lays them out alike."""
+    generator = torch.Generator().manual_seed(seed)
+    problem = Problem(structure, batch, method, shapes, maps=maps)
+    ranges = count_ranges(structure, batch)
+    if method.kappa:
+        features = method.features.fit(feature_columns(structure, batch), batch.weight, generator)
+        measure = lay_out(structure, batch, ranges, generator=generator)
+        problem = replace(problem, features=features, measure=measure)
+    if method.reconstruction and method.optimiser == "lbfgs":
+        proposal = maps[0] if maps else None
+        groups = group_rows(
+            structure, batch, generator=generator, options=method.gibbs, proposal=proposal, count_range=ranges
+        )
+        problem = replace(problem, groups=groups)
+    return problem

@@ -1,0 +1,269 @@
+"""The course of a fit: data-driven starts, short runs of all of them at once, the best continued to the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from otpdag.backward.amortized import AmortizedMap
+from otpdag.data import Batch
+from otpdag.engine.adam import AdamOutcome, descend
+from otpdag.engine.lbfgs import LBFGSState, minimise
+from otpdag.engine.methods import Method
+from otpdag.engine.monitor import Monitor
+from otpdag.engine.problem import Problem, build_problem, maps_for
+from otpdag.engine.starts import complete_table, scale_to, start_naturals
+from otpdag.objective import LossTerms, Streams
+from otpdag.structure import Structure, pack
+
+__all__ = ["Course", "Layout", "Restart", "Trained", "initial_points", "prepare", "train"]
+
+
+@dataclass(frozen=True)
+class Course:
+    """How much work each stage does.
+
+    Args:
+        short_rows: Rows in the short runs.
+        short_steps: Steps of the short runs.
+        finalists: How many continue on all rows.
+        finalist_steps: For how many steps, before the best alone goes on.
+        short_share: Share of Adam's steps that the short runs take.
+    """
+
+    short_rows: int = 1000
+    short_steps: int = 25
+    finalists: int = 3
+    finalist_steps: int = 15
+    short_share: float = 0.15
+
+
+@dataclass(frozen=True)
+class Restart:
+    """What became of one start."""
+
+    number: int
+    seed: int
+    short_loss: float
+    loss: float
+    kept: bool
+    point: Tensor
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A structure in the data's units with the maps and parameter shapes of a fit."""
+
+    structure: Structure
+    maps: tuple[AmortizedMap, ...]
+    shapes: dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The end of a fit: parameters (1, P), how it ended, and all restarts."""
+
+    layout: Layout
+    problem: Problem
+    point: Tensor
+    loss: float
+    converged: bool
+    failed: bool
+    steps: int
+    restarts: tuple[Restart, ...]
+
+
+def restart_seed(seed: int, number: int) -> int:
+    """The seed of one restart, the same whether it runs alone or together with others."""
+    return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
+
+
+def prepare(structure: Structure, batch: Batch, method: Method, seed: int) -> Layout:
+    """Adopt the data's units and declare all parameters."""
+    generator = np.random.default_rng([seed, 2**20])
+    scaled = scale_to(structure, batch, complete_table(structure, batch, 0, generator, first=True))
+    maps = maps_for(scaled, batch, method)
+    shapes = {key: parameter.shape for key, parameter in scaled.parameters().items()}
+    for backward in maps:
+        drawn = backward.init(1, torch.Generator().manual_seed(0))
+        shapes |= {key: tuple(value.shape[1:]) for key, value in drawn.items()}
+    return Layout(scaled, maps, shapes)
+
+
+def initial_points(
+    layout: Layout, batch: Batch, seed: int, numbers: Sequence[int], owners: Sequence[int] | None = None
+) -> Tensor:
+    """Starting parameters (R, P), one row for each restart number; ``owners`` tells which data set each belongs to."""
+    rows = []
+    for position, number in enumerate(numbers):
+        owner = 0 if owners is None else owners[position]
+        rows.append(_one_start(layout, batch, owner, restart_seed(seed, number), first=number == 0))
+    return torch.cat(rows)
+
+
+def _one_start(layout: Layout, batch: Batch, owner: int, seed: int, *, first: bool) -> Tensor:
+    structure = layout.structure
+    completed = complete_table(structure, batch, owner, np.random.default_rng(seed), first=first)
+    naturals = start_naturals(structure, batch, completed, owner)
+    lifted = {node: {name: value.unsqueeze(0) for name, value in found.items()} for node, found in naturals.items()}
+    theta = structure.raw(lifted)
+    generator = torch.Generator().manual_seed(seed)
+    for key, parameter in structure.parameters().items():
+        if key not in theta:
+            theta[key] = parameter.init_scale * torch.randn(
+                1, *parameter.shape, generator=generator, dtype=torch.float64
+            )
+    for backward in layout.maps:
+        phi = backward.init(1, generator)
+        backward.start_from(phi, 0, batch, completed)
+        theta |= phi
+    like = batch.weight
+    return pack({key: theta[key].to(like) for key in layout.shapes})
+
+
+def train(
+    structure: Structure,
+    batch: Batch,
+    method: Method,
+    *,
+    seed: int,
+    restarts: int,
+    monitor: Monitor,
+    course: Course | None = None,
+) -> Trained:
+    """Run the whole course."""
+    course = course or Course()
+    layout = prepare(structure, batch, method, seed)
+    points = initial_points(layout, batch, seed, range(restarts))
+    if method.optimiser == "adam":
+        return _train_adam(layout, batch, method, points, seed, monitor, course)
+    return _train_lbfgs(layout, batch, method, points, seed, monitor, course)
+
+
+def short_batch(batch: Batch, course: Course, seed: int) -> Batch:
+    """A random part of the rows for the short runs."""
+    if batch.rows <= course.short_rows:
+        return batch
+    index = torch.randperm(batch.rows, generator=torch.Generator().manual_seed(seed))[: course.short_rows]
+    return batch.take(index)
+
+
+def _train_lbfgs(
+    layout: Layout, batch: Batch, method: Method, points: Tensor, seed: int, monitor: Monitor, course: Course
+) -> Trained:
+    problem = build_problem(layout.structure, batch, method, layout.shapes, seed, layout.maps)
+    restarts = points.shape[0]
+    kept = torch.arange(restarts)
+    short_losses = torch.full((restarts,), torch.nan, dtype=torch.float64)
+    losses, ends = short_losses.clone(), points.clone()
+    if restarts > 1:
+        part = short_batch(batch, course, seed)
+        short = problem if part is batch or not method.reconstruction else build_problem(
+            layout.structure, part, method, layout.shapes, seed, layout.maps
+        )  # fmt: skip
+        state = _run(short, points, course.short_steps, monitor, f"{restarts} short starts", keep=False)
+        short_losses, ends = state.loss.cpu().double(), state.point.clone()
+        kept = _best(state, course.finalists)
+        points = state.point[kept]
+    if len(kept) > 1:
+        state = _run(problem, points, course.finalist_steps, monitor, f"best {len(kept)} on all rows", keep=False)
+        losses[kept], ends[kept] = state.loss.cpu().double(), state.point
+        best = _best(state, 1)
+        kept, points = kept[best], state.point[best]
+    state = _run(problem, points, method.steps, monitor, "best start", keep=True)
+    losses[kept], ends[kept] = state.loss.cpu().double(), state.point
+    reports = _reports(seed, short_losses, losses, int(kept[0]), ends)
+    return Trained(
+        layout,
+        problem,
+        state.point,
+        float(state.loss[0]),
+        bool(state.converged[0]),
+        bool(state.failed[0]),
+        state.steps,
+        reports,
+    )
+
+
+def _run(problem: Problem, points: Tensor, steps: int, monitor: Monitor, stage: str, *, keep: bool) -> LBFGSState:
+    monitor.stage(stage, steps)
+
+    def on_step(step: int, state: LBFGSState) -> bool:
+        terms = problem.last.as_floats(int(_best(state, 1)[0])) if problem.last is not None else {}
+        return monitor.record(stage, step, {**terms, "loss": float(state.loss.min())}, keep=keep)
+
+    return minimise(problem.loss, points, steps=steps, on_step=on_step)
+
+
+def _best(state: LBFGSState, many: int) -> Tensor:
+    """Indices of the lowest losses; failed rows come last."""
+    loss = torch.where(state.failed | ~torch.isfinite(state.loss), torch.inf, state.loss)
+    return loss.argsort()[: min(many, len(loss))]
+
+
+def _train_adam(
+    layout: Layout, batch: Batch, method: Method, points: Tensor, seed: int, monitor: Monitor, course: Course
+) -> Trained:
+    problem = build_problem(layout.structure, batch, method, layout.shapes, seed, layout.maps)
+    restarts = points.shape[0]
+    seeds = [restart_seed(seed, number) for number in range(restarts)]
+    short_losses = torch.full((restarts,), torch.nan, dtype=torch.float64)
+    ends, best = points.clone(), 0
+    if restarts > 1:
+        steps = max(1, int(course.short_share * method.steps))
+        short = replace(problem, method=replace(method, steps=steps))
+        outcome = _descend(short, points, Streams(seeds), steps, monitor, f"{restarts} short starts", keep=False)
+        short_losses, ends = outcome.loss.cpu().double(), outcome.point.clone()
+        best = int(torch.where(outcome.failed | ~torch.isfinite(short_losses), torch.inf, short_losses).argmin())
+        points = outcome.point[best : best + 1]
+    outcome = _descend(problem, points, Streams([seeds[best]]), method.steps, monitor, "best start", keep=True)
+    losses = torch.full((restarts,), torch.nan, dtype=torch.float64)
+    losses[best], ends[best] = outcome.loss.cpu().double()[0], outcome.point[0]
+    settled = bool(outcome.slope.abs()[0] < 0.02) and not bool(outcome.failed[0])
+    reports = _reports(seed, short_losses, losses, best, ends)
+    return Trained(
+        layout,
+        problem,
+        outcome.point,
+        float(outcome.loss[0]),
+        settled,
+        bool(outcome.failed[0]),
+        outcome.steps,
+        reports,
+    )
+
+
+def _descend(
+    problem: Problem,
+    points: Tensor,
+    streams: Streams,
+    steps: int,
+    monitor: Monitor,
+    stage: str,
+    *,
+    keep: bool,
+) -> AdamOutcome:
+    monitor.stage(stage, steps)
+
+    def on_step(step: int, terms: LossTerms) -> bool:
+        return monitor.record(stage, step, terms.as_floats(int(terms.total.detach().argmin())), keep=keep)
+
+    return descend(problem, points, streams, steps=steps, on_step=on_step)
+
+
+def _reports(seed: int, short: Tensor, final: Tensor, kept: int, ends: Tensor) -> tuple[Restart, ...]:
+    return tuple(
+        Restart(
+            number,
+            restart_seed(seed, number),
+            float(short[number]),
+            float(final[number]),
+            number == kept,
+            ends[number],
+        )
+        for number in range(len(short))
+    )

@@ -1,0 +1,184 @@
+"""Data-driven starts: guess the hidden columns from what they explain, then fit each mechanism to the completed table.
+
+A hidden category starts from k-means on the columns around it, a hidden number from their principal components; what
+one hidden node explains is removed before the next is guessed. Restarts differ in seeds, columns and rotation.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.cluster import KMeans
+from torch import Tensor
+
+from otpdag.data import Batch
+from otpdag.spaces import Space
+from otpdag.structure import Structure
+
+__all__ = ["complete_table", "scale_to", "start_naturals"]
+
+Array = NDArray[np.float64]
+Completed = dict[str, Tensor]
+MOST_ROWS = 2000
+
+
+@dataclass(frozen=True)
+class _Guess:
+    """A guessed hidden column, and the node it belongs to."""
+
+    node: str
+    value: Array
+
+
+def complete_table(
+    structure: Structure, batch: Batch, replica: int, generator: np.random.Generator, *, first: bool
+) -> Completed:
+    """One completed table (N, width) for each node: missing cells filled, hidden nodes guessed."""
+    at = min(replica, batch.replicas - 1)
+    filled = {node: _fill(structure, batch, node, at, generator) for node in structure.graph.observed}
+    guesses: list[_Guess] = []
+    # nodes near the leaves first: they explain the columns, and are explained by what lies above
+    for node in [n for n in reversed(structure.graph.order) if n in structure.graph.hidden]:
+        columns = _columns_around(structure, node, filled, guesses)
+        space = structure.mechanisms[node].space
+        value = _guess(space, columns, generator, first=first and not guesses)
+        guesses.append(_Guess(node, value))
+    like = next(iter(batch.values.values()))
+    completed = {node: torch.as_tensor(value).to(like) for node, value in filled.items()}
+    return completed | {guess.node: torch.as_tensor(guess.value).to(like) for guess in guesses}
+
+
+def _fill(structure: Structure, batch: Batch, node: str, at: int, generator: np.random.Generator) -> Array:
+    """A column with missing cells drawn from its seen ones; only starts and units come from this."""
+    value = batch.values[node][min(at, batch.values[node].shape[0] - 1)].cpu().numpy().astype(float).copy()
+    seen = batch.mask[node][min(at, batch.mask[node].shape[0] - 1)].cpu().numpy()
+    for cell in range(seen.shape[-1]):
+        missing = np.flatnonzero(~seen[:, cell])
+        known = np.flatnonzero(seen[:, cell])
+        if len(missing) and len(known):
+            donors = generator.choice(known, size=len(missing))
+            if structure.mechanisms[node].space.is_discrete:
+                value[missing] = value[donors]
+            else:
+                value[missing, cell] = value[donors, cell]
+    return value
+
+
+def _columns_around(structure: Structure, node: str, filled: Mapping[str, Array], guesses: list[_Guess]) -> Array:
+    """Standardised columns that tell of a hidden node: its blanket's observed nodes and guessed hidden children."""
+    graph = structure.graph
+    blanket = graph.markov_blanket(node)
+    near = [n for n in blanket if n in filled]
+    children = {guess.node: guess.value for guess in guesses if guess.node in graph.children(node)}
+    if not near and not children:
+        near = list(graph.observed_descendants(node))
+    columns = [_standardise(structure.mechanisms[n].space, filled[n]) for n in near]
+    rows = len(next(iter(filled.values())))
+    explained = [g for g in guesses if g.node not in children and set(graph.children(g.node)) & set(near)]
+    matrix = np.concatenate(columns, 1) if columns else np.zeros((rows, 0))
+    if explained and matrix.shape[1]:
+        matrix = _residual(matrix, np.concatenate([g.value for g in explained], 1))
+    extra = [_standardise(structure.mechanisms[n].space, value) for n, value in children.items()]
+    return np.concatenate([matrix, *extra], 1) if extra else matrix
+
+
+def _standardise(space: Space, value: Array) -> Array:
+    """Columns with comparable spread: square roots of counts, logs of positive numbers, one-hot categories."""
+    if space.is_discrete:
+        return (value - value.mean(0)) / np.sqrt(max(float((value.var(0)).sum()), 1e-12))
+    if space.support == "count":
+        value = np.sqrt(np.maximum(value, 0))
+    elif space.support == "positive":
+        value = np.log(np.maximum(value, 1e-12))
+    spread = value.std(0)
+    return (value - value.mean(0)) / np.where(spread > 1e-12, spread, 1.0)
+
+
+def _residual(matrix: Array, explained: Array) -> Array:
+    design = np.concatenate([explained, np.ones((len(matrix), 1))], 1)
+    coefficients, *_ = np.linalg.lstsq(design, matrix, rcond=None)
+    residual = matrix - design @ coefficients
+    spread = residual.std(0)
+    return residual / np.where(spread > 1e-9, spread, 1.0)
+
+
+def _guess(space: Space, columns: Array, generator: np.random.Generator, *, first: bool) -> Array:
+    if columns.shape[1] == 0:
+        columns = generator.standard_normal((len(columns), 2))
+    if space.is_discrete:
+        return _clusters(columns, space.width, generator, first=first)
+    scores = _components(columns, space.width, generator, first=first)
+    if space.support == "positive":
+        return np.exp(0.5 * scores)
+    if space.support == "unit":
+        return 1 / (1 + np.exp(-scores))
+    if space.support == "simplex":
+        weights = np.exp(1.5 * scores)
+        return weights / weights.sum(1, keepdims=True)
+    if space.support == "count":
+        return np.maximum(np.round(3 + 1.7 * scores), 0.0)
+    return scores
+
+
+def _clusters(columns: Array, size: int, generator: np.random.Generator, *, first: bool) -> Array:
+    """One-hot k-means labels; restarts look at a random rescaling of the columns."""
+    if not first:
+        columns = columns * np.exp(generator.normal(0.0, 0.5, columns.shape[1]))
+    sample = columns if len(columns) <= MOST_ROWS else columns[generator.choice(len(columns), MOST_ROWS, replace=False)]
+    seed = int(generator.integers(2**31 - 1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # fewer distinct rows than clusters is fine for a start
+        means = KMeans(size, n_init=3 if first else 1, max_iter=60, random_state=seed).fit(sample)
+        labels = means.predict(columns)
+    return np.eye(size)[labels]
+
+
+def _components(columns: Array, dim: int, generator: np.random.Generator, *, first: bool) -> Array:
+    """Standardised principal components; restarts rotate the leading ones and rescale the columns."""
+    if not first:
+        columns = columns * np.exp(generator.normal(0.0, 0.3, columns.shape[1]))
+    centred = columns - columns.mean(0)
+    _, _, directions = np.linalg.svd(centred[:: max(1, len(centred) // MOST_ROWS)], full_matrices=False)
+    scores = centred @ directions[:dim].T
+    if scores.shape[1] < dim:
+        scores = np.concatenate([scores, generator.standard_normal((len(scores), dim - scores.shape[1]))], 1)
+    if dim > 1 and not first:
+        rotation, _ = np.linalg.qr(generator.standard_normal((dim, dim)))
+        scores = (scores / np.maximum(scores.std(0), 1e-9)) @ rotation
+    spread = scores.std(0)
+    noise = 0.0 if first else 0.3
+    scores = scores / np.where(spread > 1e-9, spread, 1.0)
+    return scores + noise * generator.standard_normal(scores.shape)
+
+
+def scale_to(structure: Structure, batch: Batch, completed: Completed) -> Structure:
+    """Let every mechanism adopt the units of the completed table."""
+    scaled = {}
+    for node, mechanism in structure.mechanisms.items():
+        weight = _row_weight(batch, node, 0)
+        scaled[node] = mechanism.scaled_to(completed[node], structure.parents(node, completed), weight)
+    return structure.with_mechanisms(scaled)
+
+
+def start_naturals(
+    structure: Structure, batch: Batch, completed: Completed, replica: int
+) -> dict[str, dict[str, Tensor]]:
+    """Fit each mechanism to the completed table: natural parameters without replica axis."""
+    found = {}
+    for node, mechanism in structure.mechanisms.items():
+        weight = _row_weight(batch, node, replica)
+        start = mechanism.start(completed[node], structure.parents(node, completed), weight)
+        found[node] = structure.with_settings(node, start)
+    return found
+
+
+def _row_weight(batch: Batch, node: str, replica: int) -> Tensor:
+    weight = batch.weight[min(replica, batch.weight.shape[0] - 1)]
+    if node in batch.mask:
+        weight = weight * batch.mask[node][min(replica, batch.mask[node].shape[0] - 1)].all(-1)
+    return weight

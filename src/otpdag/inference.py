@@ -1,0 +1,194 @@
+"""What a fitted model says of rows: draws of hidden and missing values, exact state probabilities, likelihoods."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from otpdag.backward.amortized import AmortizedMap
+from otpdag.backward.gibbs import GibbsOptions, RowGroup, evaluate, group_rows
+from otpdag.data import Batch
+from otpdag.errors import ModelError
+from otpdag.mechanisms.base import Noise
+from otpdag.sampling import draw_noise
+from otpdag.structure import Naturals, Structure
+
+__all__ = ["Fitted", "log_likelihood", "posterior_draws", "state_probabilities"]
+
+FINE = GibbsOptions(grid=160, draws=96, prior_draws=1024)
+CHUNK_ELEMENTS = 4_000_000
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Everything that inference needs: natural parameters (1, ...), and a map that proposes unknown numbers."""
+
+    structure: Structure
+    naturals: Naturals
+    phi: Mapping[str, Tensor]
+    proposal: AmortizedMap | None
+    sampler: AmortizedMap | None
+    count_range: Mapping[str, float]
+
+    def check_densities(self, purpose: str) -> None:
+        """Refuse what needs densities where a node has none."""
+        for node in self.structure.graph.observed:
+            mechanism = self.structure.mechanisms[node]
+            if not mechanism.has_density and not mechanism.is_given:
+                raise ModelError(
+                    f"{purpose} needs the density of every observed node; {type(mechanism).__name__} at node {node!r} "
+                    "has none"
+                )
+
+
+def _groups(fitted: Fitted, batch: Batch, seed: int) -> list[RowGroup]:
+    """Rows laid out on fine points, in chunks that fit in memory."""
+    generator = torch.Generator().manual_seed(seed)
+    found: list[RowGroup] = []
+    at = 0
+    while at < batch.rows:
+        size = min(batch.rows - at, 2000)
+        index = torch.arange(at, at + size)
+        part = batch.take(index)
+        groups = group_rows(
+            fitted.structure,
+            part,
+            generator=generator,
+            options=FINE,
+            proposal=fitted.proposal,
+            count_range=fitted.count_range,
+        )
+        found += [replace(group, rows=index[group.rows]) for group in groups]
+        at += size
+    return found
+
+
+def log_likelihood(fitted: Fitted, batch: Batch, seed: int = 0) -> Tensor:
+    """Log-likelihood of each row's seen cells, hidden and missing values integrated out: (N,)."""
+    fitted.check_densities("a likelihood")
+    found = torch.zeros(batch.rows, dtype=torch.float64)
+    for group in _groups(fitted, batch, seed):
+        result = evaluate(fitted.structure, fitted.naturals, group, fitted.phi)
+        joint = result.log_prior + result.log_likelihood
+        found[group.rows] = torch.logsumexp(joint, -1).expand(1, len(group.rows))[0].detach()
+    return found
+
+
+def state_probabilities(fitted: Fitted, batch: Batch, node: str, seed: int = 0) -> Tensor:
+    """Posterior probabilities of a hidden or missing category, row by row: (N, K)."""
+    fitted.check_densities("state probabilities")
+    size = fitted.structure.mechanisms[node].space.width
+    found = torch.zeros(batch.rows, size, dtype=torch.float64)
+    for group in _groups(fitted, batch, seed):
+        if node not in group.states:
+            raise ModelError(f"node {node!r} has no observed descendants: its probabilities are those of the model")
+        result = evaluate(fitted.structure, fitted.naturals, group, fitted.phi)
+        weight = torch.softmax(result.log_prior + result.log_likelihood, -1).expand(1, len(group.rows), -1)
+        found[group.rows] = (weight.unsqueeze(-1) * group.states[node]).sum(-2)[0].detach()
+    return found
+
+
+def posterior_draws(fitted: Fitted, batch: Batch, draws: int, seed: int) -> dict[str, Tensor]:
+    """Joint draws of every node given what each row shows: node -> (N, draws, width)."""
+    generator = torch.Generator().manual_seed(seed)
+    structure = fitted.structure
+    found = {
+        node: torch.zeros(batch.rows, draws, mechanism.space.width, dtype=torch.float64)
+        for node, mechanism in structure.mechanisms.items()
+    }
+    if not all(m.has_density or m.is_given for n, m in structure.mechanisms.items() if n in structure.graph.observed):
+        return _map_draws(fitted, batch, draws, generator)
+    for group in _groups(fitted, batch, seed):
+        result = evaluate(structure, fitted.naturals, group, fitted.phi)
+        joint = (result.log_prior + result.log_likelihood).detach().expand(1, len(group.rows), -1)[0]
+        probs = torch.softmax(joint, -1)
+        chosen = torch.multinomial(probs, draws, replacement=True, generator=generator)  # (n, draws)
+        values: dict[str, Tensor] = {}
+        for node in group.unknown:
+            value = result.values[node].detach().expand(1, len(group.rows), group.points, -1)[0]
+            values[node] = torch.gather(value, 1, chosen.unsqueeze(-1).expand(-1, -1, value.shape[-1]))
+        _complete(fitted, group, values, draws, generator)
+        for node, value in values.items():
+            found[node][group.rows] = value
+    return found
+
+
+def _complete(
+    fitted: Fitted, group: RowGroup, values: dict[str, Tensor], draws: int, generator: torch.Generator
+) -> None:
+    """Seen cells keep their value; what the row tells nothing about is drawn from the model."""
+    structure = fitted.structure
+    for node in structure.graph.order:
+        mechanism = structure.mechanisms[node]
+        drawn = values.get(node)
+        if drawn is None and not (node in group.values and node in group.complete):
+            if mechanism.is_given:
+                raise ModelError(f"node {node!r} is Given: its values must not be missing")
+            parents = {p: values[p].unsqueeze(0) for p in structure.graph.parents(node)}
+            noise = draw_noise(mechanism.noise, (1, len(group.rows), draws), generator)
+            drawn = (
+                mechanism.forward(fitted.naturals[node], parents, noise).detach()[0].expand(len(group.rows), draws, -1)
+            )
+        if node in group.values:
+            seen, value = (
+                group.mask[node][0].expand(-1, draws, -1),
+                group.values[node][0].expand(-1, draws, -1),
+            )
+            drawn = value if drawn is None else torch.where(seen, value, drawn)
+        if drawn is None:
+            raise RuntimeError(f"node {node!r} has neither a value nor a draw")
+        values[node] = drawn
+
+
+def _map_draws(fitted: Fitted, batch: Batch, draws: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """Without densities: draws of the learned backward map, the rest from the model."""
+    backward = fitted.sampler
+    if backward is None:
+        raise ModelError(
+            "hidden values cannot be drawn: a node has no density and no backward map was learned; fit with "
+            "method='paper' or otp.transport('backward')"
+        )
+    values = {node: value[0].unsqueeze(1).expand(-1, draws, -1).unsqueeze(0) for node, value in batch.values.items()}
+    mask = {node: seen[0].unsqueeze(1).expand(-1, draws, -1).unsqueeze(0) for node, seen in batch.mask.items()}
+    row = backward.code(values, mask)
+    for node in fitted.structure.graph.order:
+        mechanism = fitted.structure.mechanisms[node]
+        if node in backward.targets:
+            drawn = _one_map_draw(fitted, backward, node, row, values, draws, generator)
+        elif node in values and bool(mask[node].all()):
+            continue
+        else:
+            noise = draw_noise(mechanism.noise, (1, batch.rows, draws), generator)
+            drawn = mechanism.forward(fitted.naturals[node], fitted.structure.parents(node, values), noise).detach()
+        values[node] = torch.where(mask[node], values[node], drawn) if node in mask else drawn
+    return {node: value[0] for node, value in values.items()}
+
+
+def _one_map_draw(
+    fitted: Fitted,
+    backward: AmortizedMap,
+    node: str,
+    row: Tensor,
+    values: Mapping[str, Tensor],
+    draws: int,
+    generator: torch.Generator,
+) -> Tensor:
+    space = fitted.structure.mechanisms[node].space
+    shape = (1, row.shape[1], draws)
+    if space.is_discrete:
+        noise = draw_noise(Noise(space.width, "uniform"), shape, generator)
+        value, _ = backward.relaxed(fitted.phi, node, row, values, noise, 1.0, hard=True)
+        return value.detach()
+    noise = draw_noise(Noise(backward.output_width(node) // 2, "normal"), shape, generator)
+    return backward.draw(fitted.phi, node, row, values, noise).value.detach()
+
+
+def proposal_among(maps: Sequence[AmortizedMap]) -> AmortizedMap | None:
+    """The map that proposes numbers given enumerated states, if there is one: it draws no categories."""
+    for backward in maps:
+        if backward.targets and not any(backward.space(node).is_discrete for node in backward.targets):
+            return backward
+    return None

@@ -1,0 +1,251 @@
+"""The model's distribution of what is observed, as weighted points with leaves integrated out.
+
+Nodes that have children are filled in: categories enumerated with their probabilities, numbers by a fixed grid or
+quasi-random noise. Leaves are independent given those, so the mean of a product of kernels is a product of means, each
+in closed form or by a sum over the leaf's own support. The result is smooth in the parameters, without sampling noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from otpdag.data import Batch
+from otpdag.divergences.whitened import FeatureColumn, FittedFeatures, Kernel
+from otpdag.errors import ModelError
+from otpdag.mechanisms import Mechanism
+from otpdag.mechanisms.base import Params, Parents
+from otpdag.structure import Naturals, Structure
+
+__all__ = ["Measure", "feature_columns", "lay_out", "mean_features"]
+
+GRID_POINTS = 48
+LEAF_POINTS = 32
+QUASI_RANDOM_POINTS = 512
+MOST_STATES = 4096
+MOST_ATOMS = 400
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Fixed points for the inner nodes: enumerated supports (1, S, width), noise (1, S, dim), log-weights (1, S)."""
+
+    inner: tuple[str, ...]
+    states: Mapping[str, Tensor]
+    noise: Mapping[str, Tensor]
+    given: Mapping[str, Tensor]
+    log_weight: Tensor
+
+
+def columns_of(structure: Structure, node: str) -> int:
+    """Number of feature columns of a node: one for a category, one for each coordinate of a number."""
+    space = structure.mechanisms[node].space
+    return 1 if space.is_discrete else space.width
+
+
+def feature_columns(structure: Structure, batch: Batch) -> list[FeatureColumn]:
+    """The observed nodes of a batch as feature columns, in the graph's order."""
+    columns = []
+    for node in structure.graph.observed:
+        space, values, mask = structure.mechanisms[node].space, batch.values[node], batch.mask[node]
+        if space.is_discrete:
+            columns.append(FeatureColumn(values, mask.all(-1), is_discrete=True))
+            continue
+        for cell in range(space.width):
+            seen = mask[..., cell] if mask.shape[-1] > 1 else mask[..., 0]
+            columns.append(FeatureColumn(values[..., cell : cell + 1], seen, root=space.support == "count"))
+    return columns
+
+
+def inner_nodes(structure: Structure) -> tuple[str, ...]:
+    """Nodes that have an observed descendant."""
+    graph = structure.graph
+    return tuple(node for node in graph.order if graph.observed_descendants(node))
+
+
+def lay_out(
+    structure: Structure,
+    batch: Batch,
+    count_range: Mapping[str, float],
+    *,
+    generator: torch.Generator,
+    points: int = QUASI_RANDOM_POINTS,
+) -> Measure:
+    """Choose the fixed points of all inner nodes."""
+    inner = inner_nodes(structure)
+    like = next(iter(batch.values.values()))
+    supports, log_stride = _supports(structure, inner, count_range, like)
+    numeric = [n for n in inner if n not in supports and not structure.mechanisms[n].is_given]
+    noise, log_noise = _noise(structure, numeric, generator, points, like)
+    given, noise, log_noise = _given_rows(structure, batch, noise, log_noise, generator, points)
+    total, draws = math.prod(len(s) for s in supports.values()), len(log_noise)
+    states, repeat = {}, total
+    for node, support in supports.items():
+        repeat //= len(support)
+        index = torch.arange(total).div(repeat, rounding_mode="floor") % len(support)
+        states[node] = support[index].repeat_interleave(draws, 0).unsqueeze(0)
+    tiled = {node: value.repeat(total, 1).unsqueeze(0) for node, value in noise.items()}
+    rows = {node: value.repeat(total, 1).unsqueeze(0) for node, value in given.items()}
+    return Measure(inner, states, tiled, rows, (log_noise.repeat(total) + log_stride).unsqueeze(0))
+
+
+def _supports(
+    structure: Structure, inner: Sequence[str], count_range: Mapping[str, float], like: Tensor
+) -> tuple[dict[str, Tensor], float]:
+    supports, log_stride = {}, 0.0
+    for node in inner:
+        mechanism = structure.mechanisms[node]
+        if mechanism.is_given:
+            continue
+        if mechanism.space.is_discrete:
+            supports[node] = torch.eye(mechanism.space.width).to(like)
+        elif mechanism.space.support == "count":
+            largest = math.ceil(count_range.get(node, 30.0)) + 1
+            stride = max(1, math.ceil(largest / 96))
+            supports[node] = torch.arange(0, largest + stride, stride).to(like).unsqueeze(-1)
+            log_stride += math.log(stride)
+    total = math.prod(len(s) for s in supports.values())
+    if total > MOST_STATES:
+        raise ModelError(
+            f"the inner categories {', '.join(map(repr, supports))} have {total} joint states; the direct transport "
+            f"route enumerates at most {MOST_STATES}: use method='entropic'"
+        )
+    return supports, log_stride
+
+
+def _noise(
+    structure: Structure, numeric: Sequence[str], generator: torch.Generator, points: int, like: Tensor
+) -> tuple[dict[str, Tensor], Tensor]:
+    kinds = {node: structure.mechanisms[node].noise for node in numeric}
+    total = sum(noise.dim for noise in kinds.values())
+    if total == 0:
+        return {node: torch.zeros(1, 0).to(like) for node in numeric}, torch.zeros(1).to(like)
+    if total == 1:
+        node = next(n for n in numeric if kinds[n].dim)
+        nodes, log_weight = quadrature(kinds[node].kind, GRID_POINTS)
+        found = {n: torch.zeros(len(nodes), 0).to(like) for n in numeric}
+        return found | {node: nodes.to(like).unsqueeze(-1)}, log_weight.to(like)
+    seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
+    sobol = torch.quasirandom.SobolEngine(total, scramble=True, seed=seed)
+    uniform = sobol.draw(points, dtype=torch.float64).clamp(1e-6, 1 - 1e-6).to(like)
+    pieces = uniform.split([noise.dim for noise in kinds.values()], -1)
+    found = {
+        node: torch.special.ndtri(piece) if kinds[node].kind == "normal" else piece
+        for node, piece in zip(kinds, pieces, strict=True)
+    }
+    return found, torch.full((points,), -math.log(points)).to(like)
+
+
+def _given_rows(
+    structure: Structure,
+    batch: Batch,
+    noise: dict[str, Tensor],
+    log_noise: Tensor,
+    generator: torch.Generator,
+    points: int,
+) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
+    """Covariates are not modelled: their rows are taken from the data, crossed with the noise points."""
+    if not structure.given:
+        return {}, noise, log_noise
+    rows = min(batch.rows, points)
+    index = torch.randperm(batch.rows, generator=generator)[:rows]
+    given = {node: batch.values[node][0, index] for node in structure.given}
+    if len(log_noise) == points:  # quasi-random points: pair them with rows
+        given = {node: value[torch.arange(points) % rows] for node, value in given.items()}
+        return given, noise, log_noise
+    draws = len(log_noise)
+    given = {node: value.repeat_interleave(draws, 0) for node, value in given.items()}
+    tiled = {node: value.repeat(rows, 1) for node, value in noise.items()}
+    return given, tiled, log_noise.repeat(rows) - math.log(rows)
+
+
+def quadrature(kind: str, points: int) -> tuple[Tensor, Tensor]:
+    """Nodes and log-weights for the mean of a function of normal or uniform noise."""
+    if kind == "normal":
+        nodes = torch.linspace(-5.5, 5.5, points, dtype=torch.float64)
+        log_weight = -0.5 * nodes**2
+        return nodes, log_weight - torch.logsumexp(log_weight, 0)
+    nodes = (torch.arange(points, dtype=torch.float64) + 0.5) / points
+    return nodes, torch.full((points,), -math.log(points), dtype=torch.float64)
+
+
+def mean_features(structure: Structure, naturals: Naturals, measure: Measure, fitted: FittedFeatures) -> Tensor:
+    """Mean features of the model: (R, J)."""
+    values, log_weight = _inner_values(structure, naturals, measure)
+    kernels = iter(fitted.kernels)
+    kernel_values: list[Tensor] = []
+    for node in structure.graph.observed:
+        own = [next(kernels) for _ in range(columns_of(structure, node))]
+        kernel_values += _kernel_means(structure, naturals, node, own, values)
+    features = fitted.combine(kernel_values)
+    weight = torch.exp(log_weight)
+    return (weight.unsqueeze(-1) * features).sum(-2) / weight.sum(-1, keepdim=True)
+
+
+def _inner_values(structure: Structure, naturals: Naturals, measure: Measure) -> tuple[dict[str, Tensor], Tensor]:
+    values: dict[str, Tensor] = dict(measure.given)
+    log_weight = measure.log_weight
+    for node in measure.inner:
+        if node in values:
+            continue
+        mechanism, params, parents = (
+            structure.mechanisms[node],
+            naturals[node],
+            structure.parents(node, values),
+        )
+        if node in measure.states:
+            values[node] = measure.states[node]
+            log_weight = log_weight + mechanism.log_prob(params, values[node], parents)
+        else:
+            values[node] = mechanism.forward(params, parents, measure.noise[node])
+    return values, log_weight
+
+
+def _kernel_means(
+    structure: Structure,
+    naturals: Naturals,
+    node: str,
+    kernels: Sequence[Kernel],
+    values: Mapping[str, Tensor],
+) -> list[Tensor]:
+    """For each column of a node, the mean of its kernels at every point: (R, S, J_c)."""
+    mechanism, params = structure.mechanisms[node], naturals[node]
+    if node in values:
+        value = values[node]
+        return [kernel(value if kernel.is_discrete else value[..., i : i + 1]) for i, kernel in enumerate(kernels)]
+    return leaf_means(mechanism, params, structure.parents(node, values), kernels)
+
+
+def leaf_means(mechanism: Mechanism, params: Params, parents: Parents, kernels: Sequence[Kernel]) -> list[Tensor]:
+    """Integrate a leaf out of its kernels: in closed form, over its support, or over a grid of its noise."""
+    closed = mechanism.kernel_means(params, parents, kernels)
+    if closed is not None:
+        return closed
+    atoms = mechanism.atoms(params, parents, MOST_ATOMS)
+    if atoms is not None:
+        probs = torch.exp(atoms.log_probs)
+        return [probs @ kernel(atoms.values) for kernel in kernels]
+    return _leaf_quadrature(mechanism, params, parents, kernels)
+
+
+def _leaf_quadrature(mechanism: Mechanism, params: Params, parents: Parents, kernels: Sequence[Kernel]) -> list[Tensor]:
+    """Coordinates with one noise each are independent: one grid serves them all."""
+    if not mechanism.reparameterised:
+        raise ModelError(
+            f"node {mechanism.family.node!r}: {type(mechanism).__name__} has neither a finite support nor a "
+            "differentiable forward map; the direct transport route cannot integrate it"
+        )
+    anchor = next(iter(params.values()))
+    if mechanism.noise.dim == 0:
+        value = mechanism.forward(params, parents, torch.zeros(1, 1, 0).to(anchor))
+        return [kernel(value[..., i : i + 1]) for i, kernel in enumerate(kernels)]
+    nodes, log_weight = quadrature(mechanism.noise.kind, LEAF_POINTS)
+    noise = nodes.to(anchor).reshape(1, 1, -1, 1).expand(1, 1, -1, mechanism.noise.dim)
+    spread = {name: value.unsqueeze(-2) for name, value in parents.items()}
+    value = mechanism.forward(params, spread, noise)  # (R, S, A, width)
+    weight = torch.exp(log_weight).to(anchor)
+    return [torch.einsum("a,...aj->...j", weight, kernel(value[..., i : i + 1])) for i, kernel in enumerate(kernels)]

@@ -1,0 +1,370 @@
+"""A model: a graph with a mechanism for each node and, once fitted, their parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from otpdag import archive, inference, render
+from otpdag.backward.amortized import AmortizedMap
+from otpdag.canonical import canonical
+from otpdag.data import Batch, Schema, Table, decode, encode, infer_space
+from otpdag.divergences import Energy
+from otpdag.errors import ModelError, NotFittedError
+from otpdag.graph import Graph
+from otpdag.mechanisms import Categorical, Mechanism, Normal, Poisson
+from otpdag.sampling import ancestral
+from otpdag.spaces import Space
+from otpdag.structure import Structure
+
+__all__ = ["Model", "load"]
+
+Array = NDArray[np.float64]
+
+
+class Model:
+    """A directed graphical model: a graph and, for each node, how its value comes about.
+
+    Args:
+        graph: Nodes, edges, and which nodes are hidden.
+        mechanisms: One mechanism for each node.
+
+    Example:
+        >>> from otpdag import Graph, mechanisms as m
+        >>> graph = Graph([("load", "price"), ("load", "outages")], hidden=["load"])
+        >>> print(Model(graph, {"load": m.Normal(), "price": m.Normal(), "outages": m.Poisson()}))
+        Model with 3 nodes (not fitted)
+          load: Normal, hidden
+          price: Normal <- load
+          outages: Poisson <- load
+    """
+
+    def __init__(self, graph: Graph, mechanisms: Mapping[str, Mechanism]) -> None:
+        self.structure = Structure.bind(graph, mechanisms)
+        self._schema: Schema | None = None
+        self._naturals: dict[str, dict[str, Tensor]] | None = None
+        self._phi: dict[str, Tensor] = {}
+        self._maps: tuple[AmortizedMap, ...] = ()
+        self._count_range: dict[str, float] = {}
+
+    @classmethod
+    def from_frame(
+        cls,
+        graph: Graph,
+        data: pd.DataFrame,
+        *,
+        hidden: Mapping[str, Mechanism] | None = None,
+        mechanisms: Mapping[str, Mechanism] | None = None,
+    ) -> Model:
+        """Choose mechanisms by column type: Normal for numbers, Poisson for counts, Categorical for categories.
+
+        Args:
+            graph: The graph.
+            data: A table with a column for each observed node.
+            hidden: Mechanisms of the hidden nodes.
+            mechanisms: Mechanisms of observed nodes that shall not be chosen.
+        """
+        given = {**(hidden or {}), **(mechanisms or {})}
+        chosen: dict[str, Mechanism] = {}
+        for node in graph.nodes:
+            if node in given:
+                chosen[node] = given[node]
+            elif node in graph.hidden:
+                raise ModelError(f"hidden node {node!r} needs a mechanism: pass hidden={{{node!r}: ...}}")
+            elif node not in data.columns:
+                raise ModelError(
+                    f"observed node {node!r} has no column and no mechanism; columns are {list(data.columns)}"
+                )
+            else:
+                chosen[node] = _mechanism_for(infer_space(data[node]))
+        return cls(graph, chosen)
+
+    # -- what it is ---------------------------------------------------------------------------------------------
+
+    @property
+    def graph(self) -> Graph:
+        """The graph."""
+        return self.structure.graph
+
+    @property
+    def mechanisms(self) -> Mapping[str, Mechanism]:
+        """The mechanism of each node."""
+        return self.structure.mechanisms
+
+    @property
+    def spaces(self) -> dict[str, Space]:
+        """The space of each node's values."""
+        return {node: mechanism.space for node, mechanism in self.structure.mechanisms.items()}
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether parameters are known."""
+        return self._naturals is not None
+
+    def __repr__(self) -> str:
+        return render.as_text(self.structure, self.params() if self.is_fitted else None)
+
+    def _repr_html_(self) -> str:
+        return render.as_html(self.structure, self.params() if self.is_fitted else None)
+
+    # -- parameters ---------------------------------------------------------------------------------------------
+
+    def params(self) -> dict[str, dict[str, Array]]:
+        """Parameters in natural units, with hidden labels in a canonical order.
+
+        Tables have one leading axis for each discrete parent, in the order of the edges.
+        """
+        naturals = self._fitted_naturals()
+        found: dict[str, dict[str, Array]] = {}
+        for node, mechanism in self.structure.mechanisms.items():
+            shown = mechanism.describe(naturals[node])
+            found[node] = {name: value[0].detach().cpu().numpy().copy() for name, value in shown.items()}
+        return found
+
+    def set_params(self, params: Mapping[str, Mapping[str, ArrayLike]]) -> Model:
+        """Give parameters by hand, in the shapes of :meth:`params`; a model that was never fitted can then sample."""
+        naturals: dict[str, dict[str, Tensor]] = {}
+        for node, mechanism in self.structure.mechanisms.items():
+            naturals[node] = {}
+            for name, parameter in mechanism.declared().items():
+                given = params.get(node, {}).get(name)
+                if given is None and not parameter.learned:
+                    naturals[node][name] = parameter.constant(node, name).unsqueeze(0)
+                    continue
+                if given is None:
+                    raise ModelError(
+                        f"parameter {name!r} of node {node!r} is missing; expected shape {parameter.shape}"
+                    )
+                value = torch.as_tensor(np.asarray(given, dtype=float))
+                if value.numel() != int(np.prod(parameter.shape)):
+                    raise ModelError(
+                        f"parameter {name!r} of node {node!r} must have {int(np.prod(parameter.shape))} entries "
+                        f"(shape {parameter.shape}); got shape {tuple(value.shape)}"
+                    )
+                naturals[node][name] = value.reshape(1, *parameter.shape)
+        self._naturals = naturals
+        self._schema = self._schema or Schema.of(self.spaces, self.graph)
+        return self
+
+    def adopt(
+        self,
+        structure: Structure,
+        parameters: Mapping[str, Tensor],
+        schema: Schema,
+        maps: tuple[AmortizedMap, ...],
+    ) -> None:
+        """Take over the end of a fit: raw parameters (1, ...), put in canonical order."""
+        raw = {key: value.detach() for key, value in parameters.items()}
+        naturals = structure.naturals({key: value for key, value in raw.items() if not key.startswith("phi.")})
+        phi = {key: value for key, value in raw.items() if key.startswith("phi.")}
+        self.structure, self._schema, self._maps = structure, schema, maps
+        self._naturals, self._phi = canonical(structure, naturals, phi, maps)
+
+    def adopt_proposal(self, proposal: AmortizedMap, phi: Mapping[str, Tensor]) -> None:
+        """Add a backward map that was learned after the fit."""
+        self._maps = (*self._maps, proposal)
+        self._phi |= phi
+
+    def note_ranges(self, ranges: Mapping[str, float]) -> None:
+        """Remember how far counts reach in the data."""
+        self._count_range = dict(ranges)
+
+    def _fitted_naturals(self) -> dict[str, dict[str, Tensor]]:
+        if self._naturals is None:
+            raise NotFittedError("the model has no parameters yet: call otpdag.fit(model, data) first")
+        return self._naturals
+
+    @property
+    def fitted(self) -> inference.Fitted:
+        """What inference needs."""
+        sampler = next((m for m in self._maps if m.name == "joint"), None)
+        proposal = inference.proposal_among(self._maps)
+        return inference.Fitted(
+            self.structure, self._fitted_naturals(), self._phi, proposal, sampler, self._count_range
+        )
+
+    # -- use ----------------------------------------------------------------------------------------------------
+
+    def sample(
+        self, rows: int, *, seed: int, do: Mapping[str, Any] | None = None, given: Table | None = None
+    ) -> pd.DataFrame:
+        """Draw rows from the model, hidden nodes too.
+
+        Args:
+            rows: Number of rows.
+            seed: Determines the draw.
+            do: Interventions: nodes set to a value (or one value for each row), whatever their parents say.
+            given: Values of the nodes that are Given, at least as many rows.
+        """
+        naturals, schema = self._fitted_naturals(), self._known_schema()
+        if rows < 1:
+            raise ModelError(f"rows must be at least 1; got {rows}")
+        settings = {node: self._intervention(node, value, rows) for node, value in (do or {}).items()}
+        settings |= self._given_values(given, rows, settings)
+        generator = torch.Generator().manual_seed(seed)
+        values = ancestral(self.structure, naturals, rows, generator, do=settings)
+        return decode({node: values[node][:1] for node in self.graph.nodes}, schema)
+
+    def _intervention(self, node: str, value: Any, rows: int) -> Tensor:
+        if node not in self.graph.nodes:
+            raise ModelError(f"do names node {node!r}, which is not in the graph; it has {', '.join(self.graph.nodes)}")
+        schema = self._known_schema()
+        cells = schema[node].space.cells
+        array = np.asarray(value)
+        table = np.broadcast_to(
+            array.reshape(-1, cells) if array.size in (cells, rows * cells) else array, (rows, cells)
+        )
+        frame = pd.DataFrame({name: table[:, i] for i, name in enumerate(schema[node].names)})
+        one = Schema({node: schema[node]})
+        return encode(frame, one, hidden=(), partial=True).values[node]
+
+    def _given_values(self, given: Table | None, rows: int, settings: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        needed = [node for node in self.structure.given if node not in settings]
+        if not needed:
+            return {}
+        if given is None:
+            raise ModelError(f"nodes {', '.join(map(repr, needed))} are Given: pass given=table with their values")
+        schema = self._known_schema()
+        batch = encode(given, Schema({node: schema[node] for node in needed}), hidden=(), partial=True)
+        if batch.rows < rows:
+            raise ModelError(f"given must have at least {rows} rows; got {batch.rows}")
+        return {node: batch.values[node][:, :rows] for node in needed}
+
+    def posterior(self, data: Table, *, draws: int = 100, seed: int = 0) -> pd.DataFrame:
+        """Draws of the hidden nodes given what each row shows, indexed by row and draw.
+
+        Categories are drawn from their exact probabilities, numbers by weighted points; missing cells of a row are
+        integrated out.
+        """
+        batch = self._encode_partial(data)
+        values = inference.posterior_draws(self.fitted, batch, draws, seed)
+        flat = {node: values[node].reshape(-1, values[node].shape[-1]) for node in self.graph.hidden}
+        table = decode(flat, self._known_schema())
+        table.index = pd.MultiIndex.from_product([_row_index(data, batch.rows), range(draws)], names=["row", "draw"])
+        return table
+
+    def predict_proba(self, data: Table, node: str) -> pd.DataFrame:
+        """Posterior probabilities of a hidden category, one row for each row of ``data``, exact."""
+        if node not in self.graph.hidden or not self.mechanisms[node].space.is_discrete:
+            raise ModelError(f"node must be a hidden category; {node!r} is not")
+        batch = self._encode_partial(data)
+        probabilities = inference.state_probabilities(self.fitted, batch, node)
+        labels = self._known_schema()[node].labels or range(self.mechanisms[node].space.width)
+        return pd.DataFrame(probabilities.numpy(), columns=list(labels), index=_row_index(data, batch.rows))
+
+    def impute(self, data: Table, *, seed: int = 0, draws: int = 100, random: bool = False) -> pd.DataFrame:
+        """Fill missing cells: with the posterior mean of numbers and the likeliest category, or with one random draw.
+
+        Args:
+            data: A table with missing cells.
+            seed: Determines the draws.
+            draws: Draws that the mean is taken over.
+            random: Fill with one draw instead, as multiple imputation asks for.
+        """
+        batch = self._encode_partial(data)
+        values = inference.posterior_draws(self.fitted, batch, 1 if random else draws, seed)
+        filled: dict[str, Tensor] = {}
+        for node in self.graph.observed:
+            mean = values[node].mean(1)
+            if self.mechanisms[node].space.support == "count" and not random:
+                mean = values[node].median(1).values
+            filled[node] = torch.where(batch.mask[node][0], batch.values[node][0], mean)
+        table = decode(filled, self._known_schema())
+        table.index = _row_index(data, batch.rows)
+        return table
+
+    def score(self, data: Table, *, kind: Literal["transport", "likelihood"] = "transport", seed: int = 0) -> float:
+        """How far held-out rows are from the model.
+
+        Args:
+            data: Held-out rows; missing cells are missing for the model's samples as well.
+            kind: ``"transport"``: the energy distance between standardised rows and as many model samples, smaller is
+                better, comparable across model families. ``"likelihood"``: the mean log-likelihood of a row, larger is
+                better.
+            seed: Determines the model's samples.
+        """
+        batch = self._encode_partial(data)
+        if kind == "likelihood":
+            return float(inference.log_likelihood(self.fitted, batch).mean())
+        if kind != "transport":
+            raise ModelError(f"kind must be 'transport' or 'likelihood'; got {kind!r}")
+        return self._transport_score(batch, seed)
+
+    def _transport_score(self, batch: Batch, seed: int) -> float:
+        generator = torch.Generator().manual_seed(seed)
+        given = {node: batch.values[node] for node in self.structure.given}
+        drawn = ancestral(self.structure, self._fitted_naturals(), batch.rows, generator, do=given)
+        shuffled = torch.randperm(batch.rows, generator=generator)
+        left, right = [], []
+        for node in self.graph.observed:
+            seen = batch.mask[node].to(torch.float64)
+            seen = seen if seen.shape[-1] == batch.values[node].shape[-1] else seen[..., :1]
+            centre, spread = _standard(batch, node, self.mechanisms[node].space)
+            left.append((batch.values[node] - centre) / spread * seen)
+            right.append((drawn[node] - centre) / spread * seen[:, shuffled])
+        most = 4000
+        return float(Energy()(torch.cat(left, -1)[:, :most], torch.cat(right, -1)[:, :most])[0])
+
+    def _encode_partial(self, data: Table) -> Batch:
+        self._fitted_naturals()
+        schema = self._known_schema()
+        if isinstance(data, pd.DataFrame):
+            hidden = [name for node in self.graph.hidden for name in schema[node].names if name in data.columns]
+            data = data.drop(columns=hidden)
+        return encode(data, schema, hidden=self.graph.hidden, partial=True)
+
+    def _known_schema(self) -> Schema:
+        if self._schema is None:
+            raise NotFittedError("the model has seen no table yet: call otpdag.fit(model, data) first")
+        return self._schema
+
+    # -- files --------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Write the model to one file (JSON and safetensors in a zip); :func:`load` reads it without running code."""
+        archive.write_archive(
+            path, self.structure, self._schema, self._naturals, self._phi, self._maps, self._count_range
+        )
+
+
+def load(path: str | Path, *, functions: Mapping[str, Callable[..., Any]] | None = None) -> Model:
+    """Read a model that :meth:`Model.save` wrote.
+
+    Args:
+        path: The file.
+        functions: For nodes whose mechanism holds code (Deterministic, Decoder): the function or module again.
+    """
+    structure, state = archive.read_archive(path, functions)
+    model = Model(structure.graph, structure.mechanisms)
+    model.structure = structure
+    model._schema, model._naturals = state["schema"], state["naturals"]
+    model._phi, model._maps, model._count_range = state["phi"], state["maps"], state["count_range"]
+    return model
+
+
+def _mechanism_for(space: Space) -> Mechanism:
+    if space.is_discrete:
+        return Categorical(space.width)
+    return Poisson() if space.support == "count" else Normal()
+
+
+def _row_index(data: Table, rows: int) -> pd.Index:
+    return data.index if isinstance(data, pd.DataFrame) else pd.RangeIndex(rows)
+
+
+def _standard(batch: Batch, node: str, space: Space) -> tuple[Tensor, Tensor]:
+    """Centre and spread of a column's seen cells."""
+    value, seen = batch.values[node][0], batch.mask[node][0]
+    if space.is_discrete:
+        return torch.zeros(1, dtype=value.dtype), torch.ones(1, dtype=value.dtype)
+    count = seen.sum(0).clamp(min=1)
+    mean = (value * seen).sum(0) / count
+    spread = (((value - mean) * seen) ** 2).sum(0).div(count).sqrt()
+    return mean, torch.where(spread > 1e-12, spread, torch.ones_like(spread))

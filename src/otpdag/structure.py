@@ -1,0 +1,166 @@
+"""A graph with its mechanisms, and the tensors that hold their parameters.
+
+Parameters live in a flat dictionary ``theta`` of raw tensors ``(R, *shape)``, keyed ``node.parameter`` or, for shared
+ones, ``tie.name``. Everything that evaluates a model is a pure function of a structure and its ``theta``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from otpdag.errors import ModelError
+from otpdag.graph import Graph
+from otpdag.mechanisms import Mechanism
+from otpdag.mechanisms.base import Family, Parents
+from otpdag.mechanisms.parameters import Fixed, Parameter, Start, Tied
+
+__all__ = ["Naturals", "Structure", "Theta"]
+
+Theta = Mapping[str, Tensor]
+Naturals = Mapping[str, Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Structure:
+    """The immutable part of a model: which nodes there are, and how each comes about.
+
+    Build one with :meth:`bind`, which tells every mechanism its parents and checks that they fit.
+    """
+
+    graph: Graph
+    mechanisms: Mapping[str, Mechanism]
+    keys: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    @classmethod
+    def bind(cls, graph: Graph, mechanisms: Mapping[str, Mechanism]) -> Structure:
+        """Match mechanisms to nodes and set them up in topological order."""
+        _check_names(graph, mechanisms)
+        bound: dict[str, Mechanism] = {}
+        for node in graph.order:
+            parents = tuple((parent, bound[parent].space) for parent in graph.parents(node))
+            _check_given(node, mechanisms[node], parents, node in graph.hidden)
+            bound[node] = mechanisms[node].setup(Family(node, parents, node in graph.hidden))
+        ordered = {node: bound[node] for node in graph.nodes}
+        return cls(graph, ordered).keyed()
+
+    def keyed(self) -> Structure:
+        """Compute the keys of the learned parameters; ties share a key and must agree in shape."""
+        keys: dict[str, dict[str, str]] = {}
+        shapes: dict[str, tuple[str, Parameter]] = {}
+        for node, mechanism in self.mechanisms.items():
+            keys[node] = {}
+            for name, parameter in mechanism.declared().items():
+                if parameter.learned:
+                    key = f"tie.{parameter.setting.name}" if isinstance(parameter.setting, Tied) else f"{node}.{name}"
+                    _check_tie(key, node, parameter, shapes)
+                    keys[node][name] = key
+        return Structure(self.graph, self.mechanisms, keys)
+
+    def with_mechanisms(self, mechanisms: Mapping[str, Mechanism]) -> Structure:
+        """The same graph with re-scaled mechanisms."""
+        return Structure(self.graph, dict(mechanisms), self.keys)
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Learned parameters by key."""
+        found: dict[str, Parameter] = {}
+        for node, names in self.keys.items():
+            declared = self.mechanisms[node].declared()
+            for name, key in names.items():
+                found.setdefault(key, declared[name])
+        return found
+
+    def naturals(self, theta: Theta) -> dict[str, dict[str, Tensor]]:
+        """Natural parameters of every node."""
+        anchor = next(iter(theta.values()), None)
+        found = {}
+        for node, mechanism in self.mechanisms.items():
+            raw = {name: theta[key] for name, key in self.keys[node].items()}
+            natural = mechanism.natural(raw)
+            if anchor is not None and not raw:
+                natural = {name: value.to(anchor) for name, value in natural.items()}
+            found[node] = natural
+        return found
+
+    def raw(self, naturals: Naturals) -> dict[str, Tensor]:
+        """Raw parameters from natural ones; of tied ones the first node's counts, or their starting value."""
+        found: dict[str, Tensor] = {}
+        for node, names in self.keys.items():
+            raw = self.mechanisms[node].raw(naturals[node])
+            for name, key in names.items():
+                if name in raw:
+                    found.setdefault(key, raw[name])
+        return found
+
+    def parents(self, node: str, values: Mapping[str, Tensor]) -> Parents:
+        """The values of a node's parents."""
+        return {parent: values[parent] for parent in self.graph.parents(node)}
+
+    def with_settings(self, node: str, found: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Overwrite data-driven starting values (without replica axis) by what the user fixed or started."""
+        for name, parameter in self.mechanisms[node].declared().items():
+            if isinstance(parameter.setting, Fixed | Start):
+                found[name] = parameter.constant(node, name).clone()
+        return found
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """Nodes that are conditioned on, never modelled."""
+        return tuple(node for node, mechanism in self.mechanisms.items() if mechanism.is_given)
+
+
+def _check_names(graph: Graph, mechanisms: Mapping[str, Mechanism]) -> None:
+    missing = [node for node in graph.nodes if node not in mechanisms]
+    if missing:
+        raise ModelError(f"every node needs a mechanism; none was given for {_names(missing)}")
+    unknown = [node for node in mechanisms if node not in graph.nodes]
+    if unknown:
+        raise ModelError(
+            f"mechanisms name nodes that are not in the graph: {_names(unknown)}; it has {_names(graph.nodes)}"
+        )
+    for node, mechanism in mechanisms.items():
+        if not isinstance(mechanism, Mechanism):
+            raise ModelError(f"node {node!r}: expected a mechanism such as m.Normal(); got {mechanism!r}")
+
+
+def _check_given(node: str, mechanism: Mechanism, parents: tuple[tuple[str, object], ...], hidden: bool) -> None:
+    if mechanism.is_given and (parents or hidden):
+        reason = "is hidden" if hidden else f"has parents {_names(name for name, _ in parents)}"
+        raise ModelError(f"node {node!r} is Given, so it must be an observed node without parents; it {reason}")
+
+
+def _check_tie(key: str, node: str, parameter: Parameter, seen: dict[str, tuple[str, Parameter]]) -> None:
+    if not isinstance(parameter.setting, Tied):
+        return
+    first_node, first = seen.setdefault(key, (node, parameter))
+    if first.shape != parameter.shape or first.support is not parameter.support:
+        raise ModelError(
+            f"tie {parameter.setting.name!r}: node {first_node!r} gives it shape {first.shape}, "
+            f"node {node!r} shape {parameter.shape}; tied parameters must have the same shape and support"
+        )
+
+
+def _names(nodes: Iterable[str]) -> str:
+    return ", ".join(repr(node) for node in nodes)
+
+
+def pack(theta: Theta) -> Tensor:
+    """All parameters of each replica in one row: (R, P)."""
+    if not theta:
+        return torch.zeros(1, 0, dtype=torch.float64)
+    return torch.cat([value.reshape(value.shape[0], -1) for value in theta.values()], -1)
+
+
+def unpack(flat: Tensor, like: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """Invert :func:`pack` given the shapes without replica axis."""
+    found, at = {}, 0
+    for key, shape in like.items():
+        size = 1
+        for length in shape:
+            size *= length
+        found[key] = flat[:, at : at + size].reshape(flat.shape[0], *shape)
+        at += size
+    return found
