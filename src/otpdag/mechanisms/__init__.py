@@ -4,9 +4,13 @@ from otpdag.mechanisms.base import Atoms, Family, Mechanism, Noise
 from otpdag.mechanisms.beta import Beta
 from otpdag.mechanisms.categorical import Bernoulli, Categorical
 from otpdag.mechanisms.counts import NegativeBinomial, Poisson
+from otpdag.mechanisms.decoder import Decoder
+from otpdag.mechanisms.deterministic import Deterministic
+from otpdag.mechanisms.dirichlet import Dirichlet
 from otpdag.mechanisms.gamma import Gamma
 from otpdag.mechanisms.given import Given
 from otpdag.mechanisms.lognormal import LogNormal
+from otpdag.mechanisms.multinomial import Multinomial
 from otpdag.mechanisms.normal import Normal
 from otpdag.mechanisms.parameters import start, tie
 from otpdag.mechanisms.spec import from_spec, register
@@ -17,11 +21,15 @@ __all__ = [
     "Bernoulli",
     "Beta",
     "Categorical",
+    "Decoder",
+    "Deterministic",
+    "Dirichlet",
     "Family",
     "Gamma",
     "Given",
     "LogNormal",
     "Mechanism",
+    "Multinomial",
     "NegativeBinomial",
     "Noise",
     "Normal",
@@ -33,16 +41,17 @@ __all__ = [
     "tie",
 ]
 
-for _mechanism in (
-    Bernoulli,
-    Beta,
-    Categorical,
-    Gamma,
-    Given,
-    LogNormal,
-    NegativeBinomial,
-    Normal,
-    Poisson,
-    StudentT,
-):
-    register(_mechanism)
+register(Bernoulli)
+register(Beta)
+register(Categorical)
+register(Decoder)
+register(Deterministic)
+register(Dirichlet)
+register(Gamma)
+register(Given)
+register(LogNormal)
+register(Multinomial)
+register(NegativeBinomial)
+register(Normal)
+register(Poisson)
+register(StudentT)

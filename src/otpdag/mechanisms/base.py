@@ -138,8 +138,11 @@ class Mechanism(ABC):
         """Natural starting values from a completed table: ``value`` (N, width), weights (N,)."""
         return {}
 
-    def initial_raw(self, replicas: int, generator: torch.Generator) -> dict[str, Tensor]:
-        """Raw starting values (R, ...) of what no table suggests: the layers of networks."""
+    def initial_raw(self, replicas: int, generator: torch.Generator, *, first: bool = True) -> dict[str, Tensor]:
+        """Raw starting values (R, ...) of what no table suggests: the layers of networks.
+
+        ``first`` says that the first replica is the first of all, which starts where the user put it.
+        """
         return {
             name: parameter.init_scale
             * torch.randn(replicas, *parameter.shape, generator=generator, dtype=torch.float64)
@@ -182,11 +185,7 @@ class Mechanism(ABC):
             if not p.learned and name not in natural
         }
         internal = self.remove_units({**fixed, **natural})
-        return {
-            name: p.raw(internal[name])
-            for name, p in self.declared().items()
-            if p.learned and name in internal
-        }
+        return {name: p.raw(internal[name]) for name, p in self.declared().items() if p.learned and name in internal}
 
     def restore_units(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
         """Hook: last step from internal to natural units."""
@@ -246,9 +245,7 @@ class Mechanism(ABC):
         """The support with its probabilities, if it is finite (or can be cut) at ``limit`` atoms or fewer."""
         return None
 
-    def kernel_means(
-        self, params: Params, parents: Parents, kernels: Sequence[Kernel]
-    ) -> list[Tensor] | None:
+    def kernel_means(self, params: Params, parents: Parents, kernels: Sequence[Kernel]) -> list[Tensor] | None:
         """Closed-form means of each coordinate's kernels (R, ..., J_c), where they exist."""
         return None
 

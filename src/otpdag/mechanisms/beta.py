@@ -59,9 +59,7 @@ class Beta(Predicted):
 
     def on_setup(self) -> None:
         """Build the predictor of the mean's logit."""
-        self.predictor = Predictor(
-            self.family, self.dim, "logit_mean", self.logit_mean, self.weight, self.network
-        )
+        self.predictor = Predictor(self.family, self.dim, "logit_mean", self.logit_mean, self.weight, self.network)
 
     @property
     def space(self) -> Space:

@@ -48,9 +48,7 @@ class LogLinearCount(Predicted):
 
     def on_setup(self) -> None:
         """Build the predictor of the log-rate."""
-        self.predictor = Predictor(
-            self.family, self.dim, "log_rate", self.log_rate, self.weight, self.network
-        )
+        self.predictor = Predictor(self.family, self.dim, "log_rate", self.log_rate, self.weight, self.network)
 
     @property
     def space(self) -> Space:
@@ -233,9 +231,7 @@ class NegativeBinomial(LogLinearCount):
         size, log_rate = self.size_and_log_rate(params, parents, value)
         log_total = torch.logaddexp(torch.log(size), log_rate)
         coefficient = torch.lgamma(value + size) - torch.lgamma(size) - torch.lgamma(value + 1)
-        return sum_cells(
-            coefficient + size * (torch.log(size) - log_total) + value * (log_rate - log_total), mask
-        )
+        return sum_cells(coefficient + size * (torch.log(size) - log_total) + value * (log_rate - log_total), mask)
 
     def abduct(self, params: Params, value: Tensor, parents: Parents, uniform: Tensor) -> Tensor:
         """A point between the distribution function just below the count and at it."""

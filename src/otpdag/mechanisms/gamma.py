@@ -87,22 +87,16 @@ class Gamma(Predicted):
     def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
         """Log-linear regression, then the shape from mean and mean logarithm of the ratios to the fit."""
         found = self.predictor.start(value, parents, weight, log_positive)
-        fitted = torch.exp(
-            self.predictor.predict_rows(found, parents).clamp(-LARGEST_LOG_MEAN, LARGEST_LOG_MEAN)
-        )
+        fitted = torch.exp(self.predictor.predict_rows(found, parents).clamp(-LARGEST_LOG_MEAN, LARGEST_LOG_MEAN))
         relative = (value / fitted).clamp(min=1e-12)
         rows = self.predictor.rows
-        mean, mean_log = (
-            self.pooled(part, rows, parents, weight) for part in (relative, torch.log(relative))
-        )
+        mean, mean_log = (self.pooled(part, rows, parents, weight) for part in (relative, torch.log(relative)))
         # Minka (2002): log k - digamma(k) = log mean - mean log, solved to 1.5 % in closed form
         gap = (torch.log(mean) - mean_log).clamp(min=1e-6)
         shape = (3 - gap + torch.sqrt((gap - 3) ** 2 + 24 * gap)) / (12 * gap)
         return {**found, "shape": shape.clamp(*SHAPES)}
 
-    def log_mean_and_shape(
-        self, params: Params, parents: Parents, like: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    def log_mean_and_shape(self, params: Params, parents: Parents, like: Tensor | None) -> tuple[Tensor, Tensor]:
         """Both at these parents: (R, ..., dim)."""
         log_mean = self.predictor(params, parents, like).clamp(-LARGEST_LOG_MEAN, LARGEST_LOG_MEAN)
         return log_mean, self.row_of(params["shape"], parents, log_mean.ndim)

@@ -38,8 +38,7 @@ class Given(Mechanism):
         if self.family.parents or self.family.hidden:
             reason = "is hidden" if self.family.hidden else "has parents"
             raise ModelError(
-                f"node {self.family.node!r} is Given, so it must be an observed node without parents; "
-                f"it {reason}"
+                f"node {self.family.node!r} is Given, so it must be an observed node without parents; it {reason}"
             )
 
     @property
@@ -54,9 +53,7 @@ class Given(Mechanism):
 
     def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:
         """Refuse: there is nothing to draw from."""
-        raise ModelError(
-            f"node {self.family.node!r} is Given: its values must be given, they cannot be drawn"
-        )
+        raise ModelError(f"node {self.family.node!r} is Given: its values must be given, they cannot be drawn")
 
     def log_prob(self, params: Params, value: Tensor, parents: Parents, mask: Tensor | None = None) -> Tensor:
         """Zero: the model is conditional on the covariate."""

@@ -135,9 +135,7 @@ class Normal(LocationScale):
         """The location."""
         return self.predictor(params, parents)
 
-    def kernel_means(
-        self, params: Params, parents: Parents, kernels: Sequence[Kernel]
-    ) -> list[Tensor] | None:
+    def kernel_means(self, params: Params, parents: Parents, kernels: Sequence[Kernel]) -> list[Tensor] | None:
         """Gaussian kernels of a normal value: a Gaussian in the location with the variances added."""
         if any(kernel.is_discrete or kernel.root for kernel in kernels):
             return None

@@ -59,9 +59,7 @@ class Predicted(Mechanism):
         config = None if rows == 1 else configurations(self.family, parents)
         return weight.unsqueeze(-1) if config is None else config * weight.unsqueeze(-1)
 
-    def pooled(
-        self, values: Tensor, rows: int, parents: Parents, weight: Tensor, prior: float = 2.0
-    ) -> Tensor:
+    def pooled(self, values: Tensor, rows: int, parents: Parents, weight: Tensor, prior: float = 2.0) -> Tensor:
         """Weighted means of ``values`` (N, d) by row, each with ``prior`` rows' worth of the overall mean."""
         share = self.weights_by_row(rows, parents, weight)
         overall = (weight.unsqueeze(-1) * values).sum(0) / weight.sum().clamp(min=1e-12)

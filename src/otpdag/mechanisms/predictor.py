@@ -87,10 +87,10 @@ class Predictor:
 
     def __post_init__(self) -> None:
         """Refuse tables that no data could fill."""
-        if self.rows * self.dim > TABLE_LIMIT:
+        if self.rows > TABLE_LIMIT:
             raise ModelError(
                 f"node {self.family.node!r}: a table over its discrete parents needs {self.rows} rows; "
-                f"at most {TABLE_LIMIT // self.dim} are supported: give it fewer parents or a network"
+                f"at most {TABLE_LIMIT} are supported: give it fewer parents or a network"
             )
 
     @property
@@ -182,9 +182,7 @@ class Predictor:
         shape = torch.broadcast_shapes(*(column.shape[:-1] for column in columns))
         return torch.cat([column.expand(*shape, column.shape[-1]) for column in columns], -1)
 
-    def start(
-        self, target: Tensor, parents: Parents, weight: Tensor, fit: Fit = least_squares
-    ) -> dict[str, Tensor]:
+    def start(self, target: Tensor, parents: Parents, weight: Tensor, fit: Fit = least_squares) -> dict[str, Tensor]:
         """Regress ``target`` (N, dim) on the parents, around what the user fixed or started."""
         config = None if self.network else configurations(self.family, parents)
         if config is None:

@@ -62,12 +62,7 @@ class _Law:
 
 def _student_log_density(x: Array, df: Array) -> Array:
     half = 0.5 * (df + 1)
-    return (
-        special.gammaln(half)
-        - special.gammaln(0.5 * df)
-        - 0.5 * np.log(np.pi * df)
-        - half * np.log1p(x * x / df)
-    )
+    return special.gammaln(half) - special.gammaln(0.5 * df) - 0.5 * np.log(np.pi * df) - half * np.log1p(x * x / df)
 
 
 _GAMMA = _Law(

@@ -158,8 +158,7 @@ def _solve_blocks(config: Tensor, values: Tensor, response: Tensor, weight: Tens
     if weight.shape[1] == 1 or values.shape[1] == 0:
         return _solve_shared(config, values, response, weight)
     columns = [
-        _solve_shared(config, values, response[:, d : d + 1], weight[:, d : d + 1])
-        for d in range(response.shape[1])
+        _solve_shared(config, values, response[:, d : d + 1], weight[:, d : d + 1]) for d in range(response.shape[1])
     ]
     return torch.cat([table for table, _ in columns], -1), torch.cat([slopes for _, slopes in columns], -1)
 

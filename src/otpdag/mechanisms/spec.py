@@ -33,9 +33,7 @@ def register(mechanism: M) -> M:
     """
     known = _REGISTRY.setdefault(mechanism.__name__, mechanism)
     if known is not mechanism:
-        raise ModelError(
-            f"a mechanism named {mechanism.__name__!r} is registered already: {known.__module__}"
-        )
+        raise ModelError(f"a mechanism named {mechanism.__name__!r} is registered already: {known.__module__}")
     return mechanism
 
 
@@ -100,9 +98,7 @@ def describe_arguments(mechanism: Mechanism) -> dict[str, Any]:
             found.update({key: _encode(item, type(mechanism), key) for key, item in value.items()})
             continue
         if kind is inspect.Parameter.VAR_POSITIONAL and value:
-            raise ModelError(
-                f"{type(mechanism).__name__} cannot be saved: it takes *{name}; name its arguments"
-            )
+            raise ModelError(f"{type(mechanism).__name__} cannot be saved: it takes *{name}; name its arguments")
         if kind is inspect.Parameter.VAR_POSITIONAL:
             continue
         if value is not None and "Setting" in str(parameters[name].annotation):
@@ -130,9 +126,7 @@ def _encode(value: Any, owner: type, name: str) -> Any:
             return [_encode(item, owner, name) for item in value]
         case _ if callable(value):
             return dict(_FUNCTION)
-    raise ModelError(
-        f"{owner.__name__} cannot be saved: its {name!r} is {value!r}, neither plain data nor a function"
-    )
+    raise ModelError(f"{owner.__name__} cannot be saved: its {name!r} is {value!r}, neither plain data nor a function")
 
 
 def _decode(value: Any) -> Any:

@@ -1,0 +1,177 @@
+"""Dirichlet nodes."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from otpdag.errors import ModelError
+from otpdag.mechanisms.base import Noise, Params, Parents
+from otpdag.mechanisms.parameters import POSITIVE, Parameter, Setting, as_setting
+from otpdag.mechanisms.predicted import Predicted
+from otpdag.mechanisms.predictor import Predictor, axes
+from otpdag.mechanisms.quantiles import gamma_cdf, gamma_log_quantile, gamma_quantile, inside_unit
+from otpdag.spaces import Simplex, Space
+
+__all__ = ["Dirichlet"]
+
+LOG_2PI = math.log(2 * math.pi)
+TOTALS = (1e-2, 1e5)
+
+
+class Dirichlet(Predicted):
+    r"""A probability vector, with a row of concentrations for each configuration of discrete parents.
+
+    Exactly, from gamma quantiles:
+
+    .. math:: x_k = g_k / \textstyle\sum_i g_i, \quad g_k = F_{a_k}^{-1}(u_k), \quad u_k \sim U(0, 1)
+
+    With ``laplace=True``, the paper's softmax of a Gaussian (Eq. softGau; MacKay 1998),
+
+    .. math:: x = \mathrm{softmax}(\mu + \sqrt{\Sigma} \, u), \quad
+              \mu_k = \log a_k - \tfrac{1}{K} \textstyle\sum_i \log a_i, \quad
+              \Sigma_k = \tfrac{1}{a_k} \left(1 - \tfrac{2}{K}\right) + \tfrac{1}{K^2} \textstyle\sum_i \tfrac{1}{a_i},
+
+    with :math:`u \sim N(0, I)`. It approximates the Dirichlet poorly for concentrations below one; its own density is
+    exact (a logistic normal). Densities are with respect to the first :math:`K - 1` coordinates.
+
+    Args:
+        dim: Number of coordinates, at least two.
+        concentration: Concentrations; a number stands for a symmetric distribution.
+        laplace: Use the softmax-Gaussian approximation.
+
+    >>> Dirichlet(3, concentration=0.5).space
+    Simplex(dim=3)
+    """
+
+    def __init__(self, dim: int, *, concentration: ArrayLike | Setting = None, laplace: bool = False) -> None:
+        if dim < 2:
+            raise ModelError(f"dim must be at least 2; got {dim}")
+        self.dim = dim
+        self.concentration = as_setting(concentration)
+        self.laplace = laplace
+        self.network = ()
+
+    def on_setup(self) -> None:
+        """Refuse numeric parents."""
+        if self.family.continuous:
+            names = ", ".join(repr(name) for name, _ in self.family.continuous)
+            raise ModelError(f"node {self.family.node!r}: Dirichlet takes discrete parents only; {names} are numeric")
+        self.predictor = Predictor(self.family, self.dim, "concentration", self.concentration)
+
+    @property
+    def space(self) -> Space:
+        """Probability vectors."""
+        return Simplex(self.dim)
+
+    @property
+    def noise(self) -> Noise:
+        """One number for each coordinate: uniform, or normal for the approximation."""
+        return Noise(self.dim, "normal" if self.laplace else "uniform")
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Concentration table."""
+        shape = (self.predictor.rows, self.dim)
+        return {"concentration": Parameter(shape, POSITIVE, self.concentration)}
+
+    def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
+        """Match the means and the total variance in each configuration."""
+        rows = self.predictor.rows
+        line = value if not self.laplace else _centred_log(value)
+        mean = self.pooled(line, rows, parents, weight)
+        variance = (self.pooled(line**2, rows, parents, weight) - mean**2).sum(-1, keepdim=True)
+        variance = variance.clamp(min=1e-9)
+        if self.laplace:
+            # the concentrations are c * exp(mean), and all variances fall as 1 / c
+            direction = torch.exp(mean)
+            total = (1 - 1 / self.dim) * _laplace(direction)[1].sum(-1, keepdim=True) / variance
+            return {"concentration": direction * total.clamp(*TOTALS)}
+        total = (mean * (1 - mean)).sum(-1, keepdim=True) / variance - 1
+        return {"concentration": mean.clamp(min=1e-4) * total.clamp(*TOTALS)}
+
+    def concentration_at(self, params: Params, parents: Parents, like: Tensor | None = None) -> Tensor:
+        """The concentrations at these parents: (R, ..., dim)."""
+        return self.row_of(params["concentration"], parents, axes(parents, like))
+
+    def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:
+        """Normalised gamma quantiles, or the softmax of a Gaussian."""
+        concentration = self.concentration_at(params, parents, noise)
+        if self.laplace:
+            mu, variance = _laplace(concentration)
+            return torch.softmax(mu + torch.sqrt(variance) * noise, -1)
+        return torch.softmax(gamma_log_quantile(noise, concentration), -1)
+
+    def log_prob(self, params: Params, value: Tensor, parents: Parents, mask: Tensor | None = None) -> Tensor:
+        """Log-density of the coordinates that are seen.
+
+        Some of a Dirichlet vector's coordinates and the rest of their mass are Dirichlet again, so that cells may be
+        missing one by one; the approximation has no such marginal and leaves out a row with a missing cell.
+        """
+        concentration = self.concentration_at(params, parents, value)
+        line = torch.log(value.clamp(min=torch.finfo(value.dtype).tiny))
+        if self.laplace:
+            found = _laplace_log_prob(line, *_laplace(concentration))
+            return found if mask is None else torch.where(mask.all(-1), found, 0.0)
+        total = torch.lgamma(concentration.sum(-1))
+        cells = (concentration - 1) * line - torch.lgamma(concentration)
+        if mask is None:
+            return total + cells.sum(-1)
+        cells, mask = torch.broadcast_tensors(cells, mask)
+        partial = ~mask.all(-1)
+        rest = torch.where(mask, 0.0, concentration).sum(-1)
+        mass = (1 - torch.where(mask, value, 0.0).sum(-1)).clamp(min=torch.finfo(value.dtype).eps)
+        safe = torch.where(partial, rest, 1.0)
+        remainder = torch.where(partial, (safe - 1) * torch.log(mass) - torch.lgamma(safe), 0.0)
+        return total + torch.where(mask, cells, 0.0).sum(-1) + remainder
+
+    def abduct(self, params: Params, value: Tensor, parents: Parents, uniform: Tensor) -> Tensor:
+        """Noise that gives the vector; what normalising forgot is drawn with ``uniform``'s first coordinate.
+
+        The total of the gamma variables is independent of their shares. The level of the Gaussian's coordinates is
+        normal given their differences.
+        """
+        concentration = self.concentration_at(params, parents, value)
+        if not self.laplace:
+            total = gamma_quantile(uniform[..., :1], concentration.sum(-1, keepdim=True))
+            return gamma_cdf(value * total, concentration)
+        mu, variance = _laplace(concentration)
+        gap = mu - torch.log(value.clamp(min=torch.finfo(value.dtype).tiny))
+        precision = (1 / variance).sum(-1, keepdim=True)
+        level = (gap / variance).sum(-1, keepdim=True) / precision
+        level = level + torch.special.ndtri(inside_unit(uniform[..., :1])) * torch.rsqrt(precision)
+        return (level - gap) * torch.rsqrt(variance)
+
+    def mean(self, params: Params, parents: Parents) -> Tensor | None:
+        """The normalised concentrations; none in closed form for the approximation."""
+        concentration = self.concentration_at(params, parents)
+        return None if self.laplace else concentration / concentration.sum(-1, keepdim=True)
+
+
+def _centred_log(value: Tensor) -> Tensor:
+    line = torch.log(value.clamp(min=1e-12))
+    return line - line.mean(-1, keepdim=True)
+
+
+def _laplace(concentration: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of the Gaussian whose softmax approximates a Dirichlet: Eq. (softGau) of the paper."""
+    size = concentration.shape[-1]
+    line = torch.log(concentration)
+    inverse = 1 / concentration
+    mu = line - line.mean(-1, keepdim=True)
+    return mu, inverse * (1 - 2 / size) + inverse.sum(-1, keepdim=True) / size**2
+
+
+def _laplace_log_prob(line: Tensor, mu: Tensor, variance: Tensor) -> Tensor:
+    r"""Density of ``softmax(z)``, :math:`z \sim N(\mu, \mathrm{diag}\, \Sigma)`, at the logarithms ``line``.
+
+    :math:`p(x) = \prod_k x_k^{-1} \int N(\log x + c; \mu, \Sigma) \, dc`, the integral over the level that is lost.
+    """
+    gap = line - mu
+    precision = (1 / variance).sum(-1)
+    squares = (gap**2 / variance).sum(-1) - (gap / variance).sum(-1) ** 2 / precision
+    size = line.shape[-1]
+    log_norm = 0.5 * ((size - 1) * LOG_2PI + torch.log(variance).sum(-1) + torch.log(precision))
+    return -0.5 * squares - log_norm - line.sum(-1)

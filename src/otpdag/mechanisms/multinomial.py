@@ -1,0 +1,307 @@
+"""Multinomial nodes: how often each of several categories came up in a number of draws."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from scipy import stats
+from torch import Tensor
+
+from otpdag.errors import ModelError
+from otpdag.mechanisms.base import Noise, Params, Parents
+from otpdag.mechanisms.counts import between
+from otpdag.mechanisms.parameters import SIMPLEX, Parameter, Setting, as_setting
+from otpdag.mechanisms.predicted import Predicted
+from otpdag.mechanisms.predictor import Predictor, axes, configurations
+from otpdag.mechanisms.quantiles import beta_cdf, inside_unit
+from otpdag.mechanisms.regression import softmax
+from otpdag.nn import apply_linear
+from otpdag.spaces import Count, Space
+
+__all__ = ["Multinomial"]
+
+SMALLEST_PROBABILITY = 1e-12
+TOPIC_STEPS = 40
+
+
+class Multinomial(Predicted):
+    r"""Counts of categories in a number of draws, such as the words of a document.
+
+    .. math:: x \sim \mathrm{Multinomial}(n, p), \quad p =
+        \begin{cases}
+        \mathrm{probs}[\mathrm{pa}] & \text{with discrete parents or none} \\
+        \theta^\top \mathrm{topics} & \text{with one parent } \theta \text{ on the simplex} \\
+        \mathrm{softmax}(\mathrm{logits}[\mathrm{pa}] + W^\top \mathrm{pa}) & \text{otherwise}
+        \end{cases}
+
+    The second case is latent Dirichlet allocation with the words' assignments summed out. The density is conditional on
+    the number of draws, which is the sum of the row itself; cells that are missing are left out and the probabilities
+    of the others renormalised.
+
+    The noise is uniform, one number for each split of a binary tree over the categories: the draws that reach a split
+    are divided by a binomial quantile. The relaxed draw is the Gaussian with the same mean and covariance.
+
+    Args:
+        categories: Number of categories, at least two.
+        total: Number of draws, needed to sample: a number, or the name of a parent that holds it (and does not
+            enter the probabilities).
+        probs: Probability table, one leading axis for each discrete parent.
+        topics: Probabilities of the categories (rows: coordinates of the parent on the simplex).
+        logits: Intercepts of the logit.
+        weight: Slopes of the logit.
+        network: Sizes of hidden layers of a network of the parents.
+
+    >>> Multinomial(5, total=20).noise
+    Noise(dim=4, kind='uniform')
+    """
+
+    def __init__(
+        self,
+        categories: int,
+        total: int | str | None = None,
+        *,
+        probs: ArrayLike | Setting = None,
+        topics: ArrayLike | Setting = None,
+        logits: ArrayLike | Setting = None,
+        weight: ArrayLike | Setting = None,
+        network: Sequence[int] = (),
+    ) -> None:
+        if categories < 2:
+            raise ModelError(f"categories must be at least 2; got {categories}")
+        if isinstance(total, int) and total < 0:
+            raise ModelError(f"total must not be negative; got {total}")
+        self.dim = categories
+        self.total = total
+        self.probs, self.topics = as_setting(probs), as_setting(topics)
+        self.logits, self.weight = as_setting(logits), as_setting(weight)
+        self.network = tuple(network)
+
+    def on_setup(self) -> None:
+        """Choose between a table, topics and a logit."""
+        family = self.family
+        if isinstance(self.total, str):
+            space = dict(family.parents).get(self.total)
+            if space is None or space.is_discrete or space.width != 1:
+                raise ModelError(
+                    f"node {family.node!r}: `total` must be a number or a parent that holds one; got {self.total!r}"
+                )
+            rest = tuple((name, space) for name, space in family.parents if name != self.total)
+            family = replace(family, parents=rest)
+        on_simplex = len(family.parents) == 1 and family.parents[0][1].support == "simplex"
+        if self.network or (family.continuous and not on_simplex):
+            self.form = "logits"
+        else:
+            self.form = "topics" if on_simplex else "probs"
+        self.source = family.parents[0][0] if self.form == "topics" else None
+        for name in ("probs", "topics", "logits"):
+            if name != self.form and getattr(self, name) is not None:
+                raise ModelError(
+                    f"node {family.node!r}: {name!r} cannot be given; with these parents the parameter is {self.form!r}"
+                )
+        self.predictor = Predictor(family, self.dim, "logits", self.logits, self.weight, self.network)
+
+    @property
+    def space(self) -> Space:
+        """Counts."""
+        return Count(self.dim)
+
+    @property
+    def noise(self) -> Noise:
+        """A uniform number for each split of the tree."""
+        return Noise(self.dim - 1, "uniform")
+
+    @property
+    def relaxed_noise(self) -> Noise:
+        """Standard normal, one for each category."""
+        return Noise(self.dim, "normal")
+
+    def parameters(self) -> dict[str, Parameter]:
+        """A probability table, topics, or the logit's intercepts and slopes."""
+        if self.form == "probs":
+            return {"probs": Parameter((self.predictor.rows, self.dim), SIMPLEX, self.probs)}
+        if self.form == "topics":
+            return {"topics": Parameter((self.predictor.inputs, self.dim), SIMPLEX, self.topics)}
+        return self.predictor.parameters()
+
+    def on_scale(self, value: Tensor, parents: Parents, weight: Tensor) -> None:
+        """Adopt the units of the numeric parents; logits are of order one already."""
+        if self.form == "logits":
+            self.predictor = self.predictor.with_units(torch.zeros_like(value), parents, weight)
+
+    def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
+        """Weighted frequencies; topics that fit the parent's values; or a logistic regression."""
+        if self.form == "logits":
+            return self.predictor.start(value, parents, weight, softmax)
+        counts = weight.unsqueeze(-1) * value
+        overall = counts.sum(0) + 1.0 / self.dim
+        overall = overall / overall.sum()
+        if self.form == "topics":
+            return {"topics": _fit_topics(parents[self.source or ""], counts, overall)}
+        found = self.weights_by_row(self.predictor.rows, parents, weight).T @ value + overall
+        return {"probs": found / found.sum(-1, keepdim=True)}
+
+    def log_probs(self, params: Params, parents: Parents, like: Tensor | None = None) -> Tensor:
+        """Log-probabilities of all categories: (R, ..., categories)."""
+        if self.form == "logits":
+            return torch.log_softmax(self.predictor(params, parents, like), -1)
+        if self.form == "topics":
+            mixture = apply_linear(parents[self.source or ""], params["topics"])
+            return torch.log(mixture.clamp(min=SMALLEST_PROBABILITY))
+        table = torch.log(params["probs"].clamp(min=SMALLEST_PROBABILITY))
+        return self.row_of(table, parents, axes(parents, like))
+
+    def draws(self, parents: Parents, like: Tensor) -> Tensor:
+        """The number of draws, (R, ..., 1)."""
+        if self.total is None:
+            raise ModelError(f"node {self.family.node!r}: sampling a Multinomial needs `total`, its number of draws")
+        if isinstance(self.total, str):
+            return parents[self.total].round().clamp(min=0)
+        return torch.full((1,) * like.ndim, float(self.total), dtype=like.dtype, device=like.device)
+
+    @cached_property
+    def _tree(self) -> _Tree:
+        return _Tree(self.dim)
+
+    def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:
+        """Divide the draws down the tree by binomial quantiles."""
+        probs = torch.softmax(self.log_probs(params, parents, noise), -1)
+        total = self.draws(parents, noise)
+        shape = torch.broadcast_shapes(probs.shape[:-1], total.shape[:-1], noise.shape[:-1])
+        arrays = (inside_unit(noise), probs, total)
+        noise_np, probs_np, total_np = (
+            tensor.detach().expand(*shape, tensor.shape[-1]).cpu().numpy() for tensor in arrays
+        )
+        return torch.as_tensor(self._tree.divide(noise_np, probs_np, total_np)).to(noise)
+
+    def relaxed(self, params: Params, parents: Parents, noise: Tensor, temperature: float) -> Tensor:
+        """A Gaussian draw with the same mean ``n p``, covariance ``n (diag p - p p')`` and total."""
+        probs = torch.softmax(self.log_probs(params, parents, noise), -1)
+        total = self.draws(parents, noise)
+        root = torch.sqrt(probs)
+        return total * probs + torch.sqrt(total) * root * (noise - root * (root * noise).sum(-1, keepdim=True))
+
+    def log_prob(self, params: Params, value: Tensor, parents: Parents, mask: Tensor | None = None) -> Tensor:
+        """Multinomial log-probability given the row's sum."""
+        if mask is not None:
+            value = torch.where(mask, value, 0.0)
+        total = value.sum(-1)
+        coefficient = torch.lgamma(total + 1) - torch.lgamma(value + 1).sum(-1)
+        if self.form == "probs" and value.ndim >= 3:
+            return coefficient + self._table_log_prob(params, value, parents, mask)
+        log_probs = self.log_probs(params, parents, value)
+        found = (value * log_probs).sum(-1)
+        if mask is not None:
+            found = found - total * torch.log((torch.exp(log_probs) * mask).sum(-1).clamp(min=1e-300))
+        return coefficient + found
+
+    def _table_log_prob(self, params: Params, value: Tensor, parents: Parents, mask: Tensor | None) -> Tensor:
+        """The same by matrix products: every configuration's value, then the one that holds."""
+        table = params["probs"].clamp(min=SMALLEST_PROBABILITY).transpose(1, 2)
+        by_row = apply_linear(value, torch.log(table))
+        if mask is not None:
+            seen = apply_linear(mask.to(value), table)
+            by_row = by_row - value.sum(-1, keepdim=True) * torch.log(seen.clamp(min=1e-300))
+        config = configurations(self.family, parents)
+        return by_row[..., 0] if config is None else (by_row * config).sum(-1)
+
+    def abduct(self, params: Params, value: Tensor, parents: Parents, uniform: Tensor) -> Tensor:
+        """For each split, a point between the binomial distribution function below its count and at it."""
+        probs = torch.softmax(self.log_probs(params, parents, value), -1)
+        shape = torch.broadcast_shapes(probs.shape[:-1], value.shape[:-1], uniform.shape[:-1])
+        probs, value = probs.expand(*shape, self.dim), value.expand(*shape, self.dim)
+        uniform = uniform.expand(*shape, self.dim - 1)
+        left_mass, mass = self._tree.splits(probs)
+        left, size = self._tree.splits(value)
+        # a split that no draw reaches has said nothing about its noise
+        reached = size > 0
+        k, n, picked = left[reached], size[reached], uniform[reached]
+        share = (1 - left_mass / mass.clamp(min=torch.finfo(mass.dtype).tiny))[reached].clamp(0, 1)
+
+        def cdf(count: Tensor) -> Tensor:
+            # P(X <= k) = I_{1-p}(n - k, k + 1)
+            below = beta_cdf(share, (n - count).clamp(min=1), count + 1)
+            return torch.where(count < n, below, 1.0)
+
+        return uniform.masked_scatter(reached, between(cdf, k, picked))
+
+    def mean(self, params: Params, parents: Parents) -> Tensor | None:
+        """The expected counts, where the number of draws is known."""
+        if self.total is None:
+            return None
+        probs = torch.softmax(self.log_probs(params, parents), -1)
+        return self.draws(parents, probs) * probs
+
+    def describe(self, params: Params) -> dict[str, Tensor]:
+        """``probs`` by discrete parent, ``topics`` as they are, logits relative to the first category."""
+        shown = dict(params)
+        if self.form == "probs":
+            shown["probs"] = self.predictor.by_configuration(params["probs"])
+        if self.form == "logits":
+            for name in ("logits", "weight"):
+                if name in shown:
+                    shown[name] = shown[name] - shown[name][..., :1]
+            shown["logits"] = self.predictor.by_configuration(shown["logits"])
+        return shown
+
+
+@dataclass(frozen=True)
+class _Tree:
+    """A binary tree over categories, padded to a power of two; the split before category ``j`` has number ``j - 1``."""
+
+    leaves: int
+
+    @property
+    def depth(self) -> int:
+        return (self.leaves - 1).bit_length()
+
+    def numbers(self, level: int) -> NDArray[np.int64]:
+        """Numbers of a level's splits, without those whose right side is padding."""
+        width = 2 ** (self.depth - level)
+        return np.arange(width // 2, self.leaves, width) - 1
+
+    def divide(self, noise: NDArray, probs: NDArray, total: NDArray) -> NDArray:
+        """Counts (..., leaves) from uniform numbers (..., leaves - 1) and totals (..., 1)."""
+        pad = [(0, 0)] * (probs.ndim - 1) + [(0, 2**self.depth - self.leaves)]
+        masses = [np.pad(probs, pad)]
+        while masses[-1].shape[-1] > 1:
+            masses.append(masses[-1][..., ::2] + masses[-1][..., 1::2])
+        counts = total
+        for level in range(self.depth):
+            numbers = self.numbers(level)
+            mass = masses[self.depth - level][..., : len(numbers)]
+            share = masses[self.depth - level - 1][..., ::2][..., : len(numbers)] / np.maximum(mass, 1e-300)
+            left = counts.copy()
+            head = left[..., : len(numbers)]
+            open_ = (head > 0) & (share < 1)
+            head[open_] = stats.binom.ppf(noise[..., numbers][open_], head[open_], share[open_])
+            counts = np.stack([left, counts - left], -1).reshape(*left.shape[:-1], -1)
+        return counts[..., : self.leaves]
+
+    def splits(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Sums to the left of each split and of both sides, (..., leaves - 1), in the order of the numbers."""
+        sums = torch.nn.functional.pad(values, (0, 2**self.depth - self.leaves))
+        left, both, order = [], [], []
+        for level in reversed(range(self.depth)):
+            numbers = self.numbers(level)
+            parts, sums = sums[..., ::2], sums[..., ::2] + sums[..., 1::2]
+            left.append(parts[..., : len(numbers)])
+            both.append(sums[..., : len(numbers)])
+            order.append(numbers)
+        index = torch.as_tensor(np.argsort(np.concatenate(order)), device=values.device)
+        return torch.cat(left, -1)[..., index], torch.cat(both, -1)[..., index]
+
+
+def _fit_topics(shares: Tensor, counts: Tensor, overall: Tensor) -> Tensor:
+    """Topics (K, V) that make ``counts`` (N, V) likely at given ``shares`` (N, K): expectation-maximisation."""
+    topics = shares.T @ counts + overall
+    topics = topics / topics.sum(-1, keepdim=True)
+    for _ in range(TOPIC_STEPS):
+        ratio = counts / (shares @ topics).clamp(min=SMALLEST_PROBABILITY)
+        topics = topics * (shares.T @ ratio) + 1e-3 * overall
+        topics = topics / topics.sum(-1, keepdim=True)
+    return topics
