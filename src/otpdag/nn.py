@@ -10,10 +10,11 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["apply_linear", "apply_mlp", "expand_to", "gumbel_softmax", "init_mlp"]
+__all__ = ["apply_linear", "apply_mlp", "expand_to", "gumbel_softmax", "init_mlp", "side_by_side"]
 
 
 def expand_to(parameter: Tensor, ndim: int, event_dims: int = 1) -> Tensor:
@@ -32,6 +33,21 @@ def apply_linear(inputs: Tensor, weight: Tensor) -> Tensor:
     if inputs.ndim == 2:
         return torch.matmul(inputs.unsqueeze(1), weight).squeeze(1)
     return torch.matmul(inputs, expand_to(weight, inputs.ndim, event_dims=2))
+
+
+def side_by_side(columns: Sequence[Tensor]) -> Tensor:
+    """Join tensors (..., width) on their last axis, after broadcasting the axes before it.
+
+    >>> side_by_side([torch.zeros(1, 5, 2), torch.ones(3, 1, 1)]).shape
+    torch.Size([3, 5, 3])
+    """
+    if len(columns) == 1:
+        return columns[0]
+    shapes = [column.shape[:-1] for column in columns]
+    if any(shape != shapes[0] for shape in shapes):
+        common = np.broadcast_shapes(*shapes)  # much faster than torch's own
+        columns = [column.expand(*common, column.shape[-1]) for column in columns]
+    return torch.cat(tuple(columns), -1)
 
 
 def init_mlp(

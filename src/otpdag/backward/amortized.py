@@ -15,7 +15,7 @@ from torch import Tensor
 
 from otpdag.data import Batch
 from otpdag.mechanisms.predictor import centre_and_spread, weighted_regression
-from otpdag.nn import apply_linear, apply_mlp, expand_to, gumbel_softmax, init_mlp
+from otpdag.nn import apply_linear, apply_mlp, expand_to, gumbel_softmax, init_mlp, side_by_side
 from otpdag.spaces import Space
 from otpdag.structure import Structure, Theta
 
@@ -57,8 +57,7 @@ class RowCode:
             value = (value - self.shift[node].to(value)) / self.scale[node].to(value)
             columns.append(value * (seen if seen.shape[-1] == value.shape[-1] else seen[..., :1]))
             columns.append(seen)
-        shape = torch.broadcast_shapes(*(column.shape[:-1] for column in columns))
-        return torch.cat([column.expand(*shape, column.shape[-1]) for column in columns], -1)
+        return side_by_side(columns)
 
 
 def free_width(space: Space) -> int:
@@ -201,8 +200,7 @@ class AmortizedMap:
     def outputs(self, phi: Theta, node: str, row: Tensor, values: Mapping[str, Tensor]) -> Tensor:
         """Evaluate a head on encoded rows (B, n, 1, P) and what was enumerated or drawn so far."""
         columns = [row, *(values[n] for n in self.context), *self._earlier(node, values)]
-        shape = torch.broadcast_shapes(*(column.shape[:-1] for column in columns))
-        inputs = torch.cat([column.expand(*shape, column.shape[-1]) for column in columns], -1)
+        inputs = side_by_side(columns)
         out = apply_linear(inputs, phi[self.key(node, "linear")])
         out = out + expand_to(phi[self.key(node, "bias")], out.ndim)
         if self.hidden:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from otpdag.divergences.base import AbstractDivergence, fill_weights
+from otpdag.nn import side_by_side
 
 __all__ = ["FeatureColumn", "FittedFeatures", "WhitenedFeatures"]
 
@@ -79,12 +80,10 @@ class FittedFeatures:
 
     def combine(self, kernel_values: Sequence[Tensor]) -> Tensor:
         """Multiply kernel values (R, S, J_c) of all columns into features (R, S, J)."""
-        shape = torch.broadcast_shapes(*(value.shape[:-1] for value in kernel_values))
-        wide = [value.expand(*shape, value.shape[-1]) for value in kernel_values]
-        side_by_side = torch.cat([*wide, torch.ones_like(wide[0][..., :1])], -1)
-        product = side_by_side[..., self.slots[:, 0]]
+        columns = side_by_side([*kernel_values, torch.ones_like(kernel_values[0][..., :1])])
+        product = columns[..., self.slots[:, 0]]
         for slot in range(1, self.slots.shape[1]):
-            product = product * side_by_side[..., self.slots[:, slot]]
+            product = product * columns[..., self.slots[:, slot]]
         return product
 
     def distance(self, mean: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from otpdag.structure import Structure, unpack
 
 __all__ = ["fit"]
 
-DEFAULT_RESTARTS = 8
+DEFAULT_RESTARTS = {"lbfgs": 8, "adam": 4}
 
 
 def fit(
@@ -46,7 +46,8 @@ def fit(
         data: A DataFrame, a dictionary of arrays, or a 2-D array or tensor; NaN is missing.
         method: ``"auto"``, ``"entropic"``, ``"transport"``, ``"paper"``, or a :class:`~otpdag.Method`.
         seed: Fully determines the run.
-        restarts: Number of data-driven starts that train together; the best is continued. Eight with hidden nodes.
+        restarts: Number of data-driven starts that train together; the best is continued. By default eight with
+            hidden nodes (four where each step draws noise), one without.
         weights: One weight for each row.
         device: ``"cpu"`` or ``"cuda"``.
         progress: Show a progress bar; by default only on a terminal.
@@ -77,7 +78,7 @@ def fit(
     batch = unique_rows(full) if _all_discrete(structure) else full
     batch = batch.to(device)
     chosen = choose(structure) if method == "auto" else method_of(method)
-    starts = restarts if restarts is not None else (DEFAULT_RESTARTS if model.graph.hidden else 1)
+    starts = restarts if restarts is not None else (DEFAULT_RESTARTS[chosen.optimiser] if model.graph.hidden else 1)
     with bounded_threads(batch.rows * starts), Monitor(show=progress, callbacks=callbacks) as monitor:
         trained = train(structure, batch, chosen, seed=seed, restarts=starts, monitor=monitor, course=course)
         model.adopt(
@@ -101,6 +102,7 @@ def fit(
         full.rows,
         seconds,
         seed,
+        stages=tuple(monitor.stages),
     )
 
 

@@ -97,7 +97,7 @@ def paper() -> Method:
     """Algorithm 1 as the paper practises it: sampled noise, ground cost, Wasserstein penalty, alternating updates."""
     return Method(
         "paper", noise="sampled", eta=1.0, divergence=Wasserstein(), optimiser="adam", alternating=True,
-        steps=1500, learning_rate=0.02, batch_size=128, hidden_layers=(32,),
+        steps=1000, learning_rate=0.02, batch_size=128, hidden_layers=(32,),
     )  # fmt: skip
 
 

@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-__all__ = ["Callback", "Monitor"]
+__all__ = ["Callback", "Monitor", "Stage"]
 
 Callback = Callable[[dict[str, float]], bool | None]
 """Receives the latest record of the history; returning True stops the fit."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of the search: which starts took part, and their losses at each of its steps.
+
+    Losses compare within a stage only: short runs may see a part of the rows.
+    """
+
+    name: str
+    starts: tuple[int, ...]
+    losses: list[tuple[float, ...]] = field(default_factory=list)
 
 
 class Monitor:
@@ -29,6 +42,7 @@ class Monitor:
         self.show = sys.stderr.isatty() if show is None else show
         self.callbacks = tuple(callbacks)
         self.history: list[dict[str, float]] = []
+        self.stages: list[Stage] = []
         self.began = time.perf_counter()
         self._progress: Progress | None = None
         self._task: TaskID | None = None
@@ -52,8 +66,9 @@ class Monitor:
         if self._progress is not None:
             self._progress.stop()
 
-    def stage(self, name: str, steps: int) -> None:
-        """Begin a stage of the fit."""
+    def stage(self, name: str, steps: int, starts: Iterable[int] = (0,)) -> None:
+        """Begin a stage of the fit, in which these starts take part."""
+        self.stages.append(Stage(name, tuple(starts)))
         if self._progress is not None:
             self._finish_bar()
             self._task = self._progress.add_task(name, total=steps, loss="")
@@ -63,8 +78,12 @@ class Monitor:
             done = self._progress.tasks[self._task].completed
             self._progress.update(self._task, total=done)
 
-    def record(self, stage: str, step: int, terms: dict[str, float], *, keep: bool) -> bool:
-        """Take note of a step; True asks the optimiser to stop."""
+    def record(
+        self, stage: str, step: int, terms: dict[str, float], *, keep: bool, losses: Sequence[float] = ()
+    ) -> bool:
+        """Take note of a step, with the losses of all starts of its stage; True asks the optimiser to stop."""
+        if losses and self.stages:
+            self.stages[-1].losses.append(tuple(losses))
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=step + 1, loss=f"{terms['loss']:.6g}")
         if not keep:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from otpdag.engine.methods import Method
+from otpdag.engine.monitor import Stage
 from otpdag.engine.search import Restart
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class FitResult:
         rows_used: Rows of the table, none of which was dropped.
         seconds: Wall-clock time.
         seed: The seed that determines the run.
+        stages: The stages of the search, each with the losses of all its starts step by step.
     """
 
     model: Model
@@ -60,6 +62,7 @@ class FitResult:
     seconds: float
     seed: int
     notes: tuple[str, ...] = field(default=())
+    stages: tuple[Stage, ...] = field(default=(), repr=False)
 
     def __repr__(self) -> str:
         kept = next((r.number for r in self.restarts if r.kept), 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -165,16 +165,17 @@ def _train_lbfgs(
         short = problem if part is batch or not method.reconstruction else build_problem(
             layout.structure, part, method, layout.shapes, seed, layout.maps
         )  # fmt: skip
-        state = _run(short, points, course.short_steps, monitor, f"{restarts} short starts", keep=False)
+        state = _run(short, points, course.short_steps, monitor, f"{restarts} short starts", kept, keep=False)
         short_losses, ends = state.loss.cpu().double(), state.point.clone()
         kept = _best(state, course.finalists)
         points = state.point[kept]
     if len(kept) > 1:
-        state = _run(problem, points, course.finalist_steps, monitor, f"best {len(kept)} on all rows", keep=False)
+        stage = f"best {len(kept)} on all rows"
+        state = _run(problem, points, course.finalist_steps, monitor, stage, kept, keep=False)
         losses[kept], ends[kept] = state.loss.cpu().double(), state.point
         best = _best(state, 1)
         kept, points = kept[best], state.point[best]
-    state = _run(problem, points, method.steps, monitor, "best start", keep=True)
+    state = _run(problem, points, method.steps, monitor, "best start", kept, keep=True)
     losses[kept], ends[kept] = state.loss.cpu().double(), state.point
     reports = _reports(seed, short_losses, losses, int(kept[0]), ends)
     return Trained(
@@ -189,12 +190,15 @@ def _train_lbfgs(
     )
 
 
-def _run(problem: Problem, points: Tensor, steps: int, monitor: Monitor, stage: str, *, keep: bool) -> LBFGSState:
-    monitor.stage(stage, steps)
+def _run(
+    problem: Problem, points: Tensor, steps: int, monitor: Monitor, stage: str, starts: Tensor, *, keep: bool
+) -> LBFGSState:
+    monitor.stage(stage, steps, starts.tolist())
 
     def on_step(step: int, state: LBFGSState) -> bool:
         terms = problem.last.as_floats(int(_best(state, 1)[0])) if problem.last is not None else {}
-        return monitor.record(stage, step, {**terms, "loss": float(state.loss.min())}, keep=keep)
+        record = {**terms, "loss": float(state.loss.min())}
+        return monitor.record(stage, step, record, keep=keep, losses=state.loss.tolist())
 
     return minimise(problem.loss, points, steps=steps, on_step=on_step)
 
@@ -216,11 +220,12 @@ def _train_adam(
     if restarts > 1:
         steps = max(1, int(course.short_share * method.steps))
         short = replace(problem, method=replace(method, steps=steps))
-        outcome = _descend(short, points, Streams(seeds), steps, monitor, f"{restarts} short starts", keep=False)
+        stage, starts = f"{restarts} short starts", range(restarts)
+        outcome = _descend(short, points, Streams(seeds), steps, monitor, stage, starts, keep=False)
         short_losses, ends = outcome.loss.cpu().double(), outcome.point.clone()
         best = int(torch.where(outcome.failed | ~torch.isfinite(short_losses), torch.inf, short_losses).argmin())
         points = outcome.point[best : best + 1]
-    outcome = _descend(problem, points, Streams([seeds[best]]), method.steps, monitor, "best start", keep=True)
+    outcome = _descend(problem, points, Streams([seeds[best]]), method.steps, monitor, "best start", [best], keep=True)
     losses = torch.full((restarts,), torch.nan, dtype=torch.float64)
     losses[best], ends[best] = outcome.loss.cpu().double()[0], outcome.point[0]
     settled = bool(outcome.slope.abs()[0] < 0.02) and not bool(outcome.failed[0])
@@ -244,13 +249,16 @@ def _descend(
     steps: int,
     monitor: Monitor,
     stage: str,
+    starts: Iterable[int],
     *,
     keep: bool,
 ) -> AdamOutcome:
-    monitor.stage(stage, steps)
+    monitor.stage(stage, steps, starts)
 
     def on_step(step: int, terms: LossTerms) -> bool:
-        return monitor.record(stage, step, terms.as_floats(int(terms.total.detach().argmin())), keep=keep)
+        losses = terms.total.detach()
+        record = terms.as_floats(int(losses.argmin()))
+        return monitor.record(stage, step, record, keep=keep, losses=losses.reshape(-1).tolist())
 
     return descend(problem, points, streams, steps=steps, on_step=on_step)
 

@@ -21,7 +21,7 @@ from otpdag.errors import ModelError
 from otpdag.mechanisms.base import Family, Params, Parents
 from otpdag.mechanisms.parameters import REAL, Parameter, Setting, Tied
 from otpdag.mechanisms.regression import Fit, least_squares
-from otpdag.nn import apply_linear, apply_mlp, expand_to
+from otpdag.nn import apply_linear, apply_mlp, expand_to, side_by_side
 
 __all__ = ["Predictor", "Units", "axes", "centre_and_spread", "configurations", "weighted_regression"]
 
@@ -40,10 +40,7 @@ def configurations(family: Family, parents: Parents) -> Tensor | None:
 def numeric(family: Family, parents: Parents) -> Tensor | None:
     """The numeric parents side by side: (R, ..., P)."""
     columns = [parents[name] for name, _ in family.continuous]
-    if len(columns) <= 1:
-        return columns[0] if columns else None
-    shape = torch.broadcast_shapes(*(column.shape[:-1] for column in columns))
-    return torch.cat([column.expand(*shape, column.shape[-1]) for column in columns], -1)
+    return side_by_side(columns) if columns else None
 
 
 def axes(parents: Parents, like: Tensor | None = None) -> int:
@@ -179,8 +176,7 @@ class Predictor:
             if self.units is not None:
                 values = (values - self.units.in_shift.to(values)) / self.units.in_scale.to(values)
             columns.append(values)
-        shape = torch.broadcast_shapes(*(column.shape[:-1] for column in columns))
-        return torch.cat([column.expand(*shape, column.shape[-1]) for column in columns], -1)
+        return side_by_side(columns)
 
     def start(self, target: Tensor, parents: Parents, weight: Tensor, fit: Fit = least_squares) -> dict[str, Tensor]:
         """Regress ``target`` (N, dim) on the parents, around what the user fixed or started."""

@@ -18,6 +18,7 @@ from otpdag.data import Batch
 from otpdag.divergences.base import AbstractDivergence
 from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.base import Noise
+from otpdag.nn import side_by_side
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Naturals, Structure, Theta
 
@@ -102,6 +103,8 @@ def sampled_terms(
     """Evaluate the objective on a minibatch: values (B, n, width) with B = 1 or the number of replicas."""
     naturals = structure.naturals(theta)
     share = batch.weight / batch.weight.sum(-1, keepdim=True)
+    # equal weights are left unsaid: exact solvers are faster without them
+    mass = None if bool((batch.weight == batch.weight[:, :1]).all()) else share
     zero = torch.zeros(len(streams)).to(share)
     terms = LossTerms.of(zero)
     for backward in maps:
@@ -112,7 +115,7 @@ def sampled_terms(
         divergence = zero
         if options.eta:
             divergence = options.eta * _push_forward(
-                structure, backward, naturals, values, noises, share, batch, streams, options
+                structure, backward, naturals, values, noises, mass, batch, streams, options
             )
         terms = terms + LossTerms.of(zero, reconstruction=reconstruction, entropic=entropic, divergence=divergence)
     return terms
@@ -241,28 +244,28 @@ def _push_forward(
     naturals: Naturals,
     values: Values,
     noises: Mapping[str, Tensor],
-    share: Tensor,
+    mass: Tensor | None,
     batch: Batch,
     streams: Streams,
     options: SampledOptions,
 ) -> Tensor:
     """Sum of divergences between backward and forward families."""
-    total = torch.zeros(len(streams)).to(share)
+    total = torch.zeros(len(streams)).to(batch.weight)
     model_values = _ancestral(structure, naturals, batch, streams, options) if options.scope == "local" else None
     if model_values is not None and backward.targets:
-        pushed = _join([values[n] for n in backward.targets])
-        forward = _join([model_values[n] for n in backward.targets])
-        return total + options.divergence(pushed, forward, share, share, generator=streams.generators[0])
+        pushed = side_by_side([values[n] for n in backward.targets])
+        forward = side_by_side([model_values[n] for n in backward.targets])
+        return total + options.divergence(pushed, forward, mass, mass, generator=streams.generators[0])
     for node in structure.graph.hidden:
         if node in backward.targets:
             pushed, forward = _family(structure, naturals, node, values, noises, batch, streams, options)
-            total = total + options.divergence(pushed, forward, share, share, generator=streams.generators[0])
+            total = total + options.divergence(pushed, forward, mass, mass, generator=streams.generators[0])
     for node, noise in noises.items():
         if not any(p in structure.graph.hidden for p in structure.graph.parents(node)):
             parents = [values[p] for p in structure.graph.parents(node)]
-            pushed = _join([normal_score(structure.mechanisms[node].noise, noise), *parents])
-            forward = _join([_fresh(structure.mechanisms[node], batch.rows, noise, streams), *parents])
-            total = total + options.divergence(pushed, forward, share, share, generator=streams.generators[0])
+            pushed = side_by_side([normal_score(structure.mechanisms[node].noise, noise), *parents])
+            forward = side_by_side([_fresh(structure.mechanisms[node], batch.rows, noise, streams), *parents])
+            total = total + options.divergence(pushed, forward, mass, mass, generator=streams.generators[0])
     return total
 
 
@@ -285,7 +288,7 @@ def _family(
     forward = [made, *parents.values()]
     pushed += [normal_score(structure.mechanisms[c].noise, noises[c]) for c in children]
     forward += [_fresh(structure.mechanisms[c], batch.rows, values[node], streams) for c in children]
-    return _join(pushed), _join(forward)
+    return side_by_side(pushed), side_by_side(forward)
 
 
 def _fresh(mechanism: Mechanism, rows: int, like: Tensor, streams: Streams) -> Tensor:
@@ -310,8 +313,3 @@ def _ancestral(
                 naturals[node], structure.parents(node, values), noise, options.temperature
             )
     return values
-
-
-def _join(columns: Sequence[Tensor]) -> Tensor:
-    shape = torch.broadcast_shapes(*(column.shape[:-1] for column in columns))
-    return torch.cat([column.expand(*shape, column.shape[-1]) for column in columns], -1)
