@@ -15,7 +15,7 @@ from torch import Tensor
 from otpdag import archive, inference, render
 from otpdag.backward.amortized import AmortizedMap
 from otpdag.canonical import canonical
-from otpdag.data import Batch, Schema, Table, decode, encode, infer_space
+from otpdag.data import Batch, Label, Schema, Table, decode, encode, infer_space
 from otpdag.divergences import Energy
 from otpdag.errors import ModelError, NotFittedError
 from otpdag.graph import Graph
@@ -102,6 +102,14 @@ class Model:
     def spaces(self) -> dict[str, Space]:
         """The space of each node's values."""
         return {node: mechanism.space for node, mechanism in self.structure.mechanisms.items()}
+
+    def labels(self, node: str) -> tuple[Label, ...]:
+        """What the categories of a node are called, in the order of its probabilities; their codes if nothing else."""
+        space = self.spaces[node]
+        if not space.is_discrete:
+            raise ModelError(f"node must be a category; {node!r} is {type(space).__name__}")
+        known = None if self._schema is None else self._schema[node].labels
+        return tuple(range(space.width)) if known is None else known
 
     @property
     def is_fitted(self) -> bool:
@@ -256,8 +264,7 @@ class Model:
             raise ModelError(f"node must be a hidden category; {node!r} is not")
         batch = self._encode_partial(data)
         probabilities = inference.state_probabilities(self.fitted, batch, node)
-        labels = self._known_schema()[node].labels or range(self.mechanisms[node].space.width)
-        return pd.DataFrame(probabilities.numpy(), columns=list(labels), index=_row_index(data, batch.rows))
+        return pd.DataFrame(probabilities.numpy(), columns=list(self.labels(node)), index=_row_index(data, batch.rows))
 
     def impute(self, data: Table, *, seed: int = 0, draws: int = 100, random: bool = False) -> pd.DataFrame:
         """Fill missing cells: with the posterior mean of numbers and the likeliest category, or with one random draw.

@@ -18,7 +18,7 @@ from otpdag.mechanisms.parameters import Fixed, Start, Tied, as_setting
 if TYPE_CHECKING:
     from otpdag.mechanisms.base import Mechanism
 
-__all__ = ["from_spec", "register"]
+__all__ = ["from_spec", "register", "registered"]
 
 _FUNCTION = {"function": True}
 _REGISTRY: dict[str, type[Mechanism]] = {}
@@ -35,6 +35,11 @@ def register(mechanism: M) -> M:
     if known is not mechanism:
         raise ModelError(f"a mechanism named {mechanism.__name__!r} is registered already: {known.__module__}")
     return mechanism
+
+
+def registered() -> dict[str, type[Mechanism]]:
+    """The mechanism classes that a file may name, by name."""
+    return dict(sorted(_REGISTRY.items()))
 
 
 def from_spec(
