@@ -1,0 +1,356 @@
+"""Model files: a graph and its mechanisms as YAML, checked before anything else happens.
+
+.. code-block:: yaml
+
+    edges: [[season, load], [load, price], [load, outages]]
+    hidden: [load]
+    nodes:
+      season: {type: Categorical, size: 4}
+      load: Normal
+      price: {type: Normal, scale: 0.5}    # a number fixes; {start: 0.5} starts; {tie: sigma} shares
+      outages: Poisson
+
+Nodes that are not listed get a mechanism by the type of their column. An edge with a third entry is lagged.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pandas as pd
+import yaml
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+    create_model,
+    field_validator,
+)
+
+from otpdag import spaces
+from otpdag.data import infer_space
+from otpdag.errors import DataError, GraphError, ModelError
+from otpdag.graph import Graph, Lag
+from otpdag.mechanisms import Mechanism
+from otpdag.mechanisms.parameters import Fixed, Start, Tied
+from otpdag.mechanisms.spec import registered
+from otpdag.model import Model
+
+__all__ = ["ModelFile", "parse_model_file", "read_model_file"]
+
+MOST_ERRORS = 3
+NAME_HINT = "put a name that YAML reads as something else (yes, no, on, 12) in quotes"
+
+
+class ModelFile(BaseModel):
+    """What a model file says: edges, hidden nodes, and the mechanisms of the nodes it lists.
+
+    Attributes:
+        edges: Pairs ``[parent, child]``, or ``[parent, child, lag]`` for an edge from an earlier time step.
+        hidden: Nodes that no column shows.
+        nodes: For each listed node the name of a mechanism, or its ``type`` with arguments.
+
+    >>> file = parse_model_file("{edges: [[z, x]], hidden: [z], nodes: {z: {type: Categorical, size: 3}}}")
+    >>> print(file.build(pd.DataFrame({"x": [0.1, 2.5, 3.2]})))
+    Model with 2 nodes (not fitted)
+      z: Categorical, hidden
+      x: Normal <- z
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    edges: list[Annotated[list[Any], Field(min_length=2, max_length=3)]] = Field(default_factory=list)
+    hidden: list[StrictStr] = Field(default_factory=list)
+    nodes: dict[StrictStr, dict[StrictStr, Any] | None] = Field(default_factory=dict)
+
+    @field_validator("nodes", mode="before")
+    @classmethod
+    def _read_short_forms(cls, nodes: Any) -> Any:
+        """``outages: Poisson`` means ``outages: {type: Poisson}``."""
+        if not isinstance(nodes, Mapping):
+            return nodes
+        return {node: {"type": entry} if isinstance(entry, str) else entry for node, entry in nodes.items()}
+
+    def graph(self) -> Graph:
+        """The graph; listed nodes come first, in the order of the list."""
+        edges = [_edge(number, edge) for number, edge in enumerate(self.edges)]
+        return Graph(edges, nodes=self.nodes, hidden=self.hidden)
+
+    def build(self, data: pd.DataFrame) -> Model:
+        """The model for a table; nodes that are not listed are chosen by the type of their column.
+
+        Args:
+            data: A table with a column for each observed node.
+
+        Raises:
+            GraphError: The edges have a cycle, or ``hidden`` names no node.
+            ModelError: A mechanism or argument does not exist or does not fit; the message names the place.
+        """
+        graph = self.graph()
+        self._check_places(graph, data)
+        given = {node: _mechanism(node, entry, graph, data) for node, entry in self.nodes.items() if entry is not None}
+        return Model.from_frame(graph, data, mechanisms=given)
+
+    def _check_places(self, graph: Graph, data: pd.DataFrame) -> None:
+        joined = {str(end) for edge in self.edges for end in edge[:2]}
+        for node in graph.hidden:
+            if self.nodes.get(node) is None:
+                raise ModelError(
+                    f"hidden: node {node!r} has no column to choose a mechanism by: list it under nodes, for "
+                    f"instance `{node}: Normal`"
+                )
+        for node in self.nodes:
+            if node not in joined and node not in data.columns and f"{node}.0" not in data.columns:
+                raise ModelError(
+                    f"nodes.{node}: neither an edge nor a column has this name; edges name {_listed(sorted(joined))}"
+                )
+
+
+def read_model_file(path: str | Path) -> ModelFile:
+    """Read a YAML file.
+
+    Raises:
+        ModelError: The file does not exist, is no YAML, or says something that is not allowed; the message names the
+            file and the place in it.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ModelError(f"no model file at {str(path)!r}")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path}: cannot be read as text: {error}") from None
+    return parse_model_file(text, name=str(path))
+
+
+def parse_model_file(text: str, *, name: str = "model file") -> ModelFile:
+    """Read the text of a model file; ``name`` is what messages call it."""
+    try:
+        content = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise ModelError(f"{name}: {_yaml_problem(error)}") from None
+    if not isinstance(content, dict):
+        raise ModelError(f"{name}: must be a mapping with edges, hidden and nodes; got {_kind(content)}")
+    try:
+        file = ModelFile.model_validate(content)
+    except ValidationError as error:
+        raise ModelError(f"{name}: {_explain(error)}") from None
+    try:
+        _check_nodes(file)
+    except (ModelError, GraphError) as error:
+        raise type(error)(f"{name}: {error}") from None
+    return file
+
+
+def _check_nodes(file: ModelFile) -> None:
+    """Everything that can be said without a table."""
+    file.graph()
+    for node, entry in file.nodes.items():
+        if entry is not None:
+            _arguments(node, entry)
+
+
+def _edge(number: int, edge: list[Any]) -> tuple[str, str] | Lag:
+    for name in edge[:2]:
+        if not isinstance(name, str):
+            raise GraphError(f"edges.{number}: a node name must be text; got {name!r}: {NAME_HINT}")
+    if len(edge) == 2:
+        return edge[0], edge[1]
+    try:
+        return Lag(edge[0], edge[1], edge[2])
+    except GraphError:
+        raise GraphError(f"edges.{number}: a lag must be a whole number of at least 1; got {edge[2]!r}") from None
+
+
+# --- mechanisms -------------------------------------------------------------------------------------------
+
+
+def _mechanism(node: str, entry: Mapping[str, Any], graph: Graph, data: pd.DataFrame) -> Mechanism:
+    kind, arguments = _arguments(node, entry)
+    if "size" in inspect.signature(kind.__init__).parameters and "size" not in arguments:
+        arguments["size"] = _size_of(node, graph, data)
+    try:
+        return kind(**arguments)
+    except (TypeError, ValueError) as error:
+        raise ModelError(f"nodes.{node}: {error}") from None
+
+
+def _size_of(node: str, graph: Graph, data: pd.DataFrame) -> int:
+    """Number of categories, where the file does not say it."""
+    if node in graph.hidden:
+        raise ModelError(f"nodes.{node}.size: a hidden category needs its number of categories")
+    if node not in data.columns:
+        raise DataError(f"node {node!r} has no column; columns are {_listed(list(map(str, data.columns)))}")
+    space = infer_space(data[node])
+    if not space.is_discrete:
+        raise ModelError(f"nodes.{node}.size: column {node!r} shows no categories to count; give the number")
+    return space.width
+
+
+def _arguments(node: str, entry: Mapping[str, Any]) -> tuple[type[Mechanism], dict[str, Any]]:
+    """The class that a node's entry names, and the arguments for it."""
+    known = registered()
+    name = entry.get("type")
+    if name is None:
+        raise ModelError(f"nodes.{node}.type: missing; write the name of a mechanism: {_listed(list(known))}")
+    if not isinstance(name, str) or name not in known:
+        raise ModelError(f"nodes.{node}.type: there is no mechanism {name!r}; known are {_listed(list(known))}")
+    given = {key: value for key, value in entry.items() if key != "type"}
+    schema = _schema(known[name])
+    try:
+        checked = schema.model_validate(given)
+    except ValidationError as error:
+        raise ModelError(_explain(error, f"nodes.{node}", f"{name} has {_listed(list(schema.model_fields))}")) from None
+    _check_code(node, known[name])
+    return known[name], {key: getattr(checked, key) for key in given}
+
+
+def _check_code(node: str, kind: type[Mechanism]) -> None:
+    for name, parameter in inspect.signature(kind.__init__).parameters.items():
+        code = "Callable" in str(parameter.annotation) or "Module" in str(parameter.annotation)
+        if code and parameter.default is parameter.empty:
+            raise ModelError(
+                f"nodes.{node}.type: {kind.__name__} needs code ({name!r}), which a model file cannot hold; build the "
+                "model in Python"
+            )
+
+
+class _Setting(BaseModel):
+    """``{start: value}``, ``{tie: name}`` or ``{fix: value}``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    fix: Any = None
+    start: Any = None
+    tie: StrictStr | None = None
+
+
+def _read_setting(value: Any) -> Fixed | Start | Tied | None:
+    """A number or nested list fixes a parameter; a mapping starts, ties or fixes it."""
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        return Fixed(_numbers(value))
+    if set(value) not in ({"fix"}, {"start"}, {"tie"}):
+        raise ValueError("must be a number, a list of numbers, {start: value} or {tie: name}")
+    setting = _Setting.model_validate(value)
+    if setting.tie is not None:
+        return Tied(setting.tie)
+    return Fixed(_numbers(setting.fix)) if "fix" in value else Start(_numbers(setting.start))
+
+
+def _numbers(value: Any) -> Any:
+    try:
+        if isinstance(value, bool | str):
+            raise ValueError
+        return np.asarray(value, dtype=float)
+    except (TypeError, ValueError):
+        raise ValueError("must be a number, a list of numbers, {start: value} or {tie: name}") from None
+
+
+def _read_space(value: Any) -> spaces.Space:
+    """``Real``, or ``{type: Discrete, size: 3}``."""
+    entry = {"type": value} if isinstance(value, str) else value
+    kinds = [name for name in spaces.__all__ if name != "Space"]
+    if not isinstance(entry, Mapping) or entry.get("type") not in kinds:
+        raise ValueError(f"must be one of {', '.join(kinds)}, or {{type: Discrete, size: 3}}")
+    try:
+        return getattr(spaces, entry["type"])(**{key: item for key, item in entry.items() if key != "type"})
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+
+
+@cache
+def _schema(kind: type[Mechanism]) -> type[BaseModel]:
+    """A pydantic model of a mechanism's arguments, so that each error has a place."""
+    fields: dict[str, Any] = {}
+    for name, parameter in inspect.signature(kind.__init__).parameters.items():
+        if name == "self" or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        fields[name] = (_field_type(str(parameter.annotation)), None)
+    return create_model(
+        kind.__name__, __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=True, protected_namespaces=()),
+        **fields,
+    )  # fmt: skip
+
+
+def _field_type(annotation: str) -> Any:
+    if "Setting" in annotation:
+        return Annotated[Any, BeforeValidator(_read_setting)]
+    if "Space" in annotation:
+        return Annotated[Any, BeforeValidator(_read_space)]
+    plain = {"int": StrictInt, "bool": StrictBool, "str": StrictStr, "Sequence[int]": list[StrictInt]}
+    return plain.get(annotation, Any)
+
+
+# --- messages ---------------------------------------------------------------------------------------------
+
+
+def _explain(
+    error: ValidationError, prefix: str = "", allowed: str = "a model file has edges, hidden and nodes"
+) -> str:
+    """The first few places that are wrong, in one line."""
+    found = error.errors(include_url=False, include_context=False)
+    parts = [_one_line(dict(entry), prefix, allowed) for entry in found[:MOST_ERRORS]]
+    more = len(found) - MOST_ERRORS
+    return "; ".join(parts) + (f"; and {more} more" if more > 0 else "")
+
+
+def _one_line(entry: dict[str, Any], prefix: str, allowed: str) -> str:
+    steps = [str(step) for step in entry["loc"]]
+    if steps[-1:] == ["[key]"]:  # a key has no place of its own
+        steps = steps[:-2]
+    place = ".".join([prefix, *steps] if prefix else steps)
+    message = entry["msg"].removeprefix("Value error, ")
+    match entry["type"]:
+        case "extra_forbidden":
+            return f"{place}: is not known; {allowed}"
+        case "string_type":
+            return f"{place}: must be text; got {entry['input']!r}: {NAME_HINT}"
+        case "value_error":
+            return f"{place}: {message}; got {entry['input']!r:.60}"
+        case "too_short" | "too_long" if steps[:1] == ["edges"]:
+            return f"{place}: must be [parent, child] or [parent, child, lag]; got {entry['input']!r:.60}"
+    plain = message.replace("Input should", "should").replace("dictionary", "mapping")
+    return f"{place}: {plain}; got {entry['input']!r:.60}"
+
+
+def _yaml_problem(error: yaml.YAMLError) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem or 'is not YAML'}"
+    return "is not YAML: " + " ".join(str(error).split())
+
+
+def _kind(content: object) -> str:
+    return "nothing" if content is None else f"{type(content).__name__} {content!r:.40}"
+
+
+def _listed(names: list[str], most: int = 14) -> str:
+    shown = ", ".join(names[:most])
+    return shown + (f" and {len(names) - most} more" if len(names) > most else "") or "nothing"
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML that refuses a key that appears twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Build a dictionary."""
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, str | int | float | bool) and key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key!r} appears twice", key_node.start_mark)
+            if isinstance(key, str | int | float | bool):
+                seen.add(key)
+        return super().construct_mapping(node, deep=deep)

@@ -1,0 +1,79 @@
+"""Parameters as a plain table: one line for each number, named as a reader would name it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike
+
+from otpdag.model import Model
+
+__all__ = ["estimates"]
+
+_BY_CATEGORY = ("probs", "logits", "weight", "topics")
+
+
+def estimates(model: Model, params: Mapping[str, Mapping[str, ArrayLike]] | None = None) -> pd.DataFrame:
+    """List the parameters of a model.
+
+    Layers of networks are left out: their single numbers say nothing.
+
+    Args:
+        model: A fitted model.
+        params: Other values in the same shapes, for instance a known truth; by default the model's own.
+
+    Returns:
+        Columns ``node``, ``parameter``, ``at`` (the configuration of the parents, the parent of a slope, the category),
+        ``value`` and ``fixed`` (whether the value was given rather than learned).
+
+    >>> from otpdag import Graph, mechanisms as m
+    >>> model = Model(Graph([("z", "x")], hidden=["z"]), {"z": m.Categorical(2), "x": m.Normal(scale=1.0)})
+    >>> _ = model.set_params({"z": {"probs": [0.3, 0.7]}, "x": {"loc": [-1.0, 2.0]}})
+    >>> print(estimates(model).to_string(index=False))
+    node parameter  at  value  fixed
+       z     probs   0    0.3  False
+       z     probs   1    0.7  False
+       x       loc z=0   -1.0  False
+       x       loc z=1    2.0  False
+       x     scale z=0    1.0   True
+       x     scale z=1    1.0   True
+    """
+    rows = []
+    for node, found in (model.params() if params is None else params).items():
+        declared = model.mechanisms[node].declared()
+        for name, value in found.items():
+            if name.startswith(("network.", "module.")):
+                continue
+            array = np.asarray(value, dtype=float)
+            fixed = name in declared and not declared[name].learned
+            places = product(*_axes(model, node, name, array))
+            rows += [
+                (node, name, ", ".join(filter(None, place)), float(number), fixed)
+                for place, number in zip(places, array.flat, strict=True)
+            ]
+    return pd.DataFrame(rows, columns=["node", "parameter", "at", "value", "fixed"])
+
+
+def _axes(model: Model, node: str, name: str, array: np.ndarray) -> list[list[str]]:
+    """Names along each axis of a parameter; plain numbers where the shape is not the usual one."""
+    family, space = model.mechanisms[node].family, model.spaces[node]
+    own: list[list[str]] = []
+    if space.is_discrete and name in _BY_CATEGORY:
+        own = [[str(label) for label in model.labels(node)]]
+    elif not space.is_discrete and space.width > 1:
+        own = [[f"{node}.{i}" for i in range(space.width)]]
+    if name == "weight":
+        lead = [[cell for parent, where in family.continuous for cell in _cells(parent, where.width)]]
+    else:
+        lead = [[f"{parent}={label}" for label in model.labels(parent)] for parent, _ in family.discrete]
+    for axes in (lead + own, own, lead):
+        if tuple(map(len, axes)) == array.shape:
+            return axes
+    return [[str(i) for i in range(size)] for size in array.shape]
+
+
+def _cells(node: str, width: int) -> list[str]:
+    return [node] if width == 1 else [f"{node}.{i}" for i in range(width)]
