@@ -1,0 +1,25 @@
+"""Divergences: how far two weighted samples are from each other.
+
+Every divergence is called as ``divergence(x, y, a, b, generator=generator)`` with samples ``x`` (R, N, d) and
+``y`` (R, M, d), optional weights ``a`` (R, N) and ``b`` (R, M), and returns one number per replica, (R,).
+"""
+
+from otpdag.divergences.base import AbstractDivergence
+from otpdag.divergences.energy import Energy
+from otpdag.divergences.jensen_shannon import JensenShannon
+from otpdag.divergences.mmd import MMD
+from otpdag.divergences.sinkhorn import Sinkhorn
+from otpdag.divergences.sliced import SlicedWasserstein
+from otpdag.divergences.wasserstein import Wasserstein
+from otpdag.divergences.whitened import WhitenedFeatures
+
+__all__ = [
+    "MMD",
+    "AbstractDivergence",
+    "Energy",
+    "JensenShannon",
+    "Sinkhorn",
+    "SlicedWasserstein",
+    "Wasserstein",
+    "WhitenedFeatures",
+]

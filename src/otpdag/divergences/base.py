@@ -1,0 +1,136 @@
+"""The one thing a divergence has to do, and the checks that all of them share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from otpdag.errors import DataError
+
+__all__ = ["AbstractDivergence", "fill_weights", "require_finite"]
+
+
+class AbstractDivergence(ABC):
+    """A divergence between two weighted samples; a subclass writes :meth:`forward`.
+
+    Calling it checks the shapes, normalises the weights and returns one number per replica.
+
+    Example:
+        >>> class MeanShift(AbstractDivergence):
+        ...     def forward(self, x, y, a, b, generator):
+        ...         a, b = fill_weights(x, a), fill_weights(y, b)
+        ...         shift = (a.unsqueeze(-1) * x).sum(-2) - (b.unsqueeze(-1) * y).sum(-2)
+        ...         return shift.square().sum(-1)
+        >>> MeanShift()(torch.zeros(2, 5, 3), torch.ones(1, 7, 3))
+        tensor([3., 3.])
+    """
+
+    def __call__(
+        self,
+        x: Tensor,
+        y: Tensor,
+        a: Tensor | None = None,
+        b: Tensor | None = None,
+        *,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Compare two samples, replica by replica; differentiable in all four arguments.
+
+        Args:
+            x: A sample, (R, N, d).
+            y: A sample, (R, M, d). A replica axis of 1 broadcasts, here and in the weights.
+            a: Non-negative weights of ``x``, (R, N), normalised here; uniform where None.
+            b: Non-negative weights of ``y``, (R, M), normalised here; uniform where None.
+            generator: Source of randomness, for the divergences that draw something.
+
+        Returns:
+            The divergence of each replica, (R,).
+
+        Raises:
+            DataError: If shapes, types or weights do not fit together.
+        """
+        replicas = _check_samples(x, y, a, b)
+        value = self.forward(x, y, _normalise(a, "a"), _normalise(b, "b"), generator)
+        return value.expand(replicas)
+
+    @abstractmethod
+    def forward(
+        self, x: Tensor, y: Tensor, a: Tensor | None, b: Tensor | None, generator: torch.Generator | None
+    ) -> Tensor:
+        """Compute the divergence of checked samples.
+
+        Shapes fit, but replica axes of 1 are not expanded. Weights sum to 1, or are None where uniform.
+        """
+
+
+def fill_weights(x: Tensor, a: Tensor | None) -> Tensor:
+    """Return the weights of a sample ``x`` (R, N, d), written out where they are uniform.
+
+    >>> fill_weights(torch.zeros(3, 4, 2), None)
+    tensor([[0.2500, 0.2500, 0.2500, 0.2500]])
+    """
+    return x.new_full((1, x.shape[-2]), 1.0 / x.shape[-2]) if a is None else a
+
+
+def require_finite(costs: Tensor) -> Tensor:
+    """Return ground costs as they are, unless a solver could not deal with them.
+
+    >>> require_finite(torch.zeros(1, 1, 1))
+    tensor([[[0.]]])
+    """
+    if not bool(torch.isfinite(costs).all()):
+        raise DataError("`x` and `y` must have finite costs; got NaN or infinity, in the samples or the cost")
+    return costs
+
+
+def _check_samples(x: Tensor, y: Tensor, a: Tensor | None, b: Tensor | None) -> int:
+    """Refuse what does not fit together, and return the number of replicas."""
+    _check_sample("x", x)
+    _check_sample("y", y)
+    if x.shape[-1] != y.shape[-1]:
+        raise DataError(f"`x` and `y` must have equally many features; got {x.shape[-1]} and {y.shape[-1]}")
+    if x.dtype != y.dtype:
+        raise DataError(f"`x` and `y` must have the same type; got {x.dtype} and {y.dtype}")
+    _check_weights("a", a, "x", x)
+    _check_weights("b", b, "y", y)
+    counts = {value.shape[0] for value in (x, y, a, b) if value is not None}
+    if len(counts - {1}) > 1:
+        raise DataError(f"`x`, `y`, `a` and `b` must have equal replicas, or one; got {sorted(counts)}")
+    return max(counts)
+
+
+def _check_sample(name: str, value: Tensor) -> None:
+    if value.ndim != 3 or 0 in value.shape:
+        raise DataError(
+            f"`{name}` must be (replicas, points, features), none of them 0; got shape {tuple(value.shape)}"
+        )
+    if not value.is_floating_point():
+        raise DataError(f"`{name}` must be floating point; got {value.dtype}")
+
+
+def _check_weights(name: str, weights: Tensor | None, of: str, sample: Tensor) -> None:
+    if weights is None:
+        return
+    if weights.ndim != 2 or weights.shape[-1] != sample.shape[-2]:
+        raise DataError(
+            f"`{name}` must have shape (replicas, {sample.shape[-2]}), one weight for each point of `{of}`; "
+            f"got {tuple(weights.shape)}"
+        )
+    if weights.dtype != sample.dtype:
+        raise DataError(f"`{name}` must have the type of `{of}`, {sample.dtype}; got {weights.dtype}")
+
+
+def _normalise(weights: Tensor | None, name: str) -> Tensor | None:
+    """Divide weights by their sum, after checking that they can be weights at all."""
+    if weights is None:
+        return None
+    total = weights.sum(-1, keepdim=True)
+    lowest, smallest_total = float(weights.detach().amin()), float(total.detach().amin())
+    if not (lowest >= 0 and 0 < smallest_total < float("inf")):
+        raise DataError(
+            f"`{name}` must be non-negative with a positive, finite sum; got a smallest weight of {lowest} "
+            f"and a smallest sum of {smallest_total}"
+        )
+    return weights / total

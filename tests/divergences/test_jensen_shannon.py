@@ -1,0 +1,99 @@
+"""The adversarial bound: what it converges to, what it remembers, and what it refuses."""
+
+import copy
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from otpdag.divergences import JensenShannon
+from otpdag.errors import DataError, ModelError
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def true_divergence(shift):
+    """Integrate the divergence of N(0, 1) and N(shift, 1) on a grid."""
+    grid = torch.linspace(-12.0, 12.0 + shift, 20_001, dtype=torch.float64)
+    p, q = (torch.exp(-0.5 * (grid - mean) ** 2) / math.sqrt(2 * math.pi) for mean in (0.0, shift))
+    middle = 0.5 * (p + q)
+    return torch.trapezoid(0.5 * (torch.xlogy(p, p / middle) + torch.xlogy(q, q / middle)), grid).item()
+
+
+def test_trained_for_long_it_is_the_divergence_of_two_gaussians():
+    x, y = draw(1, 2000, 1), draw(1, 2000, 1, seed=1) + 2
+    value = JensenShannon(hidden=(16,), steps=200, learning_rate=1e-2)(x, y)
+    assert value.item() == pytest.approx(true_divergence(2.0), abs=0.02)
+
+
+def test_it_never_exceeds_log_two():
+    x, y = draw(1, 50, 2), draw(1, 50, 2, seed=1) + 100
+    value = JensenShannon(hidden=(16,), steps=100, learning_rate=2e-2)(x, y)
+    assert 0.68 < value.item() <= math.log(2)
+
+
+def test_it_learns_from_call_to_call():
+    x, y = draw(1, 200, 2), draw(1, 200, 2, seed=1) + 1
+    divergence = JensenShannon()
+    values = [divergence(x, y).item() for _ in range(10)]
+    assert values[-1] > values[0] > 0
+
+
+def test_a_step_returns_the_bound_before_it():
+    x, y = draw(2, 50, 2), draw(2, 50, 2, seed=1) + 1
+    divergence = JensenShannon(steps=0)
+    torch.testing.assert_close(divergence.fit_step(x, y), torch.zeros(2, dtype=torch.float64))
+    second = divergence.fit_step(x, y)
+    assert (second > 0).all()
+    assert not second.requires_grad
+
+
+def test_weights_count_when_it_is_trained_and_evaluated():
+    """Between two equal samples only the weights differ."""
+    x = draw(1, 100, 1)
+    upper = (x[..., 0] > 0).double()
+    assert JensenShannon(hidden=(16,), steps=100, learning_rate=2e-2)(x, x, upper, 1 - upper).item() > 0.6
+
+
+def test_training_leaves_no_gradient_in_the_samples():
+    x, y = draw(1, 20, 2).requires_grad_(), draw(1, 20, 2, seed=1)
+    JensenShannon().fit_step(x, y)
+    assert x.grad is None
+
+
+def test_a_replaced_copy_is_untrained_and_a_deep_copy_is_not():
+    x, y = draw(1, 50, 2), draw(1, 50, 2, seed=1) + 1
+    divergence = JensenShannon()
+    first = divergence(x, y)
+    untrained, trained = dataclasses.replace(divergence), copy.deepcopy(divergence)
+    assert torch.equal(untrained(x, y), first)
+    assert torch.equal(trained(x, y), divergence(x, y))
+
+
+def test_the_seed_chooses_the_discriminator():
+    x, y = draw(1, 50, 2), draw(1, 50, 2, seed=1) + 1
+    assert not torch.equal(JensenShannon(seed=0)(x, y), JensenShannon(seed=1)(x, y))
+
+
+@pytest.mark.parametrize("shape", [(1, 20, 3), (2, 20, 2)])
+def test_a_trained_discriminator_refuses_other_shapes(shape):
+    divergence = JensenShannon()
+    divergence(draw(1, 20, 2), draw(1, 20, 2, seed=1))
+    with pytest.raises(DataError, match=r"must fit the discriminator of earlier calls, .*one JensenShannon object"):
+        divergence(draw(*shape), draw(*shape, seed=1))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": -1}, "`steps` must not be negative; got -1"),
+        ({"learning_rate": 0.0}, "`learning_rate` must be positive; got 0.0"),
+        ({"hidden": (8, 0)}, r"`hidden` must hold positive widths; got \(8, 0\)"),
+    ],
+)
+def test_options_out_of_range_are_refused(options, message):
+    with pytest.raises(ModelError, match=message):
+        JensenShannon(**options)

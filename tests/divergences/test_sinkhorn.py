@@ -1,0 +1,128 @@
+"""Entropic transport against POT, its limits, and finite differences."""
+
+import numpy as np
+import ot
+import pytest
+import torch
+
+from otpdag.costs import KL, Euclidean, SquaredEuclidean
+from otpdag.divergences import MMD, Sinkhorn, Wasserstein
+from otpdag.errors import ConvergenceWarning, DataError, ModelError
+
+EXACT = {"relative": False, "tolerance": 1e-10, "iterations": 20_000}
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def draw_weights(*shape, seed=0):
+    weights = 0.1 + torch.rand(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def entropic_cost(a, b, matrix, epsilon):
+    """Evaluate POT's plan by the definition, the relative entropy included."""
+    plan = ot.bregman.sinkhorn(a, b, matrix, epsilon, method="sinkhorn_log", numItermax=2000, stopThr=1e-9, warn=False)
+    return (plan * matrix).sum() + epsilon * (plan * np.log(plan / np.outer(a, b))).sum()
+
+
+@pytest.mark.parametrize("cost", [SquaredEuclidean(), Euclidean()], ids=str)
+@pytest.mark.parametrize("epsilon", [1.0, 4.0])
+@pytest.mark.parametrize("debiased", [False, True])
+def test_it_agrees_with_pot(cost, epsilon, debiased):
+    x, y, a, b = draw(1, 15, 2), draw(1, 20, 2, seed=1) + 0.5, draw_weights(1, 15), draw_weights(1, 20, seed=1)
+    value = Sinkhorn(epsilon, cost, debiased=debiased, **EXACT)(x, y, a, b)
+    u, v = a[0].numpy(), b[0].numpy()
+    expected = entropic_cost(u, v, cost(x, y)[0].numpy(), epsilon)
+    if debiased:
+        own = entropic_cost(u, u, cost(x, x)[0].numpy(), epsilon)
+        expected -= 0.5 * (own + entropic_cost(v, v, cost(y, y)[0].numpy(), epsilon))
+    assert value.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_relative_epsilon_is_a_fraction_of_the_mean_cost():
+    x, y, a = draw(1, 15, 2), draw(1, 20, 2, seed=1), draw_weights(1, 15)
+    mean = (a[0] @ SquaredEuclidean()(x, y)[0]).mean().item()
+    absolute = Sinkhorn(0.1 * mean, relative=False)(x, y, a)
+    torch.testing.assert_close(Sinkhorn(0.1)(x, y, a), absolute, rtol=1e-6, atol=0)
+
+
+def test_with_little_entropy_it_is_exact_transport():
+    x, y = draw(1, 12, 2), draw(1, 12, 2, seed=1) + 1
+    value = Sinkhorn(1e-3, tolerance=1e-4, iterations=20_000)(x, y)
+    torch.testing.assert_close(value, Wasserstein()(x, y), rtol=1e-2, atol=0)
+
+
+def test_with_much_entropy_it_is_a_kernel_discrepancy():
+    """For the cost |x - y|^2 the limit is the squared distance of the means (Feydy et al. 2019, theorem 1)."""
+    x, y = draw(1, 12, 2), draw(1, 12, 2, seed=1) + 1
+    expected = (x.mean(1) - y.mean(1)).square().sum(-1)
+    torch.testing.assert_close(Sinkhorn(1e4, **EXACT)(x, y), expected, rtol=1e-3, atol=0)
+    linear = MMD(kernel=lambda s: -0.5 * s, bandwidth=1.0, unbiased=False)(x, y)
+    torch.testing.assert_close(linear, expected)
+
+
+@pytest.mark.parametrize("cost", [SquaredEuclidean(), Euclidean()], ids=str)
+@pytest.mark.parametrize("debiased", [False, True])
+def test_gradients_in_samples_and_weights_are_those_of_finite_differences(cost, debiased):
+    divergence = Sinkhorn(0.5, cost, debiased=debiased, **EXACT)
+    x, y = draw(1, 4, 2).requires_grad_(), draw(1, 5, 2, seed=1).requires_grad_()
+    a, b = draw_weights(1, 4).requires_grad_(), draw_weights(1, 5, seed=1).requires_grad_()
+    assert torch.autograd.gradcheck(divergence, (x, y, a, b), atol=1e-5, rtol=1e-4)
+
+
+def test_a_cost_that_is_not_symmetric_is_solved_as_such():
+    x, y = torch.softmax(draw(1, 10, 3), -1), torch.softmax(draw(1, 12, 3, seed=1), -1)
+    value = Sinkhorn(0.1, KL(), **EXACT)(x, y)
+    u, v, cost = np.full(10, 0.1), np.full(12, 1 / 12), KL()
+    expected = entropic_cost(u, v, cost(x, y)[0].numpy(), 0.1) - 0.5 * (
+        entropic_cost(u, u, cost(x, x)[0].numpy(), 0.1) + entropic_cost(v, v, cost(y, y)[0].numpy(), 0.1)
+    )
+    assert value.item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("shift", [0.0, 100.0])
+@pytest.mark.parametrize("scale", [0.01, 1.0])
+def test_single_precision_stays_close_to_double(shift, scale):
+    x, y = draw(1, 100, 4), scale * draw(1, 80, 4, seed=1) + shift
+    single = Sinkhorn(0.02)(x.float(), y.float()).double()
+    torch.testing.assert_close(single, Sinkhorn(0.02)(x, y), rtol=1e-3, atol=1e-3)
+
+
+def test_before_convergence_the_value_is_a_lower_bound():
+    x, y = draw(1, 30, 2), draw(1, 30, 2, seed=1)
+    options = {"relative": False, "debiased": False}
+    best = Sinkhorn(0.5, tolerance=1e-9, iterations=20_000, **options)(x, y)
+    with pytest.warns(ConvergenceWarning, match="stopped after 10 sweeps with a marginal error of"):
+        early = Sinkhorn(0.5, tolerance=1e-9, iterations=10, **options)(x, y)
+    assert early.item() <= best.item()
+
+
+def test_samples_without_any_spread_are_fine():
+    x = torch.zeros(1, 4, 2, requires_grad=True)
+    value = Sinkhorn()(x, torch.zeros(1, 3, 2))
+    value.sum().backward()
+    assert value.item() == pytest.approx(0.0, abs=1e-12)
+    assert torch.isfinite(x.grad).all()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_costs_that_are_not_finite_are_refused(bad):
+    with pytest.raises(DataError, match="finite costs; got NaN or infinity"):
+        Sinkhorn()(torch.full((1, 2, 1), bad), torch.zeros(1, 3, 1))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epsilon": 0.0}, "`epsilon` must be positive; got 0.0"),
+        ({"tolerance": -1.0}, "`tolerance` must be positive; got -1.0"),
+        ({"iterations": 0}, "`iterations` must be at least 1; got 0"),
+        ({"scaling": 1.0}, "`scaling` must lie between 0 and 1; got 1.0"),
+        ({"cost": 3}, "`cost` must be an AbstractCost .* got 3"),
+    ],
+)
+def test_options_out_of_range_are_refused(options, message):
+    with pytest.raises(ModelError, match=message):
+        Sinkhorn(**options)

@@ -1,0 +1,129 @@
+"""Exact transport against POT, closed forms and finite differences."""
+
+import numpy as np
+import ot
+import pytest
+import torch
+from scipy.stats import wasserstein_distance
+
+from otpdag.costs import KL, Euclidean, SmoothL1, SquaredEuclidean
+from otpdag.divergences import Wasserstein
+from otpdag.errors import DataError, ModelError
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def draw_weights(*shape, seed=0):
+    return 0.1 + torch.rand(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("shift", [0.0, 5.0])
+@pytest.mark.parametrize("scale", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("features", [1, 2, 8])
+def test_assignment_agrees_with_pot(shift, scale, features):
+    x, y = draw(1, 30, features), draw(1, 30, features, seed=1) * scale + shift
+    uniform = np.full(30, 1 / 30)
+    expected = ot.emd2(uniform, uniform, ot.dist(x[0].numpy(), y[0].numpy()))
+    assert Wasserstein()(x, y).item() == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("cost", [SquaredEuclidean(), Euclidean(), SmoothL1()], ids=str)
+@pytest.mark.parametrize("sizes", [(20, 20), (20, 31)])
+@pytest.mark.parametrize("p", [1.0, 1.5])
+def test_weighted_transport_agrees_with_pot(cost, sizes, p):
+    x, y = draw(2, sizes[0], 3), draw(2, sizes[1], 3, seed=1) + 0.5
+    a, b = draw_weights(2, sizes[0]), draw_weights(2, sizes[1], seed=1)
+    a, b = a / a.sum(-1, keepdim=True), b / b.sum(-1, keepdim=True)
+    matrices = cost(x, y).pow(p).numpy()
+    expected = [ot.emd2(a[r].numpy(), b[r].numpy(), matrices[r]) for r in range(2)]
+    torch.testing.assert_close(Wasserstein(cost, p)(x, y, a, b), torch.tensor(expected, dtype=torch.float64))
+
+
+def test_kl_between_probability_vectors_as_ground_cost():
+    x, y = torch.softmax(draw(1, 12, 4), -1), torch.softmax(draw(1, 12, 4, seed=1), -1)
+    matrix = (x[0, :, None] * (x[0, :, None].log() - y[0, None].log())).sum(-1).numpy()
+    expected = ot.emd2(np.full(12, 1 / 12), np.full(12, 1 / 12), matrix)
+    assert Wasserstein(KL())(x, y).item() == pytest.approx(expected)
+
+
+def test_a_function_serves_as_ground_cost():
+    x, y = draw(1, 12, 3), draw(1, 12, 3, seed=1)
+    expected = ot.emd2([], [], ot.dist(x[0].numpy(), y[0].numpy(), "cityblock"))
+    assert Wasserstein(lambda u, v: (u - v).abs().sum(-1))(x, y).item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, 3.0])
+def test_on_a_line_it_matches_sorted_points(p):
+    x, y = draw(2, 25, 1), 2 * draw(2, 25, 1, seed=1) + 1
+    expected = (x.sort(1).values - y.sort(1).values).abs().pow(p).mean((1, 2))
+    torch.testing.assert_close(Wasserstein(Euclidean(), p)(x, y), expected)
+
+
+def test_on_a_line_it_agrees_with_scipy_with_weights():
+    x, y, a, b = draw(1, 9, 1), draw(1, 7, 1, seed=1), draw_weights(1, 9), draw_weights(1, 7, seed=1)
+    expected = wasserstein_distance(*(value.flatten().numpy() for value in (x, y, a, b)))
+    assert Wasserstein(Euclidean())(x, y, a, b).item() == pytest.approx(expected)
+
+
+def test_a_positive_definite_linear_map_is_optimal():
+    """The gradient of a convex function transports optimally (Brenier 1991), also between samples."""
+    x, root = draw(1, 60, 3), draw(3, 3, seed=1)
+    y = x @ (root @ root.T) + torch.tensor([3.0, -2.0, 1.0])
+    expected = (x - y).square().sum(-1).mean(-1)
+    shuffled = y[:, torch.randperm(60, generator=torch.Generator().manual_seed(0))]
+    torch.testing.assert_close(Wasserstein()(x, shuffled), expected)
+
+
+def test_two_gaussians_are_at_their_closed_form_distance():
+    x, y = draw(1, 800, 2), 2 * draw(1, 800, 2, seed=1) + 3
+    assert Wasserstein()(x, y).item() == pytest.approx(2 * (3**2 + (2 - 1) ** 2), rel=0.05)
+
+
+@pytest.mark.parametrize("cost", [SquaredEuclidean(), Euclidean()], ids=str)
+@pytest.mark.parametrize("sizes", [(6, 6), (5, 7)])
+def test_gradients_in_samples_and_weights_are_those_of_finite_differences(cost, sizes):
+    x, y = draw(1, sizes[0], 2).requires_grad_(), draw(1, sizes[1], 2, seed=1).requires_grad_()
+    a = draw_weights(1, sizes[0]).requires_grad_()
+    b = draw_weights(1, sizes[1], seed=1).requires_grad_()
+    assert torch.autograd.gradcheck(Wasserstein(cost), (x, y))
+    assert torch.autograd.gradcheck(Wasserstein(cost), (x, y, a, b))
+
+
+def test_the_gradient_in_a_weight_of_zero_is_what_a_little_mass_costs():
+    x, y, b = draw(1, 5, 2), draw(1, 6, 2, seed=1), draw_weights(1, 6, seed=1)
+    a = draw_weights(1, 5)
+    a[0, 2] = 0.0
+    a.requires_grad_()
+    value = Wasserstein()(x, y, a, b)
+    value.sum().backward()
+    step = torch.zeros_like(a).index_fill(1, torch.tensor([2]), 1e-6)
+    slope = (Wasserstein()(x, y, a.detach() + step, b) - value.detach()) / 1e-6
+    assert a.grad[0, 2].item() == pytest.approx(slope.item(), rel=1e-4)
+
+
+def test_workers_do_not_change_the_result():
+    x, y, a = draw(5, 20, 2), draw(5, 20, 2, seed=1), draw_weights(5, 20)
+    assert torch.equal(Wasserstein(workers=1)(x, y, a), Wasserstein(workers=3)(x, y, a))
+    assert torch.equal(Wasserstein(workers=1)(x, y), Wasserstein(workers=3)(x, y))
+
+
+@pytest.mark.parametrize("weights", [None, torch.tensor([[1.0, 2.0, 3.0]])])
+def test_costs_that_are_not_finite_are_refused(weights):
+    x = torch.tensor([[[0.0], [float("nan")], [1.0]]])
+    with pytest.raises(DataError, match="finite costs; got NaN or infinity"):
+        Wasserstein()(x, torch.zeros(1, 3, 1), weights)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"p": 0.5}, "`p` must be at least 1; got 0.5"),
+        ({"workers": 0}, "`workers` must be at least 1; got 0"),
+        ({"cost": "kl"}, "`cost` must be an AbstractCost .* got 'kl'"),
+    ],
+)
+def test_options_out_of_range_are_refused(options, message):
+    with pytest.raises(ModelError, match=message):
+        Wasserstein(**options)
