@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch, Polygon
 
+from otpdag.engine.monitor import Stage
 from otpdag.errors import DataError
 from otpdag.graph import Graph, lag
-from otpdag.plots import draw_graph, learning_curve
+from otpdag.plots import draw_graph, learning_curve, search_curve
 
 ASIA = Graph(
     [
@@ -244,3 +245,39 @@ def test_learning_curve_without_a_finite_value() -> None:
 def test_bad_histories(history: dict, message: str) -> None:
     with pytest.raises(DataError, match=message):
         learning_curve(history)
+
+
+# --- the search -------------------------------------------------------------------------------------------
+
+
+def test_search_curve_marks_stages_and_the_kept_start():
+    stages = [
+        Stage("3 short starts", (0, 1, 2), [(5.0, 4.0, 6.0), (2.0, 1.5, 5.0)]),
+        Stage("best start", (1,), [(1.4,), (1.2,), (1.1,)]),
+    ]
+    axes = search_curve(stages).axes[0]
+    assert [text.get_text() for text in axes.texts] == ["3 short starts", "best start"]
+    assert axes.get_yscale() == "log"
+    assert axes.get_legend() is not None
+    starts = [line for line in axes.lines if len(line.get_xdata()) in (2, 3) and line.get_color() != "#c3cad4"]
+    assert len(starts) == 4  # three short ones and the continued one
+    kept = starts[-1]
+    np.testing.assert_allclose(kept.get_ydata()[:2], [0.3, 0.1])  # above the lowest loss of its rows
+
+
+def test_search_curve_shows_noisy_losses_as_they_are():
+    losses = [(3.0 + np.sin(step),) for step in range(40)]
+    axes = search_curve([Stage("best start", (0,), losses)]).axes[0]
+    assert axes.get_yscale() == "linear"
+    assert axes.get_ylabel() == "loss"
+    assert axes.get_legend() is None
+
+
+def test_search_curve_leaves_failed_starts_out():
+    stages = [Stage("2 short starts", (0, 1), [(np.inf, 2.0), (np.nan, 1.0)]), Stage("best start", (1,), [(1.0,)])]
+    assert search_curve(stages).axes[0].get_yscale() == "log"
+
+
+def test_search_curve_needs_a_step():
+    with pytest.raises(DataError, match="stages must hold at least one step; got none"):
+        search_curve([Stage("nothing", (0,))])

@@ -25,10 +25,11 @@ from matplotlib.ticker import MaxNLocator
 from scipy.linalg import cholesky, solve_triangular
 from scipy.optimize import isotonic_regression, nnls
 
+from otpdag.engine.monitor import Stage
 from otpdag.errors import DataError
 from otpdag.graph import Graph
 
-__all__ = ["draw_graph", "learning_curve"]
+__all__ = ["draw_graph", "learning_curve", "search_curve"]
 
 # All lengths of a drawn graph are in points at its natural size.
 _FONT, _SMALL_FONT = 10.0, 8.0
@@ -654,6 +655,115 @@ def learning_curve(history: Mapping[str, Sequence[float]], *, ax: Axes | None = 
     return _figure_of(ax)
 
 
+def search_curve(stages: Sequence[Stage], *, ax: Axes | None = None) -> Figure:
+    """Draw the losses of all starts along the stages of a search, the kept one on top.
+
+    Where losses only fall, as those of a quasi-Newton method do, the height of a line is how far it lies above the
+    lowest loss, on a logarithmic scale: starts that are stuck stay high. The short runs, which may see a part of the
+    rows, have their own lowest loss. Noisy losses are drawn as they are, with a running mean.
+
+    Args:
+        stages: The ``stages`` of a :class:`~otpdag.FitResult`.
+        ax: Where to draw; if left out, a figure is made.
+
+    Returns:
+        The figure.
+
+    Raises:
+        DataError: No stage has a step.
+
+    >>> figure = search_curve(
+    ...     [Stage("2 short starts", (0, 1), [(3.0, 4.0), (1.5, 2.0)]), Stage("best", (0,), [(1.2,)])]
+    ... )
+    >>> [text.get_text() for text in figure.axes[0].texts]
+    ['2 short starts', 'best']
+    """
+    tables = [(stage, np.array(stage.losses, dtype=np.float64)) for stage in stages if stage.losses]
+    if not tables:
+        raise DataError("stages must hold at least one step; got none")
+    if ax is None:
+        ax = Figure(figsize=(6.4, 3.8), layout="constrained").add_subplot()
+    falling = all(_only_falls(losses) for _, losses in tables)
+    kept = tables[-1][0].starts[0]
+    begin = 0
+    for number, (stage, losses) in enumerate(tables):
+        same_rows = [table for _, table in (tables[1:] if number else tables[:1])]
+        heights = _above_lowest(losses, same_rows) if falling else losses
+        steps = np.arange(begin + 1, begin + len(losses) + 1)
+        order = sorted(range(len(stage.starts)), key=lambda place: stage.starts[place] == kept)
+        for place in order:
+            _draw_start(ax, steps, heights[:, place], is_kept=stage.starts[place] == kept, smooth=not falling)
+        begin += len(losses)
+    if falling:
+        ax.set_yscale("log")
+    ax.set_ylabel("loss above the lowest" if falling else "loss")
+    _tidy_steps(ax)
+    _mark_stages(ax, [(stage.name, len(losses)) for stage, losses in tables])
+    _mark_lines(ax, several=len(tables[0][0].starts) > 1)
+    return _figure_of(ax)
+
+
+def _only_falls(losses: Floats) -> bool:
+    before, after = losses[:-1], losses[1:]
+    return not bool((np.isfinite(before) & (after > before + 1e-9 * (1 + np.abs(before)))).any())
+
+
+def _above_lowest(losses: Floats, tables: Sequence[Floats]) -> Floats:
+    """Distance to the lowest loss of some tables, NaN where rounding would show."""
+    finite = np.concatenate([table[np.isfinite(table)] for table in tables])
+    lowest = float(finite.min()) if len(finite) else 0.0
+    above = losses - lowest
+    return np.where(np.isfinite(above) & (above > 1e-10 * (1 + abs(lowest))), above, np.nan)
+
+
+def _draw_start(
+    ax: Axes, steps: Floats | npt.NDArray[np.int64], heights: Floats, *, is_kept: bool, smooth: bool
+) -> None:
+    colour, width, front = (_COLOURS[0], 1.8, 3) if is_kept else ("#9aa5b4", 0.9, 2)
+    marker = "o" if np.isfinite(heights).sum() == 1 else None
+    if smooth and len(heights) > 20:
+        ax.plot(steps, heights, color=colour, linewidth=0.5, alpha=0.25, zorder=front)
+        window = max(3, len(heights) // 25)
+        heights = np.convolve(np.pad(heights, window // 2, mode="edge"), np.ones(window) / window, "same")
+        heights = heights[window // 2 : window // 2 + len(steps)]
+    ax.plot(steps, heights, color=colour, linewidth=width, marker=marker, markersize=3, zorder=front)
+
+
+def _mark_stages(ax: Axes, stages: Sequence[tuple[str, int]]) -> None:
+    """A line where a stage ends, and the stages' names above, one level up where two would meet."""
+    begin, total = 0, sum(length for _, length in stages)
+    wide = ax.get_window_extent().width * 72 / _figure_of(ax).dpi
+    ends = [0.0, 0.0]  # how far each level is taken
+    for number, (name, length) in enumerate(stages):
+        if number:
+            ax.axvline(begin + 0.5, color="#c3cad4", linewidth=0.8, linestyle=(0, (2, 2)), zorder=1)
+        half = 0.5 * (_text_width(name, _SMALL_FONT) + 6) / wide
+        centre = min(max((begin + length / 2) / total, half), 1 - half)
+        level = int(ends[0] > centre - half)
+        ends[level] = centre + half
+        ax.text(
+            centre, 1.02 + 0.055 * level, name, transform=ax.transAxes, ha="center", va="bottom",
+            fontsize=_SMALL_FONT, color=_INK,
+        )  # fmt: skip
+        begin += length
+    ax.set_xlim(0.5, total + 0.5)
+
+
+def _mark_lines(ax: Axes, *, several: bool) -> None:
+    if several:
+        ax.plot([], [], color=_COLOURS[0], linewidth=1.8, label="kept start")
+        ax.plot([], [], color="#9aa5b4", linewidth=0.9, label="other starts")
+        ax.legend(frameon=False, loc="upper right", handlelength=1.4, fontsize=_SMALL_FONT)
+
+
+def _tidy_steps(ax: Axes) -> None:
+    ax.set_xlabel("step")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.grid(axis="y", color="#e4e7ec", linewidth=0.8)
+    ax.set_axisbelow(True)
+
+
 def _series(name: str, values: Sequence[float]) -> Floats:
     """Numbers, NaN where they are not finite."""
     try:
@@ -671,12 +781,8 @@ def _spans_decades(terms: Mapping[str, Floats]) -> bool:
 
 
 def _tidy(ax: Axes, terms: int) -> None:
-    ax.set_xlabel("step")
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _tidy_steps(ax)
     ax.set_ylabel("value")
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.grid(axis="y", color="#e4e7ec", linewidth=0.8)
-    ax.set_axisbelow(True)
     ax.margins(x=0.01)
     if terms > 1:
         ax.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=1.4)
