@@ -6,6 +6,7 @@ from otpdag.errors import ConvergenceWarning, DataError, GraphError, ModelError,
 from otpdag.graph import Graph, Lag, lag
 from otpdag.mechanisms.parameters import start, tie
 from otpdag.model import Model, load
+from otpdag.sequences import Sequences
 
 __version__ = "0.1.0"
 
@@ -22,6 +23,7 @@ __all__ = [
     "ModelError",
     "NotFittedError",
     "OtpdagError",
+    "Sequences",
     "backward",
     "costs",
     "datasets",

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from otpdag.backward.amortized import AmortizedMap
-from otpdag.mechanisms import Mechanism
+from otpdag.mechanisms import Mechanism, Stay
 from otpdag.mechanisms.base import Parents
 from otpdag.mechanisms.normal import LocationScale
 from otpdag.mechanisms.parameters import Fixed, Tied
-from otpdag.sampling import ancestral
-from otpdag.structure import Structure
+from otpdag.sampling import ancestral, ancestral_sequences
+from otpdag.structure import Structure, lag_name
 
 __all__ = ["canonical"]
 
@@ -57,7 +57,7 @@ def _label_order(structure: Structure, naturals: Naturals, node: str) -> list[in
     means = []
     for state in range(size):
         setting = torch.eye(size, dtype=torch.float64)[state].expand(1, ROWS, size)
-        drawn = ancestral(structure, naturals, ROWS, torch.Generator().manual_seed(0), do={**given, node: setting})
+        drawn = _drawn(structure, naturals, {**given, node: setting})
         means.append(
             _position(
                 child,
@@ -67,6 +67,19 @@ def _label_order(structure: Structure, naturals: Naturals, node: str) -> list[in
             )
         )
     return sorted(range(size), key=lambda state: means[state])
+
+
+def _drawn(structure: Structure, naturals: Naturals, do: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Rows of the model, or the last steps of short sequences with the values that those depend on."""
+    generator = torch.Generator().manual_seed(0)
+    if not structure.graph.is_dynamic:
+        return ancestral(structure, naturals, ROWS, generator, do=do)
+    longest = max(edge.by for edge in structure.graph.lags)
+    steps = {node: value.unsqueeze(2).expand(-1, -1, longest + 1, -1) for node, value in do.items()}
+    drawn = ancestral_sequences(structure, naturals, ROWS, longest + 1, generator, do=steps)
+    found = {node: value[:, :, -1] for node, value in drawn.items()}
+    lagged = {lag_name(edge.parent, edge.by): drawn[edge.parent][:, :, -1 - edge.by] for edge in structure.graph.lags}
+    return found | lagged
 
 
 def _position(child: Mechanism, params: dict[str, Tensor], parents: Parents, drawn: Tensor) -> float:
@@ -82,20 +95,24 @@ def _relabel(structure: Structure, naturals: Naturals, node: str, order: list[in
     """Natural parameters with the node's states in a new order; None if a fixed or tied parameter forbids it."""
     found = {name: dict(values) for name, values in naturals.items()}
     changed: list[tuple[str, str, Tensor]] = []
-    for name, value in naturals[node].items():
-        if name in ("probs", "logits", "weight"):
-            changed.append((node, name, value[..., order]))
-        elif name.startswith("network."):
-            return None
-    for child in structure.graph.children(node):
-        mechanism = structure.mechanisms[child]
-        if getattr(mechanism, "network", ()) or not hasattr(mechanism, "predictor"):
+    for owner, mechanism in structure.mechanisms.items():
+        axes = [i for i, (name, _) in enumerate(mechanism.family.discrete) if structure.base(name) == node]
+        makes = structure.base(owner) == node
+        if isinstance(mechanism, Stay) and makes and axes:
+            continue  # treats all labels alike
+        if not makes and not axes:
+            continue
+        if getattr(mechanism, "network", ()) or (axes and not hasattr(mechanism, "predictor")):
             return None
         sizes = [space.width for _, space in mechanism.family.discrete]
-        axis = [parent for parent, _ in mechanism.family.discrete].index(node)
         for name, parameter in mechanism.declared().items():
-            if name != "weight" and parameter.shape[0] == mechanism.predictor.rows:
-                changed.append((child, name, _permute_rows(naturals[child][name], sizes, axis, order)))
+            value = naturals[owner][name]
+            if makes and name in ("probs", "logits", "weight"):
+                value = value[..., order]
+            if axes and name != "weight" and parameter.shape[0] == mechanism.predictor.rows:  # type: ignore[attr-defined]
+                for axis in axes:
+                    value = _permute_rows(value, sizes, axis, order)
+            changed.append((owner, name, value))
     for owner, name, value in changed:
         setting = structure.mechanisms[owner].declared()[name].setting
         if isinstance(setting, Fixed | Tied) and not torch.allclose(value, naturals[owner][name]):

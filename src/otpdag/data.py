@@ -32,6 +32,7 @@ __all__ = [
     "Schema",
     "Table",
     "decode",
+    "distinct_rows",
     "encode",
     "infer_space",
     "read_table",
@@ -473,13 +474,7 @@ def unique_rows(batch: Batch, *, shrink: float = 0.5) -> Batch:
     >>> unique_rows(encode({"a": [0, 1, 1, 1]}, schema, hidden=())).weight
     tensor([[1., 3.]], dtype=torch.float64)
     """
-    group, groups = np.zeros(batch.rows, dtype=np.int64), 1
-    for tensor in (*batch.values.values(), *batch.mask.values()):
-        for codes, size in _tensor_codes(tensor):
-            if groups > 2**62 // size:
-                group, groups = _factorize(group)
-            group, groups = group * size + codes, groups * size
-    group, groups = _factorize(group)
+    group, groups = distinct_rows((*batch.values.values(), *batch.mask.values()))
     if groups > shrink * batch.rows:
         return batch
     first = np.empty(groups, dtype=np.int64)
@@ -488,6 +483,27 @@ def unique_rows(batch: Batch, *, shrink: float = 0.5) -> Batch:
     summed = torch.zeros_like(collapsed.weight)
     summed.index_add_(1, torch.from_numpy(group).to(batch.weight.device), batch.weight)
     return Batch(collapsed.values, collapsed.mask, summed)
+
+
+def distinct_rows(tensors: Sequence[Tensor]) -> tuple[Codes, int]:
+    """Number the distinct rows of tensors ``(R, N, width)`` taken together.
+
+    Args:
+        tensors: At least one tensor, all with the same rows.
+
+    Returns:
+        The number of each row's kind, and how many kinds there are.
+
+    >>> distinct_rows([torch.tensor([[[5.0], [7.0], [5.0]]])])
+    (array([0, 1, 0]), 2)
+    """
+    group, groups = np.zeros(tensors[0].shape[1], dtype=np.int64), 1
+    for tensor in tensors:
+        for codes, size in _tensor_codes(tensor):
+            if groups > 2**62 // size:
+                group, groups = _factorize(group)
+            group, groups = group * size + codes, groups * size
+    return _factorize(group)
 
 
 # --- rows of a batch --------------------------------------------------------------------------------------

@@ -9,9 +9,11 @@ from torch import Tensor
 
 from otpdag.errors import ModelError
 from otpdag.mechanisms.base import Noise
-from otpdag.structure import Naturals, Structure
+from otpdag.structure import Naturals, Structure, first_name, lag_name
 
-__all__ = ["ancestral", "draw_noise"]
+__all__ = ["ancestral", "ancestral_sequences", "draw_noise"]
+
+WARM_UP = 100  # steps before the first one of an observed node that depends on its past
 
 
 def draw_noise(
@@ -43,3 +45,47 @@ def ancestral(
         value = mechanism.forward(naturals[node], structure.parents(node, values), noise)
         values[node] = value.detach().expand(-1, rows, -1)
     return values
+
+
+def ancestral_sequences(
+    structure: Structure,
+    naturals: Naturals,
+    sequences: int,
+    length: int,
+    generator: torch.Generator,
+    *,
+    do: Mapping[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """Draw sequences step by step: (1, sequences, length, width); nodes in ``do`` are set instead.
+
+    An observed node that depends on earlier steps has no distribution of its own for the first ones: they are what a
+    hundred steps from nowhere lead to.
+    """
+    graph, do = structure.graph, do or {}
+    warm = WARM_UP if any(structure.longest_lag(n) for n in graph.observed if n not in do) else 0
+    past: list[dict[str, Tensor]] = []
+    kept: list[dict[str, Tensor]] = []
+    longest = max((edge.by for edge in graph.lags), default=0)
+    for step in range(-warm, length):
+        values: dict[str, Tensor] = {}
+        for edge in graph.lags:
+            known = past[-edge.by] if edge.by <= len(past) else None
+            width = structure.mechanisms[edge.parent].space.width
+            nothing = torch.zeros(1, sequences, width, dtype=torch.float64)
+            values[lag_name(edge.parent, edge.by)] = nothing if known is None else known[edge.parent]
+        for node in graph.order:
+            if node in do:
+                values[node] = do[node][:, :, max(step, 0)].expand(-1, sequences, -1)
+                continue
+            first = first_name(node)
+            name = first if first in structure.mechanisms and len(past) < structure.longest_lag(node) else node
+            mechanism = structure.mechanisms[name]
+            if mechanism.is_given:
+                raise ModelError(f"node {node!r} is Given: pass its values, for instance sample(given=table)")
+            noise = draw_noise(mechanism.noise, (1, sequences), generator)
+            value = mechanism.forward(naturals[name], structure.parents(name, values), noise)
+            values[node] = value.detach().expand(-1, sequences, -1)
+        past = [*past, values][-longest:] if longest else []
+        if step >= 0:
+            kept.append(values)
+    return {node: torch.stack([values[node] for values in kept], 2) for node in graph.nodes}

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from otpdag.errors import ModelError
 from otpdag.graph import Graph
-from otpdag.mechanisms import Mechanism
+from otpdag.mechanisms import Categorical, Mechanism, Normal
 from otpdag.mechanisms.base import Family, Parents
 from otpdag.mechanisms.parameters import Fixed, Parameter, Start, Tied
+from otpdag.spaces import Space
 
-__all__ = ["Naturals", "Structure", "Theta"]
+__all__ = ["Naturals", "Structure", "Theta", "first_name", "lag_name"]
 
 Theta = Mapping[str, Tensor]
 Naturals = Mapping[str, Mapping[str, Tensor]]
@@ -29,6 +30,9 @@ class Structure:
     """The immutable part of a model: which nodes there are, and how each comes about.
 
     Build one with :meth:`bind`, which tells every mechanism its parents and checks that they fit.
+
+    In a graph with lagged edges, an earlier value is one more parent: ``z[-1]`` is ``z`` one step ago. A hidden node
+    with lagged parents has a second mechanism, ``z[0]``, without them: it makes the first steps of a sequence.
     """
 
     graph: Graph
@@ -42,9 +46,15 @@ class Structure:
         bound: dict[str, Mechanism] = {}
         for node in graph.order:
             parents = tuple((parent, bound[parent].space) for parent in graph.parents(node))
-            _check_given(node, mechanisms[node], parents, node in graph.hidden)
-            bound[node] = mechanisms[node].setup(Family(node, parents, node in graph.hidden))
-        ordered = {node: bound[node] for node in graph.nodes}
+            lagged = tuple(
+                (lag_name(parent, by), mechanisms[parent].space) for parent, by in graph.lagged_parents(node)
+            )
+            _check_given(node, mechanisms[node], parents + lagged, node in graph.hidden)
+            bound[node] = mechanisms[node].setup(Family(node, parents + lagged, node in graph.hidden))
+            if lagged and node in graph.hidden:
+                first = first_name(node)
+                bound[first] = _first(node, mechanisms).setup(Family(first, parents, hidden=True))
+        ordered = {node: bound[node] for node in (*graph.nodes, *(n for n in bound if n not in graph))}
         return cls(graph, ordered).keyed()
 
     def keyed(self) -> Structure:
@@ -97,7 +107,15 @@ class Structure:
 
     def parents(self, node: str, values: Mapping[str, Tensor]) -> Parents:
         """The values of a node's parents."""
-        return {parent: values[parent] for parent in self.graph.parents(node)}
+        return {parent: values[parent] for parent, _ in self.mechanisms[node].family.parents}
+
+    def base(self, name: str) -> str:
+        """The node behind a name: ``z`` for ``z``, the ``z[0]`` of its first steps and the ``z[-1]`` of a parent."""
+        return name if name in self.graph else name.rpartition("[")[0]
+
+    def longest_lag(self, node: str) -> int:
+        """How many first steps of a sequence lack one of the node's parents; zero without lagged ones."""
+        return max((by for _, by in self.graph.lagged_parents(node)), default=0)
 
     def with_settings(self, node: str, found: dict[str, Tensor]) -> dict[str, Tensor]:
         """Overwrite data-driven starting values (without replica axis) by what the user fixed or started."""
@@ -112,11 +130,53 @@ class Structure:
         return tuple(node for node, mechanism in self.mechanisms.items() if mechanism.is_given)
 
 
+def lag_name(node: str, by: int) -> str:
+    """What a mechanism calls the value of a parent some steps ago.
+
+    >>> lag_name("z", 1)
+    'z[-1]'
+    """
+    return f"{node}[-{by}]"
+
+
+def first_name(node: str) -> str:
+    """What the mechanism of a hidden node's first steps is called.
+
+    >>> first_name("z")
+    'z[0]'
+    """
+    return f"{node}[0]"
+
+
+def _first(node: str, mechanisms: Mapping[str, Mechanism]) -> Mechanism:
+    """The mechanism of the first steps: the user's, or the plainest one of the space."""
+    given = mechanisms.get(first_name(node))
+    if given is not None:
+        if given.space != mechanisms[node].space:
+            raise ModelError(
+                f"{first_name(node)!r} must have the values of {node!r}, {mechanisms[node].space}; got {given.space}"
+            )
+        return given
+    return _plainest(node, mechanisms[node].space)
+
+
+def _plainest(node: str, space: Space) -> Mechanism:
+    if space.is_discrete:
+        return Categorical(space.width)
+    if space.support == "real":
+        return Normal(space.width)
+    raise ModelError(
+        f"hidden node {node!r} has lagged parents, which its first steps lack: give a mechanism for them under the "
+        f"name {first_name(node)!r}"
+    )
+
+
 def _check_names(graph: Graph, mechanisms: Mapping[str, Mechanism]) -> None:
     missing = [node for node in graph.nodes if node not in mechanisms]
     if missing:
         raise ModelError(f"every node needs a mechanism; none was given for {_names(missing)}")
-    unknown = [node for node in mechanisms if node not in graph.nodes]
+    first = {first_name(node) for node in graph.hidden if graph.lagged_parents(node)}
+    unknown = [node for node in mechanisms if node not in graph.nodes and node not in first]
     if unknown:
         raise ModelError(
             f"mechanisms name nodes that are not in the graph: {_names(unknown)}; it has {_names(graph.nodes)}"

@@ -12,13 +12,15 @@ from numpy.typing import ArrayLike
 from otpdag.data import Batch, Schema, Table, encode, unique_rows
 from otpdag.engine.amortise import learn_proposal
 from otpdag.engine.auto import choose
-from otpdag.engine.methods import Method, method_of
+from otpdag.engine.dynamic import check_method, train_sequences
+from otpdag.engine.methods import Method, entropic, method_of
 from otpdag.engine.monitor import Callback, Monitor
 from otpdag.engine.result import FitResult, Status
 from otpdag.engine.search import Course, Trained, train
 from otpdag.engine.threads import bounded_threads
 from otpdag.errors import ConvergenceWarning, DataError, ModelError
 from otpdag.model import Model
+from otpdag.sequences import Sequences, SequenceTable, as_sequences, encode_sequences
 from otpdag.structure import Structure, unpack
 
 __all__ = ["fit"]
@@ -28,7 +30,7 @@ DEFAULT_RESTARTS = {"lbfgs": 8, "adam": 4}
 
 def fit(
     model: Model,
-    data: Table,
+    data: Table | SequenceTable,
     *,
     method: str | Method = "auto",
     seed: int = 0,
@@ -43,7 +45,8 @@ def fit(
 
     Args:
         model: The model; its parameters are set by the fit.
-        data: A DataFrame, a dictionary of arrays, or a 2-D array or tensor; NaN is missing.
+        data: A DataFrame, a dictionary of arrays, or a 2-D array or tensor; NaN is missing. If the graph has lagged
+            edges: what :class:`~otpdag.Sequences` takes, or one.
         method: ``"auto"``, ``"entropic"``, ``"transport"``, ``"paper"``, or a :class:`~otpdag.Method`.
         seed: Fully determines the run.
         restarts: Number of data-driven starts that train together; the best is continued. By default eight with
@@ -71,7 +74,10 @@ def fit(
     began = time.perf_counter()
     _check_arguments(seed, restarts, device)
     structure = model.structure
-    _refuse_sequences(structure)
+    if structure.graph.is_dynamic:
+        return _fit_sequences(model, data, method, seed, restarts, weights, progress, callbacks, course)
+    if isinstance(data, Sequences | list | tuple):
+        raise DataError("data are sequences, but the graph has no lagged edge: add one with otp.lag")
     schema = Schema.of(model.spaces, model.graph, data)
     full = encode(data, schema, hidden=model.graph.hidden, weights=weights)
     _check_rows(structure, full)
@@ -115,11 +121,39 @@ def _check_arguments(seed: int, restarts: int | None, device: str) -> None:
         raise ModelError(f"device {device!r} was asked for, but no CUDA device is available; use device='cpu'")
 
 
-def _refuse_sequences(structure: Structure) -> None:
-    if structure.graph.is_dynamic:
-        raise ModelError(
-            f"the graph has lagged edges ({structure.graph.lags}); a table of independent rows cannot fit it"
+def _fit_sequences(
+    model: Model,
+    data: SequenceTable,
+    method: str | Method,
+    seed: int,
+    restarts: int | None,
+    weights: ArrayLike | None,
+    progress: bool | None,
+    callbacks: Sequence[Callback],
+    course: Course | None,
+) -> FitResult:
+    began = time.perf_counter()
+    if weights is not None:
+        raise ModelError("weights are for rows of a table; steps of sequences have none")
+    chosen = entropic() if method == "auto" else method_of(method)
+    check_method(chosen)
+    sequences = as_sequences(data)
+    schema = Schema.of(model.spaces, model.graph, sequences.table)
+    batch = encode_sequences(sequences, schema, hidden=model.graph.hidden)
+    _check_rows(model.structure, batch.steps)
+    starts = restarts if restarts is not None else (DEFAULT_RESTARTS[chosen.optimiser] if model.graph.hidden else 1)
+    with bounded_threads(1), Monitor(show=progress, callbacks=callbacks) as monitor:
+        trained = train_sequences(
+            model.structure, batch, chosen, seed=seed, restarts=starts, monitor=monitor, course=course
         )
+        model.adopt(trained.layout.structure, unpack(trained.point, trained.layout.shapes), schema, ())
+    status = _status(trained, chosen)
+    if not status.converged:
+        warnings.warn(str(status), ConvergenceWarning, stacklevel=3)
+    return FitResult(
+        model, chosen, status, trained.loss, tuple(monitor.history), trained.restarts, batch.rows,
+        time.perf_counter() - began, seed, stages=tuple(monitor.stages),
+    )  # fmt: skip
 
 
 def _check_rows(structure: Structure, batch: Batch) -> None:

@@ -6,13 +6,16 @@ one evaluation serves all rows. Rows do not influence each other, so the result 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 __all__ = ["LBFGSState", "minimise"]
+
+Pair = tuple[Tensor, Tensor, Tensor]
+"""A step s, the change y of the gradient, and 1 / (s . y)."""
 
 Evaluate = Callable[[Tensor], Tensor]
 """Maps parameters (R, P) to losses (R,)."""
@@ -34,7 +37,7 @@ class LBFGSState:
     failed: Tensor
     steps: int = 0
     evaluations: int = 0
-    history: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
+    history: list[Pair] = field(default_factory=list)
     """Triples (s, y, 1 / (s . y)); the last is zero where the pair carries no curvature."""
 
 
@@ -46,21 +49,25 @@ def minimise(
     tolerance: float = 1e-9,
     gradient_tolerance: float = 1e-7,
     memory: int = 12,
+    history: Sequence[Pair] = (),
     on_step: OnStep | None = None,
 ) -> LBFGSState:
     """Minimise each row's loss from ``start`` (R, P).
+
+    ``history`` is that of an earlier run on a similar problem, whose curvature serves from the first step on.
 
     A row has converged when its loss has changed by less than ``tolerance`` (relative) in three steps in a row, or its
     largest gradient component is below ``gradient_tolerance``. A row whose loss is not finite is marked failed and
     keeps its last good point.
     """
     state = _begin(evaluate, start)
+    state.history = list(history)
     small_changes = torch.zeros_like(state.loss)
     for step in range(steps):
         if bool((state.converged | state.failed).all()):
             break
         direction = _direction(state)
-        moved, previous = _line_search(evaluate, state, direction, first=step == 0), state.loss
+        moved, previous = _line_search(evaluate, state, direction, first=not state.history), state.loss
         _remember(state, moved, memory)
         state.point, state.loss, state.gradient = moved.point, moved.loss, moved.gradient
         state.evaluations += moved.evaluations

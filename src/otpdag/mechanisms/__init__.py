@@ -14,6 +14,7 @@ from otpdag.mechanisms.multinomial import Multinomial
 from otpdag.mechanisms.normal import Normal
 from otpdag.mechanisms.parameters import start, tie
 from otpdag.mechanisms.spec import from_spec, register
+from otpdag.mechanisms.stay import Stay
 from otpdag.mechanisms.student import StudentT
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "Noise",
     "Normal",
     "Poisson",
+    "Stay",
     "StudentT",
     "from_spec",
     "register",
@@ -54,4 +56,5 @@ register(Multinomial)
 register(NegativeBinomial)
 register(Normal)
 register(Poisson)
+register(Stay)
 register(StudentT)

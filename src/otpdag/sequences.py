@@ -1,0 +1,230 @@
+"""Sequences: tables whose rows are steps, laid end to end, with the length of each sequence.
+
+A :class:`Sequences` says which rows belong together and in which order; :func:`encode_sequences` turns it into a
+:class:`SequenceBatch`. There is no padding anywhere: a flat table and the lengths say everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import torch
+from torch import Tensor
+
+from otpdag.data import Batch, Schema, Table, encode
+from otpdag.errors import DataError
+
+__all__ = ["SequenceBatch", "SequenceTable", "Sequences", "as_sequences", "encode_sequences"]
+
+Lengths: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, init=False, eq=False, repr=False)
+class Sequences:
+    """Rows that are steps of one or several sequences.
+
+    Args:
+        data: A DataFrame (one sequence, unless ``sequence`` or ``lengths`` split it); a list of arrays or frames, one
+            for each sequence; an array (N, T) or (N, T, d); or a mapping from nodes to such arrays. NaN is missing.
+        sequence: The column of a DataFrame that tells sequences apart.
+        time: The column of a DataFrame that orders the steps of a sequence; without one, the order of the rows.
+        lengths: Lengths of the sequences that lie one after another in ``data``.
+
+    Raises:
+        DataError: A column is missing, a time is missing or doubled, a sequence is empty, or lengths do not fit.
+
+    >>> import pandas as pd
+    >>> frame = pd.DataFrame({"id": ["a", "b", "a"], "year": [2, 1, 1], "x": [5, 7, 6]})
+    >>> steps = Sequences(frame, sequence="id", time="year")
+    >>> steps, steps.table["x"].tolist()
+    (Sequences(2 sequences, 3 steps), [6, 5, 7])
+    """
+
+    table: Table
+    lengths: Lengths
+    index: pd.Index
+
+    def __init__(
+        self,
+        data: Any,
+        *,
+        sequence: str | None = None,
+        time: str | None = None,
+        lengths: npt.ArrayLike | None = None,
+    ) -> None:
+        if (sequence is not None or time is not None) and not isinstance(data, pd.DataFrame):
+            raise DataError(f"sequence and time name columns of a DataFrame; got {type(data).__name__}")
+        if lengths is not None and sequence is not None:
+            raise DataError("give lengths or sequence, not both")
+        table: Table
+        if isinstance(data, pd.DataFrame):
+            table, found = _from_frame(data, sequence, time)
+        elif isinstance(data, Mapping):
+            table, found = _from_mapping(data)
+        elif isinstance(data, list | tuple):
+            table, found = _from_list(data)
+        else:
+            table, found = _from_array(_to_numpy(data), "data", split=lengths is None)
+        rows = int(found.sum())
+        object.__setattr__(self, "table", table)
+        object.__setattr__(self, "lengths", found if lengths is None else _check_lengths(lengths, rows))
+        object.__setattr__(self, "index", table.index if isinstance(table, pd.DataFrame) else pd.RangeIndex(rows))
+
+    def __repr__(self) -> str:
+        return f"Sequences({len(self.lengths)} sequences, {int(self.lengths.sum())} steps)"
+
+
+SequenceTable: TypeAlias = Table | Sequences | list[Any] | tuple[Any, ...]
+
+
+def as_sequences(data: SequenceTable) -> Sequences:
+    """Read whatever can be a set of sequences."""
+    return data if isinstance(data, Sequences) else Sequences(data)
+
+
+@dataclass(frozen=True, eq=False)
+class SequenceBatch:
+    """Steps of all sequences laid end to end.
+
+    Attributes:
+        steps: One row for each step.
+        lengths: Number of steps of each sequence (N,), none zero.
+
+    >>> x = torch.arange(5.0).reshape(1, 5, 1)
+    >>> batch = SequenceBatch(
+    ...     Batch({"x": x}, {"x": torch.ones(1, 5, 1).bool()}, torch.ones(1, 5)), torch.tensor([3, 2])
+    ... )
+    >>> batch.times.tolist(), batch.take(torch.tensor([1])).steps.values["x"].flatten().tolist()
+    ([0, 1, 2, 0, 1], [3.0, 4.0])
+    """
+
+    steps: Batch
+    lengths: Tensor
+
+    @property
+    def rows(self) -> int:
+        """Number of steps of all sequences."""
+        return self.steps.rows
+
+    @property
+    def starts(self) -> Tensor:
+        """The row of each sequence's first step."""
+        return self.lengths.cumsum(0) - self.lengths
+
+    @property
+    def times(self) -> Tensor:
+        """How many steps of its sequence come before each row."""
+        return torch.arange(self.rows) - self.starts.repeat_interleave(self.lengths)
+
+    def take(self, index: Tensor) -> SequenceBatch:
+        """Pick sequences."""
+        lengths = self.lengths[index]
+        within = torch.arange(int(lengths.sum())) - (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
+        return SequenceBatch(self.steps.take(self.starts[index].repeat_interleave(lengths) + within), lengths)
+
+    def cut(self, length: int) -> SequenceBatch:
+        """Cut long sequences into pieces of at most ``length`` steps, each a sequence of its own."""
+        pieces = (self.lengths + length - 1) // length
+        number = torch.arange(int(pieces.sum())) - (pieces.cumsum(0) - pieces).repeat_interleave(pieces)
+        left = self.lengths.repeat_interleave(pieces) - number * length
+        return SequenceBatch(self.steps, left.clamp(max=length))
+
+    def lagged(self, tensor: Tensor, by: int) -> Tensor:
+        """Each step's value (R, M, width) ``by`` steps ago; the first steps repeat their sequence's first one."""
+        back = self.times.clamp(max=by)
+        return tensor.index_select(1, torch.arange(self.rows) - back)
+
+
+def encode_sequences(
+    data: Sequences, schema: Schema, *, hidden: Iterable[str], partial: bool = False, dtype: torch.dtype = torch.float64
+) -> SequenceBatch:
+    """Check sequences against a schema and turn them into a batch of the nodes that are not hidden."""
+    steps = encode(data.table, schema, hidden=hidden, partial=partial, dtype=dtype)
+    return SequenceBatch(steps, torch.from_numpy(data.lengths))
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def _from_frame(frame: pd.DataFrame, sequence: str | None, time: str | None) -> tuple[pd.DataFrame, Lengths]:
+    for argument, name in (("sequence", sequence), ("time", time)):
+        if name is not None and name not in frame.columns:
+            raise DataError(f"{argument} must name a column; got {name!r}, the table has {list(frame.columns)}")
+    for name in (sequence, time):
+        if name is not None and bool(frame[name].isna().any()):
+            raise DataError(f"column {name!r} must have no missing values: it says where a step belongs")
+    keys = [name for name in (sequence, time) if name is not None]
+    if time is not None:
+        twice = frame.duplicated(keys)
+        if bool(twice.any()):
+            found = frame.loc[twice, keys].iloc[0].tolist()
+            raise DataError(f"columns {keys} must differ in every row; found {found} twice")
+    if sequence is None:
+        ordered = frame if time is None else frame.sort_values(time, kind="stable")
+        lengths = np.array([len(frame)])
+    else:
+        code = pd.factorize(frame[sequence])[0]
+        order = np.argsort(code, kind="stable") if time is None else np.lexsort((frame[time].to_numpy(), code))
+        ordered = frame.iloc[order]
+        lengths = np.bincount(code)
+    return ordered.drop(columns=keys), _check_lengths(lengths, len(frame))
+
+
+def _from_mapping(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], Lengths]:
+    tables, lengths = {}, {}
+    for node, value in data.items():
+        array = _to_numpy(value)
+        tables[node], lengths[node] = _from_array(array if array.ndim > 1 else array[None], f"data[{node!r}]")
+    if len({tuple(found.tolist()) for found in lengths.values()}) != 1:
+        shapes = {node: np.shape(value) for node, value in data.items()}
+        raise DataError(f"data must have the same sequences for every node; got shapes {shapes}")
+    return tables, next(iter(lengths.values()))
+
+
+def _from_list(data: Sequence[Any]) -> tuple[Table, Lengths]:
+    if not data:
+        raise DataError("data must hold at least one sequence; got none")
+    if all(isinstance(part, pd.DataFrame) for part in data):
+        lengths = np.array([len(part) for part in data])
+        return pd.concat(list(data), ignore_index=True), _check_lengths(lengths, int(lengths.sum()))
+    parts = [np.asarray(_to_numpy(part)) for part in data]
+    if any(part.ndim == 0 for part in parts):
+        parts = [np.asarray(data)]
+    wide = [part[:, None] if part.ndim == 1 else part for part in parts]
+    widths = {part.shape[1:] for part in wide}
+    if len(widths) > 1 or any(part.ndim != 2 for part in wide):
+        raise DataError(f"data must be arrays (steps,) or (steps, cells) of one width; got {[p.shape for p in parts]}")
+    lengths = np.array([len(part) for part in wide])
+    return np.concatenate(wide), _check_lengths(lengths, int(lengths.sum()))
+
+
+def _from_array(array: npt.NDArray[Any], name: str, *, split: bool = True) -> tuple[npt.NDArray[Any], Lengths]:
+    if not split:
+        flat = array[:, None] if array.ndim == 1 else array
+        return flat, np.array([len(flat)])
+    if array.ndim == 1:
+        array = array[None]
+    if array.ndim == 2:
+        array = array[:, :, None]
+    if array.ndim != 3:
+        raise DataError(f"{name} must have shape (sequences, steps) or (sequences, steps, cells); got {array.shape}")
+    count, steps, cells = array.shape
+    return array.reshape(count * steps, cells), _check_lengths(np.full(count, steps), count * steps)
+
+
+def _check_lengths(lengths: npt.ArrayLike, rows: int) -> Lengths:
+    found = np.atleast_1d(np.asarray(lengths))
+    if found.ndim != 1 or found.dtype.kind not in "iu" or (found < 1).any() or not len(found):
+        raise DataError(f"lengths must be whole numbers of at least 1, one for each sequence; got {lengths!r:.60}")
+    if int(found.sum()) != rows:
+        raise DataError(f"lengths must add up to the number of steps, {rows}; they add up to {int(found.sum())}")
+    return found.astype(np.int64)
+
+
+def _to_numpy(value: Any) -> npt.NDArray[Any]:
+    return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
