@@ -50,7 +50,7 @@ def write_archive(
         if units is not None:
             tensors |= {f"units/{node}/{name}": getattr(units, name) for name in UNIT_NAMES}
     for backward in maps:
-        for node in backward.code.nodes:
+        for node in backward.code.shift:
             tensors[f"code/{backward.name}/{node}/shift"] = backward.code.shift[node]
             tensors[f"code/{backward.name}/{node}/scale"] = backward.code.scale[node]
     state = {
@@ -73,6 +73,7 @@ def _map_state(backward: AmortizedMap) -> State:
     return {
         "name": backward.name,
         "code": list(backward.code.nodes),
+        "units": list(backward.code.shift),
         "roots": sorted(backward.code.roots),
         "targets": list(backward.targets),
         "context": list(backward.context),
@@ -87,7 +88,7 @@ def read_archive(path: str | Path, functions: Mapping[str, Callable[..., Any]] |
     graph = Graph.from_dict(state["graph"])
     mechanisms = {node: from_spec(spec, node=node, functions=functions) for node, spec in state["mechanisms"].items()}
     structure = _with_units(Structure.bind(graph, mechanisms), tensors)
-    naturals: dict[str, dict[str, Tensor]] = {node: {} for node in graph.nodes}
+    naturals: dict[str, dict[str, Tensor]] = {node: {} for node in structure.mechanisms}
     for key, value in _under(tensors, "natural/").items():
         node, name = key.split("/", 1)
         naturals[node][name] = value
@@ -134,8 +135,8 @@ def _with_units(structure: Structure, tensors: Mapping[str, Tensor]) -> Structur
 
 def _read_map(structure: Structure, entry: State, tensors: Mapping[str, Tensor]) -> AmortizedMap:
     found = _under(tensors, f"code/{entry['name']}/")
-    shift = {node: found[f"{node}/shift"] for node in entry["code"]}
-    scale = {node: found[f"{node}/scale"] for node in entry["code"]}
+    shift = {node: found[f"{node}/shift"] for node in entry["units"]}
+    scale = {node: found[f"{node}/scale"] for node in entry["units"]}
     code = RowCode(tuple(entry["code"]), shift, scale, frozenset(entry["roots"]))
     return AmortizedMap(
         structure, code, tuple(entry["targets"]), tuple(entry["context"]), tuple(entry["hidden"]), entry["name"],

@@ -26,7 +26,10 @@ LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
 @dataclass(frozen=True)
 class RowCode:
-    """How the observed cells of a row become one vector: standardised values, zeros where missing, and the mask."""
+    """How the observed cells of a row become one vector: standardised values, zeros where missing, and the mask.
+
+    Centre and spread are kept of the nodes that are read, and of others that a map draws.
+    """
 
     nodes: tuple[str, ...]
     shift: Mapping[str, Tensor]
@@ -34,30 +37,37 @@ class RowCode:
     roots: frozenset[str]
 
     @classmethod
-    def of(cls, structure: Structure, batch: Batch, nodes: Sequence[str]) -> RowCode:
+    def of(cls, structure: Structure, batch: Batch, nodes: Sequence[str], others: Sequence[str] = ()) -> RowCode:
         """Learn centre and spread of the columns (square roots of counts)."""
-        roots = frozenset(n for n in nodes if structure.mechanisms[n].space.support in ("count", "positive"))
+        columns = tuple(dict.fromkeys((*nodes, *others)))
+        roots = frozenset(n for n in columns if structure.mechanisms[n].space.support in ("count", "positive"))
         shift, scale = {}, {}
-        for node in nodes:
+        for node in columns:
             value = batch.values[node][0]
             width = value.shape[-1]
             shift[node], scale[node] = torch.zeros(width).to(value), torch.ones(width).to(value)
             if not structure.mechanisms[node].space.is_discrete:
                 value = value.clamp(min=0).sqrt() if node in roots else value
-                seen = batch.mask[node][0].all(-1).to(value)
-                shift[node], scale[node] = centre_and_spread(value, seen * batch.weight[0])
+                weight = batch.mask[node][0].to(value) * batch.weight[0].unsqueeze(-1)
+                cells = [centre_and_spread(value[:, [i]], weight[:, i]) for i in range(width)]
+                shift[node], scale[node] = (torch.cat(part) for part in zip(*cells, strict=True))
         return cls(tuple(nodes), shift, scale, roots)
 
     def __call__(self, values: Mapping[str, Tensor], mask: Mapping[str, Tensor]) -> Tensor:
         """Encode values (B, ..., width) and masks (B, ..., cells) to (B, ..., P)."""
         columns = []
         for node in self.nodes:
-            value, seen = values[node], mask[node].to(values[node])
-            value = value.clamp(min=0).sqrt() if node in self.roots else value
-            value = (value - self.shift[node].to(value)) / self.scale[node].to(value)
+            value, seen = self.standard(node, values[node]), mask[node].to(values[node])
             columns.append(value * (seen if seen.shape[-1] == value.shape[-1] else seen[..., :1]))
             columns.append(seen)
         return side_by_side(columns)
+
+    def standard(self, node: str, value: Tensor) -> Tensor:
+        """A value in units of its column's variation; that of a node without a column as it is."""
+        if node not in self.shift:
+            return value
+        value = value.clamp(min=0).sqrt() if node in self.roots else value
+        return (value - self.shift[node].to(value)) / self.scale[node].to(value)
 
 
 def free_width(space: Space) -> int:
@@ -66,23 +76,29 @@ def free_width(space: Space) -> int:
 
 
 def constrain(space: Space, free: Tensor) -> tuple[Tensor, Tensor]:
-    """Map unconstrained coordinates to a value; also the log-determinant of the map."""
-    if space.support == "positive":
-        return torch.exp(free), free.sum(-1)
+    """Map unconstrained coordinates to a value; also the log-determinant of the map, coordinate by coordinate.
+
+    Counts are relaxed to positive numbers. The coordinates of a simplex depend on each other: only the sum of theirs
+    has a meaning.
+    """
+    if space.support in ("positive", "count"):
+        return torch.exp(free), free
     if space.support == "unit":
         value = torch.sigmoid(free)
-        return value, (torch.log(value) + torch.log1p(-value)).sum(-1)
+        return value, torch.nn.functional.logsigmoid(free) + torch.nn.functional.logsigmoid(-free)
     if space.support == "simplex":
         logits = torch.cat([free, torch.zeros_like(free[..., :1])], -1)
-        value = torch.softmax(logits, -1)
-        return value, torch.log_softmax(logits, -1).sum(-1)
-    return free, torch.zeros_like(free[..., 0])
+        log_value = torch.log_softmax(logits, -1)
+        return torch.exp(log_value), log_value[..., :-1] + log_value[..., -1:] / free.shape[-1]
+    return free, torch.zeros_like(free)
 
 
 def unconstrain(space: Space, value: Tensor) -> Tensor:
     """Invert :func:`constrain`."""
     if space.support == "positive":
         return torch.log(value.clamp(min=1e-12))
+    if space.support == "count":
+        return torch.log(value.clamp(min=0.3))
     if space.support == "unit":
         return torch.logit(value.clamp(1e-6, 1 - 1e-6))
     if space.support == "simplex":
@@ -93,10 +109,21 @@ def unconstrain(space: Space, value: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Draw:
-    """A value drawn by the map, its log-density under the map, and the probabilities of a category."""
+    """A value drawn by the map, and its log-density under the map, coordinate by coordinate."""
 
     value: Tensor
-    log_prob: Tensor
+    log_probs: Tensor
+
+    @property
+    def log_prob(self) -> Tensor:
+        """Log-density of the whole value."""
+        return self.log_probs.sum(-1)
+
+    def log_prob_of(self, cells: Tensor) -> Tensor:
+        """Log-density of the coordinates that ``cells`` names; a simplex counts as one cell."""
+        if cells.shape[-1] != self.log_probs.shape[-1]:
+            return torch.where(cells.any(-1), self.log_prob, 0.0)
+        return torch.where(cells, self.log_probs, 0.0).sum(-1)
 
 
 @dataclass(frozen=True)
@@ -176,30 +203,65 @@ class AmortizedMap:
                     phi[self.key(node, f"net.{name}")] = value
         return phi
 
-    def start_from(self, phi: dict[str, Tensor], replica: int, batch: Batch, completed: Mapping[str, Tensor]) -> None:
-        """Regress completed values (N, width) on the rows; the result becomes the linear parts of one replica."""
-        at = min(replica, batch.values[self.code.nodes[0]].shape[0] - 1)
-        row = self.code({n: v[at] for n, v in batch.values.items()}, {n: m[at] for n, m in batch.mask.items()})
+    def start_from(
+        self, phi: dict[str, Tensor], replica: int, batch: Batch, completed: Mapping[str, Tensor], owner: int = 0
+    ) -> None:
+        """Regress completed values (N, width) on the rows; the result becomes the linear parts of one replica.
+
+        A head never sees its own node's cells, and those of other drawn nodes in half of the rows: it is used where
+        they are missing.
+
+        Args:
+            phi: The map's parameters, changed in place.
+            replica: The replica of ``phi`` to start.
+            batch: The rows.
+            completed: A value for every node.
+            owner: The replica of ``batch`` that the rows belong to.
+        """
+        own = {n: v[min(owner, len(v) - 1)] for n, v in batch.values.items()}
+        generator = torch.Generator().manual_seed(0)
         for node in self.targets:
             space = self.space(node)
             if space.is_discrete:
                 continue
-            inputs = torch.cat([row, *(completed[n] for n in self.context), *self._earlier(node, completed)], -1)
+            row = self.code(own, self._hide(node, batch, owner, generator))
+            inputs = torch.cat([row, *self._read(node, completed)], -1)
             design = torch.cat([inputs, torch.ones_like(inputs[:, :1])], -1)
-            target = unconstrain(space, completed[node])
-            coefficients = weighted_regression(design, target, batch.weight[min(at, len(batch.weight) - 1)], ridge=1e-3)
+            shift, scale = self._units(node, row)
+            target = (unconstrain(space, completed[node]) - shift) / scale
+            weight = batch.weight[min(owner, len(batch.weight) - 1)]
+            coefficients = weighted_regression(design, target, weight, ridge=1e-3)
             spread = (target - design @ coefficients).std(0).clamp(min=0.05)
             free = free_width(space)
             phi[self.key(node, "linear")][replica, :, :free] = coefficients[:-1]
             phi[self.key(node, "bias")][replica, :free] = coefficients[-1]
             phi[self.key(node, "bias")][replica, free:] = torch.log(spread)
 
-    def _earlier(self, node: str, values: Mapping[str, Tensor]) -> list[Tensor]:
-        return [values[n] for n in self.targets[: self.targets.index(node)]]
+    def _hide(self, node: str, batch: Batch, owner: int, generator: torch.Generator) -> dict[str, Tensor]:
+        found = {}
+        for name, seen in batch.mask.items():
+            mask = seen[min(owner, len(seen) - 1)]
+            if name == node:
+                mask = torch.zeros_like(mask)
+            elif name in self.targets:
+                mask = mask & (torch.rand(len(mask), 1, generator=generator) < 0.5).to(mask.device)
+            found[name] = mask
+        return found
+
+    def _read(self, node: str, values: Mapping[str, Tensor]) -> list[Tensor]:
+        """What a head reads beside the row: enumerated states, and the values drawn before it."""
+        earlier = self.targets[: self.targets.index(node)]
+        return [self.code.standard(n, values[n]) for n in (*self.context, *earlier)]
+
+    def _units(self, node: str, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Centre and spread in which a head draws: those of a real column, whatever its units."""
+        if node not in self.code.shift or self.space(node).support != "real":
+            return torch.zeros(1).to(like), torch.ones(1).to(like)
+        return self.code.shift[node].to(like), self.code.scale[node].to(like)
 
     def outputs(self, phi: Theta, node: str, row: Tensor, values: Mapping[str, Tensor]) -> Tensor:
         """Evaluate a head on encoded rows (B, n, 1, P) and what was enumerated or drawn so far."""
-        columns = [row, *(values[n] for n in self.context), *self._earlier(node, values)]
+        columns = [row, *self._read(node, values)]
         inputs = side_by_side(columns)
         out = apply_linear(inputs, phi[self.key(node, "linear")])
         out = out + expand_to(phi[self.key(node, "bias")], out.ndim)
@@ -212,10 +274,9 @@ class AmortizedMap:
         """Draw a numeric node from standard normal ``noise`` (1, n, S, free width)."""
         loc, log_scale = self.outputs(phi, node, row, values).chunk(2, -1)
         log_scale = log_scale.clamp(-7.0, 4.0)
-        free = loc + torch.exp(log_scale) * noise
-        value, log_det = constrain(self.space(node), free)
-        log_prob = (-0.5 * noise**2 - log_scale - LOG_SQRT_2PI).sum(-1) - log_det
-        return Draw(value, log_prob)
+        shift, scale = self._units(node, loc)
+        value, log_det = constrain(self.space(node), shift + scale * (loc + torch.exp(log_scale) * noise))
+        return Draw(value, -0.5 * noise**2 - log_scale - LOG_SQRT_2PI - torch.log(scale) - log_det)
 
     def relaxed(
         self,

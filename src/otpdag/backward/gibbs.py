@@ -17,12 +17,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from otpdag.backward.amortized import AmortizedMap, free_width
+from otpdag.backward.amortized import AmortizedMap, Draw, free_width
 from otpdag.data import Batch
 from otpdag.errors import ModelError
+from otpdag.mechanisms import Mechanism
+from otpdag.mechanisms.base import Params, Parents
 from otpdag.structure import Naturals, Structure, Theta
 
-__all__ = ["Evaluation", "GibbsOptions", "RowGroup", "evaluate", "group_rows", "numeric_unknowns"]
+__all__ = ["Evaluation", "GibbsOptions", "RowGroup", "evaluate", "group_rows", "noisy", "numeric_unknowns"]
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,8 @@ class RowGroup:
     """Rows that miss the same parents, with the fixed points that stand for what they miss.
 
     Values and masks have an axis for the S points: (B, n, 1, width). ``states`` and ``noise`` hold the points:
-    (1, 1, S, width) for enumerated nodes, (1, 1 or n, S, dim) for the noise of numeric ones.
+    (1, 1, S, width) for enumerated nodes, (1, 1 or n, S, dim) for the noise of numeric ones. ``clamped`` nodes are
+    unknown in some rows or cells and seen in others, where the points give way to what is seen.
     """
 
     rows: Tensor
@@ -66,6 +69,8 @@ class RowGroup:
     proposal: AmortizedMap | None = None
     code: Tensor | None = None
     complete: frozenset[str] = field(default_factory=frozenset)
+    log_stride: Mapping[str, float] = field(default_factory=dict)
+    """Logarithm of the distance between the support points of an enumerated count."""
 
     @property
     def points(self) -> int:
@@ -82,14 +87,21 @@ class Evaluation:
     values: Mapping[str, Tensor]
 
 
-def relevant_unknowns(structure: Structure, seen: Mapping[str, bool]) -> tuple[str, ...]:
-    """Nodes that must be filled in to evaluate what is seen: unseen nodes with a seen descendant."""
+def relevant_unknowns(
+    structure: Structure, seen: Mapping[str, bool], partly: frozenset[str] = frozenset()
+) -> tuple[str, ...]:
+    """Nodes that must be filled in to evaluate what is seen: unseen nodes with a descendant that is seen.
+
+    A node in ``partly`` is seen in some rows or cells. A hidden node counts as soon as it has an observed descendant,
+    so that its posterior can be read off every row.
+    """
     graph = structure.graph
     needed: list[str] = []
     informative: dict[str, bool] = {}
     for node in reversed(graph.order):
         below = any(informative[child] for child in graph.children(node))
-        informative[node] = seen[node] or below
+        below = below or (node in graph.hidden and bool(graph.observed_descendants(node)))
+        informative[node] = seen[node] or below or node in partly
         if not seen[node] and below:
             needed.append(node)
     return tuple(node for node in graph.order if node in needed)
@@ -98,6 +110,11 @@ def relevant_unknowns(structure: Structure, seen: Mapping[str, bool]) -> tuple[s
 def numeric_unknowns(structure: Structure, unknown: Sequence[str]) -> tuple[str, ...]:
     """The unknown nodes that are numbers, neither categories nor counts."""
     return tuple(n for n in unknown if structure.mechanisms[n].space.support not in ("discrete", "count"))
+
+
+def noisy(structure: Structure, nodes: Sequence[str]) -> tuple[str, ...]:
+    """Those of the nodes that have noise of their own; the others follow from their parents."""
+    return tuple(n for n in nodes if structure.mechanisms[n].noise.dim)
 
 
 def group_rows(
@@ -128,31 +145,32 @@ def _patterns(
     inner = [n for n in graph.observed if graph.children(n) and not bool(batch.mask[n].all())]
     outer = [n for n in graph.observed if n not in inner]
     if not inner:
-        seen = {node: node in graph.observed for node in graph.nodes}
-        return [(None, relevant_unknowns(structure, seen), frozenset())]
+        return [_pattern(structure, None, {node: node in graph.observed for node in graph.nodes}, ())]
+    merged = {node: node not in graph.hidden and node not in inner for node in graph.nodes}
     known = torch.stack([batch.mask[n].all(-1) for n in inner], -1)  # (B, N, inner)
     same = bool((known == known[:1]).all())
     if not same:
-        return [_merged(structure, inner, None)]
+        return [_pattern(structure, None, merged, inner)]
     codes, inverse, counts = torch.unique(known[0], dim=0, return_inverse=True, return_counts=True)
     found: list[tuple[Tensor | None, tuple[str, ...], frozenset[str]]] = []
     kept = counts.argsort(descending=True)[: options.patterns - 1].tolist()
     for pattern in kept:
         seen = dict.fromkeys(graph.hidden, False) | dict.fromkeys(outer, True)
         seen |= {node: bool(codes[pattern, i]) for i, node in enumerate(inner)}
-        found.append((torch.nonzero(inverse == pattern)[:, 0], relevant_unknowns(structure, seen), frozenset()))
-    rest = torch.nonzero(~torch.isin(inverse, torch.tensor(kept)))[:, 0]
+        rows = torch.nonzero(inverse == pattern)[:, 0]
+        vectors = [n for n in inner if not seen[n] and bool(batch.mask[n][:, rows].any())]
+        found.append(_pattern(structure, rows, seen, vectors))
+    rest = torch.nonzero(~torch.isin(inverse, torch.tensor(kept, device=inverse.device)))[:, 0]
     if len(rest):
-        found.append(_merged(structure, inner, rest))
+        found.append(_pattern(structure, rest, merged, inner))
     return found
 
 
-def _merged(
-    structure: Structure, inner: Sequence[str], rows: Tensor | None
+def _pattern(
+    structure: Structure, rows: Tensor | None, seen: Mapping[str, bool], partly: Sequence[str]
 ) -> tuple[Tensor | None, tuple[str, ...], frozenset[str]]:
-    seen = {node: node not in structure.graph.hidden and node not in inner for node in structure.graph.nodes}
-    unknown = relevant_unknowns(structure, seen)
-    return rows, unknown, frozenset(inner) & frozenset(unknown)
+    unknown = relevant_unknowns(structure, seen, frozenset(partly))
+    return rows, unknown, frozenset(partly) & frozenset(unknown)
 
 
 def _lay_out(
@@ -167,20 +185,20 @@ def _lay_out(
     count_range: Mapping[str, float],
 ) -> RowGroup:
     like = next(iter(part.values.values()))
-    supports, log_support = _supports(structure, unknown, options, count_range, like)
+    supports, log_stride = _supports(structure, unknown, options, count_range, like)
     _check_states(structure, supports, options)
-    numeric = numeric_unknowns(structure, unknown)
+    numeric = noisy(structure, numeric_unknowns(structure, unknown))
     covered = proposal is not None and all(node in proposal.targets for node in numeric)
     uses_map = covered and _needs_map(structure, numeric)
     noise, log_noise = _noise(structure, numeric, part.rows, generator, options, like, uses_map)
-    states, noise, log_weight = _product(supports, log_support, noise, log_noise, like)
+    states, noise, log_weight = _product(supports, log_stride, noise, log_noise, like)
     values = {node: value.unsqueeze(2) for node, value in part.values.items()}
     mask = {node: value.unsqueeze(2) for node, value in part.mask.items()}
     complete = frozenset(node for node, seen in part.mask.items() if bool(seen.all()))
     code = proposal.code(values, mask) if uses_map and proposal is not None else None
     return RowGroup(
         rows, values, mask, part.weight, unknown, clamped, states, noise, log_weight,
-        proposal if uses_map else None, code, complete,
+        proposal if uses_map else None, code, complete, log_stride,
     )  # fmt: skip
 
 
@@ -322,13 +340,9 @@ def evaluate(structure: Structure, naturals: Naturals, group: RowGroup, phi: The
             continue
         parents = structure.parents(node, values) if _ready(structure, node, values, group) else None
         if node in group.unknown and parents is not None:
-            value, log_prior = _fill_in(structure, naturals, group, phi, node, values)
-            prior = prior + log_prior
-            if node in group.clamped:
-                value, prior = _clamp(group, node, value, prior)
-                if node in group.noise:
-                    likelihood = likelihood + mechanism.log_prob(params, value, parents, group.mask[node])
-            values[node] = value
+            fill = _fill_in_partly if node in group.clamped else _fill_in
+            values[node], log_prior, log_likelihood = fill(mechanism, params, parents, group, phi, node, values)
+            prior, likelihood = prior + log_prior, likelihood + log_likelihood
         elif node in group.values and parents is not None:
             mask = None if node in group.complete else group.mask[node]
             if mask is None or bool(mask.any()):
@@ -346,30 +360,71 @@ def _usable(group: RowGroup, node: str) -> bool:
     return node in group.values and bool(group.mask[node].all())
 
 
+Filled = tuple[Tensor, Tensor | float, Tensor | float]
+"""A value for each point; its log-density under the model over that under the way it was chosen, where it is unknown;
+and its log-density where it is seen."""
+
+
 def _fill_in(
-    structure: Structure,
-    naturals: Naturals,
+    mechanism: Mechanism,
+    params: Params,
+    parents: Parents,
     group: RowGroup,
     phi: Theta,
     node: str,
     values: Mapping[str, Tensor],
-) -> tuple[Tensor, Tensor]:
-    """A value for each point, and its log-density under the model over that under the way it was chosen."""
-    mechanism, params, parents = structure.mechanisms[node], naturals[node], structure.parents(node, values)
+) -> Filled:
+    """A node that no row of the group shows."""
     if node in group.states:
         value = group.states[node]
-        return value, mechanism.log_prob(params, value, parents)
+        return value, mechanism.log_prob(params, value, parents), 0.0
+    if node not in group.noise:
+        return mechanism.forward(params, parents, group.log_weight.new_zeros(1, 1, 1, 0)), 0.0, 0.0
     if group.proposal is None:
-        value = mechanism.forward(params, parents, group.noise[node])
-        return value, torch.zeros_like(group.log_weight)
-    if group.code is None:
-        raise RuntimeError("a group with a proposal has encoded rows")
-    draw = group.proposal.draw(phi, node, group.code, _context(group, values), group.noise[node])
-    if node in group.clamped:
-        # rows that know the value are weighed by the likelihood alone
-        weight = mechanism.log_prob(params, draw.value, parents) - draw.log_prob
-        return draw.value, torch.where(group.mask[node].all(-1), 0.0, weight)
-    return draw.value, mechanism.log_prob(params, draw.value, parents) - draw.log_prob
+        return mechanism.forward(params, parents, group.noise[node]), 0.0, 0.0
+    draw = _propose(group, phi, node, values)
+    return draw.value, mechanism.log_prob(params, draw.value, parents) - draw.log_prob, 0.0
+
+
+def _fill_in_partly(
+    mechanism: Mechanism,
+    params: Params,
+    parents: Parents,
+    group: RowGroup,
+    phi: Theta,
+    node: str,
+    values: Mapping[str, Tensor],
+) -> Filled:
+    """A node that some rows (or, of a vector, some cells) show: there it has one value, and counts as seen."""
+    seen, known = group.values[node], group.mask[node]
+    if node in group.states:
+        return _clamp_states(mechanism, params, parents, group, node)
+    if group.proposal is None or node not in group.noise:
+        value = torch.where(known, seen, _fill_in(mechanism, params, parents, group, phi, node, values)[0])
+        return value, 0.0, mechanism.log_prob(params, value, parents, known)
+    draw = _propose(group, phi, node, values)
+    value = torch.where(known, seen, draw.value)
+    unknown_density = mechanism.log_prob(params, value, parents, ~known) - draw.log_prob_of(~known)
+    return value, unknown_density, mechanism.log_prob(params, value, parents, known)
+
+
+def _clamp_states(mechanism: Mechanism, params: Params, parents: Parents, group: RowGroup, node: str) -> Filled:
+    """Rows that know an enumerated node keep one of its points, and all its values there are what is seen."""
+    states, seen, known = group.states[node], group.values[node], group.mask[node][..., 0]
+    if mechanism.space.is_discrete:
+        value, kept, log_stride = states, (states * seen).sum(-1) > 0.5, 0.0
+    else:  # a count that is seen need not be one of the points: the first one stands for it
+        value = torch.where(group.mask[node], seen, states)
+        kept, log_stride = states[..., 0] == 0, group.log_stride[node]
+    log_prob = mechanism.log_prob(params, value, parents)
+    one_point = torch.where(kept, -log_stride, -torch.inf).to(log_prob)
+    return value, torch.where(known, one_point, log_prob), torch.where(known & kept, log_prob, 0.0)
+
+
+def _propose(group: RowGroup, phi: Theta, node: str, values: Mapping[str, Tensor]) -> Draw:
+    if group.proposal is None or group.code is None:
+        raise RuntimeError("a group that draws from a map has encoded rows")
+    return group.proposal.draw(phi, node, group.code, _context(group, values), group.noise[node])
 
 
 def _context(group: RowGroup, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -378,13 +433,3 @@ def _context(group: RowGroup, values: Mapping[str, Tensor]) -> dict[str, Tensor]
         return dict(values)
     enumerated = {n: group.states[n] if n in group.states else group.values[n] for n in group.proposal.context}
     return {**values, **enumerated}
-
-
-def _clamp(group: RowGroup, node: str, value: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows that know the node keep its value: other states get weight zero, draws are overwritten."""
-    known, seen = group.mask[node], group.values[node]
-    if node in group.states:
-        matches = (value - seen).abs().amax(-1) < 0.5
-        impossible = known.all(-1) & ~matches
-        return value, prior.masked_fill(impossible, -torch.inf)
-    return torch.where(known, seen, value), prior

@@ -119,7 +119,7 @@ def _one_start(layout: Layout, batch: Batch, owner: int, seed: int, *, first: bo
             )
     for backward in layout.maps:
         phi = backward.init(1, generator)
-        backward.start_from(phi, 0, batch, completed)
+        backward.start_from(phi, 0, batch, completed, owner)
         theta |= phi
     like = batch.weight
     return pack({key: theta[key].to(like) for key in layout.shapes})
