@@ -50,8 +50,9 @@ class Problem:
         found: LossTerms | None = None
         if self.method.reconstruction:
             found = gibbs_terms(
-                self.structure, naturals, self.groups, phi, eps=self.method.at("eps", progress),
-                eta=self.method.at("eta", progress), divergence=self.method.divergence,
+                self.structure, naturals, self.groups, phi, reconstruction=self.method.reconstruction,
+                eps=self.method.at("eps", progress), eta=self.method.at("eta", progress),
+                divergence=self.method.divergence,
             )  # fmt: skip
         if self.features is not None and self.measure is not None:
             direct = direct_term(self.structure, naturals, self.measure, self.features, self.method.kappa)

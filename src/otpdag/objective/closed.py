@@ -5,7 +5,9 @@ Both are deterministic: all points are fixed, so that a quasi-Newton method appl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -26,20 +28,21 @@ def gibbs_terms(
     groups: Sequence[RowGroup],
     phi: Theta,
     *,
+    reconstruction: float = 1.0,
     eps: float = 1.0,
     eta: float = 0.0,
     divergence: AbstractDivergence | None = None,
 ) -> LossTerms:
     r"""Reconstruction and entropic terms with the best backward map in closed form.
 
-    For each row, :math:`-\epsilon \log \sum_s \pi_s \exp(\log p(x \mid z_s)/\epsilon)`; with eps = 1 the negative
-    log-likelihood, with eps = 0 the cheapest point.
+    For each row, :math:`-\epsilon \log \sum_s \pi_s \exp(w \log p(x \mid z_s)/\epsilon)` with ``reconstruction``
+    as :math:`w`; with both one the negative log-likelihood, with eps = 0 the cheapest point.
     """
     zero = groups[0].weight.new_zeros(1)
     total, cost, weight, states = zero, zero, zero, []
     for group in groups:
         found = evaluate(structure, naturals, group, phi)
-        prior, likelihood = torch.broadcast_tensors(found.log_prior, found.log_likelihood)
+        prior, likelihood = torch.broadcast_tensors(found.log_prior, reconstruction * found.log_likelihood)
         row_loss, posterior = _soft_minimum(prior, likelihood, eps)
         finite = torch.where(likelihood.isinf(), torch.zeros_like(likelihood), likelihood)
         row_cost = -(posterior.detach() * finite.detach()).sum(-1)
@@ -48,8 +51,8 @@ def gibbs_terms(
         weight = weight + group.weight.sum(-1)
         if eta:
             states.append((group, posterior))
-    loss, reconstruction = total / weight, cost / weight
-    terms = LossTerms.of(loss, reconstruction=reconstruction, entropic=loss - reconstruction)
+    loss, mean_cost = total / weight, cost / weight
+    terms = LossTerms.of(loss, reconstruction=mean_cost, entropic=loss - mean_cost)
     if eta and divergence is not None:
         pushed = eta * state_divergence(structure, naturals, states, divergence)
         terms = terms + LossTerms.of(loss, divergence=pushed)
@@ -73,35 +76,51 @@ def state_divergence(
     states: Sequence[tuple[RowGroup, Tensor]],
     divergence: AbstractDivergence,
 ) -> Tensor:
-    """D between the posterior's and the model's weights of each enumerated hidden family (the push-forward term)."""
-    found: Tensor | None = None
+    """D between the posterior's and the model's weights of each family of categories (the push-forward term).
+
+    The parents' weights under the model are those of the posterior, pooled over all rows.
+    """
+    total = torch.zeros(1).to(states[0][1])
     for node in structure.graph.hidden:
-        parents = structure.graph.parents(node)
-        usable = [(g, q) for g, q in states if node in g.states and all(p in g.states for p in parents)]
-        for group, posterior in usable:
-            mechanism = structure.mechanisms[node]
-            points = torch.cat([group.states[n][0] for n in (node, *parents)], -1)  # (1, S, width)
-            share = (group.weight / group.weight.sum(-1, keepdim=True)).unsqueeze(-1)
-            pushed = (share * posterior).sum(-2)
-            parent_values = {p: group.states[p][:, 0] for p in parents}
-            log_prior = mechanism.log_prob(naturals[node], group.states[node][:, 0], parent_values)
-            model = _model_weights(points, pushed, torch.exp(log_prior), mechanism.space.width)
-            term = divergence(points, points, pushed, model)
-            found = term if found is None else found + term
-    return found if found is not None else torch.zeros(1)
+        family = (node, *structure.graph.parents(node))
+        sizes = [structure.mechanisms[member].space.width for member in family]
+        shown = all(member in group.states or member in group.values for group, _ in states for member in family)
+        if not shown or not all(structure.mechanisms[member].space.is_discrete for member in family):
+            continue
+        pushed = torch.stack([_family_weights(group, posterior, family, sizes) for group, posterior in states]).sum(0)
+        points = _joint_states(sizes).to(pushed)
+        values = dict(zip(family, points.split(sizes, -1), strict=True))
+        parents = {parent: values[parent] for parent in family[1:]}
+        conditional = torch.exp(structure.mechanisms[node].log_prob(naturals[node], values[node], parents))
+        by_parents = pushed.reshape(len(pushed), sizes[0], -1).sum(1, keepdim=True)
+        model = (by_parents * conditional.reshape(len(conditional), sizes[0], -1)).flatten(1)
+        total = total + _on_weights(divergence)(points, points, pushed, model)
+    return total
 
 
-def _model_weights(points: Tensor, pushed: Tensor, conditional: Tensor, width: int) -> Tensor:
-    """Weights of the family under the model, with its parents' weights taken from the posterior."""
-    conditional = conditional.expand_as(pushed)
-    parents = points[0, :, width:]
-    if parents.shape[-1] == 0:
-        copies = pushed.shape[-1] / width
-        return conditional / copies
-    same = (parents.unsqueeze(0) == parents.unsqueeze(1)).all(-1).to(pushed)  # (S, S)
-    parent_mass = pushed @ same
-    inside = conditional @ same
-    return parent_mass * conditional / inside
+def _family_weights(group: RowGroup, posterior: Tensor, family: Sequence[str], sizes: Sequence[int]) -> Tensor:
+    """Total weight of each joint state of a family in a group's rows: (R, C)."""
+    index = torch.zeros(1, 1, 1, dtype=torch.long, device=posterior.device)
+    for member, size in zip(family, sizes, strict=True):
+        one_hot = group.states[member] if member in group.states else group.values[member]
+        index = index * size + one_hot.argmax(-1)
+    weighted = group.weight.unsqueeze(-1) * posterior
+    found = weighted.new_zeros(len(weighted), math.prod(sizes))
+    return found.scatter_add(1, index.expand_as(weighted).flatten(1), weighted.flatten(1))
+
+
+def _joint_states(sizes: Sequence[int]) -> Tensor:
+    """All joint states of categories, the last fastest, as one-hot vectors side by side: (1, C, width)."""
+    codes = torch.cartesian_prod(*(torch.arange(size) for size in sizes)).reshape(-1, len(sizes))
+    columns = [torch.nn.functional.one_hot(codes[:, i], size) for i, size in enumerate(sizes)]
+    return torch.cat(columns, -1).unsqueeze(0)
+
+
+def _on_weights(divergence: AbstractDivergence) -> AbstractDivergence:
+    """The divergence between distributions whose weights are exact: a correction for samples would be wrong."""
+    if getattr(divergence, "unbiased", False):
+        return replace(divergence, unbiased=False)  # type: ignore[type-var]
+    return divergence
 
 
 def direct_term(
