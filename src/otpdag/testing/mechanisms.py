@@ -1,0 +1,585 @@
+"""What every mechanism promises, as checks that run on any of them.
+
+A check takes a :class:`Case`: a mechanism at its place in a graph, with random parameters and parents. It returns
+without a word, also where the mechanism does not offer what it looks at (a density, abduction, a finite support).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import stats
+from torch import Tensor
+
+from otpdag.mechanisms import Family, Mechanism, Noise, from_spec, start, tie
+from otpdag.mechanisms.base import Parents
+from otpdag.spaces import Space
+
+__all__ = ["MECHANISM_CHECKS", "Case", "check_mechanism"]
+
+SMALLEST_P_VALUE = 1e-6
+START_ROWS = 5_000
+GRID = 2_001
+
+
+@dataclass(frozen=True)
+class Case:
+    """A mechanism set up for a node, with random parameters (R, ...) and parents (R, N, width)."""
+
+    mechanism: Mechanism
+    raw: Mapping[str, Tensor]
+    params: Mapping[str, Tensor]
+    parents: Parents
+    rows: int
+    seed: int
+
+    @classmethod
+    def build(
+        cls,
+        mechanism: Mechanism,
+        family: Family,
+        *,
+        replicas: int = 2,
+        rows: int = 300,
+        spread: float = 0.4,
+        seed: int = 0,
+    ) -> Case:
+        """Set up ``mechanism`` and draw raw parameters with standard deviation ``spread``, and parents."""
+        bound = mechanism.setup(family)
+        generator = torch.Generator().manual_seed(seed)
+        raw = {
+            name: spread * torch.randn(replicas, *parameter.shape, generator=generator, dtype=torch.float64)
+            for name, parameter in bound.declared().items()
+            if parameter.learned
+        }
+        params = {name: value.expand(replicas, *value.shape[1:]).clone() for name, value in bound.natural(raw).items()}
+        parents = {name: draw_space(space, (replicas, rows), generator) for name, space in family.parents}
+        return cls(bound, raw, params, parents, rows, seed)
+
+    @property
+    def replicas(self) -> int:
+        """Number of replicas."""
+        return next((len(value) for value in (*self.params.values(), *self.parents.values())), 1)
+
+    def noise(self, *shape: int, relaxed: bool = False, salt: int = 1) -> Tensor:
+        """Noise from the mechanism's prior, (*shape, dim)."""
+        prior = self.mechanism.relaxed_noise if relaxed else self.mechanism.noise
+        return draw_noise(prior, shape, torch.Generator().manual_seed(self.seed + 7919 * salt))
+
+    def uniform(self, *shape: int, salt: int = 2) -> Tensor:
+        """Uniform numbers for :meth:`Mechanism.abduct`."""
+        generator = torch.Generator().manual_seed(self.seed + 7919 * salt)
+        return torch.rand(*shape, self.mechanism.noise.dim, generator=generator, dtype=torch.float64)
+
+    def draws(self) -> Tensor:
+        """Values (R, N, width) from the mechanism itself."""
+        return self.mechanism.forward(self.params, self.parents, self.noise(self.replicas, self.rows))
+
+    def require(self, condition: object, message: str) -> None:
+        """Raise an :class:`AssertionError` that names the mechanism and its parents."""
+        if not condition:
+            parents = ", ".join(f"{name}: {space}" for name, space in self.mechanism.family.parents) or "none"
+            raise AssertionError(f"{type(self.mechanism).__name__} (parents {parents}): {message}")
+
+    def require_close(self, found: Tensor, expected: Tensor, message: str, tolerance: float = 1e-8) -> None:
+        """Compare two tensors, relative to the size of the larger."""
+        self.require(found.shape == expected.shape, f"{message}: shapes {tuple(found.shape)}, {tuple(expected.shape)}")
+        if found.numel():
+            error = ((found - expected).abs() / (1 + expected.abs())).max().item()
+            self.require(error <= tolerance, f"{message}: off by {error:.2e}")
+
+
+def check_mechanism(
+    mechanism: Mechanism, family: Family, *, replicas: int = 2, rows: int = 300, spread: float = 0.4, seed: int = 0
+) -> None:
+    """Run every check on one mechanism with one set of parents.
+
+    Args:
+        mechanism: The mechanism, as a user would write it.
+        family: Its node and its parents' spaces.
+        replicas: Number of replicas to draw parameters for.
+        rows: Number of rows in most checks.
+        spread: Standard deviation of the raw parameters.
+        seed: Seed of everything that is drawn.
+
+    Raises:
+        AssertionError: If a check fails; the message says which promise is broken.
+    """
+    case = Case.build(mechanism, family, replicas=replicas, rows=rows, spread=spread, seed=seed)
+    for check in MECHANISM_CHECKS:
+        check(case)
+
+
+# -- what is drawn -----------------------------------------------------------------------------------------------
+
+
+def draw_noise(prior: Noise, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Noise (*shape, dim) from its prior."""
+    draw = torch.rand if prior.kind == "uniform" else torch.randn
+    return draw(*shape, prior.dim, generator=generator, dtype=torch.float64)
+
+
+def draw_space(space: Space, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Random values (*shape, width) of a space."""
+    if space.is_discrete:
+        index = torch.randint(space.width, shape, generator=generator)
+        return torch.nn.functional.one_hot(index, space.width).double()
+    normal = torch.randn(*shape, space.width, generator=generator, dtype=torch.float64)
+    if space.support == "positive":
+        return torch.exp(0.5 * normal)
+    if space.support == "unit":
+        return torch.sigmoid(normal)
+    if space.support == "simplex":
+        return torch.softmax(normal, -1)
+    if space.support == "count":
+        return torch.exp(0.5 * normal + 1).round()
+    return normal
+
+
+# -- the checks --------------------------------------------------------------------------------------------------
+
+
+def check_shapes(case: Case) -> None:
+    """Values, densities and noise have the shapes that their arguments say."""
+    mechanism, batch = case.mechanism, (case.replicas, case.rows)
+    if mechanism.is_given:
+        return
+    value = case.draws()
+    width = mechanism.space.width
+    case.require(value.shape == (*batch, width), f"forward gave {tuple(value.shape)}, expected {(*batch, width)}")
+    case.require(_in_space(mechanism.space, value), f"forward left the space {mechanism.space}")
+    relaxed = mechanism.relaxed(case.params, case.parents, case.noise(*batch, relaxed=True), 0.5)
+    case.require(relaxed.shape == (*batch, width), f"relaxed gave {tuple(relaxed.shape)}, expected {(*batch, width)}")
+    if mechanism.has_density:
+        found = mechanism.log_prob(case.params, value, case.parents)
+        case.require(found.shape == batch, f"log_prob gave {tuple(found.shape)}, expected {batch}")
+    if mechanism.can_abduct:
+        noise = mechanism.abduct(case.params, value, case.parents, case.uniform(*batch))
+        expected = (*batch, mechanism.noise.dim)
+        case.require(noise.shape == expected, f"abduct gave {tuple(noise.shape)}, expected {expected}")
+
+
+def check_extra_axes(case: Case) -> None:
+    """A fourth axis broadcasts: enumerated parents (1, 1, S, K) meet values (R, N, 1, width)."""
+    mechanism, points, rows = case.mechanism, 3, 5
+    if mechanism.is_given:
+        return
+    parents = {name: value[:, :rows].unsqueeze(2) for name, value in case.parents.items()}
+    if mechanism.family.discrete:
+        name, space = mechanism.family.discrete[0]
+        points = space.width
+        parents[name] = torch.eye(points, dtype=torch.float64).reshape(1, 1, points, points)
+    noise = case.noise(case.replicas, rows, points)
+    value = mechanism.forward(case.params, parents, noise).expand(case.replicas, rows, points, -1)
+    at = [{name: parent[:, :, min(s, parent.shape[2] - 1)] for name, parent in parents.items()} for s in range(points)]
+    for s in range(points):
+        flat = {name: parent.expand(case.replicas, rows, -1) for name, parent in at[s].items()}
+        expected = mechanism.forward(case.params, flat, noise[:, :, s])
+        case.require_close(value[:, :, s], expected, "forward with four axes differs from three")
+        if mechanism.has_density:
+            found = mechanism.log_prob(case.params, expected.unsqueeze(2), parents)
+            found = found[:, :, min(s, found.shape[2] - 1)]
+            wanted = mechanism.log_prob(case.params, expected, flat)
+            case.require_close(found, wanted, "log_prob with four axes differs from three")
+        if mechanism.can_abduct:
+            uniform = case.uniform(case.replicas, rows)
+            found = mechanism.abduct(case.params, expected.unsqueeze(2), parents, uniform.unsqueeze(2))
+            found = found[:, :, min(s, found.shape[2] - 1)]
+            wanted = mechanism.abduct(case.params, expected, flat, uniform)
+            case.require_close(found, wanted, "abduct with four axes differs from three")
+
+
+def check_single_precision(case: Case) -> None:
+    """Floats in, floats out, and finite."""
+    mechanism, batch = case.mechanism, (case.replicas, case.rows)
+    if mechanism.is_given:
+        return
+    params = {name: value.float() for name, value in case.params.items()}
+    parents = {name: value.float() for name, value in case.parents.items()}
+    value = mechanism.forward(params, parents, case.noise(*batch).float())
+    found = {"forward": value}
+    if mechanism.has_density:
+        found["log_prob"] = mechanism.log_prob(params, value, parents)
+    if mechanism.can_abduct:
+        found["abduct"] = mechanism.abduct(params, value, parents, case.uniform(*batch).float())
+    for name, tensor in found.items():
+        case.require(tensor.dtype == torch.float32, f"{name} of single precision gave {tensor.dtype}")
+        case.require(torch.isfinite(tensor).all(), f"{name} of single precision is not finite")
+
+
+def check_units(case: Case) -> None:
+    """``natural`` inverts ``raw``, also in the units of a column with mean 10,000 and deviation 1,000."""
+    mechanism = case.mechanism
+    back = mechanism.natural(mechanism.raw(case.params))
+    for name, value in case.params.items():
+        case.require_close(back[name].expand_as(value), value, f"natural(raw({name!r})) is another value")
+    if mechanism.is_given:
+        return
+    parents = {name: _ugly(space, case.parents[name][0]) for name, space in mechanism.family.parents}
+    value = _ugly(mechanism.space, case.draws()[0])
+    weight = torch.ones(case.rows, dtype=torch.float64)
+    scaled = mechanism.scaled_to(value, parents, weight)
+    raw = scaled.initial_raw(1, torch.Generator().manual_seed(case.seed))
+    started = {name: v for name, v in scaled.start(value, parents, weight).items() if scaled.declared()[name].learned}
+    natural = {**scaled.natural(_complete(scaled, raw)), **_lifted(started)}
+    raw = scaled.raw(natural)
+    back = scaled.natural(raw)
+    for name, wanted in natural.items():
+        case.require_close(back[name], wanted, f"natural(raw({name!r})) is another value in scaled units", 1e-6)
+        if name in raw:
+            size = raw[name].abs().max().item()
+            case.require(size < 1e3, f"raw {name!r} is {size:.1e} after scaled_to: not of order one")
+    restored = mechanism.with_buffers(scaled.buffers()).natural(raw)
+    for name, wanted in back.items():
+        case.require_close(restored[name], wanted, f"{name!r} changed after with_buffers(buffers())")
+
+
+def check_start(case: Case) -> None:
+    """Starting values from complete rows are nearly as likely as the truth, and have the declared shapes."""
+    mechanism = case.mechanism
+    if mechanism.is_given or not mechanism.declared():
+        return
+    truth = Case.build(mechanism, mechanism.family, replicas=1, rows=START_ROWS, seed=case.seed)
+    value = truth.draws()
+    weight = torch.ones(START_ROWS, dtype=torch.float64)
+    found = mechanism.start(value[0], {name: parent[0] for name, parent in truth.parents.items()}, weight)
+    for name, tensor in found.items():
+        shape = mechanism.declared()[name].shape
+        case.require(tensor.shape == shape, f"start gave {name!r} the shape {tuple(tensor.shape)}, declared {shape}")
+        case.require(torch.isfinite(tensor).all(), f"start of {name!r} is not finite")
+    if not mechanism.has_density or set(found) != set(mechanism.declared()):
+        return
+    at_start = mechanism.log_prob(_lifted(found), value, truth.parents).mean()
+    at_truth = mechanism.log_prob(truth.params, value, truth.parents).mean()
+    loss = (at_truth - at_start).item()
+    case.require(loss < 0.05, f"start loses {loss:.3f} of log-likelihood per row against the truth")
+
+
+def check_density(case: Case) -> None:
+    """For one coordinate, exp(log_prob) integrates to one and the draws follow it."""
+    mechanism = case.mechanism
+    if not mechanism.has_density or mechanism.is_given or mechanism.space.cells != 1:
+        return
+    if mechanism.space.support in ("discrete", "count"):
+        transform, total = _discrete_transform(case)
+    else:
+        transform, total = _continuous_transform(case)
+    error = float(np.abs(total - 1).max())
+    case.require(error < 5e-3, f"exp(log_prob) integrates to one within {error:.1e} only")
+    p_value = stats.kstest(transform, "uniform").pvalue
+    case.require(p_value > SMALLEST_P_VALUE, f"draws do not follow log_prob (p-value {p_value:.1e})")
+
+
+def check_score(case: Case) -> None:
+    """The gradient of log_prob in the parameters has mean zero under the mechanism's own draws."""
+    mechanism = case.mechanism
+    if not mechanism.has_density or mechanism.is_given or not case.raw:
+        return
+    # one replica for each row gives each row's gradient in one pass
+    rows = 2 * case.rows
+    many = Case.build(mechanism, mechanism.family, replicas=1, rows=rows, seed=case.seed)
+    value = many.draws().transpose(0, 1)
+    parents = {name: parent.transpose(0, 1) for name, parent in many.parents.items()}
+    raw = {name: tensor.expand(rows, *tensor.shape[1:]).clone().requires_grad_() for name, tensor in many.raw.items()}
+    log_prob = mechanism.log_prob(mechanism.natural(raw), value, parents)
+    grads = torch.autograd.grad(log_prob.sum(), list(raw.values()))
+    scores = torch.cat([grad.reshape(rows, -1) for grad in grads], -1).numpy()
+    # a few fixed directions are enough, and keep the statistic close to its limit
+    scores = scores @ np.random.default_rng(case.seed).normal(size=(scores.shape[1], min(scores.shape[1], 8)))
+    mean, covariance = scores.mean(0), np.atleast_2d(np.cov(scores.T))
+    values, vectors = np.linalg.eigh(covariance)
+    kept = values > 1e-8 * values.max()
+    size = int(kept.sum())
+    statistic = rows * ((vectors[:, kept].T @ mean) ** 2 / values[kept]).sum()
+    p_value = stats.f.sf(statistic * (rows - size) / (size * (rows - 1)), size, rows - size)
+    case.require(p_value > SMALLEST_P_VALUE, f"draws do not follow log_prob: mean score not zero (p {p_value:.1e})")
+
+
+def check_abduction(case: Case) -> None:
+    """Abducted noise gives the value back, and follows the noise prior."""
+    mechanism, batch = case.mechanism, (case.replicas, case.rows)
+    if not mechanism.can_abduct:
+        return
+    value = case.draws()
+    noise = mechanism.abduct(case.params, value, case.parents, case.uniform(*batch))
+    case.require(torch.isfinite(noise).all(), "abducted noise is not finite")
+    again = mechanism.forward(case.params, case.parents, noise)
+    case.require_close(again, value, "forward(abduct(value)) is another value", 1e-6)
+    for index in range(mechanism.noise.dim):
+        law = "uniform" if mechanism.noise.kind == "uniform" else "norm"
+        p_value = stats.kstest(noise[..., index].flatten().numpy(), law).pvalue
+        case.require(
+            p_value > SMALLEST_P_VALUE, f"abducted noise {index} does not follow its prior (p-value {p_value:.1e})"
+        )
+
+
+def check_gradients(case: Case) -> None:
+    """Gradients in the parameters are finite, reach every parameter and agree with finite differences."""
+    mechanism, batch = case.mechanism, (case.replicas, case.rows)
+    if mechanism.is_given or not case.raw:
+        return
+    value, noise, uniform = case.draws(), case.noise(*batch), case.uniform(*batch)
+    soft = case.noise(*batch, relaxed=True)
+    functions: dict[str, Callable[[Mapping[str, Tensor]], Tensor]] = {
+        "relaxed": lambda raw: mechanism.relaxed(mechanism.natural(raw), case.parents, soft, 0.7)
+    }
+    if mechanism.reparameterised:
+        functions["forward"] = lambda raw: mechanism.forward(mechanism.natural(raw), case.parents, noise)
+    if mechanism.has_density:
+        functions["log_prob"] = lambda raw: mechanism.log_prob(mechanism.natural(raw), value, case.parents)
+    if mechanism.can_abduct:
+        functions["abduct"] = lambda raw: mechanism.abduct(mechanism.natural(raw), value, case.parents, uniform)
+    for name, function in functions.items():
+        _check_gradient(case, name, function)
+
+
+def check_replicas(case: Case) -> None:
+    """Replicas together give what they give one by one."""
+    mechanism, batch = case.mechanism, (case.replicas, case.rows)
+    if mechanism.is_given:
+        return
+    noise, uniform, value = case.noise(*batch), case.uniform(*batch), case.draws()
+    for r in range(case.replicas):
+        one = slice(r, r + 1)
+        params = {name: tensor[one] for name, tensor in case.params.items()}
+        parents = {name: tensor[one] for name, tensor in case.parents.items()}
+        case.require_close(mechanism.forward(params, parents, noise[one]), value[one], "forward mixes replicas")
+        if mechanism.has_density:
+            together = mechanism.log_prob(case.params, value, case.parents)[one]
+            case.require_close(mechanism.log_prob(params, value[one], parents), together, "log_prob mixes replicas")
+        if mechanism.can_abduct:
+            together = mechanism.abduct(case.params, value, case.parents, uniform)[one]
+            alone = mechanism.abduct(params, value[one], parents, uniform[one])
+            case.require_close(alone, together, "abduct mixes replicas")
+
+
+def check_mask(case: Case) -> None:
+    """A full mask changes nothing, an empty one leaves zero."""
+    mechanism = case.mechanism
+    if not mechanism.has_density or mechanism.is_given:
+        return
+    value = case.draws()
+    full = torch.ones(case.replicas, case.rows, mechanism.space.cells, dtype=torch.bool)
+    plain = mechanism.log_prob(case.params, value, case.parents)
+    case.require_close(
+        mechanism.log_prob(case.params, value, case.parents, full), plain, "a full mask changes log_prob"
+    )
+    empty = mechanism.log_prob(case.params, value, case.parents, ~full)
+    case.require_close(empty, torch.zeros_like(plain), "log_prob of a missing value is not zero")
+
+
+def check_atoms(case: Case) -> None:
+    """A finite support holds all the mass, with the probabilities of log_prob."""
+    mechanism = case.mechanism
+    atoms = None if mechanism.is_given else mechanism.atoms(case.params, case.parents, 1_000)
+    if atoms is None:
+        return
+    total = torch.exp(atoms.log_probs).sum(-1)
+    case.require_close(total, torch.ones_like(total), "the atoms' probabilities do not sum to one", 1e-6)
+    parents = {name: value.unsqueeze(-2) for name, value in case.parents.items()}
+    values = atoms.values.expand(1, 1, *atoms.values.shape[-2:])
+    wanted = mechanism.log_prob(case.params, values, parents)
+    case.require_close(atoms.log_probs.expand_as(wanted), wanted, "the atoms' probabilities are not those of log_prob")
+    case.require(
+        mechanism.atoms(case.params, case.parents, 1) is None, "atoms must be None when there are more than the limit"
+    )
+
+
+def check_mean(case: Case) -> None:
+    """A closed-form mean is that of the draws."""
+    mechanism = case.mechanism
+    if mechanism.is_given or mechanism.noise.dim == 0:
+        return
+    many = Case.build(mechanism, mechanism.family, replicas=1, rows=10 * case.rows, seed=case.seed)
+    mean = mechanism.mean(many.params, many.parents)
+    if mean is None:
+        return
+    gap = (many.draws() - mean)[0].numpy()
+    score = np.abs(gap.mean(0)) / np.maximum(gap.std(0) / np.sqrt(len(gap)), 1e-12)
+    case.require(score.max() < 5, f"mean is {score.max():.1f} standard errors from the mean of the draws")
+
+
+def check_settings(case: Case) -> None:
+    """A fixed parameter is held and not learned, a started one is learned, a tied one ignores units."""
+    arguments = dict(case.mechanism._arguments)
+    value = None if case.mechanism.is_given else _ugly(case.mechanism.space, case.draws()[0])
+    parents = {name: parent[0] for name, parent in case.parents.items()}
+    weight = torch.ones(case.rows, dtype=torch.float64)
+    for name in case.params:
+        if name not in arguments or value is None:
+            continue
+        wanted = case.params[name][0]
+        family = case.mechanism.family
+        fixed = type(case.mechanism)(**{**arguments, name: wanted.numpy()}).setup(family)
+        case.require(not fixed.declared()[name].learned, f"{name!r} was fixed but is learned")
+        rest = {other: raw for other, raw in case.raw.items() if other != name}
+        found = fixed.scaled_to(value, parents, weight).natural(rest)[name]
+        case.require_close(found[0], wanted, f"{name!r} was fixed but changed")
+        started = type(case.mechanism)(**{**arguments, name: start(wanted.numpy())}).setup(family)
+        case.require(started.declared()[name].learned, f"{name!r} was started but is not learned")
+        case.require_close(started.declared()[name].constant("x", name), wanted, f"{name!r} starts elsewhere")
+        tied = type(case.mechanism)(**{**arguments, name: tie("shared")}).setup(family)
+        raw = dict(case.raw)
+        raw.setdefault(name, torch.zeros(case.replicas, *tied.declared()[name].shape, dtype=torch.float64))
+        before, after = tied.natural(raw)[name], tied.scaled_to(value, parents, weight).natural(raw)[name]
+        case.require_close(after, before, f"{name!r} is tied but its value depends on the units of the data")
+
+
+def check_spec(case: Case) -> None:
+    """A mechanism survives the way through JSON."""
+    mechanism = case.mechanism
+    text = json.dumps(mechanism.spec())
+    code = [value for value in mechanism._arguments.values() if callable(value)]
+    again = from_spec(json.loads(text), node="x", functions={"x": code[0]} if code else None)
+    case.require(type(again) is type(mechanism), f"from_spec built a {type(again).__name__}")
+    case.require(json.dumps(again.spec()) == text, "spec() changed on the way through JSON")
+    found = again.setup(mechanism.family).natural(case.raw)
+    for name, value in case.params.items():
+        case.require_close(found[name].expand_as(value), value, f"{name!r} changed on the way through JSON")
+
+
+MECHANISM_CHECKS: tuple[Callable[[Case], None], ...] = (
+    check_shapes,
+    check_extra_axes,
+    check_single_precision,
+    check_units,
+    check_start,
+    check_density,
+    check_score,
+    check_abduction,
+    check_gradients,
+    check_replicas,
+    check_mask,
+    check_atoms,
+    check_mean,
+    check_settings,
+    check_spec,
+)
+"""All checks, to parametrise a test with."""
+
+
+# -- helpers -----------------------------------------------------------------------------------------------------
+
+
+def _lifted(natural: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.unsqueeze(0) for name, value in natural.items()}
+
+
+def _complete(mechanism: Mechanism, raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Raw parameters with zeros for those that are missing."""
+    learned = {name: p for name, p in mechanism.declared().items() if p.learned}
+    zeros = {name: torch.zeros(1, *p.shape, dtype=torch.float64) for name, p in learned.items()}
+    return {**zeros, **raw}
+
+
+def _ugly(space: Space, value: Tensor) -> Tensor:
+    """The same values with a mean of about 10,000 and a deviation of about 1,000, where the space allows it."""
+    if space.support == "real":
+        return 1e4 + 1e3 * value
+    return 1e4 * value if space.support == "positive" else value
+
+
+def _in_space(space: Space, value: Tensor) -> bool:
+    if not torch.isfinite(value).all():
+        return False
+    whole = bool((value == value.round()).all())
+    sums = value.sum(-1)
+    return {
+        "real": True,
+        "positive": bool((value > 0).all()),
+        "unit": bool(((value > 0) & (value < 1)).all()),
+        "simplex": bool((value >= 0).all() and (sums - 1).abs().max() < 1e-9),
+        "count": bool((value >= 0).all()) and whole,
+        "discrete": bool((value >= 0).all() and (sums == 1).all()) and whole,
+    }[space.support]
+
+
+def _discrete_transform(case: Case) -> tuple[NDArray, NDArray]:
+    """Randomised probability integral transforms of the draws under log_prob, and the total probabilities."""
+    mechanism, value = case.mechanism, case.draws()
+    if mechanism.space.is_discrete:
+        support = torch.eye(mechanism.space.width, dtype=torch.float64)
+        index = value.argmax(-1)
+    else:
+        support = torch.arange(4 * value.max().item() + 100, dtype=torch.float64).unsqueeze(-1)
+        index = value[..., 0].long()
+    parents = {name: parent.unsqueeze(-2) for name, parent in case.parents.items()}
+    log_prob = mechanism.log_prob(case.params, support.reshape(1, 1, *support.shape), parents)
+    probs = torch.exp(log_prob).expand(*value.shape[:2], len(support))
+    upper = probs.cumsum(-1).gather(-1, index.unsqueeze(-1))[..., 0]
+    width = probs.gather(-1, index.unsqueeze(-1))[..., 0]
+    generator = torch.Generator().manual_seed(case.seed + 3)
+    picked = torch.rand(upper.shape, generator=generator, dtype=torch.float64)
+    return (upper - width * picked).flatten().numpy(), probs.sum(-1).flatten().numpy()
+
+
+def _continuous_transform(case: Case) -> tuple[NDArray, NDArray]:
+    """Distribution function at the draws by integrating exp(log_prob) over a grid, and the total integrals."""
+    mechanism, value = case.mechanism, case.draws()
+    support = mechanism.space.support
+    to_line, from_line, log_slope = _LINES[support]
+    line = to_line(value)
+    centre, spread = line.median(), (line.quantile(0.75) - line.quantile(0.25)).clamp(min=1e-9)
+    # a sinh grid is fine in the middle and reaches far into heavy tails
+    bend = 12.0
+    steps = torch.linspace(-1, 1, GRID, dtype=torch.float64)
+    limits = {"real": 1e300, "positive": 300.0, "unit": 36.0}[support]
+    grid = (centre + spread * torch.sinh(bend * steps)).clamp(-limits, limits)
+    parents = {name: parent.unsqueeze(-2) for name, parent in case.parents.items()}
+    points = grid.reshape(1, 1, -1, 1)
+    log_prob = mechanism.log_prob(case.params, from_line(points), parents) + log_slope(points)[..., 0]
+    density = torch.exp(log_prob).expand(*value.shape[:2], GRID)
+    pieces = 0.5 * (density[..., 1:] + density[..., :-1]) * grid.diff()
+    cdf = torch.cat([torch.zeros_like(pieces[..., :1]), pieces.cumsum(-1)], -1)
+    right = torch.searchsorted(grid, line[..., 0].contiguous()).clamp(1, GRID - 1)
+    low, high = (cdf.gather(-1, index.unsqueeze(-1))[..., 0] for index in (right - 1, right))
+    gap = (grid[right] - grid[right - 1]).clamp(min=1e-300)
+    share = ((line[..., 0] - grid[right - 1]) / gap).clamp(0, 1)
+    # close to one a row may hold mass that no floating-point number reaches: it says nothing about the integral
+    whole = (density[..., 0] + density[..., -1]) * spread < 1e-4
+    return (low + share * (high - low)).flatten().numpy(), cdf[..., -1][whole].numpy()
+
+
+Line = Callable[[Tensor], Tensor]
+_LINES: dict[str, tuple[Line, Line, Line]] = {
+    "real": (lambda x: x, lambda y: y, torch.zeros_like),
+    "positive": (torch.log, torch.exp, lambda y: y),
+    "unit": (
+        torch.logit,
+        torch.sigmoid,
+        lambda y: torch.nn.functional.logsigmoid(y) + torch.nn.functional.logsigmoid(-y),
+    ),
+}
+
+
+def _check_gradient(case: Case, name: str, function: Callable[[Mapping[str, Tensor]], Tensor]) -> None:
+    raw = {key: value.clone().requires_grad_() for key, value in case.raw.items()}
+    output = function(raw)
+    if not output.requires_grad:
+        case.require(False, f"{name} has no gradient in any parameter")
+    # a fixed random projection sees every entry; bounded values keep heavy tails from drowning the rest
+    generator = torch.Generator().manual_seed(case.seed + 5)
+    direction = torch.randn(output.shape, generator=generator, dtype=torch.float64)
+    direction = direction / (1 + output.detach().abs())
+    found = torch.autograd.grad((direction * output).sum(), list(raw.values()), allow_unused=True)
+    step = 1e-5
+    slope, size = 0.0, 0.0
+    moved: dict[int, dict[str, Tensor]] = {1: {}, -1: {}}
+    for (key, value), grad in zip(raw.items(), found, strict=True):
+        case.require(grad is not None, f"{name} has no gradient in {key!r}")
+        case.require(torch.isfinite(grad).all(), f"the gradient of {name} in {key!r} is not finite")
+        along = torch.randn(value.shape, generator=generator, dtype=torch.float64)
+        slope += (along * grad).sum().item()
+        size += (along * grad).abs().sum().item()
+        for sign in (1, -1):
+            moved[sign][key] = value.detach() + sign * step * along
+    case.require(size > 0, f"the gradient of {name} is zero in every parameter")
+    with torch.no_grad():
+        difference = (direction * (function(moved[1]) - function(moved[-1]))).sum().item() / (2 * step)
+    error = abs(slope - difference) / (size + 1e-9)
+    case.require(error < 1e-3, f"the gradient of {name} is {slope:.6g}, finite differences say {difference:.6g}")

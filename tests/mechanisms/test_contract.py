@@ -1,0 +1,123 @@
+"""What every public mechanism promises, whichever it is and whatever its parents are."""
+
+import functools
+import inspect
+
+import pytest
+import torch
+
+from otpdag import mechanisms as m
+from otpdag.errors import ModelError
+from otpdag.spaces import Count, Discrete, Image, Real, Simplex
+from otpdag.testing import MECHANISM_CHECKS, Case
+
+PUBLIC = [getattr(m, name) for name in m.__all__]
+CLASSES = [cls for cls in PUBLIC if inspect.isclass(cls) and issubclass(cls, m.Mechanism)]
+CLASSES = [cls for cls in CLASSES if not inspect.isabstract(cls)]
+
+ROWS = 200
+PARENTS = {
+    "none": (),
+    "discrete": (("a", Discrete(3)),),
+    "discrete-discrete": (("a", Discrete(3)), ("b", Discrete(2))),
+    "real": (("r", Real(1)),),
+    "discrete-real": (("a", Discrete(3)), ("r", Real(2))),
+}
+
+
+def linear(family):
+    """Build a small network without random numbers, as wide as the parents."""
+    width = sum(space.width for _, space in family.parents) or 1
+    module = torch.nn.Sequential(torch.nn.Linear(width, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+    for parameter in module.parameters():
+        torch.nn.init.constant_(parameter, 0.3)
+    return module
+
+
+def first_parent(parents):
+    return next(iter(parents.values()))[..., :1] * 2
+
+
+# how to build what needs arguments; everything else is built by its name alone
+BUILD = {
+    "Dirichlet": lambda family: m.Dirichlet(3),
+    "Stay": lambda family: m.Stay(3),
+    "Multinomial": lambda family: m.Multinomial(5, total=12),
+    "Deterministic": lambda family: m.Deterministic(first_parent),
+    "Decoder": lambda family: m.Decoder(linear(family), Real(2), noise_scale=m.start(0.5)),
+}
+VARIANTS = {
+    "Normal-dim": (m.Normal(2), "discrete-real"),
+    "Normal-shared": (m.Normal(shared_scale=True), "discrete-real"),
+    "Normal-network": (m.Normal(network=(8,)), "discrete-real"),
+    "Normal-fixed-weight": (m.Normal(weight=[[0.5], [-1.0]]), "discrete-real"),
+    "LogNormal-dim": (m.LogNormal(2), "discrete"),
+    "StudentT-dim": (m.StudentT(2), "real"),
+    "StudentT-df": (m.StudentT(df=4.0), "discrete"),
+    "Gamma-dim": (m.Gamma(2), "discrete-real"),
+    "Gamma-network": (m.Gamma(network=(8,)), "real"),
+    "Beta-dim": (m.Beta(2), "discrete-real"),
+    "Poisson-dim": (m.Poisson(2), "discrete-real"),
+    "NegativeBinomial-dim": (m.NegativeBinomial(2), "discrete"),
+    "Categorical-3": (m.Categorical(3), "discrete-real"),
+    "Categorical-network": (m.Categorical(3, network=(8,)), "discrete-real"),
+    "Dirichlet-laplace": (m.Dirichlet(4, laplace=True), "none"),
+    "Dirichlet-laplace-discrete": (m.Dirichlet(3, laplace=True), "discrete"),
+    "Multinomial-topics": (m.Multinomial(6, total=15), "simplex"),
+    "Multinomial-total": (m.Multinomial(5, total="n"), "discrete-count"),
+    "Decoder-image": (m.Decoder(torch.nn.Linear(1, 8), Image(2, 2, 2), noise_scale=0.2), "real"),
+    "Decoder-plain": (m.Decoder(torch.nn.Linear(1, 3), Real(3)), "real"),
+}
+MORE_PARENTS = {"simplex": (("t", Simplex(3)),), "discrete-count": (("a", Discrete(3)), ("n", Count(1)))}
+
+
+def build(cls, family):
+    return BUILD[cls.__name__](family) if cls.__name__ in BUILD else cls()
+
+
+def cases():
+    for cls in CLASSES:
+        for name in PARENTS:
+            yield f"{cls.__name__}-{name}"
+    yield from VARIANTS
+
+
+@functools.cache
+def case(label):
+    """Build one case; None where the mechanism refuses these parents, with the message it gives."""
+    if label in VARIANTS:
+        mechanism, parents = VARIANTS[label]
+        return Case.build(mechanism, m.Family("x", {**PARENTS, **MORE_PARENTS}[parents]), rows=ROWS)
+    name, _, parents = label.partition("-")
+    family = m.Family("x", PARENTS[parents])
+    try:
+        return Case.build(build(getattr(m, name), family), family, rows=ROWS)
+    except ModelError as error:
+        return str(error)
+
+
+LABELS = {label: case(label) for label in cases()}
+REFUSED = {label: found for label, found in LABELS.items() if isinstance(found, str)}
+SERVED = [label for label in LABELS if label not in REFUSED]
+
+
+def test_the_list_is_complete():
+    assert len(CLASSES) >= 14
+    assert all(cls in CLASSES for cls in (m.Normal, m.Gamma, m.Given))
+
+
+@pytest.mark.parametrize("label", SERVED)
+@pytest.mark.parametrize("check", MECHANISM_CHECKS, ids=lambda check: check.__name__)
+def test_promise(check, label):
+    check(LABELS[label])
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_every_mechanism_serves_some_parents(cls):
+    assert any(label.partition("-")[0] == cls.__name__ for label in SERVED)
+
+
+def test_few_parents_are_refused_and_every_refusal_names_the_node():
+    picky = {"Decoder", "Deterministic", "Dirichlet", "Given", "Stay"}
+    assert {label.partition("-")[0] for label in REFUSED} == picky
+    assert all("node 'x'" in message for message in REFUSED.values())

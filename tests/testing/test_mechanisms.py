@@ -1,0 +1,135 @@
+"""The contract checks fail where they should."""
+
+import pytest
+import torch
+
+from otpdag import mechanisms as m
+from otpdag.errors import ModelError
+from otpdag.mechanisms.base import Noise
+from otpdag.spaces import Discrete, Real
+from otpdag.testing import MECHANISM_CHECKS, check_mechanism
+
+FAMILY = m.Family("x", (("a", Discrete(2)),))
+
+
+def broken(**methods):
+    """A normal node with some methods replaced."""
+    return m.register(type("Broken" + "".join(name.title() for name in sorted(methods)), (m.Normal,), methods))()
+
+
+def wrong_density(self, params, value, parents, mask=None):
+    return m.Normal.log_prob(self, params, value, parents, mask) + 0.1
+
+
+def wrong_shape_density(self, params, value, parents, mask=None):
+    wider = {**params, "scale": 1.2 * params["scale"]}
+    return m.Normal.log_prob(self, wider, value, parents, mask)
+
+
+def no_mask(self, params, value, parents, mask=None):
+    return m.Normal.log_prob(self, params, value, parents)
+
+
+def detached(self, params, parents, noise):
+    return m.Normal.forward(self, {**params, "scale": params["scale"].detach()}, parents, noise)
+
+
+def halved_gradient(self, params, parents, noise):
+    value = m.Normal.forward(self, params, parents, noise)
+    return 0.5 * value + 0.5 * value.detach()
+
+
+def narrow(self, params, parents, noise):
+    return m.Normal.forward(self, params, parents, noise).squeeze(-1)
+
+
+def doubled_abduction(self, params, value, parents, uniform):
+    return 2 * m.Normal.abduct(self, params, value, parents, uniform)
+
+
+def mixed_replicas(self, params, parents, noise):
+    mixed = {name: value.mean(0, keepdim=True) for name, value in params.items()}
+    return m.Normal.forward(self, mixed, parents, noise).expand(*noise.shape)
+
+
+def lost_start(self, value, parents, weight):
+    return {name: value + 3 for name, value in m.Normal.start(self, value, parents, weight).items()}
+
+
+def shapeless_start(self, value, parents, weight):
+    return {name: value[0] for name, value in m.Normal.start(self, value, parents, weight).items()}
+
+
+def shifted_mean(self, params, parents):
+    return m.Normal.mean(self, params, parents) + 1
+
+
+def forgetful_units(self, params):
+    return {name: value + 1 for name, value in params.items()}
+
+
+@pytest.mark.parametrize(
+    ("methods", "message"),
+    [
+        ({"log_prob": wrong_density}, "exp\\(log_prob\\) integrates to one within"),
+        ({"log_prob": wrong_shape_density}, "draws do not follow log_prob"),
+        ({"log_prob": no_mask}, "log_prob of a missing value is not zero"),
+        ({"forward": detached}, "forward has no gradient in 'scale'|relaxed has no gradient in 'scale'"),
+        ({"forward": halved_gradient}, "the gradient of .* finite differences say"),
+        ({"forward": narrow}, r"forward gave \(2, 300\), expected \(2, 300, 1\)"),
+        ({"abduct": doubled_abduction}, r"forward\(abduct\(value\)\) is another value"),
+        ({"forward": mixed_replicas}, r"forward\(abduct\(value\)\) is another value"),
+        ({"start": lost_start}, "start loses .* of log-likelihood"),
+        ({"start": shapeless_start}, "start gave 'loc' the shape"),
+        ({"mean": shifted_mean}, "standard errors from the mean of the draws"),
+        ({"remove_units": forgetful_units}, r"natural\(raw\('loc'\)\) is another value"),
+    ],
+    ids=lambda value: next(iter(value.values())).__name__ if isinstance(value, dict) else None,
+)
+def test_broken_promises_are_found(methods, message, monkeypatch):
+    monkeypatch.setattr("otpdag.mechanisms.spec._REGISTRY", {})
+    with pytest.raises(AssertionError, match=message):
+        check_mechanism(broken(**methods), FAMILY)
+
+
+def test_the_message_names_the_mechanism_and_its_parents():
+    with pytest.raises(AssertionError, match=r"BrokenForward \(parents a: Discrete\(size=2\)\): "):
+        check_mechanism(type("BrokenForward", (m.Normal,), {"forward": narrow})(), FAMILY)
+
+
+class Uniform(m.Mechanism):
+    """The least that a third party has to write."""
+
+    @property
+    def space(self):
+        return Real(1)
+
+    @property
+    def noise(self):
+        return Noise(1, "uniform")
+
+    def forward(self, params, parents, noise):
+        return noise
+
+
+def test_the_least_mechanism_passes(monkeypatch):
+    monkeypatch.setattr("otpdag.mechanisms.spec._REGISTRY", {})
+    with pytest.raises(ModelError, match="unknown mechanism 'Uniform'"):
+        check_mechanism(Uniform(), m.Family("x"))
+    m.register(Uniform)
+    check_mechanism(Uniform(), m.Family("x"))
+
+
+def test_all_checks_are_listed():
+    from otpdag.testing import mechanisms
+
+    found = {
+        value for name, value in vars(mechanisms).items() if name.startswith("check_") and name != "check_mechanism"
+    }
+    assert found == set(MECHANISM_CHECKS)
+
+
+def test_it_draws_nothing_from_global_randomness():
+    before = torch.get_rng_state()
+    check_mechanism(m.Beta(), FAMILY, rows=50)
+    assert torch.equal(before, torch.get_rng_state())
