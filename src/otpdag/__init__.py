@@ -1,6 +1,6 @@
 """Parameters of directed graphical models from incomplete data, by optimal transport."""
 
-from otpdag import backward, costs, datasets, divergences, mechanisms, metrics, plots, schedules
+from otpdag import backward, costs, datasets, divergences, estimators, mechanisms, metrics, plots, schedules
 from otpdag.engine import Course, FitResult, Method, entropic, fit, paper, transport
 from otpdag.errors import ConvergenceWarning, DataError, GraphError, ModelError, NotFittedError, OtpdagError
 from otpdag.graph import Graph, Lag, lag
@@ -29,6 +29,7 @@ __all__ = [
     "datasets",
     "divergences",
     "entropic",
+    "estimators",
     "fit",
     "lag",
     "load",

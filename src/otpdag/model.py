@@ -12,15 +12,23 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from otpdag import archive, inference, render
+from otpdag import archive, dynamics, inference, render
 from otpdag.backward.amortized import AmortizedMap
 from otpdag.canonical import canonical
 from otpdag.data import Batch, Label, Schema, Table, decode, encode, infer_space
 from otpdag.divergences import Energy
-from otpdag.errors import ModelError, NotFittedError
+from otpdag.errors import DataError, ModelError, NotFittedError
 from otpdag.graph import Graph
 from otpdag.mechanisms import Categorical, Mechanism, Normal, Poisson
-from otpdag.sampling import ancestral
+from otpdag.sampling import ancestral, ancestral_sequences
+from otpdag.sequences import (
+    SequenceBatch,
+    Sequences,
+    SequenceTable,
+    as_sequences,
+    encode_sequences,
+    replace_table,
+)
 from otpdag.spaces import Space
 from otpdag.structure import Structure
 
@@ -201,24 +209,52 @@ class Model:
     # -- use ----------------------------------------------------------------------------------------------------
 
     def sample(
-        self, rows: int, *, seed: int, do: Mapping[str, Any] | None = None, given: Table | None = None
+        self,
+        rows: int,
+        *,
+        seed: int,
+        do: Mapping[str, Any] | None = None,
+        given: Table | None = None,
+        length: int | None = None,
     ) -> pd.DataFrame:
         """Draw rows from the model, hidden nodes too.
 
         Args:
-            rows: Number of rows.
+            rows: Number of rows; of sequences, if the graph has lagged edges.
             seed: Determines the draw.
             do: Interventions: nodes set to a value (or one value for each row), whatever their parents say.
-            given: Values of the nodes that are Given, at least as many rows.
+            given: Values of the nodes that are Given, at least as many rows (or steps of all sequences).
+            length: Steps of each sequence, if the graph has lagged edges; the table then has the columns ``sequence``
+                and ``time`` as well.
         """
         naturals, schema = self._fitted_naturals(), self._known_schema()
         if rows < 1:
             raise ModelError(f"rows must be at least 1; got {rows}")
+        if self.graph.is_dynamic or length is not None:
+            return self._sample_sequences(rows, length, seed, do, given)
         settings = {node: self._intervention(node, value, rows) for node, value in (do or {}).items()}
         settings |= self._given_values(given, rows, settings)
         generator = torch.Generator().manual_seed(seed)
         values = ancestral(self.structure, naturals, rows, generator, do=settings)
         return decode({node: values[node][:1] for node in self.graph.nodes}, schema)
+
+    def _sample_sequences(
+        self, sequences: int, length: int | None, seed: int, do: Mapping[str, Any] | None, given: Table | None
+    ) -> pd.DataFrame:
+        if not self.graph.is_dynamic:
+            raise ModelError("length is for graphs with lagged edges; this one has none")
+        if length is None or length < 1:
+            raise ModelError(f"length must be at least 1 for a graph with lagged edges; got {length}")
+        steps = sequences * length
+        settings = {node: self._intervention(node, value, steps) for node, value in (do or {}).items()}
+        settings |= self._given_values(given, steps, settings)
+        shaped = {node: value.reshape(1, sequences, length, -1) for node, value in settings.items()}
+        generator = torch.Generator().manual_seed(seed)
+        drawn = ancestral_sequences(self.structure, self._fitted_naturals(), sequences, length, generator, do=shaped)
+        table = decode({node: value.flatten(1, 2) for node, value in drawn.items()}, self._known_schema())
+        table.insert(0, "sequence", np.repeat(np.arange(sequences), length))
+        table.insert(1, "time", np.tile(np.arange(length), sequences))
+        return table
 
     def _intervention(self, node: str, value: Any, rows: int) -> Tensor:
         if node not in self.graph.nodes:
@@ -245,28 +281,65 @@ class Model:
             raise ModelError(f"given must have at least {rows} rows; got {batch.rows}")
         return {node: batch.values[node][:, :rows] for node in needed}
 
-    def posterior(self, data: Table, *, draws: int = 100, seed: int = 0) -> pd.DataFrame:
+    def posterior(self, data: Table | SequenceTable, *, draws: int = 100, seed: int = 0) -> pd.DataFrame:
         """Draws of the hidden nodes given what each row shows, indexed by row and draw.
 
         Categories are drawn from their exact probabilities, numbers by weighted points; missing cells of a row are
         integrated out.
         """
-        batch = self._encode_partial(data)
-        values = inference.posterior_draws(self.fitted, batch, draws, seed)
+        _, index, values = self._drawn(data, draws, seed)
         flat = {node: values[node].reshape(-1, values[node].shape[-1]) for node in self.graph.hidden}
         table = decode(flat, self._known_schema())
-        table.index = pd.MultiIndex.from_product([_row_index(data, batch.rows), range(draws)], names=["row", "draw"])
+        table.index = pd.MultiIndex.from_product([index, range(draws)], names=["row", "draw"])
         return table
 
-    def predict_proba(self, data: Table, node: str) -> pd.DataFrame:
-        """Posterior probabilities of a hidden category, one row for each row of ``data``, exact."""
+    def _drawn(self, data: Table | SequenceTable, draws: int, seed: int) -> tuple[Batch, pd.Index, dict[str, Tensor]]:
+        """Rows or steps, their index, and joint draws of all nodes given what they show."""
+        if self.graph.is_dynamic:
+            batch, index = self._encode_sequences(data)
+            generator = torch.Generator().manual_seed(seed)
+            values = dynamics.fill_in(self.structure, self._fitted_naturals(), batch, draws, generator)
+            return batch.steps, index, values
+        table = _as_table(data)
+        rows = self._encode_partial(table)
+        return rows, _row_index(table, rows.rows), inference.posterior_draws(self.fitted, rows, draws, seed)
+
+    def _encode_sequences(self, data: Table | SequenceTable) -> tuple[SequenceBatch, pd.Index]:
+        self._fitted_naturals()
+        schema, sequences = self._known_schema(), as_sequences(data)
+        if isinstance(sequences.table, pd.DataFrame):
+            hidden = [name for node in self.graph.hidden for name in schema[node].names]
+            sequences = replace_table(sequences, sequences.table.drop(columns=hidden, errors="ignore"))
+        return encode_sequences(sequences, schema, hidden=self.graph.hidden, partial=True), sequences.index
+
+    def decode(self, data: SequenceTable) -> pd.DataFrame:
+        """The likeliest path of the hidden categories of sequences (Viterbi), one row for each step."""
+        if not self.graph.is_dynamic:
+            raise ModelError("decode is for graphs with lagged edges; for rows of a table use predict_proba")
+        batch, index = self._encode_sequences(data)
+        paths, _ = dynamics.decode_paths(self.structure, self._fitted_naturals(), batch)
+        one_hot = {n: torch.eye(self.mechanisms[n].space.width)[paths[n]] for n in self.graph.hidden}
+        table = decode(one_hot, self._known_schema())
+        table.index = index
+        return table
+
+    def predict_proba(self, data: Table | SequenceTable, node: str) -> pd.DataFrame:
+        """Posterior probabilities of a hidden category, one row for each row or step of ``data``, exact."""
         if node not in self.graph.hidden or not self.mechanisms[node].space.is_discrete:
             raise ModelError(f"node must be a hidden category; {node!r} is not")
-        batch = self._encode_partial(data)
-        probabilities = inference.state_probabilities(self.fitted, batch, node)
-        return pd.DataFrame(probabilities.numpy(), columns=list(self.labels(node)), index=_row_index(data, batch.rows))
+        if self.graph.is_dynamic:
+            steps, index = self._encode_sequences(data)
+            probabilities = dynamics.smooth(self.structure, self._fitted_naturals(), steps).of(node)
+        else:
+            table = _as_table(data)
+            batch = self._encode_partial(table)
+            index = _row_index(table, batch.rows)
+            probabilities = inference.state_probabilities(self.fitted, batch, node)
+        return pd.DataFrame(probabilities.numpy(), columns=list(self.labels(node)), index=index)
 
-    def impute(self, data: Table, *, seed: int = 0, draws: int = 100, random: bool = False) -> pd.DataFrame:
+    def impute(
+        self, data: Table | SequenceTable, *, seed: int = 0, draws: int = 100, random: bool = False
+    ) -> pd.DataFrame:
         """Fill missing cells: with the posterior mean of numbers and the likeliest category, or with one random draw.
 
         Args:
@@ -275,8 +348,7 @@ class Model:
             draws: Draws that the mean is taken over.
             random: Fill with one draw instead, as multiple imputation asks for.
         """
-        batch = self._encode_partial(data)
-        values = inference.posterior_draws(self.fitted, batch, 1 if random else draws, seed)
+        batch, index, values = self._drawn(data, 1 if random else draws, seed)
         filled: dict[str, Tensor] = {}
         for node in self.graph.observed:
             mean = values[node].mean(1)
@@ -284,10 +356,12 @@ class Model:
                 mean = values[node].median(1).values
             filled[node] = torch.where(batch.mask[node][0], batch.values[node][0], mean)
         table = decode(filled, self._known_schema())
-        table.index = _row_index(data, batch.rows)
+        table.index = index
         return table
 
-    def score(self, data: Table, *, kind: Literal["transport", "likelihood"] = "transport", seed: int = 0) -> float:
+    def score(
+        self, data: Table | SequenceTable, *, kind: Literal["transport", "likelihood"] = "transport", seed: int = 0
+    ) -> float:
         """How far held-out rows are from the model.
 
         Args:
@@ -297,12 +371,24 @@ class Model:
                 better.
             seed: Determines the model's samples.
         """
-        batch = self._encode_partial(data)
+        if self.graph.is_dynamic:
+            return self._score_sequences(data, kind, seed)
+        batch = self._encode_partial(_as_table(data))
         if kind == "likelihood":
             return float(inference.log_likelihood(self.fitted, batch).mean())
         if kind != "transport":
             raise ModelError(f"kind must be 'transport' or 'likelihood'; got {kind!r}")
         return self._transport_score(batch, seed)
+
+    def _score_sequences(self, data: SequenceTable, kind: str, seed: int) -> float:
+        """Of one step: its mean log-likelihood, or the distance of pairs of neighbouring steps to the model's."""
+        batch, _ = self._encode_sequences(data)
+        naturals = self._fitted_naturals()
+        if kind == "likelihood":
+            return float(dynamics.smooth(self.structure, naturals, batch).log_likelihood.sum()) / batch.rows
+        if kind != "transport":
+            raise ModelError(f"kind must be 'transport' or 'likelihood'; got {kind!r}")
+        return dynamics.transport_score(self.structure, naturals, batch, seed)
 
     def _transport_score(self, batch: Batch, seed: int) -> float:
         generator = torch.Generator().manual_seed(seed)
@@ -360,6 +446,13 @@ def _mechanism_for(space: Space) -> Mechanism:
     if space.is_discrete:
         return Categorical(space.width)
     return Poisson() if space.support == "count" else Normal()
+
+
+def _as_table(data: Table | SequenceTable) -> Table:
+    """Refuse sequences where rows are asked for."""
+    if isinstance(data, Sequences | list | tuple):
+        raise DataError("data are sequences, but the graph has no lagged edge")
+    return data
 
 
 def _row_index(data: Table, rows: int) -> pd.Index:

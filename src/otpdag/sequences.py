@@ -19,7 +19,7 @@ from torch import Tensor
 from otpdag.data import Batch, Schema, Table, encode
 from otpdag.errors import DataError
 
-__all__ = ["SequenceBatch", "SequenceTable", "Sequences", "as_sequences", "encode_sequences"]
+__all__ = ["SequenceBatch", "SequenceTable", "Sequences", "as_sequences", "encode_sequences", "replace_table"]
 
 Lengths: TypeAlias = npt.NDArray[np.int64]
 
@@ -85,6 +85,14 @@ SequenceTable: TypeAlias = Table | Sequences | list[Any] | tuple[Any, ...]
 def as_sequences(data: SequenceTable) -> Sequences:
     """Read whatever can be a set of sequences."""
     return data if isinstance(data, Sequences) else Sequences(data)
+
+
+def replace_table(sequences: Sequences, table: Table) -> Sequences:
+    """The same sequences with other columns."""
+    found = object.__new__(Sequences)
+    for name, value in (("table", table), ("lengths", sequences.lengths), ("index", sequences.index)):
+        object.__setattr__(found, name, value)
+    return found
 
 
 @dataclass(frozen=True, eq=False)

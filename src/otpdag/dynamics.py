@@ -1,0 +1,228 @@
+"""What a fitted model says of sequences: state probabilities, likeliest paths, draws, likelihoods, new sequences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from otpdag.backward.chain import Block, Chain, Linear, lay_out_chain, marginals, potentials
+from otpdag.divergences import Energy
+from otpdag.sampling import ancestral_sequences, draw_noise
+from otpdag.sequences import SequenceBatch
+from otpdag.structure import Naturals, Structure, first_name, lag_name
+
+__all__ = ["Smoothed", "decode_paths", "fill_in", "smooth", "transport_score"]
+
+
+@dataclass(frozen=True)
+class Smoothed:
+    """Probabilities of the joint states of each step (M, S), the log-likelihood of each sequence (N,), the states."""
+
+    probabilities: Tensor
+    log_likelihood: Tensor
+    chain: Chain
+
+    def of(self, node: str) -> Tensor:
+        """Probabilities of one hidden category (M, K)."""
+        return self.probabilities @ self.chain.states.now[node]
+
+
+def smooth(structure: Structure, naturals: Naturals, batch: SequenceBatch) -> Smoothed:
+    """Run forward and backward over all sequences."""
+    chain, linear = _laid_out(structure, naturals, batch)
+    probabilities = torch.empty(batch.rows, chain.states.size, dtype=torch.float64)
+    log_likelihood = torch.zeros(chain.sequences, dtype=torch.float64)
+    for block in chain.blocks:
+        part = marginals(block, linear, chain)
+        probabilities[block.rows] = part.state[0].T
+        log_likelihood.index_add_(0, _owners(block), part.log_scale[0])
+    return Smoothed(probabilities, log_likelihood, chain)
+
+
+def _laid_out(structure: Structure, naturals: Naturals, batch: SequenceBatch) -> tuple[Chain, Linear]:
+    chain = lay_out_chain(structure, batch)
+    with torch.no_grad():
+        return chain, Linear.of(potentials(structure, naturals, chain))
+
+
+def _owners(block: Block) -> Tensor:
+    """The sequence of each column."""
+    return torch.cat([block.sequences[:size] for size in block.sizes])
+
+
+def decode_paths(structure: Structure, naturals: Naturals, batch: SequenceBatch) -> tuple[dict[str, Tensor], Tensor]:
+    """The likeliest path of all hidden categories together: states (M,) by node, and the log-probability of each."""
+    chain, linear = _laid_out(structure, naturals, batch)
+    path = torch.empty(batch.rows, dtype=torch.int64)
+    log_prob = torch.zeros(chain.sequences, dtype=torch.float64)
+    log_unary = torch.log(linear.unary[0]) + linear.log_unit[0]
+    for block in chain.blocks:
+        found, best = _viterbi(block, log_unary, torch.log(linear.pair[0]), chain)
+        path[block.rows] = found
+        log_prob[block.sequences] = best
+    return {node: chain.states.now[node].argmax(-1)[path] for node in chain.states.nodes}, log_prob
+
+
+def _viterbi(block: Block, log_unary: Tensor, log_pair: Tensor, chain: Chain) -> tuple[Tensor, Tensor]:
+    spans = block.spans
+    origin = torch.zeros(log_unary.shape[0], len(block.kinds), dtype=torch.int16)
+    best = torch.empty(block.sizes[0], dtype=log_unary.dtype)
+    score = log_unary[:, block.kinds[: block.sizes[0]]]
+    ends = torch.empty(len(block.kinds), dtype=torch.int64)
+    finals = torch.empty(block.sizes[0], dtype=torch.int64)
+    for step, (at, size) in enumerate(spans):
+        if step:
+            _finish(score, size, best, finals)
+            move = _pairs(block, log_pair, chain, step)
+            score, origin_now = (score[:, None, :size] + move).max(0)
+            origin[:, at : at + size] = origin_now.to(torch.int16)
+            score = score + log_unary[:, block.kinds[at : at + size]]
+    _finish(score, 0, best, finals)
+    state = finals.clone()
+    for step in range(len(spans) - 1, -1, -1):
+        at, size = spans[step]
+        ends[at : at + size] = state[:size]
+        if step:
+            state[:size] = origin[:, at : at + size].gather(0, state[:size].unsqueeze(0))[0].to(torch.int64)
+    return ends, best
+
+
+def _finish(score: Tensor, size: int, best: Tensor, finals: Tensor) -> None:
+    """Sequences beyond the first ``size`` have ended: note their best last state."""
+    if score.shape[1] > size:
+        best[size : score.shape[1]], finals[size : score.shape[1]] = score[:, size:].max(0)
+
+
+def _pairs(block: Block, log_pair: Tensor, chain: Chain, step: int) -> Tensor:
+    """Log pair potentials of a step: (S before, S now, columns or 1)."""
+    if not chain.varying:
+        return log_pair[min(step, chain.longest_lag)].unsqueeze(-1)
+    at, size = block.spans[step]
+    return log_pair[block.kinds[at : at + size]].permute(1, 2, 0)
+
+
+def fill_in(
+    structure: Structure, naturals: Naturals, batch: SequenceBatch, draws: int, generator: torch.Generator
+) -> dict[str, Tensor]:
+    """Joint draws of every node given what the sequences show: (M, draws, width).
+
+    Hidden categories are drawn exactly, backward in time after a forward pass; missing cells then from the model,
+    forward in time.
+    """
+    chain, linear = _laid_out(structure, naturals, batch)
+    states = torch.empty(batch.rows, draws, dtype=torch.int64)
+    for block in chain.blocks:
+        states[block.rows] = _draw_paths(block, linear, chain, draws, generator)
+    values = {node: chain.states.now[node][states] for node in chain.states.nodes}
+    for node in structure.graph.observed:
+        seen = batch.steps.values[node][0].unsqueeze(1).expand(-1, draws, -1)
+        mask = batch.steps.mask[node][0]
+        values[node] = seen.clone() if node not in values else torch.where(mask.unsqueeze(1), seen, values[node])
+    missing = [n for n in structure.graph.order if n in batch.steps.mask and n not in chain.states.nodes]
+    missing = [n for n in missing if not bool(batch.steps.mask[n].all())]
+    if missing:
+        for block in chain.blocks:
+            _draw_cells(structure, naturals, batch, block, values, missing, generator)
+    return values
+
+
+def _draw_paths(block: Block, linear: Linear, chain: Chain, draws: int, generator: torch.Generator) -> Tensor:
+    emission = linear.unary[0][:, block.kinds]
+    spans = block.spans
+    alpha, last = torch.empty_like(emission), 0
+    moves = linear.pair[0]
+    for step, (at, size) in enumerate(spans):
+        message = emission[:, at : at + size]
+        if step:
+            before = alpha[:, last : last + size]
+            if chain.varying:
+                message = message * torch.einsum("in,nij->jn", before, moves[block.kinds[at : at + size]])
+            else:
+                message = message * (moves[min(step, chain.longest_lag)].T @ before)
+        alpha[:, at : at + size] = message / message.sum(0)
+        last = at
+    found = torch.empty(len(block.kinds), draws, dtype=torch.int64)
+    for step in range(len(spans) - 1, -1, -1):
+        at, size = spans[step]
+        weight = alpha[:, at : at + size].T.unsqueeze(1).expand(-1, draws, -1)
+        if step + 1 < len(spans):
+            later_at, many = spans[step + 1]
+            later = found[later_at : later_at + many]
+            if chain.varying:
+                own = moves[block.kinds[later_at : later_at + many]].transpose(1, 2)
+                link = own.gather(1, later.unsqueeze(-1).expand(-1, -1, own.shape[-1]))
+            else:
+                link = moves[min(step + 1, chain.longest_lag)].T[later]
+            weight = torch.cat([weight[:many] * link, weight[many:]])
+        drawn = torch.multinomial(weight.reshape(-1, weight.shape[-1]), 1, generator=generator)
+        found[at : at + size] = drawn.reshape(size, draws)
+    return found
+
+
+def _draw_cells(
+    structure: Structure,
+    naturals: Naturals,
+    batch: SequenceBatch,
+    block: Block,
+    values: dict[str, Tensor],
+    missing: list[str],
+    generator: torch.Generator,
+) -> None:
+    """Draw missing cells of observed nodes from their mechanisms, step by step, in place."""
+    draws = next(iter(values.values())).shape[1]
+    for step, (at, size) in enumerate(block.spans):
+        rows = block.rows[at : at + size]
+        for node in missing:
+            seen = batch.steps.mask[node][0][rows]
+            open_rows = rows[~seen.all(-1)]
+            if not len(open_rows):
+                continue
+            name = node if step >= structure.longest_lag(node) else first_name(node)
+            mechanism = structure.mechanisms.get(name, structure.mechanisms[node])
+            parents = {p: values[p][open_rows].unsqueeze(0) for p in structure.graph.parents(node)}
+            for parent, by in structure.graph.lagged_parents(node):
+                parents[lag_name(parent, by)] = values[parent][open_rows - min(by, step)].unsqueeze(0)
+            noise = draw_noise(mechanism.noise, (1, len(open_rows), draws), generator)
+            drawn = mechanism.forward(naturals[node], parents, noise).detach()[0].expand(-1, draws, -1)
+            keep = batch.steps.mask[node][0][open_rows].unsqueeze(1)
+            values[node][open_rows] = torch.where(keep, values[node][open_rows], drawn)
+
+
+def transport_score(
+    structure: Structure, naturals: Naturals, batch: SequenceBatch, seed: int, most: int = 4000
+) -> float:
+    """Energy distance between pairs of neighbouring steps and as many of the model's, standardised, smaller is better.
+
+    Missing cells are missing in the model's pairs as well. A sequence of one step counts as a pair with itself.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    longest = int(batch.lengths.max())
+    some = torch.randperm(len(batch.lengths), generator=generator)[: max(1, -(-most // longest))]
+    part = batch.take(some.sort().values)
+    do = {}
+    for node in structure.given:
+        padded = torch.zeros(len(part.lengths), longest, structure.mechanisms[node].space.width, dtype=torch.float64)
+        padded[_places(part)] = part.steps.values[node][0]
+        do[node] = padded.unsqueeze(0)
+    drawn = ancestral_sequences(structure, naturals, len(part.lengths), longest, generator, do=do)
+    places = _places(part)
+    left, right = [], []
+    for node in structure.graph.observed:
+        value, seen = part.steps.values[node], part.steps.mask[node].to(torch.float64)
+        seen = seen if seen.shape[-1] == value.shape[-1] else seen[..., :1]
+        count = seen.sum(1).clamp(min=1)
+        centre = (value * seen).sum(1) / count
+        spread = (((value - centre) * seen) ** 2).sum(1).div(count).sqrt()
+        spread = torch.where(spread > 1e-12, spread, torch.ones_like(spread))
+        ours, theirs = (value - centre) / spread * seen, (drawn[node][:, *places] - centre) / spread * seen
+        left += [ours, part.lagged(ours, 1)]
+        right += [theirs, part.lagged(theirs, 1)]
+    chosen = torch.randperm(part.rows, generator=generator)[:most]
+    return float(Energy()(torch.cat(left, -1)[:, chosen], torch.cat(right, -1)[:, chosen])[0])
+
+
+def _places(batch: SequenceBatch) -> tuple[Tensor, Tensor]:
+    """Sequence and time of each step."""
+    return torch.arange(len(batch.lengths)).repeat_interleave(batch.lengths), batch.times

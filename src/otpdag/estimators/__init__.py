@@ -1,0 +1,5 @@
+"""Familiar models with the methods of scikit-learn and its relatives, each a thin face of a graph."""
+
+from otpdag.estimators.hidden_markov import HiddenMarkovModel
+
+__all__ = ["HiddenMarkovModel"]
