@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from otpdag.backward import GibbsOptions
-from otpdag.costs import AbstractCost
+from otpdag.costs import AbstractCost, PointFunction, as_cost
 from otpdag.divergences import Energy, Wasserstein
 from otpdag.divergences.base import AbstractDivergence
 from otpdag.divergences.whitened import WhitenedFeatures
@@ -26,17 +26,19 @@ class Method:
         noise: ``"sampled"`` draws the noise of observed nodes from its prior (the paper's practice), ``"abducted"``
             recovers it exactly (the paper's theory), ``"marginal"`` integrates it out (the cost is the likelihood).
         reconstruction: Weight of the reconstruction term.
-        eta: Weight of the push-forward term, a number or a schedule.
-        eps: Weight of the entropic term, a number or a schedule.
+        eta: Weight of the push-forward term, a number or a schedule (with L-BFGS, the schedule's end counts).
+        eps: Weight of the entropic term, the same.
         kappa: Weight of the direct term.
         divergence: D of the push-forward term.
         features: D of the direct term.
-        costs: Ground costs of nodes that shall not have their type's default, objects or functions.
+        costs: Ground costs of nodes that shall not have their type's default, objects or functions of two values in
+            the column's own units.
         optimiser: ``"lbfgs"`` on all rows with fixed points, or ``"adam"`` on minibatches with fresh noise.
         scope: ``"joint"`` draws hidden nodes once from all of a row, ``"local"`` once for each child, from it alone.
         alternating: Update the backward map and the model in turn (Algorithm 1) or together.
         temperature: Of relaxed categories.
         straight_through: Draw hard categories with soft gradients.
+        refinements: How often the direct term is whitened anew, by the model's own covariance, and the fit continued.
         steps: Most optimiser steps.
         learning_rate: Of Adam; falls to zero along a cosine.
         batch_size: Rows in a step of Adam.
@@ -54,12 +56,13 @@ class Method:
     kappa: float = 0.0
     divergence: AbstractDivergence = field(default_factory=Energy)
     features: WhitenedFeatures = field(default_factory=WhitenedFeatures)
-    costs: Mapping[str, AbstractCost] = field(default_factory=dict)
+    costs: Mapping[str, AbstractCost | PointFunction] = field(default_factory=dict)
     optimiser: Literal["lbfgs", "adam"] = "lbfgs"
     scope: Literal["joint", "local"] = "joint"
     alternating: bool = False
     temperature: float | Schedule = 0.5
     straight_through: bool = False
+    refinements: int = 1
     steps: int = 300
     learning_rate: float = 0.01
     batch_size: int = 256
@@ -83,6 +86,10 @@ class Method:
         for name in ("reconstruction", "kappa"):
             if getattr(self, name) < 0:
                 raise ModelError(f"{name} must not be negative; got {getattr(self, name)}")
+        for cost in self.costs.values():
+            as_cost(cost)
+        if not self.reconstruction and not self.kappa and (self.optimiser == "lbfgs" or not self.eta):
+            raise ModelError("the objective has no term: reconstruction or kappa must be above zero")
         if self.optimiser == "lbfgs" and self.noise != "marginal":
             raise ModelError(f"noise={self.noise!r} needs fresh draws: use optimiser='adam'")
         if self.steps < 1 or self.batch_size < 1:

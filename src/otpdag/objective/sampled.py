@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from otpdag.backward.amortized import AmortizedMap, RowCode
-from otpdag.costs import AbstractCost, CrossEntropy, SmoothL1, SquaredEuclidean
+from otpdag.costs import AbstractCost, CrossEntropy, PointFunction, SmoothL1, SquaredEuclidean, as_cost
 from otpdag.data import Batch
 from otpdag.divergences.base import AbstractDivergence
 from otpdag.mechanisms import Mechanism
-from otpdag.mechanisms.base import Noise
+from otpdag.mechanisms.base import Noise, Params, Parents
 from otpdag.nn import side_by_side
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Naturals, Structure, Theta
@@ -28,10 +28,14 @@ Values = Mapping[str, Tensor]
 
 
 class Streams:
-    """One random stream for each replica, so that training together equals training apart."""
+    """One random stream for each replica, so that training together equals training apart.
+
+    What a divergence draws, such as directions of projection, is the same for all replicas: ``shared``.
+    """
 
     def __init__(self, seeds: Sequence[int]) -> None:
         self.generators = [torch.Generator().manual_seed(int(seed)) for seed in seeds]
+        self.shared = torch.Generator().manual_seed(0)
 
     def __len__(self) -> int:
         return len(self.generators)
@@ -43,7 +47,7 @@ class Streams:
         return torch.stack(drawn).to(like.device)
 
     def rows(self, total: int, size: int) -> Tensor:
-        """Row numbers of a minibatch (R, size), without replacement where there are enough rows."""
+        """Row numbers of a minibatch (R, size), drawn independently; all rows where there are not more."""
         if size >= total:
             return torch.arange(total).expand(len(self), total)
         return torch.stack([torch.randint(total, (size,), generator=g) for g in self.generators])
@@ -66,7 +70,7 @@ class SampledOptions:
     straight_through: bool = False
     extra_masking: float = 0.0
     scope: str = "joint"
-    costs: Mapping[str, AbstractCost] = field(default_factory=dict)
+    costs: Mapping[str, AbstractCost | PointFunction] = field(default_factory=dict)
 
 
 def build_maps(
@@ -84,7 +88,7 @@ def build_maps(
     maps = []
     for node in observed:
         targets = tuple(p for p in graph.order if p in graph.parents(node) and (p in graph.hidden or p in missing))
-        code = RowCode.of(structure, batch, (node,))
+        code = RowCode.of(structure, batch, (node,), [n for n in targets if n in observed])
         maps.append(
             AmortizedMap(structure, code, targets, hidden=hidden_layers, name=f"local.{node}", explains=(node,))
         )
@@ -108,14 +112,15 @@ def sampled_terms(
     zero = torch.zeros(len(streams)).to(share)
     terms = LossTerms.of(zero)
     for backward in maps:
-        values, kl = _draw_backward(structure, backward, naturals, phi, batch, streams, options)
+        made = _ancestral(structure, maps, naturals, batch, streams, options) if options.scope == "local" else {}
+        values, kl = _draw_backward(structure, backward, naturals, phi, batch, streams, options, made)
         cost, noises = _rebuild(structure, backward, naturals, values, batch, streams, options)
         reconstruction = options.reconstruction * (share * cost).sum(-1)
         entropic = options.eps * (share * kl).sum(-1) if options.eps else zero
         divergence = zero
         if options.eta:
             divergence = options.eta * _push_forward(
-                structure, backward, naturals, values, noises, mass, batch, streams, options
+                structure, backward, naturals, values, noises, mass, batch, streams, options, made
             )
         terms = terms + LossTerms.of(zero, reconstruction=reconstruction, entropic=entropic, divergence=divergence)
     return terms
@@ -129,45 +134,46 @@ def _draw_backward(
     batch: Batch,
     streams: Streams,
     options: SampledOptions,
+    made: Values,
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Fill in what is unknown; also log q - log p of the draws, row by row."""
+    """Fill in what is unknown; also log q - log p of the draws, row by row.
+
+    Parents that a local map does not draw itself are taken from ``made``, the model's own draws.
+    """
     mask = _extra_mask(batch, streams, options.extra_masking)
     row = backward.code(batch.values, mask)
     values: dict[str, Tensor] = dict(batch.values)
     kl = torch.zeros(1, 1).to(row)
     for node in backward.targets:
-        space, mechanism = structure.mechanisms[node].space, structure.mechanisms[node]
-        if space.is_discrete:
-            noise = streams.draw(Noise(space.width, "uniform"), batch.rows, row)
+        mechanism = structure.mechanisms[node]
+        unknown = ~batch.mask[node] if node in batch.mask else None
+        if mechanism.space.is_discrete:
+            noise = streams.draw(Noise(mechanism.space.width, "uniform"), batch.rows, row)
             drawn, log_q = backward.relaxed(
                 phi, node, row, values, noise, options.temperature, hard=options.straight_through
             )
         else:
             noise = streams.draw(Noise(backward.output_width(node) // 2, "normal"), batch.rows, row)
             found = backward.draw(phi, node, row, values, noise)
-            drawn, log_q = found.value, found.log_prob
-        if node in batch.mask:
-            drawn = torch.where(batch.mask[node], batch.values[node], drawn)
+            drawn, log_q = found.value, found.log_prob if unknown is None else found.log_prob_of(unknown)
+        if unknown is not None:
+            drawn = torch.where(unknown, drawn, batch.values[node])
         if options.eps:
-            kl = kl + _kl(structure, mechanism, naturals, node, drawn, log_q, values)
+            parents = structure.parents(node, {**made, **values})
+            kl = kl + _kl(mechanism, naturals[node], drawn, log_q, parents, unknown)
         values[node] = drawn
     return values, kl
 
 
 def _kl(
-    structure: Structure,
-    mechanism: Mechanism,
-    naturals: Naturals,
-    node: str,
-    drawn: Tensor,
-    log_q: Tensor,
-    values: Values,
+    mechanism: Mechanism, params: Params, drawn: Tensor, log_q: Tensor, parents: Parents, unknown: Tensor | None
 ) -> Tensor:
-    parents = structure.parents(node, values)
-    if mechanism.space.is_discrete:
-        log_p = mechanism.log_probs(naturals[node], parents)  # type: ignore[attr-defined]
-        return (torch.exp(log_q) * (log_q - log_p)).sum(-1)
-    return log_q - mechanism.log_prob(naturals[node], drawn, parents)
+    """The entropic term of one node, over its cells that are unknown."""
+    if not mechanism.space.is_discrete:
+        return log_q - mechanism.log_prob(params, drawn, parents, unknown)
+    log_p = mechanism.log_probs(params, parents, log_q)  # type: ignore[attr-defined]
+    found = (torch.exp(log_q) * (log_q - log_p)).sum(-1)
+    return found if unknown is None else torch.where(unknown[..., 0], found, 0.0)
 
 
 def _extra_mask(batch: Batch, streams: Streams, chance: float) -> Mapping[str, Tensor]:
@@ -197,22 +203,36 @@ def _rebuild(
         if options.noise == "marginal":
             total = total - mechanism.log_prob(params, value, parents, mask)
         elif options.noise == "abducted" and mechanism.can_abduct:
-            uniform = streams.draw(Noise(mechanism.noise.dim, "uniform"), batch.rows, value)
-            noises[node] = mechanism.abduct(params, value, parents, uniform)
+            noises[node] = _abduct(mechanism, params, values[node], mask, parents, streams, node in backward.targets)
         else:
             noise = streams.draw(mechanism.relaxed_noise, batch.rows, value)
             rebuilt = mechanism.relaxed(params, parents, noise, options.temperature)
-            spread = _spread(backward, node, value)
-            total = total + ground_cost(mechanism, value, rebuilt, mask, spread, options.costs.get(node))
+            spread, cost = _spread(backward, node, value), options.costs.get(node)
+            total = total + ground_cost(mechanism, value, rebuilt, mask, spread, cost)
     return total, noises
+
+
+def _abduct(
+    mechanism: Mechanism, params: Params, value: Tensor, mask: Tensor, parents: Parents, streams: Streams, drawn: bool
+) -> Tensor:
+    """The noise behind a value; where the value is missing, that of its draw or, without one, fresh noise."""
+    uniform = streams.draw(Noise(mechanism.noise.dim, "uniform"), value.shape[1], value)
+    # drawn whether it is needed or not: a stream must not depend on what other replicas' rows miss
+    fresh = streams.draw(mechanism.noise, value.shape[1], value)
+    if drawn or bool(mask.all()):
+        return mechanism.abduct(params, value, parents, uniform)
+    harmless = {"positive": 1.0, "unit": 0.5, "simplex": 1.0 / mechanism.space.width}.get(mechanism.space.support, 0.0)
+    found = mechanism.abduct(params, torch.where(mask, value, harmless), parents, uniform)
+    return torch.where(mask if mask.shape[-1] == found.shape[-1] else mask.all(-1, keepdim=True), found, fresh)
 
 
 def _spread(backward: AmortizedMap, node: str, like: Tensor) -> Tensor:
     """Spread of a column, so that every node's cost is in units of its own variation."""
-    space = backward.space(node)
-    if space.is_discrete or node not in backward.code.scale:
+    if backward.space(node).is_discrete or node not in backward.code.scale:
         return torch.ones(1).to(like)
-    return backward.code.scale[node].to(like)
+    shift, scale = backward.code.shift[node].to(like), backward.code.scale[node].to(like)
+    # of the square of a normal variable, where the code holds square roots
+    return torch.sqrt(4 * (shift * scale) ** 2 + 2 * scale**4) if node in backward.code.roots else scale
 
 
 def default_cost(mechanism: Mechanism) -> AbstractCost:
@@ -228,14 +248,17 @@ def ground_cost(
     rebuilt: Tensor,
     mask: Tensor,
     spread: Tensor,
-    cost: AbstractCost | None,
+    cost: AbstractCost | PointFunction | None,
 ) -> Tensor:
-    """The cost of rebuilding ``value``, over the cells that are seen and in units of the column's spread."""
-    cost = default_cost(mechanism) if cost is None else cost
+    """The cost of rebuilding ``value``, over the cells that are seen.
+
+    Numbers are in units of the column's spread, for a cost that the user gave in the column's own.
+    """
+    chosen = default_cost(mechanism) if cost is None else as_cost(cost)
     if mechanism.space.is_discrete:
-        return cost.between(value, rebuilt) * mask[..., 0]
-    seen = mask.to(value) / spread
-    return cost.between(value * seen, rebuilt * seen)
+        return chosen.between(value, rebuilt) * mask[..., 0]
+    seen = mask.to(value) if cost is not None else mask.to(value) / spread
+    return chosen.between(value * seen, rebuilt * seen)
 
 
 def _push_forward(
@@ -248,29 +271,31 @@ def _push_forward(
     batch: Batch,
     streams: Streams,
     options: SampledOptions,
+    made: Values,
 ) -> Tensor:
     """Sum of divergences between backward and forward families."""
     total = torch.zeros(len(streams)).to(batch.weight)
-    model_values = _ancestral(structure, naturals, batch, streams, options) if options.scope == "local" else None
-    if model_values is not None and backward.targets:
-        pushed = side_by_side([values[n] for n in backward.targets])
-        forward = side_by_side([model_values[n] for n in backward.targets])
-        return total + options.divergence(pushed, forward, mass, mass, generator=streams.generators[0])
-    for node in structure.graph.hidden:
-        if node in backward.targets:
-            pushed, forward = _family(structure, naturals, node, values, noises, batch, streams, options)
-            total = total + options.divergence(pushed, forward, mass, mass, generator=streams.generators[0])
-    for node, noise in noises.items():
-        if not any(p in structure.graph.hidden for p in structure.graph.parents(node)):
-            parents = [values[p] for p in structure.graph.parents(node)]
-            pushed = side_by_side([normal_score(structure.mechanisms[node].noise, noise), *parents])
-            forward = side_by_side([_fresh(structure.mechanisms[node], batch.rows, noise, streams), *parents])
-            total = total + options.divergence(pushed, forward, mass, mass, generator=streams.generators[0])
+    if options.scope == "local":
+        pairs = [_local_family(structure, backward, values, noises, batch, streams, made)]
+    else:
+        # the noise of a missing node that was drawn joins its parents' families, where noise is abducted
+        nodes = [n for n in backward.targets if n in structure.graph.hidden or n not in noises]
+        pairs = [_family(structure, backward, naturals, n, values, noises, batch, streams, options) for n in nodes]
+    pairs += [_noise_family(structure, backward, node, values, noises, batch, streams) for node in noises]
+    for pushed, forward in pairs:
+        if pushed:
+            pair = side_by_side(pushed), side_by_side(forward)
+            total = total + options.divergence(*pair, mass, mass, generator=streams.shared)
     return total
+
+
+Pair = tuple[list[Tensor], list[Tensor]]
+"""The columns of a family as they are pushed backward, and as the model makes them."""
 
 
 def _family(
     structure: Structure,
+    backward: AmortizedMap,
     naturals: Naturals,
     node: str,
     values: Values,
@@ -278,17 +303,54 @@ def _family(
     batch: Batch,
     streams: Streams,
     options: SampledOptions,
-) -> tuple[Tensor, Tensor]:
-    """A hidden node with its parents and its children's noises: as drawn backward, and as the model makes them."""
+) -> Pair:
+    """A node that was drawn, with its parents and its children's noises."""
     mechanism, parents = structure.mechanisms[node], structure.parents(node, values)
     fresh = streams.draw(mechanism.relaxed_noise, batch.rows, values[node])
     made = mechanism.relaxed(naturals[node], parents, fresh, options.temperature)
     children = [c for c in structure.graph.children(node) if c in noises]
-    pushed = [values[node], *parents.values()]
-    forward = [made, *parents.values()]
+    above = [backward.code.standard(parent, value) for parent, value in parents.items()]
+    pushed = [backward.code.standard(node, values[node]), *above]
+    forward = [backward.code.standard(node, made), *above]
     pushed += [normal_score(structure.mechanisms[c].noise, noises[c]) for c in children]
     forward += [_fresh(structure.mechanisms[c], batch.rows, values[node], streams) for c in children]
-    return side_by_side(pushed), side_by_side(forward)
+    return pushed, forward
+
+
+def _local_family(
+    structure: Structure,
+    backward: AmortizedMap,
+    values: Values,
+    noises: Mapping[str, Tensor],
+    batch: Batch,
+    streams: Streams,
+    made: Values,
+) -> Pair:
+    """All that a local map draws, with the noise of the node that it explains."""
+    pushed = [backward.code.standard(n, values[n]) for n in backward.targets]
+    forward = [backward.code.standard(n, made[n]) for n in backward.targets]
+    if pushed:
+        pushed += [normal_score(structure.mechanisms[n].noise, noise) for n, noise in noises.items()]
+        forward += [_fresh(structure.mechanisms[n], batch.rows, noise, streams) for n, noise in noises.items()]
+    return pushed, forward
+
+
+def _noise_family(
+    structure: Structure,
+    backward: AmortizedMap,
+    node: str,
+    values: Values,
+    noises: Mapping[str, Tensor],
+    batch: Batch,
+    streams: Streams,
+) -> Pair:
+    """A node's noise with all its parents, of which it is independent; none if drawn parents' families hold it."""
+    parents = structure.parents(node, values)
+    if parents and all(parent in backward.targets and parent in structure.graph.hidden for parent in parents):
+        return [], []
+    above = [backward.code.standard(parent, value) for parent, value in parents.items()]
+    noise, mechanism = noises[node], structure.mechanisms[node]
+    return [normal_score(mechanism.noise, noise), *above], [_fresh(mechanism, batch.rows, noise, streams), *above]
 
 
 def _fresh(mechanism: Mechanism, rows: int, like: Tensor, streams: Streams) -> Tensor:
@@ -301,15 +363,22 @@ def normal_score(prior: Noise, noise: Tensor) -> Tensor:
 
 
 def _ancestral(
-    structure: Structure, naturals: Naturals, batch: Batch, streams: Streams, options: SampledOptions
+    structure: Structure,
+    maps: Sequence[AmortizedMap],
+    naturals: Naturals,
+    batch: Batch,
+    streams: Streams,
+    options: SampledOptions,
 ) -> dict[str, Tensor]:
-    """Hidden nodes drawn from the model itself; observed ones are taken from the data."""
-    values: dict[str, Tensor] = dict(batch.values)
+    """Hidden nodes and missing parents drawn from the model itself; what is seen is taken from the data."""
+    unknown = {*structure.graph.hidden, *(node for backward in maps for node in backward.targets)}
+    values: dict[str, Tensor] = {}
     for node in structure.graph.order:
-        if node in structure.graph.hidden:
-            mechanism = structure.mechanisms[node]
-            noise = streams.draw(mechanism.relaxed_noise, batch.rows, batch.weight)
-            values[node] = mechanism.relaxed(
-                naturals[node], structure.parents(node, values), noise, options.temperature
-            )
+        if node not in unknown:
+            values[node] = batch.values[node]
+            continue
+        mechanism, seen = structure.mechanisms[node], batch.mask.get(node)
+        noise = streams.draw(mechanism.relaxed_noise, batch.rows, batch.weight)
+        made = mechanism.relaxed(naturals[node], structure.parents(node, values), noise, options.temperature)
+        values[node] = made if seen is None else torch.where(seen, batch.values[node], made)
     return values
