@@ -16,6 +16,7 @@ from benchmarks.table import table
 
 QUICK_REPEATS = 5
 FULL_REPEATS = 20
+WIDTH = 140  # of the table where there is no terminal to ask
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json:
         print(json.dumps(report, allow_nan=False))
     else:
-        Console().print(table(report))
+        Console(width=None if sys.stdout.isatty() else WIDTH).print(table(report))
     return int(failed(report))
 
 

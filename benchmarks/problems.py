@@ -120,9 +120,7 @@ def _mean(errors: dict[str, float]) -> float:
 
 
 FACTOR = Problem("factor", 5000, datasets.factor, factor_model, oracles.factor_analysis, factor_error)
-MIXTURE = Problem(
-    "mixture", 2000, datasets.mixture, mixture_model, oracles.gaussian_mixture_em, mixture_error
-)
+MIXTURE = Problem("mixture", 2000, datasets.mixture, mixture_model, oracles.gaussian_mixture_em, mixture_error)
 LATENT_CLASS = Problem(
     "latent_class",
     5000,
@@ -131,7 +129,5 @@ LATENT_CLASS = Problem(
     oracles.latent_class_em,
     latent_class_error,
 )
-MIXED_DAG = Problem(
-    "mixed_dag", 5000, datasets.mixed_dag, mixed_dag_model, oracles.mixed_dag_ml, mixed_dag_error
-)
+MIXED_DAG = Problem("mixed_dag", 5000, datasets.mixed_dag, mixed_dag_model, oracles.mixed_dag_ml, mixed_dag_error)
 PROBLEMS = (FACTOR, MIXTURE, LATENT_CLASS, MIXED_DAG)

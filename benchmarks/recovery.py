@@ -22,9 +22,7 @@ def recovery(problem: Problem, settings: Settings) -> Record:
     oracle = summary("oracle", [oracle_outcome(problem, settings.seed, repeat) for repeat in repeats])
 
     def measure(method: str) -> Record:
-        ours = summary(
-            "ours", [complete_outcome(problem, settings.seed, repeat, method) for repeat in repeats]
-        )
+        ours = summary("ours", [complete_outcome(problem, settings.seed, repeat, method) for repeat in repeats])
         return {"ratio": ours["ours"] / oracle["oracle"]} | ours
 
     return by_method(settings, measure) | oracle

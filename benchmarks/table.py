@@ -12,17 +12,23 @@ def table(report: Record) -> Table:
     records = report["cases"]
     others = sorted({name for record in records for name in record if name.startswith("ratio_")})
     grid = Table(title=f"{report['benchmark']}, seed {report['seed']}, {report['repeats']} data sets")
-    grid.add_column("case")
+    grid.add_column("case", no_wrap=True)
     for name in ("ratio", "limit", "ours", "oracle", "seconds", "oracle seconds", *others):
-        grid.add_column(name.replace("_", " "), justify="right")
+        grid.add_column(name.replace("_", " "), justify="right", no_wrap=True)
     for record in records:
         grid.add_row(record["case"], *_cells(record, others))
+    stopped = [record for record in records if _stopped(record)]
+    grid.caption = "\n".join(f"{record['case']} {headline(record)}" for record in stopped)
     return grid
 
 
+def _stopped(record: Record) -> bool:
+    return "skipped" in record or "error" in record
+
+
 def _cells(record: Record, others: list[str]) -> list[str]:
-    if "skipped" in record or "error" in record:
-        return [headline(record)]
+    if _stopped(record):
+        return ["skipped" if "skipped" in record else "failed"]
     return [
         _number(record["ratio"]),
         _number(record.get("limit")),

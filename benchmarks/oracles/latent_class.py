@@ -38,9 +38,7 @@ def latent_class_em(
         before = likelihood
     best = int(np.argmax(likelihood))
     children = np.split(tables[best], np.cumsum(states)[:-1], axis=-1)
-    return {"z": {"probs": probs[best]}} | {
-        name: {"probs": table} for name, table in zip(frame, children, strict=True)
-    }
+    return {"z": {"probs": probs[best]}} | {name: {"probs": table} for name, table in zip(frame, children, strict=True)}
 
 
 def _maximise(posterior, counts, indicators, child_of):

@@ -25,9 +25,7 @@ def _run(network: DiscreteNetwork, frame: pd.DataFrame, seed: int) -> DiscreteNe
     names = {node: list(range(len(network.states[node]))) for node in network.nodes}
     sizes = {node: len(network.states[node]) for node in hidden}
     model = DiscreteBayesianNetwork(network.graph.edges, latents=set(hidden))
-    fitted = DiscreteEM(state_names=names, latent_card=sizes, seed=seed, show_progress=False).fit(
-        model, frame
-    )
+    fitted = DiscreteEM(state_names=names, latent_card=sizes, seed=seed, show_progress=False).fit(model, frame)
     tables = {cpd.variable: _table(network, cpd) for cpd in fitted.parameters_}
     return DiscreteNetwork(network.states, network.parents, tables)
 

@@ -29,9 +29,7 @@ def test_the_error_of_the_truth_is_zero(problem):
 
 
 def latent_class_likelihood(params, frame):
-    joint = np.log(params["z"]["probs"])[None] + sum(
-        np.log(params[name]["probs"])[:, frame[name]].T for name in frame
-    )
+    joint = np.log(params["z"]["probs"])[None] + sum(np.log(params[name]["probs"])[:, frame[name]].T for name in frame)
     return np.log(np.exp(joint).sum(axis=1)).mean()
 
 

@@ -24,9 +24,7 @@ def test_one_table_for_all_has_the_nodes_own_state_slowest():
 
 
 def test_default_fills_the_rows_that_are_not_given():
-    network = parse_bif(
-        f"{TWO} {ROOT} probability ( b | a ) {{ (no) 0.5, 0.5, 0.0; default 0.2, 0.2, 0.6; }}"
-    )
+    network = parse_bif(f"{TWO} {ROOT} probability ( b | a ) {{ (no) 0.5, 0.5, 0.0; default 0.2, 0.2, 0.6; }}")
     np.testing.assert_allclose(network.tables["b"], [[0.5, 0.5, 0.0], [0.2, 0.2, 0.6]])
 
 
@@ -125,7 +123,5 @@ def test_tables_agree_with_pgmpy(name, data_folder):
         wanted = (*network.parents[node], node)
         cpd = peer.get_cpds(node)
         values = np.transpose(cpd.values, [cpd.variables.index(other) for other in wanted])
-        states = np.ix_(
-            *[[cpd.state_names[other].index(s) for s in network.states[other]] for other in wanted]
-        )
+        states = np.ix_(*[[cpd.state_names[other].index(s) for s in network.states[other]] for other in wanted])
         np.testing.assert_allclose(values[states], network.tables[node], atol=1e-6)

@@ -59,6 +59,4 @@ def test_a_table_of_the_wrong_shape_is_refused():
 def test_a_cycle_is_refused():
     table = np.full((2, 2), 0.5)
     with pytest.raises(GraphError, match="cycle"):
-        DiscreteNetwork(
-            {"a": ("0", "1"), "b": ("0", "1")}, {"a": ("b",), "b": ("a",)}, {"a": table, "b": table}
-        )
+        DiscreteNetwork({"a": ("0", "1"), "b": ("0", "1")}, {"a": ("b",), "b": ("a",)}, {"a": table, "b": table})

@@ -63,9 +63,7 @@ class _Parser:
     """One pass over the tokens; each method reads one construct of the grammar."""
 
     def __init__(self, text: str) -> None:
-        self._tokens: Iterator[str] = (
-            found.group().strip('"') for found in _TOKEN.finditer(_COMMENT.sub(" ", text))
-        )
+        self._tokens: Iterator[str] = (found.group().strip('"') for found in _TOKEN.finditer(_COMMENT.sub(" ", text)))
         self._states: dict[str, tuple[str, ...]] = {}
         self._parents: dict[str, tuple[str, ...]] = {}
         self._tables: dict[str, Array] = {}
@@ -97,9 +95,7 @@ class _Parser:
     def _type(self, name: str, statement: list[str]) -> tuple[str, ...]:
         """Read ``discrete [ 2 ] { no, yes }``."""
         if statement[:2] != ["discrete", "["]:
-            raise DataError(
-                f"variable '{name}' must be of type `discrete [ n ]`; got `{' '.join(statement)}`"
-            )
+            raise DataError(f"variable '{name}' must be of type `discrete [ n ]`; got `{' '.join(statement)}`")
         states = tuple(_items(statement[statement.index("{") + 1 : statement.index("}")]))
         if str(len(states)) != statement[2]:
             raise DataError(f"variable '{name}' declares {statement[2]} states; got {len(states)}")
@@ -111,9 +107,7 @@ class _Parser:
         node_parents = tuple(word for word in rest if word != "|")
         for known in (name, *node_parents):
             if known not in self._states:
-                raise DataError(
-                    f"`probability ( {name} )` names '{known}', which no `variable` block declares"
-                )
+                raise DataError(f"`probability ( {name} )` names '{known}', which no `variable` block declares")
         self._parents[name] = node_parents
         self._tables[name] = self._normalised(name, self._entries(name))
 
@@ -142,17 +136,13 @@ class _Parser:
         for parent, label in zip(node_parents, labels, strict=True):
             if label not in self._states[parent]:
                 raise DataError(f"a row of '{name}' names state '{label}', which '{parent}' does not have")
-        return tuple(
-            self._states[parent].index(label) for parent, label in zip(node_parents, labels, strict=True)
-        )
+        return tuple(self._states[parent].index(label) for parent, label in zip(node_parents, labels, strict=True))
 
     @staticmethod
     def _normalised(name: str, table: Array) -> Array:
         sums = table.sum(axis=-1, keepdims=True)
         if not (np.abs(sums - 1.0) < _SUM_TOLERANCE).all():
-            raise DataError(
-                f"every row of the table of '{name}' must be given and sum to 1; got {sums.ravel()}"
-            )
+            raise DataError(f"every row of the table of '{name}' must be given and sum to 1; got {sums.ravel()}")
         return np.asarray(table / sums)
 
     def _next(self) -> str:

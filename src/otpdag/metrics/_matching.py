@@ -117,7 +117,5 @@ def _same_shape(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     if true.shape != estimate.shape:
         where = f" of `{name}`" if name else ""
-        raise ValueError(
-            f"the shapes{where} must agree; got {true.shape} (true) and {estimate.shape} (estimate)"
-        )
+        raise ValueError(f"the shapes{where} must agree; got {true.shape} (true) and {estimate.shape} (estimate)")
     return true, estimate
