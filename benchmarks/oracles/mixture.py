@@ -8,12 +8,17 @@ from otpdag.datasets import Truth
 
 
 def gaussian_mixture_em(frame: pd.DataFrame, truth: Truth, seed: int) -> Truth:
-    """Diagonal covariances, by scikit-learn, the best of ten starts."""
-    components = len(truth["z"]["probs"])
+    """Diagonal covariances, by scikit-learn: the best of ten starts, then run until the likelihood stands still."""
+    components, values = len(truth["z"]["probs"]), frame.to_numpy()
+    best = GaussianMixture(components, covariance_type="diag", n_init=10, tol=1e-5, max_iter=1000, random_state=seed)
+    best.fit(values)
     found = GaussianMixture(
-        components, covariance_type="diag", n_init=10, tol=1e-6, max_iter=1000, random_state=seed
-    ).fit(frame.to_numpy())
-    return {
-        "z": {"probs": found.weights_},
-        "x": {"loc": found.means_, "scale": np.sqrt(found.covariances_)},
-    }
+        components,
+        covariance_type="diag",
+        weights_init=best.weights_,
+        means_init=best.means_,
+        precisions_init=best.precisions_,
+        tol=1e-11,
+        max_iter=20_000,
+    ).fit(values)
+    return {"z": {"probs": found.weights_}, "x": {"loc": found.means_, "scale": np.sqrt(found.covariances_)}}
