@@ -1,6 +1,6 @@
 r"""Whitened kernel features: an integral probability metric for mixed tables.
 
-Each feature is a product of kernels on a random subset of one to three columns, centred at a row of the data:
+Each feature is a product of kernels on a random subset of one to four columns, centred at a row of the data:
 
 .. math:: f_j(x) = \prod_{i \in A_j} k_i(x_i, \ell_{ji}), \qquad
           D(P, Q) = \lVert (\Sigma + \lambda I)^{-1/2} (E_P f - E_Q f) \rVert^2,
@@ -13,7 +13,7 @@ it, as optimally weighted method-of-moments estimators do; small subsets keep th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -67,11 +67,13 @@ class FittedFeatures:
 
     kernels: tuple[Kernel, ...]
     slots: Tensor
-    """(J, 3) positions of each feature's kernels in the kernels' columns side by side; the last position is ones."""
+    """(J, most) positions of each feature's kernels in the kernels' columns side by side; the last position is ones."""
     mean: Tensor
     """(B, J)."""
     whitening: Tensor
     """(B, J, rank)."""
+    overlap: Tensor | None = None
+    """(B, J, J): rows that show both features over what independent gaps would leave; None if no cell is missing."""
 
     @property
     def size(self) -> int:
@@ -85,6 +87,18 @@ class FittedFeatures:
         for slot in range(1, self.slots.shape[1]):
             product = product * columns[..., self.slots[:, slot]]
         return product
+
+    def rewhitened(self, columns: Sequence[FeatureColumn], weight: Tensor, ridge: float) -> FittedFeatures:
+        """The same features and data, whitened by the covariance under another sample, for instance the model's.
+
+        Weighing the gaps by an estimate from the same data correlates weights and gaps, a known bias of the method of
+        moments; a covariance from the model at a first estimate has no such noise and bears a smaller ridge.
+        """
+        values = self.combine([kernel(column.values) for kernel, column in zip(self.kernels, columns, strict=True)])
+        _, covariance = _mean_and_covariance(values, None, weight)
+        if self.overlap is not None:
+            covariance = covariance * self.overlap
+        return replace(self, whitening=_whitening(covariance, ridge))
 
     def distance(self, mean: Tensor) -> Tensor:
         """Squared whitened distance of mean features (R, J) to the data's."""
@@ -102,6 +116,7 @@ class WhitenedFeatures(AbstractDivergence):
         largest_subset: Most columns in one feature.
         bandwidths: Bandwidths in robust standard deviations; each feature takes one at random.
         ridge: Added to the covariance, as a share of its largest eigenvalue.
+        model_ridge: The same, when a fit whitens a second time by the covariance under the model.
         seed: Seed of subsets, landmarks and bandwidths when no generator is given.
 
     >>> x = torch.randn(1, 400, 2, generator=torch.Generator().manual_seed(0))
@@ -110,10 +125,11 @@ class WhitenedFeatures(AbstractDivergence):
     (True, True)
     """
 
-    features: int = 600
-    largest_subset: int = 3
+    features: int = 500
+    largest_subset: int = 4
     bandwidths: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
     ridge: float = 1e-3
+    model_ridge: float = 1e-5
     seed: int = 0
 
     def forward(
@@ -139,7 +155,8 @@ class WhitenedFeatures(AbstractDivergence):
         values = unfinished.combine([kernel(column.values) for kernel, column in zip(kernels, columns, strict=True)])
         seen = _seen_features(columns, subsets)
         mean, covariance = _mean_and_covariance(values, seen, weight)
-        return FittedFeatures(kernels, slots, mean, _whitening(covariance, self.ridge))
+        overlap = None if seen is None else _overlap(seen, weight)
+        return FittedFeatures(kernels, slots, mean, _whitening(covariance, self.ridge), overlap)
 
     def _choose(
         self, columns: Sequence[FeatureColumn], generator: torch.Generator
@@ -196,6 +213,7 @@ def _kernel(column: FeatureColumn, features: Tensor, rows: Tensor, bandwidth: Te
 
 def _robust(values: Tensor) -> tuple[float, float]:
     """Median and scaled median absolute deviation; the standard deviation where most values are equal."""
+    values = values.detach()
     centre = float(values.median())
     spread = 1.4826 * float((values - centre).abs().median())
     if spread <= 1e-9 * (1 + abs(centre)):
@@ -212,12 +230,20 @@ def _seen_features(columns: Sequence[FeatureColumn], subsets: list[list[int]]) -
 
 def _mean_and_covariance(values: Tensor, seen: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Available-case means (B, J), and the covariance of these means times the number of rows (B, J, J)."""
-    share = weight.unsqueeze(-1).expand_as(values) if seen is None else weight.unsqueeze(-1) * seen
+    share = weight.unsqueeze(-1) if seen is None else weight.unsqueeze(-1) * seen
     total = share.sum(-2, keepdim=True).clamp(min=1e-12)
     mean = (share * values).sum(-2, keepdim=True) / total
     centred = (values - mean) * share / total
     rows = weight.sum(-1)[..., None, None]
     return mean.squeeze(-2), centred.transpose(-1, -2) @ centred * rows
+
+
+def _overlap(seen: Tensor, weight: Tensor) -> Tensor:
+    """N n_jk / (n_j n_k), with n_jk the rows that show both features j and k."""
+    shown = seen * weight.unsqueeze(-1)
+    both = shown.transpose(-1, -2) @ seen.to(shown)
+    alone = shown.sum(-2).clamp(min=1e-12)
+    return both * weight.sum(-1)[..., None, None] / (alone.unsqueeze(-1) * alone.unsqueeze(-2))
 
 
 def _whitening(covariance: Tensor, ridge: float) -> Tensor:

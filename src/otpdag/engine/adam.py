@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from otpdag.schedules import Cosine
 __all__ = ["AdamOutcome", "descend"]
 
 LARGEST_GRADIENT = 10.0
+FEWEST_STEPS = 50
 
 OnStep = Callable[[int, LossTerms], bool]
 
@@ -27,85 +29,84 @@ class AdamOutcome:
     loss: Tensor
     failed: Tensor
     steps: int
-    slope: Tensor
-    """Relative fall of the smoothed loss over the last tenth of the steps."""
+    settled: Tensor
+    """Whether the loss had stopped falling, by the end of all steps."""
 
 
 def descend(
     problem: Problem, start: Tensor, streams: Streams, *, steps: int, on_step: OnStep | None = None
 ) -> AdamOutcome:
     """Run ``steps`` steps from ``start`` (R, P)."""
-    method = problem.method
-    flat = start.detach().clone().requires_grad_(True)
-    optimiser = torch.optim.Adam([flat], lr=method.learning_rate, fused=flat.device.type == "cuda")
+    method, device = problem.method, start.device
+    halves = _halves(problem, start)
+    optimisers = [torch.optim.Adam([half], lr=method.learning_rate, fused=device.type == "cuda") for half in halves]
     rate = Cosine(method.learning_rate)
-    is_phi = _phi_columns(problem)
     averaged, averaged_steps = torch.zeros_like(start), 0
     losses: list[Tensor] = []
-    last_good, failed = start.detach().clone(), torch.zeros(start.shape[0], dtype=torch.bool)
+    last_good, failed = start.detach().clone(), torch.zeros(start.shape[0], dtype=torch.bool, device=device)
     for step in range(steps):
         progress = step / max(steps, 1)
-        optimiser.param_groups[0]["lr"] = rate(progress)
+        flat = torch.cat(halves, -1)
         terms = problem.sampled(flat, streams, progress)
-        optimiser.zero_grad()
-        terms.total.sum().backward()
-        _tidy_gradient(flat, is_phi if method.alternating else None, step)
-        bad = ~torch.isfinite(terms.total.detach()) | ~torch.isfinite(_gradient(flat)).all(-1)
-        failed = failed | bad.cpu()
+        (gradient,) = torch.autograd.grad(terms.total.sum(), flat)
+        failed = failed | ~torch.isfinite(terms.total.detach()) | ~torch.isfinite(gradient).all(-1)
         if bool(failed.all()):
-            return AdamOutcome(
-                last_good,
-                terms.total.detach(),
-                failed,
-                step,
-                torch.full_like(terms.total.detach(), torch.nan),
-            )
-        flat.grad = torch.where(failed.to(flat.device).unsqueeze(-1), 0.0, _gradient(flat))
-        last_good = torch.where(failed.to(flat.device).unsqueeze(-1), last_good, flat.detach())
-        optimiser.step()
+            loss = terms.total.detach()
+            return AdamOutcome(last_good, loss, failed.cpu(), step, torch.zeros_like(failed).cpu())
+        gradient = torch.where(failed.unsqueeze(-1), 0.0, _clipped(gradient))
+        last_good = torch.where(failed.unsqueeze(-1), last_good, flat.detach())
+        turns = [step % len(halves)] if method.alternating else range(len(halves))
+        for turn, part in enumerate(gradient.split([half.shape[-1] for half in halves], -1)):
+            if turn in turns:
+                halves[turn].grad = part.contiguous()
+                optimisers[turn].param_groups[0]["lr"] = rate(progress)
+                optimisers[turn].step()
         losses.append(terms.total.detach())
         if progress >= 1 - method.averaging:
-            averaged, averaged_steps = averaged + flat.detach(), averaged_steps + 1
+            averaged, averaged_steps = averaged + torch.cat(halves, -1).detach(), averaged_steps + 1
         if on_step is not None and on_step(step, terms):
             break
-    point = averaged / averaged_steps if averaged_steps else flat.detach()
-    point = torch.where(failed.to(point.device).unsqueeze(-1), last_good, point)
+    point = averaged / averaged_steps if averaged_steps else torch.cat(halves, -1).detach()
+    point = torch.where(failed.unsqueeze(-1), last_good, point)
     history = torch.stack(losses)
-    return AdamOutcome(point, _tail_mean(history, 0.1), failed, len(losses), _late_slope(history))
+    settled = _has_settled(history) & ~failed & (len(losses) == steps)
+    return AdamOutcome(point, _tail_mean(history, 0.1), failed.cpu(), len(losses), settled.cpu())
 
 
-def _phi_columns(problem: Problem) -> Tensor:
-    sizes = [
-        (key.startswith("phi."), int(torch.tensor(shape).prod()) if shape else 1)
-        for key, shape in problem.shapes.items()
-    ]
-    return torch.cat([torch.full((size,), float(is_phi)) for is_phi, size in sizes])
+def _halves(problem: Problem, start: Tensor) -> list[Tensor]:
+    """The model's parameters and the backward maps', which follow them, each a leaf; none of them empty.
+
+    Each has an optimiser of its own: in alternating mode, momentum must not move a half whose turn it is not.
+    """
+    is_map = [key.startswith("phi.") for key in problem.shapes]
+    if is_map != sorted(is_map):
+        raise RuntimeError("the parameters of backward maps must follow those of the model")
+    sizes = [math.prod(shape) for shape in problem.shapes.values()]
+    split = sum(size for size, of_map in zip(sizes, is_map, strict=True) if not of_map)
+    parts = start.detach().split([split, start.shape[-1] - split], -1)
+    return [part.clone().requires_grad_(True) for part in parts if part.shape[-1]]
 
 
-def _tidy_gradient(flat: Tensor, is_phi: Tensor | None, step: int) -> None:
-    """Clip each replica's gradient; in alternating mode move only the map or only the model."""
-    gradient = _gradient(flat)
+def _clipped(gradient: Tensor) -> Tensor:
+    """Bound the length of each replica's gradient."""
     norm = gradient.norm(dim=-1, keepdim=True).clamp(min=1e-12)
-    gradient.mul_((LARGEST_GRADIENT / norm).clamp(max=1.0))
-    if is_phi is not None and bool(is_phi.any()):
-        turn = is_phi if step % 2 == 0 else 1 - is_phi
-        gradient.mul_(turn.to(gradient))
-
-
-def _gradient(flat: Tensor) -> Tensor:
-    if flat.grad is None:
-        raise RuntimeError("backward() has not run")
-    return flat.grad
+    return gradient * (LARGEST_GRADIENT / norm).clamp(max=1.0)
 
 
 def _tail_mean(history: Tensor, share: float) -> Tensor:
     return history[-max(1, int(len(history) * share)) :].mean(0)
 
 
-def _late_slope(history: Tensor) -> Tensor:
-    tenth = max(1, len(history) // 10)
-    late, before = (
-        history[-tenth:].mean(0),
-        history[-2 * tenth : -tenth].mean(0) if len(history) > tenth else history.mean(0),
-    )
-    return (before - late) / (late.abs() + 1e-12)
+def _has_settled(history: Tensor) -> Tensor:
+    """Whether losses (steps, R) fell no more, beyond their noise and a tenth of all they fell, after the middle.
+
+    The learning rate falls to zero, so that the last steps alone always look settled.
+    """
+    steps = len(history)
+    if steps < FEWEST_STEPS:
+        return torch.zeros_like(history[0], dtype=torch.bool)
+    first, middle = history[: steps // 10], history[2 * steps // 5 : 3 * steps // 5]
+    late = history[4 * steps // 5 :]
+    noise = torch.sqrt(middle.var(0) / len(middle) + late.var(0) / len(late))
+    fall = middle.mean(0) - late.mean(0)
+    return fall <= torch.maximum(2 * noise, 0.1 * (first.mean(0) - late.mean(0)))

@@ -10,8 +10,8 @@ from torch import Tensor
 from otpdag.backward.gibbs import GibbsOptions, group_rows
 from otpdag.data import Batch
 from otpdag.engine.lbfgs import minimise
-from otpdag.engine.problem import count_ranges, proposal_map
-from otpdag.engine.search import Course, short_batch
+from otpdag.engine.problem import complete_batch, count_ranges, proposal_map
+from otpdag.engine.search import short_batch
 from otpdag.inference import proposal_among
 from otpdag.model import Model
 from otpdag.objective import gibbs_terms
@@ -30,7 +30,7 @@ def learn_proposal(model: Model, batch: Batch, *, seed: int, steps: int = 60) ->
     if proposal is None or proposal_among((fitted.proposal,) if fitted.proposal else ()) or not densities:
         return
     proposal = replace(proposal, name="posterior")
-    part = short_batch(batch, Course(short_rows=1500), seed)
+    part = short_batch(batch, 1500, seed)
     generator = torch.Generator().manual_seed(seed)
     phi = proposal.init(1, generator)
     proposal.start_from(phi, 0, *_model_rows(model, part, seed))
@@ -53,13 +53,5 @@ def _model_rows(model: Model, like: Batch, seed: int) -> tuple[Batch, dict[str, 
     rows = like.rows
     given = {node: like.values[node][:1] for node in model.structure.given}
     values = ancestral(model.structure, model.fitted.naturals, rows, generator, do=given)
-    observed = model.graph.observed
-    batch = Batch(
-        {node: values[node] for node in observed},
-        {
-            node: torch.ones(1, rows, model.structure.mechanisms[node].space.cells, dtype=torch.bool)
-            for node in observed
-        },
-        torch.ones(1, rows, dtype=torch.float64),
-    )
+    batch = complete_batch(model.structure, values)
     return batch, {node: value[0] for node, value in values.items()}

@@ -25,7 +25,7 @@ from otpdag.structure import Structure, unpack
 
 __all__ = ["fit"]
 
-DEFAULT_RESTARTS = {"lbfgs": 8, "adam": 4}
+DEFAULT_RESTARTS, FEW_RESTARTS = 12, 4
 
 
 def fit(
@@ -49,8 +49,8 @@ def fit(
             edges: what :class:`~otpdag.Sequences` takes, or one.
         method: ``"auto"``, ``"entropic"``, ``"transport"``, ``"paper"``, or a :class:`~otpdag.Method`.
         seed: Fully determines the run.
-        restarts: Number of data-driven starts that train together; the best is continued. By default eight with
-            hidden nodes (four where each step draws noise), one without.
+        restarts: Number of data-driven starts that train together; the best is continued. By default twelve with
+            hidden categories, four with other hidden nodes, one without.
         weights: One weight for each row.
         device: ``"cpu"`` or ``"cuda"``.
         progress: Show a progress bar; by default only on a terminal.
@@ -84,8 +84,8 @@ def fit(
     batch = unique_rows(full) if _all_discrete(structure) else full
     batch = batch.to(device)
     chosen = choose(structure) if method == "auto" else method_of(method)
-    starts = restarts if restarts is not None else (DEFAULT_RESTARTS[chosen.optimiser] if model.graph.hidden else 1)
-    with bounded_threads(batch.rows * starts), Monitor(show=progress, callbacks=callbacks) as monitor:
+    starts = restarts if restarts is not None else _default_restarts(structure, chosen)
+    with bounded_threads(_work(structure, batch, chosen)), Monitor(show=progress, callbacks=callbacks) as monitor:
         trained = train(structure, batch, chosen, seed=seed, restarts=starts, monitor=monitor, course=course)
         model.adopt(
             trained.layout.structure,
@@ -110,6 +110,22 @@ def fit(
         seed,
         stages=tuple(monitor.stages),
     )
+
+
+def _default_restarts(structure: Structure, method: Method) -> int:
+    """Hidden categories have many local optima, hidden numbers few, complete data none."""
+    if not structure.graph.hidden:
+        return 1
+    categories = any(structure.mechanisms[node].space.is_discrete for node in structure.graph.hidden)
+    return DEFAULT_RESTARTS if categories and method.optimiser == "lbfgs" else FEW_RESTARTS
+
+
+def _work(structure: Structure, batch: Batch, method: Method) -> int:
+    """Roughly the size of the largest tensors of a step."""
+    if method.optimiser == "adam":
+        return method.batch_size
+    numbers = any(not structure.mechanisms[node].space.is_discrete for node in structure.graph.hidden)
+    return batch.rows * (method.gibbs.grid if numbers else 1)
 
 
 def _check_arguments(seed: int, restarts: int | None, device: str) -> None:
@@ -141,7 +157,7 @@ def _fit_sequences(
     schema = Schema.of(model.spaces, model.graph, sequences.table)
     batch = encode_sequences(sequences, schema, hidden=model.graph.hidden)
     _check_rows(model.structure, batch.steps)
-    starts = restarts if restarts is not None else (DEFAULT_RESTARTS[chosen.optimiser] if model.graph.hidden else 1)
+    starts = restarts if restarts is not None else _default_restarts(model.structure, chosen)
     with bounded_threads(1), Monitor(show=progress, callbacks=callbacks) as monitor:
         trained = train_sequences(
             model.structure, batch, chosen, seed=seed, restarts=starts, monitor=monitor, course=course

@@ -24,9 +24,12 @@ from otpdag.objective import (
     split_theta,
 )
 from otpdag.objective.sampled import SampledOptions
+from otpdag.sampling import ancestral
 from otpdag.structure import Structure, unpack
 
-__all__ = ["Problem", "build_problem", "maps_for"]
+__all__ = ["Problem", "build_problem", "complete_batch", "maps_for"]
+
+WHITENING_ROWS = 8000
 
 
 @dataclass
@@ -86,11 +89,31 @@ class Problem:
             method.scope, method.costs,
         )  # fmt: skip
 
-    def select(self, replicas: Tensor) -> Problem:
-        """The same problem for some of the replicas, where each has its own data."""
-        if self.batch.replicas == 1:
+    def refined(self, point: Tensor, seed: int) -> Problem:
+        """The same problem with its features whitened by the covariance under the model at ``point`` (1, P)."""
+        if self.features is None:
             return self
-        raise NotImplementedError("data of single replicas cannot be selected from a laid-out problem")
+        theta, _ = split_theta(unpack(point.detach(), self.shapes))
+        naturals = self.structure.naturals(theta)
+        generator = torch.Generator().manual_seed(seed)
+        given = {node: _recycled(self.batch.values[node][:1], WHITENING_ROWS) for node in self.structure.given}
+        values = ancestral(self.structure, naturals, WHITENING_ROWS, generator, do=given)
+        sample = complete_batch(self.structure, values)
+        columns = feature_columns(self.structure, sample)
+        features = self.features.rewhitened(columns, sample.weight, self.method.features.model_ridge)
+        return replace(self, features=features)
+
+
+def _recycled(values: Tensor, rows: int) -> Tensor:
+    return values[:, torch.arange(rows) % values.shape[1]]
+
+
+def complete_batch(structure: Structure, values: Mapping[str, Tensor]) -> Batch:
+    """Sampled values (1, N, width) as a batch in which every cell is seen."""
+    observed = structure.graph.observed
+    rows = values[observed[0]].shape[1]
+    seen = {n: torch.ones(1, rows, structure.mechanisms[n].space.cells, dtype=torch.bool) for n in observed}
+    return Batch({n: values[n] for n in observed}, seen, torch.ones(1, rows, dtype=torch.float64))
 
 
 def count_ranges(structure: Structure, batch: Batch) -> dict[str, float]:

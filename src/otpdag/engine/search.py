@@ -23,12 +23,16 @@ from otpdag.structure import Structure, pack
 __all__ = ["Course", "Layout", "Restart", "Trained", "initial_points", "prepare", "train"]
 
 
+SAME_LOSS = 2e-4
+
+
 @dataclass(frozen=True)
 class Course:
     """How much work each stage does.
 
     Args:
-        short_rows: Rows in the short runs.
+        short_rows: Most rows in the short runs.
+        short_elements: Most rows times points in the short runs; fewer than 300 rows are never taken.
         short_steps: Steps of the short runs.
         finalists: How many continue on all rows.
         finalist_steps: For how many steps, before the best alone goes on.
@@ -36,6 +40,7 @@ class Course:
     """
 
     short_rows: int = 1000
+    short_elements: int = 25_000
     short_steps: int = 25
     finalists: int = 3
     finalist_steps: int = 15
@@ -144,11 +149,11 @@ def train(
     return _train_lbfgs(layout, batch, method, points, seed, monitor, course)
 
 
-def short_batch(batch: Batch, course: Course, seed: int) -> Batch:
+def short_batch(batch: Batch, rows: int, seed: int) -> Batch:
     """A random part of the rows for the short runs."""
-    if batch.rows <= course.short_rows:
+    if batch.rows <= rows:
         return batch
-    index = torch.randperm(batch.rows, generator=torch.Generator().manual_seed(seed))[: course.short_rows]
+    index = torch.randperm(batch.rows, generator=torch.Generator().manual_seed(seed))[:rows]
     return batch.take(index)
 
 
@@ -161,13 +166,15 @@ def _train_lbfgs(
     short_losses = torch.full((restarts,), torch.nan, dtype=torch.float64)
     losses, ends = short_losses.clone(), points.clone()
     if restarts > 1:
-        part = short_batch(batch, course, seed)
+        points_per_row = max((group.points for group in problem.groups), default=1)
+        rows = max(300, min(course.short_rows, course.short_elements // points_per_row))
+        part = short_batch(batch, rows, seed)
         short = problem if part is batch or not method.reconstruction else build_problem(
             layout.structure, part, method, layout.shapes, seed, layout.maps
         )  # fmt: skip
         state = _run(short, points, course.short_steps, monitor, f"{restarts} short starts", kept, keep=False)
         short_losses, ends = state.loss.cpu().double(), state.point.clone()
-        kept = _best(state, course.finalists)
+        kept = _distinct(_best(state, restarts), state.loss)[: course.finalists]
         points = state.point[kept]
     if len(kept) > 1:
         stage = f"best {len(kept)} on all rows"
@@ -176,6 +183,9 @@ def _train_lbfgs(
         best = _best(state, 1)
         kept, points = kept[best], state.point[best]
     state = _run(problem, points, method.steps, monitor, "best start", kept, keep=True)
+    for refinement in range(method.refinements if method.kappa else 0):
+        problem = problem.refined(state.point, seed + refinement)
+        state = _run(problem, state.point, method.steps, monitor, "refined weights", kept, keep=True)
     losses[kept], ends[kept] = state.loss.cpu().double(), state.point
     reports = _reports(seed, short_losses, losses, int(kept[0]), ends)
     return Trained(
@@ -209,6 +219,16 @@ def _best(state: LBFGSState, many: int) -> Tensor:
     return loss.argsort()[: min(many, len(loss))]
 
 
+def _distinct(order: Tensor, loss: Tensor) -> Tensor:
+    """Of starts that reached the same loss, and so most likely the same optimum, the first only."""
+    chosen: list[int] = []
+    for start in order.tolist():
+        gap = SAME_LOSS * (1 + float(loss[start].abs()))
+        if all(abs(float(loss[start] - loss[other])) > gap for other in chosen):
+            chosen.append(start)
+    return torch.tensor(chosen, device=loss.device)
+
+
 def _train_adam(
     layout: Layout, batch: Batch, method: Method, points: Tensor, seed: int, monitor: Monitor, course: Course
 ) -> Trained:
@@ -228,7 +248,7 @@ def _train_adam(
     outcome = _descend(problem, points, Streams([seeds[best]]), method.steps, monitor, "best start", [best], keep=True)
     losses = torch.full((restarts,), torch.nan, dtype=torch.float64)
     losses[best], ends[best] = outcome.loss.cpu().double()[0], outcome.point[0]
-    settled = bool(outcome.slope.abs()[0] < 0.02) and not bool(outcome.failed[0])
+    settled = bool(outcome.settled[0])
     reports = _reports(seed, short_losses, losses, best, ends)
     return Trained(
         layout,
