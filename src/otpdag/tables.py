@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
+from otpdag.data import Label
 from otpdag.model import Model
 
 __all__ = ["estimates"]
@@ -62,17 +63,22 @@ def _axes(model: Model, node: str, name: str, array: np.ndarray) -> list[list[st
     family, space = model.mechanisms[node].family, model.spaces[node]
     own: list[list[str]] = []
     if space.is_discrete and name in _BY_CATEGORY:
-        own = [[str(label) for label in model.labels(node)]]
+        own = [[str(label) for label in _labels(model, node)]]
     elif not space.is_discrete and space.width > 1:
         own = [[f"{node}.{i}" for i in range(space.width)]]
     if name == "weight":
         lead = [[cell for parent, where in family.continuous for cell in _cells(parent, where.width)]]
     else:
-        lead = [[f"{parent}={label}" for label in model.labels(parent)] for parent, _ in family.discrete]
+        lead = [[f"{parent}={label}" for label in _labels(model, parent)] for parent, _ in family.discrete]
     for axes in (lead + own, own, lead):
         if tuple(map(len, axes)) == array.shape:
             return axes
     return [[str(i) for i in range(size)] for size in array.shape]
+
+
+def _labels(model: Model, name: str) -> tuple[Label, ...]:
+    """Categories of a node, of its value some steps ago (``z[-1]``), or at its first step (``z[0]``)."""
+    return model.labels(model.structure.base(name))
 
 
 def _cells(node: str, width: int) -> list[str]:

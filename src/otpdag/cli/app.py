@@ -1,0 +1,53 @@
+"""The commands, put together."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from otpdag.cli import fitting, reproducing, using
+from otpdag.cli.console import FriendlyGroup
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="otpdag",
+    cls=FriendlyGroup,
+    help="Estimate the parameters of a directed graphical model from incomplete data, by optimal transport.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("fit")(fitting.fit)
+app.command("show")(using.show)
+app.command("sample")(using.sample)
+app.command("posterior")(using.posterior)
+app.command("impute")(using.impute)
+app.command("score")(using.score)
+app.command("reproduce")(reproducing.reproduce)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from otpdag import __version__
+
+        typer.echo(f"otpdag {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and stop.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+) -> None:
+    """Estimate the parameters of a directed graphical model from incomplete data, by optimal transport."""
+
+
+def main() -> None:
+    """Entry of the command ``otpdag``."""
+    app()

@@ -1,0 +1,156 @@
+"""``otpdag fit``: from a model file and a table to a folder of results."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pandas as pd
+import typer
+from numpy.typing import NDArray
+
+from otpdag import plots
+from otpdag.cli.console import as_steps, check_folder, out, say, table_at, warn
+from otpdag.cli.render import estimates_table, headline
+from otpdag.engine import FitResult, Method
+from otpdag.engine import fit as fit_model
+from otpdag.engine.auto import choose
+from otpdag.engine.methods import method_of
+from otpdag.errors import ConvergenceWarning, DataError, ModelError
+from otpdag.model import Model
+from otpdag.specification import read_model_file
+
+__all__ = ["fit", "write_run"]
+
+
+class MethodName(StrEnum):
+    """The methods by name."""
+
+    auto = "auto"
+    entropic = "entropic"
+    transport = "transport"
+    paper = "paper"
+
+
+def fit(
+    model_file: Annotated[Path, typer.Argument(metavar="MODEL.YAML", help="Graph and mechanisms.")],
+    data: Annotated[Path, typer.Argument(metavar="DATA", help="A .csv or .parquet table; empty cells are missing.")],
+    out_folder: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="Where results go.")],
+    method: Annotated[MethodName, typer.Option(help="How to estimate.")] = MethodName.auto,
+    seed: Annotated[int, typer.Option(min=0, help="Determines the run.")] = 0,
+    restarts: Annotated[int | None, typer.Option(min=1, help="Number of starts; the best is continued.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Most steps of the optimiser.")] = None,
+    weights: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column with a weight for each row.")] = None,
+    sequence: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Lagged edges: column that tells sequences apart.")
+    ] = None,
+    time: Annotated[str | None, typer.Option(metavar="COLUMN", help="Lagged edges: column that orders steps.")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but warnings and errors.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")] = False,
+) -> None:
+    """Estimate the parameters of a model from a table.
+
+    Writes model.otp, params.json, summary.json, history.csv, restarts.csv, graph.png and learning.png.
+    """
+    check_folder(out_folder, force=force)
+    specification = read_model_file(model_file)
+    frame = table_at(data)
+    model = specification.build(frame)
+    row_weights, steps_or_rows = _weights(frame, weights, model), as_steps(frame, sequence, time)
+    out_folder.mkdir(parents=True, exist_ok=True)  # before the work: a folder that cannot be made fails at once
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ConvergenceWarning)
+        result = fit_model(
+            model,
+            steps_or_rows,
+            method=_method(method, steps, model),
+            seed=seed,
+            restarts=restarts,
+            weights=row_weights,
+            device=device,
+            progress=False if quiet else None,
+        )
+    written = write_run(result, out_folder)
+    for message in caught:
+        warn(str(message.message))
+    if not quiet:
+        console = out()
+        console.print(headline(result))
+        console.print(estimates_table(model))
+        say(f"wrote {', '.join(written)} to {out_folder}")
+
+
+def _method(name: MethodName, steps: int | None, model: Model) -> str | Method:
+    if steps is None:
+        return name.value
+    chosen = choose(model.structure) if name is MethodName.auto else method_of(name.value)
+    return replace(chosen, steps=steps)
+
+
+def _weights(frame: pd.DataFrame, column: str | None, model: Model) -> NDArray[np.float64] | None:
+    if column is None:
+        return None
+    if column not in frame.columns:
+        raise DataError(f"--weights names column {column!r}, which the table does not have; it has "
+                        f"{', '.join(map(str, frame.columns))}")  # fmt: skip
+    if column in model.graph.nodes:
+        raise ModelError(f"--weights names column {column!r}, which is a node of the model; weights need their own")
+    try:
+        return frame[column].to_numpy(dtype=float)
+    except (TypeError, ValueError):
+        raise DataError(f"--weights column {column!r} must hold numbers") from None
+
+
+# --- the folder -------------------------------------------------------------------------------------------
+
+
+def write_run(result: FitResult, folder: Path) -> list[str]:
+    """Write everything that a fit left behind; the names of the files."""
+    model = result.model
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save(folder / "model.otp")
+    _write_json(folder / "params.json", _plain(model.params()))
+    _write_json(folder / "summary.json", _summary(result))
+    pd.DataFrame(list(result.history)).to_csv(folder / "history.csv", index=False)
+    starts = [(r.number, r.seed, r.short_loss, r.loss, r.kept) for r in result.restarts]
+    columns = ["number", "seed", "short_loss", "loss", "kept"]
+    pd.DataFrame(starts, columns=columns).to_csv(folder / "restarts.csv", index=False)
+    plots.draw_graph(model.graph).savefig(folder / "graph.png", dpi=150)
+    plots.search_curve(result.stages).savefig(folder / "learning.png", dpi=150)
+    return ["model.otp", "params.json", "summary.json", "history.csv", "restarts.csv", "graph.png", "learning.png"]
+
+
+def _summary(result: FitResult) -> dict[str, Any]:
+    from otpdag import __version__
+
+    return {
+        "otpdag": __version__,
+        "method": result.method.name,
+        "converged": result.status.converged,
+        "reason": result.status.reason,
+        "advice": result.status.advice,
+        "loss": result.loss if math.isfinite(result.loss) else None,
+        "rows": result.rows_used,
+        "steps": len(result.history),
+        "starts": len(result.restarts),
+        "seed": result.seed,
+        "seconds": round(result.seconds, 3),
+        "hidden": list(result.model.graph.hidden),
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+def _write_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,107 @@
+"""Experiments by name: what ``otpdag reproduce`` can run.
+
+A file in the repository's folder ``experiments`` registers a table or figure::
+
+    from otpdag.cli.registry import Run, experiment
+
+
+    @experiment("figure1", "Recovery of a mixture under a wrong model")
+    def figure1(run: Run) -> None:
+        rows = 200 if run.quick else 2000
+        (run.folder / "figure1.csv").write_text(...)
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from otpdag.errors import ModelError
+
+__all__ = ["Experiment", "Run", "discover", "experiment", "find_folder", "registered"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What an experiment is told: where results go, the seed, and whether a small version will do."""
+
+    folder: Path
+    seed: int = 0
+    quick: bool = False
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One table or figure."""
+
+    name: str
+    title: str
+    run: Callable[[Run], None]
+
+
+_REGISTRY: dict[str, Experiment] = {}
+
+
+def experiment(name: str, title: str) -> Callable[[Callable[[Run], None]], Callable[[Run], None]]:
+    """Register a function as the experiment ``name``; use it as a decorator."""
+
+    def register(run: Callable[[Run], None]) -> Callable[[Run], None]:
+        known = _REGISTRY.get(name)
+        if known is not None and known.run.__module__ != run.__module__:
+            raise ModelError(f"an experiment named {name!r} is registered already, by {known.run.__module__}")
+        _REGISTRY[name] = Experiment(name, title, run)
+        return run
+
+    return register
+
+
+def registered() -> dict[str, Experiment]:
+    """All experiments by name."""
+    return dict(sorted(_REGISTRY.items()))
+
+
+def find_folder(start: Path | None = None) -> Path | None:
+    """The folder ``experiments`` of a checkout around ``start``, or of the one that the package runs from."""
+    here = (start or Path.cwd()).resolve()
+    package = Path(__file__).resolve()
+    for root in (here, *here.parents, *package.parents):
+        if _is_checkout(root) and (root / "experiments").is_dir():
+            return root / "experiments"
+    return None
+
+
+def _is_checkout(root: Path) -> bool:
+    """Whether a folder is this project's: code of other folders is never run."""
+    try:
+        with (root / "pyproject.toml").open("rb") as file:
+            return bool(tomllib.load(file).get("project", {}).get("name") == "otpdag")
+    except (OSError, tomllib.TOMLDecodeError):
+        return False
+
+
+def discover(folder: Path) -> dict[str, str]:
+    """Import every module of the folder; for those that cannot be imported, why."""
+    root = str(folder.parent)
+    if root not in sys.path:
+        sys.path.insert(0, root)
+    failed = {}
+    for name in _modules(folder):
+        try:
+            importlib.import_module(f"{folder.name}.{name}")
+        except ImportError as error:
+            failed[name] = str(error)
+    return failed
+
+
+def _modules(folder: Path) -> Iterator[str]:
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(("_", ".")):
+            continue
+        if path.suffix == ".py":
+            yield path.stem
+        elif (path / "__init__.py").is_file():
+            yield path.name

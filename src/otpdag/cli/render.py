@@ -1,0 +1,67 @@
+"""Tables for a terminal, readable at 80 columns and in a file."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from otpdag.engine import FitResult
+from otpdag.model import Model
+from otpdag.tables import estimates
+
+__all__ = ["estimates_table", "headline", "number"]
+
+MOST_ENTRIES = 40  # of one parameter
+
+
+def number(value: float) -> str:
+    """Five significant digits.
+
+    >>> number(0.123456), number(123456.7), number(-2.0)
+    ('0.12346', '1.2346e+05', '-2')
+    """
+    return f"{value:.5g}"
+
+
+def headline(result: FitResult) -> Text:
+    """How a fit ended, in a line or two."""
+    state = Text("converged", style="bold green") if result.status else Text("not converged", style="bold yellow")
+    kept = next((r.number + 1 for r in result.restarts if r.kept), 1)
+    steps = sum(len(stage.losses) for stage in result.stages) or len(result.history)
+    details = (
+        f": {result.status.reason} (method {result.method.name}, loss {number(result.loss)}, {steps} steps, start "
+        f"{kept} of {len(result.restarts)}, {result.rows_used:,} rows, {result.seconds:.1f} s)"
+    )
+    return state + Text(details, style="none")
+
+
+def estimates_table(model: Model) -> RenderableType:
+    """Every estimate, grouped by node."""
+    table = Table(box=None, pad_edge=False, header_style="bold", row_styles=None)
+    for title in ("node", "parameter", "at"):
+        table.add_column(title, overflow="fold")
+    table.add_column("estimate", justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    listed = estimates(model)
+    last_node, cut = "", False
+    for (node, parameter), group in listed.groupby(["node", "parameter"], sort=False):
+        for position, row in enumerate(group.itertuples(index=False)):
+            if position == MOST_ENTRIES:
+                table.add_row("", "", f"... and {len(group) - MOST_ENTRIES} more", "", "")
+                cut = True
+                break
+            shown = (
+                _node(model, str(node)) if node != last_node else Text(""),
+                Text(str(parameter) if not position else ""),
+            )
+            table.add_row(*shown, Text(str(row.at)), number(float(str(row.value))), "fixed" if row.fixed else "")
+            last_node = str(node)
+    note = [Text("The rest of the long tables is in params.json.", style="dim")] if cut else []
+    return Group(table, *note)
+
+
+def _node(model: Model, node: str) -> Text:
+    kind = type(model.mechanisms[node]).__name__
+    hidden = ", hidden" if model.structure.base(node) in model.graph.hidden else ""
+    return Text(node, style="bold") + Text(f" ({kind}{hidden})", style="not bold dim")

@@ -1,0 +1,60 @@
+"""``otpdag reproduce``: run a registered table or figure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from otpdag.cli.console import check_folder, out, say, warn
+from otpdag.cli.registry import Run, discover, find_folder, registered
+from otpdag.errors import ModelError
+
+__all__ = ["reproduce"]
+
+
+def reproduce(
+    name: Annotated[str | None, typer.Argument(help="Which table or figure; without it, list them.")] = None,
+    out_folder: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="Where results go; runs/NAME if left out.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Determines the run.")] = 0,
+    quick: Annotated[bool, typer.Option("--quick", help="A small version, to see that it works.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")] = False,
+) -> None:
+    """Reproduce a table or figure; without a name, list what there is."""
+    folder = find_folder()
+    failed = {} if folder is None else discover(folder)
+    known = registered()
+    if name is None:
+        _list(folder, failed)
+        return
+    if name not in known:
+        where = "no experiments were found" if not known else f"there are {', '.join(known)}"
+        broken = f"; {name} cannot be imported: {failed[name]}" if name in failed else ""
+        raise ModelError(f"there is no experiment {name!r}: {where}{broken}")
+    target = out_folder or Path("runs") / name
+    check_folder(target, force=force)
+    target.mkdir(parents=True, exist_ok=True)
+    known[name].run(Run(target, seed, quick))
+    say(f"results are in {target}")
+
+
+def _list(folder: Path | None, failed: dict[str, str]) -> None:
+    for module, reason in failed.items():
+        warn(f"experiments/{module} cannot be imported: {reason}")
+    known = registered()
+    console = out()
+    if not known and folder is None:
+        console.print("No experiments found: they are part of the repository; run this command inside a checkout.")
+    elif not known:
+        console.print(f"No experiments found in {folder}.")
+    else:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        table.add_column("name", no_wrap=True)
+        table.add_column("what")
+        for entry in known.values():
+            table.add_row(entry.name, entry.title)
+        console.print(table)

@@ -1,0 +1,179 @@
+"""Commands that use a saved model: show, sample, posterior, impute, score."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import pandas as pd
+import typer
+
+from otpdag.cli.console import as_steps, check_file, model_at, out, say, table_at, write_table
+from otpdag.cli.render import estimates_table
+from otpdag.errors import ModelError
+from otpdag.model import Model
+
+__all__ = ["impute", "posterior", "sample", "score", "show"]
+
+ModelPath = Annotated[Path, typer.Argument(metavar="MODEL.OTP", help="A saved model, or the folder of a fit.")]
+DataPath = Annotated[Path, typer.Argument(metavar="DATA", help="A .csv or .parquet table; empty cells are missing.")]
+OutFile = Annotated[
+    Path | None, typer.Option("--out", "-o", metavar="FILE", help="CSV file; standard output if left out.")
+]
+Seed = Annotated[int, typer.Option(min=0, help="Determines the draws.")]
+SequenceColumn = Annotated[
+    str | None, typer.Option("--sequence", metavar="COLUMN", help="Lagged edges: column that tells sequences apart.")
+]
+TimeColumn = Annotated[
+    str | None, typer.Option("--time", metavar="COLUMN", help="Lagged edges: column that orders steps.")
+]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]
+
+
+class ScoreKind(StrEnum):
+    """What to measure."""
+
+    transport = "transport"
+    likelihood = "likelihood"
+
+
+def show(model_path: ModelPath) -> None:
+    """Print a model's graph, mechanisms and parameters."""
+    model = model_at(model_path)
+    console = out()
+    console.print(str(model), markup=False)
+    if model.is_fitted:
+        console.print()
+        console.print(estimates_table(model))
+
+
+def sample(
+    model_path: ModelPath,
+    rows: Annotated[int, typer.Option(min=1, help="Number of rows, or of sequences.")] = 1000,
+    seed: Seed = 0,
+    do: Annotated[
+        list[str] | None, typer.Option(metavar="NODE=VALUE", help="Intervene: set a node. May be repeated.")
+    ] = None,
+    given: Annotated[Path | None, typer.Option(metavar="DATA", help="Table with the nodes that are Given.")] = None,
+    length: Annotated[int | None, typer.Option(min=1, help="Lagged edges: steps of each sequence.")] = None,
+    out_file: OutFile = None,
+    force: Force = False,
+) -> None:
+    """Draw rows from a model, hidden nodes too; --do sets nodes, whatever their parents say."""
+    check_file(out_file, force=force)
+    model = model_at(model_path)
+    if model.graph.is_dynamic and length is None:
+        raise ModelError("the graph has lagged edges: say how long the sequences are with --length")
+    settings = dict(_setting(model, text) for text in do or [])
+    table = None if given is None else table_at(given)
+    write_table(model.sample(rows, seed=seed, do=settings, given=table, length=length), out_file)
+
+
+def posterior(
+    model_path: ModelPath,
+    data: DataPath,
+    draws: Annotated[int, typer.Option(min=1, help="Draws for each row.")] = 200,
+    seed: Seed = 0,
+    all_draws: Annotated[bool, typer.Option("--all-draws", help="Write every draw, not a summary by row.")] = False,
+    sequence: SequenceColumn = None,
+    time: TimeColumn = None,
+    out_file: OutFile = None,
+    force: Force = False,
+) -> None:
+    """Tell what each row says about the hidden nodes.
+
+    One line for each row: mean, standard deviation and the central 90 % of numbers, probabilities of categories.
+    """
+    check_file(out_file, force=force)
+    model = model_at(model_path)
+    if not model.graph.hidden:
+        raise ModelError("the model has no hidden nodes; `otpdag impute` fills missing cells")
+    drawn = model.posterior(as_steps(table_at(data), sequence, time), draws=draws, seed=seed)
+    write_table(drawn.reset_index() if all_draws else _summary(model, drawn), out_file)
+
+
+def impute(
+    model_path: ModelPath,
+    data: DataPath,
+    draws: Annotated[int, typer.Option(min=1, help="Draws that a filled cell summarises.")] = 100,
+    seed: Seed = 0,
+    random: Annotated[bool, typer.Option("--random", help="Fill with one draw, for multiple imputation.")] = False,
+    sequence: SequenceColumn = None,
+    time: TimeColumn = None,
+    out_file: OutFile = None,
+    force: Force = False,
+) -> None:
+    """Fill the missing cells of a table; columns that belong to no node stay as they are."""
+    check_file(out_file, force=force)
+    model = model_at(model_path)
+    table = table_at(data)
+    filled = model.impute(as_steps(table, sequence, time), draws=draws, seed=seed, random=random)
+    count = int(table.reindex(columns=filled.columns).isna().to_numpy().sum())
+    say(f"filled {count:,} cells")
+    write_table(_merged(table, filled), out_file)
+
+
+def score(
+    model_path: ModelPath,
+    data: DataPath,
+    kind: Annotated[ScoreKind, typer.Option(help="What to measure.")] = ScoreKind.transport,
+    seed: Seed = 0,
+    sequence: SequenceColumn = None,
+    time: TimeColumn = None,
+) -> None:
+    """Measure how far rows are from a model: a transport distance (small is good) or the mean log-likelihood."""
+    value = model_at(model_path).score(as_steps(table_at(data), sequence, time), kind=kind.value, seed=seed)
+    say(
+        "energy distance between the rows and as many model samples; smaller is better"
+        if kind is ScoreKind.transport
+        else "mean log-likelihood of a row; larger is better"
+    )
+    typer.echo(f"{value:.6g}")
+
+
+def _setting(model: Model, text: str) -> tuple[str, Any]:
+    """Read ``node=value``: a label of a category, a number, or several numbers with commas between."""
+    node, equals, value = text.partition("=")
+    if not equals or not node or not value:
+        raise ModelError(f"--do must be NODE=VALUE; got {text!r}")
+    if node not in model.graph.nodes:
+        raise ModelError(f"--do names node {node!r}, which is not in the graph; it has {', '.join(model.graph.nodes)}")
+    if model.spaces[node].is_discrete:
+        labels = {str(label): label for label in model.labels(node)}
+        if value not in labels:
+            raise ModelError(f"--do {text}: node {node!r} takes {', '.join(labels)}; got {value!r}")
+        return node, labels[value]
+    try:
+        numbers = [float(part) for part in value.split(",")]
+    except ValueError:
+        raise ModelError(f"--do {text}: node {node!r} takes numbers; got {value!r}") from None
+    width = model.spaces[node].width
+    if len(numbers) != width:
+        raise ModelError(f"--do {text}: node {node!r} takes {width} number(s); got {len(numbers)}")
+    return node, numbers[0] if width == 1 else numbers
+
+
+def _summary(model: Model, drawn: pd.DataFrame) -> pd.DataFrame:
+    """One line for each row of data."""
+    by_row = drawn.groupby(level="row", sort=False)
+    found: dict[str, pd.Series[Any]] = {}
+    for node in model.graph.hidden:
+        if model.spaces[node].is_discrete:
+            for label in model.labels(node):
+                found[f"{node}={label}"] = (drawn[node] == label).groupby(level="row", sort=False).mean()
+            continue
+        for name in [column for column in drawn.columns if column == node or column.startswith(f"{node}.")]:
+            found[f"{name}.mean"] = by_row[name].mean()
+            found[f"{name}.sd"] = by_row[name].std(ddof=0)
+            found[f"{name}.low"] = by_row[name].quantile(0.05)
+            found[f"{name}.high"] = by_row[name].quantile(0.95)
+    return pd.DataFrame(found).round(6).reset_index()
+
+
+def _merged(table: pd.DataFrame, filled: pd.DataFrame) -> pd.DataFrame:
+    """The user's table with its own columns in their order; only missing cells change."""
+    merged = table.copy()
+    for column in filled.columns:
+        merged[column] = filled[column].reindex(merged.index)
+    return merged

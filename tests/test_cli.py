@@ -1,0 +1,450 @@
+"""Tests of the command line: what each command writes, and that a mistake is one line and exit code 2."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner, Result
+
+import otpdag as otp
+from otpdag.cli import app, registry
+from otpdag.cli import fitting as fitting_module
+
+MODEL = """
+edges: [[shift, quality], [quality, weight], [quality, faults]]
+hidden: [quality]
+nodes:
+  quality: {type: Categorical, size: 2}
+  faults: Poisson
+"""
+RUN_FILES = {
+    "model.otp", "params.json", "summary.json", "history.csv", "restarts.csv", "graph.png", "learning.png",
+}  # fmt: skip
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def one_line(result: Result, code: int = 2) -> str:
+    """The message of a mistake: one line on standard error, none on standard output, no traceback."""
+    assert result.exit_code == code, result.output
+    assert result.stdout == ""
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("error: ")
+    return lines[0]
+
+
+@pytest.fixture(scope="session")
+def factory(tmp_path_factory) -> Path:
+    """A folder with a model file and a table, some cells empty."""
+    folder = tmp_path_factory.mktemp("factory")
+    rng = np.random.default_rng(0)
+    shift = rng.choice(["day", "night"], 240)
+    quality = rng.random(240) < np.where(shift == "day", 0.8, 0.3)
+    table = pd.DataFrame(
+        {
+            "shift": shift,
+            "weight": np.where(quality, 10.0, 7.0) + 0.5 * rng.normal(size=240),
+            "faults": rng.poisson(np.where(quality, 1.0, 15.0)),
+            "batch": np.arange(240),
+            "importance": rng.uniform(0.5, 1.5, 240),
+        }
+    ).astype({"faults": "Int64"})
+    table.loc[::7, "weight"] = np.nan
+    table.loc[3::11, "shift"] = None
+    table.loc[5::13, "faults"] = pd.NA
+    table.to_csv(folder / "data.csv", index=False)
+    (folder / "model.yaml").write_text(MODEL)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def fitted(factory) -> tuple[Path, Result]:
+    """The folder of a fit, and what the command printed."""
+    result = run("fit", factory / "model.yaml", factory / "data.csv", "--out", factory / "run", "--restarts", 2)
+    assert result.exit_code == 0, result.output
+    return factory / "run", result
+
+
+# --- fit --------------------------------------------------------------------------------------------------
+
+
+def test_fit_writes_a_folder(fitted):
+    folder, _ = fitted
+    assert {path.name for path in folder.iterdir()} == RUN_FILES
+    params = json.loads((folder / "params.json").read_text())
+    np.testing.assert_allclose(params["weight"]["loc"], [7.0, 10.0], atol=0.3)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["converged"]
+    assert summary["method"] == "entropic"
+    assert (summary["rows"], summary["starts"], summary["seed"]) == (240, 2, 0)
+    assert {"step", "loss"} <= set(pd.read_csv(folder / "history.csv").columns)
+    restarts = pd.read_csv(folder / "restarts.csv")
+    assert len(restarts) == 2
+    assert restarts["kept"].sum() == 1
+    for name in ("graph.png", "learning.png"):
+        assert (folder / name).read_bytes().startswith(b"\x89PNG")
+    assert otp.load(folder / "model.otp").params().keys() == params.keys()
+
+
+def test_fit_prints_a_table_that_fits_a_narrow_terminal(fitted):
+    _, result = fitted
+    assert result.stdout.startswith("converged: the loss stopped changing")
+    assert "quality=0" in result.stdout
+    assert "shift=night" in result.stdout
+    assert max(map(len, result.stdout.splitlines()[1:])) <= 80
+    assert "\x1b[" not in result.stdout
+    assert "model.otp" in result.stderr
+
+
+def test_fit_is_determined_by_its_seed(factory, fitted, tmp_path):
+    folder, _ = fitted
+    arguments = ("fit", factory / "model.yaml", factory / "data.csv", "--restarts", 2, "--quiet")
+    same, other = (run(*arguments, "--out", tmp_path / str(seed), "--seed", seed) for seed in (0, 1))
+    assert same.output == other.output == ""
+    first, second = (json.loads((tmp_path / str(seed) / "params.json").read_text()) for seed in (0, 1))
+    assert first == json.loads((folder / "params.json").read_text())
+    assert first != second
+
+
+def test_fit_with_weights_method_and_steps(factory, tmp_path):
+    result = run(
+        "fit", factory / "model.yaml", factory / "data.csv", "--out", tmp_path / "run", "--weights", "importance",
+        "--method", "transport", "--restarts", 1, "--steps", 3,
+    )  # fmt: skip
+    assert result.exit_code == 0  # not converged is a warning
+    assert result.stdout.startswith("not converged")
+    assert "warning: not converged: the loss was still falling after 3 steps" in result.stderr
+    assert not json.loads((tmp_path / "run" / "summary.json").read_text())["converged"]
+
+
+def test_fit_overwrites_nothing_unless_forced(factory, tmp_path):
+    (tmp_path / "notes.txt").write_text("keep me")
+    arguments = ("fit", factory / "model.yaml", factory / "data.csv", "--out", tmp_path, "--restarts", 1, "--quiet")
+    assert "is not empty; choose another folder or add --force" in one_line(run(*arguments))
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    assert run(*arguments, "--force").exit_code == 0
+    assert {path.name for path in tmp_path.iterdir()} == RUN_FILES | {"notes.txt"}
+
+
+def test_fit_sequences(tmp_path):
+    rng = np.random.default_rng(0)
+    state = np.repeat(rng.integers(0, 2, 30), 8)
+    table = pd.DataFrame({"site": np.repeat(np.arange(6), 40), "day": np.tile(np.arange(40), 6)})
+    table["x"] = np.where(state, 4.0, -4.0) + rng.normal(size=240)
+    table.sample(frac=1, random_state=0).to_csv(tmp_path / "data.csv", index=False)
+    (tmp_path / "model.yaml").write_text(
+        "{edges: [[z, z, 1], [z, x]], hidden: [z], nodes: {z: {type: Categorical, size: 2}}}"
+    )
+    columns = ("--sequence", "site", "--time", "day")
+    result = run(
+        "fit", tmp_path / "model.yaml", tmp_path / "data.csv", "--out", tmp_path / "run", "--restarts", 1, *columns
+    )
+    assert result.exit_code == 0, result.output
+    assert "z[-1]=0, 0" in result.stdout
+    assert "z[0] (Categorical, hidden)" in result.stdout
+    assert len(run("sample", tmp_path / "run", "--rows", 2, "--length", 5).stdout.splitlines()) == 11
+    assert "--length" in one_line(run("sample", tmp_path / "run"))
+    states = run("posterior", tmp_path / "run", tmp_path / "data.csv", *columns, "--draws", 5)
+    assert len(states.stdout.splitlines()) == 241
+
+
+# --- mistakes ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "message"),
+    [
+        (None, "a,b\n1,2\n", "no model file at"),
+        ("edges: [[a, b", "a,b\n1,2\n", "model.yaml: line 1, column 14: expected"),
+        ("edges: [[a, b], [b, a]]", "a,b\n1,2\n", "model.yaml: edges must have no cycle; found a -> b -> a"),
+        ("{edges: [[a, b]], nodes: {a: {type: Normal, sd: 1}}}", "a,b\n1,2\n", "nodes.a.sd: is not known; Normal has"),
+        ("edges: [[a, b]]", None, "must be a file that exists"),
+        ("edges: [[a, b]]", "", "cannot be read as a table"),
+        ("edges: [[a, b]]", "a,c\n1,2\n", "observed node 'b' has no column"),
+        ("edges: [[a, b]]", 'a,b\n1,2\n"3', "cannot be read as a table"),
+        ("edges: [[a, b]]", "a,b\n0.5,0.1\n", "at least 2 rows; got 1"),
+    ],
+)
+def test_a_mistake_in_a_file_is_one_line(tmp_path, model, data, message):
+    if model is not None:
+        (tmp_path / "model.yaml").write_text(model)
+    if data is not None:
+        (tmp_path / "data.csv").write_text(data)
+    result = run("fit", tmp_path / "model.yaml", tmp_path / "data.csv", "--out", tmp_path / "run")
+    assert message in one_line(result)
+    assert not any((tmp_path / "run").glob("*"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--methd", "paper"), "No such option: --methd"),
+        (("--method", "magic"), "Invalid value for '--method': 'magic' is not one of 'auto', 'entropic'"),
+        (("--seed", "-1"), "Invalid value for '--seed'"),
+        (("--restarts", "0"), "Invalid value for '--restarts'"),
+        (("--weights", "wght"), "--weights names column 'wght', which the table does not have; it has shift, weight"),
+        (("--weights", "weight"), "--weights names column 'weight', which is a node of the model"),
+        (("--weights", "label"), "--weights column 'label' must hold numbers"),
+        (("--device", "cuda:7"), "device 'cuda:7' was asked for"),
+        (("--sequence", "site"), "sequence must name a column; got 'site'"),
+    ],
+)
+def test_a_wrong_option_is_one_line(factory, tmp_path, options, message):
+    table = pd.read_csv(factory / "data.csv").assign(label="x")
+    table.to_csv(tmp_path / "data.csv", index=False)
+    arguments = ("fit", factory / "model.yaml", tmp_path / "data.csv", "--out", tmp_path / "run")
+    assert message in one_line(run(*arguments, *options))
+
+
+def test_missing_arguments_and_unknown_commands(factory):
+    assert "Missing option '--out'" in one_line(run("fit", factory / "model.yaml", factory / "data.csv"))
+    assert "Missing argument" in one_line(run("fit"))
+    assert "No such command 'fitt'" in one_line(run("fitt"))
+    file = factory / "model.yaml"
+    assert "--out must be a folder" in one_line(run("fit", file, factory / "data.csv", "--out", file))
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(factory):
+    target = factory / "model.yaml" / "run"
+    assert "Not a directory" in one_line(run("fit", factory / "model.yaml", factory / "data.csv", "--out", target))
+
+
+@pytest.mark.parametrize("command", [("show",), ("sample",), ("score", "data.csv")])
+def test_no_model_or_not_a_model(factory, tmp_path, command):
+    name, *rest = command
+    data = [factory / part for part in rest]
+    assert "no model at" in one_line(run(name, tmp_path / "none.otp", *data))
+    assert "is not a saved otpdag model" in one_line(run(name, factory / "data.csv", *data))
+
+
+def test_debug_shows_the_traceback(tmp_path):
+    for arguments in (("--debug", "show", tmp_path / "none.otp"), ("show", tmp_path / "none.otp", "--debug")):
+        result = run(*arguments)
+        assert result.exit_code == 2
+        assert "Traceback (most recent call last)" in result.stderr
+        assert "error: no model at" in result.stderr
+
+
+def test_a_bug_is_called_a_bug(fitted, monkeypatch):
+    folder, _ = fitted
+    monkeypatch.setattr(otp.Model, "sample", lambda *_, **__: 1 / 0)
+    message = one_line(run("sample", folder), code=1)
+    assert "ZeroDivisionError: division by zero (this is a bug in otpdag" in message
+
+
+def test_interrupt_is_a_plain_message(factory, tmp_path, monkeypatch):
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fitting_module, "fit_model", interrupt)
+    result = run("fit", factory / "model.yaml", factory / "data.csv", "--out", tmp_path / "run")
+    assert result.exit_code == 130
+    assert result.stderr.strip() == "interrupted: nothing was written"
+    assert result.stdout == ""
+
+
+# --- a saved model ----------------------------------------------------------------------------------------
+
+
+def test_show(fitted):
+    folder, _ = fitted
+    by_folder, by_file = run("show", folder), run("show", folder / "model.otp")
+    assert by_folder.exit_code == 0
+    assert by_folder.stdout == by_file.stdout
+    assert "quality: Categorical, hidden <- shift" in by_folder.stdout
+    assert "shift=day, 0" in by_folder.stdout
+
+
+def test_sample(fitted, tmp_path):
+    folder, _ = fitted
+    shown = run("sample", folder, "--rows", 5, "--seed", 3)
+    assert set(shown.stdout.splitlines()[0].split(",")) == {"shift", "quality", "weight", "faults"}
+    assert len(shown.stdout.splitlines()) == 6
+    assert shown.stdout == run("sample", folder, "--rows", 5, "--seed", 3).stdout
+    assert shown.stdout != run("sample", folder, "--rows", 5, "--seed", 4).stdout
+    path = tmp_path / "deep" / "sample.csv"
+    assert "wrote 5 rows" in run("sample", folder, "--rows", 5, "--seed", 3, "--out", path).stderr
+    assert path.read_text() == shown.stdout
+    assert "exists; choose another file or add --force" in one_line(run("sample", folder, "--out", path))
+    assert run("sample", folder, "--rows", 2, "--out", path, "--force").exit_code == 0
+    assert len(pd.read_csv(path)) == 2
+
+
+def test_interventions(fitted, tmp_path):
+    folder, _ = fitted
+    path = tmp_path / "do.csv"
+    run("sample", folder, "--rows", 400, "--do", "quality=1", "--do", "shift=night", "--out", path)
+    done = pd.read_csv(path)
+    assert set(done["quality"]) == {1}
+    assert set(done["shift"]) == {"night"}
+    assert abs(done["weight"].mean() - 10.0) < 0.3
+    run("sample", folder, "--rows", 400, "--do", "weight=3.5", "--out", path, "--force")
+    done = pd.read_csv(path)
+    assert set(done["weight"]) == {3.5}
+    assert 0.2 < done["quality"].mean() < 0.9  # setting an effect does not change its cause
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("quality", "--do must be NODE=VALUE; got 'quality'"),
+        ("=1", "--do must be NODE=VALUE"),
+        ("qualty=1", "--do names node 'qualty', which is not in the graph; it has"),
+        ("shift=evening", "--do shift=evening: node 'shift' takes day, night; got 'evening'"),
+        ("weight=heavy", "--do weight=heavy: node 'weight' takes numbers; got 'heavy'"),
+        ("weight=1,2", r"--do weight=1,2: node 'weight' takes 1 number(s); got 2"),
+        ("faults=-3", "-3"),
+    ],
+)
+def test_a_wrong_intervention(fitted, setting, message):
+    assert message in one_line(run("sample", fitted[0], "--do", setting))
+
+
+def test_impute(factory, fitted, tmp_path):
+    folder, _ = fitted
+    path = tmp_path / "filled.csv"
+    before = pd.read_csv(factory / "data.csv")
+    result = run("impute", folder, factory / "data.csv", "--out", path, "--draws", 20)
+    after = pd.read_csv(path)
+    nodes = ["shift", "weight", "faults"]
+    assert list(after.columns) == list(before.columns)
+    assert not after.isna().to_numpy().any()
+    assert f"filled {before[nodes].isna().to_numpy().sum()} cells" in result.stderr
+    for column in before.columns:
+        seen = before[column].notna()
+        assert (after.loc[seen, column] == before.loc[seen, column]).all()
+    other = run("impute", folder, factory / "data.csv", "--random", "--seed", 5)
+    assert len(other.stdout.splitlines()) == 241
+
+
+def test_posterior(factory, fitted):
+    folder, _ = fitted
+    result = run("posterior", folder, factory / "data.csv", "--draws", 50)
+    rows = [line.split(",") for line in result.stdout.splitlines()]
+    assert rows[0] == ["row", "quality=0", "quality=1"]
+    assert len(rows) == 241
+    probabilities = np.array(rows[1:], dtype=float)[:, 1:]
+    np.testing.assert_allclose(probabilities.sum(1), 1.0, atol=1e-5)
+    heavy = (pd.read_csv(factory / "data.csv")["weight"] > 9.5).to_numpy()
+    assert probabilities[heavy, 1].mean() > 0.9
+    every = run("posterior", folder, factory / "data.csv", "--draws", 3, "--all-draws")
+    assert len(every.stdout.splitlines()) == 1 + 3 * 240
+    assert every.stdout.startswith("row,draw,quality")
+
+
+def test_posterior_of_numbers_and_of_nothing(tmp_path):
+    graph = otp.Graph([("z", "x"), ("z", "y")], hidden=["z"])
+    mechanisms = {"z": otp.mechanisms.Normal(), "x": otp.mechanisms.Normal(), "y": otp.mechanisms.Normal()}
+    model = otp.Model(graph, mechanisms)
+    loadings = {"loc": 0.0, "weight": [2.0], "scale": 0.5}
+    model.set_params({"x": loadings, "y": loadings}).save(tmp_path / "factor.otp")
+    (tmp_path / "data.csv").write_text("x,y\n4.0,4.2\n-4.0,\n")
+    result = run("posterior", tmp_path / "factor.otp", tmp_path / "data.csv", "--draws", 400)
+    summary = np.array([line.split(",") for line in result.stdout.splitlines()[1:]], dtype=float)
+    assert result.stdout.splitlines()[0] == "row,z.mean,z.sd,z.low,z.high"
+    np.testing.assert_allclose(summary[:, 1], [2.0, -1.9], atol=0.15)
+    assert (summary[:, 3] < summary[:, 1]).all()
+    assert (summary[:, 1] < summary[:, 4]).all()
+    plain = otp.Model(otp.Graph([("x", "y")]), {"x": otp.mechanisms.Normal(), "y": otp.mechanisms.Normal()})
+    plain.set_params({"x": {"loc": 0.0, "scale": 1.0}, "y": loadings}).save(tmp_path / "plain.otp")
+    message = one_line(run("posterior", tmp_path / "plain.otp", tmp_path / "data.csv"))
+    assert "the model has no hidden nodes" in message
+
+
+def test_score(factory, fitted):
+    folder, _ = fitted
+    model, table = otp.load(folder / "model.otp"), pd.read_csv(factory / "data.csv")
+    for kind in ("transport", "likelihood"):
+        result = run("score", folder, factory / "data.csv", "--kind", kind)
+        assert float(result.stdout) == pytest.approx(model.score(table, kind=kind), rel=1e-4)
+        assert "is better" in result.stderr
+
+
+# --- reproduce --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch) -> Path:
+    """A made-up checkout with one experiment, one that cannot be imported, and a clean registry."""
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "otpdag"\n')
+    folder = tmp_path / "experiments"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "figure9.py").write_text(
+        "from otpdag.cli.registry import Run, experiment\n\n\n"
+        '@experiment("figure9", "Nine lives")\n'
+        "def figure9(run: Run) -> None:\n"
+        '    (run.folder / "figure9.txt").write_text(f"{run.seed} {run.quick}")\n'
+    )
+    (folder / "table8.py").write_text("import a_package_that_is_not_there\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(registry, "_REGISTRY", {})
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    known = {name: module for name, module in sys.modules.items() if name.split(".")[0] == "experiments"}
+    for name in known:
+        monkeypatch.delitem(sys.modules, name)
+    yield tmp_path
+    for name in [name for name in sys.modules if name.split(".")[0] == "experiments"]:
+        del sys.modules[name]
+
+
+def test_reproduce_lists_and_runs_experiments(checkout):
+    listed = run("reproduce")
+    assert listed.exit_code == 0
+    assert "figure9" in listed.stdout
+    assert "Nine lives" in listed.stdout
+    assert "warning: experiments/table8 cannot be imported: No module named 'a_package" in listed.stderr
+    assert run("reproduce", "figure9", "--seed", 4, "--quick").exit_code == 0
+    assert (checkout / "runs" / "figure9" / "figure9.txt").read_text() == "4 True"
+    assert "is not empty" in one_line(run("reproduce", "figure9"))
+    assert "there is no experiment 'figure1': there are figure9" in one_line(run("reproduce", "figure1"))
+    assert "table8 cannot be imported: No module" in one_line(run("reproduce", "table8"))
+
+
+def test_reproduce_says_when_there_is_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "_REGISTRY", {})
+    monkeypatch.setattr("otpdag.cli.reproducing.find_folder", lambda: None)
+    result = run("reproduce")
+    assert result.exit_code == 0
+    assert "No experiments found: they are part of the repository" in result.stdout
+    monkeypatch.setattr("otpdag.cli.reproducing.find_folder", lambda: tmp_path)
+    assert f"No experiments found in {tmp_path}" in run("reproduce").stdout
+    assert "no experiments were found" in one_line(run("reproduce", "figure1"))
+
+
+def test_experiments_of_other_projects_are_not_run(tmp_path):
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "something"\n')
+    found = registry.find_folder(tmp_path)
+    assert found is None or tmp_path not in found.parents
+
+
+def test_an_experiment_has_one_name(monkeypatch):
+    monkeypatch.setattr(registry, "_REGISTRY", {})
+    registry.experiment("figure1", "first")(lambda run: None)
+
+    def second(run: registry.Run) -> None:
+        """Do nothing."""
+
+    second.__module__ = "elsewhere"
+    with pytest.raises(otp.ModelError, match="an experiment named 'figure1' is registered already"):
+        registry.experiment("figure1", "second")(second)
+
+
+# --- the rest ---------------------------------------------------------------------------------------------
+
+
+def test_version_and_help():
+    assert run("--version").stdout == f"otpdag {otp.__version__}\n"
+    for arguments in (("--help",), ("fit", "-h")):
+        result = run(*arguments)
+        assert result.exit_code == 0
+        assert "Usage: otpdag" in result.stdout.replace("root", "otpdag")
