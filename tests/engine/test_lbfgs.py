@@ -1,0 +1,141 @@
+"""L-BFGS over replicas, against scipy and against itself one replica at a time."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import optimize
+from sklearn.datasets import make_classification
+
+from otpdag.engine.lbfgs import minimise
+
+
+def rosenbrock(point):
+    x, y = point[:, :-1], point[:, 1:]
+    return (100 * (y - x**2) ** 2 + (1 - x) ** 2).sum(-1)
+
+
+def logistic():
+    x, y = make_classification(200, 8, random_state=0)
+    x, sign = torch.tensor(x), torch.tensor(2.0 * y - 1)
+
+    def loss(point):
+        return torch.nn.functional.softplus(-sign * (point @ x.T)).mean(-1) + 1e-3 * point.square().sum(-1)
+
+    return loss
+
+
+def scipy_minimum(loss, start):
+    def value_and_gradient(x):
+        leaf = torch.tensor(x, requires_grad=True)
+        value = loss(leaf[None])[0]
+        return value.item(), torch.autograd.grad(value, leaf)[0].numpy()
+
+    return optimize.minimize(
+        value_and_gradient, start, jac=True, method="L-BFGS-B", options={"ftol": 1e-14, "gtol": 1e-9}
+    )
+
+
+@pytest.mark.parametrize("size", [2, 6])
+def test_rosenbrock_reaches_the_minimum_of_scipy(size):
+    start = torch.full((1, size), -1.2, dtype=torch.float64)
+    state = minimise(rosenbrock, start, steps=400)
+    peer = scipy_minimum(rosenbrock, start[0].numpy())
+    assert bool(state.converged)
+    assert not bool(state.failed)
+    # both may end in the local minimum near -1 that the six-dimensional function has
+    assert state.loss.item() == pytest.approx(peer.fun, abs=1e-8) or state.loss.item() < 1e-8
+    assert state.evaluations < 3 * peer.nfev + 30
+
+
+def test_logistic_regression_equals_scipys():
+    loss = logistic()
+    state = minimise(loss, torch.zeros(1, 8, dtype=torch.float64), steps=300, tolerance=1e-14)
+    peer = scipy_minimum(loss, np.zeros(8))
+    np.testing.assert_allclose(state.point[0], peer.x, atol=1e-5)
+    assert state.loss.item() == pytest.approx(peer.fun, rel=1e-10)
+    assert state.evaluations < 3 * peer.nfev + 30
+
+
+def starts():
+    return torch.randn(5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("steps", [3, 200])
+def test_rows_together_equal_rows_apart(steps):
+    together = minimise(rosenbrock, starts(), steps=steps)
+    for row in range(5):
+        apart = minimise(rosenbrock, starts()[row : row + 1], steps=steps)
+        np.testing.assert_allclose(together.point[row], apart.point[0], rtol=1e-9, atol=1e-12)
+        assert together.converged[row] == apart.converged[0]
+
+
+def test_a_row_that_converges_early_waits_for_the_others():
+    points = starts()
+    points[2] = 1.0  # the minimum itself
+    state = minimise(rosenbrock, points, steps=300)
+    assert state.converged.all()
+    assert torch.equal(state.point[2], points[2])
+    others = [0, 1, 3, 4]
+    alone = minimise(rosenbrock, points[others], steps=300)
+    np.testing.assert_allclose(state.point[others], alone.point, rtol=1e-9)
+
+
+def broken_at(threshold):
+    def loss(point):
+        value = rosenbrock(point)
+        return torch.where(point[:, 0] > threshold, torch.nan, value)
+
+    return loss
+
+
+def test_a_row_that_starts_at_a_loss_that_is_not_finite_is_flagged_and_stays():
+    points = starts()
+    points[1, 0] = 30.0
+    state = minimise(broken_at(20.0), points, steps=300)
+    assert state.failed.tolist() == [False, True, False, False, False]
+    assert torch.equal(state.point[1], points[1])
+    others = [0, 2, 3, 4]
+    alone = minimise(rosenbrock, points[others], steps=300)
+    np.testing.assert_allclose(state.point[others], alone.point, rtol=1e-9)
+
+
+def test_trial_steps_into_infinity_are_taken_back():
+    """log is not defined left of zero: the line search must not go there, nor stop."""
+
+    def loss(point):
+        return (point - torch.log(point)).sum(-1)
+
+    state = minimise(loss, torch.full((2, 3), 0.01, dtype=torch.float64), steps=200)
+    assert not state.failed.any()
+    np.testing.assert_allclose(state.point, 1.0, atol=1e-4)
+
+
+def test_all_rows_failed():
+    state = minimise(lambda point: point.sum(-1) * torch.nan, torch.zeros(2, 3, dtype=torch.float64))
+    assert state.failed.all()
+    assert not state.converged.any()
+    assert state.steps == 0
+
+
+def test_too_few_steps_do_not_count_as_converged():
+    state = minimise(rosenbrock, torch.full((1, 4), -1.2, dtype=torch.float64), steps=4)
+    assert state.steps == 4
+    assert not bool(state.converged)
+
+
+def test_losses_never_rise_and_callbacks_can_stop():
+    losses = []
+
+    def on_step(step, state):
+        losses.append(state.loss.clone())
+        return step == 9
+
+    state = minimise(rosenbrock, starts(), steps=300, on_step=on_step)
+    assert state.steps == len(losses) == 10
+    assert (torch.stack(losses).diff(dim=0) <= 1e-10).all()
+
+
+def test_a_constant_loss_is_converged_at_once():
+    state = minimise(lambda point: 0 * point.sum(-1) + 3, torch.ones(1, 2, dtype=torch.float64))
+    assert bool(state.converged)
+    assert torch.equal(state.point, torch.ones(1, 2, dtype=torch.float64))
