@@ -12,7 +12,7 @@ from otpdag.backward.amortized import AmortizedMap
 from otpdag.backward.gibbs import GibbsOptions, RowGroup, evaluate, group_rows
 from otpdag.data import Batch
 from otpdag.errors import ModelError
-from otpdag.mechanisms.base import Noise
+from otpdag.mechanisms.base import Mechanism, Noise, Params, Parents
 from otpdag.sampling import draw_noise
 from otpdag.structure import Naturals, Structure
 
@@ -129,9 +129,8 @@ def _complete(
                 raise ModelError(f"node {node!r} is Given: its values must not be missing")
             parents = {p: values[p].unsqueeze(0) for p in structure.graph.parents(node)}
             noise = draw_noise(mechanism.noise, (1, len(group.rows), draws), generator)
-            drawn = (
-                mechanism.forward(fitted.naturals[node], parents, noise).detach()[0].expand(len(group.rows), draws, -1)
-            )
+            drawn = _made(mechanism, fitted.naturals[node], parents, noise, group, node)[0]
+            drawn = drawn.detach().expand(len(group.rows), draws, -1)
         if node in group.values:
             seen, value = (
                 group.mask[node][0].expand(-1, draws, -1),
@@ -141,6 +140,13 @@ def _complete(
         if drawn is None:
             raise RuntimeError(f"node {node!r} has neither a value nor a draw")
         values[node] = drawn
+
+
+def _made(mechanism: Mechanism, params: Params, parents: Parents, noise: Tensor, group: RowGroup, node: str) -> Tensor:
+    """A node drawn from the model, given those of its cells that are seen."""
+    if node not in group.values or not mechanism.correlated:
+        return mechanism.forward(params, parents, noise)
+    return mechanism.complete(params, group.values[node], parents, group.mask[node], noise)
 
 
 def _map_draws(fitted: Fitted, batch: Batch, draws: int, generator: torch.Generator) -> dict[str, Tensor]:

@@ -27,7 +27,11 @@ GRID_POINTS = 48
 LEAF_POINTS = 32
 QUASI_RANDOM_POINTS = 512
 MOST_STATES = 4096
+MOST_POINTS = 16_384
 MOST_ATOMS = 400
+EXACT_COUNTS = 64
+ROOT_STEP = 0.25
+MOST_COUNTS = 4000
 
 
 @dataclass(frozen=True)
@@ -62,9 +66,10 @@ def feature_columns(structure: Structure, batch: Batch) -> list[FeatureColumn]:
 
 
 def inner_nodes(structure: Structure) -> tuple[str, ...]:
-    """Nodes that have an observed descendant."""
+    """Nodes that have an observed descendant, and leaves whose coordinates cannot be integrated one by one."""
     graph = structure.graph
-    return tuple(node for node in graph.order if graph.observed_descendants(node))
+    vectors = [n for n in graph.observed if structure.mechanisms[n].correlated]
+    return tuple(node for node in graph.order if graph.observed_descendants(node) or node in vectors)
 
 
 def lay_out(
@@ -80,9 +85,12 @@ def lay_out(
     like = next(iter(batch.values.values()))
     supports, log_stride = _supports(structure, inner, count_range, like)
     numeric = [n for n in inner if n not in supports and not structure.mechanisms[n].is_given]
+    total = math.prod(len(s) for s in supports.values())
+    points = min(points, max(GRID_POINTS + 1, MOST_POINTS // total))
     noise, log_noise = _noise(structure, numeric, generator, points, like)
-    given, noise, log_noise = _given_rows(structure, batch, noise, log_noise, generator, points)
-    total, draws = math.prod(len(s) for s in supports.values()), len(log_noise)
+    rows = min(points, max(GRID_POINTS, MOST_POINTS // (total * len(log_noise))))
+    given, noise, log_noise = _given_rows(structure, batch, noise, log_noise, generator, rows, points)
+    draws = len(log_noise)
     states, repeat = {}, total
     for node, support in supports.items():
         repeat //= len(support)
@@ -104,6 +112,8 @@ def _supports(
         if mechanism.space.is_discrete:
             supports[node] = torch.eye(mechanism.space.width).to(like)
         elif mechanism.space.support == "count":
+            if mechanism.space.width > 1 and not mechanism.correlated:
+                raise ModelError(f"node {node!r}: the direct transport route takes no vector of counts with children")
             largest = math.ceil(count_range.get(node, 30.0)) + 1
             stride = max(1, math.ceil(largest / 96))
             supports[node] = torch.arange(0, largest + stride, stride).to(like).unsqueeze(-1)
@@ -146,21 +156,32 @@ def _given_rows(
     noise: dict[str, Tensor],
     log_noise: Tensor,
     generator: torch.Generator,
+    most: int,
     points: int,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
     """Covariates are not modelled: their rows are taken from the data, crossed with the noise points."""
     if not structure.given:
         return {}, noise, log_noise
-    rows = min(batch.rows, points)
-    index = torch.randperm(batch.rows, generator=generator)[:rows]
-    given = {node: batch.values[node][0, index] for node in structure.given}
-    if len(log_noise) == points:  # quasi-random points: pair them with rows
-        given = {node: value[torch.arange(points) % rows] for node, value in given.items()}
-        return given, noise, log_noise
-    draws = len(log_noise)
-    given = {node: value.repeat_interleave(draws, 0) for node, value in given.items()}
-    tiled = {node: value.repeat(rows, 1) for node, value in noise.items()}
-    return given, tiled, log_noise.repeat(rows) - math.log(rows)
+    draws, share = len(log_noise), batch.weight[0] / batch.weight[0].sum()
+    if draws == points:  # quasi-random points: pair them with rows
+        index = _proportional(share, points, generator)
+        index = index[torch.randperm(points, generator=generator)]
+        return {node: batch.values[node][0, index] for node in structure.given}, noise, log_noise
+    if batch.rows <= most:
+        index, log_share = torch.arange(batch.rows), torch.log(share)
+    else:
+        index, log_share = _proportional(share, most, generator), torch.full((most,), -math.log(most)).to(share)
+    given = {node: batch.values[node][0, index].repeat_interleave(draws, 0) for node in structure.given}
+    tiled = {node: value.repeat(len(index), 1) for node, value in noise.items()}
+    return given, tiled, log_noise.repeat(len(index)) + log_share.repeat_interleave(draws)
+
+
+def _proportional(share: Tensor, size: int, generator: torch.Generator) -> Tensor:
+    """Row numbers in proportion to their weights, in random order of the rows (systematic sampling)."""
+    order = torch.randperm(len(share), generator=generator)
+    steps = (torch.arange(size, dtype=torch.float64) + float(torch.rand(1, generator=generator))) / size
+    cumulative = share[order].double().cumsum(0)
+    return order[torch.searchsorted(cumulative, steps * cumulative[-1]).clamp(max=len(share) - 1)]
 
 
 def quadrature(kind: str, points: int) -> tuple[Tensor, Tensor]:
@@ -225,11 +246,52 @@ def leaf_means(mechanism: Mechanism, params: Params, parents: Parents, kernels: 
     closed = mechanism.kernel_means(params, parents, kernels)
     if closed is not None:
         return closed
+    if mechanism.space.support == "count" and mechanism.has_density and not mechanism.correlated:
+        return _count_means(mechanism, params, parents, kernels)
     atoms = mechanism.atoms(params, parents, MOST_ATOMS)
     if atoms is not None:
         probs = torch.exp(atoms.log_probs)
         return [probs @ kernel(atoms.values) for kernel in kernels]
     return _leaf_quadrature(mechanism, params, parents, kernels)
+
+
+def _count_means(mechanism: Mechanism, params: Params, parents: Parents, kernels: Sequence[Kernel]) -> list[Tensor]:
+    """Sum over counts as far as a kernel reaches, which does not depend on the parameters."""
+    spread = {name: value.unsqueeze(-2) for name, value in parents.items()}
+    found = []
+    for cell, kernel in enumerate(kernels):
+        counts, width = (value.to(kernel.landmarks) for value in count_atoms(_reach(kernel)))
+        grid = counts.reshape(1, 1, -1, 1).expand(1, 1, -1, mechanism.space.width)
+        own = torch.arange(mechanism.space.width, device=counts.device) == cell
+        probs = torch.exp(mechanism.log_prob(params, grid, spread, own.reshape(1, 1, 1, -1)))
+        found.append((probs * width.to(probs)) @ kernel(counts.unsqueeze(-1)).to(probs))
+    return found
+
+
+def _reach(kernel: Kernel) -> float:
+    """The count beyond which all kernels of a column vanish."""
+    if not kernel.landmarks.numel():
+        return 0.0
+    furthest = kernel.centre + kernel.spread * float((kernel.landmarks + 6 * kernel.bandwidths).max())
+    return max(furthest, 0.0) ** 2 if kernel.root else max(furthest, 0.0)
+
+
+def count_atoms(largest: float) -> tuple[Tensor, Tensor]:
+    """Counts from zero to ``largest``, and how many each stands for: ever fewer, as their distributions get wider.
+
+    The spread of a Poisson count is its root, so that steps of a quarter on the scale of roots lose nothing.
+
+    >>> counts, width = count_atoms(1000.0)
+    >>> len(counts), int(width.sum())
+    (160, 1009)
+    """
+    root = math.sqrt(largest)
+    step = max(ROOT_STEP, root / MOST_COUNTS)
+    wide = torch.round(torch.arange(0.0, root + 2 * step, step, dtype=torch.float64) ** 2)
+    counts = torch.cat([torch.arange(EXACT_COUNTS, dtype=torch.float64), wide[wide >= EXACT_COUNTS]]).unique()
+    middle = 0.5 * (counts[1:] + counts[:-1])
+    edges = torch.cat([counts[:1] - 0.5, middle, counts[-1:] + 0.5])
+    return counts, edges.diff()
 
 
 def _leaf_quadrature(mechanism: Mechanism, params: Params, parents: Parents, kernels: Sequence[Kernel]) -> list[Tensor]:

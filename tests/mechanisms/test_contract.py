@@ -48,9 +48,12 @@ BUILD = {
 }
 VARIANTS = {
     "Normal-dim": (m.Normal(2), "discrete-real"),
+    "Normal-isotropic": (m.Normal(2, isotropic=True, floor=0.01), "discrete-real"),
     "Normal-shared": (m.Normal(shared_scale=True), "discrete-real"),
     "Normal-network": (m.Normal(network=(8,)), "discrete-real"),
     "Normal-fixed-weight": (m.Normal(weight=[[0.5], [-1.0]]), "discrete-real"),
+    "MultivariateNormal-3": (m.MultivariateNormal(3, floor=1e-4), "discrete-real"),
+    "MultivariateNormal-shared": (m.MultivariateNormal(2, shared_covariance=True), "discrete"),
     "LogNormal-dim": (m.LogNormal(2), "discrete"),
     "StudentT-dim": (m.StudentT(2), "real"),
     "StudentT-df": (m.StudentT(df=4.0), "discrete"),

@@ -400,12 +400,17 @@ def _fill_in_partly(
     if node in group.states:
         return _clamp_states(mechanism, params, parents, group, node)
     if group.proposal is None or node not in group.noise:
-        value = torch.where(known, seen, _fill_in(mechanism, params, parents, group, phi, node, values)[0])
+        noise = group.noise.get(node, group.log_weight.new_zeros(1, 1, 1, 0))
+        value = mechanism.complete(params, seen, parents, known, noise)
         return value, 0.0, mechanism.log_prob(params, value, parents, known)
     draw = _propose(group, phi, node, values)
     value = torch.where(known, seen, draw.value)
-    unknown_density = mechanism.log_prob(params, value, parents, ~known) - draw.log_prob_of(~known)
-    return value, unknown_density, mechanism.log_prob(params, value, parents, known)
+    known_density = mechanism.log_prob(params, value, parents, known)
+    if mechanism.correlated:
+        unknown_density = mechanism.log_prob(params, value, parents) - known_density
+    else:
+        unknown_density = mechanism.log_prob(params, value, parents, ~known)
+    return value, unknown_density - draw.log_prob_of(~known), known_density
 
 
 def _clamp_states(mechanism: Mechanism, params: Params, parents: Parents, group: RowGroup, node: str) -> Filled:

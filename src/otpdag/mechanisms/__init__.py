@@ -11,6 +11,7 @@ from otpdag.mechanisms.gamma import Gamma
 from otpdag.mechanisms.given import Given
 from otpdag.mechanisms.lognormal import LogNormal
 from otpdag.mechanisms.multinomial import Multinomial
+from otpdag.mechanisms.multivariate_normal import MultivariateNormal
 from otpdag.mechanisms.normal import Normal
 from otpdag.mechanisms.parameters import start, tie
 from otpdag.mechanisms.spec import from_spec, register
@@ -31,6 +32,7 @@ __all__ = [
     "LogNormal",
     "Mechanism",
     "Multinomial",
+    "MultivariateNormal",
     "NegativeBinomial",
     "Noise",
     "Normal",
@@ -53,6 +55,7 @@ register(Gamma)
 register(Given)
 register(LogNormal)
 register(Multinomial)
+register(MultivariateNormal)
 register(NegativeBinomial)
 register(Normal)
 register(Poisson)

@@ -241,6 +241,15 @@ class Mechanism(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} cannot recover its noise")
 
+    @property
+    def correlated(self) -> bool:
+        """Whether coordinates depend on each other given the parents."""
+        return False
+
+    def complete(self, params: Params, value: Tensor, parents: Parents, mask: Tensor, noise: Tensor) -> Tensor:
+        """Draw the cells of ``value`` that ``mask`` (R, ..., cells) does not keep, given those that it keeps."""
+        return torch.where(mask, value, self.forward(params, parents, noise))
+
     def atoms(self, params: Params, parents: Parents, limit: int) -> Atoms | None:
         """The support with its probabilities, if it is finite (or can be cut) at ``limit`` atoms or fewer."""
         return None

@@ -10,8 +10,9 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from otpdag.divergences.whitened import Kernel
+from otpdag.errors import ModelError
 from otpdag.mechanisms.base import Noise, Params, Parents, sum_cells
-from otpdag.mechanisms.parameters import POSITIVE, Parameter, Setting, as_setting
+from otpdag.mechanisms.parameters import POSITIVE, Floored, Parameter, Setting, as_setting
 from otpdag.mechanisms.predicted import Predicted, check_dim
 from otpdag.mechanisms.predictor import Predictor, centre_and_spread
 from otpdag.spaces import Real, Space
@@ -24,6 +25,9 @@ SMALLEST_SCALE = 1e-3
 
 class LocationScale(Predicted):
     """Shared parts of nodes with a predicted location and a scale for each discrete configuration."""
+
+    isotropic = False
+    floor = 0.0
 
     def __init__(
         self,
@@ -70,7 +74,10 @@ class LocationScale(Predicted):
 
     def parameters(self) -> dict[str, Parameter]:
         """Location table, slopes, scale table."""
-        scale = Parameter((self.scale_rows, self.dim), POSITIVE, self.scale_setting, unit=self.unit)
+        support = Floored(self.floor) if self.floor else POSITIVE
+        unit = None if self.unit is None else self._over_coordinates(self.unit)
+        columns = 1 if self.isotropic else self.dim
+        scale = Parameter((self.scale_rows, columns), support, self.scale_setting, unit=unit)
         return {**self.predictor.parameters(), "scale": scale}
 
     def on_line(self, value: Tensor) -> Tensor:
@@ -86,15 +93,24 @@ class LocationScale(Predicted):
         target = self.on_line(value)
         found = self.predictor.start(target, parents, weight)
         residual = (target - self.predictor.predict_rows(found, parents)) ** 2
-        floor = SMALLEST_SCALE * centre_and_spread(target, weight)[1]
+        floor = max(SMALLEST_SCALE, 1.5 * self.floor) * centre_and_spread(target, weight)[1]
         # two rows' worth of the overall variance keeps a nearly empty configuration sane
         variance = self.pooled(residual, self.scale_rows, parents, weight)
-        return {**found, "scale": variance.sqrt().maximum(floor)}
+        return {**found, "scale": self._over_coordinates(variance.sqrt().maximum(floor))}
+
+    def _over_coordinates(self, scale: Tensor) -> Tensor:
+        """Scales (..., dim) as they are, or the root mean square over the coordinates that share one: (..., 1)."""
+        return scale.square().mean(-1, keepdim=True).sqrt() if self.isotropic else scale
 
     def location_and_scale(self, params: Params, parents: Parents, like: Tensor) -> tuple[Tensor, Tensor]:
         """Both at these parents, ready to meet a value or noise ``like``: (R, ..., dim)."""
         loc = self.predictor(params, parents, like)
-        return loc, self.row_of(params["scale"], parents, loc.ndim)
+        return loc, self.scale_at(params, parents, loc.ndim)
+
+    def scale_at(self, params: Params, parents: Parents, ndim: int) -> Tensor:
+        """The scale of each coordinate at these parents: (R, ..., dim)."""
+        scale = self.row_of(params["scale"], parents, ndim)
+        return scale.expand(*scale.shape[:-1], self.dim) if self.isotropic else scale
 
 
 class Normal(LocationScale):
@@ -111,10 +127,37 @@ class Normal(LocationScale):
             scale of something never seen can be moved into its children without changing what is seen.
         network: Sizes of hidden layers of a network of the parents that replaces the linear prediction.
         shared_scale: One scale for all configurations of the discrete parents.
+        isotropic: One scale for all coordinates.
+        floor: A scale that none falls below, as a share of the column's own spread; it keeps a configuration with few
+            rows from collapsing to a point, where the likelihood is infinite.
 
     >>> Normal(scale=1.0).space
     Real(dim=1)
     """
+
+    def __init__(
+        self,
+        dim: int = 1,
+        *,
+        loc: ArrayLike | Setting = None,
+        weight: ArrayLike | Setting = None,
+        scale: ArrayLike | Setting = None,
+        network: Sequence[int] = (),
+        shared_scale: bool = False,
+        isotropic: bool = False,
+        floor: float = 0.0,
+    ) -> None:
+        super().__init__(dim, loc=loc, weight=weight, scale=scale, network=network, shared_scale=shared_scale)
+        if floor < 0:
+            raise ModelError(f"floor must not be negative; got {floor}")
+        self.isotropic, self.floor = isotropic, floor
+
+    def describe(self, params: Params) -> dict[str, Tensor]:
+        """Tables by discrete parents; one number for a scale that all coordinates share."""
+        shown = super().describe(params)
+        if self.isotropic and self.dim > 1:
+            shown["scale"] = shown["scale"][..., 0]
+        return shown
 
     def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:
         """``loc + scale * u``."""
@@ -140,7 +183,7 @@ class Normal(LocationScale):
         if any(kernel.is_discrete or kernel.root for kernel in kernels):
             return None
         loc = self.predictor(params, parents)
-        scale = self.row_of(params["scale"], parents, loc.ndim)
+        scale = self.scale_at(params, parents, loc.ndim)
         found = []
         for i, kernel in enumerate(kernels):
             landmarks, bandwidths = kernel.landmarks.to(loc), kernel.bandwidths.to(loc)

@@ -19,6 +19,7 @@ __all__ = [
     "SIMPLEX",
     "UNIT",
     "Fixed",
+    "Floored",
     "Parameter",
     "Setting",
     "Start",
@@ -68,6 +69,32 @@ class _Positive(Support):
         return torch.log(natural.clamp(min=1e-26))
 
     def check(self, value: Tensor) -> bool:
+        return super().check(value) and bool((value > 0).all())
+
+
+class Floored(Support):
+    """Numbers above ``floor``: the root of its square and that of a positive number.
+
+    >>> Floored(3.0).natural(torch.log(torch.tensor([4.0])))
+    tensor([5.])
+    """
+
+    name = "a number above zero"
+
+    def __init__(self, floor: float) -> None:
+        self.floor = floor
+
+    def natural(self, raw: Tensor) -> Tensor:
+        """Add the squares."""
+        return torch.sqrt(POSITIVE.natural(raw) ** 2 + self.floor**2)
+
+    def raw(self, natural: Tensor) -> Tensor:
+        """Subtract them; what lies at the floor comes back a sliver above it."""
+        excess = natural**2 - self.floor**2
+        return POSITIVE.raw(excess.maximum(1e-12 * natural**2).sqrt())
+
+    def check(self, value: Tensor) -> bool:
+        """Whether ``value`` can be a scale."""
         return super().check(value) and bool((value > 0).all())
 
 

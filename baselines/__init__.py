@@ -1,0 +1,1 @@
+"""Peers that experiments and benchmarks compare with, behind one interface: ``fit(data, ...) -> Estimate``."""

@@ -1,0 +1,1 @@
+"""One module for each table or figure; ``otpdag reproduce`` lists and runs them."""

@@ -1,0 +1,255 @@
+"""Normal vectors whose coordinates depend on each other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from otpdag.errors import ModelError
+from otpdag.mechanisms.base import Noise, Params, Parents
+from otpdag.mechanisms.parameters import Parameter, Setting, Support, as_setting
+from otpdag.mechanisms.predicted import Predicted, check_dim
+from otpdag.mechanisms.predictor import Predictor, centre_and_spread
+from otpdag.spaces import Real, Space
+
+__all__ = ["MultivariateNormal"]
+
+LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+SMALLEST_VARIANCE = 1e-6
+
+
+class _Covariance(Support):
+    """Covariance matrices by their Cholesky factor, plus ``floor`` on the diagonal."""
+
+    name = "symmetric positive definite matrices"
+
+    def __init__(self, floor: float = 0.0) -> None:
+        self.floor = floor
+
+    def natural(self, raw: Tensor) -> Tensor:
+        factor = torch.tril(raw, -1) + torch.diag_embed(torch.exp(raw.diagonal(dim1=-2, dim2=-1).clamp(-30.0, 30.0)))
+        return factor @ factor.mT + self.floor * torch.eye(raw.shape[-1]).to(raw)
+
+    def raw(self, natural: Tensor) -> Tensor:
+        eye = torch.eye(natural.shape[-1]).to(natural)
+        excess = natural - self.floor * eye
+        values, vectors = torch.linalg.eigh(excess)
+        # what lies at the floor has no excess: a sliver keeps the factor defined
+        smallest = 1e-12 * natural.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None]
+        excess = (vectors * values.maximum(smallest).unsqueeze(-2)) @ vectors.mT
+        factor = torch.linalg.cholesky(excess)
+        return torch.tril(factor, -1) + torch.diag_embed(torch.log(factor.diagonal(dim1=-2, dim2=-1)))
+
+    def check(self, value: Tensor) -> bool:
+        if not super().check(value) or not torch.allclose(value, value.mT):
+            return False
+        return bool((torch.linalg.eigvalsh(value) > 0).all())
+
+
+class MultivariateNormal(Predicted):
+    r"""A normal vector with a full covariance matrix for each discrete configuration of its parents.
+
+    .. math:: x = \mathrm{loc}[\mathrm{pa}] + W^\top \mathrm{pa} + L[\mathrm{pa}] \, u,
+              \quad L L^\top = \mathrm{covariance}, \quad u \sim N(0, I)
+
+    Missing cells are integrated out exactly: what is seen has the corresponding marginal. Where coordinates are
+    independent given the parents, :class:`Normal` does the same with less work.
+
+    Args:
+        dim: Number of coordinates.
+        loc: Intercept; a number fixes it, ``otp.start(v)`` starts it, ``otp.tie(name)`` shares it.
+        weight: Slopes of the numeric parents, in the order of the edges.
+        covariance: Covariance of the noise, (dim, dim) or one for each configuration.
+        shared_covariance: One covariance for all configurations of the discrete parents.
+        floor: Variance that no direction falls below, as a share of the column's own; it keeps a configuration with
+            few rows from collapsing to a point, where the likelihood is infinite.
+
+    >>> MultivariateNormal(3).space
+    Real(dim=3)
+    """
+
+    def __init__(
+        self,
+        dim: int = 2,
+        *,
+        loc: ArrayLike | Setting = None,
+        weight: ArrayLike | Setting = None,
+        covariance: ArrayLike | Setting = None,
+        shared_covariance: bool = False,
+        floor: float = 0.0,
+    ) -> None:
+        if floor < 0:
+            raise ModelError(f"floor must not be negative; got {floor}")
+        self.dim, self.network = check_dim(dim), ()
+        self.loc, self.weight, self.covariance = as_setting(loc), as_setting(weight), as_setting(covariance)
+        self.shared_covariance = shared_covariance
+        self.floor = floor
+
+    def on_setup(self) -> None:
+        """Build the predictor; what is not identified in a hidden node is fixed unless it is given."""
+        loc, covariance = self.loc, self.covariance
+        if self.family.hidden:
+            loc = as_setting(0.0) if loc is None and not self.family.discrete else loc
+            covariance = as_setting(torch.eye(self.dim).numpy()) if covariance is None else covariance
+        self.predictor = Predictor(self.family, self.dim, "loc", loc, self.weight)
+        self.covariance_setting = covariance
+        self.support = _Covariance(self.floor)
+
+    @property
+    def space(self) -> Space:
+        """Real vectors."""
+        return Real(self.dim)
+
+    @property
+    def noise(self) -> Noise:
+        """Standard normal, one for each coordinate."""
+        return Noise(self.dim, "normal")
+
+    @property
+    def correlated(self) -> bool:
+        """Coordinates depend on each other."""
+        return self.dim > 1
+
+    @property
+    def covariance_rows(self) -> int:
+        """One covariance for each configuration of the discrete parents, or one for all."""
+        return 1 if self.shared_covariance else self.predictor.rows
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Location table, slopes, covariances."""
+        unit = None if self.unit is None else torch.outer(self.unit, self.unit)
+        shape = (self.covariance_rows, self.dim, self.dim)
+        covariance = Parameter(shape, self.support, self.covariance_setting, unit=unit)
+        return {**self.predictor.parameters(), "covariance": covariance}
+
+    def on_scale(self, value: Tensor, parents: Parents, weight: Tensor) -> None:
+        """Adopt the units of the columns."""
+        self.predictor = self.predictor.with_units(value, parents, weight)
+
+    def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
+        """Weighted regression, then the residuals' covariance in each configuration."""
+        found = self.predictor.start(value, parents, weight)
+        residual = value - self.predictor.predict_rows(found, parents)
+        products = (residual.unsqueeze(-1) * residual.unsqueeze(-2)).flatten(1)
+        # two rows' worth of the overall covariance keep a nearly empty configuration sane
+        pooled = self.pooled(products, self.covariance_rows, parents, weight).unflatten(-1, (self.dim, self.dim))
+        spread = centre_and_spread(value, weight)[1]
+        return {**found, "covariance": pooled + max(SMALLEST_VARIANCE, 2 * self.floor) * torch.diag(spread**2)}
+
+    def describe(self, params: Params) -> dict[str, Tensor]:
+        """Tables by discrete parents; scalars for scalar nodes."""
+        shown = super().describe({name: value for name, value in params.items() if name != "covariance"})
+        value = params["covariance"]
+        value = value[:, 0] if value.shape[1] == 1 else self.predictor.by_configuration(value)
+        return {**shown, "covariance": value[..., 0, 0] if self.dim == 1 else value}
+
+    # -- behaviour -----------------------------------------------------------------------------------------------
+
+    def location_and_factor(
+        self, params: Params, parents: Parents, like: Tensor, cells: Sequence[int] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Location (R, ..., k) and Cholesky factor (R, ..., k, k) of these coordinates at these parents."""
+        loc, covariance = self.predictor(params, parents, like), params["covariance"]
+        if cells is not None:
+            index = torch.tensor(list(cells), device=covariance.device)
+            covariance = covariance.index_select(-1, index).index_select(-2, index)
+            loc = loc.index_select(-1, index)
+        size = covariance.shape[-1]
+        factor = torch.linalg.cholesky(covariance).flatten(-2)
+        return loc, self.row_of(factor, parents, loc.ndim).unflatten(-1, (size, size))
+
+    def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:
+        """``loc + L u``."""
+        loc, factor = self.location_and_factor(params, parents, noise)
+        return loc + _times(factor, noise)
+
+    def abduct(self, params: Params, value: Tensor, parents: Parents, uniform: Tensor) -> Tensor:
+        """``L^-1 (x - loc)``."""
+        loc, factor = self.location_and_factor(params, parents, value)
+        return _times(_inverse(factor), value - loc)
+
+    def mean(self, params: Params, parents: Parents) -> Tensor:
+        """The location."""
+        return self.predictor(params, parents)
+
+    def log_prob(self, params: Params, value: Tensor, parents: Parents, mask: Tensor | None = None) -> Tensor:
+        """Normal log-density of the cells that are seen."""
+        if mask is None or bool(mask.all()):
+            return self._density(params, value, parents, range(self.dim))
+        if mask.shape[0] == 1 and value.shape[1] == mask.shape[1] > 1 and self._same_in_a_row(mask):
+            return self._by_rows(params, value, parents, mask)
+        found: Tensor | None = None
+        for pattern in torch.unique(mask.reshape(-1, self.dim), dim=0):
+            part = self._density(params, value, parents, torch.nonzero(pattern)[:, 0].tolist())
+            here = (mask == pattern).all(-1)
+            found = torch.where(here, part, 0.0 if found is None else found)
+        if found is None:
+            raise RuntimeError("a mask has at least one pattern")
+        return found
+
+    def _same_in_a_row(self, mask: Tensor) -> bool:
+        return mask.numel() == mask.shape[1] * self.dim
+
+    def _by_rows(self, params: Params, value: Tensor, parents: Parents, mask: Tensor) -> Tensor:
+        """Rows that show the same cells together, each group with the marginal of its cells."""
+        patterns, group = torch.unique(mask.reshape(-1, self.dim), dim=0, return_inverse=True)
+        parts, order = [], []
+        for number, pattern in enumerate(patterns):
+            rows = torch.nonzero(group == number)[:, 0]
+            own = {name: p[:, rows] if p.ndim > 2 and p.shape[1] > 1 else p for name, p in parents.items()}
+            part = self._density(params, value[:, rows], own, torch.nonzero(pattern)[:, 0].tolist())
+            parts.append(part)
+            order.append(rows)
+        return torch.cat(parts, 1).index_select(1, torch.cat(order).argsort())
+
+    def _density(self, params: Params, value: Tensor, parents: Parents, cells: Sequence[int]) -> Tensor:
+        """Log-density of some cells; of none, zero."""
+        whole = len(cells) == self.dim
+        if not len(cells):
+            return torch.zeros_like((value - self.predictor(params, parents, value))[..., 0])
+        loc, factor = self.location_and_factor(params, parents, value, None if whole else cells)
+        gap = (value if whole else value[..., list(cells)]) - loc
+        noise = _times(_inverse(factor), gap)
+        log_det = torch.log(factor.diagonal(dim1=-2, dim2=-1)).sum(-1)
+        return -0.5 * noise.square().sum(-1) - log_det - len(cells) * LOG_SQRT_2PI
+
+    def complete(self, params: Params, value: Tensor, parents: Parents, mask: Tensor, noise: Tensor) -> Tensor:
+        """Draw the cells that are not seen, given those that are."""
+        drawn = self.forward(params, parents, noise)
+        mask, value, drawn = torch.broadcast_tensors(mask, value, drawn)
+        found = drawn
+        for pattern in torch.unique(mask.reshape(-1, self.dim), dim=0):
+            seen = torch.nonzero(pattern)[:, 0]
+            if not len(seen):
+                continue
+            # Matheron's rule: a draw of the whole, moved by the regression of its error in the seen cells
+            here = (mask == pattern).all(-1)
+            gain = self._gain(params, parents, drawn, seen)
+            moved = drawn + _times(gain, (value - drawn)[..., seen])
+            found = torch.where(here.unsqueeze(-1), moved, found)
+        return torch.where(mask, value, found)
+
+    def _gain(self, params: Params, parents: Parents, like: Tensor, seen: Tensor) -> Tensor:
+        """Regression of all coordinates on the seen ones: (R, ..., dim, seen)."""
+        covariance = params["covariance"]
+        among = covariance.index_select(-1, seen).index_select(-2, seen)
+        gain = torch.linalg.solve(among, covariance.index_select(-2, seen)).mT
+        table = gain.flatten(-2)
+        return self.row_of(table, parents, like.ndim).unflatten(-1, tuple(gain.shape[-2:]))
+
+
+def _inverse(factor: Tensor) -> Tensor:
+    eye = torch.eye(factor.shape[-1]).to(factor).expand_as(factor)
+    return torch.linalg.solve_triangular(factor, eye, upper=False)
+
+
+def _times(matrix: Tensor, vector: Tensor) -> Tensor:
+    """Multiply (R, ..., d, k) by (R, ..., k); a matrix that all rows share is not copied for them."""
+    if matrix.shape[1] > 1 or vector.ndim < 3:
+        return (matrix @ vector.unsqueeze(-1)).squeeze(-1)
+    moved = vector.movedim(1, -2) @ matrix.squeeze(1).mT
+    return moved.movedim(-2, 1)
