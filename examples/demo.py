@@ -1,0 +1,108 @@
+"""The demonstration: learn a grid's hidden load from a table with gaps, and compare with the truth.
+
+Run ``make demo``, or ``python examples/demo.py``. It takes some seconds and writes two pictures to demo/.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from make_grid import TRUTH, complete_table
+from rich.console import Console
+from rich.table import Table
+
+import otpdag as otp
+from otpdag import mechanisms as m
+from otpdag.tables import estimates
+
+HERE = Path(__file__).parent
+console = Console(highlight=False)
+
+
+def main(rows: int | None, restarts: int, out: Path) -> None:
+    data = pd.read_csv(HERE / "data" / "grid.csv").head(rows)
+    console.print(
+        f"[bold]{len(data):,} days of an electricity grid[/]: {', '.join(data.columns)}; "
+        f"{data.isna().to_numpy().mean():.0%} of the cells are missing, and the load was never metered."
+    )
+
+    # The whole of the library's use: a graph, a model, a fit.
+    graph = otp.Graph(
+        [("season", "load"), ("load", "price"), ("load", "outages"), ("load", "frequency"), ("load", "complaint")],
+        hidden=["load"],
+    )
+    model = otp.Model.from_frame(graph, data, hidden={"load": m.Normal()}, mechanisms={"outages": m.Poisson()})
+    console.print(model, markup=False)
+    result = otp.fit(model, data, seed=0, restarts=restarts)
+    console.print(f"\n{result.status} after {result.seconds:.1f} s (method {result.method.name})\n", markup=False)
+
+    compare(model)
+    console.print()
+    judge(model, data, complete_table().head(len(data)))
+
+    out.mkdir(parents=True, exist_ok=True)
+    otp.plots.draw_graph(graph).savefig(out / "graph.png", dpi=150)
+    otp.plots.search_curve(result.stages).savefig(out / "learning.png", dpi=150)
+    model.save(out / "grid.otp")
+    console.print(f"\nWrote [bold]{out}/graph.png[/], [bold]{out}/learning.png[/] and the model, {out}/grid.otp.")
+
+
+def compare(model: otp.Model) -> None:
+    """Print the learned parameters beside the true ones."""
+    found, true = (estimates(model, centred(params)) for params in (model.params(), TRUTH))
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("node", "parameter", "at"):
+        table.add_column(title)
+    for title in ("true", "estimated", "difference"):
+        table.add_column(title, justify="right")
+    last = ""
+    for row, truth in zip(found.itertuples(), true["value"], strict=True):
+        if row.fixed or row.at.endswith("billing"):  # the first category is the reference: zero by definition
+            continue
+        node = row.node if row.node != last else ""
+        table.add_row(node, row.parameter, row.at, f"{truth:.3f}", f"{row.value:.3f}", f"{row.value - truth:+.3f}")
+        last = row.node
+    console.print(table)
+
+
+def centred(params: dict) -> dict:
+    """Parameters with the load measured from its average over the seasons.
+
+    Nothing in the data tells where the load is zero or which way it points: its children's intercepts can take up any
+    shift. The library points it so that its first child's slope is positive; here both sides get the same origin.
+    """
+    origin = np.mean(params["load"]["loc"])
+    moved = {node: {name: np.array(value, dtype=float) for name, value in own.items()} for node, own in params.items()}
+    moved["load"]["loc"] -= origin
+    for node, intercept in (("price", "loc"), ("outages", "log_rate"), ("frequency", "loc"), ("complaint", "logits")):
+        moved[node][intercept] = moved[node][intercept] + origin * moved[node]["weight"][0]
+    return moved
+
+
+def judge(model: otp.Model, data: pd.DataFrame, complete: pd.DataFrame) -> None:
+    """Print how well the hidden load and the missing cells are found again."""
+    drawn = model.posterior(data, draws=100, seed=0)["load"].groupby(level="row")
+    load = drawn.mean()
+    console.print(f"Hidden load: correlation {load.corr(complete['load']):.2f} with the load that the rows came from.")
+    low, high = drawn.quantile(0.05)[0], drawn.quantile(0.95)[0]
+    shown = ", ".join(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+                      for name, value in data.loc[0].dropna().items())  # fmt: skip
+    console.print(f"First day ({shown}): load {load[0]:.2f}, between {low:.2f} and {high:.2f} with 90 % probability.")
+    filled, gap = model.impute(data, seed=0), data["price"].isna()
+    error = (filled["price"] - complete["price"])[gap].pow(2).mean() ** 0.5
+    naive = (data["price"].mean() - complete["price"])[gap].pow(2).mean() ** 0.5
+    console.print(
+        f"Missing prices: filled with a typical error of {error:.1f}, against {naive:.1f} for the mean price."
+    )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, help="use only the first rows")
+    parser.add_argument("--restarts", type=int, default=4, help="number of starts (default 4)")
+    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder of the pictures (default demo)")
+    arguments = parser.parse_args()
+    main(arguments.rows, arguments.restarts, arguments.out)
