@@ -38,9 +38,8 @@ def first_parent(parents):
     return next(iter(parents.values()))[..., :1] * 2
 
 
-# how to build what needs arguments; everything else is built by its name alone
+# how to build what needs more than sizes
 BUILD = {
-    "Dirichlet": lambda family: m.Dirichlet(3),
     "Stay": lambda family: m.Stay(3),
     "Multinomial": lambda family: m.Multinomial(5, total=12),
     "Deterministic": lambda family: m.Deterministic(first_parent),
@@ -75,7 +74,10 @@ MORE_PARENTS = {"simplex": (("t", Simplex(3)),), "discrete-count": (("a", Discre
 
 
 def build(cls, family):
-    return BUILD[cls.__name__](family) if cls.__name__ in BUILD else cls()
+    if cls.__name__ in BUILD:
+        return BUILD[cls.__name__](family)
+    needed = [p.name for p in inspect.signature(cls).parameters.values() if p.default is p.empty]
+    return cls(**dict.fromkeys(needed, 3))
 
 
 def cases():

@@ -146,6 +146,25 @@ def test_dirichlet_with_missing_cells_is_the_marginal():
     torch.testing.assert_close(two, bound.log_prob(params, value, {}))
 
 
+def test_a_completed_dirichlet_follows_the_conditional():
+    bound, params = both(m.Dirichlet(3), {"concentration": [[0.5, 1.5, 4.0]]}, ())
+    value = tensor([[[0.2, torch.nan, torch.nan]]]).expand(1, 4000, 3)
+    noise = torch.rand(1, 4000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = bound.complete(params, value, {}, torch.tensor([[[True, False, False]]]), noise)[0]
+    assert (found[:, 0] == 0.2).all()
+    assert stats.kstest(found[:, 1] / 0.8, stats.beta(1.5, 4.0).cdf).pvalue > 1e-4
+
+
+def test_a_completed_multinomial_follows_the_conditional():
+    bound, params = both(m.Multinomial(3, total=10), {"probs": [[0.2, 0.3, 0.5]]}, ())
+    value = tensor([[[4.0, torch.nan, torch.nan]]]).expand(1, 4000, 3)
+    noise = torch.rand(1, 4000, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = bound.complete(params, value, {}, torch.tensor([[[True, False, False]]]), noise)[0]
+    assert (found.sum(-1) == 10).all()
+    seen = np.bincount(found[:, 1].int(), minlength=7)
+    assert stats.chisquare(seen, 4000 * stats.binom(6, 0.3 / 0.8).pmf(np.arange(7))).pvalue > 1e-4
+
+
 def test_dirichlet_draws_survive_concentrations_that_underflow():
     bound, params = both(m.Dirichlet(3, concentration=1e-4), {}, ())
     params = bound.natural({})

@@ -76,7 +76,10 @@ class Decoder(Mechanism):
 
     def parameters(self) -> dict[str, Parameter]:
         """The module's parameters by name, and the scale."""
-        found = {PREFIX + name: Parameter(tuple(value.shape), REAL) for name, value in self.module.named_parameters()}
+        found = {
+            PREFIX + name: Parameter(tuple(value.shape), REAL, init_scale=_spread(value))
+            for name, value in self.module.named_parameters()
+        }
         if self.noise_scale is not None:
             found["scale"] = Parameter((1,), POSITIVE, self.noise_scale)
         return found
@@ -189,3 +192,8 @@ def _reset(module: nn.Module, seed: int) -> nn.Module:
             if callable(reset):
                 reset()
     return fresh
+
+
+def _spread(value: Tensor) -> float:
+    """Standard deviation of a parameter's entries."""
+    return value.detach().double().std(correction=0).item()

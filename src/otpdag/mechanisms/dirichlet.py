@@ -144,6 +144,23 @@ class Dirichlet(Predicted):
         level = level + torch.special.ndtri(inside_unit(uniform[..., :1])) * torch.rsqrt(precision)
         return (level - gap) * torch.rsqrt(variance)
 
+    @property
+    def correlated(self) -> bool:
+        """Always: the coordinates sum to one."""
+        return True
+
+    def complete(self, params: Params, value: Tensor, parents: Parents, mask: Tensor, noise: Tensor) -> Tensor:
+        """Share what the seen coordinates leave among the others, in the proportions of a fresh vector.
+
+        These proportions are independent of the seen ones for the exact distribution, nearly so for the approximation.
+        """
+        drawn = self.forward(params, parents, noise)
+        value, mask, drawn = torch.broadcast_tensors(value, mask, drawn)
+        seen = torch.where(mask, value, 0.0)
+        fresh = torch.where(mask, 0.0, drawn)
+        left = (1 - seen.sum(-1, keepdim=True)).clamp(min=0.0)
+        return seen + left * fresh / fresh.sum(-1, keepdim=True).clamp(min=torch.finfo(fresh.dtype).tiny)
+
     def mean(self, params: Params, parents: Parents) -> Tensor | None:
         """The normalised concentrations; none in closed form for the approximation."""
         concentration = self.concentration_at(params, parents)

@@ -170,13 +170,29 @@ class Multinomial(Predicted):
     def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:
         """Divide the draws down the tree by binomial quantiles."""
         probs = torch.softmax(self.log_probs(params, parents, noise), -1)
-        total = self.draws(parents, noise)
+        return self._divide(noise, probs, self.draws(parents, noise))
+
+    def _divide(self, noise: Tensor, probs: Tensor, total: Tensor) -> Tensor:
+        """Divide ``total`` (R, ..., 1) draws down the tree in proportion to ``probs`` (R, ..., categories)."""
         shape = torch.broadcast_shapes(probs.shape[:-1], total.shape[:-1], noise.shape[:-1])
         arrays = (inside_unit(noise), probs, total)
         noise_np, probs_np, total_np = (
             tensor.detach().expand(*shape, tensor.shape[-1]).cpu().numpy() for tensor in arrays
         )
         return torch.as_tensor(self._tree.divide(noise_np, probs_np, total_np)).to(noise)
+
+    @property
+    def correlated(self) -> bool:
+        """Always: the counts sum to the number of draws."""
+        return True
+
+    def complete(self, params: Params, value: Tensor, parents: Parents, mask: Tensor, noise: Tensor) -> Tensor:
+        """Divide the draws that the seen counts leave among the other categories."""
+        probs = torch.where(mask, 0.0, torch.softmax(self.log_probs(params, parents, noise), -1))
+        seen = torch.where(mask, value, 0.0)
+        left = (self.draws(parents, noise) - seen.sum(-1, keepdim=True)).clamp(min=0.0)
+        left = torch.where(mask.all(-1, keepdim=True), 0.0, left)
+        return seen + self._divide(noise, probs, left)
 
     def relaxed(self, params: Params, parents: Parents, noise: Tensor, temperature: float) -> Tensor:
         """A Gaussian draw with the same mean ``n p``, covariance ``n (diag p - p p')`` and total."""

@@ -233,4 +233,4 @@ def poisson_quantile(u: Tensor, rate: Tensor) -> Tensor:
         beyond = beyond[special.pdtr(count[beyond] - 1, mean[beyond]) >= level[beyond]]
         count[beyond] -= 1
         beyond = beyond[count[beyond] > 0]
-    return torch.as_tensor(count).to(u).reshape(torch.broadcast_shapes(u.shape, rate.shape))
+    return torch.as_tensor(count).to(u).reshape(np.broadcast_shapes(u.shape, rate.shape))

@@ -373,6 +373,26 @@ def check_mask(case: Case) -> None:
     case.require_close(empty, torch.zeros_like(plain), "log_prob of a missing value is not zero")
 
 
+def check_complete(case: Case) -> None:
+    """Completing a value keeps the cells that are seen, stays in the space, and draws a whole value from nothing."""
+    mechanism, batch = case.mechanism, (case.replicas, case.rows)
+    if mechanism.is_given:
+        return
+    value, noise = case.draws(), case.noise(*batch, salt=3)
+    generator = torch.Generator().manual_seed(case.seed + 4)
+    mask = torch.rand(*batch, mechanism.space.cells, generator=generator) < 0.5
+    found = mechanism.complete(case.params, value, case.parents, mask, noise)
+    case.require(found.shape == value.shape, f"complete gave {tuple(found.shape)}, expected {tuple(value.shape)}")
+    case.require(_in_space(mechanism.space, found), f"complete left the space {mechanism.space}")
+    kept = mask.expand_as(value)
+    case.require_close(found[kept], value[kept], "complete changed a cell that is seen")
+    again = mechanism.complete(case.params, value, case.parents, torch.ones_like(mask), noise)
+    case.require_close(again, value, "complete changed a value that is seen")
+    nothing = mechanism.complete(case.params, torch.full_like(value, torch.nan), case.parents, mask & False, noise)
+    fresh = mechanism.forward(case.params, case.parents, noise)
+    case.require_close(nothing, fresh, "complete of nothing is not a draw")
+
+
 def check_atoms(case: Case) -> None:
     """A finite support holds all the mass, with the probabilities of log_prob."""
     mechanism = case.mechanism
@@ -455,6 +475,7 @@ MECHANISM_CHECKS: tuple[Callable[[Case], None], ...] = (
     check_gradients,
     check_replicas,
     check_mask,
+    check_complete,
     check_atoms,
     check_mean,
     check_settings,
