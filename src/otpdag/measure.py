@@ -24,12 +24,14 @@ from otpdag.structure import Naturals, Structure
 __all__ = ["Measure", "feature_columns", "lay_out", "mean_features"]
 
 GRID_POINTS = 48
-LEAF_POINTS = 32
+LEAF_POINTS = (32, 160)
+LEAF_ELEMENTS = 16_384
 QUASI_RANDOM_POINTS = 512
 MOST_STATES = 4096
 MOST_POINTS = 16_384
+GIVEN_POINTS = 4096
 MOST_ATOMS = 400
-EXACT_COUNTS = 64
+EXACT_COUNTS = (64, 144)
 ROOT_STEP = 0.25
 MOST_COUNTS = 4000
 
@@ -86,10 +88,11 @@ def lay_out(
     supports, log_stride = _supports(structure, inner, count_range, like)
     numeric = [n for n in inner if n not in supports and not structure.mechanisms[n].is_given]
     total = math.prod(len(s) for s in supports.values())
-    points = min(points, max(GRID_POINTS + 1, MOST_POINTS // total))
+    if structure.given:
+        points = max(points, GIVEN_POINTS // total)
+    points = min(points, max(GRID_POINTS, MOST_POINTS // total))
     noise, log_noise = _noise(structure, numeric, generator, points, like)
-    rows = min(points, max(GRID_POINTS, MOST_POINTS // (total * len(log_noise))))
-    given, noise, log_noise = _given_rows(structure, batch, noise, log_noise, generator, rows, points)
+    given, noise, log_noise = _given_rows(structure, batch, noise, log_noise, generator, points)
     draws = len(log_noise)
     states, repeat = {}, total
     for node, support in supports.items():
@@ -134,7 +137,7 @@ def _noise(
     total = sum(noise.dim for noise in kinds.values())
     if total == 0:
         return {node: torch.zeros(1, 0).to(like) for node in numeric}, torch.zeros(1).to(like)
-    if total == 1:
+    if total == 1 and not structure.given:
         node = next(n for n in numeric if kinds[n].dim)
         nodes, log_weight = quadrature(kinds[node].kind, GRID_POINTS)
         found = {n: torch.zeros(len(nodes), 0).to(like) for n in numeric}
@@ -156,32 +159,30 @@ def _given_rows(
     noise: dict[str, Tensor],
     log_noise: Tensor,
     generator: torch.Generator,
-    most: int,
     points: int,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
-    """Covariates are not modelled: their rows are taken from the data, crossed with the noise points."""
+    """Covariates are not modelled: their rows are taken from the data, and paired with the noise points.
+
+    The data's mean features are over all rows, so that few rows here would leave a gap that no parameter closes.
+    """
     if not structure.given:
         return {}, noise, log_noise
-    draws, share = len(log_noise), batch.weight[0] / batch.weight[0].sum()
-    if draws == points:  # quasi-random points: pair them with rows
-        index = _proportional(share, points, generator)
-        index = index[torch.randperm(points, generator=generator)]
-        return {node: batch.values[node][0, index] for node in structure.given}, noise, log_noise
-    if batch.rows <= most:
-        index, log_share = torch.arange(batch.rows), torch.log(share)
+    share = batch.weight[0] / batch.weight[0].sum()
+    if len(log_noise) == 1 and batch.rows <= points:
+        index, log_weight = torch.arange(batch.rows), torch.log(share)
     else:
-        index, log_share = _proportional(share, most, generator), torch.full((most,), -math.log(most)).to(share)
-    given = {node: batch.values[node][0, index].repeat_interleave(draws, 0) for node in structure.given}
-    tiled = {node: value.repeat(len(index), 1) for node, value in noise.items()}
-    return given, tiled, log_noise.repeat(len(index)) + log_share.repeat_interleave(draws)
+        index, log_weight = _proportional(share, points, generator), torch.full((points,), -math.log(points)).to(share)
+    given = {node: batch.values[node][0, index] for node in structure.given}
+    return given, {node: value.expand(len(index), -1) for node, value in noise.items()}, log_weight
 
 
 def _proportional(share: Tensor, size: int, generator: torch.Generator) -> Tensor:
-    """Row numbers in proportion to their weights, in random order of the rows (systematic sampling)."""
+    """Row numbers in proportion to their weights, in random order (systematic sampling)."""
     order = torch.randperm(len(share), generator=generator)
     steps = (torch.arange(size, dtype=torch.float64) + float(torch.rand(1, generator=generator))) / size
     cumulative = share[order].double().cumsum(0)
-    return order[torch.searchsorted(cumulative, steps * cumulative[-1]).clamp(max=len(share) - 1)]
+    index = order[torch.searchsorted(cumulative, steps * cumulative[-1]).clamp(max=len(share) - 1)]
+    return index[torch.randperm(size, generator=generator)]
 
 
 def quadrature(kind: str, points: int) -> tuple[Tensor, Tensor]:
@@ -260,11 +261,11 @@ def _count_means(mechanism: Mechanism, params: Params, parents: Parents, kernels
     spread = {name: value.unsqueeze(-2) for name, value in parents.items()}
     found = []
     for cell, kernel in enumerate(kernels):
-        counts, width = (value.to(kernel.landmarks) for value in count_atoms(_reach(kernel)))
+        counts, weight = (value.to(kernel.landmarks) for value in count_atoms(_reach(kernel)))
         grid = counts.reshape(1, 1, -1, 1).expand(1, 1, -1, mechanism.space.width)
         own = torch.arange(mechanism.space.width, device=counts.device) == cell
         probs = torch.exp(mechanism.log_prob(params, grid, spread, own.reshape(1, 1, 1, -1)))
-        found.append((probs * width.to(probs)) @ kernel(counts.unsqueeze(-1)).to(probs))
+        found.append((probs * weight.to(probs)) @ kernel(counts.unsqueeze(-1)).to(probs))
     return found
 
 
@@ -277,21 +278,31 @@ def _reach(kernel: Kernel) -> float:
 
 
 def count_atoms(largest: float) -> tuple[Tensor, Tensor]:
-    """Counts from zero to ``largest``, and how many each stands for: ever fewer, as their distributions get wider.
+    r"""Points and weights for a sum over counts from zero to ``largest``.
 
-    The spread of a Poisson count is its root, so that steps of a quarter on the scale of roots lose nothing.
+    The spread of a Poisson count is its root. Small counts are summed one by one; of large ones the sum is an integral,
+    evenly spaced on the scale of roots, where a quarter is fine enough. One turns smoothly into the other.
 
-    >>> counts, width = count_atoms(1000.0)
-    >>> len(counts), int(width.sum())
-    (160, 1009)
+    >>> counts, weight = count_atoms(400.0)
+    >>> pmf = torch.exp(counts * math.log(90) - 90 - torch.lgamma(counts + 1))
+    >>> len(counts), round(float((weight * pmf).sum()), 6)
+    (193, 1.0)
     """
+    low, high = (math.sqrt(count) for count in EXACT_COUNTS)
     root = math.sqrt(largest)
-    step = max(ROOT_STEP, root / MOST_COUNTS)
-    wide = torch.round(torch.arange(0.0, root + 2 * step, step, dtype=torch.float64) ** 2)
-    counts = torch.cat([torch.arange(EXACT_COUNTS, dtype=torch.float64), wide[wide >= EXACT_COUNTS]]).unique()
-    middle = 0.5 * (counts[1:] + counts[:-1])
-    edges = torch.cat([counts[:1] - 0.5, middle, counts[-1:] + 0.5])
-    return counts, edges.diff()
+    if root <= high:
+        counts = torch.arange(math.ceil(largest) + 1, dtype=torch.float64)
+        return counts, torch.ones_like(counts)
+    small = torch.arange(EXACT_COUNTS[1], dtype=torch.float64)
+    step = max(ROOT_STEP, (root - low) / MOST_COUNTS)
+    roots = torch.arange(low, root + step, step, dtype=torch.float64)
+
+    def is_large(root: Tensor) -> Tensor:
+        share = ((root - low) / (high - low)).clamp(0.0, 1.0)
+        return share**3 * (10 - 15 * share + 6 * share**2)
+
+    weight = torch.cat([1 - is_large(small.sqrt()), is_large(roots) * 2 * roots * step])
+    return torch.cat([small, roots**2]), weight
 
 
 def _leaf_quadrature(mechanism: Mechanism, params: Params, parents: Parents, kernels: Sequence[Kernel]) -> list[Tensor]:
@@ -305,7 +316,9 @@ def _leaf_quadrature(mechanism: Mechanism, params: Params, parents: Parents, ker
     if mechanism.noise.dim == 0:
         value = mechanism.forward(params, parents, torch.zeros(1, 1, 0).to(anchor))
         return [kernel(value[..., i : i + 1]) for i, kernel in enumerate(kernels)]
-    nodes, log_weight = quadrature(mechanism.noise.kind, LEAF_POINTS)
+    rows = max((value.shape[-2] for value in parents.values()), default=1)
+    least, most = LEAF_POINTS
+    nodes, log_weight = quadrature(mechanism.noise.kind, min(most, max(least, LEAF_ELEMENTS // rows)))
     noise = nodes.to(anchor).reshape(1, 1, -1, 1).expand(1, 1, -1, mechanism.noise.dim)
     spread = {name: value.unsqueeze(-2) for name, value in parents.items()}
     value = mechanism.forward(params, spread, noise)  # (R, S, A, width)

@@ -158,7 +158,7 @@ class Model:
                     raise ModelError(
                         f"parameter {name!r} of node {node!r} is missing; expected shape {parameter.shape}"
                     )
-                value = torch.as_tensor(np.asarray(given, dtype=float))
+                value = torch.tensor(np.asarray(given, dtype=float))
                 if value.numel() != int(np.prod(parameter.shape)):
                     raise ModelError(
                         f"parameter {name!r} of node {node!r} must have {int(np.prod(parameter.shape))} entries "

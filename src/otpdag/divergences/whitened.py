@@ -229,11 +229,15 @@ def _seen_features(columns: Sequence[FeatureColumn], subsets: list[list[int]]) -
 
 
 def _mean_and_covariance(values: Tensor, seen: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Available-case means (B, J), and the covariance of these means times the number of rows (B, J, J)."""
+    """Available-case means (B, J), and the covariance of these means times the number of rows (B, J, J).
+
+    A weight of two stands for two equal rows.
+    """
     share = weight.unsqueeze(-1) if seen is None else weight.unsqueeze(-1) * seen
     total = share.sum(-2, keepdim=True).clamp(min=1e-12)
     mean = (share * values).sum(-2, keepdim=True) / total
-    centred = (values - mean) * share / total
+    root = weight.sqrt().unsqueeze(-1)
+    centred = (values - mean) * (root if seen is None else root * seen) / total
     rows = weight.sum(-1)[..., None, None]
     return mean.squeeze(-2), centred.transpose(-1, -2) @ centred * rows
 

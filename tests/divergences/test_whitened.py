@@ -1,0 +1,170 @@
+"""Whitened features: zero on equal samples, whitening, missing cells, weights as repetition."""
+
+import numpy as np
+import pytest
+import torch
+
+from otpdag.divergences import WhitenedFeatures
+from otpdag.divergences.whitened import FeatureColumn, _mean_and_covariance
+
+GENERATOR = torch.Generator().manual_seed(0)
+
+
+def normal(*shape):
+    return torch.randn(*shape, generator=GENERATOR, dtype=torch.float64)
+
+
+def columns_of(x, seen=None):
+    seen = torch.ones_like(x, dtype=torch.bool) if seen is None else seen
+    return [FeatureColumn(x[..., i : i + 1], seen[..., i]) for i in range(x.shape[-1])]
+
+
+def features_of(fitted, x):
+    return fitted.combine([kernel(x[..., i : i + 1]) for i, kernel in enumerate(fitted.kernels)])
+
+
+@pytest.mark.parametrize("columns", [1, 2, 5])
+def test_zero_on_the_same_sample_in_any_order(columns):
+    x = normal(1, 120, columns)
+    divergence = WhitenedFeatures(features=50)
+    assert divergence(x, x).item() == pytest.approx(0, abs=1e-12)
+    assert divergence(x, x[:, torch.randperm(120, generator=GENERATOR)]).item() == pytest.approx(0, abs=1e-12)
+
+
+def test_grows_with_the_distance_and_tells_dependence():
+    x = normal(1, 500, 2)
+    divergence = WhitenedFeatures(features=80)
+    shifts = [divergence(x, x + shift).item() for shift in (0.1, 0.3, 1.0)]
+    assert 0 < shifts[0] < shifts[1] < shifts[2]
+    swapped = torch.stack([x[..., 0], x[..., 0]], -1)  # right margins, wrong dependence
+    assert divergence(x, swapped).item() > 0.1
+
+
+def test_the_whitening_makes_the_features_covariance_the_identity():
+    x = normal(1, 4000, 3)
+    fitted = WhitenedFeatures(features=40, ridge=1e-9).fit(columns_of(x), torch.ones(1, 4000).double())
+    white = (features_of(fitted, x) @ fitted.whitening)[0]
+    covariance = np.cov(white.T.numpy(), bias=True)
+    eigenvalues = np.linalg.eigvalsh(covariance)
+    # all directions but those that the ridge holds down have variance one
+    assert eigenvalues.max() == pytest.approx(1, abs=1e-6)
+    assert (eigenvalues > 0.99).sum() > 30
+    np.testing.assert_allclose(covariance - np.diag(np.diag(covariance)), 0, atol=1e-6)
+
+
+def test_the_ridge_bounds_the_whitening():
+    x = normal(1, 300, 2)
+    fitted = WhitenedFeatures(features=40, ridge=1e-2).fit(columns_of(x), torch.ones(1, 300).double())
+    _, covariance = _mean_and_covariance(features_of(fitted, x), None, torch.ones(1, 300).double())
+    largest = torch.linalg.eigvalsh(covariance)[0, -1]
+    ridged = covariance[0] + 1e-2 * largest * torch.eye(40, dtype=torch.float64)
+    whitening = fitted.whitening[0]
+    torch.testing.assert_close(whitening @ whitening.T, torch.linalg.inv(ridged), rtol=1e-6, atol=1e-6)
+
+
+def test_under_the_null_the_distance_is_about_the_number_of_features_over_rows():
+    """n D is then chi-squared with as many degrees of freedom as features, but for the ridge and the estimation."""
+    x = normal(1, 4000, 3)
+    fitted = WhitenedFeatures(features=30, ridge=1e-9).fit(columns_of(x), torch.ones(1, 4000).double())
+    found = [4000 * fitted.distance(features_of(fitted, normal(1, 4000, 3)).mean(1)).item() for _ in range(20)]
+    # both samples vary: twice the degrees of freedom
+    assert np.mean(found) == pytest.approx(2 * 30, rel=0.25)
+
+
+def test_weights_are_repetitions():
+    values, weight = normal(1, 30, 7), torch.randint(1, 5, (1, 30), generator=GENERATOR).double()
+    repeated = values.repeat_interleave(weight[0].long(), 1)
+    plain = _mean_and_covariance(repeated, None, torch.ones(1, repeated.shape[1]).double())
+    for found, expected in zip(_mean_and_covariance(values, None, weight), plain, strict=True):
+        torch.testing.assert_close(found, expected)
+    seen = torch.rand(1, 30, 7, generator=GENERATOR) < 0.7
+    plain = _mean_and_covariance(
+        repeated, seen.repeat_interleave(weight[0].long(), 1), torch.ones(1, repeated.shape[1]).double()
+    )
+    for found, expected in zip(_mean_and_covariance(values, seen, weight), plain, strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_sample_weights_of_y_are_repetitions():
+    x, y = normal(1, 100, 2), normal(1, 40, 2) + 0.5
+    weight = torch.randint(1, 5, (1, 40), generator=GENERATOR).double()
+    divergence = WhitenedFeatures(features=30)
+    repeated = y.repeat_interleave(weight[0].long(), 1)
+    assert divergence(x, y, None, weight).item() == pytest.approx(divergence(x, repeated).item(), rel=1e-10)
+
+
+def test_missing_cells_are_left_out_of_every_mean():
+    x = normal(1, 3000, 3)
+    seen = torch.rand(1, 3000, 3, generator=GENERATOR) < 0.7
+    hidden = torch.where(seen, x, 1e6)  # whatever stands in a missing cell must not matter
+    ones = torch.ones(1, 3000).double()
+    features = WhitenedFeatures(features=40)
+    fitted = features.fit(columns_of(hidden, seen), ones)
+    again = features.fit(columns_of(torch.where(seen, x, 0.0), seen), ones)
+    torch.testing.assert_close(fitted.mean, again.mean)
+    torch.testing.assert_close(fitted.whitening.abs(), again.whitening.abs())
+    full = features_of(fitted, x).mean(1)
+    error = features_of(fitted, x).std(1) / 3000**0.5
+    assert ((fitted.mean - full).abs() < 5 * error).all()
+
+
+def test_categories_and_counts_have_their_own_kernels():
+    codes = torch.randint(3, (1, 200), generator=GENERATOR)
+    one_hot = torch.nn.functional.one_hot(codes, 3).double()
+    counts = torch.poisson(torch.full((1, 200, 1), 5.0, dtype=torch.float64), generator=GENERATOR)
+    seen = torch.ones(1, 200, dtype=torch.bool)
+    columns = [FeatureColumn(one_hot, seen, is_discrete=True), FeatureColumn(counts, seen, root=True)]
+    fitted = WhitenedFeatures(features=30).fit(columns, torch.ones(1, 200).double())
+    discrete, count = fitted.kernels
+    assert set(discrete(one_hot).unique().tolist()) == {0.0, 1.0}
+    transformed = count.transform(counts)
+    torch.testing.assert_close(transformed, (counts.sqrt() - count.centre) / count.spread)
+    assert fitted.distance(fitted.mean).item() == 0
+
+
+def test_units_of_a_column_do_not_matter():
+    x, y = normal(1, 200, 2), normal(1, 200, 2)
+    unit, shift = torch.tensor([1e4, 1e-3]), torch.tensor([1e6, 5.0])
+    divergence = WhitenedFeatures(features=30)
+    assert divergence(x * unit + shift, y * unit + shift).item() == pytest.approx(divergence(x, y).item(), rel=1e-5)
+
+
+def test_a_constant_column_is_no_trouble():
+    x = torch.cat([normal(1, 60, 1), torch.full((1, 60, 1), 3.0, dtype=torch.float64)], -1)
+    divergence = WhitenedFeatures(features=20)
+    assert divergence(x, x).item() == pytest.approx(0, abs=1e-12)
+    assert torch.isfinite(divergence(x, x + 1))
+
+
+def test_replicas_are_compared_one_by_one():
+    x, y = normal(1, 80, 2), normal(3, 80, 2)
+    divergence = WhitenedFeatures(features=25)
+    together = divergence(x, y)
+    assert together.shape == (3,)
+    for r in range(3):
+        assert divergence(x, y[r : r + 1]).item() == pytest.approx(together[r].item(), rel=1e-10)
+
+
+def test_gradients_reach_the_model_sample():
+    x, y = normal(1, 40, 2), normal(1, 10, 2).requires_grad_()
+    assert torch.autograd.gradcheck(lambda value: WhitenedFeatures(features=8)(x, value), [y], atol=1e-5)
+
+
+def test_a_second_whitening_uses_the_other_samples_covariance_and_the_datas_gaps():
+    x, sample = normal(1, 500, 2), normal(1, 3000, 2)
+    seen = torch.rand(1, 500, 2, generator=GENERATOR) < 0.8
+    fitted = WhitenedFeatures(features=12, largest_subset=1).fit(columns_of(x, seen), torch.ones(1, 500).double())
+    again = fitted.rewhitened(columns_of(sample), torch.ones(1, 3000).double(), 1e-2)
+    torch.testing.assert_close(again.mean, fitted.mean)
+    features = features_of(fitted, sample)[0]
+    covariance = torch.cov(features.T, correction=0)
+    owner = torch.zeros(12, dtype=torch.long)
+    for column, kernel in enumerate(fitted.kernels):
+        owner[kernel.features] = column
+    both = (seen[0].double().T @ seen[0].double()) * 500
+    alone = seen[0].double().sum(0)
+    overlap = both[owner][:, owner] / (alone[owner][:, None] * alone[owner][None])
+    covariance = covariance * overlap
+    largest = torch.linalg.eigvalsh(covariance)[-1]
+    expected = torch.linalg.inv(covariance + 1e-2 * largest * torch.eye(12, dtype=torch.float64))
+    torch.testing.assert_close(again.whitening[0] @ again.whitening[0].T, expected)
