@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,11 @@ from otpdag.data import Schema
 from otpdag.errors import DataError
 from otpdag.graph import Graph
 from otpdag.mechanisms import from_spec
-from otpdag.mechanisms.predictor import Units
 from otpdag.structure import Structure
 
 __all__ = ["FORMAT_VERSION", "read_archive", "write_archive"]
 
 FORMAT_VERSION = 1
-UNIT_NAMES = ("in_shift", "in_scale", "out_shift", "out_scale")
 
 State = dict[str, Any]
 
@@ -46,9 +43,7 @@ def write_archive(
     for node, found in (naturals or {}).items():
         tensors |= {f"natural/{node}/{name}": value for name, value in found.items()}
     for node, mechanism in structure.mechanisms.items():
-        units = getattr(getattr(mechanism, "predictor", None), "units", None)
-        if units is not None:
-            tensors |= {f"units/{node}/{name}": getattr(units, name) for name in UNIT_NAMES}
+        tensors |= {f"buffers/{node}/{name}": value for name, value in mechanism.buffers().items()}
     for backward in maps:
         for node in backward.code.shift:
             tensors[f"code/{backward.name}/{node}/shift"] = backward.code.shift[node]
@@ -87,7 +82,7 @@ def read_archive(path: str | Path, functions: Mapping[str, Callable[..., Any]] |
     state, tensors = _open(Path(path))
     graph = Graph.from_dict(state["graph"])
     mechanisms = {node: from_spec(spec, node=node, functions=functions) for node, spec in state["mechanisms"].items()}
-    structure = _with_units(Structure.bind(graph, mechanisms), tensors)
+    structure = _with_buffers(Structure.bind(graph, mechanisms), tensors)
     naturals: dict[str, dict[str, Tensor]] = {node: {} for node in structure.mechanisms}
     for key, value in _under(tensors, "natural/").items():
         node, name = key.split("/", 1)
@@ -122,14 +117,11 @@ def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {key[len(prefix) :]: value for key, value in tensors.items() if key.startswith(prefix)}
 
 
-def _with_units(structure: Structure, tensors: Mapping[str, Tensor]) -> Structure:
+def _with_buffers(structure: Structure, tensors: Mapping[str, Tensor]) -> Structure:
     mechanisms = dict(structure.mechanisms)
     for node, mechanism in structure.mechanisms.items():
-        units = _under(tensors, f"units/{node}/")
-        if units:
-            predictor = replace(mechanism.predictor, units=Units(*(units[name] for name in UNIT_NAMES)))  # type: ignore[attr-defined]
-            mechanism.predictor = predictor  # type: ignore[attr-defined]
-            mechanism._declared = None
+        buffers = _under(tensors, f"buffers/{node}/")
+        mechanisms[node] = mechanism.with_buffers(buffers) if buffers else mechanism
     return structure.with_mechanisms(mechanisms)
 
 

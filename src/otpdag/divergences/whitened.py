@@ -88,6 +88,16 @@ class FittedFeatures:
             product = product * columns[..., self.slots[:, slot]]
         return product
 
+    def mean_of(self, columns: Sequence[FeatureColumn], weight: Tensor) -> Tensor:
+        """Mean features (R, J) of the same rows under other weights (R, N), over the rows that show each feature."""
+        values = self.combine([kernel(column.values) for kernel, column in zip(self.kernels, columns, strict=True)])
+        seen = _seen_slots(columns, self.kernels, self.size)
+        row = weight.unsqueeze(-2)
+        if seen is None:
+            return (row @ values).squeeze(-2) / weight.sum(-1, keepdim=True)
+        total = (row @ seen.to(values)).squeeze(-2).clamp(min=1e-12)
+        return (row @ (values * seen)).squeeze(-2) / total
+
     def rewhitened(self, columns: Sequence[FeatureColumn], weight: Tensor, ridge: float) -> FittedFeatures:
         """The same features and data, whitened by the covariance under another sample, for instance the model's.
 
@@ -226,6 +236,16 @@ def _seen_features(columns: Sequence[FeatureColumn], subsets: list[list[int]]) -
     if all(bool(column.seen.all()) for column in columns):
         return None
     return torch.stack([torch.stack([columns[c].seen for c in subset]).all(0) for subset in subsets], -1)
+
+
+def _seen_slots(columns: Sequence[FeatureColumn], kernels: Sequence[Kernel], size: int) -> Tensor | None:
+    """The same from fitted kernels, which know the features that use them."""
+    if all(bool(column.seen.all()) for column in columns):
+        return None
+    seen = torch.ones(*columns[0].seen.shape, size, dtype=torch.bool)
+    for column, kernel in zip(columns, kernels, strict=True):
+        seen[..., kernel.features] &= column.seen.unsqueeze(-1)
+    return seen
 
 
 def _mean_and_covariance(values: Tensor, seen: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:

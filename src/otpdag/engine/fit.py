@@ -6,19 +6,22 @@ import time
 import warnings
 from collections.abc import Sequence
 
+import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from otpdag.data import Batch, Schema, Table, encode, unique_rows
 from otpdag.engine.amortise import learn_proposal
 from otpdag.engine.auto import choose
 from otpdag.engine.dynamic import check_method, train_sequences
-from otpdag.engine.methods import Method, entropic, method_of
+from otpdag.engine.methods import Method, entropic, method_of, misfit
 from otpdag.engine.monitor import Callback, Monitor
 from otpdag.engine.result import FitResult, Status
+from otpdag.engine.robust import train_robust
 from otpdag.engine.search import Course, Trained, train
 from otpdag.engine.threads import bounded_threads
 from otpdag.errors import ConvergenceWarning, DataError, ModelError
+from otpdag.mechanisms import Mechanism
 from otpdag.model import Model
 from otpdag.sequences import Sequences, SequenceTable, as_sequences, encode_sequences
 from otpdag.structure import Structure, unpack
@@ -36,6 +39,7 @@ def fit(
     seed: int = 0,
     restarts: int | None = None,
     weights: ArrayLike | None = None,
+    robust: bool | str = False,
     device: str = "cpu",
     progress: bool | None = None,
     callbacks: Sequence[Callback] = (),
@@ -52,6 +56,8 @@ def fit(
         restarts: Number of data-driven starts that train together; the best is continued. By default twelve with
             hidden categories, four with other hidden nodes, one without.
         weights: One weight for each row.
+        robust: ``"outliers"`` (or True) lets the model leave out rows that it cannot explain, and reports them;
+            ``"misfit"`` is for a model whose fixed parameters or families are wrong. See ``docs/robustness.md``.
         device: ``"cpu"`` or ``"cuda"``.
         progress: Show a progress bar; by default only on a terminal.
         callbacks: Called with each record of the history; returning True stops the fit.
@@ -81,12 +87,20 @@ def fit(
     schema = Schema.of(model.spaces, model.graph, data)
     full = encode(data, schema, hidden=model.graph.hidden, weights=weights)
     _check_rows(structure, full)
-    batch = unique_rows(full) if _all_discrete(structure) else full
+    kind = _robust_kind(robust)
+    batch = unique_rows(full) if _all_discrete(structure) and kind != "outliers" else full
     batch = batch.to(device)
-    chosen = choose(structure) if method == "auto" else method_of(method)
+    chosen = _chosen(structure, method, kind)
     starts = restarts if restarts is not None else _default_restarts(structure, chosen)
     with bounded_threads(_work(structure, batch, chosen)), Monitor(show=progress, callbacks=callbacks) as monitor:
-        trained = train(structure, batch, chosen, seed=seed, restarts=starts, monitor=monitor, course=course)
+        row_weights: NDArray[np.float64] | None = None
+        if kind == "outliers":
+            trained, kept = train_robust(
+                structure, batch, chosen, seed=seed, restarts=starts, monitor=monitor, course=course
+            )
+            row_weights = kept.cpu().numpy()
+        else:
+            trained = train(structure, batch, chosen, seed=seed, restarts=starts, monitor=monitor, course=course)
         model.adopt(
             trained.layout.structure,
             unpack(trained.point.cpu(), trained.layout.shapes),
@@ -108,8 +122,33 @@ def fit(
         full.rows,
         seconds,
         seed,
+        notes=_notes(row_weights),
         stages=tuple(monitor.stages),
+        row_weights=row_weights,
+        problem=trained.problem,
     )
+
+
+def _robust_kind(robust: bool | str) -> str | None:
+    kinds = {False: None, True: "outliers", "outliers": "outliers", "misfit": "misfit"}
+    if robust not in kinds:
+        raise ModelError(f"robust must be True, False, 'outliers' or 'misfit'; got {robust!r}")
+    return kinds[robust]
+
+
+def _chosen(structure: Structure, method: str | Method, kind: str | None) -> Method:
+    if kind == "misfit":
+        if method != "auto":
+            raise ModelError("robust='misfit' is a method of its own: leave method at 'auto'")
+        return misfit()
+    return choose(structure) if method == "auto" else method_of(method)
+
+
+def _notes(row_weights: NDArray[np.float64] | None) -> tuple[str, ...]:
+    if row_weights is None:
+        return ()
+    out = int((row_weights < 0.5).sum())
+    return (f"left out {out} of {len(row_weights)} rows ({out / len(row_weights):.1%}); see result.dropped",)
 
 
 def _default_restarts(structure: Structure, method: Method) -> int:
@@ -173,10 +212,17 @@ def _fit_sequences(
 
 
 def _check_rows(structure: Structure, batch: Batch) -> None:
-    """Fewer rows than learned numbers of one node cannot determine it."""
-    needed = max((sum(1 for p in m.declared().values() if p.learned) for m in structure.mechanisms.values()), default=1)
+    """Refuse fewer rows than a node has slopes and other parameters, and missing covariates."""
+    needed = max((_numbers(mechanism) for mechanism in structure.mechanisms.values()), default=1)
     if batch.rows <= needed:
         raise DataError(f"the table has {batch.rows} rows; at least {needed + 1} are needed for this model")
+    structure.check_given(batch.mask)
+
+
+def _numbers(mechanism: Mechanism) -> int:
+    """How many rows a node's parameters need: one for each slope, one for each other parameter."""
+    learned = {name: p for name, p in mechanism.declared().items() if p.learned}
+    return sum(parameter.shape[0] if name == "weight" else 1 for name, parameter in learned.items())
 
 
 def _all_discrete(structure: Structure) -> bool:

@@ -28,6 +28,10 @@ class Method:
         reconstruction: Weight of the reconstruction term.
         eta: Weight of the push-forward term, a number or a schedule (with L-BFGS, the schedule's end counts).
         eps: Weight of the entropic term, the same.
+        reference: Of the entropic term, with the closed-form map. ``"model"``: KL to the model's distribution of what is
+            hidden. ``"uniform"``: the entropy of hidden categories, which leaves their weights out (semi-relaxed
+            transport): where these are given and perhaps wrong, nothing else follows them. Weights that are learned
+            then need eta above zero.
         kappa: Weight of the direct term.
         divergence: D of the push-forward term.
         features: D of the direct term.
@@ -53,6 +57,7 @@ class Method:
     reconstruction: float = 1.0
     eta: float | Schedule = 0.0
     eps: float | Schedule = 0.0
+    reference: Literal["model", "uniform"] = "model"
     kappa: float = 0.0
     divergence: AbstractDivergence = field(default_factory=Energy)
     features: WhitenedFeatures = field(default_factory=WhitenedFeatures)
@@ -73,11 +78,12 @@ class Method:
 
     def __post_init__(self) -> None:
         """Refuse settings that mean nothing."""
-        for name in ("noise", "optimiser", "scope"):
+        for name in ("noise", "optimiser", "scope", "reference"):
             allowed = {
                 "noise": ("sampled", "abducted", "marginal"),
                 "optimiser": ("lbfgs", "adam"),
                 "scope": ("joint", "local"),
+                "reference": ("model", "uniform"),
             }
             if getattr(self, name) not in allowed[name]:
                 raise ModelError(
@@ -92,6 +98,8 @@ class Method:
             raise ModelError("the objective has no term: reconstruction or kappa must be above zero")
         if self.optimiser == "lbfgs" and self.noise != "marginal":
             raise ModelError(f"noise={self.noise!r} needs fresh draws: use optimiser='adam'")
+        if self.optimiser == "adam" and self.reference != "model":
+            raise ModelError(f"reference={self.reference!r} needs the closed-form map: use optimiser='lbfgs'")
         if self.steps < 1 or self.batch_size < 1:
             raise ModelError(f"steps and batch_size must be at least 1; got {self.steps} and {self.batch_size}")
 
@@ -121,6 +129,11 @@ def transport(route: Literal["direct", "backward"] = "direct") -> Method:
 def entropic() -> Method:
     """Marginal noise and eps = 1: entropic transport, which with eta = 0 is maximum likelihood."""
     return Method("entropic", eps=1.0, steps=400)
+
+
+def misfit() -> Method:
+    """For a model that is wrong in its fixed parts: transport in observed space, which does not chase every row."""
+    return replace(transport(), name="misfit", refinements=0)
 
 
 def method_of(method: str | Method) -> Method:

@@ -55,7 +55,7 @@ class Problem:
             found = gibbs_terms(
                 self.structure, naturals, self.groups, phi, reconstruction=self.method.reconstruction,
                 eps=self.method.at("eps", progress), eta=self.method.at("eta", progress),
-                divergence=self.method.divergence,
+                divergence=self.method.divergence, reference=self.method.reference,
             )  # fmt: skip
         if self.features is not None and self.measure is not None:
             direct = direct_term(self.structure, naturals, self.measure, self.features, self.method.kappa)

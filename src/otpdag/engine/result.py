@@ -5,9 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from otpdag.engine.bootstrap import BootstrapOptions, bootstrap_table
 from otpdag.engine.methods import Method
 from otpdag.engine.monitor import Stage
+from otpdag.engine.problem import Problem
 from otpdag.engine.search import Restart
+from otpdag.errors import ModelError
+from otpdag.structure import pack
 
 if TYPE_CHECKING:
     from otpdag.model import Model
@@ -50,6 +58,8 @@ class FitResult:
         seconds: Wall-clock time.
         seed: The seed that determines the run.
         stages: The stages of the search, each with the losses of all its starts step by step.
+        row_weights: How much of each row a robust fit used; None if it was not robust.
+        notes: What the user should know, for instance how many rows a robust fit left out.
     """
 
     model: Model
@@ -63,6 +73,34 @@ class FitResult:
     seed: int
     notes: tuple[str, ...] = field(default=())
     stages: tuple[Stage, ...] = field(default=(), repr=False)
+    row_weights: NDArray[np.float64] | None = field(default=None, repr=False)
+    problem: Problem | None = field(default=None, repr=False)
+
+    @property
+    def dropped(self) -> NDArray[np.int64]:
+        """Numbers of the rows that a robust fit left out (weight below a half), counted from zero."""
+        if self.row_weights is None:
+            return np.zeros(0, dtype=np.int64)
+        return np.flatnonzero(self.row_weights < 0.5)
+
+    def intervals(self, *, draws: int = 200, level: float = 0.9, seed: int = 0, jobs: int = 1) -> pd.DataFrame:
+        """Bootstrap intervals of the parameters: the fit repeated on resampled rows, from the estimate on.
+
+        Args:
+            draws: Number of resampled fits.
+            level: Nominal coverage.
+            seed: Determines the resamples.
+            jobs: Processes that share the work; -1 takes all cores.
+
+        Returns:
+            A table indexed by node, parameter and index, with estimate, lower and upper end.
+        """
+        if self.problem is None:
+            raise ModelError("this fit kept nothing to resample: intervals exist for tables, not for sequences")
+        raw = self.problem.structure.raw(self.model.fitted.naturals) | dict(self.model.fitted.phi)
+        point = pack({key: raw[key] for key in self.problem.shapes})
+        options = BootstrapOptions(draws=draws, level=level, seed=seed, jobs=jobs)
+        return bootstrap_table(self.problem, point, options)
 
     def __repr__(self) -> str:
         kept = next((r.number for r in self.restarts if r.kept), 0)

@@ -117,11 +117,11 @@ def _one_start(layout: Layout, batch: Batch, owner: int, seed: int, *, first: bo
     lifted = {node: {name: value.unsqueeze(0) for name, value in found.items()} for node, found in naturals.items()}
     theta = structure.raw(lifted)
     generator = torch.Generator().manual_seed(seed)
+    for node, names in structure.keys.items():
+        fresh = structure.mechanisms[node].initial_raw(1, generator, first=first)
+        theta |= {names[name]: value for name, value in fresh.items() if names[name] not in theta}
     for key, parameter in structure.parameters().items():
-        if key not in theta:
-            theta[key] = parameter.init_scale * torch.randn(
-                1, *parameter.shape, generator=generator, dtype=torch.float64
-            )
+        theta.setdefault(key, torch.zeros(1, *parameter.shape, dtype=torch.float64))
     for backward in layout.maps:
         phi = backward.init(1, generator)
         backward.start_from(phi, 0, batch, completed, owner)

@@ -10,8 +10,17 @@ Two ways to evaluate it: :func:`gibbs_terms` with the closed-form backward map a
 :func:`sampled_terms` with a learned map and drawn or abducted noise (Algorithm 1). :func:`direct_term` is the last.
 """
 
-from otpdag.objective.closed import direct_term, gibbs_terms
+from otpdag.objective.closed import direct_term, gibbs_terms, row_losses
 from otpdag.objective.sampled import Streams, build_maps, sampled_terms
 from otpdag.objective.terms import LossTerms, split_theta
 
-__all__ = ["LossTerms", "Streams", "build_maps", "direct_term", "gibbs_terms", "sampled_terms", "split_theta"]
+__all__ = [
+    "LossTerms",
+    "Streams",
+    "build_maps",
+    "direct_term",
+    "gibbs_terms",
+    "row_losses",
+    "sampled_terms",
+    "split_theta",
+]

@@ -19,7 +19,7 @@ from otpdag.measure import Measure, mean_features
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Naturals, Structure, Theta
 
-__all__ = ["direct_term", "gibbs_terms", "state_divergence"]
+__all__ = ["direct_term", "gibbs_terms", "row_losses", "state_divergence"]
 
 
 def gibbs_terms(
@@ -32,16 +32,18 @@ def gibbs_terms(
     eps: float = 1.0,
     eta: float = 0.0,
     divergence: AbstractDivergence | None = None,
+    reference: str = "model",
 ) -> LossTerms:
     r"""Reconstruction and entropic terms with the best backward map in closed form.
 
     For each row, :math:`-\epsilon \log \sum_s \pi_s \exp(w \log p(x \mid z_s)/\epsilon)` with ``reconstruction``
     as :math:`w`; with both one the negative log-likelihood, with eps = 0 the cheapest point.
+    With ``reference="uniform"`` all states of hidden categories have equal :math:`\pi_s`.
     """
     zero = groups[0].weight.new_zeros(1)
     total, cost, weight, states = zero, zero, zero, []
     for group in groups:
-        found = evaluate(structure, naturals, group, phi)
+        found = evaluate(structure, naturals, group, phi, uniform=reference == "uniform")
         prior, likelihood = torch.broadcast_tensors(found.log_prior, reconstruction * found.log_likelihood)
         row_loss, posterior = _soft_minimum(prior, likelihood, eps)
         finite = torch.where(likelihood.isinf(), torch.zeros_like(likelihood), likelihood)
@@ -57,6 +59,22 @@ def gibbs_terms(
         pushed = eta * state_divergence(structure, naturals, states, divergence)
         terms = terms + LossTerms.of(loss, divergence=pushed)
     return terms
+
+
+def row_losses(
+    structure: Structure, naturals: Naturals, groups: Sequence[RowGroup], phi: Theta, eps: float = 1.0
+) -> Tensor:
+    """The loss of each row (R, N), in the order of the batch."""
+    pieces, rows = [], []
+    for group in groups:
+        found = evaluate(structure, naturals, group, phi)
+        prior, likelihood = torch.broadcast_tensors(found.log_prior, found.log_likelihood)
+        loss, _ = _soft_minimum(prior, likelihood, eps)
+        pieces.append(loss.expand(-1, len(group.rows)))
+        rows.append(group.rows)
+    replicas = max(piece.shape[0] for piece in pieces)
+    joined = torch.cat([piece.expand(replicas, -1) for piece in pieces], -1)
+    return joined[:, torch.cat(rows).argsort()]
 
 
 def _soft_minimum(prior: Tensor, likelihood: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,257 @@
+r"""Estimates that survive outliers: partial transport, in which the model need not explain every row.
+
+The data's mass in a region of low model density may not exceed a little more than the model's own mass there; what
+exceeds it is left untransported. Regions are cut by the row's loss :math:`-\log p_\theta(x)`, whose distribution under
+the model is known from samples, so this works for rows of any types and dimension:
+
+.. math:: w_i = \min\{1, s \, P_\theta(\ell \in B_k) / P_w(\ell \in B_k)\}, \qquad \ell(x_i) \in B_k.
+
+On clean data the weights stay near one. Fits and weights alternate; starts come from trimmed rows, because a start at
+the maximum-likelihood estimate of contaminated data is already spoilt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.spatial import cKDTree
+from torch import Tensor
+
+from otpdag.data import Batch
+from otpdag.engine.lbfgs import minimise
+from otpdag.engine.methods import Method
+from otpdag.engine.monitor import Monitor
+from otpdag.engine.problem import Problem, build_problem
+from otpdag.engine.search import Course, Layout, Restart, Trained, initial_points, prepare, restart_seed, short_batch
+from otpdag.errors import ModelError
+from otpdag.measure import feature_columns
+from otpdag.objective import row_losses, split_theta
+from otpdag.sampling import ancestral
+from otpdag.structure import Structure, unpack
+
+__all__ = ["RobustOptions", "train_robust"]
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class RobustOptions:
+    """How much the fit may leave out.
+
+    Args:
+        most_dropped: Largest share of rows that may be left out; beyond it the most likely rows are kept.
+        slack: How far the data's mass in a region may exceed the model's.
+        tails: Upper tail probabilities of the loss under the model that cut the regions.
+        cap: Tail probability whose loss caps a row's loss when starts are compared.
+        rounds: How often fit and weights alternate.
+        concentration: Rounds of the short runs, each on the most likely rows alone.
+        sample: Model rows that the loss's distribution is taken from.
+    """
+
+    most_dropped: float = 0.25
+    slack: float = 1.25
+    tails: tuple[float, ...] = (0.1, 0.05, 0.02, 0.01, 0.004, 0.001)
+    cap: float = 0.05
+    rounds: int = 8
+    concentration: int = 5
+    sample: int = 4000
+
+
+def train_robust(
+    structure: Structure,
+    batch: Batch,
+    method: Method,
+    *,
+    seed: int,
+    restarts: int,
+    monitor: Monitor,
+    course: Course | None = None,
+    options: RobustOptions | None = None,
+) -> tuple[Trained, Tensor]:
+    """Fit with outliers left out; also the final weight of each row (N,)."""
+    course, options = course or Course(), options or RobustOptions()
+    if method.optimiser != "lbfgs" or not method.reconstruction:
+        raise ModelError(f"robust='outliers' needs the entropic method; got {method.name!r}")
+    layout = prepare(structure, batch, method, seed)
+    points = _trimmed_starts(layout, batch, seed, restarts)
+    short = build_problem(
+        layout.structure, short_batch(batch, course.short_rows, seed), method, layout.shapes, seed, layout.maps
+    )
+    points, short_losses = _concentrate(short, points, options, course, monitor, seed)
+    problem = build_problem(layout.structure, batch, method, layout.shapes, seed, layout.maps)
+    order = short_losses.argsort()[: course.finalists]
+    ends, losses, weights = points.clone(), torch.full_like(short_losses, torch.nan), torch.ones(len(order), batch.rows)
+    finals, states = points[order], None
+    monitor.stage("leave out outliers", options.rounds, order.tolist())
+    for step in range(options.rounds):
+        weights = _capped_weights(problem, finals, options, seed)
+        states = minimise(reweighted(problem, weights).loss, finals, steps=30)
+        finals = states.point
+        record = {"loss": float(states.loss.min()), "kept": float(weights.mean(-1).max())}
+        monitor.record("leave out outliers", step, record, keep=True, losses=states.loss.tolist())
+    judged = _truncated_loss(problem, finals, options, seed)
+    best = int(judged.argmin())
+    weights = _capped_weights(problem, finals[best : best + 1], options, seed)
+    final = minimise(reweighted(problem, weights).loss, finals[best : best + 1], steps=method.steps)
+    losses[order], ends[order] = judged, finals
+    reports = tuple(
+        Restart(n, restart_seed(seed, n), float(short_losses[n]), float(losses[n]), n == int(order[best]), ends[n])
+        for n in range(restarts)
+    )
+    trained = Trained(
+        layout, reweighted(problem, weights), final.point, float(final.loss[0]), bool(final.converged[0]),
+        bool(final.failed[0]), final.steps, reports,
+    )  # fmt: skip
+    return trained, weights[0]
+
+
+def reweighted(problem: Problem, weights: Tensor) -> Problem:
+    """The same problem with row weights (R, N) on top of its own."""
+    groups = [replace(group, weight=group.weight * weights[:, group.rows]) for group in problem.groups]
+    return replace(problem, groups=groups)
+
+
+# -- starts -----------------------------------------------------------------------------------------------------------
+
+
+def _trimmed_starts(layout: Layout, batch: Batch, seed: int, restarts: int) -> Tensor:
+    """Starts from different guesses of the clean rows: near the middle, in dense places, random parts of those."""
+    columns = _standard_columns(layout.structure, batch)
+    generator = np.random.default_rng([seed, 7])
+    dense, central = _dense_rows(columns, generator), _central_rows(columns)
+    points = []
+    for number in range(restarts):
+        rows = (dense, central, dense, dense)[number % 4]
+        if number >= 2:
+            rows = generator.choice(rows, size=max(len(rows) // 2, 2), replace=False)
+        part = batch.take(torch.as_tensor(np.sort(rows)))
+        points.append(initial_points(layout, part, seed, [number]))
+    return torch.cat(points)
+
+
+def _standard_columns(structure: Structure, batch: Batch) -> Array:
+    """Columns in robust units, missing cells in the middle."""
+    columns = []
+    for column in feature_columns(structure, batch):
+        values, seen = column.values[0].double(), column.seen[0]
+        if column.is_discrete:
+            columns.append(values.numpy())
+            continue
+        values = values.clamp(min=0).sqrt() if column.root else values
+        middle = values[seen].median()
+        spread = 1.4826 * (values[seen] - middle).abs().median().clamp(min=1e-9)
+        scaled = torch.where(seen.unsqueeze(-1), (values - middle) / spread, 0.0)
+        columns.append(scaled.numpy())
+    return np.concatenate(columns, 1)
+
+
+def _central_rows(columns: Array) -> NDArray[np.int64]:
+    norm = np.abs(columns).max(1)
+    return np.argsort(norm)[: max(2, int(0.75 * len(norm)))]
+
+
+def _dense_rows(columns: Array, generator: np.random.Generator) -> NDArray[np.int64]:
+    """Rows whose tenth neighbour among a sample is near."""
+    jittered = columns + 1e-6 * generator.standard_normal(columns.shape)
+    sample = jittered[generator.choice(len(columns), min(len(columns), 1500), replace=False)]
+    distance, _ = cKDTree(sample).query(jittered, k=min(10, len(sample)))
+    return np.argsort(distance[:, -1])[: max(2, int(0.8 * len(columns)))]
+
+
+def _concentrate(
+    problem: Problem, points: Tensor, options: RobustOptions, course: Course, monitor: Monitor, seed: int
+) -> tuple[Tensor, Tensor]:
+    """Short runs, each on the rows that are most likely at present; then the starts' truncated losses."""
+    monitor.stage("trimmed short starts", options.concentration, range(len(points)))
+    keep = 1 - options.most_dropped
+    for step in range(options.concentration):
+        losses = row_losses_at(problem, points)
+        cut = losses.quantile(keep, dim=-1, keepdim=True)
+        state = minimise(reweighted(problem, (losses <= cut).to(losses)).loss, points, steps=course.short_steps // 2)
+        points = torch.where(state.failed.unsqueeze(-1), points, state.point)
+        monitor.record("", step, {"loss": float(state.loss.min())}, keep=False, losses=state.loss.tolist())
+    return points, _truncated_loss(problem, points, options, seed)
+
+
+# -- weights ----------------------------------------------------------------------------------------------------------
+
+
+def row_losses_at(problem: Problem, points: Tensor) -> Tensor:
+    """The loss of every row at every replica's parameters: (R, N)."""
+    theta, phi = split_theta(unpack(points.detach(), problem.shapes))
+    with torch.no_grad():
+        naturals = problem.structure.naturals(theta)
+        found = row_losses(problem.structure, naturals, problem.groups, phi, problem.method.at("eps", 1.0))
+    return found.nan_to_num(nan=1e12, posinf=1e12)
+
+
+def _model_losses(problem: Problem, point: Tensor, options: RobustOptions, seed: int) -> Tensor:
+    """Losses of rows that the model itself makes, with the data's pattern of missing cells: (sample,)."""
+    theta, _ = split_theta(unpack(point.detach(), problem.shapes))
+    structure, batch = problem.structure, problem.batch
+    with torch.no_grad():
+        naturals = structure.naturals(theta)
+        generator = torch.Generator().manual_seed(seed)
+        rows = torch.randint(batch.rows, (options.sample,), generator=generator)
+        pattern = batch.take(rows)
+        given = {node: pattern.values[node][:1] for node in structure.given}
+        values = ancestral(structure, naturals, options.sample, generator, do=given)
+    made = {node: torch.where(_cells(pattern.mask[node], values[node]), values[node], 0.0) for node in pattern.values}
+    sample = Batch(made, pattern.mask, torch.ones_like(pattern.weight))
+    made_problem = build_problem(structure, sample, problem.method, problem.shapes, seed, problem.maps)
+    return row_losses_at(made_problem, point)[0]
+
+
+def _cells(mask: Tensor, value: Tensor) -> Tensor:
+    return mask if mask.shape[-1] == value.shape[-1] else mask[..., :1]
+
+
+def _capped_weights(problem: Problem, points: Tensor, options: RobustOptions, seed: int) -> Tensor:
+    """Weights (R, N) that keep the data's mass in each tail region near the model's."""
+    losses = row_losses_at(problem, points)
+    return torch.stack(
+        [_cap(losses[r], _model_losses(problem, points[r : r + 1], options, seed), options) for r in range(len(points))]
+    )
+
+
+def _cap(losses: Tensor, model: Tensor, options: RobustOptions) -> Tensor:
+    edges = torch.stack([model.quantile(1 - tail) for tail in options.tails])
+    beyond = edges[-1] + 0.5 * (edges[-1] - edges[0])
+    region = torch.bucketize(losses, edges)
+    masses = [
+        options.tails[k] - (options.tails[k + 1] if k + 1 < len(options.tails) else 0.0)
+        for k in range(len(options.tails))
+    ]
+    weights, lowest = torch.ones_like(losses), 1.0
+    for k, mass in enumerate(masses, start=1):
+        inside = region == k
+        share = float(inside.to(losses).mean())
+        lowest = min(lowest, options.slack * mass / share) if share > 0 else lowest
+        weights[inside] = lowest
+    weights[losses > beyond] = 0.0
+    return _within_limit(weights, losses, options.most_dropped)
+
+
+def _within_limit(weights: Tensor, losses: Tensor, most: float) -> Tensor:
+    """If too much would be left out, keep the most likely rows instead."""
+    if float(1 - weights.mean()) <= most:
+        return weights
+    return (losses <= losses.quantile(1 - most)).to(losses)
+
+
+def _truncated_loss(problem: Problem, points: Tensor, options: RobustOptions, seed: int) -> Tensor:
+    """Mean loss with each row's loss capped at the model's own tail: what leaving a row out costs."""
+    losses = row_losses_at(problem, points)
+    caps = [
+        _model_losses(problem, points[r : r + 1], options, seed).quantile(1 - options.cap) for r in range(len(points))
+    ]
+    return torch.minimum(losses, torch.stack(caps).unsqueeze(-1)).mean(-1)
+
+
+def dropped(weights: Tensor, limit: float = 0.5) -> Sequence[int]:
+    """Numbers of the rows that were left out."""
+    return torch.nonzero(weights < limit)[:, 0].tolist()
