@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from otpdag.backward.chain import Block, Chain, Linear, lay_out_chain, marginals, potentials
@@ -14,6 +18,9 @@ from otpdag.sequences import SequenceBatch
 from otpdag.structure import Naturals, Structure, first_name, lag_name
 
 __all__ = ["Smoothed", "decode_paths", "fill_in", "smooth", "transport_score"]
+
+
+Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -34,10 +41,11 @@ def smooth(structure: Structure, naturals: Naturals, batch: SequenceBatch) -> Sm
     chain, linear = _laid_out(structure, naturals, batch)
     probabilities = torch.empty(batch.rows, chain.states.size, dtype=torch.float64)
     log_likelihood = torch.zeros(chain.sequences, dtype=torch.float64)
-    for block in chain.blocks:
-        part = marginals(block, linear, chain)
-        probabilities[block.rows] = part.state[0].T
-        log_likelihood.index_add_(0, _owners(block), part.log_scale[0])
+    with _one_thread():
+        for block in chain.blocks:
+            part = marginals(block, linear, chain)
+            probabilities[block.rows] = part.state[0].T
+            log_likelihood.index_add_(0, _owners(block), part.log_scale[0])
     return Smoothed(probabilities, log_likelihood, chain)
 
 
@@ -49,7 +57,19 @@ def _laid_out(structure: Structure, naturals: Naturals, batch: SequenceBatch) ->
 
 def _owners(block: Block) -> Tensor:
     """The sequence of each column."""
-    return torch.cat([block.sequences[:size] for size in block.sizes])
+    inside = torch.arange(block.sizes[0]) < torch.tensor(block.sizes).unsqueeze(1)
+    return block.sequences.expand(len(block.sizes), -1)[inside]
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Small steps of a recursion: a second thread would cost more than it saves."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def decode_paths(structure: Structure, naturals: Naturals, batch: SequenceBatch) -> tuple[dict[str, Tensor], Tensor]:
@@ -57,50 +77,39 @@ def decode_paths(structure: Structure, naturals: Naturals, batch: SequenceBatch)
     chain, linear = _laid_out(structure, naturals, batch)
     path = torch.empty(batch.rows, dtype=torch.int64)
     log_prob = torch.zeros(chain.sequences, dtype=torch.float64)
-    log_unary = torch.log(linear.unary[0]) + linear.log_unit[0]
+    log_unary = (torch.log(linear.unary[0]) + linear.log_unit[0]).numpy()
+    log_pair = torch.log(linear.pair[0]).numpy()
     for block in chain.blocks:
-        found, best = _viterbi(block, log_unary, torch.log(linear.pair[0]), chain)
-        path[block.rows] = found
-        log_prob[block.sequences] = best
+        found, best = _viterbi(block, log_unary, log_pair, chain)
+        path[block.rows], log_prob[block.sequences] = torch.from_numpy(found), torch.from_numpy(best)
     return {node: chain.states.now[node].argmax(-1)[path] for node in chain.states.nodes}, log_prob
 
 
-def _viterbi(block: Block, log_unary: Tensor, log_pair: Tensor, chain: Chain) -> tuple[Tensor, Tensor]:
-    spans = block.spans
-    origin = torch.zeros(log_unary.shape[0], len(block.kinds), dtype=torch.int16)
-    best = torch.empty(block.sizes[0], dtype=log_unary.dtype)
-    score = log_unary[:, block.kinds[: block.sizes[0]]]
-    ends = torch.empty(len(block.kinds), dtype=torch.int64)
-    finals = torch.empty(block.sizes[0], dtype=torch.int64)
-    for step, (at, size) in enumerate(spans):
-        if step:
-            _finish(score, size, best, finals)
-            move = _pairs(block, log_pair, chain, step)
-            score, origin_now = (score[:, None, :size] + move).max(0)
-            origin[:, at : at + size] = origin_now.to(torch.int16)
-            score = score + log_unary[:, block.kinds[at : at + size]]
-    _finish(score, 0, best, finals)
-    state = finals.clone()
-    for step in range(len(spans) - 1, -1, -1):
-        at, size = spans[step]
-        ends[at : at + size] = state[:size]
-        if step:
-            state[:size] = origin[:, at : at + size].gather(0, state[:size].unsqueeze(0))[0].to(torch.int64)
-    return ends, best
+def _viterbi(block: Block, log_unary: Array, log_pair: Array, chain: Chain) -> tuple[NDArray[np.int64], Array]:
+    """The best path of each sequence of a block, column by column, and its log-probability."""
+    kinds, spans = block.kinds.numpy(), block.spans
+    origin = np.zeros((log_unary.shape[0], len(kinds)), dtype=np.int16)
+    best, state = np.empty(block.sizes[0]), np.empty(block.sizes[0], dtype=np.int64)
+    score = log_unary[:, kinds[: block.sizes[0]]]
+    for step, (at, size) in enumerate(spans[1:], 1):
+        if score.shape[1] > size:
+            best[size : score.shape[1]], state[size : score.shape[1]] = _best_end(score[:, size:])
+        here = kinds[at : at + size]
+        shared = log_pair[min(step, chain.longest_lag)][:, :, None] if not chain.varying else None
+        joint = score[:, None, :size] + (log_pair[here].transpose(1, 2, 0) if shared is None else shared)
+        came = joint.argmax(0)
+        origin[:, at : at + size] = came
+        score = np.take_along_axis(joint, came[None], 0)[0] + log_unary[:, here]
+    best[: score.shape[1]], state[: score.shape[1]] = _best_end(score)
+    path = np.empty(len(kinds), dtype=np.int64)
+    for at, size in reversed(spans):
+        path[at : at + size] = state[:size]
+        state[:size] = origin[state[:size], np.arange(at, at + size)]
+    return path, best
 
 
-def _finish(score: Tensor, size: int, best: Tensor, finals: Tensor) -> None:
-    """Sequences beyond the first ``size`` have ended: note their best last state."""
-    if score.shape[1] > size:
-        best[size : score.shape[1]], finals[size : score.shape[1]] = score[:, size:].max(0)
-
-
-def _pairs(block: Block, log_pair: Tensor, chain: Chain, step: int) -> Tensor:
-    """Log pair potentials of a step: (S before, S now, columns or 1)."""
-    if not chain.varying:
-        return log_pair[min(step, chain.longest_lag)].unsqueeze(-1)
-    at, size = block.spans[step]
-    return log_pair[block.kinds[at : at + size]].permute(1, 2, 0)
+def _best_end(score: Array) -> tuple[Array, NDArray[np.int64]]:
+    return score.max(0), score.argmax(0)
 
 
 def fill_in(
@@ -113,8 +122,9 @@ def fill_in(
     """
     chain, linear = _laid_out(structure, naturals, batch)
     states = torch.empty(batch.rows, draws, dtype=torch.int64)
-    for block in chain.blocks:
-        states[block.rows] = _draw_paths(block, linear, chain, draws, generator)
+    with _one_thread():
+        for block in chain.blocks:
+            states[block.rows] = _draw_paths(block, linear, chain, draws, generator)
     values = {node: chain.states.now[node][states] for node in chain.states.nodes}
     for node in structure.graph.observed:
         seen = batch.steps.values[node][0].unsqueeze(1).expand(-1, draws, -1)

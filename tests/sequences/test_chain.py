@@ -228,8 +228,8 @@ def test_any_dynamic_network_agrees_with_the_sum_over_all_paths(name):
     edges, hidden, mechanisms = NETWORKS[name]
     model = random_params(otp.Model(otp.Graph(edges, hidden=hidden), mechanisms), 3)
     rng = np.random.default_rng(2)
-    frame = {node: rng.normal(size=(5, 1)) for node in model.graph.observed}
-    chain = laid_out(model, {node: value.reshape(1, 5) for node, value in frame.items()})
+    frame = {node: rng.normal(size=(4, 1)) for node in model.graph.observed}
+    chain = laid_out(model, {node: value.reshape(1, 4) for node, value in frame.items()})
     _, scale, _ = run(model, chain)
     assert float(scale.sum()) == pytest.approx(enumerate_paths(model, frame, hidden), rel=1e-10)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -108,7 +109,7 @@ class Block:
     sizes: tuple[int, ...]
     sequences: Tensor
 
-    @property
+    @cached_property
     def spans(self) -> list[tuple[int, int]]:
         """First column and number of columns of each step."""
         found, at = [], 0
@@ -116,6 +117,13 @@ class Block:
             found.append((at, size))
             at += size
         return found
+
+    @cached_property
+    def columns(self) -> list[Tensor]:
+        """The columns of each sequence."""
+        starts = torch.tensor([at for at, _ in self.spans])
+        sizes = torch.tensor(self.sizes)
+        return [starts[: int((sizes > number).sum())] + number for number in range(self.sizes[0])]
 
 
 @dataclass(frozen=True)
@@ -396,6 +404,7 @@ class _Steps:
 
     @property
     def spans(self) -> list[tuple[int, int]]:
+        """First column and number of columns of each step."""
         return self.block.spans
 
     def propagate(self, step: int, message: Tensor) -> Tensor:
@@ -467,22 +476,16 @@ def _backward(alpha: Tensor, emission: Tensor, scale: Tensor, steps: _Steps, pai
 
 def _long_marginals(block: Block, potential: Linear) -> Marginals:
     """The same for few long sequences: stretches of each run side by side, joined by their transfer matrices."""
-    parts = [_one_long(block.kinds[_columns(block, number)], potential) for number in range(block.sizes[0])]
+    parts = [_one_long(block.kinds[columns], potential) for columns in block.columns]
     state = torch.empty_like(
         potential.unary[:, :, :1].expand(-1, -1, len(block.kinds)), memory_format=torch.contiguous_format
     )
     log_scale = state.new_empty(state.shape[0], len(block.kinds))
     pair = torch.zeros_like(potential.pair)
-    for number, part in enumerate(parts):
-        columns = _columns(block, number)
+    for columns, part in zip(block.columns, parts, strict=True):
         state[:, :, columns], log_scale[:, columns] = part.state, part.log_scale
         pair += part.pair
     return Marginals(state, log_scale, pair)
-
-
-def _columns(block: Block, number: int) -> Tensor:
-    """The columns of one sequence of a block."""
-    return torch.tensor([at + number for at, size in block.spans if number < size])
 
 
 def _one_long(kinds: Tensor, potential: Linear) -> Marginals:

@@ -1,0 +1,234 @@
+"""Fits of dynamic networks: recovery, missing steps, edge cases."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import otpdag as otp
+from otpdag import mechanisms as m
+from otpdag.datasets import poisson_chain
+
+
+def hmm(transition=None, size=4):
+    return otp.Model(
+        otp.Graph([otp.lag("z", "z"), ("z", "x")], hidden=["z"]),
+        {"z": transition or m.Categorical(size), "x": m.Poisson()},
+    )
+
+
+def test_the_papers_model_is_recovered():
+    counts, states, truth = poisson_chain(40, 100, np.random.default_rng(0))
+    model = hmm(m.Stay(4))
+    result = otp.fit(model, counts, seed=0, restarts=2)
+    assert result.status.converged
+    params = model.params()
+    np.testing.assert_allclose(params["x"]["log_rate"], truth["x"]["log_rate"], atol=0.03)
+    assert float(params["z"]["stay"]) == pytest.approx(float(truth["z"]["stay"]), abs=0.02)
+    path = model.decode(counts)["z"].to_numpy()
+    assert (path == states.ravel()).mean() > 0.97
+
+
+def test_a_fit_depends_on_its_seed_alone():
+    counts, _, _ = poisson_chain(10, 50, np.random.default_rng(0))
+    first, second = hmm(), hmm()
+    otp.fit(first, counts, seed=3, restarts=2)
+    otp.fit(second, counts, seed=3, restarts=2)
+    np.testing.assert_array_equal(first.params()["x"]["log_rate"], second.params()["x"]["log_rate"])
+
+
+def test_a_part_of_the_steps_first_leads_to_the_same_end(monkeypatch):
+    counts, _, _ = poisson_chain(40, 100, np.random.default_rng(0))
+    whole, staged = hmm(m.Stay(4)), hmm(m.Stay(4))
+    otp.fit(whole, counts, seed=0, restarts=1)
+    monkeypatch.setattr("otpdag.engine.dynamic.MIDDLE_STEPS", 1000)
+    result = otp.fit(staged, counts, seed=0, restarts=1)
+    assert [stage.name for stage in result.stages] == ["best start, part", "best start"]
+    np.testing.assert_allclose(staged.params()["x"]["log_rate"], whole.params()["x"]["log_rate"], atol=2e-3)
+
+
+def test_a_frame_with_sequence_and_time_columns():
+    counts, _, _ = poisson_chain(5, 40, np.random.default_rng(1))
+    frame = pd.DataFrame({"id": np.repeat(np.arange(5), 40), "t": np.tile(np.arange(40), 5), "x": counts.ravel()})
+    one, other = hmm(), hmm()
+    otp.fit(one, otp.Sequences(frame, sequence="id", time="t"), seed=0, restarts=1)
+    otp.fit(other, counts, seed=0, restarts=1)
+    np.testing.assert_array_equal(one.params()["x"]["log_rate"], other.params()["x"]["log_rate"])
+
+
+def test_missing_steps_anywhere():
+    counts, _, truth = poisson_chain(40, 100, np.random.default_rng(0))
+    x = counts.astype(float)
+    x[np.random.default_rng(1).random(x.shape) < 0.3] = np.nan
+    x[3] = np.nan  # a whole sequence
+    model = hmm(m.Stay(4))
+    otp.fit(model, x, seed=0, restarts=2)
+    np.testing.assert_allclose(model.params()["x"]["log_rate"], truth["x"]["log_rate"], atol=0.04)
+    assert np.isfinite(model.predict_proba(x, "z").to_numpy()).all()
+    filled = model.impute(x[:2], seed=0)["x"].to_numpy()
+    seen = ~np.isnan(x[:2].ravel())
+    np.testing.assert_array_equal(filled[seen], x[:2].ravel()[seen])
+    assert np.abs(filled - counts[:2].ravel()).mean() < 15
+
+
+def test_sequences_of_length_one():
+    counts, _, _ = poisson_chain(60, 1, np.random.default_rng(0))
+    model = hmm(size=4)
+    otp.fit(model, counts, seed=0, restarts=1)
+    np.testing.assert_allclose(model.params()["z"]["probs"].sum(-1), 1.0)
+    mixed = [*counts[:5], poisson_chain(1, 80, np.random.default_rng(1))[0][0]]
+    otp.fit(model, mixed, seed=0, restarts=1)
+    assert np.isfinite(model.score(mixed, kind="likelihood"))
+
+
+def test_a_column_without_values_is_refused():
+    with pytest.raises(otp.DataError, match="must hold at least one value"):
+        otp.fit(hmm(), np.full((3, 10), np.nan), seed=0)
+
+
+@pytest.mark.filterwarnings("ignore::otpdag.ConvergenceWarning")
+def test_a_state_that_nothing_visits():
+    x = np.random.default_rng(0).poisson(5, (5, 60))
+    model = hmm(size=3)
+    otp.fit(model, x, seed=0, restarts=2)
+    params = model.params()
+    assert np.isfinite(params["x"]["log_rate"]).all()
+    assert np.isfinite(params["z"]["probs"]).all()
+    assert np.isfinite(model.score(x, kind="likelihood"))
+
+
+def test_one_series_of_a_hundred_thousand_steps():
+    counts, states, truth = poisson_chain(1, 100_000, np.random.default_rng(0))
+    model = hmm(m.Stay(4))
+    otp.fit(model, counts, seed=0, restarts=1)
+    np.testing.assert_allclose(model.params()["x"]["log_rate"], truth["x"]["log_rate"], atol=0.01)
+    probabilities = model.predict_proba(counts, "z").to_numpy()
+    assert (probabilities.argmax(1) == states.ravel()).mean() > 0.97
+    assert (model.decode(counts)["z"].to_numpy() == states.ravel()).mean() > 0.97
+
+
+def test_switching_autoregression():
+    rng = np.random.default_rng(0)
+    slopes, levels = np.array([0.9, -0.5]), np.array([0.0, 3.0])
+    x, z = np.zeros((30, 120)), np.zeros((30, 120), dtype=int)
+    for t in range(1, 120):
+        z[:, t] = np.where(rng.random(30) < 0.95, z[:, t - 1], 1 - z[:, t - 1])
+        x[:, t] = levels[z[:, t]] + slopes[0] * x[:, t - 1] + 0.5 * rng.normal(size=30)
+    graph = otp.Graph([otp.lag("z", "z"), ("z", "x"), otp.lag("x", "x")], hidden=["z"])
+    model = otp.Model(graph, {"z": m.Categorical(2), "x": m.Normal(shared_scale=True)})
+    otp.fit(model, x, seed=0, restarts=4)
+    params = model.params()
+    np.testing.assert_allclose(params["x"]["loc"], levels, atol=0.15)
+    assert float(params["x"]["weight"].squeeze()) == pytest.approx(0.9, abs=0.02)
+    np.testing.assert_allclose(params["z"]["probs"].diagonal(), 0.95, atol=0.03)
+
+
+def test_an_observed_autoregression_is_a_regression_on_the_past():
+    rng = np.random.default_rng(0)
+    u = rng.normal(size=(8, 150))
+    x = np.zeros((8, 150))
+    for t in range(2, 150):
+        x[:, t] = 1.0 + 0.5 * x[:, t - 1] - 0.3 * x[:, t - 2] + 0.8 * u[:, t] + 0.1 * rng.normal(size=8)
+    graph = otp.Graph([("u", "x"), otp.lag("x", "x"), otp.lag("x", "x", by=2)])
+    model = otp.Model(graph, {"u": m.Given(), "x": m.Normal()})
+    otp.fit(model, {"u": u, "x": x}, seed=0)
+    design = np.stack([np.ones(8 * 148), u[:, 2:].ravel(), x[:, 1:-1].ravel(), x[:, :-2].ravel()], 1)
+    expected = np.linalg.lstsq(design, x[:, 2:].ravel(), rcond=None)[0]
+    found = model.params()["x"]
+    np.testing.assert_allclose([float(found["loc"]), *found["weight"].ravel()], expected, atol=1e-4)
+
+
+def test_covariates_move_the_chain():
+    rng = np.random.default_rng(0)
+    u = rng.normal(size=(60, 100))
+    z = np.zeros((60, 100), dtype=int)
+    for t in range(1, 100):
+        p = 1 / (1 + np.exp(-(-1.5 + 3.0 * z[:, t - 1] + 1.5 * u[:, t])))
+        z[:, t] = rng.random(60) < p
+    x = np.where(z == 1, 4.0, 0.0) + rng.normal(size=z.shape)
+    graph = otp.Graph([("u", "z"), otp.lag("z", "z"), ("z", "x")], hidden=["z"])
+    model = otp.Model(graph, {"u": m.Given(), "z": m.Categorical(2), "z[0]": m.Categorical(2), "x": m.Normal()})
+    otp.fit(model, {"u": u, "x": x}, seed=0, restarts=2)
+    params = model.params()
+    np.testing.assert_allclose(params["x"]["loc"], [0.0, 4.0], atol=0.1)
+    assert float(params["z"]["weight"].ravel()[1]) == pytest.approx(1.5, abs=0.2)
+
+
+def test_several_series_of_one_chain():
+    rng = np.random.default_rng(0)
+    _, states, _ = poisson_chain(20, 100, rng)
+    frame = pd.DataFrame(
+        {
+            "id": np.repeat(np.arange(20), 100),
+            "count": rng.poisson(np.array([2.0, 5.0, 9.0, 15.0])[states.ravel()]),
+            "size": rng.normal(np.array([0.0, 2.0, 4.0, 6.0])[states.ravel()]),
+            "kind": np.array(["a", "b"])[
+                (rng.random(2000) < np.array([0.1, 0.9, 0.1, 0.9])[states.ravel()]).astype(int)
+            ],
+        }
+    )
+    graph = otp.Graph([otp.lag("z", "z"), ("z", "count"), ("z", "size"), ("z", "kind")], hidden=["z"])
+    model = otp.Model(
+        graph, {"z": m.Categorical(4), "count": m.Poisson(), "size": m.Normal(), "kind": m.Categorical(2)}
+    )
+    otp.fit(model, otp.Sequences(frame, sequence="id"), seed=0, restarts=3)
+    params = model.params()
+    np.testing.assert_allclose(np.exp(params["count"]["log_rate"]), [2.0, 5.0, 9.0, 15.0], atol=0.7)
+    np.testing.assert_allclose(params["kind"]["probs"][:, 1], [0.1, 0.9, 0.1, 0.9], atol=0.08)
+
+
+def fitted(seed=0):
+    counts, _, _ = poisson_chain(20, 60, np.random.default_rng(seed))
+    model = hmm()
+    otp.fit(model, counts, seed=0, restarts=2)
+    return model, counts
+
+
+def test_samples_look_like_the_model(tmp_path):
+    model, counts = fitted()
+    drawn = model.sample(200, length=60, seed=0)
+    assert list(drawn.columns) == ["sequence", "time", "z", "x"]
+    assert len(drawn) == 12_000
+    assert drawn["x"].mean() == pytest.approx(counts.mean(), rel=0.1)
+    moves = drawn["z"].to_numpy().reshape(200, 60)
+    assert (moves[:, 1:] == moves[:, :-1]).mean() == pytest.approx(
+        model.params()["z"]["probs"].diagonal().mean(), abs=0.02
+    )
+    with pytest.raises(otp.ModelError, match="length must be at least 1"):
+        model.sample(5, seed=0)
+    model.save(tmp_path / "hmm.otp")
+    again = otp.load(tmp_path / "hmm.otp")
+    np.testing.assert_allclose(again.predict_proba(counts, "z"), model.predict_proba(counts, "z"))
+
+
+def test_draws_of_paths_agree_with_the_probabilities():
+    model, counts = fitted()
+    draws = model.posterior(counts[:2], draws=400, seed=0)
+    share = (draws["z"].to_numpy().reshape(120, 400)[..., None] == np.arange(4)).mean(1)
+    np.testing.assert_allclose(share, model.predict_proba(counts[:2], "z"), atol=0.1)
+
+
+def test_scores():
+    model, counts = fitted()
+    other, _, _ = poisson_chain(20, 60, np.random.default_rng(9))
+    assert model.score(counts, kind="likelihood") > model.score(other * 2, kind="likelihood")
+    assert model.score(counts) < model.score(other * 2)
+
+
+@pytest.mark.parametrize("method", ["paper", "transport"])
+def test_other_methods_are_refused(method):
+    with pytest.raises(otp.ModelError, match="sequences are fitted by"):
+        otp.fit(hmm(), np.ones((2, 5)), method=method)
+
+
+def test_first_steps_may_have_a_mechanism_of_their_own():
+    graph = otp.Graph([otp.lag("z", "z"), ("z", "x")], hidden=["z"])
+    model = otp.Model(graph, {"z": m.Categorical(2), "z[0]": m.Categorical(2, probs=[0.5, 0.5]), "x": m.Poisson()})
+    otp.fit(model, np.random.default_rng(0).poisson(4, (4, 30)), seed=0, restarts=1)
+    np.testing.assert_array_equal(model.params()["z[0]"]["probs"], [0.5, 0.5])
+    with pytest.raises(otp.ModelError, match=r"'z\[0\]' must have the values of 'z'"):
+        otp.Model(graph, {"z": m.Categorical(2), "z[0]": m.Categorical(3), "x": m.Poisson()})
+
+
+def test_stay_needs_its_own_past():
+    with pytest.raises(otp.ModelError, match="Stay needs exactly one parent"):
+        otp.Model(otp.Graph([("z", "x")], hidden=["z"]), {"z": m.Stay(3), "x": m.Poisson()})
