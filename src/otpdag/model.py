@@ -12,7 +12,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from otpdag import archive, dynamics, inference, render
+from otpdag import archive, diagnosis, dynamics, inference, render
 from otpdag.backward.amortized import AmortizedMap
 from otpdag.canonical import canonical
 from otpdag.data import Batch, Label, Schema, Table, decode, encode, infer_space
@@ -146,6 +146,7 @@ class Model:
 
     def set_params(self, params: Mapping[str, Mapping[str, ArrayLike]]) -> Model:
         """Give parameters by hand, in the shapes of :meth:`params`; a model that was never fitted can then sample."""
+        self._check_names(params)
         naturals: dict[str, dict[str, Tensor]] = {}
         for node, mechanism in self.structure.mechanisms.items():
             naturals[node] = {}
@@ -164,10 +165,24 @@ class Model:
                         f"parameter {name!r} of node {node!r} must have {int(np.prod(parameter.shape))} entries "
                         f"(shape {parameter.shape}); got shape {tuple(value.shape)}"
                     )
+                if not parameter.support.check(value.reshape(parameter.shape)):
+                    raise ModelError(
+                        f"parameter {name!r} of node {node!r} must be {parameter.support.name}; got {given}"
+                    )
                 naturals[node][name] = value.reshape(1, *parameter.shape)
         self._naturals = naturals
         self._schema = self._schema or Schema.of(self.spaces, self.graph)
         return self
+
+    def _check_names(self, params: Mapping[str, Mapping[str, ArrayLike]]) -> None:
+        for node, found in params.items():
+            if node not in self.mechanisms:
+                raise ModelError(f"params names node {node!r}, which the model does not have; it has "
+                                 f"{', '.join(self.mechanisms)}")  # fmt: skip
+            known = self.mechanisms[node].declared()
+            for name in found:
+                if name not in known:
+                    raise ModelError(f"node {node!r} has no parameter {name!r}; it has {', '.join(known) or 'none'}")
 
     def adopt(
         self,
@@ -262,12 +277,16 @@ class Model:
         schema = self._known_schema()
         cells = schema[node].space.cells
         array = np.asarray(value)
-        table = np.broadcast_to(
-            array.reshape(-1, cells) if array.size in (cells, rows * cells) else array, (rows, cells)
-        )
+        if array.size not in (cells, rows * cells):
+            raise ModelError(
+                f"do[{node!r}] must be one value, or one for each of the {rows} rows; got shape {array.shape}"
+            )
+        table = np.broadcast_to(array.reshape(-1, cells), (rows, cells))
         frame = pd.DataFrame({name: table[:, i] for i, name in enumerate(schema[node].names)})
-        one = Schema({node: schema[node]})
-        return encode(frame, one, hidden=(), partial=True).values[node]
+        batch = encode(frame, Schema({node: schema[node]}), hidden=(), partial=True)
+        if not bool(batch.mask[node].all()):
+            raise ModelError(f"do[{node!r}] must not be missing; got {value!r}")
+        return batch.values[node]
 
     def _given_values(self, given: Table | None, rows: int, settings: Mapping[str, Tensor]) -> dict[str, Tensor]:
         needed = [node for node in self.structure.given if node not in settings]
@@ -279,6 +298,7 @@ class Model:
         batch = encode(given, Schema({node: schema[node] for node in needed}), hidden=(), partial=True)
         if batch.rows < rows:
             raise ModelError(f"given must have at least {rows} rows; got {batch.rows}")
+        self.structure.check_given(batch.mask)
         return {node: batch.values[node][:, :rows] for node in needed}
 
     def posterior(self, data: Table | SequenceTable, *, draws: int = 100, seed: int = 0) -> pd.DataFrame:
@@ -287,6 +307,8 @@ class Model:
         Categories are drawn from their exact probabilities, numbers by weighted points; missing cells of a row are
         integrated out.
         """
+        if not self.graph.hidden:
+            raise ModelError("the model has no hidden nodes; missing cells are filled in by impute")
         _, index, values = self._drawn(data, draws, seed)
         flat = {node: values[node].reshape(-1, values[node].shape[-1]) for node in self.graph.hidden}
         table = decode(flat, self._known_schema())
@@ -295,6 +317,8 @@ class Model:
 
     def _drawn(self, data: Table | SequenceTable, draws: int, seed: int) -> tuple[Batch, pd.Index, dict[str, Tensor]]:
         """Rows or steps, their index, and joint draws of all nodes given what they show."""
+        if draws < 1:
+            raise ModelError(f"draws must be at least 1; got {draws}")
         if self.graph.is_dynamic:
             batch, index = self._encode_sequences(data)
             generator = torch.Generator().manual_seed(seed)
@@ -390,6 +414,14 @@ class Model:
             raise ModelError(f"kind must be 'transport' or 'likelihood'; got {kind!r}")
         return dynamics.transport_score(self.structure, naturals, batch, seed)
 
+    def check(self, data: Table, *, seed: int = 0) -> pd.DataFrame:
+        """Which node is wrong: transport residuals between data and model, one row for each node, the worst first.
+
+        Columns: ``residual`` (energy distance between the node's recovered noise with its parents and fresh noise),
+        ``expected`` (the same between two fresh samples) and ``excess`` (their difference in standard deviations).
+        """
+        return diagnosis.node_residuals(self.fitted, self._encode_partial(data), seed=seed)
+
     def _transport_score(self, batch: Batch, seed: int) -> float:
         generator = torch.Generator().manual_seed(seed)
         given = {node: batch.values[node] for node in self.structure.given}
@@ -411,7 +443,9 @@ class Model:
         if isinstance(data, pd.DataFrame):
             hidden = [name for node in self.graph.hidden for name in schema[node].names if name in data.columns]
             data = data.drop(columns=hidden)
-        return encode(data, schema, hidden=self.graph.hidden, partial=True)
+        batch = encode(data, schema, hidden=self.graph.hidden, partial=True)
+        self.structure.check_given(batch.mask)
+        return batch
 
     def _known_schema(self) -> Schema:
         if self._schema is None:

@@ -158,8 +158,9 @@ def _dense_rows(columns: Array, generator: np.random.Generator) -> NDArray[np.in
     """Rows whose tenth neighbour among a sample is near."""
     jittered = columns + 1e-6 * generator.standard_normal(columns.shape)
     sample = jittered[generator.choice(len(columns), min(len(columns), 1500), replace=False)]
-    distance, _ = cKDTree(sample).query(jittered, k=min(10, len(sample)))
-    return np.argsort(distance[:, -1])[: max(2, int(0.8 * len(columns)))]
+    neighbour = min(10, len(sample))
+    distance = np.asarray(cKDTree(sample).query(jittered, k=[neighbour])[0])
+    return np.argsort(distance[:, 0])[: max(2, int(0.8 * len(columns)))]
 
 
 def _concentrate(
