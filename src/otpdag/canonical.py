@@ -18,6 +18,7 @@ from otpdag.mechanisms.base import Parents
 from otpdag.mechanisms.normal import LocationScale
 from otpdag.mechanisms.parameters import Fixed, Tied
 from otpdag.sampling import ancestral, ancestral_sequences
+from otpdag.spaces import Space
 from otpdag.structure import Structure, lag_name
 
 __all__ = ["canonical"]
@@ -37,7 +38,9 @@ def canonical(structure: Structure, naturals: Naturals, phi: Phi, maps: Sequence
             changed = _relabel(structure, naturals, node, order)
             if changed is not None:
                 naturals, phi = changed, _relabel_maps(phi, maps, node, order)
-        elif isinstance(structure.mechanisms[node], LocationScale):
+        elif (
+            isinstance(structure.mechanisms[node], LocationScale) and structure.mechanisms[node].space.support == "real"
+        ):
             naturals, phi = _point_upward(structure, naturals, phi, maps, node)
     return naturals, phi
 
@@ -53,7 +56,7 @@ def _label_order(structure: Structure, naturals: Naturals, node: str) -> list[in
     if not observed_first:
         return list(range(size))
     child = structure.mechanisms[observed_first[0]]
-    given = {n: torch.zeros(1, ROWS, structure.mechanisms[n].space.width, dtype=torch.float64) for n in structure.given}
+    given = {n: _typical(structure.mechanisms[n].space) for n in structure.given}
     means = []
     for state in range(size):
         setting = torch.eye(size, dtype=torch.float64)[state].expand(1, ROWS, size)
@@ -80,6 +83,12 @@ def _drawn(structure: Structure, naturals: Naturals, do: dict[str, Tensor]) -> d
     found = {node: value[:, :, -1] for node, value in drawn.items()}
     lagged = {lag_name(edge.parent, edge.by): drawn[edge.parent][:, :, -1 - edge.by] for edge in structure.graph.lags}
     return found | lagged
+
+
+def _typical(space: Space) -> Tensor:
+    """A covariate that favours no state: all categories alike, numbers at zero."""
+    value = 1 / space.width if space.is_discrete or space.support == "simplex" else 0.0
+    return torch.full((1, ROWS, space.width), value, dtype=torch.float64)
 
 
 def _position(child: Mechanism, params: dict[str, Tensor], parents: Parents, drawn: Tensor) -> float:
@@ -151,10 +160,14 @@ def _point_upward(
     children = structure.graph.children(node)
     if not children or not all(_is_linear(structure.mechanisms[child]) for child in children):
         return naturals, phi
+    if any(name.startswith("network.") for name in naturals[node]):
+        return naturals, phi
     first = next((c for c in children if c not in structure.graph.hidden), children[0])
     width = structure.mechanisms[node].space.width
     slopes = naturals[first]["weight"][0, _slope_rows(structure, first, node)]
-    sign = torch.where(slopes[:, 0] < 0, -1.0, 1.0).to(slopes)
+    # of a logit, only differences between categories have a meaning
+    upward = slopes[:, -1] - slopes[:, 0] if structure.mechanisms[first].space.is_discrete else slopes[:, 0]
+    sign = torch.where(upward < 0, -1.0, 1.0).to(slopes)
     if bool((sign > 0).all()):
         return naturals, phi
     found = {name: dict(values) for name, values in naturals.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,6 +19,7 @@ from otpdag.structure import Naturals, Structure
 __all__ = ["Fitted", "log_likelihood", "posterior_draws", "state_probabilities"]
 
 FINE = GibbsOptions(grid=160, draws=96, prior_draws=1024)
+MOST_ROWS = 2000
 CHUNK_ELEMENTS = 4_000_000
 
 
@@ -44,14 +45,12 @@ class Fitted:
                 )
 
 
-def _groups(fitted: Fitted, batch: Batch, seed: int) -> list[RowGroup]:
+def _groups(fitted: Fitted, batch: Batch, seed: int) -> Iterator[RowGroup]:
     """Rows laid out on fine points, in chunks that fit in memory."""
     generator = torch.Generator().manual_seed(seed)
-    found: list[RowGroup] = []
-    at = 0
+    at, most = 0, MOST_ROWS
     while at < batch.rows:
-        size = min(batch.rows - at, 2000)
-        index = torch.arange(at, at + size)
+        index = torch.arange(at, min(at + most, batch.rows))
         part = batch.take(index)
         groups = group_rows(
             fitted.structure,
@@ -61,9 +60,12 @@ def _groups(fitted: Fitted, batch: Batch, seed: int) -> list[RowGroup]:
             proposal=fitted.proposal,
             count_range=fitted.count_range,
         )
-        found += [replace(group, rows=index[group.rows]) for group in groups]
-        at += size
-    return found
+        elements = max(group.points * len(group.rows) for group in groups)
+        if elements > CHUNK_ELEMENTS and len(index) > 1:
+            most = max(1, len(index) * CHUNK_ELEMENTS // (2 * elements))
+            continue
+        yield from (replace(group, rows=index[group.rows]) for group in groups)
+        at += len(index)
 
 
 def log_likelihood(fitted: Fitted, batch: Batch, seed: int = 0) -> Tensor:
@@ -193,8 +195,8 @@ def _one_map_draw(
 
 
 def proposal_among(maps: Sequence[AmortizedMap]) -> AmortizedMap | None:
-    """The map that proposes numbers given enumerated states, if there is one: it draws no categories."""
-    for backward in maps:
-        if backward.targets and not any(backward.space(node).is_discrete for node in backward.targets):
-            return backward
-    return None
+    """The map that was learned to propose numbers given enumerated states, if there is one.
+
+    A map that a fit learned for another objective may be far narrower than the posterior.
+    """
+    return next((backward for backward in maps if backward.name == "posterior"), None)

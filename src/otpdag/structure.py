@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from otpdag.errors import ModelError
+from otpdag.errors import DataError, ModelError
 from otpdag.graph import Graph
 from otpdag.mechanisms import Categorical, Mechanism, Normal
 from otpdag.mechanisms.base import Family, Parents
@@ -123,6 +123,14 @@ class Structure:
             if isinstance(parameter.setting, Fixed | Start):
                 found[name] = parameter.constant(node, name).clone()
         return found
+
+    def check_given(self, mask: Mapping[str, Tensor]) -> None:
+        """Refuse missing cells of covariates, for which there is no distribution to fill them from."""
+        for node in (n for n in self.given if n in mask):
+            missing = ~mask[node].all(-1)
+            if bool(missing.any()):
+                row = int(missing.nonzero()[0, -1])
+                raise DataError(f"node {node!r} is Given: its cells must not be missing; one is, in row {row}")
 
     @property
     def given(self) -> tuple[str, ...]:

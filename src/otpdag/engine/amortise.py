@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -12,7 +10,6 @@ from otpdag.data import Batch
 from otpdag.engine.lbfgs import minimise
 from otpdag.engine.problem import complete_batch, count_ranges, proposal_map
 from otpdag.engine.search import short_batch
-from otpdag.inference import proposal_among
 from otpdag.model import Model
 from otpdag.objective import gibbs_terms
 from otpdag.sampling import ancestral
@@ -27,9 +24,8 @@ def learn_proposal(model: Model, batch: Batch, *, seed: int, steps: int = 60) ->
     fitted = model.fitted
     proposal = proposal_map(model.structure, batch, (16,))
     densities = all(m.has_density or m.is_given for m in model.structure.mechanisms.values())
-    if proposal is None or proposal_among((fitted.proposal,) if fitted.proposal else ()) or not densities:
+    if proposal is None or fitted.proposal is not None or not densities:
         return
-    proposal = replace(proposal, name="posterior")
     part = short_batch(batch, 1500, seed)
     generator = torch.Generator().manual_seed(seed)
     phi = proposal.init(1, generator)

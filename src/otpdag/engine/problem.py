@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from otpdag.backward.amortized import AmortizedMap, RowCode
-from otpdag.backward.gibbs import RowGroup, group_rows, numeric_unknowns
+from otpdag.backward.gibbs import RowGroup, group_rows, noisy, numeric_unknowns
 from otpdag.data import Batch
 from otpdag.divergences.whitened import FittedFeatures
 from otpdag.engine.methods import Method
@@ -136,12 +136,13 @@ def proposal_map(structure: Structure, batch: Batch, hidden_layers: tuple[int, .
     hidden = [n for n in graph.hidden if graph.observed_descendants(n)]
     missing = [n for n in graph.observed if graph.children(n) and not bool(batch.mask[n].all())]
     unknown = tuple(n for n in graph.order if n in hidden or n in missing)
-    numeric = numeric_unknowns(structure, unknown)
+    numbers = numeric_unknowns(structure, unknown)
+    numeric = noisy(structure, numbers)
     if sum(structure.mechanisms[n].noise.dim for n in numeric) <= 1:
         return None
-    context = tuple(n for n in unknown if n not in numeric)
+    context = tuple(n for n in unknown if n not in numbers)
     code = RowCode.of(structure, batch, graph.observed)
-    return AmortizedMap(structure, code, numeric, context, hidden_layers)
+    return AmortizedMap(structure, code, numeric, context, hidden_layers, name="posterior")
 
 
 def build_problem(
