@@ -1,5 +1,6 @@
 """Familiar models with the methods of scikit-learn and its relatives, each a thin face of a graph."""
 
+from otpdag.estimators.gaussian_mixture import GaussianMixture
 from otpdag.estimators.hidden_markov import HiddenMarkovModel
 
-__all__ = ["HiddenMarkovModel"]
+__all__ = ["GaussianMixture", "HiddenMarkovModel"]

@@ -1,0 +1,285 @@
+"""Gaussian mixtures with scikit-learn's conventions: a thin face on the two-node graph ``z -> x``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from numbers import Integral
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, DensityMixin
+from sklearn.utils import Tags, check_random_state
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+
+from otpdag import mechanisms as m
+from otpdag.data import Batch
+from otpdag.engine import FitResult, Method, fit
+from otpdag.engine.auto import choose
+from otpdag.engine.methods import method_of
+from otpdag.graph import Graph
+from otpdag.inference import log_likelihood, state_probabilities
+from otpdag.mechanisms.base import Mechanism
+from otpdag.model import Model
+
+__all__ = ["GaussianMixture"]
+
+Array = NDArray[np.float64]
+KINDS = ("full", "tied", "diag", "spherical")
+
+
+class GaussianMixture(DensityMixin, BaseEstimator):
+    r"""Mixture of Gaussians, estimated by optimal transport; cells may be missing.
+
+    .. math:: z \sim \mathrm{weights}, \qquad x \mid z = k \sim N(\mathrm{means}_k, \mathrm{covariances}_k)
+
+    The default method is entropic transport with the closed-form backward map, which is maximum likelihood; see
+    :func:`otpdag.fit` for the others. Rows that are equal count as one with their weights added, so that a weight of
+    two is a repetition, and neither the order of rows nor that of repetitions matters.
+
+    **Collapse.** The likelihood of a mixture has no maximum: a component that shrinks onto one row makes it infinite.
+    ``reg_covar`` bounds the variance in every direction from below, in units of each column's variance (so that a
+    change of units changes nothing). It does not make such optima worse than honest ones; if a component has a weight
+    of a few rows and a tiny covariance, raise ``reg_covar``, or use a simpler ``covariance_type``.
+
+    Args:
+        n_components: Number of components.
+        covariance_type: ``"full"``: each component has a covariance matrix; ``"tied"``: all share one; ``"diag"``:
+            each has variances; ``"spherical"``: each has one variance.
+        covariances: Known covariances in the shape of ``covariances_`` (or one that broadcasts to it), not estimated.
+        weights: Known weights, not estimated.
+        method: ``"auto"``, ``"entropic"``, ``"transport"``, ``"paper"`` or a :class:`~otpdag.Method`.
+        n_init: Data-driven starts that train together; the best is kept.
+        max_iter: Most steps of the optimiser; the method's own number if None.
+        reg_covar: Smallest variance, as a share of each column's own.
+        random_state: Determines the starts, and the draws of :meth:`sample`.
+
+    Attributes:
+        weights_: (n_components,).
+        means_: (n_components, n_features), in the order of the first feature's mean unless weights or covariances are
+            given, whose order then holds.
+        covariances_: (n_components, n_features, n_features), (n_features, n_features), (n_components, n_features) or
+            (n_components,), by ``covariance_type``.
+        converged_: Whether the optimiser came to rest.
+        n_iter_: Steps of the kept start.
+        lower_bound_: Mean log-likelihood of the rows that were fitted.
+        model_: The fitted :class:`~otpdag.Model`, with nodes ``z`` and ``x``.
+        result_: The :class:`~otpdag.FitResult`.
+        n_features_in_: Number of features.
+
+    Example:
+        >>> import numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> X = np.concatenate([rng.normal(-4, 1, (150, 2)), rng.normal(4, 1, (150, 2))])
+        >>> X[::7, 0] = np.nan
+        >>> mixture = GaussianMixture(2, random_state=0).fit(X)
+        >>> mixture.means_.round(0)
+        array([[-4., -4.],
+               [ 4.,  4.]])
+    """
+
+    def __init__(
+        self,
+        n_components: int = 1,
+        *,
+        covariance_type: str = "full",
+        covariances: ArrayLike | None = None,
+        weights: ArrayLike | None = None,
+        method: str | Method = "auto",
+        n_init: int = 4,
+        max_iter: int | None = None,
+        reg_covar: float = 1e-6,
+        random_state: int | np.random.RandomState | None = None,
+    ) -> None:
+        self.n_components = n_components
+        self.covariance_type = covariance_type
+        self.covariances = covariances
+        self.weights = weights
+        self.method = method
+        self.n_init = n_init
+        self.max_iter = max_iter
+        self.reg_covar = reg_covar
+        self.random_state = random_state
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
+
+    # -- fit -----------------------------------------------------------------------------------------------------
+
+    def fit(self, X: ArrayLike, y: object = None, sample_weight: ArrayLike | None = None) -> Self:
+        """Estimate the mixture.
+
+        Args:
+            X: Rows (n_samples, n_features); NaN is missing.
+            y: Ignored.
+            sample_weight: A weight for each row; zero leaves it out.
+
+        Raises:
+            ValueError: If an argument or the data make no sense; the message says which and why.
+        """
+        self._check_arguments()
+        table: Array = validate_data(self, X, dtype=np.float64, ensure_all_finite="allow-nan", ensure_min_samples=2)
+        weight: Array = _check_sample_weight(sample_weight, table, dtype=np.float64, ensure_non_negative=True)
+        rows, weight = _merge_equal_rows(table, weight)
+        if len(table) < self.n_components:
+            raise ValueError(
+                f"X must have at least n_components={self.n_components} rows; it has n_samples={len(table)}"
+            )
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        self.model_ = self._model(table.shape[1])
+        self.result_: FitResult = fit(
+            self.model_, {"x": rows}, method=self._method(self.model_), seed=seed, restarts=self.n_init,
+            weights=weight, progress=False,
+        )  # fmt: skip
+        self._read_params()
+        self.converged_, self.n_iter_ = self.result_.status.converged, max(len(self.result_.history), 1)
+        self.lower_bound_ = float(np.average(self._log_likelihood(rows), weights=weight))
+        return self
+
+    def fit_predict(self, X: ArrayLike, y: object = None, sample_weight: ArrayLike | None = None) -> NDArray[np.intp]:
+        """Fit, and return the likeliest component of each row."""
+        return self.fit(X, y, sample_weight).predict(X)
+
+    def _check_arguments(self) -> None:
+        for name in ("n_components", "n_init", "max_iter"):
+            value = getattr(self, name)
+            if name == "max_iter" and value is None:
+                continue
+            if not isinstance(value, Integral) or int(value) < 1:
+                raise ValueError(f"{name} must be an integer of at least 1; got {value!r}")
+        if self.covariance_type not in KINDS:
+            raise ValueError(
+                f"covariance_type must be one of {', '.join(map(repr, KINDS))}; got {self.covariance_type!r}"
+            )
+        if not float(self.reg_covar) >= 0:
+            raise ValueError(f"reg_covar must be a number of at least 0; got {self.reg_covar!r}")
+        if self.weights is not None and np.shape(self.weights) != (self.n_components,):
+            raise ValueError(f"weights must have shape ({self.n_components},); got {np.shape(self.weights)}")
+
+    def _method(self, model: Model) -> Method:
+        method = choose(model.structure) if self.method == "auto" else method_of(self.method)
+        return method if self.max_iter is None else replace(method, steps=int(self.max_iter))
+
+    def _model(self, features: int) -> Model:
+        """The graph ``z -> x``; with one component there is no ``z``."""
+        x = self._component(features)
+        if self.n_components == 1:
+            return Model(Graph([], nodes=["x"]), {"x": x})
+        z = m.Categorical(self.n_components, probs=self.weights)
+        return Model(Graph([("z", "x")], hidden=["z"]), {"z": z, "x": x})
+
+    def _component(self, features: int) -> Mechanism:
+        known = None if self.covariances is None else self._known_covariances(features)
+        if self.covariance_type in ("full", "tied"):
+            tied = self.covariance_type == "tied"
+            return m.MultivariateNormal(features, covariance=known, shared_covariance=tied, floor=self.reg_covar)
+        scale = None if known is None else np.sqrt(known)
+        spherical = self.covariance_type == "spherical"
+        return m.Normal(features, scale=scale, isotropic=spherical, floor=float(np.sqrt(self.reg_covar)))
+
+    def _known_covariances(self, features: int) -> Array:
+        given, shape = np.asarray(self.covariances, dtype=float), self._covariance_shape(features)
+        try:
+            found = np.broadcast_to(given, shape).copy()
+        except ValueError:
+            raise ValueError(
+                f"covariances must have a shape that broadcasts to {shape} with covariance_type="
+                f"{self.covariance_type!r}; got {given.shape}"
+            ) from None
+        if self.covariance_type in ("diag", "spherical") and not (found > 0).all():
+            raise ValueError("covariances must be positive")
+        return found
+
+    def _covariance_shape(self, features: int) -> tuple[int, ...]:
+        k = self.n_components
+        shapes = {"full": (k, features, features), "tied": (features, features), "diag": (k, features)}
+        return shapes.get(self.covariance_type, (k,))
+
+    def _read_params(self) -> None:
+        params, k, d = self.model_.params(), self.n_components, self.n_features_in_
+        self.weights_ = params["z"]["probs"] if "z" in params else np.ones(1)
+        self.means_ = params["x"]["loc"].reshape(k, d)
+        if self.covariance_type in ("full", "tied"):
+            covariances = params["x"]["covariance"]
+        else:
+            covariances = params["x"]["scale"] ** 2
+        self.covariances_ = covariances.reshape(self._covariance_shape(d))
+
+    # -- use -----------------------------------------------------------------------------------------------------
+
+    def score_samples(self, X: ArrayLike) -> Array:
+        """Log-density of each row's seen cells."""
+        return self._log_likelihood(self._checked(X))
+
+    def score(self, X: ArrayLike, y: object = None) -> float:
+        """Mean log-density of the rows."""
+        return float(self.score_samples(X).mean())
+
+    def predict_proba(self, X: ArrayLike) -> Array:
+        """Probability of each component, given what each row shows: (n_samples, n_components)."""
+        X = self._checked(X)
+        if self.n_components == 1:
+            return np.ones((len(X), 1))
+        return np.asarray(state_probabilities(self.model_.fitted, _batch(X), "z").numpy())
+
+    def predict(self, X: ArrayLike) -> NDArray[np.intp]:
+        """The likeliest component of each row."""
+        return self.predict_proba(X).argmax(-1)
+
+    def sample(
+        self, n_samples: int = 1, *, random_state: int | np.random.RandomState | None = None
+    ) -> tuple[Array, NDArray[np.intp]]:
+        """Draw rows, and the component of each.
+
+        Args:
+            n_samples: How many.
+            random_state: Determines the draw; that of the estimator if None.
+        """
+        check_is_fitted(self)
+        if n_samples < 1:
+            raise ValueError(f"n_samples must be at least 1; got {n_samples}")
+        source = check_random_state(self.random_state if random_state is None else random_state)
+        frame = self.model_.sample(int(n_samples), seed=int(source.randint(2**31 - 1)))
+        drawn = frame["z"] if "z" in frame else np.zeros(n_samples)
+        labels: NDArray[np.intp] = np.asarray(drawn, dtype=np.intp)
+        return frame[[c for c in frame if c != "z"]].to_numpy(dtype=float), labels
+
+    def bic(self, X: ArrayLike) -> float:
+        """Bayesian information criterion on these rows; lower is better."""
+        X = self._checked(X)
+        return float(-2 * self._log_likelihood(X).sum() + self._free_parameters() * np.log(len(X)))
+
+    def aic(self, X: ArrayLike) -> float:
+        """Akaike's information criterion on these rows; lower is better."""
+        X = self._checked(X)
+        return float(-2 * self._log_likelihood(X).sum() + 2 * self._free_parameters())
+
+    def _free_parameters(self) -> int:
+        k, d = self.n_components, self.n_features_in_
+        sizes = {"full": k * d * (d + 1) // 2, "tied": d * (d + 1) // 2, "diag": k * d, "spherical": k}
+        covariances = sizes[self.covariance_type] if self.covariances is None else 0
+        return k * d + covariances + (k - 1 if self.weights is None else 0)
+
+    def _checked(self, X: ArrayLike) -> Array:
+        check_is_fitted(self)
+        return np.asarray(validate_data(self, X, dtype=np.float64, ensure_all_finite="allow-nan", reset=False))
+
+    def _log_likelihood(self, X: Array) -> Array:
+        return np.asarray(log_likelihood(self.model_.fitted, _batch(X)).numpy())
+
+
+def _batch(X: Array) -> Batch:
+    values = torch.as_tensor(np.nan_to_num(X)).unsqueeze(0)
+    seen = torch.as_tensor(~np.isnan(X)).unsqueeze(0)
+    return Batch({"x": values}, {"x": seen}, torch.ones(1, len(X), dtype=torch.float64))
+
+
+def _merge_equal_rows(X: Array, weight: Array) -> tuple[Array, Array]:
+    """Distinct rows in sorted order with their summed weights; rows without weight are left out."""
+    X, weight = X[weight > 0], weight[weight > 0]
+    keys = np.concatenate([np.nan_to_num(X), np.isnan(X)], 1)
+    _, first, group = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    return X[first], np.bincount(group.ravel(), weights=weight)
