@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -24,7 +24,10 @@ from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.base import Params, Parents
 from otpdag.structure import Naturals, Structure, Theta
 
-__all__ = ["Evaluation", "GibbsOptions", "RowGroup", "evaluate", "group_rows", "noisy", "numeric_unknowns"]
+__all__ = ["Evaluation", "GibbsOptions", "RowGroup", "adapted", "evaluate", "group_rows", "noisy", "numeric_unknowns"]
+
+ADAPTATIONS = 5
+WIDEST = 7.0
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,8 @@ class RowGroup:
     complete: frozenset[str] = field(default_factory=frozenset)
     log_stride: Mapping[str, float] = field(default_factory=dict)
     """Logarithm of the distance between the support points of an enumerated count."""
+    grid: Tensor | None = None
+    """Evenly spaced points (1, 1 or n, states, D) of one unknown number's noise, on the scale of a normal variable."""
 
     @property
     def points(self) -> int:
@@ -198,8 +203,20 @@ def _lay_out(
     code = proposal.code(values, mask) if uses_map and proposal is not None else None
     return RowGroup(
         rows, values, mask, part.weight, unknown, clamped, states, noise, log_weight,
-        proposal if uses_map else None, code, complete, log_stride,
+        proposal if uses_map else None, code, complete, log_stride, _grid_of(structure, noise, log_noise, uses_map),
     )  # fmt: skip
+
+
+def _grid_of(structure: Structure, noise: Mapping[str, Tensor], log_noise: Tensor, uses_map: bool) -> Tensor | None:
+    """The grid of a single number, whose points can be moved; not for several, which are drawn."""
+    if uses_map or len(noise) != 1:
+        return None
+    (node,) = noise
+    prior = structure.mechanisms[node].noise
+    if prior.dim > 1:
+        return None
+    points = noise[node].reshape(1, 1, -1, len(log_noise))
+    return points if prior.kind == "normal" else torch.special.ndtri(points)
 
 
 def _supports(
@@ -329,8 +346,13 @@ def _product(
     return states, tiled, log_weight.reshape(1, 1, -1).to(like)
 
 
-def evaluate(structure: Structure, naturals: Naturals, group: RowGroup, phi: Theta) -> Evaluation:
-    """Walk the graph once: fill in the unknown nodes' points, and add up log-densities."""
+def evaluate(
+    structure: Structure, naturals: Naturals, group: RowGroup, phi: Theta, *, uniform: bool = False
+) -> Evaluation:
+    """Walk the graph once: fill in the unknown nodes' points, and add up log-densities.
+
+    With ``uniform``, all states of hidden categories have the same prior, whatever the model says.
+    """
     values: dict[str, Tensor] = dict(group.values)
     prior: Tensor = group.log_weight
     likelihood = torch.zeros_like(group.log_weight)
@@ -342,12 +364,60 @@ def evaluate(structure: Structure, naturals: Naturals, group: RowGroup, phi: The
         if node in group.unknown and parents is not None:
             fill = _fill_in_partly if node in group.clamped else _fill_in
             values[node], log_prior, log_likelihood = fill(mechanism, params, parents, group, phi, node, values)
+            if uniform and node in group.states and node in structure.graph.hidden:
+                log_prior = -math.log(mechanism.space.width) if mechanism.space.is_discrete else log_prior
             prior, likelihood = prior + log_prior, likelihood + log_likelihood
         elif node in group.values and parents is not None:
             mask = None if node in group.complete else group.mask[node]
             if mask is None or bool(mask.any()):
                 likelihood = likelihood + mechanism.log_prob(params, group.values[node], parents, mask)
     return Evaluation(prior, likelihood, values)
+
+
+def adapted(
+    structure: Structure, naturals: Naturals, group: RowGroup, phi: Theta, *, reach: float | None = None
+) -> RowGroup:
+    """Move the grid of one unknown number to where its posterior is, in each row and for each enumerated state.
+
+    A posterior much narrower than the prior, as many good children give it, falls between the points of a fixed grid.
+
+    Args:
+        structure: Graph and mechanisms.
+        naturals: Parameters at which the posterior is taken.
+        group: Rows with their points; returned as they are if there is no grid.
+        phi: Parameters of backward maps.
+        reach: Half the width of the grid in posterior standard deviations. By default as far as keeps the points less
+            than one apart: the sum is then exact to many digits, and stays so while parameters move.
+    """
+    if group.grid is None:
+        return group
+    points = group.grid.shape[-1]
+    reach = 0.4 * (points - 1) if reach is None else reach
+    unit = torch.linspace(-1.0, 1.0, points).to(group.grid)
+    for _ in range(ADAPTATIONS):
+        with torch.no_grad():
+            found = evaluate(structure, naturals, group, phi)
+        joint = (found.log_prior + found.log_likelihood).expand(-1, len(group.rows), -1)
+        share = torch.softmax(joint.unflatten(-1, (-1, points)), -1).nan_to_num(1 / points)
+        centre = (share * group.grid).sum(-1, keepdim=True)
+        spread = (share * (group.grid - centre) ** 2).sum(-1, keepdim=True).sqrt()
+        step = group.grid[..., 1:2] - group.grid[..., :1]
+        half = torch.maximum((reach * spread).clamp(max=WIDEST), 3 * step)
+        group = _on_grid(structure, group, centre + half * unit)
+        if bool((step <= spread).all()):
+            break
+    return group
+
+
+def _on_grid(structure: Structure, group: RowGroup, points: Tensor) -> RowGroup:
+    """The same group with other points (R, n, states, D) of its number."""
+    (node,) = group.noise
+    prior = structure.mechanisms[node].noise
+    log_step = torch.log(points[..., 1:2] - points[..., :1])
+    log_weight = log_step - 0.5 * points**2 - 0.5 * math.log(2 * math.pi) + sum(group.log_stride.values())
+    flat = points.flatten(2).unsqueeze(-1)
+    noise = flat if prior.kind == "normal" else torch.special.ndtr(flat)
+    return replace(group, noise={node: noise}, log_weight=log_weight.flatten(2), grid=points)
 
 
 def _ready(structure: Structure, node: str, values: Mapping[str, Tensor], group: RowGroup) -> bool:

@@ -28,8 +28,8 @@ class Method:
         reconstruction: Weight of the reconstruction term.
         eta: Weight of the push-forward term, a number or a schedule (with L-BFGS, the schedule's end counts).
         eps: Weight of the entropic term, the same.
-        reference: Of the entropic term, with the closed-form map. ``"model"``: KL to the model's distribution of what is
-            hidden. ``"uniform"``: the entropy of hidden categories, which leaves their weights out (semi-relaxed
+        reference: Of the entropic term, with the closed-form map. ``"model"``: KL to the model's distribution of what
+            is hidden. ``"uniform"``: the entropy of hidden categories, which leaves their weights out (semi-relaxed
             transport): where these are given and perhaps wrong, nothing else follows them. Weights that are learned
             then need eta above zero.
         kappa: Weight of the direct term.
