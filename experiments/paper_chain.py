@@ -2,9 +2,9 @@ r"""The paper's own way to a Poisson hidden Markov model (Appendix C.2), kept as
 
 A three-layer perceptron draws each step's state from that step's count alone, by a Gumbel-softmax of temperature 0.1;
 the count is rebuilt by :math:`z^\top e^\lambda + u \sqrt{z^\top e^\lambda}` at a smooth L1 cost; the push-forward
-term is the exact Wasserstein distance between the sequences of backward probabilities and sequences of the prior, with the
-Kullback-Leibler divergence as its ground cost, weighed by 0.1. 50 epochs, learning rate 0.05, best of several starts by
-the objective. The prior's sequences are the transition probabilities along simulated paths, which makes the
+term is the exact Wasserstein distance between the sequences of backward probabilities and sequences of the prior, with
+the Kullback-Leibler divergence as its ground cost, weighed by 0.1. 50 epochs, learning rate 0.05, best of several
+starts by the objective. The prior's sequences are the transition probabilities along simulated paths, which makes the
 stay probability learnable; the paper does not say how it does so.
 """
 

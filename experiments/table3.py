@@ -32,8 +32,8 @@ def report(found: pd.DataFrame, size: Size) -> str:
             "# Table 3: Poisson hidden Markov models",
             "",
             f"{size.datasets} data sets of {size.sequences} sequences of 200 steps, {STARTS} starts each (the paper's "
-            f"way: the first {size.paper}). Mean absolute error ± standard deviation over data sets. EM's seconds are those of "
-            "hmmlearn with densities looked up in a table; as it comes it takes several times as long.",
+            f"way: the first {size.paper}). Mean absolute error ± standard deviation over data sets. EM's seconds are "
+            "those of hmmlearn with densities looked up in a table; as it comes it takes several times as long.",
             "",
             "## Absolute",
             "",

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
@@ -29,7 +30,7 @@ from otpdag.engine.monitor import Stage
 from otpdag.errors import DataError
 from otpdag.graph import Graph
 
-__all__ = ["draw_graph", "learning_curve", "search_curve"]
+__all__ = ["draw_graph", "learning_curve", "plot_segments", "search_curve"]
 
 # All lengths of a drawn graph are in points at its natural size.
 _FONT, _SMALL_FONT = 10.0, 8.0
@@ -788,3 +789,73 @@ def _tidy(ax: Axes, terms: int) -> None:
         ax.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=1.4)
     else:
         ax.set_ylabel(str(ax.lines[-1].get_label()))
+
+
+# --- sequences ----------------------------------------------------------------------------------------------
+
+
+def plot_segments(
+    values: npt.ArrayLike,
+    states: npt.ArrayLike,
+    *,
+    times: npt.ArrayLike | None = None,
+    levels: npt.ArrayLike | None = None,
+    names: Sequence[str] | None = None,
+    ax: Axes | None = None,
+) -> Figure:
+    """Draw a series over its segmentation: a band for each stretch in one state.
+
+    Args:
+        values: The series (steps,); NaN is a gap.
+        states: The state of each step (steps,), numbered from 0, for instance from ``HiddenMarkovModel.predict``.
+        times: Where the steps lie on the axis; 0, 1, 2, ... if left out.
+        levels: A number for each state, for instance its rate, drawn as a line through its stretches.
+        names: What the states are called in the legend.
+        ax: Where to draw; if left out, a figure is made.
+
+    Returns:
+        The figure.
+
+    Raises:
+        DataError: Lengths do not agree, or a state is not a whole number of at least 0.
+
+    >>> figure = plot_segments([3, 4, 11, 12], [0, 0, 1, 1], levels=[3.5, 11.5])
+    >>> [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    ['state 0', 'state 1']
+    """
+    series = np.asarray(values, dtype=np.float64).ravel()
+    codes = np.asarray(states).ravel()
+    where = np.arange(len(series), dtype=np.float64) if times is None else np.asarray(times, dtype=np.float64).ravel()
+    if not len(series) == len(codes) == len(where):
+        raise DataError(
+            f"values, states and times must be of one length; got {len(series)}, {len(codes)} and {len(where)}"
+        )
+    if not len(series) or codes.dtype.kind not in "iu" or (codes < 0).any():
+        raise DataError("states must be whole numbers of at least 0, one for each step")
+    if ax is None:
+        ax = Figure(figsize=(8.0, 3.2), layout="constrained").add_subplot()
+    bands: dict[int, Artist] = {}
+    half = np.diff(where) / 2 if len(where) > 1 else np.array([0.5])
+    left = where - np.concatenate([half[:1], half])
+    right = where + np.concatenate([half, half[-1:]]) if len(where) > 1 else where + 0.5
+    for start, stop in _stretches(codes):
+        colour = _COLOURS[int(codes[start]) % len(_COLOURS)]
+        band = ax.axvspan(left[start], right[stop - 1], color=colour, alpha=0.16, linewidth=0)
+        bands.setdefault(int(codes[start]), band)
+        if levels is not None:
+            level = float(np.asarray(levels, dtype=np.float64).ravel()[codes[start]])
+            ax.plot([left[start], right[stop - 1]], [level, level], color=colour, linewidth=1.6)
+    ax.plot(where, series, color=_INK, linewidth=0.8, marker="o", markersize=2.2)
+    ax.set_xlim(left[0], right[-1])
+    ax.spines[["top", "right"]].set_visible(False)
+    labels = [names[state] if names is not None else f"state {state}" for state in sorted(bands)]
+    ax.legend(
+        [bands[state] for state in sorted(bands)], labels, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5)
+    )
+    return _figure_of(ax)
+
+
+def _stretches(codes: npt.NDArray[Any]) -> Iterator[tuple[int, int]]:
+    """First and past-the-last step of each run of one state."""
+    cuts = np.flatnonzero(np.diff(codes)) + 1
+    yield from pairwise([0, *cuts.tolist(), len(codes)])
