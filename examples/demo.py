@@ -16,7 +16,6 @@ from rich.table import Table
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.tables import estimates
 
 HERE = Path(__file__).parent
 console = Console(highlight=False)
@@ -52,7 +51,7 @@ def main(rows: int | None, restarts: int, out: Path) -> None:
 
 def compare(model: otp.Model) -> None:
     """Print the learned parameters beside the true ones."""
-    found, true = (estimates(model, centred(params)) for params in (model.params(), TRUTH))
+    found, true = (otp.tables.estimates(model, centred(params)) for params in (model.params(), TRUTH))
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("node", "parameter", "at"):
         table.add_column(title)

@@ -1,6 +1,6 @@
 """Parameters of directed graphical models from incomplete data, by optimal transport."""
 
-from otpdag import backward, costs, datasets, divergences, estimators, mechanisms, metrics, plots, schedules
+from otpdag import backward, costs, datasets, divergences, estimators, mechanisms, metrics, plots, schedules, tables
 from otpdag.engine import Course, FitResult, Method, entropic, fit, paper, transport
 from otpdag.errors import ConvergenceWarning, DataError, GraphError, ModelError, NotFittedError, OtpdagError
 from otpdag.graph import Graph, Lag, lag
@@ -39,6 +39,7 @@ __all__ = [
     "plots",
     "schedules",
     "start",
+    "tables",
     "tie",
     "transport",
 ]

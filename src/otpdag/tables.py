@@ -65,8 +65,8 @@ def _axes(model: Model, node: str, name: str, array: np.ndarray) -> list[list[st
     if space.is_discrete and name in _BY_CATEGORY:
         own = [[str(label) for label in _labels(model, node)]]
     elif not space.is_discrete and space.width > 1:
-        own = [[f"{node}.{i}" for i in range(space.width)]]
-    if name == "weight":
+        own = [_cells(node, space.width)] * (2 if name == "covariance" else 1)
+    if name in ("weight", "topics"):
         lead = [[cell for parent, where in family.continuous for cell in _cells(parent, where.width)]]
     else:
         lead = [[f"{parent}={label}" for label in _labels(model, parent)] for parent, _ in family.discrete]
