@@ -282,4 +282,4 @@ def _merge_equal_rows(X: Array, weight: Array) -> tuple[Array, Array]:
     X, weight = X[weight > 0], weight[weight > 0]
     keys = np.concatenate([np.nan_to_num(X), np.isnan(X)], 1)
     _, first, group = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-    return X[first], np.bincount(group.ravel(), weights=weight)
+    return X[first], np.asarray(np.bincount(group.ravel(), weights=weight), dtype=np.float64)
