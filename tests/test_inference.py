@@ -91,6 +91,21 @@ def test_the_likelihood_score_is_the_mean_of_the_exact_one():
     assert factor_model().score(table, kind="likelihood") == pytest.approx(exact, abs=1e-6)
 
 
+def test_the_grid_resolves_a_sharp_posterior():
+    """Thirty good indicators: the posterior is many times narrower than the prior."""
+    names = [f"x{i}" for i in range(30)]
+    model = otp.Model(
+        otp.Graph([("z", n) for n in names], hidden=["z"]), {"z": m.Normal(), **{n: m.Normal() for n in names}}
+    )
+    model.set_params({n: {"loc": 0.0, "weight": 1.0, "scale": 0.15} for n in names})
+    z = RNG.normal(size=20)
+    x = z[:, None] + 0.15 * RNG.normal(size=(20, 30))
+    exact = stats.multivariate_normal(np.zeros(30), 1.0 + 0.15**2 * np.eye(30)).logpdf(x)
+    assert model.score(x, kind="likelihood") == pytest.approx(exact.mean(), abs=1e-6)
+    posterior = model.posterior(x, draws=200, seed=0)["z"].to_numpy().reshape(20, 200)
+    np.testing.assert_allclose(posterior.mean(1), x.mean(1) / (1 + 0.15**2 / 30), atol=0.01)
+
+
 # -- mixtures ---------------------------------------------------------------------------------------------------------
 
 

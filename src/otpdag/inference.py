@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from otpdag.backward.amortized import AmortizedMap
-from otpdag.backward.gibbs import GibbsOptions, RowGroup, evaluate, group_rows
+from otpdag.backward.gibbs import GibbsOptions, RowGroup, adapted, evaluate, group_rows
 from otpdag.data import Batch
 from otpdag.errors import ModelError
 from otpdag.mechanisms.base import Mechanism, Noise, Params, Parents
@@ -18,7 +18,8 @@ from otpdag.structure import Naturals, Structure
 
 __all__ = ["Fitted", "log_likelihood", "posterior_draws", "state_probabilities"]
 
-FINE = GibbsOptions(grid=160, draws=96, prior_draws=1024)
+REACH = 7.0
+FINE = GibbsOptions(grid=96, draws=96, prior_draws=1024)
 MOST_ROWS = 2000
 CHUNK_ELEMENTS = 4_000_000
 
@@ -64,7 +65,9 @@ def _groups(fitted: Fitted, batch: Batch, seed: int) -> Iterator[RowGroup]:
         if elements > CHUNK_ELEMENTS and len(index) > 1:
             most = max(1, len(index) * CHUNK_ELEMENTS // (2 * elements))
             continue
-        yield from (replace(group, rows=index[group.rows]) for group in groups)
+        for group in groups:
+            moved = adapted(fitted.structure, fitted.naturals, group, fitted.phi, reach=REACH)
+            yield replace(moved, rows=index[group.rows])
         at += len(index)
 
 

@@ -393,7 +393,7 @@ def adapted(
         return group
     points = group.grid.shape[-1]
     reach = 0.4 * (points - 1) if reach is None else reach
-    unit = torch.linspace(-1.0, 1.0, points).to(group.grid)
+    unit = torch.linspace(-1.0, 1.0, points, dtype=torch.float64).to(group.grid)
     for _ in range(ADAPTATIONS):
         with torch.no_grad():
             found = evaluate(structure, naturals, group, phi)

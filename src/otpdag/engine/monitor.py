@@ -43,6 +43,7 @@ class Monitor:
         self.callbacks = tuple(callbacks)
         self.history: list[dict[str, float]] = []
         self.stages: list[Stage] = []
+        self.stopped = False
         self.began = time.perf_counter()
         self._progress: Progress | None = None
         self._task: TaskID | None = None
@@ -91,4 +92,5 @@ class Monitor:
         entry = {"step": float(len(self.history)), **terms, "seconds": time.perf_counter() - self.began}
         self.history.append(entry)
         answers = [callback(entry) for callback in self.callbacks]  # every callback sees every record
-        return any(bool(answer) for answer in answers)
+        self.stopped = any(bool(answer) for answer in answers)
+        return self.stopped

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from otpdag.backward.amortized import AmortizedMap, RowCode
-from otpdag.backward.gibbs import RowGroup, group_rows, noisy, numeric_unknowns
+from otpdag.backward.gibbs import RowGroup, adapted, group_rows, noisy, numeric_unknowns
 from otpdag.data import Batch
 from otpdag.divergences.whitened import FittedFeatures
 from otpdag.engine.methods import Method
@@ -88,6 +88,17 @@ class Problem:
             method.at("temperature", progress), method.divergence, method.straight_through, method.extra_masking,
             method.scope, method.costs,
         )  # fmt: skip
+
+    def adapted(self, point: Tensor) -> Problem:
+        """The same problem with the grids of unknown numbers moved to their posteriors at ``point`` (1, P)."""
+        theta, phi = split_theta(unpack(point.detach(), self.shapes))
+        naturals = self.structure.naturals(theta)
+        return replace(self, groups=[adapted(self.structure, naturals, group, phi) for group in self.groups])
+
+    @property
+    def has_grids(self) -> bool:
+        """Whether there are grids to adapt."""
+        return any(group.grid is not None for group in self.groups)
 
     def refined(self, point: Tensor, seed: int) -> Problem:
         """The same problem with its features whitened by the covariance under the model at ``point`` (1, P)."""

@@ -24,6 +24,8 @@ __all__ = ["Course", "Layout", "Restart", "Trained", "initial_points", "prepare"
 
 
 SAME_LOSS = 2e-4
+SAME_SUM = 1e-6
+MOST_ADAPTATIONS = 12
 
 
 @dataclass(frozen=True)
@@ -182,8 +184,10 @@ def _train_lbfgs(
         losses[kept], ends[kept] = state.loss.cpu().double(), state.point
         best = _best(state, 1)
         kept, points = kept[best], state.point[best]
+    problem, _ = _on_fitting_grids(problem, points)
     state = _run(problem, points, method.steps, monitor, "best start", kept, keep=True)
-    for refinement in range(method.refinements if method.kappa else 0):
+    problem, state = _adapt(problem, state, monitor, kept)
+    for refinement in range(method.refinements if method.kappa and not monitor.stopped else 0):
         problem = problem.refined(state.point, seed + refinement)
         state = _run(problem, state.point, method.steps, monitor, "refined weights", kept, keep=True)
     losses[kept], ends[kept] = state.loss.cpu().double(), state.point
@@ -198,6 +202,29 @@ def _train_lbfgs(
         state.steps,
         reports,
     )
+
+
+def _adapt(problem: Problem, state: LBFGSState, monitor: Monitor, kept: Tensor) -> tuple[Problem, LBFGSState]:
+    """Move the grids to the posteriors and go on, until that changes the loss no more; mostly it never does."""
+    for _ in range(MOST_ADAPTATIONS):
+        if bool(state.failed[0]) or monitor.stopped:
+            break
+        problem, has_moved = _on_fitting_grids(problem, state.point)
+        if not has_moved:
+            break
+        state = _run(problem, state.point, problem.method.steps, monitor, "moved grids", kept, keep=True)
+    return problem, state
+
+
+def _on_fitting_grids(problem: Problem, point: Tensor) -> tuple[Problem, bool]:
+    """The problem with its grids at the posteriors, if that makes a difference to the loss at ``point`` (1, P)."""
+    if not problem.has_grids:
+        return problem, False
+    moved = problem.adapted(point)
+    with torch.no_grad():
+        before, after = problem.loss(point), moved.loss(point)
+    same = (after - before).abs() <= SAME_SUM * (1 + after.abs())
+    return (problem, False) if bool(same.all()) or not bool(torch.isfinite(after).all()) else (moved, True)
 
 
 def _run(
