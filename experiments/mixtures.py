@@ -142,8 +142,7 @@ def matched_errors(true: Array, found: Array, steps: int) -> Array:
     """
     straight, crossed = (np.abs(found[..., order, :] - true).mean((-1, -2)) for order in ([0, 1], [1, 0]))
     errors = np.minimum(straight, crossed)
-    still = np.repeat(errors[-1:], max(steps + 1 - len(errors), 0), 0)
-    return np.concatenate([errors[:steps], still, errors[-1:]])[-(steps + 1) :]
+    return np.concatenate([errors, np.repeat(errors[-1:], steps + 1 - len(errors), 0)])
 
 
 def _variances(given: Simulations, told: Told) -> Array:

@@ -23,7 +23,7 @@ from otpdag.engine.problem import Problem, build_problem
 from otpdag.engine.search import Layout, initial_points, prepare, restart_seed
 from otpdag.engine.threads import bounded_threads
 from otpdag.errors import ModelError
-from otpdag.objective import LossTerms, Streams, split_theta
+from otpdag.objective import LossTerms, Streams
 from otpdag.structure import Structure, pack, unpack
 
 __all__ = ["Many", "fit_many", "start_many"]
@@ -59,13 +59,14 @@ class _HeldProblem(Problem):
     """
 
     free: Tensor = field(default_factory=lambda: torch.ones(1, dtype=torch.bool))
+    kept_columns: int = 0
     visited: list[Tensor] = field(default_factory=list)
 
     def terms(self, flat: Tensor, progress: float = 1.0) -> LossTerms:
         return super().terms(self._hold(flat), progress)
 
     def sampled(self, flat: Tensor, streams: Streams, progress: float) -> LossTerms:
-        self.visited.append(flat.detach().clone())
+        self.visited.append(flat.detach()[:, : self.kept_columns].clone())
         return super().sampled(self._hold(flat), streams, progress)
 
     def _hold(self, flat: Tensor) -> Tensor:
@@ -128,7 +129,8 @@ def fit_many(
     points = _overwrite(layout, points, frozen, owners, (sets,))
     built = build_problem(layout.structure, _repeat(batch, owners), method, layout.shapes, seed, layout.maps)
     parts = {part.name: getattr(built, part.name) for part in fields(Problem)}
-    problem = _HeldProblem(**parts, free=_free_columns(layout, frozen))
+    sizes = [math.prod(shape) for shape in _theta_shapes(layout).values()]
+    problem = _HeldProblem(**parts, free=_free_columns(layout, frozen), kept_columns=sum(sizes))
     with bounded_threads(batch.rows * len(owners)):
         course = _run(problem, points, [restart_seed(seed, number) for number in range(len(owners))])
     judged = torch.where(course.failed | ~torch.isfinite(course.loss), torch.inf, course.loss)
@@ -158,8 +160,14 @@ def _repeat(batch: Batch, owners: Tensor) -> Batch:
     )
 
 
+def _theta_shapes(layout: Layout) -> dict[str, tuple[int, ...]]:
+    """The model's own parameters, which come before those of its maps."""
+    return {key: shape for key, shape in layout.shapes.items() if not key.startswith("phi.")}
+
+
 def _naturals(layout: Layout, point: Tensor) -> Naturals:
-    theta, _ = split_theta(unpack(point, layout.shapes))
+    """Natural parameters at points, whose columns for the maps may be missing."""
+    theta = unpack(point, _theta_shapes(layout))
     return {
         node: {name: value.expand(len(point), *value.shape[1:]) for name, value in values.items()}
         for node, values in layout.structure.naturals(theta).items()

@@ -1,0 +1,119 @@
+"""Correlated normal vectors against SciPy, with cells missing in any pattern."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+import otpdag as otp
+from otpdag import mechanisms as m
+from otpdag.errors import ModelError
+from otpdag.measure import feature_columns, lay_out, mean_features
+from otpdag.spaces import Discrete
+
+MEANS = np.array([[0.0, 1.0, -1.0], [2.0, 0.0, 0.5]])
+FACTORS = np.array([[[1.0, 0, 0], [0.6, 0.8, 0], [-0.3, 0.5, 0.9]], [[0.5, 0, 0], [-0.4, 1.1, 0], [0.2, 0.7, 0.4]]])
+COVARIANCES = FACTORS @ FACTORS.swapaxes(1, 2)
+ROWS = 60
+
+
+@pytest.fixture
+def problem():
+    rng = np.random.default_rng(0)
+    label = rng.integers(2, size=ROWS)
+    value = MEANS[label] + np.einsum("nij,nj->ni", FACTORS[label], rng.normal(size=(ROWS, 3)))
+    mechanism = m.MultivariateNormal(3).setup(m.Family("x", (("a", Discrete(2)),)))
+    params = {"loc": torch.as_tensor(MEANS)[None], "covariance": torch.as_tensor(COVARIANCES)[None]}
+    parents = {"a": torch.nn.functional.one_hot(torch.as_tensor(label), 2).double()[None]}
+    return mechanism, params, parents, torch.as_tensor(value)[None], label
+
+
+def expected(value, label, mask):
+    found = []
+    for row, a, seen in zip(value, label, mask, strict=True):
+        cells = np.flatnonzero(seen)
+        density = (
+            stats.multivariate_normal(MEANS[a][cells], COVARIANCES[a][np.ix_(cells, cells)]) if len(cells) else None
+        )
+        found.append(density.logpdf(row[cells]) if density else 0.0)
+    return np.array(found)
+
+
+def test_density_of_complete_rows(problem):
+    mechanism, params, parents, value, label = problem
+    found = mechanism.log_prob(params, value, parents)[0]
+    np.testing.assert_allclose(found, expected(value[0], label, np.ones((ROWS, 3))), rtol=1e-10)
+
+
+def test_density_of_seen_cells_is_their_marginal(problem):
+    mechanism, params, parents, value, label = problem
+    mask = np.random.default_rng(1).random((2, ROWS, 3)) < 0.6
+    shared = mechanism.log_prob(params, value, parents, torch.as_tensor(mask[:1]))[0]
+    np.testing.assert_allclose(shared, expected(value[0], label, mask[0]), rtol=1e-9)
+    both = mechanism.log_prob(params, value, parents, torch.as_tensor(mask))  # replicas with masks of their own
+    for replica in range(2):
+        np.testing.assert_allclose(both[replica], expected(value[0], label, mask[replica]), rtol=1e-9)
+    states = {"a": torch.eye(2, dtype=torch.float64).reshape(1, 1, 2, 2)}  # enumerated parents
+    four = mechanism.log_prob(params, value.unsqueeze(2), states, torch.as_tensor(mask[:1]).unsqueeze(2))
+    np.testing.assert_allclose(four[0, np.arange(ROWS), label], shared, rtol=1e-9)
+
+
+def test_unseen_cells_are_drawn_given_the_seen_ones(problem):
+    mechanism, params, _, _, _ = problem
+    draws = 40_000
+    parents = {"a": torch.tensor([0.0, 1.0], dtype=torch.float64).expand(1, draws, 2)}
+    value = torch.tensor([2.5, 0.0, 1.5], dtype=torch.float64).expand(1, draws, 3)
+    mask = torch.tensor([True, False, True]).expand(1, draws, 3)
+    noise = torch.randn(1, draws, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    drawn = mechanism.complete(params, value, parents, mask, noise)[0].numpy()
+    among = COVARIANCES[1][np.ix_([0, 2], [0, 2])]
+    gain = COVARIANCES[1][1, [0, 2]] @ np.linalg.inv(among)
+    mean = MEANS[1, 1] + gain @ (np.array([2.5, 1.5]) - MEANS[1, [0, 2]])
+    variance = COVARIANCES[1][1, 1] - gain @ COVARIANCES[1][[0, 2], 1]
+    assert drawn[:, 1].mean() == pytest.approx(mean, abs=0.02)
+    assert drawn[:, 1].var() == pytest.approx(variance, rel=0.04)
+    np.testing.assert_array_equal(drawn[:, [0, 2]], value[0][:, [0, 2]])
+
+
+def test_the_direct_route_knows_that_coordinates_depend_on_each_other():
+    rng = np.random.default_rng(0)
+    table = rng.multivariate_normal([0.0, 0.0], [[1.0, 0.8], [0.8, 1.0]], 1500)
+    model = otp.Model(otp.Graph([], nodes=["x"]), {"x": m.MultivariateNormal(2)})
+    otp.fit(model, {"x": table}, method="transport", seed=0)
+    np.testing.assert_allclose(model.params()["x"]["covariance"], np.cov(table.T), atol=0.12)
+
+
+def test_an_uncorrelated_vector_has_the_features_of_a_plain_one():
+    rng = np.random.default_rng(0)
+    table = torch.as_tensor(rng.normal(size=(1, 200, 2)))
+    batch = otp.data.Batch({"x": table}, {"x": torch.ones(1, 200, 2).bool()}, torch.ones(1, 200).double())
+    graph, loc = otp.Graph([], nodes=["x"]), torch.tensor([[[0.3, -0.2]]], dtype=torch.float64)
+    scale = torch.tensor([[[0.8, 1.5]]], dtype=torch.float64)
+    plain = otp.Model(graph, {"x": m.Normal(2)}).structure
+    joint = otp.Model(graph, {"x": m.MultivariateNormal(2)}).structure
+    fitted = otp.transport().features.fit(feature_columns(plain, batch), batch.weight)
+    covariance = torch.diag_embed(scale[:, 0] ** 2)[:, None]
+    naturals = [{"x": {"loc": loc, "scale": scale}}, {"x": {"loc": loc, "covariance": covariance}}]
+    found = [
+        mean_features(s, n, lay_out(s, batch, {}, generator=torch.Generator().manual_seed(0)), fitted)
+        for s, n in zip((plain, joint), naturals, strict=True)
+    ]
+    torch.testing.assert_close(found[0], found[1], atol=0.01, rtol=0)
+
+
+def test_params_survive_a_file_and_a_way_back(tmp_path):
+    graph = otp.Graph([("a", "x")])
+    model = otp.Model(graph, {"a": m.Categorical(2), "x": m.MultivariateNormal(3, floor=1e-4)})
+    model.set_params({"a": {"probs": [0.4, 0.6]}, "x": {"loc": MEANS, "covariance": COVARIANCES}})
+    model.save(tmp_path / "model.otp")
+    again = otp.load(tmp_path / "model.otp")
+    np.testing.assert_allclose(again.params()["x"]["covariance"], COVARIANCES)
+    np.testing.assert_allclose(again.set_params(model.params()).params()["x"]["covariance"], COVARIANCES)
+
+
+def test_what_is_no_covariance_is_refused():
+    for wrong in (np.ones((2, 2)), np.array([[1.0, 0.5], [0.0, 1.0]])):
+        with pytest.raises(ModelError, match="'covariance' of node 'x' must be symmetric positive definite"):
+            otp.Model(otp.Graph([], nodes=["x"]), {"x": m.MultivariateNormal(2, covariance=wrong)})
+    with pytest.raises(ModelError, match="floor must not be negative; got -1"):
+        m.MultivariateNormal(2, floor=-1.0)
