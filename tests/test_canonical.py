@@ -1,0 +1,280 @@
+"""Canonical labels and signs: an order that two fits share, and the same model."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import otpdag as otp
+from otpdag import mechanisms as m
+from otpdag.canonical import canonical
+from otpdag.engine.problem import proposal_map
+from otpdag.spaces import Discrete
+
+RNG = np.random.default_rng(17)
+
+
+def put_in_order(model):
+    """The model again, in canonical order."""
+    naturals, phi = canonical(model.structure, model.fitted.naturals, model._phi, model._maps)
+    other = otp.Model(model.graph, model.mechanisms)
+    other.structure, other._schema, other._maps = model.structure, model._schema, model._maps
+    other._naturals, other._phi = naturals, phi
+    return other
+
+
+def class_model():
+    """A hidden class above all kinds of children, one with a second discrete parent."""
+    graph = otp.Graph(
+        [("z", "x"), ("z", "k"), ("g", "k"), ("z", "n"), ("x", "n")], nodes=["z", "x", "g", "k", "n"], hidden=["z"]
+    )
+    model = otp.Model(
+        graph, {"z": m.Categorical(3), "x": m.Normal(), "g": m.Categorical(2), "k": m.Categorical(2), "n": m.Poisson()}
+    )
+    return model.set_params(
+        {
+            "z": {"probs": [0.5, 0.3, 0.2]},
+            "x": {"loc": [1.0, -2.0, 0.0], "scale": [1.0, 0.5, 2.0]},
+            "g": {"probs": [0.4, 0.6]},
+            "k": {"probs": RNG.dirichlet([1, 1], (3, 2))},
+            "n": {"log_rate": [0.0, 1.0, 2.0], "weight": 0.1},
+        }
+    )
+
+
+def test_labels_are_ordered_by_the_first_childs_mean_and_the_model_is_the_same():
+    model = class_model()
+    ordered = put_in_order(model)
+    params, before = ordered.params(), model.params()
+    order = [1, 2, 0]
+    np.testing.assert_allclose(params["x"]["loc"], [-2.0, 0.0, 1.0])
+    np.testing.assert_allclose(params["x"]["scale"], [0.5, 2.0, 1.0])
+    np.testing.assert_allclose(params["z"]["probs"], [0.3, 0.2, 0.5])
+    np.testing.assert_allclose(params["n"]["log_rate"], [1.0, 2.0, 0.0])
+    np.testing.assert_allclose(params["k"]["probs"], before["k"]["probs"][order])
+    assert params["n"]["weight"] == before["n"]["weight"]
+    table = model.sample(100, seed=0).drop(columns="z")
+    assert ordered.score(table, kind="likelihood") == pytest.approx(model.score(table, kind="likelihood"), rel=1e-12)
+    found = ordered.predict_proba(table, "z").to_numpy()
+    np.testing.assert_allclose(found, model.predict_proba(table, "z").to_numpy()[:, order], atol=1e-12)
+
+
+def test_the_second_of_two_discrete_parents_is_reordered_along_its_own_axis():
+    graph = otp.Graph([("g", "x"), ("z", "x")], hidden=["z"])
+    model = otp.Model(graph, {"g": m.Categorical(2), "z": m.Categorical(2), "x": m.Normal()})
+    loc = np.array([[3.0, 1.0], [4.0, 0.0]])
+    model.set_params({"g": {"probs": [0.5, 0.5]}, "z": {"probs": [0.9, 0.1]}, "x": {"loc": loc, "scale": loc + 1}})
+    params = put_in_order(model).params()
+    np.testing.assert_allclose(params["x"]["loc"], loc[:, ::-1])
+    np.testing.assert_allclose(params["x"]["scale"], loc[:, ::-1] + 1)
+    np.testing.assert_allclose(params["z"]["probs"], [0.1, 0.9])
+
+
+def test_labels_below_a_given_category_have_an_order_too():
+    graph = otp.Graph([("g", "x"), ("z", "x")], hidden=["z"])
+    model = otp.Model(graph, {"g": m.Given(Discrete(2)), "z": m.Categorical(2), "x": m.Normal()})
+    model.set_params({"z": {"probs": [0.9, 0.1]}, "x": {"loc": [[3.0, 1.0], [4.0, 0.0]], "scale": np.ones((2, 2))}})
+    np.testing.assert_allclose(put_in_order(model).params()["z"]["probs"], [0.1, 0.9])
+
+
+def test_two_hidden_categories_in_a_chain():
+    graph = otp.Graph([("u", "v"), ("u", "x"), ("v", "y")], hidden=["u", "v"])
+    model = otp.Model(graph, {"u": m.Categorical(2), "v": m.Categorical(3), "x": m.Normal(), "y": m.Normal()})
+    model.set_params(
+        {
+            "u": {"probs": [0.3, 0.7]},
+            "v": {"probs": [[0.2, 0.3, 0.5], [0.6, 0.3, 0.1]]},
+            "x": {"loc": [2.0, -2.0], "scale": [1.0, 1.0]},
+            "y": {"loc": [0.0, -3.0, 3.0], "scale": [1.0, 2.0, 3.0]},
+        }
+    )
+    ordered = put_in_order(model)
+    params = ordered.params()
+    np.testing.assert_allclose(params["x"]["loc"], [-2.0, 2.0])
+    np.testing.assert_allclose(params["y"]["loc"], [-3.0, 0.0, 3.0])
+    np.testing.assert_allclose(params["v"]["probs"], [[0.3, 0.6, 0.1], [0.3, 0.2, 0.5]])
+    table = model.sample(80, seed=0)[["x", "y"]]
+    assert ordered.score(table, kind="likelihood") == pytest.approx(model.score(table, kind="likelihood"), rel=1e-12)
+
+
+def test_fixed_and_tied_parameters_keep_the_users_labels():
+    graph = otp.Graph([("z", "x")], hidden=["z"])
+    fixed = otp.Model(graph, {"z": m.Categorical(2, probs=[0.3, 0.7]), "x": m.Normal()})
+    fixed.set_params({"x": {"loc": [5.0, 1.0], "scale": [1.0, 1.0]}})
+    np.testing.assert_allclose(put_in_order(fixed).params()["x"]["loc"], [5.0, 1.0])
+    symmetric = otp.Model(graph, {"z": m.Categorical(2, probs=[0.5, 0.5]), "x": m.Normal()})
+    symmetric.set_params({"x": {"loc": [5.0, 1.0], "scale": [1.0, 2.0]}})
+    np.testing.assert_allclose(put_in_order(symmetric).params()["x"]["loc"], [1.0, 5.0])
+    np.testing.assert_allclose(put_in_order(symmetric).params()["x"]["scale"], [2.0, 1.0])
+
+
+# -- signs ------------------------------------------------------------------------------------------------------------
+
+
+def factor_model(first=None, hidden=None):
+    graph = otp.Graph([("z", "a"), ("z", "b"), ("w", "z")], nodes=["z", "a", "b", "w"], hidden=["z"])
+    mechanisms = {"w": m.Normal(), "z": hidden or m.Normal(), "a": first or m.Normal(), "b": m.Poisson()}
+    return otp.Model(graph, mechanisms)
+
+
+def test_the_first_childs_slope_points_upward_and_the_model_is_the_same():
+    model = factor_model()
+    model.set_params(
+        {
+            "w": {"loc": 0.0, "scale": 1.0},
+            "z": {"weight": 0.7},
+            "a": {"loc": 1.0, "weight": -2.0, "scale": 1.0},
+            "b": {"log_rate": 0.0, "weight": 0.5},
+        }
+    )
+    ordered = put_in_order(model)
+    params = ordered.params()
+    assert params["a"]["weight"] == 2.0
+    assert params["b"]["weight"] == -0.5
+    assert params["z"]["weight"] == -0.7
+    table = model.sample(100, seed=0).drop(columns="z")
+    assert ordered.score(table, kind="likelihood") == pytest.approx(model.score(table, kind="likelihood"), rel=1e-9)
+
+
+def test_a_logits_sign_is_that_of_its_differences():
+    """Adding a constant to all slopes of a softmax changes nothing, and must not change the sign either."""
+    found = []
+    for shift in (0.0, 5.0, -5.0):
+        model = factor_model(first=m.Categorical(2))
+        model.set_params(
+            {
+                "w": {"loc": 0.0, "scale": 1.0},
+                "z": {"weight": 0.7},
+                "a": {"logits": [0.0, 0.0], "weight": [[shift, shift - 1.0]]},
+                "b": {"log_rate": 0.0, "weight": 0.5},
+            }
+        )
+        found.append(put_in_order(model).params()["b"]["weight"].item())
+    assert found == [-0.5] * 3
+
+
+def test_a_positive_node_has_no_sign_to_turn():
+    model = factor_model(hidden=m.LogNormal())
+    model.set_params(
+        {
+            "w": {"loc": 0.0, "scale": 1.0},
+            "z": {"weight": 0.7, "scale": 0.5},
+            "a": {"loc": 1.0, "weight": -2.0, "scale": 1.0},
+            "b": {"log_rate": 0.0, "weight": 0.5},
+        }
+    )
+    assert put_in_order(model).params()["a"]["weight"] == -2.0
+
+
+def test_a_hidden_node_with_a_network_is_left_alone():
+    model = factor_model(hidden=m.Normal(network=(3,)))
+    generator = np.random.default_rng(0)
+    shapes = {name: parameter.shape for name, parameter in model.mechanisms["z"].declared().items()}
+    model.set_params(
+        {
+            "w": {"loc": 0.0, "scale": 1.0},
+            "z": {name: generator.normal(size=shape) for name, shape in shapes.items() if name.startswith("network.")},
+            "a": {"loc": 1.0, "weight": -2.0, "scale": 1.0},
+            "b": {"log_rate": 0.0, "weight": 0.5},
+        }
+    )
+    table = model.sample(60, seed=0).drop(columns="z")
+    assert put_in_order(model).score(table, kind="likelihood") == pytest.approx(
+        model.score(table, kind="likelihood"), rel=1e-9
+    )
+
+
+def test_a_fixed_slope_keeps_the_sign():
+    model = factor_model(first=m.Normal(weight=-1.0))
+    model.set_params(
+        {
+            "w": {"loc": 0.0, "scale": 1.0},
+            "z": {"weight": 0.7},
+            "a": {"loc": 1.0, "scale": 1.0},
+            "b": {"log_rate": 0.0, "weight": 0.5},
+        }
+    )
+    assert put_in_order(model).params()["b"]["weight"] == 0.5
+
+
+# -- backward maps follow ---------------------------------------------------------------------------------------------
+
+
+def test_maps_follow_labels_and_signs():
+    """A hidden class and two hidden numbers: draws of the reordered map are the reordered draws of the map."""
+    graph = otp.Graph([("z", "x"), ("u", "x"), ("v", "y"), ("u", "y"), ("z", "y")], hidden=["z", "u", "v"])
+    model = otp.Model(
+        graph, {"z": m.Categorical(2), "u": m.Normal(), "v": m.Normal(), "x": m.Normal(), "y": m.Normal()}
+    )
+    model.set_params(
+        {
+            "z": {"probs": [0.3, 0.7]},
+            "x": {"loc": [2.0, -1.0], "weight": -0.8, "scale": [1.0, 0.5]},
+            "y": {"loc": [0.0, 1.0], "weight": [-0.5, 0.6], "scale": [1.0, 1.0]},
+        }
+    )
+    table = model.sample(60, seed=1)[["x", "y"]]
+    batch = model._encode_partial(table)
+    backward = proposal_map(model.structure, batch, (4,))
+    phi = backward.init(1, torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(1)
+    phi = {
+        key: value + 0.3 * torch.randn(value.shape, generator=generator, dtype=value.dtype)
+        for key, value in phi.items()
+    }
+    model._maps, model._phi = (backward,), phi
+    ordered = put_in_order(model)
+    assert ordered.params()["x"]["weight"] == pytest.approx(0.8)
+    row = backward.code(
+        {n: v.unsqueeze(2) for n, v in batch.values.items()}, {n: v.unsqueeze(2) for n, v in batch.mask.items()}
+    )
+    noise = torch.randn(1, 60, 2, 1, generator=generator, dtype=torch.float64)
+    labels = torch.eye(2, dtype=torch.float64).reshape(1, 1, 2, 2)
+    for node, sign in (("u", -1.0), ("v", -1.0)):
+        before, after = {"z": labels}, {"z": labels.flip(-1)}
+        if node == "v":
+            u = torch.randn(1, 60, 2, 1, generator=generator, dtype=torch.float64)
+            before["u"], after["u"] = u, -u
+        old = backward.draw(phi, node, row, before, noise)
+        new = backward.draw(ordered._phi, node, row, after, sign * noise)
+        torch.testing.assert_close(new.value, sign * old.value)
+        torch.testing.assert_close(new.log_prob, old.log_prob)
+
+
+# -- fits -------------------------------------------------------------------------------------------------------------
+
+
+def test_fits_with_different_seeds_agree_in_labels_and_signs():
+    truth = otp.Model(
+        otp.Graph([("z", "x"), ("z", "y"), ("u", "y"), ("u", "w"), ("u", "q")], hidden=["z", "u"]),
+        {"z": m.Categorical(2), "x": m.Normal(), "y": m.Normal(), "u": m.Normal(), "w": m.Normal(), "q": m.Normal()},
+    )
+    truth.set_params(
+        {
+            "z": {"probs": [0.4, 0.6]},
+            "x": {"loc": [3.0, -3.0], "scale": [1.0, 1.0]},
+            "y": {"loc": [0.0, 2.0], "weight": -1.0, "scale": [0.5, 0.5]},
+            "w": {"loc": 0.0, "weight": 1.0, "scale": 0.5},
+            "q": {"loc": 0.0, "weight": 1.0, "scale": 0.5},
+        }
+    )
+    table = truth.sample(250, seed=0)[["x", "y", "w", "q"]]
+    found = []
+    for seed in (0, 5):
+        model = otp.Model(truth.graph, truth.mechanisms)
+        otp.fit(model, table, seed=seed, restarts=2)
+        found.append(model.params())
+    for node in ("z", "x", "y", "w", "q"):
+        for name, value in found[0][node].items():
+            np.testing.assert_allclose(value, found[1][node][name], atol=2e-3)
+    assert found[0]["x"]["loc"][0] < found[0]["x"]["loc"][1]
+    assert found[0]["y"]["weight"] > 0
+
+
+def test_labels_follow_the_first_child_of_a_frame(tmp_path):
+    """Saved and loaded again, the order stays."""
+    model = class_model()
+    path = tmp_path / "model.otp"
+    put_in_order(model).save(path)
+    assert isinstance(otp.load(path).params(), dict)
+    assert pd.Series(otp.load(path).params()["x"]["loc"]).is_monotonic_increasing
