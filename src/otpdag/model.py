@@ -92,7 +92,7 @@ class Model:
                 )
             else:
                 chosen[node] = _mechanism_for(infer_space(data[node]))
-        return cls(graph, chosen)
+        return cls(graph, {**chosen, **given})
 
     # -- what it is ---------------------------------------------------------------------------------------------
 
@@ -409,7 +409,7 @@ class Model:
         batch, _ = self._encode_sequences(data)
         naturals = self._fitted_naturals()
         if kind == "likelihood":
-            return float(dynamics.smooth(self.structure, naturals, batch).log_likelihood.sum()) / batch.rows
+            return float(dynamics.log_likelihood(self.structure, naturals, batch, seed).sum()) / batch.rows
         if kind != "transport":
             raise ModelError(f"kind must be 'transport' or 'likelihood'; got {kind!r}")
         return dynamics.transport_score(self.structure, naturals, batch, seed)

@@ -1,0 +1,336 @@
+"""The model: parameters as a user reads them, sampling, interventions, scores, tables in and out."""
+
+import html.parser
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import otpdag as otp
+from otpdag import mechanisms as m
+from otpdag.errors import DataError, ModelError, NotFittedError
+from otpdag.spaces import Discrete
+
+RNG = np.random.default_rng(3)
+
+
+# -- parameters -------------------------------------------------------------------------------------------------------
+
+
+def fitted(graph, mechanisms, table):
+    model = otp.Model(graph, mechanisms)
+    otp.fit(model, table, restarts=1)
+    return model
+
+
+def test_shapes_follow_the_discrete_parents_in_the_order_of_the_edges():
+    n = 400
+    table = pd.DataFrame({"a": RNG.integers(0, 2, n), "b": RNG.integers(0, 3, n), "u": RNG.normal(size=n)})
+    table["s"] = RNG.normal(size=n) + table["a"] - table["b"] + table["u"]
+    table["v.0"], table["v.1"] = RNG.normal(size=n) + table["b"], RNG.normal(size=n) - table["u"]
+    table["c"] = RNG.integers(0, 4, n)
+    table["n"] = RNG.poisson(2.0, n)
+    graph = otp.Graph([("b", "s"), ("a", "s"), ("u", "s"), ("b", "v"), ("u", "v"), ("a", "c"), ("b", "c"), ("u", "n")])
+    params = fitted(
+        graph,
+        {
+            "a": m.Categorical(2),
+            "b": m.Categorical(3),
+            "u": m.Normal(),
+            "s": m.Normal(shared_scale=True),
+            "v": m.Normal(2),
+            "c": m.Categorical(4),
+            "n": m.Poisson(),
+        },
+        table,
+    ).params()
+    assert {name: value.shape for name, value in params["s"].items()} == {"loc": (3, 2), "weight": (1,), "scale": ()}
+    assert {name: value.shape for name, value in params["v"].items()} == {
+        "loc": (3, 2),
+        "weight": (1, 2),
+        "scale": (3, 2),
+    }
+    assert params["c"]["probs"].shape == (2, 3, 4)
+    assert params["a"]["probs"].shape == (2,)
+    assert params["u"]["loc"].shape == ()
+    assert {name: value.shape for name, value in params["n"].items()} == {"log_rate": (), "weight": (1,)}
+    np.testing.assert_allclose(params["c"]["probs"].sum(-1), 1)
+    np.testing.assert_allclose(
+        params["s"]["loc"][0, 1] - params["s"]["loc"][0, 0], 1, atol=0.5
+    )  # axis 0 is b, axis 1 is a
+    frequencies = pd.crosstab([table["a"], table["b"]], table["c"], normalize="index").to_numpy().reshape(2, 3, 4)
+    np.testing.assert_allclose(params["c"]["probs"], frequencies, atol=1e-4)
+
+
+def chain():
+    """A confounder c of x and y."""
+    model = otp.Model(otp.Graph([("c", "x"), ("c", "y"), ("x", "y")]), {n: m.Normal() for n in ("c", "x", "y")})
+    return model.set_params(
+        {
+            "c": {"loc": 1.0, "scale": 1.0},
+            "x": {"loc": 0.0, "weight": 1.0, "scale": 0.5},
+            "y": {"loc": 2.0, "weight": [2.0, -1.0], "scale": 0.3},
+        }
+    )
+
+
+def test_parameters_set_by_hand_are_read_back_and_are_copies():
+    model = chain()
+    given = np.array([2.0, -1.0])
+    model.set_params({**model.params(), "y": {"loc": 2.0, "weight": given, "scale": 0.3}})
+    given[:] = 0
+    np.testing.assert_allclose(model.params()["y"]["weight"], [2.0, -1.0])
+    model.params()["y"]["weight"][:] = 7
+    np.testing.assert_allclose(model.params()["y"]["weight"], [2.0, -1.0])
+    assert model.params()["c"]["loc"].shape == ()
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"c": {"loc": 0.0}}, "parameter 'scale' of node 'c' is missing"),
+        (
+            {"c": {"loc": [0.0, 1.0], "scale": 1.0}},
+            r"'loc' of node 'c' must have 1 entries \(shape \(1, 1\)\); got shape \(2,\)",
+        ),
+        ({"c": {"loc": 0.0, "scale": -1.0}}, "'scale' of node 'c' must be a number above zero"),
+        ({"c": {"loc": np.nan, "scale": 1.0}}, "'loc' of node 'c' must be a finite number"),
+        ({"d": {"loc": 0.0}}, "params names node 'd', which the model does not have; it has c, x, y"),
+        ({"c": {"mean": 0.0}}, "node 'c' has no parameter 'mean'; it has loc, scale"),
+    ],
+)
+def test_parameters_that_do_not_fit_are_refused(params, message):
+    model = otp.Model(otp.Graph([("c", "x"), ("c", "y"), ("x", "y")]), {n: m.Normal() for n in ("c", "x", "y")})
+    with pytest.raises(ModelError, match=message):
+        model.set_params(params)
+    assert not model.is_fitted
+
+
+def test_an_unfitted_model_says_so():
+    model = otp.Model(otp.Graph([("c", "x")]), {"c": m.Normal(), "x": m.Normal()})
+    for use in (model.params, lambda: model.sample(3, seed=0), lambda: model.score(np.zeros((3, 2)))):
+        with pytest.raises(NotFittedError, match="no parameters yet: call otpdag"):
+            use()
+    assert "not fitted" in repr(model)
+
+
+# -- sampling and interventions ---------------------------------------------------------------------------------------
+
+
+def test_sample_moments_are_those_of_the_model():
+    sample = chain().sample(40_000, seed=0)
+    b = np.array([[0, 0, 0], [1.0, 0, 0], [2.0, -1.0, 0]])
+    inverse = np.linalg.inv(np.eye(3) - b)
+    mean, covariance = inverse @ [1.0, 0.0, 2.0], inverse @ np.diag([1.0, 0.25, 0.09]) @ inverse.T
+    np.testing.assert_allclose(sample.mean(), mean, atol=0.05)
+    np.testing.assert_allclose(sample.cov(), covariance, atol=0.1)
+
+
+def test_samples_repeat_with_their_seed_and_leave_global_randomness_alone():
+    model = chain()
+    states = torch.random.get_rng_state(), np.random.get_state()[1].copy()
+    first = model.sample(5, seed=1)
+    pd.testing.assert_frame_equal(first, model.sample(5, seed=1))
+    assert not np.allclose(first, model.sample(5, seed=2))
+    assert torch.equal(states[0], torch.random.get_rng_state())
+    assert (states[1] == np.random.get_state()[1]).all()
+
+
+def test_doing_differs_from_seeing():
+    """E[y | do(x)] = 2 + 2 E[c] - x, while E[y | x] goes through the confounder as well."""
+    model = chain()
+    done = model.sample(20_000, seed=0, do={"x": 3.0})
+    assert done["x"].unique().tolist() == [3.0]
+    assert done["y"].mean() == pytest.approx(2 + 2 * 1.0 - 3.0, abs=0.05)
+    assert done["c"].mean() == pytest.approx(1.0, abs=0.03)  # causes are not touched
+    sample = model.sample(60_000, seed=1)
+    near = sample[(sample["x"] - 3.0).abs() < 0.1]
+    seen = 2 + 2 * (1.0 + (3.0 - 1.0) / 1.25) - 3.0
+    assert near["y"].mean() == pytest.approx(seen, abs=0.15)
+    assert abs(near["y"].mean() - done["y"].mean()) > 1
+
+
+def labelled():
+    table = pd.DataFrame({"k": ["wet", "dry", "wet", "dry", "dry", "wet"] * 10, "x": RNG.normal(size=60)})
+    model = otp.Model(otp.Graph([("k", "x")]), {"k": m.Categorical(2), "x": m.Normal()})
+    otp.fit(model, table)
+    return model, table
+
+
+def test_interventions_take_labels_and_one_value_for_each_row():
+    model, _ = labelled()
+    assert model.sample(4, seed=0, do={"k": "wet"})["k"].tolist() == ["wet"] * 4
+    assert model.sample(2, seed=0, do={"k": ["wet", "dry"]})["k"].tolist() == ["wet", "dry"]
+    vector = otp.Model(otp.Graph([], nodes=["v"]), {"v": m.Normal(2)})
+    vector.set_params({"v": {"loc": [0.0, 0.0], "scale": [1.0, 1.0]}})
+    assert vector.sample(3, seed=0, do={"v": [1.0, 2.0]})["v.1"].tolist() == [2.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("do", "error", "message"),
+    [
+        ({"q": 1.0}, ModelError, "do names node 'q', which is not in the graph; it has c, x, y"),
+        (
+            {"x": [1.0, 2.0]},
+            ModelError,
+            r"do\['x'\] must be one value, or one for each of the 5 rows; got shape \(2,\)",
+        ),
+        ({"x": np.nan}, ModelError, r"do\['x'\] must not be missing"),
+        ({"x": np.inf}, DataError, "column 'x' must hold finite numbers"),
+    ],
+)
+def test_interventions_that_do_not_fit_are_refused(do, error, message):
+    with pytest.raises(error, match=message):
+        chain().sample(5, seed=0, do=do)
+
+
+def test_given_nodes_need_values():
+    model = otp.Model(otp.Graph([("g", "x")]), {"g": m.Given(Discrete(2)), "x": m.Normal()})
+    model.set_params({"x": {"loc": [0.0, 10.0], "scale": [1.0, 1.0]}})
+    with pytest.raises(ModelError, match="nodes 'g' are Given: pass given=table with their values"):
+        model.sample(3, seed=0)
+    with pytest.raises(ModelError, match="given must have at least 3 rows; got 2"):
+        model.sample(3, seed=0, given=pd.DataFrame({"g": [0, 1]}))
+    sample = model.sample(2, seed=0, given=pd.DataFrame({"g": [0, 1, 1]}))
+    assert sample["g"].tolist() == [0, 1]
+    assert sample["x"][1] > 5 > sample["x"][0]
+    assert model.sample(2, seed=0, do={"g": 1})["x"].min() > 5
+    with pytest.raises(ModelError, match="rows must be at least 1; got 0"):
+        model.sample(0, seed=0)
+
+
+# -- scores -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_right_model_scores_better_than_a_wrong_one():
+    right = chain()
+    table = right.sample(1500, seed=0)
+    wrong = otp.Model(otp.Graph([], nodes=["c", "x", "y"]), {n: m.Normal() for n in ("c", "x", "y")})
+    otp.fit(wrong, table)  # the right margins, no dependence
+    shifted = chain()
+    shifted.set_params({**shifted.params(), "x": {"loc": 0.5, "weight": 1.0, "scale": 0.5}})
+    held_out = right.sample(1500, seed=1)
+    for kind, better in (("transport", np.less), ("likelihood", np.greater)):
+        best = right.score(held_out, kind=kind)
+        assert better(best, wrong.score(held_out, kind=kind))
+        assert better(best, shifted.score(held_out, kind=kind))
+    assert abs(right.score(held_out)) < 0.01  # the unbiased distance of equal distributions
+
+
+def test_missing_cells_do_not_spoil_the_transport_score():
+    model = chain()
+    table = model.sample(1500, seed=0)
+    table = table.mask(RNG.random(table.shape) < 0.4)
+    assert abs(model.score(table)) < 0.02
+
+
+def test_the_transport_score_is_free_of_units():
+    table = chain().sample(300, seed=0)
+    scores = []
+    for unit in (1.0, 1e4):
+        model = otp.Model(otp.Graph([("c", "x")]), {"c": m.Normal(), "x": m.Normal()})
+        model.set_params({"c": {"loc": 0.0, "scale": 1.0}, "x": {"loc": 0.0, "weight": unit, "scale": 0.5 * unit}})
+        scores.append(model.score(table[["c"]].assign(x=table["x"] * unit), seed=4))
+    assert scores[0] == pytest.approx(scores[1], rel=1e-9)
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------
+
+
+def test_labels_and_indices_survive():
+    model, table = labelled()
+    table.index = [f"row {i}" for i in range(60)]
+    table.loc["row 3", "k"] = None
+    filled = model.impute(table)
+    assert list(filled.index) == list(table.index)
+    assert set(filled["k"]) == {"wet", "dry"}
+    assert filled["k"].drop("row 3").tolist() == table["k"].drop("row 3").tolist()
+    assert model.labels("k") == ("dry", "wet")
+    assert set(model.sample(30, seed=0)["k"]) == {"wet", "dry"}
+    with pytest.raises(ModelError, match="node must be a category; 'x' is Real"):
+        model.labels("x")
+
+
+def test_hidden_columns_of_a_sample_may_be_passed_back():
+    model = otp.Model(otp.Graph([("z", "x")], hidden=["z"]), {"z": m.Categorical(2), "x": m.Normal()})
+    model.set_params({"z": {"probs": [0.5, 0.5]}, "x": {"loc": [-1.0, 1.0], "scale": [1.0, 1.0]}})
+    sample = model.sample(20, seed=0)
+    assert model.posterior(sample, draws=2).shape == (40, 1)
+    assert model.score(sample, kind="likelihood") < 0
+    assert model.impute(sample).columns.tolist() == ["x"]
+
+
+def test_mechanisms_are_chosen_by_column():
+    table = pd.DataFrame(
+        {
+            "s": ["a", "b", "c", "a"],
+            "load": [1.5, 2.0, np.nan, 0.1],
+            "hits": [12, 0, 7, 3],
+            "flag": [True, False, True, True],
+        }
+    )
+    graph = otp.Graph([("z", c) for c in table], hidden=["z"])
+    model = otp.Model.from_frame(
+        graph, table, hidden={"z": m.Categorical(2)}, mechanisms={"hits": m.NegativeBinomial()}
+    )
+    names = {node: type(mechanism).__name__ for node, mechanism in model.mechanisms.items()}
+    assert names == {
+        "z": "Categorical",
+        "s": "Categorical",
+        "load": "Normal",
+        "hits": "NegativeBinomial",
+        "flag": "Categorical",
+    }
+    assert model.spaces["s"].width == 3
+    with pytest.raises(ModelError, match="hidden node 'z' needs a mechanism: pass hidden="):
+        otp.Model.from_frame(graph, table)
+    with pytest.raises(ModelError, match="observed node 'q' has no column and no mechanism"):
+        otp.Model.from_frame(otp.Graph([("q", "s")]), table)
+    with pytest.raises(ModelError, match="mechanisms name nodes that are not in the graph: 'q'"):
+        otp.Model.from_frame(graph, table, hidden={"z": m.Categorical(2), "q": m.Normal()})
+
+
+# -- how it looks -----------------------------------------------------------------------------------------------------
+
+
+class Balanced(html.parser.HTMLParser):
+    """Fails on a tag that is not closed."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.seen = [], 0
+
+    def handle_starttag(self, tag, attrs):
+        self.open.append(tag)
+        self.seen += 1
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+@pytest.mark.parametrize("is_fitted", [True, False])
+def test_the_notebook_view_is_well_formed_and_escapes_names(is_fitted):
+    model = otp.Model(
+        otp.Graph([("<a & b>", "x")], hidden=["<a & b>"]), {"<a & b>": m.Categorical(2), "x": m.Normal(network=())}
+    )
+    if is_fitted:
+        model.set_params({"<a & b>": {"probs": [0.5, 0.5]}, "x": {"loc": [-1.0, 1.0], "scale": [1.0, 1.0]}})
+    text = model._repr_html_()
+    parser = Balanced()
+    parser.feed(text)
+    parser.close()
+    assert not parser.open
+    assert parser.seen > 10
+    assert "<a & b>" not in text
+    assert "&lt;a &amp; b&gt;" in text
+    assert ("not fitted" in text) != is_fitted
+
+
+def test_the_text_view_names_nodes_and_parents():
+    assert repr(chain()).splitlines() == [
+        "Model with 3 nodes (fitted)",
+        "  c: Normal",
+        "  x: Normal <- c",
+        "  y: Normal <- c, x",
+    ]
