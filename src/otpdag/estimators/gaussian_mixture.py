@@ -131,8 +131,8 @@ class GaussianMixture(DensityMixin, BaseEstimator):
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         self.model_ = self._model(table.shape[1])
         self.result_: FitResult = fit(
-            self.model_, {"x": rows}, method=self._method(self.model_), seed=seed, restarts=self.n_init,
-            weights=weight, progress=False,
+            self.model_, {"x": rows}, method=self._method(self.model_), seed=seed,
+            restarts=self.n_init if self.n_components > 1 else 1, weights=weight, progress=False,
         )  # fmt: skip
         self._read_params()
         self.converged_, self.n_iter_ = self.result_.status.converged, max(len(self.result_.history), 1)
