@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
@@ -85,7 +87,7 @@ def read_archive(path: str | Path, functions: Mapping[str, Callable[..., Any]] |
     structure = _with_buffers(Structure.bind(graph, mechanisms), tensors)
     naturals: dict[str, dict[str, Tensor]] = {node: {} for node in structure.mechanisms}
     for key, value in _under(tensors, "natural/").items():
-        node, name = key.split("/", 1)
+        node, name = key.rsplit("/", 1)
         naturals[node][name] = value
     return structure, {
         "schema": None if state["schema"] is None else Schema.from_dict(state["schema"]),
@@ -97,20 +99,27 @@ def read_archive(path: str | Path, functions: Mapping[str, Callable[..., Any]] |
 
 
 def _open(path: Path) -> tuple[State, dict[str, Tensor]]:
-    if not path.exists():
+    if not path.is_file():
         raise DataError(f"no model at {str(path)!r}")
     try:
         with zipfile.ZipFile(path) as archive:
             state = json.loads(archive.read("model.json"))
+            if not isinstance(state, dict) or state.get("format") != "otpdag model":
+                raise ValueError("model.json describes something else")
+            _check_version(path, state.get("version"))
             tensors = load_tensors(archive.read("tensors.safetensors"))
-    except (zipfile.BadZipFile, KeyError, ValueError) as error:
+    except (zipfile.BadZipFile, zlib.error, KeyError, ValueError, SafetensorError) as error:
+        if isinstance(error, DataError):
+            raise
         raise DataError(f"{str(path)!r} is not a saved otpdag model: {error}") from None
-    if state.get("format") != "otpdag model" or state.get("version", 0) > FORMAT_VERSION:
-        raise DataError(
-            f"{str(path)!r} has format version {state.get('version')!r}; this release reads up to {FORMAT_VERSION}: "
-            "update otpdag"
-        )
     return state, tensors
+
+
+def _check_version(path: Path, version: object) -> None:
+    if not isinstance(version, int) or version > FORMAT_VERSION:
+        raise DataError(
+            f"{str(path)!r} has format version {version!r}; this release reads up to {FORMAT_VERSION}: update otpdag"
+        )
 
 
 def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -120,7 +129,8 @@ def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 def _with_buffers(structure: Structure, tensors: Mapping[str, Tensor]) -> Structure:
     mechanisms = dict(structure.mechanisms)
     for node, mechanism in structure.mechanisms.items():
-        buffers = _under(tensors, f"buffers/{node}/")
+        # a node's name may hold a slash, a buffer's may not
+        buffers = {name: value for name, value in _under(tensors, f"buffers/{node}/").items() if "/" not in name}
         mechanisms[node] = mechanism.with_buffers(buffers) if buffers else mechanism
     return structure.with_mechanisms(mechanisms)
 
