@@ -141,3 +141,19 @@ def test_positive_hidden_nodes_keep_what_shapes_them():
     assert not gamma["log_mean"].learned
     assert gamma["shape"].learned
     assert m.Gamma().setup(m.Family("x")).declared()["log_mean"].learned
+
+
+@pytest.mark.parametrize(
+    ("name", "level"), [("Normal", "loc"), ("StudentT", "loc"), ("LogNormal", "loc"), ("Gamma", "log_mean")]
+)
+def test_a_hidden_node_has_no_level_of_its_own(name, level):
+    def table(hidden, **given):
+        node = getattr(m, name)(**given).setup(m.Family("x", MIXED, hidden=hidden))
+        raw = {key: torch.full((1, *p.shape), 0.7).double() for key, p in node.declared().items() if p.learned}
+        raw[level] = raw[level] + torch.arange(raw[level].shape[1]).double()[:, None]
+        return node.natural(raw)[level].flatten()
+
+    assert table(hidden=True).sum().item() == pytest.approx(0)
+    assert table(hidden=True).diff().abs().min() > 0.5  # the differences stay
+    assert table(hidden=False).sum().item() != pytest.approx(0)
+    assert table(hidden=True, **{level: m.start(1.0)}).sum().item() != pytest.approx(0)

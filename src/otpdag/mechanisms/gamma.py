@@ -62,7 +62,9 @@ class Gamma(Predicted):
         log_mean = self.log_mean
         if log_mean is None and self.family.hidden and not self.family.discrete:
             log_mean = as_setting(0.0)
-        self.predictor = Predictor(self.family, self.dim, "log_mean", log_mean, self.weight, self.network)
+        self.predictor = Predictor(
+            self.family, self.dim, "log_mean", log_mean, self.weight, self.network, no_level=self.family.hidden
+        )
 
     @property
     def space(self) -> Space:

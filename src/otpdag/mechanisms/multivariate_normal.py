@@ -95,7 +95,7 @@ class MultivariateNormal(Predicted):
         if self.family.hidden:
             loc = as_setting(0.0) if loc is None and not self.family.discrete else loc
             covariance = as_setting(torch.eye(self.dim).numpy()) if covariance is None else covariance
-        self.predictor = Predictor(self.family, self.dim, "loc", loc, self.weight)
+        self.predictor = Predictor(self.family, self.dim, "loc", loc, self.weight, no_level=self.family.hidden)
         self.covariance_setting = covariance
         self.support = _Covariance(self.floor)
 

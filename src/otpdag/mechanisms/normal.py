@@ -50,7 +50,9 @@ class LocationScale(Predicted):
         if self.family.hidden:
             loc = as_setting(0.0) if loc is None and not self.family.discrete else loc
             scale = self.hidden_scale() if scale is None else scale
-        self.predictor = Predictor(self.family, self.dim, "loc", loc, self.weight, self.network)
+        self.predictor = Predictor(
+            self.family, self.dim, "loc", loc, self.weight, self.network, no_level=self.family.hidden
+        )
         self.scale_setting = scale
 
     def hidden_scale(self) -> Setting:

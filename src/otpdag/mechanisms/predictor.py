@@ -72,7 +72,11 @@ class Units:
 
 @dataclass(frozen=True)
 class Predictor:
-    """Predict ``dim`` numbers from the parents; the intercept is called ``name``, the slopes ``weight``."""
+    """Predict ``dim`` numbers from the parents; the intercept is called ``name``, the slopes ``weight``.
+
+    With ``no_level`` the intercepts of all configurations average zero unless they are given: of a hidden node only
+    their differences are identified, for its children's intercepts can take up the rest.
+    """
 
     family: Family
     dim: int
@@ -81,6 +85,7 @@ class Predictor:
     weight: Setting = None
     network: tuple[int, ...] = ()
     units: Units | None = None
+    no_level: bool = False
 
     def __post_init__(self) -> None:
         """Refuse tables that no data could fill."""
@@ -135,6 +140,8 @@ class Predictor:
         """Turn the intercept at the parents' centre into the intercept at zero."""
         if self._centred:
             params[self.name] = params[self.name] - self._centre_effect(params["weight"])
+        if self.no_level and self.intercept is None:
+            params[self.name] = params[self.name] - params[self.name].mean(1, keepdim=True)
         return params
 
     def remove_units(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
