@@ -20,7 +20,7 @@ def simplex(*shape, seed=0, dtype=torch.float64):
     return torch.softmax(torch.randn(*shape, generator=generator, dtype=dtype), -1)
 
 
-@pytest.mark.parametrize("cost", ALL, ids=str)
+@pytest.mark.parametrize("cost", ALL, ids=lambda cost: type(cost).__name__)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_pairwise_agrees_with_between(cost, dtype):
     x, y = simplex(3, 5, 4, dtype=dtype), simplex(3, 6, 4, seed=1, dtype=dtype)
@@ -30,21 +30,21 @@ def test_pairwise_agrees_with_between(cost, dtype):
     torch.testing.assert_close(pairs, cost.between(x[:, :, None], y[:, None, :]), atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("cost", ALL, ids=str)
+@pytest.mark.parametrize("cost", ALL, ids=lambda cost: type(cost).__name__)
 def test_one_replica_broadcasts(cost):
     x, y = simplex(1, 5, 4), simplex(3, 6, 4, seed=1)
     torch.testing.assert_close(cost(x, y), cost(x.expand(3, -1, -1), y))
     torch.testing.assert_close(cost(y, x), cost(y, x.expand(3, -1, -1)))
 
 
-@pytest.mark.parametrize("cost", ALL, ids=str)
+@pytest.mark.parametrize("cost", ALL, ids=lambda cost: type(cost).__name__)
 def test_gradients_are_those_of_finite_differences(cost):
     x, y = simplex(2, 3, 4).requires_grad_(), simplex(2, 2, 4, seed=1).requires_grad_()
     assert torch.autograd.gradcheck(cost, (x, y))
     assert torch.autograd.gradcheck(cost.between, (x[:, :2], y))
 
 
-@pytest.mark.parametrize("cost", ALL, ids=str)
+@pytest.mark.parametrize("cost", ALL, ids=lambda cost: type(cost).__name__)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_gradients_are_finite_where_points_coincide_or_touch_the_border(cost, dtype):
     x = torch.eye(3, dtype=dtype)[None].requires_grad_()
