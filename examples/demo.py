@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 from make_grid import TRUTH, complete_table
 from rich.console import Console
@@ -50,8 +49,12 @@ def main(rows: int | None, restarts: int, out: Path) -> None:
 
 
 def compare(model: otp.Model) -> None:
-    """Print the learned parameters beside the true ones."""
-    found, true = (otp.tables.estimates(model, centred(params)) for params in (model.params(), TRUTH))
+    """Print the learned parameters beside the true ones.
+
+    Nothing in the data tells where the load is zero, how it is scaled or which way it points: by convention it averages
+    zero over the seasons, has noise of scale one, and the slope of its first child is positive. So is the truth.
+    """
+    found, true = otp.tables.estimates(model), otp.tables.estimates(model, TRUTH)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("node", "parameter", "at"):
         table.add_column(title)
@@ -65,20 +68,6 @@ def compare(model: otp.Model) -> None:
         table.add_row(node, row.parameter, row.at, f"{truth:.3f}", f"{row.value:.3f}", f"{row.value - truth:+.3f}")
         last = row.node
     console.print(table)
-
-
-def centred(params: dict) -> dict:
-    """Parameters with the load measured from its average over the seasons.
-
-    Nothing in the data tells where the load is zero or which way it points: its children's intercepts can take up any
-    shift. The library points it so that its first child's slope is positive; here both sides get the same origin.
-    """
-    origin = np.mean(params["load"]["loc"])
-    moved = {node: {name: np.array(value, dtype=float) for name, value in own.items()} for node, own in params.items()}
-    moved["load"]["loc"] -= origin
-    for node, intercept in (("price", "loc"), ("outages", "log_rate"), ("frequency", "loc"), ("complaint", "logits")):
-        moved[node][intercept] = moved[node][intercept] + origin * moved[node]["weight"][0]
-    return moved
 
 
 def judge(model: otp.Model, data: pd.DataFrame, complete: pd.DataFrame) -> None:

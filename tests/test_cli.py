@@ -125,6 +125,25 @@ def test_fit_with_weights_method_and_steps(factory, tmp_path):
     assert not json.loads((tmp_path / "run" / "summary.json").read_text())["converged"]
 
 
+def test_fit_with_intervals_and_without_outliers(factory, tmp_path):
+    table = pd.read_csv(factory / "data.csv")
+    table.loc[:9, "weight"] = 50.0
+    table.to_csv(tmp_path / "data.csv", index=False)
+    result = run(
+        "fit", factory / "model.yaml", tmp_path / "data.csv", "--out", tmp_path / "run", "--restarts", 2,
+        "--robust", "outliers", "--intervals", 10,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "left out 1" in result.stdout  # ten rows and perhaps a few more
+    assert "lower" in result.stdout
+    assert max(map(len, result.stdout.splitlines()[2:])) <= 80
+    weights = pd.read_csv(tmp_path / "run" / "weights.csv")
+    assert (weights["weight"][:10] < 0.5).all()
+    bounds = pd.read_csv(tmp_path / "run" / "intervals.csv")
+    heavy = bounds[(bounds["node"] == "weight") & (bounds["parameter"] == "loc")].iloc[1]
+    assert heavy["lower"] < 10.0 < heavy["upper"] or abs(heavy["estimate"] - 10.0) < 0.2
+
+
 def test_fit_overwrites_nothing_unless_forced(factory, tmp_path):
     (tmp_path / "notes.txt").write_text("keep me")
     arguments = ("fit", factory / "model.yaml", factory / "data.csv", "--out", tmp_path, "--restarts", 1, "--quiet")
@@ -366,6 +385,13 @@ def test_score(factory, fitted):
         result = run("score", folder, factory / "data.csv", "--kind", kind)
         assert float(result.stdout) == pytest.approx(model.score(table, kind=kind), rel=1e-4)
         assert "is better" in result.stderr
+
+
+def test_check(factory, fitted):
+    result = run("check", fitted[0], factory / "data.csv")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[0].split() == ["node", "residual", "expected", "excess"]
+    assert {line.split()[0] for line in result.stdout.splitlines()[1:]} == {"shift", "weight", "faults"}
 
 
 # --- reproduce --------------------------------------------------------------------------------------------

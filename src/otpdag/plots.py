@@ -656,7 +656,7 @@ def learning_curve(history: Mapping[str, Sequence[float]], *, ax: Axes | None = 
     return _figure_of(ax)
 
 
-def search_curve(stages: Sequence[Stage], *, ax: Axes | None = None) -> Figure:
+def search_curve(stages: Sequence[Stage], *, kept: int | None = None, ax: Axes | None = None) -> Figure:
     """Draw the losses of all starts along the stages of a search, the kept one on top.
 
     Where losses only fall, as those of a quasi-Newton method do, the height of a line is how far it lies above the
@@ -665,6 +665,7 @@ def search_curve(stages: Sequence[Stage], *, ax: Axes | None = None) -> Figure:
 
     Args:
         stages: The ``stages`` of a :class:`~otpdag.FitResult`.
+        kept: Number of the start that was kept; if left out, the first of the last stage.
         ax: Where to draw; if left out, a figure is made.
 
     Returns:
@@ -685,7 +686,7 @@ def search_curve(stages: Sequence[Stage], *, ax: Axes | None = None) -> Figure:
     if ax is None:
         ax = Figure(figsize=(6.4, 3.8), layout="constrained").add_subplot()
     falling = all(_only_falls(losses) for _, losses in tables)
-    kept = tables[-1][0].starts[0]
+    kept = tables[-1][0].starts[0] if kept is None else kept
     begin = 0
     for number, (stage, losses) in enumerate(tables):
         same_rows = [table for _, table in (tables[1:] if number else tables[:1])]

@@ -1,4 +1,4 @@
-"""The command line: ``otpdag fit``, ``sample``, ``impute``, ``posterior``, ``score``, ``show`` and ``reproduce``."""
+"""The command line: ``otpdag fit`` and the commands that use a fitted model."""
 
 from otpdag.cli.app import app, main
 

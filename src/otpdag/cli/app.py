@@ -27,6 +27,7 @@ app.command("sample")(using.sample)
 app.command("posterior")(using.posterior)
 app.command("impute")(using.impute)
 app.command("score")(using.score)
+app.command("check")(using.check)
 app.command("reproduce")(reproducing.reproduce)
 
 

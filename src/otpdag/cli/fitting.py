@@ -29,6 +29,13 @@ from otpdag.specification import read_model_file
 __all__ = ["fit", "write_run"]
 
 
+class Robust(StrEnum):
+    """Against what an estimate shall be robust."""
+
+    outliers = "outliers"
+    misfit = "misfit"
+
+
 class MethodName(StrEnum):
     """The methods by name."""
 
@@ -47,6 +54,12 @@ def fit(
     restarts: Annotated[int | None, typer.Option(min=1, help="Number of starts; the best is continued.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Most steps of the optimiser.")] = None,
     weights: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column with a weight for each row.")] = None,
+    robust: Annotated[
+        Robust | None, typer.Option(help="Leave out rows that do not fit, or bear a model that is wrong.")
+    ] = None,
+    intervals: Annotated[
+        int | None, typer.Option(min=10, metavar="DRAWS", help="Bootstrap intervals from so many resampled fits.")
+    ] = None,
     sequence: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Lagged edges: column that tells sequences apart.")
     ] = None,
@@ -57,7 +70,8 @@ def fit(
 ) -> None:
     """Estimate the parameters of a model from a table.
 
-    Writes model.otp, params.json, summary.json, history.csv, restarts.csv, graph.png and learning.png.
+    Writes model.otp, params.json, summary.json, history.csv, restarts.csv, graph.png and learning.png; where asked for,
+    intervals.csv and weights.csv, the share of each row that a robust fit used.
     """
     check_folder(out_folder, force=force)
     specification = read_model_file(model_file)
@@ -74,16 +88,24 @@ def fit(
             seed=seed,
             restarts=restarts,
             weights=row_weights,
+            robust=False if robust is None else robust.value,
             device=device,
             progress=False if quiet else None,
         )
     written = write_run(result, out_folder)
     for message in caught:
         warn(str(message.message))
+    bounds = None
+    if intervals is not None:
+        bounds = result.intervals(draws=intervals, seed=seed)
+        bounds.to_csv(out_folder / "intervals.csv")
+        written.append("intervals.csv")
     if not quiet:
         console = out()
         console.print(headline(result))
-        console.print(estimates_table(model))
+        for note in result.notes:
+            console.print(note, markup=False)
+        console.print(estimates_table(model, bounds))
         say(f"wrote {', '.join(written)} to {out_folder}")
 
 
@@ -123,8 +145,14 @@ def write_run(result: FitResult, folder: Path) -> list[str]:
     columns = ["number", "seed", "short_loss", "loss", "kept"]
     pd.DataFrame(starts, columns=columns).to_csv(folder / "restarts.csv", index=False)
     plots.draw_graph(model.graph).savefig(folder / "graph.png", dpi=150)
-    plots.search_curve(result.stages).savefig(folder / "learning.png", dpi=150)
-    return ["model.otp", "params.json", "summary.json", "history.csv", "restarts.csv", "graph.png", "learning.png"]
+    kept = next((r.number for r in result.restarts if r.kept), None)
+    plots.search_curve(result.stages, kept=kept).savefig(folder / "learning.png", dpi=150)
+    names = ["model.otp", "params.json", "summary.json", "history.csv", "restarts.csv", "graph.png", "learning.png"]
+    if result.row_weights is not None:
+        weights = pd.DataFrame({"row": range(len(result.row_weights)), "weight": result.row_weights.round(6)})
+        weights.to_csv(folder / "weights.csv", index=False)
+        names.append("weights.csv")
+    return names
 
 
 def _summary(result: FitResult) -> dict[str, Any]:
@@ -143,6 +171,7 @@ def _summary(result: FitResult) -> dict[str, Any]:
         "seed": result.seed,
         "seconds": round(result.seconds, 3),
         "hidden": list(result.model.graph.hidden),
+        "notes": list(result.notes),
     }
 
 

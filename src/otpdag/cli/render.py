@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pandas as pd
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -36,29 +37,39 @@ def headline(result: FitResult) -> Text:
     return state + Text(details, style="none")
 
 
-def estimates_table(model: Model) -> RenderableType:
-    """Every estimate, grouped by node."""
-    table = Table(box=None, pad_edge=False, header_style="bold", row_styles=None)
+def estimates_table(model: Model, intervals: pd.DataFrame | None = None) -> RenderableType:
+    """Every estimate, grouped by node; with the ends of its interval where they are known."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("node", "parameter", "at"):
         table.add_column(title, overflow="fold")
-    table.add_column("estimate", justify="right", no_wrap=True)
+    for title in ("estimate", "lower", "upper")[: 1 if intervals is None else 3]:
+        table.add_column(title, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
-    listed = estimates(model)
-    last_node, cut = "", False
-    for (node, parameter), group in listed.groupby(["node", "parameter"], sort=False):
-        for position, row in enumerate(group.itertuples(index=False)):
-            if position == MOST_ENTRIES:
-                table.add_row("", "", f"... and {len(group) - MOST_ENTRIES} more", "", "")
-                cut = True
-                break
-            shown = (
-                _node(model, str(node)) if node != last_node else Text(""),
-                Text(str(parameter) if not position else ""),
-            )
-            table.add_row(*shown, Text(str(row.at)), number(float(str(row.value))), "fixed" if row.fixed else "")
-            last_node = str(node)
+    last, cut = "", False
+    for (node, parameter), group in estimates(model).groupby(["node", "parameter"], sort=False):
+        ends = _ends(intervals, str(node), str(parameter), len(group))
+        for position, row in enumerate(group.head(MOST_ENTRIES).itertuples(index=False)):
+            whose = _node(model, str(node)) if node != last else Text("")
+            which = Text("" if position else str(parameter))
+            numbers = [number(float(str(row.value))), *ends[position]]
+            table.add_row(whose, which, Text(str(row.at)), *numbers, "fixed" if row.fixed else "")
+            last = str(node)
+        if len(group) > MOST_ENTRIES:
+            table.add_row("", "", f"... and {len(group) - MOST_ENTRIES} more")
+            cut = True
     note = [Text("The rest of the long tables is in params.json.", style="dim")] if cut else []
     return Group(table, *note)
+
+
+def _ends(intervals: pd.DataFrame | None, node: str, parameter: str, size: int) -> list[list[str]]:
+    """Lower and upper ends of each entry of a parameter, empty where there are none."""
+    if intervals is None:
+        return [[] for _ in range(size)]
+    names = intervals.index.to_frame(index=False)
+    found = intervals[((names["node"] == node) & (names["parameter"] == parameter)).to_numpy()]
+    if found.empty:
+        return [["", ""] for _ in range(size)]
+    return [[number(low), number(high)] for low, high in zip(found["lower"], found["upper"], strict=True)]
 
 
 def _node(model: Model, node: str) -> Text:

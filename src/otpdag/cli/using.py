@@ -8,13 +8,15 @@ from typing import Annotated, Any
 
 import pandas as pd
 import typer
+from rich.table import Table
+from rich.text import Text
 
 from otpdag.cli.console import as_steps, check_file, model_at, out, say, table_at, write_table
 from otpdag.cli.render import estimates_table
 from otpdag.errors import ModelError
 from otpdag.model import Model
 
-__all__ = ["impute", "posterior", "sample", "score", "show"]
+__all__ = ["check", "impute", "posterior", "sample", "score", "show"]
 
 ModelPath = Annotated[Path, typer.Argument(metavar="MODEL.OTP", help="A saved model, or the folder of a fit.")]
 DataPath = Annotated[Path, typer.Argument(metavar="DATA", help="A .csv or .parquet table; empty cells are missing.")]
@@ -130,6 +132,19 @@ def score(
         else "mean log-likelihood of a row; larger is better"
     )
     typer.echo(f"{value:.6g}")
+
+
+def check(model_path: ModelPath, data: DataPath, seed: Seed = 0) -> None:
+    """Tell which node fits badly: distances between its recovered noise and fresh noise, the worst node first."""
+    residuals = model_at(model_path).check(table_at(data), seed=seed)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("node")
+    for title in residuals.columns:
+        table.add_column(str(title), justify="right")
+    for node, row in residuals.iterrows():
+        table.add_row(Text(str(node)), *(f"{value:.4f}" for value in row))
+    out().print(table)
+    say("excess: standard deviations above what chance gives; above about 3 the node is misspecified")
 
 
 def _setting(model: Model, text: str) -> tuple[str, Any]:
