@@ -140,7 +140,7 @@ def test_the_folder_is_the_list_of_benchmarks(capsys):
     assert program.main([]) == 0
     shown = capsys.readouterr().out
     assert "recovery: Recovery of known parameters" in shown
-    assert "replicas: Many fits at once" in shown
+    assert "replicas: Restarts trained together" in shown
     assert "harness" not in shown
 
 

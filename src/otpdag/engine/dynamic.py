@@ -13,15 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from otpdag.backward.amortized import RowCode
 from otpdag.backward.chain import Chain, lay_out_chain
+from otpdag.backward.smoother import SequenceMap
 from otpdag.engine.lbfgs import LBFGSState, minimise
 from otpdag.engine.methods import Method
 from otpdag.engine.monitor import Monitor
 from otpdag.engine.search import Course, Layout, Trained, _best, _reports, restart_seed
 from otpdag.engine.starts import complete_table
 from otpdag.errors import ModelError
-from otpdag.objective import LossTerms
-from otpdag.objective.chain import chain_terms
+from otpdag.objective import LossTerms, split_theta
+from otpdag.objective.chain import Steps, chain_terms, lay_out_steps, smoother_terms
 from otpdag.sequences import SequenceBatch
 from otpdag.structure import Structure, lag_name, pack, unpack
 
@@ -30,6 +32,7 @@ __all__ = ["ChainProblem", "check_method", "some_steps", "train_sequences"]
 START_STEPS = 20_000  # steps that starts are guessed from
 SHORT_STEPS = 10_000  # steps in the short runs
 MIDDLE_STEPS = 100_000  # steps on which the best start settles before it sees everything
+LONGEST_PIECE = 400  # steps in one piece of a sequence with hidden numbers
 PIECE = 250  # steps in a piece of a long sequence, where only a part is needed
 MOST_CURVED = 200  # parameters up to which the curvature is worth its passes
 FLATTEST = 1e-7  # the smallest curvature, relative to the largest
@@ -86,6 +89,8 @@ def train_sequences(
 ) -> Trained:
     """Run the whole course."""
     course = course or Course()
+    if any(not structure.mechanisms[node].space.is_discrete for node in structure.graph.hidden):
+        return _train_numbers(structure, batch, method, seed, restarts, monitor, course)
     few = some_steps(batch, START_STEPS, seed)
     layout = _prepare(structure, few, seed)
     points = torch.cat([_one_start(layout, few, restart_seed(seed, k), first=k == 0) for k in range(restarts)])
@@ -154,7 +159,7 @@ class Coordinates:
 
 
 def _run(
-    problem: ChainProblem,
+    problem: ChainProblem | NumberProblem,
     axes: Coordinates,
     before: LBFGSState | None,
     steps: int,
@@ -181,6 +186,87 @@ def _run(
     return minimise(loss, start, steps=steps, tolerance=tolerance, history=history, on_step=on_step)
 
 
+# --- hidden numbers --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class NumberProblem:
+    """Sequences with hidden numbers, whose backward map is learned along with the model."""
+
+    structure: Structure
+    backward: SequenceMap
+    steps: Steps
+    method: Method
+    shapes: Mapping[str, tuple[int, ...]]
+    last: LossTerms | None = None
+
+    def loss(self, flat: Tensor) -> Tensor:
+        """Total loss of every replica, for one step of a sequence."""
+        theta, phi = split_theta(unpack(flat, self.shapes))
+        self.last = smoother_terms(
+            self.structure, self.structure.naturals(theta), phi, self.backward, self.steps,
+            eps=self.method.at("eps", 1.0),
+        )  # fmt: skip
+        return self.last.total.expand(flat.shape[0])
+
+
+def _train_numbers(
+    structure: Structure,
+    batch: SequenceBatch,
+    method: Method,
+    seed: int,
+    restarts: int,
+    monitor: Monitor,
+    course: Course,
+) -> Trained:
+    """Hidden numbers: draws from a learned chain of normals with fixed noise, in pieces where sequences are long."""
+    hidden = structure.graph.hidden
+    if any(structure.mechanisms[node].space.support in ("discrete", "count") for node in hidden):
+        raise ModelError("hidden categories or counts together with hidden numbers are not fitted in sequences yet")
+    pieces = batch.cut(LONGEST_PIECE)
+    few = some_steps(pieces, START_STEPS, seed)
+    layout = _prepare(structure, few, seed)
+    targets = tuple(node for node in structure.graph.order if node in hidden)
+    backward = SequenceMap(layout.structure, RowCode.of(structure, batch.steps, structure.graph.observed), targets)
+    features = backward.features(few)
+    points = []
+    for number in range(restarts):
+        theta, completed = _start(layout, few, restart_seed(seed, number), first=number == 0)
+        theta |= backward.start(few, features, completed)
+        points.append(theta)
+    shapes = {key: tuple(value.shape[1:]) for key, value in points[0].items()}
+    flat = torch.cat([pack(theta) for theta in points])
+    layout = Layout(layout.structure, (), shapes)
+
+    def problem(part: SequenceBatch) -> NumberProblem:
+        generator = torch.Generator().manual_seed(seed)
+        noise = torch.randn(1, 1, part.rows, sum(backward.widths), generator=generator, dtype=torch.float64)
+        steps = lay_out_steps(layout.structure, part, backward, torch.cat([noise, -noise], 1))
+        return NumberProblem(layout.structure, backward, steps, method, shapes)
+
+    kept = torch.arange(restarts)
+    short_losses = torch.full((restarts,), torch.nan, dtype=torch.float64)
+    losses, ends = short_losses.clone(), flat.clone()
+    if restarts > 1:
+        state = _run(problem(some_steps(pieces, SHORT_STEPS // 4, seed)), _plain(flat), None, course.short_steps,
+                     monitor, f"{restarts} short starts", kept)  # fmt: skip
+        short_losses, ends = state.loss.double(), flat + state.point
+        kept = _best(state, 1)
+        flat = ends[kept]
+    final = problem(pieces)
+    state = _run(final, _plain(flat), None, method.steps, monitor, "best start", kept, tolerance=1e-7, keep=True)
+    state.point = flat + state.point
+    losses[kept], ends[kept] = state.loss.double(), state.point
+    return Trained(
+        layout, final, state.point, float(state.loss[0]), bool(state.converged[0]), bool(state.failed[0]),  # type: ignore[arg-type]
+        state.steps, _reports(seed, short_losses, losses, int(kept[0]), ends),
+    )  # fmt: skip
+
+
+def _plain(points: Tensor) -> Coordinates:
+    return Coordinates(points, torch.eye(points.shape[1], dtype=points.dtype).expand(len(points), -1, -1))
+
+
 # --- starts ----------------------------------------------------------------------------------------------------------
 
 
@@ -199,9 +285,18 @@ def _prepare(structure: Structure, batch: SequenceBatch, seed: int) -> Layout:
 
 
 def _one_start(layout: Layout, batch: SequenceBatch, seed: int, *, first: bool) -> Tensor:
-    """Starting parameters (1, P): each mechanism fitted to the completed steps that it makes."""
+    """Starting parameters (1, P)."""
+    theta, _ = _start(layout, batch, seed, first=first)
+    return pack({key: theta[key] for key in layout.shapes})
+
+
+def _start(
+    layout: Layout, batch: SequenceBatch, seed: int, *, first: bool
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Raw parameters (1, ...), each mechanism fitted to the completed steps that it makes; and those steps."""
     structure = layout.structure
     completed = complete_table(structure, batch.steps, 0, np.random.default_rng(seed), first=first)
+    completed = _smoothed(structure, batch, completed, 1 if first else 1 + seed % 4)
     values = _with_lags(structure, batch, completed)
     naturals = {}
     for name, mechanism in structure.mechanisms.items():
@@ -216,7 +311,30 @@ def _one_start(layout: Layout, batch: SequenceBatch, seed: int, *, first: bool) 
             theta.setdefault(structure.keys[name][key], value)
     for key, shape in layout.shapes.items():
         theta.setdefault(key, torch.zeros(1, *shape, dtype=torch.float64))
-    return pack({key: theta[key].to(batch.steps.weight) for key in layout.shapes})
+    return {key: theta[key].to(batch.steps.weight) for key in layout.shapes}, completed
+
+
+def _smoothed(
+    structure: Structure, batch: SequenceBatch, completed: dict[str, Tensor], reach: int
+) -> dict[str, Tensor]:
+    """Guessed hidden numbers averaged over neighbouring steps, and scaled so that what is new in a step has spread one.
+
+    The guess of a number from its own step alone explains its children without noise, a trap that no descent leaves.
+    """
+    found = dict(completed)
+    left = batch.lengths.repeat_interleave(batch.lengths) - 1 - batch.times
+    for node in structure.graph.hidden:
+        if structure.mechanisms[node].space.support != "real" or not structure.longest_lag(node):
+            continue
+        shifts = [torch.arange(batch.rows) + torch.minimum(left, torch.full_like(left, k)) for k in range(1, reach + 1)]
+        shifts += [torch.arange(batch.rows) - batch.times.clamp(max=k) for k in range(1, reach + 1)]
+        mean = torch.stack([completed[node], *(completed[node][at] for at in shifts)]).mean(0)
+        before = batch.lagged(mean.unsqueeze(0), 1)[0]
+        slope = (mean * before).sum(0) / (before**2).sum(0).clamp(min=1e-12)
+        fresh = (mean - slope * before)[batch.times > 0]
+        spread = fresh.std(0) if len(fresh) > 1 else torch.ones_like(slope)
+        found[node] = mean / torch.where(spread > 1e-6, spread, torch.ones_like(spread))
+    return found
 
 
 def _with_lags(structure: Structure, batch: SequenceBatch, completed: Mapping[str, Tensor]) -> dict[str, Tensor]:

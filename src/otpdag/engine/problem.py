@@ -56,6 +56,7 @@ class Problem:
                 self.structure, naturals, self.groups, phi, reconstruction=self.method.reconstruction,
                 eps=self.method.at("eps", progress), eta=self.method.at("eta", progress),
                 divergence=self.method.divergence, reference=self.method.reference,
+                split=flat.shape[0] == 1,
             )  # fmt: skip
         if self.features is not None and self.measure is not None:
             direct = direct_term(self.structure, naturals, self.measure, self.features, self.method.kappa)

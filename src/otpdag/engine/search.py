@@ -34,16 +34,18 @@ class Course:
 
     Args:
         short_rows: Most rows in the short runs.
-        short_elements: Most rows times points in the short runs; fewer than 300 rows are never taken.
-        short_steps: Steps of the short runs.
+        short_elements: Most starts times rows times points in the short runs; fewer than 300 rows are never taken.
+        short_steps: Steps of the short runs; after half of them only the better half of the starts goes on.
+        short_grid: Points for one unknown number in the short runs.
         finalists: How many continue on all rows.
         finalist_steps: For how many steps, before the best alone goes on.
         short_share: Share of Adam's steps that the short runs take.
     """
 
-    short_rows: int = 1000
-    short_elements: int = 25_000
-    short_steps: int = 25
+    short_rows: int = 600
+    short_elements: int = 150_000
+    short_steps: int = 24
+    short_grid: int = 24
     finalists: int = 3
     finalist_steps: int = 15
     short_share: float = 0.15
@@ -145,7 +147,9 @@ def train(
     """Run the whole course."""
     course = course or Course()
     layout = prepare(structure, batch, method, seed)
-    points = initial_points(layout, batch, seed, range(restarts))
+    # one start looks at all rows; of many, each looks at the part that the short runs see
+    seen = batch if restarts == 1 else short_batch(batch, course.short_rows, seed)
+    points = initial_points(layout, seen, seed, range(restarts))
     if method.optimiser == "adam":
         return _train_adam(layout, batch, method, points, seed, monitor, course)
     return _train_lbfgs(layout, batch, method, points, seed, monitor, course)
@@ -168,16 +172,8 @@ def _train_lbfgs(
     short_losses = torch.full((restarts,), torch.nan, dtype=torch.float64)
     losses, ends = short_losses.clone(), points.clone()
     if restarts > 1:
-        points_per_row = max((group.points for group in problem.groups), default=1)
-        rows = max(300, min(course.short_rows, course.short_elements // points_per_row))
-        part = short_batch(batch, rows, seed)
-        short = problem if part is batch or not method.reconstruction else build_problem(
-            layout.structure, part, method, layout.shapes, seed, layout.maps
-        )  # fmt: skip
-        state = _run(short, points, course.short_steps, monitor, f"{restarts} short starts", kept, keep=False)
-        short_losses, ends = state.loss.cpu().double(), state.point.clone()
-        kept = _distinct(_best(state, restarts), state.loss)[: course.finalists]
-        points = state.point[kept]
+        short_losses, ends, kept = _short_runs(layout, batch, method, points, seed, monitor, course)
+        points = ends[kept]
     if len(kept) > 1:
         stage = f"best {len(kept)} on all rows"
         state = _run(problem, points, course.finalist_steps, monitor, stage, kept, keep=False)
@@ -202,6 +198,37 @@ def _train_lbfgs(
         state.steps,
         reports,
     )
+
+
+def _short_runs(
+    layout: Layout, batch: Batch, method: Method, points: Tensor, seed: int, monitor: Monitor, course: Course
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Losses and ends of short runs on a part of the rows, and the starts that go on."""
+    restarts = points.shape[0]
+    coarse = replace(method, gibbs=replace(method.gibbs, grid=min(method.gibbs.grid, course.short_grid)))
+    points_per_row = _points_per_row(layout, batch, coarse, seed)
+    rows = max(300, min(course.short_rows, course.short_elements // (restarts * points_per_row)))
+    part = short_batch(batch, rows, seed)
+    short = build_problem(layout.structure, part, coarse, layout.shapes, seed, layout.maps)
+    everyone = torch.arange(restarts)
+    half = course.short_steps // 2
+    state = _run(short, points, half, monitor, f"{restarts} short starts", everyone, keep=False)
+    losses, ends = state.loss.cpu().double(), state.point.clone()
+    better = _best(state, max(course.finalists, (restarts + 1) // 2))
+    state = _run(
+        short, ends[better], course.short_steps - half, monitor, f"better {len(better)} starts", better, keep=False
+    )
+    losses[better], ends[better] = state.loss.cpu().double(), state.point
+    finalists = _distinct(_best(state, len(better)), state.loss)[: course.finalists]
+    return losses, ends, better[finalists]
+
+
+def _points_per_row(layout: Layout, batch: Batch, method: Method, seed: int) -> int:
+    if not method.reconstruction:
+        return 1
+    few = short_batch(batch, 50, seed)
+    problem = build_problem(layout.structure, few, replace(method, kappa=0.0), layout.shapes, seed, layout.maps)
+    return max((group.points for group in problem.groups), default=1)
 
 
 def _adapt(problem: Problem, state: LBFGSState, monitor: Monitor, kept: Tensor) -> tuple[Problem, LBFGSState]:

@@ -6,14 +6,13 @@ one hidden node explains is removed before the next is guessed. Restarts differ 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.cluster import KMeans
+from sklearn.cluster import kmeans_plusplus
 from torch import Tensor
 
 from otpdag.data import Batch
@@ -129,13 +128,35 @@ def _clusters(columns: Array, size: int, generator: np.random.Generator, *, firs
     """One-hot k-means labels; restarts look at a random rescaling of the columns."""
     if not first:
         columns = columns * np.exp(generator.normal(0.0, 0.5, columns.shape[1]))
-    sample = columns if len(columns) <= MOST_ROWS else columns[generator.choice(len(columns), MOST_ROWS, replace=False)]
+    few = len(columns) > MOST_ROWS
+    sample = columns[generator.choice(len(columns), MOST_ROWS, replace=False)] if few else columns
+    runs = [_k_means(sample, size, generator) for _ in range(3 if first else 1)]
+    centres = min(runs, key=lambda run: run[1])[0]
+    return np.eye(size)[_squared_distances(columns, centres).argmin(1)]
+
+
+def _k_means(columns: Array, size: int, generator: np.random.Generator, steps: int = 12) -> tuple[Array, float]:
+    """Lloyd's algorithm from k-means++ centres: the centres and the mean squared distance.
+
+    Written out because scikit-learn's starts threads for every call, which costs more than the work on tables of this
+    size, and many times more on a busy machine.
+    """
     seed = int(generator.integers(2**31 - 1))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # fewer distinct rows than clusters is fine for a start
-        means = KMeans(size, n_init=3 if first else 1, max_iter=60, random_state=seed).fit(sample)
-        labels = means.predict(columns)
-    return np.eye(size)[labels]
+    centres, _ = kmeans_plusplus(columns, min(size, len(columns)), random_state=seed)
+    for _ in range(steps):
+        labels = _squared_distances(columns, centres).argmin(1)
+        member = np.eye(len(centres))[labels]
+        counts = member.sum(0)
+        moved = np.where(counts[:, None] > 0, member.T @ columns / np.maximum(counts, 1)[:, None], centres)
+        if np.allclose(moved, centres, atol=1e-8):
+            break
+        centres = moved
+    return centres, float(_squared_distances(columns, centres).min(1).mean())
+
+
+def _squared_distances(columns: Array, centres: Array) -> Array:
+    cross = columns @ centres.T
+    return (columns**2).sum(1)[:, None] - 2 * cross + (centres**2).sum(1)
 
 
 def _components(columns: Array, dim: int, generator: np.random.Generator, *, first: bool) -> Array:

@@ -10,14 +10,19 @@ so that one pass without gradients and sums over distinct steps are enough.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from otpdag.backward.chain import Chain, Linear, marginals, potentials
+from otpdag.backward.chain import Block, Chain, Linear, marginals, one_block, potentials
+from otpdag.backward.smoother import SequenceMap
 from otpdag.objective.terms import LossTerms
-from otpdag.structure import Naturals, Structure
+from otpdag.sequences import SequenceBatch
+from otpdag.structure import Naturals, Structure, Theta, lag_name
 
-__all__ = ["chain_terms"]
+__all__ = ["Steps", "chain_terms", "lay_out_steps", "smoother_terms"]
 
 
 def chain_terms(structure: Structure, naturals: Naturals, chain: Chain, *, eps: float = 1.0) -> LossTerms:
@@ -54,3 +59,73 @@ def _expected(weight: Tensor, log_potential: Tensor) -> Tensor:
     log_potential = log_potential.expand(weight.shape[0], *log_potential.shape[1:])
     known = torch.where(weight > 0, log_potential, torch.zeros_like(log_potential))
     return (weight * known).flatten(1).sum(-1)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Sequences in the order of a block's columns, for draws of hidden numbers.
+
+    Attributes:
+        values: What is seen, with earlier values under their own names (1, 1, M, width).
+        mask: Which cells are seen.
+        times: How many steps came before (M,).
+        back: For each lag the column that many steps before.
+        block: The order.
+        features: What the map reads (1, M, F).
+        noise: The map's noise (1, D, M, d), the same in every evaluation.
+    """
+
+    values: Mapping[str, Tensor]
+    mask: Mapping[str, Tensor]
+    times: Tensor
+    back: Mapping[int, Tensor]
+    block: Block
+    features: Tensor
+    noise: Tensor
+
+
+def lay_out_steps(structure: Structure, batch: SequenceBatch, backward: SequenceMap, noise: Tensor) -> Steps:
+    """Put everything in the order of time once."""
+    (block,) = one_block(batch)
+    rows = block.rows
+    column = torch.empty_like(rows)
+    column[rows] = torch.arange(len(rows))
+    times = batch.times
+    values = {node: value[:, None, rows] for node, value in batch.steps.values.items()}
+    mask = {node: seen[:, None, rows] for node, seen in batch.steps.mask.items()}
+    back = {}
+    for edge in structure.graph.lags:
+        back[edge.by] = column[(rows - times[rows].clamp(max=edge.by))]
+        if edge.parent in values:
+            name = lag_name(edge.parent, edge.by)
+            values[name], mask[name] = values[edge.parent][:, :, back[edge.by]], mask[edge.parent][:, :, back[edge.by]]
+    return Steps(values, mask, times[rows], back, block, backward.features(batch)[:, rows], noise[:, :, rows])
+
+
+def smoother_terms(
+    structure: Structure, naturals: Naturals, phi: Theta, backward: SequenceMap, steps: Steps, *, eps: float = 1.0
+) -> LossTerms:
+    """Reconstruction and entropic terms of a step, with hidden numbers drawn from their backward map."""
+    drawn = backward.draw(phi, steps.block, steps.features, steps.noise)
+    values = {**steps.values, **drawn.values}
+    for edge in structure.graph.lags:
+        if edge.parent in drawn.values:
+            values[lag_name(edge.parent, edge.by)] = drawn.values[edge.parent][:, :, steps.back[edge.by]]
+    cost, prior = torch.zeros_like(drawn.log_prob), torch.zeros_like(drawn.log_prob)
+    for name, mechanism in structure.mechanisms.items():
+        if mechanism.is_given:
+            continue
+        base = structure.base(name)
+        lag = structure.longest_lag(base)
+        active = steps.times < lag if name != base else steps.times >= lag
+        for parent, _ in mechanism.family.parents:
+            if parent in steps.mask:
+                active = active & steps.mask[parent][0, 0].all(-1)
+        log_prob = mechanism.log_prob(
+            naturals[name], values[base], structure.parents(name, values), steps.mask.get(base)
+        )
+        log_prob = torch.where(active, log_prob, 0.0)
+        cost, prior = (cost - log_prob, prior) if base in steps.mask else (cost, prior + log_prob)
+    reconstruction = cost.mean((1, 2))
+    entropic = eps * (drawn.log_prob - prior).mean((1, 2))
+    return LossTerms.of(reconstruction, reconstruction=reconstruction, entropic=entropic)

@@ -33,27 +33,29 @@ def gibbs_terms(
     eta: float = 0.0,
     divergence: AbstractDivergence | None = None,
     reference: str = "model",
+    split: bool = True,
 ) -> LossTerms:
     r"""Reconstruction and entropic terms with the best backward map in closed form.
 
     For each row, :math:`-\epsilon \log \sum_s \pi_s \exp(w \log p(x \mid z_s)/\epsilon)` with ``reconstruction``
     as :math:`w`; with both one the negative log-likelihood, with eps = 0 the cheapest point.
-    With ``reference="uniform"`` all states of hidden categories have equal :math:`\pi_s`.
+    With ``reference="uniform"`` all states of hidden categories have equal :math:`\pi_s`. Without ``split``
+    the whole is reported as reconstruction, which saves computing the posterior.
     """
     zero = groups[0].weight.new_zeros(1)
     total, cost, weight, states = zero, zero, zero, []
     for group in groups:
         found = evaluate(structure, naturals, group, phi, uniform=reference == "uniform")
         prior, likelihood = torch.broadcast_tensors(found.log_prior, reconstruction * found.log_likelihood)
-        row_loss, posterior = _soft_minimum(prior, likelihood, eps)
-        finite = torch.where(likelihood.isinf(), torch.zeros_like(likelihood), likelihood)
-        row_cost = -(posterior.detach() * finite.detach()).sum(-1)
+        row_loss = _soft_minimum(prior, likelihood, eps)
         total = total + (group.weight * row_loss).sum(-1)
-        cost = cost + (group.weight * row_cost).sum(-1)
         weight = weight + group.weight.sum(-1)
+        if split:
+            cost = cost + (group.weight * _expected_cost(prior, likelihood, eps)).sum(-1)
         if eta:
-            states.append((group, posterior))
-    loss, mean_cost = total / weight, cost / weight
+            states.append((group, _posterior(prior, likelihood, eps)))
+    loss = total / weight
+    mean_cost = cost / weight if split else loss
     terms = LossTerms.of(loss, reconstruction=mean_cost, entropic=loss - mean_cost)
     if eta and divergence is not None:
         pushed = eta * state_divergence(structure, naturals, states, divergence)
@@ -69,7 +71,7 @@ def row_losses(
     for group in groups:
         found = evaluate(structure, naturals, group, phi)
         prior, likelihood = torch.broadcast_tensors(found.log_prior, found.log_likelihood)
-        loss, _ = _soft_minimum(prior, likelihood, eps)
+        loss = _soft_minimum(prior, likelihood, eps)
         pieces.append(loss.expand(-1, len(group.rows)))
         rows.append(group.rows)
     replicas = max(piece.shape[0] for piece in pieces)
@@ -77,15 +79,26 @@ def row_losses(
     return joined[:, torch.cat(rows).argsort()]
 
 
-def _soft_minimum(prior: Tensor, likelihood: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The row's loss and its posterior weights over points."""
+def _soft_minimum(prior: Tensor, likelihood: Tensor, eps: float) -> Tensor:
+    """The loss of each row."""
     if eps == 0:
-        cost = torch.where(torch.isneginf(prior), torch.full_like(prior, torch.inf), -likelihood)
-        best = cost.min(-1)
-        return best.values, torch.nn.functional.one_hot(best.indices, prior.shape[-1]).to(prior)
-    joint = prior + likelihood / eps
-    row = torch.logsumexp(joint, -1)
-    return -eps * row, torch.exp(joint - row.unsqueeze(-1))
+        return torch.where(torch.isneginf(prior), torch.inf, -likelihood).amin(-1)
+    return -eps * torch.logsumexp(prior + likelihood / eps, -1)
+
+
+def _posterior(prior: Tensor, likelihood: Tensor, eps: float) -> Tensor:
+    """The weights of the points of each row."""
+    if eps == 0:
+        best = torch.where(torch.isneginf(prior), torch.inf, -likelihood).argmin(-1)
+        return torch.nn.functional.one_hot(best, prior.shape[-1]).to(prior)
+    return torch.softmax(prior + likelihood / eps, -1)
+
+
+def _expected_cost(prior: Tensor, likelihood: Tensor, eps: float) -> Tensor:
+    """The reconstruction cost of each row under its posterior, for the history."""
+    with torch.no_grad():
+        finite = torch.where(likelihood.isinf(), torch.zeros_like(likelihood), likelihood)
+        return -(_posterior(prior, likelihood, eps) * finite).sum(-1)
 
 
 def state_divergence(
