@@ -171,11 +171,19 @@ def _point_upward(
     if bool((sign > 0).all()):
         return naturals, phi
     found = {name: dict(values) for name, values in naturals.items()}
-    changes = [(node, name, naturals[node][name] * sign) for name in ("loc", "weight") if name in naturals[node]]
-    for child in children:
-        weight = naturals[child]["weight"].clone()
-        weight[:, _slope_rows(structure, child, node)] *= sign.unsqueeze(-1)
-        changes.append((child, "weight", weight))
+    changes = []
+    for owner, mechanism in structure.mechanisms.items():
+        makes = structure.base(owner) == node
+        read = [name for name, _ in mechanism.family.continuous if structure.base(name) == node]
+        if read and not _is_linear(mechanism):
+            return naturals, phi
+        if makes and "loc" in naturals[owner]:
+            changes.append((owner, "loc", naturals[owner]["loc"] * sign))
+        if "weight" in naturals[owner] and (makes or read):
+            weight = naturals[owner]["weight"] * sign if makes else naturals[owner]["weight"].clone()
+            for name in read:
+                weight[:, _slope_rows(structure, owner, name)] *= sign.unsqueeze(-1)
+            changes.append((owner, "weight", weight))
     for owner, name, value in changes:
         setting = structure.mechanisms[owner].declared()[name].setting
         if isinstance(setting, Fixed | Tied) and not torch.allclose(value, naturals[owner][name]):

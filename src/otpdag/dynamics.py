@@ -11,16 +11,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from otpdag.backward.chain import Block, Chain, Linear, lay_out_chain, marginals, potentials
+from otpdag.backward.chain import Block, Chain, Linear, lay_out_chain, marginals, one_block, potentials
+from otpdag.backward.particles import draw_paths, filter_particles
 from otpdag.divergences import Energy
 from otpdag.sampling import ancestral_sequences, draw_noise
 from otpdag.sequences import SequenceBatch
 from otpdag.structure import Naturals, Structure, first_name, lag_name
 
-__all__ = ["Smoothed", "decode_paths", "fill_in", "smooth", "transport_score"]
+__all__ = ["Smoothed", "decode_paths", "fill_in", "has_numbers", "log_likelihood", "smooth", "transport_score"]
 
 
 Array = NDArray[np.float64]
+
+FILTER, SMOOTHER = 2000, 300  # particles that stand for hidden numbers
 
 
 @dataclass(frozen=True)
@@ -112,28 +115,48 @@ def _best_end(score: Array) -> tuple[Array, NDArray[np.int64]]:
     return score.max(0), score.argmax(0)
 
 
+def has_numbers(structure: Structure) -> bool:
+    """Whether a hidden node is no category, so that particles stand for it."""
+    return any(not structure.mechanisms[node].space.is_discrete for node in structure.graph.hidden)
+
+
+def log_likelihood(structure: Structure, naturals: Naturals, batch: SequenceBatch, seed: int = 0) -> Tensor:
+    """Log-likelihood of each sequence (N,): exact for hidden categories, by particles for hidden numbers."""
+    if not has_numbers(structure):
+        return smooth(structure, naturals, batch).log_likelihood
+    with _one_thread():
+        return filter_particles(structure, naturals, batch, FILTER, torch.Generator().manual_seed(seed)).log_likelihood
+
+
 def fill_in(
     structure: Structure, naturals: Naturals, batch: SequenceBatch, draws: int, generator: torch.Generator
 ) -> dict[str, Tensor]:
     """Joint draws of every node given what the sequences show: (M, draws, width).
 
-    Hidden categories are drawn exactly, backward in time after a forward pass; missing cells then from the model,
-    forward in time.
+    Hidden categories are drawn exactly, backward in time after a forward pass, hidden numbers by particles; missing
+    cells then from the model, forward in time.
     """
-    chain, linear = _laid_out(structure, naturals, batch)
-    states = torch.empty(batch.rows, draws, dtype=torch.int64)
-    with _one_thread():
-        for block in chain.blocks:
-            states[block.rows] = _draw_paths(block, linear, chain, draws, generator)
-    values = {node: chain.states.now[node][states] for node in chain.states.nodes}
+    if has_numbers(structure):
+        with _one_thread():
+            found = filter_particles(structure, naturals, batch, SMOOTHER, generator)
+            values = draw_paths(structure, naturals, batch, found, draws, generator)
+        blocks, known = one_block(batch), structure.graph.hidden
+    else:
+        chain, linear = _laid_out(structure, naturals, batch)
+        states = torch.empty(batch.rows, draws, dtype=torch.int64)
+        with _one_thread():
+            for block in chain.blocks:
+                states[block.rows] = _draw_paths(block, linear, chain, draws, generator)
+        values = {node: chain.states.now[node][states] for node in chain.states.nodes}
+        blocks, known = chain.blocks, chain.states.nodes
     for node in structure.graph.observed:
         seen = batch.steps.values[node][0].unsqueeze(1).expand(-1, draws, -1)
         mask = batch.steps.mask[node][0]
         values[node] = seen.clone() if node not in values else torch.where(mask.unsqueeze(1), seen, values[node])
-    missing = [n for n in structure.graph.order if n in batch.steps.mask and n not in chain.states.nodes]
+    missing = [n for n in structure.graph.order if n in batch.steps.mask and n not in known]
     missing = [n for n in missing if not bool(batch.steps.mask[n].all())]
     if missing:
-        for block in chain.blocks:
+        for block in blocks:
             _draw_cells(structure, naturals, batch, block, values, missing, generator)
     return values
 

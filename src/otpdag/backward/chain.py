@@ -25,7 +25,17 @@ from otpdag.errors import DataError, ModelError
 from otpdag.sequences import SequenceBatch
 from otpdag.structure import Naturals, Structure, lag_name
 
-__all__ = ["Block", "Chain", "Marginals", "Potentials", "States", "lay_out_chain", "marginals", "potentials"]
+__all__ = [
+    "Block",
+    "Chain",
+    "Marginals",
+    "Potentials",
+    "States",
+    "lay_out_chain",
+    "marginals",
+    "one_block",
+    "potentials",
+]
 
 MOST_STATES = 1024
 BLOCK_STEPS = 2_000_000  # steps times states in one forward-backward pass; more would only fill memory
@@ -229,6 +239,11 @@ def _blocks(batch: SequenceBatch, kinds: Tensor, most: int) -> tuple[Block, ...]
         found.append(Block(kinds[rows], rows, tuple(inside.sum(1).tolist()), order[part]))
         at += many
     return tuple(found)
+
+
+def one_block(batch: SequenceBatch) -> tuple[Block, ...]:
+    """All sequences in one block, every step of its own kind."""
+    return _blocks(batch, torch.arange(batch.rows), batch.rows * int(batch.lengths.max()))
 
 
 def _pairs_vary(structure: Structure, states: States) -> bool:
