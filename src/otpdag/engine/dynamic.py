@@ -32,6 +32,7 @@ __all__ = ["ChainProblem", "check_method", "some_steps", "train_sequences"]
 START_STEPS = 20_000  # steps that starts are guessed from
 SHORT_STEPS = 10_000  # steps in the short runs
 MIDDLE_STEPS = 100_000  # steps on which the best start settles before it sees everything
+DRAWN = 8000  # draws of hidden numbers in all, each with its mirror image, where the steps are fewer
 LONGEST_PIECE = 400  # steps in one piece of a sequence with hidden numbers
 PIECE = 250  # steps in a piece of a long sequence, where only a part is needed
 MOST_CURVED = 200  # parameters up to which the curvature is worth its passes
@@ -240,7 +241,8 @@ def _train_numbers(
 
     def problem(part: SequenceBatch) -> NumberProblem:
         generator = torch.Generator().manual_seed(seed)
-        noise = torch.randn(1, 1, part.rows, sum(backward.widths), generator=generator, dtype=torch.float64)
+        draws = min(8, max(1, DRAWN // part.rows))
+        noise = torch.randn(1, draws, part.rows, sum(backward.widths), generator=generator, dtype=torch.float64)
         steps = lay_out_steps(layout.structure, part, backward, torch.cat([noise, -noise], 1))
         return NumberProblem(layout.structure, backward, steps, method, shapes)
 
