@@ -7,6 +7,7 @@ is our mean error over EM's, ``difference`` the mean of our error minus EM's wit
 from functools import cache, partial
 
 from benchmarks.harness import Case, Outcome, Record, Settings, summary, timed
+from benchmarks.outliers import OUTLIER_CASES
 from experiments.mixtures import METHODS, Course, Paired, Simulations, simulate
 
 SIMULATIONS = 20
@@ -66,5 +67,4 @@ CASES: dict[str, Case] = {
     "wrong_weights": partial(told_wrong, "wrong_weights"),
     "wrong_both": partial(told_wrong, "wrong_both"),
     "well_specified": partial(told_right, "well_specified"),
-    # -- cases with outliers go here -------------------------------------------------------------------------------
-}
+} | OUTLIER_CASES

@@ -1,4 +1,4 @@
-"""Restarts trained together: the time of sixteen over that of one, and how far they differ from sixteen separate runs."""
+"""Restarts trained together: the time of sixteen over that of one, and how far they differ from separate runs."""
 
 from collections.abc import Sequence
 from functools import partial

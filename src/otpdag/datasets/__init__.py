@@ -12,6 +12,7 @@ from otpdag.datasets._missing import delete_cells
 from otpdag.datasets._mixed_dag import mixed_dag
 from otpdag.datasets._mixture import mixture
 from otpdag.datasets._network import DiscreteNetwork
+from otpdag.datasets._outliers import replace_rows
 from otpdag.datasets._poisson_chain import poisson_chain
 from otpdag.datasets._truth import Truth
 
@@ -28,5 +29,6 @@ __all__ = [
     "parse_bif",
     "poisson_chain",
     "read_bif",
+    "replace_rows",
     "siblings",
 ]

@@ -140,7 +140,9 @@ def _chosen(structure: Structure, method: str | Method, kind: str | None) -> Met
     if kind == "misfit":
         if method != "auto":
             raise ModelError("robust='misfit' is a method of its own: leave method at 'auto'")
-        return misfit()
+        hidden = [structure.mechanisms[n] for n in structure.graph.hidden if structure.mechanisms[n].space.is_discrete]
+        given = [not p.learned for mechanism in hidden for name, p in mechanism.declared().items() if name == "probs"]
+        return misfit(given_weights=bool(given) and all(given))
     return choose(structure) if method == "auto" else method_of(method)
 
 

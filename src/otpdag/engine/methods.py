@@ -131,9 +131,12 @@ def entropic() -> Method:
     return Method("entropic", eps=1.0, steps=400)
 
 
-def misfit() -> Method:
-    """For a model that is wrong in its fixed parts: transport in observed space, which does not chase every row."""
-    return replace(transport(), name="misfit", refinements=0)
+def misfit(*, given_weights: bool) -> Method:
+    """For a model whose fixed parts are wrong: assignments harder than the likelihood's, softer than the nearest's.
+
+    Where the weights of hidden categories are given rather than learned, assignments do not read them.
+    """
+    return Method("misfit", eps=0.75, reference="uniform" if given_weights else "model", steps=400)
 
 
 def method_of(method: str | Method) -> Method:

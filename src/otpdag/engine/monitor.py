@@ -22,12 +22,14 @@ Callback = Callable[[dict[str, float]], bool | None]
 class Stage:
     """One stage of the search: which starts took part, and their losses at each of its steps.
 
-    Losses compare within a stage only: short runs may see a part of the rows.
+    Losses compare between stages with the same number ``objective`` only: short runs, for instance, may see a part of
+    the rows.
     """
 
     name: str
     starts: tuple[int, ...]
     losses: list[tuple[float, ...]] = field(default_factory=list)
+    objective: int = 0
 
 
 class Monitor:
@@ -43,6 +45,7 @@ class Monitor:
         self.callbacks = tuple(callbacks)
         self.history: list[dict[str, float]] = []
         self.stages: list[Stage] = []
+        self._objectives: list[object] = []
         self.stopped = False
         self.began = time.perf_counter()
         self._progress: Progress | None = None
@@ -67,9 +70,13 @@ class Monitor:
         if self._progress is not None:
             self._progress.stop()
 
-    def stage(self, name: str, steps: int, starts: Iterable[int] = (0,)) -> None:
-        """Begin a stage of the fit, in which these starts take part."""
-        self.stages.append(Stage(name, tuple(starts)))
+    def stage(self, name: str, steps: int, starts: Iterable[int] = (0,), objective: object = None) -> None:
+        """Begin a stage of the fit, in which these starts take part; stages that share an objective compare."""
+        known = next((number for number, other in enumerate(self._objectives) if other is objective), None)
+        if known is None or objective is None:
+            known = len(self._objectives)
+            self._objectives.append(objective)
+        self.stages.append(Stage(name, tuple(starts), objective=known))
         if self._progress is not None:
             self._finish_bar()
             self._task = self._progress.add_task(name, total=steps, loss="")

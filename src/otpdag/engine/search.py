@@ -257,7 +257,7 @@ def _on_fitting_grids(problem: Problem, point: Tensor) -> tuple[Problem, bool]:
 def _run(
     problem: Problem, points: Tensor, steps: int, monitor: Monitor, stage: str, starts: Tensor, *, keep: bool
 ) -> LBFGSState:
-    monitor.stage(stage, steps, starts.tolist())
+    monitor.stage(stage, steps, starts.tolist(), problem)
 
     def on_step(step: int, state: LBFGSState) -> bool:
         terms = problem.last.as_floats(int(_best(state, 1)[0])) if problem.last is not None else {}
