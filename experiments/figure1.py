@@ -50,8 +50,9 @@ def run_all(given: Simulations, *, seed: int, steps: int = STEPS) -> Results:
 def write(folder: Path, given: Simulations, results: Results) -> None:
     """Write the figure, both tables of numbers and the summary."""
     titles = {case: told.title for case, told in given.cases.items()}
-    draw(results, titles).savefig(folder / "figure1.png", dpi=150)
-    curves(results).to_csv(folder / "figure1.csv", index=False, float_format="%.6g")
+    table = curves(results)
+    draw(table, titles).savefig(folder / "figure1.png", dpi=150)
+    table.to_csv(folder / "figure1.csv", index=False, float_format="%.6g")
     finals(results).to_csv(folder / "figure1_final.csv", index=False, float_format="%.6g")
     summary = summarise(results)
     summary.to_csv(folder / "figure1_table.csv", index=False, float_format="%.6g")
@@ -131,26 +132,33 @@ def as_markdown(summary: pd.DataFrame, titles: Mapping[str, str], sims: int) -> 
     return "\n".join(lines) + "\n"
 
 
-def draw(results: Results, titles: Mapping[str, str]) -> Figure:
-    """One panel for each case: mean error by step, with bands."""
+def draw(table: pd.DataFrame, titles: Mapping[str, str]) -> Figure:
+    """Draw what :func:`curves` returns: one panel for each case, mean error by step with bands.
+
+    The first steps, in which most happens, have most of the room.
+    """
     with mpl.rc_context({"font.size": 9, "axes.titlesize": 10, "font.family": "sans-serif"}):
-        figure = Figure(figsize=(11.5, 3.6), layout="constrained")
-        panels = figure.subplots(1, len(results), sharey=True)
-        for panel, (case, courses) in zip(panels, results.items(), strict=True):
-            _panel(panel, titles[case], courses)
-        panels[0].set_ylabel("mean absolute error of the means")
+        figure = Figure(figsize=(11.5, 3.8), layout="constrained")
+        panels = figure.subplots(1, len(titles), sharey=True)
+        for panel, (case, title) in zip(panels, titles.items(), strict=True):
+            _panel(panel, title, table[table["case"] == case])
+        panels[0].set(ylabel="mean absolute error of the means", ylim=(0, 1.04 * table["high"].max()))
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
     return figure
 
 
-def _panel(panel: Axes, title: str, courses: Mapping[str, Course]) -> None:
-    for method, course in courses.items():
-        mean, half = band(course.errors)
-        steps, colour = np.arange(len(mean)), COLOURS[method]
-        panel.fill_between(steps, mean - half, mean + half, color=colour, alpha=0.13, linewidth=0)
-        panel.plot(steps, mean, color=colour, linestyle=DASHES.get(method, "-"), linewidth=1.6, label=method)
-    panel.set(title=title, xlabel="step", xlim=(0, len(steps) - 1), ylim=(0, None))
+def _panel(panel: Axes, title: str, table: pd.DataFrame) -> None:
+    for method, part in table.groupby("method", sort=False):
+        colour, style = COLOURS[str(method)], DASHES.get(str(method), "-")
+        panel.fill_between(part["step"], part["low"], part["high"], color=colour, alpha=0.13, linewidth=0)
+        panel.plot(part["step"], part["error"], color=colour, linestyle=style, linewidth=1.6, label=method)
+    last = int(table["step"].max())
+    panel.set_xscale("symlog", linthresh=3)
+    ticks = [0, *(tick for tick in (3, 10, 30, 100) if tick < last), last]
+    panel.set_xticks(ticks, [str(tick) for tick in ticks])
+    panel.minorticks_off()
+    panel.set(title=title, xlabel="step", xlim=(0, last))
     panel.spines[["top", "right"]].set_visible(False)
     panel.grid(axis="y", color="0.9", linewidth=0.6)
     panel.set_axisbelow(True)
