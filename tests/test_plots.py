@@ -265,6 +265,16 @@ def test_search_curve_marks_stages_and_the_kept_start():
     np.testing.assert_allclose(kept.get_ydata()[:2], [0.3, 0.1])  # above the lowest loss of its rows
 
 
+def test_search_curve_compares_stages_of_one_objective_only():
+    stages = [
+        Stage("2 short starts", (0, 1), [(1.0, 2.0), (0.5, 1.0)], objective=0),
+        Stage("best start", (0,), [(7.0,), (6.0,)], objective=1),
+    ]
+    lines = search_curve(stages, kept=1).axes[0].lines
+    kept = [line for line in lines if line.get_color() == "#2f5d9b" and len(line.get_xdata())]
+    np.testing.assert_allclose(kept[0].get_ydata(), [1.5, 0.5])  # above 0.5, not above 6
+
+
 def test_search_curve_shows_noisy_losses_as_they_are():
     losses = [(3.0 + np.sin(step),) for step in range(40)]
     axes = search_curve([Stage("best start", (0,), losses)]).axes[0]

@@ -660,8 +660,8 @@ def search_curve(stages: Sequence[Stage], *, kept: int | None = None, ax: Axes |
     """Draw the losses of all starts along the stages of a search, the kept one on top.
 
     Where losses only fall, as those of a quasi-Newton method do, the height of a line is how far it lies above the
-    lowest loss, on a logarithmic scale: starts that are stuck stay high. The short runs, which may see a part of the
-    rows, have their own lowest loss. Noisy losses are drawn as they are, with a running mean.
+    lowest loss of the stages that compare with it, on a logarithmic scale: starts that are stuck stay high. Noisy
+    losses are drawn as they are, with a running mean.
 
     Args:
         stages: The ``stages`` of a :class:`~otpdag.FitResult`.
@@ -688,9 +688,9 @@ def search_curve(stages: Sequence[Stage], *, kept: int | None = None, ax: Axes |
     falling = all(_only_falls(losses) for _, losses in tables)
     kept = tables[-1][0].starts[0] if kept is None else kept
     begin = 0
-    for number, (stage, losses) in enumerate(tables):
-        same_rows = [table for _, table in (tables[1:] if number else tables[:1])]
-        heights = _above_lowest(losses, same_rows) if falling else losses
+    for stage, losses in tables:
+        comparable = [table for other, table in tables if other.objective == stage.objective]
+        heights = _above_lowest(losses, comparable) if falling else losses
         steps = np.arange(begin + 1, begin + len(losses) + 1)
         order = sorted(range(len(stage.starts)), key=lambda place: stage.starts[place] == kept)
         for place in order:
@@ -755,7 +755,7 @@ def _mark_lines(ax: Axes, *, several: bool) -> None:
     if several:
         ax.plot([], [], color=_COLOURS[0], linewidth=1.8, label="kept start")
         ax.plot([], [], color="#9aa5b4", linewidth=0.9, label="other starts")
-        ax.legend(frameon=False, loc="upper right", handlelength=1.4, fontsize=_SMALL_FONT)
+        ax.legend(frameon=False, loc="best", handlelength=1.4, fontsize=_SMALL_FONT)
 
 
 def _tidy_steps(ax: Axes) -> None:
