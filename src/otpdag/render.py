@@ -24,7 +24,7 @@ def as_text(structure: Structure, params: Params | None) -> str:
     """One line for each node."""
     lines = [f"Model with {len(structure.graph.nodes)} nodes ({'fitted' if params is not None else 'not fitted'})"]
     for node in structure.graph.nodes:
-        parents = ", ".join(structure.graph.parents(node))
+        parents = ", ".join(name for name, _ in structure.mechanisms[node].family.parents)
         lines.append(f"  {node}: {_kind(structure, node)}" + (f" <- {parents}" if parents else ""))
     return "\n".join(lines)
 
@@ -45,7 +45,7 @@ def as_html(structure: Structure, params: Params | None) -> str:
             f"<td style='text-align:left'>{_show(value)}</td></tr>"
             for name, value in shown.items()
         )
-        parents = html.escape(", ".join(structure.graph.parents(node))) or "–"
+        parents = html.escape(", ".join(name for name, _ in structure.mechanisms[node].family.parents)) or "–"
         rows.append(
             "<tr style='vertical-align:top'>"
             f"<td style='text-align:left'><b>{html.escape(node)}</b></td>"

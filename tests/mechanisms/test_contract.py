@@ -62,6 +62,7 @@ VARIANTS = {
     "Poisson-dim": (m.Poisson(2), "discrete-real"),
     "NegativeBinomial-dim": (m.NegativeBinomial(2), "discrete"),
     "Categorical-3": (m.Categorical(3), "discrete-real"),
+    "Stay-3": (m.Stay(3), "discrete"),
     "Categorical-network": (m.Categorical(3, network=(8,)), "discrete-real"),
     "Dirichlet-laplace": (m.Dirichlet(4, laplace=True), "none"),
     "Dirichlet-laplace-discrete": (m.Dirichlet(3, laplace=True), "discrete"),

@@ -232,3 +232,7 @@ def test_first_steps_may_have_a_mechanism_of_their_own():
 def test_stay_needs_its_own_past():
     with pytest.raises(otp.ModelError, match="Stay needs exactly one parent"):
         otp.Model(otp.Graph([("z", "x")], hidden=["z"]), {"z": m.Stay(3), "x": m.Poisson()})
+
+
+def test_a_model_shows_its_lagged_parents():
+    assert "z: Categorical, hidden <- z[-1]" in str(hmm())
