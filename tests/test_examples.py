@@ -21,7 +21,7 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)?(#[^)\s]+)?\)")
 
 
 @pytest.fixture
-def workplace(tmp_path, monkeypatch) -> Path:
+def working_folder(tmp_path, monkeypatch) -> Path:
     """An empty folder that sees the examples, as the repository does."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
@@ -39,7 +39,7 @@ def run(name: str, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
 # --- examples ---------------------------------------------------------------------------------------------
 
 
-def test_demo(workplace, monkeypatch, capsys):
+def test_demo(working_folder, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     run("demo.py", monkeypatch, "--rows", "250", "--restarts", "1")
     shown = capsys.readouterr().out
@@ -47,11 +47,11 @@ def test_demo(workplace, monkeypatch, capsys):
     assert "Hidden load: correlation 0.9" in shown
     assert max(map(len, shown.splitlines())) <= 80
     for name in ("graph.png", "learning.png"):
-        assert matplotlib.image.imread(workplace / "demo" / name).std() > 0.05  # something is drawn
-    assert otp.load(workplace / "demo" / "grid.otp").is_fitted
+        assert matplotlib.image.imread(working_folder / "demo" / name).std() > 0.05  # something is drawn
+    assert otp.load(working_folder / "demo" / "grid.otp").is_fitted
 
 
-def test_the_shipped_table_is_the_one_that_its_script_makes(workplace):
+def test_the_shipped_table_is_the_one_that_its_script_makes(working_folder):
     from make_grid import complete_table, with_gaps
 
     shipped = pd.read_csv(ROOT / "examples" / "data" / "grid.csv")
@@ -69,7 +69,7 @@ def test_the_shipped_table_is_the_one_that_its_script_makes(workplace):
         ("own_mechanism.py", ("--rows", "200"), "Laplace keeps every promise"),
     ],
 )
-def test_example(workplace, monkeypatch, capsys, name, arguments, expected):
+def test_example(working_folder, monkeypatch, capsys, name, arguments, expected):
     run(name, monkeypatch, *arguments)
     assert expected in capsys.readouterr().out
 
@@ -84,7 +84,7 @@ def test_every_example_is_tested_unless_it_needs_real_data():
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if BLOCK.search((ROOT / page).read_text())])
-def test_the_python_of_a_page_runs(workplace, monkeypatch, page):
+def test_the_python_of_a_page_runs(working_folder, monkeypatch, page):
     # seconds, not minutes: fewer rows, fewer resamples
     whole, intervals = pd.read_csv, otp.FitResult.intervals
     monkeypatch.setattr(pd, "read_csv", lambda path: whole(path).head(150))
