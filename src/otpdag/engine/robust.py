@@ -27,6 +27,7 @@ from otpdag.engine.methods import Method
 from otpdag.engine.monitor import Monitor
 from otpdag.engine.problem import Problem, build_problem
 from otpdag.engine.search import Course, Layout, Restart, Trained, initial_points, prepare, restart_seed, short_batch
+from otpdag.engine.starts import k_means
 from otpdag.errors import ModelError
 from otpdag.measure import feature_columns
 from otpdag.objective import row_losses, split_theta
@@ -45,19 +46,22 @@ class RobustOptions:
     Args:
         most_dropped: Largest share of rows that may be left out; beyond it the most likely rows are kept.
         slack: How far the data's mass in a region may exceed the model's.
+        remote: Rows with a column further from its median than this many robust standard deviations take no part in the
+            search for a start.
         tails: Upper tail probabilities of the loss under the model that cut the regions.
         cap: Tail probability whose loss caps a row's loss when starts are compared.
         rounds: How often fit and weights alternate.
-        concentration: Rounds of the short runs, each on the most likely rows alone.
+        concentration: Rounds of the short runs on the most likely rows alone, and as many with capped weights.
         sample: Model rows that the loss's distribution is taken from.
     """
 
     most_dropped: float = 0.25
     slack: float = 1.25
+    remote: float = 6.0
     tails: tuple[float, ...] = (0.1, 0.05, 0.02, 0.01, 0.004, 0.001)
     cap: float = 0.05
     rounds: int = 8
-    concentration: int = 5
+    concentration: int = 3
     sample: int = 4000
 
 
@@ -77,26 +81,18 @@ def train_robust(
     if method.optimiser != "lbfgs" or not method.reconstruction:
         raise ModelError(f"robust='outliers' needs the entropic method; got {method.name!r}")
     layout = prepare(structure, batch, method, seed)
-    points = _trimmed_starts(layout, batch, seed, restarts)
-    short = build_problem(
-        layout.structure, short_batch(batch, course.short_rows, seed), method, layout.shapes, seed, layout.maps
-    )
-    points, short_losses = _concentrate(short, points, options, course, monitor, seed)
-    problem = build_problem(layout.structure, batch, method, layout.shapes, seed, layout.maps)
+    near = batch.take(_near_rows(layout.structure, batch, options))
+    points = _trimmed_starts(layout, near, seed, restarts)
+    part = _laid_out(layout, short_batch(near, course.short_rows, seed), method, seed)
+    points, short_losses = _concentrate(part, points, options, course, monitor, seed)
     order = short_losses.argsort()[: course.finalists]
-    ends, losses, weights = points.clone(), torch.full_like(short_losses, torch.nan), torch.ones(len(order), batch.rows)
-    finals, states = points[order], None
-    monitor.stage("leave out outliers", options.rounds, order.tolist())
-    for step in range(options.rounds):
-        weights = _capped_weights(problem, finals, options, seed)
-        states = minimise(reweighted(problem, weights).loss, finals, steps=30)
-        finals = states.point
-        record = {"loss": float(states.loss.min()), "kept": float(weights.mean(-1).max())}
-        monitor.record("leave out outliers", step, record, keep=True, losses=states.loss.tolist())
-    judged = _truncated_loss(problem, finals, options, seed)
+    problem = _laid_out(layout, batch, method, seed)
+    finals = _alternate(problem, points[order], options, monitor, order.tolist(), seed)
+    judged = _truncated_loss(_laid_out(layout, near, method, seed), finals, options, seed)
     best = int(judged.argmin())
     weights = _capped_weights(problem, finals[best : best + 1], options, seed)
     final = minimise(reweighted(problem, weights).loss, finals[best : best + 1], steps=method.steps)
+    losses, ends = torch.full_like(short_losses, torch.nan), points.clone()
     losses[order], ends[order] = judged, finals
     reports = tuple(
         Restart(n, restart_seed(seed, n), float(short_losses[n]), float(losses[n]), n == int(order[best]), ends[n])
@@ -109,6 +105,24 @@ def train_robust(
     return trained, weights[0]
 
 
+def _laid_out(layout: Layout, batch: Batch, method: Method, seed: int) -> Problem:
+    return build_problem(layout.structure, batch, method, layout.shapes, seed, layout.maps)
+
+
+def _alternate(
+    problem: Problem, points: Tensor, options: RobustOptions, monitor: Monitor, starts: Sequence[int], seed: int
+) -> Tensor:
+    """Weights and fits in turn, on all rows."""
+    monitor.stage("leave out outliers", options.rounds, starts)
+    for step in range(options.rounds):
+        weights = _capped_weights(problem, points, options, seed)
+        state = minimise(reweighted(problem, weights).loss, points, steps=30)
+        points = torch.where(state.failed.unsqueeze(-1), points, state.point)
+        record = {"loss": float(state.loss.min()), "kept": float(weights.mean(-1).max())}
+        monitor.record("leave out outliers", step, record, keep=True, losses=state.loss.tolist())
+    return points
+
+
 def reweighted(problem: Problem, weights: Tensor) -> Problem:
     """The same problem with row weights (R, N) on top of its own."""
     groups = [replace(group, weight=group.weight * weights[:, group.rows]) for group in problem.groups]
@@ -119,14 +133,14 @@ def reweighted(problem: Problem, weights: Tensor) -> Problem:
 
 
 def _trimmed_starts(layout: Layout, batch: Batch, seed: int, restarts: int) -> Tensor:
-    """Starts from different guesses of the clean rows: near the middle, in dense places, random parts of those."""
+    """Starts from different guesses of the clean rows: without isolated groups, dense, central, parts of those."""
     columns = _standard_columns(layout.structure, batch)
     generator = np.random.default_rng([seed, 7])
-    dense, central = _dense_rows(columns, generator), _central_rows(columns)
+    dense, central, joined = _dense_rows(columns, generator), _central_rows(columns), _joined_rows(columns, generator)
     points = []
     for number in range(restarts):
-        rows = (dense, central, dense, dense)[number % 4]
-        if number >= 2:
+        rows = (joined, dense, central, joined)[number % 4]
+        if number >= 3:
             rows = generator.choice(rows, size=max(len(rows) // 2, 2), replace=False)
         part = batch.take(torch.as_tensor(np.sort(rows)))
         points.append(initial_points(layout, part, seed, [number]))
@@ -149,6 +163,18 @@ def _standard_columns(structure: Structure, batch: Batch) -> Array:
     return np.concatenate(columns, 1)
 
 
+def _near_rows(structure: Structure, batch: Batch, options: RobustOptions) -> Tensor:
+    """Rows no column of which is remote in robust units; all rows, if too many would be remote.
+
+    Starts are looked for and judged among these: a small remote group must not win a component of its own only because
+    it is compact.
+    """
+    near = np.abs(_standard_columns(structure, batch)).max(1) <= options.remote
+    if 1 - near.mean() > options.most_dropped:
+        return torch.arange(batch.rows)
+    return torch.as_tensor(np.flatnonzero(near))
+
+
 def _central_rows(columns: Array) -> NDArray[np.int64]:
     norm = np.abs(columns).max(1)
     return np.argsort(norm)[: max(2, int(0.75 * len(norm)))]
@@ -163,19 +189,37 @@ def _dense_rows(columns: Array, generator: np.random.Generator) -> NDArray[np.in
     return np.argsort(distance[:, 0])[: max(2, int(0.8 * len(columns)))]
 
 
+def _joined_rows(columns: Array, generator: np.random.Generator, groups: int = 8) -> NDArray[np.int64]:
+    """Rows without the most isolated of a few groups, up to a quarter of all."""
+    sample = columns[generator.choice(len(columns), min(len(columns), 1500), replace=False)]
+    centres, _ = k_means(sample, min(groups, len(sample)), generator)
+    distance, group = cKDTree(centres).query(columns)
+    apart = np.sort(np.linalg.norm(centres[:, None] - centres[None], axis=-1), axis=1)[:, 1]
+    radius = np.array([np.median(distance[group == g]) if (group == g).any() else 1.0 for g in range(len(centres))])
+    kept = np.ones(len(columns), dtype=bool)
+    for g in np.argsort(-apart / np.maximum(radius, 1e-9)):
+        if (group[kept] == g).sum() + (~kept).sum() <= 0.25 * len(columns):
+            kept[group == g] = False
+            break
+    return np.flatnonzero(kept)
+
+
 def _concentrate(
     problem: Problem, points: Tensor, options: RobustOptions, course: Course, monitor: Monitor, seed: int
 ) -> tuple[Tensor, Tensor]:
     """Short runs, each on the rows that are most likely at present; then the starts' truncated losses."""
-    monitor.stage("trimmed short starts", options.concentration, range(len(points)))
-    keep = 1 - options.most_dropped
-    for step in range(options.concentration):
-        losses = row_losses_at(problem, points)
-        cut = losses.quantile(keep, dim=-1, keepdim=True)
-        state = minimise(reweighted(problem, (losses <= cut).to(losses)).loss, points, steps=course.short_steps // 2)
+    monitor.stage("trimmed short starts", 2 * options.concentration, range(len(points)))
+    rough = replace(options, sample=options.sample // 3)
+    for step in range(2 * options.concentration):
+        if step < options.concentration:
+            losses = row_losses_at(problem, points)
+            weights = (losses <= losses.quantile(1 - options.most_dropped, dim=-1, keepdim=True)).to(losses)
+        else:  # hard trimming shrinks what it keeps; capped weights let it recover before starts are judged
+            weights = _capped_weights(problem, points, rough, seed)
+        state = minimise(reweighted(problem, weights).loss, points, steps=course.short_steps // 2)
         points = torch.where(state.failed.unsqueeze(-1), points, state.point)
         monitor.record("", step, {"loss": float(state.loss.min())}, keep=False, losses=state.loss.tolist())
-    return points, _truncated_loss(problem, points, options, seed)
+    return points, _truncated_loss(problem, points, rough, seed)
 
 
 # -- weights ----------------------------------------------------------------------------------------------------------
@@ -183,10 +227,11 @@ def _concentrate(
 
 def row_losses_at(problem: Problem, points: Tensor) -> Tensor:
     """The loss of every row at every replica's parameters: (R, N)."""
-    theta, phi = split_theta(unpack(points.detach(), problem.shapes))
+    theta, _ = split_theta(unpack(points.detach(), problem.shapes))
     with torch.no_grad():
         naturals = problem.structure.naturals(theta)
-        found = row_losses(problem.structure, naturals, problem.groups, phi, problem.method.at("eps", 1.0))
+        groups = problem.placed(points).groups
+        found = row_losses(problem.structure, naturals, groups, problem.method.at("eps", 1.0))
     return found.nan_to_num(nan=1e12, posinf=1e12)
 
 

@@ -19,7 +19,7 @@ from otpdag.data import Batch
 from otpdag.spaces import Space
 from otpdag.structure import Structure
 
-__all__ = ["complete_table", "scale_to", "start_naturals"]
+__all__ = ["complete_table", "k_means", "scale_to", "start_naturals"]
 
 Array = NDArray[np.float64]
 Completed = dict[str, Tensor]
@@ -130,12 +130,12 @@ def _clusters(columns: Array, size: int, generator: np.random.Generator, *, firs
         columns = columns * np.exp(generator.normal(0.0, 0.5, columns.shape[1]))
     few = len(columns) > MOST_ROWS
     sample = columns[generator.choice(len(columns), MOST_ROWS, replace=False)] if few else columns
-    runs = [_k_means(sample, size, generator) for _ in range(3 if first else 1)]
+    runs = [k_means(sample, size, generator) for _ in range(3 if first else 1)]
     centres = min(runs, key=lambda run: run[1])[0]
     return np.eye(size)[_squared_distances(columns, centres).argmin(1)]
 
 
-def _k_means(columns: Array, size: int, generator: np.random.Generator, steps: int = 12) -> tuple[Array, float]:
+def k_means(columns: Array, size: int, generator: np.random.Generator, steps: int = 12) -> tuple[Array, float]:
     """Lloyd's algorithm from k-means++ centres: the centres and the mean squared distance.
 
     Written out because scikit-learn's starts threads for every call, which costs more than the work on tables of this
