@@ -27,7 +27,7 @@ from otpdag.engine.methods import Method
 from otpdag.engine.monitor import Monitor
 from otpdag.engine.problem import Problem, build_problem
 from otpdag.engine.search import Course, Layout, Restart, Trained, initial_points, prepare, restart_seed, short_batch
-from otpdag.engine.starts import k_means
+from otpdag.engine.starts import k_means, squared_distances
 from otpdag.errors import ModelError
 from otpdag.measure import feature_columns
 from otpdag.objective import row_losses, split_theta
@@ -193,7 +193,8 @@ def _joined_rows(columns: Array, generator: np.random.Generator, groups: int = 8
     """Rows without the most isolated of a few groups, up to a quarter of all."""
     sample = columns[generator.choice(len(columns), min(len(columns), 1500), replace=False)]
     centres, _ = k_means(sample, min(groups, len(sample)), generator)
-    distance, group = cKDTree(centres).query(columns)
+    squared = squared_distances(columns, centres)
+    group, distance = squared.argmin(1), np.sqrt(np.maximum(squared.min(1), 0.0))
     apart = np.sort(np.linalg.norm(centres[:, None] - centres[None], axis=-1), axis=1)[:, 1]
     radius = np.array([np.median(distance[group == g]) if (group == g).any() else 1.0 for g in range(len(centres))])
     kept = np.ones(len(columns), dtype=bool)

@@ -19,7 +19,7 @@ from otpdag.data import Batch
 from otpdag.spaces import Space
 from otpdag.structure import Structure
 
-__all__ = ["complete_table", "k_means", "scale_to", "start_naturals"]
+__all__ = ["complete_table", "k_means", "scale_to", "squared_distances", "start_naturals"]
 
 Array = NDArray[np.float64]
 Completed = dict[str, Tensor]
@@ -132,7 +132,7 @@ def _clusters(columns: Array, size: int, generator: np.random.Generator, *, firs
     sample = columns[generator.choice(len(columns), MOST_ROWS, replace=False)] if few else columns
     runs = [k_means(sample, size, generator) for _ in range(3 if first else 1)]
     centres = min(runs, key=lambda run: run[1])[0]
-    return np.eye(size)[_squared_distances(columns, centres).argmin(1)]
+    return np.eye(size)[squared_distances(columns, centres).argmin(1)]
 
 
 def k_means(columns: Array, size: int, generator: np.random.Generator, steps: int = 12) -> tuple[Array, float]:
@@ -144,17 +144,18 @@ def k_means(columns: Array, size: int, generator: np.random.Generator, steps: in
     seed = int(generator.integers(2**31 - 1))
     centres, _ = kmeans_plusplus(columns, min(size, len(columns)), random_state=seed)
     for _ in range(steps):
-        labels = _squared_distances(columns, centres).argmin(1)
+        labels = squared_distances(columns, centres).argmin(1)
         member = np.eye(len(centres))[labels]
         counts = member.sum(0)
         moved = np.where(counts[:, None] > 0, member.T @ columns / np.maximum(counts, 1)[:, None], centres)
         if np.allclose(moved, centres, atol=1e-8):
             break
         centres = moved
-    return centres, float(_squared_distances(columns, centres).min(1).mean())
+    return centres, float(squared_distances(columns, centres).min(1).mean())
 
 
-def _squared_distances(columns: Array, centres: Array) -> Array:
+def squared_distances(columns: Array, centres: Array) -> Array:
+    """Squared Euclidean distances (N, K) between rows and centres."""
     cross = columns @ centres.T
     return (columns**2).sum(1)[:, None] - 2 * cross + (centres**2).sum(1)
 
