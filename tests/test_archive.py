@@ -113,7 +113,7 @@ def test_backward_maps_of_every_scope(tmp_path):
         model = otp.Model(graph, {"u": m.Normal(), "w": m.Normal(), "x": m.Normal(), "v": m.Normal(2)})
         method = otp.Method("few", eps=1.0, steps=3, batch_size=16, hidden_layers=(3,), **changes)
         otp.fit(model, table, restarts=1, method=method)
-        assert model._maps
+        assert bool(model._maps) == (changes["optimiser"] == "adam")  # the closed form learns none
         again = round_trip(model, tmp_path)
         same(model, again, table)
         assert [backward.name for backward in again._maps] == [backward.name for backward in model._maps]

@@ -8,7 +8,7 @@ import torch
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.canonical import canonical
-from otpdag.engine.problem import proposal_map
+from otpdag.objective import build_maps
 from otpdag.spaces import Discrete
 
 RNG = np.random.default_rng(17)
@@ -215,7 +215,7 @@ def test_maps_follow_labels_and_signs():
     )
     table = model.sample(60, seed=1)[["x", "y"]]
     batch = model._encode_partial(table)
-    backward = proposal_map(model.structure, batch, (4,))
+    (backward,) = build_maps(model.structure, batch, scope="joint", hidden_layers=(4,))
     phi = backward.init(1, torch.Generator().manual_seed(0))
     generator = torch.Generator().manual_seed(1)
     phi = {

@@ -73,7 +73,6 @@ def _map_state(backward: AmortizedMap) -> State:
         "units": list(backward.code.shift),
         "roots": sorted(backward.code.roots),
         "targets": list(backward.targets),
-        "context": list(backward.context),
         "hidden": list(backward.hidden),
         "explains": list(backward.explains),
     }
@@ -141,6 +140,6 @@ def _read_map(structure: Structure, entry: State, tensors: Mapping[str, Tensor])
     scale = {node: found[f"{node}/scale"] for node in entry["units"]}
     code = RowCode(tuple(entry["code"]), shift, scale, frozenset(entry["roots"]))
     return AmortizedMap(
-        structure, code, tuple(entry["targets"]), tuple(entry["context"]), tuple(entry["hidden"]), entry["name"],
+        structure, code, tuple(entry["targets"]), tuple(entry["hidden"]), entry["name"],
         tuple(entry["explains"]),
     )  # fmt: skip

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from otpdag.backward.adapt import adapted
 from otpdag.backward.amortized import AmortizedMap
-from otpdag.backward.gibbs import GibbsOptions, RowGroup, adapted, evaluate, group_rows
+from otpdag.backward.gibbs import GibbsOptions, RowGroup, evaluate, group_rows
 from otpdag.data import Batch
 from otpdag.errors import ModelError
 from otpdag.mechanisms.base import Mechanism, Noise, Params, Parents
@@ -19,19 +20,18 @@ from otpdag.structure import Naturals, Structure
 __all__ = ["Fitted", "log_likelihood", "posterior_draws", "state_probabilities"]
 
 REACH = 7.0
-FINE = GibbsOptions(grid=96, draws=96, prior_draws=1024)
+FINE = GibbsOptions(grid=96, draws=96)
 MOST_ROWS = 2000
 CHUNK_ELEMENTS = 4_000_000
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """Everything that inference needs: natural parameters (1, ...), and a map that proposes unknown numbers."""
+    """Everything that inference needs: natural parameters (1, ...), and the map that a fit learned, if any."""
 
     structure: Structure
     naturals: Naturals
     phi: Mapping[str, Tensor]
-    proposal: AmortizedMap | None
     sampler: AmortizedMap | None
     count_range: Mapping[str, float]
 
@@ -58,15 +58,14 @@ def _groups(fitted: Fitted, batch: Batch, seed: int) -> Iterator[RowGroup]:
             part,
             generator=generator,
             options=FINE,
-            proposal=fitted.proposal,
             count_range=fitted.count_range,
         )
-        elements = max(group.points * len(group.rows) for group in groups)
+        elements = max(group.least_points * len(group.rows) for group in groups)
         if elements > CHUNK_ELEMENTS and len(index) > 1:
             most = max(1, len(index) * CHUNK_ELEMENTS // (2 * elements))
             continue
         for group in groups:
-            moved = adapted(fitted.structure, fitted.naturals, group, fitted.phi, reach=REACH)
+            moved = adapted(fitted.structure, fitted.naturals, group, reach=REACH)
             yield replace(moved, rows=index[group.rows])
         at += len(index)
 
@@ -76,7 +75,7 @@ def log_likelihood(fitted: Fitted, batch: Batch, seed: int = 0) -> Tensor:
     fitted.check_densities("a likelihood")
     found = torch.zeros(batch.rows, dtype=torch.float64)
     for group in _groups(fitted, batch, seed):
-        result = evaluate(fitted.structure, fitted.naturals, group, fitted.phi)
+        result = evaluate(fitted.structure, fitted.naturals, group)
         joint = result.log_prior + result.log_likelihood
         found[group.rows] = torch.logsumexp(joint, -1).expand(1, len(group.rows))[0].detach()
     return found
@@ -90,7 +89,7 @@ def state_probabilities(fitted: Fitted, batch: Batch, node: str, seed: int = 0) 
     for group in _groups(fitted, batch, seed):
         if node not in group.states:
             raise ModelError(f"node {node!r} has no observed descendants: its probabilities are those of the model")
-        result = evaluate(fitted.structure, fitted.naturals, group, fitted.phi)
+        result = evaluate(fitted.structure, fitted.naturals, group)
         weight = torch.softmax(result.log_prior + result.log_likelihood, -1).expand(1, len(group.rows), -1)
         found[group.rows] = (weight.unsqueeze(-1) * group.states[node]).sum(-2)[0].detach()
     return found
@@ -107,7 +106,7 @@ def posterior_draws(fitted: Fitted, batch: Batch, draws: int, seed: int) -> dict
     if not all(m.has_density or m.is_given for n, m in structure.mechanisms.items() if n in structure.graph.observed):
         return _map_draws(fitted, batch, draws, generator)
     for group in _groups(fitted, batch, seed):
-        result = evaluate(structure, fitted.naturals, group, fitted.phi)
+        result = evaluate(structure, fitted.naturals, group)
         joint = (result.log_prior + result.log_likelihood).detach().expand(1, len(group.rows), -1)[0]
         probs = torch.softmax(joint, -1)
         chosen = torch.multinomial(probs, draws, replacement=True, generator=generator)  # (n, draws)
@@ -195,11 +194,3 @@ def _one_map_draw(
         return value.detach()
     noise = draw_noise(Noise(backward.output_width(node) // 2, "normal"), shape, generator)
     return backward.draw(fitted.phi, node, row, values, noise).value.detach()
-
-
-def proposal_among(maps: Sequence[AmortizedMap]) -> AmortizedMap | None:
-    """The map that was learned to propose numbers given enumerated states, if there is one.
-
-    A map that a fit learned for another objective may be far narrower than the posterior.
-    """
-    return next((backward for backward in maps if backward.name == "posterior"), None)

@@ -198,11 +198,6 @@ class Model:
         self.structure, self._schema, self._maps = structure, schema, maps
         self._naturals, self._phi = canonical(structure, naturals, phi, maps)
 
-    def adopt_proposal(self, proposal: AmortizedMap, phi: Mapping[str, Tensor]) -> None:
-        """Add a backward map that was learned after the fit."""
-        self._maps = (*self._maps, proposal)
-        self._phi |= phi
-
     def note_ranges(self, ranges: Mapping[str, float]) -> None:
         """Remember how far counts reach in the data."""
         self._count_range = dict(ranges)
@@ -216,9 +211,8 @@ class Model:
     def fitted(self) -> inference.Fitted:
         """What inference needs."""
         sampler = next((m for m in self._maps if m.name == "joint"), None)
-        proposal = inference.proposal_among(self._maps)
         return inference.Fitted(
-            self.structure, self._fitted_naturals(), self._phi, proposal, sampler, self._count_range
+            self.structure, self._fitted_naturals(), self._phi, sampler, self._count_range
         )
 
     # -- use ----------------------------------------------------------------------------------------------------

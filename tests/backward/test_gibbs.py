@@ -12,7 +12,7 @@ from sklearn.mixture import GaussianMixture
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.backward.gibbs import GibbsOptions, adapted, evaluate, grid, group_rows, normal_draws
+from otpdag.backward.gibbs import GibbsOptions, evaluate, grid, group_rows, normal_draws, standardised
 from otpdag.data import encode
 from otpdag.errors import ModelError
 
@@ -28,7 +28,7 @@ def log_likelihood(model, table, *, options=None, count_range=None):
     )
     found = np.full(batch.rows, np.nan)
     for group in groups:
-        result = evaluate(model.structure, model.fitted.naturals, group, {})
+        result = evaluate(model.structure, model.fitted.naturals, group)
         joint = torch.logsumexp(result.log_prior + result.log_likelihood, -1)
         found[group.rows] = joint.expand(1, len(group.rows))[0].numpy()
     assert np.isfinite(found).all()
@@ -68,6 +68,12 @@ def test_quasi_random_draws_are_normal_and_differ_between_rows():
     np.testing.assert_allclose(draws.mean(1), 0, atol=0.02)
     np.testing.assert_allclose(draws.var(1), 1, atol=0.1)
     assert not torch.allclose(draws[0], draws[1])
+
+
+def test_standardised_points_have_exact_moments():
+    points = standardised(normal_draws(3, 40, 4, torch.Generator().manual_seed(0)))
+    torch.testing.assert_close(points.mean(1), torch.zeros(3, 4).double(), atol=1e-12, rtol=0)
+    torch.testing.assert_close(points.mT @ points / 40, torch.eye(4).double().expand(3, 4, 4), atol=1e-10, rtol=0)
 
 
 # -- one hidden node --------------------------------------------------------------------------------------------------
@@ -367,58 +373,3 @@ def test_a_hidden_vector_of_counts_is_refused():
     model = otp.Model(otp.Graph([("n", "x")], hidden=["n"]), {"n": m.Poisson(2), "x": m.Normal()})
     with pytest.raises(ModelError, match="a vector of counts cannot be hidden or missing"):
         otp.fit(model, pd.DataFrame({"x": RNG.normal(size=20)}), method="entropic", restarts=1)
-
-
-# -- adapted grids ----------------------------------------------------------------------------------------------------
-
-
-def grouped(model, table, options=None):
-    batch = encode(table, model._known_schema(), hidden=model.graph.hidden, partial=True)
-    return group_rows(
-        model.structure, batch, generator=torch.Generator().manual_seed(1), options=options or GibbsOptions()
-    )
-
-
-def total(model, group):
-    result = evaluate(model.structure, model.fitted.naturals, group, {})
-    return torch.logsumexp(result.log_prior + result.log_likelihood, -1).expand(1, len(group.rows))[0].numpy()
-
-
-@pytest.mark.parametrize("scale", [1.0, 0.1, 0.01, 0.001])
-def test_adapted_grids_resolve_any_posterior(scale):
-    """A hidden class and a hidden number above a child: one posterior for each row and state."""
-    graph = otp.Graph([("k", "x"), ("z", "x")], hidden=["k", "z"])
-    model = otp.Model(graph, {"k": m.Categorical(2), "z": m.Normal(), "x": m.Normal()})
-    model.set_params(
-        {"k": {"probs": [0.3, 0.7]}, "x": {"loc": [-1.0, 2.0], "weight": 1.0, "scale": [scale, 2 * scale]}}
-    )
-    x = RNG.normal(size=(40, 1)) * 2
-    parts = [
-        np.log(p) + stats.norm(loc, np.sqrt(1 + s**2)).logpdf(x[:, 0])
-        for p, loc, s in ((0.3, -1.0, scale), (0.7, 2.0, 2 * scale))
-    ]
-    (group,) = grouped(model, x)
-    moved = adapted(model.structure, model.fitted.naturals, group, {})
-    np.testing.assert_allclose(total(model, moved), logsumexp(parts, axis=0), rtol=1e-8)
-    assert moved.points == group.points
-
-
-def test_adapted_grids_of_uniform_noise():
-    """A hidden gamma variable as a Poisson rate: the marginal is negative binomial."""
-    graph = otp.Graph([("g", "n")], hidden=["g"])
-    model = otp.Model(graph, {"g": m.Gamma(), "n": m.Poisson()})
-    # exp(log_rate + weight g) is no conjugate pair; compare with a fine sum instead
-    model.set_params({"g": {"log_mean": 0.0, "shape": 3.0}, "n": {"log_rate": 1.0, "weight": 1.5}})
-    counts = np.array([[0.0], [3.0], [40.0], [400.0]])
-    (group,) = grouped(model, counts)
-    moved = adapted(model.structure, model.fitted.naturals, group, {})
-    g = np.linspace(1e-6, 12, 400_001)
-    density = stats.gamma.pdf(g, 3.0, scale=1 / 3.0)
-    exact = [np.log(np.trapezoid(density * stats.poisson.pmf(int(n), np.exp(1.0 + 1.5 * g)), g)) for (n,) in counts]
-    np.testing.assert_allclose(total(model, moved), exact, atol=2e-4)
-
-
-def test_groups_without_a_grid_are_left_alone():
-    model = mixture_model(WEIGHTS, MEANS, SCALES)
-    (group,) = grouped(model, mixture_rows(5))
-    assert adapted(model.structure, model.fitted.naturals, group, {}) is group

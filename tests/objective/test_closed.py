@@ -46,7 +46,7 @@ def test_soft_minimum_over_states(eps, reconstruction):
     else:
         rows, posterior = cost.min(1), np.eye(2)[cost.argmin(1)]
     share = weights / weights.sum()
-    terms = gibbs_terms(model.structure, model.fitted.naturals, groups, {}, eps=eps, reconstruction=reconstruction)
+    terms = gibbs_terms(model.structure, model.fitted.naturals, groups, eps=eps, reconstruction=reconstruction)
     assert terms.total.item() == pytest.approx((share * rows).sum(), rel=1e-10)
     assert terms.reconstruction.item() == pytest.approx((share[:, None] * posterior * cost).sum(), rel=1e-10)
     assert terms.entropic.item() == pytest.approx(terms.total.item() - terms.reconstruction.item(), abs=1e-10)
@@ -57,7 +57,7 @@ def test_the_entropic_term_is_eps_times_a_divergence_between_posterior_and_prior
     model, groups = mixture(x)
     posterior = softmax(np.log(PROBS) + log_densities(x) / 0.5, axis=1)
     kl = (posterior * (np.log(posterior) - np.log(PROBS))).sum(1).mean()
-    terms = gibbs_terms(model.structure, model.fitted.naturals, groups, {}, eps=0.5)
+    terms = gibbs_terms(model.structure, model.fitted.naturals, groups, eps=0.5)
     assert terms.entropic.item() == pytest.approx(0.5 * kl, rel=1e-8)
 
 
@@ -87,7 +87,7 @@ def test_merged_patterns_equal_separate_ones_for_every_eps(eps):
             options=GibbsOptions(patterns=patterns),
         )
         assert len(groups) == (4 if patterns == 12 else 1)
-        found.append(gibbs_terms(model.structure, model.fitted.naturals, groups, {}, eps=eps))
+        found.append(gibbs_terms(model.structure, model.fitted.naturals, groups, eps=eps))
     assert found[0].total.item() == pytest.approx(found[1].total.item(), rel=1e-10)
     assert found[0].reconstruction.item() == pytest.approx(found[1].reconstruction.item(), rel=1e-10)
 
@@ -104,7 +104,7 @@ def energy(points, p, q):
 def states_of(model, groups, eps=1.0):
     found = []
     for group in groups:
-        result = otp.backward.gibbs.evaluate(model.structure, model.fitted.naturals, group, {})
+        result = otp.backward.gibbs.evaluate(model.structure, model.fitted.naturals, group)
         found.append((group, torch.softmax(result.log_prior + result.log_likelihood / eps, -1)))
     return found
 
@@ -116,7 +116,7 @@ def test_the_posterior_of_a_root_is_held_to_its_prior():
     expected = energy(np.eye(2), pushed, PROBS)
     found = state_divergence(model.structure, model.fitted.naturals, states_of(model, groups), Energy())
     assert found.item() == pytest.approx(expected, rel=1e-8)
-    terms = gibbs_terms(model.structure, model.fitted.naturals, groups, {}, eta=3.0, divergence=Energy())
+    terms = gibbs_terms(model.structure, model.fitted.naturals, groups, eta=3.0, divergence=Energy())
     assert terms.divergence.item() == pytest.approx(3 * expected, rel=1e-8)
 
 
@@ -180,7 +180,7 @@ def test_terms_have_gradients_in_every_parameter():
             "z": {"probs": torch.softmax(logits, -1)},
             "x": {"loc": loc, "scale": torch.exp(log_scale)},
         }
-        terms = gibbs_terms(model.structure, naturals, groups, {}, eps=0.7, eta=0.5, divergence=Energy())
+        terms = gibbs_terms(model.structure, naturals, groups, eps=0.7, eta=0.5, divergence=Energy())
         return terms.total
 
     inputs = [

@@ -1,7 +1,7 @@
 r"""The joint amortised backward map: hidden and missing values drawn from everything that a row shows.
 
-Every unknown node, in topological order, has a head that reads the row (values and mask), the enumerated states and the
-values drawn before it. A numeric node's head is normal in unconstrained coordinates, a category's head a softmax.
+Every unknown node, in topological order, has a head that reads the row (values and mask) and what was drawn before it.
+A numeric node's head is normal in unconstrained coordinates, a category's head a softmax.
 """
 
 from __future__ import annotations
@@ -134,7 +134,6 @@ class AmortizedMap:
         structure: Graph and mechanisms.
         code: How rows become vectors.
         targets: Nodes that are drawn, in topological order.
-        context: Enumerated nodes whose states the heads may read.
         hidden: Sizes of the hidden layers of each head's network; a linear part is always there.
         name: Distinguishes several maps of one fit.
         explains: Observed nodes that this map's draws have to explain.
@@ -143,7 +142,6 @@ class AmortizedMap:
     structure: Structure
     code: RowCode
     targets: tuple[str, ...]
-    context: tuple[str, ...] = ()
     hidden: tuple[int, ...] = (16,)
     name: str = "joint"
     explains: tuple[str, ...] = ()
@@ -159,14 +157,13 @@ class AmortizedMap:
     def input_width(self, node: str) -> int:
         """Number of inputs of a node's head."""
         row = sum(self.space(n).width + self.space(n).cells for n in self.code.nodes)
-        context = sum(self.space(n).width for n in self.context)
         earlier = sum(self.space(n).width for n in self.targets[: self.targets.index(node)])
-        return row + context + earlier
+        return row + earlier
 
     def input_slice(self, head: str, node: str) -> slice | None:
         """Where a head reads the value of another unknown node; None if it does not."""
         at = sum(self.space(n).width + self.space(n).cells for n in self.code.nodes)
-        for name in (*self.context, *self.targets[: self.targets.index(head)]):
+        for name in self.targets[: self.targets.index(head)]:
             if name == node:
                 return slice(at, at + self.space(name).width)
             at += self.space(name).width
@@ -249,9 +246,8 @@ class AmortizedMap:
         return found
 
     def _read(self, node: str, values: Mapping[str, Tensor]) -> list[Tensor]:
-        """What a head reads beside the row: enumerated states, and the values drawn before it."""
-        earlier = self.targets[: self.targets.index(node)]
-        return [self.code.standard(n, values[n]) for n in (*self.context, *earlier)]
+        """What a head reads beside the row: the values drawn before it."""
+        return [self.code.standard(n, values[n]) for n in self.targets[: self.targets.index(node)]]
 
     def _units(self, node: str, like: Tensor) -> tuple[Tensor, Tensor]:
         """Centre and spread in which a head draws: those of a real column, whatever its units."""
@@ -260,7 +256,7 @@ class AmortizedMap:
         return self.code.shift[node].to(like), self.code.scale[node].to(like)
 
     def outputs(self, phi: Theta, node: str, row: Tensor, values: Mapping[str, Tensor]) -> Tensor:
-        """Evaluate a head on encoded rows (B, n, 1, P) and what was enumerated or drawn so far."""
+        """Evaluate a head on encoded rows (B, ..., P) and what was drawn so far."""
         columns = [row, *self._read(node, values)]
         inputs = side_by_side(columns)
         out = apply_linear(inputs, phi[self.key(node, "linear")])

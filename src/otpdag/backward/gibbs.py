@@ -5,29 +5,26 @@ With marginal noise and no divergence term, the best backward map of the entropi
 .. math:: \phi(z \mid x) \propto P_\theta(z) \exp\{-c(x, \psi(z)) / \epsilon\},
 
 the Gibbs posterior (Bayes' rule for the likelihood cost and eps = 1). Small categories are enumerated, one unknown
-number is integrated on a grid of its noise, several are drawn from an amortised map and weighted. Nothing is relaxed.
+number is integrated on a grid of its noise, several are drawn and weighted. Nothing is relaxed, nothing learned.
+:mod:`~otpdag.backward.adapt` moves grids and draws to where each row's posterior is.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from otpdag.backward.amortized import AmortizedMap, Draw, free_width
 from otpdag.data import Batch
 from otpdag.errors import ModelError
 from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.base import Params, Parents
-from otpdag.structure import Naturals, Structure, Theta
+from otpdag.structure import Naturals, Structure
 
-__all__ = ["Evaluation", "GibbsOptions", "RowGroup", "adapted", "evaluate", "group_rows", "noisy", "numeric_unknowns"]
-
-ADAPTATIONS = 5
-WIDEST = 7.0
+__all__ = ["Evaluation", "GibbsOptions", "RowGroup", "evaluate", "group_rows", "noisy", "numeric_unknowns"]
 
 
 @dataclass(frozen=True)
@@ -37,15 +34,15 @@ class GibbsOptions:
     Args:
         states: Most joint states of enumerated nodes in one row.
         grid: Points for one unknown number.
-        draws: Weighted draws for several unknown numbers, from a proposal map.
-        prior_draws: The same, from the model itself where no map proposes them.
+        draws: Weighted draws for several unknown numbers, where their posterior is.
+        prior_draws: The same, the same for all rows, before that is known.
         patterns: Most patterns of missing parents that are summed separately; rarer ones are merged.
         count_atoms: Most support points of an unknown count.
     """
 
     states: int = 4096
     grid: int = 48
-    draws: int = 24
+    draws: int = 32
     prior_draws: int = 512
     patterns: int = 12
     count_atoms: int = 96
@@ -56,7 +53,7 @@ class RowGroup:
     """Rows that miss the same parents, with the fixed points that stand for what they miss.
 
     Values and masks have an axis for the S points: (B, n, 1, width). ``states`` and ``noise`` hold the points:
-    (1, 1, S, width) for enumerated nodes, (1, 1 or n, S, dim) for the noise of numeric ones. ``clamped`` nodes are
+    (1, 1, S, width) for enumerated nodes, (1 or R, 1 or n, S, dim) for the noise of numeric ones. ``clamped`` nodes are
     unknown in some rows or cells and seen in others, where the points give way to what is seen.
     """
 
@@ -69,23 +66,34 @@ class RowGroup:
     states: Mapping[str, Tensor]
     noise: Mapping[str, Tensor]
     log_weight: Tensor
-    proposal: AmortizedMap | None = None
-    code: Tensor | None = None
     complete: frozenset[str] = field(default_factory=frozenset)
     log_stride: Mapping[str, float] = field(default_factory=dict)
     """Logarithm of the distance between the support points of an enumerated count."""
+    copies: int = 1
+    """Number of points for each joint state of the enumerated nodes."""
     grid: Tensor | None = None
-    """Evenly spaced points (1, 1 or n, states, D) of one unknown number's noise, on the scale of a normal variable."""
+    """Evenly spaced points (1, 1, states, copies) of a single number's noise, on the scale of a normal variable."""
+    base: Tensor | None = None
+    """Standard normal points (1, n, K, dim) for several numbers, to be moved to where their posterior is."""
 
     @property
     def points(self) -> int:
         """Number of points S."""
         return self.log_weight.shape[-1]
 
+    @property
+    def least_points(self) -> int:
+        """The same, once points of several numbers are placed."""
+        return self.points if self.base is None else self.points // self.copies * self.base.shape[-2]
+
+    def serves(self, replicas: int) -> bool:
+        """Whether several numbers have points of their own for these replicas."""
+        return self.base is None or (self.copies == self.base.shape[-2] and len(self.log_weight) in (1, replicas))
+
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Log-prior over log-proposal, and log-likelihood, of every point: (R, n, S); and the values themselves."""
+    """Log-weight (with the prior) and log-likelihood of every point: (R, n, S); and the values themselves."""
 
     log_prior: Tensor
     log_likelihood: Tensor
@@ -128,7 +136,6 @@ def group_rows(
     *,
     generator: torch.Generator,
     options: GibbsOptions,
-    proposal: AmortizedMap | None = None,
     count_range: Mapping[str, float] | None = None,
 ) -> list[RowGroup]:
     """Split rows by which parents they miss, and lay out the points of each group."""
@@ -136,9 +143,7 @@ def group_rows(
     for rows, unknown, clamped in _patterns(structure, batch, options):
         part = batch if rows is None else batch.take(rows)
         index = torch.arange(batch.rows) if rows is None else rows
-        groups.append(
-            _lay_out(structure, part, index, unknown, clamped, generator, options, proposal, count_range or {})
-        )
+        groups.append(_lay_out(structure, part, index, unknown, clamped, generator, options, count_range or {}))
     return groups
 
 
@@ -186,37 +191,29 @@ def _lay_out(
     clamped: frozenset[str],
     generator: torch.Generator,
     options: GibbsOptions,
-    proposal: AmortizedMap | None,
     count_range: Mapping[str, float],
 ) -> RowGroup:
     like = next(iter(part.values.values()))
     supports, log_stride = _supports(structure, unknown, options, count_range, like)
     _check_states(structure, supports, options)
     numeric = noisy(structure, numeric_unknowns(structure, unknown))
-    covered = proposal is not None and all(node in proposal.targets for node in numeric)
-    uses_map = covered and _needs_map(structure, numeric)
-    noise, log_noise = _noise(structure, numeric, part.rows, generator, options, like, uses_map)
-    states, noise, log_weight = _product(supports, log_stride, noise, log_noise, like)
+    noise, log_noise = _noise(structure, numeric, generator, options, like)
+    states, tiled, log_weight = _product(supports, log_stride, noise, log_noise, like)
     values = {node: value.unsqueeze(2) for node, value in part.values.items()}
     mask = {node: value.unsqueeze(2) for node, value in part.mask.items()}
     complete = frozenset(node for node, seen in part.mask.items() if bool(seen.all()))
-    code = proposal.code(values, mask) if uses_map and proposal is not None else None
+    dim = sum(structure.mechanisms[node].noise.dim for node in numeric)
+    base, even = None, None
+    if dim == 1:
+        points = noise[numeric[0]].reshape(1, 1, 1, -1).expand(1, 1, math.prod(map(len, supports.values())), -1)
+        even = points if structure.mechanisms[numeric[0]].noise.kind == "normal" else torch.special.ndtri(points)
+    elif dim > 1:
+        drawn = normal_draws(part.rows, max(options.draws, 4 * dim), dim, generator)
+        base = standardised(drawn).to(like).unsqueeze(0)
     return RowGroup(
-        rows, values, mask, part.weight, unknown, clamped, states, noise, log_weight,
-        proposal if uses_map else None, code, complete, log_stride, _grid_of(structure, noise, log_noise, uses_map),
+        rows, values, mask, part.weight, unknown, clamped, states, tiled, log_weight, complete, log_stride,
+        len(log_noise), even, base,
     )  # fmt: skip
-
-
-def _grid_of(structure: Structure, noise: Mapping[str, Tensor], log_noise: Tensor, uses_map: bool) -> Tensor | None:
-    """The grid of a single number, whose points can be moved; not for several, which are drawn."""
-    if uses_map or len(noise) != 1:
-        return None
-    (node,) = noise
-    prior = structure.mechanisms[node].noise
-    if prior.dim > 1:
-        return None
-    points = noise[node].reshape(1, 1, -1, len(log_noise))
-    return points if prior.kind == "normal" else torch.special.ndtri(points)
 
 
 def _supports(
@@ -253,46 +250,18 @@ def _check_states(structure: Structure, supports: Mapping[str, Tensor], options:
         )
 
 
-def _needs_map(structure: Structure, numeric: Sequence[str]) -> bool:
-    return sum(structure.mechanisms[node].noise.dim for node in numeric) > 1
-
-
 def _noise(
-    structure: Structure,
-    numeric: Sequence[str],
-    rows: int,
-    generator: torch.Generator,
-    options: GibbsOptions,
-    like: Tensor,
-    uses_map: bool,
+    structure: Structure, numeric: Sequence[str], generator: torch.Generator, options: GibbsOptions, like: Tensor
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Noise points (1 or n, D, dim) for each numeric node, and their log-weights (D,)."""
+    """Noise points (1, D, dim) for each numeric node, the same for all rows, and their log-weights (D,)."""
     if not numeric:
         return {}, torch.zeros(1).to(like)
-    if not uses_map and _needs_map(structure, numeric):
-        return _prior_noise(structure, numeric, generator, options, like)
-    if not uses_map:
-        node = numeric[0]
-        points, log_weight = grid(structure.mechanisms[node].noise.kind, options.grid)
-        return {node: points.to(like).reshape(1, -1, 1)}, log_weight.to(like)
-    widths = {node: free_width(structure.mechanisms[node].space) for node in numeric}
-    points = normal_draws(rows, options.draws, sum(widths.values()), generator).to(like)
-    split = points.split(list(widths.values()), -1)
-    log_weight = torch.full((options.draws,), -math.log(options.draws)).to(like)
-    return dict(zip(widths, split, strict=True)), log_weight
-
-
-def _prior_noise(
-    structure: Structure,
-    numeric: Sequence[str],
-    generator: torch.Generator,
-    options: GibbsOptions,
-    like: Tensor,
-) -> tuple[dict[str, Tensor], Tensor]:
-    """Quasi-random noise of the mechanisms themselves, the same for all rows."""
     priors = {node: structure.mechanisms[node].noise for node in numeric}
-    points = normal_draws(1, options.prior_draws, sum(prior.dim for prior in priors.values()), generator).to(like)
-    pieces = points.split([prior.dim for prior in priors.values()], -1)
+    dim = sum(prior.dim for prior in priors.values())
+    if dim == 1:
+        points, log_weight = grid(priors[numeric[0]].kind, options.grid)
+        return {numeric[0]: points.to(like).reshape(1, -1, 1)}, log_weight.to(like)
+    pieces = normal_draws(1, options.prior_draws, dim, generator).to(like).split([p.dim for p in priors.values()], -1)
     noise = {
         node: piece if priors[node].kind == "normal" else torch.special.ndtr(piece)
         for node, piece in zip(priors, pieces, strict=True)
@@ -324,6 +293,13 @@ def normal_draws(rows: int, draws: int, dim: int, generator: torch.Generator) ->
     return torch.special.ndtri(uniform)
 
 
+def standardised(points: Tensor) -> Tensor:
+    """Points (n, K, dim) moved so that each row's have mean zero and covariance one: sums of squares are exact."""
+    centred = points - points.mean(1, keepdim=True)
+    values, vectors = torch.linalg.eigh(centred.mT @ centred / points.shape[1])
+    return centred @ (vectors * values.clamp(min=1e-6).rsqrt().unsqueeze(-2)) @ vectors.mT
+
+
 def _product(
     supports: Mapping[str, Tensor],
     log_stride: Mapping[str, float],
@@ -346,9 +322,7 @@ def _product(
     return states, tiled, log_weight.reshape(1, 1, -1).to(like)
 
 
-def evaluate(
-    structure: Structure, naturals: Naturals, group: RowGroup, phi: Theta, *, uniform: bool = False
-) -> Evaluation:
+def evaluate(structure: Structure, naturals: Naturals, group: RowGroup, *, uniform: bool = False) -> Evaluation:
     """Walk the graph once: fill in the unknown nodes' points, and add up log-densities.
 
     With ``uniform``, all states of hidden categories have the same prior, whatever the model says.
@@ -363,7 +337,7 @@ def evaluate(
         parents = structure.parents(node, values) if _ready(structure, node, values, group) else None
         if node in group.unknown and parents is not None:
             fill = _fill_in_partly if node in group.clamped else _fill_in
-            values[node], log_prior, log_likelihood = fill(mechanism, params, parents, group, phi, node, values)
+            values[node], log_prior, log_likelihood = fill(mechanism, params, parents, group, node)
             if uniform and node in group.states and node in structure.graph.hidden:
                 log_prior = -math.log(mechanism.space.width) if mechanism.space.is_discrete else log_prior
             prior, likelihood = prior + log_prior, likelihood + log_likelihood
@@ -372,52 +346,6 @@ def evaluate(
             if mask is None or bool(mask.any()):
                 likelihood = likelihood + mechanism.log_prob(params, group.values[node], parents, mask)
     return Evaluation(prior, likelihood, values)
-
-
-def adapted(
-    structure: Structure, naturals: Naturals, group: RowGroup, phi: Theta, *, reach: float | None = None
-) -> RowGroup:
-    """Move the grid of one unknown number to where its posterior is, in each row and for each enumerated state.
-
-    A posterior much narrower than the prior, as many good children give it, falls between the points of a fixed grid.
-
-    Args:
-        structure: Graph and mechanisms.
-        naturals: Parameters at which the posterior is taken.
-        group: Rows with their points; returned as they are if there is no grid.
-        phi: Parameters of backward maps.
-        reach: Half the width of the grid in posterior standard deviations. By default as far as keeps the points less
-            than one apart: the sum is then exact to many digits, and stays so while parameters move.
-    """
-    if group.grid is None:
-        return group
-    points = group.grid.shape[-1]
-    reach = 0.4 * (points - 1) if reach is None else reach
-    unit = torch.linspace(-1.0, 1.0, points, dtype=torch.float64).to(group.grid)
-    for _ in range(ADAPTATIONS):
-        with torch.no_grad():
-            found = evaluate(structure, naturals, group, phi)
-        joint = (found.log_prior + found.log_likelihood).expand(-1, len(group.rows), -1)
-        share = torch.softmax(joint.unflatten(-1, (-1, points)), -1).nan_to_num(1 / points)
-        centre = (share * group.grid).sum(-1, keepdim=True)
-        spread = (share * (group.grid - centre) ** 2).sum(-1, keepdim=True).sqrt()
-        step = group.grid[..., 1:2] - group.grid[..., :1]
-        half = torch.maximum((reach * spread).clamp(max=WIDEST), 3 * step)
-        group = _on_grid(structure, group, centre + half * unit)
-        if bool((step <= spread).all()):
-            break
-    return group
-
-
-def _on_grid(structure: Structure, group: RowGroup, points: Tensor) -> RowGroup:
-    """The same group with other points (R, n, states, D) of its number."""
-    (node,) = group.noise
-    prior = structure.mechanisms[node].noise
-    log_step = torch.log(points[..., 1:2] - points[..., :1])
-    log_weight = log_step - 0.5 * points**2 - 0.5 * math.log(2 * math.pi) + sum(group.log_stride.values())
-    flat = points.flatten(2).unsqueeze(-1)
-    noise = flat if prior.kind == "normal" else torch.special.ndtr(flat)
-    return replace(group, noise={node: noise}, log_weight=log_weight.flatten(2), grid=points)
 
 
 def _ready(structure: Structure, node: str, values: Mapping[str, Tensor], group: RowGroup) -> bool:
@@ -435,52 +363,25 @@ Filled = tuple[Tensor, Tensor | float, Tensor | float]
 and its log-density where it is seen."""
 
 
-def _fill_in(
-    mechanism: Mechanism,
-    params: Params,
-    parents: Parents,
-    group: RowGroup,
-    phi: Theta,
-    node: str,
-    values: Mapping[str, Tensor],
-) -> Filled:
+def _fill_in(mechanism: Mechanism, params: Params, parents: Parents, group: RowGroup, node: str) -> Filled:
     """A node that no row of the group shows."""
     if node in group.states:
         value = group.states[node]
         return value, mechanism.log_prob(params, value, parents), 0.0
-    if node not in group.noise:
-        return mechanism.forward(params, parents, group.log_weight.new_zeros(1, 1, 1, 0)), 0.0, 0.0
-    if group.proposal is None:
-        return mechanism.forward(params, parents, group.noise[node]), 0.0, 0.0
-    draw = _propose(group, phi, node, values)
-    return draw.value, mechanism.log_prob(params, draw.value, parents) - draw.log_prob, 0.0
+    return mechanism.forward(params, parents, _noise_of(group, node)), 0.0, 0.0
 
 
-def _fill_in_partly(
-    mechanism: Mechanism,
-    params: Params,
-    parents: Parents,
-    group: RowGroup,
-    phi: Theta,
-    node: str,
-    values: Mapping[str, Tensor],
-) -> Filled:
+def _fill_in_partly(mechanism: Mechanism, params: Params, parents: Parents, group: RowGroup, node: str) -> Filled:
     """A node that some rows (or, of a vector, some cells) show: there it has one value, and counts as seen."""
-    seen, known = group.values[node], group.mask[node]
     if node in group.states:
         return _clamp_states(mechanism, params, parents, group, node)
-    if group.proposal is None or node not in group.noise:
-        noise = group.noise.get(node, group.log_weight.new_zeros(1, 1, 1, 0))
-        value = mechanism.complete(params, seen, parents, known, noise)
-        return value, 0.0, mechanism.log_prob(params, value, parents, known)
-    draw = _propose(group, phi, node, values)
-    value = torch.where(known, seen, draw.value)
-    known_density = mechanism.log_prob(params, value, parents, known)
-    if mechanism.correlated:
-        unknown_density = mechanism.log_prob(params, value, parents) - known_density
-    else:
-        unknown_density = mechanism.log_prob(params, value, parents, ~known)
-    return value, unknown_density - draw.log_prob_of(~known), known_density
+    seen, known = group.values[node], group.mask[node]
+    value = mechanism.complete(params, seen, parents, known, _noise_of(group, node))
+    return value, 0.0, mechanism.log_prob(params, value, parents, known)
+
+
+def _noise_of(group: RowGroup, node: str) -> Tensor:
+    return group.noise[node] if node in group.noise else group.log_weight.new_zeros(1, 1, 1, 0)
 
 
 def _clamp_states(mechanism: Mechanism, params: Params, parents: Parents, group: RowGroup, node: str) -> Filled:
@@ -494,17 +395,3 @@ def _clamp_states(mechanism: Mechanism, params: Params, parents: Parents, group:
     log_prob = mechanism.log_prob(params, value, parents)
     one_point = torch.where(kept, -log_stride, -torch.inf).to(log_prob)
     return value, torch.where(known, one_point, log_prob), torch.where(known & kept, log_prob, 0.0)
-
-
-def _propose(group: RowGroup, phi: Theta, node: str, values: Mapping[str, Tensor]) -> Draw:
-    if group.proposal is None or group.code is None:
-        raise RuntimeError("a group that draws from a map has encoded rows")
-    return group.proposal.draw(phi, node, group.code, _context(group, values), group.noise[node])
-
-
-def _context(group: RowGroup, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What the heads read; a node that this group knows counts as drawn at its value."""
-    if group.proposal is None:
-        return dict(values)
-    enumerated = {n: group.states[n] if n in group.states else group.values[n] for n in group.proposal.context}
-    return {**values, **enumerated}

@@ -11,11 +11,11 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from otpdag.data import Batch, Schema, Table, encode, unique_rows
-from otpdag.engine.amortise import learn_proposal
 from otpdag.engine.auto import choose
 from otpdag.engine.dynamic import check_method, train_sequences
 from otpdag.engine.methods import Method, entropic, method_of, misfit
 from otpdag.engine.monitor import Callback, Monitor
+from otpdag.engine.problem import count_ranges
 from otpdag.engine.result import FitResult, Status
 from otpdag.engine.robust import train_robust
 from otpdag.engine.search import Course, Trained, train
@@ -107,7 +107,7 @@ def fit(
             schema,
             trained.layout.maps,
         )
-        learn_proposal(model, batch.to("cpu"), seed=seed)
+        model.note_ranges(count_ranges(structure, batch))
     status = _status(trained, chosen)
     if not status.converged:
         warnings.warn(str(status), ConvergenceWarning, stacklevel=2)

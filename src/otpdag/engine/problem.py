@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from otpdag.backward.amortized import AmortizedMap, RowCode
-from otpdag.backward.gibbs import RowGroup, adapted, group_rows, noisy, numeric_unknowns
+from otpdag.backward.adapt import adapted
+from otpdag.backward.amortized import AmortizedMap
+from otpdag.backward.gibbs import RowGroup, group_rows
 from otpdag.data import Batch
 from otpdag.divergences.whitened import FittedFeatures
 from otpdag.engine.methods import Method
@@ -25,7 +26,7 @@ from otpdag.objective import (
 )
 from otpdag.objective.sampled import SampledOptions
 from otpdag.sampling import ancestral
-from otpdag.structure import Structure, unpack
+from otpdag.structure import Naturals, Structure, unpack
 
 __all__ = ["Problem", "build_problem", "complete_batch", "maps_for"]
 
@@ -48,12 +49,12 @@ class Problem:
 
     def terms(self, flat: Tensor, progress: float = 1.0) -> LossTerms:
         """Loss terms of every replica with fixed points."""
-        theta, phi = split_theta(unpack(flat, self.shapes))
+        theta, _ = split_theta(unpack(flat, self.shapes))
         naturals = self.structure.naturals(theta)
         found: LossTerms | None = None
         if self.method.reconstruction:
             found = gibbs_terms(
-                self.structure, naturals, self.groups, phi, reconstruction=self.method.reconstruction,
+                self.structure, naturals, self.groups, reconstruction=self.method.reconstruction,
                 eps=self.method.at("eps", progress), eta=self.method.at("eta", progress),
                 divergence=self.method.divergence, reference=self.method.reference,
                 split=flat.shape[0] == 1,
@@ -67,6 +68,8 @@ class Problem:
 
     def loss(self, flat: Tensor) -> Tensor:
         """Total loss of every replica."""
+        if any(not group.serves(len(flat)) for group in self.groups):
+            self.groups = self.placed(flat).groups
         self.last = self.terms(flat)
         return self.last.total.expand(flat.shape[0])
 
@@ -90,16 +93,26 @@ class Problem:
             method.scope, method.costs,
         )  # fmt: skip
 
-    def adapted(self, point: Tensor) -> Problem:
-        """The same problem with the grids of unknown numbers moved to their posteriors at ``point`` (1, P)."""
-        theta, phi = split_theta(unpack(point.detach(), self.shapes))
-        naturals = self.structure.naturals(theta)
-        return replace(self, groups=[adapted(self.structure, naturals, group, phi) for group in self.groups])
+    def adapted(self, points: Tensor) -> Problem:
+        """The same problem with the points of unknown numbers where their posteriors at ``points`` (R, P) are."""
+        naturals = self._naturals(points)
+        return replace(self, groups=[adapted(self.structure, naturals, group) for group in self.groups])
+
+    def placed(self, points: Tensor) -> Problem:
+        """The same for several unknown numbers, for which points from the prior would be few that count."""
+        if all(group.base is None for group in self.groups):
+            return self
+        naturals = self._naturals(points)
+        placed = [g if g.base is None else adapted(self.structure, naturals, g) for g in self.groups]
+        return replace(self, groups=placed)
+
+    def _naturals(self, points: Tensor) -> Naturals:
+        return self.structure.naturals(split_theta(unpack(points.detach(), self.shapes))[0])
 
     @property
-    def has_grids(self) -> bool:
-        """Whether there are grids to adapt."""
-        return any(group.grid is not None for group in self.groups)
+    def has_numbers(self) -> bool:
+        """Whether there are points of unknown numbers to adapt."""
+        return any(group.noise for group in self.groups)
 
     def refined(self, point: Tensor, seed: int) -> Problem:
         """The same problem with its features whitened by the covariance under the model at ``point`` (1, P)."""
@@ -135,26 +148,10 @@ def count_ranges(structure: Structure, batch: Batch) -> dict[str, float]:
 
 
 def maps_for(structure: Structure, batch: Batch, method: Method) -> tuple[AmortizedMap, ...]:
-    """The backward maps that a method learns: none where the closed form needs no proposal."""
-    if method.optimiser == "adam":
-        return build_maps(structure, batch, scope=method.scope, hidden_layers=method.hidden_layers)
-    proposal = proposal_map(structure, batch, method.hidden_layers) if method.reconstruction else None
-    return () if proposal is None else (proposal,)
-
-
-def proposal_map(structure: Structure, batch: Batch, hidden_layers: tuple[int, ...]) -> AmortizedMap | None:
-    """A map that proposes several unknown numbers at once; None if there is at most one."""
-    graph = structure.graph
-    hidden = [n for n in graph.hidden if graph.observed_descendants(n)]
-    missing = [n for n in graph.observed if graph.children(n) and not bool(batch.mask[n].all())]
-    unknown = tuple(n for n in graph.order if n in hidden or n in missing)
-    numbers = numeric_unknowns(structure, unknown)
-    numeric = noisy(structure, numbers)
-    if sum(structure.mechanisms[n].noise.dim for n in numeric) <= 1:
-        return None
-    context = tuple(n for n in unknown if n not in numbers)
-    code = RowCode.of(structure, batch, graph.observed)
-    return AmortizedMap(structure, code, numeric, context, hidden_layers, name="posterior")
+    """The backward maps that a method learns: none where the closed form serves."""
+    if method.optimiser == "lbfgs":
+        return ()
+    return build_maps(structure, batch, scope=method.scope, hidden_layers=method.hidden_layers)
 
 
 def build_problem(
@@ -174,9 +171,6 @@ def build_problem(
         measure = lay_out(structure, batch, ranges, generator=generator)
         problem = replace(problem, features=features, measure=measure)
     if method.reconstruction and method.optimiser == "lbfgs":
-        proposal = maps[0] if maps else None
-        groups = group_rows(
-            structure, batch, generator=generator, options=method.gibbs, proposal=proposal, count_range=ranges
-        )
+        groups = group_rows(structure, batch, generator=generator, options=method.gibbs, count_range=ranges)
         problem = replace(problem, groups=groups)
     return problem

@@ -228,7 +228,7 @@ def _points_per_row(layout: Layout, batch: Batch, method: Method, seed: int) -> 
         return 1
     few = short_batch(batch, 50, seed)
     problem = build_problem(layout.structure, few, replace(method, kappa=0.0), layout.shapes, seed, layout.maps)
-    return max((group.points for group in problem.groups), default=1)
+    return max((group.least_points for group in problem.groups), default=1)
 
 
 def _adapt(problem: Problem, state: LBFGSState, monitor: Monitor, kept: Tensor) -> tuple[Problem, LBFGSState]:
@@ -244,8 +244,8 @@ def _adapt(problem: Problem, state: LBFGSState, monitor: Monitor, kept: Tensor) 
 
 
 def _on_fitting_grids(problem: Problem, point: Tensor) -> tuple[Problem, bool]:
-    """The problem with its grids at the posteriors, if that makes a difference to the loss at ``point`` (1, P)."""
-    if not problem.has_grids:
+    """The problem with its points at the posteriors, if that makes a difference to the loss at ``point`` (1, P)."""
+    if not problem.has_numbers:
         return problem, False
     moved = problem.adapted(point)
     with torch.no_grad():
@@ -258,6 +258,7 @@ def _run(
     problem: Problem, points: Tensor, steps: int, monitor: Monitor, stage: str, starts: Tensor, *, keep: bool
 ) -> LBFGSState:
     monitor.stage(stage, steps, starts.tolist(), problem)
+    problem = problem.placed(points)
 
     def on_step(step: int, state: LBFGSState) -> bool:
         terms = problem.last.as_floats(int(_best(state, 1)[0])) if problem.last is not None else {}

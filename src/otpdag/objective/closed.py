@@ -17,7 +17,7 @@ from otpdag.divergences.base import AbstractDivergence
 from otpdag.divergences.whitened import FittedFeatures
 from otpdag.measure import Measure, mean_features
 from otpdag.objective.terms import LossTerms
-from otpdag.structure import Naturals, Structure, Theta
+from otpdag.structure import Naturals, Structure
 
 __all__ = ["direct_term", "gibbs_terms", "row_losses", "state_divergence"]
 
@@ -26,7 +26,6 @@ def gibbs_terms(
     structure: Structure,
     naturals: Naturals,
     groups: Sequence[RowGroup],
-    phi: Theta,
     *,
     reconstruction: float = 1.0,
     eps: float = 1.0,
@@ -45,7 +44,7 @@ def gibbs_terms(
     zero = groups[0].weight.new_zeros(1)
     total, cost, weight, states = zero, zero, zero, []
     for group in groups:
-        found = evaluate(structure, naturals, group, phi, uniform=reference == "uniform")
+        found = evaluate(structure, naturals, group, uniform=reference == "uniform")
         prior, likelihood = torch.broadcast_tensors(found.log_prior, reconstruction * found.log_likelihood)
         row_loss = _soft_minimum(prior, likelihood, eps)
         total = total + (group.weight * row_loss).sum(-1)
@@ -63,13 +62,11 @@ def gibbs_terms(
     return terms
 
 
-def row_losses(
-    structure: Structure, naturals: Naturals, groups: Sequence[RowGroup], phi: Theta, eps: float = 1.0
-) -> Tensor:
+def row_losses(structure: Structure, naturals: Naturals, groups: Sequence[RowGroup], eps: float = 1.0) -> Tensor:
     """The loss of each row (R, N), in the order of the batch."""
     pieces, rows = [], []
     for group in groups:
-        found = evaluate(structure, naturals, group, phi)
+        found = evaluate(structure, naturals, group)
         prior, likelihood = torch.broadcast_tensors(found.log_prior, found.log_likelihood)
         loss = _soft_minimum(prior, likelihood, eps)
         pieces.append(loss.expand(-1, len(group.rows)))
