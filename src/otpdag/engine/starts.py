@@ -24,6 +24,7 @@ __all__ = ["complete_table", "k_means", "scale_to", "squared_distances", "start_
 Array = NDArray[np.float64]
 Completed = dict[str, Tensor]
 MOST_ROWS = 2000
+SOFTNESS = 0.1
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,14 @@ def complete_table(
     """One completed table (N, width) for each node: missing cells filled, hidden nodes guessed."""
     at = min(replica, batch.replicas - 1)
     filled = {node: _fill(structure, batch, node, at, generator) for node in structure.graph.observed}
+    weight = batch.weight[min(replica, batch.weight.shape[0] - 1)].double().cpu().numpy()
+    share = weight / weight.sum()
     guesses: list[_Guess] = []
     # nodes near the leaves first: they explain the columns, and are explained by what lies above
     for node in [n for n in reversed(structure.graph.order) if n in structure.graph.hidden]:
         columns = _columns_around(structure, node, filled, guesses)
         space = structure.mechanisms[node].space
-        value = _guess(space, columns, generator, first=first and not guesses)
+        value = _guess(space, columns, share, generator, first=first and not guesses)
         guesses.append(_Guess(node, value))
     like = next(iter(batch.values.values()))
     completed = {node: torch.as_tensor(value).to(like) for node, value in filled.items()}
@@ -106,11 +109,11 @@ def _residual(matrix: Array, explained: Array) -> Array:
     return residual / np.where(spread > 1e-9, spread, 1.0)
 
 
-def _guess(space: Space, columns: Array, generator: np.random.Generator, *, first: bool) -> Array:
+def _guess(space: Space, columns: Array, share: Array, generator: np.random.Generator, *, first: bool) -> Array:
     if columns.shape[1] == 0:
         columns = generator.standard_normal((len(columns), 2))
     if space.is_discrete:
-        return _clusters(columns, space.width, generator, first=first)
+        return _clusters(columns, share, space.width, generator, first=first)
     scores = _components(columns, space.width, generator, first=first)
     if space.support == "positive":
         return np.exp(0.5 * scores)
@@ -124,15 +127,26 @@ def _guess(space: Space, columns: Array, generator: np.random.Generator, *, firs
     return scores
 
 
-def _clusters(columns: Array, size: int, generator: np.random.Generator, *, first: bool) -> Array:
-    """One-hot k-means labels; restarts look at a random rescaling of the columns."""
+def _clusters(columns: Array, share: Array, size: int, generator: np.random.Generator, *, first: bool) -> Array:
+    """Soft labels of the rows; restarts look at a random rescaling of the columns, every third at random directions.
+
+    Labels are never quite hard: a table that starts with zeros would keep them.
+    """
     if not first:
         columns = columns * np.exp(generator.normal(0.0, 0.5, columns.shape[1]))
-    few = len(columns) > MOST_ROWS
-    sample = columns[generator.choice(len(columns), MOST_ROWS, replace=False)] if few else columns
+    if not first and generator.random() < 1 / 3:
+        scores = columns @ generator.standard_normal((columns.shape[1], size))
+        return _softmax(2 * scores / np.maximum(scores.std(0), 1e-9))
+    sample = columns[generator.choice(len(columns), min(len(columns), MOST_ROWS), p=share)]
     runs = [k_means(sample, size, generator) for _ in range(3 if first else 1)]
     centres = min(runs, key=lambda run: run[1])[0]
-    return np.eye(size)[squared_distances(columns, centres).argmin(1)]
+    labels = np.eye(size)[squared_distances(columns, centres).argmin(1)]
+    return (1 - SOFTNESS) * labels + SOFTNESS / size
+
+
+def _softmax(scores: Array) -> Array:
+    weights = np.exp(scores - scores.max(1, keepdims=True))
+    return weights / weights.sum(1, keepdims=True)
 
 
 def k_means(columns: Array, size: int, generator: np.random.Generator, steps: int = 12) -> tuple[Array, float]:
