@@ -28,7 +28,7 @@ from otpdag.structure import Structure, unpack
 
 __all__ = ["fit"]
 
-DEFAULT_RESTARTS, FEW_RESTARTS = 12, 4
+DEFAULT_RESTARTS, FEW_RESTARTS = 16, 4
 
 
 def fit(
@@ -53,7 +53,7 @@ def fit(
             edges: what :class:`~otpdag.Sequences` takes, or one.
         method: ``"auto"``, ``"entropic"``, ``"transport"``, ``"paper"``, or a :class:`~otpdag.Method`.
         seed: Fully determines the run.
-        restarts: Number of data-driven starts that train together; the best is continued. By default twelve with
+        restarts: Number of data-driven starts that train together; the best is continued. By default sixteen with
             hidden categories, four with other hidden nodes, one without.
         weights: One weight for each row.
         robust: ``"outliers"`` (or True) lets the model leave out rows that it cannot explain, and reports them;

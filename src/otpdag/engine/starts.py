@@ -128,13 +128,13 @@ def _guess(space: Space, columns: Array, share: Array, generator: np.random.Gene
 
 
 def _clusters(columns: Array, share: Array, size: int, generator: np.random.Generator, *, first: bool) -> Array:
-    """Soft labels of the rows; restarts look at a random rescaling of the columns, every third at random directions.
+    """Soft labels of the rows; restarts look at a random rescaling of the columns, some at random directions.
 
     Labels are never quite hard: a table that starts with zeros would keep them.
     """
     if not first:
-        columns = columns * np.exp(generator.normal(0.0, 0.5, columns.shape[1]))
-    if not first and generator.random() < 1 / 3:
+        columns = columns * np.exp(generator.normal(0.0, 1.0, columns.shape[1]))
+    if not first and generator.random() < 0.4:
         scores = columns @ generator.standard_normal((columns.shape[1], size))
         return _softmax(2 * scores / np.maximum(scores.std(0), 1e-9))
     sample = columns[generator.choice(len(columns), min(len(columns), MOST_ROWS), p=share)]
