@@ -98,7 +98,7 @@ def _tail_mean(history: Tensor, share: float) -> Tensor:
 
 
 def _has_settled(history: Tensor) -> Tensor:
-    """Whether losses (steps, R) fell no more, beyond their noise and a tenth of all they fell, after the middle.
+    """Whether losses (steps, R) hardly fell after the middle: within their noise, by a tenth of all, or by a fiftieth.
 
     The learning rate falls to zero, so that the last steps alone always look settled.
     """
@@ -109,4 +109,5 @@ def _has_settled(history: Tensor) -> Tensor:
     late = history[4 * steps // 5 :]
     noise = torch.sqrt(middle.var(0) / len(middle) + late.var(0) / len(late))
     fall = middle.mean(0) - late.mean(0)
-    return fall <= torch.maximum(2 * noise, 0.1 * (first.mean(0) - late.mean(0)))
+    small = torch.maximum(0.1 * (first.mean(0) - late.mean(0)), 0.02 * (1 + late.mean(0).abs()))
+    return fall <= torch.maximum(3 * noise, small)
