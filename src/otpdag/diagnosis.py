@@ -1,9 +1,9 @@
 r"""Which node is wrong: transport residuals, node by node.
 
 Hidden and missing values are drawn from their posterior, then every node's noise is recovered, :math:`u = \psi^{-1}(x;
-\mathrm{pa})`. If the model is right, the noise follows its prior and is independent of the parents; the residual is the
-energy distance between :math:`(u, \mathrm{pa})` and :math:`(u', \mathrm{pa})` with fresh :math:`u'`, and the excess says by
-how many standard deviations it exceeds what chance alone gives.
+\mathrm{pa})`. If the model is right, the noise follows its prior and is independent of the parents; the residual is
+the energy distance between :math:`(u, \mathrm{pa})` and :math:`(u', \mathrm{pa})` with fresh :math:`u'`, and the excess
+says by how many standard deviations it exceeds what chance alone gives.
 """
 
 from __future__ import annotations
@@ -72,7 +72,12 @@ def _residual(
 
 
 def _own(
-    fitted: Fitted, mechanism: Mechanism, node: str, value: Tensor, parents: dict[str, Tensor], generator: torch.Generator
+    fitted: Fitted,
+    mechanism: Mechanism,
+    node: str,
+    value: Tensor,
+    parents: dict[str, Tensor],
+    generator: torch.Generator,
 ) -> Tensor:
     """The node's noise as normal scores; its value where the noise cannot be recovered."""
     if not mechanism.can_abduct:
@@ -83,7 +88,12 @@ def _own(
 
 
 def _fresh(
-    fitted: Fitted, mechanism: Mechanism, node: str, value: Tensor, parents: dict[str, Tensor], generator: torch.Generator
+    fitted: Fitted,
+    mechanism: Mechanism,
+    node: str,
+    value: Tensor,
+    parents: dict[str, Tensor],
+    generator: torch.Generator,
 ) -> Tensor:
     if mechanism.can_abduct:
         return torch.randn(*value.shape[:-1], mechanism.noise.dim, generator=generator, dtype=value.dtype)

@@ -211,9 +211,7 @@ class Model:
     def fitted(self) -> inference.Fitted:
         """What inference needs."""
         sampler = next((m for m in self._maps if m.name == "joint"), None)
-        return inference.Fitted(
-            self.structure, self._fitted_naturals(), self._phi, sampler, self._count_range
-        )
+        return inference.Fitted(self.structure, self._fitted_naturals(), self._phi, sampler, self._count_range)
 
     # -- use ----------------------------------------------------------------------------------------------------
 
