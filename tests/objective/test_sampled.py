@@ -329,3 +329,21 @@ def test_uniform_noise_is_brought_to_normal_scores():
     np.testing.assert_allclose(scores[1:4], [-1.95996, 0, 1.95996], atol=1e-4)
     assert torch.isfinite(scores).all()
     assert normal_score(Noise(1, "normal"), u) is u
+
+
+def test_a_missing_count_with_children_has_gradients_in_every_mode():
+    """A relaxed count lies between whole numbers: its own noise cannot be differentiated, its family can."""
+    model = otp.Model(otp.Graph([("n", "x")]), {"n": m.Poisson(), "x": m.Normal()})
+    table = pd.DataFrame({"n": RNG.poisson(4.0, 40), "x": RNG.normal(size=40)}, dtype=float)
+    table.loc[:12, "n"] = np.nan
+    batch = encode(table, Schema.of(model.spaces, model.graph), hidden=())
+    for noise in ("sampled", "abducted", "marginal"):
+        (backward,) = build_maps(model.structure, batch, scope="joint", hidden_layers=())
+        phi = {key: value.requires_grad_() for key, value in backward.init(1, torch.Generator()).items()}
+        theta = {k: torch.zeros(1, *p.shape).double().requires_grad_() for k, p in model.structure.parameters().items()}
+        settings = options(noise=noise, eta=1.0, eps=0.5)
+        terms = sampled_terms(model.structure, [backward], theta, phi, batch, Streams([0]), settings)
+        terms.total.sum().backward()
+        for value in (*theta.values(), phi["phi.joint.n.bias"]):
+            assert torch.isfinite(value.grad).all()
+            assert value.grad.abs().sum() > 0

@@ -203,13 +203,18 @@ def _rebuild(
         if options.noise == "marginal":
             total = total - mechanism.log_prob(params, value, parents, mask)
         elif options.noise == "abducted" and mechanism.can_abduct:
-            noises[node] = _abduct(mechanism, params, values[node], mask, parents, streams, node in backward.targets)
+            drawn = node in backward.targets and not _is_count(mechanism)
+            noises[node] = _abduct(mechanism, params, values[node] if drawn else value, mask, parents, streams, drawn)
         else:
             noise = streams.draw(mechanism.relaxed_noise, batch.rows, value)
             rebuilt = mechanism.relaxed(params, parents, noise, options.temperature)
             spread, cost = _spread(backward, node, value), options.costs.get(node)
             total = total + ground_cost(mechanism, value, rebuilt, mask, spread, cost)
     return total, noises
+
+
+def _is_count(mechanism: Mechanism) -> bool:
+    return mechanism.space.support == "count"
 
 
 def _abduct(
@@ -278,8 +283,9 @@ def _push_forward(
     if options.scope == "local":
         pairs = [_local_family(structure, backward, values, noises, batch, streams, made)]
     else:
-        # the noise of a missing node that was drawn joins its parents' families, where noise is abducted
-        nodes = [n for n in backward.targets if n in structure.graph.hidden or n not in noises]
+        # the noise of a missing node that was drawn joins its parents' families, where noise is abducted; a relaxed
+        # count has no noise of its own
+        nodes = [n for n in backward.targets if n not in noises or _is_count(structure.mechanisms[n])]
         pairs = [_family(structure, backward, naturals, n, values, noises, batch, streams, options) for n in nodes]
     pairs += [_noise_family(structure, backward, node, values, noises, batch, streams) for node in noises]
     for pushed, forward in pairs:
