@@ -1,0 +1,96 @@
+"""Robust fits: outliers are left out and reported, clean data are left alone."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import otpdag as otp
+from otpdag import datasets
+from otpdag import mechanisms as m
+
+
+def mixture_model():
+    return otp.Model(otp.Graph([("z", "x")], hidden=["z"]), {"z": m.Categorical(2), "x": m.Normal(2)})
+
+
+def clean_rows(generator, rows=600):
+    state = generator.integers(0, 2, rows)
+    points = np.array([[0.0, 0.0], [4.0, 2.0]])[state] + generator.standard_normal((rows, 2))
+    return pd.DataFrame(points, columns=["x.0", "x.1"])
+
+
+@pytest.fixture(scope="module")
+def spoilt():
+    generator = np.random.default_rng(0)
+    return datasets.replace_rows(clean_rows(generator), 0.1, "cluster", generator)
+
+
+def test_outliers_are_left_out_and_reported(spoilt):
+    frame, rows = spoilt
+    model = mixture_model()
+    result = otp.fit(model, frame, seed=0, robust=True, restarts=6)
+    np.testing.assert_allclose(model.params()["x"]["loc"], [[0, 0], [4, 2]], atol=0.3)
+    assert set(rows) <= set(result.dropped.tolist())
+    assert len(result.dropped) < len(rows) + 12
+    assert result.rows_used == len(frame)
+    assert f"left out {len(result.dropped)} of 600 rows" in result.notes[0]
+
+
+def test_without_robustness_the_same_outliers_ruin_the_fit(spoilt):
+    model = mixture_model()
+    result = otp.fit(model, spoilt[0], seed=0, restarts=6)
+    assert np.abs(model.params()["x"]["loc"] - [[0, 0], [4, 2]]).max() > 1
+    assert result.row_weights is None
+    assert len(result.dropped) == 0
+
+
+def test_clean_data_are_left_alone():
+    frame = clean_rows(np.random.default_rng(1))
+    plain, robust = mixture_model(), mixture_model()
+    otp.fit(plain, frame, seed=0, restarts=6)
+    result = otp.fit(robust, frame, seed=0, robust="outliers", restarts=6)
+    assert result.row_weights.mean() > 0.97
+    np.testing.assert_allclose(robust.params()["x"]["loc"], plain.params()["x"]["loc"], atol=0.1)
+
+
+def test_never_more_than_a_quarter_is_left_out():
+    generator = np.random.default_rng(2)
+    frame, _ = datasets.replace_rows(clean_rows(generator), 0.45, "box", generator)
+    result = otp.fit(mixture_model(), frame, seed=0, robust=True, restarts=4)
+    assert 1 - result.row_weights.mean() <= 0.25 + 1e-9
+
+
+def test_missing_cells_are_allowed(spoilt):
+    frame = datasets.delete_cells(spoilt[0], 0.1, np.random.default_rng(3))
+    model = mixture_model()
+    otp.fit(model, frame, seed=0, robust=True, restarts=6)
+    np.testing.assert_allclose(model.params()["x"]["loc"], [[0, 0], [4, 2]], atol=0.4)
+
+
+def test_misfit_survives_a_wrong_fixed_scale():
+    generator = np.random.default_rng(4)
+    state = generator.random(800) < 0.6
+    points = np.where(state[:, None], [0.0, 0.0], [1.8, 1.2]) + generator.standard_normal((800, 2))
+    frame = pd.DataFrame(points, columns=["x.0", "x.1"])
+    errors = {}
+    for robust in (False, "misfit"):
+        wrong = {"z": m.Categorical(2, probs=[0.6, 0.4]), "x": m.Normal(2, scale=1.35)}
+        model = otp.Model(otp.Graph([("z", "x")], hidden=["z"]), wrong)
+        otp.fit(model, frame, seed=0, robust=robust, restarts=6)
+        found = model.params()["x"]["loc"]
+        truth = np.array([[0.0, 0.0], [1.8, 1.2]])
+        errors[robust] = min(np.abs(found - truth).mean(), np.abs(found[::-1] - truth).mean())
+    assert errors["misfit"] < errors[False]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"robust": "strong"}, "robust must be True, False, 'outliers' or 'misfit'; got 'strong'"),
+        ({"robust": True, "method": "transport"}, "robust='outliers' needs the entropic method; got 'transport'"),
+        ({"robust": "misfit", "method": "entropic"}, "leave method at 'auto'"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, message):
+    with pytest.raises(otp.ModelError, match=message):
+        otp.fit(mixture_model(), clean_rows(np.random.default_rng(0), 60), **arguments)
