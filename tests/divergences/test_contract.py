@@ -29,12 +29,6 @@ def empirical(cls):
     return cls(**{name: value for name, value in SETTINGS.items() if name in names})
 
 
-def expect_gap(request, cls, name, reason):
-    """Let one divergence fail one promise until it keeps it."""
-    if cls.__name__ == name:
-        request.applymarker(pytest.mark.xfail(reason=reason, strict=False))
-
-
 def skip_if_row_dependent(cls):
     if cls.__name__ in ROW_DEPENDENT:
         pytest.skip("depends on the order of the rows by design")
@@ -121,8 +115,7 @@ def test_replicas_are_separate_calls(cls, weighted):
 
 
 @every_divergence
-def test_one_replica_broadcasts(request, cls):
-    expect_gap(request, cls, "WhitenedFeatures", "does not broadcast one sample against several weights")
+def test_one_replica_broadcasts(cls):
     x, y, a = draw(3, 12, 2), draw(1, 10, 2, seed=1) + 1, draw_weights(3, 12)
     full = y.expand(3, -1, -1)
     torch.testing.assert_close(evaluate(cls, x, y), evaluate(cls, x, full), rtol=1e-4, atol=1e-8)
@@ -134,8 +127,7 @@ def test_one_replica_broadcasts(request, cls):
 
 @every_divergence
 @every_dtype
-def test_gradients_are_finite_in_samples_and_weights_even_with_ties(request, cls, dtype):
-    expect_gap(request, cls, "WhitenedFeatures", "warns when the first sample wants a gradient")
+def test_gradients_are_finite_in_samples_and_weights_even_with_ties(cls, dtype):
     x, y = draw(2, 8, 3, dtype=dtype), draw(2, 8, 3, seed=1, dtype=dtype)
     y[:, :3] = x[:, :3]
     x[:, 4] = x[:, 3]
