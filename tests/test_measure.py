@@ -263,3 +263,10 @@ def test_a_leaf_without_support_or_derivative_is_refused():
     model.set_params({"x": {"log_rate": 1.0}})
     with pytest.raises(ModelError, match="has neither a finite support nor a differentiable forward map"):
         leaf_means(model.mechanisms["x"], model.fitted.naturals["x"], {}, [])
+
+
+def test_dependent_counts_are_refused():
+    model = otp.Model(otp.Graph([("z", "w")], hidden=["z"]), {"z": m.Categorical(2), "w": m.Multinomial(3, 10)})
+    table = pd.DataFrame(RNG.multinomial(10, [0.2, 0.3, 0.5], 30), columns=["w.0", "w.1", "w.2"])
+    with pytest.raises(ModelError, match="no vector of counts that depend on each other: use method='entropic'"):
+        otp.fit(model, table, method="transport")

@@ -28,8 +28,8 @@ LEAF_POINTS = (32, 160)
 LEAF_ELEMENTS = 16_384
 QUASI_RANDOM_POINTS = 512
 MOST_STATES = 4096
-MOST_POINTS = 16_384
-GIVEN_POINTS = 4096
+MOST_POINTS = 4096
+FEWEST_POINTS = 8
 MOST_ATOMS = 400
 EXACT_COUNTS = (64, 144)
 ROOT_STEP = 0.25
@@ -89,19 +89,19 @@ def lay_out(
     numeric = [n for n in inner if n not in supports and not structure.mechanisms[n].is_given]
     total = math.prod(len(s) for s in supports.values())
     if structure.given:
-        points = max(points, GIVEN_POINTS // total)
-    points = min(points, max(GRID_POINTS, MOST_POINTS // total))
-    noise, log_noise = _noise(structure, numeric, generator, points, like)
-    given, noise, log_noise = _given_rows(structure, batch, noise, log_noise, generator, points)
+        points = max(points, MOST_POINTS // total)
+    points = min(points, max(FEWEST_POINTS, MOST_POINTS // total))
+    noise, log_noise = _noise(structure, numeric, generator, points, total, like)
+    given, noise, log_noise = _given_rows(structure, batch, noise, log_noise, generator, points, total)
     draws = len(log_noise)
     states, repeat = {}, total
     for node, support in supports.items():
         repeat //= len(support)
         index = torch.arange(total).div(repeat, rounding_mode="floor") % len(support)
         states[node] = support[index].repeat_interleave(draws, 0).unsqueeze(0)
-    tiled = {node: value.repeat(total, 1).unsqueeze(0) for node, value in noise.items()}
     rows = {node: value.repeat(total, 1).unsqueeze(0) for node, value in given.items()}
-    return Measure(inner, states, tiled, rows, (log_noise.repeat(total) + log_stride).unsqueeze(0))
+    log_weight = (log_noise.repeat(total) + log_stride).unsqueeze(0)
+    return Measure(inner, states, {node: value.unsqueeze(0) for node, value in noise.items()}, rows, log_weight)
 
 
 def _supports(
@@ -115,8 +115,12 @@ def _supports(
         if mechanism.space.is_discrete:
             supports[node] = torch.eye(mechanism.space.width).to(like)
         elif mechanism.space.support == "count":
-            if mechanism.space.width > 1 and not mechanism.correlated:
-                raise ModelError(f"node {node!r}: the direct transport route takes no vector of counts with children")
+            if mechanism.space.width > 1:
+                reason = "that depend on each other" if mechanism.correlated else "with children"
+                raise ModelError(
+                    f"node {node!r}: the direct transport route takes no vector of counts {reason}: use "
+                    "method='entropic'"
+                )
             largest = math.ceil(count_range.get(node, 30.0)) + 1
             stride = max(1, math.ceil(largest / 96))
             supports[node] = torch.arange(0, largest + stride, stride).to(like).unsqueeze(-1)
@@ -131,20 +135,22 @@ def _supports(
 
 
 def _noise(
-    structure: Structure, numeric: Sequence[str], generator: torch.Generator, points: int, like: Tensor
+    structure: Structure, numeric: Sequence[str], generator: torch.Generator, points: int, states: int, like: Tensor
 ) -> tuple[dict[str, Tensor], Tensor]:
+    """Noise (states * D, dim) of the numeric nodes, D points for each joint state, and their log-weights (D,)."""
     kinds = {node: structure.mechanisms[node].noise for node in numeric}
-    total = sum(noise.dim for noise in kinds.values())
-    if total == 0:
-        return {node: torch.zeros(1, 0).to(like) for node in numeric}, torch.zeros(1).to(like)
-    if total == 1 and not structure.given:
+    dim = sum(noise.dim for noise in kinds.values())
+    if dim == 0:
+        return {node: torch.zeros(states, 0).to(like) for node in numeric}, torch.zeros(1).to(like)
+    if dim == 1 and not structure.given:
         node = next(n for n in numeric if kinds[n].dim)
         nodes, log_weight = quadrature(kinds[node].kind, GRID_POINTS)
-        found = {n: torch.zeros(len(nodes), 0).to(like) for n in numeric}
-        return found | {node: nodes.to(like).unsqueeze(-1)}, log_weight.to(like)
+        found = {n: torch.zeros(states * len(nodes), 0).to(like) for n in numeric}
+        return found | {node: nodes.to(like).unsqueeze(-1).repeat(states, 1)}, log_weight.to(like)
     seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
-    sobol = torch.quasirandom.SobolEngine(total, scramble=True, seed=seed)
-    uniform = sobol.draw(points, dtype=torch.float64).clamp(1e-6, 1 - 1e-6).to(like)
+    sobol = torch.quasirandom.SobolEngine(dim, scramble=True, seed=seed)
+    # every state has points of its own, so that few of them suffice where there are many states
+    uniform = sobol.draw(states * points, dtype=torch.float64).clamp(1e-6, 1 - 1e-6).to(like)
     pieces = uniform.split([noise.dim for noise in kinds.values()], -1)
     found = {
         node: torch.special.ndtri(piece) if kinds[node].kind == "normal" else piece
@@ -160,6 +166,7 @@ def _given_rows(
     log_noise: Tensor,
     generator: torch.Generator,
     points: int,
+    states: int,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
     """Covariates are not modelled: their rows are taken from the data, and paired with the noise points.
 
@@ -173,7 +180,10 @@ def _given_rows(
     else:
         index, log_weight = _proportional(share, points, generator), torch.full((points,), -math.log(points)).to(share)
     given = {node: batch.values[node][0, index] for node in structure.given}
-    return given, {node: value.expand(len(index), -1) for node, value in noise.items()}, log_weight
+    paired = {
+        node: value if value.shape[-1] else value.new_zeros(states * len(index), 0) for node, value in noise.items()
+    }
+    return given, paired, log_weight
 
 
 def _proportional(share: Tensor, size: int, generator: torch.Generator) -> Tensor:

@@ -69,7 +69,12 @@ def problems(draw):
 def check(model, table, method):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", otp.ConvergenceWarning)
-        result = otp.fit(model, table, method=method, restarts=2, course=QUICK)
+        try:
+            result = otp.fit(model, table, method=method, restarts=2, course=QUICK)
+        except ModelError as error:
+            if "joint states" in str(error):  # several counts with children are too much to enumerate
+                return
+            raise
     assert np.isfinite(result.loss)
     for node, found in model.params().items():
         for name, value in found.items():
@@ -118,10 +123,7 @@ def test_the_likelihood_does_not_depend_on_how_patterns_are_merged(problem):
     model, table = problem
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", otp.ConvergenceWarning)
-        try:
-            otp.fit(model, table, method=METHODS["entropic"], restarts=1)
-        except ModelError:
-            return
+        otp.fit(model, table, method=METHODS["entropic"], restarts=1)
     batch = model._encode_partial(table)
     found = []
     for patterns in (50, 1):

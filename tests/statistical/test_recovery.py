@@ -103,7 +103,7 @@ def test_abducted_noise_keeps_scales_that_sampled_noise_loses():
     """Independent noise only adds to the cost of rebuilding, so that the paper's practice shrinks the scales."""
     loadings, scales = np.array([[1.0], [0.8], [0.9], [0.7]]), np.array([0.6, 0.5, 0.7, 0.6])
     x = factor_rows(500, loadings, scales)
-    quick = {"steps": 250, "batch_size": 250, "learning_rate": 0.03}
+    quick = {"steps": 150, "batch_size": 200, "learning_rate": 0.03}
     _, abducted = factor_fit(x, 1, method=replace(otp.transport("backward"), **quick))
     _, sampled = factor_fit(x, 1, method=replace(otp.paper(), divergence=otp.divergences.Energy(), **quick))
     assert np.abs(abducted - scales).mean() < 0.12
