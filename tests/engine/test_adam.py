@@ -1,5 +1,6 @@
 """Adam on the sampled objective: noise modes, scopes, alternation, schedules, replicas."""
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag import schedules
+from otpdag.backward import AmortizedMap, RowCode
 from otpdag.data import Schema, encode
 from otpdag.divergences import AbstractDivergence, Energy
 from otpdag.engine import search
@@ -218,3 +220,30 @@ def test_what_counts_as_settled(losses, settled):
 
 def test_the_energy_distance_is_the_default_of_a_method():
     assert otp.Method("plain").divergence == Energy()
+
+
+def test_a_map_of_the_users_own_is_learned():
+    generator = np.random.default_rng(0)
+    factor = generator.standard_normal(300)
+    frame = pd.DataFrame({name: factor + 0.5 * generator.standard_normal(300) for name in ("a", "b", "c")})
+    built = []
+
+    class RowMap(AmortizedMap):
+        def outputs(self, phi, node, row, values):
+            return row @ phi[self.key(node, "linear")] + phi[self.key(node, "bias")].unsqueeze(1)
+
+    def build(structure, batch):
+        code = RowCode.of(structure, batch, structure.graph.observed)
+        nodes = structure.graph.hidden, structure.graph.observed
+        built.append(RowMap(structure, code, targets=nodes[0], explains=nodes[1], hidden=()))
+        return built[-1:]
+
+    nodes = {"f": m.Normal()} | {name: m.Normal() for name in frame}
+    model = otp.Model(otp.Graph([("f", name) for name in frame], hidden=["f"]), nodes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", otp.ConvergenceWarning)
+        otp.fit(model, frame, method=replace(otp.paper(), backward=build, steps=400), restarts=1)
+    assert len(built) == 1
+    np.testing.assert_allclose([model.params()[name]["weight"][0] for name in frame], 1.0, atol=0.25)
+    with pytest.raises(otp.ModelError, match="learned with optimiser='adam'"):
+        replace(otp.entropic(), backward=build)

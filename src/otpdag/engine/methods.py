@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from otpdag.backward import GibbsOptions
+from otpdag.backward import AmortizedMap, GibbsOptions
 from otpdag.costs import AbstractCost, PointFunction, as_cost
+from otpdag.data import Batch
 from otpdag.divergences import Energy, Wasserstein
 from otpdag.divergences.base import AbstractDivergence
 from otpdag.divergences.whitened import WhitenedFeatures
 from otpdag.errors import ModelError
 from otpdag.schedules import Schedule, as_schedule
+from otpdag.structure import Structure
+
+MapFactory = Callable[[Structure, Batch], Sequence[AmortizedMap]]
 
 __all__ = ["Method", "entropic", "method_of", "paper", "transport"]
 
@@ -49,6 +53,8 @@ class Method:
         averaging: Share of the last steps whose parameters are averaged.
         extra_masking: Chance that a seen cell is hidden from the backward map during training.
         hidden_layers: Of the amortised map.
+        backward: Builds your own backward maps from the structure and the rows, in place of the amortised ones; with
+            ``optimiser="adam"``.
         gibbs: Sizes of the sums of the closed-form map.
     """
 
@@ -74,6 +80,7 @@ class Method:
     averaging: float = 0.25
     extra_masking: float = 0.0
     hidden_layers: tuple[int, ...] = (16,)
+    backward: MapFactory | None = None
     gibbs: GibbsOptions = field(default_factory=GibbsOptions)
 
     def __post_init__(self) -> None:
@@ -100,6 +107,8 @@ class Method:
             raise ModelError(f"noise={self.noise!r} needs fresh draws: use optimiser='adam'")
         if self.optimiser == "adam" and self.reference != "model":
             raise ModelError(f"reference={self.reference!r} needs the closed-form map: use optimiser='lbfgs'")
+        if self.backward is not None and self.optimiser != "adam":
+            raise ModelError("backward maps of your own are learned with optimiser='adam'; L-BFGS uses the closed form")
         if self.steps < 1 or self.batch_size < 1:
             raise ModelError(f"steps and batch_size must be at least 1; got {self.steps} and {self.batch_size}")
 

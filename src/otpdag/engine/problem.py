@@ -151,6 +151,8 @@ def maps_for(structure: Structure, batch: Batch, method: Method) -> tuple[Amorti
     """The backward maps that a method learns: none where the closed form serves."""
     if method.optimiser == "lbfgs":
         return ()
+    if method.backward is not None:
+        return tuple(method.backward(structure, batch))
     return build_maps(structure, batch, scope=method.scope, hidden_layers=method.hidden_layers)
 
 
