@@ -38,6 +38,7 @@ def same(model, again, table):
     """Everything a loaded model answers is what the saved one answers, bit by bit."""
     assert repr(again) == repr(model)
     for node, found in model.params().items():
+        assert list(again.params()[node]) == list(found)
         for name, value in found.items():
             np.testing.assert_array_equal(again.params()[node][name], value)
     pd.testing.assert_frame_equal(again.sample(20, seed=1), model.sample(20, seed=1))

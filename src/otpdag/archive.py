@@ -84,10 +84,11 @@ def read_archive(path: str | Path, functions: Mapping[str, Callable[..., Any]] |
     graph = Graph.from_dict(state["graph"])
     mechanisms = {node: from_spec(spec, node=node, functions=functions) for node, spec in state["mechanisms"].items()}
     structure = _with_buffers(Structure.bind(graph, mechanisms), tensors)
-    naturals: dict[str, dict[str, Tensor]] = {node: {} for node in structure.mechanisms}
-    for key, value in _under(tensors, "natural/").items():
-        node, name = key.rsplit("/", 1)
-        naturals[node][name] = value
+    found = _under(tensors, "natural/")  # in an order of its own
+    naturals = {
+        node: {name: found[f"{node}/{name}"] for name in mechanism.declared() if f"{node}/{name}" in found}
+        for node, mechanism in structure.mechanisms.items()
+    }
     return structure, {
         "schema": None if state["schema"] is None else Schema.from_dict(state["schema"]),
         "naturals": naturals if state["fitted"] else None,
