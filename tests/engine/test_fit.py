@@ -464,6 +464,12 @@ def test_graphs_that_make_no_sense_are_refused():
         otp.fit(dynamic, pd.DataFrame({"y": RNG.normal(size=30)}))
 
 
+def test_costs_of_unknown_nodes_are_refused():
+    method = replace(otp.paper(), costs={"q": otp.costs.Euclidean()})
+    with pytest.raises(ModelError, match="costs name nodes that are not in the graph: 'q'"):
+        otp.fit(mixture_model(), mixture_table(30), method=method)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -14,6 +14,7 @@ from otpdag.backward.gibbs import RowGroup, group_rows
 from otpdag.data import Batch
 from otpdag.divergences.whitened import FittedFeatures
 from otpdag.engine.methods import Method
+from otpdag.errors import ModelError
 from otpdag.measure import Measure, feature_columns, lay_out
 from otpdag.objective import (
     LossTerms,
@@ -165,6 +166,9 @@ def build_problem(
     maps: tuple[AmortizedMap, ...],
 ) -> Problem:
     """Lay out points and features once; the same seed lays them out alike."""
+    unknown = [node for node in method.costs if node not in structure.graph]
+    if unknown:
+        raise ModelError(f"costs name nodes that are not in the graph: {', '.join(map(repr, unknown))}")
     generator = torch.Generator().manual_seed(seed)
     problem = Problem(structure, batch, method, shapes, maps=maps)
     ranges = count_ranges(structure, batch)
