@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,8 +18,12 @@ from otpdag.errors import ModelError
 from otpdag.mechanisms.base import Mechanism, Noise, Params, Parents
 from otpdag.sampling import draw_noise
 from otpdag.structure import Naturals, Structure
+from otpdag.threads import bounded_threads
 
 __all__ = ["Fitted", "log_likelihood", "posterior_draws", "state_probabilities"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 REACH = 7.0
 FINE = GibbsOptions(grid=96, draws=96)
@@ -46,6 +52,17 @@ class Fitted:
                 )
 
 
+def _on_few_threads(function: Callable[P, T]) -> Callable[P, T]:
+    """Chunks are small: more threads would cost more than they save."""
+
+    @functools.wraps(function)
+    def bounded(*args: P.args, **kwargs: P.kwargs) -> T:
+        with bounded_threads(0):
+            return function(*args, **kwargs)
+
+    return bounded
+
+
 def _groups(fitted: Fitted, batch: Batch, seed: int) -> Iterator[RowGroup]:
     """Rows laid out on fine points, in chunks that fit in memory."""
     generator = torch.Generator().manual_seed(seed)
@@ -70,6 +87,7 @@ def _groups(fitted: Fitted, batch: Batch, seed: int) -> Iterator[RowGroup]:
         at += len(index)
 
 
+@_on_few_threads
 def log_likelihood(fitted: Fitted, batch: Batch, seed: int = 0) -> Tensor:
     """Log-likelihood of each row's seen cells, hidden and missing values integrated out: (N,)."""
     fitted.check_densities("a likelihood")
@@ -81,6 +99,7 @@ def log_likelihood(fitted: Fitted, batch: Batch, seed: int = 0) -> Tensor:
     return found
 
 
+@_on_few_threads
 def state_probabilities(fitted: Fitted, batch: Batch, node: str, seed: int = 0) -> Tensor:
     """Posterior probabilities of a hidden or missing category, row by row: (N, K)."""
     fitted.check_densities("state probabilities")
@@ -95,6 +114,7 @@ def state_probabilities(fitted: Fitted, batch: Batch, node: str, seed: int = 0) 
     return found
 
 
+@_on_few_threads
 def posterior_draws(fitted: Fitted, batch: Batch, draws: int, seed: int) -> dict[str, Tensor]:
     """Joint draws of every node given what each row shows: node -> (N, draws, width)."""
     generator = torch.Generator().manual_seed(seed)

@@ -18,11 +18,11 @@ from torch import Tensor
 from otpdag.engine.lbfgs import minimise
 from otpdag.engine.problem import Problem
 from otpdag.engine.robust import reweighted
-from otpdag.engine.threads import bounded_threads
 from otpdag.errors import ModelError
 from otpdag.measure import feature_columns
 from otpdag.objective import split_theta
 from otpdag.structure import unpack
+from otpdag.threads import bounded_threads
 
 __all__ = ["BootstrapOptions", "bootstrap_table"]
 

@@ -19,12 +19,12 @@ from otpdag.engine.problem import count_ranges
 from otpdag.engine.result import FitResult, Status
 from otpdag.engine.robust import train_robust
 from otpdag.engine.search import Course, Trained, train
-from otpdag.engine.threads import bounded_threads
 from otpdag.errors import ConvergenceWarning, DataError, ModelError
 from otpdag.mechanisms import Mechanism
 from otpdag.model import Model
 from otpdag.sequences import Sequences, SequenceTable, as_sequences, encode_sequences
 from otpdag.structure import Structure, unpack
+from otpdag.threads import bounded_threads
 
 __all__ = ["fit"]
 

@@ -21,10 +21,10 @@ from otpdag.engine.lbfgs import LBFGSState, minimise
 from otpdag.engine.methods import Method
 from otpdag.engine.problem import Problem, build_problem
 from otpdag.engine.search import Layout, initial_points, prepare, restart_seed
-from otpdag.engine.threads import bounded_threads
 from otpdag.errors import ModelError
 from otpdag.objective import LossTerms, Streams
 from otpdag.structure import Structure, pack, unpack
+from otpdag.threads import bounded_threads
 
 __all__ = ["Many", "fit_many", "start_many"]
 

@@ -1,4 +1,4 @@
-"""Bound the threads of a fit by the size of its work, and put them back afterwards."""
+"""Bound the threads of a fit, or of inference, by the size of the work, and put them back afterwards."""
 
 from __future__ import annotations
 
