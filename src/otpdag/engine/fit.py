@@ -154,11 +154,11 @@ def _notes(row_weights: NDArray[np.float64] | None) -> tuple[str, ...]:
 
 
 def _default_restarts(structure: Structure, method: Method) -> int:
-    """Hidden categories have many local optima, hidden numbers few, complete data none."""
+    """Hidden categories and counts have many local optima, hidden numbers few, complete data none."""
     if not structure.graph.hidden:
         return 1
-    categories = any(structure.mechanisms[node].space.is_discrete for node in structure.graph.hidden)
-    return DEFAULT_RESTARTS if categories and method.optimiser == "lbfgs" else FEW_RESTARTS
+    supports = {structure.mechanisms[node].space.support for node in structure.graph.hidden}
+    return DEFAULT_RESTARTS if supports & {"discrete", "count"} and method.optimiser == "lbfgs" else FEW_RESTARTS
 
 
 def _work(structure: Structure, batch: Batch, method: Method) -> int:
