@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.cluster import kmeans_plusplus
 from torch import Tensor
 
 from otpdag.data import Batch
@@ -160,11 +159,10 @@ def _softmax(scores: Array) -> Array:
 def k_means(columns: Array, size: int, generator: np.random.Generator, steps: int = 12) -> tuple[Array, float]:
     """Lloyd's algorithm from k-means++ centres: the centres and the mean squared distance.
 
-    Written out because scikit-learn's starts threads for every call, which costs more than the work on tables of this
-    size, and many times more on a busy machine.
+    Written out because scikit-learn's checks and threads cost more than the work on tables of this size, and many
+    times more on a busy machine.
     """
-    seed = int(generator.integers(2**31 - 1))
-    centres, _ = kmeans_plusplus(columns, min(size, len(columns)), random_state=seed)
+    centres = _spread_centres(columns, min(size, len(columns)), generator)
     for _ in range(steps):
         labels = squared_distances(columns, centres).argmin(1)
         member = np.eye(len(centres))[labels]
@@ -174,6 +172,15 @@ def k_means(columns: Array, size: int, generator: np.random.Generator, steps: in
             break
         centres = moved
     return centres, float(squared_distances(columns, centres).min(1).mean())
+
+
+def _spread_centres(columns: Array, size: int, generator: np.random.Generator) -> Array:
+    """k-means++: each further centre is a row, drawn in proportion to its squared distance from the nearest so far."""
+    centres = columns[[generator.integers(len(columns))]]
+    for _ in range(size - 1):
+        nearest = np.maximum(squared_distances(columns, centres).min(1), 0.0) + 1e-12
+        centres = np.concatenate([centres, columns[[generator.choice(len(columns), p=nearest / nearest.sum())]]])
+    return centres
 
 
 def squared_distances(columns: Array, centres: Array) -> Array:
