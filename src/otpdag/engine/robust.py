@@ -26,7 +26,17 @@ from otpdag.engine.lbfgs import minimise
 from otpdag.engine.methods import Method
 from otpdag.engine.monitor import Monitor
 from otpdag.engine.problem import Problem, build_problem
-from otpdag.engine.search import Course, Layout, Restart, Trained, initial_points, prepare, restart_seed, short_batch
+from otpdag.engine.search import (
+    Course,
+    Layout,
+    Restart,
+    Trained,
+    distinct,
+    initial_points,
+    prepare,
+    restart_seed,
+    short_batch,
+)
 from otpdag.engine.starts import k_means, squared_distances
 from otpdag.errors import ModelError
 from otpdag.measure import feature_columns
@@ -50,7 +60,9 @@ class RobustOptions:
             search for a start.
         tails: Upper tail probabilities of the loss under the model that cut the regions.
         cap: Tail probability whose loss caps a row's loss when starts are compared.
-        rounds: How often fit and weights alternate.
+        rounds: How often fit and weights alternate at most.
+        round_steps: Steps of the fit in each of these rounds.
+        same_weights: Mean change of a row's weight below which they stop.
         concentration: Rounds of the short runs on the most likely rows alone, and as many with capped weights.
         sample: Model rows that the loss's distribution is taken from.
     """
@@ -61,6 +73,8 @@ class RobustOptions:
     tails: tuple[float, ...] = (0.1, 0.05, 0.02, 0.01, 0.004, 0.001)
     cap: float = 0.05
     rounds: int = 8
+    round_steps: int = 15
+    same_weights: float = 5e-4
     concentration: int = 3
     sample: int = 4000
 
@@ -85,7 +99,7 @@ def train_robust(
     points = _trimmed_starts(layout, near, seed, restarts)
     part = _laid_out(layout, short_batch(near, course.short_rows, seed), method, seed)
     points, short_losses = _concentrate(part, points, options, course, monitor, seed)
-    order = short_losses.argsort()[: course.finalists]
+    order = distinct(short_losses.argsort(), short_losses)[: course.finalists]
     problem = _laid_out(layout, batch, method, seed)
     finals = _alternate(problem, points[order], options, monitor, order.tolist(), seed)
     judged = _truncated_loss(_laid_out(layout, near, method, seed), finals, options, seed)
@@ -114,9 +128,13 @@ def _alternate(
 ) -> Tensor:
     """Weights and fits in turn, on all rows."""
     monitor.stage("leave out outliers", options.rounds, starts)
+    before: Tensor | None = None
     for step in range(options.rounds):
         weights = _capped_weights(problem, points, options, seed)
-        state = minimise(reweighted(problem, weights).loss, points, steps=30)
+        if before is not None and bool(((weights - before).abs().mean(-1) < options.same_weights).all()):
+            break
+        before = weights
+        state = minimise(reweighted(problem, weights).loss, points, steps=options.round_steps)
         points = torch.where(state.failed.unsqueeze(-1), points, state.point)
         record = {"loss": float(state.loss.min()), "kept": float(weights.mean(-1).max())}
         monitor.record("leave out outliers", step, record, keep=True, losses=state.loss.tolist())

@@ -20,7 +20,7 @@ from otpdag.engine.starts import complete_table, scale_to, start_naturals
 from otpdag.objective import LossTerms, Streams
 from otpdag.structure import Structure, pack
 
-__all__ = ["Course", "Layout", "Restart", "Trained", "initial_points", "prepare", "train"]
+__all__ = ["Course", "Layout", "Restart", "Trained", "distinct", "initial_points", "prepare", "train"]
 
 
 SAME_LOSS = 2e-4
@@ -219,7 +219,7 @@ def _short_runs(
         short, ends[better], course.short_steps - half, monitor, f"better {len(better)} starts", better, keep=False
     )
     losses[better], ends[better] = state.loss.cpu().double(), state.point
-    finalists = _distinct(_best(state, len(better)), state.loss)[: course.finalists]
+    finalists = distinct(_best(state, len(better)), state.loss)[: course.finalists]
     return losses, ends, better[finalists]
 
 
@@ -274,7 +274,7 @@ def _best(state: LBFGSState, many: int) -> Tensor:
     return loss.argsort()[: min(many, len(loss))]
 
 
-def _distinct(order: Tensor, loss: Tensor) -> Tensor:
+def distinct(order: Tensor, loss: Tensor) -> Tensor:
     """Of starts that reached the same loss, and so most likely the same optimum, the first only."""
     chosen: list[int] = []
     for start in order.tolist():
