@@ -1,4 +1,4 @@
-"""Data with a known truth: synthetic generators, and discrete networks read from BIF files.
+"""Data with a known truth: synthetic generators, and discrete networks read from BIF files; public sets of images.
 
 A generator takes the number of rows and a numpy ``Generator``, draws a truth and then rows, and returns both.
 The truth has the layout of ``Model.params()``: parameters by name, by node.
@@ -7,6 +7,7 @@ The truth has the layout of ``Model.params()``: parameters by name, by node.
 from otpdag.datasets._bif import parse_bif, read_bif
 from otpdag.datasets._factor import factor, siblings
 from otpdag.datasets._folder import data_folder, load_network
+from otpdag.datasets._images import ImageSet, load_images
 from otpdag.datasets._latent_class import latent_class
 from otpdag.datasets._missing import delete_cells
 from otpdag.datasets._mixed_dag import mixed_dag
@@ -18,11 +19,13 @@ from otpdag.datasets._truth import Truth
 
 __all__ = [
     "DiscreteNetwork",
+    "ImageSet",
     "Truth",
     "data_folder",
     "delete_cells",
     "factor",
     "latent_class",
+    "load_images",
     "load_network",
     "mixed_dag",
     "mixture",
