@@ -1,0 +1,120 @@
+"""Distances between topic matrices, lined up, and what the paper's Table 1 prints."""
+
+import numpy as np
+import pytest
+from scipy.stats import wasserstein_distance
+
+from otpdag.metrics import (
+    grid_distances,
+    hellinger,
+    kl_divergence,
+    match_topics,
+    patterns_recovered,
+    published_topic_errors,
+    topic_errors,
+)
+
+
+def bar_topics(side):
+    """Horizontal, then vertical bars on a square grid."""
+    cells = np.arange(side * side)
+    lines = [cells // side == line for line in range(side)] + [cells % side == line for line in range(side)]
+    return np.array(lines) / side
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(101)
+
+
+def test_topics_are_lined_up_before_they_are_compared(rng):
+    true = rng.dirichlet(np.full(30, 0.1), size=6)
+    order = rng.permutation(6)
+    shuffled = true[np.argsort(order)]
+    np.testing.assert_array_equal(match_topics(true, shuffled), order)
+    assert topic_errors(true, shuffled) == pytest.approx({"kl": 0, "hellinger": 0, "wasserstein": 0}, abs=1e-12)
+
+
+def test_errors_are_means_over_topics(rng):
+    true = rng.dirichlet(np.full(12, 0.5), size=4)
+    estimate = 0.9 * true + 0.1 * rng.dirichlet(np.ones(12), size=4)
+    found = topic_errors(true, estimate[::-1])
+    assert found["kl"] == pytest.approx(np.mean([kl_divergence(p, q) for p, q in zip(true, estimate, strict=True)]))
+    assert found["hellinger"] == pytest.approx(np.mean([hellinger(p, q) for p, q in zip(true, estimate, strict=True)]))
+    assert found["wasserstein"] == pytest.approx(0.5 * np.abs(true - estimate).sum(axis=1).mean())
+
+
+def test_transport_on_a_line_is_scipy_s(rng):
+    true, estimate = rng.dirichlet(np.ones(9), size=2)
+    at = np.arange(9.0)
+    found = topic_errors(true[None], estimate[None], ground=np.abs(at[:, None] - at))["wasserstein"]
+    assert found == pytest.approx(wasserstein_distance(at, at, true, estimate))
+
+
+def test_a_bar_that_moved_by_one_cell_is_one_cell_away():
+    truth = bar_topics(5)
+    assert topic_errors(truth[:1], truth[1:2], ground=grid_distances(5))["wasserstein"] == pytest.approx(1.0)
+    assert topic_errors(truth[:1], truth[3:4], ground=grid_distances(5))["wasserstein"] == pytest.approx(3.0)
+    assert topic_errors(truth[:1], truth[3:4])["wasserstein"] == pytest.approx(1.0)
+
+
+def test_an_excluded_word_is_infinitely_far_in_kl():
+    assert topic_errors([[0.5, 0.5]], [[1.0, 0.0]])["kl"] == np.inf
+
+
+def test_patterns_are_recovered_exactly_or_not_at_all(rng):
+    truth = bar_topics(5)
+    noisy = 0.9 * truth + 0.1 / 25
+    assert patterns_recovered(truth, noisy[rng.permutation(10)]) == 1.0
+    one_cell_off = noisy.copy()
+    one_cell_off[0, [0, 24]] = one_cell_off[0, [24, 0]]
+    assert patterns_recovered(truth, one_cell_off) == pytest.approx(0.9)
+    lost = noisy.copy()
+    lost[3] = lost[4]
+    assert patterns_recovered(truth, lost) == pytest.approx(0.9)
+
+
+def test_a_flat_topic_in_the_right_order_recovers_nothing():
+    truth = bar_topics(5)
+    flat = 0.01 * truth + 0.99 / 25
+    assert patterns_recovered(truth, flat) == 0.0
+    assert patterns_recovered(truth, flat, mass=0.0) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("topics", "kl", "wasserstein"),
+    [(10, (1.634, 0.022), 0.058), (20, (2.304, 0.004), 0.022), (30, (2.708, 0.002), 0.012)],
+)
+def test_the_table_of_the_paper_is_what_the_truth_itself_scores(rng, topics, kl, wasserstein):
+    """Batch EM's row of Table 1, from the true topics in another order: EM is no worse than that."""
+    truth = bar_topics(topics // 2)
+    found = published_topic_errors(truth, truth[rng.permutation(topics)])
+    mean, spread = kl
+    assert found["kl"] == pytest.approx(mean, abs=2 * spread)
+    assert found["wasserstein"] == pytest.approx(wasserstein, rel=0.05)
+
+
+def test_the_paper_s_kl_of_a_uniform_estimate_is_the_log_of_half_the_topics():
+    for topics in (10, 20, 30):
+        truth = bar_topics(topics // 2)
+        found = published_topic_errors(truth, np.full_like(truth, 1 / truth.shape[1]))
+        assert found["kl"] == pytest.approx(np.log(topics / 2))
+
+
+def test_the_paper_s_hellinger_is_that_of_whole_matrices_without_matching(rng):
+    truth = rng.dirichlet(np.ones(7), size=3)
+    moved = np.roll(truth, 1, axis=0)
+    squares = [hellinger(p, q) ** 2 for p, q in zip(truth, moved, strict=True)]
+    assert published_topic_errors(truth, moved)["hellinger"] == pytest.approx(np.sqrt(np.sum(squares)))
+
+
+def test_what_is_no_pair_of_topic_matrices_is_refused():
+    topics = bar_topics(2)
+    with pytest.raises(ValueError, match=r"one shape; got \(4, 4\) and \(3, 4\)"):
+        topic_errors(topics, topics[:3])
+    with pytest.raises(ValueError, match=r"rows of `estimate` must be probabilities that sum to 1; got a sum of 2"):
+        match_topics(topics, 2 * topics)
+    with pytest.raises(ValueError, match=r"`true` must be a matrix with a row per topic; got shape \(4,\)"):
+        patterns_recovered(topics[0], topics[0])
+    with pytest.raises(ValueError, match=r"`ground` must have shape \(4, 4\).* got \(3, 3\)"):
+        topic_errors(topics, topics, ground=np.zeros((3, 3)))
