@@ -46,10 +46,14 @@ def test_prepared_files_have_their_size(name, shape, train, test, labels, data_f
     few = load_images(name, data_folder, train=5, test=3)
     np.testing.assert_array_equal(few.train, images.train[:5])
     np.testing.assert_array_equal(few.test, images.test[:3])
+    np.testing.assert_array_equal(few.train_labels, images.train_labels[:5])
 
 
 def test_mnist_has_the_published_mean_and_is_padded_to_32(data_folder):
     images = load_images("mnist", data_folder)
+    with np.load(data_folder / "images" / "mnist.npz") as held:
+        np.testing.assert_array_equal(images.test[..., 0], held["x_test"])
+        np.testing.assert_array_equal(images.test_labels, held["y_test"])
     assert images.train.mean() / 255 == pytest.approx(0.1307, abs=1e-4)
     assert images.train.std() / 255 == pytest.approx(0.3081, abs=1e-4)
     larger = images.padded(32)
