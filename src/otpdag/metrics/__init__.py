@@ -1,7 +1,8 @@
-"""How far an estimate is from the truth: hidden labels matched first, distances between distributions, topics."""
+"""How far an estimate is from the truth: hidden labels matched first, distributions, topics, images."""
 
 from otpdag.metrics._coherence import npmi_coherence, top_words, topic_diversity
 from otpdag.metrics._distributions import hellinger, kl_divergence
+from otpdag.metrics._images import code_perplexity, feature_distance, fid, frechet_distance, lpips, psnr, ssim
 from otpdag.metrics._matching import match_labels, match_signs, match_states, matched_errors
 from otpdag.metrics._topics import (
     grid_distances,
@@ -12,9 +13,14 @@ from otpdag.metrics._topics import (
 )
 
 __all__ = [
+    "code_perplexity",
+    "feature_distance",
+    "fid",
+    "frechet_distance",
     "grid_distances",
     "hellinger",
     "kl_divergence",
+    "lpips",
     "match_labels",
     "match_signs",
     "match_states",
@@ -22,7 +28,9 @@ __all__ = [
     "matched_errors",
     "npmi_coherence",
     "patterns_recovered",
+    "psnr",
     "published_topic_errors",
+    "ssim",
     "top_words",
     "topic_diversity",
     "topic_errors",
