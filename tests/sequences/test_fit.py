@@ -214,10 +214,11 @@ def test_scores():
     assert model.score(counts) < model.score(other * 2)
 
 
-@pytest.mark.parametrize("method", ["paper", "transport"])
-def test_other_methods_are_refused(method):
-    with pytest.raises(otp.ModelError, match="sequences are fitted by"):
-        otp.fit(hmm(), np.ones((2, 5)), method=method)
+def test_settings_that_mean_nothing_for_sequences_are_refused():
+    with pytest.raises(otp.ModelError, match="need eps above 0 and eta = 0"):
+        otp.fit(hmm(), np.ones((2, 5)), method=otp.Method("hard"), seed=0)
+    with pytest.raises(otp.ModelError, match="scope must be 'joint'"):
+        otp.fit(hmm(), np.ones((2, 5)), method=otp.Method("local", scope="local", eps=1.0), seed=0)
 
 
 def test_first_steps_may_have_a_mechanism_of_their_own():

@@ -12,8 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from otpdag.data import Batch, Schema, Table, encode, unique_rows
 from otpdag.engine.auto import choose
-from otpdag.engine.dynamic import check_method, train_sequences
-from otpdag.engine.methods import Method, entropic, method_of, misfit
+from otpdag.engine.dynamic import sequence_method, train_sequences
+from otpdag.engine.methods import Method, method_of, misfit
 from otpdag.engine.monitor import Callback, Monitor
 from otpdag.engine.problem import count_ranges
 from otpdag.engine.result import FitResult, Status
@@ -192,8 +192,7 @@ def _fit_sequences(
     began = time.perf_counter()
     if weights is not None:
         raise ModelError("weights are for rows of a table; steps of sequences have none")
-    chosen = entropic() if method == "auto" else method_of(method)
-    check_method(chosen)
+    chosen = sequence_method(model.structure, method)
     sequences = as_sequences(data)
     schema = Schema.of(model.spaces, model.graph, sequences.table)
     batch = encode_sequences(sequences, schema, hidden=model.graph.hidden)
