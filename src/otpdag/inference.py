@@ -13,6 +13,7 @@ from torch import Tensor
 from otpdag.backward.adapt import adapted
 from otpdag.backward.amortized import AmortizedMap
 from otpdag.backward.gibbs import GibbsOptions, RowGroup, evaluate, group_rows
+from otpdag.backward.quadratic import integrated
 from otpdag.data import Batch
 from otpdag.errors import ModelError
 from otpdag.mechanisms.base import Mechanism, Noise, Params, Parents
@@ -63,8 +64,8 @@ def _on_few_threads(function: Callable[P, T]) -> Callable[P, T]:
     return bounded
 
 
-def _groups(fitted: Fitted, batch: Batch, seed: int) -> Iterator[RowGroup]:
-    """Rows laid out on fine points, in chunks that fit in memory."""
+def _groups(fitted: Fitted, batch: Batch, seed: int, *, exact: bool = False) -> Iterator[RowGroup]:
+    """Rows laid out on fine points, in chunks that fit in memory; with ``exact``, none where a closed form serves."""
     generator = torch.Generator().manual_seed(seed)
     at, most = 0, MOST_ROWS
     while at < batch.rows:
@@ -76,6 +77,7 @@ def _groups(fitted: Fitted, batch: Batch, seed: int) -> Iterator[RowGroup]:
             generator=generator,
             options=FINE,
             count_range=fitted.count_range,
+            exact=exact,
         )
         elements = max(group.least_points * len(group.rows) for group in groups)
         if elements > CHUNK_ELEMENTS and len(index) > 1:
@@ -92,11 +94,19 @@ def log_likelihood(fitted: Fitted, batch: Batch, seed: int = 0) -> Tensor:
     """Log-likelihood of each row's seen cells, hidden and missing values integrated out: (N,)."""
     fitted.check_densities("a likelihood")
     found = torch.zeros(batch.rows, dtype=torch.float64)
-    for group in _groups(fitted, batch, seed):
-        result = evaluate(fitted.structure, fitted.naturals, group)
-        joint = result.log_prior + result.log_likelihood
+    for group in _groups(fitted, batch, seed, exact=True):
+        joint = _joint(fitted, group)
         found[group.rows] = torch.logsumexp(joint, -1).expand(1, len(group.rows))[0].detach()
     return found
+
+
+def _joint(fitted: Fitted, group: RowGroup) -> Tensor:
+    """Log-density of each row with each point of what it misses, or each state where numbers are integrated out."""
+    found = evaluate(fitted.structure, fitted.naturals, group)
+    if not group.quadratic:
+        return found.log_prior + found.log_likelihood
+    prior, likelihood = torch.broadcast_tensors(found.log_prior, found.log_likelihood)
+    return integrated(prior, likelihood, 1.0, group.quadratic, split=False)[0]
 
 
 @_on_few_threads
@@ -105,12 +115,13 @@ def state_probabilities(fitted: Fitted, batch: Batch, node: str, seed: int = 0) 
     fitted.check_densities("state probabilities")
     size = fitted.structure.mechanisms[node].space.width
     found = torch.zeros(batch.rows, size, dtype=torch.float64)
-    for group in _groups(fitted, batch, seed):
+    for group in _groups(fitted, batch, seed, exact=True):
         if node not in group.states:
             raise ModelError(f"node {node!r} has no observed descendants: its probabilities are those of the model")
-        result = evaluate(fitted.structure, fitted.naturals, group)
-        weight = torch.softmax(result.log_prior + result.log_likelihood, -1).expand(1, len(group.rows), -1)
-        found[group.rows] = (weight.unsqueeze(-1) * group.states[node]).sum(-2)[0].detach()
+        weight = torch.softmax(_joint(fitted, group), -1).expand(1, len(group.rows), -1)
+        states = group.states[node]
+        states = states[:, :, :: group.copies] if group.quadratic else states
+        found[group.rows] = (weight.unsqueeze(-1) * states).sum(-2)[0].detach()
     return found
 
 

@@ -37,11 +37,11 @@ def adapted(structure: Structure, naturals: Naturals, group: RowGroup, *, reach:
     Args:
         structure: Graph and mechanisms.
         naturals: Parameters (R, ...) at which the posterior is taken; the points then serve these R replicas.
-        group: Rows with their points; returned as they are if no number is unknown.
+        group: Rows with their points; returned as they are if no number is unknown, or all are integrated exactly.
         reach: Half the width of the grid of one number, in posterior standard deviations. By default as far as keeps
             the points less than one apart: the sum is then exact to many digits, and stays so while parameters move.
     """
-    if not group.noise:
+    if not group.noise or group.quadratic:
         return group
     with torch.no_grad():
         if group.grid is not None:

@@ -5,7 +5,8 @@ With marginal noise and no divergence term, the best backward map of the entropi
 .. math:: \phi(z \mid x) \propto P_\theta(z) \exp\{-c(x, \psi(z)) / \epsilon\},
 
 the Gibbs posterior (Bayes' rule for the likelihood cost and eps = 1). Small categories are enumerated, one unknown
-number is integrated on a grid of its noise, several are drawn and weighted. Nothing is relaxed, nothing learned.
+number is integrated on a grid of its noise, several are drawn and weighted, and those that are normal and linear are
+integrated exactly (:mod:`~otpdag.backward.quadratic`). Nothing is relaxed, nothing learned.
 :mod:`~otpdag.backward.adapt` moves grids and draws to where each row's posterior is.
 """
 
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from otpdag.backward.quadratic import is_quadratic, stencil
 from otpdag.data import Batch
 from otpdag.errors import ModelError
 from otpdag.mechanisms import Mechanism
@@ -75,6 +77,9 @@ class RowGroup:
     """Evenly spaced points (1, 1, states, copies) of a single number's noise, on the scale of a normal variable."""
     base: Tensor | None = None
     """Standard normal points (1, n, K, dim) for several numbers, to be moved to where their posterior is."""
+
+    quadratic: int = 0
+    """Number of noises in which the log-density is quadratic; the points then are those that tell its coefficients."""
 
     @property
     def points(self) -> int:
@@ -137,13 +142,18 @@ def group_rows(
     generator: torch.Generator,
     options: GibbsOptions,
     count_range: Mapping[str, float] | None = None,
+    exact: bool = False,
 ) -> list[RowGroup]:
-    """Split rows by which parents they miss, and lay out the points of each group."""
+    """Split rows by which parents they miss, and lay out the points of each group.
+
+    With ``exact``, numbers that are normal and linear are integrated in closed form: their points are no draws.
+    """
     groups = []
     for rows, unknown, clamped in _patterns(structure, batch, options):
         part = batch if rows is None else batch.take(rows)
         index = torch.arange(batch.rows) if rows is None else rows
-        groups.append(_lay_out(structure, part, index, unknown, clamped, generator, options, count_range or {}))
+        made = _lay_out(structure, part, index, unknown, clamped, generator, options, count_range or {}, exact)
+        groups.append(made)
     return groups
 
 
@@ -192,19 +202,25 @@ def _lay_out(
     generator: torch.Generator,
     options: GibbsOptions,
     count_range: Mapping[str, float],
+    exact: bool,
 ) -> RowGroup:
     like = next(iter(part.values.values()))
     supports, log_stride = _supports(structure, unknown, options, count_range, like)
     _check_states(structure, supports, options)
     numeric = noisy(structure, numeric_unknowns(structure, unknown))
-    noise, log_noise = _noise(structure, numeric, generator, options, like)
+    observed = [node for node in part.values if node not in unknown]
+    quadratic = exact and is_quadratic(structure, (*unknown, *observed), unknown, numeric)
+    layout = _stencil_noise(structure, numeric, like) if quadratic else None
+    noise, log_noise = layout or _noise(structure, numeric, generator, options, like)
     states, tiled, log_weight = _product(supports, log_stride, noise, log_noise, like)
     values = {node: value.unsqueeze(2) for node, value in part.values.items()}
     mask = {node: value.unsqueeze(2) for node, value in part.mask.items()}
     complete = frozenset(node for node, seen in part.mask.items() if bool(seen.all()))
     dim = sum(structure.mechanisms[node].noise.dim for node in numeric)
     base, even = None, None
-    if dim == 1:
+    if quadratic:
+        pass
+    elif dim == 1:
         points = noise[numeric[0]].reshape(1, 1, 1, -1).expand(1, 1, math.prod(map(len, supports.values())), -1)
         even = points if structure.mechanisms[numeric[0]].noise.kind == "normal" else torch.special.ndtri(points)
     elif dim > 1:
@@ -212,7 +228,7 @@ def _lay_out(
         base = standardised(drawn).to(like).unsqueeze(0)
     return RowGroup(
         rows, values, mask, part.weight, unknown, clamped, states, tiled, log_weight, complete, log_stride,
-        len(log_noise), even, base,
+        len(log_noise), even, base, dim if quadratic else 0,
     )  # fmt: skip
 
 
@@ -267,6 +283,14 @@ def _noise(
         for node, piece in zip(priors, pieces, strict=True)
     }
     return noise, torch.full((options.prior_draws,), -math.log(options.prior_draws)).to(like)
+
+
+def _stencil_noise(structure: Structure, numeric: Sequence[str], like: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """The points that determine a quadratic, for each numeric node (1, D, dim)."""
+    sizes = [structure.mechanisms[node].noise.dim for node in numeric]
+    points = stencil(sum(sizes)).to(like)
+    noise = dict(zip(numeric, points.unsqueeze(0).split(sizes, -1), strict=True))
+    return noise, torch.zeros(len(points)).to(like)
 
 
 def grid(kind: str, points: int) -> tuple[Tensor, Tensor]:

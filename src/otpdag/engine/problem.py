@@ -113,7 +113,7 @@ class Problem:
     @property
     def has_numbers(self) -> bool:
         """Whether there are points of unknown numbers to adapt."""
-        return any(group.noise for group in self.groups)
+        return any(group.noise and not group.quadratic for group in self.groups)
 
     def refined(self, point: Tensor, seed: int) -> Problem:
         """The same problem with its features whitened by the covariance under the model at ``point`` (1, P)."""
@@ -177,6 +177,9 @@ def build_problem(
         measure = lay_out(structure, batch, ranges, generator=generator)
         problem = replace(problem, features=features, measure=measure)
     if method.reconstruction and method.optimiser == "lbfgs":
-        groups = group_rows(structure, batch, generator=generator, options=method.gibbs, count_range=ranges)
+        exact = isinstance(method.eps, int | float) and method.eps > 0 and not method.eta
+        groups = group_rows(
+            structure, batch, generator=generator, options=method.gibbs, count_range=ranges, exact=exact
+        )
         problem = replace(problem, groups=groups)
     return problem

@@ -94,6 +94,16 @@ class Mechanism(ABC):
         """The prior of the noise."""
 
     @property
+    def is_linear(self) -> bool:
+        """Whether the node is linear in its numeric parents and its noise, which is normal."""
+        return False
+
+    @property
+    def is_quadratic(self) -> bool:
+        """Whether the log-density is quadratic in the numeric parents; a linear node's is."""
+        return self.is_linear
+
+    @property
     def family(self) -> Family:
         """The node and its parents, known once the mechanism is part of a model."""
         if self._family is None:

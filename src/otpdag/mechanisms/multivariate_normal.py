@@ -110,6 +110,11 @@ class MultivariateNormal(Predicted):
         return Noise(self.dim, "normal")
 
     @property
+    def is_linear(self) -> bool:
+        """Always: there is no network."""
+        return True
+
+    @property
     def correlated(self) -> bool:
         """Coordinates depend on each other."""
         return self.dim > 1

@@ -154,6 +154,11 @@ class Normal(LocationScale):
             raise ModelError(f"floor must not be negative; got {floor}")
         self.isotropic, self.floor = isotropic, floor
 
+    @property
+    def is_linear(self) -> bool:
+        """Unless a network predicts the location."""
+        return not self.network
+
     def describe(self, params: Params) -> dict[str, Tensor]:
         """Tables by discrete parents; one number for a scale that all coordinates share."""
         shown = super().describe(params)

@@ -12,7 +12,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from otpdag.backward.gibbs import RowGroup, evaluate
+from otpdag.backward.gibbs import Evaluation, RowGroup, evaluate
+from otpdag.backward.quadratic import integrated
 from otpdag.divergences.base import AbstractDivergence
 from otpdag.divergences.whitened import FittedFeatures
 from otpdag.measure import Measure, mean_features
@@ -45,7 +46,7 @@ def gibbs_terms(
     total, cost, weight, states = zero, zero, zero, []
     for group in groups:
         found = evaluate(structure, naturals, group, uniform=reference == "uniform")
-        prior, likelihood = torch.broadcast_tensors(found.log_prior, reconstruction * found.log_likelihood)
+        prior, likelihood = _by_state(group, found, reconstruction, eps, split=split)
         row_loss = _soft_minimum(prior, likelihood, eps)
         total = total + (group.weight * row_loss).sum(-1)
         weight = weight + group.weight.sum(-1)
@@ -67,13 +68,23 @@ def row_losses(structure: Structure, naturals: Naturals, groups: Sequence[RowGro
     pieces, rows = [], []
     for group in groups:
         found = evaluate(structure, naturals, group)
-        prior, likelihood = torch.broadcast_tensors(found.log_prior, found.log_likelihood)
+        prior, likelihood = _by_state(group, found, 1.0, eps, split=False)
         loss = _soft_minimum(prior, likelihood, eps)
         pieces.append(loss.expand(-1, len(group.rows)))
         rows.append(group.rows)
     replicas = max(piece.shape[0] for piece in pieces)
     joined = torch.cat([piece.expand(replicas, -1) for piece in pieces], -1)
     return joined[:, torch.cat(rows).argsort()]
+
+
+def _by_state(
+    group: RowGroup, found: Evaluation, reconstruction: float, eps: float, *, split: bool
+) -> tuple[Tensor, Tensor]:
+    """Log-weights and log-likelihoods of a group's points, numbers that have a closed form integrated out."""
+    prior, likelihood = torch.broadcast_tensors(found.log_prior, reconstruction * found.log_likelihood)
+    if not group.quadratic:
+        return prior, likelihood
+    return integrated(prior, likelihood, eps, group.quadratic, split=split)
 
 
 def _soft_minimum(prior: Tensor, likelihood: Tensor, eps: float) -> Tensor:
