@@ -34,6 +34,7 @@ __all__ = [
     "lay_out_chain",
     "marginals",
     "one_block",
+    "pairs_vary",
     "potentials",
 ]
 
@@ -199,7 +200,7 @@ def lay_out_chain(structure: Structure, batch: SequenceBatch, *, block_steps: in
     weight = torch.bincount(kinds, minlength=len(phase)).to(steps.weight)
     return Chain(
         states, values, mask, phase, weight, _blocks(batch, kinds, block_steps // states.size), longest,
-        _pairs_vary(structure, states), batch.rows, len(batch.lengths),
+        pairs_vary(structure, states), batch.rows, len(batch.lengths),
     )  # fmt: skip
 
 
@@ -246,7 +247,7 @@ def one_block(batch: SequenceBatch) -> tuple[Block, ...]:
     return _blocks(batch, torch.arange(batch.rows), batch.rows * int(batch.lengths.max()))
 
 
-def _pairs_vary(structure: Structure, states: States) -> bool:
+def pairs_vary(structure: Structure, states: States) -> bool:
     """Whether a mechanism that joins two steps' states also depends on something observed."""
     for node, mechanism in structure.mechanisms.items():
         names = [name for name, _ in mechanism.family.parents]

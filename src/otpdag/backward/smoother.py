@@ -25,7 +25,7 @@ from otpdag.nn import apply_linear
 from otpdag.sequences import SequenceBatch
 from otpdag.structure import Structure, Theta
 
-__all__ = ["SequenceDraw", "SequenceMap"]
+__all__ = ["Adjustment", "SequenceDraw", "SequenceMap"]
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 LEAST_SPREAD = 0.1
@@ -37,6 +37,21 @@ class SequenceDraw:
 
     values: Mapping[str, Tensor]
     log_prob: Tensor
+
+
+@dataclass(frozen=True)
+class Adjustment:
+    """What a network makes of a step, beyond what is linear in its cells.
+
+    Attributes:
+        precision: Factors (R, M, cells) of the precisions that the cells exert.
+        pull: Added to the pulls (R, M, d).
+        inside: Steps (M,) that exert anything at all.
+    """
+
+    precision: Tensor
+    pull: Tensor
+    inside: Tensor
 
 
 @dataclass(frozen=True)
@@ -112,10 +127,12 @@ class SequenceMap:
         }
         return {f"phi.sequence.{name}": value.unsqueeze(0).clone() for name, value in found.items()}
 
-    def draw(self, phi: Theta, block: Block, features: Tensor, noise: Tensor) -> SequenceDraw:
-        """Draw paths from standard normal noise (1, D, M, d); features and noise in the order of the block."""
+    def draw(
+        self, phi: Theta, block: Block, features: Tensor, noise: Tensor, extra: Adjustment | None = None
+    ) -> SequenceDraw:
+        """Draw paths from standard normal noise (1 or R, D, M, d); features and noise in the order of the block."""
         part = {name.removeprefix("phi.sequence."): value for name, value in phi.items()}
-        variance, pull = self._messages(part, block, features)
+        variance, pull = self._messages(part, block, *self._potentials(part, features, extra))
         factor = torch.linalg.cholesky(variance)  # (R, M, d, d)
         pushed = (factor.unsqueeze(1) @ noise.unsqueeze(-1)).squeeze(-1)
         gain = variance * torch.exp(-2 * part["log_scale"].clamp(-7, 4))[:, None, None, :]
@@ -137,12 +154,19 @@ class SequenceMap:
             log_prob = log_prob - log_det.sum(-1)
         return SequenceDraw(values, log_prob)
 
-    def _messages(self, part: Mapping[str, Tensor], block: Block, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Variances (R, M, d, d) and pulls (R, M, d) of each step's normal given the step before."""
-        masks = features[:, :, [mask for _, mask in self.cells]]
-        ell = part["precision"]
-        own = torch.einsum("rmc,rci,rcj->rmij", masks.expand(len(ell), -1, -1), ell, ell)
+    def _potentials(
+        self, part: Mapping[str, Tensor], features: Tensor, extra: Adjustment | None
+    ) -> tuple[Tensor, Tensor]:
+        """Precisions (R, M, d, d) and pulls (R, M, d) that each step's cells exert."""
+        masks, ell = features[:, :, [mask for _, mask in self.cells]], part["precision"]
         pull = apply_linear(features, part["linear"])
+        if extra is not None:
+            masks, pull = masks * extra.precision, (pull + extra.pull) * extra.inside.unsqueeze(-1)
+        own = torch.einsum("rmc,rci,rcj->rmij", masks.expand(len(ell), -1, -1), ell, ell)
+        return own, pull
+
+    def _messages(self, part: Mapping[str, Tensor], block: Block, own: Tensor, pull: Tensor) -> tuple[Tensor, Tensor]:
+        """Variances (R, M, d, d) and pulls (R, M, d) of each step's normal given the step before."""
         inverse = torch.diag_embed(torch.exp(-2 * part["log_scale"].clamp(-7, 4))).unsqueeze(1)
         first = torch.diag_embed(torch.exp(-2 * part["first_log_scale"].clamp(-7, 4))).unsqueeze(1)
         carry, bias = part["carry"].unsqueeze(1), part["bias"].unsqueeze(1).unsqueeze(-1)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from otpdag.engine.problem import Problem
+from otpdag.engine.methods import Method
 from otpdag.objective import LossTerms, Streams
 from otpdag.schedules import Cosine
 
@@ -19,6 +20,24 @@ LARGEST_GRADIENT = 10.0
 FEWEST_STEPS = 50
 
 OnStep = Callable[[int, LossTerms], bool]
+
+
+class DrawnLoss(Protocol):
+    """A problem whose loss is drawn anew in every step."""
+
+    @property
+    def method(self) -> Method:
+        """How it is minimised."""
+        ...
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of all parameters, those of backward maps last."""
+        ...
+
+    def sampled(self, flat: Tensor, streams: Streams, progress: float) -> LossTerms:
+        """Loss terms of every replica."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -34,7 +53,7 @@ class AdamOutcome:
 
 
 def descend(
-    problem: Problem, start: Tensor, streams: Streams, *, steps: int, on_step: OnStep | None = None
+    problem: DrawnLoss, start: Tensor, streams: Streams, *, steps: int, on_step: OnStep | None = None
 ) -> AdamOutcome:
     """Run ``steps`` steps from ``start`` (R, P)."""
     method, device = problem.method, start.device
@@ -73,7 +92,7 @@ def descend(
     return AdamOutcome(point, _tail_mean(history, 0.1), failed.cpu(), len(losses), settled.cpu())
 
 
-def _halves(problem: Problem, start: Tensor) -> list[Tensor]:
+def _halves(problem: DrawnLoss, start: Tensor) -> list[Tensor]:
     """The model's parameters and the backward maps', which follow them, each a leaf; none of them empty.
 
     Each has an optimiser of its own: in alternating mode, momentum must not move a half whose turn it is not.

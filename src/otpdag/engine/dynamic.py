@@ -16,6 +16,7 @@ from otpdag.backward.chain import Chain, lay_out_chain
 from otpdag.engine.methods import Method, entropic, method_of, transport
 from otpdag.engine.monitor import Monitor
 from otpdag.engine.numbers import train_numbers
+from otpdag.engine.pieces import check_pieces, train_pieces
 from otpdag.engine.search import Course, Layout, Trained, _best, _reports, restart_seed
 from otpdag.engine.sequence_starts import START_STEPS, one_start, prepare_steps, some_steps
 from otpdag.engine.settling import FINE, ROUGH, Coordinates, settle
@@ -60,8 +61,10 @@ def sequence_method(structure: Structure, method: str | Method) -> Method:
         raise ModelError("sequences are drawn as a whole: scope must be 'joint'; got 'local'")
     if chosen.optimiser == "lbfgs":
         _check_smooth(structure, chosen)
+    elif chosen.kappa:
+        raise ModelError("the direct term of sequences is minimised by L-BFGS: use optimiser='lbfgs' or kappa=0")
     else:
-        raise ModelError(f"sequences are fitted by L-BFGS; method {chosen.name!r} has optimiser={chosen.optimiser!r}")
+        check_pieces(structure, chosen)
     return chosen
 
 
@@ -76,9 +79,7 @@ def _windows_serve(structure: Structure) -> bool:
 def _check_smooth(structure: Structure, method: Method) -> None:
     if method.kappa:
         if method.reconstruction:
-            raise ModelError(
-                "sequences have the direct term or the others, not both: set reconstruction or kappa to 0"
-            )
+            raise ModelError("sequences have the direct term or the others, not both: set reconstruction or kappa to 0")
         check_windows(structure)
         return
     if not method.at("eps", 1.0) > 0 or method.at("eta", 1.0):
@@ -97,6 +98,8 @@ def train_sequences(
 ) -> Trained:
     """Run the whole course."""
     course = course or Course()
+    if method.optimiser == "adam":
+        return train_pieces(structure, batch, method, seed, restarts, monitor, course)
     if method.kappa:
         return train_windows(structure, batch, method, seed, restarts, monitor, course)
     if any(not structure.mechanisms[node].space.is_discrete for node in structure.graph.hidden):

@@ -54,7 +54,8 @@ class Method:
         extra_masking: Chance that a seen cell is hidden from the backward map during training.
         hidden_layers: Of the amortised map.
         backward: Builds your own backward maps from the structure and the rows, in place of the amortised ones; with
-            ``optimiser="adam"``.
+            ``optimiser="adam"``. For sequences a name: hidden numbers are drawn by a ``"smoother"`` with linear
+            potentials, or by the ``"bidirectional"`` map with a network's, or (None) by the one that serves better.
         gibbs: Sizes of the sums of the closed-form map.
     """
 
@@ -80,7 +81,7 @@ class Method:
     averaging: float = 0.25
     extra_masking: float = 0.0
     hidden_layers: tuple[int, ...] = (16,)
-    backward: MapFactory | None = None
+    backward: MapFactory | Literal["smoother", "bidirectional"] | None = None
     gibbs: GibbsOptions = field(default_factory=GibbsOptions)
 
     def __post_init__(self) -> None:
@@ -107,7 +108,11 @@ class Method:
             raise ModelError(f"noise={self.noise!r} needs fresh draws: use optimiser='adam'")
         if self.optimiser == "adam" and self.reference != "model":
             raise ModelError(f"reference={self.reference!r} needs the closed-form map: use optimiser='lbfgs'")
-        if self.backward is not None and self.optimiser != "adam":
+        if isinstance(self.backward, str) and self.backward not in ("smoother", "bidirectional"):
+            raise ModelError(
+                f"backward must be 'smoother', 'bidirectional' or a function that builds maps; got {self.backward!r}"
+            )
+        if callable(self.backward) and self.optimiser != "adam":
             raise ModelError("backward maps of your own are learned with optimiser='adam'; L-BFGS uses the closed form")
         if self.steps < 1 or self.batch_size < 1:
             raise ModelError(f"steps and batch_size must be at least 1; got {self.steps} and {self.batch_size}")

@@ -29,7 +29,7 @@ from otpdag.objective.sampled import SampledOptions
 from otpdag.sampling import ancestral
 from otpdag.structure import Naturals, Structure, unpack
 
-__all__ = ["Problem", "build_problem", "complete_batch", "maps_for"]
+__all__ = ["Problem", "build_problem", "complete_batch", "maps_for", "sampled_options"]
 
 WHITENING_ROWS = 8000
 
@@ -80,19 +80,13 @@ class Problem:
         batch = self.batch
         if self.method.batch_size < batch.rows:
             batch = batch.take(streams.rows(batch.rows, self.method.batch_size))
-        found = sampled_terms(self.structure, self.maps, theta, phi, batch, streams, self._options(progress))
+        found = sampled_terms(
+            self.structure, self.maps, theta, phi, batch, streams, sampled_options(self.method, progress)
+        )
         if self.features is not None and self.measure is not None:
             naturals = self.structure.naturals(theta)
             found = found + direct_term(self.structure, naturals, self.measure, self.features, self.method.kappa)
         return found
-
-    def _options(self, progress: float) -> SampledOptions:
-        method = self.method
-        return SampledOptions(
-            method.noise, method.reconstruction, method.at("eta", progress), method.at("eps", progress),
-            method.at("temperature", progress), method.divergence, method.straight_through, method.extra_masking,
-            method.scope, method.costs,
-        )  # fmt: skip
 
     def adapted(self, points: Tensor) -> Problem:
         """The same problem with the points of unknown numbers where their posteriors at ``points`` (R, P) are."""
@@ -130,6 +124,15 @@ class Problem:
         return replace(self, features=features)
 
 
+def sampled_options(method: Method, progress: float) -> SampledOptions:
+    """What the objective with draws reads of a method, at a share of its steps."""
+    return SampledOptions(
+        method.noise, method.reconstruction, method.at("eta", progress), method.at("eps", progress),
+        method.at("temperature", progress), method.divergence, method.straight_through, method.extra_masking,
+        method.scope, method.costs,
+    )  # fmt: skip
+
+
 def _recycled(values: Tensor, rows: int) -> Tensor:
     return values[:, torch.arange(rows) % values.shape[1]]
 
@@ -152,6 +155,8 @@ def maps_for(structure: Structure, batch: Batch, method: Method) -> tuple[Amorti
     """The backward maps that a method learns: none where the closed form serves."""
     if method.optimiser == "lbfgs":
         return ()
+    if isinstance(method.backward, str):
+        raise ModelError(f"backward={method.backward!r} is for graphs with lagged edges; this one has none")
     if method.backward is not None:
         return tuple(method.backward(structure, batch))
     return build_maps(structure, batch, scope=method.scope, hidden_layers=method.hidden_layers)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,11 +21,44 @@ from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.base import Noise, Params, Parents
 from otpdag.nn import side_by_side
 from otpdag.objective.terms import LossTerms
+from otpdag.spaces import Space
 from otpdag.structure import Naturals, Structure, Theta
 
-__all__ = ["SampledOptions", "Streams", "build_maps", "sampled_terms"]
+__all__ = [
+    "DrawnBy",
+    "SampledOptions",
+    "Streams",
+    "build_maps",
+    "family",
+    "noise_family",
+    "rebuild",
+    "sampled_terms",
+]
 
 Values = Mapping[str, Tensor]
+
+
+class DrawnBy(Protocol):
+    """What the terms ask of the map that made the draws, whether of rows or of sequences."""
+
+    @property
+    def code(self) -> RowCode:
+        """How cells become a vector."""
+        ...
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Nodes that are drawn."""
+        ...
+
+    @property
+    def explains(self) -> tuple[str, ...]:
+        """Observed nodes that the draws have to explain."""
+        ...
+
+    def space(self, node: str) -> Space:
+        """The space of a node."""
+        ...
 
 
 class Streams:
@@ -114,7 +148,7 @@ def sampled_terms(
     for backward in maps:
         made = _ancestral(structure, maps, naturals, batch, streams, options) if options.scope == "local" else {}
         values, kl = _draw_backward(structure, backward, naturals, phi, batch, streams, options, made)
-        cost, noises = _rebuild(structure, backward, naturals, values, batch, streams, options)
+        cost, noises = rebuild(structure, backward, naturals, values, batch, streams, options)
         reconstruction = options.reconstruction * (share * cost).sum(-1)
         entropic = options.eps * (share * kl).sum(-1) if options.eps else zero
         divergence = zero
@@ -183,9 +217,9 @@ def _extra_mask(batch: Batch, streams: Streams, chance: float) -> Mapping[str, T
     return {node: seen & ~streams.coins(tuple(seen.shape[1:]), chance) for node, seen in batch.mask.items()}
 
 
-def _rebuild(
+def rebuild(
     structure: Structure,
-    backward: AmortizedMap,
+    backward: DrawnBy,
     naturals: Naturals,
     values: Values,
     batch: Batch,
@@ -231,7 +265,7 @@ def _abduct(
     return torch.where(mask if mask.shape[-1] == found.shape[-1] else mask.all(-1, keepdim=True), found, fresh)
 
 
-def _spread(backward: AmortizedMap, node: str, like: Tensor) -> Tensor:
+def _spread(backward: DrawnBy, node: str, like: Tensor) -> Tensor:
     """Spread of a column, so that every node's cost is in units of its own variation."""
     if backward.space(node).is_discrete or node not in backward.code.scale:
         return torch.ones(1).to(like)
@@ -286,8 +320,8 @@ def _push_forward(
         # the noise of a missing node that was drawn joins its parents' families, where noise is abducted; a relaxed
         # count has no noise of its own
         nodes = [n for n in backward.targets if n not in noises or _is_count(structure.mechanisms[n])]
-        pairs = [_family(structure, backward, naturals, n, values, noises, batch, streams, options) for n in nodes]
-    pairs += [_noise_family(structure, backward, node, values, noises, batch, streams) for node in noises]
+        pairs = [family(structure, backward, naturals, n, values, noises, batch, streams, options) for n in nodes]
+    pairs += [noise_family(structure, backward, node, values, noises, batch, streams) for node in noises]
     for pushed, forward in pairs:
         if pushed:
             pair = side_by_side(pushed), side_by_side(forward)
@@ -299,9 +333,9 @@ Pair = tuple[list[Tensor], list[Tensor]]
 """The columns of a family as they are pushed backward, and as the model makes them."""
 
 
-def _family(
+def family(
     structure: Structure,
-    backward: AmortizedMap,
+    backward: DrawnBy,
     naturals: Naturals,
     node: str,
     values: Values,
@@ -314,7 +348,7 @@ def _family(
     mechanism, parents = structure.mechanisms[node], structure.parents(node, values)
     fresh = streams.draw(mechanism.relaxed_noise, batch.rows, values[node])
     made = mechanism.relaxed(naturals[node], parents, fresh, options.temperature)
-    children = [c for c in structure.graph.children(node) if c in noises]
+    children = [c for c in structure.graph.children(structure.base(node)) if c in noises]
     above = [backward.code.standard(parent, value) for parent, value in parents.items()]
     pushed = [backward.code.standard(node, values[node]), *above]
     forward = [backward.code.standard(node, made), *above]
@@ -341,9 +375,9 @@ def _local_family(
     return pushed, forward
 
 
-def _noise_family(
+def noise_family(
     structure: Structure,
-    backward: AmortizedMap,
+    backward: DrawnBy,
     node: str,
     values: Values,
     noises: Mapping[str, Tensor],

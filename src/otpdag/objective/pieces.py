@@ -1,0 +1,193 @@
+r"""The objective of sequences with a learned backward map: Algorithm 1 and its relatives, on pieces of sequences.
+
+Hidden numbers are drawn from the map's Gaussian chain. Hidden categories are drawn as relaxed paths where noise is
+sampled or abducted; where it is integrated out they need no draw, the map's chain tells all its expectations. Families
+of the push-forward term are those of tables, with earlier values as further parents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from otpdag.backward.bidirectional import BidirectionalMap, ChainMarginals
+from otpdag.backward.chain import Chain, Potentials, pairs_vary, potentials
+from otpdag.backward.pieces import Pieces
+from otpdag.data import Batch
+from otpdag.mechanisms.base import Noise
+from otpdag.nn import side_by_side
+from otpdag.objective.sampled import SampledOptions, Streams, family, noise_family, rebuild
+from otpdag.objective.terms import LossTerms
+from otpdag.structure import Naturals, Structure, Theta, lag_name
+
+__all__ = ["piece_terms"]
+
+COMPARED = 256  # steps of a family that the push-forward term compares
+
+
+def piece_terms(
+    structure: Structure,
+    backward: BidirectionalMap,
+    theta: Theta,
+    phi: Theta,
+    pieces: Pieces,
+    streams: Streams,
+    options: SampledOptions,
+) -> LossTerms:
+    """Terms of a counted step, one number for each replica."""
+    naturals = structure.naturals(theta)
+    zero = torch.zeros(len(streams)).to(pieces.features)
+    total = pieces.counted.sum()
+    adjustment, unary = backward.read(phi, pieces)
+    values = dict(pieces.values)
+    log_q = zero.unsqueeze(-1)
+    if backward.smoother.targets:
+        noise = streams.draw(Noise(backward.free, "normal"), len(pieces.times), pieces.features)
+        drawn = backward.smoother.draw(phi, pieces.block, pieces.features[..., :-1], noise.unsqueeze(1), adjustment)
+        values |= {node: value.squeeze(1) for node, value in drawn.values.items()}
+        log_q = drawn.log_prob.squeeze(1)
+    if unary is not None and options.noise == "marginal":
+        found = backward.marginals(phi, pieces, unary)
+        cost, kl = _expected(structure, naturals, backward, pieces, found)
+        return _terms(zero, options, cost / total, kl / total, zero)
+    if unary is not None:
+        uniform = streams.draw(Noise(unary.shape[-1], "uniform"), len(pieces.times), unary)
+        hard, temperature = options.straight_through, options.temperature
+        values |= backward.split(backward.relaxed(phi, pieces, unary, uniform, temperature, hard=hard))
+    for edge in structure.graph.lags:
+        if edge.parent in backward.targets:
+            values[lag_name(edge.parent, edge.by)] = pieces.lagged(values[edge.parent], edge.by)
+    batch = pieces.as_batch(structure)
+    cost, noises = rebuild(structure, backward, naturals, values, batch, streams, options)
+    kl = zero
+    if options.eps:
+        kl = _number_kl(structure, naturals, backward, pieces, values, log_q)
+        if unary is not None:
+            kl = kl + _expected(structure, naturals, backward, pieces, backward.marginals(phi, pieces, unary))[1]
+    divergence = zero
+    if options.eta:
+        divergence = _push_forward(structure, backward, naturals, pieces, values, noises, streams, options)
+    return _terms(zero, options, (cost * batch.weight).sum(-1) / total, kl / total, divergence)
+
+
+def _terms(zero: Tensor, options: SampledOptions, cost: Tensor, kl: Tensor, divergence: Tensor) -> LossTerms:
+    return LossTerms.of(
+        zero, reconstruction=options.reconstruction * cost + zero, entropic=options.eps * kl + zero,
+        divergence=options.eta * divergence + zero,
+    )  # fmt: skip
+
+
+# --- expectations over the chain of states ---------------------------------------------------------------------------
+
+
+def _expected(
+    structure: Structure, naturals: Naturals, backward: BidirectionalMap, pieces: Pieces, found: ChainMarginals
+) -> tuple[Tensor, Tensor]:
+    """Expected cost of what is observed, and the entropic term of the categories, summed over counted steps."""
+    chain = _as_chain(structure, backward, pieces)
+    potential = potentials(structure, naturals, chain)
+    counted = pieces.counted.to(pieces.features)
+    state = found.state.flatten(1, 2) * counted.unsqueeze(-1)
+    cost = -_weighted(state, potential.observed)
+    prior = _weighted(state, potential.hidden) + _pair_prior(pieces, found, potential, chain)
+    return cost, (found.negentropy() * counted).sum(-1) - prior
+
+
+def _pair_prior(pieces: Pieces, found: ChainMarginals, potential: Potentials, chain: Chain) -> Tensor:
+    """Expected log-potentials of pairs of states, over counted steps that follow another."""
+    counted = (pieces.counted & pieces.follows(1))[pieces.many :].to(pieces.features)
+    weight = found.pair.flatten(1, 2) * counted[:, None, None]
+    if chain.varying:
+        return _weighted(weight, potential.pair[:, pieces.many :])
+    phases = chain.phase[pieces.many :]
+    rows = [weight[:, phases == phase].sum(1) for phase in range(chain.longest_lag + 1)]
+    return _weighted(torch.stack(rows, 1), potential.pair)
+
+
+def _weighted(weight: Tensor, log_potential: Tensor) -> Tensor:
+    """Sum of weight times log-potential; states that cannot be count as very unlikely."""
+    return (weight * log_potential.clamp(min=-100.0)).flatten(1).sum(-1)
+
+
+def _as_chain(structure: Structure, backward: BidirectionalMap, pieces: Pieces) -> Chain:
+    """Pieces in the shape in which the potentials of mechanisms are evaluated."""
+    states = backward.states
+    if states is None:
+        raise RuntimeError("a map without categories has no chain of states")
+    longest = max((edge.by for edge in structure.graph.lags), default=0)
+    return Chain(
+        states, pieces.values, pieces.mask, pieces.times.clamp(max=longest), pieces.counted.to(pieces.features), (),
+        longest, pairs_vary(structure, states), len(pieces.times), pieces.many,
+    )  # fmt: skip
+
+
+# --- draws -----------------------------------------------------------------------------------------------------------
+
+
+def _number_kl(
+    structure: Structure,
+    naturals: Naturals,
+    backward: BidirectionalMap,
+    pieces: Pieces,
+    values: Mapping[str, Tensor],
+    log_q: Tensor,
+) -> Tensor:
+    """Log-density of the drawn numbers under the map less that under the model, summed over counted steps."""
+    total = (log_q * pieces.counted.to(log_q)).sum(-1)
+    for name, mechanism in structure.mechanisms.items():
+        base = structure.base(name)
+        if base in backward.smoother.targets:
+            log_p = mechanism.log_prob(naturals[name], values[base], structure.parents(name, values))
+            total = total - torch.where(pieces.made(structure, name), log_p, 0.0).sum(-1)
+    return total
+
+
+@dataclass(frozen=True)
+class _Family:
+    """The steps of one family: the mechanism that makes them, and which they are."""
+
+    name: str
+    rows: Tensor
+    share: float
+
+
+def _push_forward(
+    structure: Structure,
+    backward: BidirectionalMap,
+    naturals: Naturals,
+    pieces: Pieces,
+    values: Mapping[str, Tensor],
+    noises: Mapping[str, Tensor],
+    streams: Streams,
+    options: SampledOptions,
+) -> Tensor:
+    """Sum of divergences between backward and forward families, first steps and later ones by their shares."""
+    total = torch.zeros(len(streams)).to(pieces.features)
+    owners = [name for name in structure.mechanisms if structure.base(name) in backward.targets]
+    for name in (*owners, *noises):
+        one = _family_of(structure, pieces, name, streams)
+        if len(one.rows) < 2:
+            continue
+        batch = Batch({}, {}, torch.ones(1, len(one.rows)).to(pieces.features))
+        part = {node: value[:, one.rows] for node, value in values.items()}
+        noise = {node: value[:, one.rows] for node, value in noises.items()}
+        if name in owners:
+            part[name] = part[structure.base(name)]
+            pair = family(structure, backward, naturals, name, part, noise, batch, streams, options)
+        else:
+            pair = noise_family(structure, backward, name, part, noise, batch, streams)
+        if pair[0]:
+            sides = side_by_side(pair[0]), side_by_side(pair[1])
+            total = total + one.share * options.divergence(*sides, None, None, generator=streams.shared)
+    return total
+
+
+def _family_of(structure: Structure, pieces: Pieces, name: str, streams: Streams) -> _Family:
+    made = pieces.made(structure, name)
+    rows = made.nonzero()[:, 0]
+    if len(rows) > COMPARED:
+        rows = rows[torch.randperm(len(rows), generator=streams.shared)[:COMPARED]]
+    return _Family(name, rows, float(made.sum() / pieces.counted.sum()))
