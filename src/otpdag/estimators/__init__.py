@@ -1,6 +1,7 @@
 """Familiar models with the methods of scikit-learn and its relatives, each a thin face of a graph."""
 
+from otpdag.estimators.code_prior import CodePrior
 from otpdag.estimators.gaussian_mixture import GaussianMixture
 from otpdag.estimators.hidden_markov import HiddenMarkovModel
 
-__all__ = ["GaussianMixture", "HiddenMarkovModel"]
+__all__ = ["CodePrior", "GaussianMixture", "HiddenMarkovModel"]

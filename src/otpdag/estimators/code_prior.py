@@ -1,0 +1,321 @@
+"""A distribution over the codes of a discrete auto-encoder: what it takes to make new images from them."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator
+from torch import Tensor
+from torch.nn.functional import gelu, layer_norm, pad, scaled_dot_product_attention
+
+from otpdag.engine import FitResult, Method, fit
+from otpdag.errors import ConvergenceWarning, DataError, ModelError, NotFittedError
+from otpdag.graph import Graph
+from otpdag.mechanisms.base import Mechanism, Noise, Params, Parents
+from otpdag.mechanisms.parameters import Parameter
+from otpdag.model import Model
+from otpdag.spaces import Count, Space
+
+__all__ = ["CodePrior", "CodeSequence"]
+
+Codes = NDArray[np.int64]
+
+_NODE = "codes"
+_ROWS_AT_ONCE = 256
+
+
+class CodeSequence(Mechanism):
+    r"""A vector of codes, each of which depends on all before it, by a small causal transformer.
+
+    .. math:: p(c) = \prod_m p(c_m \mid c_1, \dots, c_{m-1}), \quad
+              c_m = F^{-1}(u_m \mid c_1, \dots, c_{m-1}), \quad u_m \sim U(0, 1)
+
+    Every position has logits of its own that the network adds to; they start at the frequencies in the data, so that
+    before any training the codes are independent and have the right marginals. The network computes in single
+    precision.
+
+    Args:
+        positions: Number of codes in a vector.
+        n_codes: Number of values of a code.
+        layers: Layers of the transformer.
+        width: Length of its feature vectors.
+        heads: Attention heads, a divisor of the width.
+    """
+
+    def __init__(self, positions: int, n_codes: int, *, layers: int = 3, width: int = 96, heads: int = 4) -> None:
+        for name, value in {"positions": positions, "layers": layers, "heads": heads}.items():
+            if value < 1:
+                raise ModelError(f"`{name}` must be at least 1; got {value}")
+        if n_codes < 2:
+            raise ModelError(f"`n_codes` must be at least 2; got {n_codes}")
+        if width < 1 or width % heads:
+            raise ModelError(f"`width` must be a multiple of the {heads} heads; got {width}")
+        self.positions, self.n_codes = positions, n_codes
+        self.layers, self.width, self.heads = layers, width, heads
+
+    def on_setup(self) -> None:
+        """Refuse parents."""
+        if self.family.parents:
+            raise ModelError(f"node {self.family.node!r} is a CodeSequence and has no parents")
+
+    @property
+    def space(self) -> Space:
+        """Codes as numbers 0, 1, ..., one for each position."""
+        return Count(self.positions)
+
+    @property
+    def noise(self) -> Noise:
+        """A uniform number for each position."""
+        return Noise(self.positions, "uniform")
+
+    @property
+    def correlated(self) -> bool:
+        """Codes depend on each other."""
+        return True
+
+    def parameters(self) -> dict[str, Parameter]:
+        """The network's parameters, those of all layers stacked."""
+        d, deep = self.width, self.layers
+        narrow = 1 / math.sqrt(d)
+        into_stream = narrow / math.sqrt(2 * deep)  # so that the sum over layers is of order one
+        return {
+            "frequency": Parameter((self.positions, self.n_codes)),
+            "embedding": Parameter((self.n_codes, d), init_scale=narrow),
+            "position": Parameter((self.positions, d), init_scale=narrow),
+            "norm_attention": Parameter((deep, 2, d)),
+            "query_key_value": Parameter((deep, d, 3 * d), init_scale=narrow),
+            "attended": Parameter((deep, d, d), init_scale=into_stream),
+            "norm_hidden": Parameter((deep, 2, d)),
+            "hidden": Parameter((deep, d, 4 * d), init_scale=narrow),
+            "hidden_bias": Parameter((deep, 4 * d)),
+            "back": Parameter((deep, 4 * d, d), init_scale=into_stream / 2),
+            "norm_last": Parameter((2, d)),
+            "logits": Parameter((d, self.n_codes), init_scale=0.1 * narrow),
+        }
+
+    def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
+        """Logits at the frequencies of each position, smoothed by those of all positions."""
+        codes = value.long()
+        seen = torch.zeros(self.positions, self.n_codes, dtype=torch.float64, device=value.device)
+        seen.scatter_add_(1, codes.T, weight.double().expand_as(codes.T))
+        overall = seen.sum(0) + 1.0
+        smoothed = seen + overall / overall.sum() * math.sqrt(self.n_codes)
+        return {"frequency": torch.log(smoothed / smoothed.sum(-1, keepdim=True))}
+
+    def log_prob(self, params: Params, value: Tensor, parents: Parents, mask: Tensor | None = None) -> Tensor:
+        """Sum of the log-probabilities of all codes."""
+        if mask is not None and not bool(mask.all()):
+            raise DataError(f"node {self.family.node!r} is a CodeSequence: its codes must not be missing")
+        replicas = max(len(value), len(params["logits"]))
+        found = [self._log_prob(_of(params, r), value[min(r, len(value) - 1)].long()) for r in range(replicas)]
+        return torch.stack(found).to(value)
+
+    def _log_prob(self, params: Params, codes: Tensor) -> Tensor:
+        logits = self._logits(params, codes)
+        return torch.log_softmax(logits, -1).gather(-1, codes.unsqueeze(-1)).squeeze(-1).sum(-1)
+
+    def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:
+        """Codes drawn one after another."""
+        replicas = max(len(noise), len(params["logits"]))
+        found = [self.draw(_of(params, r), noise[min(r, len(noise) - 1)]) for r in range(replicas)]
+        return torch.stack(found).to(noise)
+
+    def draw(self, params: Params, uniform: Tensor, temperature: float = 1.0) -> Tensor:
+        """Codes (n, positions) from uniform numbers of that shape; what was attended to is kept, not computed again."""
+        rows = len(uniform)
+        kept = torch.empty(
+            self.layers, 2, rows, self.heads, self.positions, self.width // self.heads, device=uniform.device
+        )
+        codes = torch.zeros(rows, self.positions, dtype=torch.long, device=uniform.device)
+        with torch.no_grad():
+            for at in range(self.positions):
+                before = codes[:, at - 1 : at] if at else None
+                logits = self._next_logits(params, before, at, kept) / temperature
+                cumulative = torch.softmax(logits.double(), -1).cumsum(-1)
+                drawn = (cumulative < uniform[:, at : at + 1]).sum(-1)
+                codes[:, at] = drawn.clamp(max=self.n_codes - 1)
+        return codes
+
+    # -- the network -----------------------------------------------------------------------------------------------
+
+    def _logits(self, params: Params, codes: Tensor) -> Tensor:
+        """Logits of every code (n, positions, n_codes), each from those before it."""
+        before = pad(params["embedding"][codes[:, :-1]], (0, 0, 1, 0))  # nothing comes before the first
+        stream = before + params["position"]
+        for layer in range(self.layers):
+            query, key, value = self._query_key_value(params, layer, stream)
+            found = scaled_dot_product_attention(query, key, value, is_causal=True)
+            stream = self._onward(params, layer, stream, found)
+        return _normed(stream, params["norm_last"]) @ params["logits"] + params["frequency"]
+
+    def _next_logits(self, params: Params, before: Tensor | None, at: int, kept: Tensor) -> Tensor:
+        """The same for the position ``at`` alone (n, n_codes); keys and values go to ``kept``."""
+        stream = params["position"][at].expand(kept.shape[2], 1, -1)
+        if before is not None:
+            stream = stream + params["embedding"][before]
+        for layer in range(self.layers):
+            query, *key_value = self._query_key_value(params, layer, stream)
+            for which, part in enumerate(key_value):
+                kept[layer, which, :, :, at] = part[:, :, 0]
+            found = scaled_dot_product_attention(query, *kept[layer, :, :, :, : at + 1])
+            stream = self._onward(params, layer, stream, found)
+        return (_normed(stream, params["norm_last"]) @ params["logits"])[:, 0] + params["frequency"][at]
+
+    def _query_key_value(self, params: Params, layer: int, stream: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Three times (n, heads, positions, width of a head)."""
+        made = _normed(stream, params["norm_attention"][layer]) @ params["query_key_value"][layer]
+        query, key, value = made.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return query, key, value
+
+    def _onward(self, params: Params, layer: int, stream: Tensor, attended: Tensor) -> Tensor:
+        """Add what was attended to, then what a perceptron makes of it."""
+        stream = stream + attended.transpose(1, 2).flatten(2) @ params["attended"][layer]
+        hidden = _normed(stream, params["norm_hidden"][layer]) @ params["hidden"][layer] + params["hidden_bias"][layer]
+        return stream + gelu(hidden) @ params["back"][layer]
+
+
+def _of(params: Params, replica: int) -> dict[str, Tensor]:
+    """One replica's parameters, in single precision."""
+    return {name: value[min(replica, len(value) - 1)].float() for name, value in params.items()}
+
+
+def _normed(stream: Tensor, gain_and_shift: Tensor) -> Tensor:
+    return layer_norm(stream, stream.shape[-1:], 1 + gain_and_shift[0], gain_and_shift[1])
+
+
+class CodePrior(BaseEstimator):
+    r"""What codes go together: an autoregressive transformer over the codes of a discrete auto-encoder.
+
+    .. math:: p(c) = \prod_m p(c_m \mid c_1, \dots, c_{m-1})
+
+    It is the graph of one observed node with the mechanism :class:`CodeSequence`, fitted by :func:`otpdag.fit` to
+    greatest likelihood on minibatches. The paper uses an Image Transformer in this place.
+
+    Args:
+        n_codes: Number of values of a code.
+        layers: Layers of the transformer.
+        width: Length of its feature vectors.
+        heads: Attention heads, a divisor of the width.
+        n_epochs: How often every vector of codes is seen.
+        batch_size: Vectors in a step.
+        learning_rate: Of Adam; falls to zero along a cosine.
+        random_state: Seed.
+        device: ``"cpu"`` or ``"cuda"``.
+
+    Attributes:
+        model_: The fitted :class:`otpdag.Model`.
+        result_: The :class:`otpdag.FitResult`.
+
+    >>> rng = np.random.default_rng(0)
+    >>> first = rng.integers(0, 3, (400, 1))
+    >>> prior = CodePrior(3, layers=1, width=16, n_epochs=20, learning_rate=0.01)
+    >>> _ = prior.fit((first + np.arange(4)) % 3)  # 0120, 1201 or 2012
+    >>> bool((np.diff(prior.sample(50, seed=1)) % 3 == 1).mean() > 0.99)
+    True
+    """
+
+    def __init__(
+        self,
+        n_codes: int = 512,
+        *,
+        layers: int = 3,
+        width: int = 96,
+        heads: int = 4,
+        n_epochs: int = 10,
+        batch_size: int = 32,
+        learning_rate: float = 2e-3,
+        random_state: int = 0,
+        device: str = "cpu",
+    ) -> None:
+        self.n_codes = n_codes
+        self.layers = layers
+        self.width = width
+        self.heads = heads
+        self.n_epochs = n_epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.random_state = random_state
+        self.device = device
+
+    def fit(self, codes: ArrayLike, y: Any = None) -> Self:
+        """Learn the distribution of vectors of codes.
+
+        Args:
+            codes: Integer codes (n, positions).
+            y: Ignored.
+        """
+        held = self._checked(codes)
+        if self.n_epochs < 1 or self.batch_size < 1:
+            raise ModelError(f"n_epochs and batch_size must be at least 1; got {self.n_epochs} and {self.batch_size}")
+        mechanism = CodeSequence(held.shape[1], self.n_codes, layers=self.layers, width=self.width, heads=self.heads)
+        self.model_ = Model(Graph([], nodes=[_NODE]), {_NODE: mechanism})
+        steps = self.n_epochs * math.ceil(len(held) / self.batch_size)
+        method = Method(
+            "likelihood", noise="marginal", optimiser="adam", steps=steps, batch_size=self.batch_size,
+            learning_rate=self.learning_rate, averaging=0.1,
+        )  # fmt: skip
+        with warnings.catch_warnings():
+            # a network is trained for the epochs that were asked for; `result_.status` tells whether more would help
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            self.result_: FitResult = fit(
+                self.model_, {_NODE: held}, method=method, seed=self.random_state, restarts=1, device=self.device
+            )
+        return self
+
+    def sample(self, n: int = 1, *, seed: int = 0, temperature: float = 1.0) -> Codes:
+        """Draw vectors of codes.
+
+        Args:
+            n: How many.
+            seed: Determines the draws.
+            temperature: Below one favours likely codes, above one rare ones.
+
+        Returns:
+            Integer codes (n, positions).
+        """
+        mechanism, params = self._fitted
+        if n < 1:
+            raise DataError(f"`n` must be at least 1; got {n}")
+        if not temperature > 0:
+            raise DataError(f"`temperature` must be above 0; got {temperature}")
+        generator = torch.Generator().manual_seed(seed)
+        uniform = torch.rand(n, mechanism.positions, generator=generator, dtype=torch.float64)
+        drawn = [mechanism.draw(params, rows, temperature) for rows in uniform.split(_ROWS_AT_ONCE)]
+        return np.asarray(torch.cat(drawn).numpy(), dtype=np.int64)
+
+    def log_prob(self, codes: ArrayLike) -> NDArray[np.float64]:
+        """Log-probability of each vector of codes, in nats."""
+        mechanism, params = self._fitted
+        held = torch.as_tensor(self._checked(codes, mechanism.positions))
+        with torch.no_grad():
+            found = [mechanism._log_prob(params, rows) for rows in held.split(_ROWS_AT_ONCE)]
+        return np.asarray(torch.cat(found).double().numpy())
+
+    def score(self, codes: ArrayLike, y: Any = None) -> float:
+        """Mean log-probability of a single code, in nats; minus the entropy rate at best."""
+        held = self._checked(codes)
+        return float(self.log_prob(held).mean() / held.shape[1])
+
+    @property
+    def _fitted(self) -> tuple[CodeSequence, Mapping[str, Tensor]]:
+        if not hasattr(self, "model_"):
+            raise NotFittedError("this CodePrior is not fitted yet: call fit(codes) first")
+        mechanism = self.model_.structure.mechanisms[_NODE]
+        assert isinstance(mechanism, CodeSequence)  # fit put it there
+        return mechanism, _of(self.model_.fitted.naturals[_NODE], 0)
+
+    def _checked(self, codes: ArrayLike, positions: int | None = None) -> Codes:
+        held = np.asarray(codes)
+        if held.ndim != 2 or not held.size or not np.issubdtype(held.dtype, np.integer):
+            raise DataError(f"`codes` must be integers (n, positions); got shape {held.shape} of {held.dtype}")
+        if positions is not None and held.shape[1] != positions:
+            raise DataError(f"`codes` must have {positions} positions, as in fit; got {held.shape[1]}")
+        if held.min() < 0 or held.max() >= self.n_codes:
+            raise DataError(f"`codes` must be from 0 to {self.n_codes - 1}; got {held.min()} to {held.max()}")
+        return held.astype(np.int64)

@@ -1,0 +1,145 @@
+"""The prior over codes learns a chain whose entropy is known, and draws from what it says."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from otpdag.errors import DataError, ModelError, NotFittedError
+from otpdag.estimators import CodePrior
+from otpdag.estimators.code_prior import CodeSequence, _of
+
+STATES, POSITIONS = 4, 10
+
+
+def draw_chain(rows, transition, rng, positions=POSITIONS):
+    codes = np.empty((rows, positions), dtype=np.int64)
+    codes[:, 0] = rng.integers(0, STATES, rows)
+    for at in range(1, positions):
+        cumulative = transition[codes[:, at - 1]].cumsum(1)
+        codes[:, at] = (cumulative < rng.random((rows, 1))).sum(1).clip(max=STATES - 1)
+    return codes
+
+
+def true_log_prob(codes, transition):
+    return np.log(transition[codes[:, :-1], codes[:, 1:]]).sum(1) - np.log(STATES)
+
+
+@pytest.fixture(scope="module")
+def chain():
+    """A transition matrix, a prior fitted to its chains, and fresh chains."""
+    rng = np.random.default_rng(101)
+    transition = rng.dirichlet(np.full(STATES, 0.5), STATES)
+    prior = CodePrior(STATES, layers=1, width=32, n_epochs=6, learning_rate=5e-3, random_state=101)
+    return transition, prior.fit(draw_chain(2000, transition, rng)), draw_chain(2000, transition, rng)
+
+
+def test_cross_entropy_is_close_to_the_true_entropy(chain):
+    transition, prior, fresh = chain
+    entropy = -true_log_prob(fresh, transition).mean() / POSITIONS
+    frequencies = np.bincount(fresh.ravel(), minlength=STATES) / fresh.size
+    independent = -(frequencies * np.log(frequencies)).sum()
+    assert independent > entropy + 0.15  # there is something to learn
+    assert entropy - 0.01 < -prior.score(fresh) < entropy + 0.02
+
+
+def test_log_probabilities_are_the_chains(chain):
+    transition, prior, fresh = chain
+    assert prior.log_prob(fresh).shape == (2000,)
+    assert np.abs(prior.log_prob(fresh) - true_log_prob(fresh, transition)).mean() < 0.4
+
+
+def test_draws_have_the_chains_transitions(chain):
+    transition, prior, _ = chain
+    drawn = prior.sample(3000, seed=102)
+    assert drawn.shape == (3000, POSITIONS)
+    found = np.zeros((STATES, STATES))
+    np.add.at(found, (drawn[:, :-1].ravel(), drawn[:, 1:].ravel()), 1)
+    np.testing.assert_allclose(found / found.sum(1, keepdims=True), transition, atol=0.04)
+    np.testing.assert_array_equal(drawn, prior.sample(3000, seed=102))
+    assert (drawn != prior.sample(3000, seed=103)).any()
+
+
+def test_a_low_temperature_favours_likely_codes(chain):
+    _, prior, _ = chain
+    assert prior.score(prior.sample(300, seed=104, temperature=0.3)) > prior.score(prior.sample(300, seed=104)) + 0.1
+
+
+def untrained(positions=3, n_codes=3):
+    """A network with random parameters, on its own."""
+    mechanism = CodeSequence(positions, n_codes, layers=2, width=8, heads=2)
+    generator = torch.Generator().manual_seed(105)
+    shapes = {name: parameter.shape for name, parameter in mechanism.parameters().items()}
+    return mechanism, {name: 0.7 * torch.randn(1, *shape, generator=generator) for name, shape in shapes.items()}
+
+
+def test_probabilities_of_all_vectors_sum_to_one():
+    mechanism, params = untrained()
+    every = torch.tensor(list(product(range(3), repeat=3)), dtype=torch.float64).unsqueeze(0)
+    assert float(mechanism.log_prob(params, every, {}).exp().sum()) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_draws_follow_the_log_probabilities():
+    mechanism, params = untrained()
+    every = torch.tensor(list(product(range(3), repeat=3)), dtype=torch.float64).unsqueeze(0)
+    expected = mechanism.log_prob(params, every, {})[0].exp().numpy()
+    uniform = torch.rand(1, 20000, 3, generator=torch.Generator().manual_seed(106), dtype=torch.float64)
+    drawn = mechanism.forward(params, {}, uniform)[0].long().numpy()
+    counts = np.bincount(drawn @ [9, 3, 1], minlength=27)
+    kept = expected > 1e-4
+    shares = expected[kept] / expected[kept].sum()
+    assert stats.chisquare(counts[kept], shares * counts[kept].sum()).pvalue > 0.01
+
+
+def test_one_step_at_a_time_is_all_at_once():
+    mechanism, params = untrained(positions=7, n_codes=5)
+    own = _of(params, 0)
+    codes = torch.randint(5, (4, 7), generator=torch.Generator().manual_seed(107))
+    kept = torch.empty(2, 2, 4, 2, 7, 4)
+    steps = [mechanism._next_logits(own, codes[:, m - 1 : m] if m else None, m, kept) for m in range(7)]
+    torch.testing.assert_close(torch.stack(steps, 1), mechanism._logits(own, codes), atol=1e-4, rtol=1e-4)
+
+
+def test_it_starts_at_the_frequencies_of_each_position():
+    codes = np.stack([np.zeros(1000, int), np.arange(1000) % 2], 1)
+    start = CodeSequence(2, 4).start(torch.as_tensor(codes, dtype=torch.float64), {}, torch.ones(1000))
+    np.testing.assert_allclose(start["frequency"].exp(), [[1, 0, 0, 0], [0.5, 0.5, 0, 0]], atol=5e-3)
+
+
+def test_vectors_of_one_code(chain):
+    codes = np.random.default_rng(108).choice(3, p=[0.6, 0.3, 0.1], size=(500, 1))
+    prior = CodePrior(3, layers=1, width=8, n_epochs=2).fit(codes)
+    np.testing.assert_allclose(np.exp(prior.log_prob([[0], [1], [2]])), [0.6, 0.3, 0.1], atol=0.08)
+
+
+@pytest.mark.parametrize(
+    ("codes", "message"),
+    [
+        (np.zeros((5, 2)), r"`codes` must be integers \(n, positions\); got shape \(5, 2\) of float64"),
+        (np.zeros(5, int), r"got shape \(5,\) of int64"),
+        (np.full((5, 2), 7), "`codes` must be from 0 to 3; got 7 to 7"),
+    ],
+)
+def test_what_are_no_codes_is_refused(codes, message):
+    with pytest.raises(DataError, match=message):
+        CodePrior(4).fit(codes)
+
+
+def test_what_makes_no_sense_is_refused(chain):
+    _, prior, fresh = chain
+    with pytest.raises(NotFittedError, match=r"call fit\(codes\) first"):
+        CodePrior(4).sample()
+    with pytest.raises(DataError, match="must have 10 positions, as in fit; got 9"):
+        prior.log_prob(fresh[:, 1:])
+    with pytest.raises(DataError, match="`n` must be at least 1; got 0"):
+        prior.sample(0)
+    with pytest.raises(DataError, match="`temperature` must be above 0; got 0"):
+        prior.sample(1, temperature=0)
+    with pytest.raises(ModelError, match="`width` must be a multiple of the 4 heads; got 10"):
+        CodePrior(4, width=10).fit(fresh)
+    with pytest.raises(ModelError, match="n_epochs and batch_size must be at least 1; got 0 and 32"):
+        CodePrior(4, n_epochs=0).fit(fresh)
+    with pytest.raises(ModelError, match="`n_codes` must be at least 2; got 1"):
+        CodePrior(1).fit(np.zeros((3, 2), int))
