@@ -435,6 +435,37 @@ def test_reproduce_lists_and_runs_experiments(checkout):
     assert "table8 cannot be imported: No module" in one_line(run("reproduce", "table8"))
 
 
+def test_reproduce_has_two_scales(checkout):
+    text = checkout / "runs" / "figure9" / "figure9.txt"
+    for options, expected in [
+        (("--scale", "quick"), "0 True"),
+        (("--scale", "paper"), "0 False"),
+        (("--quick", "--scale", "quick"), "0 True"),
+        ((), "0 False"),
+    ]:
+        assert run("reproduce", "figure9", "--force", *options).exit_code == 0
+        assert text.read_text() == expected
+    assert "give --quick or --scale paper, not both" in one_line(
+        run("reproduce", "figure9", "--quick", "--scale", "paper")
+    )
+    assert "'large' is not one of 'quick', 'paper'" in one_line(run("reproduce", "figure9", "--scale", "large"))
+
+
+def test_reproduce_resumes_what_can_be_resumed(checkout):
+    assert "figure9 keeps no parts to resume from" in one_line(run("reproduce", "figure9", "--resume"))
+    (checkout / "experiments" / "table7.py").write_text(
+        "from otpdag.cli.registry import Run, experiment\n\n\n"
+        '@experiment("table7", "Seven parts", resumable=True)\n'
+        "def table7(run: Run) -> None:\n"
+        '    with (run.folder / "parts.txt").open("a") as file:\n'
+        '        file.write(f"{run.resume} ")\n'
+    )
+    assert run("reproduce", "table7").exit_code == 0
+    assert "is not empty" in one_line(run("reproduce", "table7"))
+    assert run("reproduce", "table7", "--resume").exit_code == 0
+    assert (checkout / "runs" / "table7" / "parts.txt").read_text() == "False True "
+
+
 def test_reproduce_says_when_there_is_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "_REGISTRY", {})
     monkeypatch.setattr("otpdag.cli.reproducing.find_folder", lambda: None)

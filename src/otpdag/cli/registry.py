@@ -27,33 +27,41 @@ __all__ = ["Experiment", "Run", "discover", "experiment", "find_folder", "regist
 
 @dataclass(frozen=True)
 class Run:
-    """What an experiment is told: where results go, the seed, and whether a small version will do."""
+    """What an experiment is told: where results go, the seed, its size, and whether to go on with an earlier run.
+
+    ``quick`` asks for a small version, minutes on two cores; without it the experiment has the paper's size. ``resume``
+    allows to use the parts that an interrupted run left in the folder.
+    """
 
     folder: Path
     seed: int = 0
     quick: bool = False
+    resume: bool = False
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """One table or figure."""
+    """One table or figure; a resumable one keeps finished parts in its folder."""
 
     name: str
     title: str
     run: Callable[[Run], None]
+    resumable: bool = False
 
 
 _REGISTRY: dict[str, Experiment] = {}
 
 
-def experiment(name: str, title: str) -> Callable[[Callable[[Run], None]], Callable[[Run], None]]:
+def experiment(
+    name: str, title: str, *, resumable: bool = False
+) -> Callable[[Callable[[Run], None]], Callable[[Run], None]]:
     """Register a function as the experiment ``name``; use it as a decorator."""
 
     def register(run: Callable[[Run], None]) -> Callable[[Run], None]:
         known = _REGISTRY.get(name)
         if known is not None and known.run.__module__ != run.__module__:
             raise ModelError(f"an experiment named {name!r} is registered already, by {known.run.__module__}")
-        _REGISTRY[name] = Experiment(name, title, run)
+        _REGISTRY[name] = Experiment(name, title, run, resumable)
         return run
 
     return register

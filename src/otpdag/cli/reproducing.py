@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -15,14 +16,25 @@ from otpdag.errors import ModelError
 __all__ = ["reproduce"]
 
 
+class Scale(StrEnum):
+    """How large an experiment is."""
+
+    QUICK = "quick"
+    PAPER = "paper"
+
+
 def reproduce(
     name: Annotated[str | None, typer.Argument(help="Which table or figure; without it, list them.")] = None,
     out_folder: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="Where results go; runs/NAME if left out.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Determines the run.")] = 0,
-    quick: Annotated[bool, typer.Option("--quick", help="A small version, to see that it works.")] = False,
+    scale: Annotated[
+        Scale | None, typer.Option("--scale", help="The paper's size (the default), or a small one of minutes.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Short for --scale quick.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was interrupted.")] = False,
 ) -> None:
     """Reproduce a table or figure; without a name, list what there is."""
     folder = find_folder()
@@ -35,10 +47,14 @@ def reproduce(
         where = "no experiments were found" if not known else f"there are {', '.join(known)}"
         broken = f"; {name} cannot be imported: {failed[name]}" if name in failed else ""
         raise ModelError(f"there is no experiment {name!r}: {where}{broken}")
+    if quick and scale is Scale.PAPER:
+        raise ModelError("give --quick or --scale paper, not both")
+    if resume and not known[name].resumable:
+        raise ModelError(f"{name} keeps no parts to resume from; run it again without --resume")
     target = out_folder or Path("runs") / name
-    check_folder(target, force=force)
+    check_folder(target, force=force or resume)
     target.mkdir(parents=True, exist_ok=True)
-    known[name].run(Run(target, seed, quick))
+    known[name].run(Run(target, seed, quick or scale is Scale.QUICK, resume))
     say(f"results are in {target}")
 
 
