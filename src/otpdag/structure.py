@@ -6,6 +6,7 @@ ones, ``tie.name``. Everything that evaluates a model is a pure function of a st
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -224,11 +225,7 @@ def pack(theta: Theta) -> Tensor:
 
 def unpack(flat: Tensor, like: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
     """Invert :func:`pack` given the shapes without replica axis."""
-    found, at = {}, 0
-    for key, shape in like.items():
-        size = 1
-        for length in shape:
-            size *= length
-        found[key] = flat[:, at : at + size].reshape(flat.shape[0], *shape)
-        at += size
-    return found
+    sizes = [math.prod(shape) for shape in like.values()]
+    # one split, whose gradient is one concatenation: slices would each write a gradient as long as all parameters
+    parts = flat.split(sizes, -1) if sizes else ()
+    return {key: part.reshape(flat.shape[0], *like[key]) for key, part in zip(like, parts, strict=True)}

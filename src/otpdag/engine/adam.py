@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,6 +20,8 @@ LARGEST_GRADIENT = 10.0
 FEWEST_STEPS = 50
 
 OnStep = Callable[[int, LossTerms], bool]
+Moments = dict[str, Tensor]
+"""Adam's memory of one half of the parameters: number of steps, mean gradient, mean square."""
 
 
 class DrawnLoss(Protocol):
@@ -50,21 +52,36 @@ class AdamOutcome:
     steps: int
     settled: Tensor
     """Whether the loss had stopped falling, by the end of all steps."""
+    memory: tuple[Moments, ...] = ()
+    """What a run that goes on from here starts with."""
 
 
 def descend(
-    problem: DrawnLoss, start: Tensor, streams: Streams, *, steps: int, on_step: OnStep | None = None
+    problem: DrawnLoss,
+    start: Tensor,
+    streams: Streams,
+    *,
+    steps: int,
+    on_step: OnStep | None = None,
+    span: tuple[float, float] = (0.0, 1.0),
+    memory: Sequence[Moments] = (),
 ) -> AdamOutcome:
-    """Run ``steps`` steps from ``start`` (R, P)."""
+    """Run ``steps`` steps from ``start`` (R, P).
+
+    A long run may be cut in parts: ``span`` is the share of all steps at the part's beginning and end, ``memory`` that
+    of the part before.
+    """
     method, device = problem.method, start.device
     halves = _halves(problem, start)
     optimisers = [torch.optim.Adam([half], lr=method.learning_rate, fused=device.type == "cuda") for half in halves]
+    for optimiser, moments in zip(optimisers, memory, strict=bool(memory)):
+        optimiser.state[optimiser.param_groups[0]["params"][0]] = {key: value.clone() for key, value in moments.items()}
     rate = Cosine(method.learning_rate)
     averaged, averaged_steps = torch.zeros_like(start), 0
     losses: list[Tensor] = []
     last_good, failed = start.detach().clone(), torch.zeros(start.shape[0], dtype=torch.bool, device=device)
     for step in range(steps):
-        progress = step / max(steps, 1)
+        progress = span[0] + (span[1] - span[0]) * step / max(steps, 1)
         flat = torch.cat(halves, -1)
         terms = problem.sampled(flat, streams, progress)
         (gradient,) = torch.autograd.grad(terms.total.sum(), flat)
@@ -89,7 +106,8 @@ def descend(
     point = torch.where(failed.unsqueeze(-1), last_good, point)
     history = torch.stack(losses)
     settled = _has_settled(history) & ~failed & (len(losses) == steps)
-    return AdamOutcome(point, _tail_mean(history, 0.1), failed.cpu(), len(losses), settled.cpu())
+    left = tuple(dict(optimiser.state[half]) for optimiser, half in zip(optimisers, halves, strict=True))
+    return AdamOutcome(point, _tail_mean(history, 0.1), failed.cpu(), len(losses), settled.cpu(), left)
 
 
 def _halves(problem: DrawnLoss, start: Tensor) -> list[Tensor]:
