@@ -48,6 +48,9 @@ __all__ = ["RobustOptions", "train_robust"]
 
 Array = NDArray[np.float64]
 
+GUESSES = 4
+"""How many ways there are to guess the clean rows that a start is taken from."""
+
 
 @dataclass(frozen=True)
 class RobustOptions:
@@ -57,7 +60,9 @@ class RobustOptions:
         most_dropped: Largest share of rows that may be left out; beyond it the most likely rows are kept.
         slack: How far the data's mass in a region may exceed the model's.
         remote: Rows with a column further from its median than this many robust standard deviations take no part in the
-            search for a start.
+            search for a start;
+        gap: nor do those beyond an empty stretch of this length, in the same units,
+        middle: which begins at least this far from the median.
         tails: Upper tail probabilities of the loss under the model that cut the regions.
         cap: Tail probability whose loss caps a row's loss when starts are compared.
         rounds: How often fit and weights alternate at most.
@@ -70,8 +75,10 @@ class RobustOptions:
     most_dropped: float = 0.25
     slack: float = 1.25
     remote: float = 6.0
+    gap: float = 0.5
+    middle: float = 1.0
     tails: tuple[float, ...] = (0.1, 0.05, 0.02, 0.01, 0.004, 0.001)
-    cap: float = 0.05
+    cap: float = 0.004
     rounds: int = 8
     round_steps: int = 15
     same_weights: float = 5e-4
@@ -151,14 +158,19 @@ def reweighted(problem: Problem, weights: Tensor) -> Problem:
 
 
 def _trimmed_starts(layout: Layout, batch: Batch, seed: int, restarts: int) -> Tensor:
-    """Starts from different guesses of the clean rows: without isolated groups, dense, central, parts of those."""
+    """Starts from different guesses of the clean rows: all, without isolated groups, dense, central; parts of those.
+
+    All rows, because a small component that belongs to the model looks like a group of outliers until it is fitted.
+    """
     columns = _standard_columns(layout.structure, batch)
     generator = np.random.default_rng([seed, 7])
-    dense, central, joined = _dense_rows(columns, generator), _central_rows(columns), _joined_rows(columns, generator)
+    guesses = (
+        np.arange(batch.rows), _joined_rows(columns, generator), _dense_rows(columns, generator), _central_rows(columns)
+    )  # fmt: skip
     points = []
     for number in range(restarts):
-        rows = (joined, dense, central, joined)[number % 4]
-        if number >= 3:
+        rows = guesses[number % GUESSES]
+        if number >= GUESSES:
             rows = generator.choice(rows, size=max(len(rows) // 2, 2), replace=False)
         part = batch.take(torch.as_tensor(np.sort(rows)))
         points.append(initial_points(layout, part, seed, [number]))
@@ -182,15 +194,32 @@ def _standard_columns(structure: Structure, batch: Batch) -> Array:
 
 
 def _near_rows(structure: Structure, batch: Batch, options: RobustOptions) -> Tensor:
-    """Rows no column of which is remote in robust units; all rows, if too many would be remote.
+    """Rows no column of which is remote in robust units or beyond a gap; all rows, if too many would be remote.
 
     Starts are looked for and judged among these: a small remote group must not win a component of its own only because
-    it is compact.
+    it is compact. A small component that touches the others is not remote.
     """
-    near = np.abs(_standard_columns(structure, batch)).max(1) <= options.remote
+    columns = _standard_columns(structure, batch)
+    near = np.abs(columns).max(1) <= options.remote
+    for column in columns.T:
+        near &= ~_beyond_gap(column, options) & ~_beyond_gap(-column, options)
     if 1 - near.mean() > options.most_dropped:
         return torch.arange(batch.rows)
     return torch.as_tensor(np.flatnonzero(near))
+
+
+def _beyond_gap(column: Array, options: RobustOptions) -> NDArray[np.bool_]:
+    """Which values lie above an empty stretch outside the middle of a column: emptier than what lies above it is full.
+
+    >>> _beyond_gap(np.array([*np.linspace(-2, 2, 96), 5.0, 5.1, 5.2, 5.3]), RobustOptions()).sum()
+    np.int64(4)
+    """
+    ordered = np.sort(column)
+    ends = np.searchsorted(ordered, ordered + options.gap, side="right")
+    inside, above = ends - np.arange(1, len(ordered) + 1), len(ordered) - ends
+    empty = (ordered >= options.middle) & (above > 0) & (inside <= 0.01 * above)
+    empty &= above <= options.most_dropped * len(ordered)
+    return column > ordered[empty.argmax()] if empty.any() else np.zeros(len(column), dtype=bool)
 
 
 def _central_rows(columns: Array) -> NDArray[np.int64]:
@@ -228,11 +257,13 @@ def _concentrate(
 ) -> tuple[Tensor, Tensor]:
     """Short runs, each on the rows that are most likely at present; then the starts' truncated losses."""
     monitor.stage("trimmed short starts", 2 * options.concentration, range(len(points)))
+    from_all_rows = (torch.arange(len(points), device=points.device) % GUESSES == 0).unsqueeze(-1)
     rough = replace(options, sample=options.sample // 3)
     for step in range(2 * options.concentration):
         if step < options.concentration:
             losses = row_losses_at(problem, points)
-            weights = (losses <= losses.quantile(1 - options.most_dropped, dim=-1, keepdim=True)).to(losses)
+            likely = losses <= losses.quantile(1 - options.most_dropped, dim=-1, keepdim=True)
+            weights = (likely | from_all_rows).to(losses)
         else:  # hard trimming shrinks what it keeps; capped weights let it recover before starts are judged
             weights = _capped_weights(problem, points, rough, seed)
         state = minimise(reweighted(problem, weights).loss, points, steps=course.short_steps // 2)
