@@ -1,12 +1,19 @@
 """Parameters of directed graphical models from incomplete data, by optimal transport."""
 
-from otpdag import backward, costs, datasets, divergences, estimators, mechanisms, metrics, plots, schedules, tables
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from otpdag import backward, costs, datasets, divergences, mechanisms, metrics, schedules, tables
 from otpdag.engine import Course, FitResult, Method, entropic, fit, paper, transport
 from otpdag.errors import ConvergenceWarning, DataError, GraphError, ModelError, NotFittedError, OtpdagError
 from otpdag.graph import Graph, Lag, lag
 from otpdag.mechanisms.parameters import start, tie
 from otpdag.model import Model, load
 from otpdag.sequences import Sequences
+
+if TYPE_CHECKING:
+    from otpdag import estimators, plots
 
 __version__ = "0.1.0"
 
@@ -43,3 +50,14 @@ __all__ = [
     "tie",
     "transport",
 ]
+
+
+def __getattr__(name: str) -> ModuleType:
+    """Import scikit-learn and matplotlib, which take as long as all the rest, when they are first used."""
+    if name in ("estimators", "plots"):
+        return import_module(f"otpdag.{name}")
+    raise AttributeError(f"module 'otpdag' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

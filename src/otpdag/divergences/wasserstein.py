@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
-import ot
 import torch
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
@@ -164,6 +163,8 @@ def _solve_assignment(costs: Array) -> _Coupling:
 
 def _solve_transport(costs: Array, a: Array, b: Array) -> _Coupling:
     """Solve the transport problem of one replica, costs (N, M), by the network simplex."""
+    import ot  # takes seconds to import, and few fits need it
+
     a, b = a / a.sum(), b / b.sum()
     plan, log = ot.emd(a, b, np.ascontiguousarray(costs), numItermax=MAX_PIVOTS, log=True)
     rows, columns = plan.nonzero()

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 import torch
-from joblib import Parallel, delayed
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -67,6 +66,8 @@ def bootstrap_table(problem: Problem, point: Tensor, options: BootstrapOptions) 
     """
     if problem.method.optimiser != "lbfgs":
         raise ModelError(f"intervals need a deterministic method; {problem.method.name!r} draws noise at every step")
+    from joblib import Parallel, delayed
+
     seeds = np.random.SeedSequence(options.seed).generate_state(-(-options.draws // options.chunk))
     sizes = [min(options.chunk, options.draws - i * options.chunk) for i in range(len(seeds))]
     chunks = Parallel(n_jobs=options.jobs)(

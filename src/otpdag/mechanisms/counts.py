@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
-from scipy import stats
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from otpdag.errors import ModelError
@@ -153,6 +152,16 @@ class Poisson(LogLinearCount):
         return between(lambda count: torch.special.gammaincc(count + 1, rate), value, uniform)
 
 
+Numbers = float | NDArray[np.float64]
+
+
+def _quantile(level: Numbers, size: Numbers, success: Numbers) -> NDArray[np.float64]:
+    """The negative binomial's inverse distribution function."""
+    from scipy import stats  # takes a second to import
+
+    return np.asarray(stats.nbinom.ppf(level, size, success))
+
+
 class NegativeBinomial(LogLinearCount):
     r"""An over-dispersed count with mean :math:`\mu = \exp(\mathrm{log\_rate} + W^\top \mathrm{pa})`.
 
@@ -216,14 +225,14 @@ class NegativeBinomial(LogLinearCount):
         """The far quantile at the largest mean and the smallest dispersion."""
         rate = torch.exp(self.log_rate_at(params, parents).detach().max()).item()
         size = params["dispersion"].detach().min().item()
-        return int(stats.nbinom.ppf(1 - RARE, size, size / (size + rate)))
+        return int(_quantile(1 - RARE, size, size / (size + rate)))
 
     def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:
         """The inverse distribution function at ``u``."""
         size, log_rate = self.size_and_log_rate(params, parents, noise)
         success = size / (size + torch.exp(log_rate))
         level, size, success = torch.broadcast_tensors(inside_unit(noise), size, success)
-        counts = stats.nbinom.ppf(*(tensor.detach().cpu().numpy() for tensor in (level, size, success)))
+        counts = _quantile(*(tensor.detach().cpu().numpy() for tensor in (level, size, success)))
         return torch.as_tensor(np.maximum(counts, 0.0)).to(noise)
 
     def log_prob(self, params: Params, value: Tensor, parents: Parents, mask: Tensor | None = None) -> Tensor:

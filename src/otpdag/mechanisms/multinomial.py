@@ -9,7 +9,6 @@ from functools import cached_property
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
 from torch import Tensor
 
 from otpdag.errors import ModelError
@@ -282,6 +281,8 @@ class _Tree:
 
     def divide(self, noise: NDArray, probs: NDArray, total: NDArray) -> NDArray:
         """Counts (..., leaves) from uniform numbers (..., leaves - 1) and totals (..., 1)."""
+        from scipy import stats  # takes a second to import
+
         pad = [(0, 0)] * (probs.ndim - 1) + [(0, 2**self.depth - self.leaves)]
         masses = [np.pad(probs, pad)]
         while masses[-1].shape[-1] > 1:

@@ -1,7 +1,6 @@
 """How far estimated topics are from true ones: topics have no order, so they are lined up first."""
 
 import numpy as np
-import ot
 from numpy.typing import ArrayLike, NDArray
 
 from otpdag.metrics._distributions import kl_divergence
@@ -184,4 +183,6 @@ def _ground(ground: ArrayLike | None, words: int) -> Array | None:
 def _transport(p: Array, q: Array, costs: Array | None) -> float:
     if costs is None:
         return float(0.5 * np.abs(p - q).sum())
+    import ot  # takes seconds to import
+
     return float(ot.emd2(p, q, costs))
