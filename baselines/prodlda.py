@@ -48,7 +48,7 @@ def fit(
         torch.manual_seed(seed)
         course = Course(keep)
         network = _ProdLDA(rows.shape[1], topics, concentration)
-        optimiser = torch.optim.Adam(network.parameters(), lr=RATE, betas=MOMENTS)
+        optimiser = torch.optim.Adam(network.parameters(), lr=RATE, betas=MOMENTS, fused=True)
         loss = float("nan")
         for _ in range(iterations):
             loss = _epoch(network, optimiser, rows, batch)

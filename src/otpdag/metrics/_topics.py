@@ -85,13 +85,13 @@ def patterns_recovered(true: ArrayLike, estimate: ArrayLike, *, mass: float = 0.
     """Measure the share of true patterns that are recovered exactly.
 
     A pattern is the set of words that a true topic allows. It is recovered if the likeliest words of the topic that
-    :func:`match_topics` assigns to it, as many, are that very set, and hold at least ``mass`` of the topic: a nearly
+    :func:`match_topics` assigns to it, as many, are that very set, and hold more than ``mass`` of the topic: a nearly
     flat topic, whose order is chance, recovers nothing.
 
     Args:
         true: The true topics, with words that they exclude.
         estimate: The estimated topics, as many.
-        mass: Least share of an estimated topic that must lie on the pattern.
+        mass: The share of an estimated topic that must be exceeded on the pattern.
 
     Example:
         >>> patterns_recovered([[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5]], [[0.4, 0.1, 0.4, 0.1], [0.1, 0.1, 0.4, 0.4]])
@@ -99,7 +99,7 @@ def patterns_recovered(true: ArrayLike, estimate: ArrayLike, *, mass: float = 0.
     """
     left, right = _pair(true, estimate)
     recovered = [
-        set(np.argsort(-q, kind="stable")[: np.count_nonzero(p)]) == set(np.flatnonzero(p)) and q[p > 0].sum() >= mass
+        set(np.argsort(-q, kind="stable")[: np.count_nonzero(p)]) == set(np.flatnonzero(p)) and q[p > 0].sum() > mass
         for p, q in zip(left, right[match_topics(left, right)], strict=True)
     ]
     return float(np.mean(recovered))
