@@ -3,5 +3,6 @@
 from otpdag.estimators.code_prior import CodePrior
 from otpdag.estimators.gaussian_mixture import GaussianMixture
 from otpdag.estimators.hidden_markov import HiddenMarkovModel
+from otpdag.estimators.vector_quantized import VectorQuantizedAutoencoder
 
-__all__ = ["CodePrior", "GaussianMixture", "HiddenMarkovModel"]
+__all__ = ["CodePrior", "GaussianMixture", "HiddenMarkovModel", "VectorQuantizedAutoencoder"]

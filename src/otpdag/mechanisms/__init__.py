@@ -3,6 +3,7 @@
 from otpdag.mechanisms.base import Atoms, Family, Mechanism, Noise
 from otpdag.mechanisms.beta import Beta
 from otpdag.mechanisms.categorical import Bernoulli, Categorical
+from otpdag.mechanisms.codebook import Codebook, Codes, Quantized
 from otpdag.mechanisms.counts import NegativeBinomial, Poisson
 from otpdag.mechanisms.decoder import Decoder
 from otpdag.mechanisms.deterministic import Deterministic
@@ -23,6 +24,8 @@ __all__ = [
     "Bernoulli",
     "Beta",
     "Categorical",
+    "Codebook",
+    "Codes",
     "Decoder",
     "Deterministic",
     "Dirichlet",
@@ -37,6 +40,7 @@ __all__ = [
     "Noise",
     "Normal",
     "Poisson",
+    "Quantized",
     "Stay",
     "StudentT",
     "from_spec",
@@ -48,6 +52,8 @@ __all__ = [
 register(Bernoulli)
 register(Beta)
 register(Categorical)
+register(Codebook)
+register(Codes)
 register(Decoder)
 register(Deterministic)
 register(Dirichlet)
@@ -59,5 +65,6 @@ register(MultivariateNormal)
 register(NegativeBinomial)
 register(Normal)
 register(Poisson)
+register(Quantized)
 register(Stay)
 register(StudentT)

@@ -1,0 +1,382 @@
+"""Discrete representations of images: a thin face on the graph ``code -> latent -> quantized -> image``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, TransformerMixin
+from torch import Tensor, nn
+
+from otpdag import mechanisms as m
+from otpdag.backward.encoder import EncoderMap
+from otpdag.backward.quantized import QuantizedMap
+from otpdag.data import Schema
+from otpdag.divergences import SlicedWasserstein
+from otpdag.divergences.base import AbstractDivergence
+from otpdag.engine import FitResult, Method
+from otpdag.engine.encoded import EncodedStage, fit_encoded, initial_theta, lloyd
+from otpdag.engine.monitor import Callback
+from otpdag.errors import DataError, ModelError, NotFittedError
+from otpdag.estimators._pictures import PictureFormat, check_at_least, read_estimator, write_estimator
+from otpdag.graph import Graph
+from otpdag.mechanisms.codebook import Quantized
+from otpdag.model import Model
+from otpdag.networks import Flat, Grid, image_decoder, image_encoder, positions, seeded
+from otpdag.objective import LossTerms, Streams
+from otpdag.objective.encoded import CodebookOptions, continuous_terms, quantized_terms
+from otpdag.spaces import Image
+from otpdag.structure import Theta
+
+__all__ = ["VectorQuantizedAutoencoder"]
+
+Codes = NDArray[np.int64]
+Floats = NDArray[np.float32]
+KIND = "vector-quantised auto-encoder"
+START_LATENTS = 20  # for each codeword, to place it among them
+ROWS_AT_ONCE = 250
+BALANCES = ("codebook", "position")
+
+
+class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
+    r"""Images as grids of codes, learned by optimal transport (Section 5.3 and Appendix C.3).
+
+    .. math:: c^m \sim \pi^m, \quad z^m \sim N(\mu_{c^m}, \Sigma_{c^m}), \quad x = \psi(Q(z^1), \dots, Q(z^M))
+
+    The objective has four terms: reconstruction, the divergence of each position's latents from the mixture of
+    Gaussians, their transport to the weighted codewords, and the divergence of the weights from uniform ones. Since the
+    transport gives every codeword its share of the latents, the whole codebook is used.
+
+    Training has two stages under one learning-rate schedule. In the first the latents are not quantised; then
+    the codewords are placed among them by a few steps of k-means, and the four terms are minimised.
+
+    Images may be bytes or numbers from 0 to 1, channels first or last or, if grey, without an axis for them; what is
+    rebuilt has the layout and range of what was fitted.
+
+    Args:
+        n_codes: Number of codewords, K.
+        code_dim: Length of a codeword, D.
+        width: Channels of the default networks; the residual blocks have a quarter of it inside.
+        encoder: A module from images (n, channels, height, width) to a grid (n, code_dim, h, w), in place of the
+            default one.
+        decoder: A module back.
+        eta: Weight of the transport to the codewords, relative to the reconstruction in units of the pixels' variance.
+        pull: Share of that transport's gradient that moves latents.
+        mixture: Weight of the divergence from the mixture of Gaussians, which teaches the covariances.
+        eta_r: Weight of the divergence of the weights from uniform ones.
+        divergence: Of the second term; sliced Wasserstein if left out.
+        balance: ``"codebook"``: the weights of all positions together are held by one transport problem;
+            ``"position"``: every position's own by a problem of its own, as the paper reads it.
+        warm_up: Share of the steps in which latents are not quantised.
+        n_epochs: How often every image is seen, on average.
+        batch_size: Images in a step.
+        learning_rate: Of Adam; falls to zero along a cosine.
+        random_state: Seed.
+        device: ``"cpu"`` or ``"cuda"``.
+
+    Attributes:
+        codebook_: Codewords (n_codes, code_dim).
+        scales_: Their standard deviations, the roots of the diagonal covariances.
+        weights_: Weights of the codewords at each position (positions, n_codes).
+        perplexity_: Of the codes of the images that were fitted.
+        grid_: Height and width of the grid of codes.
+        model_: The fitted :class:`otpdag.Model`.
+        result_: The :class:`otpdag.FitResult`.
+
+    Example:
+        >>> images = np.random.default_rng(0).integers(0, 256, (60, 8, 8, 1), dtype=np.uint8)
+        >>> small = VectorQuantizedAutoencoder(n_codes=8, code_dim=4, width=8, n_epochs=2, batch_size=20)
+        >>> codes = small.fit(images).encode(images)
+        >>> codes.shape, small.decode(codes).shape
+        ((60, 4), (60, 8, 8, 1))
+    """
+
+    def __init__(
+        self,
+        n_codes: int = 512,
+        code_dim: int = 64,
+        *,
+        width: int = 128,
+        encoder: nn.Module | None = None,
+        decoder: nn.Module | None = None,
+        eta: float = 1.0,
+        pull: float = 0.25,
+        mixture: float = 0.01,
+        eta_r: float = 1.0,
+        divergence: AbstractDivergence | None = None,
+        balance: Literal["codebook", "position"] = "codebook",
+        warm_up: float = 0.2,
+        n_epochs: int = 100,
+        batch_size: int = 32,
+        learning_rate: float = 1e-3,
+        random_state: int = 0,
+        device: str = "cpu",
+    ) -> None:
+        self.n_codes = n_codes
+        self.code_dim = code_dim
+        self.width = width
+        self.encoder = encoder
+        self.decoder = decoder
+        self.eta = eta
+        self.pull = pull
+        self.mixture = mixture
+        self.eta_r = eta_r
+        self.divergence = divergence
+        self.balance = balance
+        self.warm_up = warm_up
+        self.n_epochs = n_epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.random_state = random_state
+        self.device = device
+
+    # -- fit ---------------------------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        X: ArrayLike | Tensor,
+        y: object = None,
+        *,
+        checkpoint: str | Path | None = None,
+        progress: bool | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> Self:
+        """Learn codewords, encoder and decoder.
+
+        Args:
+            X: Images.
+            y: Ignored.
+            checkpoint: A file that is written after every epoch; if it exists, training goes on from there.
+            progress: Show a progress bar; by default only on a terminal.
+            callbacks: Called with each record of the history; returning True stops.
+        """
+        self._check_arguments()
+        self.format_ = PictureFormat.of(X)
+        rows = self.format_.rows(X)
+        if len(rows) < 2:
+            raise DataError(f"images must be at least 2 to learn from; got {len(rows)}")
+        self._build()
+        method = Method(
+            "vector-quantised", noise="sampled", optimiser="adam", eta=self.eta, averaging=0.0,
+            steps=self.n_epochs * math.ceil(len(rows) / self.batch_size),
+            batch_size=self.batch_size, learning_rate=self.learning_rate,
+        )  # fmt: skip
+        parameters = initial_theta(self.model_.structure, self.random_state) | self._map.init()
+        self.result_: FitResult = fit_encoded(
+            self.model_, rows, method, parameters, self._stages(rows), seed=self.random_state, device=self.device,
+            progress=progress, callbacks=callbacks, checkpoint=checkpoint,
+        )  # fmt: skip
+        self._read_params()
+        self.perplexity_ = _perplexity(self._codes(rows), self.n_codes)
+        return self
+
+    def _check_arguments(self) -> None:
+        check_at_least(2, n_codes=self.n_codes)
+        check_at_least(1, code_dim=self.code_dim, width=self.width, n_epochs=self.n_epochs, batch_size=self.batch_size)
+        check_at_least(0, eta=self.eta, pull=self.pull, mixture=self.mixture, eta_r=self.eta_r, warm_up=self.warm_up)
+        if self.warm_up >= 1:
+            raise ModelError(f"warm_up must be a share below 1; got {self.warm_up}")
+        if self.balance not in BALANCES:
+            raise ModelError(f"balance must be one of {', '.join(map(repr, BALANCES))}; got {self.balance!r}")
+        if (self.encoder is None) != (self.decoder is None):
+            raise ModelError("encoder and decoder must be given together, or neither")
+        if self.device.startswith("cuda") and not torch.cuda.is_available():
+            raise ModelError(f"device {self.device!r} was asked for, but no CUDA device is available")
+
+    def _build(self) -> None:
+        """The graph with its mechanisms, and the backward map."""
+        channels, height, width = self.format_.shape
+        if self.encoder is None or self.decoder is None:
+            self.grid_ = positions(height, width)
+            encoder = seeded(image_encoder(channels, self.code_dim, self.width), self.random_state)
+            decoder = seeded(image_decoder(channels, self.code_dim, self.width), self.random_state + 1)
+        else:
+            encoder, decoder = self.encoder, self.decoder
+            self.grid_ = self._grid_of(encoder)
+        self.n_positions_ = math.prod(self.grid_)
+        mean, scale = m.tie("codebook"), m.tie("spread")
+        graph = Graph([("code", "latent"), ("latent", "quantized"), ("quantized", "image")],
+                      hidden=["code", "latent", "quantized"])  # fmt: skip
+        self.model_ = Model(
+            graph,
+            {
+                "code": m.Codes(self.n_codes, self.n_positions_),
+                "latent": m.Codebook(self.n_codes, self.code_dim, mean=mean, scale=scale),
+                "quantized": Quantized(self.n_codes, self.code_dim, mean=mean, scale=scale),
+                "image": m.Decoder(Grid(decoder, *self.grid_, self.code_dim), Image(channels, height, width)),
+            },
+        )
+        self._map = QuantizedMap(
+            EncoderMap(Flat(encoder), self.n_positions_ * self.code_dim, self.format_.shape),
+            self.n_positions_, self.n_codes, self.code_dim, by_position=self.balance == "position",
+        )  # fmt: skip
+
+    def _grid_of(self, encoder: nn.Module) -> tuple[int, int]:
+        with torch.no_grad():
+            made = encoder(torch.zeros(1, *self.format_.shape))
+        if made.ndim != 4 or made.shape[1] != self.code_dim:
+            raise ModelError(
+                f"encoder must map images (1, {', '.join(map(str, self.format_.shape))}) to a grid "
+                f"(1, {self.code_dim}, h, w); got {tuple(made.shape)}"
+            )
+        return int(made.shape[2]), int(made.shape[3])
+
+    def _stages(self, rows: Tensor) -> list[EncodedStage]:
+        structure, backward = self.model_.structure, self._map
+        spread = float(rows.std()) or 1.0
+        options = CodebookOptions(self.eta, self.pull, self.mixture, self.eta_r)
+        divergence = self.divergence or SlicedWasserstein(projections=8)
+
+        def continuous(theta: Theta, phi: Theta, images: Tensor, streams: Streams, progress: float) -> LossTerms:
+            return continuous_terms(structure, backward, theta, phi, images, spread)
+
+        def quantized(theta: Theta, phi: Theta, images: Tensor, streams: Streams, progress: float) -> LossTerms:
+            return quantized_terms(
+                structure, backward, theta, phi, images, streams, options, divergence=divergence, spread=spread
+            )
+
+        begin = partial(self._place_codewords, rows=rows)
+        warm = [EncodedStage("continuous", self.warm_up, continuous)] if self.warm_up else []
+        return [*warm, EncodedStage("quantised", 1.0, quantized, begin)]
+
+    def _place_codewords(self, parameters: dict[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
+        """Codewords among the latents of some images, and scales at what is left of them."""
+        generator = torch.Generator().manual_seed(self.random_state)
+        images = min(len(rows), math.ceil(START_LATENTS * self.n_codes / self.n_positions_))
+        some = rows[torch.randperm(len(rows), generator=generator)[:images]].to(parameters["tie.codebook"].device)
+        with torch.no_grad():
+            parts = [self._map.latents(parameters, part.unsqueeze(0)) for part in some.split(ROWS_AT_ONCE)]
+        latents = torch.cat(parts, 1).reshape(-1, self.code_dim)
+        centres, residual = lloyd(latents, self.n_codes, generator)
+        structure = self.model_.structure
+        mechanism = structure.mechanisms["latent"]
+        scale = residual.mean().clamp(min=1e-8).sqrt().expand_as(centres)
+        raw = mechanism.raw({"mean": centres.unsqueeze(0), "scale": scale.unsqueeze(0)})
+        return {**parameters, "tie.codebook": raw["mean"], "tie.spread": raw["scale"]}
+
+    def _read_params(self) -> None:
+        naturals = self.model_.fitted.naturals
+        self.codebook_ = naturals["latent"]["mean"][0].numpy().copy()
+        self.scales_ = naturals["latent"]["scale"][0].numpy().copy()
+        self.weights_ = naturals["code"]["weights"][0].numpy().copy()
+
+    # -- use ---------------------------------------------------------------------------------------------------------
+
+    def encode(self, X: ArrayLike | Tensor) -> Codes:
+        """Codes of images: integers (n, positions), row by row of the grid."""
+        self._check_fitted()
+        return self._codes(self.format_.rows(X))
+
+    def transform(self, X: ArrayLike | Tensor) -> Codes:
+        """The same as :meth:`encode`."""
+        return self.encode(X)
+
+    def decode(self, codes: ArrayLike) -> Floats:
+        """Images of codes (n, positions), in the layout and range of the images that were fitted."""
+        self._check_fitted()
+        held = self._checked_codes(codes)
+        parts = [self._decoded(part) for part in torch.from_numpy(held).split(ROWS_AT_ONCE)]
+        return self.format_.pictures(torch.cat(parts))
+
+    def inverse_transform(self, codes: ArrayLike) -> Floats:
+        """The same as :meth:`decode`."""
+        return self.decode(codes)
+
+    def reconstruct(self, X: ArrayLike | Tensor) -> Floats:
+        """Encode and decode."""
+        return self.decode(self.encode(X))
+
+    def usage(self, X: ArrayLike | Tensor | None = None) -> NDArray[np.float64]:
+        """Share of the codes of images that each codeword has, (n_codes,); without images, its mean weight."""
+        self._check_fitted()
+        if X is None:
+            return np.asarray(self.weights_.mean(0), dtype=np.float64)
+        return np.bincount(self.encode(X).ravel(), minlength=self.n_codes) / (self.n_positions_ * len(np.asarray(X)))
+
+    def perplexity(self, X: ArrayLike | Tensor) -> float:
+        """The exponential of the entropy of :meth:`usage`: how many codewords are in use."""
+        return _perplexity(self.encode(X), self.n_codes)
+
+    def score(self, X: ArrayLike | Tensor, y: object = None) -> float:
+        """Minus the mean squared error of rebuilt images, whose pixels go from 0 to 1."""
+        self._check_fitted()
+        rows = self.format_.rows(X)
+        rebuilt = torch.cat([self._decoded(torch.from_numpy(self._codes(part))) for part in rows.split(ROWS_AT_ONCE)])
+        return -float((rebuilt.clamp(0, 1) - rows).square().mean())
+
+    def _codes(self, rows: Tensor) -> Codes:
+        fitted = self.model_.fitted
+        mechanism = fitted.structure.mechanisms["quantized"]
+        assert isinstance(mechanism, Quantized)
+        found = []
+        with torch.no_grad():
+            for part in rows.split(ROWS_AT_ONCE):
+                latents = self._map.latents(fitted.phi, part.unsqueeze(0))
+                found.append(mechanism.codes(fitted.naturals["quantized"], latents)[0])
+        return np.asarray(torch.cat(found).numpy(), dtype=np.int64)
+
+    def _decoded(self, codes: Tensor) -> Tensor:
+        fitted = self.model_.fitted
+        quantized, image = fitted.structure.mechanisms["quantized"], fitted.structure.mechanisms["image"]
+        assert isinstance(quantized, Quantized)
+        with torch.no_grad():
+            codewords = quantized.lookup(fitted.naturals["quantized"], codes.unsqueeze(0))
+            none = torch.zeros(1, len(codes), 0)
+            return image.forward(fitted.naturals["image"], {"quantized": codewords}, none)[0]
+
+    def _checked_codes(self, codes: ArrayLike) -> Codes:
+        held = np.asarray(codes)
+        if held.ndim != 2 or held.shape[1] != self.n_positions_ or not np.issubdtype(held.dtype, np.integer):
+            raise DataError(f"codes must be integers (n, {self.n_positions_}); got shape {held.shape} of {held.dtype}")
+        if held.size and (held.min() < 0 or held.max() >= self.n_codes):
+            raise DataError(f"codes must be from 0 to {self.n_codes - 1}; got {held.min()} to {held.max()}")
+        return held.astype(np.int64)
+
+    def _check_fitted(self) -> None:
+        if not hasattr(self, "model_") or not self.model_.is_fitted:
+            raise NotFittedError("this VectorQuantizedAutoencoder is not fitted yet: call fit(images) first")
+
+    # -- files -------------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Write settings and parameters to one file (JSON and safetensors in a zip)."""
+        self._check_fitted()
+        skipped = ("encoder", "decoder", "divergence")
+        settings = {name: value for name, value in self.get_params(deep=False).items() if name not in skipped}
+        state: dict[str, Any] = {"settings": settings, "format_": asdict(self.format_), "perplexity": self.perplexity_}
+        state["own_networks"] = self.encoder is not None
+        raw = self.model_.structure.raw(self.model_.fitted.naturals)
+        write_estimator(path, KIND, state, {**raw, **self.model_.fitted.phi})
+
+    @classmethod
+    def load(cls, path: str | Path, *, encoder: nn.Module | None = None, decoder: nn.Module | None = None) -> Self:
+        """Read what :meth:`save` wrote; networks of your own, whose code is not saved, must be given again."""
+        state, tensors = read_estimator(path, KIND)
+        if state["own_networks"] and (encoder is None or decoder is None):
+            raise DataError("this auto-encoder has networks of its user, which are not saved: pass encoder and decoder")
+        found = cls(**state["settings"], encoder=encoder, decoder=decoder)
+        found.format_ = PictureFormat(**state["format_"])
+        found._build()
+        known = initial_theta(found.model_.structure, 0) | found._map.init()
+        if {k: v.shape for k, v in known.items()} != {k: v.shape for k, v in tensors.items()}:
+            raise DataError(f"{str(path)!r} holds parameters of other networks than these")
+        ordered = {key: tensors[key] for key in known}
+        found.model_.adopt(
+            found.model_.structure, ordered, Schema.of(found.model_.spaces, found.model_.graph), ()
+        )  # fmt: skip
+        found._read_params()
+        found.perplexity_ = state["perplexity"]
+        return found
+
+
+def _perplexity(codes: Codes, size: int) -> float:
+    share = np.bincount(codes.ravel(), minlength=size) / codes.size
+    share = share[share > 0]
+    return float(np.exp(-(share * np.log(share)).sum()))

@@ -1,0 +1,262 @@
+"""Nodes of discrete representations: codes at many positions, latents around codewords, and their quantisation."""
+
+from __future__ import annotations
+
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from otpdag.errors import ModelError
+from otpdag.mechanisms.base import Mechanism, Noise, Params, Parents
+from otpdag.mechanisms.normal import LOG_SQRT_2PI
+from otpdag.mechanisms.parameters import POSITIVE, SIMPLEX, Parameter, Setting, Support, as_setting
+from otpdag.spaces import Count, Real, Space
+
+__all__ = ["Codebook", "Codes", "Quantized", "mahalanobis"]
+
+PACE = 10.0
+
+
+class _Quick(Support):
+    """Real numbers that the optimiser moves ten times as far: codewords have to follow the latents."""
+
+    name = "a finite number"
+
+    def natural(self, raw: Tensor) -> Tensor:
+        return PACE * raw
+
+    def raw(self, natural: Tensor) -> Tensor:
+        return natural / PACE
+
+
+QUICK = _Quick()
+
+
+class Codes(Mechanism):
+    r"""A code for each of several positions, each with weights of its own.
+
+    .. math:: P(c^m = k) = \pi^m_k, \quad m = 1, \dots, M
+
+    Args:
+        size: Number of values of a code, K.
+        positions: Number of positions, M.
+        weights: Probabilities, (positions, size).
+
+    >>> Codes(512, 64).space
+    Count(dim=64)
+    """
+
+    def __init__(self, size: int, positions: int = 1, *, weights: ArrayLike | Setting = None) -> None:
+        _check_sizes(size=size, positions=positions)
+        self.size, self.positions = size, positions
+        self.weights = as_setting(weights)
+
+    def on_setup(self) -> None:
+        """Refuse parents."""
+        if self.family.parents:
+            raise ModelError(f"node {self.family.node!r} holds Codes and has no parents")
+
+    @property
+    def space(self) -> Space:
+        """Codes as numbers 0, 1, ..., one for each position."""
+        return Count(self.positions)
+
+    @property
+    def noise(self) -> Noise:
+        """A uniform number for each position."""
+        return Noise(self.positions, "uniform")
+
+    def parameters(self) -> dict[str, Parameter]:
+        """The weights of each position."""
+        return {"weights": Parameter((self.positions, self.size), SIMPLEX, self.weights)}
+
+    def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:
+        """The inverse of the cumulative distribution, position by position."""
+        rows = noise.flatten(1, -2).mT.contiguous()  # (R, positions, n)
+        cumulative = params["weights"].to(noise).cumsum(-1).expand(len(rows), -1, -1).contiguous()
+        drawn = torch.searchsorted(cumulative, rows).clamp(max=self.size - 1)
+        return drawn.mT.reshape(noise.shape).to(noise)
+
+    def log_prob(self, params: Params, value: Tensor, parents: Parents, mask: Tensor | None = None) -> Tensor:
+        """Sum of the log-probabilities of the codes that are seen."""
+        logs = params["weights"].clamp(min=1e-30).log()  # (R, M, K)
+        rows = value.flatten(1, -2).mT.long()
+        replicas = max(len(rows), len(logs))
+        found = logs.expand(replicas, -1, -1).gather(-1, rows.expand(replicas, -1, -1)).mT
+        found = found.reshape(replicas, *value.shape[1:])
+        return (found if mask is None else torch.where(mask, found, 0.0)).sum(-1)
+
+
+class Codebook(Mechanism):
+    r"""Latents around the codewords that their codes name.
+
+    .. math:: z^m = \mu_{c^m} + \sigma_{c^m} u^m, \quad u^m \sim N(0, I_D)
+
+    The codewords are shared by all positions.
+
+    Args:
+        size: Number of codewords, K.
+        dim: Length of a codeword, D.
+        mean: Codewords (size, dim).
+        scale: Standard deviations (size, dim): the diagonal covariance of each codeword.
+
+    >>> Codebook(512, 64).dim
+    64
+    """
+
+    def __init__(
+        self, size: int, dim: int, *, mean: ArrayLike | Setting = None, scale: ArrayLike | Setting = None
+    ) -> None:
+        _check_sizes(size=size, dim=dim)
+        self.size, self.dim = size, dim
+        self.mean_setting, self.scale_setting = as_setting(mean), as_setting(scale)
+
+    def on_setup(self) -> None:
+        """Refuse anything but one parent that holds codes."""
+        parents = self.family.parents
+        if len(parents) != 1 or parents[0][1].support != "count":
+            raise ModelError(f"node {self.family.node!r} is a Codebook and needs one parent, whose mechanism is Codes")
+
+    @property
+    def positions(self) -> int:
+        """Number of positions of the parent's codes."""
+        return self.family.parents[0][1].width
+
+    @property
+    def space(self) -> Space:
+        """All positions' latents side by side."""
+        return Real(self.positions * self.dim)
+
+    @property
+    def noise(self) -> Noise:
+        """Standard normal."""
+        return Noise(self.positions * self.dim, "normal")
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Codewords and their scales."""
+        return _codewords(self.size, self.dim, self.mean_setting, self.scale_setting)
+
+    def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:
+        """The codewords plus scaled noise."""
+        mean, scale = self._named(params, parents)
+        return mean + scale * noise
+
+    def log_prob(self, params: Params, value: Tensor, parents: Parents, mask: Tensor | None = None) -> Tensor:
+        """Normal log-density, over the coordinates that are seen."""
+        mean, scale = self._named(params, parents)
+        found = -0.5 * ((value - mean) / scale) ** 2 - torch.log(scale) - LOG_SQRT_2PI
+        return (found if mask is None else torch.where(mask, found, 0.0)).sum(-1)
+
+    def mean(self, params: Params, parents: Parents) -> Tensor:
+        """The codewords."""
+        return self._named(params, parents)[0]
+
+    def _named(self, params: Params, parents: Parents) -> tuple[Tensor, Tensor]:
+        codes = next(iter(parents.values())).long()
+        replicas = max(len(codes), len(params["mean"]))
+        found = []
+        for name in ("mean", "scale"):
+            tables = [params[name][min(r, len(params[name]) - 1)] for r in range(replicas)]
+            found.append(torch.stack([t[codes[min(r, len(codes) - 1)]].flatten(-2) for r, t in enumerate(tables)]))
+        return found[0], found[1]
+
+
+class Quantized(Mechanism):
+    r"""The codeword nearest to each position's latent, by Mahalanobis distance.
+
+    .. math:: Q(z^m) = \mu_k, \quad k = \arg\min_k (z^m - \mu_k)^\top \Sigma_k^{-1} (z^m - \mu_k)
+
+    Codewords and scales are those of a :class:`Codebook`: tie them to it.
+
+    Args:
+        size: Number of codewords.
+        dim: Length of a codeword.
+        mean: Codewords, mostly ``otp.tie("codebook")``.
+        scale: Scales, mostly ``otp.tie("spread")``.
+    """
+
+    def __init__(
+        self, size: int, dim: int, *, mean: ArrayLike | Setting = None, scale: ArrayLike | Setting = None
+    ) -> None:
+        _check_sizes(size=size, dim=dim)
+        self.size, self.dim = size, dim
+        self.mean_setting, self.scale_setting = as_setting(mean), as_setting(scale)
+
+    def on_setup(self) -> None:
+        """Refuse anything but one parent made of codewords' latents."""
+        parents = self.family.parents
+        if len(parents) != 1 or parents[0][1].width % self.dim:
+            raise ModelError(
+                f"node {self.family.node!r} is Quantized and needs one parent with a multiple of {self.dim} coordinates"
+            )
+
+    @property
+    def space(self) -> Space:
+        """As many coordinates as the latents."""
+        return Real(self.family.parents[0][1].width)
+
+    @property
+    def noise(self) -> Noise:
+        """None."""
+        return Noise(0)
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Codewords and their scales."""
+        return _codewords(self.size, self.dim, self.mean_setting, self.scale_setting)
+
+    def codes(self, params: Params, latents: Tensor) -> Tensor:
+        """Numbers of the nearest codewords: (R, n, positions) of latents (R, n, positions * dim)."""
+        points = latents.unflatten(-1, (-1, self.dim)).flatten(1, 2)
+        nearest = mahalanobis(points, params["mean"], params["scale"]).argmin(-1)
+        return nearest.unflatten(1, (latents.shape[1], -1))
+
+    def lookup(self, params: Params, codes: Tensor) -> Tensor:
+        """The codewords that codes (R, n, positions) name, side by side."""
+        mean = params["mean"]
+        return torch.stack([mean[min(r, len(mean) - 1)][own].flatten(-2) for r, own in enumerate(codes)])
+
+    def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:
+        """The nearest codewords."""
+        latents = next(iter(parents.values()))
+        return self.lookup(params, self.codes(params, latents)).to(latents)
+
+    def relaxed(self, params: Params, parents: Parents, noise: Tensor, temperature: float) -> Tensor:
+        """The same, with the gradient copied to the latents (van den Oord et al. 2017)."""
+        latents = next(iter(parents.values()))
+        return copy_gradient(latents, self.forward(params, parents, noise))
+
+
+def copy_gradient(latents: Tensor, codewords: Tensor) -> Tensor:
+    """The codewords, with the gradient of the latents."""
+    return latents + (codewords - latents).detach()
+
+
+def mahalanobis(points: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
+    r"""Squared Mahalanobis distances (R, N, K) of points (R, N, D) to codewords (R, K, D) with their scales.
+
+    .. math:: d^2 = \sum_d z_d^2 / \sigma_{kd}^2 - 2 \sum_d z_d \mu_{kd} / \sigma_{kd}^2
+              + \sum_d \mu_{kd}^2 / \sigma_{kd}^2
+
+    as one matrix product.
+
+    >>> mahalanobis(torch.tensor([[[1.0]]]), torch.tensor([[[3.0]]]), torch.tensor([[[2.0]]]))
+    tensor([[[1.]]])
+    """
+    precision = scale**-2
+    left = torch.cat([points.square(), points], -1)
+    right = torch.cat([precision, -2.0 * mean * precision], -1)
+    return left @ right.mT + (mean.square() * precision).sum(-1).unsqueeze(-2)
+
+
+def _codewords(size: int, dim: int, mean: Setting, scale: Setting) -> dict[str, Parameter]:
+    return {
+        "mean": Parameter((size, dim), QUICK, mean, init_scale=1.0 / PACE),
+        "scale": Parameter((size, dim), POSITIVE, scale),
+    }
+
+
+def _check_sizes(**sizes: int) -> None:
+    for name, value in sizes.items():
+        least = 2 if name == "size" else 1
+        if value < least:
+            raise ModelError(f"`{name}` must be at least {least}; got {value}")
