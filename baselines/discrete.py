@@ -1,0 +1,119 @@
+"""What VQ-VAE and SQ-VAE share with each other and with the library: networks, minibatches, Adam, learning rate."""
+
+import math
+from abc import ABC, abstractmethod
+
+import numpy as np
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from otpdag.backward.encoder import EncoderMap
+from otpdag.engine import Method
+from otpdag.engine.adam import descend
+from otpdag.engine.encoded import EncodedProblem
+from otpdag.estimators._pictures import PictureFormat
+from otpdag.networks import Flat, Grid, image_decoder, image_encoder, positions, seeded
+from otpdag.objective import LossTerms, Streams
+from otpdag.structure import pack, unpack
+
+ROWS_AT_ONCE = 250
+
+
+class DiscreteAutoencoder(ABC):
+    """An auto-encoder with a codebook. A subclass says how the codebook starts and what is minimised.
+
+    Args:
+        n_codes: Number of codewords.
+        code_dim: Length of a codeword.
+        width: Channels of the networks, which are those of the library's estimator.
+        n_epochs: How often every image is seen, on average.
+        batch_size: Images in a step.
+        learning_rate: Of Adam; falls to zero along a cosine.
+        random_state: Seed; networks and minibatches are those of the library's estimator with this seed.
+    """
+
+    def __init__(
+        self, n_codes=512, code_dim=64, *, width=128, n_epochs=100, batch_size=32, learning_rate=1e-3, random_state=0
+    ):
+        self.n_codes, self.code_dim, self.width = n_codes, code_dim, width
+        self.n_epochs, self.batch_size, self.learning_rate = n_epochs, batch_size, learning_rate
+        self.random_state = random_state
+
+    @abstractmethod
+    def start(self, generator):
+        """Learned tensors besides the networks' by name."""
+
+    @abstractmethod
+    def terms(self, theta, latents, rows, decode, streams, progress):
+        """Loss of latents (n * positions, code_dim); ``decode`` makes rows of latents like these."""
+
+    def codebook(self, theta):
+        """The codewords."""
+        return theta["codebook"][0]
+
+    def fit(self, X, on_step=None):
+        self.format = PictureFormat.of(X)
+        rows = self.format.rows(X)
+        channels, height, width = self.format.shape
+        self.grid = positions(height, width)
+        encoder = seeded(image_encoder(channels, self.code_dim, self.width), self.random_state)
+        decoder = seeded(image_decoder(channels, self.code_dim, self.width), self.random_state + 1)
+        self.decoder: nn.Module = Grid(decoder, *self.grid, self.code_dim)
+        self.map = EncoderMap(Flat(encoder), math.prod(self.grid) * self.code_dim, self.format.shape)
+        self.spread = float(rows.std())
+        generator = torch.Generator().manual_seed(self.random_state)
+        parameters = {name: value.unsqueeze(0) for name, value in self.start(generator).items()}
+        parameters |= {f"decoder.{k}": v.detach().clone().unsqueeze(0) for k, v in self.decoder.named_parameters()}
+        parameters |= self.map.init()
+        method = Method(
+            type(self).__name__, noise="sampled", optimiser="adam", averaging=0.0,
+            steps=self.n_epochs * math.ceil(len(rows) / self.batch_size),
+            batch_size=self.batch_size, learning_rate=self.learning_rate,
+        )  # fmt: skip
+        self.shapes = {key: tuple(value.shape[1:]) for key, value in parameters.items()}
+        problem = EncodedProblem(rows.unsqueeze(0), method, self.shapes, self._loss)
+        outcome = descend(problem, pack(parameters), Streams([self.random_state]), steps=method.steps, on_step=on_step)
+        self.failed = bool(outcome.failed.any())
+        self.parameters = unpack(outcome.point, self.shapes)
+        return self
+
+    def _loss(self, theta, phi, rows, streams, progress):
+        latents = self.map.latents(phi, rows)[0].reshape(-1, self.code_dim)
+        loss = self.terms(theta, latents, rows[0], lambda z: self._decode(theta, z), streams, progress)
+        return LossTerms.of(torch.zeros(1), reconstruction=loss.reshape(1))
+
+    def _decode(self, parameters, latents):
+        state = {k.removeprefix("decoder."): v[0] for k, v in parameters.items() if k.startswith("decoder.")}
+        return functional_call(self.decoder, state, (latents.reshape(-1, math.prod(self.grid) * self.code_dim),))
+
+    def relative_error(self, rebuilt, rows):
+        """Mean squared error in units of the pixels' variance."""
+        return (rebuilt - rows).square().mean() / self.spread**2
+
+    def encode(self, X):
+        book, found = self.codebook(self.parameters), []
+        with torch.no_grad():
+            for part in self.format.rows(X).split(ROWS_AT_ONCE):
+                latents = self.map.latents(self.parameters, part.unsqueeze(0))[0].reshape(-1, self.code_dim)
+                found.append(squared_distances(latents, book).argmin(1).reshape(len(part), -1))
+        return torch.cat(found).numpy()
+
+    def decode(self, codes):
+        book = self.codebook(self.parameters)
+        with torch.no_grad():
+            parts = [self._decode(self.parameters, book[part]) for part in torch.as_tensor(codes).split(ROWS_AT_ONCE)]
+        return self.format.pictures(torch.cat(parts))
+
+    def reconstruct(self, X):
+        return self.decode(self.encode(X))
+
+    def perplexity(self, X):
+        share = np.bincount(self.encode(X).ravel(), minlength=self.n_codes).astype(float)
+        share = share[share > 0] / share.sum()
+        return float(np.exp(-(share * np.log(share)).sum()))
+
+
+def squared_distances(latents, book):
+    """Squared Euclidean distances (n, n_codes)."""
+    return latents.square().sum(1, keepdim=True) + book.square().sum(1) - 2 * latents @ book.T

@@ -1,0 +1,217 @@
+"""Representations: discrete auto-encoders beside VQ-VAE and SQ-VAE, Wasserstein auto-encoders beside AE and VAE."""
+
+import math
+import os
+import time
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from itertools import pairwise
+from multiprocessing import get_context
+
+import numpy as np
+import torch
+
+from baselines.sq_vae import SQVAE
+from baselines.vae import VAE
+from baselines.vq_vae import VQVAE, VQVAEEMA
+from benchmarks.harness import Case, Record, Settings, Skip, streams
+from otpdag.datasets import load_images
+from otpdag.divergences import MMD
+from otpdag.errors import DataError
+from otpdag.estimators import VectorQuantizedAutoencoder, WassersteinAutoencoder
+from otpdag.metrics import code_perplexity, psnr, ssim
+
+TRAIN, TEST = 5000, 500
+QUICK_EPOCHS, FULL_EPOCHS = 10, 60
+SIZES = {"n_codes": 512, "code_dim": 64, "width": 64, "batch_size": 32}
+METHODS = {"ours": VectorQuantizedAutoencoder, "vqvae": VQVAE, "vqvae_ema": VQVAEEMA, "sqvae": SQVAE}
+SETS = ("cifar10", "mnist")
+TIMED_STEPS, TIMED_ROUNDS = 12, 5
+
+
+def images(name: str, seed: int):
+    try:
+        found = load_images(name)
+    except DataError as error:
+        raise Skip(str(error)) from error
+    source = streams(seed, f"images_{name}", 0)
+    train = source.data.choice(len(found.train), TRAIN, replace=False)
+    test = source.data.choice(len(found.test), min(TEST, len(found.test)), replace=False)
+    return found.train[train], found.test[test], source.fit % 2**31
+
+
+def trained(name: str, method: str, seed: int, epochs: int) -> Record:
+    """One auto-encoder on one set, on one thread: quality on images that it did not see, and what a step took."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
+    train, test, own = images(name, seed)
+    begin = time.process_time()
+    fitted = METHODS[method](**SIZES, n_epochs=epochs, random_state=own).fit(train)
+    steps = epochs * math.ceil(len(train) / SIZES["batch_size"])
+    took = (time.process_time() - begin) / steps
+    codes = fitted.encode(test)
+    rebuilt, truth = fitted.decode(codes), test.astype(np.float32)
+    return {
+        "psnr": psnr(rebuilt, truth, peak=255.0),
+        "ssim": ssim(rebuilt, truth, peak=255.0),
+        "perplexity": code_perplexity(codes, n_codes=SIZES["n_codes"]),
+        "cpu_seconds_per_step": took,
+    }
+
+
+@cache
+def everything(seed: int, epochs: int) -> dict[tuple[str, str], Record]:
+    """All methods on all sets, two at a time: every one has the same processor to itself."""
+    for name in SETS:
+        images(name, seed)  # skip before any work
+    jobs = [(name, method) for method in METHODS for name in SETS]
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        futures = {job: pool.submit(trained, *job, seed, epochs) for job in jobs}
+        return {job: future.result() for job, future in futures.items()}
+
+
+def found(settings: Settings, name: str) -> dict[str, Record]:
+    epochs = QUICK_EPOCHS if settings.repeats <= 5 else FULL_EPOCHS
+    results = everything(settings.seed, epochs)
+    return {method: results[name, method] for method in METHODS}
+
+
+def perplexity(name: str) -> Case:
+    """How many of 512 codewords are in use on unseen images."""
+
+    def case(settings: Settings) -> Record:
+        results = found(settings, name)
+        ours = results["ours"]["perplexity"]
+        return {"ratio": ours, "at_least": 400.0, "ours": ours} | by_method(results, "perplexity")
+
+    return case
+
+
+def over(name: str, figure: str, peers: tuple[str, ...], at_least: float) -> Case:
+    """A figure over that of the best peer."""
+
+    def case(settings: Settings) -> Record:
+        results = found(settings, name)
+        ours = results["ours"][figure]
+        best = max(results[peer][figure] for peer in peers)
+        return {"ratio": ours / best, "at_least": at_least, "ours": ours, "oracle": best} | by_method(results, figure)
+
+    return case
+
+
+def by_method(results: dict[str, Record], figure: str) -> Record:
+    return {f"{figure}_{method}": record[figure] for method, record in results.items()}
+
+
+class Clock:
+    """Notes the processor time whenever it is called."""
+
+    def __init__(self) -> None:
+        self.marks: list[float] = []
+
+    def __call__(self, *_: object) -> bool:
+        self.marks.append(time.process_time())
+        return False
+
+    @property
+    def gaps(self) -> list[float]:
+        return [after - first for first, after in pairwise(self.marks)]
+
+
+@cache
+def step_times(seed: int) -> dict[str, float]:
+    """Median processor time of a step: ours before and after codewords are placed, and VQ-VAE's, taken in turns."""
+    train, _, own = images("cifar10", seed)
+    few = train[: TIMED_STEPS * SIZES["batch_size"]]
+    settings = SIZES | {"random_state": own}
+    times: dict[str, list[float]] = {"continuous": [], "quantised": [], "vqvae": []}
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for _ in range(TIMED_ROUNDS):
+            clock = Clock()
+            ours = VectorQuantizedAutoencoder(**settings, n_epochs=2, warm_up=0.5)
+            ours.fit(few, callbacks=[clock], progress=False)
+            times["continuous"] += clock.gaps[1 : TIMED_STEPS - 1]
+            times["quantised"] += clock.gaps[TIMED_STEPS + 1 :]
+            clock = Clock()
+            VQVAE(**settings, n_epochs=1).fit(few, on_step=clock)
+            times["vqvae"] += clock.gaps[1:]
+    finally:
+        torch.set_num_threads(before)
+    return {name: float(np.median(taken)) for name, taken in times.items()}
+
+
+def step_time_over_vqvae(settings: Settings) -> Record:
+    """Processor time of a training step over VQ-VAE's."""
+    times = step_times(settings.seed)
+    return {"ratio": times["quantised"] / times["vqvae"], "limit": 1.3, "ours": times["quantised"],
+            "oracle": times["vqvae"]}  # fmt: skip
+
+
+def transport_share(settings: Settings) -> Record:
+    """Share of a step that all of the codebook takes: distances, 64 positions' transport, mixture, gradients."""
+    times = step_times(settings.seed)
+    share = 1 - times["continuous"] / times["quantised"]
+    return {"ratio": share, "limit": 0.3, "ours": times["quantised"], "without": times["continuous"]}
+
+
+@cache
+def wasserstein(seed: int) -> Record:
+    """Reconstruction and codes of a Wasserstein auto-encoder, a plain one and a variational one, of equal size."""
+    train, _, own = images("mnist", seed)
+    test = load_images("mnist").test[:2000]
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        ours = WassersteinAutoencoder(8, random_state=own).fit(train, progress=False)
+        plain = WassersteinAutoencoder(8, eta=0.0, random_state=own).fit(train, progress=False)
+        variational = VAE(8, random_state=own).fit(train)
+    finally:
+        torch.set_num_threads(before)
+    prior = np.random.default_rng(own).normal(size=(len(test), 8))
+    return {
+        "error": -ours.score(test),
+        "plain_error": -plain.score(test),
+        "mmd": distance(ours.transform(test), prior),
+        "plain_mmd": distance(plain.transform(test), prior),
+        "vae_mmd": distance(variational.draw_codes(test), prior),
+    }
+
+
+def distance(codes, prior) -> float:
+    return float(MMD()(torch.as_tensor(codes).double().unsqueeze(0), torch.as_tensor(prior).unsqueeze(0))[0])
+
+
+def wae_reconstruction(settings: Settings) -> Record:
+    """Squared error on unseen digits over that of a plain auto-encoder of the same size."""
+    record = wasserstein(settings.seed)
+    return {"ratio": record["error"] / record["plain_error"], "limit": 1.05} | record
+
+
+def wae_mmd_over_vae(settings: Settings) -> Record:
+    """Distance of the codes of unseen digits from the prior over that of a VAE's drawn codes."""
+    record = wasserstein(settings.seed)
+    return {"ratio": record["mmd"] / record["vae_mmd"], "limit": 1.0} | record
+
+
+def quality(name: str) -> dict[str, Case]:
+    better = ("vqvae_ema", "sqvae")
+    return {
+        f"{name}_perplexity": perplexity(name),
+        f"{name}_perplexity_over_vqvae": over(name, "perplexity", ("vqvae",), 3.0),
+        f"{name}_psnr_over_vqvae": over(name, "psnr", ("vqvae",), 1.0),
+        f"{name}_psnr_over_best": over(name, "psnr", better, 0.99),
+        f"{name}_ssim_over_vqvae": over(name, "ssim", ("vqvae",), 1.0),
+        f"{name}_ssim_over_best": over(name, "ssim", better, 0.99),
+    }
+
+
+CASES: dict[str, Case] = {
+    **quality("cifar10"),
+    **quality("mnist"),
+    "step_time_over_vqvae": step_time_over_vqvae,
+    "transport_share": transport_share,
+    "wae_reconstruction": wae_reconstruction,
+    "wae_mmd_over_vae": wae_mmd_over_vae,
+}
