@@ -14,6 +14,7 @@ from sklearn.base import BaseEstimator
 from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, pad, scaled_dot_product_attention
 
+from otpdag.data import Schema
 from otpdag.engine import FitResult, Method, fit
 from otpdag.errors import ConvergenceWarning, DataError, ModelError, NotFittedError
 from otpdag.graph import Graph
@@ -254,8 +255,7 @@ class CodePrior(BaseEstimator):
         held = self._checked(codes)
         if self.n_epochs < 1 or self.batch_size < 1:
             raise ModelError(f"n_epochs and batch_size must be at least 1; got {self.n_epochs} and {self.batch_size}")
-        mechanism = CodeSequence(held.shape[1], self.n_codes, layers=self.layers, width=self.width, heads=self.heads)
-        self.model_ = Model(Graph([], nodes=[_NODE]), {_NODE: mechanism})
+        self.model_ = self._model(held.shape[1])
         steps = self.n_epochs * math.ceil(len(held) / self.batch_size)
         method = Method(
             "likelihood", noise="marginal", optimiser="adam", steps=steps, batch_size=self.batch_size,
@@ -303,6 +303,34 @@ class CodePrior(BaseEstimator):
         """Mean log-probability of a single code, in nats; minus the entropy rate at best."""
         held = self._checked(codes)
         return float(self.log_prob(held).mean() / held.shape[1])
+
+    # -- files -----------------------------------------------------------------------------------------------------
+
+    def to_state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Settings as plain data, and the network's parameters by name."""
+        mechanism, params = self._fitted
+        return {**self.get_params(deep=False), "positions": mechanism.positions}, dict(params)
+
+    @classmethod
+    def from_state(cls, settings: Mapping[str, Any], params: Mapping[str, Tensor]) -> Self:
+        """Invert :meth:`to_state`."""
+        known = dict(settings)
+        positions = known.pop("positions")
+        found = cls(**known)
+        found.model_ = found._model(positions)
+        expected = {key: parameter.shape for key, parameter in found.model_.structure.parameters().items()}
+        held = {f"{_NODE}.{name}": value.unsqueeze(0) for name, value in params.items()}
+        if {key: tuple(value.shape[1:]) for key, value in held.items()} != expected:
+            raise DataError("these are parameters of another prior than the settings describe")
+        ordered = {key: held[key] for key in expected}
+        found.model_.adopt(
+            found.model_.structure, ordered, Schema.of(found.model_.spaces, found.model_.graph), ()
+        )  # fmt: skip
+        return found
+
+    def _model(self, positions: int) -> Model:
+        mechanism = CodeSequence(positions, self.n_codes, layers=self.layers, width=self.width, heads=self.heads)
+        return Model(Graph([], nodes=[_NODE]), {_NODE: mechanism})
 
     @property
     def _fitted(self) -> tuple[CodeSequence, Mapping[str, Tensor]]:

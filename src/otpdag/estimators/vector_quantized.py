@@ -26,6 +26,7 @@ from otpdag.engine.encoded import EncodedStage, fit_encoded, initial_theta, lloy
 from otpdag.engine.monitor import Callback
 from otpdag.errors import DataError, ModelError, NotFittedError
 from otpdag.estimators._pictures import PictureFormat, check_at_least, read_estimator, write_estimator
+from otpdag.estimators.code_prior import CodePrior
 from otpdag.graph import Graph
 from otpdag.mechanisms.codebook import Quantized
 from otpdag.model import Model
@@ -42,6 +43,7 @@ Floats = NDArray[np.float32]
 KIND = "vector-quantised auto-encoder"
 START_LATENTS = 20  # for each codeword, to place it among them
 ROWS_AT_ONCE = 250
+PRIOR = "prior."
 BALANCES = ("codebook", "position")
 
 
@@ -87,6 +89,7 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
         weights_: Weights of the codewords at each position (positions, n_codes).
         perplexity_: Of the codes of the images that were fitted.
         grid_: Height and width of the grid of codes.
+        prior_: The :class:`CodePrior` over the codes, after :meth:`fit_prior`.
         model_: The fitted :class:`otpdag.Model`.
         result_: The :class:`otpdag.FitResult`.
 
@@ -293,6 +296,33 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
         """Encode and decode."""
         return self.decode(self.encode(X))
 
+    def fit_prior(self, X: ArrayLike | Tensor, *, prior: CodePrior | None = None) -> Self:
+        """Learn which codes go together, for :meth:`sample_images`.
+
+        Args:
+            X: Images.
+            prior: With settings of your own, for instance ``CodePrior(512, n_epochs=50)``.
+        """
+        self._check_fitted()
+        chosen = prior or CodePrior(self.n_codes, random_state=self.random_state, device=self.device)
+        if chosen.n_codes != self.n_codes:
+            raise ModelError(f"prior must have the {self.n_codes} codes of the codebook; got {chosen.n_codes}")
+        self.prior_ = chosen.fit(self.encode(X))
+        return self
+
+    def sample_images(self, n: int = 1, *, seed: int = 0, temperature: float = 1.0) -> Floats:
+        """Make images: codes from the prior, decoded.
+
+        Args:
+            n: How many.
+            seed: Determines the draws.
+            temperature: Below one favours likely codes, above one rare ones.
+        """
+        self._check_fitted()
+        if not hasattr(self, "prior_"):
+            raise NotFittedError("there is no prior over the codes yet: call fit_prior(images) first")
+        return self.decode(self.prior_.sample(n, seed=seed, temperature=temperature))
+
     def usage(self, X: ArrayLike | Tensor | None = None) -> NDArray[np.float64]:
         """Share of the codes of images that each codeword has, (n_codes,); without images, its mean weight."""
         self._check_fitted()
@@ -352,8 +382,11 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
         settings = {name: value for name, value in self.get_params(deep=False).items() if name not in skipped}
         state: dict[str, Any] = {"settings": settings, "format_": asdict(self.format_), "perplexity": self.perplexity_}
         state["own_networks"] = self.encoder is not None
-        raw = self.model_.structure.raw(self.model_.fitted.naturals)
-        write_estimator(path, KIND, state, {**raw, **self.model_.fitted.phi})
+        tensors = {**self.model_.structure.raw(self.model_.fitted.naturals), **self.model_.fitted.phi}
+        if hasattr(self, "prior_"):
+            state["prior"], learned = self.prior_.to_state()
+            tensors |= {PRIOR + name: value for name, value in learned.items()}
+        write_estimator(path, KIND, state, tensors)
 
     @classmethod
     def load(cls, path: str | Path, *, encoder: nn.Module | None = None, decoder: nn.Module | None = None) -> Self:
@@ -364,6 +397,7 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
         found = cls(**state["settings"], encoder=encoder, decoder=decoder)
         found.format_ = PictureFormat(**state["format_"])
         found._build()
+        learned = {name.removeprefix(PRIOR): tensors.pop(name) for name in list(tensors) if name.startswith(PRIOR)}
         known = initial_theta(found.model_.structure, 0) | found._map.init()
         if {k: v.shape for k, v in known.items()} != {k: v.shape for k, v in tensors.items()}:
             raise DataError(f"{str(path)!r} holds parameters of other networks than these")
@@ -373,6 +407,8 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
         )  # fmt: skip
         found._read_params()
         found.perplexity_ = state["perplexity"]
+        if "prior" in state:
+            found.prior_ = CodePrior.from_state(state["prior"], learned)
         return found
 
 
