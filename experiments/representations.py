@@ -1,0 +1,266 @@
+"""What Tables 4 and 5 and the figures of images share: data, fits that can be resumed, measurements and sheets."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from baselines.discrete import DiscreteAutoencoder
+from baselines.sq_vae import SQVAE
+from baselines.vq_vae import VQVAE, VQVAEEMA
+from experiments.image_features import Judge, train_judge
+from otpdag.cli.console import say
+from otpdag.cli.registry import Run
+from otpdag.datasets import ImageSet, load_images
+from otpdag.errors import DataError
+from otpdag.estimators import VectorQuantizedAutoencoder
+from otpdag.metrics import code_perplexity, feature_distance, frechet_distance, psnr, ssim
+
+Bytes = NDArray[np.uint8]
+
+DATASETS = {"cifar10": "CIFAR10", "mnist": "MNIST", "svhn": "SVHN", "celeba": "CelebA"}
+SUBSTITUTES = (
+    "LPIPS and rFID need weights that are not part of this project. In their place stand two quantities with names of "
+    "their own, from the features of a small classifier of the data set's own labels, trained in this run: the "
+    "*feature distance* (LPIPS's form with unit weights) and the *Fréchet distance of features* between rebuilt "
+    "and original images. They compare within a data set of one run, and with no figure elsewhere."
+)
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is done: images, epochs, codes and channels of the networks; ``None`` takes all images."""
+
+    train: int | None
+    test: int | None
+    epochs: int
+    judge_epochs: int
+    prior_epochs: int
+    datasets: tuple[str, ...] = tuple(DATASETS)
+    codes: int = 512
+    dim: int = 64
+    width: int = 128
+    batch: int = 32
+
+    @classmethod
+    def of(cls, quick: bool) -> "Size":
+        return QUICK if quick else PAPER
+
+
+PAPER = Size(train=None, test=None, epochs=100, judge_epochs=10, prior_epochs=50)
+QUICK = Size(
+    train=1500, test=300, epochs=8, judge_epochs=4, prior_epochs=6, datasets=("cifar10", "mnist", "svhn"), width=64
+)
+
+
+class Autoencoder(Protocol):
+    """What every method gives: codes (n, positions) of images, and images of codes."""
+
+    def encode(self, X: Bytes) -> NDArray[np.int64]: ...
+
+    def decode(self, codes: NDArray[np.int64]) -> np.ndarray: ...
+
+    def reconstruct(self, X: Bytes) -> np.ndarray: ...
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method: its name in tables, and how it is trained on images, with a file to keep unfinished work in."""
+
+    title: str
+    fit: Callable[[Bytes, Size, int, Path], Autoencoder]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a fit leaves behind: test images rebuilt, their codes, and how long it took."""
+
+    rebuilt: Bytes
+    codes: NDArray[np.int64]
+    seconds: float
+
+
+def images_of(name: str, size: Size, *, quick: bool) -> ImageSet:
+    """A data set at 32 x 32 or 64 x 64 pixels: at the paper's size all that is published, if that is at hand."""
+    found = None
+    if not quick:
+        try:
+            found = load_images(name, train=size.train, test=size.test, source="published")
+        except DataError as error:
+            say(f"{error}. The prepared file is used instead.")
+    if found is None:
+        found = load_images(name, train=size.train, test=size.test, source="prepared")
+    return found.padded(32) if max(found.shape[:2]) < 32 else found
+
+
+def part(run: Run, images: ImageSet, method: str, size: Size) -> Part:
+    """The fit of one method to one data set, taken from the folder if the run is resumed and it is there."""
+    path = run.folder / "parts" / f"{images.name}-{method}-{'quick' if run.quick else 'paper'}-{run.seed}.npz"
+    if run.resume and path.is_file():
+        with np.load(path) as held:
+            return Part(held["rebuilt"], held["codes"], float(held["seconds"]))
+    began = time.perf_counter()
+    fitted = fit(run, images, method, size)
+    seconds = time.perf_counter() - began
+    found = Part(as_bytes(fitted.reconstruct(images.test)), np.asarray(fitted.encode(images.test)), seconds)
+    np.savez_compressed(path, rebuilt=found.rebuilt, codes=found.codes.astype(np.int16), seconds=seconds)
+    return found
+
+
+def fit(run: Run, images: ImageSet, method: str, size: Size) -> Autoencoder:
+    """Train one method on one data set; a resumed run goes on from the last epoch that was finished."""
+    chosen = METHODS[method]
+    say(f"{chosen.title} on {DATASETS[images.name]}: {len(images.train):,} images, {size.epochs} epochs")
+    checkpoint = run.folder / "parts" / f"{images.name}-{method}-{run.seed}.checkpoint"
+    checkpoint.parent.mkdir(exist_ok=True)
+    if not run.resume:
+        checkpoint.unlink(missing_ok=True)
+    fitted = chosen.fit(images.train, size, run.seed, checkpoint)
+    checkpoint.unlink(missing_ok=True)
+    return fitted
+
+
+def as_bytes(images: np.ndarray) -> Bytes:
+    """Images from 0 to 255 in bytes: what was rebuilt has the range of what was fitted."""
+    return np.asarray(np.clip(images, 0, 255).round(), dtype=np.uint8)
+
+
+def _ours(images: Bytes, size: Size, seed: int, checkpoint: Path) -> Autoencoder:
+    model = VectorQuantizedAutoencoder(
+        size.codes, size.dim, width=size.width, n_epochs=size.epochs, batch_size=size.batch, random_state=seed,
+        device=device(),
+    )  # fmt: skip
+    return model.fit(images, checkpoint=checkpoint)
+
+
+def device() -> str:
+    """A graphics card if there is one."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _baseline(kind: type[DiscreteAutoencoder]) -> Callable[[Bytes, Size, int, Path], Autoencoder]:
+    def fit_baseline(images: Bytes, size: Size, seed: int, checkpoint: Path) -> Autoencoder:
+        settings = {"width": size.width, "n_epochs": size.epochs, "batch_size": size.batch, "random_state": seed}
+        return kind(size.codes, size.dim, **settings).fit(images)
+
+    return fit_baseline
+
+
+METHODS = {
+    "vq_vae": Entry("VQ-VAE", _baseline(VQVAE)),
+    "vq_vae_ema": Entry("VQ-VAE, moving averages", _baseline(VQVAEEMA)),
+    "sq_vae": Entry("SQ-VAE", _baseline(SQVAE)),
+    "ours": Entry("ours", _ours),
+}
+
+
+# --- measurements -----------------------------------------------------------------------------------------
+
+
+def measure(images: ImageSet, found: Part, judge: Judge) -> dict[str, float]:
+    """Quality of the reconstructions of the test images, and use of the codes."""
+    with torch.no_grad():
+        apart = feature_distance(found.rebuilt, images.test, network=judge.network.layers)
+    return {
+        "ssim": ssim(found.rebuilt, images.test),
+        "psnr": psnr(found.rebuilt, images.test),
+        "feature_distance": apart,
+        "frechet_features": frechet_distance(judge.features(found.rebuilt), judge.features(images.test)),
+        "perplexity": code_perplexity(found.codes),
+        "seconds": found.seconds,
+    }
+
+
+def compare(run: Run, methods: Sequence[str], size: Size) -> pd.DataFrame:
+    """One row for each data set and method."""
+    rows = []
+    for name in size.datasets:
+        images = images_of(name, size, quick=run.quick)
+        judge = train_judge(images.train, images.train_labels, epochs=size.judge_epochs, seed=run.seed)
+        for method in methods:
+            found = part(run, images, method, size)
+            side = round(found.codes.shape[1] ** 0.5)
+            about = {"dataset": name, "method": method, "latent": f"{side} x {side}", "train": len(images.train)}
+            about |= {"test": len(images.test), "source": images.source, "judge_accuracy": judge.accuracy}
+            rows.append(about | measure(images, found, judge))
+    return pd.DataFrame(rows)
+
+
+COLUMNS = {
+    "ssim": ("SSIM ↑", "{:.3f}"),
+    "psnr": ("PSNR ↑", "{:.2f}"),
+    "feature_distance": ("feature distance ↓", "{:.3f}"),
+    "frechet_features": ("Fréchet distance of features ↓", "{:.1f}"),
+    "perplexity": ("perplexity ↑", "{:.1f}"),
+    "seconds": ("seconds", "{:.0f}"),
+}
+
+
+def as_markdown(title: str, found: pd.DataFrame, size: Size, paper: Mapping[tuple[str, str], str]) -> str:
+    """The measured table, what stands in for what, and the paper's own figures."""
+    sources = "; ".join(
+        f"{DATASETS[row.dataset]}: {row.train:,} + {row.test:,} images of {row.source}"
+        for row in found.drop_duplicates("dataset").itertuples()
+    )
+    accuracies = ", ".join(
+        f"{DATASETS[row.dataset]} {row.judge_accuracy:.2f}" for row in found.drop_duplicates("dataset").itertuples()
+    )
+    lines = [
+        f"# {title}",
+        "",
+        f"Measured on test images after {size.epochs} epochs in batches of {size.batch}; {size.codes} codes; the same "
+        f"networks, epochs and seed for all methods. {sources}.",
+        "",
+        _header(["data set", "method", "latent size", *(name for name, _ in COLUMNS.values())]),
+    ]
+    for row in found.itertuples():
+        cells = [pattern.format(getattr(row, column)) for column, (_, pattern) in COLUMNS.items()]
+        about = [DATASETS[row.dataset], METHODS[row.method].title, row.latent]
+        lines.append(f"| {' | '.join([*about, *cells])} |")
+    lines += [
+        "",
+        f"{SUBSTITUTES} Share of held-out training images that the classifier names rightly: {accuracies}.",
+        "",
+        "## As printed in the paper (100 epochs on the complete data sets)",
+        "",
+        _header(["data set", "method", "latent size", "SSIM ↑", "PSNR ↑", "LPIPS ↓", "rFID ↓", "perplexity ↑"]),
+        *(f"| {DATASETS[name]} | {method} | {cells} |" for (name, method), cells in paper.items()),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _header(names: Sequence[str]) -> str:
+    return f"| {' | '.join(names)} |\n|---|---|---|{'---:|' * (len(names) - 3)}"
+
+
+# --- sheets of images -------------------------------------------------------------------------------------
+
+
+def draw_sheet(rows: Sequence[tuple[str, Bytes]], title: str) -> Figure:
+    """One row of images (n, height, width, channels) for each entry, its name at the left."""
+    strips = [np.concatenate([_framed(image) for image in images], 1) for _, images in rows]
+    height, width = strips[0].shape[:2]
+    inches = 9.0
+    figure = Figure(figsize=(inches + 1.2, len(rows) * (inches * height / width + 0.06) + 0.5), layout="constrained")
+    figure.suptitle(title, fontsize=11)
+    panels = figure.subplots(len(rows), 1, squeeze=False)[:, 0]
+    for panel, (name, _), strip in zip(panels, rows, strips, strict=True):
+        panel.imshow(strip.squeeze(), cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+        panel.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=10)
+        panel.set_xticks([])
+        panel.set_yticks([])
+        panel.spines[:].set_visible(False)
+    return figure
+
+
+def _framed(image: Bytes) -> Bytes:
+    """A white pixel around an image, so that neighbours do not touch."""
+    return np.pad(image, ((1, 1), (1, 1), (0, 0)), constant_values=255)
