@@ -13,7 +13,7 @@ the maximum-likelihood estimate of contaminated data is already spoilt.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from otpdag.engine.lbfgs import minimise
 from otpdag.engine.methods import Method
 from otpdag.engine.monitor import Monitor
 from otpdag.engine.problem import Problem, build_problem
+from otpdag.engine.remote import RemoteOptions, near_rows, standard_columns
 from otpdag.engine.search import (
     Course,
     Layout,
@@ -36,10 +37,10 @@ from otpdag.engine.search import (
     prepare,
     restart_seed,
     short_batch,
+    train,
 )
 from otpdag.engine.starts import k_means, squared_distances
 from otpdag.errors import ModelError
-from otpdag.measure import feature_columns
 from otpdag.objective import row_losses, split_theta
 from otpdag.sampling import ancestral
 from otpdag.structure import Structure, unpack
@@ -59,10 +60,7 @@ class RobustOptions:
     Args:
         most_dropped: Largest share of rows that may be left out; beyond it the most likely rows are kept.
         slack: How far the data's mass in a region may exceed the model's.
-        remote: Rows with a column further from its median than this many robust standard deviations take no part in the
-            search for a start;
-        gap: nor do those beyond an empty stretch of this length, in the same units,
-        middle: which begins at least this far from the median.
+        remote: What counts as apart from the rest; rows apart take no part in the search for a start.
         tails: Upper tail probabilities of the loss under the model that cut the regions.
         cap: Tail probability whose loss caps a row's loss when starts are compared.
         rounds: How often fit and weights alternate at most.
@@ -74,9 +72,7 @@ class RobustOptions:
 
     most_dropped: float = 0.25
     slack: float = 1.25
-    remote: float = 6.0
-    gap: float = 0.5
-    middle: float = 1.0
+    remote: RemoteOptions = field(default_factory=RemoteOptions)
     tails: tuple[float, ...] = (0.1, 0.05, 0.02, 0.01, 0.004, 0.001)
     cap: float = 0.004
     rounds: int = 8
@@ -102,7 +98,7 @@ def train_robust(
     if method.optimiser != "lbfgs" or not method.reconstruction:
         raise ModelError(f"robust='outliers' needs the entropic method; got {method.name!r}")
     layout = prepare(structure, batch, method, seed)
-    near = batch.take(_near_rows(layout.structure, batch, options))
+    near = batch.take(_near_rows(layout, batch, method, options, seed, restarts))
     points = _trimmed_starts(layout, near, seed, restarts)
     part = _laid_out(layout, short_batch(near, course.short_rows, seed), method, seed)
     points, short_losses = _concentrate(part, points, options, course, monitor, seed)
@@ -154,6 +150,19 @@ def reweighted(problem: Problem, weights: Tensor) -> Problem:
     return replace(problem, groups=groups)
 
 
+def _near_rows(
+    layout: Layout, batch: Batch, method: Method, options: RobustOptions, seed: int, restarts: int
+) -> Tensor:
+    """Rows among which starts are looked for and judged."""
+
+    def losses(part: Batch) -> tuple[Array, int]:
+        with Monitor(show=False) as quiet:
+            found = train(layout.structure, part, method, seed=seed, restarts=restarts, monitor=quiet)
+        return row_losses_at(found.problem, found.point)[0].cpu().numpy(), found.point.shape[-1]
+
+    return near_rows(layout.structure, batch, options.remote, losses, np.random.default_rng([seed, 11]))
+
+
 # -- starts -----------------------------------------------------------------------------------------------------------
 
 
@@ -162,7 +171,7 @@ def _trimmed_starts(layout: Layout, batch: Batch, seed: int, restarts: int) -> T
 
     All rows, because a small component that belongs to the model looks like a group of outliers until it is fitted.
     """
-    columns = _standard_columns(layout.structure, batch)
+    columns = standard_columns(layout.structure, batch)
     generator = np.random.default_rng([seed, 7])
     guesses = (
         np.arange(batch.rows), _joined_rows(columns, generator), _dense_rows(columns, generator), _central_rows(columns)
@@ -175,51 +184,6 @@ def _trimmed_starts(layout: Layout, batch: Batch, seed: int, restarts: int) -> T
         part = batch.take(torch.as_tensor(np.sort(rows)))
         points.append(initial_points(layout, part, seed, [number]))
     return torch.cat(points)
-
-
-def _standard_columns(structure: Structure, batch: Batch) -> Array:
-    """Columns in robust units, missing cells in the middle."""
-    columns = []
-    for column in feature_columns(structure, batch):
-        values, seen = column.values[0].double(), column.seen[0]
-        if column.is_discrete:
-            columns.append(values.numpy())
-            continue
-        values = values.clamp(min=0).sqrt() if column.root else values
-        middle = values[seen].median()
-        spread = 1.4826 * (values[seen] - middle).abs().median().clamp(min=1e-9)
-        scaled = torch.where(seen.unsqueeze(-1), (values - middle) / spread, 0.0)
-        columns.append(scaled.numpy())
-    return np.concatenate(columns, 1)
-
-
-def _near_rows(structure: Structure, batch: Batch, options: RobustOptions) -> Tensor:
-    """Rows no column of which is remote in robust units or beyond a gap; all rows, if too many would be remote.
-
-    Starts are looked for and judged among these: a small remote group must not win a component of its own only because
-    it is compact. A small component that touches the others is not remote.
-    """
-    columns = _standard_columns(structure, batch)
-    near = np.abs(columns).max(1) <= options.remote
-    for column in columns.T:
-        near &= ~_beyond_gap(column, options) & ~_beyond_gap(-column, options)
-    if 1 - near.mean() > options.most_dropped:
-        return torch.arange(batch.rows)
-    return torch.as_tensor(np.flatnonzero(near))
-
-
-def _beyond_gap(column: Array, options: RobustOptions) -> NDArray[np.bool_]:
-    """Which values lie above an empty stretch outside the middle of a column: emptier than what lies above it is full.
-
-    >>> _beyond_gap(np.array([*np.linspace(-2, 2, 96), 5.0, 5.1, 5.2, 5.3]), RobustOptions()).sum()
-    np.int64(4)
-    """
-    ordered = np.sort(column)
-    ends = np.searchsorted(ordered, ordered + options.gap, side="right")
-    inside, above = ends - np.arange(1, len(ordered) + 1), len(ordered) - ends
-    empty = (ordered >= options.middle) & (above > 0) & (inside <= 0.01 * above)
-    empty &= above <= options.most_dropped * len(ordered)
-    return column > ordered[empty.argmax()] if empty.any() else np.zeros(len(column), dtype=bool)
 
 
 def _central_rows(columns: Array) -> NDArray[np.int64]:

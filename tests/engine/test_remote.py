@@ -1,0 +1,68 @@
+"""Rows that lie apart: a component of the model is kept, a group of outliers is not."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import otpdag as otp
+from otpdag import mechanisms as m
+from otpdag.data import Schema, encode
+from otpdag.engine.remote import RemoteOptions, near_rows
+
+CENTRES = np.array([[0.0, 0.0], [5.0, 0.0], [10.0, 12.0]])
+
+
+def blobs(weights, seed, rows=1000):
+    """Three groups of points, the last one apart."""
+    rng = np.random.default_rng(seed)
+    group = rng.choice(3, rows, p=weights)
+    return pd.DataFrame(CENTRES[group] + rng.normal(size=(rows, 2)), columns=["x.0", "x.1"]), group
+
+
+def mixture(components):
+    graph = otp.Graph([("z", "x")], hidden=["z"])
+    return otp.Model(graph, {"z": m.Categorical(components), "x": m.Normal(2)})
+
+
+def near(frame, losses):
+    model = mixture(2)
+    batch = encode(frame, Schema.of(model.spaces, model.graph, frame), hidden=["z"])
+    return near_rows(model.structure, batch, RemoteOptions(), losses, np.random.default_rng(0)).numpy()
+
+
+def equal_losses(part):
+    return np.zeros(part.rows), 5
+
+
+def test_rows_beyond_a_gap_are_apart_and_their_price_decides():
+    frame, group = blobs([0.55, 0.35, 0.1], seed=1)
+
+    def costly(part):
+        return np.full(part.rows, 1.0 if part.rows == len(frame) else 0.0), 5
+
+    assert set(group[near(frame, costly)]) == {0, 1}
+    assert len(near(frame, equal_losses)) == len(frame)
+
+
+def test_scattered_rows_are_apart_without_a_test():
+    frame, _ = blobs([0.6, 0.4, 0.0], seed=2)
+    rng = np.random.default_rng(3)
+    frame.iloc[:40] = rng.uniform(-1, 1, (40, 2)) * rng.choice([40.0, 90.0], (40, 2)) + 60.0 * rng.choice(
+        [-1, 1], (40, 2)
+    )
+    kept = near(frame, equal_losses)
+    assert np.mean(kept < 40) < 0.01
+
+
+def test_nothing_is_apart_where_too_much_would_be():
+    frame, _ = blobs([0.5, 0.2, 0.3], seed=4)
+    assert len(near(frame, equal_losses)) == len(frame)
+
+
+@pytest.mark.parametrize(("components", "left_out"), [(3, False), (2, True)])
+def test_a_robust_fit_keeps_a_component_that_it_has_room_for(components, left_out):
+    frame, group = blobs([0.55, 0.35, 0.1], seed=5)
+    result = otp.fit(mixture(components), frame, seed=0, robust=True, restarts=8)
+    share = np.isin(np.flatnonzero(group == 2), result.dropped).mean()
+    assert share > 0.9 if left_out else share < 0.1
+    assert np.isin(np.flatnonzero(group != 2), result.dropped).mean() < 0.02
