@@ -224,8 +224,8 @@ def pack(theta: Theta) -> Tensor:
 
 
 def unpack(flat: Tensor, like: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """Invert :func:`pack` given the shapes without replica axis."""
+    """Invert :func:`pack` given the shapes without replica axis; columns beyond these are left aside."""
     sizes = [math.prod(shape) for shape in like.values()]
     # one split, whose gradient is one concatenation: slices would each write a gradient as long as all parameters
-    parts = flat.split(sizes, -1) if sizes else ()
+    parts = flat[..., : sum(sizes)].split(sizes, -1) if sizes else ()
     return {key: part.reshape(flat.shape[0], *like[key]) for key, part in zip(like, parts, strict=True)}
