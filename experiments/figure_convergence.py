@@ -1,0 +1,114 @@
+"""The figure of convergence: patterns after 100, 200 and 300 iterations, and the error of every method by time."""
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from threadpoolctl import threadpool_limits
+
+from baselines.base import Estimate
+from baselines.topics import hellinger_course
+from experiments.bars import PASSES, settings
+from experiments.figure_topics import recovered
+from experiments.topic_models import COLOURS, TITLES, course_of_ours, draw_grid, label_decades, methods
+from otpdag.cli.registry import Run, experiment
+from otpdag.datasets import Bars
+from otpdag.metrics import match_topics
+
+AFTER = (100, 200, 300)
+KEPT = (1, 2, 3, 5, 10, 20, 50, *AFTER)
+SHOWN = {"ours": (1, 5, *AFTER), "ours_paper": AFTER}
+
+
+@experiment("figure-convergence", "Topics of documents about bars after 100, 200 and 300 iterations; errors by time")
+def figure_convergence(run: Run) -> None:
+    """Follow every method on the first setting; write our patterns on the way, and all errors by time."""
+    setting = settings(run.quick)[0]
+    drawn = setting.draw(run.seed)
+    courses = follow(drawn, seed=1000 * run.seed, quick=run.quick)
+    table = errors(drawn, courses)
+    table.to_csv(run.folder / "figure_convergence.csv", index=False, float_format="%.6g")
+    patterns(drawn, courses).savefig(run.folder / "figure_convergence_patterns.png", dpi=150)
+    draw(table, setting.title).savefig(run.folder / "figure_convergence.png", dpi=150)
+    text = report(setting.title, table)
+    (run.folder / "figure_convergence.md").write_text(text)
+    print(text)
+
+
+def follow(drawn: Bars, *, seed: int, quick: bool) -> dict[str, Estimate]:
+    """Fit every method once and keep its course."""
+    topics = len(drawn.topics)
+    with threadpool_limits(1):
+        found = {"ours": course_of_ours(drawn.counts, topics=topics, seed=seed, after=KEPT)}
+        if not quick:
+            found["ours_paper"] = course_of_ours(drawn.counts, topics=topics, seed=seed, after=AFTER, method="paper")
+        for name, run in methods(quick, svi=PASSES.get(topics, 50)).items():
+            if not name.startswith("ours"):
+                found[name] = run(drawn.counts, topics=topics, seed=seed, keep=True)
+    return found
+
+
+def errors(drawn: Bars, courses: dict[str, Estimate]) -> pd.DataFrame:
+    """Error and share of recovered bars of each method after each iteration that was kept."""
+    parts = []
+    for name, estimate in courses.items():
+        kept = estimate.history["topics"]
+        shares = [np.mean(recovered(drawn.topics, topics[match_topics(drawn.topics, topics)])) for topics in kept]
+        steps = estimate.history.get("iterations", np.arange(1, len(kept) + 1))
+        columns = {"method": name, "iteration": steps, "seconds": estimate.history["seconds"]}
+        parts.append(pd.DataFrame(columns | {"hellinger": hellinger_course(drawn.topics, estimate), "bars": shares}))
+    return pd.concat(parts, ignore_index=True)
+
+
+def report(title: str, table: pd.DataFrame) -> str:
+    """Where ours is after some iterations, and where each method ends."""
+    lines = [f"# Convergence, {title}"]
+    for method in [name for name in SHOWN if (table["method"] == name).any()]:
+        lines += ["", f"## {TITLES[method]}", ""]
+        lines += ["| at most | seconds | Hellinger | bars recovered |", "|---:|---:|---:|---:|"]
+        part = table[table["method"] == method]
+        for row in part[part["iteration"].isin(SHOWN[method])].itertuples():
+            cells = f"{row.seconds:.2f} | {row.hellinger:.4f} | {100 * row.bars:.0f} %"
+            lines.append(f"| {row.iteration:g} iterations | {cells} |")
+    lines += ["", "## At the end", "", "| | seconds | Hellinger | bars recovered |", "|---|---:|---:|---:|"]
+    for method, part in table.groupby("method", sort=False):
+        last = part.iloc[-1]
+        cells = f"{last['seconds']:.2f} | {last['hellinger']:.4f} | {100 * last['bars']:.0f} %"
+        lines.append(f"| {TITLES[str(method)]} | {cells} |")
+    lines += ["", "Each bound of ours is a fit of its own: a fit that converges before it ends there.", ""]
+    return "\n".join(lines)
+
+
+def patterns(drawn: Bars, courses: dict[str, Estimate]) -> Figure:
+    """The truth, and our topics on their way to it."""
+    rows = {"truth": drawn.topics}
+    for name in [name for name in SHOWN if name in courses]:
+        for after, topics in zip(courses[name].history["iterations"], courses[name].history["topics"], strict=True):
+            if after in SHOWN[name]:
+                rows[f"{TITLES[name]}, {after:g}"] = topics[match_topics(drawn.topics, topics)]
+    figure = Figure(figsize=(10.5, 0.9 * len(rows) + 0.6), layout="constrained")
+    axes = figure.subplots(len(rows), len(drawn.topics))
+    for line, (label, topics) in zip(axes, rows.items(), strict=True):
+        for ax, topic, flag in zip(line, topics, recovered(drawn.topics, topics), strict=True):
+            draw_grid(ax, topic, recovered=flag)
+        line[0].set_ylabel(label, rotation=0, ha="right", va="center", fontsize=9, labelpad=8)
+    figure.suptitle("Topics after so many iterations at most; a red frame: not the true pattern", fontsize=10)
+    return figure
+
+
+def draw(table: pd.DataFrame, title: str) -> Figure:
+    """Hellinger distance by seconds, both on logarithmic axes."""
+    figure = Figure(figsize=(7, 4.6), layout="constrained")
+    ax = figure.subplots()
+    for method, part in table.groupby("method", sort=False):
+        ax.plot(
+            part["seconds"], part["hellinger"], color=COLOURS[str(method)], label=TITLES[str(method)], linewidth=1.6
+        )
+        ax.plot(part["seconds"].iloc[-1], part["hellinger"].iloc[-1], "o", color=COLOURS[str(method)], markersize=5)
+    ax.set(xscale="log", yscale="log", xlabel="seconds", ylabel="Hellinger distance to the true topics")
+    ax.set_title(f"{title}: error by time, one start each", fontsize=10)
+    label_decades(ax.xaxis, table["seconds"])
+    label_decades(ax.yaxis, table["hellinger"])
+    ax.grid(color="0.92")
+    ax.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    return figure
