@@ -60,11 +60,10 @@ def table2(run: Run) -> None:
     if run.quick:
         texts = {name: shortened(text, 300) for name, text in texts.items()}
     results = earlier(run, texts) if run.resume else {}
-    for name, text in texts.items():
-        if name not in results:
-            results[name] = run_corpus(name, text, run.seed, starts=1 if run.quick else STARTS, quick=run.quick)
-        write(run, results, missing)
-    print((run.folder / "table2.md").read_text())
+    for name in [name for name in texts if name not in results]:
+        results[name] = run_corpus(name, texts[name], run.seed, starts=1 if run.quick else STARTS, quick=run.quick)
+        write(run, results, missing)  # what is finished is kept if the run is interrupted
+    print(report(results, missing))
 
 
 def available(names: list[str]) -> tuple[dict[str, Corpus], list[str]]:
