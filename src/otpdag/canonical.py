@@ -30,9 +30,9 @@ ROWS = 400
 
 def canonical(structure: Structure, naturals: Naturals, phi: Phi, maps: Sequence[AmortizedMap]) -> tuple[Naturals, Phi]:
     """Relabel categories and flip signs of hidden nodes, in the model and in its backward maps."""
-    for node in structure.graph.order:
-        if node not in structure.graph.hidden:
-            continue
+    hidden = [node for node in structure.graph.order if node in structure.graph.hidden]
+    # signs first: labels may be ordered by a number that one turns round
+    for node in sorted(hidden, key=lambda node: structure.mechanisms[node].space.is_discrete):
         if structure.mechanisms[node].space.is_discrete:
             order = _label_order(structure, naturals, node)
             changed = _relabel(structure, naturals, node, order)

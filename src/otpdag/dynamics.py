@@ -18,12 +18,22 @@ from otpdag.sampling import ancestral_sequences, draw_noise
 from otpdag.sequences import SequenceBatch
 from otpdag.structure import Naturals, Structure, first_name, lag_name
 
-__all__ = ["Smoothed", "decode_paths", "fill_in", "has_numbers", "log_likelihood", "smooth", "transport_score"]
+__all__ = [
+    "Smoothed",
+    "decode_paths",
+    "fill_in",
+    "has_numbers",
+    "log_likelihood",
+    "smooth",
+    "state_probabilities",
+    "transport_score",
+]
 
 
 Array = NDArray[np.float64]
 
 FILTER, SMOOTHER = 2000, 300  # particles that stand for hidden numbers
+SHARES = 200  # draws whose shares stand for probabilities
 
 
 @dataclass(frozen=True)
@@ -50,6 +60,13 @@ def smooth(structure: Structure, naturals: Naturals, batch: SequenceBatch) -> Sm
             probabilities[block.rows] = part.state[0].T
             log_likelihood.index_add_(0, _owners(block), part.log_scale[0])
     return Smoothed(probabilities, log_likelihood, chain)
+
+
+def state_probabilities(structure: Structure, naturals: Naturals, batch: SequenceBatch, node: str) -> Tensor:
+    """Probabilities of one hidden category (M, K): exact, or shares of draws where numbers are hidden beside it."""
+    if not has_numbers(structure):
+        return smooth(structure, naturals, batch).of(node)
+    return fill_in(structure, naturals, batch, SHARES, torch.Generator().manual_seed(0))[node].mean(1)
 
 
 def _laid_out(structure: Structure, naturals: Naturals, batch: SequenceBatch) -> tuple[Chain, Linear]:

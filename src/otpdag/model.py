@@ -345,7 +345,7 @@ class Model:
             raise ModelError(f"node must be a hidden category; {node!r} is not")
         if self.graph.is_dynamic:
             steps, index = self._encode_sequences(data)
-            probabilities = dynamics.smooth(self.structure, self._fitted_naturals(), steps).of(node)
+            probabilities = dynamics.state_probabilities(self.structure, self._fitted_naturals(), steps, node)
         else:
             table = _as_table(data)
             batch = self._encode_partial(table)

@@ -33,7 +33,7 @@ def random_map(structure, batch, seed=0):
     generator = torch.Generator().manual_seed(seed)
     phi = {
         key: torch.randn(value.shape, generator=generator, dtype=torch.float64) * 0.5
-        for key, value in backward.init(features.shape[-1], generator).items()
+        for key, value in backward.init(generator).items()
     }
     return backward, phi, features
 
@@ -142,3 +142,37 @@ def test_what_pieces_do_not_fit_is_refused():
         otp.fit(table, np.random.default_rng(0).normal(size=(20, 1)), seed=0, method=named)
     with pytest.raises(otp.ModelError, match="backward must be"):
         otp.Method("odd", eps=1.0, backward="forward")
+
+
+def latent_counts(seed, sequences=40, length=60):
+    """Few counts whose log-rate is a latent autoregression: far from linear and Gaussian."""
+    rng = np.random.default_rng([5, seed])
+    z = np.zeros((sequences, length))
+    z[:, 0] = rng.normal(size=sequences)
+    for t in range(1, length):
+        z[:, t] = 0.9 * z[:, t - 1] + rng.normal(size=sequences)
+    return rng.poisson(np.exp(0.3 + 0.4 * z)), z
+
+
+@pytest.mark.slow
+def test_a_network_serves_where_the_smoother_is_not_exact():
+    counts, z = latent_counts(0)
+    graph = otp.Graph([otp.lag("z", "z"), ("z", "x")], hidden=["z"])
+    found = {}
+    for name in ("smoother", None):
+        model = otp.Model(graph, {"z": m.Normal(), "x": m.Poisson()})
+        method = replace(otp.engine.entropic(), backward=name)
+        found[name] = model, otp.fit(model, counts, method=method, seed=0, restarts=1)
+    chosen, result = found[None]
+    assert result.stages[-1].name == "network joins"
+    assert result.loss < found["smoother"][1].loss - 0.02
+    # the bound is close to the likelihood that particles find, and the likelihood is higher than the smoother's
+    likelihood = chosen.score(counts, kind="likelihood")
+    assert likelihood > found["smoother"][0].score(counts, kind="likelihood")
+    assert -result.loss == pytest.approx(likelihood, abs=0.02)
+    params = chosen.params()
+    assert float(params["z"]["weight"].squeeze()) == pytest.approx(0.9, abs=0.05)
+    assert float(params["x"]["weight"].squeeze()) == pytest.approx(0.4, abs=0.08)
+    assert float(params["x"]["log_rate"]) == pytest.approx(0.3, abs=0.12)
+    draws = chosen.posterior(counts[:5], draws=50)["z"].to_numpy().reshape(-1, 50).mean(1)
+    assert np.corrcoef(draws, z[:5].ravel())[0, 1] > 0.75

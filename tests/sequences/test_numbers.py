@@ -1,11 +1,14 @@
 """Hidden numbers in sequences, beside a Kalman filter and smoother."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.optimize import minimize
 
 import otpdag as otp
 from otpdag import mechanisms as m
+from otpdag.canonical import canonical
 
 
 def series(seed, sequences=20, length=50):
@@ -109,8 +112,37 @@ def test_a_model_of_numbers_samples_and_imputes():
     assert np.abs(filled - x).max() < 4
 
 
-def test_categories_and_numbers_together_are_refused():
-    graph = otp.Graph([otp.lag("z", "z"), otp.lag("s", "s"), ("z", "x"), ("s", "x")], hidden=["z", "s"])
-    model = otp.Model(graph, {"z": m.Normal(), "s": m.Categorical(2), "x": m.Normal()})
-    with pytest.raises(otp.ModelError, match="together with hidden numbers"):
-        otp.fit(model, np.zeros((3, 10)) + np.arange(10), seed=0)
+@pytest.mark.slow
+def test_the_bidirectional_map_is_that_of_a_kalman_smoother():
+    x, _ = series(0)
+    model = state_space()
+    method = replace(otp.engine.entropic(), backward="bidirectional")
+    otp.fit(model, x, method=method, seed=0, restarts=1)
+
+    def loss(p):
+        return -kalman((p[0], p[1], np.exp(p[2]), p[3]), x)[0].mean()
+
+    best = minimize(loss, [0.5, 1.0, 0.0, 0.0])
+    expected = [best.x[0], abs(best.x[1]), np.exp(best.x[2]), best.x[3]]
+    np.testing.assert_allclose(estimates(model), expected, rtol=0.05)
+
+
+@pytest.mark.slow
+def test_one_series_of_a_hundred_thousand_steps_is_cut_in_pieces():
+    x, _ = series(2, sequences=1, length=100_000)
+    model = state_space()
+    with pytest.warns(otp.ConvergenceWarning):
+        otp.fit(model, x, method=replace(otp.engine.entropic(), steps=3), seed=0, restarts=1)
+    assert np.isfinite(estimates(model)).all()
+    method = otp.Method("long", eps=1.0, optimiser="adam", steps=60, batch_size=2000, learning_rate=0.02)
+    otp.fit(model, x, method=method, seed=0, restarts=1)
+    np.testing.assert_allclose(estimates(model), [0.85, 0.7, 0.5, 2.0], atol=0.15)
+
+
+def test_a_hidden_number_points_so_that_its_childs_slope_is_positive():
+    model = fixed()
+    naturals = {node: dict(values) for node, values in model.fitted.naturals.items()}
+    naturals["x"]["weight"] = -naturals["x"]["weight"]
+    found, _ = canonical(model.structure, naturals, {}, ())
+    assert float(found["x"]["weight"]) == pytest.approx(0.7)
+    assert float(found["z"]["weight"]) == pytest.approx(0.85)

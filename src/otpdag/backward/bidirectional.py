@@ -116,9 +116,15 @@ class BidirectionalMap:
         first = (batch.times == 0).to(batch.steps.weight).reshape(1, -1, 1)
         return torch.cat([self.smoother.features(batch), first], -1)
 
-    def init(self, inputs: int, generator: torch.Generator) -> dict[str, Tensor]:
+    @property
+    def inputs(self) -> int:
+        """Number of features of a step."""
+        cells = sum(self.space(node).width + self.space(node).cells for node in self.code.nodes)
+        return (2 * self.smoother.reach + 1) * cells + 1
+
+    def init(self, generator: torch.Generator) -> dict[str, Tensor]:
         """The network's parameters (1, ...); its last layer is zero, so that it changes nothing at first."""
-        width = self.width
+        width, inputs = self.width, self.inputs
         found = {"in.weight": _drawn(inputs, width, generator), "in.bias": torch.zeros(1, width, dtype=torch.float64)}
         for layer in range(len(DILATIONS)):
             found[f"{layer}.weight"] = _drawn(3 * width, width, generator)
@@ -135,7 +141,7 @@ class BidirectionalMap:
         self, batch: SequenceBatch, features: Tensor, completed: Mapping[str, Tensor], generator: torch.Generator
     ) -> dict[str, Tensor]:
         """Parameters (1, ...) from regressions on completed steps (M, width)."""
-        phi = self.init(features.shape[-1], generator)
+        phi = self.init(generator)
         if self.smoother.targets:
             phi |= self.smoother.start(batch, features[..., :-1], completed)
         if self.states is not None:

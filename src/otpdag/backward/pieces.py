@@ -19,7 +19,7 @@ from otpdag.errors import ModelError
 from otpdag.sequences import SequenceBatch
 from otpdag.structure import Structure, lag_name
 
-__all__ = ["Cuts", "Pieces"]
+__all__ = ["CONTEXT", "Cuts", "Pieces", "check_context"]
 
 COUNTED = 40  # steps of a piece that count
 CONTEXT = 8  # steps before and after that are only read

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from otpdag.backward.chain import Chain, lay_out_chain
+from otpdag.dynamics import has_numbers
 from otpdag.engine.methods import Method, entropic, method_of, transport
 from otpdag.engine.monitor import Monitor
-from otpdag.engine.numbers import train_numbers
+from otpdag.engine.numbers import check_numbers, train_numbers
 from otpdag.engine.pieces import check_pieces, train_pieces
 from otpdag.engine.search import Course, Layout, Trained, _best, _reports, restart_seed
 from otpdag.engine.sequence_starts import START_STEPS, one_start, prepare_steps, some_steps
@@ -84,6 +85,10 @@ def _check_smooth(structure: Structure, method: Method) -> None:
         return
     if not method.at("eps", 1.0) > 0 or method.at("eta", 1.0):
         raise ModelError("sequences in closed form need eps above 0 and eta = 0; with optimiser='adam' both are free")
+    if has_numbers(structure):
+        check_numbers(structure, method)
+    elif method.backward is not None:
+        raise ModelError(f"backward={method.backward!r} is for hidden numbers, or for optimiser='adam'")
 
 
 def train_sequences(
@@ -102,7 +107,7 @@ def train_sequences(
         return train_pieces(structure, batch, method, seed, restarts, monitor, course)
     if method.kappa:
         return train_windows(structure, batch, method, seed, restarts, monitor, course)
-    if any(not structure.mechanisms[node].space.is_discrete for node in structure.graph.hidden):
+    if has_numbers(structure):
         return train_numbers(structure, batch, method, seed, restarts, monitor, course)
     few = some_steps(batch, START_STEPS, seed)
     layout = prepare_steps(structure, few, seed)

@@ -22,7 +22,14 @@ from otpdag.objective.pieces import piece_terms
 from otpdag.sequences import SequenceBatch
 from otpdag.structure import Structure, pack, unpack
 
-__all__ = ["PieceProblem", "train_pieces"]
+__all__ = [
+    "PieceProblem",
+    "bidirectional_map",
+    "check_pieces",
+    "descend_pieces",
+    "piece_problem",
+    "train_pieces",
+]
 
 FEWEST_PIECES = 8
 
@@ -60,10 +67,15 @@ def check_pieces(structure: Structure, method: Method) -> None:
         raise ModelError("hidden counts are not fitted in sequences; take a hidden number or category")
     if method.backward is not None and method.backward != "bidirectional":
         raise ModelError(f"sequences are drawn by backward='bidirectional'; got {method.backward!r}")
-    if method.noise == "marginal" and "discrete" in supports and len(supports) > 1:
-        raise ModelError("hidden categories and numbers with noise='marginal' are fitted by optimiser='lbfgs'")
     if method.noise == "marginal" and (not method.eps or method.eta) and structure.graph.hidden:
         raise ModelError("with noise='marginal', sequences need eps above 0 and eta = 0")
+
+
+def bidirectional_map(structure: Structure, batch: SequenceBatch, method: Method) -> BidirectionalMap:
+    """The map that a method learns; categories beside numbers need none where noise is integrated out."""
+    found = BidirectionalMap.of(structure, batch)
+    summed = method.noise == "marginal" and bool(found.smoother.targets)
+    return replace(found, categories=()) if summed else found
 
 
 def train_pieces(
@@ -78,7 +90,7 @@ def train_pieces(
     """Short runs of all starts together, the best continued."""
     few = some_steps(batch, START_STEPS, seed)
     layout = prepare_steps(structure, few, seed)
-    backward = BidirectionalMap.of(layout.structure, few)
+    backward = bidirectional_map(layout.structure, few, method)
     features = backward.features(few)
     points = []
     for number in range(restarts):

@@ -11,18 +11,38 @@ so that one pass without gradients and sums over distinct steps are enough.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from otpdag.backward.chain import Block, Chain, Linear, marginals, one_block, potentials
-from otpdag.backward.smoother import SequenceMap
+from otpdag.backward.chain import (
+    Block,
+    Chain,
+    Linear,
+    Marginals,
+    Potentials,
+    joint_states,
+    marginals,
+    one_block,
+    pairs_vary,
+    potentials,
+)
+from otpdag.backward.smoother import SequenceDraw, SequenceMap
 from otpdag.objective.terms import LossTerms
 from otpdag.sequences import SequenceBatch
 from otpdag.structure import Naturals, Structure, Theta, lag_name
 
-__all__ = ["Steps", "chain_terms", "lay_out_steps", "smoother_terms"]
+__all__ = [
+    "Steps",
+    "chain_terms",
+    "lay_out_steps",
+    "lay_out_switching",
+    "read_states",
+    "smoother_terms",
+    "switching_terms",
+]
 
 
 def chain_terms(structure: Structure, naturals: Naturals, chain: Chain, *, eps: float = 1.0) -> LossTerms:
@@ -107,10 +127,7 @@ def smoother_terms(
 ) -> LossTerms:
     """Reconstruction and entropic terms of a step, with hidden numbers drawn from their backward map."""
     drawn = backward.draw(phi, steps.block, steps.features, steps.noise)
-    values = {**steps.values, **drawn.values}
-    for edge in structure.graph.lags:
-        if edge.parent in drawn.values:
-            values[lag_name(edge.parent, edge.by)] = drawn.values[edge.parent][:, :, steps.back[edge.by]]
+    values = {**steps.values, **_with_earlier(structure, drawn.values, steps)}
     cost, prior = torch.zeros_like(drawn.log_prob), torch.zeros_like(drawn.log_prob)
     for name, mechanism in structure.mechanisms.items():
         if mechanism.is_given:
@@ -129,3 +146,90 @@ def smoother_terms(
     reconstruction = cost.mean((1, 2))
     entropic = eps * (drawn.log_prob - prior).mean((1, 2))
     return LossTerms.of(reconstruction, reconstruction=reconstruction, entropic=entropic)
+
+
+def _with_earlier(structure: Structure, drawn: Mapping[str, Tensor], steps: Steps) -> dict[str, Tensor]:
+    """Drawn numbers (R, D, M, width), and their earlier values under their own names."""
+    found = dict(drawn)
+    for edge in structure.graph.lags:
+        if edge.parent in drawn:
+            found[lag_name(edge.parent, edge.by)] = drawn[edge.parent][:, :, steps.back[edge.by]]
+    return found
+
+
+# --- categories and numbers together ---------------------------------------------------------------------------------
+
+
+def lay_out_switching(structure: Structure, steps: Steps, numbers: tuple[str, ...]) -> Chain:
+    """Every draw of the numbers as a set of sequences of its own, on which the categories are a chain."""
+    draws, total = steps.noise.shape[1], len(steps.times)
+    hidden = structure.graph.hidden
+    states = joint_states(structure, [n for n in structure.graph.order if n in hidden and n not in numbers])
+    longest = max((edge.by for edge in structure.graph.lags), default=0)
+    values = {name: value.expand(1, draws, -1, -1).flatten(1, 2) for name, value in steps.values.items()}
+    mask = {name: seen.expand(1, draws, -1, -1).flatten(1, 2) for name, seen in steps.mask.items()}
+    for node in numbers:
+        cells = structure.mechanisms[node].space.cells
+        lagged = [lag_name(edge.parent, edge.by) for edge in structure.graph.lags if edge.parent == node]
+        mask |= {name: torch.ones(1, draws * total, cells, dtype=torch.bool) for name in (node, *lagged)}
+    shift = total * torch.arange(draws).unsqueeze(1)
+    kinds = torch.cat([(shift + torch.arange(at, at + size)).flatten() for at, size in steps.block.spans])
+    sizes = tuple(draws * size for size in steps.block.sizes)
+    block = Block(kinds, kinds, sizes, torch.arange(sizes[0]))
+    phase = steps.times.clamp(max=longest).repeat(draws)
+    return Chain(
+        states, values, mask, phase, torch.ones(draws * total).to(steps.features), (block,), longest,
+        pairs_vary(structure, states), draws * total, sizes[0],
+    )  # fmt: skip
+
+
+def switching_terms(
+    structure: Structure, naturals: Naturals, phi: Theta, backward: SequenceMap, steps: Steps, chain: Chain
+) -> LossTerms:
+    r"""Terms of a step with hidden categories s and numbers z.
+
+    .. math:: E_{\phi(z \mid x)} [\log \phi(z \mid x) - \log \textstyle\sum_s P(x, z, s)]
+
+    The numbers are drawn; given a draw the categories are summed over exactly, so that nothing of theirs is relaxed.
+    The gradient, in the parameters as in the draws, is that of the expected complete-data cost.
+    """
+    drawn = backward.draw(phi, steps.block, steps.features, steps.noise)
+    found, part, state = _given_numbers(structure, naturals, drawn, steps, chain)
+    expected = _expected(state.transpose(1, 2), found.observed + found.hidden) + _expected(part.pair, found.pair)
+    surrogate = -expected / chain.steps
+    cost = surrogate + (-part.log_scale.sum(-1) / chain.steps - surrogate).detach()
+    entropic = drawn.log_prob.mean((1, 2))
+    return LossTerms.of(cost, reconstruction=cost, entropic=entropic)
+
+
+def _given_numbers(
+    structure: Structure, naturals: Naturals, drawn: SequenceDraw, steps: Steps, chain: Chain
+) -> tuple[Potentials, Marginals, Tensor]:
+    """Potentials and marginals of the categories given each draw; also the states in the order of the draws."""
+    numbers = {name: value.flatten(1, 2) for name, value in _with_earlier(structure, drawn.values, steps).items()}
+    laid = replace(chain, values={**chain.values, **numbers})
+    found = potentials(structure, naturals, laid)
+    (block,) = chain.blocks
+    part = marginals(block, Linear.of(found), laid)
+    state = torch.empty_like(part.state)
+    state[:, :, block.kinds] = part.state
+    return found, part, state
+
+
+def read_states(
+    structure: Structure, naturals: Naturals, phi: Theta, backward: SequenceMap, steps: Steps, chain: Chain
+) -> Steps:
+    """The same steps, whose features end with the probabilities of the categories now and one step later.
+
+    Given the categories, the potentials of linear Gaussian numbers are linear in them: what the map reads of them it
+    need not guess from what is seen.
+    """
+    with torch.no_grad():
+        drawn = backward.draw(phi, steps.block, steps.features, steps.noise)
+        _, _, state = _given_numbers(structure, naturals, drawn, steps, chain)
+    size, total = chain.states.size, len(steps.times)
+    now = state[:1].reshape(1, size, -1, total).mean(2).transpose(1, 2)
+    later = torch.zeros_like(now)
+    for (at, _), (after, many) in pairwise(steps.block.spans):
+        later[:, at : at + many] = now[:, after : after + many]
+    return replace(steps, features=torch.cat([steps.features[..., : -2 * size], now, later], -1))

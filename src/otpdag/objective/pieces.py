@@ -1,20 +1,21 @@
 r"""The objective of sequences with a learned backward map: Algorithm 1 and its relatives, on pieces of sequences.
 
 Hidden numbers are drawn from the map's Gaussian chain. Hidden categories are drawn as relaxed paths where noise is
-sampled or abducted; where it is integrated out they need no draw, the map's chain tells all its expectations. Families
-of the push-forward term are those of tables, with earlier values as further parents.
+sampled or abducted. Where it is integrated out they need no draw: the map's chain tells all its expectations or, beside
+hidden numbers, they are summed over exactly given each draw. Families of the push-forward term are those of tables,
+with earlier values as further parents.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from otpdag.backward.bidirectional import BidirectionalMap, ChainMarginals
-from otpdag.backward.chain import Chain, Potentials, pairs_vary, potentials
+from otpdag.backward.chain import Chain, Linear, Potentials, joint_states, marginals, pairs_vary, potentials
 from otpdag.backward.pieces import Pieces
 from otpdag.data import Batch
 from otpdag.mechanisms.base import Noise
@@ -51,8 +52,12 @@ def piece_terms(
         log_q = drawn.log_prob.squeeze(1)
     if unary is not None and options.noise == "marginal":
         found = backward.marginals(phi, pieces, unary)
-        cost, kl = _expected(structure, naturals, backward, pieces, found)
+        cost, kl = _expected(structure, naturals, backward.categories, pieces, found)
         return _terms(zero, options, cost / total, kl / total, zero)
+    summed = tuple(n for n in structure.graph.order if n in structure.graph.hidden and n not in backward.targets)
+    if summed:
+        cost = _summed(structure, naturals, summed, pieces, values, backward.smoother.targets)
+        return _terms(zero, options, cost / total, (log_q * pieces.counted).sum(-1) / total, zero)
     if unary is not None:
         uniform = streams.draw(Noise(unary.shape[-1], "uniform"), len(pieces.times), unary)
         hard, temperature = options.straight_through, options.temperature
@@ -66,7 +71,10 @@ def piece_terms(
     if options.eps:
         kl = _number_kl(structure, naturals, backward, pieces, values, log_q)
         if unary is not None:
-            kl = kl + _expected(structure, naturals, backward, pieces, backward.marginals(phi, pieces, unary))[1]
+            kl = (
+                kl
+                + _expected(structure, naturals, backward.categories, pieces, backward.marginals(phi, pieces, unary))[1]
+            )
     divergence = zero
     if options.eta:
         divergence = _push_forward(structure, backward, naturals, pieces, values, noises, streams, options)
@@ -84,10 +92,10 @@ def _terms(zero: Tensor, options: SampledOptions, cost: Tensor, kl: Tensor, dive
 
 
 def _expected(
-    structure: Structure, naturals: Naturals, backward: BidirectionalMap, pieces: Pieces, found: ChainMarginals
+    structure: Structure, naturals: Naturals, categories: tuple[str, ...], pieces: Pieces, found: ChainMarginals
 ) -> tuple[Tensor, Tensor]:
     """Expected cost of what is observed, and the entropic term of the categories, summed over counted steps."""
-    chain = _as_chain(structure, backward, pieces)
+    chain = _as_chain(structure, categories, pieces)
     potential = potentials(structure, naturals, chain)
     counted = pieces.counted.to(pieces.features)
     state = found.state.flatten(1, 2) * counted.unsqueeze(-1)
@@ -112,16 +120,47 @@ def _weighted(weight: Tensor, log_potential: Tensor) -> Tensor:
     return (weight * log_potential.clamp(min=-100.0)).flatten(1).sum(-1)
 
 
-def _as_chain(structure: Structure, backward: BidirectionalMap, pieces: Pieces) -> Chain:
+def _as_chain(structure: Structure, categories: tuple[str, ...], pieces: Pieces) -> Chain:
     """Pieces in the shape in which the potentials of mechanisms are evaluated."""
-    states = backward.states
-    if states is None:
-        raise RuntimeError("a map without categories has no chain of states")
+    states = joint_states(structure, categories)
     longest = max((edge.by for edge in structure.graph.lags), default=0)
     return Chain(
-        states, pieces.values, pieces.mask, pieces.times.clamp(max=longest), pieces.counted.to(pieces.features), (),
-        longest, pairs_vary(structure, states), len(pieces.times), pieces.many,
+        states, pieces.values, pieces.mask, pieces.times.clamp(max=longest), pieces.counted.to(pieces.features),
+        (pieces.block,), longest, pairs_vary(structure, states), len(pieces.times), pieces.many,
     )  # fmt: skip
+
+
+def _summed(
+    structure: Structure,
+    naturals: Naturals,
+    categories: tuple[str, ...],
+    pieces: Pieces,
+    values: Mapping[str, Tensor],
+    numbers: tuple[str, ...],
+) -> Tensor:
+    """Minus the log-density of what is seen and drawn, categories summed over, of the counted steps.
+
+    Pairs of states are those of all steps that are read, by the share of them that count.
+    """
+    drawn = {node: values[node] for node in numbers}
+    mask = dict(pieces.mask)
+    for node in numbers:
+        lag = structure.longest_lag(node)
+        known = pieces.inside & ((pieces.times < lag) | pieces.follows(lag))
+        mask[node] = known[None, :, None].expand(1, -1, structure.mechanisms[node].space.cells)
+    for edge in structure.graph.lags:
+        if edge.parent in numbers:
+            name = lag_name(edge.parent, edge.by)
+            drawn[name] = pieces.lagged(values[edge.parent], edge.by)
+            mask[name] = (pieces.inside & pieces.follows(edge.by))[None, :, None]
+    chain = replace(_as_chain(structure, categories, pieces), values={**pieces.values, **drawn}, mask=mask)
+    potential = potentials(structure, naturals, chain)
+    found = marginals(pieces.block, Linear.of(potential), chain)
+    counted = pieces.counted.to(pieces.features)
+    share = counted.sum() / pieces.inside.sum()
+    expected = _weighted(found.state.transpose(1, 2) * counted.unsqueeze(-1), potential.observed + potential.hidden)
+    expected = expected + share * _weighted(found.pair, potential.pair)
+    return -expected + (expected - (found.log_scale * counted).sum(-1)).detach()
 
 
 # --- draws -----------------------------------------------------------------------------------------------------------
