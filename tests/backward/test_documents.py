@@ -1,0 +1,63 @@
+import numpy as np
+import pytest
+import torch
+from scipy import sparse, special
+
+from otpdag.backward.documents import drawn_topic_counts, even_shares, infer_shares
+
+
+def test_with_topics_that_share_no_word_the_map_is_exact():
+    # every word tells its topic, so that the posterior is Dirichlet(alpha + counts by topic)
+    topics = torch.tensor([[0.5, 0.5, 0.0, 0.0], [0.0, 0.0, 0.3, 0.7]], dtype=torch.float64)
+    counts = torch.tensor([[3.0, 1.0, 2.0, 0.0], [0.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
+    alpha = torch.tensor([0.2, 0.7], dtype=torch.float64)
+    shares = infer_shares(counts, topics, alpha, even_shares(counts, alpha), steps=50)
+    assert shares.concentration.numpy() == pytest.approx(np.array([[4.2, 2.7], [0.2, 0.7]]))
+    assert shares.expected_counts(counts, topics).numpy() == pytest.approx(np.array([[3, 1, 0, 0], [0, 0, 2, 0]]))
+
+
+def test_the_divergence_is_that_of_torch():
+    generator = torch.Generator().manual_seed(0)
+    counts = torch.randint(0, 5, (7, 6), generator=generator).double()
+    topics = torch.softmax(torch.randn(3, 6, generator=generator, dtype=torch.float64), -1)
+    alpha = torch.tensor([0.3, 0.1, 2.0], dtype=torch.float64)
+    shares = infer_shares(counts, topics, alpha, even_shares(counts, alpha), steps=5)
+    true = torch.distributions.kl_divergence(
+        torch.distributions.Dirichlet(shares.concentration), torch.distributions.Dirichlet(alpha.expand(7, 3))
+    )
+    assert shares.kl(alpha).numpy() == pytest.approx(true.numpy())
+
+
+def test_steps_never_lower_the_bound():
+    generator = torch.Generator().manual_seed(1)
+    counts = torch.randint(0, 4, (20, 8), generator=generator).double()
+    topics = torch.softmax(torch.randn(3, 8, generator=generator, dtype=torch.float64), -1)
+    alpha = torch.full((3,), 0.4, dtype=torch.float64)
+    bounds = []
+    for steps in range(1, 8):
+        shares = infer_shares(counts, topics, alpha, even_shares(counts, alpha), steps=steps)
+        bounds.append(((counts * torch.log(shares.words)).sum(-1) - shares.kl(alpha)).numpy())
+    assert (np.diff(np.array(bounds), axis=0) > -1e-9).all()
+
+
+def test_draws_have_the_exact_distribution():
+    # two topics, one word of each kind: the number of words of the first topic by enumeration
+    topics = np.array([[0.8, 0.2], [0.3, 0.7]])
+    alpha = np.array([0.5, 1.5])
+    counts = sparse.csr_array(np.tile([[2, 1]], (4000, 1)))
+    generator = np.random.default_rng(0)
+    *_, last = drawn_topic_counts(counts, topics, alpha, generator, 30)
+    weights = np.zeros(4)
+    for assigned in np.ndindex(2, 2, 2):
+        n = np.array([assigned.count(0), assigned.count(1)])
+        words = np.prod([topics[k, v] for k, v in zip(assigned, (0, 0, 1), strict=True)])
+        weights[n[0]] += words * np.exp(special.gammaln(alpha + n).sum())
+    found = np.bincount(last[:, 0].astype(int), minlength=4) / 4000
+    assert found == pytest.approx(weights / weights.sum(), abs=0.025)
+    assert (last.sum(1) == 3).all()
+
+
+def test_draws_of_an_empty_document_are_none():
+    counts = sparse.csr_array(np.array([[0, 0], [1, 2], [0, 0]]))
+    *_, last = drawn_topic_counts(counts, np.full((2, 2), 0.5), np.ones(2), np.random.default_rng(0), 3)
+    assert last.sum(1).tolist() == [0, 3, 0]
