@@ -46,9 +46,9 @@ def fit(
     concentration = 1.0 if alpha is None else alpha
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        course = Course(keep)
         network = _ProdLDA(rows.shape[1], topics, concentration)
         optimiser = torch.optim.Adam(network.parameters(), lr=RATE, betas=MOMENTS, fused=True)
+        course = Course(keep)  # after the first optimiser of a process, for which torch imports seconds of modules
         loss = float("nan")
         for _ in range(iterations):
             loss = _epoch(network, optimiser, rows, batch)

@@ -105,7 +105,7 @@ def draw(table: pd.DataFrame, title: str) -> Figure:
         )
         ax.plot(part["seconds"].iloc[-1], part["hellinger"].iloc[-1], "o", color=COLOURS[str(method)], markersize=5)
     ax.set(xscale="log", yscale="log", xlabel="seconds", ylabel="Hellinger distance to the true topics")
-    ax.set_title(f"{title}: error by time, one start each", fontsize=10)
+    ax.set_title(f"{title}: error by time, the large dot where each method ends", fontsize=10)
     label_decades(ax.xaxis, table["seconds"])
     label_decades(ax.yaxis, table["hellinger"])
     ax.grid(color="0.92")
