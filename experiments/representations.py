@@ -102,7 +102,7 @@ def images_of(name: str, size: Size, *, quick: bool) -> ImageSet:
 
 def part(run: Run, images: ImageSet, method: str, size: Size) -> Part:
     """The fit of one method to one data set, taken from the folder if the run is resumed and it is there."""
-    path = run.folder / "parts" / f"{images.name}-{method}-{'quick' if run.quick else 'paper'}-{run.seed}.npz"
+    path = checkpoint(run, images, method).with_suffix(".npz")
     if run.resume and path.is_file():
         with np.load(path) as held:
             return Part(held["rebuilt"], held["codes"], float(held["seconds"]))
@@ -111,6 +111,7 @@ def part(run: Run, images: ImageSet, method: str, size: Size) -> Part:
     seconds = time.perf_counter() - began
     found = Part(as_bytes(fitted.reconstruct(images.test)), np.asarray(fitted.encode(images.test)), seconds)
     np.savez_compressed(path, rebuilt=found.rebuilt, codes=found.codes.astype(np.int16), seconds=seconds)
+    checkpoint(run, images, method).unlink(missing_ok=True)
     return found
 
 
@@ -118,13 +119,17 @@ def fit(run: Run, images: ImageSet, method: str, size: Size) -> Autoencoder:
     """Train one method on one data set; a resumed run goes on from the last epoch that was finished."""
     chosen = METHODS[method]
     say(f"{chosen.title} on {DATASETS[images.name]}: {len(images.train):,} images, {size.epochs} epochs")
-    checkpoint = run.folder / "parts" / f"{images.name}-{method}-{run.seed}.checkpoint"
-    checkpoint.parent.mkdir(exist_ok=True)
+    unfinished = checkpoint(run, images, method)
+    unfinished.parent.mkdir(exist_ok=True)
     if not run.resume:
-        checkpoint.unlink(missing_ok=True)
-    fitted = chosen.fit(images.train, size, run.seed, checkpoint)
-    checkpoint.unlink(missing_ok=True)
-    return fitted
+        unfinished.unlink(missing_ok=True)
+    return chosen.fit(images.train, size, run.seed, unfinished)
+
+
+def checkpoint(run: Run, images: ImageSet, method: str) -> Path:
+    """Where a fit keeps its last epoch."""
+    scale = "quick" if run.quick else "paper"
+    return run.folder / "parts" / f"{images.name}-{method}-{scale}-{run.seed}.checkpoint"
 
 
 def as_bytes(images: np.ndarray) -> Bytes:
