@@ -34,6 +34,12 @@ SUBSTITUTES = (
 )
 
 
+EARLY = (
+    " **A quick run stops long before any method has converged**: it shows that everything works and what an early stage "
+    "looks like, and does not stand for the paper's setting."
+)
+
+
 @dataclass(frozen=True)
 class Size:
     """How much is done: images, epochs, codes and channels of the networks; ``None`` takes all images."""
@@ -221,7 +227,7 @@ def as_markdown(title: str, found: pd.DataFrame, size: Size, paper: Mapping[tupl
         f"# {title}",
         "",
         f"Measured on test images after {size.epochs} epochs in batches of {size.batch}; {size.codes} codes; the same "
-        f"networks, epochs and seed for all methods. {sources}.",
+        f"networks, epochs and seed for all methods. {sources}.{EARLY if size.train is not None else ''}",
         "",
         _header(["data set", "method", "latent size", *(name for name, _ in COLUMNS.values())]),
     ]
