@@ -35,8 +35,8 @@ SUBSTITUTES = (
 
 
 EARLY = (
-    " **A quick run stops long before any method has converged**: it shows that everything works and what an early stage "
-    "looks like, and does not stand for the paper's setting."
+    " **A quick run stops long before any method has converged**: it shows that everything works and what an early "
+    "stage looks like, and does not stand for the paper's setting."
 )
 
 

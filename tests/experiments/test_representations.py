@@ -66,6 +66,21 @@ def made_up(monkeypatch):
     return images, fitted
 
 
+@pytest.mark.parametrize("method", ["vq_vae", "vq_vae_ema", "sq_vae", "ours"])
+def test_every_method_makes_codes_and_images(method, tmp_path):
+    images = ImageSet(
+        "mnist", *blobs(40, np.random.default_rng(106)), *blobs(10, np.random.default_rng(107)), "made up"
+    )
+    size = replace(representations.QUICK, epochs=2, codes=8, dim=4, width=8)
+    found = representations.part(Run(tmp_path, seed=101, quick=True), images, method, size)
+    assert found.rebuilt.shape == images.test.shape
+    assert found.codes.shape == (10, 64)
+    assert found.codes.max() < 8
+    assert [path.suffix for path in (tmp_path / "parts").iterdir()] == [".npz"]  # no checkpoint is left
+    again = representations.part(Run(tmp_path, seed=101, quick=True, resume=True), images, method, size)
+    np.testing.assert_array_equal(again.rebuilt, found.rebuilt)
+
+
 def test_tables_are_measured_written_and_resumed(made_up, tmp_path):
     images, fitted = made_up
     table4.table4(Run(tmp_path, seed=101, quick=True))
