@@ -68,10 +68,14 @@ VARIANTS = {
     "Dirichlet-laplace-discrete": (m.Dirichlet(3, laplace=True), "discrete"),
     "Multinomial-topics": (m.Multinomial(6, total=15), "simplex"),
     "Multinomial-total": (m.Multinomial(5, total="n"), "discrete-count"),
+    "Codes-weights": (m.Codes(3, 2, weights=m.start([[0.2, 0.3, 0.5], [0.6, 0.3, 0.1]])), "none"),
+    "Codebook-codes": (m.Codebook(3, 2), "codes"),
+    "Quantized-real": (m.Quantized(4, 2, scale=1.0), "latents"),
     "Decoder-image": (m.Decoder(torch.nn.Linear(1, 8), Image(2, 2, 2), noise_scale=0.2), "real"),
     "Decoder-plain": (m.Decoder(torch.nn.Linear(1, 3), Real(3)), "real"),
 }
-MORE_PARENTS = {"simplex": (("t", Simplex(3)),), "discrete-count": (("a", Discrete(3)), ("n", Count(1)))}
+MORE_PARENTS = {"simplex": (("t", Simplex(3)),), "discrete-count": (("a", Discrete(3)), ("n", Count(1))),
+                "codes": (("c", Count(2)),), "latents": (("z", Real(4)),)}  # fmt: skip
 
 
 def build(cls, family):

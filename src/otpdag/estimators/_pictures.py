@@ -118,6 +118,8 @@ def _array(images: ArrayLike | Tensor) -> NDArray[Any]:
 
 
 def _layout(shape: tuple[int, ...]) -> str:
+    if len(shape) == 3 and shape[2] in CHANNELS:
+        raise DataError(f"images must be many; got shape {shape}, which looks like one of them: pass images[None]")
     if len(shape) == 3:
         return "none"
     last, first = shape[3] in CHANNELS, shape[1] in CHANNELS

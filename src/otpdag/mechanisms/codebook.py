@@ -10,6 +10,7 @@ from otpdag.errors import ModelError
 from otpdag.mechanisms.base import Mechanism, Noise, Params, Parents
 from otpdag.mechanisms.normal import LOG_SQRT_2PI
 from otpdag.mechanisms.parameters import POSITIVE, SIMPLEX, Parameter, Setting, Support, as_setting
+from otpdag.nn import expand_to
 from otpdag.spaces import Count, Real, Space
 
 __all__ = ["Codebook", "Codes", "Quantized", "mahalanobis"]
@@ -77,12 +78,20 @@ class Codes(Mechanism):
         drawn = torch.searchsorted(cumulative, rows).clamp(max=self.size - 1)
         return drawn.mT.reshape(noise.shape).to(noise)
 
+    def relaxed(self, params: Params, parents: Parents, noise: Tensor, temperature: float) -> Tensor:
+        """The same with every step of the inverse a steep slope."""
+        cumulative = params["weights"].to(noise).cumsum(-1)[..., :-1]
+        cumulative = expand_to(cumulative, noise.ndim + 1, event_dims=2)
+        return torch.sigmoid((noise.unsqueeze(-1) - cumulative) / (0.1 * temperature)).sum(-1)
+
     def log_prob(self, params: Params, value: Tensor, parents: Parents, mask: Tensor | None = None) -> Tensor:
         """Sum of the log-probabilities of the codes that are seen."""
         logs = params["weights"].clamp(min=1e-30).log()  # (R, M, K)
         rows = value.flatten(1, -2).mT.long()
         replicas = max(len(rows), len(logs))
-        found = logs.expand(replicas, -1, -1).gather(-1, rows.expand(replicas, -1, -1)).mT
+        inside = rows.clamp(0, self.size - 1).expand(replicas, -1, -1)
+        found = logs.expand(replicas, -1, -1).gather(-1, inside)
+        found = torch.where((rows == rows.clamp(0, self.size - 1)), found, -torch.inf).mT
         found = found.reshape(replicas, *value.shape[1:])
         return (found if mask is None else torch.where(mask, found, 0.0)).sum(-1)
 
@@ -152,13 +161,8 @@ class Codebook(Mechanism):
         return self._named(params, parents)[0]
 
     def _named(self, params: Params, parents: Parents) -> tuple[Tensor, Tensor]:
-        codes = next(iter(parents.values())).long()
-        replicas = max(len(codes), len(params["mean"]))
-        found = []
-        for name in ("mean", "scale"):
-            tables = [params[name][min(r, len(params[name]) - 1)] for r in range(replicas)]
-            found.append(torch.stack([t[codes[min(r, len(codes) - 1)]].flatten(-2) for r, t in enumerate(tables)]))
-        return found[0], found[1]
+        codes = next(iter(parents.values())).long().clamp(0, self.size - 1)
+        return _rows_of(params["mean"], codes), _rows_of(params["scale"], codes)
 
 
 class Quantized(Mechanism):
@@ -185,9 +189,10 @@ class Quantized(Mechanism):
     def on_setup(self) -> None:
         """Refuse anything but one parent made of codewords' latents."""
         parents = self.family.parents
-        if len(parents) != 1 or parents[0][1].width % self.dim:
+        if len(parents) != 1 or parents[0][1].support != "real" or parents[0][1].width % self.dim:
             raise ModelError(
-                f"node {self.family.node!r} is Quantized and needs one parent with a multiple of {self.dim} coordinates"
+                f"node {self.family.node!r} is Quantized and needs one parent with real values, a multiple of "
+                f"{self.dim} of them"
             )
 
     @property
@@ -205,15 +210,14 @@ class Quantized(Mechanism):
         return _codewords(self.size, self.dim, self.mean_setting, self.scale_setting)
 
     def codes(self, params: Params, latents: Tensor) -> Tensor:
-        """Numbers of the nearest codewords: (R, n, positions) of latents (R, n, positions * dim)."""
-        points = latents.unflatten(-1, (-1, self.dim)).flatten(1, 2)
+        """Numbers of the nearest codewords: (R, ..., positions) of latents (R, ..., positions * dim)."""
+        points = latents.reshape(len(latents), -1, self.dim)
         nearest = mahalanobis(points, params["mean"], params["scale"]).argmin(-1)
-        return nearest.unflatten(1, (latents.shape[1], -1))
+        return nearest.reshape(len(nearest), *latents.shape[1:-1], -1)
 
     def lookup(self, params: Params, codes: Tensor) -> Tensor:
-        """The codewords that codes (R, n, positions) name, side by side."""
-        mean = params["mean"]
-        return torch.stack([mean[min(r, len(mean) - 1)][own].flatten(-2) for r, own in enumerate(codes)])
+        """The codewords that codes (R, ..., positions) name, side by side."""
+        return _rows_of(params["mean"], codes)
 
     def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:
         """The nearest codewords."""
@@ -221,9 +225,10 @@ class Quantized(Mechanism):
         return self.lookup(params, self.codes(params, latents)).to(latents)
 
     def relaxed(self, params: Params, parents: Parents, noise: Tensor, temperature: float) -> Tensor:
-        """The same, with the gradient copied to the latents (van den Oord et al. 2017)."""
+        """The same, with the gradient of the codewords copied to the latents (van den Oord et al. 2017)."""
         latents = next(iter(parents.values()))
-        return copy_gradient(latents, self.forward(params, parents, noise))
+        codewords = self.forward(params, parents, noise)
+        return copy_gradient(latents, codewords) + (codewords - codewords.detach())
 
 
 def copy_gradient(latents: Tensor, codewords: Tensor) -> Tensor:
@@ -242,10 +247,18 @@ def mahalanobis(points: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
     >>> mahalanobis(torch.tensor([[[1.0]]]), torch.tensor([[[3.0]]]), torch.tensor([[[2.0]]]))
     tensor([[[1.]]])
     """
+    mean, scale = torch.broadcast_tensors(mean.to(points), scale.to(points))
     precision = scale**-2
     left = torch.cat([points.square(), points], -1)
     right = torch.cat([precision, -2.0 * mean * precision], -1)
     return left @ right.mT + (mean.square() * precision).sum(-1).unsqueeze(-2)
+
+
+def _rows_of(table: Tensor, codes: Tensor) -> Tensor:
+    """Rows of a table (R, K, D) that codes (R, ..., M) name, side by side: (R, ..., M * D)."""
+    replicas = max(len(codes), len(table))
+    own = [table[min(r, len(table) - 1)][codes[min(r, len(codes) - 1)]].flatten(-2) for r in range(replicas)]
+    return torch.stack(own)
 
 
 def _codewords(size: int, dim: int, mean: Setting, scale: Setting) -> dict[str, Parameter]:
