@@ -41,6 +41,7 @@ def test_the_loss_is_the_cross_entropy_and_blocks_change_nothing(monkeypatch):
     assert float(words.sum()) == pytest.approx(1, abs=1e-5)
     assert float(among.sum()) == pytest.approx(1, abs=1e-5)
     monkeypatch.setattr(objective, "BLOCK_CELLS", 30)
+    monkeypatch.setattr(objective, "KEPT_CELLS", 0)
     small = pairs.expected(topics, alpha)
     assert small[0] == pytest.approx(loss, rel=1e-6)
     assert small[1].numpy() == pytest.approx(words.numpy(), abs=1e-6)

@@ -16,7 +16,7 @@ from otpdag.mechanisms.predictor import Predictor, axes
 from otpdag.mechanisms.quantiles import gamma_cdf, gamma_log_quantile, gamma_quantile, inside_unit
 from otpdag.spaces import Simplex, Space
 
-__all__ = ["Dirichlet"]
+__all__ = ["Dirichlet", "laplace_moments"]
 
 LOG_2PI = math.log(2 * math.pi)
 TOTALS = (1e-2, 1e5)
@@ -87,7 +87,7 @@ class Dirichlet(Predicted):
         if self.laplace:
             # the concentrations are c * exp(mean), and all variances fall as 1 / c
             direction = torch.exp(mean)
-            total = (1 - 1 / self.dim) * _laplace(direction)[1].sum(-1, keepdim=True) / variance
+            total = (1 - 1 / self.dim) * laplace_moments(direction)[1].sum(-1, keepdim=True) / variance
             return {"concentration": direction * total.clamp(*TOTALS)}
         total = (mean * (1 - mean)).sum(-1, keepdim=True) / variance - 1
         return {"concentration": mean.clamp(min=1e-4) * total.clamp(*TOTALS)}
@@ -100,7 +100,7 @@ class Dirichlet(Predicted):
         """Normalised gamma quantiles, or the softmax of a Gaussian."""
         concentration = self.concentration_at(params, parents, noise)
         if self.laplace:
-            mu, variance = _laplace(concentration)
+            mu, variance = laplace_moments(concentration)
             return torch.softmax(mu + torch.sqrt(variance) * noise, -1)
         return torch.softmax(gamma_log_quantile(noise, concentration), -1)
 
@@ -113,7 +113,7 @@ class Dirichlet(Predicted):
         concentration = self.concentration_at(params, parents, value)
         line = torch.log(value.clamp(min=torch.finfo(value.dtype).tiny))
         if self.laplace:
-            found = _laplace_log_prob(line, *_laplace(concentration))
+            found = _laplace_log_prob(line, *laplace_moments(concentration))
             return found if mask is None else torch.where(mask.all(-1), found, 0.0)
         total = torch.lgamma(concentration.sum(-1))
         cells = (concentration - 1) * line - torch.lgamma(concentration)
@@ -137,7 +137,7 @@ class Dirichlet(Predicted):
         if not self.laplace:
             total = gamma_quantile(uniform[..., :1], concentration.sum(-1, keepdim=True))
             return gamma_cdf(value * total, concentration)
-        mu, variance = _laplace(concentration)
+        mu, variance = laplace_moments(concentration)
         gap = mu - torch.log(value.clamp(min=torch.finfo(value.dtype).tiny))
         precision = (1 / variance).sum(-1, keepdim=True)
         level = (gap / variance).sum(-1, keepdim=True) / precision
@@ -172,7 +172,7 @@ def _centred_log(value: Tensor) -> Tensor:
     return line - line.mean(-1, keepdim=True)
 
 
-def _laplace(concentration: Tensor) -> tuple[Tensor, Tensor]:
+def laplace_moments(concentration: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance of the Gaussian whose softmax approximates a Dirichlet: Eq. (softGau) of the paper."""
     size = concentration.shape[-1]
     line = torch.log(concentration)

@@ -1,0 +1,122 @@
+r"""The backward map of documents: what share each topic has in a document, given its words.
+
+With a Dirichlet prior on the shares and a multinomial on the words, and each word's assignment to a topic summed out by
+its best distribution, the best Dirichlet :math:`\phi(\theta \mid x) = \mathrm{Dir}(g)` solves
+
+.. math:: g_k = \alpha_k + w_k \sum_v \frac{x_v \gamma_{kv}}{\sum_l w_l \gamma_{lv}}, \qquad
+          w_k = \exp(\psi(g_k) - \psi(\textstyle\sum_l g_l))
+
+(Blei, Ng & Jordan 2003): two matrix products a step for a whole batch of documents. It is sharper than the exact
+distribution, which :func:`drawn_topic_counts` draws from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import sparse
+from torch import Tensor
+
+__all__ = ["Shares", "drawn_topic_counts", "even_shares", "infer_shares"]
+
+Array = NDArray[np.float64]
+SMALLEST = 1e-30
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Dirichlet distributions of the topics' shares in documents.
+
+    Attributes:
+        concentration: Of each document's distribution (documents, K).
+        weights: Exponentials of the expected logarithms of the shares (documents, K).
+        words: The words' probabilities at these weights (documents, words); they sum to less than one.
+    """
+
+    concentration: Tensor
+    weights: Tensor
+    words: Tensor
+
+    @property
+    def mean(self) -> Tensor:
+        """Expected shares."""
+        return self.concentration / self.concentration.sum(-1, keepdim=True)
+
+    def expected_counts(self, counts: Tensor, topics: Tensor) -> Tensor:
+        """How often each topic gave each word, summed over documents (K, words)."""
+        return topics * (self.weights.T @ (counts / self.words))
+
+    def kl(self, alpha: Tensor) -> Tensor:
+        r"""Divergence of each document's distribution from the prior's :math:`\mathrm{Dir}(\alpha)`."""
+        g = self.concentration
+        normal = torch.lgamma(g.sum(-1)) - torch.lgamma(g).sum(-1)
+        prior = torch.lgamma(alpha.sum()) - torch.lgamma(alpha).sum()
+        return normal - prior + ((g - alpha) * torch.log(self.weights)).sum(-1)
+
+
+def even_shares(counts: Tensor, alpha: Tensor) -> Tensor:
+    """Where the steps start: the words of a document divided evenly among the topics."""
+    return alpha + counts.sum(-1, keepdim=True) / len(alpha)
+
+
+def infer_shares(
+    counts: Tensor, topics: Tensor, alpha: Tensor, start: Tensor, *, steps: int, tolerance: float = 0.0
+) -> Shares:
+    """Take steps of the fixed point from concentrations ``start``.
+
+    Args:
+        counts: Words of the documents (documents, words).
+        topics: Word probabilities (K, words), or the exponentials of their expected logarithms.
+        alpha: Concentrations of the prior (K,).
+        start: Concentrations to start from (documents, K).
+        steps: Most steps.
+        tolerance: Stop when no document's concentrations change by more than this on average.
+    """
+    g = start
+    weights = _weights(g)
+    words = weights @ topics + SMALLEST
+    for step in range(steps):
+        moved = alpha + weights * ((counts / words) @ topics.T)
+        far = bool((moved - g).abs().mean(-1).max() > tolerance) if tolerance and step % 4 == 3 else True
+        g = moved
+        weights = _weights(g)
+        words = weights @ topics + SMALLEST
+        if not far:
+            break
+    return Shares(g, weights, words)
+
+
+def _weights(concentration: Tensor) -> Tensor:
+    total = torch.digamma(concentration.sum(-1, keepdim=True))
+    return torch.exp(torch.digamma(concentration) - total).clamp(min=SMALLEST)
+
+
+def drawn_topic_counts(
+    counts: sparse.csr_array, topics: Array, alpha: Array, generator: np.random.Generator, sweeps: int
+) -> Iterator[Array]:
+    """Draw how many words of each document each topic gave, (documents, K), from their exact joint distribution.
+
+    Shares and assignments are drawn in turn (Gibbs sampling). ``alpha`` may be changed in place between the draws.
+    """
+    rows = np.repeat(np.arange(counts.shape[0]), np.diff(counts.indptr))
+    begin = counts.indptr[:-1][np.diff(counts.indptr) > 0]
+    filled = np.flatnonzero(np.diff(counts.indptr))
+    of_word = np.ascontiguousarray(topics.T)[counts.indices]
+    numbers = counts.data.astype(np.int64)
+    shares = np.full((counts.shape[0], len(alpha)), 1 / len(alpha))
+    for _ in range(sweeps):
+        chance = shares[rows] * of_word + 1e-200
+        chance /= chance.sum(1, keepdims=True)
+        of_cells = generator.multinomial(numbers, chance)
+        found = np.zeros_like(shares)
+        found[filled] = np.add.reduceat(of_cells, begin, axis=0)
+        shape = alpha + found
+        # of Gamma(a) as Gamma(a + 1) U^(1/a): small shapes would round to zero
+        line = np.log(generator.standard_gamma(shape + 1)) + np.log1p(-generator.random(shape.shape)) / shape
+        shares = np.exp(line - line.max(1, keepdims=True))
+        shares /= shares.sum(1, keepdims=True)
+        yield found

@@ -1,0 +1,102 @@
+r"""The objective of documents: topics :math:`\gamma`, concentrations :math:`\alpha`, words of sparse counts.
+
+:func:`document_terms` is the reconstruction and the entropic term (eps = 1) with the closed-form backward map: minus
+the variational bound on the likelihood. :class:`WordPairs` is the direct term: the distribution of two words of one
+document, in the data and in the model,
+
+.. math:: P_\theta(v, w) = \sum_{k, l} A_{kl} \gamma_{kv} \gamma_{lw}, \qquad
+          A_{kl} = \frac{\alpha_k (\alpha_l + [k = l])}{\alpha_\cdot (\alpha_\cdot + 1)}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from scipy import sparse
+from torch import Tensor
+
+from otpdag.backward.documents import Shares
+from otpdag.objective.terms import LossTerms
+
+__all__ = ["WordPairs", "document_terms", "topic_pairs"]
+
+SMALLEST = 1e-20
+BLOCK_CELLS = 4_000_000
+KEPT_CELLS = 25_000_000  # 100 MB
+
+
+def document_terms(counts: Tensor, shares: Shares, alpha: Tensor) -> LossTerms:
+    """Cost of rebuilding the words and divergence of the shares, summed over documents; one replica."""
+    reconstruction = -(counts * torch.log(shares.words)).sum().double().reshape(1)
+    return LossTerms.of(
+        reconstruction, reconstruction=reconstruction, entropic=shares.kl(alpha).sum().double().reshape(1)
+    )
+
+
+def topic_pairs(alpha: Tensor) -> Tensor:
+    """Probabilities that two words of a document come from two topics (K, K)."""
+    total = alpha.sum()
+    return (torch.outer(alpha, alpha) + torch.diag(alpha)) / (total * (total + 1))
+
+
+@dataclass
+class WordPairs:
+    """How often two words are together in a document, counted once and kept sparse.
+
+    Attributes:
+        counts: Ordered pairs of different words of one document (words, words).
+        total: Number of all pairs.
+    """
+
+    counts: sparse.csr_array
+    total: float
+    _kept: list[tuple[slice, Tensor]] = field(default_factory=list, init=False, repr=False)
+
+    @classmethod
+    def of(cls, documents: sparse.csr_array) -> WordPairs:
+        """Count the pairs of sparse documents; a word that is there n times makes n (n - 1) pairs with itself."""
+        documents = documents.astype(np.float64)
+        found = sparse.csr_array(documents.T @ documents)
+        with_itself = documents.copy()
+        with_itself.data = np.minimum(with_itself.data, with_itself.data**2)
+        found = sparse.csr_array(found - sparse.diags_array(np.asarray(with_itself.sum(0)).ravel()))
+        found.eliminate_zeros()
+        return cls(found, float(found.sum()))
+
+    def __add__(self, other: WordPairs) -> WordPairs:
+        """Pairs of both sets of documents."""
+        return WordPairs(sparse.csr_array(self.counts + other.counts), self.total + other.total)
+
+    def blocks(self) -> Iterable[tuple[slice, Tensor]]:
+        """Shares of the pairs, dense, some rows at a time; of a small vocabulary they are kept for the next time."""
+        if self.counts.shape[0] ** 2 > KEPT_CELLS:
+            return self._blocks()
+        self._kept = self._kept or list(self._blocks())
+        return self._kept
+
+    def _blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        words = self.counts.shape[0]
+        rows = max(1, min(words, BLOCK_CELLS // words))
+        for start in range(0, words, rows):
+            part = slice(start, min(start + rows, words))
+            yield part, torch.from_numpy((self.counts[part].toarray() / self.total).astype(np.float32))
+
+    def expected(self, topics: Tensor, alpha: Tensor) -> tuple[float, Tensor, Tensor]:
+        r"""Cross-entropy :math:`-\sum P_{data} \log P_\theta`, and expected counts of the latent topics.
+
+        The second result is how often a topic gave a word (K, words), the third how often two topics met (K, K);
+        each sums to one.
+        """
+        among = topic_pairs(alpha)
+        mixed = among @ topics
+        ratios = torch.zeros_like(topics)
+        loss = 0.0
+        for part, seen in self.blocks():
+            model = topics[:, part].T @ mixed + SMALLEST
+            loss -= float((seen * torch.log(model)).sum())
+            ratios[:, part] = topics @ (seen / model).T
+        # the pairs are symmetric, so that the product from one side serves both
+        return loss, topics * (among @ ratios), among * (ratios @ topics.T)
