@@ -9,7 +9,7 @@ from baselines.base import Estimate
 from baselines.topics import hellinger_course
 from experiments.bars import PASSES, settings
 from experiments.figure_topics import recovered
-from experiments.topic_models import COLOURS, TITLES, course_of_ours, draw_grid, label_decades, methods
+from experiments.topic_models import COLOURS, HASTE, TITLES, course_of_ours, draw_grid, label_decades, methods
 from otpdag.cli.registry import Run, experiment
 from otpdag.datasets import Bars
 from otpdag.metrics import match_topics
@@ -29,7 +29,7 @@ def figure_convergence(run: Run) -> None:
     table.to_csv(run.folder / "figure_convergence.csv", index=False, float_format="%.6g")
     patterns(drawn, courses).savefig(run.folder / "figure_convergence_patterns.png", dpi=150)
     draw(table, setting.title).savefig(run.folder / "figure_convergence.png", dpi=150)
-    text = report(setting.title, table)
+    text = report(setting.title, table, quick=run.quick)
     (run.folder / "figure_convergence.md").write_text(text)
     print(text)
 
@@ -59,9 +59,9 @@ def errors(drawn: Bars, courses: dict[str, Estimate]) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def report(title: str, table: pd.DataFrame) -> str:
+def report(title: str, table: pd.DataFrame, *, quick: bool = False) -> str:
     """Where ours is after some iterations, and where each method ends."""
-    lines = [f"# Convergence, {title}"]
+    lines = [f"# Convergence, {title}", *(["", HASTE] if quick else [])]
     for method in [name for name in SHOWN if (table["method"] == name).any()]:
         lines += ["", f"## {TITLES[method]}", ""]
         lines += ["| at most | seconds | Hellinger | bars recovered |", "|---:|---:|---:|---:|"]

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from baselines.base import Array
 from experiments.bars import Setting, run_setting, settings
-from experiments.topic_models import TITLES, draw_grid
+from experiments.topic_models import HASTE, TITLES, draw_grid
 from otpdag.cli.registry import Run, experiment
 from otpdag.metrics import match_topics, patterns_recovered
 
@@ -14,7 +14,7 @@ from otpdag.metrics import match_topics, patterns_recovered
 @experiment("figure-topics", "Topics of documents about bars as pictures: the truth and every method")
 def figure_topics(run: Run) -> None:
     """Fit each setting once; write the pictures, the topics and which of them are the true ones."""
-    lines = ["# Topics of documents about bars, one start each", ""]
+    lines = ["# Topics of documents about bars, one start each", "", *([HASTE, ""] if run.quick else [])]
     for setting in settings(run.quick):
         true = setting.draw(run.seed).topics
         _, first = run_setting(setting, run.seed, starts=1, quick=run.quick)

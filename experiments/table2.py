@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from baselines.base import Array, Estimate
-from experiments.topic_models import COLOURS, TITLES, fits, methods, spread
+from experiments.topic_models import COLOURS, HASTE, TITLES, fits, methods, spread
 from otpdag.cli.registry import Run, experiment
 from otpdag.datasets import Corpus, corpus
 from otpdag.errors import DataError
@@ -63,7 +63,7 @@ def table2(run: Run) -> None:
     for name in [name for name in texts if name not in results]:
         results[name] = run_corpus(name, texts[name], run.seed, starts=1 if run.quick else STARTS, quick=run.quick)
         write(run, results, missing)  # what is finished is kept if the run is interrupted
-    print(report(results, missing))
+    print(report(results, missing, quick=run.quick))
 
 
 def available(names: list[str]) -> tuple[dict[str, Corpus], list[str]]:
@@ -134,7 +134,7 @@ def write(run: Run, results: dict[str, Found], missing: list[str]) -> None:
     figures = pd.concat([found.figures for found in results.values()], ignore_index=True)
     figures.to_csv(run.folder / "table2.csv", index=False, float_format="%.6g")
     as_rows(results).to_csv(run.folder / "table7_words.csv", index=False)
-    (run.folder / "table2.md").write_text(report(results, missing))
+    (run.folder / "table2.md").write_text(report(results, missing, quick=run.quick))
     draw(results).savefig(run.folder / "table2.png", dpi=150)
 
 
@@ -149,7 +149,7 @@ def as_rows(results: dict[str, Found]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def report(results: dict[str, Found], missing: list[str]) -> str:
+def report(results: dict[str, Found], missing: list[str], *, quick: bool = False) -> str:
     """Both tables, each corpus beside the paper's figures."""
     starts = max(found.figures["start"].nunique() for found in results.values())
     lines = [
@@ -160,6 +160,7 @@ def report(results: dict[str, Found], missing: list[str]) -> str:
         "cent. All methods see the counts of all documents. The first table of each corpus ranks words by their "
         "probability, as the paper does; the second one, for all methods alike, by their relevance (Sievert & Shirley "
         f"2014, weight {RELEVANCE}), which keeps words out that are frequent everywhere.",
+        *(["", HASTE] if quick else []),
     ]
     for name, found in results.items():
         size = f"{len(found.text):,} documents, {len(found.text.vocabulary):,} words"

@@ -37,6 +37,7 @@ COLOURS = {
     "prodlda": "#d1762b",
     "tomotopy": "#a8434b",
 }
+HASTE = "A quick run: little data, and the baselines stop early. It shows that all works, not which method is better."
 QUICK = {"em": 10, "svi": 5, "prodlda": 20, "tomotopy": 50}  # iterations
 
 

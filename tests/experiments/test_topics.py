@@ -67,6 +67,7 @@ def test_table_1_is_written_and_can_be_resumed(two_methods, tmp_path, monkeypatc
     assert set(zip(rows["method"], rows["start"], strict=True)) == {("ours", 0), ("ours", 1), ("em", 0), ("em", 1)}
     text = (tmp_path / "table1.md").read_text()
     assert "| otpdag | 0.0000 ± 0.0000 |" in text
+    assert topic_models.HASTE in text
     assert (tmp_path / "table1.png").stat().st_size > 5000
     monkeypatch.setattr(table1, "run_setting", None)  # would fail if it were called
     table1.table1(Run(tmp_path, seed=0, quick=True, resume=True))
@@ -138,6 +139,7 @@ def test_table_2_is_written_and_can_be_resumed(texts, tmp_path, monkeypatch):
     assert rows.loc[rows["method"] == "ours", "coherence"].min() > 0
     text = (tmp_path / "table2.md").read_text()
     assert "A reconstruction of the corpus" in text
+    assert topic_models.HASTE not in text
     assert "| *OTP-DAG, as the paper prints it* | 10.45 ± 0.56 | 92.00 ± 2.65 | | |" in text
     assert "1. a, b, c, d, e, f, g, h, i, j" in text
     assert text.count("Words ranked by relevance:") == 3
