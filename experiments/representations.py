@@ -62,7 +62,7 @@ class Size:
 
 PAPER = Size(train=None, test=None, epochs=100, judge_epochs=10, prior_epochs=50)
 QUICK = Size(
-    train=1500, test=300, epochs=8, judge_epochs=4, prior_epochs=6, datasets=("cifar10", "mnist", "svhn"), width=64
+    train=1500, test=300, epochs=8, judge_epochs=10, prior_epochs=6, datasets=("cifar10", "mnist", "svhn"), width=64
 )
 
 
