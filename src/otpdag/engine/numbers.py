@@ -42,6 +42,7 @@ DRAWN = 8000  # draws of hidden numbers in all, each with its mirror image, wher
 LONGEST_PIECE = 400  # steps in one piece of a sequence with hidden numbers
 NETWORK_STEPS, NETWORK_RATE, NETWORK_BATCH = 400, 0.01, 800  # of Adam, when a network joins the smoother
 MOST_READINGS, READ = 8, 1e-4  # times that the map reads the categories anew, and a fall of the loss that ends it
+EACH_READING = 100  # most steps before the map reads them again
 COMPARISONS = 40  # batches on which the two maps are compared
 CLEARLY = 2.0  # standard errors by which the network must be better
 
@@ -138,21 +139,24 @@ def train_numbers(
         kept = _best(state, 1)
         flat = ends[kept]
     final = problem(pieces)
-    state = settle(final, plain(flat), None, method.steps, monitor, "best start", kept, tolerance=1e-7, keep=True)
+    steps = min(method.steps, EACH_READING) if mixed else method.steps
+    state = settle(final, plain(flat), None, steps, monitor, "best start", kept, tolerance=1e-7, keep=True)
     state.point = flat + state.point
     for number in range(MOST_READINGS if mixed else 0):
         if monitor.stopped or bool(state.failed[0]):
             break
         final, before = final.reading_states(state.point), state
         stage = f"categories read {number + 1}"
-        state = settle(final, plain(before.point), None, method.steps, monitor, stage, kept, tolerance=1e-7, keep=True)
+        state = settle(final, plain(before.point), None, steps, monitor, stage, kept, tolerance=1e-7, keep=True)
         state.point = before.point + state.point
         if float(before.loss[0] - state.loss[0]) < READ:
+            state.converged = torch.ones_like(state.converged)
             break
     losses[kept], ends[kept] = state.loss.double(), state.point
+    done = len(monitor.history) if mixed else state.steps
     trained = Trained(
         layout, final, state.point, float(state.loss[0]), bool(state.converged[0]), bool(state.failed[0]),  # type: ignore[arg-type]
-        state.steps, _reports(seed, short_losses, losses, int(kept[0]), ends),
+        done, _reports(seed, short_losses, losses, int(kept[0]), ends),
     )  # fmt: skip
     if _network_may_help(structure, method) and not (trained.failed or monitor.stopped):
         return _with_network(trained, batch, method, seed, monitor)
