@@ -8,7 +8,7 @@ from torch.nn.functional import log_softmax
 from baselines.discrete import DiscreteAutoencoder, squared_distances
 from otpdag.nn import gumbel_softmax
 
-FIRST_VARIANCE = 20.0
+FIRST_VARIANCE = 20.0 / 64  # for each coordinate of a codeword: the authors' 20 for their 64
 LAST_TEMPERATURE = math.exp(-1e-5 * 100 * 50_000 / 32)  # where 100 epochs of CIFAR10 end with the authors' decay
 
 
@@ -21,7 +21,7 @@ class SQVAE(DiscreteAutoencoder):
 
     def start(self, generator):
         book = torch.randn(self.n_codes, self.code_dim, generator=generator)
-        return {"codebook": book, "log_variance": torch.tensor([math.log(FIRST_VARIANCE)])}
+        return {"codebook": book, "log_variance": torch.tensor([math.log(FIRST_VARIANCE * self.code_dim)])}
 
     def terms(self, theta, latents, rows, decode, streams, progress):
         book, images = self.codebook(theta), len(rows)
