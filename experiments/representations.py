@@ -259,8 +259,13 @@ def draw_sheet(rows: Sequence[tuple[str, Bytes]], title: str) -> Figure:
     """One row of images (n, height, width, channels) for each entry, its name at the left."""
     strips = [np.concatenate([_framed(image) for image in images], 1) for _, images in rows]
     height, width = strips[0].shape[:2]
-    inches = 9.0
-    figure = Figure(figsize=(inches + 1.2, len(rows) * (inches * height / width + 0.06) + 0.5), layout="constrained")
+    across, margin, head = 9.0, 1.5, 0.45  # inches: images, names, title
+    down = len(rows) * (across * height / width + 0.06)
+    figure = Figure(figsize=(margin + across + 0.1, head + down))
+    figure.subplots_adjust(
+        left=margin / (margin + across + 0.1), right=1 - 0.1 / (margin + across + 0.1), bottom=0.0,
+        top=down / (head + down), hspace=0.06 * len(rows) / down,
+    )  # fmt: skip
     figure.suptitle(title, fontsize=11)
     panels = figure.subplots(len(rows), 1, squeeze=False)[:, 0]
     for panel, (name, _), strip in zip(panels, rows, strips, strict=True):

@@ -67,16 +67,17 @@ def test_a_low_temperature_favours_likely_codes(chain):
     assert prior.score(prior.sample(300, seed=104, temperature=0.3)) > prior.score(prior.sample(300, seed=104)) + 0.1
 
 
-def untrained(positions=3, n_codes=3):
+def untrained(positions=3, n_codes=3, columns=None):
     """A network with random parameters, on its own."""
-    mechanism = CodeSequence(positions, n_codes, layers=2, width=8, heads=2)
+    mechanism = CodeSequence(positions, n_codes, columns=columns, layers=2, width=8, heads=2)
     generator = torch.Generator().manual_seed(105)
     shapes = {name: parameter.shape for name, parameter in mechanism.parameters().items()}
     return mechanism, {name: 0.7 * torch.randn(1, *shape, generator=generator) for name, shape in shapes.items()}
 
 
-def test_probabilities_of_all_vectors_sum_to_one():
-    mechanism, params = untrained()
+@pytest.mark.parametrize("columns", [None, 1, 2])
+def test_probabilities_of_all_vectors_sum_to_one(columns):
+    mechanism, params = untrained(columns=columns)
     every = torch.tensor(list(product(range(3), repeat=3)), dtype=torch.float64).unsqueeze(0)
     assert float(mechanism.log_prob(params, every, {}).exp().sum()) == pytest.approx(1.0, abs=1e-5)
 
@@ -93,13 +94,25 @@ def test_draws_follow_the_log_probabilities():
     assert stats.chisquare(counts[kept], shares * counts[kept].sum()).pvalue > 0.01
 
 
-def test_one_step_at_a_time_is_all_at_once():
-    mechanism, params = untrained(positions=7, n_codes=5)
+@pytest.mark.parametrize("columns", [None, 1, 3])
+def test_one_step_at_a_time_is_all_at_once(columns):
+    mechanism, params = untrained(positions=7, n_codes=5, columns=columns)
     own = _of(params, 0)
     codes = torch.randint(5, (4, 7), generator=torch.Generator().manual_seed(107))
     kept = torch.empty(2, 2, 4, 2, 7, 4)
-    steps = [mechanism._next_logits(own, codes[:, m - 1 : m] if m else None, m, kept) for m in range(7)]
+    steps = [mechanism._next_logits(own, codes, m, kept) for m in range(7)]
     torch.testing.assert_close(torch.stack(steps, 1), mechanism._logits(own, codes), atol=1e-4, rtol=1e-4)
+
+
+def test_codes_of_a_grid_see_those_above_them():
+    """Columns that keep their code down a grid of 6 x 6: what is above tells more than what is left."""
+    rng = np.random.default_rng(111)
+    codes = np.repeat(rng.integers(0, STATES, (600, 1, 6)), 6, 1).reshape(600, -1)
+    settings = {"layers": 1, "width": 16, "n_epochs": 4, "learning_rate": 5e-3}
+    as_grid, as_line = (CodePrior(STATES, columns=columns, **settings).fit(codes) for columns in (None, 36))
+    least = np.log(STATES) / 6  # only the first row is free
+    assert least < -as_grid.score(codes) < least + 0.1
+    assert as_grid.score(codes) > as_line.score(codes) + 0.3
 
 
 def test_it_starts_at_the_frequencies_of_each_position():
@@ -175,5 +188,7 @@ def test_what_makes_no_sense_is_refused(chain):
         CodePrior(4, width=10).fit(fresh)
     with pytest.raises(ModelError, match="n_epochs and batch_size must be at least 1; got 0 and 32"):
         CodePrior(4, n_epochs=0).fit(fresh)
+    with pytest.raises(ModelError, match="`columns` must be at least 1; got -2"):
+        CodePrior(4, columns=-2).fit(fresh)
     with pytest.raises(ModelError, match="`n_codes` must be at least 2; got 1"):
         CodePrior(1).fit(np.zeros((3, 2), int))

@@ -45,13 +45,26 @@ class CodeSequence(Mechanism):
     Args:
         positions: Number of codes in a vector.
         n_codes: Number of values of a code.
+        columns: Codes in a row of the grid; a position then sees the code above it at once, and does not have to learn
+            where that stands. As many as positions for codes in a line.
         layers: Layers of the transformer.
         width: Length of its feature vectors.
         heads: Attention heads, a divisor of the width.
     """
 
-    def __init__(self, positions: int, n_codes: int, *, layers: int = 3, width: int = 96, heads: int = 4) -> None:
-        for name, value in {"positions": positions, "layers": layers, "heads": heads}.items():
+    def __init__(
+        self,
+        positions: int,
+        n_codes: int,
+        *,
+        columns: int | None = None,
+        layers: int = 3,
+        width: int = 96,
+        heads: int = 4,
+    ) -> None:
+        self.columns = positions if columns is None else columns
+        sizes = {"positions": positions, "columns": self.columns, "layers": layers, "heads": heads}
+        for name, value in sizes.items():
             if value < 1:
                 raise ModelError(f"`{name}` must be at least 1; got {value}")
         if n_codes < 2:
@@ -88,7 +101,8 @@ class CodeSequence(Mechanism):
         into_stream = narrow / math.sqrt(2 * deep)  # so that the sum over layers is of order one
         return {
             "frequency": Parameter((self.positions, self.n_codes)),
-            "embedding": Parameter((self.n_codes, d), init_scale=narrow),
+            "left": Parameter((self.n_codes, d), init_scale=narrow),
+            "above": Parameter((self.n_codes, d), init_scale=narrow),
             "position": Parameter((self.positions, d), init_scale=narrow),
             "norm_attention": Parameter((deep, 2, d)),
             "query_key_value": Parameter((deep, d, 3 * d), init_scale=narrow),
@@ -137,8 +151,7 @@ class CodeSequence(Mechanism):
         codes = torch.zeros(rows, self.positions, dtype=torch.long, device=uniform.device)
         with torch.no_grad():
             for at in range(self.positions):
-                before = codes[:, at - 1 : at] if at else None
-                logits = self._next_logits(params, before, at, kept) / temperature
+                logits = self._next_logits(params, codes, at, kept) / temperature
                 cumulative = torch.softmax(logits.double(), -1).cumsum(-1)
                 drawn = (cumulative < uniform[:, at : at + 1]).sum(-1)
                 codes[:, at] = drawn.clamp(max=self.n_codes - 1)
@@ -148,19 +161,22 @@ class CodeSequence(Mechanism):
 
     def _logits(self, params: Params, codes: Tensor) -> Tensor:
         """Logits of every code (n, positions, n_codes), each from those before it."""
-        before = pad(params["embedding"][codes[:, :-1]], (0, 0, 1, 0))  # nothing comes before the first
-        stream = before + params["position"]
+        # nothing is left of the first code, or above the first row
+        left = pad(params["left"][codes[:, :-1]], (0, 0, 1, 0))
+        above = pad(params["above"][codes[:, : -self.columns]], (0, 0, self.columns, 0))
+        stream = left + above + params["position"]
         for layer in range(self.layers):
             query, key, value = self._query_key_value(params, layer, stream)
             found = scaled_dot_product_attention(query, key, value, is_causal=True)
             stream = self._onward(params, layer, stream, found)
         return _normed(stream, params["norm_last"]) @ params["logits"] + params["frequency"]
 
-    def _next_logits(self, params: Params, before: Tensor | None, at: int, kept: Tensor) -> Tensor:
+    def _next_logits(self, params: Params, codes: Tensor, at: int, kept: Tensor) -> Tensor:
         """The same for the position ``at`` alone (n, n_codes); keys and values go to ``kept``."""
-        stream = params["position"][at].expand(kept.shape[2], 1, -1)
-        if before is not None:
-            stream = stream + params["embedding"][before]
+        stream = params["position"][at].expand(len(codes), 1, -1)
+        for name, back in (("left", 1), ("above", self.columns)):
+            if at >= back:
+                stream = stream + params[name][codes[:, at - back : at - back + 1]]
         for layer in range(self.layers):
             query, *key_value = self._query_key_value(params, layer, stream)
             for which, part in enumerate(key_value):
@@ -201,6 +217,8 @@ class CodePrior(BaseEstimator):
 
     Args:
         n_codes: Number of values of a code.
+        columns: Codes in a row of the grid, whose rows a vector holds one after another; if left out, the root of the
+            number of positions where that is whole, else all of them.
         layers: Layers of the transformer.
         width: Length of its feature vectors.
         heads: Attention heads, a divisor of the width.
@@ -226,6 +244,7 @@ class CodePrior(BaseEstimator):
         self,
         n_codes: int = 512,
         *,
+        columns: int | None = None,
         layers: int = 3,
         width: int = 96,
         heads: int = 4,
@@ -236,6 +255,7 @@ class CodePrior(BaseEstimator):
         device: str = "cpu",
     ) -> None:
         self.n_codes = n_codes
+        self.columns = columns
         self.layers = layers
         self.width = width
         self.heads = heads
@@ -329,7 +349,11 @@ class CodePrior(BaseEstimator):
         return found
 
     def _model(self, positions: int) -> Model:
-        mechanism = CodeSequence(positions, self.n_codes, layers=self.layers, width=self.width, heads=self.heads)
+        side = math.isqrt(positions)
+        columns = self.columns or (side if side**2 == positions else positions)
+        mechanism = CodeSequence(
+            positions, self.n_codes, columns=columns, layers=self.layers, width=self.width, heads=self.heads
+        )
         return Model(Graph([], nodes=[_NODE]), {_NODE: mechanism})
 
     @property
