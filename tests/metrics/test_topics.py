@@ -74,6 +74,14 @@ def test_patterns_are_recovered_exactly_or_not_at_all(rng):
     assert patterns_recovered(truth, lost) == pytest.approx(0.9)
 
 
+def test_two_patterns_in_one_topic_are_not_one():
+    truth = bar_topics(10)
+    merged = truth.copy()
+    merged[14] = 0.52 * truth[14] + 0.48 * truth[7]  # its likeliest words are those of a true bar
+    assert patterns_recovered(truth, merged) == pytest.approx(0.95)
+    assert patterns_recovered(truth, merged, mass=0.5) == 1.0
+
+
 def test_a_flat_topic_in_the_right_order_recovers_nothing():
     truth = bar_topics(5)
     flat = 0.01 * truth + 0.99 / 25

@@ -81,12 +81,12 @@ def grid_distances(side: int) -> Array:
     return np.asarray(np.linalg.norm(cells[:, None] - cells[None], axis=-1))
 
 
-def patterns_recovered(true: ArrayLike, estimate: ArrayLike, *, mass: float = 0.5) -> float:
+def patterns_recovered(true: ArrayLike, estimate: ArrayLike, *, mass: float = 0.75) -> float:
     """Measure the share of true patterns that are recovered exactly.
 
     A pattern is the set of words that a true topic allows. It is recovered if the likeliest words of the topic that
-    :func:`match_topics` assigns to it, as many, are that very set, and hold more than ``mass`` of the topic: a nearly
-    flat topic, whose order is chance, recovers nothing.
+    :func:`match_topics` assigns to it, as many, are that very set, and hold more than ``mass`` of the topic: two
+    patterns in one topic are not one, and a nearly flat topic, whose order is chance, recovers nothing.
 
     Args:
         true: The true topics, with words that they exclude.
