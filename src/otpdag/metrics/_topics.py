@@ -108,8 +108,9 @@ def patterns_recovered(true: ArrayLike, estimate: ArrayLike, *, mass: float = 0.
 def published_topic_errors(true: ArrayLike, estimate: ArrayLike) -> dict[str, float]:
     r"""Compute what Table 1 of the paper prints: **not** a measure of quality, kept to compare with that table only.
 
-    Worked out from the figures of that table, which these formulas give back for EM and SVI. With :math:`s(\cdot)` the
-    softmax of numbers that are probabilities already, which leaves little but the uniform distribution of V words:
+    These are the formulas of the published metric code, and they give the table's figures for EM back. With
+    :math:`s(\cdot)` the softmax of numbers that are probabilities already, which leaves little but the uniform
+    distribution of V words:
 
     - ``kl``: mean of :math:`KL(\gamma_k \| s(\hat\gamma_k))`, topics not lined up; for any good estimate it is close to
       that of a uniform one, :math:`\log (K/2)`;
