@@ -3,7 +3,7 @@ import pytest
 import torch
 from scipy import sparse, special
 
-from otpdag.backward.documents import drawn_topic_counts, even_shares, infer_shares
+from otpdag.backward.documents import Cells, drawn_topic_counts, even_shares, infer_shares
 
 
 def test_with_topics_that_share_no_word_the_map_is_exact():
@@ -38,6 +38,20 @@ def test_steps_never_lower_the_bound():
         shares = infer_shares(counts, topics, alpha, even_shares(counts, alpha), steps=steps)
         bounds.append(((counts * torch.log(shares.words)).sum(-1) - shares.kl(alpha)).numpy())
     assert (np.diff(np.array(bounds), axis=0) > -1e-9).all()
+
+
+def test_cells_give_what_the_dense_matrix_gives():
+    generator = torch.Generator().manual_seed(2)
+    counts = torch.randint(0, 3, (9, 12), generator=generator).float()
+    counts[4] = 0
+    topics = torch.softmax(torch.randn(3, 12, generator=generator), -1)
+    alpha = torch.tensor([0.3, 0.1, 2.0])
+    cells = Cells.of(sparse.csr_array(counts.numpy()))
+    dense, few = (infer_shares(c, topics, alpha, even_shares(c, alpha), steps=8) for c in (counts, cells))
+    assert few.concentration.numpy() == pytest.approx(dense.concentration.numpy(), rel=1e-4)
+    assert float(few.log_prob(cells)) == pytest.approx(float(dense.log_prob(counts)), rel=1e-5)
+    same = dense.expected_counts(counts, topics).numpy()
+    assert few.expected_counts(cells, topics).numpy() == pytest.approx(same, rel=1e-3)
 
 
 def test_draws_have_the_exact_distribution():

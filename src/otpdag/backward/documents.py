@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -21,10 +22,41 @@ from numpy.typing import NDArray
 from scipy import sparse
 from torch import Tensor
 
-__all__ = ["Shares", "drawn_topic_counts", "even_shares", "infer_shares"]
+__all__ = ["Cells", "Shares", "drawn_topic_counts", "even_shares", "infer_shares"]
 
 Array = NDArray[np.float64]
 SMALLEST = 1e-30
+
+
+@dataclass(frozen=True)
+class Cells:
+    """A batch of documents by the words that they have: short documents are mostly zeros.
+
+    Attributes:
+        rows: Document of each cell, in rising order.
+        columns: Word of each cell.
+        values: How often the document has the word.
+        shape: Documents and words.
+    """
+
+    rows: Tensor
+    columns: Tensor
+    values: Tensor
+    shape: tuple[int, int]
+
+    @classmethod
+    def of(cls, documents: sparse.csr_array) -> Cells:
+        """The cells of sparse documents."""
+        found = documents.tocoo()
+        rows, columns = (torch.from_numpy(index.astype(np.int64)) for index in (found.row, found.col))
+        return cls(
+            rows, columns, torch.from_numpy(found.data.astype(np.float32)), (documents.shape[0], documents.shape[1])
+        )
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        """Words of each document (documents, 1)."""
+        return self.values.new_zeros(self.shape[0]).index_add_(0, self.rows, self.values).unsqueeze(-1)
 
 
 @dataclass(frozen=True)
@@ -34,7 +66,7 @@ class Shares:
     Attributes:
         concentration: Of each document's distribution (documents, K).
         weights: Exponentials of the expected logarithms of the shares (documents, K).
-        words: The words' probabilities at these weights (documents, words); they sum to less than one.
+        words: The words' probabilities at these weights (documents, words), or in each cell; they sum to less than one.
     """
 
     concentration: Tensor
@@ -46,9 +78,18 @@ class Shares:
         """Expected shares."""
         return self.concentration / self.concentration.sum(-1, keepdim=True)
 
-    def expected_counts(self, counts: Tensor, topics: Tensor) -> Tensor:
+    def expected_counts(self, counts: Tensor | Cells, topics: Tensor) -> Tensor:
         """How often each topic gave each word, summed over documents (K, words)."""
+        if isinstance(counts, Cells):
+            weighed = (counts.values / self.words).unsqueeze(-1) * self.weights[counts.rows]
+            by_word = topics.new_zeros(topics.shape[1], topics.shape[0])
+            return topics * by_word.index_add_(0, counts.columns, weighed).T
         return topics * (self.weights.T @ (counts / self.words))
+
+    def log_prob(self, counts: Tensor | Cells) -> Tensor:
+        """Logarithms of the rebuilt words' probabilities, summed over all documents."""
+        values = counts.values if isinstance(counts, Cells) else counts
+        return (values * torch.log(self.words)).sum()
 
     def kl(self, alpha: Tensor) -> Tensor:
         r"""Divergence of each document's distribution from the prior's :math:`\mathrm{Dir}(\alpha)`."""
@@ -58,18 +99,19 @@ class Shares:
         return normal - prior + ((g - alpha) * torch.log(self.weights)).sum(-1)
 
 
-def even_shares(counts: Tensor, alpha: Tensor) -> Tensor:
+def even_shares(counts: Tensor | Cells, alpha: Tensor) -> Tensor:
     """Where the steps start: the words of a document divided evenly among the topics."""
-    return alpha + counts.sum(-1, keepdim=True) / len(alpha)
+    lengths = counts.lengths if isinstance(counts, Cells) else counts.sum(-1, keepdim=True)
+    return alpha + lengths / len(alpha)
 
 
 def infer_shares(
-    counts: Tensor, topics: Tensor, alpha: Tensor, start: Tensor, *, steps: int, tolerance: float = 0.0
+    counts: Tensor | Cells, topics: Tensor, alpha: Tensor, start: Tensor, *, steps: int, tolerance: float = 0.0
 ) -> Shares:
     """Take steps of the fixed point from concentrations ``start``.
 
     Args:
-        counts: Words of the documents (documents, words).
+        counts: Words of the documents (documents, words), or their cells.
         topics: Word probabilities (K, words), or the exponentials of their expected logarithms.
         alpha: Concentrations of the prior (K,).
         start: Concentrations to start from (documents, K).
@@ -78,16 +120,32 @@ def infer_shares(
     """
     g = start
     weights = _weights(g)
-    words = weights @ topics + SMALLEST
+    of_cells = topics.T[counts.columns] if isinstance(counts, Cells) else topics
+    words = _rebuilt(counts, weights, of_cells)
     for step in range(steps):
-        moved = alpha + weights * ((counts / words) @ topics.T)
+        moved = alpha + weights * _explained(counts, words, of_cells)
         far = bool((moved - g).abs().mean(-1).max() > tolerance) if tolerance and step % 4 == 3 else True
         g = moved
         weights = _weights(g)
-        words = weights @ topics + SMALLEST
+        words = _rebuilt(counts, weights, of_cells)
         if not far:
             break
     return Shares(g, weights, words)
+
+
+def _rebuilt(counts: Tensor | Cells, weights: Tensor, topics: Tensor) -> Tensor:
+    """Words' probabilities: of all, or of those in the cells, whose topics are given cell by cell."""
+    if isinstance(counts, Cells):
+        return (weights[counts.rows] * topics).sum(-1) + SMALLEST
+    return weights @ topics + SMALLEST
+
+
+def _explained(counts: Tensor | Cells, words: Tensor, topics: Tensor) -> Tensor:
+    """Sums over words of counts over probabilities, times the topics' own (documents, K)."""
+    if isinstance(counts, Cells):
+        zeros = topics.new_zeros(counts.shape[0], topics.shape[1])
+        return zeros.index_add_(0, counts.rows, (counts.values / words).unsqueeze(-1) * topics)
+    return (counts / words) @ topics.T
 
 
 def _weights(concentration: Tensor) -> Tensor:

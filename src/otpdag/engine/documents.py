@@ -18,7 +18,7 @@ from scipy import sparse
 from scipy.sparse.linalg import svds
 from torch import Tensor
 
-from otpdag.backward.documents import drawn_topic_counts, even_shares, infer_shares
+from otpdag.backward.documents import Cells, drawn_topic_counts, even_shares, infer_shares
 from otpdag.engine.monitor import Monitor
 from otpdag.objective.documents import WordPairs, document_terms
 from otpdag.objective.terms import LossTerms
@@ -41,6 +41,7 @@ SHARE_STEPS, ONLINE_STEPS = 10, 40
 FIRST_DOCUMENTS, DOCUMENTS_A_TOPIC = 1000, 40  # starts are compared on a part
 ALPHA_CELLS, ALPHA_BURN, ALPHA_SWEEPS = 30_000, 15, 45
 SHORT_RUN = 30
+DENSE = 0.05  # a share of filled cells below which matrix products cost more than indices
 PACE_GROWTH, LONGEST_PACE = 1.1, 4.0
 SMALLEST = 1e-30
 ALPHA_RANGE = (1e-4, 1e3)
@@ -154,11 +155,12 @@ def _project(matrix: Documents, rank: int, generator: np.random.Generator) -> Ar
 # --- entropic --------------------------------------------------------------------------------------------------------
 
 
-def batches(documents: Documents, size: int) -> Iterator[Tensor]:
-    """Documents as dense tensors, some at a time."""
+def batches(documents: Documents, size: int) -> Iterator[Tensor | Cells]:
+    """Documents some at a time: dense, or by cells where few are filled."""
+    few = documents.nnz < DENSE * documents.shape[0] * documents.shape[1]
     for start in range(0, documents.shape[0], size):
         part = slice(start, min(start + size, documents.shape[0]))
-        yield torch.from_numpy(documents[part].toarray().astype(np.float32))
+        yield Cells.of(documents[part]) if few else torch.from_numpy(documents[part].toarray().astype(np.float32))
 
 
 def fit_entropic(

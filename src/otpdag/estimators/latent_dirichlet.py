@@ -17,7 +17,7 @@ from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from otpdag.backward.documents import Shares, even_shares, infer_shares
+from otpdag.backward.documents import Cells, Shares, even_shares, infer_shares
 from otpdag.engine import FitResult, Method, Restart, Status, entropic, paper, transport
 from otpdag.engine.documents import (
     DocumentOptions,
@@ -82,7 +82,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         alpha: Known concentrations, one for all topics or one for each; left out, they are learned.
         n_init: Data-driven starts of which the best is kept; by default 6 for entropic fits, 4 for transport.
         max_iter: Most sweeps over the documents, or updates; by default 100 for entropic fits, else 300.
-        batch_size: Documents that are made dense at a time.
+        batch_size: Documents that are taken at a time, and made dense unless nearly all of their counts are zero.
         vectorizer: What turns raw documents into counts; scikit-learn's ``CountVectorizer()`` if left out.
         callbacks: Called with each record of the history; returning True stops the fit.
         random_state: Seed or generator.
@@ -356,7 +356,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             raise ModelError(f"vocabulary must have {width} words, one for each column; got {len(known)}")
         return list(known)
 
-    def _shares(self, counts: Documents) -> Iterable[tuple[torch.Tensor, Shares]]:
+    def _shares(self, counts: Documents) -> Iterable[tuple[torch.Tensor | Cells, Shares]]:
         potentials, alpha = self._state.potentials, torch.from_numpy(self.alpha_).float()
         with bounded_threads(1):
             for batch in batches(counts, self.batch_size):

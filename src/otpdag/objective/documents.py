@@ -18,7 +18,7 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
-from otpdag.backward.documents import Shares
+from otpdag.backward.documents import Cells, Shares
 from otpdag.objective.terms import LossTerms
 
 __all__ = ["WordPairs", "document_terms", "topic_pairs"]
@@ -28,9 +28,9 @@ BLOCK_CELLS = 4_000_000
 KEPT_CELLS = 25_000_000  # 100 MB
 
 
-def document_terms(counts: Tensor, shares: Shares, alpha: Tensor) -> LossTerms:
+def document_terms(counts: Tensor | Cells, shares: Shares, alpha: Tensor) -> LossTerms:
     """Cost of rebuilding the words and divergence of the shares, summed over documents; one replica."""
-    reconstruction = -(counts * torch.log(shares.words)).sum().double().reshape(1)
+    reconstruction = -shares.log_prob(counts).double().reshape(1)
     return LossTerms.of(
         reconstruction, reconstruction=reconstruction, entropic=shares.kl(alpha).sum().double().reshape(1)
     )
