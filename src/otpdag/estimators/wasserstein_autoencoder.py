@@ -51,7 +51,7 @@ class WassersteinAutoencoder(TransformerMixin, BaseEstimator):
 
     Args:
         n_components: Coordinates of the latent.
-        divergence: ``"mmd"``, ``"sliced"``, ``"sinkhorn"``, or an object from :mod:`otpdag.divergences`.
+        divergence: ``"sliced"``, ``"mmd"``, ``"sinkhorn"``, or an object from :mod:`otpdag.divergences`.
         prior: Mechanism of the latent, without parents and with real values; standard normal if left out.
         encoder: A module from images (n, channels, height, width), or rows (n, features), to (n, n_components).
         decoder: A module from (n, n_components) to (n, ...) with the numbers of an image or row.
@@ -81,7 +81,7 @@ class WassersteinAutoencoder(TransformerMixin, BaseEstimator):
         self,
         n_components: int = 8,
         *,
-        divergence: str | AbstractDivergence = "mmd",
+        divergence: str | AbstractDivergence = "sliced",
         prior: Mechanism | None = None,
         encoder: nn.Module | None = None,
         decoder: nn.Module | None = None,
