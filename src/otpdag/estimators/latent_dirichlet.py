@@ -98,10 +98,10 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         result_: The :class:`otpdag.FitResult`.
 
     >>> from otpdag.datasets import bars
-    >>> documents = bars(4, 500, 50, seed=0)
-    >>> lda = LatentDirichletAllocation(4, random_state=0).fit(documents.counts)
-    >>> lda.components_.round(1)[:, :2].max(1), lda.transform(documents.counts).shape
-    (array([0.5, 0.5, 0.5, 0.5]), (500, 4))
+    >>> documents = bars(10, 500, 100, seed=0)  # each topic is five words
+    >>> lda = LatentDirichletAllocation(10, random_state=0).fit(documents.counts)
+    >>> (lda.components_ > 0.1).sum(1), lda.transform(documents.counts).shape
+    (array([5, 5, 5, 5, 5, 5, 5, 5, 5, 5]), (500, 10))
     """
 
     def __init__(
