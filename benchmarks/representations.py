@@ -67,6 +67,8 @@ def everything(seed: int, epochs: int) -> dict[tuple[str, str], Record]:
     jobs = [(name, method) for method in METHODS for name in SETS]
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         futures = {job: pool.submit(trained, *job, seed, epochs) for job in jobs}
+        for job, future in futures.items():
+            print(*job, {name: round(value, 4) for name, value in future.result().items()}, flush=True)
         return {job: future.result() for job, future in futures.items()}
 
 
