@@ -128,6 +128,6 @@ def test_every_mechanism_serves_some_parents(cls):
 
 
 def test_few_parents_are_refused_and_every_refusal_names_the_node():
-    picky = {"Decoder", "Deterministic", "Dirichlet", "Given", "Stay"}
+    picky = {"Codebook", "Codes", "Decoder", "Deterministic", "Dirichlet", "Given", "Quantized", "Stay"}
     assert {label.partition("-")[0] for label in REFUSED} == picky
     assert all("node 'x'" in message for message in REFUSED.values())
