@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -88,7 +89,10 @@ def dense_decoder(dim: int, outputs: int, hidden: tuple[int, ...] = (256, 256)) 
     return nn.Sequential(*_layers([dim, *reversed(hidden), outputs]))
 
 
-def seeded(module: nn.Module, seed: int) -> nn.Module:
+Network = TypeVar("Network", bound=nn.Module)
+
+
+def seeded(module: Network, seed: int) -> Network:
     """Draw the parameters of a module's layers anew, without touching the global random state."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

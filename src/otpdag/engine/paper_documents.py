@@ -6,25 +6,33 @@ An LSTM reads the words of a document and gives each a distribution over topics,
 assignments and draws of the softmax-Gaussian that approximates :math:`\mathrm{Dir}(\alpha)`, with the Kullback-Leibler
 divergence as ground cost. With a Dirichlet distribution of the topics, :math:`\gamma` is drawn anew at every step from
 the softmax-Gaussian with log-concentrations :math:`\beta`. Adam with a learning rate of 1e-3 and batches of 50, as
-published. A matrix of counts has no order of words: they come in random order.
+published, falling to zero along a cosine. A matrix of counts has no order of words: they come in random order.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from scipy import sparse
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from otpdag.costs import KL
 from otpdag.divergences import Wasserstein
+from otpdag.engine.adam import descend
 from otpdag.engine.documents import DocumentOptions, TopicState
+from otpdag.engine.methods import Method
 from otpdag.engine.monitor import Monitor
 from otpdag.mechanisms.dirichlet import laplace_moments
+from otpdag.networks import seeded
 from otpdag.nn import gumbel_softmax
+from otpdag.objective import Streams
 from otpdag.objective.terms import LossTerms
+from otpdag.structure import pack, unpack
 
 __all__ = ["PaperOptions", "fit_paper"]
 
@@ -54,38 +62,94 @@ class PaperOptions:
         return self.temperatures[drawn], self.etas[drawn]
 
 
-class _Topics(nn.Module):
-    """Backward map and parameters."""
+class _Encoder(nn.Module):
+    """The backward map: an LSTM over the words of a document."""
 
-    def __init__(self, words: int, topics: int, hidden: int, *, drawn: bool) -> None:
+    def __init__(self, words: int, topics: int, hidden: int) -> None:
         super().__init__()
         self.read = nn.Embedding(words, hidden)  # a linear layer of one-hot words
         self.recur = nn.LSTM(hidden, hidden, batch_first=True)
         self.head = nn.Linear(hidden, topics)
-        self.gamma = nn.Parameter(0.1 * torch.randn(topics, words))
-        self.log_alpha = nn.Parameter(torch.zeros(topics))
-        self.drawn = drawn
 
-    def assignments(self, words: Tensor) -> Tensor:
+    def forward(self, words: Tensor) -> Tensor:
         """Log-probabilities of the topics of each word (documents, words, K)."""
         return torch.log_softmax(self.head(self.recur(self.read(words))[0]), -1)
 
-    def logits(self) -> Tensor:
+
+@dataclass
+class _PaperProblem:
+    """The paper's loss of a minibatch of documents, as :func:`otpdag.engine.adam.descend` minimises it."""
+
+    documents: Sequence[Tensor]
+    encoder: _Encoder
+    method: Method
+    drawn: bool
+    alpha: Tensor | None
+    """Concentrations that the user gave."""
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def start(self, words: int, topics: int, streams: Streams) -> Tensor:
+        """Random topics, even shares, and the encoder's own parameters."""
+        gamma = 0.1 * torch.randn(1, topics, words, generator=streams.generators[0])
+        theta = {"topics.gamma": gamma}
+        if self.alpha is None:
+            theta["shares.log_alpha"] = torch.zeros(1, topics)
+        phi = {f"phi.{name}": value.detach().unsqueeze(0) for name, value in self.encoder.named_parameters()}
+        self.shapes = {key: tuple(value.shape[1:]) for key, value in (theta | phi).items()}
+        return pack(theta | phi)
+
+    def sampled(self, flat: Tensor, streams: Streams, progress: float) -> LossTerms:
+        """Reconstruction and push-forward terms."""
+        found = {name: value[0] for name, value in unpack(flat, self.shapes).items()}
+        words, there = self._batch(streams)
+        encoder = {name.removeprefix("phi."): value for name, value in found.items() if name.startswith("phi.")}
+        log_q = functional_call(self.encoder, encoder, (words,))
+        cost = self._reconstruction(log_q, words, there, found["topics.gamma"], streams.generators[0])
+        shares = (torch.exp(log_q) * there.unsqueeze(-1)).sum(1) / there.sum(1, keepdim=True)
+        prior = self._prior(self.concentrations(found), len(shares), streams.generators[0])
+        apart = self.method.divergence(shares.unsqueeze(0), prior.unsqueeze(0), generator=streams.shared)
+        cost = cost.reshape(1)
+        return LossTerms.of(cost, reconstruction=cost, divergence=self.method.at("eta", progress) * apart)
+
+    def _batch(self, streams: Streams) -> tuple[Tensor, Tensor]:
+        rows = streams.rows(len(self.documents), self.method.batch_size)[0].tolist()
+        chosen = [self.documents[row] for row in rows]
+        there = [torch.ones(len(one)) for one in chosen]
+        pad = nn.utils.rnn.pad_sequence
+        return pad(chosen, batch_first=True), pad(there, batch_first=True)
+
+    def _reconstruction(
+        self, log_q: Tensor, words: Tensor, there: Tensor, gamma: Tensor, generator: torch.Generator
+    ) -> Tensor:
+        """Cross-entropy of words that are rebuilt from relaxed assignments with relaxed noise of their own."""
+        temperature = self.method.at("temperature", 0.0)
+        relaxed = gumbel_softmax(log_q, torch.rand(log_q.shape, generator=generator), temperature)
+        rebuilt = torch.log_softmax(relaxed @ self.logits(gamma, generator), -1)
+        uniform = torch.rand(rebuilt.shape, generator=generator).clamp(1e-9, 1 - 1e-7)
+        line = torch.log_softmax((rebuilt - torch.log(-torch.log(uniform))) / temperature, -1)
+        return -(line.gather(-1, words.unsqueeze(-1)).squeeze(-1) * there).sum() / there.sum()
+
+    def logits(self, gamma: Tensor, generator: torch.Generator) -> Tensor:
         """Topics in the paper's scale: parameters, or drawn at log-concentrations."""
-        if not self.drawn:
-            return self.gamma
-        mean, variance = laplace_moments(torch.exp(self.gamma))
-        return mean + torch.sqrt(variance) * torch.randn_like(mean)
+        return _softmax_gaussian(gamma, generator, gamma.shape[-2]) if self.drawn else gamma
 
-    def prior(self, many: int) -> Tensor:
-        """Shares drawn from the softmax-Gaussian with concentrations alpha."""
-        mean, variance = laplace_moments(torch.exp(self.log_alpha))
-        return torch.softmax(mean + torch.sqrt(variance) * torch.randn(many, len(mean)), -1)
-
-    def topics(self) -> Tensor:
+    def topics(self, gamma: Tensor) -> Tensor:
         """Word probabilities: the softmax of the topics' logits, or of their mean."""
-        mean = laplace_moments(torch.exp(self.gamma))[0] if self.drawn else self.gamma
-        return torch.softmax(mean, -1)
+        return torch.softmax(laplace_moments(torch.exp(gamma))[0] if self.drawn else gamma, -1)
+
+    def concentrations(self, found: dict[str, Tensor]) -> Tensor:
+        """Alpha, learned or given."""
+        return torch.exp(found["shares.log_alpha"]) if self.alpha is None else self.alpha
+
+    def _prior(self, alpha: Tensor, many: int, generator: torch.Generator) -> Tensor:
+        """Shares drawn from the softmax-Gaussian with concentrations alpha."""
+        return torch.softmax(_softmax_gaussian(torch.log(alpha), generator, many), -1)
+
+
+def _softmax_gaussian(log_concentrations: Tensor, generator: torch.Generator, many: int) -> Tensor:
+    """Logits (many, n) of the softmax-Gaussian that approximates a Dirichlet distribution."""
+    mean, variance = laplace_moments(torch.exp(log_concentrations))
+    return mean + torch.sqrt(variance) * torch.randn(many, mean.shape[-1], generator=generator)
 
 
 def fit_paper(
@@ -95,29 +159,38 @@ def fit_paper(
     generator: np.random.Generator,
     monitor: Monitor,
 ) -> TopicState:
-    """Run Algorithm 1 for ``options.steps`` epochs; the global generator of torch is left as it was."""
-    drawn = options.prior is not None
-    sequences = _sequences(documents, generator)
-    divergence = Wasserstein(KL())
+    """Run Algorithm 1 for ``options.steps`` epochs."""
+    drawn, rounds = options.prior is not None, math.ceil(documents.shape[0] / settings.batch)
+    temperature, eta = settings.at(drawn=drawn)
+    method = Method(
+        "paper", noise="sampled", eta=eta, temperature=temperature, divergence=Wasserstein(KL()), optimiser="adam",
+        steps=options.steps * rounds, learning_rate=settings.learning_rate, batch_size=settings.batch, averaging=0.0,
+    )  # fmt: skip
+    seed = int(generator.integers(2**31))
+    with torch.random.fork_rng(devices=[]):  # a new module draws from torch's own generator
+        encoder = seeded(_Encoder(documents.shape[1], options.topics, settings.hidden), seed)
+    alpha = None if options.alpha is None else torch.from_numpy(options.alpha).float()
+    problem = _PaperProblem(_sequences(documents, generator), encoder, method, drawn, alpha)
+    streams = Streams([seed])
     monitor.stage("fit", options.steps)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(generator.integers(2**31)))
-        network = _Topics(documents.shape[1], options.topics, settings.hidden, drawn=drawn)
-        if options.alpha is not None:
-            network.log_alpha = nn.Parameter(torch.from_numpy(np.log(options.alpha)).float(), requires_grad=False)
-        optimiser = torch.optim.Adam([p for p in network.parameters() if p.requires_grad], lr=settings.learning_rate)
-        loss, steps = float("inf"), 0
-        for epoch in range(options.steps):
-            found = [
-                _step(network, optimiser, [sequences[at] for at in rows], settings, divergence)
-                for rows in torch.randperm(len(sequences)).split(settings.batch)
-            ]
-            terms = {name: float(np.mean([one[name] for one in found])) for name in found[0]}
-            loss, steps = terms["loss"], epoch + 1
-            if monitor.record("fit", epoch, terms, keep=True, losses=[loss]):
-                break
-        topics, alpha = network.topics().detach(), torch.exp(network.log_alpha).detach()
-    return TopicState(topics, alpha, loss=loss, steps=steps)
+    recent: list[dict[str, float]] = []
+
+    def on_step(step: int, terms: LossTerms) -> bool:
+        recent.append(terms.as_floats(0))
+        if len(recent) < rounds:
+            return False
+        means = {name: float(np.mean([one[name] for one in recent])) for name in recent[0]}
+        recent.clear()
+        return monitor.record("fit", step // rounds, means, keep=True, losses=[means["loss"]])
+
+    start = problem.start(documents.shape[1], options.topics, streams)
+    outcome = descend(problem, start, streams, steps=method.steps, on_step=on_step)
+    found = {name: value[0] for name, value in unpack(outcome.point, problem.shapes).items()}
+    topics = problem.topics(found["topics.gamma"])
+    return TopicState(
+        topics, problem.concentrations(found), loss=float(outcome.loss[0]), steps=outcome.steps // rounds,
+        converged=bool(outcome.settled[0]),
+    )  # fmt: skip
 
 
 def _sequences(documents: Documents, generator: np.random.Generator) -> list[Tensor]:
@@ -130,31 +203,3 @@ def _sequences(documents: Documents, generator: np.random.Generator) -> list[Ten
             torch.from_numpy(generator.permutation(np.repeat(documents.indices[part], often)).astype(np.int64))
         )
     return found
-
-
-def _step(
-    network: _Topics,
-    optimiser: torch.optim.Adam,
-    batch: list[Tensor],
-    settings: PaperOptions,
-    divergence: Wasserstein,
-) -> dict[str, float]:
-    temperature, eta = settings.at(drawn=network.drawn)
-    words = nn.utils.rnn.pad_sequence(batch, batch_first=True)
-    there = nn.utils.rnn.pad_sequence([torch.ones(len(one)) for one in batch], batch_first=True)
-    log_q = network.assignments(words)
-    relaxed = gumbel_softmax(log_q, torch.rand_like(log_q), temperature)
-    rebuilt = torch.log_softmax(relaxed @ network.logits(), -1)
-    noise = -torch.log(-torch.log(torch.rand_like(rebuilt).clamp(1e-9, 1 - 1e-7)))
-    line = torch.log_softmax((rebuilt + noise) / temperature, -1)
-    cost = -(line.gather(-1, words.unsqueeze(-1)).squeeze(-1) * there).sum() / there.sum()
-    shares = (torch.exp(log_q) * there.unsqueeze(-1)).sum(1) / there.sum(1, keepdim=True)
-    apart = divergence(shares.unsqueeze(0), network.prior(len(shares)).unsqueeze(0)).sum()
-    loss = cost + eta * apart
-    optimiser.zero_grad()
-    loss.backward()
-    optimiser.step()
-    terms = LossTerms.of(
-        loss.detach().reshape(1), reconstruction=cost.detach().reshape(1), divergence=eta * apart.detach().reshape(1)
-    )
-    return terms.as_floats(0)
