@@ -114,7 +114,7 @@ def alpha_error(topics: int, settings: Settings) -> Record:
         "limit": 0.1,
         "worst": max(errors),
         "ours_each": errors,
-        "error_topic_by_topic": by_topic,
+        "topic_by_topic_error": by_topic,
     }
 
 
