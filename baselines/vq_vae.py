@@ -3,6 +3,7 @@
 import torch
 
 from baselines.discrete import DiscreteAutoencoder, squared_distances
+from otpdag.nn import nearest as nearest_of
 
 
 class VQVAE(DiscreteAutoencoder):
@@ -24,7 +25,7 @@ class VQVAE(DiscreteAutoencoder):
     def terms(self, theta, latents, rows, decode, streams, progress):
         book = self.codebook(theta)
         with torch.no_grad():
-            nearest = squared_distances(latents, book).argmin(1)
+            nearest = nearest_of(squared_distances(latents, book))
         chosen = book[nearest]
         cost = self.relative_error(decode(latents + (chosen - latents).detach()), rows)
         follow = (chosen - latents.detach()).square().mean()
@@ -54,7 +55,7 @@ class VQVAEEMA(VQVAE):
 
     def terms(self, theta, latents, rows, decode, streams, progress):
         with torch.no_grad():
-            nearest = squared_distances(latents, self.book).argmin(1)
+            nearest = nearest_of(squared_distances(latents, self.book))
         chosen = self.book[nearest]
         cost = self.relative_error(decode(latents + (chosen - latents).detach()), rows)
         self._average(latents.detach(), nearest)

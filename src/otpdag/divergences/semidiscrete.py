@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from otpdag.nn import nearest
+
 __all__ = ["SemiDual", "reverse_gradient", "semi_dual"]
 
 
@@ -49,7 +51,7 @@ def semi_dual(costs: Tensor, b: Tensor, g: Tensor) -> SemiDual:
         tensor([[0, 1]])
     """
     with torch.no_grad():
-        assignment = (costs - g.unsqueeze(-2)).argmin(-1)
+        assignment = nearest(costs - g.unsqueeze(-2))
         share = torch.zeros(assignment.shape[0], costs.shape[-1]).to(costs)
         share.scatter_add_(1, assignment, torch.full_like(assignment, 1, dtype=costs.dtype))
         share /= assignment.shape[-1]

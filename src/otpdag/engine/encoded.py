@@ -20,6 +20,7 @@ from otpdag.engine.monitor import Callback, Monitor
 from otpdag.engine.result import FitResult, Status
 from otpdag.errors import DataError
 from otpdag.model import Model
+from otpdag.nn import nearest
 from otpdag.objective import LossTerms, Streams, split_theta
 from otpdag.structure import Structure, Theta, pack, unpack
 
@@ -219,10 +220,10 @@ def lloyd(points: Tensor, size: int, generator: torch.Generator, steps: int = 5)
     index = index.repeat(math.ceil(size / len(index)))[:size].to(points.device)
     jitter = torch.randn(size, points.shape[1], generator=generator).to(points)
     centres = points[index] + 1e-3 * points.std() * jitter
-    nearest = torch.cdist(points, centres).argmin(1)
+    own = nearest(torch.cdist(points, centres))
     for _ in range(steps):
-        counts = torch.bincount(nearest, minlength=size).to(points).unsqueeze(-1)
-        sums = torch.zeros_like(centres).index_add(0, nearest, points)
+        counts = torch.bincount(own, minlength=size).to(points).unsqueeze(-1)
+        sums = torch.zeros_like(centres).index_add(0, own, points)
         centres = torch.where(counts > 0, sums / counts.clamp(min=1), centres)
-        nearest = torch.cdist(points, centres).argmin(1)
-    return centres, (points - centres[nearest]).square().mean(0)
+        own = nearest(torch.cdist(points, centres))
+    return centres, (points - centres[own]).square().mean(0)

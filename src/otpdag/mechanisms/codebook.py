@@ -10,7 +10,7 @@ from otpdag.errors import ModelError
 from otpdag.mechanisms.base import Mechanism, Noise, Params, Parents
 from otpdag.mechanisms.normal import LOG_SQRT_2PI
 from otpdag.mechanisms.parameters import POSITIVE, SIMPLEX, Parameter, Setting, Support, as_setting
-from otpdag.nn import expand_to
+from otpdag.nn import expand_to, nearest
 from otpdag.spaces import Count, Real, Space
 
 __all__ = ["Codebook", "Codes", "Quantized", "mahalanobis"]
@@ -212,8 +212,8 @@ class Quantized(Mechanism):
     def codes(self, params: Params, latents: Tensor) -> Tensor:
         """Numbers of the nearest codewords: (R, ..., positions) of latents (R, ..., positions * dim)."""
         points = latents.reshape(len(latents), -1, self.dim)
-        nearest = mahalanobis(points, params["mean"], params["scale"]).argmin(-1)
-        return nearest.reshape(len(nearest), *latents.shape[1:-1], -1)
+        found = nearest(mahalanobis(points, params["mean"], params["scale"]))
+        return found.reshape(len(found), *latents.shape[1:-1], -1)
 
     def lookup(self, params: Params, codes: Tensor) -> Tensor:
         """The codewords that codes (R, ..., positions) name, side by side."""
@@ -249,9 +249,10 @@ def mahalanobis(points: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
     """
     mean, scale = torch.broadcast_tensors(mean.to(points), scale.to(points))
     precision = scale**-2
-    left = torch.cat([points.square(), points], -1)
-    right = torch.cat([precision, -2.0 * mean * precision], -1)
-    return left @ right.mT + (mean.square() * precision).sum(-1).unsqueeze(-2)
+    weighted = mean * precision
+    left = torch.cat([points.square(), points, torch.ones_like(points[..., :1])], -1)
+    right = torch.cat([precision, -2.0 * weighted, (mean * weighted).sum(-1, keepdim=True)], -1)
+    return left @ right.mT
 
 
 def _rows_of(table: Tensor, codes: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from otpdag.divergences.base import AbstractDivergence
 from otpdag.divergences.semidiscrete import reverse_gradient, semi_dual
 from otpdag.mechanisms import Codebook
 from otpdag.mechanisms.codebook import copy_gradient, mahalanobis
+from otpdag.nn import nearest
 from otpdag.objective.sampled import Streams
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Naturals, Structure, Theta
@@ -102,9 +103,9 @@ def quantized_terms(
     with torch.no_grad():
         # in units of squared latents, per coordinate, whatever the covariances
         unit = scale.square().mean() / backward.dim
-        costs = unit * mahalanobis(at_positions.flatten(0, 1), codewords, scale)
-        nearest = costs.argmin(-1)
-    chosen = codewords.detach()[nearest].unflatten(0, at_positions.shape[:2])
+        costs = mahalanobis(at_positions.flatten(0, 1), codewords, scale * unit.rsqrt())
+        codes = nearest(costs)
+    chosen = codewords.detach()[codes].unflatten(0, at_positions.shape[:2])
     quantized = copy_gradient(latents, chosen.transpose(0, 1).flatten(1).unsqueeze(0))
     cost = _rebuilding(structure, naturals, "quantized", quantized, rows, spread)
     weights = naturals["code"]["weights"][0]
