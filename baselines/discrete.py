@@ -57,8 +57,8 @@ class DiscreteAutoencoder(ABC):
         rows = self.format.rows(X)
         channels, height, width = self.format.shape
         self.grid = positions(height, width)
-        encoder = seeded(image_encoder(channels, self.code_dim, self.width), self.random_state)
-        decoder = seeded(image_decoder(channels, self.code_dim, self.width), self.random_state + 1)
+        encoder = seeded(lambda: image_encoder(channels, self.code_dim, self.width), self.random_state)
+        decoder = seeded(lambda: image_decoder(channels, self.code_dim, self.width), self.random_state + 1)
         self.decoder: nn.Module = Grid(decoder, *self.grid, self.code_dim)
         self.map = EncoderMap(Flat(encoder), math.prod(self.grid) * self.code_dim, self.format.shape)
         self.spread = float(rows.std())

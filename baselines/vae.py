@@ -38,8 +38,8 @@ class VAE:
         self.format = PictureFormat.of(X)
         rows = self.format.rows(X)
         pixels = rows.shape[1]
-        encoder = seeded(dense_encoder(pixels, 2 * self.n_components, self.hidden), self.random_state)
-        self.decoder = seeded(dense_decoder(self.n_components, pixels, self.hidden), self.random_state + 1)
+        encoder = seeded(lambda: dense_encoder(pixels, 2 * self.n_components, self.hidden), self.random_state)
+        self.decoder = seeded(lambda: dense_decoder(self.n_components, pixels, self.hidden), self.random_state + 1)
         self.map = EncoderMap(encoder, 2 * self.n_components, self.format.shape)
         parameters = {"log_variance": torch.full((1, 1), 2 * math.log(float(rows.std())))}
         parameters |= {f"decoder.{k}": v.detach().clone().unsqueeze(0) for k, v in self.decoder.named_parameters()}

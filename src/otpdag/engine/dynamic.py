@@ -18,7 +18,7 @@ from otpdag.engine.methods import Method, entropic, method_of, transport
 from otpdag.engine.monitor import Monitor
 from otpdag.engine.numbers import check_numbers, train_numbers
 from otpdag.engine.pieces import check_pieces, train_pieces
-from otpdag.engine.search import Course, Layout, Trained, _best, _reports, restart_seed
+from otpdag.engine.search import Course, Layout, Trained, best_of, restart_reports, restart_seed
 from otpdag.engine.sequence_starts import START_STEPS, one_start, prepare_steps, some_steps
 from otpdag.engine.settling import FINE, ROUGH, Coordinates, settle
 from otpdag.engine.windows import train_windows
@@ -120,7 +120,7 @@ def train_sequences(
         axes = Coordinates.of(problem, points)
         state = settle(problem, axes, None, course.short_steps, monitor, f"{restarts} short starts", kept)
         short_losses, ends = state.loss.double(), axes.point(state.point)
-        kept = _best(state, 1)
+        kept = best_of(state, 1)
         points = ends[kept]
     middle = some_steps(batch, MIDDLE_STEPS, seed)
     problem = _problem(layout, middle, method)
@@ -134,7 +134,7 @@ def train_sequences(
     losses[kept], ends[kept] = state.loss.double(), state.point
     return Trained(
         layout, problem, state.point, float(state.loss[0]), bool(state.converged[0]), bool(state.failed[0]),  # type: ignore[arg-type]
-        state.steps, _reports(seed, short_losses, losses, int(kept[0]), ends),
+        state.steps, restart_reports(seed, short_losses, losses, int(kept[0]), ends),
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from otpdag.backward.smoother import SequenceMap
 from otpdag.engine.methods import Method
 from otpdag.engine.monitor import Monitor
 from otpdag.engine.pieces import PieceProblem, bidirectional_map, descend_pieces, piece_problem
-from otpdag.engine.search import Course, Layout, Trained, _best, _reports, restart_seed
+from otpdag.engine.search import Course, Layout, Trained, best_of, restart_reports, restart_seed
 from otpdag.engine.sequence_starts import START_STEPS, prepare_steps, some_steps, start_of
 from otpdag.engine.settling import plain, settle
 from otpdag.errors import ModelError
@@ -136,7 +136,7 @@ def train_numbers(
         short, stage = problem(some_steps(pieces, SHORT_STEPS, seed)), f"{restarts} short starts"
         state = settle(short, plain(flat), None, course.short_steps, monitor, stage, kept)
         short_losses, ends = state.loss.double(), flat + state.point
-        kept = _best(state, 1)
+        kept = best_of(state, 1)
         flat = ends[kept]
     final = problem(pieces)
     steps = min(method.steps, EACH_READING) if mixed else method.steps
@@ -156,7 +156,7 @@ def train_numbers(
     done = len(monitor.history) if mixed else state.steps
     trained = Trained(
         layout, final, state.point, float(state.loss[0]), bool(state.converged[0]), bool(state.failed[0]),  # type: ignore[arg-type]
-        done, _reports(seed, short_losses, losses, int(kept[0]), ends),
+        done, restart_reports(seed, short_losses, losses, int(kept[0]), ends),
     )  # fmt: skip
     if _network_may_help(structure, method) and not (trained.failed or monitor.stopped):
         return _with_network(trained, batch, method, seed, monitor)

@@ -167,8 +167,7 @@ def fit_paper(
         steps=options.steps * rounds, learning_rate=settings.learning_rate, batch_size=settings.batch, averaging=0.0,
     )  # fmt: skip
     seed = int(generator.integers(2**31))
-    with torch.random.fork_rng(devices=[]):  # a new module draws from torch's own generator
-        encoder = seeded(_Encoder(documents.shape[1], options.topics, settings.hidden), seed)
+    encoder = seeded(lambda: _Encoder(documents.shape[1], options.topics, settings.hidden), seed)
     alpha = None if options.alpha is None else torch.from_numpy(options.alpha).float()
     problem = _PaperProblem(_sequences(documents, generator), encoder, method, drawn, alpha)
     streams = Streams([seed])

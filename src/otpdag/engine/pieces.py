@@ -14,7 +14,7 @@ from otpdag.engine.adam import AdamOutcome, descend
 from otpdag.engine.methods import Method
 from otpdag.engine.monitor import Monitor
 from otpdag.engine.problem import sampled_options
-from otpdag.engine.search import Course, Layout, Trained, _reports, restart_seed
+from otpdag.engine.search import Course, Layout, Trained, restart_reports, restart_seed
 from otpdag.engine.sequence_starts import START_STEPS, prepare_steps, some_steps, start_of
 from otpdag.errors import ModelError
 from otpdag.objective import LossTerms, Streams, split_theta
@@ -116,7 +116,7 @@ def train_pieces(
     return Trained(
         Layout(layout.structure, (), shapes), problem, outcome.point, float(outcome.loss[0]),  # type: ignore[arg-type]
         bool(outcome.settled[0]), bool(outcome.failed[0]), outcome.steps,
-        _reports(seed, short_losses, losses, best, ends),
+        restart_reports(seed, short_losses, losses, best, ends),
     )  # fmt: skip
 
 

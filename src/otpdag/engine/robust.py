@@ -160,7 +160,8 @@ def _near_rows(
             found = train(layout.structure, part, method, seed=seed, restarts=restarts, monitor=quiet)
         return row_losses_at(found.problem, found.point)[0].cpu().numpy(), found.point.shape[-1]
 
-    return near_rows(layout.structure, batch, options.remote, losses, np.random.default_rng([seed, 11]))
+    limits = replace(options.remote, most=options.most_dropped)
+    return near_rows(layout.structure, batch, limits, losses, np.random.default_rng([seed, 11]))
 
 
 # -- starts -----------------------------------------------------------------------------------------------------------
@@ -310,8 +311,3 @@ def _truncated_loss(problem: Problem, points: Tensor, options: RobustOptions, se
         _model_losses(problem, points[r : r + 1], options, seed).quantile(1 - options.cap) for r in range(len(points))
     ]
     return torch.minimum(losses, torch.stack(caps).unsqueeze(-1)).mean(-1)
-
-
-def dropped(weights: Tensor, limit: float = 0.5) -> Sequence[int]:
-    """Numbers of the rows that were left out."""
-    return torch.nonzero(weights < limit)[:, 0].tolist()

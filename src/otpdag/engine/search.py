@@ -20,7 +20,18 @@ from otpdag.engine.starts import complete_table, scale_to, start_naturals
 from otpdag.objective import LossTerms, Streams
 from otpdag.structure import Structure, pack
 
-__all__ = ["Course", "Layout", "Restart", "Trained", "distinct", "initial_points", "prepare", "train"]
+__all__ = [
+    "Course",
+    "Layout",
+    "Restart",
+    "Trained",
+    "best_of",
+    "distinct",
+    "initial_points",
+    "prepare",
+    "restart_reports",
+    "train",
+]
 
 
 SAME_LOSS = 2e-4
@@ -178,7 +189,7 @@ def _train_lbfgs(
         stage = f"best {len(kept)} on all rows"
         state = _run(problem, points, course.finalist_steps, monitor, stage, kept, keep=False)
         losses[kept], ends[kept] = state.loss.cpu().double(), state.point
-        best = _best(state, 1)
+        best = best_of(state, 1)
         kept, points = kept[best], state.point[best]
     problem, _ = _on_fitting_grids(problem, points)
     state = _run(problem, points, method.steps, monitor, "best start", kept, keep=True)
@@ -187,7 +198,7 @@ def _train_lbfgs(
         problem = problem.refined(state.point, seed + refinement)
         state = _run(problem, state.point, method.steps, monitor, "refined weights", kept, keep=True)
     losses[kept], ends[kept] = state.loss.cpu().double(), state.point
-    reports = _reports(seed, short_losses, losses, int(kept[0]), ends)
+    reports = restart_reports(seed, short_losses, losses, int(kept[0]), ends)
     return Trained(
         layout,
         problem,
@@ -214,12 +225,12 @@ def _short_runs(
     half = course.short_steps // 2
     state = _run(short, points, half, monitor, f"{restarts} short starts", everyone, keep=False)
     losses, ends = state.loss.cpu().double(), state.point.clone()
-    better = _best(state, max(course.finalists, (restarts + 1) // 2))
+    better = best_of(state, max(course.finalists, (restarts + 1) // 2))
     state = _run(
         short, ends[better], course.short_steps - half, monitor, f"better {len(better)} starts", better, keep=False
     )
     losses[better], ends[better] = state.loss.cpu().double(), state.point
-    finalists = distinct(_best(state, len(better)), state.loss)[: course.finalists]
+    finalists = distinct(best_of(state, len(better)), state.loss)[: course.finalists]
     return losses, ends, better[finalists]
 
 
@@ -261,14 +272,14 @@ def _run(
     problem = problem.placed(points)
 
     def on_step(step: int, state: LBFGSState) -> bool:
-        terms = problem.last.as_floats(int(_best(state, 1)[0])) if problem.last is not None else {}
+        terms = problem.last.as_floats(int(best_of(state, 1)[0])) if problem.last is not None else {}
         record = {**terms, "loss": float(state.loss.min())}
         return monitor.record(stage, step, record, keep=keep, losses=state.loss.tolist())
 
     return minimise(problem.loss, points, steps=steps, on_step=on_step)
 
 
-def _best(state: LBFGSState, many: int) -> Tensor:
+def best_of(state: LBFGSState, many: int) -> Tensor:
     """Indices of the lowest losses; failed rows come last."""
     loss = torch.where(state.failed | ~torch.isfinite(state.loss), torch.inf, state.loss)
     return loss.argsort()[: min(many, len(loss))]
@@ -304,7 +315,7 @@ def _train_adam(
     losses = torch.full((restarts,), torch.nan, dtype=torch.float64)
     losses[best], ends[best] = outcome.loss.cpu().double()[0], outcome.point[0]
     settled = bool(outcome.settled[0])
-    reports = _reports(seed, short_losses, losses, best, ends)
+    reports = restart_reports(seed, short_losses, losses, best, ends)
     return Trained(
         layout,
         problem,
@@ -338,7 +349,8 @@ def _descend(
     return descend(problem, points, streams, steps=steps, on_step=on_step)
 
 
-def _reports(seed: int, short: Tensor, final: Tensor, kept: int, ends: Tensor) -> tuple[Restart, ...]:
+def restart_reports(seed: int, short: Tensor, final: Tensor, kept: int, ends: Tensor) -> tuple[Restart, ...]:
+    """What became of every start."""
     return tuple(
         Restart(
             number,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from otpdag.engine.lbfgs import LBFGSState, minimise
 from otpdag.engine.monitor import Monitor
-from otpdag.engine.search import _best
+from otpdag.engine.search import best_of
 from otpdag.objective import LossTerms
 
 __all__ = ["FINE", "ROUGH", "AbstractLoss", "Coordinates", "plain", "settle"]
@@ -80,7 +80,7 @@ def settle(
     monitor.stage(stage, steps, starts.tolist())
 
     def on_step(step: int, state: LBFGSState) -> bool:
-        terms = problem.last.as_floats(int(_best(state, 1)[0])) if problem.last is not None else {}
+        terms = problem.last.as_floats(int(best_of(state, 1)[0])) if problem.last is not None else {}
         record = {**terms, "loss": float(state.loss.min())}
         return monitor.record(stage, step, record, keep=keep, losses=state.loss.tolist())
 

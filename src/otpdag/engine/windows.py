@@ -11,7 +11,7 @@ from torch import Tensor
 from otpdag.data import Batch
 from otpdag.engine.methods import Method
 from otpdag.engine.monitor import Monitor
-from otpdag.engine.search import Course, Trained, _best, _reports, restart_seed
+from otpdag.engine.search import Course, Trained, best_of, restart_reports, restart_seed
 from otpdag.engine.sequence_starts import START_STEPS, one_start, prepare_steps, some_steps
 from otpdag.engine.settling import plain, settle
 from otpdag.objective import LossTerms
@@ -85,7 +85,7 @@ def train_windows(
         stage = f"{restarts} short starts"
         state = settle(short, plain(points), None, 2 * course.short_steps, monitor, stage, kept)
         short_losses, ends = state.loss.double(), points + state.point
-        kept = _best(state, 1)
+        kept = best_of(state, 1)
         points = ends[kept]
     final = problem(batch, method.features.features)
     state = settle(final, plain(points), None, method.steps, monitor, "best start", kept, keep=True)
@@ -99,5 +99,5 @@ def train_windows(
     losses[kept], ends[kept] = state.loss.double(), points
     return Trained(
         layout, final, points, float(state.loss[0]), bool(state.converged[0]), bool(state.failed[0]),  # type: ignore[arg-type]
-        state.steps, _reports(seed, short_losses, losses, int(kept[0]), ends),
+        state.steps, restart_reports(seed, short_losses, losses, int(kept[0]), ends),
     )  # fmt: skip

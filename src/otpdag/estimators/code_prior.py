@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
@@ -360,8 +360,7 @@ class CodePrior(BaseEstimator):
     def _fitted(self) -> tuple[CodeSequence, Mapping[str, Tensor]]:
         if not hasattr(self, "model_"):
             raise NotFittedError("this CodePrior is not fitted yet: call fit(codes) first")
-        mechanism = self.model_.structure.mechanisms[_NODE]
-        assert isinstance(mechanism, CodeSequence)  # fit put it there
+        mechanism = cast(CodeSequence, self.model_.structure.mechanisms[_NODE])
         return mechanism, _of(self.model_.fitted.naturals[_NODE], 0)
 
     def _checked(self, codes: ArrayLike, positions: int | None = None) -> Codes:

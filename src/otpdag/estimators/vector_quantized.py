@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import numpy as np
 import torch
@@ -198,8 +198,8 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
         channels, height, width = self.format_.shape
         if self.encoder is None or self.decoder is None:
             self.grid_ = positions(height, width)
-            encoder = seeded(image_encoder(channels, self.code_dim, self.width), self.random_state)
-            decoder = seeded(image_decoder(channels, self.code_dim, self.width), self.random_state + 1)
+            encoder = seeded(lambda: image_encoder(channels, self.code_dim, self.width), self.random_state)
+            decoder = seeded(lambda: image_decoder(channels, self.code_dim, self.width), self.random_state + 1)
         else:
             encoder, decoder = self.encoder, self.decoder
             self.grid_ = self._grid_of(encoder)
@@ -343,8 +343,7 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
 
     def _codes(self, rows: Tensor) -> Codes:
         fitted = self.model_.fitted
-        mechanism = fitted.structure.mechanisms["quantized"]
-        assert isinstance(mechanism, Quantized)
+        mechanism = cast(Quantized, fitted.structure.mechanisms["quantized"])
         found = []
         with torch.no_grad():
             for part in rows.split(ROWS_AT_ONCE):
@@ -354,8 +353,8 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
 
     def _decoded(self, codes: Tensor) -> Tensor:
         fitted = self.model_.fitted
-        quantized, image = fitted.structure.mechanisms["quantized"], fitted.structure.mechanisms["image"]
-        assert isinstance(quantized, Quantized)
+        quantized = cast(Quantized, fitted.structure.mechanisms["quantized"])
+        image = fitted.structure.mechanisms["image"]
         with torch.no_grad():
             codewords = quantized.lookup(fitted.naturals["quantized"], codes.unsqueeze(0))
             none = torch.zeros(1, len(codes), 0)

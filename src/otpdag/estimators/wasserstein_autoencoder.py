@@ -168,10 +168,10 @@ class WassersteinAutoencoder(TransformerMixin, BaseEstimator):
         shape = (self.n_features_in_,) if self.format_ is None else self.format_.shape
         hidden = tuple(self.hidden)
         encoder = self.encoder or seeded(
-            dense_encoder(self.n_features_in_, self.n_components, hidden), self.random_state
+            lambda: dense_encoder(self.n_features_in_, self.n_components, hidden), self.random_state
         )
         decoder = self.decoder or seeded(
-            dense_decoder(self.n_components, self.n_features_in_, hidden), self.random_state + 1
+            lambda: dense_decoder(self.n_components, self.n_features_in_, hidden), self.random_state + 1
         )
         space = Real(self.n_features_in_) if self.format_ is None else Image(*self.format_.shape)
         self.model_ = Model(

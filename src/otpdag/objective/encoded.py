@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -164,8 +165,7 @@ def _mixture(
 
     It teaches the covariances; latents and codewords have the transport.
     """
-    codebook = structure.mechanisms["latent"]
-    assert isinstance(codebook, Codebook)
+    codebook = cast(Codebook, structure.mechanisms["latent"])
     rows = at_positions.shape[1]
     codes = structure.mechanisms["code"].forward(
         {"weights": naturals["code"]["weights"].detach()},
