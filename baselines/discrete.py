@@ -13,7 +13,7 @@ from otpdag.engine import Method
 from otpdag.engine.adam import descend
 from otpdag.engine.encoded import EncodedProblem
 from otpdag.estimators._pictures import PictureFormat
-from otpdag.networks import Flat, Grid, image_decoder, image_encoder, positions, seeded
+from otpdag.image_networks import Flat, Grid, image_decoder, image_encoder, positions, seeded
 from otpdag.objective import LossTerms, Streams
 from otpdag.structure import pack, unpack
 

@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import log_softmax
 
 from baselines.discrete import DiscreteAutoencoder, squared_distances
-from otpdag.nn import gumbel_softmax
+from otpdag.layers import gumbel_softmax
 
 FIRST_VARIANCE = 20.0 / 64  # for each coordinate of a codeword: the authors' 20 for their 64
 LAST_TEMPERATURE = math.exp(-1e-5 * 100 * 50_000 / 32)  # where 100 epochs of CIFAR10 end with the authors' decay

@@ -11,7 +11,7 @@ from otpdag.engine import Method
 from otpdag.engine.adam import descend
 from otpdag.engine.encoded import EncodedProblem
 from otpdag.estimators._pictures import PictureFormat
-from otpdag.networks import dense_decoder, dense_encoder, seeded
+from otpdag.image_networks import dense_decoder, dense_encoder, seeded
 from otpdag.objective import LossTerms, Streams
 from otpdag.structure import pack, unpack
 

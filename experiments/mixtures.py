@@ -18,7 +18,7 @@ from baselines.base import Estimate
 from otpdag import mechanisms as m
 from otpdag.data import Batch
 from otpdag.engine.auto import choose
-from otpdag.engine.many import fit_many, start_many
+from otpdag.engine.data_sets import fit_many, start_many
 from otpdag.structure import Structure
 
 Array = NDArray[np.float64]

@@ -8,7 +8,7 @@ from scipy.stats import multivariate_normal
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.backward.gibbs import GibbsOptions, group_rows
+from otpdag.backward.closed_form import GibbsOptions, group_rows
 from otpdag.backward.quadratic import integrated, stencil
 from otpdag.data import Schema, encode
 from otpdag.objective import row_losses

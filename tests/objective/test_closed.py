@@ -8,7 +8,7 @@ from scipy.special import logsumexp, softmax
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.backward.gibbs import GibbsOptions, group_rows
+from otpdag.backward.closed_form import GibbsOptions, group_rows
 from otpdag.data import encode
 from otpdag.divergences import MMD, Energy, Wasserstein
 from otpdag.objective import gibbs_terms

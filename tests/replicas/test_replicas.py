@@ -9,7 +9,7 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.backward.gibbs import GibbsOptions, group_rows
+from otpdag.backward.closed_form import GibbsOptions, group_rows
 from otpdag.data import Batch, Schema, encode
 from otpdag.engine import search
 from otpdag.engine.lbfgs import minimise

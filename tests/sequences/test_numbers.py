@@ -8,7 +8,7 @@ from scipy.optimize import minimize
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.canonical import canonical
+from otpdag.model.relabelling import canonical
 
 
 def series(seed, sequences=20, length=50):

@@ -9,8 +9,8 @@ from otpdag import mechanisms as m
 from otpdag.data import Batch
 from otpdag.datasets import poisson_chain
 from otpdag.divergences import WhitenedFeatures
+from otpdag.inference.ancestral import ancestral_sequences
 from otpdag.objective.windows import lay_out_windows, window_columns, window_terms
-from otpdag.sampling import ancestral_sequences
 from otpdag.sequences import SequenceBatch
 
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from otpdag.data import Batch
+from otpdag.layers import apply_linear, apply_mlp, expand_to, gumbel_softmax, init_mlp, side_by_side
 from otpdag.mechanisms.predictor import centre_and_spread, weighted_regression
-from otpdag.nn import apply_linear, apply_mlp, expand_to, gumbel_softmax, init_mlp, side_by_side
 from otpdag.spaces import Space
 from otpdag.structure import Structure, Theta
 

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from otpdag.backward.amortized import RowCode, constrain, free_width, unconstrain
 from otpdag.backward.chain import Block
+from otpdag.layers import apply_linear
 from otpdag.mechanisms.predictor import weighted_regression
-from otpdag.nn import apply_linear
 from otpdag.sequences import SequenceBatch
 from otpdag.structure import Structure, Theta
 

@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 
 from otpdag import plots
 from otpdag.cli.console import as_steps, check_folder, out, say, table_at, warn
-from otpdag.cli.render import estimates_table, headline
+from otpdag.cli.model_file import read_model_file
+from otpdag.cli.printing import estimates_table, headline
 from otpdag.engine import FitResult, Method
 from otpdag.engine import fit as fit_model
 from otpdag.engine.auto import choose
-from otpdag.engine.methods import method_of
+from otpdag.engine.method import method_of
 from otpdag.errors import ConvergenceWarning, DataError, ModelError
 from otpdag.model import Model
-from otpdag.specification import read_model_file
 
 __all__ = ["fit", "write_run"]
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from otpdag.cli.console import as_steps, check_file, model_at, out, say, table_at, write_table
-from otpdag.cli.render import estimates_table
+from otpdag.cli.printing import estimates_table
 from otpdag.errors import ModelError
 from otpdag.model import Model
 

@@ -11,7 +11,7 @@ from torch.nn.functional import logsigmoid
 
 from otpdag.divergences.base import AbstractDivergence
 from otpdag.errors import DataError, ModelError
-from otpdag.nn import apply_mlp, init_mlp
+from otpdag.layers import apply_mlp, init_mlp
 
 __all__ = ["JensenShannon"]
 

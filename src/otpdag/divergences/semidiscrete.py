@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from otpdag.nn import nearest
+from otpdag.layers import nearest
 
 __all__ = ["SemiDual", "reverse_gradient", "semi_dual"]
 

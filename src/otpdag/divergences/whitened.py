@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from otpdag.divergences.base import AbstractDivergence, fill_weights
-from otpdag.nn import side_by_side
+from otpdag.layers import side_by_side
 
 __all__ = ["FeatureColumn", "FittedFeatures", "WhitenedFeatures"]
 

@@ -1,7 +1,7 @@
 """The engine: from a model and a table to estimates."""
 
 from otpdag.engine.fit import fit
-from otpdag.engine.methods import Method, entropic, paper, transport
+from otpdag.engine.method import Method, entropic, paper, transport
 from otpdag.engine.result import FitResult, Status
 from otpdag.engine.search import Course, Restart
 

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from otpdag.engine.methods import Method
+from otpdag.engine.method import Method
 from otpdag.objective import LossTerms, Streams
 from otpdag.schedules import Cosine
 

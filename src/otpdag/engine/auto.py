@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from otpdag.backward.gibbs import GibbsOptions
-from otpdag.engine.methods import Method, entropic, paper, transport
+from otpdag.backward.closed_form import GibbsOptions
+from otpdag.engine.method import Method, entropic, paper, transport
 from otpdag.structure import Structure
 
 __all__ = ["choose"]

@@ -18,8 +18,8 @@ from otpdag.engine.lbfgs import minimise
 from otpdag.engine.problem import Problem
 from otpdag.engine.robust import reweighted
 from otpdag.errors import ModelError
-from otpdag.measure import feature_columns
 from otpdag.objective import split_theta
+from otpdag.objective.mean_features import feature_columns
 from otpdag.structure import unpack
 from otpdag.threads import bounded_threads
 

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from otpdag.backward.chain import Chain, lay_out_chain
-from otpdag.dynamics import has_numbers
-from otpdag.engine.methods import Method, entropic, method_of, transport
+from otpdag.engine.method import Method, entropic, method_of, transport
 from otpdag.engine.monitor import Monitor
 from otpdag.engine.numbers import check_numbers, train_numbers
 from otpdag.engine.pieces import check_pieces, train_pieces
@@ -23,6 +22,7 @@ from otpdag.engine.sequence_starts import START_STEPS, one_start, prepare_steps,
 from otpdag.engine.settling import FINE, ROUGH, Coordinates, settle
 from otpdag.engine.windows import train_windows
 from otpdag.errors import ModelError
+from otpdag.inference.sequence_posterior import has_numbers
 from otpdag.objective import LossTerms
 from otpdag.objective.chain import chain_terms
 from otpdag.objective.windows import check_windows

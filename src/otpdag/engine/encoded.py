@@ -15,12 +15,12 @@ from torch import Tensor
 
 from otpdag.data import Schema
 from otpdag.engine.adam import AdamOutcome, Moments, descend
-from otpdag.engine.methods import Method
+from otpdag.engine.method import Method
 from otpdag.engine.monitor import Callback, Monitor
 from otpdag.engine.result import FitResult, Status
 from otpdag.errors import DataError
+from otpdag.layers import nearest
 from otpdag.model import Model
-from otpdag.nn import nearest
 from otpdag.objective import LossTerms, Streams, split_theta
 from otpdag.structure import Structure, Theta, pack, unpack
 

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from otpdag.data import Batch, Schema, Table, encode, unique_rows
 from otpdag.engine.auto import choose
 from otpdag.engine.dynamic import sequence_method, train_sequences
-from otpdag.engine.methods import Method, method_of, misfit
+from otpdag.engine.method import Method, method_of, misfit
 from otpdag.engine.monitor import Callback, Monitor
 from otpdag.engine.problem import count_ranges
 from otpdag.engine.result import FitResult, Status

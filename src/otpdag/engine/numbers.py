@@ -15,7 +15,7 @@ from otpdag.backward.amortized import RowCode
 from otpdag.backward.chain import Chain, joint_states
 from otpdag.backward.pieces import CONTEXT, check_context
 from otpdag.backward.smoother import SequenceMap
-from otpdag.engine.methods import Method
+from otpdag.engine.method import Method
 from otpdag.engine.monitor import Monitor
 from otpdag.engine.pieces import PieceProblem, bidirectional_map, descend_pieces, piece_problem
 from otpdag.engine.search import Course, Layout, Trained, best_of, restart_reports, restart_seed

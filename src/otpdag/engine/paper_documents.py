@@ -25,11 +25,11 @@ from otpdag.costs import KL
 from otpdag.divergences import Wasserstein
 from otpdag.engine.adam import descend
 from otpdag.engine.documents import DocumentOptions, TopicState
-from otpdag.engine.methods import Method
+from otpdag.engine.method import Method
 from otpdag.engine.monitor import Monitor
+from otpdag.image_networks import seeded
+from otpdag.layers import gumbel_softmax
 from otpdag.mechanisms.dirichlet import laplace_moments
-from otpdag.networks import seeded
-from otpdag.nn import gumbel_softmax
 from otpdag.objective import Streams
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import pack, unpack

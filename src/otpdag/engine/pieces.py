@@ -11,7 +11,7 @@ from torch import Tensor
 from otpdag.backward.bidirectional import BidirectionalMap
 from otpdag.backward.pieces import Cuts, check_context
 from otpdag.engine.adam import AdamOutcome, descend
-from otpdag.engine.methods import Method
+from otpdag.engine.method import Method
 from otpdag.engine.monitor import Monitor
 from otpdag.engine.problem import sampled_options
 from otpdag.engine.search import Course, Layout, Trained, restart_reports, restart_seed

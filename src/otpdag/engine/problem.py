@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from otpdag.backward.adapt import adapted
 from otpdag.backward.amortized import AmortizedMap
-from otpdag.backward.gibbs import RowGroup, group_rows
+from otpdag.backward.closed_form import RowGroup, group_rows
+from otpdag.backward.placed_points import adapted
 from otpdag.data import Batch
 from otpdag.divergences.whitened import FittedFeatures
-from otpdag.engine.methods import Method
+from otpdag.engine.method import Method
 from otpdag.errors import ModelError
-from otpdag.measure import Measure, feature_columns, lay_out
+from otpdag.inference.ancestral import ancestral
 from otpdag.objective import (
     LossTerms,
     Streams,
@@ -25,8 +25,8 @@ from otpdag.objective import (
     sampled_terms,
     split_theta,
 )
+from otpdag.objective.mean_features import Measure, feature_columns, lay_out
 from otpdag.objective.sampled import SampledOptions
-from otpdag.sampling import ancestral
 from otpdag.structure import Naturals, Structure, unpack
 
 __all__ = ["Problem", "build_problem", "complete_batch", "maps_for", "sampled_options"]

@@ -10,7 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from otpdag.engine.bootstrap import BootstrapOptions, bootstrap_table
-from otpdag.engine.methods import Method
+from otpdag.engine.method import Method
 from otpdag.engine.monitor import Stage
 from otpdag.engine.problem import Problem
 from otpdag.engine.search import Restart

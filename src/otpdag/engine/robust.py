@@ -23,10 +23,10 @@ from torch import Tensor
 
 from otpdag.data import Batch
 from otpdag.engine.lbfgs import minimise
-from otpdag.engine.methods import Method
+from otpdag.engine.method import Method
 from otpdag.engine.monitor import Monitor
+from otpdag.engine.outlying_groups import RemoteOptions, near_rows, standard_columns
 from otpdag.engine.problem import Problem, build_problem
-from otpdag.engine.remote import RemoteOptions, near_rows, standard_columns
 from otpdag.engine.search import (
     Course,
     Layout,
@@ -41,8 +41,8 @@ from otpdag.engine.search import (
 )
 from otpdag.engine.starts import k_means, squared_distances
 from otpdag.errors import ModelError
+from otpdag.inference.ancestral import ancestral
 from otpdag.objective import row_losses, split_theta
-from otpdag.sampling import ancestral
 from otpdag.structure import Structure, unpack
 
 __all__ = ["RobustOptions", "train_robust"]

@@ -13,7 +13,7 @@ from otpdag.backward.amortized import AmortizedMap
 from otpdag.data import Batch
 from otpdag.engine.adam import AdamOutcome, descend
 from otpdag.engine.lbfgs import LBFGSState, minimise
-from otpdag.engine.methods import Method
+from otpdag.engine.method import Method
 from otpdag.engine.monitor import Monitor
 from otpdag.engine.problem import Problem, build_problem, maps_for
 from otpdag.engine.starts import complete_table, scale_to, start_naturals

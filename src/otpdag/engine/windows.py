@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from otpdag.data import Batch
-from otpdag.engine.methods import Method
+from otpdag.engine.method import Method
 from otpdag.engine.monitor import Monitor
 from otpdag.engine.search import Course, Trained, best_of, restart_reports, restart_seed
 from otpdag.engine.sequence_starts import START_STEPS, one_start, prepare_steps, some_steps
 from otpdag.engine.settling import plain, settle
+from otpdag.inference.ancestral import ancestral_sequences
 from otpdag.objective import LossTerms
 from otpdag.objective.windows import Windows, lay_out_windows, refined_windows, window_terms
-from otpdag.sampling import ancestral_sequences
 from otpdag.sequences import SequenceBatch
 from otpdag.structure import Structure, unpack
 

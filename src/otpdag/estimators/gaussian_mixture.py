@@ -17,9 +17,9 @@ from otpdag import mechanisms as m
 from otpdag.data import Batch
 from otpdag.engine import FitResult, Method, fit
 from otpdag.engine.auto import choose
-from otpdag.engine.methods import method_of
+from otpdag.engine.method import method_of
 from otpdag.graph import Graph
-from otpdag.inference import log_likelihood, state_probabilities
+from otpdag.inference.row_posterior import log_likelihood, state_probabilities
 from otpdag.mechanisms.base import Mechanism
 from otpdag.model import Model
 

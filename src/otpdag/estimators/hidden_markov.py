@@ -11,11 +11,11 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
 
-from otpdag import dynamics
 from otpdag.data import Schema
 from otpdag.engine import FitResult, entropic, fit
 from otpdag.errors import DataError, ModelError, NotFittedError
 from otpdag.graph import Graph, lag
+from otpdag.inference import sequence_posterior
 from otpdag.mechanisms import Bernoulli, Categorical, Mechanism, Normal, Poisson, Stay
 from otpdag.model import Model
 from otpdag.sequences import SequenceBatch, Sequences, encode_sequences
@@ -178,7 +178,9 @@ class HiddenMarkovModel(BaseEstimator):
 
     def decode(self, X: ArrayLike, lengths: ArrayLike | None = None) -> tuple[float, NDArray[np.int64]]:
         """The log-probability of the likeliest path together with the data, and its states."""
-        paths, log_prob = dynamics.decode_paths(self._fitted.structure, self._naturals, self._encode(X, lengths))
+        paths, log_prob = sequence_posterior.decode_paths(
+            self._fitted.structure, self._naturals, self._encode(X, lengths)
+        )
         return float(log_prob.sum()), paths[_STATE].numpy()
 
     def predict_proba(self, X: ArrayLike, lengths: ArrayLike | None = None) -> Array:
@@ -187,7 +189,7 @@ class HiddenMarkovModel(BaseEstimator):
 
     def score_samples(self, X: ArrayLike, lengths: ArrayLike | None = None) -> tuple[float, Array]:
         """The log-likelihood, and the probabilities of the states of each step."""
-        found = dynamics.smooth(self._fitted.structure, self._naturals, self._encode(X, lengths))
+        found = sequence_posterior.smooth(self._fitted.structure, self._naturals, self._encode(X, lengths))
         return float(found.log_likelihood.sum()), found.of(_STATE).numpy()
 
     def score(self, X: ArrayLike, lengths: ArrayLike | None = None, y: Any = None) -> float:

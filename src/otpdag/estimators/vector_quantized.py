@@ -28,9 +28,9 @@ from otpdag.errors import DataError, ModelError, NotFittedError
 from otpdag.estimators._pictures import PictureFormat, check_at_least, read_estimator, write_estimator
 from otpdag.estimators.code_prior import CodePrior
 from otpdag.graph import Graph
+from otpdag.image_networks import Flat, Grid, image_decoder, image_encoder, positions, seeded
 from otpdag.mechanisms.codebook import Quantized
 from otpdag.model import Model
-from otpdag.networks import Flat, Grid, image_decoder, image_encoder, positions, seeded
 from otpdag.objective import LossTerms, Streams
 from otpdag.objective.encoded import CodebookOptions, continuous_terms, quantized_terms
 from otpdag.spaces import Image

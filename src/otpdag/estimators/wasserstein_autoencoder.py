@@ -25,12 +25,12 @@ from otpdag.engine.monitor import Callback
 from otpdag.errors import DataError, ModelError, NotFittedError
 from otpdag.estimators._pictures import PictureFormat, check_at_least, read_estimator, write_estimator
 from otpdag.graph import Graph
+from otpdag.image_networks import dense_decoder, dense_encoder, seeded
+from otpdag.inference.ancestral import ancestral
 from otpdag.mechanisms import Mechanism
 from otpdag.model import Model
-from otpdag.networks import dense_decoder, dense_encoder, seeded
 from otpdag.objective import LossTerms, Streams
 from otpdag.objective.encoded import encoded_terms
-from otpdag.sampling import ancestral
 from otpdag.spaces import Image, Real
 from otpdag.structure import Theta
 

@@ -9,12 +9,12 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from otpdag.errors import ModelError
+from otpdag.layers import apply_linear, gumbel_softmax
 from otpdag.mechanisms.base import Atoms, Noise, Params, Parents
 from otpdag.mechanisms.parameters import SIMPLEX, Parameter, Setting, as_setting
 from otpdag.mechanisms.predicted import Predicted
 from otpdag.mechanisms.predictor import Predictor, axes, configurations
 from otpdag.mechanisms.regression import softmax
-from otpdag.nn import apply_linear, gumbel_softmax
 from otpdag.spaces import Discrete, Space
 
 __all__ = ["Bernoulli", "Categorical"]

@@ -7,10 +7,10 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from otpdag.errors import ModelError
+from otpdag.layers import expand_to, nearest
 from otpdag.mechanisms.base import Mechanism, Noise, Params, Parents
 from otpdag.mechanisms.normal import LOG_SQRT_2PI
 from otpdag.mechanisms.parameters import POSITIVE, SIMPLEX, Parameter, Setting, Support, as_setting
-from otpdag.nn import expand_to, nearest
 from otpdag.spaces import Count, Real, Space
 
 __all__ = ["Codebook", "Codes", "Quantized", "mahalanobis"]

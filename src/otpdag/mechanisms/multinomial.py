@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from otpdag.errors import ModelError
+from otpdag.layers import apply_linear
 from otpdag.mechanisms.base import Noise, Params, Parents
 from otpdag.mechanisms.counts import between
 from otpdag.mechanisms.parameters import SIMPLEX, Parameter, Setting, as_setting
@@ -19,7 +20,6 @@ from otpdag.mechanisms.predicted import Predicted
 from otpdag.mechanisms.predictor import Predictor, axes, configurations
 from otpdag.mechanisms.quantiles import beta_cdf, inside_unit
 from otpdag.mechanisms.regression import softmax
-from otpdag.nn import apply_linear
 from otpdag.spaces import Count, Space
 
 __all__ = ["Multinomial"]

@@ -10,9 +10,9 @@ from typing import Self
 from torch import Tensor
 
 from otpdag.errors import ModelError
+from otpdag.layers import apply_linear, expand_to
 from otpdag.mechanisms.base import Mechanism, Params, Parents
 from otpdag.mechanisms.predictor import Predictor, Units, configurations
-from otpdag.nn import apply_linear, expand_to
 
 __all__ = ["Predicted", "check_dim"]
 

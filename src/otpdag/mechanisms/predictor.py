@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from otpdag.errors import ModelError
+from otpdag.layers import apply_linear, apply_mlp, expand_to, side_by_side
 from otpdag.mechanisms.base import Family, Params, Parents
 from otpdag.mechanisms.parameters import REAL, Parameter, Setting, Tied
 from otpdag.mechanisms.regression import Fit, least_squares
-from otpdag.nn import apply_linear, apply_mlp, expand_to, side_by_side
 
 __all__ = ["Predictor", "Units", "axes", "centre_and_spread", "configurations", "weighted_regression"]
 

@@ -7,9 +7,9 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from otpdag.errors import ModelError
+from otpdag.layers import expand_to, gumbel_softmax
 from otpdag.mechanisms.base import Atoms, Mechanism, Noise, Params, Parents
 from otpdag.mechanisms.parameters import UNIT, Parameter, Setting, as_setting
-from otpdag.nn import expand_to, gumbel_softmax
 from otpdag.spaces import Discrete, Space
 
 __all__ = ["Stay"]

@@ -12,11 +12,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from otpdag.backward.gibbs import Evaluation, RowGroup, evaluate
+from otpdag.backward.closed_form import Evaluation, RowGroup, evaluate
 from otpdag.backward.quadratic import integrated
 from otpdag.divergences.base import AbstractDivergence
 from otpdag.divergences.whitened import FittedFeatures
-from otpdag.measure import Measure, mean_features
+from otpdag.objective.mean_features import Measure, mean_features
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Naturals, Structure
 

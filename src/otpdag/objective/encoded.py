@@ -21,9 +21,9 @@ from otpdag.backward.encoder import EncoderMap
 from otpdag.backward.quantized import QuantizedMap
 from otpdag.divergences.base import AbstractDivergence
 from otpdag.divergences.semidiscrete import reverse_gradient, semi_dual
+from otpdag.layers import nearest
 from otpdag.mechanisms import Codebook
 from otpdag.mechanisms.codebook import copy_gradient, mahalanobis
-from otpdag.nn import nearest
 from otpdag.objective.sampled import Streams
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Naturals, Structure, Theta

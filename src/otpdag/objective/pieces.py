@@ -18,8 +18,8 @@ from otpdag.backward.bidirectional import BidirectionalMap, ChainMarginals
 from otpdag.backward.chain import Chain, Linear, Potentials, joint_states, marginals, pairs_vary, potentials
 from otpdag.backward.pieces import Pieces
 from otpdag.data import Batch
+from otpdag.layers import side_by_side
 from otpdag.mechanisms.base import Noise
-from otpdag.nn import side_by_side
 from otpdag.objective.sampled import SampledOptions, Streams, family, noise_family, rebuild
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Naturals, Structure, Theta, lag_name

@@ -17,9 +17,9 @@ from otpdag.backward.amortized import AmortizedMap, RowCode
 from otpdag.costs import AbstractCost, CrossEntropy, PointFunction, SmoothL1, SquaredEuclidean, as_cost
 from otpdag.data import Batch
 from otpdag.divergences.base import AbstractDivergence
+from otpdag.layers import side_by_side
 from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.base import Noise, Params, Parents
-from otpdag.nn import side_by_side
 from otpdag.objective.terms import LossTerms
 from otpdag.spaces import Space
 from otpdag.structure import Naturals, Structure, Theta

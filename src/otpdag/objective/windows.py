@@ -21,7 +21,7 @@ from torch import Tensor
 from otpdag.backward.chain import States, joint_states
 from otpdag.divergences.whitened import FeatureColumn, FittedFeatures, WhitenedFeatures
 from otpdag.errors import ModelError
-from otpdag.measure import columns_of, leaf_means
+from otpdag.objective.mean_features import columns_of, leaf_means
 from otpdag.objective.terms import LossTerms
 from otpdag.sequences import SequenceBatch
 from otpdag.structure import Naturals, Structure

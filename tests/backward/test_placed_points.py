@@ -9,8 +9,8 @@ from scipy.special import logsumexp
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.backward.adapt import adapted
-from otpdag.backward.gibbs import GibbsOptions, evaluate, group_rows
+from otpdag.backward.closed_form import GibbsOptions, evaluate, group_rows
+from otpdag.backward.placed_points import adapted
 from otpdag.data import encode
 
 RNG = np.random.default_rng(202)

@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from otpdag.cli.model_file import parse_model_file, read_model_file
 from otpdag.errors import GraphError, ModelError, OtpdagError
 from otpdag.graph import Graph, lag
 from otpdag.mechanisms.parameters import Fixed, Start, Tied
-from otpdag.specification import parse_model_file, read_model_file
 
 TABLE = pd.DataFrame(
     {

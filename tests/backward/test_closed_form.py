@@ -12,7 +12,7 @@ from sklearn.mixture import GaussianMixture
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.backward.gibbs import GibbsOptions, evaluate, grid, group_rows, normal_draws, standardised
+from otpdag.backward.closed_form import GibbsOptions, evaluate, grid, group_rows, normal_draws, standardised
 from otpdag.data import encode
 from otpdag.errors import ModelError
 

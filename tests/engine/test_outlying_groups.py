@@ -7,7 +7,7 @@ import pytest
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.data import Schema, encode
-from otpdag.engine.remote import RemoteOptions, near_rows
+from otpdag.engine.outlying_groups import RemoteOptions, near_rows
 
 CENTRES = np.array([[0.0, 0.0], [5.0, 0.0], [10.0, 12.0]])
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from otpdag.backward.gibbs import RowGroup, evaluate
+from otpdag.backward.closed_form import RowGroup, evaluate
 from otpdag.mechanisms.base import Noise
 from otpdag.structure import Naturals, Structure
 

@@ -10,14 +10,14 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from otpdag.backward.adapt import adapted
 from otpdag.backward.amortized import AmortizedMap
-from otpdag.backward.gibbs import GibbsOptions, RowGroup, evaluate, group_rows
+from otpdag.backward.closed_form import GibbsOptions, RowGroup, evaluate, group_rows
+from otpdag.backward.placed_points import adapted
 from otpdag.backward.quadratic import integrated
 from otpdag.data import Batch
 from otpdag.errors import ModelError
+from otpdag.inference.ancestral import draw_noise
 from otpdag.mechanisms.base import Mechanism, Noise, Params, Parents
-from otpdag.sampling import draw_noise
 from otpdag.structure import Naturals, Structure
 from otpdag.threads import bounded_threads
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from otpdag.data import Batch
 from otpdag.engine.adam import descend
 from otpdag.engine.lbfgs import LBFGSState, minimise
-from otpdag.engine.methods import Method
+from otpdag.engine.method import Method
 from otpdag.engine.problem import Problem, build_problem
 from otpdag.engine.search import Layout, initial_points, prepare, restart_seed
 from otpdag.errors import ModelError

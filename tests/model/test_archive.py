@@ -11,8 +11,8 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.archive import FORMAT_VERSION
 from otpdag.errors import DataError, ModelError
+from otpdag.model.archive import FORMAT_VERSION
 from otpdag.spaces import Discrete, Real
 
 RNG = np.random.default_rng(23)

@@ -12,15 +12,16 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from otpdag import archive, diagnosis, dynamics, inference, render
 from otpdag.backward.amortized import AmortizedMap
-from otpdag.canonical import canonical
 from otpdag.data import Batch, Label, Schema, Table, decode, encode, infer_space
 from otpdag.divergences import Energy
 from otpdag.errors import DataError, ModelError, NotFittedError
 from otpdag.graph import Graph
+from otpdag.inference import row_posterior, sequence_posterior
+from otpdag.inference.ancestral import ancestral, ancestral_sequences
 from otpdag.mechanisms import Categorical, Mechanism, Normal, Poisson
-from otpdag.sampling import ancestral, ancestral_sequences
+from otpdag.model import archive, rendering, residuals
+from otpdag.model.relabelling import canonical
 from otpdag.sequences import (
     SequenceBatch,
     Sequences,
@@ -125,10 +126,10 @@ class Model:
         return self._naturals is not None
 
     def __repr__(self) -> str:
-        return render.as_text(self.structure, self.params() if self.is_fitted else None)
+        return rendering.as_text(self.structure, self.params() if self.is_fitted else None)
 
     def _repr_html_(self) -> str:
-        return render.as_html(self.structure, self.params() if self.is_fitted else None)
+        return rendering.as_html(self.structure, self.params() if self.is_fitted else None)
 
     # -- parameters ---------------------------------------------------------------------------------------------
 
@@ -208,10 +209,10 @@ class Model:
         return self._naturals
 
     @property
-    def fitted(self) -> inference.Fitted:
+    def fitted(self) -> row_posterior.Fitted:
         """What inference needs."""
         sampler = next((m for m in self._maps if m.name == "joint"), None)
-        return inference.Fitted(self.structure, self._fitted_naturals(), self._phi, sampler, self._count_range)
+        return row_posterior.Fitted(self.structure, self._fitted_naturals(), self._phi, sampler, self._count_range)
 
     # -- use ----------------------------------------------------------------------------------------------------
 
@@ -314,11 +315,11 @@ class Model:
         if self.graph.is_dynamic:
             batch, index = self._encode_sequences(data)
             generator = torch.Generator().manual_seed(seed)
-            values = dynamics.fill_in(self.structure, self._fitted_naturals(), batch, draws, generator)
+            values = sequence_posterior.fill_in(self.structure, self._fitted_naturals(), batch, draws, generator)
             return batch.steps, index, values
         table = _as_table(data)
         rows = self._encode_partial(table)
-        return rows, _row_index(table, rows.rows), inference.posterior_draws(self.fitted, rows, draws, seed)
+        return rows, _row_index(table, rows.rows), row_posterior.posterior_draws(self.fitted, rows, draws, seed)
 
     def _encode_sequences(self, data: Table | SequenceTable) -> tuple[SequenceBatch, pd.Index]:
         self._fitted_naturals()
@@ -333,7 +334,7 @@ class Model:
         if not self.graph.is_dynamic:
             raise ModelError("decode is for graphs with lagged edges; for rows of a table use predict_proba")
         batch, index = self._encode_sequences(data)
-        paths, _ = dynamics.decode_paths(self.structure, self._fitted_naturals(), batch)
+        paths, _ = sequence_posterior.decode_paths(self.structure, self._fitted_naturals(), batch)
         one_hot = {n: torch.eye(self.mechanisms[n].space.width)[paths[n]] for n in self.graph.hidden}
         table = decode(one_hot, self._known_schema())
         table.index = index
@@ -345,12 +346,12 @@ class Model:
             raise ModelError(f"node must be a hidden category; {node!r} is not")
         if self.graph.is_dynamic:
             steps, index = self._encode_sequences(data)
-            probabilities = dynamics.state_probabilities(self.structure, self._fitted_naturals(), steps, node)
+            probabilities = sequence_posterior.state_probabilities(self.structure, self._fitted_naturals(), steps, node)
         else:
             table = _as_table(data)
             batch = self._encode_partial(table)
             index = _row_index(table, batch.rows)
-            probabilities = inference.state_probabilities(self.fitted, batch, node)
+            probabilities = row_posterior.state_probabilities(self.fitted, batch, node)
         return pd.DataFrame(probabilities.numpy(), columns=list(self.labels(node)), index=index)
 
     def impute(
@@ -391,7 +392,7 @@ class Model:
             return self._score_sequences(data, kind, seed)
         batch = self._encode_partial(_as_table(data))
         if kind == "likelihood":
-            return float(inference.log_likelihood(self.fitted, batch).mean())
+            return float(row_posterior.log_likelihood(self.fitted, batch).mean())
         if kind != "transport":
             raise ModelError(f"kind must be 'transport' or 'likelihood'; got {kind!r}")
         return self._transport_score(batch, seed)
@@ -401,10 +402,10 @@ class Model:
         batch, _ = self._encode_sequences(data)
         naturals = self._fitted_naturals()
         if kind == "likelihood":
-            return float(dynamics.log_likelihood(self.structure, naturals, batch, seed).sum()) / batch.rows
+            return float(sequence_posterior.log_likelihood(self.structure, naturals, batch, seed).sum()) / batch.rows
         if kind != "transport":
             raise ModelError(f"kind must be 'transport' or 'likelihood'; got {kind!r}")
-        return dynamics.transport_score(self.structure, naturals, batch, seed)
+        return sequence_posterior.transport_score(self.structure, naturals, batch, seed)
 
     def check(self, data: Table, *, seed: int = 0) -> pd.DataFrame:
         """Which node is wrong: transport residuals between data and model, one row for each node, the worst first.
@@ -412,7 +413,7 @@ class Model:
         Columns: ``residual`` (energy distance between the node's recovered noise with its parents and fresh noise),
         ``expected`` (the same between two fresh samples) and ``excess`` (their difference in standard deviations).
         """
-        return diagnosis.node_residuals(self.fitted, self._encode_partial(data), seed=seed)
+        return residuals.node_residuals(self.fitted, self._encode_partial(data), seed=seed)
 
     def _transport_score(self, batch: Batch, seed: int) -> float:
         generator = torch.Generator().manual_seed(seed)

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from otpdag.backward.amortized import AmortizedMap
+from otpdag.inference.ancestral import ancestral, ancestral_sequences
 from otpdag.mechanisms import Mechanism, Stay
 from otpdag.mechanisms.base import Parents
 from otpdag.mechanisms.normal import LocationScale
 from otpdag.mechanisms.parameters import Fixed, Tied
-from otpdag.sampling import ancestral, ancestral_sequences
 from otpdag.spaces import Space
 from otpdag.structure import Structure, lag_name
 

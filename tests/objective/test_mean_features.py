@@ -13,8 +13,8 @@ from otpdag.data import Batch, Schema, encode
 from otpdag.divergences import WhitenedFeatures
 from otpdag.engine.problem import count_ranges
 from otpdag.errors import ModelError
-from otpdag.measure import count_atoms, feature_columns, lay_out, leaf_means, mean_features, quadrature
-from otpdag.sampling import ancestral
+from otpdag.inference.ancestral import ancestral
+from otpdag.objective.mean_features import count_atoms, feature_columns, lay_out, leaf_means, mean_features, quadrature
 from otpdag.spaces import Discrete
 
 RNG = np.random.default_rng(77)

@@ -7,7 +7,7 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.canonical import canonical
+from otpdag.model.relabelling import canonical
 from otpdag.objective import build_maps
 from otpdag.spaces import Discrete
 

@@ -7,7 +7,7 @@ With marginal noise and no divergence term, the best backward map of the entropi
 the Gibbs posterior (Bayes' rule for the likelihood cost and eps = 1). Small categories are enumerated, one unknown
 number is integrated on a grid of its noise, several are drawn and weighted, and those that are normal and linear are
 integrated exactly (:mod:`~otpdag.backward.quadratic`). Nothing is relaxed, nothing learned.
-:mod:`~otpdag.backward.adapt` moves grids and draws to where each row's posterior is.
+:mod:`~otpdag.backward.placed_points` moves grids and draws to where each row's posterior is.
 """
 
 from __future__ import annotations

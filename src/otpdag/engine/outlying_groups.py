@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from otpdag.data import Batch
-from otpdag.measure import feature_columns
+from otpdag.objective.mean_features import feature_columns
 from otpdag.structure import Structure
 
 __all__ = ["RemoteOptions", "RowLosses", "near_rows", "standard_columns"]

@@ -10,7 +10,7 @@ import otpdag as otp
 from baselines import em
 from otpdag import mechanisms as m
 from otpdag.data import Batch
-from otpdag.engine.many import fit_many, start_many
+from otpdag.engine.data_sets import fit_many, start_many
 from otpdag.errors import ModelError
 
 GRAPH = otp.Graph([("z", "x")], hidden=["z"])

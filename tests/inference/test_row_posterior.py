@@ -9,9 +9,9 @@ from scipy.special import softmax
 from sklearn.mixture import GaussianMixture
 
 import otpdag as otp
-from otpdag import inference
 from otpdag import mechanisms as m
 from otpdag.errors import DataError, ModelError
+from otpdag.inference import row_posterior
 from otpdag.spaces import Real
 
 RNG = np.random.default_rng(31)
@@ -185,7 +185,7 @@ def test_large_tables_are_taken_in_chunks_with_the_same_result(monkeypatch):
     table = factor_rows(50, 0.2)
     model = factor_model()
     whole = model.score(table, kind="likelihood")
-    monkeypatch.setattr(inference, "CHUNK_ELEMENTS", 1000)
+    monkeypatch.setattr(row_posterior, "CHUNK_ELEMENTS", 1000)
     assert model.score(table, kind="likelihood") == pytest.approx(whole, rel=1e-12)
     assert model.posterior(table, draws=3, seed=0).shape == (150, 1)
 
