@@ -8,14 +8,12 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from baselines.network_problem import train
 from otpdag.backward.encoder import EncoderMap
-from otpdag.engine import Method
-from otpdag.engine.adam import descend
-from otpdag.engine.encoded import EncodedProblem
 from otpdag.estimators._pictures import PictureFormat
 from otpdag.image_networks import Flat, Grid, image_decoder, image_encoder, positions, seeded
-from otpdag.objective import LossTerms, Streams
-from otpdag.structure import pack, unpack
+from otpdag.objective import LossTerms
+from otpdag.structure import unpack
 
 ROWS_AT_ONCE = 250
 
@@ -66,14 +64,8 @@ class DiscreteAutoencoder(ABC):
         parameters = {name: value.unsqueeze(0) for name, value in self.start(generator).items()}
         parameters |= {f"decoder.{k}": v.detach().clone().unsqueeze(0) for k, v in self.decoder.named_parameters()}
         parameters |= self.map.init()
-        method = Method(
-            type(self).__name__, noise="sampled", optimiser="adam", averaging=0.0,
-            steps=self.n_epochs * math.ceil(len(rows) / self.batch_size),
-            batch_size=self.batch_size, learning_rate=self.learning_rate,
-        )  # fmt: skip
         self.shapes = {key: tuple(value.shape[1:]) for key, value in parameters.items()}
-        problem = EncodedProblem(rows.unsqueeze(0), method, self.shapes, self._loss)
-        outcome = descend(problem, pack(parameters), Streams([self.random_state]), steps=method.steps, on_step=on_step)
+        outcome = train(self, rows, parameters, on_step)
         self.failed = bool(outcome.failed.any())
         self.parameters = unpack(outcome.point, self.shapes)
         return self

@@ -6,14 +6,12 @@ import numpy as np
 import torch
 from torch.func import functional_call
 
+from baselines.network_problem import train
 from otpdag.backward.encoder import EncoderMap
-from otpdag.engine import Method
-from otpdag.engine.adam import descend
-from otpdag.engine.encoded import EncodedProblem
 from otpdag.estimators._pictures import PictureFormat
 from otpdag.image_networks import dense_decoder, dense_encoder, seeded
-from otpdag.objective import LossTerms, Streams
-from otpdag.structure import pack, unpack
+from otpdag.objective import LossTerms
+from otpdag.structure import unpack
 
 
 class VAE:
@@ -44,14 +42,8 @@ class VAE:
         parameters = {"log_variance": torch.full((1, 1), 2 * math.log(float(rows.std())))}
         parameters |= {f"decoder.{k}": v.detach().clone().unsqueeze(0) for k, v in self.decoder.named_parameters()}
         parameters |= self.map.init()
-        method = Method(
-            "vae", noise="sampled", optimiser="adam", averaging=0.0, batch_size=self.batch_size,
-            steps=self.n_epochs * math.ceil(len(rows) / self.batch_size), learning_rate=self.learning_rate,
-        )  # fmt: skip
-        shapes = {key: tuple(value.shape[1:]) for key, value in parameters.items()}
-        problem = EncodedProblem(rows.unsqueeze(0), method, shapes, self._loss)
-        outcome = descend(problem, pack(parameters), Streams([self.random_state]), steps=method.steps)
-        self.parameters = unpack(outcome.point, shapes)
+        outcome = train(self, rows, parameters)
+        self.parameters = unpack(outcome.point, {key: tuple(value.shape[1:]) for key, value in parameters.items()})
         return self
 
     def _loss(self, theta, phi, rows, streams, progress):

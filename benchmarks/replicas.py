@@ -10,9 +10,10 @@ import otpdag as otp
 from benchmarks.harness import Case, Record, Settings, streams, timed
 from benchmarks.problems import FACTOR, MIXTURE, Problem
 from otpdag.data import Schema, encode
+from otpdag.engine import Course
+from otpdag.engine.kinds.table_data import lay_out_rows, one_start, table_problem
 from otpdag.engine.lbfgs import minimise
-from otpdag.engine.problem import build_problem
-from otpdag.engine.search import Course, initial_points, prepare, short_batch
+from otpdag.engine.search import restart_seed
 
 REPLICAS = 16
 SHORT_ROWS = 500
@@ -50,12 +51,12 @@ def largest_difference(problem: Problem, frame: pd.DataFrame, seed: int) -> tupl
     """Train sixteen starts together and apart, for as many steps as a fit's short runs."""
     model = problem.model()
     batch = encode(frame, Schema.of(model.spaces, model.graph, frame), hidden=model.graph.hidden)
-    layout = prepare(model.structure, batch, otp.entropic(), seed)
-    part = short_batch(batch, SHORT_ROWS, seed)
-    short = build_problem(layout.structure, part, otp.entropic(), layout.shapes, seed, layout.maps)
+    layout = lay_out_rows(model.structure, batch, otp.entropic(), seed)
+    short = table_problem(layout, batch, otp.entropic(), seed).on_part(SHORT_ROWS)
 
     def run(numbers: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        state = minimise(short.loss, initial_points(layout, batch, seed, numbers), steps=Course().short_steps)
+        starts = torch.cat([one_start(layout, batch, 0, restart_seed(seed, n), first=n == 0) for n in numbers])
+        state = minimise(short.laid_out_for(starts).loss, starts, steps=Course().short_steps)
         return state.point, state.loss
 
     together = run(range(REPLICAS))

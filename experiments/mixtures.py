@@ -5,7 +5,7 @@ at once, and errors with labels lined up.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,13 +17,12 @@ from baselines import em, sinkhorn_em
 from baselines.base import Estimate
 from otpdag import mechanisms as m
 from otpdag.data import Batch
-from otpdag.engine.auto import choose
-from otpdag.engine.data_sets import fit_many, start_many
+from otpdag.engine.data_sets import fit_data_sets, start_data_sets
 from otpdag.structure import Structure
 
 Array = NDArray[np.float64]
 
-ROBUST = otp.Method("robust", eps=0.75, reference="uniform", steps=300)
+ROBUST = otp.entropic(eps=0.75, reference="uniform", steps=300)
 """The best setting for a wrong model that we know: noise integrated out, assignments harder than the likelihood's and
 softer than the nearest mean's, and no part in them for the given weights."""
 
@@ -79,7 +78,7 @@ def simulate(seed: int, *, sims: int = 100, rows: int = 500) -> Simulations:
         "wrong_both": Told("both wrong", wrong_variance, wrong),
         "well_specified": Told("both right", one, right),
     }
-    loc = start_many(structure(), as_batch(data), seed=seed)["x"]["loc"].numpy()
+    loc = start_data_sets(structure(), as_batch(data), seed=seed)["x"]["loc"].numpy()
     return Simulations(data, means, np.concatenate([loc, loc[:, :, ::-1]], 1), cases)
 
 
@@ -100,12 +99,16 @@ def ours(method: otp.Method) -> Callable[[Simulations, Told, int, int], Course]:
     """A fit of the library, all simulations and starts at once."""
 
     def run(given: Simulations, told: Told, steps: int, seed: int) -> Course:
-        found = fit_many(
-            structure(), as_batch(given.data), replace(method, steps=steps), seed=seed, restarts=given.starts.shape[1],
+        fitted = fit_data_sets(
+            structure(),
+            as_batch(given.data),
+            method.with_steps(steps),
+            seed=seed,
+            restarts=given.starts.shape[1],
             begin={"x": {"loc": given.starts}},
             frozen={"z": {"probs": told.weights}, "x": {"scale": np.sqrt(_variances(given, told))}},
-        )  # fmt: skip
-        return Course(matched_errors(given.means, found.history["x"]["loc"].numpy(), steps), found.failed.numpy())
+        )
+        return Course(matched_errors(given.means, fitted.history["x"]["loc"].numpy(), steps), fitted.failed.numpy())
 
     return run
 
@@ -129,8 +132,8 @@ def baseline(fit: Callable[..., Estimate]) -> Callable[[Simulations, Told, int, 
 METHODS: dict[str, Callable[[Simulations, Told, int, int], Course]] = {
     "EM": baseline(em.fit),
     "Sinkhorn EM": baseline(sinkhorn_em.fit),
-    "ours, paper mode": ours(replace(otp.paper(), learning_rate=0.05, batch_size=64)),
-    "ours, default": ours(choose(structure())),
+    "ours, paper mode": ours(otp.paper(learning_rate=0.05, batch_size=64)),
+    "ours, default": ours(otp.entropic()),
     "ours, robust": ours(ROBUST),
 }
 

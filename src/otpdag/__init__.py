@@ -4,8 +4,18 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from otpdag import backward, costs, datasets, divergences, mechanisms, metrics, schedules, tables
-from otpdag.engine import Course, FitResult, Method, entropic, fit, paper, transport
+from otpdag import backward, costs, datasets, divergences, engine, mechanisms, metrics, objective, schedules, tables
+from otpdag.engine import (
+    Course,
+    Documents,
+    FitResult,
+    Images,
+    Method,
+    entropic,
+    fit,
+    paper,
+    transport,
+)
 from otpdag.errors import ConvergenceWarning, DataError, GraphError, ModelError, NotFittedError, OtpdagError
 from otpdag.graph import Graph, Lag, lag
 from otpdag.mechanisms.parameters import start, tie
@@ -21,9 +31,11 @@ __all__ = [
     "ConvergenceWarning",
     "Course",
     "DataError",
+    "Documents",
     "FitResult",
     "Graph",
     "GraphError",
+    "Images",
     "Lag",
     "Method",
     "Model",
@@ -35,6 +47,7 @@ __all__ = [
     "costs",
     "datasets",
     "divergences",
+    "engine",
     "entropic",
     "estimators",
     "fit",
@@ -42,6 +55,7 @@ __all__ = [
     "load",
     "mechanisms",
     "metrics",
+    "objective",
     "paper",
     "plots",
     "schedules",

@@ -12,7 +12,7 @@ from sklearn.mixture import GaussianMixture
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.backward.closed_form import GibbsOptions, evaluate, grid, group_rows, normal_draws, standardised
+from otpdag.backward.closed_form import SumSizes, evaluate, grid, group_rows, normal_draws, standardised
 from otpdag.data import encode
 from otpdag.errors import ModelError
 
@@ -24,7 +24,7 @@ def log_likelihood(model, table, *, options=None, count_range=None):
     batch = encode(table, model._known_schema(), hidden=model.graph.hidden, partial=True)
     generator = torch.Generator().manual_seed(1)
     groups = group_rows(
-        model.structure, batch, generator=generator, options=options or GibbsOptions(), count_range=count_range
+        model.structure, batch, generator=generator, options=options or SumSizes(), count_range=count_range
     )
     found = np.full(batch.rows, np.nan)
     for group in groups:
@@ -163,7 +163,7 @@ def test_two_hidden_numbers_by_draws_from_the_model():
     model, covariance = two_factor_model()
     x = RNG.multivariate_normal(np.zeros(4), covariance, size=60)
     exact = stats.multivariate_normal(np.zeros(4), covariance).logpdf(x)
-    found = log_likelihood(model, x, options=GibbsOptions(prior_draws=8192))
+    found = log_likelihood(model, x, options=SumSizes(prior_draws=8192))
     np.testing.assert_allclose(found, exact, atol=0.1)
     assert abs((found - exact).mean()) < 0.005
 
@@ -235,7 +235,7 @@ def test_missing_inner_numbers_have_the_marginal_log_likelihood():
     model, *_ = chain_model()
     x, exact = chain_rows(200, 0.3)
     few = np.isnan(x[:, :2]).sum(1) < 2  # one unknown number is integrated on a grid
-    found = log_likelihood(model, pd.DataFrame(x, columns=["x1", "x2", "x3"]), options=GibbsOptions(prior_draws=4096))
+    found = log_likelihood(model, pd.DataFrame(x, columns=["x1", "x2", "x3"]), options=SumSizes(prior_draws=4096))
     np.testing.assert_allclose(found[few], exact[few], rtol=1e-6, atol=1e-8)
     np.testing.assert_allclose(found[~few], exact[~few], atol=0.02)  # two by quasi-random draws
 
@@ -244,7 +244,7 @@ def test_merged_patterns_equal_separate_ones():
     model, *_ = chain_model()
     x, exact = chain_rows(120, 0.3)
     table = pd.DataFrame(x, columns=["x1", "x2", "x3"])
-    merged = log_likelihood(model, table, options=GibbsOptions(prior_draws=16384, patterns=1))
+    merged = log_likelihood(model, table, options=SumSizes(prior_draws=16384, patterns=1))
     np.testing.assert_allclose(merged, exact, atol=0.03)
 
 
@@ -296,7 +296,7 @@ def test_missing_categories_and_counts_equal_a_sum_whether_merged_or_not(pattern
     rows = mixed_rows(150, 0.3)
     exact = enumerate_mixed(rows)
     table = pd.DataFrame(rows, columns=["g", "n", "x", "y"])
-    found = log_likelihood(mixed_model(), table, options=GibbsOptions(patterns=patterns), count_range={"n": 40.0})
+    found = log_likelihood(mixed_model(), table, options=SumSizes(patterns=patterns), count_range={"n": 40.0})
     np.testing.assert_allclose(found, exact, atol=1e-8)
     assert found[0] == pytest.approx(0, abs=1e-9)
 
@@ -319,7 +319,7 @@ def test_large_counts_are_summed_on_a_coarser_support(patterns):
         terms = prior[at] + (0 if np.isnan(x[i]) else stats.norm(0.1 * at, 2.0).logpdf(x[i]))
         exact[i] = logsumexp(terms)
     table = pd.DataFrame({"n": count, "x": x})
-    found = log_likelihood(model, table, options=GibbsOptions(patterns=patterns), count_range={"n": 300.0})
+    found = log_likelihood(model, table, options=SumSizes(patterns=patterns), count_range={"n": 300.0})
     np.testing.assert_allclose(found, exact, atol=1e-4)
 
 
@@ -338,7 +338,7 @@ def test_a_partly_seen_inner_vector_keeps_what_is_seen(patterns):
     x[10:40, 1] = np.nan
     x[35:45, 2] = np.nan
     found = log_likelihood(
-        model, pd.DataFrame(x, columns=["x.0", "x.1", "y"]), options=GibbsOptions(patterns=patterns, prior_draws=8192)
+        model, pd.DataFrame(x, columns=["x.0", "x.1", "y"]), options=SumSizes(patterns=patterns, prior_draws=8192)
     )
     np.testing.assert_allclose(found, mvn_of_seen(x, mean, covariance), atol=0.02)
 
@@ -355,7 +355,7 @@ def test_an_observed_chain_above_a_hidden_leaf(patterns):
     x[:15, 0] = np.nan
     x[10:25, 1] = np.nan
     found = log_likelihood(
-        model, pd.DataFrame(x, columns=["x0", "x1"]), options=GibbsOptions(patterns=patterns, prior_draws=8192)
+        model, pd.DataFrame(x, columns=["x0", "x1"]), options=SumSizes(patterns=patterns, prior_draws=8192)
     )
     np.testing.assert_allclose(found, mvn_of_seen(x, np.zeros(2), covariance), atol=0.02)
 

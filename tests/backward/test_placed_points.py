@@ -9,7 +9,7 @@ from scipy.special import logsumexp
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.backward.closed_form import GibbsOptions, evaluate, group_rows
+from otpdag.backward.closed_form import SumSizes, evaluate, group_rows
 from otpdag.backward.placed_points import adapted
 from otpdag.data import encode
 
@@ -19,7 +19,7 @@ RNG = np.random.default_rng(202)
 def grouped(model, table, options=None):
     batch = encode(table, model._known_schema(), hidden=model.graph.hidden, partial=True)
     return group_rows(
-        model.structure, batch, generator=torch.Generator().manual_seed(1), options=options or GibbsOptions()
+        model.structure, batch, generator=torch.Generator().manual_seed(1), options=options or SumSizes()
     )
 
 
@@ -75,7 +75,7 @@ def test_groups_without_a_grid_are_left_alone():
 def likelihood(model, table, **options):
     """Row by row, on adapted points."""
     found = None
-    for group in grouped(model, table, GibbsOptions(**options)):
+    for group in grouped(model, table, SumSizes(**options)):
         moved = adapted(model.structure, model.fitted.naturals, group)
         found = np.full(len(table), np.nan) if found is None else found
         found[group.rows] = total(model, moved)

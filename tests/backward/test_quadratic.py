@@ -8,10 +8,10 @@ from scipy.stats import multivariate_normal
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.backward.closed_form import GibbsOptions, group_rows
+from otpdag.backward.closed_form import SumSizes, group_rows
 from otpdag.backward.quadratic import integrated, stencil
 from otpdag.data import Schema, encode
-from otpdag.objective import row_losses
+from otpdag.objective.closed import row_losses
 
 
 @pytest.mark.parametrize("dim", [1, 2, 5])
@@ -81,7 +81,7 @@ def test_likelihoods_with_missing_cells_are_those_of_the_joint_normal_distributi
     schema = Schema.of(model.spaces, model.graph, frame)
     batch = encode(frame, schema, hidden=model.graph.hidden)
     groups = group_rows(
-        model.structure, batch, generator=torch.Generator(), options=GibbsOptions(), count_range={}, exact=True
+        model.structure, batch, generator=torch.Generator(), options=SumSizes(), count_range={}, exact=True
     )
     assert all(group.quadratic for group in groups)
     found = -row_losses(model.structure, model.fitted.naturals, groups)[0].detach().numpy()
@@ -125,6 +125,6 @@ def test_only_linear_normal_children_are_integrated_exactly(child, serves):
     frame = pd.DataFrame({"x": [0.1, 0.4, 1.0, 2.0], "y": [1, 2, 3, 0]})
     batch = encode(frame, Schema.of(model.spaces, model.graph, frame), hidden=["f"])
     (group,) = group_rows(
-        model.structure, batch, generator=torch.Generator(), options=GibbsOptions(), count_range={}, exact=True
+        model.structure, batch, generator=torch.Generator(), options=SumSizes(), count_range={}, exact=True
     )
     assert bool(group.quadratic) is serves

@@ -14,10 +14,12 @@ from otpdag import schedules
 from otpdag.backward import AmortizedMap, RowCode
 from otpdag.data import Schema, encode
 from otpdag.divergences import AbstractDivergence, Energy
-from otpdag.engine import search
-from otpdag.engine.adam import FEWEST_STEPS, _has_settled, descend
-from otpdag.engine.problem import build_problem
-from otpdag.objective import Streams, split_theta
+from otpdag.engine import Adam
+from otpdag.engine.adam import FEWEST_STEPS, _has_settled
+from otpdag.engine.kinds.table_data import lay_out_rows, one_start, table_problem
+from otpdag.engine.optimiser import Leg
+from otpdag.engine.search import restart_seed
+from otpdag.objective import Direct, Drawn, Objective, PushForward, Streams, split_theta
 from otpdag.structure import unpack
 
 RNG = np.random.default_rng(8)
@@ -38,46 +40,56 @@ def mixture():
 
 
 PROBLEMS = {"factor": factor(), "mixture": mixture()}
-BASE = otp.Method(
-    "test",
-    noise="sampled",
-    eta=0.5,
-    eps=0.3,
-    optimiser="adam",
-    steps=60,
-    batch_size=64,
-    hidden_layers=(4,),
-    learning_rate=0.03,
-)
+
+
+def method_of(*, eta=0.5, eps=0.3, divergence=None, reconstruction=1.0, direct=None, **changes):
+    """Settings of all three parts of a method at once."""
+    optimiser = {key: changes.pop(key) for key in ("steps", "averaging", "alternating") if key in changes}
+    push = PushForward(eta, divergence or Energy()) if eta else None
+    return otp.Method(
+        "test",
+        Objective(reconstruction, eps, push, direct),
+        Drawn(**{"noise": "sampled", "batch_size": 64, "hidden_layers": (4,), **changes}),
+        Adam(**{"steps": 60, "learning_rate": 0.03, **optimiser}),
+    )
 
 
 def problem_of(name, method, restarts=1, seed=0):
     model, table = PROBLEMS[name]
     batch = encode(table, Schema.of(model.spaces, model.graph, table), hidden=model.graph.hidden)
-    layout = search.prepare(model.structure, batch, method, seed)
-    points = search.initial_points(layout, batch, seed, range(restarts))
-    return build_problem(layout.structure, batch, method, layout.shapes, seed, layout.maps), points
+    layout = lay_out_rows(model.structure, batch, method, seed)
+    starts = [one_start(layout, batch, 0, restart_seed(seed, n), first=n == 0) for n in range(restarts)]
+    return table_problem(layout, batch, method, seed), torch.cat(starts)
 
 
-def run(problem, points, seeds, steps=None):
+def descend(adam, problem, points, seeds, steps=None, watch=lambda progress: False):
+    return adam.run(Leg(problem, points, steps or adam.steps, seeds=seeds), watch)
+
+
+def run(method, problem, points, seeds):
     losses = []
 
-    def on_step(step, terms):
-        losses.append(terms.total.detach())
+    def watch(progress):
+        losses.append(progress.losses.clone())
         return False
 
-    outcome = descend(problem, points, Streams(seeds), steps=steps or problem.method.steps, on_step=on_step)
+    outcome = descend(method.optimiser, problem, points, seeds, watch=watch)
     return outcome, torch.stack(losses)
+
+
+def run_on(name, method):
+    return run(method, *problem_of(name, method), [1])
 
 
 @pytest.mark.parametrize("noise", ["sampled", "abducted", "marginal"])
 @pytest.mark.parametrize("name", PROBLEMS)
 @pytest.mark.parametrize("scope", ["joint", "local"])
 def test_every_mode_lowers_the_loss(name, noise, scope):
-    problem, points = problem_of(name, replace(BASE, noise=noise, scope=scope))
+    method = method_of(noise=noise, scope=scope)
+    problem, points = problem_of(name, method)
     generator = torch.Generator().manual_seed(0)
     points = points + 0.5 * torch.randn(points.shape, generator=generator, dtype=points.dtype)
-    outcome, losses = run(problem, points, [1])
+    outcome, losses = run(method, problem, points, [1])
     assert not outcome.failed.any()
     assert torch.isfinite(outcome.point).all()
     assert losses[-15:].mean() < losses[:5].mean() - 1e-3
@@ -85,37 +97,39 @@ def test_every_mode_lowers_the_loss(name, noise, scope):
 
 @pytest.mark.parametrize("noise", ["sampled", "abducted"])
 def test_replicas_together_equal_replicas_apart(noise):
-    method = replace(BASE, noise=noise, steps=8, extra_masking=0.1, alternating=True)
+    method = method_of(noise=noise, steps=8, extra_masking=0.1, alternating=True)
     problem, points = problem_of("mixture", method, restarts=3)
-    together, _ = run(problem, points, [1, 2, 3])
+    together, _ = run(method, problem, points, [1, 2, 3])
     for r in range(3):
-        apart, _ = run(problem, points[r : r + 1], [1 + r])
+        apart, _ = run(method, problem, points[r : r + 1], [1 + r])
         np.testing.assert_allclose(together.point[r], apart.point[0], rtol=1e-8, atol=1e-10)
         np.testing.assert_allclose(together.loss[r], apart.loss[0], rtol=1e-8)
 
 
 def test_a_replica_that_fails_does_not_disturb_the_others_and_keeps_its_last_good_point():
-    problem, points = problem_of("factor", replace(BASE, eta=0.0, steps=8), restarts=3)
+    method = method_of(eta=0.0, steps=8)
+    problem, points = problem_of("factor", method, restarts=3)
     broken = points.clone()
     broken[1] = torch.nan
-    together, _ = run(problem, broken, [1, 2, 3])
+    together, _ = run(method, problem, broken, [1, 2, 3])
     assert together.failed.tolist() == [False, True, False]
-    assert together.settled.tolist() == [False] * 3
-    alone, _ = run(problem, points[[0, 2]], [1, 3])
+    assert together.converged.tolist() == [False] * 3
+    alone, _ = run(method, problem, points[[0, 2]], [1, 3])
     np.testing.assert_allclose(together.point[[0, 2]], alone.point, rtol=1e-9)
-    outcome = descend(problem, broken[1:2], Streams([2]), steps=8)
+    outcome = descend(method.optimiser, problem, broken[1:2], [2])
     assert outcome.failed.all()
     assert outcome.steps == 0
 
 
 def test_alternating_updates_move_one_half_at_a_time():
-    problem, points = problem_of("factor", replace(BASE, alternating=True, averaging=0.0))
+    method = method_of(alternating=True, averaging=0.0)
+    problem, points = problem_of("factor", method)
     theta_size = sum(v.numel() for v in split_theta(unpack(points, problem.shapes))[0].values())
     previous = points
     for steps in range(1, 6):
         # the cosine's length is part of the step sizes: give it all steps, stop by the callback
         outcome = descend(
-            problem, points, Streams([1]), steps=50, on_step=lambda step, terms, last=steps: step + 1 == last
+            method.optimiser, problem, points, [1], 50, watch=lambda progress, last=steps: progress.step + 1 == last
         )
         change = (outcome.point - previous)[0].abs()
         model_moved, map_moved = bool(change[:theta_size].any()), bool(change[theta_size:].any())
@@ -124,8 +138,9 @@ def test_alternating_updates_move_one_half_at_a_time():
 
 
 def test_joint_updates_move_both():
-    problem, points = problem_of("factor", replace(BASE, averaging=0.0))
-    outcome = descend(problem, points, Streams([1]), steps=1)
+    method = method_of(averaging=0.0)
+    problem, points = problem_of("factor", method)
+    outcome = descend(method.optimiser, problem, points, [1], 1)
     theta_size = sum(v.numel() for v in split_theta(unpack(points, problem.shapes))[0].values())
     change = (outcome.point - points)[0].abs()
     assert change[:theta_size].any()
@@ -142,26 +157,28 @@ def test_schedules_are_read_at_every_step():
             return 0.5
 
     recorders = {name: Recorder() for name in ("eta", "eps", "temperature")}
-    problem, points = problem_of("mixture", replace(BASE, **recorders, steps=4))
+    method = method_of(**recorders, steps=4)
+    problem, points = problem_of("mixture", method)
     for recorder in recorders.values():
         recorder.seen.clear()
-    run(problem, points, [1])
+    run(method, problem, points, [1])
     for recorder in recorders.values():
         assert recorder.seen == [0.0, 0.25, 0.5, 0.75]
-    varied, _ = run(*problem_of("mixture", replace(BASE, temperature=schedules.Exponential(1.0, 0.1), steps=8)), [1])
-    plain, _ = run(*problem_of("mixture", replace(BASE, temperature=1.0, steps=8)), [1])
+    varied, _ = run_on("mixture", method_of(temperature=schedules.Exponential(1.0, 0.1), steps=8))
+    plain, _ = run_on("mixture", method_of(temperature=1.0, steps=8))
     assert not torch.allclose(varied.point, plain.point)
 
 
 def test_averaging_is_the_mean_of_the_last_iterates():
-    problem, points = problem_of("factor", replace(BASE, averaging=0.5, steps=4))
+    method = method_of(averaging=0.5, steps=4)
+    problem, points = problem_of("factor", method)
     ends = []
     for last in range(1, 5):
-        bare = replace(problem, method=replace(problem.method, averaging=0.0))
+        bare = replace(method.optimiser, averaging=0.0)
         ends.append(
-            descend(bare, points, Streams([1]), steps=4, on_step=lambda step, terms, last=last: step + 1 == last).point
+            descend(bare, problem, points, [1], watch=lambda progress, last=last: progress.step + 1 == last).point
         )
-    averaged = descend(problem, points, Streams([1]), steps=4).point
+    averaged = descend(method.optimiser, problem, points, [1]).point
     torch.testing.assert_close(averaged, torch.stack(ends[2:]).mean(0))
 
 
@@ -170,22 +187,22 @@ def test_options_of_categories_costs_and_divergences_reach_the_objective():
         def forward(self, x, y, a, b, generator):
             return (x.mean((-1, -2)) - y.mean((-1, -2))) ** 2
 
-    base, _ = run(*problem_of("mixture", replace(BASE, steps=5)), [1])
+    base, _ = run_on("mixture", method_of(steps=5))
     variants = {
-        "straight_through": replace(BASE, steps=5, straight_through=True),
-        "extra_masking": replace(BASE, steps=5, extra_masking=0.5),
-        "cost": replace(BASE, steps=5, costs={"x": lambda x, y: (x - y).abs().sum(-1)}),
-        "divergence": replace(BASE, steps=5, divergence=Flat()),
-        "reconstruction": replace(BASE, steps=5, reconstruction=2.0),
+        "straight_through": method_of(steps=5, straight_through=True),
+        "extra_masking": method_of(steps=5, extra_masking=0.5),
+        "cost": method_of(steps=5, costs={"x": lambda x, y: (x - y).abs().sum(-1)}),
+        "divergence": method_of(steps=5, divergence=Flat()),
+        "reconstruction": method_of(steps=5, reconstruction=2.0),
     }
     for name, method in variants.items():
-        outcome, losses = run(*problem_of("mixture", method), [1])
+        outcome, losses = run_on("mixture", method)
         assert torch.isfinite(losses).all(), name
         assert not torch.allclose(outcome.point, base.point), name
 
 
 def test_a_direct_term_can_be_added_to_a_sampled_objective():
-    method = replace(BASE, kappa=1.0, features=otp.divergences.WhitenedFeatures(features=20), steps=3)
+    method = method_of(direct=Direct(1.0, otp.divergences.WhitenedFeatures(features=20)), steps=3)
     problem, points = problem_of("mixture", method)
     terms = problem.sampled(points, Streams([1]), 0.0)
     assert terms.direct.item() > 0
@@ -198,7 +215,7 @@ def test_fully_observed_graphs_have_no_map_to_learn():
     table = pd.DataFrame({"x": RNG.normal(size=80)})
     table["y"] = 2 * table["x"] + RNG.normal(size=80)
     model = otp.Model(otp.Graph([("x", "y")]), {"x": m.Normal(), "y": m.Normal()})
-    result = otp.fit(model, table, method=replace(BASE, noise="marginal", steps=60, alternating=True, batch_size=80))
+    result = otp.fit(model, table, method=method_of(noise="marginal", steps=60, alternating=True, batch_size=80))
     assert model.params()["y"]["weight"].item() == pytest.approx(np.polyfit(table["x"], table["y"], 1)[0], abs=0.1)
     assert len(result.history) == 60
 
@@ -219,7 +236,8 @@ def test_what_counts_as_settled(losses, settled):
 
 
 def test_the_energy_distance_is_the_default_of_a_method():
-    assert otp.Method("plain").divergence == Energy()
+    assert PushForward().divergence == Energy()
+    assert otp.entropic(eta=1.0).objective.push_forward.divergence == Energy()
 
 
 def test_a_map_of_the_users_own_is_learned():
@@ -242,8 +260,10 @@ def test_a_map_of_the_users_own_is_learned():
     model = otp.Model(otp.Graph([("f", name) for name in frame], hidden=["f"]), nodes)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", otp.ConvergenceWarning)
-        otp.fit(model, frame, method=replace(otp.paper(), backward=build, steps=400), restarts=1)
+        method = otp.paper(steps=400)
+        method = replace(method, evaluation=replace(method.evaluation, backward=build))
+        otp.fit(model, frame, method=method, restarts=1)
     assert len(built) == 1
     np.testing.assert_allclose([model.params()[name]["weight"][0] for name in frame], 1.0, atol=0.25)
-    with pytest.raises(otp.ModelError, match="learned with optimiser='adam'"):
-        replace(otp.entropic(), backward=build)
+    with pytest.raises(otp.ModelError, match="what is Drawn is minimised by Adam; got LBFGS"):
+        replace(otp.entropic(), evaluation=Drawn(backward=build))

@@ -1,7 +1,5 @@
 """Many data sets in one fit end where each alone would."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -10,8 +8,10 @@ import otpdag as otp
 from baselines import em
 from otpdag import mechanisms as m
 from otpdag.data import Batch
-from otpdag.engine.data_sets import fit_many, start_many
+from otpdag.engine import Adam
+from otpdag.engine.data_sets import fit_data_sets, start_data_sets
 from otpdag.errors import ModelError
+from otpdag.objective import ClosedForm, Objective
 
 GRAPH = otp.Graph([("z", "x")], hidden=["z"])
 WEIGHTS = np.array([[0.6, 0.4], [0.3, 0.7], [0.5, 0.5]])
@@ -41,8 +41,8 @@ def frozen(sets=slice(None)):
 
 
 def test_frozen_values_stay_and_the_rest_is_where_em_ends(data):
-    starts = start_many(structure(), batch(data))["x"]["loc"]
-    found = fit_many(structure(), batch(data), otp.entropic(), begin={"x": {"loc": starts}}, frozen=frozen())
+    starts = start_data_sets(structure(), batch(data))["x"]["loc"]
+    found = fit_data_sets(structure(), batch(data), otp.entropic(), begin={"x": {"loc": starts}}, frozen=frozen())
     peer = em.fit(data, means=starts[:, 0].numpy(), variances=SCALES**2, weights=WEIGHTS, steps=2000)
     np.testing.assert_allclose(found.naturals["x"]["loc"], peer.params["means"], atol=1e-3)
     np.testing.assert_allclose(found.loss, -peer.objective, atol=1e-6)
@@ -55,8 +55,8 @@ def test_frozen_values_stay_and_the_rest_is_where_em_ends(data):
 
 
 def test_a_batch_equals_its_parts_and_plain_fits(data):
-    together = fit_many(structure(), batch(data), otp.entropic(), restarts=3)
-    alone = fit_many(structure(), batch(data[1:2]), otp.entropic(), restarts=3)
+    together = fit_data_sets(structure(), batch(data), otp.entropic(), restarts=3)
+    alone = fit_data_sets(structure(), batch(data[1:2]), otp.entropic(), restarts=3)
     torch.testing.assert_close(together.loss[1], alone.loss[0], atol=1e-7, rtol=0)
     model = otp.Model(GRAPH, {"z": m.Categorical(2), "x": m.Normal(2)})
     otp.fit(model, {"x": data[1]}, restarts=8)
@@ -65,26 +65,26 @@ def test_a_batch_equals_its_parts_and_plain_fits(data):
 
 
 def test_each_data_set_keeps_its_best_start(data):
-    good = start_many(structure(), batch(data))["x"]["loc"]
+    good = start_data_sets(structure(), batch(data))["x"]["loc"]
     bad = good.mean(2, keepdim=True).expand_as(good) + 1e-3
     begin = {"x": {"loc": torch.cat([bad, good], 1)}}
-    method = replace(otp.entropic(), steps=2)
-    found = fit_many(structure(), batch(data), method, restarts=2, begin=begin, frozen=frozen())
+    method = otp.entropic(steps=2)
+    found = fit_data_sets(structure(), batch(data), method, restarts=2, begin=begin, frozen=frozen())
     assert found.kept.tolist() == [1, 1, 1]
 
 
 def test_a_uniform_reference_leaves_given_weights_out(data):
-    starts = {"x": {"loc": start_many(structure(), batch(data))["x"]["loc"]}}
-    method = otp.Method("semi-relaxed", eps=0.7, reference="uniform", steps=200)
-    told = fit_many(structure(), batch(data), method, begin=starts, frozen=frozen())
+    starts = {"x": {"loc": start_data_sets(structure(), batch(data))["x"]["loc"]}}
+    method = otp.entropic(eps=0.7, reference="uniform", steps=200)
+    told = fit_data_sets(structure(), batch(data), method, begin=starts, frozen=frozen())
     halves = {"z": {"probs": np.full((3, 2), 0.5)}, "x": {"scale": SCALES}}
-    equal = fit_many(structure(), batch(data), replace(method, reference="model"), begin=starts, frozen=halves)
+    equal = fit_data_sets(structure(), batch(data), otp.entropic(eps=0.7, steps=200), begin=starts, frozen=halves)
     torch.testing.assert_close(told.naturals["x"]["loc"], equal.naturals["x"]["loc"], atol=1e-5, rtol=0)
 
 
 def test_drawn_steps_hold_frozen_values_too(data):
-    method = replace(otp.paper(), steps=12, batch_size=32)
-    found = fit_many(structure(), batch(data), method, restarts=2, frozen=frozen())
+    method = otp.paper(steps=12, batch_size=32)
+    found = fit_data_sets(structure(), batch(data), method, restarts=2, frozen=frozen())
     assert found.history["x"]["loc"].shape == (13, 3, 2, 2)
     np.testing.assert_allclose(found.naturals["x"]["scale"], SCALES)
     assert (found.history["x"]["loc"][-1] != found.history["x"]["loc"][0]).any()
@@ -92,8 +92,8 @@ def test_drawn_steps_hold_frozen_values_too(data):
 
 def test_what_does_not_fit_is_named(data):
     with pytest.raises(ModelError, match=r"'probs' of node 'z' must have shape \(3, 1, 2\); got \(2, 2\)"):
-        fit_many(structure(), batch(data), otp.entropic(), frozen={"z": {"probs": WEIGHTS[:2]}})
+        fit_data_sets(structure(), batch(data), otp.entropic(), frozen={"z": {"probs": WEIGHTS[:2]}})
     with pytest.raises(ModelError, match="node 'x' has no learned parameter 'variance'"):
-        fit_many(structure(), batch(data), otp.entropic(), frozen={"x": {"variance": SCALES}})
-    with pytest.raises(ModelError, match="reference='uniform' needs the closed-form map"):
-        replace(otp.paper(), reference="uniform")
+        fit_data_sets(structure(), batch(data), otp.entropic(), frozen={"x": {"variance": SCALES}})
+    with pytest.raises(ModelError, match="what is ClosedForm is minimised by LBFGS; got Adam"):
+        otp.Method("drawn", Objective(eps=0.7), ClosedForm(reference="uniform"), Adam())

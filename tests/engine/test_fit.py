@@ -2,7 +2,6 @@
 
 import io
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -13,11 +12,12 @@ from sklearn.linear_model import LinearRegression, LogisticRegression, PoissonRe
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.data import Schema, encode
-from otpdag.engine import search
-from otpdag.engine.auto import choose
-from otpdag.engine.monitor import Monitor
-from otpdag.engine.problem import build_problem
+from otpdag.engine import EM, LBFGS, Adam
+from otpdag.engine.kinds.table_data import automatic, lay_out_rows, one_start, table_problem
+from otpdag.engine.optimiser import Leg
+from otpdag.engine.search import restart_seed
 from otpdag.errors import DataError, GraphError, ModelError
+from otpdag.objective import ClosedForm, Direct, Drawn, Objective, PushForward
 
 RNG = np.random.default_rng(101)
 QUICK = otp.Course(short_rows=100, short_steps=6, finalists=2, finalist_steps=3)
@@ -39,6 +39,17 @@ def params_of(table, model=None, **options):
     return model.params()
 
 
+def starts_of(layout, batch, numbers):
+    return torch.cat([one_start(layout, batch, 0, restart_seed(0, n), first=n == 0) for n in numbers])
+
+
+def short_method(optimiser, steps):
+    """The entropic objective, in closed form or drawn with the noise integrated out."""
+    if optimiser == "lbfgs":
+        return otp.Method("short", Objective(eps=1.0), ClosedForm(), LBFGS(steps=steps))
+    return otp.Method("short", Objective(eps=1.0), Drawn(noise="marginal", batch_size=50), Adam(steps=steps))
+
+
 def assert_same(left, right, **tolerance):
     for node, found in left.items():
         for name, value in found.items():
@@ -52,10 +63,12 @@ def assert_same(left, right, **tolerance):
 @pytest.mark.parametrize("method", ["entropic", "transport", "adam"])
 def test_the_seed_determines_everything(method):
     table = mixture_table(120)
-    if method == "adam":
-        method = replace(otp.paper(), steps=8, batch_size=32)
-    else:
-        method = replace(getattr(otp, method)(), steps=10, features=otp.divergences.WhitenedFeatures(features=40))
+    features = otp.divergences.WhitenedFeatures(features=40)
+    method = {
+        "adam": otp.paper(steps=8, batch_size=32),
+        "entropic": otp.entropic(steps=10),
+        "transport": otp.transport(steps=10, features=features),
+    }[method]
     found = []
     for seed in (3, 3, 4):
         model = mixture_model()
@@ -119,27 +132,26 @@ def test_all_restarts_are_reported_and_the_best_is_kept():
 def test_a_restart_does_not_depend_on_the_others():
     model, table = mixture_model(), mixture_table(100)
     batch = encode(table, Schema.of(model.spaces, model.graph, table), hidden=["z"])
-    method = replace(otp.entropic(), steps=12)
-    layout = search.prepare(model.structure, batch, method, 0)
-    problem = build_problem(layout.structure, batch, method, layout.shapes, 0, layout.maps)
-    points = search.initial_points(layout, batch, 0, range(4))
+    method = otp.entropic(steps=12)
+    layout = lay_out_rows(model.structure, batch, method, 0)
+    problem = table_problem(layout, batch, method, 0)
+    points = starts_of(layout, batch, range(4))
 
-    def run(start, numbers):
-        monitor = Monitor(show=False)
-        return search._run(problem, start, 12, monitor, "test", torch.tensor(numbers), keep=False)
+    def run(start):
+        return method.optimiser.run(Leg(problem.laid_out_for(start), start, 12), lambda progress: False)
 
-    together = run(points, [0, 1, 2, 3])
+    together = run(points)
     for number in range(4):
-        alone = search.initial_points(layout, batch, 0, [number])
+        alone = starts_of(layout, batch, [number])
         assert torch.equal(alone[0], points[number])
-        np.testing.assert_allclose(run(alone, [number]).point[0], together.point[number], rtol=1e-7, atol=1e-9)
+        np.testing.assert_allclose(run(alone).point[0], together.point[number], rtol=1e-7, atol=1e-9)
 
 
 def test_restarts_differ():
     model, table = mixture_model(z=m.Categorical(4)), mixture_table(100)
     batch = encode(table, Schema.of(model.spaces, model.graph, table), hidden=["z"])
-    layout = search.prepare(model.structure, batch, otp.entropic(), 0)
-    points = search.initial_points(layout, batch, 0, range(4))
+    layout = lay_out_rows(model.structure, batch, otp.entropic(), 0)
+    points = starts_of(layout, batch, range(4))
     assert len(np.unique(points.numpy().round(6), axis=0)) > 1
 
 
@@ -200,7 +212,8 @@ def test_estimates_follow_the_units_of_the_columns(method):
     table.iloc[:20, 0] = np.nan
     graph = otp.Graph([("z", "a"), ("z", "b"), ("z", "c"), ("a", "c")], hidden=["z"])
     unit, shift = 1e4, 1e6
-    method = replace(getattr(otp, method)(), features=otp.divergences.WhitenedFeatures(features=120))
+    transport = otp.transport(features=otp.divergences.WhitenedFeatures(features=120))
+    method = {"entropic": otp.entropic(), "transport": transport}[method]
     found = []
     for factor, offset in ((1.0, 0.0), (unit, shift)):
         model = otp.Model(graph, {name: m.Normal() for name in ("z", "a", "b", "c")})
@@ -331,7 +344,7 @@ def test_a_converged_fit_says_so_and_keeps_a_history():
 
 @pytest.mark.parametrize("optimiser", ["lbfgs", "adam"])
 def test_too_few_steps_are_warned_about_with_advice(optimiser):
-    method = otp.Method("short", eps=1.0, optimiser=optimiser, steps=2, batch_size=50)
+    method = short_method(optimiser, steps=2)
     with pytest.warns(otp.ConvergenceWarning, match=r"still falling after 2 steps \(allow more steps in the method\)"):
         result = otp.fit(mixture_model(), mixture_table(), method=method, restarts=1)
     assert not result.status
@@ -347,7 +360,7 @@ def test_callbacks_see_every_record_and_can_stop(optimiser):
         seen.append(record["loss"])
         return len(seen) == 3
 
-    method = otp.Method("short", eps=1.0, optimiser=optimiser, steps=80, batch_size=50)
+    method = short_method(optimiser, steps=80)
     model = mixture_model()
     with pytest.warns(otp.ConvergenceWarning, match="a callback stopped the fit after 3 steps"):
         result = otp.fit(model, mixture_table(), method=method, restarts=1, callbacks=[stop, others.append])
@@ -376,7 +389,7 @@ class Broken(m.Normal):
 
 @pytest.mark.parametrize("optimiser", ["lbfgs", "adam"])
 def test_a_loss_that_is_not_finite_is_reported_and_the_start_kept(optimiser):
-    method = otp.Method("short", eps=1.0, optimiser=optimiser, steps=5, batch_size=50)
+    method = short_method(optimiser, steps=5)
     model = otp.Model(otp.Graph([("k", "x")]), {"k": m.Categorical(2), "x": Broken()})
     table = pd.DataFrame({"k": RNG.integers(0, 2, 50), "x": RNG.normal(size=50)})
     with pytest.warns(otp.ConvergenceWarning, match="infinite or not a number; the last good parameters were kept"):
@@ -392,9 +405,9 @@ def test_arguments_that_mean_nothing_are_refused():
     model, table = mixture_model(), mixture_table(30)
     for options, message in (
         ({"method": "magic"}, "method must be 'auto', 'paper', 'transport', 'entropic'.*got 'magic'"),
-        ({"restarts": 0}, "restarts must be at least 1; got 0"),
-        ({"seed": -1}, "seed must be a non-negative integer; got -1"),
-        ({"seed": 0.5}, "seed must be a non-negative integer; got 0.5"),
+        ({"restarts": 0}, "restarts must be a whole number of at least 1; got 0"),
+        ({"seed": -1}, r"seed must be a non-negative integer below 2\^63; got -1"),
+        ({"seed": 0.5}, r"seed must be a non-negative integer below 2\^63; got 0.5"),
         ({"weights": np.ones(7)}, "weights must have one entry for each of the 30 rows"),
         ({"weights": -np.ones(30)}, "weights must be finite and at least 0"),
     ):
@@ -465,31 +478,51 @@ def test_graphs_that_make_no_sense_are_refused():
 
 
 def test_costs_of_unknown_nodes_are_refused():
-    method = replace(otp.paper(), costs={"q": otp.costs.Euclidean()})
+    method = otp.paper(costs={"q": otp.costs.Euclidean()})
     with pytest.raises(ModelError, match="costs name nodes that are not in the graph: 'q'"):
         otp.fit(mixture_model(), mixture_table(30), method=method)
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("build", "message"),
     [
-        ({"noise": "loud"}, "noise must be one of 'sampled', 'abducted', 'marginal'; got 'loud'"),
-        ({"optimiser": "sgd"}, "optimiser must be one of 'lbfgs', 'adam'; got 'sgd'"),
-        ({"scope": "global"}, "scope must be one of 'joint', 'local'; got 'global'"),
-        ({"kappa": -1.0}, "kappa must not be negative; got -1"),
-        ({"reconstruction": 0.0}, "the objective has no term"),
-        ({"noise": "sampled"}, "noise='sampled' needs fresh draws: use optimiser='adam'"),
-        ({"steps": 0}, "steps and batch_size must be at least 1; got 0 and 256"),
-        ({"costs": {"x": 3}}, "`cost` must be an AbstractCost or a function of two points; got 3"),
+        (lambda: Drawn(noise="loud"), "noise must be one of 'sampled', 'abducted', 'marginal'; got 'loud'"),
+        (lambda: Drawn(scope="global"), "scope must be one of 'joint', 'local'; got 'global'"),
+        (lambda: Drawn(batch_size=0), "batch_size must be at least 1; got 0"),
+        (lambda: Drawn(costs={"x": 3}), "`cost` must be an AbstractCost or a function of two points; got 3"),
+        (lambda: Drawn(backward="forward"), "backward must be a function that builds maps; got 'forward'"),
+        (lambda: ClosedForm(reference="data"), "reference must be one of 'model', 'uniform'; got 'data'"),
+        (lambda: Direct(kappa=-1.0), "kappa must be above zero, or the direct term left out; got -1"),
+        (lambda: Objective(reconstruction=-1.0), "reconstruction must not be negative; got -1"),
+        (lambda: Objective(reconstruction=0.0), "the objective has no term"),
+        (lambda: LBFGS(steps=0), "steps must be at least 1; got 0"),
+        (lambda: Adam(steps=0), "steps must be at least 1; got 0"),
+        (lambda: EM(steps=0), "steps must be at least 1; got 0"),
+        (lambda: Adam(learning_rate=0.0), "learning_rate must be above zero; got 0"),
+        (lambda: otp.entropic().with_steps(0), "steps must be at least 1; got 0"),
+        (lambda: otp.transport("sideways"), "route must be 'direct' or 'backward'; got 'sideways'"),
+        (
+            lambda: otp.Method("odd", Objective(reconstruction=0.0, push_forward=PushForward())),
+            "the objective has no term in closed form",
+        ),
+        (
+            lambda: otp.Method("odd", Objective(), Drawn(noise="sampled")),
+            "what is Drawn is minimised by Adam; got LBFGS",
+        ),
+        (
+            lambda: otp.Method("odd", Objective(), ClosedForm(), Adam()),
+            "what is ClosedForm is minimised by LBFGS; got Adam",
+        ),
+        (lambda: otp.Method("odd", optimiser="sgd"), "what is ClosedForm is minimised by LBFGS; got str"),
     ],
 )
-def test_methods_that_make_no_sense_are_refused(settings, message):
+def test_methods_that_make_no_sense_are_refused(build, message):
     with pytest.raises(ModelError, match=message):
-        otp.Method("odd", **settings)
+        build()
 
 
 def test_auto_takes_likelihood_where_there_are_densities_and_transport_where_not():
     assert otp.fit(mixture_model(), mixture_table(60), restarts=1).method.name == "entropic"
     module = torch.nn.Linear(1, 1)
     model = otp.Model(otp.Graph([("z", "x")], hidden=["z"]), {"z": m.Normal(), "x": m.Decoder(module)})
-    assert choose(model.structure).name == "transport"
+    assert automatic(model.structure).name == "transport"

@@ -7,7 +7,7 @@ import pytest
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.data import Schema, encode
-from otpdag.engine.outlying_groups import RemoteOptions, near_rows
+from otpdag.engine.outlying_groups import ApartOptions, near_rows
 
 CENTRES = np.array([[0.0, 0.0], [5.0, 0.0], [10.0, 12.0]])
 
@@ -27,7 +27,7 @@ def mixture(components):
 def near(frame, losses):
     model = mixture(2)
     batch = encode(frame, Schema.of(model.spaces, model.graph, frame), hidden=["z"])
-    return near_rows(model.structure, batch, RemoteOptions(), losses, np.random.default_rng(0)).numpy()
+    return near_rows(model.structure, batch, ApartOptions(), losses, np.random.default_rng(0)).numpy()
 
 
 def equal_losses(part):

@@ -23,12 +23,13 @@ FAMILIES = {
     "heavy": lambda: m.StudentT(),
 }
 FEATURES = otp.divergences.WhitenedFeatures(features=12)
+LOCAL = otp.paper(steps=2, batch_size=12, hidden_layers=(3,), scope="local")
 METHODS = {
-    "entropic": replace(otp.entropic(), steps=2, gibbs=otp.backward.GibbsOptions(grid=16, draws=16, prior_draws=32)),
-    "transport": replace(otp.transport(), steps=2, features=FEATURES, refinements=0),
-    "paper": replace(otp.paper(), steps=2, batch_size=12, hidden_layers=(3,)),
-    "abducted": replace(otp.transport("backward"), steps=2, batch_size=12, hidden_layers=(3,)),
-    "local": replace(otp.paper(), steps=2, batch_size=12, hidden_layers=(3,), scope="local", eps=0.5),
+    "entropic": otp.entropic(steps=2, sums=otp.backward.SumSizes(grid=16, draws=16, prior_draws=32)),
+    "transport": otp.transport(steps=2, features=FEATURES, refinements=0),
+    "paper": otp.paper(steps=2, batch_size=12, hidden_layers=(3,)),
+    "abducted": otp.transport("backward", steps=2, batch_size=12, hidden_layers=(3,)),
+    "local": replace(LOCAL, objective=replace(LOCAL.objective, eps=0.5)),
 }
 QUICK = otp.Course(short_rows=30, short_steps=2, finalists=2, finalist_steps=1)
 PROFILE = settings(deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, print_blob=False)
@@ -127,8 +128,8 @@ def test_the_likelihood_does_not_depend_on_how_patterns_are_merged(problem):
     batch = model._encode_partial(table)
     found = []
     for patterns in (50, 1):
-        options = otp.backward.GibbsOptions(grid=64, draws=512, patterns=patterns, prior_draws=32)
-        groups = otp.backward.gibbs.group_rows(
+        options = otp.backward.SumSizes(grid=64, draws=512, patterns=patterns, prior_draws=32)
+        groups = otp.backward.closed_form.group_rows(
             model.structure,
             batch,
             generator=torch.Generator().manual_seed(0),
@@ -137,8 +138,8 @@ def test_the_likelihood_does_not_depend_on_how_patterns_are_merged(problem):
         )
         rows = torch.zeros(len(table), dtype=torch.float64)
         for group in groups:
-            moved = otp.backward.adapt.adapted(model.structure, model.fitted.naturals, group)
-            result = otp.backward.gibbs.evaluate(model.structure, model.fitted.naturals, moved)
+            moved = otp.backward.placed_points.adapted(model.structure, model.fitted.naturals, group)
+            result = otp.backward.closed_form.evaluate(model.structure, model.fitted.naturals, moved)
             joint = torch.logsumexp(result.log_prior + result.log_likelihood, -1)
             rows[group.rows] = joint.expand(1, len(group.rows))[0]
         found.append(rows)

@@ -10,8 +10,10 @@ from sklearn.mixture import GaussianMixture
 
 import otpdag as otp
 from otpdag import mechanisms as m
+from otpdag.engine import Adam
 from otpdag.errors import DataError, ModelError
 from otpdag.inference import row_posterior
+from otpdag.objective import Drawn, Objective, PushForward
 from otpdag.spaces import Real
 
 RNG = np.random.default_rng(31)
@@ -210,9 +212,8 @@ def test_without_a_density_the_learned_map_draws():
     graph = otp.Graph([("z", "x")], hidden=["z"])
     model = otp.Model(graph, {"z": m.Normal(), "x": m.Decoder(module, Real(2))})
     x = RNG.normal(size=(80, 1)) * [1.0, -0.5] + [0.3, 0.0]
-    method = otp.Method(
-        "short", noise="sampled", eta=1.0, optimiser="adam", steps=150, batch_size=80, learning_rate=0.05
-    )
+    drawn = Drawn(noise="sampled", batch_size=80)
+    method = otp.Method("short", Objective(push_forward=PushForward(1.0)), drawn, Adam(steps=150, learning_rate=0.05))
     otp.fit(model, pd.DataFrame(x, columns=["x.0", "x.1"]), method=method, restarts=1)
     draws = model.posterior(pd.DataFrame(x, columns=["x.0", "x.1"]), draws=20, seed=0)["z"].to_numpy().reshape(80, 20)
     assert abs(np.corrcoef(draws.mean(1), x[:, 0])[0, 1]) > 0.9

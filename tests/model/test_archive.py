@@ -3,6 +3,7 @@
 import json
 import pickle
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -11,8 +12,10 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
+from otpdag.engine import LBFGS, Adam
 from otpdag.errors import DataError, ModelError
 from otpdag.model.archive import FORMAT_VERSION
+from otpdag.objective import ClosedForm, Drawn, Objective
 from otpdag.spaces import Discrete, Real
 
 RNG = np.random.default_rng(23)
@@ -78,7 +81,7 @@ def test_mechanisms_of_every_kind(tmp_path):
         },
     )
     table = table_of()
-    otp.fit(model, table, restarts=1, method=otp.Method("few", eps=1.0, steps=3))
+    otp.fit(model, table, restarts=1, method=otp.entropic(steps=3))
     again = round_trip(model, tmp_path)
     same(model, again, table)
     assert again.score(table, kind="likelihood") == model.score(table, kind="likelihood")
@@ -95,7 +98,7 @@ def test_single_families(mechanism, tmp_path):
     value = {"Categorical": RNG.integers(0, 3, 40)}.get(type(mechanism).__name__, RNG.poisson(4.0, 40) + 1)
     table = pd.DataFrame({"g": RNG.integers(0, 2, 40), "u": RNG.normal(size=40), "y": value})
     model = otp.Model(otp.Graph([("g", "y"), ("u", "y")]), {"g": m.Given(Discrete(2)), "u": m.Normal(), "y": mechanism})
-    otp.fit(model, table, method=otp.Method("few", eps=1.0, steps=3))
+    otp.fit(model, table, method=otp.entropic(steps=3))
     again = round_trip(model, tmp_path)
     assert again.score(table, kind="likelihood") == model.score(table, kind="likelihood")
     sample = again.sample(5, seed=0, given=table)
@@ -106,15 +109,16 @@ def test_single_families(mechanism, tmp_path):
 def test_backward_maps_of_every_scope(tmp_path):
     table = table_of()[["x", "v.0", "v.1"]].mask(RNG.random((60, 3)) < 0.1)
     graph = otp.Graph([("u", "x"), ("w", "x"), ("u", "v"), ("x", "v")], hidden=["u", "w"])
-    for changes in (
-        {"optimiser": "lbfgs"},
-        {"optimiser": "adam", "scope": "joint"},
-        {"optimiser": "adam", "scope": "local"},
+    drawn = Drawn(noise="marginal", batch_size=16, hidden_layers=(3,))
+    for evaluation, optimiser in (
+        (ClosedForm(), LBFGS(steps=3)),
+        (replace(drawn, scope="joint"), Adam(steps=3)),
+        (replace(drawn, scope="local"), Adam(steps=3)),
     ):
         model = otp.Model(graph, {"u": m.Normal(), "w": m.Normal(), "x": m.Normal(), "v": m.Normal(2)})
-        method = otp.Method("few", eps=1.0, steps=3, batch_size=16, hidden_layers=(3,), **changes)
+        method = otp.Method("few", Objective(eps=1.0), evaluation, optimiser)
         otp.fit(model, table, restarts=1, method=method)
-        assert bool(model._maps) == (changes["optimiser"] == "adam")  # the closed form learns none
+        assert bool(model._maps) == isinstance(evaluation, Drawn)  # the closed form learns none
         again = round_trip(model, tmp_path)
         same(model, again, table)
         assert [backward.name for backward in again._maps] == [backward.name for backward in model._maps]

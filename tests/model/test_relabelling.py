@@ -8,7 +8,8 @@ import torch
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.model.relabelling import canonical
-from otpdag.objective import build_maps
+from otpdag.objective import Drawn
+from otpdag.objective.sampled import amortized_maps
 from otpdag.spaces import Discrete
 
 RNG = np.random.default_rng(17)
@@ -215,7 +216,7 @@ def test_maps_follow_labels_and_signs():
     )
     table = model.sample(60, seed=1)[["x", "y"]]
     batch = model._encode_partial(table)
-    (backward,) = build_maps(model.structure, batch, scope="joint", hidden_layers=(4,))
+    (backward,) = amortized_maps(model.structure, batch, Drawn(hidden_layers=(4,)))
     phi = backward.init(1, torch.Generator().manual_seed(0))
     generator = torch.Generator().manual_seed(1)
     phi = {

@@ -8,11 +8,11 @@ from scipy.special import logsumexp, softmax
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.backward.closed_form import GibbsOptions, group_rows
+from otpdag.backward.closed_form import SumSizes, group_rows
 from otpdag.data import encode
 from otpdag.divergences import MMD, Energy, Wasserstein
-from otpdag.objective import gibbs_terms
-from otpdag.objective.closed import state_divergence
+from otpdag.objective.closed import closed_terms, state_divergence
+from otpdag.objective.settings import Weights
 
 RNG = np.random.default_rng(5)
 PROBS = np.array([0.3, 0.7])
@@ -24,7 +24,7 @@ def mixture(x, weights=None, options=None):
     model.set_params({"z": {"probs": PROBS}, "x": {"loc": LOC, "scale": SCALE}})
     batch = encode(x[:, None], model._known_schema(), hidden=["z"], weights=weights)
     groups = group_rows(
-        model.structure, batch, generator=torch.Generator().manual_seed(0), options=options or GibbsOptions()
+        model.structure, batch, generator=torch.Generator().manual_seed(0), options=options or SumSizes()
     )
     return model, groups
 
@@ -46,7 +46,7 @@ def test_soft_minimum_over_states(eps, reconstruction):
     else:
         rows, posterior = cost.min(1), np.eye(2)[cost.argmin(1)]
     share = weights / weights.sum()
-    terms = gibbs_terms(model.structure, model.fitted.naturals, groups, eps=eps, reconstruction=reconstruction)
+    terms = closed_terms(model.structure, model.fitted.naturals, groups, Weights(reconstruction, eps=eps))
     assert terms.total.item() == pytest.approx((share * rows).sum(), rel=1e-10)
     assert terms.reconstruction.item() == pytest.approx((share[:, None] * posterior * cost).sum(), rel=1e-10)
     assert terms.entropic.item() == pytest.approx(terms.total.item() - terms.reconstruction.item(), abs=1e-10)
@@ -57,7 +57,7 @@ def test_the_entropic_term_is_eps_times_a_divergence_between_posterior_and_prior
     model, groups = mixture(x)
     posterior = softmax(np.log(PROBS) + log_densities(x) / 0.5, axis=1)
     kl = (posterior * (np.log(posterior) - np.log(PROBS))).sum(1).mean()
-    terms = gibbs_terms(model.structure, model.fitted.naturals, groups, eps=0.5)
+    terms = closed_terms(model.structure, model.fitted.naturals, groups, Weights(eps=0.5))
     assert terms.entropic.item() == pytest.approx(0.5 * kl, rel=1e-8)
 
 
@@ -84,10 +84,10 @@ def test_merged_patterns_equal_separate_ones_for_every_eps(eps):
             model.structure,
             batch,
             generator=torch.Generator().manual_seed(0),
-            options=GibbsOptions(patterns=patterns),
+            options=SumSizes(patterns=patterns),
         )
         assert len(groups) == (4 if patterns == 12 else 1)
-        found.append(gibbs_terms(model.structure, model.fitted.naturals, groups, eps=eps))
+        found.append(closed_terms(model.structure, model.fitted.naturals, groups, Weights(eps=eps)))
     assert found[0].total.item() == pytest.approx(found[1].total.item(), rel=1e-10)
     assert found[0].reconstruction.item() == pytest.approx(found[1].reconstruction.item(), rel=1e-10)
 
@@ -104,7 +104,7 @@ def energy(points, p, q):
 def states_of(model, groups, eps=1.0):
     found = []
     for group in groups:
-        result = otp.backward.gibbs.evaluate(model.structure, model.fitted.naturals, group)
+        result = otp.backward.closed_form.evaluate(model.structure, model.fitted.naturals, group)
         found.append((group, torch.softmax(result.log_prior + result.log_likelihood / eps, -1)))
     return found
 
@@ -116,7 +116,9 @@ def test_the_posterior_of_a_root_is_held_to_its_prior():
     expected = energy(np.eye(2), pushed, PROBS)
     found = state_divergence(model.structure, model.fitted.naturals, states_of(model, groups), Energy())
     assert found.item() == pytest.approx(expected, rel=1e-8)
-    terms = gibbs_terms(model.structure, model.fitted.naturals, groups, eta=3.0, divergence=Energy())
+    terms = closed_terms(
+        model.structure, model.fitted.naturals, groups, Weights(eta=3.0, eps=1.0), divergence=Energy()
+    )
     assert terms.divergence.item() == pytest.approx(3 * expected, rel=1e-8)
 
 
@@ -126,7 +128,7 @@ def test_the_term_vanishes_where_the_posterior_is_the_prior(divergence):
     model = otp.Model(otp.Graph([("z", "x")], hidden=["z"]), {"z": m.Categorical(3), "x": m.Normal()})
     model.set_params({"z": {"probs": [0.2, 0.3, 0.5]}, "x": {"loc": [0.0] * 3, "scale": [1.0] * 3}})
     batch = encode(RNG.normal(size=(20, 1)), model._known_schema(), hidden=["z"])
-    groups = group_rows(model.structure, batch, generator=torch.Generator(), options=GibbsOptions())
+    groups = group_rows(model.structure, batch, generator=torch.Generator(), options=SumSizes())
     found = state_divergence(model.structure, model.fitted.naturals, states_of(model, groups), divergence)
     assert found.item() == pytest.approx(0, abs=1e-8)
 
@@ -140,7 +142,7 @@ def test_families_take_their_parents_from_the_posterior():
     model.set_params({"u": {"probs": u}, "v": {"probs": v}, "x": {"loc": loc, "scale": np.ones((2, 2))}})
     x = RNG.normal(1.0, 2.0, size=30)
     batch = encode(x[:, None], model._known_schema(), hidden=["u", "v"])
-    groups = group_rows(model.structure, batch, generator=torch.Generator(), options=GibbsOptions())
+    groups = group_rows(model.structure, batch, generator=torch.Generator(), options=SumSizes())
     joint = np.log(u[:, None] * v)[None] - 0.5 * (x[:, None, None] - loc) ** 2
     pushed = np.exp(joint - logsumexp(joint, axis=(1, 2), keepdims=True)).mean(0)  # (u, v)
     points = np.array([[*np.eye(2)[b], *np.eye(2)[a]] for a in (0, 1) for b in (0, 1)])
@@ -160,7 +162,7 @@ def test_patterns_are_pooled_before_they_are_compared():
     a[:10] = np.nan
     x, weights = RNG.normal(size=40), RNG.uniform(0.5, 2.0, 40)
     batch = encode({"a": a, "x": x}, model._known_schema(), hidden=["z"], weights=weights)
-    groups = group_rows(model.structure, batch, generator=torch.Generator(), options=GibbsOptions())
+    groups = group_rows(model.structure, batch, generator=torch.Generator(), options=SumSizes())
     assert len(groups) == 2
     joint = np.log(PROBS[:, None] * a_table)[None] - 0.5 * (x[:, None, None] - loc) ** 2  # (row, z, a)
     for value in (0, 1):
@@ -180,7 +182,7 @@ def test_terms_have_gradients_in_every_parameter():
             "z": {"probs": torch.softmax(logits, -1)},
             "x": {"loc": loc, "scale": torch.exp(log_scale)},
         }
-        terms = gibbs_terms(model.structure, naturals, groups, eps=0.7, eta=0.5, divergence=Energy())
+        terms = closed_terms(model.structure, naturals, groups, Weights(eta=0.5, eps=0.7), divergence=Energy())
         return terms.total
 
     inputs = [

@@ -11,9 +11,9 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.data import Batch, Schema, encode
 from otpdag.divergences import WhitenedFeatures
-from otpdag.engine.problem import count_ranges
 from otpdag.errors import ModelError
 from otpdag.inference.ancestral import ancestral
+from otpdag.objective.direct import count_ranges
 from otpdag.objective.mean_features import count_atoms, feature_columns, lay_out, leaf_means, mean_features, quadrature
 from otpdag.spaces import Discrete
 

@@ -1,7 +1,5 @@
 """The objective with a learned map: exact where theory gives the value, replica by replica."""
 
-from dataclasses import replace
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -14,15 +12,28 @@ from otpdag.backward.amortized import AmortizedMap, RowCode
 from otpdag.data import Batch, Schema, encode
 from otpdag.divergences import AbstractDivergence, Energy, SlicedWasserstein
 from otpdag.mechanisms.base import Noise
-from otpdag.objective import Streams, build_maps, sampled_terms
-from otpdag.objective.sampled import SampledOptions, _spread, default_cost, ground_cost, normal_score
+from otpdag.objective import Drawn, Streams
+from otpdag.objective.sampled import (
+    Moment,
+    _spread,
+    amortized_maps,
+    default_cost,
+    ground_cost,
+    normal_score,
+    sampled_terms,
+)
+from otpdag.objective.settings import Weights
 
 RNG = np.random.default_rng(42)
 
 
-def options(**changes):
-    base = SampledOptions("marginal", reconstruction=1.0, eta=0.0, eps=0.0, temperature=0.5, divergence=Energy())
-    return replace(base, **changes)
+def options(*, eta=0.0, eps=0.0, divergence=None, **drawn):
+    settings = Drawn(**{"noise": "marginal", **drawn})
+    return Moment(Weights(1.0, eta, eps), settings, 0.5, divergence or Energy())
+
+
+def terms_of(structure, maps, theta, phi, batch, streams, moment):
+    return sampled_terms(structure, maps, structure.naturals(theta), phi, batch, streams, moment)
 
 
 def raw_of(model):
@@ -67,7 +78,7 @@ def test_with_the_exact_posterior_every_draw_gives_the_log_likelihood():
     weights = RNG.uniform(0.5, 2.0, 50)
     batch = encode(x, model._known_schema(), hidden=["z"], weights=weights)
     backward, phi = exact_factor_map(model, batch)
-    terms = sampled_terms(model.structure, [backward], raw_of(model), phi, batch, Streams([0, 1]), options(eps=1.0))
+    terms = terms_of(model.structure, [backward], raw_of(model), phi, batch, Streams([0, 1]), options(eps=1.0))
     exact = stats.multivariate_normal(np.zeros(3), np.outer(LOADINGS, LOADINGS) + np.diag(NOISE**2)).logpdf(x)
     np.testing.assert_allclose(terms.total, -np.average(exact, weights=weights), rtol=1e-10)
 
@@ -83,7 +94,7 @@ def test_a_parent_counts_as_drawn_only_where_it_is_missing():
     exact[:25] = stats.norm(1.3, np.sqrt(4.81)).logpdf(x2[:25])
     x1[:25] = np.nan
     batch = encode({"x1": x1, "x2": x2}, model._known_schema(), hidden=())
-    (backward,) = build_maps(model.structure, batch, scope="joint", hidden_layers=())
+    (backward,) = amortized_maps(model.structure, batch, Drawn(hidden_layers=()))
     assert backward.targets == ("x1",)
     phi = backward.init(1, torch.Generator())
     code = {n: (backward.code.shift[n].item(), backward.code.scale[n].item()) for n in ("x1", "x2")}
@@ -91,7 +102,7 @@ def test_a_parent_counts_as_drawn_only_where_it_is_missing():
     phi["phi.joint.x1.linear"][0, 2, 0] = slope * code["x2"][1] / code["x1"][1]
     phi["phi.joint.x1.bias"][0, 0] = (intercept + slope * code["x2"][0] - code["x1"][0]) / code["x1"][1]
     phi["phi.joint.x1.bias"][0, 1] = 0.5 * np.log(variance) - np.log(code["x1"][1])
-    terms = sampled_terms(model.structure, [backward], raw_of(model), phi, batch, Streams([3]), options(eps=1.0))
+    terms = terms_of(model.structure, [backward], raw_of(model), phi, batch, Streams([3]), options(eps=1.0))
     assert terms.total.item() == pytest.approx(-exact.mean(), rel=1e-10)
 
 
@@ -100,11 +111,11 @@ def test_the_divergence_of_a_category_is_summed_not_sampled():
     probs = np.array([0.2, 0.3, 0.5])
     model.set_params({"z": {"probs": probs}, "x": {"loc": [0.0, 1.0, 2.0], "scale": [1.0, 1.0, 1.0]}})
     batch = encode(RNG.normal(size=(9, 1)), model._known_schema(), hidden=["z"])
-    (backward,) = build_maps(model.structure, batch, scope="joint", hidden_layers=())
+    (backward,) = amortized_maps(model.structure, batch, Drawn(hidden_layers=()))
     phi = backward.init(1, torch.Generator())
     phi["phi.joint.z.bias"] = torch.tensor([[0.5, 0.0, -0.5]], dtype=torch.float64)
     q = np.exp([0.5, 0.0, -0.5]) / np.exp([0.5, 0.0, -0.5]).sum()
-    terms = sampled_terms(model.structure, [backward], raw_of(model), phi, batch, Streams([3]), options(eps=0.7))
+    terms = terms_of(model.structure, [backward], raw_of(model), phi, batch, Streams([3]), options(eps=0.7))
     assert terms.entropic.item() == pytest.approx(0.7 * (q * np.log(q / probs)).sum(), rel=1e-10)
 
 
@@ -144,15 +155,15 @@ def test_at_the_truth_abducted_noise_looks_like_its_prior(missing):
     table = model.sample(800, seed=2).astype(float)
     table = table.mask(np.random.default_rng(0).random(table.shape) < missing).assign(x=table["x"])
     batch = encode(table, model._known_schema(), hidden=())
-    maps = build_maps(model.structure, batch, scope="joint", hidden_layers=())
+    maps = amortized_maps(model.structure, batch, Drawn(hidden_layers=()))
     settings = options(noise="abducted", eta=1.0)
-    truth = sampled_terms(model.structure, maps, raw_of(model), {}, batch, Streams([1]), settings)
+    truth = terms_of(model.structure, maps, raw_of(model), {}, batch, Streams([1]), settings)
     assert truth.reconstruction.item() == 0
     assert abs(truth.divergence.item()) < 0.03
     wrong = raw_of(model)
     for key in ("n.log_rate", "g.log_mean", "l.loc", "b.logit_mean", "k.logits"):
         wrong[key] = wrong[key] + torch.tensor([0.5] + [0.0] * (wrong[key].shape[-1] - 1))
-    assert sampled_terms(model.structure, maps, wrong, {}, batch, Streams([1]), settings).divergence.item() > 0.1
+    assert terms_of(model.structure, maps, wrong, {}, batch, Streams([1]), settings).divergence.item() > 0.1
 
 
 def test_abducted_noise_has_finite_gradients_where_cells_are_missing():
@@ -160,10 +171,10 @@ def test_abducted_noise_has_finite_gradients_where_cells_are_missing():
     table = model.sample(80, seed=2).astype(float)
     table = table.mask(np.random.default_rng(0).random(table.shape) < 0.4)
     batch = encode(table, model._known_schema(), hidden=())
-    maps = build_maps(model.structure, batch, scope="joint", hidden_layers=())
+    maps = amortized_maps(model.structure, batch, Drawn(hidden_layers=()))
     theta = {key: value.clone().requires_grad_() for key, value in raw_of(model).items()}
     phi = maps[0].init(1, torch.Generator().manual_seed(0))
-    loss = sampled_terms(model.structure, maps, theta, phi, batch, Streams([1]), options(noise="abducted", eta=1.0))
+    loss = terms_of(model.structure, maps, theta, phi, batch, Streams([1]), options(noise="abducted", eta=1.0))
     loss.total.sum().backward()
     for key, value in theta.items():
         assert value.grad is not None, key
@@ -177,14 +188,14 @@ def test_noise_must_not_depend_on_an_observed_parent_beside_a_hidden_one(scope):
     model = otp.Model(otp.Graph([("z", "y"), ("x", "y")], hidden=["z"]), {n: m.Normal() for n in ("z", "y", "x")})
     model.set_params({"x": {"loc": 0.0, "scale": 1.0}, "y": {"loc": 0.0, "weight": [1.0, 2.0], "scale": 1.0}})
     batch = encode(model.sample(800, seed=0).drop(columns="z"), model._known_schema(), hidden=["z"])
-    maps = build_maps(model.structure, batch, scope=scope, hidden_layers=())
+    maps = amortized_maps(model.structure, batch, Drawn(scope=scope, hidden_layers=()))
     phi = {}
     for backward in maps:
         phi |= backward.init(1, torch.Generator().manual_seed(0))
     theta = raw_of(model)
     theta["y.weight"] = theta["y.weight"].clone().requires_grad_()
     settings = options(noise="abducted", eta=1.0, scope=scope)
-    terms = sampled_terms(model.structure, maps, theta, phi, batch, Streams([1]), settings)
+    terms = terms_of(model.structure, maps, theta, phi, batch, Streams([1]), settings)
     (gradient,) = torch.autograd.grad(terms.total.sum(), theta["y.weight"])
     assert abs(gradient[0, 1, 0].item()) > 1e-3
 
@@ -209,7 +220,7 @@ def chain_batch(model, rows=40, missing=0.2):
 def test_replicas_together_equal_replicas_apart(noise, scope, divergence):
     model = hidden_chain()
     batch = chain_batch(model)
-    maps = build_maps(model.structure, batch, scope=scope, hidden_layers=(4,))
+    maps = amortized_maps(model.structure, batch, Drawn(scope=scope, hidden_layers=(4,)))
     generator = torch.Generator().manual_seed(0)
     theta = {
         key: 0.3 * torch.randn(3, *parameter.shape, generator=generator, dtype=torch.float64)
@@ -224,7 +235,7 @@ def test_replicas_together_equal_replicas_apart(noise, scope, divergence):
         streams = Streams([11 + r for r in rows])
         pick = batch.take(streams.rows(batch.rows, 16))
         part = [{key: value[list(rows)] for key, value in half.items()} for half in (theta, phi)]
-        return sampled_terms(model.structure, maps, *part, pick, streams, settings).total
+        return terms_of(model.structure, maps, *part, pick, streams, settings).total
 
     together = losses(range(3))
     assert together.shape == (3,)
@@ -237,7 +248,7 @@ def test_missing_cells_cost_nothing():
     model = hidden_chain()
     batch = chain_batch(model, missing=0.5)
     noisy = Batch({n: torch.where(batch.mask[n], v, 77.0) for n, v in batch.values.items()}, batch.mask, batch.weight)
-    maps = build_maps(model.structure, batch, scope="joint", hidden_layers=())
+    maps = amortized_maps(model.structure, batch, Drawn(hidden_layers=()))
     theta = {
         key: torch.zeros(1, *parameter.shape, dtype=torch.float64)
         for key, parameter in model.structure.parameters().items()
@@ -245,7 +256,7 @@ def test_missing_cells_cost_nothing():
     phi = maps[0].init(1, torch.Generator().manual_seed(0))
     for noise in ("sampled", "marginal"):
         settings = options(noise=noise, eps=1.0)
-        found = [sampled_terms(model.structure, maps, theta, phi, b, Streams([5]), settings) for b in (batch, noisy)]
+        found = [terms_of(model.structure, maps, theta, phi, b, Streams([5]), settings) for b in (batch, noisy)]
         assert found[0].total.item() == pytest.approx(found[1].total.item(), rel=1e-12)
 
 
@@ -258,7 +269,7 @@ def test_costs_are_in_units_of_the_columns_variation():
             model = otp.Model(graph, {"z": m.Normal(), "x": mechanism})
             values = torch.tensor(draws * factor, dtype=torch.float64).reshape(1, -1, 1)
             batch = Batch({"x": values}, {"x": torch.ones_like(values).bool()}, torch.ones(1, 400).double())
-            (backward,) = build_maps(model.structure, batch, scope="joint", hidden_layers=())
+            (backward,) = amortized_maps(model.structure, batch, Drawn(hidden_layers=()))
             spread = _spread(backward, "x", values)
             assert spread.item() == pytest.approx(values.std().item(), rel=0.05)
             mask = batch.mask["x"]
@@ -295,11 +306,11 @@ def test_any_divergence_object_serves():
 
     model = hidden_chain()
     batch = chain_batch(model, missing=0.0)
-    maps = build_maps(model.structure, batch, scope="joint", hidden_layers=())
+    maps = amortized_maps(model.structure, batch, Drawn(hidden_layers=()))
     theta = {k: torch.zeros(2, *p.shape, dtype=torch.float64) for k, p in model.structure.parameters().items()}
     phi = maps[0].init(2, torch.Generator().manual_seed(0))
     settings = options(noise="sampled", eta=2.0, divergence=Shift())
-    terms = sampled_terms(model.structure, maps, theta, phi, batch, Streams([1, 2]), settings)
+    terms = terms_of(model.structure, maps, theta, phi, batch, Streams([1, 2]), settings)
     assert terms.divergence.shape == (2,)
     assert (terms.divergence > 0).all()
     assert len(calls) == 2  # one for each hidden node
@@ -338,11 +349,11 @@ def test_a_missing_count_with_children_has_gradients_in_every_mode():
     table.loc[:12, "n"] = np.nan
     batch = encode(table, Schema.of(model.spaces, model.graph), hidden=())
     for noise in ("sampled", "abducted", "marginal"):
-        (backward,) = build_maps(model.structure, batch, scope="joint", hidden_layers=())
+        (backward,) = amortized_maps(model.structure, batch, Drawn(hidden_layers=()))
         phi = {key: value.requires_grad_() for key, value in backward.init(1, torch.Generator()).items()}
         theta = {k: torch.zeros(1, *p.shape).double().requires_grad_() for k, p in model.structure.parameters().items()}
         settings = options(noise=noise, eta=1.0, eps=0.5)
-        terms = sampled_terms(model.structure, [backward], theta, phi, batch, Streams([0]), settings)
+        terms = terms_of(model.structure, [backward], theta, phi, batch, Streams([0]), settings)
         terms.total.sum().backward()
         for value in (*theta.values(), phi["phi.joint.n.bias"]):
             assert torch.isfinite(value.grad).all()

@@ -1,7 +1,5 @@
 """The leading axis: problems of many replicas are many problems."""
 
-from dataclasses import replace
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,12 +7,13 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.backward.closed_form import GibbsOptions, group_rows
+from otpdag.backward.closed_form import SumSizes, group_rows
 from otpdag.data import Batch, Schema, encode
-from otpdag.engine import search
+from otpdag.engine.kinds.table_data import lay_out_rows, one_start, table_problem
 from otpdag.engine.lbfgs import minimise
-from otpdag.engine.problem import build_problem
-from otpdag.objective import gibbs_terms
+from otpdag.engine.search import restart_seed
+from otpdag.objective.closed import closed_terms
+from otpdag.objective.settings import Weights
 
 RNG = np.random.default_rng(4)
 
@@ -40,6 +39,10 @@ def batch_of(model, table):
     return encode(table, Schema.of(model.spaces, model.graph, table), hidden=model.graph.hidden)
 
 
+def starts_of(layout, batch, numbers, owner=0):
+    return torch.cat([one_start(layout, batch, owner, restart_seed(0, n), first=n == 0) for n in numbers])
+
+
 KINDS = ["class", "number", "class and number", "two numbers"]
 
 
@@ -48,23 +51,20 @@ KINDS = ["class", "number", "class and number", "two numbers"]
 def test_losses_and_steps_of_replicas_do_not_touch_each_other(kind, route):
     model = model_of(kind)
     batch = batch_of(model, table_of(40))
-    method = replace(
-        getattr(otp, route)(),
-        steps=4,
-        features=otp.divergences.WhitenedFeatures(features=20),
-        gibbs=GibbsOptions(grid=24),
-    )
-    layout = search.prepare(model.structure, batch, method, 0)
-    points = search.initial_points(layout, batch, 0, range(3))
+    features = otp.divergences.WhitenedFeatures(features=20)
+    entropic, transport = otp.entropic(steps=4, sums=SumSizes(grid=24)), otp.transport(steps=4, features=features)
+    method = {"entropic": entropic, "transport": transport}[route]
+    layout = lay_out_rows(model.structure, batch, method, 0)
+    points = starts_of(layout, batch, range(3))
     points = points + 0.1 * torch.randn(points.shape, generator=torch.Generator().manual_seed(0), dtype=points.dtype)
 
-    def problem():
-        return build_problem(layout.structure, batch, method, layout.shapes, 0, layout.maps)
+    def problem(points):
+        return table_problem(layout, batch, method, 0).laid_out_for(points)
 
-    together = minimise(problem().loss, points, steps=4)
+    together = minimise(problem(points).loss, points, steps=4)
     assert torch.isfinite(together.loss).all()
     for r in range(3):
-        alone = minimise(problem().loss, points[r : r + 1], steps=4)
+        alone = minimise(problem(points[r : r + 1]).loss, points[r : r + 1], steps=4)
         np.testing.assert_allclose(alone.loss[0], together.loss[r], rtol=1e-8)
         np.testing.assert_allclose(alone.point[0], together.point[r], rtol=1e-5, atol=1e-7)
 
@@ -80,12 +80,12 @@ def test_data_sets_of_their_own_equal_separate_data_sets(kind):
         encode(table, schema, hidden=model.graph.hidden, weights=weight)
         for table, weight in zip(tables, weights, strict=True)
     ]
-    layout = search.prepare(model.structure, batches[0], otp.entropic(), 0)
-    points = search.initial_points(layout, batches[0], 0, range(3))
-    stacked = build_problem(layout.structure, Batch.stack(batches), otp.entropic(), layout.shapes, 0, ())
+    layout = lay_out_rows(model.structure, batches[0], otp.entropic(), 0)
+    points = starts_of(layout, batches[0], range(3))
+    stacked = table_problem(layout, Batch.stack(batches), otp.entropic(), 0).laid_out_for(points)
     together = stacked.loss(points)
     for r, batch in enumerate(batches):
-        alone = build_problem(layout.structure, batch, otp.entropic(), layout.shapes, 0, ())
+        alone = table_problem(layout, batch, otp.entropic(), 0).laid_out_for(points[r : r + 1])
         np.testing.assert_allclose(alone.loss(points[r : r + 1])[0].item(), together[r].item(), rtol=1e-7)
 
 
@@ -99,9 +99,9 @@ def test_gaps_that_differ_between_replicas_in_inner_nodes():
 
     def loss(batch):
         groups = group_rows(
-            model.structure, batch, generator=torch.Generator().manual_seed(0), options=GibbsOptions(grid=96)
+            model.structure, batch, generator=torch.Generator().manual_seed(0), options=SumSizes(grid=96)
         )
-        return gibbs_terms(model.structure, model.fitted.naturals, groups).total
+        return closed_terms(model.structure, model.fitted.naturals, groups, Weights(eps=1.0)).total
 
     together = loss(Batch.stack(batches))
     for r, batch in enumerate(batches):
@@ -113,7 +113,7 @@ def test_starts_of_a_data_set_are_its_own():
     tables = [table_of(30, 0.0), table_of(30, 0.0) * [1.0, 1.0, 1.0] + [5.0, 0.0, 0.0]]
     schema = Schema.of(model.spaces, model.graph, tables[0])
     batches = [encode(table, schema, hidden=model.graph.hidden) for table in tables]
-    layout = search.prepare(model.structure, batches[0], otp.entropic(), 0)
-    stacked = search.initial_points(layout, Batch.stack(batches), 0, [1, 1], owners=[0, 1])
+    layout = lay_out_rows(model.structure, batches[0], otp.entropic(), 0)
+    stacked = Batch.stack(batches)
     for owner, batch in enumerate(batches):
-        torch.testing.assert_close(search.initial_points(layout, batch, 0, [1])[0], stacked[owner])
+        torch.testing.assert_close(starts_of(layout, batch, [1]), starts_of(layout, stacked, [1], owner))

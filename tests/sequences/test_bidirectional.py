@@ -1,7 +1,6 @@
 """The amortised bidirectional map: its chain against enumeration, and fits by it beside trusted estimates."""
 
 import itertools
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +12,8 @@ from otpdag.backward.bidirectional import PREFIX, BidirectionalMap
 from otpdag.backward.pieces import Cuts
 from otpdag.data import Batch
 from otpdag.datasets import poisson_chain
+from otpdag.engine import Adam
+from otpdag.objective import Drawn, Objective
 from otpdag.sequences import SequenceBatch
 
 
@@ -98,7 +99,8 @@ def test_neural_potentials_reach_maximum_likelihood():
     counts, _, _ = poisson_chain(60, 60, np.random.default_rng(0))
     exact, neural = hmm(4, m.Stay(4)), hmm(4, m.Stay(4))
     otp.fit(exact, counts, seed=0, restarts=1)
-    method = otp.Method("neural", eps=1.0, optimiser="adam", steps=400, batch_size=512)
+    drawn = Drawn(noise="marginal", batch_size=512)
+    method = otp.Method("neural", Objective(eps=1.0), drawn, Adam(steps=400))
     otp.fit(neural, counts, method=method, seed=0, restarts=1)
     np.testing.assert_allclose(neural.params()["x"]["log_rate"], exact.params()["x"]["log_rate"], atol=0.015)
     assert float(neural.params()["z"]["stay"]) == pytest.approx(float(exact.params()["z"]["stay"]), abs=0.02)
@@ -110,7 +112,7 @@ def test_neural_potentials_reach_maximum_likelihood():
 def test_algorithm_one_recovers_the_papers_model():
     counts, _, truth = poisson_chain(60, 60, np.random.default_rng(0))
     model = hmm(4, m.Stay(4))
-    method = replace(otp.engine.paper(), steps=400)
+    method = otp.paper(steps=400)
     result = otp.fit(model, counts, method=method, seed=0, restarts=1)
     assert {"reconstruction", "divergence"} <= set(result.history[-1])
     np.testing.assert_allclose(np.exp(model.params()["x"]["log_rate"]), np.exp(truth["x"]["log_rate"]), atol=2.0)
@@ -119,7 +121,7 @@ def test_algorithm_one_recovers_the_papers_model():
 
 def test_a_fit_by_pieces_depends_on_its_seed_alone():
     counts, _, _ = poisson_chain(10, 100, np.random.default_rng(0))
-    method = replace(otp.engine.paper(), steps=5)
+    method = otp.paper(steps=5)
     found = []
     for _ in range(2):
         model = hmm(4)
@@ -134,14 +136,16 @@ def test_what_pieces_do_not_fit_is_refused():
     model = otp.Model(far, {"z": m.Normal(), "x": m.Poisson()})
     with pytest.raises(otp.ModelError, match="reaches further"):
         otp.fit(model, np.ones((2, 30)), method="paper", seed=0)
-    with pytest.raises(otp.ModelError, match="need eps above 0 and eta = 0"):
-        otp.fit(hmm(), np.ones((2, 5)), method=otp.Method("hard", optimiser="adam"), seed=0)
+    hard = otp.Method("hard", Objective(), Drawn(noise="marginal"), Adam())
+    with pytest.raises(otp.ModelError, match="need eps above 0 and no push-forward term"):
+        otp.fit(hmm(), np.ones((2, 5)), method=hard, seed=0)
     table = otp.Model(otp.Graph([("z", "x")], hidden=["z"]), {"z": m.Normal(), "x": m.Normal()})
-    named = replace(otp.engine.paper(), backward="bidirectional")
-    with pytest.raises(otp.ModelError, match="is for graphs with lagged edges"):
-        otp.fit(table, np.random.default_rng(0).normal(size=(20, 1)), seed=0, method=named)
+    with pytest.raises(otp.ModelError, match="network is for sequences"):
+        otp.fit(table, np.random.default_rng(0).normal(size=(20, 1)), seed=0, method=otp.entropic(network=True))
+    with pytest.raises(otp.ModelError, match="network is for sequences with hidden numbers; these have none"):
+        otp.fit(hmm(), np.ones((2, 5)), seed=0, method=otp.entropic(network=True))
     with pytest.raises(otp.ModelError, match="backward must be"):
-        otp.Method("odd", eps=1.0, backward="forward")
+        Drawn(backward="forward")
 
 
 def latent_counts(seed, sequences=40, length=60):
@@ -159,16 +163,16 @@ def test_a_network_serves_where_the_smoother_is_not_exact():
     counts, z = latent_counts(0)
     graph = otp.Graph([otp.lag("z", "z"), ("z", "x")], hidden=["z"])
     found = {}
-    for name in ("smoother", None):
+    for network in (False, None):
         model = otp.Model(graph, {"z": m.Normal(), "x": m.Poisson()})
-        method = replace(otp.engine.entropic(), backward=name)
-        found[name] = model, otp.fit(model, counts, method=method, seed=0, restarts=1)
+        method = otp.entropic(network=network)
+        found[network] = model, otp.fit(model, counts, method=method, seed=0, restarts=1)
     chosen, result = found[None]
     assert result.stages[-1].name == "network joins"
-    assert result.loss < found["smoother"][1].loss - 0.02
+    assert result.loss < found[False][1].loss - 0.02
     # the bound is close to the likelihood that particles find, and the likelihood is higher than the smoother's
     likelihood = chosen.score(counts, kind="likelihood")
-    assert likelihood > found["smoother"][0].score(counts, kind="likelihood")
+    assert likelihood > found[False][0].score(counts, kind="likelihood")
     assert -result.loss == pytest.approx(likelihood, abs=0.02)
     params = chosen.params()
     assert float(params["z"]["weight"].squeeze()) == pytest.approx(0.9, abs=0.05)

@@ -1,5 +1,7 @@
 """Fits of dynamic networks: recovery, missing steps, edge cases."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,6 +9,9 @@ import pytest
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.datasets import poisson_chain
+from otpdag.engine import Adam
+from otpdag.engine.kinds.sequence_data import CHAIN
+from otpdag.objective import Drawn, Objective
 
 
 def hmm(transition=None, size=4):
@@ -36,12 +41,11 @@ def test_a_fit_depends_on_its_seed_alone():
     np.testing.assert_array_equal(first.params()["x"]["log_rate"], second.params()["x"]["log_rate"])
 
 
-def test_a_part_of_the_steps_first_leads_to_the_same_end(monkeypatch):
+def test_a_part_of_the_steps_first_leads_to_the_same_end():
     counts, _, _ = poisson_chain(40, 100, np.random.default_rng(0))
     whole, staged = hmm(m.Stay(4)), hmm(m.Stay(4))
     otp.fit(whole, counts, seed=0, restarts=1)
-    monkeypatch.setattr("otpdag.engine.dynamic.MIDDLE_STEPS", 1000)
-    result = otp.fit(staged, counts, seed=0, restarts=1)
+    result = otp.fit(staged, counts, seed=0, restarts=1, course=replace(CHAIN, part_rows=1000))
     assert [stage.name for stage in result.stages] == ["best start, part", "best start"]
     np.testing.assert_allclose(staged.params()["x"]["log_rate"], whole.params()["x"]["log_rate"], atol=2e-3)
 
@@ -215,10 +219,11 @@ def test_scores():
 
 
 def test_settings_that_mean_nothing_for_sequences_are_refused():
-    with pytest.raises(otp.ModelError, match="need eps above 0 and eta = 0"):
-        otp.fit(hmm(), np.ones((2, 5)), method=otp.Method("hard"), seed=0)
+    with pytest.raises(otp.ModelError, match="need eps above 0 and no push-forward term"):
+        otp.fit(hmm(), np.ones((2, 5)), method=otp.Method("hard", Objective()), seed=0)
+    local = otp.Method("local", Objective(eps=1.0), Drawn(noise="marginal", scope="local"), Adam())
     with pytest.raises(otp.ModelError, match="scope must be 'joint'"):
-        otp.fit(hmm(), np.ones((2, 5)), method=otp.Method("local", scope="local", eps=1.0), seed=0)
+        otp.fit(hmm(), np.ones((2, 5)), method=local, seed=0)
 
 
 def test_first_steps_may_have_a_mechanism_of_their_own():

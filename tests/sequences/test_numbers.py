@@ -1,14 +1,14 @@
 """Hidden numbers in sequences, beside a Kalman filter and smoother."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from scipy.optimize import minimize
 
 import otpdag as otp
 from otpdag import mechanisms as m
+from otpdag.engine import Adam
 from otpdag.model.relabelling import canonical
+from otpdag.objective import Drawn, Objective
 
 
 def series(seed, sequences=20, length=50):
@@ -116,7 +116,7 @@ def test_a_model_of_numbers_samples_and_imputes():
 def test_the_bidirectional_map_is_that_of_a_kalman_smoother():
     x, _ = series(0)
     model = state_space()
-    method = replace(otp.engine.entropic(), backward="bidirectional")
+    method = otp.entropic(network=True)
     otp.fit(model, x, method=method, seed=0, restarts=1)
 
     def loss(p):
@@ -132,9 +132,10 @@ def test_one_series_of_a_hundred_thousand_steps_is_cut_in_pieces():
     x, _ = series(2, sequences=1, length=100_000)
     model = state_space()
     with pytest.warns(otp.ConvergenceWarning):
-        otp.fit(model, x, method=replace(otp.engine.entropic(), steps=3), seed=0, restarts=1)
+        otp.fit(model, x, method=otp.entropic(steps=3), seed=0, restarts=1)
     assert np.isfinite(estimates(model)).all()
-    method = otp.Method("long", eps=1.0, optimiser="adam", steps=60, batch_size=2000, learning_rate=0.02)
+    drawn = Drawn(noise="marginal", batch_size=2000)
+    method = otp.Method("long", Objective(eps=1.0), drawn, Adam(steps=60, learning_rate=0.02))
     otp.fit(model, x, method=method, seed=0, restarts=1)
     np.testing.assert_allclose(estimates(model), [0.85, 0.7, 0.5, 2.0], atol=0.15)
 

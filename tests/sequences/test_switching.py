@@ -10,7 +10,7 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.backward.amortized import RowCode
 from otpdag.backward.smoother import SequenceMap
-from otpdag.objective.chain import lay_out_steps, lay_out_switching, switching_terms
+from otpdag.objective.hidden_numbers import lay_out_steps, lay_out_switching, switching_terms
 from otpdag.sequences import as_sequences, encode_sequences
 
 
@@ -102,7 +102,7 @@ def normal(value, mean, scale):
 def test_what_is_not_fitted_together_is_refused():
     data, _, _ = switching(0, 3, 10)
     with pytest.raises(otp.ModelError, match="together need eps = 1"):
-        otp.fit(model(), data, method=otp.Method("soft", eps=0.5), seed=0)
+        otp.fit(model(), data, method=otp.entropic(eps=0.5), seed=0)
     graph = otp.Graph([otp.lag("z", "z"), otp.lag("k", "k"), ("z", "x"), ("k", "x")], hidden=["z", "k"])
     counts = otp.Model(graph, {"z": m.Normal(), "k": m.Poisson(), "k[0]": m.Poisson(), "x": m.Normal()})
     with pytest.raises(otp.ModelError, match="hidden counts are not fitted"):

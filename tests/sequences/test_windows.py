@@ -10,6 +10,7 @@ from otpdag.data import Batch
 from otpdag.datasets import poisson_chain
 from otpdag.divergences import WhitenedFeatures
 from otpdag.inference.ancestral import ancestral_sequences
+from otpdag.objective import Direct, Objective
 from otpdag.objective.windows import lay_out_windows, window_columns, window_terms
 from otpdag.sequences import SequenceBatch
 
@@ -86,6 +87,6 @@ def test_what_windows_cannot_say_is_refused():
     model = otp.Model(graph, {"z": m.Categorical(2), "x": m.Normal()})
     with pytest.raises(otp.ModelError, match="lagged edges of one step between hidden nodes"):
         otp.fit(model, np.zeros((3, 10)), method=otp.engine.transport(), seed=0)
-    both = otp.Method("both", kappa=1.0, eps=1.0)
-    with pytest.raises(otp.ModelError, match="set reconstruction or kappa to 0"):
+    both = otp.Method("both", Objective(eps=1.0, direct=Direct(1.0)))
+    with pytest.raises(otp.ModelError, match="the direct term or the others, not both: set reconstruction to 0"):
         otp.fit(chain(), np.ones((3, 10)), method=both, seed=0)

@@ -130,6 +130,11 @@ class Block:
         return found
 
     @cached_property
+    def owners(self) -> Tensor:
+        """For each column the position of its sequence among the block's (m,)."""
+        return torch.cat([torch.arange(size) for size in self.sizes])
+
+    @cached_property
     def columns(self) -> list[Tensor]:
         """The columns of each sequence."""
         starts = torch.tensor([at for at, _ in self.spans])
@@ -395,18 +400,25 @@ class Linear:
             pair = torch.exp(found.pair).expand(replicas, -1, -1, -1)
             return cls(torch.exp(floor).expand(replicas, -1, -1), unit.expand(replicas, -1), pair.contiguous())
 
+    def for_replicas(self, replicas: int) -> Linear:
+        """The same potentials for several replicas, whose sequences differ in weight."""
+        if len(self.unary) >= replicas:
+            return self
+        pair = self.pair.expand(replicas, -1, -1, -1).contiguous()
+        return Linear(self.unary.expand(replicas, -1, -1), self.log_unit.expand(replicas, -1), pair)
 
-def marginals(block: Block, potential: Linear, chain: Chain) -> Marginals:
-    """Run forward and backward over one block."""
+
+def marginals(block: Block, potential: Linear, chain: Chain, weight: Tensor | None = None) -> Marginals:
+    """Run forward and backward over one block; pairs of states count by the ``weight`` (R or 1, n) of a sequence."""
     with torch.no_grad():
         few = block.sizes[0] * 20 < len(block.sizes)
         if len(block.sizes) > LONG and few and not chain.varying and chain.longest_lag <= 1:
-            return _long_marginals(block, potential)
+            return _long_marginals(block, potential, weight)
         emission = potential.unary[:, :, block.kinds]
         steps = _Steps(block, potential, chain)
         alpha, scale = _forward(emission, steps)
         pair = torch.zeros_like(potential.pair)
-        _backward(alpha, emission, scale, steps, pair)
+        _backward(alpha, emission, scale, steps, pair, weight)
         return Marginals(alpha, torch.log(scale) + potential.log_unit[:, block.kinds], pair)
 
 
@@ -472,7 +484,9 @@ def _forward(emission: Tensor, steps: _Steps) -> tuple[Tensor, Tensor]:
     return alpha, scale
 
 
-def _backward(alpha: Tensor, emission: Tensor, scale: Tensor, steps: _Steps, pair: Tensor) -> None:
+def _backward(
+    alpha: Tensor, emission: Tensor, scale: Tensor, steps: _Steps, pair: Tensor, weight: Tensor | None
+) -> None:
     """Turn filtered probabilities into smoothed ones, in place, and count pairs of states."""
     spans = steps.spans
     later: Tensor | None = None  # emission times message over normaliser, of the step after
@@ -483,14 +497,15 @@ def _backward(alpha: Tensor, emission: Tensor, scale: Tensor, steps: _Steps, pai
         message = torch.ones_like(filtered)
         if later is not None:
             many = later.shape[2]
-            steps.count(step + 1, filtered[:, :, :many], later, pair)
+            counted = later if weight is None else later * weight[:, None, :many]
+            steps.count(step + 1, filtered[:, :, :many], counted, pair)
             message[:, :, :many] = steps.recall(step + 1, later)
         later = emission[:, :, here] * message
         later /= scale[:, here].unsqueeze(1)
         filtered *= message
 
 
-def _long_marginals(block: Block, potential: Linear) -> Marginals:
+def _long_marginals(block: Block, potential: Linear, weight: Tensor | None) -> Marginals:
     """The same for few long sequences: stretches of each run side by side, joined by their transfer matrices."""
     parts = [_one_long(block.kinds[columns], potential) for columns in block.columns]
     state = torch.empty_like(
@@ -498,9 +513,9 @@ def _long_marginals(block: Block, potential: Linear) -> Marginals:
     )
     log_scale = state.new_empty(state.shape[0], len(block.kinds))
     pair = torch.zeros_like(potential.pair)
-    for columns, part in zip(block.columns, parts, strict=True):
+    for number, (columns, part) in enumerate(zip(block.columns, parts, strict=True)):
         state[:, :, columns], log_scale[:, columns] = part.state, part.log_scale
-        pair += part.pair
+        pair += part.pair if weight is None else part.pair * weight[:, number, None, None, None]
     return Marginals(state, log_scale, pair)
 
 

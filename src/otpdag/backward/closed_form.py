@@ -26,11 +26,11 @@ from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.base import Params, Parents
 from otpdag.structure import Naturals, Structure
 
-__all__ = ["Evaluation", "GibbsOptions", "RowGroup", "evaluate", "group_rows", "noisy", "numeric_unknowns"]
+__all__ = ["Evaluation", "RowGroup", "SumSizes", "evaluate", "group_rows", "noisy", "numeric_unknowns"]
 
 
 @dataclass(frozen=True)
-class GibbsOptions:
+class SumSizes:
     """Sizes of the sums.
 
     Args:
@@ -140,7 +140,7 @@ def group_rows(
     batch: Batch,
     *,
     generator: torch.Generator,
-    options: GibbsOptions,
+    options: SumSizes,
     count_range: Mapping[str, float] | None = None,
     exact: bool = False,
 ) -> list[RowGroup]:
@@ -158,7 +158,7 @@ def group_rows(
 
 
 def _patterns(
-    structure: Structure, batch: Batch, options: GibbsOptions
+    structure: Structure, batch: Batch, options: SumSizes
 ) -> list[tuple[Tensor | None, tuple[str, ...], frozenset[str]]]:
     """Row indices, unknown nodes and partly known ones, for each pattern of missing inner nodes."""
     graph = structure.graph
@@ -200,7 +200,7 @@ def _lay_out(
     unknown: tuple[str, ...],
     clamped: frozenset[str],
     generator: torch.Generator,
-    options: GibbsOptions,
+    options: SumSizes,
     count_range: Mapping[str, float],
     exact: bool,
 ) -> RowGroup:
@@ -235,7 +235,7 @@ def _lay_out(
 def _supports(
     structure: Structure,
     unknown: Sequence[str],
-    options: GibbsOptions,
+    options: SumSizes,
     count_range: Mapping[str, float],
     like: Tensor,
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
@@ -256,7 +256,7 @@ def _supports(
     return supports, log_stride
 
 
-def _check_states(structure: Structure, supports: Mapping[str, Tensor], options: GibbsOptions) -> None:
+def _check_states(structure: Structure, supports: Mapping[str, Tensor], options: SumSizes) -> None:
     total = math.prod(len(points) for points in supports.values())
     if total > options.states:
         names = ", ".join(f"{node!r} ({len(points)})" for node, points in supports.items())
@@ -267,7 +267,7 @@ def _check_states(structure: Structure, supports: Mapping[str, Tensor], options:
 
 
 def _noise(
-    structure: Structure, numeric: Sequence[str], generator: torch.Generator, options: GibbsOptions, like: Tensor
+    structure: Structure, numeric: Sequence[str], generator: torch.Generator, options: SumSizes, like: Tensor
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Noise points (1, D, dim) for each numeric node, the same for all rows, and their log-weights (D,)."""
     if not numeric:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,10 +18,8 @@ from otpdag import plots
 from otpdag.cli.console import as_steps, check_folder, out, say, table_at, warn
 from otpdag.cli.model_file import read_model_file
 from otpdag.cli.printing import estimates_table, headline
-from otpdag.engine import FitResult, Method
+from otpdag.engine import FitResult
 from otpdag.engine import fit as fit_model
-from otpdag.engine.auto import choose
-from otpdag.engine.method import method_of
 from otpdag.errors import ConvergenceWarning, DataError, ModelError
 from otpdag.model import Model
 
@@ -84,8 +81,9 @@ def fit(
         result = fit_model(
             model,
             steps_or_rows,
-            method=_method(method, steps, model),
+            method=method.value,
             seed=seed,
+            steps=steps,
             restarts=restarts,
             weights=row_weights,
             robust=False if robust is None else robust.value,
@@ -107,13 +105,6 @@ def fit(
             console.print(note, markup=False)
         console.print(estimates_table(model, bounds))
         say(f"wrote {', '.join(written)} to {out_folder}")
-
-
-def _method(name: MethodName, steps: int | None, model: Model) -> str | Method:
-    if steps is None:
-        return name.value
-    chosen = choose(model.structure) if name is MethodName.auto else method_of(name.value)
-    return replace(chosen, steps=steps)
 
 
 def _weights(frame: pd.DataFrame, column: str | None, model: Model) -> NDArray[np.float64] | None:

@@ -1,8 +1,36 @@
-"""The engine: from a model and a table to estimates."""
+"""The engine: from a model and data to estimates, on one way for all kinds of data.
 
+``adapt`` the data, ``resolve`` method and arguments, lay out the problem, ``search``, and leave the end in the model.
+"""
+
+from otpdag.engine.adam import Adam
+from otpdag.engine.course import Course
+from otpdag.engine.em import EM
 from otpdag.engine.fit import fit
+from otpdag.engine.kinds.document_data import Documents
+from otpdag.engine.kinds.image_data import Images
+from otpdag.engine.kinds.kind import DataKind
+from otpdag.engine.layout import Layout
+from otpdag.engine.lbfgs import LBFGS
 from otpdag.engine.method import Method, entropic, paper, transport
 from otpdag.engine.result import FitResult, Status
-from otpdag.engine.search import Course, Restart
+from otpdag.engine.search import Restart
 
-__all__ = ["Course", "FitResult", "Method", "Restart", "Status", "entropic", "fit", "paper", "transport"]
+__all__ = [
+    "EM",
+    "LBFGS",
+    "Adam",
+    "Course",
+    "DataKind",
+    "Documents",
+    "FitResult",
+    "Images",
+    "Layout",
+    "Method",
+    "Restart",
+    "Status",
+    "entropic",
+    "fit",
+    "paper",
+    "transport",
+]

@@ -1,124 +1,180 @@
-"""Adam on minibatches with fresh noise, all replicas in one tensor: joint or alternating updates, iterate averaging."""
+"""Adam over all replicas at once: Algorithm 1 of the paper, alternating or joint, with averaging of the last steps."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from otpdag.engine.method import Method
-from otpdag.objective import LossTerms, Streams
+from otpdag.engine.optimiser import Leg, Memory, Outcome, Progress, Watch
+from otpdag.errors import ModelError
+from otpdag.objective import Streams
 from otpdag.schedules import Cosine
 
-__all__ = ["AdamOutcome", "descend"]
+__all__ = ["Adam"]
 
 LARGEST_GRADIENT = 10.0
+"""Length at which a replica's gradient is cut: losses are of order one in the data's units, and so are gradients."""
+
 FEWEST_STEPS = 50
+"""Steps below which nothing can be said about whether a noisy loss has stopped falling."""
 
-OnStep = Callable[[int, LossTerms], bool]
-Moments = dict[str, Tensor]
-"""Adam's memory of one half of the parameters: number of steps, mean gradient, mean square."""
-
-
-class DrawnLoss(Protocol):
-    """A problem whose loss is drawn anew in every step."""
-
-    @property
-    def method(self) -> Method:
-        """How it is minimised."""
-        ...
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Shapes of all parameters, those of backward maps last."""
-        ...
-
-    def sampled(self, flat: Tensor, streams: Streams, progress: float) -> LossTerms:
-        """Loss terms of every replica."""
-        ...
+SMOOTHED = 0.1
+"""Share of the last steps whose mean loss is reported."""
 
 
 @dataclass(frozen=True)
-class AdamOutcome:
-    """Where a run ended: averaged parameters, a smoothed loss, and which replicas met a loss that was not finite."""
+class Adam:
+    """Stochastic descent on minibatches, for problems that are drawn anew in every step.
 
-    point: Tensor
-    loss: Tensor
-    failed: Tensor
-    steps: int
-    settled: Tensor
-    """Whether the loss had stopped falling, by the end of all steps."""
-    memory: tuple[Moments, ...] = ()
-    """What a run that goes on from here starts with."""
-
-
-def descend(
-    problem: DrawnLoss,
-    start: Tensor,
-    streams: Streams,
-    *,
-    steps: int,
-    on_step: OnStep | None = None,
-    span: tuple[float, float] = (0.0, 1.0),
-    memory: Sequence[Moments] = (),
-) -> AdamOutcome:
-    """Run ``steps`` steps from ``start`` (R, P).
-
-    A long run may be cut in parts: ``span`` is the share of all steps at the part's beginning and end, ``memory`` that
-    of the part before.
+    Args:
+        steps: Number of steps.
+        learning_rate: At the beginning; falls to zero along a cosine.
+        averaging: Share of the last steps whose parameters are averaged.
+        alternating: Update the backward map and the model in turn (Algorithm 1) or together.
     """
-    method, device = problem.method, start.device
-    halves = _halves(problem, start)
-    optimisers = [torch.optim.Adam([half], lr=method.learning_rate, fused=device.type == "cuda") for half in halves]
-    for optimiser, moments in zip(optimisers, memory, strict=bool(memory)):
-        optimiser.state[optimiser.param_groups[0]["params"][0]] = {key: value.clone() for key, value in moments.items()}
-    rate = Cosine(method.learning_rate)
-    averaged, averaged_steps = torch.zeros_like(start), 0
-    losses: list[Tensor] = []
-    last_good, failed = start.detach().clone(), torch.zeros(start.shape[0], dtype=torch.bool, device=device)
-    for step in range(steps):
-        progress = span[0] + (span[1] - span[0]) * step / max(steps, 1)
-        flat = torch.cat(halves, -1)
-        terms = problem.sampled(flat, streams, progress)
-        (gradient,) = torch.autograd.grad(terms.total.sum(), flat)
-        failed = failed | ~torch.isfinite(terms.total.detach()) | ~torch.isfinite(gradient).all(-1)
-        if bool(failed.all()):
-            loss = terms.total.detach()
-            return AdamOutcome(last_good, loss, failed.cpu(), step, torch.zeros_like(failed).cpu())
-        gradient = torch.where(failed.unsqueeze(-1), 0.0, _clipped(gradient))
-        last_good = torch.where(failed.unsqueeze(-1), last_good, flat.detach())
-        turns = [step % len(halves)] if method.alternating else range(len(halves))
-        for turn, part in enumerate(gradient.split([half.shape[-1] for half in halves], -1)):
+
+    steps: int = 300
+    learning_rate: float = 0.01
+    averaging: float = 0.25
+    alternating: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no step."""
+        if self.steps < 1:
+            raise ModelError(f"steps must be at least 1; got {self.steps}")
+        if not self.learning_rate > 0:
+            raise ModelError(f"learning_rate must be above zero; got {self.learning_rate}")
+
+    @property
+    def is_stochastic(self) -> bool:
+        """Every step draws a minibatch and noise."""
+        return True
+
+    def run(self, leg: Leg, watch: Watch, resume: Memory | None = None) -> Outcome:
+        """Run all steps of a leg, under the part of the schedule that its problem spans."""
+        state = _State.begin(self, leg) if resume is None else _State.restore(self, leg, resume)
+        begin, end = leg.problem.span
+        steps = round((end - begin) * leg.steps)
+        for step in range(state.step, steps):
+            progress = begin + (end - begin) * step / max(steps, 1)
+            terms = leg.problem.sampled(state.point, state.streams, progress)
+            (gradient,) = torch.autograd.grad(terms.total.sum(), state.point)
+            state.meet(terms.total.detach(), gradient)
+            if bool(state.failed.all()):
+                return state.outcome(steps, converged=False)
+            state.advance(self, gradient, step, progress)
+            if watch(Progress(step, terms, terms.total.detach(), state.point.detach(), state.snapshot)):
+                break
+        return state.outcome(steps, converged=state.step == steps)
+
+
+@dataclass
+class _State:
+    """Where a run stands."""
+
+    halves: list[Tensor]
+    optimisers: list[torch.optim.Adam]
+    streams: Streams
+    point: Tensor
+    last_good: Tensor
+    failed: Tensor
+    averaged: Tensor
+    averaged_steps: int = 0
+    step: int = 0
+    losses: list[Tensor] = field(default_factory=list)
+
+    @classmethod
+    def begin(cls, adam: Adam, leg: Leg) -> _State:
+        halves = _halves(leg.problem.shapes, leg.points)
+        fused = leg.points.device.type == "cuda"
+        optimisers = [torch.optim.Adam([half], lr=adam.learning_rate, fused=fused) for half in halves]
+        return cls(
+            halves,
+            optimisers,
+            Streams(leg.seeds),
+            torch.cat(halves, -1),
+            last_good=leg.points.detach().clone(),
+            failed=torch.zeros(leg.points.shape[0], dtype=torch.bool, device=leg.points.device),
+            averaged=torch.zeros_like(leg.points),
+        )
+
+    @classmethod
+    def restore(cls, adam: Adam, leg: Leg, saved: Memory) -> _State:
+        state = cls.begin(adam, leg)
+        for number, (half, optimiser) in enumerate(zip(state.halves, state.optimisers, strict=True)):
+            half.data.copy_(saved[f"half.{number}"])
+            prefix = f"moments.{number}."
+            moments = {
+                key.removeprefix(prefix): value.clone() for key, value in saved.items() if key.startswith(prefix)
+            }
+            if moments:
+                optimiser.state[half] = moments
+        state.streams.restore(saved)
+        state.point = torch.cat(state.halves, -1)
+        state.last_good, state.failed, state.averaged = saved["last_good"], saved["failed"], saved["averaged"]
+        state.averaged_steps, state.step = (int(count) for count in saved["counts"])
+        state.losses = list(saved["losses"])
+        return state
+
+    def snapshot(self) -> Memory:
+        """All of it as named tensors."""
+        tensors = {f"half.{number}": half.detach().clone() for number, half in enumerate(self.halves)}
+        for number, (half, optimiser) in enumerate(zip(self.halves, self.optimisers, strict=True)):
+            tensors |= {f"moments.{number}.{key}": value.clone() for key, value in optimiser.state[half].items()}
+        return {
+            **tensors,
+            **self.streams.state(),
+            "last_good": self.last_good,
+            "failed": self.failed,
+            "averaged": self.averaged,
+            "counts": torch.tensor([self.averaged_steps, self.step]),
+            "losses": torch.stack(self.losses),
+        }
+
+    def meet(self, loss: Tensor, gradient: Tensor) -> None:
+        """Take note of a loss; a replica whose loss is not finite has failed, and stays where it was."""
+        self.failed = self.failed | ~torch.isfinite(loss) | ~torch.isfinite(gradient).all(-1)
+        self.last_good = torch.where(self.failed.unsqueeze(-1), self.last_good, self.point.detach())
+        self.losses.append(loss)
+
+    def advance(self, adam: Adam, gradient: Tensor, step: int, progress: float) -> None:
+        """One update of the halves whose turn it is."""
+        gradient = torch.where(self.failed.unsqueeze(-1), 0.0, _clipped(gradient))
+        turns = [step % len(self.halves)] if adam.alternating else range(len(self.halves))
+        for turn, part in enumerate(gradient.split([half.shape[-1] for half in self.halves], -1)):
             if turn in turns:
-                halves[turn].grad = part.contiguous()
-                optimisers[turn].param_groups[0]["lr"] = rate(progress)
-                optimisers[turn].step()
-        losses.append(terms.total.detach())
-        if progress >= 1 - method.averaging:
-            averaged, averaged_steps = averaged + torch.cat(halves, -1).detach(), averaged_steps + 1
-        if on_step is not None and on_step(step, terms):
-            break
-    point = averaged / averaged_steps if averaged_steps else torch.cat(halves, -1).detach()
-    point = torch.where(failed.unsqueeze(-1), last_good, point)
-    history = torch.stack(losses)
-    settled = _has_settled(history) & ~failed & (len(losses) == steps)
-    left = tuple(dict(optimiser.state[half]) for optimiser, half in zip(optimisers, halves, strict=True))
-    return AdamOutcome(point, _tail_mean(history, 0.1), failed.cpu(), len(losses), settled.cpu(), left)
+                self.halves[turn].grad = part.contiguous()
+                self.optimisers[turn].param_groups[0]["lr"] = Cosine(adam.learning_rate)(progress)
+                self.optimisers[turn].step()
+        self.point = torch.cat(self.halves, -1)
+        self.step = step + 1
+        if progress >= 1 - adam.averaging:
+            self.averaged = self.averaged + self.point.detach()
+            self.averaged_steps += 1
+
+    def outcome(self, steps: int, *, converged: bool) -> Outcome:
+        """The averaged parameters, with a smoothed loss."""
+        history = torch.stack(self.losses)
+        point = self.averaged / self.averaged_steps if self.averaged_steps else self.point.detach()
+        point = torch.where(self.failed.unsqueeze(-1), self.last_good, point)
+        settled = _has_settled(history) & ~self.failed & converged & (len(self.losses) == steps)
+        loss = history[-1] if bool(self.failed.all()) else _tail_mean(history, SMOOTHED)
+        return Outcome(point, loss, settled.cpu(), self.failed.cpu(), self.step)
 
 
-def _halves(problem: DrawnLoss, start: Tensor) -> list[Tensor]:
+def _halves(shapes: Mapping[str, tuple[int, ...]], start: Tensor) -> list[Tensor]:
     """The model's parameters and the backward maps', which follow them, each a leaf; none of them empty.
 
     Each has an optimiser of its own: in alternating mode, momentum must not move a half whose turn it is not.
     """
-    is_map = [key.startswith("phi.") for key in problem.shapes]
+    is_map = [key.startswith("phi.") for key in shapes]
     if is_map != sorted(is_map):
         raise RuntimeError("the parameters of backward maps must follow those of the model")
-    sizes = [math.prod(shape) for shape in problem.shapes.values()]
+    sizes = [math.prod(shape) for shape in shapes.values()]
     split = sum(size for size, of_map in zip(sizes, is_map, strict=True) if not of_map)
     parts = start.detach().split([split, start.shape[-1] - split], -1)
     return [part.clone().requires_grad_(True) for part in parts if part.shape[-1]]

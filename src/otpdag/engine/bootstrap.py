@@ -1,12 +1,12 @@
-"""Bootstrap intervals: the fit repeated on resampled rows, warm-started, many draws at once.
+"""Bootstrap intervals: the fit repeated on resampled rows or sequences, warm-started, many draws at once.
 
-A resample is a vector of row counts, so all draws share one table and differ in their weights only; the replica axis
-holds the draws of a chunk, and joblib spreads the chunks over processes.
+A resample is a vector of counts of the units, so all draws share one data set and differ in their weights only; the
+replica axis holds the draws of a chunk, and joblib spreads the chunks over processes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -14,13 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from otpdag.engine.lbfgs import minimise
-from otpdag.engine.problem import Problem
-from otpdag.engine.robust import reweighted
+from otpdag.engine.course import Course
+from otpdag.engine.lbfgs import LBFGS
+from otpdag.engine.search import Searcher, search
 from otpdag.errors import ModelError
-from otpdag.objective import split_theta
-from otpdag.objective.mean_features import feature_columns
-from otpdag.structure import unpack
+from otpdag.objective import Problem
 from otpdag.threads import bounded_threads
 
 __all__ = ["BootstrapOptions", "bootstrap_table"]
@@ -64,8 +62,6 @@ def bootstrap_table(problem: Problem, point: Tensor, options: BootstrapOptions) 
         point: Its solution (1, P), from which every draw starts.
         options: Number of draws, level, seed.
     """
-    if problem.method.optimiser != "lbfgs":
-        raise ModelError(f"intervals need a deterministic method; {problem.method.name!r} draws noise at every step")
     from joblib import Parallel, delayed
 
     seeds = np.random.SeedSequence(options.seed).generate_state(-(-options.draws // options.chunk))
@@ -79,29 +75,25 @@ def bootstrap_table(problem: Problem, point: Tensor, options: BootstrapOptions) 
 
 
 def _one_chunk(problem: Problem, point: Tensor, draws: int, seed: int, steps: int) -> Tensor:
+    """Resampled fits of a chunk: every draw is a data set of its own, with one start."""
     generator = np.random.default_rng(seed)
-    base = problem.batch.weight[0].double().numpy()
+    base = problem.weight[0].double().numpy()
     total = max(round(float(base.sum())), 2)
     counts = generator.multinomial(total, base / base.sum(), size=draws)
     factors = torch.as_tensor(counts / np.where(base > 0, base, 1.0))
-    resampled = _resampled(problem, factors)
     with bounded_threads(1):
-        state = minimise(resampled.loss, point.expand(draws, -1).clone(), steps=steps, tolerance=1e-8)
-    return torch.where(state.failed.unsqueeze(-1), torch.nan, state.point)
-
-
-def _resampled(problem: Problem, factors: Tensor) -> Problem:
-    """The problem on resampled rows: weights of the groups, mean features of the direct term."""
-    found = reweighted(problem, factors)
-    if problem.features is not None:
-        columns = feature_columns(problem.structure, problem.batch)
-        mean = problem.features.mean_of(columns, problem.batch.weight * factors)
-        found = replace(found, features=replace(problem.features, mean=mean))
-    return found
+        ended = search(
+            problem.reweighted(factors),
+            point.expand(draws, -1).clone(),
+            Course(short_steps=0, moves=0),
+            Searcher(LBFGS(steps=steps, tolerance=1e-8)),
+            owners=range(draws),
+        )
+    return torch.where(ended.failed.unsqueeze(-1), torch.nan, ended.point)
 
 
 def _summarise(problem: Problem, point: Tensor, draws: Tensor, level: float) -> pd.DataFrame:
-    estimate, spread = described(problem, point), described(problem, draws)
+    estimate, spread = described_parameters(problem, point), described_parameters(problem, draws)
     tail = (1 - level) / 2
     rows = []
     for (node, name), values in spread.items():
@@ -115,13 +107,12 @@ def _summarise(problem: Problem, point: Tensor, draws: Tensor, level: float) -> 
     return table.set_index(["node", "parameter", "index"])
 
 
-def described(problem: Problem, points: Tensor) -> dict[tuple[str, str], Array]:
+def described_parameters(problem: Problem, points: Tensor) -> dict[tuple[str, str], Array]:
     """Parameters as a user reads them, for every row of ``points``: (R, ...)."""
-    theta, _ = split_theta(unpack(points, problem.shapes))
-    naturals = problem.structure.naturals(theta)
-    found = {}
+    naturals = problem.naturals(points)
+    described = {}
     for node, mechanism in problem.structure.mechanisms.items():
         for name, value in mechanism.describe(naturals[node]).items():
             if name in mechanism.declared() and not name.startswith(("network.", "module.")):
-                found[node, name] = value.detach().expand(len(points), *value.shape[1:]).numpy()
-    return found
+                described[node, name] = value.detach().expand(len(points), *value.shape[1:]).numpy()
+    return described

@@ -8,32 +8,32 @@ are parameters like the others, whose gradient is dropped.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
 from otpdag.data import Batch
-from otpdag.engine.adam import descend
-from otpdag.engine.lbfgs import LBFGSState, minimise
-from otpdag.engine.method import Method
-from otpdag.engine.problem import Problem, build_problem
-from otpdag.engine.search import Layout, initial_points, prepare, restart_seed
+from otpdag.engine.course import Course
+from otpdag.engine.kinds.table_data import lay_out_rows, one_start, table_problem
+from otpdag.engine.layout import Layout
+from otpdag.engine.method import Method, entropic
+from otpdag.engine.search import Restart, Searcher, restart_seed, search
 from otpdag.errors import ModelError
-from otpdag.objective import LossTerms, Streams
+from otpdag.objective import LossTerms, Problem, Streams
 from otpdag.structure import Structure, pack, unpack
 from otpdag.threads import bounded_threads
 
-__all__ = ["Many", "fit_many", "start_many"]
+__all__ = ["FittedSets", "fit_data_sets", "start_data_sets"]
 
 Values = Mapping[str, Mapping[str, ArrayLike | Tensor]]
 Naturals = dict[str, dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
-class Many:
+class FittedSets:
     """Estimates of S data sets.
 
     Attributes:
@@ -51,50 +51,55 @@ class Many:
     history: Naturals = field(repr=False)
 
 
-@dataclass
-class _HeldProblem(Problem):
-    """A problem some of whose parameters stay where they are: their columns of the point have no gradient.
+@dataclass(frozen=True)
+class HeldProblem(Problem):
+    """A problem some of whose parameters stay where they are: their columns of the point have no gradient."""
 
-    It remembers the points of drawn steps, which Adam visits once each.
-    """
+    base: Problem
+    free: Tensor
 
-    free: Tensor = field(default_factory=lambda: torch.ones(1, dtype=torch.bool))
-    kept_columns: int = 0
-    visited: list[Tensor] = field(default_factory=list)
+    @property
+    def structure(self) -> Structure:  # type: ignore[override]
+        """Of the problem itself."""
+        return self.base.structure
 
-    def terms(self, flat: Tensor, progress: float = 1.0) -> LossTerms:
-        return super().terms(self._hold(flat), progress)
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:  # type: ignore[override]
+        """Of the problem itself."""
+        return self.base.shapes
 
-    def sampled(self, flat: Tensor, streams: Streams, progress: float) -> LossTerms:
-        self.visited.append(flat.detach()[:, : self.kept_columns].clone())
-        return super().sampled(self._hold(flat), streams, progress)
+    @property
+    def rows(self) -> int:
+        """Of the problem itself."""
+        return self.base.rows
 
-    def _hold(self, flat: Tensor) -> Tensor:
-        return torch.where(self.free, flat, flat.detach())
+    def terms(self, point: Tensor) -> LossTerms:
+        """Terms without gradients of what is held."""
+        return self.base.terms(self._held(point))
+
+    def sampled(self, point: Tensor, streams: Streams, progress: float) -> LossTerms:
+        """Terms without gradients of what is held."""
+        return self.base.sampled(self._held(point), streams, progress)
+
+    def laid_out_for(self, points: Tensor, *, precisely: bool = False) -> HeldProblem:
+        """Points are placed once, for all starts."""
+        return replace(self, base=self.base.laid_out_for(points))
+
+    def _held(self, point: Tensor) -> Tensor:
+        return torch.where(self.free, point, point.detach())
 
 
-@dataclass
-class _Course:
-    """Where a run ended, and all points on its way."""
-
-    point: Tensor
-    loss: Tensor
-    failed: Tensor
-    points: list[Tensor]
-
-
-def start_many(structure: Structure, batch: Batch, *, seed: int = 0, restarts: int = 1) -> Naturals:
-    """Data-driven starts of every data set in natural units, (S, restarts, ...): what :func:`fit_many` begins with."""
-    layout = prepare(structure, batch, Method("start", eps=1.0), seed)
+def start_data_sets(structure: Structure, batch: Batch, *, seed: int = 0, restarts: int = 1) -> Naturals:
+    """Data-driven starts of every data set in natural units, (S, restarts, ...): where :func:`fit_data_sets` begins."""
+    layout = lay_out_rows(structure, batch, entropic(), seed)
     points = _starts(layout, batch, seed, restarts)
-    found = _naturals(layout, points)
     return {
         node: {name: value.unflatten(0, (batch.replicas, restarts)) for name, value in values.items()}
-        for node, values in found.items()
+        for node, values in _naturals(layout, points).items()
     }
 
 
-def fit_many(
+def fit_data_sets(
     structure: Structure,
     batch: Batch,
     method: Method,
@@ -103,7 +108,7 @@ def fit_many(
     restarts: int = 1,
     begin: Values | None = None,
     frozen: Values | None = None,
-) -> Many:
+) -> FittedSets:
     """Fit every data set of a batch, all starts at once and to the end.
 
     Args:
@@ -123,28 +128,35 @@ def fit_many(
     """
     sets = batch.replicas
     owners = torch.arange(sets).repeat_interleave(restarts)
-    layout = prepare(structure, batch, method, seed)
+    layout = lay_out_rows(structure, batch, method, seed)
     points = _starts(layout, batch, seed, restarts)
     points = _overwrite(layout, points, begin, torch.arange(sets * restarts), (sets, restarts))
     points = _overwrite(layout, points, frozen, owners, (sets,))
-    built = build_problem(layout.structure, _repeat(batch, owners), method, layout.shapes, seed, layout.maps)
-    parts = {part.name: getattr(built, part.name) for part in fields(Problem)}
-    sizes = [math.prod(shape) for shape in _theta_shapes(layout).values()]
-    problem = _HeldProblem(**parts, free=_free_columns(layout, frozen), kept_columns=sum(sizes))
+    problem = HeldProblem(table_problem(layout, _repeat(batch, owners), method, seed), _free_columns(layout, frozen))
+    own = sum(math.prod(shape) for shape in _theta_shapes(layout).values())
+    visited = [points[:, :own]]
     with bounded_threads(batch.rows * len(owners)):
-        course = _run(problem, points, [restart_seed(seed, number) for number in range(len(owners))])
-    judged = torch.where(course.failed | ~torch.isfinite(course.loss), torch.inf, course.loss)
-    kept = judged.reshape(sets, restarts).argmin(-1)
-    rows = torch.arange(sets) * restarts + kept
-    return Many(
-        _naturals(layout, course.point[rows]), course.loss[rows], kept, course.failed[rows],
-        _stacked([_naturals(layout, point[rows]) for point in course.points]),
-    )  # fmt: skip
+        searcher = Searcher(method.optimiser, seed, trace=lambda point: visited.append(point[:, :own].clone()))
+        ended = search(problem, points, Course(short_steps=0, moves=0), searcher, owners.tolist())
+    visited[-1] = _all_points(ended.restarts, own)  # the last steps may have been averaged
+    return FittedSets(
+        naturals=_naturals(layout, ended.point),
+        loss=ended.loss,
+        kept=ended.kept - torch.arange(sets) * restarts,
+        failed=ended.failed,
+        history=_stacked([_naturals(layout, point[ended.kept]) for point in visited]),
+    )
+
+
+def _all_points(restarts: Sequence[Restart], own: int) -> Tensor:
+    """Where all starts ended, averaged as an optimiser may have done."""
+    return torch.stack([one.point[:own] for one in restarts])
 
 
 def _starts(layout: Layout, batch: Batch, seed: int, restarts: int) -> Tensor:
-    owners = [owner for owner in range(batch.replicas) for _ in range(restarts)]
-    return initial_points(layout, batch, seed, list(range(restarts)) * batch.replicas, owners)
+    pairs = [(owner, number) for owner in range(batch.replicas) for number in range(restarts)]
+    own = [one_start(layout, batch, owner, restart_seed(seed, n), first=n == 0) for owner, n in pairs]
+    return torch.cat(own)
 
 
 def _repeat(batch: Batch, owners: Tensor) -> Batch:
@@ -207,17 +219,3 @@ def _free_columns(layout: Layout, frozen: Values | None) -> Tensor:
     held = {layout.structure.keys[node][name] for node, name in _named(layout, frozen or {})}
     parts = {key: torch.full((1, *shape), key not in held) for key, shape in layout.shapes.items()}
     return pack(parts)[0].bool()
-
-
-def _run(problem: _HeldProblem, points: Tensor, seeds: list[int]) -> _Course:
-    if problem.method.optimiser == "adam":
-        outcome = descend(problem, points, Streams(seeds), steps=problem.method.steps)
-        return _Course(outcome.point, outcome.loss, outcome.failed, [*problem.visited, outcome.point])
-    course = [points]
-
-    def on_step(step: int, state: LBFGSState) -> bool:
-        course.append(state.point)
-        return False
-
-    state = minimise(problem.loss, points, steps=problem.method.steps, on_step=on_step)
-    return _Course(state.point, state.loss, state.failed, course)

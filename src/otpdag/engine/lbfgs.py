@@ -12,7 +12,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-__all__ = ["LBFGSState", "minimise"]
+from otpdag.engine.coordinates import Coordinates
+from otpdag.engine.optimiser import Leg, Memory, Outcome, Progress, Watch
+from otpdag.errors import ModelError
+from otpdag.objective import LossTerms
+
+__all__ = ["LBFGS", "LBFGSState", "minimise"]
 
 Pair = tuple[Tensor, Tensor, Tensor]
 """A step s, the change y of the gradient, and 1 / (s . y)."""
@@ -21,6 +26,10 @@ Evaluate = Callable[[Tensor], Tensor]
 """Maps parameters (R, P) to losses (R,)."""
 
 MOST_TRIALS = 20
+"""Step lengths that a line search tries: 0.1 to the power of 20 of a step moves nothing."""
+
+SMALL_IN_A_ROW = 3
+"""Small changes in a row that make an end: one or two happen in narrow valleys."""
 
 OnStep = Callable[[int, "LBFGSState"], bool]
 """Called after each step; returning True stops the run."""
@@ -39,6 +48,108 @@ class LBFGSState:
     evaluations: int = 0
     history: list[Pair] = field(default_factory=list)
     """Triples (s, y, 1 / (s . y)); the last is zero where the pair carries no curvature."""
+    small_changes: Tensor = field(default_factory=lambda: torch.zeros(0))
+    """In how many steps in a row each row's loss has hardly changed."""
+
+    def as_tensors(self) -> dict[str, Tensor]:
+        """All of it, for a file or a leg that goes on from here."""
+        pairs = {f"pair.{at:02d}.{name}": one for at, pair in enumerate(self.history) for name, one in _named(pair)}
+        counts = torch.tensor([self.steps, self.evaluations])
+        return {
+            "point": self.point,
+            "loss": self.loss,
+            "gradient": self.gradient,
+            "converged": self.converged,
+            "failed": self.failed,
+            "small_changes": self.small_changes,
+            "counts": counts,
+            **pairs,
+        }
+
+    @classmethod
+    def from_tensors(cls, tensors: Memory) -> LBFGSState:
+        """Invert :meth:`as_tensors`."""
+        steps, evaluations = (int(count) for count in tensors["counts"])
+        return cls(
+            point=tensors["point"],
+            loss=tensors["loss"],
+            gradient=tensors["gradient"],
+            converged=tensors["converged"],
+            failed=tensors["failed"],
+            steps=steps,
+            evaluations=evaluations,
+            history=pairs_of(tensors),
+            small_changes=tensors["small_changes"],
+        )
+
+
+def _named(pair: Pair) -> list[tuple[str, Tensor]]:
+    return list(zip(("s", "y", "rho"), pair, strict=True))
+
+
+def pairs_of(tensors: Memory) -> list[Pair]:
+    """The curvature pairs among named tensors, the oldest first."""
+    numbers = sorted({key.split(".")[1] for key in tensors if key.startswith("pair.")})
+    return [tuple(tensors[f"pair.{number}.{name}"] for name in ("s", "y", "rho")) for number in numbers]  # type: ignore[misc]
+
+
+@dataclass(frozen=True)
+class LBFGS:
+    """Quasi-Newton descent on all rows, for problems in closed form.
+
+    Args:
+        steps: Most steps.
+        tolerance: Relative change of the loss, in three steps in a row, at which it has converged.
+    """
+
+    steps: int = 400
+    tolerance: float = 1e-9
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no step."""
+        if self.steps < 1:
+            raise ModelError(f"steps must be at least 1; got {self.steps}")
+
+    @property
+    def is_stochastic(self) -> bool:
+        """Every loss is the same at the same point."""
+        return False
+
+    def run(self, leg: Leg, watch: Watch, resume: Memory | None = None) -> Outcome:
+        """Minimise in the problem's own coordinates, which a leg that goes on shares with the one before."""
+        before = resume or leg.memory
+        axes = _axes_of(before) or Coordinates.of(leg.problem, leg.points)
+        last: list[LossTerms] = []
+
+        def evaluate(y: Tensor) -> Tensor:
+            terms = leg.problem.terms(axes.point(y))
+            last[:] = [terms]
+            return terms.total.expand(y.shape[0])
+
+        def on_step(step: int, state: LBFGSState) -> bool:
+            points = axes.point(state.point)
+            return watch(Progress(step, last[0], state.loss, points, lambda: _as_memory(axes, state)))
+
+        state = minimise(
+            evaluate,
+            before["point"] if before else torch.zeros_like(leg.points),
+            steps=leg.steps,
+            tolerance=self.tolerance if leg.tolerance is None else leg.tolerance,
+            history=pairs_of(before),
+            resume=None if resume is None else LBFGSState.from_tensors(resume),
+            on_step=on_step,
+        )
+        memory = _as_memory(axes, state)
+        return Outcome(axes.point(state.point), state.loss, state.converged, state.failed, state.steps, memory)
+
+
+def _as_memory(axes: Coordinates, state: LBFGSState) -> Memory:
+    matrix = {} if axes.matrix is None else {"axes.matrix": axes.matrix}
+    return {**state.as_tensors(), "axes.origin": axes.origin, **matrix}
+
+
+def _axes_of(memory: Memory) -> Coordinates | None:
+    return Coordinates(memory["axes.origin"], memory.get("axes.matrix")) if "axes.origin" in memory else None
 
 
 def minimise(
@@ -50,20 +161,20 @@ def minimise(
     gradient_tolerance: float = 1e-7,
     memory: int = 12,
     history: Sequence[Pair] = (),
+    resume: LBFGSState | None = None,
     on_step: OnStep | None = None,
 ) -> LBFGSState:
     """Minimise each row's loss from ``start`` (R, P).
 
-    ``history`` is that of an earlier run on a similar problem, whose curvature serves from the first step on.
+    ``history`` is that of an earlier run on a similar problem, whose curvature serves from the first step on;
+    ``resume`` the state of this very run, which then goes on as if it had never stopped.
 
     A row has converged when its loss has changed by less than ``tolerance`` (relative) in three steps in a row, or its
     largest gradient component is below ``gradient_tolerance``. A row whose loss is not finite is marked failed and
     keeps its last good point.
     """
-    state = _begin(evaluate, start)
-    state.history = list(history)
-    small_changes = torch.zeros_like(state.loss)
-    for step in range(steps):
+    state = _begin(evaluate, start, history) if resume is None else resume
+    for step in range(state.steps, steps):
         if bool((state.converged | state.failed).all()):
             break
         direction = _direction(state)
@@ -73,9 +184,9 @@ def minimise(
         state.evaluations += moved.evaluations
         state.steps = step + 1
         small = (previous - state.loss).abs() <= tolerance * (1 + state.loss.abs())
-        small_changes = torch.where(small, small_changes + 1, torch.zeros_like(small_changes))
+        state.small_changes = torch.where(small, state.small_changes + 1, torch.zeros_like(state.small_changes))
         flat = state.gradient.abs().amax(-1) <= gradient_tolerance
-        state.converged = state.converged | (small_changes >= 3) | flat
+        state.converged = state.converged | (state.small_changes >= SMALL_IN_A_ROW) | flat
         if on_step is not None and on_step(step, state):
             break
     return state
@@ -97,12 +208,21 @@ def _loss_and_gradient(evaluate: Evaluate, point: Tensor) -> tuple[Tensor, Tenso
     return loss.detach(), gradient.detach()
 
 
-def _begin(evaluate: Evaluate, start: Tensor) -> LBFGSState:
+def _begin(evaluate: Evaluate, start: Tensor, history: Sequence[Pair]) -> LBFGSState:
     loss, gradient = _loss_and_gradient(evaluate, start)
     failed = ~torch.isfinite(loss) | ~torch.isfinite(gradient).all(-1)
     gradient = torch.where(failed.unsqueeze(-1), torch.zeros_like(gradient), gradient)
     converged = torch.zeros_like(failed)
-    return LBFGSState(start.detach().clone(), loss, gradient, converged, failed, evaluations=1)
+    return LBFGSState(
+        point=start.detach().clone(),
+        loss=loss,
+        gradient=gradient,
+        converged=converged,
+        failed=failed,
+        evaluations=1,
+        history=list(history),
+        small_changes=torch.zeros_like(loss),
+    )
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from otpdag.data import Batch
 from otpdag.objective.mean_features import feature_columns
 from otpdag.structure import Structure
 
-__all__ = ["RemoteOptions", "RowLosses", "near_rows", "standard_columns"]
+__all__ = ["ApartOptions", "RowLosses", "near_rows", "standard_columns"]
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -33,7 +33,7 @@ RowLosses = Callable[[Batch], tuple[Array, int]]
 
 
 @dataclass(frozen=True)
-class RemoteOptions:
+class ApartOptions:
     """What counts as apart; lengths are in robust standard deviations of a column.
 
     Args:
@@ -54,7 +54,7 @@ class RemoteOptions:
 
 
 def near_rows(
-    structure: Structure, batch: Batch, options: RemoteOptions, losses: RowLosses, generator: np.random.Generator
+    structure: Structure, batch: Batch, options: ApartOptions, losses: RowLosses, generator: np.random.Generator
 ) -> Tensor:
     """Numbers of the rows that are not apart, or in a group that the model has room for; all, if too few would be."""
     apart = _apart(standard_columns(structure, batch), options)
@@ -83,16 +83,16 @@ def standard_columns(structure: Structure, batch: Batch) -> Array:
     return np.concatenate(columns, 1)
 
 
-def _apart(columns: Array, options: RemoteOptions) -> Flags:
+def _apart(columns: Array, options: ApartOptions) -> Flags:
     """Whether each row lies apart, above and below in each column: (N, 2 * columns)."""
     sides = [side for column in columns.T for side in (column, -column)]
     return np.stack([(side > options.furthest) | _beyond_gap(side, options) for side in sides], 1)
 
 
-def _beyond_gap(column: Array, options: RemoteOptions) -> Flags:
+def _beyond_gap(column: Array, options: ApartOptions) -> Flags:
     """Which values lie above an empty stretch outside the middle of a column: emptier than what lies above it is full.
 
-    >>> _beyond_gap(np.array([*np.linspace(-2, 2, 96), 5.0, 5.1, 5.2, 5.3]), RemoteOptions()).sum()
+    >>> _beyond_gap(np.array([*np.linspace(-2, 2, 96), 5.0, 5.1, 5.2, 5.3]), ApartOptions()).sum()
     np.int64(4)
     """
     ordered = np.sort(column)
@@ -103,7 +103,7 @@ def _beyond_gap(column: Array, options: RemoteOptions) -> Flags:
     return column > ordered[empty.argmax()] if empty.any() else np.zeros(len(column), dtype=bool)
 
 
-def _groups(apart: Flags, options: RemoteOptions) -> list[NDArray[np.int64]]:
+def _groups(apart: Flags, options: ApartOptions) -> list[NDArray[np.int64]]:
     """Rows that are apart in the same columns, where they are many; the largest group first."""
     rows = np.flatnonzero(apart.any(1))
     if not len(rows):
@@ -117,7 +117,7 @@ def _has_room(
     batch: Batch,
     near: NDArray[np.int64],
     group: NDArray[np.int64],
-    options: RemoteOptions,
+    options: ApartOptions,
     losses: RowLosses,
     generator: np.random.Generator,
 ) -> bool:

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from otpdag.engine.bootstrap import BootstrapOptions, bootstrap_table
 from otpdag.engine.method import Method
 from otpdag.engine.monitor import Stage
-from otpdag.engine.problem import Problem
 from otpdag.engine.search import Restart
 from otpdag.errors import ModelError
+from otpdag.objective import Problem
 from otpdag.structure import pack
 
 if TYPE_CHECKING:
@@ -86,6 +86,8 @@ class FitResult:
     def intervals(self, *, draws: int = 200, level: float = 0.9, seed: int = 0, jobs: int = 1) -> pd.DataFrame:
         """Bootstrap intervals of the parameters: the fit repeated on resampled rows, from the estimate on.
 
+        Of sequences, whole ones are resampled; fewer than thirty are cut in pieces first.
+
         Args:
             draws: Number of resampled fits.
             level: Nominal coverage.
@@ -95,12 +97,12 @@ class FitResult:
         Returns:
             A table indexed by node, parameter and index, with estimate, lower and upper end.
         """
-        if self.problem is None:
-            raise ModelError("this fit kept nothing to resample: intervals exist for tables, not for sequences")
+        if self.problem is None or self.method.optimiser.is_stochastic:
+            raise ModelError(f"intervals need a deterministic method; {self.method.name!r} draws noise at every step")
         raw = self.problem.structure.raw(self.model.fitted.naturals) | dict(self.model.fitted.phi)
         point = pack({key: raw[key] for key in self.problem.shapes})
         options = BootstrapOptions(draws=draws, level=level, seed=seed, jobs=jobs)
-        return bootstrap_table(self.problem, point, options)
+        return bootstrap_table(self.problem.in_units(), point, options)
 
     def __repr__(self) -> str:
         kept = next((r.number for r in self.restarts if r.kept), 0)

@@ -12,7 +12,7 @@ the maximum-likelihood estimate of contaminated data is already spoilt.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -22,30 +22,19 @@ from scipy.spatial import cKDTree
 from torch import Tensor
 
 from otpdag.data import Batch
-from otpdag.engine.lbfgs import minimise
+from otpdag.engine.course import Course
+from otpdag.engine.kinds.kind import DataKind
+from otpdag.engine.kinds.table_data import TableData
+from otpdag.engine.layout import Layout
 from otpdag.engine.method import Method
 from otpdag.engine.monitor import Monitor
-from otpdag.engine.outlying_groups import RemoteOptions, near_rows, standard_columns
-from otpdag.engine.problem import Problem, build_problem
-from otpdag.engine.search import (
-    Course,
-    Layout,
-    Restart,
-    Trained,
-    distinct,
-    initial_points,
-    prepare,
-    restart_seed,
-    short_batch,
-    train,
-)
+from otpdag.engine.outlying_groups import ApartOptions, near_rows, standard_columns
+from otpdag.engine.search import Ended, Searcher, search
 from otpdag.engine.starts import k_means, squared_distances
-from otpdag.errors import ModelError
-from otpdag.inference.ancestral import ancestral
-from otpdag.objective import row_losses, split_theta
-from otpdag.structure import Structure, unpack
+from otpdag.objective import LossTerms, Moved, Problem
+from otpdag.structure import Structure
 
-__all__ = ["RobustOptions", "train_robust"]
+__all__ = ["CappedProblem", "RobustOptions", "robust_search"]
 
 Array = NDArray[np.float64]
 
@@ -60,7 +49,7 @@ class RobustOptions:
     Args:
         most_dropped: Largest share of rows that may be left out; beyond it the most likely rows are kept.
         slack: How far the data's mass in a region may exceed the model's.
-        remote: What counts as apart from the rest; rows apart take no part in the search for a start.
+        apart: What counts as apart from the rest; rows apart take no part in the search for a start.
         tails: Upper tail probabilities of the loss under the model that cut the regions.
         cap: Tail probability whose loss caps a row's loss when starts are compared.
         rounds: How often fit and weights alternate at most.
@@ -72,7 +61,7 @@ class RobustOptions:
 
     most_dropped: float = 0.25
     slack: float = 1.25
-    remote: RemoteOptions = field(default_factory=RemoteOptions)
+    apart: ApartOptions = field(default_factory=ApartOptions)
     tails: tuple[float, ...] = (0.1, 0.05, 0.02, 0.01, 0.004, 0.001)
     cap: float = 0.004
     rounds: int = 8
@@ -82,108 +71,177 @@ class RobustOptions:
     sample: int = 4000
 
 
-def train_robust(
-    structure: Structure,
-    batch: Batch,
+@dataclass(frozen=True)
+class CappedProblem(Problem):
+    """A problem that leaves out units: weights follow from the point, and are found anew whenever the problem is moved.
+
+    Starts are compared by what leaving units out costs, on those that lie together.
+    """
+
+    base: Problem
+    judge: Problem
+    options: RobustOptions
+    seed: int
+    weights: Tensor | None = None
+    weighted: Problem | None = None
+    trimmings: int = 0
+    """How often only the likeliest units are kept, before weights are capped: a start must not follow outliers."""
+    untrimmed: Tensor | None = None
+    """Starts that are never trimmed (R,): those that look at all rows."""
+    near: Tensor | None = None
+    """Units that lie together; None if all do."""
+
+    @property
+    def structure(self) -> Structure:  # type: ignore[override]
+        """Of the problem itself."""
+        return self.base.structure
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:  # type: ignore[override]
+        """Of the problem itself."""
+        return self.base.shapes
+
+    @property
+    def rows(self) -> int:
+        """Of the problem itself."""
+        return self.base.rows
+
+    @property
+    def points_per_row(self) -> int:
+        """Of the problem itself."""
+        return self.base.points_per_row
+
+    def for_curvature(self, points: Tensor) -> Problem | None:
+        """Of the problem with its present weights."""
+        return (self.weighted or self.base).for_curvature(points)
+
+    def terms(self, point: Tensor) -> LossTerms:
+        """Terms with the present weights."""
+        return (self.weighted or self.base).terms(point)
+
+    def judged(self, points: Tensor, losses: Tensor) -> Tensor:
+        """Mean loss with each unit's loss capped at the model's own tail: what leaving it out costs."""
+        return _truncated_loss(self.judge, points, self.options, self.seed)
+
+    def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> CappedProblem:
+        """Some of the units that lie together, hard trimming first, with rougher distributions of the loss."""
+        near = self.base if self.near is None else self.base.on_part(self.near)
+        part = near.on_part(rows)
+        options = replace(self.options, sample=self.options.sample // 3)
+        return replace(self, base=part, judge=part, options=options, trimmings=options.concentration, near=None)
+
+    def laid_out_for(self, points: Tensor, *, precisely: bool = False) -> CappedProblem:
+        """Weights at these points, unless they are known."""
+        base = self.base.laid_out_for(points, precisely=precisely)
+        if self.weights is not None and len(self.weights) == len(points):
+            return self
+        return replace(self, base=base)._with_weights(points)
+
+    def moved(self, point: Tensor) -> Moved | None:
+        """Weights anew, until they hardly change."""
+        after = replace(self, trimmings=max(0, self.trimmings - 1))._with_weights(point)
+        was_trimmed = self.trimmings > 0
+        if not was_trimmed and self.weights is not None and after.weights is not None:
+            change = (after.weights - self.weights).abs().mean(-1)
+            if bool((change < self.options.same_weights).all()):
+                return None
+        return Moved(after, point, "leave out outliers")
+
+    def _with_weights(self, points: Tensor) -> CappedProblem:
+        weights = (
+            self._trimmed(points) if self.trimmings else _capped_weights(self.base, points, self.options, self.seed)
+        )
+        return replace(self, weights=weights, weighted=self.base.reweighted(weights))
+
+    def _trimmed(self, points: Tensor) -> Tensor:
+        """One for the likeliest units at present; the others are left out."""
+        losses = self.base.unit_losses(points)
+        likely = losses <= losses.quantile(1 - self.options.most_dropped, dim=-1, keepdim=True)
+        if self.untrimmed is not None and len(self.untrimmed) == len(points):
+            likely = likely | self.untrimmed.to(likely.device).unsqueeze(-1)
+        return likely.to(losses)
+
+
+def robust_search(
+    kind: DataKind,
+    layout: Layout,
+    problem: Problem,
     method: Method,
-    *,
-    seed: int,
+    course: Course,
+    searcher: Searcher,
     restarts: int,
-    monitor: Monitor,
-    course: Course | None = None,
     options: RobustOptions | None = None,
-) -> tuple[Trained, Tensor]:
-    """Fit with outliers left out; also the final weight of each row (N,)."""
-    course, options = course or Course(), options or RobustOptions()
-    if method.optimiser != "lbfgs" or not method.reconstruction:
-        raise ModelError(f"robust='outliers' needs the entropic method; got {method.name!r}")
-    layout = prepare(structure, batch, method, seed)
-    near = batch.take(_near_rows(layout, batch, method, options, seed, restarts))
-    points = _trimmed_starts(layout, near, seed, restarts)
-    part = _laid_out(layout, short_batch(near, course.short_rows, seed), method, seed)
-    points, short_losses = _concentrate(part, points, options, course, monitor, seed)
-    order = distinct(short_losses.argsort(), short_losses)[: course.finalists]
-    problem = _laid_out(layout, batch, method, seed)
-    finals = _alternate(problem, points[order], options, monitor, order.tolist(), seed)
-    judged = _truncated_loss(_laid_out(layout, near, method, seed), finals, options, seed)
-    best = int(judged.argmin())
-    weights = _capped_weights(problem, finals[best : best + 1], options, seed)
-    final = minimise(reweighted(problem, weights).loss, finals[best : best + 1], steps=method.steps)
-    losses, ends = torch.full_like(short_losses, torch.nan), points.clone()
-    losses[order], ends[order] = judged, finals
-    reports = tuple(
-        Restart(n, restart_seed(seed, n), float(short_losses[n]), float(losses[n]), n == int(order[best]), ends[n])
-        for n in range(restarts)
+) -> tuple[Ended, Tensor]:
+    """Search with outliers left out; also the final weight of each unit (N,)."""
+    options, seed = options or RobustOptions(), searcher.seed
+    near = None
+    if isinstance(kind, TableData):
+        near = _near_rows(kind, layout, method, options, searcher, restarts)
+        points = _trimmed_starts(kind, layout, problem, near, seed, restarts)
+    else:
+        points = kind.starts(layout, problem, seed, range(restarts))
+    untrimmed = torch.arange(restarts) % GUESSES == 0
+    judge = problem if near is None else problem.on_part(near)
+    capped = CappedProblem(problem, judge, options, seed, untrimmed=untrimmed, near=near)
+    short = min(course.short_rows, judge.rows)
+    staged = replace(
+        course,
+        short_rows=short,
+        short_elements=max(course.short_elements, short * restarts * problem.points_per_row),
+        short_steps=max(1, course.short_steps // 2),
+        short_moves=2 * options.concentration - 1,
+        halving=False,
+        finalist_steps=options.round_steps,
+        finalist_moves=options.rounds - 1,
+        part_rows=None,
+        moves=0,
     )
-    trained = Trained(
-        layout, reweighted(problem, weights), final.point, float(final.loss[0]), bool(final.converged[0]),
-        bool(final.failed[0]), final.steps, reports,
-    )  # fmt: skip
-    return trained, weights[0]
-
-
-def _laid_out(layout: Layout, batch: Batch, method: Method, seed: int) -> Problem:
-    return build_problem(layout.structure, batch, method, layout.shapes, seed, layout.maps)
-
-
-def _alternate(
-    problem: Problem, points: Tensor, options: RobustOptions, monitor: Monitor, starts: Sequence[int], seed: int
-) -> Tensor:
-    """Weights and fits in turn, on all rows."""
-    monitor.stage("leave out outliers", options.rounds, starts)
-    before: Tensor | None = None
-    for step in range(options.rounds):
-        weights = _capped_weights(problem, points, options, seed)
-        if before is not None and bool(((weights - before).abs().mean(-1) < options.same_weights).all()):
-            break
-        before = weights
-        state = minimise(reweighted(problem, weights).loss, points, steps=options.round_steps)
-        points = torch.where(state.failed.unsqueeze(-1), points, state.point)
-        record = {"loss": float(state.loss.min()), "kept": float(weights.mean(-1).max())}
-        monitor.record("leave out outliers", step, record, keep=True, losses=state.loss.tolist())
-    return points
-
-
-def reweighted(problem: Problem, weights: Tensor) -> Problem:
-    """The same problem with row weights (R, N) on top of its own."""
-    groups = [replace(group, weight=group.weight * weights[:, group.rows]) for group in problem.groups]
-    return replace(problem, groups=groups)
+    ended = search(capped, points, staged, searcher)
+    final = ended.problem
+    if not isinstance(final, CappedProblem) or final.weighted is None or final.weights is None:
+        raise RuntimeError("a robust search ends with weights")
+    return replace(ended, problem=final.weighted), final.weights[0]
 
 
 def _near_rows(
-    layout: Layout, batch: Batch, method: Method, options: RobustOptions, seed: int, restarts: int
+    kind: TableData, layout: Layout, method: Method, options: RobustOptions, searcher: Searcher, restarts: int
 ) -> Tensor:
     """Rows among which starts are looked for and judged."""
 
-    def losses(part: Batch) -> tuple[Array, int]:
+    def losses(batch: Batch) -> tuple[Array, int]:
+        part = replace(kind, batch=batch)
+        scaled = part.lay_out(method, searcher.seed)
+        problem = part.problem(scaled, method, searcher.seed)
+        points = part.starts(scaled, problem, searcher.seed, range(restarts))
         with Monitor(show=False) as quiet:
-            found = train(layout.structure, part, method, seed=seed, restarts=restarts, monitor=quiet)
-        return row_losses_at(found.problem, found.point)[0].cpu().numpy(), found.point.shape[-1]
+            ended = search(problem, points, Course(), Searcher(searcher.optimiser, searcher.seed, quiet))
+        return ended.problem.unit_losses(ended.point)[0].cpu().numpy(), ended.point.shape[-1]
 
-    limits = replace(options.remote, most=options.most_dropped)
-    return near_rows(layout.structure, batch, limits, losses, np.random.default_rng([seed, 11]))
+    limits = replace(options.apart, most=options.most_dropped)
+    return near_rows(layout.structure, kind.batch, limits, losses, np.random.default_rng([searcher.seed, 11]))
 
 
 # -- starts -----------------------------------------------------------------------------------------------------------
 
 
-def _trimmed_starts(layout: Layout, batch: Batch, seed: int, restarts: int) -> Tensor:
+def _trimmed_starts(
+    kind: TableData, layout: Layout, problem: Problem, near: Tensor, seed: int, restarts: int
+) -> Tensor:
     """Starts from different guesses of the clean rows: all, without isolated groups, dense, central; parts of those.
 
     All rows, because a small component that belongs to the model looks like a group of outliers until it is fitted.
     """
+    batch = kind.batch.take(near)
     columns = standard_columns(layout.structure, batch)
     generator = np.random.default_rng([seed, 7])
-    guesses = (
-        np.arange(batch.rows), _joined_rows(columns, generator), _dense_rows(columns, generator), _central_rows(columns)
-    )  # fmt: skip
+    everyone, joined = np.arange(batch.rows), _joined_rows(columns, generator)
+    guesses = (everyone, joined, _dense_rows(columns, generator), _central_rows(columns))
     points = []
     for number in range(restarts):
         rows = guesses[number % GUESSES]
         if number >= GUESSES:
             rows = generator.choice(rows, size=max(len(rows) // 2, 2), replace=False)
-        part = batch.take(torch.as_tensor(np.sort(rows)))
-        points.append(initial_points(layout, part, seed, [number]))
+        points.append(kind.starts(layout, problem, seed, [number], near[torch.as_tensor(np.sort(rows))]))
     return torch.cat(points)
 
 
@@ -217,63 +275,17 @@ def _joined_rows(columns: Array, generator: np.random.Generator, groups: int = 8
     return np.flatnonzero(kept)
 
 
-def _concentrate(
-    problem: Problem, points: Tensor, options: RobustOptions, course: Course, monitor: Monitor, seed: int
-) -> tuple[Tensor, Tensor]:
-    """Short runs, each on the rows that are most likely at present; then the starts' truncated losses."""
-    monitor.stage("trimmed short starts", 2 * options.concentration, range(len(points)))
-    from_all_rows = (torch.arange(len(points), device=points.device) % GUESSES == 0).unsqueeze(-1)
-    rough = replace(options, sample=options.sample // 3)
-    for step in range(2 * options.concentration):
-        if step < options.concentration:
-            losses = row_losses_at(problem, points)
-            likely = losses <= losses.quantile(1 - options.most_dropped, dim=-1, keepdim=True)
-            weights = (likely | from_all_rows).to(losses)
-        else:  # hard trimming shrinks what it keeps; capped weights let it recover before starts are judged
-            weights = _capped_weights(problem, points, rough, seed)
-        state = minimise(reweighted(problem, weights).loss, points, steps=course.short_steps // 2)
-        points = torch.where(state.failed.unsqueeze(-1), points, state.point)
-        monitor.record("", step, {"loss": float(state.loss.min())}, keep=False, losses=state.loss.tolist())
-    return points, _truncated_loss(problem, points, rough, seed)
-
-
 # -- weights ----------------------------------------------------------------------------------------------------------
 
 
-def row_losses_at(problem: Problem, points: Tensor) -> Tensor:
-    """The loss of every row at every replica's parameters: (R, N)."""
-    theta, _ = split_theta(unpack(points.detach(), problem.shapes))
-    with torch.no_grad():
-        naturals = problem.structure.naturals(theta)
-        groups = problem.placed(points).groups
-        found = row_losses(problem.structure, naturals, groups, problem.method.at("eps", 1.0))
-    return found.nan_to_num(nan=1e12, posinf=1e12)
-
-
 def _model_losses(problem: Problem, point: Tensor, options: RobustOptions, seed: int) -> Tensor:
-    """Losses of rows that the model itself makes, with the data's pattern of missing cells: (sample,)."""
-    theta, _ = split_theta(unpack(point.detach(), problem.shapes))
-    structure, batch = problem.structure, problem.batch
-    with torch.no_grad():
-        naturals = structure.naturals(theta)
-        generator = torch.Generator().manual_seed(seed)
-        rows = torch.randint(batch.rows, (options.sample,), generator=generator)
-        pattern = batch.take(rows)
-        given = {node: pattern.values[node][:1] for node in structure.given}
-        values = ancestral(structure, naturals, options.sample, generator, do=given)
-    made = {node: torch.where(_cells(pattern.mask[node], values[node]), values[node], 0.0) for node in pattern.values}
-    sample = Batch(made, pattern.mask, torch.ones_like(pattern.weight))
-    made_problem = build_problem(structure, sample, problem.method, problem.shapes, seed, problem.maps)
-    return row_losses_at(made_problem, point)[0]
-
-
-def _cells(mask: Tensor, value: Tensor) -> Tensor:
-    return mask if mask.shape[-1] == value.shape[-1] else mask[..., :1]
+    """Losses of units that the model itself makes, with the data's pattern of missing cells: (sample,)."""
+    return problem.simulated(point, options.sample, seed).unit_losses(point)[0]
 
 
 def _capped_weights(problem: Problem, points: Tensor, options: RobustOptions, seed: int) -> Tensor:
     """Weights (R, N) that keep the data's mass in each tail region near the model's."""
-    losses = row_losses_at(problem, points)
+    losses = problem.unit_losses(points)
     return torch.stack(
         [_cap(losses[r], _model_losses(problem, points[r : r + 1], options, seed), options) for r in range(len(points))]
     )
@@ -305,8 +317,7 @@ def _within_limit(weights: Tensor, losses: Tensor, most: float) -> Tensor:
 
 
 def _truncated_loss(problem: Problem, points: Tensor, options: RobustOptions, seed: int) -> Tensor:
-    """Mean loss with each row's loss capped at the model's own tail: what leaving a row out costs."""
-    losses = row_losses_at(problem, points)
+    losses = problem.unit_losses(points)
     caps = [
         _model_losses(problem, points[r : r + 1], options, seed).quantile(1 - options.cap) for r in range(len(points))
     ]

@@ -8,29 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from otpdag.engine.search import Layout
 from otpdag.engine.starts import complete_table
 from otpdag.sequences import SequenceBatch
-from otpdag.structure import Structure, lag_name, pack
+from otpdag.structure import Structure, lag_name
 
-__all__ = ["START_STEPS", "one_start", "prepare_steps", "some_steps", "start_of"]
-
-START_STEPS = 20_000  # steps that starts are guessed from
-PIECE = 250  # steps in a piece of a long sequence, where only a part is needed
+__all__ = ["completed_start", "lay_out_steps"]
 
 
-def some_steps(batch: SequenceBatch, steps: int, seed: int) -> SequenceBatch:
-    """A random part of about that many steps: whole sequences, or pieces of long ones."""
-    if batch.rows <= steps:
-        return batch
-    pieces = batch.cut(max(PIECE, min(int(batch.lengths.max()), steps // 40)))
-    order = torch.randperm(len(pieces.lengths), generator=torch.Generator().manual_seed(seed))
-    enough = int((pieces.lengths[order].cumsum(0) < steps).sum()) + 1
-    return pieces.take(order[:enough])
-
-
-def prepare_steps(structure: Structure, batch: SequenceBatch, seed: int) -> Layout:
-    """Adopt the data's units and declare all parameters."""
+def lay_out_steps(structure: Structure, batch: SequenceBatch, seed: int) -> Structure:
+    """The structure in the units of the completed steps."""
     completed = complete_table(structure, batch.steps, 0, np.random.default_rng([seed, 2**20]), first=True)
     values = _with_lags(structure, batch, completed)
     scaled = {
@@ -39,21 +25,13 @@ def prepare_steps(structure: Structure, batch: SequenceBatch, seed: int) -> Layo
         )
         for name, mechanism in structure.mechanisms.items()
     }
-    found = structure.with_mechanisms(scaled)
-    return Layout(found, (), {key: parameter.shape for key, parameter in found.parameters().items()})
+    return structure.with_mechanisms(scaled)
 
 
-def one_start(layout: Layout, batch: SequenceBatch, seed: int, *, first: bool) -> Tensor:
-    """Starting parameters (1, P)."""
-    theta, _ = start_of(layout, batch, seed, first=first)
-    return pack({key: theta[key] for key in layout.shapes})
-
-
-def start_of(
-    layout: Layout, batch: SequenceBatch, seed: int, *, first: bool
+def completed_start(
+    structure: Structure, batch: SequenceBatch, seed: int, *, first: bool
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Raw parameters (1, ...), each mechanism fitted to the completed steps that it makes; and those steps."""
-    structure = layout.structure
     completed = complete_table(structure, batch.steps, 0, np.random.default_rng(seed), first=first)
     completed = _smoothed(structure, batch, completed, 1 if first else 1 + seed % 4)
     values = _with_lags(structure, batch, completed)
@@ -61,16 +39,16 @@ def start_of(
     for name, mechanism in structure.mechanisms.items():
         weight = _weight(structure, batch, name)
         start = mechanism.start(values[structure.base(name)], structure.parents(name, values), weight)
-        found = structure.with_settings(name, start)
-        naturals[name] = {key: value.unsqueeze(0) for key, value in found.items()}
+        settled = structure.with_settings(name, start)
+        naturals[name] = {key: value.unsqueeze(0) for key, value in settled.items()}
     theta = structure.raw(naturals)
     generator = torch.Generator().manual_seed(seed)
     for name, mechanism in structure.mechanisms.items():
         for key, value in mechanism.initial_raw(1, generator).items():
             theta.setdefault(structure.keys[name][key], value)
-    for key, shape in layout.shapes.items():
-        theta.setdefault(key, torch.zeros(1, *shape, dtype=torch.float64))
-    return {key: theta[key].to(batch.steps.weight) for key in layout.shapes}, completed
+    for key, parameter in structure.parameters().items():
+        theta.setdefault(key, torch.zeros(1, *parameter.shape, dtype=torch.float64))
+    return {key: value.to(batch.steps.weight) for key, value in theta.items()}, completed
 
 
 def _smoothed(
@@ -80,7 +58,7 @@ def _smoothed(
 
     The guess of a number from its own step alone explains its children without noise, a trap that no descent leaves.
     """
-    found = dict(completed)
+    smooth = dict(completed)
     left = batch.lengths.repeat_interleave(batch.lengths) - 1 - batch.times
     for node in structure.graph.hidden:
         if structure.mechanisms[node].space.support != "real" or not structure.longest_lag(node):
@@ -92,8 +70,8 @@ def _smoothed(
         slope = (mean * before).sum(0) / (before**2).sum(0).clamp(min=1e-12)
         fresh = (mean - slope * before)[batch.times > 0]
         spread = fresh.std(0) if len(fresh) > 1 else torch.ones_like(slope)
-        found[node] = mean / torch.where(spread > 1e-6, spread, torch.ones_like(spread))
-    return found
+        smooth[node] = mean / torch.where(spread > 1e-6, spread, torch.ones_like(spread))
+    return smooth
 
 
 def _with_lags(structure: Structure, batch: SequenceBatch, completed: Mapping[str, Tensor]) -> dict[str, Tensor]:

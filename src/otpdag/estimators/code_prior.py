@@ -15,12 +15,13 @@ from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, pad, scaled_dot_product_attention
 
 from otpdag.data import Schema
-from otpdag.engine import FitResult, Method, fit
+from otpdag.engine import Adam, FitResult, Method, fit
 from otpdag.errors import ConvergenceWarning, DataError, ModelError, NotFittedError
 from otpdag.graph import Graph
 from otpdag.mechanisms.base import Mechanism, Noise, Params, Parents
 from otpdag.mechanisms.parameters import Parameter
 from otpdag.model import Model
+from otpdag.objective import Drawn, Objective
 from otpdag.spaces import Count, Space
 from otpdag.threads import bounded_threads
 
@@ -278,9 +279,11 @@ class CodePrior(BaseEstimator):
         self.model_ = self._model(held.shape[1])
         steps = self.n_epochs * math.ceil(len(held) / self.batch_size)
         method = Method(
-            "likelihood", noise="marginal", optimiser="adam", steps=steps, batch_size=self.batch_size,
-            learning_rate=self.learning_rate, averaging=0.1,
-        )  # fmt: skip
+            "likelihood",
+            Objective(),
+            Drawn(noise="marginal", batch_size=self.batch_size),
+            Adam(steps=steps, learning_rate=self.learning_rate, averaging=0.1),
+        )
         with warnings.catch_warnings():
             # a network is trained for the epochs that were asked for; `result_.status` tells whether more would help
             warnings.simplefilter("ignore", ConvergenceWarning)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from numbers import Integral
 from typing import Self
 
@@ -16,8 +15,6 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from otpdag import mechanisms as m
 from otpdag.data import Batch
 from otpdag.engine import FitResult, Method, fit
-from otpdag.engine.auto import choose
-from otpdag.engine.method import method_of
 from otpdag.graph import Graph
 from otpdag.inference.row_posterior import log_likelihood, state_probabilities
 from otpdag.mechanisms.base import Mechanism
@@ -131,9 +128,15 @@ class GaussianMixture(DensityMixin, BaseEstimator):
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         self.model_ = self._model(table.shape[1])
         self.result_: FitResult = fit(
-            self.model_, {"x": rows}, method=self._method(self.model_), seed=seed,
-            restarts=self.n_init if self.n_components > 1 else 1, weights=weight, progress=False,
-        )  # fmt: skip
+            self.model_,
+            {"x": rows},
+            method=self.method,
+            seed=seed,
+            steps=None if self.max_iter is None else int(self.max_iter),
+            restarts=int(self.n_init) if self.n_components > 1 else 1,
+            weights=weight,
+            progress=False,
+        )
         self._read_params()
         self.converged_, self.n_iter_ = self.result_.status.converged, max(len(self.result_.history), 1)
         self.lower_bound_ = float(np.average(self._log_likelihood(rows), weights=weight))
@@ -158,10 +161,6 @@ class GaussianMixture(DensityMixin, BaseEstimator):
             raise ValueError(f"reg_covar must be a number of at least 0; got {self.reg_covar!r}")
         if self.weights is not None and np.shape(self.weights) != (self.n_components,):
             raise ValueError(f"weights must have shape ({self.n_components},); got {np.shape(self.weights)}")
-
-    def _method(self, model: Model) -> Method:
-        method = choose(model.structure) if self.method == "auto" else method_of(self.method)
-        return method if self.max_iter is None else replace(method, steps=int(self.max_iter))
 
     def _model(self, features: int) -> Model:
         """The graph ``z -> x``; with one component there is no ``z``."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -12,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
 
 from otpdag.data import Schema
-from otpdag.engine import FitResult, entropic, fit
+from otpdag.engine import FitResult, fit
 from otpdag.errors import DataError, ModelError, NotFittedError
 from otpdag.graph import Graph, lag
 from otpdag.inference import sequence_posterior
@@ -111,9 +110,13 @@ class HiddenMarkovModel(BaseEstimator):
         self.model_ = Model(graph, {_STATE: self._transition(), f"{_STATE}[0]": self._first(), **emissions})
         self.n_features_in_ = table.shape[1]
         self.result_: FitResult = fit(
-            self.model_, Sequences(table, lengths=_all(lengths, len(table))), seed=self.random_state,
-            restarts=self.n_init, method=replace(entropic(), steps=self.n_iter),
-        )  # fmt: skip
+            self.model_,
+            Sequences(table, lengths=_all(lengths, len(table))),
+            method="entropic",
+            seed=self.random_state,
+            steps=self.n_iter,
+            restarts=self.n_init,
+        )
         self._read(kinds)
         return self
 

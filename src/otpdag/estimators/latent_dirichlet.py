@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from numbers import Integral
 from typing import Any, Literal, Self
 
@@ -17,40 +17,29 @@ from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from otpdag.backward.documents import Cells, Shares, even_shares, infer_shares
-from otpdag.engine import FitResult, Method, Restart, Status, entropic, paper, transport
-from otpdag.engine.documents import (
-    DocumentOptions,
-    TopicState,
-    alpha_at_topics,
-    batches,
-    fit_entropic,
-    fit_transport,
-    start_topics,
-    update_online,
-)
-from otpdag.engine.monitor import Callback, Monitor
-from otpdag.engine.paper_documents import PaperOptions, fit_paper
+from otpdag.backward.topic_shares import Cells, Shares, even_shares, infer_shares
+from otpdag.engine import EM, Course, Documents, FitResult, fit
+from otpdag.engine.kinds.document_data import topic_method
+from otpdag.engine.monitor import Callback
+from otpdag.engine.search import Searcher, search
 from otpdag.errors import ConvergenceWarning, DataError, ModelError
 from otpdag.graph import Graph
 from otpdag.mechanisms import Dirichlet, Multinomial
 from otpdag.model import Model
-from otpdag.objective.documents import WordPairs, document_terms
+from otpdag.objective.topics import PairProblem, TopicProblem, Topics, batches, document_terms
+from otpdag.objective.word_pairs import WordPairs
 from otpdag.threads import bounded_threads
 
 __all__ = ["LatentDirichletAllocation"]
 
 Array = NDArray[np.float64]
-Documents = sparse.csr_array
+Counts = sparse.csr_array
 
-METHODS: dict[str, Callable[[], Method]] = {"entropic": entropic, "transport": transport, "paper": paper}
-STEPS = {"entropic": 100, "transport": 300, "paper": 300}
-STARTS = {"entropic": 6, "transport": 4, "paper": 1}
-TOLERANCE = {"entropic": 1e-6, "transport": 1e-6, "paper": 0.0}
-TOPIC_PRIOR = 0.1
-RELEVANCE = 0.4
-SHARE_STEPS, SHARE_TOLERANCE = 200, 1e-3
-ONLINE_UPDATES = 20
+METHODS = ("entropic", "transport", "paper")
+TOPIC_PRIOR = 0.1  # concentration of the prior on words, where topics have a distribution: sparse, as topics are
+RELEVANCE = 0.4  # chosen on BBC News, DBLP and 20 Newsgroups, which are also reported
+SHARE_STEPS, SHARE_TOLERANCE = 200, 1e-3  # of the shares of single documents, which are inferred to the end
+ONLINE_STEPS, ONLINE_UPDATES, FORGETTING = 40, 20, 0.7  # of partial_fit; see Hoffman, Blei & Bach (2010) for the last
 
 
 class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
@@ -138,24 +127,50 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             X: Counts (documents, words), strings, or lists of words.
             y: Ignored.
         """
-        began = time.perf_counter()
         self._check()
         counts = self._filled(self._read(X, first=True))
-        self._restart(counts)
+        self._words = np.asarray(counts.sum(0), dtype=np.float64).ravel()
+        self._seen = float(counts.shape[0])
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        generator = np.random.default_rng(seed)
-        options = self._options()
-        with bounded_threads(1), Monitor(show=False, callbacks=self.callbacks) as monitor:
+        self.model_ = self._model(counts)
+        prior = TOPIC_PRIOR if self.topics == "dirichlet" else None
+        steps = None if self.max_iter is None else int(self.max_iter)
+        method = topic_method(
+            self.method, documents=counts.shape[0], prior=prior, batch=int(self.batch_size), steps=steps
+        )
+        with warnings.catch_warnings():
             if self.method == "paper":
-                state = fit_paper(counts, options, PaperOptions(), generator, monitor)
-            elif self.method == "transport":
-                state = self._fit_pairs(counts, options, generator, monitor)
-            else:
-                state = fit_entropic(counts, options, generator, monitor)
-        state.seen = float(counts.shape[0])
-        self._adopt(state)
-        self._report(state, monitor, counts.shape[0], time.perf_counter() - began, seed)
+                # trained for the epochs that were asked for; `result_.status` tells whether more would help
+                warnings.simplefilter("ignore", ConvergenceWarning)
+            self.result_: FitResult = fit(
+                self.model_,
+                Documents(counts),
+                method=method,
+                seed=seed,
+                restarts=None if self.n_init is None else int(self.n_init),
+                progress=False,
+                callbacks=self.callbacks,
+            )
+        kept = next(one for one in self.result_.restarts if one.kept)
+        self._problem = self.result_.problem
+        self._read_topics(self._topics_of(kept.point.unsqueeze(0)))
+        self.n_iter_ = max(1, len(self.result_.history))
         return self
+
+    def _topics_of(self, point: torch.Tensor) -> Topics:
+        if isinstance(self._problem, TopicProblem | PairProblem):
+            return self._problem.topics(point)
+        params = self.model_.params()
+        concentration = params["theta"]["concentration"].reshape(-1)
+        logs = torch.log(torch.from_numpy(params["words"]["topics"]).clamp(min=1e-30))
+        return Topics(logs, torch.from_numpy(concentration).float())
+
+    def _model(self, counts: Counts) -> Model:
+        """The graph ``theta -> words``."""
+        length = max(1, round(float(counts.sum()) / counts.shape[0]))
+        theta = Dirichlet(self.n_components, concentration=self._given_alpha())
+        words = Multinomial(counts.shape[1], total=length)
+        return Model(Graph([("theta", "words")], hidden=["theta"]), {"theta": theta, "words": words})
 
     def partial_fit(self, X: Any, y: Any = None) -> Self:
         """Take in more documents: a step of stochastic natural gradients, or more pairs and some updates from all.
@@ -173,39 +188,36 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         if not counts.shape[0]:
             return self
         self._words = self._words + np.asarray(counts.sum(0)).ravel()
-        state, options = self._state, self._options()
-        with bounded_threads(1), Monitor(show=False) as monitor:
-            if self.method == "transport":
-                self._pairs = self._pairs + WordPairs.of(counts)
-                state.steps, state.seen = 0, state.seen + counts.shape[0]
-                few = DocumentOptions(options.topics, alpha=options.alpha, steps=ONLINE_UPDATES)
-                state = fit_transport(self._pairs, lambda _: state.topics, few, monitor, state)
-                state = self._with_alpha(counts, state, few, np.random.default_rng(int(state.seen)))
-            else:
-                state = update_online(counts, state, options)
-        self._adopt(state)
+        before, self._seen = self._seen, self._seen + counts.shape[0]
+        with bounded_threads(1):
+            if isinstance(self._problem, PairProblem):
+                self._read_topics(self._with_pairs(self._problem, counts))
+            elif isinstance(self._problem, TopicProblem):
+                self._read_topics(self._online(self._problem, counts, before))
+        self.n_iter_ += 1
         return self
 
-    def _fit_pairs(
-        self, counts: Documents, options: DocumentOptions, generator: np.random.Generator, monitor: Monitor
-    ) -> TopicState:
-        self._pairs = WordPairs.of(counts)
-        if self._pairs.total <= 0:
-            raise DataError("method='transport' needs documents of at least two words; found none")
+    def _with_pairs(self, problem: PairProblem, counts: Counts) -> Topics:
+        """Some updates from the pairs of all documents so far, and alpha from the new ones."""
+        grown = replace(problem, documents=counts, pairs=problem.pairs + WordPairs.of(counts), seed=int(self._seen))
+        self._problem = grown
+        course = Course(short_steps=0, moves=0)
+        ended = search(grown, grown.point(self._state), course, Searcher(EM(steps=ONLINE_UPDATES)))
+        return grown.with_exact_alpha(grown.topics(ended.point))
 
-        def start(number: int) -> torch.Tensor:
-            return start_topics(counts, self.n_components, generator, first=number == 0)
+    def _online(self, problem: TopicProblem, counts: Counts, before: float) -> Topics:
+        """One step of stochastic natural gradients (Hoffman, Blei & Bach 2010): a batch in place of all documents.
 
-        state = fit_transport(self._pairs, start, options, monitor)
-        return self._with_alpha(counts, state, options, generator)
-
-    def _with_alpha(
-        self, counts: Documents, state: TopicState, options: DocumentOptions, generator: np.random.Generator
-    ) -> TopicState:
-        """Topics from pairs hold one alpha or another equally well: documents decide."""
-        if options.alpha is None:
-            state.alpha = alpha_at_topics(counts, state, options, generator)
-        return state
+        The expected counts of a batch stand for those of all documents seen so far. Its weight is the share of its
+        documents among them, to the power 0.7: old batches, whose topics were worse, are forgotten slowly.
+        """
+        many, prior = counts.shape[0], problem.sweeps.prior or 0.0
+        pace = (many / self._seen) ** FORGETTING
+        swept, _ = replace(problem, documents=counts).swept(self._state, steps=ONLINE_STEPS)
+        old, new = (torch.exp(one.log_counts.double()) - prior for one in (self._state, swept))
+        mixed = (1 - pace) * old * (self._seen / max(before, many)) + pace * new * (self._seen / many)
+        alpha = self._state.alpha + pace * (swept.alpha - self._state.alpha)
+        return Topics(torch.log((mixed + prior).clamp(min=1e-30)), alpha)
 
     def _check(self) -> None:
         for name in ("n_components", "batch_size", "n_init", "max_iter"):
@@ -222,17 +234,6 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         if self.topics == "dirichlet" and self.method == "transport":
             raise ModelError("topics='dirichlet' needs method='entropic' or 'paper': pairs of words only show the mean")
 
-    def _options(self) -> DocumentOptions:
-        return DocumentOptions(
-            topics=self.n_components,
-            prior=TOPIC_PRIOR if self.topics == "dirichlet" else None,
-            alpha=self._given_alpha(),
-            steps=STEPS[self.method] if self.max_iter is None else self.max_iter,
-            tolerance=TOLERANCE[self.method],
-            batch=self.batch_size,
-            restarts=STARTS[self.method] if self.n_init is None else self.n_init,
-        )
-
     def _given_alpha(self) -> Array | None:
         if self.alpha is None:
             return None
@@ -243,10 +244,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             )
         return np.array(np.broadcast_to(given, self.n_components))
 
-    def _restart(self, counts: Documents) -> None:
-        self._words = np.asarray(counts.sum(0), dtype=np.float64).ravel()
-
-    def _filled(self, counts: Documents) -> Documents:
+    def _filled(self, counts: Counts) -> Counts:
         """The documents that have words."""
         filled = np.flatnonzero(np.diff(counts.indptr))
         if counts.shape[1] < 2:
@@ -258,52 +256,25 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             )
         return counts if len(filled) == counts.shape[0] else counts[filled]
 
-    def _adopt(self, state: TopicState) -> None:
-        order = np.argsort(-state.counts.sum(-1).numpy(), kind="stable")
-        state.counts, state.alpha = state.counts[order], state.alpha[order]
-        self._state = state
-        topics = state.topics.double().numpy()
-        self.components_: Array = topics / topics.sum(1, keepdims=True)
-        self.alpha_: Array = state.alpha.double().numpy()
+    def _read_topics(self, topics: Topics) -> None:
+        """Topics in order of falling share, also in the model."""
+        order = torch.argsort(torch.exp(topics.log_counts).sum(-1), descending=True, stable=True)
+        self._state = Topics(topics.log_counts[order], topics.alpha[order])
+        probabilities = self._state.probabilities.double().numpy()
+        self.components_: Array = probabilities / probabilities.sum(1, keepdims=True)
+        self.alpha_: Array = self._state.alpha.double().numpy()
         self.word_probability_: Array = self._words / self._words.sum()
-        self.n_iter_ = state.steps
-        if state.prior is not None:
-            self.beta_: Array = np.log(state.counts.double().numpy() + state.prior)
-        length = max(1, round(float(self._words.sum()) / max(1.0, state.seen)))
-        graph = Graph([("theta", "words")], hidden=["theta"])
-        nodes = {"theta": Dirichlet(self.n_components), "words": Multinomial(self.components_.shape[1], total=length)}
-        self.model_ = Model(graph, nodes).set_params(
-            {"theta": {"concentration": self.alpha_}, "words": {"topics": self.components_}}
-        )
-
-    def _report(self, state: TopicState, monitor: Monitor, rows: int, seconds: float, seed: int) -> None:
-        if state.converged:
-            status = Status(True, "the loss stopped changing")
-        elif monitor.stopped:
-            status = Status(False, f"a callback stopped the fit after {state.steps} steps")
-        else:
-            status = Status(False, f"the loss was still falling after {state.steps} steps", "raise max_iter")
-            if self.method != "paper":
-                warnings.warn(str(status), ConvergenceWarning, stacklevel=3)
-        losses = state.restart_losses or (state.loss,)
-        restarts = tuple(
-            Restart(
-                number, seed, loss, state.loss if number == state.kept else loss, number == state.kept, torch.empty(0)
-            )
-            for number, loss in enumerate(losses)
-        )
-        self.result_ = FitResult(
-            self.model_, METHODS[self.method](), status, state.loss, tuple(monitor.history), restarts, rows, seconds,
-            seed, stages=tuple(monitor.stages),
-        )  # fmt: skip
+        if self.topics == "dirichlet":
+            self.beta_: Array = self._state.log_counts.double().numpy()
+        self.model_.set_params({"theta": {"concentration": self.alpha_}, "words": {"topics": self.components_}})
 
     # -- use ------------------------------------------------------------------------------------------------------
 
     def transform(self, X: Any) -> Array:
         """Expected shares of the topics in each document (documents, topics); rows sum to one."""
         check_is_fitted(self, "components_")
-        found = [shares.mean.double().numpy() for _, shares in self._shares(self._read(X, first=False))]
-        shares = np.concatenate(found) if found else np.zeros((0, self.n_components))
+        parts = [shares.mean.double().numpy() for _, shares in self._shares(self._read(X, first=False))]
+        shares = np.concatenate(parts) if parts else np.zeros((0, self.n_components))
         return np.asarray(shares / shares.sum(1, keepdims=True))
 
     def score(self, X: Any, y: Any = None) -> float:
@@ -356,8 +327,9 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             raise ModelError(f"vocabulary must have {width} words, one for each column; got {len(known)}")
         return list(known)
 
-    def _shares(self, counts: Documents) -> Iterable[tuple[torch.Tensor | Cells, Shares]]:
-        potentials, alpha = self._state.potentials, torch.from_numpy(self.alpha_).float()
+    def _shares(self, counts: Counts) -> Iterable[tuple[torch.Tensor | Cells, Shares]]:
+        prior = TOPIC_PRIOR if self.topics == "dirichlet" and self.method != "paper" else None
+        potentials, alpha = self._state.potentials(prior), torch.from_numpy(self.alpha_).float()
         with bounded_threads(1):
             for batch in batches(counts, self.batch_size):
                 begin = even_shares(batch, alpha)
@@ -367,7 +339,9 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
                 )
 
     _words: Array
-    _pairs: WordPairs
+    _problem: object
+    _state: Topics
+    _seen: float
 
     @property
     def _n_features_out(self) -> int:
@@ -375,7 +349,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
 
     # -- documents ------------------------------------------------------------------------------------------------
 
-    def _read(self, X: Any, *, first: bool) -> Documents:
+    def _read(self, X: Any, *, first: bool) -> Counts:
         """Documents of any kind as sparse counts."""
         if isinstance(X, (list, tuple)) and X and all(isinstance(document, str) for document in X):
             return self._vectorized(X, self.vectorizer or CountVectorizer(), first)
@@ -396,7 +370,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         counts.eliminate_zeros()
         return counts
 
-    def _vectorized(self, X: Any, vectorizer: Any, first: bool) -> Documents:
+    def _vectorized(self, X: Any, vectorizer: Any, first: bool) -> Counts:
         if first:
             try:
                 found = vectorizer.fit_transform(X)

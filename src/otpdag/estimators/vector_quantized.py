@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 
@@ -21,27 +20,26 @@ from otpdag.backward.quantized import QuantizedMap
 from otpdag.data import Schema
 from otpdag.divergences import SlicedWasserstein
 from otpdag.divergences.base import AbstractDivergence
-from otpdag.engine import FitResult, Method
-from otpdag.engine.encoded import EncodedStage, fit_encoded, initial_theta, lloyd
+from otpdag.engine import Adam, FitResult, Method
+from otpdag.engine.kinds.image_data import initial_theta
 from otpdag.engine.monitor import Callback
 from otpdag.errors import DataError, ModelError, NotFittedError
 from otpdag.estimators._pictures import PictureFormat, check_at_least, read_estimator, write_estimator
+from otpdag.estimators._training import train_encoder
 from otpdag.estimators.code_prior import CodePrior
 from otpdag.graph import Graph
 from otpdag.image_networks import Flat, Grid, image_decoder, image_encoder, positions, seeded
 from otpdag.mechanisms.codebook import Quantized
 from otpdag.model import Model
-from otpdag.objective import LossTerms, Streams
-from otpdag.objective.encoded import CodebookOptions, continuous_terms, quantized_terms
+from otpdag.objective import Objective, PushForward
+from otpdag.objective.autoencoder import Codewords, Encoded
 from otpdag.spaces import Image
-from otpdag.structure import Theta
 
 __all__ = ["VectorQuantizedAutoencoder"]
 
 Codes = NDArray[np.int64]
 Floats = NDArray[np.float32]
 KIND = "vector-quantised auto-encoder"
-START_LATENTS = 20  # for each codeword, to place it among them
 ROWS_AT_ONCE = 250
 PRIOR = "prior."
 BALANCES = ("codebook", "position")
@@ -166,16 +164,16 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
         if len(rows) < 2:
             raise DataError(f"images must be at least 2 to learn from; got {len(rows)}")
         self._build()
-        method = Method(
-            "vector-quantised", noise="sampled", optimiser="adam", eta=self.eta, averaging=0.0,
-            steps=self.n_epochs * math.ceil(len(rows) / self.batch_size),
-            batch_size=self.batch_size, learning_rate=self.learning_rate,
-        )  # fmt: skip
-        parameters = initial_theta(self.model_.structure, self.random_state) | self._map.init()
-        self.result_: FitResult = fit_encoded(
-            self.model_, rows, method, parameters, self._stages(rows), seed=self.random_state, device=self.device,
-            progress=progress, callbacks=callbacks, checkpoint=checkpoint,
-        )  # fmt: skip
+        self.result_: FitResult = train_encoder(
+            self.model_,
+            rows,
+            self._method(len(rows)),
+            seed=self.random_state,
+            device=self.device,
+            progress=progress,
+            callbacks=callbacks,
+            checkpoint=checkpoint,
+        )
         self._read_params()
         self.perplexity_ = _perplexity(self._codes(rows), self.n_codes)
         return self
@@ -231,38 +229,17 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
             )
         return int(made.shape[2]), int(made.shape[3])
 
-    def _stages(self, rows: Tensor) -> list[EncodedStage]:
-        structure, backward = self.model_.structure, self._map
-        spread = float(rows.std()) or 1.0
-        options = CodebookOptions(self.eta, self.pull, self.mixture, self.eta_r)
+    def _method(self, images: int) -> Method:
+        """What ``otpdag.fit`` is given."""
         divergence = self.divergence or SlicedWasserstein(projections=8)
-
-        def continuous(theta: Theta, phi: Theta, images: Tensor, streams: Streams, progress: float) -> LossTerms:
-            return continuous_terms(structure, backward, theta, phi, images, spread)
-
-        def quantized(theta: Theta, phi: Theta, images: Tensor, streams: Streams, progress: float) -> LossTerms:
-            return quantized_terms(
-                structure, backward, theta, phi, images, streams, options, divergence=divergence, spread=spread
-            )
-
-        begin = partial(self._place_codewords, rows=rows)
-        warm = [EncodedStage("continuous", self.warm_up, continuous)] if self.warm_up else []
-        return [*warm, EncodedStage("quantised", 1.0, quantized, begin)]
-
-    def _place_codewords(self, parameters: dict[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
-        """Codewords among the latents of some images, and scales at what is left of them."""
-        generator = torch.Generator().manual_seed(self.random_state)
-        images = min(len(rows), math.ceil(START_LATENTS * self.n_codes / self.n_positions_))
-        some = rows[torch.randperm(len(rows), generator=generator)[:images]].to(parameters["tie.codebook"].device)
-        with torch.no_grad():
-            parts = [self._map.latents(parameters, part.unsqueeze(0)) for part in some.split(ROWS_AT_ONCE)]
-        latents = torch.cat(parts, 1).reshape(-1, self.code_dim)
-        centres, residual = lloyd(latents, self.n_codes, generator)
-        structure = self.model_.structure
-        mechanism = structure.mechanisms["latent"]
-        scale = residual.mean().clamp(min=1e-8).sqrt().expand_as(centres)
-        raw = mechanism.raw({"mean": centres.unsqueeze(0), "scale": scale.unsqueeze(0)})
-        return {**parameters, "tie.codebook": raw["mean"], "tie.spread": raw["scale"]}
+        codewords = Codewords(pull=self.pull, mixture=self.mixture, eta_r=self.eta_r, warm_up=self.warm_up)
+        steps = self.n_epochs * math.ceil(images / self.batch_size)
+        return Method(
+            "vector-quantised",
+            Objective(push_forward=PushForward(self.eta, divergence)),
+            Encoded(self._map, batch_size=self.batch_size, codewords=codewords),
+            Adam(steps=steps, learning_rate=self.learning_rate, averaging=0.0),
+        )
 
     def _read_params(self) -> None:
         naturals = self.model_.fitted.naturals

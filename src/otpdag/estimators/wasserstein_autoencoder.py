@@ -19,20 +19,20 @@ from otpdag.backward.encoder import EncoderMap
 from otpdag.data import Schema
 from otpdag.divergences import MMD, Sinkhorn, SlicedWasserstein
 from otpdag.divergences.base import AbstractDivergence
-from otpdag.engine import FitResult, Method
-from otpdag.engine.encoded import EncodedStage, fit_encoded, initial_theta
+from otpdag.engine import Adam, FitResult, Method
+from otpdag.engine.kinds.image_data import initial_theta
 from otpdag.engine.monitor import Callback
 from otpdag.errors import DataError, ModelError, NotFittedError
 from otpdag.estimators._pictures import PictureFormat, check_at_least, read_estimator, write_estimator
+from otpdag.estimators._training import train_encoder
 from otpdag.graph import Graph
 from otpdag.image_networks import dense_decoder, dense_encoder, seeded
 from otpdag.inference.ancestral import ancestral
 from otpdag.mechanisms import Mechanism
 from otpdag.model import Model
-from otpdag.objective import LossTerms, Streams
-from otpdag.objective.encoded import encoded_terms
+from otpdag.objective import Objective, PushForward
+from otpdag.objective.autoencoder import Encoded
 from otpdag.spaces import Image, Real
-from otpdag.structure import Theta
 
 __all__ = ["WassersteinAutoencoder"]
 
@@ -131,23 +131,23 @@ class WassersteinAutoencoder(TransformerMixin, BaseEstimator):
             raise DataError(f"X must have at least 2 rows to learn from; got {len(rows)}")
         self.n_features_in_ = rows.shape[1]
         self._build()
-        structure, backward, spread = self.model_.structure, self._map, float(rows.std()) or 1.0
-
-        def loss(theta: Theta, phi: Theta, part: Tensor, streams: Streams, share: float) -> LossTerms:
-            return encoded_terms(
-                structure, backward, theta, phi, part, streams, eta=self.eta, divergence=divergence, spread=spread
-            )
-
+        steps = self.n_epochs * math.ceil(len(rows) / self.batch_size)
         method = Method(
-            "wasserstein auto-encoder", noise="sampled", optimiser="adam", eta=self.eta, averaging=0.0,
-            steps=self.n_epochs * math.ceil(len(rows) / self.batch_size),
-            batch_size=self.batch_size, learning_rate=self.learning_rate, divergence=divergence,
-        )  # fmt: skip
-        parameters = initial_theta(structure, self.random_state) | backward.init()
-        self.result_: FitResult = fit_encoded(
-            self.model_, rows, method, parameters, [EncodedStage("auto-encoder", 1.0, loss)], seed=self.random_state,
-            device=self.device, progress=progress, callbacks=callbacks, checkpoint=checkpoint,
-        )  # fmt: skip
+            "wasserstein auto-encoder",
+            Objective(push_forward=PushForward(self.eta, divergence) if self.eta else None),
+            Encoded(self._map, batch_size=self.batch_size),
+            Adam(steps=steps, learning_rate=self.learning_rate, averaging=0.0),
+        )
+        self.result_: FitResult = train_encoder(
+            self.model_,
+            rows,
+            method,
+            seed=self.random_state,
+            device=self.device,
+            progress=progress,
+            callbacks=callbacks,
+            checkpoint=checkpoint,
+        )
         return self
 
     def _checked_divergence(self) -> AbstractDivergence:

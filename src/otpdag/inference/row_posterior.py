@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from otpdag.backward.amortized import AmortizedMap
-from otpdag.backward.closed_form import GibbsOptions, RowGroup, evaluate, group_rows
+from otpdag.backward.closed_form import RowGroup, SumSizes, evaluate, group_rows
 from otpdag.backward.placed_points import adapted
 from otpdag.backward.quadratic import integrated
 from otpdag.data import Batch
@@ -27,7 +27,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 REACH = 7.0
-FINE = GibbsOptions(grid=96, draws=96)
+FINE = SumSizes(grid=96, draws=96)
 MOST_ROWS = 2000
 CHUNK_ELEMENTS = 4_000_000
 

@@ -1,4 +1,4 @@
-r"""The objective: pure functions from parameters and points to loss terms.
+r"""The objective: pure functions from parameters and points to loss terms, and the problems that they make of data.
 
 .. math::
     \sum_{i \in O} E\,c_i(x_i, \psi_i(\mathrm{pa}_i, u_i))
@@ -6,21 +6,25 @@ r"""The objective: pure functions from parameters and points to loss terms.
     + \epsilon\, E\,\mathrm{KL}(\phi(z \mid x) \,\|\, P_\theta(z))
     + \kappa\, D_{obs}(P_{data}, P_\theta)
 
-Two ways to evaluate it: :func:`gibbs_terms` with the closed-form backward map and noise integrated out,
-:func:`sampled_terms` with a learned map and drawn or abducted noise (Algorithm 1). :func:`direct_term` is the last.
+Two ways to evaluate it: in closed form, with the best backward map known and noise integrated out, and drawn, with a
+learned map and drawn or abducted noise (Algorithm 1). A :class:`~otpdag.objective.problem.Problem` is one of them on
+one data set: rows, sequences, documents or images.
 """
 
-from otpdag.objective.closed import direct_term, gibbs_terms, row_losses
-from otpdag.objective.sampled import Streams, build_maps, sampled_terms
+from otpdag.objective.problem import Moved, Problem
+from otpdag.objective.settings import ClosedForm, Direct, Drawn, Objective, PushForward
+from otpdag.objective.streams import Streams
 from otpdag.objective.terms import LossTerms, split_theta
 
 __all__ = [
+    "ClosedForm",
+    "Direct",
+    "Drawn",
     "LossTerms",
+    "Moved",
+    "Objective",
+    "Problem",
+    "PushForward",
     "Streams",
-    "build_maps",
-    "direct_term",
-    "gibbs_terms",
-    "row_losses",
-    "sampled_terms",
     "split_theta",
 ]

@@ -12,55 +12,150 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from otpdag.backward.chain import (
-    Block,
-    Chain,
-    Linear,
-    Marginals,
-    Potentials,
-    joint_states,
-    marginals,
-    one_block,
-    pairs_vary,
-    potentials,
-)
-from otpdag.backward.smoother import SequenceDraw, SequenceMap
+from otpdag.backward.chain import Chain, Linear, lay_out_chain, marginals, potentials
+from otpdag.data import Batch
+from otpdag.inference.ancestral import ancestral_sequences
+from otpdag.objective.problem import Problem
+from otpdag.objective.sequence_parts import part_of
 from otpdag.objective.terms import LossTerms
 from otpdag.sequences import SequenceBatch
-from otpdag.structure import Naturals, Structure, Theta, lag_name
+from otpdag.structure import Naturals, Structure
 
-__all__ = [
-    "Steps",
-    "chain_terms",
-    "lay_out_steps",
-    "lay_out_switching",
-    "read_states",
-    "smoother_terms",
-    "switching_terms",
-]
+__all__ = ["ChainProblem", "chain_problem", "chain_terms", "expected_log_potential"]
+
+SHORT_UNIT = 50
+"""Steps of the pieces in which few long sequences are resampled: longer than most dependence, and many of them."""
+
+FEWEST_UNITS = 30
+"""Sequences below which resampling whole ones says little."""
 
 
-def chain_terms(structure: Structure, naturals: Naturals, chain: Chain, *, eps: float = 1.0) -> LossTerms:
-    r"""Reconstruction and entropic terms of a step, :math:`-\epsilon \log P(x) / \text{steps}` with eps = 1."""
-    found = potentials(structure, naturals, chain)
-    linear = Linear.of(found, eps)
+@dataclass(frozen=True)
+class ChainProblem(Problem):
+    """Sequences whose hidden nodes are categories: minus the log-likelihood of a step."""
+
+    structure: Structure
+    batch: SequenceBatch
+    shapes: Mapping[str, tuple[int, ...]]
+    eps: float
+    seed: int
+    chain: Chain
+    factors: Tensor
+    """Weights of the sequences (R or 1, N)."""
+
+    @property
+    def rows(self) -> int:
+        """Steps of all sequences."""
+        return self.batch.rows
+
+    def for_curvature(self, points: Tensor) -> ChainProblem:
+        """Itself: states' probabilities are held fixed in the gradient, and distinct steps are few."""
+        return self
+
+    def terms(self, point: Tensor) -> LossTerms:
+        """Reconstruction and entropic terms of a step."""
+        weight = None if bool((self.factors == 1).all()) else self.factors
+        return chain_terms(self.structure, self.naturals(point), self.chain, eps=self.eps, weight=weight)
+
+    def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> ChainProblem:
+        """About so many steps, or these sequences."""
+        part = part_of(self.batch, rows, self.seed)
+        if part is self.batch:
+            return self
+        return chain_problem(self.structure, part, self.shapes, self.eps, self.seed)
+
+    @property
+    def weight(self) -> Tensor:
+        """Weights of the sequences (1, N)."""
+        return self.factors[:1]
+
+    def in_units(self) -> ChainProblem:
+        """The problem in enough units to be resampled: few long sequences are cut, each piece one of its own."""
+        if len(self.batch.lengths) >= FEWEST_UNITS:
+            return self
+        pieces = self.batch.cut(max(2, min(SHORT_UNIT, self.rows // FEWEST_UNITS)))
+        return chain_problem(self.structure, pieces, self.shapes, self.eps, self.seed)
+
+    def reweighted(self, factors: Tensor) -> ChainProblem:
+        """The same sequences with other weights."""
+        return replace(self, factors=self.factors * factors.to(self.factors))
+
+    def unit_losses(self, points: Tensor) -> Tensor:
+        """Minus the log-likelihood of a step of each sequence (R, N)."""
+        with torch.no_grad():
+            log_potentials = potentials(self.structure, self.naturals(points.detach()), self.chain)
+            linear = Linear.of(log_potentials, self.eps)
+            totals = linear.unary.new_zeros(len(linear.unary), len(self.batch.lengths))
+            for block in self.chain.blocks:
+                scale = marginals(block, linear, self.chain).log_scale
+                totals.index_add_(1, block.sequences[block.owners], scale)
+        return -self.eps * totals / self.batch.lengths.to(totals)
+
+    def simulated(self, point: Tensor, size: int, seed: int) -> ChainProblem:
+        """Sequences that the model makes, each as long as a random one of the data, with its gaps and covariates."""
+        generator = torch.Generator().manual_seed(seed)
+        many = max(FEWEST_UNITS, min(size, len(self.batch.lengths)))
+        pattern = self.batch.take(torch.randint(len(self.batch.lengths), (many,), generator=generator))
+        longest = int(pattern.lengths.max())
+        column = torch.arange(longest).unsqueeze(0)
+        last = (pattern.lengths - 1).unsqueeze(1)
+        rows = pattern.starts.unsqueeze(1) + torch.minimum(column, last)
+        given = {n: pattern.steps.values[n][:1, rows.flatten()].unflatten(1, rows.shape) for n in self.structure.given}
+        with torch.no_grad():
+            naturals = self.naturals(point.detach())
+            drawn = ancestral_sequences(self.structure, naturals, many, longest, generator, do=given)
+        inside = (column <= last).flatten()
+        values = {n: drawn[n].flatten(1, 2)[:, inside] for n in pattern.steps.values}
+        seen = pattern.steps.mask
+        made = {n: torch.where(_cells(seen[n], value), value, 0.0) for n, value in values.items()}
+        steps = Batch(made, seen, torch.ones_like(pattern.steps.weight))
+        sample = SequenceBatch(steps, pattern.lengths)
+        return chain_problem(self.structure, sample, self.shapes, self.eps, seed)
+
+
+def _cells(mask: Tensor, value: Tensor) -> Tensor:
+    return mask if mask.shape[-1] == value.shape[-1] else mask[..., :1]
+
+
+def chain_problem(
+    structure: Structure, batch: SequenceBatch, shapes: Mapping[str, tuple[int, ...]], eps: float, seed: int
+) -> ChainProblem:
+    """Lay out states and distinct steps once; sequences have the weight of their first step."""
+    factors = batch.steps.weight[:, batch.starts]
+    return ChainProblem(structure, batch, shapes, eps, seed, lay_out_chain(structure, batch), factors)
+
+
+def chain_terms(
+    structure: Structure, naturals: Naturals, chain: Chain, *, eps: float = 1.0, weight: Tensor | None = None
+) -> LossTerms:
+    r"""Reconstruction and entropic terms of a step, :math:`-\epsilon \log P(x) / \text{steps}` with eps = 1.
+
+    ``weight`` (R or 1, N) are weights of the sequences, one if left out.
+    """
+    log_potentials = potentials(structure, naturals, chain)
+    linear = Linear.of(log_potentials, eps)
+    if weight is not None:
+        linear = linear.for_replicas(len(weight))
     replicas, size, kinds = linear.unary.shape
     state = linear.unary.new_zeros(replicas, kinds, size)
     pair = torch.zeros_like(linear.pair)
-    log_likelihood = linear.unary.new_zeros(replicas)
+    log_likelihood, total = linear.unary.new_zeros(replicas), linear.unary.new_zeros(1)
     for block in chain.blocks:
-        part = marginals(block, linear, chain)
-        log_likelihood += part.log_scale.sum(-1)
+        own = None if weight is None else weight[:, block.sequences]
+        part = marginals(block, linear, chain, own)
+        columns = None if own is None else own[:, block.owners]
+        log_likelihood += (part.log_scale if columns is None else part.log_scale * columns).sum(-1)
+        total = total + (len(block.kinds) if columns is None else columns.sum(-1))
         pair += part.pair
-        state += _by_kind(part.state, block.kinds, kinds)
-    cost = -_expected(state, found.observed) / chain.steps
-    surrogate = cost - eps * (_expected(state, found.hidden) + _expected(pair, found.pair)) / chain.steps
-    loss = surrogate + (-eps * log_likelihood / chain.steps - surrogate).detach()
+        state += _by_kind(part.state if columns is None else part.state * columns.unsqueeze(1), block.kinds, kinds)
+    cost = -expected_log_potential(state, log_potentials.observed) / total
+    hidden = expected_log_potential(state, log_potentials.hidden) + expected_log_potential(pair, log_potentials.pair)
+    surrogate = cost - eps * hidden / total
+    loss = surrogate + (-eps * log_likelihood / total - surrogate).detach()
     return LossTerms.of(loss, reconstruction=cost.detach(), entropic=loss - cost.detach())
 
 
@@ -68,168 +163,14 @@ def _by_kind(state: Tensor, kinds: Tensor, many: int) -> Tensor:
     """Sum the probabilities of states (R, S, m) over columns of the same kind: (R, many, S)."""
     replicas, size, columns = state.shape
     if many > columns:  # hardly any two are alike
-        found = state.new_zeros(replicas, many, size)
-        return found.index_add_(1, kinds, state.transpose(1, 2))
-    sums = [torch.bincount(kinds, row, minlength=many) for row in state.reshape(-1, columns)]
-    return torch.stack(sums).reshape(replicas, size, many).transpose(1, 2)
+        sums = state.new_zeros(replicas, many, size)
+        return sums.index_add_(1, kinds, state.transpose(1, 2))
+    rows = [torch.bincount(kinds, row, minlength=many) for row in state.reshape(-1, columns)]
+    return torch.stack(rows).reshape(replicas, size, many).transpose(1, 2)
 
 
-def _expected(weight: Tensor, log_potential: Tensor) -> Tensor:
+def expected_log_potential(weight: Tensor, log_potential: Tensor) -> Tensor:
     """Sum of weight times log-potential; what has no weight counts as zero even at minus infinity."""
     log_potential = log_potential.expand(weight.shape[0], *log_potential.shape[1:])
     known = torch.where(weight > 0, log_potential, torch.zeros_like(log_potential))
     return (weight * known).flatten(1).sum(-1)
-
-
-@dataclass(frozen=True)
-class Steps:
-    """Sequences in the order of a block's columns, for draws of hidden numbers.
-
-    Attributes:
-        values: What is seen, with earlier values under their own names (1, 1, M, width).
-        mask: Which cells are seen.
-        times: How many steps came before (M,).
-        back: For each lag the column that many steps before.
-        block: The order.
-        features: What the map reads (1, M, F).
-        noise: The map's noise (1, D, M, d), the same in every evaluation.
-    """
-
-    values: Mapping[str, Tensor]
-    mask: Mapping[str, Tensor]
-    times: Tensor
-    back: Mapping[int, Tensor]
-    block: Block
-    features: Tensor
-    noise: Tensor
-
-
-def lay_out_steps(structure: Structure, batch: SequenceBatch, backward: SequenceMap, noise: Tensor) -> Steps:
-    """Put everything in the order of time once."""
-    (block,) = one_block(batch)
-    rows = block.rows
-    column = torch.empty_like(rows)
-    column[rows] = torch.arange(len(rows))
-    times = batch.times
-    values = {node: value[:, None, rows] for node, value in batch.steps.values.items()}
-    mask = {node: seen[:, None, rows] for node, seen in batch.steps.mask.items()}
-    back = {}
-    for edge in structure.graph.lags:
-        back[edge.by] = column[(rows - times[rows].clamp(max=edge.by))]
-        if edge.parent in values:
-            name = lag_name(edge.parent, edge.by)
-            values[name], mask[name] = values[edge.parent][:, :, back[edge.by]], mask[edge.parent][:, :, back[edge.by]]
-    return Steps(values, mask, times[rows], back, block, backward.features(batch)[:, rows], noise[:, :, rows])
-
-
-def smoother_terms(
-    structure: Structure, naturals: Naturals, phi: Theta, backward: SequenceMap, steps: Steps, *, eps: float = 1.0
-) -> LossTerms:
-    """Reconstruction and entropic terms of a step, with hidden numbers drawn from their backward map."""
-    drawn = backward.draw(phi, steps.block, steps.features, steps.noise)
-    values = {**steps.values, **_with_earlier(structure, drawn.values, steps)}
-    cost, prior = torch.zeros_like(drawn.log_prob), torch.zeros_like(drawn.log_prob)
-    for name, mechanism in structure.mechanisms.items():
-        if mechanism.is_given:
-            continue
-        base = structure.base(name)
-        lag = structure.longest_lag(base)
-        active = steps.times < lag if name != base else steps.times >= lag
-        for parent, _ in mechanism.family.parents:
-            if parent in steps.mask:
-                active = active & steps.mask[parent][0, 0].all(-1)
-        log_prob = mechanism.log_prob(
-            naturals[name], values[base], structure.parents(name, values), steps.mask.get(base)
-        )
-        log_prob = torch.where(active, log_prob, 0.0)
-        cost, prior = (cost - log_prob, prior) if base in steps.mask else (cost, prior + log_prob)
-    reconstruction = cost.mean((1, 2))
-    entropic = eps * (drawn.log_prob - prior).mean((1, 2))
-    return LossTerms.of(reconstruction, reconstruction=reconstruction, entropic=entropic)
-
-
-def _with_earlier(structure: Structure, drawn: Mapping[str, Tensor], steps: Steps) -> dict[str, Tensor]:
-    """Drawn numbers (R, D, M, width), and their earlier values under their own names."""
-    found = dict(drawn)
-    for edge in structure.graph.lags:
-        if edge.parent in drawn:
-            found[lag_name(edge.parent, edge.by)] = drawn[edge.parent][:, :, steps.back[edge.by]]
-    return found
-
-
-# --- categories and numbers together ---------------------------------------------------------------------------------
-
-
-def lay_out_switching(structure: Structure, steps: Steps, numbers: tuple[str, ...]) -> Chain:
-    """Every draw of the numbers as a set of sequences of its own, on which the categories are a chain."""
-    draws, total = steps.noise.shape[1], len(steps.times)
-    hidden = structure.graph.hidden
-    states = joint_states(structure, [n for n in structure.graph.order if n in hidden and n not in numbers])
-    longest = max((edge.by for edge in structure.graph.lags), default=0)
-    values = {name: value.expand(1, draws, -1, -1).flatten(1, 2) for name, value in steps.values.items()}
-    mask = {name: seen.expand(1, draws, -1, -1).flatten(1, 2) for name, seen in steps.mask.items()}
-    for node in numbers:
-        cells = structure.mechanisms[node].space.cells
-        lagged = [lag_name(edge.parent, edge.by) for edge in structure.graph.lags if edge.parent == node]
-        mask |= {name: torch.ones(1, draws * total, cells, dtype=torch.bool) for name in (node, *lagged)}
-    shift = total * torch.arange(draws).unsqueeze(1)
-    kinds = torch.cat([(shift + torch.arange(at, at + size)).flatten() for at, size in steps.block.spans])
-    sizes = tuple(draws * size for size in steps.block.sizes)
-    block = Block(kinds, kinds, sizes, torch.arange(sizes[0]))
-    phase = steps.times.clamp(max=longest).repeat(draws)
-    return Chain(
-        states, values, mask, phase, torch.ones(draws * total).to(steps.features), (block,), longest,
-        pairs_vary(structure, states), draws * total, sizes[0],
-    )  # fmt: skip
-
-
-def switching_terms(
-    structure: Structure, naturals: Naturals, phi: Theta, backward: SequenceMap, steps: Steps, chain: Chain
-) -> LossTerms:
-    r"""Terms of a step with hidden categories s and numbers z.
-
-    .. math:: E_{\phi(z \mid x)} [\log \phi(z \mid x) - \log \textstyle\sum_s P(x, z, s)]
-
-    The numbers are drawn; given a draw the categories are summed over exactly, so that nothing of theirs is relaxed.
-    The gradient, in the parameters as in the draws, is that of the expected complete-data cost.
-    """
-    drawn = backward.draw(phi, steps.block, steps.features, steps.noise)
-    found, part, state = _given_numbers(structure, naturals, drawn, steps, chain)
-    expected = _expected(state.transpose(1, 2), found.observed + found.hidden) + _expected(part.pair, found.pair)
-    surrogate = -expected / chain.steps
-    cost = surrogate + (-part.log_scale.sum(-1) / chain.steps - surrogate).detach()
-    entropic = drawn.log_prob.mean((1, 2))
-    return LossTerms.of(cost, reconstruction=cost, entropic=entropic)
-
-
-def _given_numbers(
-    structure: Structure, naturals: Naturals, drawn: SequenceDraw, steps: Steps, chain: Chain
-) -> tuple[Potentials, Marginals, Tensor]:
-    """Potentials and marginals of the categories given each draw; also the states in the order of the draws."""
-    numbers = {name: value.flatten(1, 2) for name, value in _with_earlier(structure, drawn.values, steps).items()}
-    laid = replace(chain, values={**chain.values, **numbers})
-    found = potentials(structure, naturals, laid)
-    (block,) = chain.blocks
-    part = marginals(block, Linear.of(found), laid)
-    state = torch.empty_like(part.state)
-    state[:, :, block.kinds] = part.state
-    return found, part, state
-
-
-def read_states(
-    structure: Structure, naturals: Naturals, phi: Theta, backward: SequenceMap, steps: Steps, chain: Chain
-) -> Steps:
-    """The same steps, whose features end with the probabilities of the categories now and one step later.
-
-    Given the categories, the potentials of linear Gaussian numbers are linear in them: what the map reads of them it
-    need not guess from what is seen.
-    """
-    with torch.no_grad():
-        drawn = backward.draw(phi, steps.block, steps.features, steps.noise)
-        _, _, state = _given_numbers(structure, naturals, drawn, steps, chain)
-    size, total = chain.states.size, len(steps.times)
-    now = state[:1].reshape(1, size, -1, total).mean(2).transpose(1, 2)
-    later = torch.zeros_like(now)
-    for (at, _), (after, many) in pairwise(steps.block.spans):
-        later[:, at : at + many] = now[:, after : after + many]
-    return replace(steps, features=torch.cat([steps.features[..., : -2 * size], now, later], -1))

@@ -1,6 +1,6 @@
-r"""The objective with the closed-form backward map and the noise integrated out, and the direct term.
+r"""The objective with the closed-form backward map and the noise integrated out.
 
-Both are deterministic: all points are fixed, so that a quasi-Newton method applies.
+It is deterministic: all points are fixed, so that a quasi-Newton method applies.
 """
 
 from __future__ import annotations
@@ -15,38 +15,36 @@ from torch import Tensor
 from otpdag.backward.closed_form import Evaluation, RowGroup, evaluate
 from otpdag.backward.quadratic import integrated
 from otpdag.divergences.base import AbstractDivergence
-from otpdag.divergences.whitened import FittedFeatures
-from otpdag.objective.mean_features import Measure, mean_features
+from otpdag.objective.settings import Weights
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Naturals, Structure
 
-__all__ = ["direct_term", "gibbs_terms", "row_losses", "state_divergence"]
+__all__ = ["closed_terms", "row_losses", "state_divergence"]
 
 
-def gibbs_terms(
+def closed_terms(
     structure: Structure,
     naturals: Naturals,
     groups: Sequence[RowGroup],
+    weights: Weights,
     *,
-    reconstruction: float = 1.0,
-    eps: float = 1.0,
-    eta: float = 0.0,
     divergence: AbstractDivergence | None = None,
     reference: str = "model",
     split: bool = True,
 ) -> LossTerms:
     r"""Reconstruction and entropic terms with the best backward map in closed form.
 
-    For each row, :math:`-\epsilon \log \sum_s \pi_s \exp(w \log p(x \mid z_s)/\epsilon)` with ``reconstruction``
-    as :math:`w`; with both one the negative log-likelihood, with eps = 0 the cheapest point.
+    For each row, :math:`-\epsilon \log \sum_s \pi_s \exp(w \log p(x \mid z_s)/\epsilon)` with the weight of the
+    reconstruction as :math:`w`; with both one the negative log-likelihood, with eps = 0 the cheapest point.
     With ``reference="uniform"`` all states of hidden categories have equal :math:`\pi_s`. Without ``split``
     the whole is reported as reconstruction, which saves computing the posterior.
     """
+    eps, eta = weights.eps, weights.eta
     zero = groups[0].weight.new_zeros(1)
     total, cost, weight, states = zero, zero, zero, []
     for group in groups:
-        found = evaluate(structure, naturals, group, uniform=reference == "uniform")
-        prior, likelihood = _by_state(group, found, reconstruction, eps, split=split)
+        points = evaluate(structure, naturals, group, uniform=reference == "uniform")
+        prior, likelihood = _by_state(group, points, weights.reconstruction, eps, split=split)
         row_loss = _soft_minimum(prior, likelihood, eps)
         total = total + (group.weight * row_loss).sum(-1)
         weight = weight + group.weight.sum(-1)
@@ -67,8 +65,8 @@ def row_losses(structure: Structure, naturals: Naturals, groups: Sequence[RowGro
     """The loss of each row (R, N), in the order of the batch."""
     pieces, rows = [], []
     for group in groups:
-        found = evaluate(structure, naturals, group)
-        prior, likelihood = _by_state(group, found, 1.0, eps, split=False)
+        points = evaluate(structure, naturals, group)
+        prior, likelihood = _by_state(group, points, 1.0, eps, split=False)
         loss = _soft_minimum(prior, likelihood, eps)
         pieces.append(loss.expand(-1, len(group.rows)))
         rows.append(group.rows)
@@ -78,10 +76,10 @@ def row_losses(structure: Structure, naturals: Naturals, groups: Sequence[RowGro
 
 
 def _by_state(
-    group: RowGroup, found: Evaluation, reconstruction: float, eps: float, *, split: bool
+    group: RowGroup, points: Evaluation, reconstruction: float, eps: float, *, split: bool
 ) -> tuple[Tensor, Tensor]:
     """Log-weights and log-likelihoods of a group's points, numbers that have a closed form integrated out."""
-    prior, likelihood = torch.broadcast_tensors(found.log_prior, reconstruction * found.log_likelihood)
+    prior, likelihood = torch.broadcast_tensors(points.log_prior, reconstruction * points.log_likelihood)
     if not group.quadratic:
         return prior, likelihood
     return integrated(prior, likelihood, eps, group.quadratic, split=split)
@@ -144,8 +142,8 @@ def _family_weights(group: RowGroup, posterior: Tensor, family: Sequence[str], s
         one_hot = group.states[member] if member in group.states else group.values[member]
         index = index * size + one_hot.argmax(-1)
     weighted = group.weight.unsqueeze(-1) * posterior
-    found = weighted.new_zeros(len(weighted), math.prod(sizes))
-    return found.scatter_add(1, index.expand_as(weighted).flatten(1), weighted.flatten(1))
+    none = weighted.new_zeros(len(weighted), math.prod(sizes))
+    return none.scatter_add(1, index.expand_as(weighted).flatten(1), weighted.flatten(1))
 
 
 def _joint_states(sizes: Sequence[int]) -> Tensor:
@@ -160,11 +158,3 @@ def _on_weights(divergence: AbstractDivergence) -> AbstractDivergence:
     if getattr(divergence, "unbiased", False):
         return replace(divergence, unbiased=False)  # type: ignore[type-var]
     return divergence
-
-
-def direct_term(
-    structure: Structure, naturals: Naturals, measure: Measure, features: FittedFeatures, kappa: float
-) -> LossTerms:
-    """The left side of Theorem 1: data against the model in observed space."""
-    distance = kappa * features.distance(mean_features(structure, naturals, measure, features))
-    return LossTerms.of(distance, direct=distance)

@@ -16,30 +16,109 @@ from torch import Tensor
 
 from otpdag.backward.bidirectional import BidirectionalMap, ChainMarginals
 from otpdag.backward.chain import Chain, Linear, Potentials, joint_states, marginals, pairs_vary, potentials
-from otpdag.backward.pieces import Pieces
+from otpdag.backward.pieces import Cuts, Pieces
 from otpdag.data import Batch
 from otpdag.layers import side_by_side
 from otpdag.mechanisms.base import Noise
-from otpdag.objective.sampled import SampledOptions, Streams, family, noise_family, rebuild
+from otpdag.objective.problem import Problem
+from otpdag.objective.sampled import Draw, Moment, family, noise_family, rebuild
+from otpdag.objective.settings import Drawn, Objective
+from otpdag.objective.streams import Streams
 from otpdag.objective.terms import LossTerms
+from otpdag.sequences import SequenceBatch
 from otpdag.structure import Naturals, Structure, Theta, lag_name
 
-__all__ = ["piece_terms"]
+__all__ = ["PieceContext", "PieceProblem", "piece_problem", "piece_terms"]
 
 COMPARED = 256  # steps of a family that the push-forward term compares
 
 
-def piece_terms(
+FEWEST_PIECES = 8
+"""Pieces in a step of Adam, however long: fewer would show too few beginnings and ends."""
+
+
+@dataclass(frozen=True)
+class PieceProblem(Problem):
+    """Sequences cut in pieces; every step of Adam draws some, the same for all replicas."""
+
+    structure: Structure
+    backward: BidirectionalMap
+    cuts: Cuts
+    features: Tensor
+    shapes: Mapping[str, tuple[int, ...]]
+    objective: Objective
+    drawn: Drawn
+
+    @property
+    def rows(self) -> int:
+        """Steps of all sequences."""
+        return self.cuts.batch.rows
+
+    def sampled(self, point: Tensor, streams: Streams, progress: float) -> LossTerms:
+        """Loss terms of every replica on fresh pieces with fresh noise."""
+        theta, phi = self.parts(point)
+        many = min(len(self.cuts), max(FEWEST_PIECES, self.drawn.batch_size // self.cuts.span))
+        pieces = self.cuts.draw(self.structure, self.features, many, streams.shared)
+        moment = Moment.of(self.objective, self.drawn, progress)
+        context = PieceContext(self.structure, self.backward, self.structure.naturals(theta), phi, pieces)
+        return piece_terms(context, streams, moment)
+
+
+def piece_problem(
     structure: Structure,
     backward: BidirectionalMap,
-    theta: Theta,
-    phi: Theta,
-    pieces: Pieces,
-    streams: Streams,
-    options: SampledOptions,
-) -> LossTerms:
+    batch: SequenceBatch,
+    shapes: Mapping[str, tuple[int, ...]],
+    objective: Objective,
+    drawn: Drawn,
+) -> PieceProblem:
+    """Cut all sequences; what steps read is laid out once."""
+    features = backward.features(batch)
+    return PieceProblem(structure, backward, Cuts.of(batch), features, shapes, objective, drawn)
+
+
+@dataclass(frozen=True)
+class PieceContext:
+    """Pieces with the model and the map that are judged on them."""
+
+    structure: Structure
+    backward: BidirectionalMap
+    naturals: Naturals
+    phi: Theta
+    pieces: Pieces
+
+    @property
+    def counted(self) -> Tensor:
+        """One for each step that counts."""
+        return self.pieces.counted.to(self.pieces.features)
+
+    @property
+    def summed(self) -> tuple[str, ...]:
+        """Hidden categories that are not drawn, but summed over."""
+        graph = self.structure.graph
+        return tuple(n for n in graph.order if n in graph.hidden and n not in self.backward.targets)
+
+    def chain(self, categories: tuple[str, ...]) -> Chain:
+        """The pieces in the shape in which the potentials of mechanisms are evaluated."""
+        states = joint_states(self.structure, categories)
+        longest = max((edge.by for edge in self.structure.graph.lags), default=0)
+        return Chain(
+            states=states,
+            values=self.pieces.values,
+            mask=self.pieces.mask,
+            phase=self.pieces.times.clamp(max=longest),
+            weight=self.counted,
+            blocks=(self.pieces.block,),
+            longest_lag=longest,
+            varying=pairs_vary(self.structure, states),
+            steps=len(self.pieces.times),
+            sequences=self.pieces.many,
+        )
+
+
+def piece_terms(context: PieceContext, streams: Streams, moment: Moment) -> LossTerms:
     """Terms of a counted step, one number for each replica."""
-    naturals = structure.naturals(theta)
+    backward, pieces, phi = context.backward, context.pieces, context.phi
     zero = torch.zeros(len(streams)).to(pieces.features)
     total = pieces.counted.sum()
     adjustment, unary = backward.read(phi, pieces)
@@ -47,67 +126,60 @@ def piece_terms(
     log_q = zero.unsqueeze(-1)
     if backward.smoother.targets:
         noise = streams.draw(Noise(backward.free, "normal"), len(pieces.times), pieces.features)
-        drawn = backward.smoother.draw(phi, pieces.block, pieces.features[..., :-1], noise.unsqueeze(1), adjustment)
-        values |= {node: value.squeeze(1) for node, value in drawn.values.items()}
-        log_q = drawn.log_prob.squeeze(1)
-    if unary is not None and options.noise == "marginal":
-        found = backward.marginals(phi, pieces, unary)
-        cost, kl = _expected(structure, naturals, backward.categories, pieces, found)
-        return _terms(zero, options, cost / total, kl / total, zero)
-    summed = tuple(n for n in structure.graph.order if n in structure.graph.hidden and n not in backward.targets)
-    if summed:
-        cost = _summed(structure, naturals, summed, pieces, values, backward.smoother.targets)
-        return _terms(zero, options, cost / total, (log_q * pieces.counted).sum(-1) / total, zero)
+        numbers = backward.smoother.draw(phi, pieces.block, pieces.features[..., :-1], noise.unsqueeze(1), adjustment)
+        values |= {node: value.squeeze(1) for node, value in numbers.values.items()}
+        log_q = numbers.log_prob.squeeze(1)
+    if unary is not None and moment.drawn.noise == "marginal":
+        cost, kl = _expected(context, backward.marginals(phi, pieces, unary))
+        return _terms(zero, moment, cost / total, kl / total, zero)
+    if context.summed:
+        cost = _summed(context, values)
+        return _terms(zero, moment, cost / total, (log_q * pieces.counted).sum(-1) / total, zero)
     if unary is not None:
         uniform = streams.draw(Noise(unary.shape[-1], "uniform"), len(pieces.times), unary)
-        hard, temperature = options.straight_through, options.temperature
+        hard, temperature = moment.drawn.straight_through, moment.temperature
         values |= backward.split(backward.relaxed(phi, pieces, unary, uniform, temperature, hard=hard))
-    for edge in structure.graph.lags:
+    for edge in context.structure.graph.lags:
         if edge.parent in backward.targets:
             values[lag_name(edge.parent, edge.by)] = pieces.lagged(values[edge.parent], edge.by)
-    batch = pieces.as_batch(structure)
-    cost, noises = rebuild(structure, backward, naturals, values, batch, streams, options)
-    kl = zero
-    if options.eps:
-        kl = _number_kl(structure, naturals, backward, pieces, values, log_q)
-        if unary is not None:
-            kl = (
-                kl
-                + _expected(structure, naturals, backward.categories, pieces, backward.marginals(phi, pieces, unary))[1]
-            )
-    divergence = zero
-    if options.eta:
-        divergence = _push_forward(structure, backward, naturals, pieces, values, noises, streams, options)
-    return _terms(zero, options, (cost * batch.weight).sum(-1) / total, kl / total, divergence)
+    batch = pieces.as_batch(context.structure)
+    draw = Draw(context.structure, backward, context.naturals, batch, values, streams, moment)
+    cost, noises = rebuild(draw)
+    kl = _number_kl(context, values, log_q) if moment.weights.eps else zero
+    if moment.weights.eps and unary is not None:
+        kl = kl + _expected(context, backward.marginals(phi, pieces, unary))[1]
+    divergence = _push_forward(context, draw, noises) if moment.weights.eta else zero
+    return _terms(zero, moment, (cost * batch.weight).sum(-1) / total, kl / total, divergence)
 
 
-def _terms(zero: Tensor, options: SampledOptions, cost: Tensor, kl: Tensor, divergence: Tensor) -> LossTerms:
+def _terms(zero: Tensor, moment: Moment, cost: Tensor, kl: Tensor, divergence: Tensor) -> LossTerms:
+    weights = moment.weights
     return LossTerms.of(
-        zero, reconstruction=options.reconstruction * cost + zero, entropic=options.eps * kl + zero,
-        divergence=options.eta * divergence + zero,
-    )  # fmt: skip
+        zero,
+        reconstruction=weights.reconstruction * cost + zero,
+        entropic=weights.eps * kl + zero,
+        divergence=weights.eta * divergence + zero,
+    )
 
 
 # --- expectations over the chain of states ---------------------------------------------------------------------------
 
 
-def _expected(
-    structure: Structure, naturals: Naturals, categories: tuple[str, ...], pieces: Pieces, found: ChainMarginals
-) -> tuple[Tensor, Tensor]:
+def _expected(context: PieceContext, states: ChainMarginals) -> tuple[Tensor, Tensor]:
     """Expected cost of what is observed, and the entropic term of the categories, summed over counted steps."""
-    chain = _as_chain(structure, categories, pieces)
-    potential = potentials(structure, naturals, chain)
-    counted = pieces.counted.to(pieces.features)
-    state = found.state.flatten(1, 2) * counted.unsqueeze(-1)
+    chain = context.chain(context.backward.categories)
+    potential = potentials(context.structure, context.naturals, chain)
+    counted = context.counted
+    state = states.state.flatten(1, 2) * counted.unsqueeze(-1)
     cost = -_weighted(state, potential.observed)
-    prior = _weighted(state, potential.hidden) + _pair_prior(pieces, found, potential, chain)
-    return cost, (found.negentropy() * counted).sum(-1) - prior
+    prior = _weighted(state, potential.hidden) + _pair_prior(context.pieces, states, potential, chain)
+    return cost, (states.negentropy() * counted).sum(-1) - prior
 
 
-def _pair_prior(pieces: Pieces, found: ChainMarginals, potential: Potentials, chain: Chain) -> Tensor:
+def _pair_prior(pieces: Pieces, states: ChainMarginals, potential: Potentials, chain: Chain) -> Tensor:
     """Expected log-potentials of pairs of states, over counted steps that follow another."""
     counted = (pieces.counted & pieces.follows(1))[pieces.many :].to(pieces.features)
-    weight = found.pair.flatten(1, 2) * counted[:, None, None]
+    weight = states.pair.flatten(1, 2) * counted[:, None, None]
     if chain.varying:
         return _weighted(weight, potential.pair[:, pieces.many :])
     phases = chain.phase[pieces.many :]
@@ -120,28 +192,12 @@ def _weighted(weight: Tensor, log_potential: Tensor) -> Tensor:
     return (weight * log_potential.clamp(min=-100.0)).flatten(1).sum(-1)
 
 
-def _as_chain(structure: Structure, categories: tuple[str, ...], pieces: Pieces) -> Chain:
-    """Pieces in the shape in which the potentials of mechanisms are evaluated."""
-    states = joint_states(structure, categories)
-    longest = max((edge.by for edge in structure.graph.lags), default=0)
-    return Chain(
-        states, pieces.values, pieces.mask, pieces.times.clamp(max=longest), pieces.counted.to(pieces.features),
-        (pieces.block,), longest, pairs_vary(structure, states), len(pieces.times), pieces.many,
-    )  # fmt: skip
-
-
-def _summed(
-    structure: Structure,
-    naturals: Naturals,
-    categories: tuple[str, ...],
-    pieces: Pieces,
-    values: Mapping[str, Tensor],
-    numbers: tuple[str, ...],
-) -> Tensor:
+def _summed(context: PieceContext, values: Mapping[str, Tensor]) -> Tensor:
     """Minus the log-density of what is seen and drawn, categories summed over, of the counted steps.
 
     Pairs of states are those of all steps that are read, by the share of them that count.
     """
+    structure, pieces, numbers = context.structure, context.pieces, context.backward.smoother.targets
     drawn = {node: values[node] for node in numbers}
     mask = dict(pieces.mask)
     for node in numbers:
@@ -153,33 +209,27 @@ def _summed(
             name = lag_name(edge.parent, edge.by)
             drawn[name] = pieces.lagged(values[edge.parent], edge.by)
             mask[name] = (pieces.inside & pieces.follows(edge.by))[None, :, None]
-    chain = replace(_as_chain(structure, categories, pieces), values={**pieces.values, **drawn}, mask=mask)
-    potential = potentials(structure, naturals, chain)
-    found = marginals(pieces.block, Linear.of(potential), chain)
-    counted = pieces.counted.to(pieces.features)
+    chain = replace(context.chain(context.summed), values={**pieces.values, **drawn}, mask=mask)
+    potential = potentials(structure, context.naturals, chain)
+    states = marginals(pieces.block, Linear.of(potential), chain)
+    counted = context.counted
     share = counted.sum() / pieces.inside.sum()
-    expected = _weighted(found.state.transpose(1, 2) * counted.unsqueeze(-1), potential.observed + potential.hidden)
-    expected = expected + share * _weighted(found.pair, potential.pair)
-    return -expected + (expected - (found.log_scale * counted).sum(-1)).detach()
+    expected = _weighted(states.state.transpose(1, 2) * counted.unsqueeze(-1), potential.observed + potential.hidden)
+    expected = expected + share * _weighted(states.pair, potential.pair)
+    return -expected + (expected - (states.log_scale * counted).sum(-1)).detach()
 
 
 # --- draws -----------------------------------------------------------------------------------------------------------
 
 
-def _number_kl(
-    structure: Structure,
-    naturals: Naturals,
-    backward: BidirectionalMap,
-    pieces: Pieces,
-    values: Mapping[str, Tensor],
-    log_q: Tensor,
-) -> Tensor:
+def _number_kl(context: PieceContext, values: Mapping[str, Tensor], log_q: Tensor) -> Tensor:
     """Log-density of the drawn numbers under the map less that under the model, summed over counted steps."""
+    structure, pieces = context.structure, context.pieces
     total = (log_q * pieces.counted.to(log_q)).sum(-1)
     for name, mechanism in structure.mechanisms.items():
         base = structure.base(name)
-        if base in backward.smoother.targets:
-            log_p = mechanism.log_prob(naturals[name], values[base], structure.parents(name, values))
+        if base in context.backward.smoother.targets:
+            log_p = mechanism.log_prob(context.naturals[name], values[base], structure.parents(name, values))
             total = total - torch.where(pieces.made(structure, name), log_p, 0.0).sum(-1)
     return total
 
@@ -193,34 +243,25 @@ class _Family:
     share: float
 
 
-def _push_forward(
-    structure: Structure,
-    backward: BidirectionalMap,
-    naturals: Naturals,
-    pieces: Pieces,
-    values: Mapping[str, Tensor],
-    noises: Mapping[str, Tensor],
-    streams: Streams,
-    options: SampledOptions,
-) -> Tensor:
+def _push_forward(context: PieceContext, draw: Draw, noises: Mapping[str, Tensor]) -> Tensor:
     """Sum of divergences between backward and forward families, first steps and later ones by their shares."""
+    structure, pieces, streams = context.structure, context.pieces, draw.streams
     total = torch.zeros(len(streams)).to(pieces.features)
-    owners = [name for name in structure.mechanisms if structure.base(name) in backward.targets]
+    owners = [name for name in structure.mechanisms if structure.base(name) in context.backward.targets]
     for name in (*owners, *noises):
         one = _family_of(structure, pieces, name, streams)
         if len(one.rows) < 2:
             continue
         batch = Batch({}, {}, torch.ones(1, len(one.rows)).to(pieces.features))
-        part = {node: value[:, one.rows] for node, value in values.items()}
+        part = {node: value[:, one.rows] for node, value in draw.values.items()}
         noise = {node: value[:, one.rows] for node, value in noises.items()}
         if name in owners:
             part[name] = part[structure.base(name)]
-            pair = family(structure, backward, naturals, name, part, noise, batch, streams, options)
-        else:
-            pair = noise_family(structure, backward, name, part, noise, batch, streams)
-        if pair[0]:
-            sides = side_by_side(pair[0]), side_by_side(pair[1])
-            total = total + one.share * options.divergence(*sides, None, None, generator=streams.shared)
+        here = replace(draw, batch=batch, values=part)
+        pushed, forward = family(here, name, noise) if name in owners else noise_family(here, name, noise)
+        if pushed:
+            sides = side_by_side(pushed), side_by_side(forward)
+            total = total + one.share * draw.moment.compares(*sides, None, None, generator=streams.shared)
     return total
 
 

@@ -7,7 +7,7 @@ its prior, abducted (then the rebuilding is exact and the noise joins the diverg
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -17,18 +17,25 @@ from otpdag.backward.amortized import AmortizedMap, RowCode
 from otpdag.costs import AbstractCost, CrossEntropy, PointFunction, SmoothL1, SquaredEuclidean, as_cost
 from otpdag.data import Batch
 from otpdag.divergences.base import AbstractDivergence
+from otpdag.errors import ModelError
 from otpdag.layers import side_by_side
 from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.base import Noise, Params, Parents
+from otpdag.objective.direct import DirectComparison, compare_directly
+from otpdag.objective.problem import Problem
+from otpdag.objective.settings import Drawn, Objective, Weights
+from otpdag.objective.streams import Streams
 from otpdag.objective.terms import LossTerms
 from otpdag.spaces import Space
 from otpdag.structure import Naturals, Structure, Theta
 
 __all__ = [
+    "Draw",
     "DrawnBy",
-    "SampledOptions",
-    "Streams",
-    "build_maps",
+    "DrawnRows",
+    "Moment",
+    "amortized_maps",
+    "drawn_rows",
     "family",
     "noise_family",
     "rebuild",
@@ -61,142 +68,189 @@ class DrawnBy(Protocol):
         ...
 
 
-class Streams:
-    """One random stream for each replica, so that training together equals training apart.
+@dataclass(frozen=True)
+class Moment:
+    """The settings of drawn terms at one moment of a fit."""
 
-    What a divergence draws, such as directions of projection, is the same for all replicas: ``shared``.
-    """
+    weights: Weights
+    drawn: Drawn
+    temperature: float
+    divergence: AbstractDivergence | None = None
 
-    def __init__(self, seeds: Sequence[int]) -> None:
-        self.generators = [torch.Generator().manual_seed(int(seed)) for seed in seeds]
-        self.shared = torch.Generator().manual_seed(0)
+    @classmethod
+    def of(cls, objective: Objective, drawn: Drawn, progress: float) -> Moment:
+        """At a share of all steps."""
+        divergence = None if objective.push_forward is None else objective.push_forward.divergence
+        return cls(objective.at(progress), drawn, drawn.temperature_at(progress), divergence)
 
-    def __len__(self) -> int:
-        return len(self.generators)
-
-    def draw(self, noise: Noise, rows: int, like: Tensor) -> Tensor:
-        """Fresh noise (R, rows, dim)."""
-        sampler = torch.randn if noise.kind == "normal" else torch.rand
-        drawn = [sampler(rows, noise.dim, generator=g, dtype=like.dtype) for g in self.generators]
-        return torch.stack(drawn).to(like.device)
-
-    def rows(self, total: int, size: int) -> Tensor:
-        """Row numbers of a minibatch (R, size), drawn independently; all rows where there are not more."""
-        if size >= total:
-            return torch.arange(total).expand(len(self), total)
-        return torch.stack([torch.randint(total, (size,), generator=g) for g in self.generators])
-
-    def coins(self, shape: tuple[int, ...], chance: float) -> Tensor:
-        """Independent coin tosses (R, *shape)."""
-        return torch.stack([torch.rand(shape, generator=g) < chance for g in self.generators])
+    @property
+    def compares(self) -> AbstractDivergence:
+        """The divergence of the push-forward term."""
+        if self.divergence is None:
+            raise RuntimeError("a weight of the push-forward term without a divergence")
+        return self.divergence
 
 
 @dataclass(frozen=True)
-class SampledOptions:
-    """The settings that :func:`sampled_terms` reads, at one moment of a fit."""
+class Draw:
+    """A minibatch whose unknown values were drawn, with all that is needed to judge the draw.
 
-    noise: str
-    reconstruction: float
-    eta: float
-    eps: float
-    temperature: float
-    divergence: AbstractDivergence
-    straight_through: bool = False
-    extra_masking: float = 0.0
-    scope: str = "joint"
-    costs: Mapping[str, AbstractCost | PointFunction] = field(default_factory=dict)
+    Attributes:
+        structure: Graph and mechanisms.
+        backward: The map that made the draws.
+        naturals: Parameters of the model.
+        batch: What is seen.
+        values: What is seen and what was drawn.
+        streams: Where further noise comes from.
+        moment: Weights and settings.
+        made: The model's own draws, for maps that see one child only.
+    """
+
+    structure: Structure
+    backward: DrawnBy
+    naturals: Naturals
+    batch: Batch
+    values: Values
+    streams: Streams
+    moment: Moment
+    made: Values = field(default_factory=dict)
+
+    def parents(self, node: str) -> Parents:
+        """The values of a node's parents."""
+        return self.structure.parents(node, self.values)
+
+    def standard(self, node: str, value: Tensor | None = None) -> Tensor:
+        """A value, or what was drawn, in the units in which families are compared."""
+        return self.backward.code.standard(node, self.values[node] if value is None else value)
 
 
-def build_maps(
-    structure: Structure, batch: Batch, *, scope: str, hidden_layers: tuple[int, ...]
-) -> tuple[AmortizedMap, ...]:
-    """One joint map, or one map for each observed node with hidden parents (the paper's local reading)."""
+# --- the problem -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DrawnRows(Problem):
+    """Rows of a table whose unknown values a learned map draws; every step sees a minibatch."""
+
+    structure: Structure
+    batch: Batch
+    maps: tuple[AmortizedMap, ...]
+    shapes: Mapping[str, tuple[int, ...]]
+    objective: Objective
+    drawn: Drawn
+    direct: DirectComparison | None = None
+
+    @property
+    def rows(self) -> int:
+        """Rows of the table."""
+        return self.batch.rows
+
+    def sampled(self, point: Tensor, streams: Streams, progress: float) -> LossTerms:
+        """Loss terms of every replica on a minibatch of its own."""
+        theta, phi = self.parts(point)
+        naturals = self.structure.naturals(theta)
+        batch = self.batch
+        if self.drawn.batch_size < batch.rows:
+            batch = batch.take(streams.rows(batch.rows, self.drawn.batch_size))
+        moment = Moment.of(self.objective, self.drawn, progress)
+        terms = sampled_terms(self.structure, self.maps, naturals, phi, batch, streams, moment)
+        return terms if self.direct is None else terms + self.direct.terms(self.structure, naturals)
+
+
+def drawn_rows(
+    structure: Structure,
+    batch: Batch,
+    maps: tuple[AmortizedMap, ...],
+    shapes: Mapping[str, tuple[int, ...]],
+    objective: Objective,
+    drawn: Drawn,
+    seed: int,
+) -> DrawnRows:
+    """Lay out what is compared directly, if anything; the same seed lays it out alike."""
+    unknown = [node for node in drawn.costs if node not in structure.graph]
+    if unknown:
+        raise ModelError(f"costs name nodes that are not in the graph: {', '.join(map(repr, unknown))}")
+    generator = torch.Generator().manual_seed(seed)
+    direct = None if objective.direct is None else compare_directly(structure, batch, objective.direct, generator)
+    return DrawnRows(structure, batch, maps, shapes, objective, drawn, direct)
+
+
+def amortized_maps(structure: Structure, batch: Batch, drawn: Drawn) -> tuple[AmortizedMap, ...]:
+    """One joint map, one map for each observed node with hidden parents (the paper's local reading), or the user's."""
+    if drawn.backward is not None:
+        return tuple(drawn.backward(structure, batch))
     graph = structure.graph
     observed = graph.observed
     missing = tuple(n for n in observed if graph.children(n) and not bool(batch.mask[n].all()))
-    if scope == "joint":
+    if drawn.scope == "joint":
         hidden = tuple(n for n in graph.hidden if graph.observed_descendants(n))
         targets = tuple(n for n in graph.order if n in hidden or n in missing)
         code = RowCode.of(structure, batch, observed)
-        return (AmortizedMap(structure, code, targets, hidden=hidden_layers, explains=observed),)
+        return (AmortizedMap(structure, code, targets, hidden=drawn.hidden_layers, explains=observed),)
     maps = []
     for node in observed:
         targets = tuple(p for p in graph.order if p in graph.parents(node) and (p in graph.hidden or p in missing))
         code = RowCode.of(structure, batch, (node,), [n for n in targets if n in observed])
-        maps.append(
-            AmortizedMap(structure, code, targets, hidden=hidden_layers, name=f"local.{node}", explains=(node,))
-        )
+        layers = drawn.hidden_layers
+        maps.append(AmortizedMap(structure, code, targets, hidden=layers, name=f"local.{node}", explains=(node,)))
     return tuple(maps)
+
+
+# --- terms -----------------------------------------------------------------------------------------------------------
 
 
 def sampled_terms(
     structure: Structure,
     maps: Sequence[AmortizedMap],
-    theta: Theta,
-    phi: Theta,
-    batch: Batch,
-    streams: Streams,
-    options: SampledOptions,
-) -> LossTerms:
-    """Evaluate the objective on a minibatch: values (B, n, width) with B = 1 or the number of replicas."""
-    naturals = structure.naturals(theta)
-    share = batch.weight / batch.weight.sum(-1, keepdim=True)
-    # equal weights are left unsaid: exact solvers are faster without them
-    mass = None if bool((batch.weight == batch.weight[:, :1]).all()) else share
-    zero = torch.zeros(len(streams)).to(share)
-    terms = LossTerms.of(zero)
-    for backward in maps:
-        made = _ancestral(structure, maps, naturals, batch, streams, options) if options.scope == "local" else {}
-        values, kl = _draw_backward(structure, backward, naturals, phi, batch, streams, options, made)
-        cost, noises = rebuild(structure, backward, naturals, values, batch, streams, options)
-        reconstruction = options.reconstruction * (share * cost).sum(-1)
-        entropic = options.eps * (share * kl).sum(-1) if options.eps else zero
-        divergence = zero
-        if options.eta:
-            divergence = options.eta * _push_forward(
-                structure, backward, naturals, values, noises, mass, batch, streams, options, made
-            )
-        terms = terms + LossTerms.of(zero, reconstruction=reconstruction, entropic=entropic, divergence=divergence)
-    return terms
-
-
-def _draw_backward(
-    structure: Structure,
-    backward: AmortizedMap,
     naturals: Naturals,
     phi: Theta,
     batch: Batch,
     streams: Streams,
-    options: SampledOptions,
-    made: Values,
-) -> tuple[dict[str, Tensor], Tensor]:
+    moment: Moment,
+) -> LossTerms:
+    """Evaluate the objective on a minibatch: values (B, n, width) with B = 1 or the number of replicas."""
+    weights, share = moment.weights, batch.weight / batch.weight.sum(-1, keepdim=True)
+    zero = torch.zeros(len(streams)).to(share)
+    terms = LossTerms.of(zero)
+    for backward in maps:
+        draw = Draw(structure, backward, naturals, batch, batch.values, streams, moment)
+        if moment.drawn.scope == "local":
+            draw = replace(draw, made=_ancestral(draw, maps))
+        draw, kl = _drawn_backward(draw, backward, phi)
+        cost, noises = rebuild(draw)
+        reconstruction = weights.reconstruction * (share * cost).sum(-1)
+        entropic = weights.eps * (share * kl).sum(-1) if weights.eps else zero
+        divergence = weights.eta * _push_forward(draw, noises, share) if weights.eta else zero
+        terms = terms + LossTerms.of(zero, reconstruction=reconstruction, entropic=entropic, divergence=divergence)
+    return terms
+
+
+def _drawn_backward(draw: Draw, backward: AmortizedMap, phi: Theta) -> tuple[Draw, Tensor]:
     """Fill in what is unknown; also log q - log p of the draws, row by row.
 
-    Parents that a local map does not draw itself are taken from ``made``, the model's own draws.
+    Parents that a local map does not draw itself are taken from the model's own draws.
     """
-    mask = _extra_mask(batch, streams, options.extra_masking)
-    row = backward.code(batch.values, mask)
+    batch, streams, moment = draw.batch, draw.streams, draw.moment
+    row = backward.code(batch.values, _extra_mask(batch, streams, moment.drawn.extra_masking))
     values: dict[str, Tensor] = dict(batch.values)
     kl = torch.zeros(1, 1).to(row)
     for node in backward.targets:
-        mechanism = structure.mechanisms[node]
+        mechanism = draw.structure.mechanisms[node]
         unknown = ~batch.mask[node] if node in batch.mask else None
         if mechanism.space.is_discrete:
             noise = streams.draw(Noise(mechanism.space.width, "uniform"), batch.rows, row)
-            drawn, log_q = backward.relaxed(
-                phi, node, row, values, noise, options.temperature, hard=options.straight_through
-            )
+            hard = moment.drawn.straight_through
+            drawn, log_q = backward.relaxed(phi, node, row, values, noise, moment.temperature, hard=hard)
         else:
             noise = streams.draw(Noise(backward.output_width(node) // 2, "normal"), batch.rows, row)
-            found = backward.draw(phi, node, row, values, noise)
-            drawn, log_q = found.value, found.log_prob if unknown is None else found.log_prob_of(unknown)
+            number = backward.draw(phi, node, row, values, noise)
+            drawn, log_q = number.value, number.log_prob if unknown is None else number.log_prob_of(unknown)
         if unknown is not None:
             drawn = torch.where(unknown, drawn, batch.values[node])
-        if options.eps:
-            parents = structure.parents(node, {**made, **values})
-            kl = kl + _kl(mechanism, naturals[node], drawn, log_q, parents, unknown)
+        if moment.weights.eps:
+            parents = draw.structure.parents(node, {**draw.made, **values})
+            kl = kl + _kl(mechanism, draw.naturals[node], drawn, log_q, parents, unknown)
         values[node] = drawn
-    return values, kl
+    return replace(draw, values=values), kl
 
 
 def _kl(
@@ -217,33 +271,25 @@ def _extra_mask(batch: Batch, streams: Streams, chance: float) -> Mapping[str, T
     return {node: seen & ~streams.coins(tuple(seen.shape[1:]), chance) for node, seen in batch.mask.items()}
 
 
-def rebuild(
-    structure: Structure,
-    backward: DrawnBy,
-    naturals: Naturals,
-    values: Values,
-    batch: Batch,
-    streams: Streams,
-    options: SampledOptions,
-) -> tuple[Tensor, dict[str, Tensor]]:
+def rebuild(draw: Draw) -> tuple[Tensor, dict[str, Tensor]]:
     """Cost of rebuilding each row (R, n), and the abducted noise of each observed node."""
+    batch, drawn = draw.batch, draw.moment.drawn
     total = torch.zeros(1, 1).to(batch.weight)
     noises: dict[str, Tensor] = {}
-    for node in backward.explains:
-        mechanism, parents = structure.mechanisms[node], structure.parents(node, values)
+    for node in draw.backward.explains:
+        mechanism, parents = draw.structure.mechanisms[node], draw.parents(node)
         if mechanism.is_given:
             continue
-        params, value, mask = naturals[node], batch.values[node], batch.mask[node]
-        if options.noise == "marginal":
+        params, value, mask = draw.naturals[node], batch.values[node], batch.mask[node]
+        if drawn.noise == "marginal":
             total = total - mechanism.log_prob(params, value, parents, mask)
-        elif options.noise == "abducted" and mechanism.can_abduct:
-            drawn = node in backward.targets and not _is_count(mechanism)
-            noises[node] = _abduct(mechanism, params, values[node] if drawn else value, mask, parents, streams, drawn)
+        elif drawn.noise == "abducted" and mechanism.can_abduct:
+            noises[node] = _abduct(draw, node, parents)
         else:
-            noise = streams.draw(mechanism.relaxed_noise, batch.rows, value)
-            rebuilt = mechanism.relaxed(params, parents, noise, options.temperature)
-            spread, cost = _spread(backward, node, value), options.costs.get(node)
-            total = total + ground_cost(mechanism, value, rebuilt, mask, spread, cost)
+            noise = draw.streams.draw(mechanism.relaxed_noise, batch.rows, value)
+            rebuilt = mechanism.relaxed(params, parents, noise, draw.moment.temperature)
+            spread = _spread(draw.backward, node, value)
+            total = total + ground_cost(mechanism, value, rebuilt, mask, spread, drawn.costs.get(node))
     return total, noises
 
 
@@ -251,18 +297,19 @@ def _is_count(mechanism: Mechanism) -> bool:
     return mechanism.space.support == "count"
 
 
-def _abduct(
-    mechanism: Mechanism, params: Params, value: Tensor, mask: Tensor, parents: Parents, streams: Streams, drawn: bool
-) -> Tensor:
+def _abduct(draw: Draw, node: str, parents: Parents) -> Tensor:
     """The noise behind a value; where the value is missing, that of its draw or, without one, fresh noise."""
-    uniform = streams.draw(Noise(mechanism.noise.dim, "uniform"), value.shape[1], value)
+    mechanism, params = draw.structure.mechanisms[node], draw.naturals[node]
+    was_drawn = node in draw.backward.targets and not _is_count(mechanism)
+    value, mask = draw.values[node] if was_drawn else draw.batch.values[node], draw.batch.mask[node]
+    uniform = draw.streams.draw(Noise(mechanism.noise.dim, "uniform"), value.shape[1], value)
     # drawn whether it is needed or not: a stream must not depend on what other replicas' rows miss
-    fresh = streams.draw(mechanism.noise, value.shape[1], value)
-    if drawn or bool(mask.all()):
+    fresh = draw.streams.draw(mechanism.noise, value.shape[1], value)
+    if was_drawn or bool(mask.all()):
         return mechanism.abduct(params, value, parents, uniform)
     harmless = {"positive": 1.0, "unit": 0.5, "simplex": 1.0 / mechanism.space.width}.get(mechanism.space.support, 0.0)
-    found = mechanism.abduct(params, torch.where(mask, value, harmless), parents, uniform)
-    return torch.where(mask if mask.shape[-1] == found.shape[-1] else mask.all(-1, keepdim=True), found, fresh)
+    noise = mechanism.abduct(params, torch.where(mask, value, harmless), parents, uniform)
+    return torch.where(mask if mask.shape[-1] == noise.shape[-1] else mask.all(-1, keepdim=True), noise, fresh)
 
 
 def _spread(backward: DrawnBy, node: str, like: Tensor) -> Tensor:
@@ -300,32 +347,23 @@ def ground_cost(
     return chosen.between(value * seen, rebuilt * seen)
 
 
-def _push_forward(
-    structure: Structure,
-    backward: AmortizedMap,
-    naturals: Naturals,
-    values: Values,
-    noises: Mapping[str, Tensor],
-    mass: Tensor | None,
-    batch: Batch,
-    streams: Streams,
-    options: SampledOptions,
-    made: Values,
-) -> Tensor:
+def _push_forward(draw: Draw, noises: Values, share: Tensor) -> Tensor:
     """Sum of divergences between backward and forward families."""
-    total = torch.zeros(len(streams)).to(batch.weight)
-    if options.scope == "local":
-        pairs = [_local_family(structure, backward, values, noises, batch, streams, made)]
+    total = torch.zeros(len(draw.streams)).to(share)
+    # equal weights are left unsaid: exact solvers are faster without them
+    mass = None if bool((share == share[:, :1]).all()) else share
+    if draw.moment.drawn.scope == "local":
+        pairs = [_local_family(draw, noises)]
     else:
         # the noise of a missing node that was drawn joins its parents' families, where noise is abducted; a relaxed
         # count has no noise of its own
-        nodes = [n for n in backward.targets if n not in noises or _is_count(structure.mechanisms[n])]
-        pairs = [family(structure, backward, naturals, n, values, noises, batch, streams, options) for n in nodes]
-    pairs += [noise_family(structure, backward, node, values, noises, batch, streams) for node in noises]
+        nodes = [n for n in draw.backward.targets if n not in noises or _is_count(draw.structure.mechanisms[n])]
+        pairs = [family(draw, node, noises) for node in nodes]
+    pairs += [noise_family(draw, node, noises) for node in noises]
     for pushed, forward in pairs:
         if pushed:
             pair = side_by_side(pushed), side_by_side(forward)
-            total = total + options.divergence(*pair, mass, mass, generator=streams.shared)
+            total = total + draw.moment.compares(*pair, mass, mass, generator=draw.streams.shared)
     return total
 
 
@@ -333,68 +371,44 @@ Pair = tuple[list[Tensor], list[Tensor]]
 """The columns of a family as they are pushed backward, and as the model makes them."""
 
 
-def family(
-    structure: Structure,
-    backward: DrawnBy,
-    naturals: Naturals,
-    node: str,
-    values: Values,
-    noises: Mapping[str, Tensor],
-    batch: Batch,
-    streams: Streams,
-    options: SampledOptions,
-) -> Pair:
+def family(draw: Draw, node: str, noises: Values) -> Pair:
     """A node that was drawn, with its parents and its children's noises."""
-    mechanism, parents = structure.mechanisms[node], structure.parents(node, values)
-    fresh = streams.draw(mechanism.relaxed_noise, batch.rows, values[node])
-    made = mechanism.relaxed(naturals[node], parents, fresh, options.temperature)
-    children = [c for c in structure.graph.children(structure.base(node)) if c in noises]
-    above = [backward.code.standard(parent, value) for parent, value in parents.items()]
-    pushed = [backward.code.standard(node, values[node]), *above]
-    forward = [backward.code.standard(node, made), *above]
-    pushed += [normal_score(structure.mechanisms[c].noise, noises[c]) for c in children]
-    forward += [_fresh(structure.mechanisms[c], batch.rows, values[node], streams) for c in children]
+    mechanisms, parents = draw.structure.mechanisms, draw.parents(node)
+    fresh = draw.streams.draw(mechanisms[node].relaxed_noise, draw.batch.rows, draw.values[node])
+    made = mechanisms[node].relaxed(draw.naturals[node], parents, fresh, draw.moment.temperature)
+    children = [c for c in draw.structure.graph.children(draw.structure.base(node)) if c in noises]
+    above = [draw.standard(parent, value) for parent, value in parents.items()]
+    pushed = [draw.standard(node), *above]
+    forward = [draw.standard(node, made), *above]
+    pushed += [normal_score(mechanisms[c].noise, noises[c]) for c in children]
+    forward += [_fresh(draw, c) for c in children]
     return pushed, forward
 
 
-def _local_family(
-    structure: Structure,
-    backward: AmortizedMap,
-    values: Values,
-    noises: Mapping[str, Tensor],
-    batch: Batch,
-    streams: Streams,
-    made: Values,
-) -> Pair:
+def _local_family(draw: Draw, noises: Values) -> Pair:
     """All that a local map draws, with the noise of the node that it explains."""
-    pushed = [backward.code.standard(n, values[n]) for n in backward.targets]
-    forward = [backward.code.standard(n, made[n]) for n in backward.targets]
+    pushed = [draw.standard(node) for node in draw.backward.targets]
+    forward = [draw.standard(node, draw.made[node]) for node in draw.backward.targets]
     if pushed:
-        pushed += [normal_score(structure.mechanisms[n].noise, noise) for n, noise in noises.items()]
-        forward += [_fresh(structure.mechanisms[n], batch.rows, noise, streams) for n, noise in noises.items()]
+        pushed += [normal_score(draw.structure.mechanisms[node].noise, noise) for node, noise in noises.items()]
+        forward += [_fresh(draw, node) for node in noises]
     return pushed, forward
 
 
-def noise_family(
-    structure: Structure,
-    backward: DrawnBy,
-    node: str,
-    values: Values,
-    noises: Mapping[str, Tensor],
-    batch: Batch,
-    streams: Streams,
-) -> Pair:
+def noise_family(draw: Draw, node: str, noises: Values) -> Pair:
     """A node's noise with all its parents, of which it is independent; none if drawn parents' families hold it."""
-    parents = structure.parents(node, values)
-    if parents and all(parent in backward.targets and parent in structure.graph.hidden for parent in parents):
+    parents, hidden = draw.parents(node), draw.structure.graph.hidden
+    if parents and all(parent in draw.backward.targets and parent in hidden for parent in parents):
         return [], []
-    above = [backward.code.standard(parent, value) for parent, value in parents.items()]
-    noise, mechanism = noises[node], structure.mechanisms[node]
-    return [normal_score(mechanism.noise, noise), *above], [_fresh(mechanism, batch.rows, noise, streams), *above]
+    above = [draw.standard(parent, value) for parent, value in parents.items()]
+    own = normal_score(draw.structure.mechanisms[node].noise, noises[node])
+    return [own, *above], [_fresh(draw, node), *above]
 
 
-def _fresh(mechanism: Mechanism, rows: int, like: Tensor, streams: Streams) -> Tensor:
-    return streams.draw(Noise(mechanism.noise.dim, "normal"), rows, like)
+def _fresh(draw: Draw, node: str) -> Tensor:
+    """Normal noise of a node's dimension."""
+    dim = draw.structure.mechanisms[node].noise.dim
+    return draw.streams.draw(Noise(dim, "normal"), draw.batch.rows, draw.batch.weight)
 
 
 def normal_score(prior: Noise, noise: Tensor) -> Tensor:
@@ -402,15 +416,9 @@ def normal_score(prior: Noise, noise: Tensor) -> Tensor:
     return noise if prior.kind == "normal" else torch.special.ndtri(noise.clamp(1e-6, 1 - 1e-6))
 
 
-def _ancestral(
-    structure: Structure,
-    maps: Sequence[AmortizedMap],
-    naturals: Naturals,
-    batch: Batch,
-    streams: Streams,
-    options: SampledOptions,
-) -> dict[str, Tensor]:
+def _ancestral(draw: Draw, maps: Sequence[AmortizedMap]) -> dict[str, Tensor]:
     """Hidden nodes and missing parents drawn from the model itself; what is seen is taken from the data."""
+    structure, batch = draw.structure, draw.batch
     unknown = {*structure.graph.hidden, *(node for backward in maps for node in backward.targets)}
     values: dict[str, Tensor] = {}
     for node in structure.graph.order:
@@ -418,7 +426,8 @@ def _ancestral(
             values[node] = batch.values[node]
             continue
         mechanism, seen = structure.mechanisms[node], batch.mask.get(node)
-        noise = streams.draw(mechanism.relaxed_noise, batch.rows, batch.weight)
-        made = mechanism.relaxed(naturals[node], structure.parents(node, values), noise, options.temperature)
+        noise = draw.streams.draw(mechanism.relaxed_noise, batch.rows, batch.weight)
+        parents = structure.parents(node, values)
+        made = mechanism.relaxed(draw.naturals[node], parents, noise, draw.moment.temperature)
         values[node] = made if seen is None else torch.where(seen, batch.values[node], made)
     return values

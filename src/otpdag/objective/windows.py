@@ -12,27 +12,100 @@ begins.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from otpdag.backward.chain import States, joint_states
+from otpdag.data import Batch
 from otpdag.divergences.whitened import FeatureColumn, FittedFeatures, WhitenedFeatures
 from otpdag.errors import ModelError
+from otpdag.inference.ancestral import ancestral_sequences
 from otpdag.objective.mean_features import columns_of, leaf_means
+from otpdag.objective.problem import Moved, Problem
+from otpdag.objective.sequence_parts import part_of
+from otpdag.objective.settings import Direct
 from otpdag.objective.terms import LossTerms
 from otpdag.sequences import SequenceBatch
 from otpdag.structure import Naturals, Structure
 
-__all__ = ["Windows", "check_windows", "lay_out_windows", "refined_windows", "window_columns", "window_terms"]
+__all__ = [
+    "WindowProblem",
+    "Windows",
+    "check_windows",
+    "lay_out_windows",
+    "refined_windows",
+    "window_columns",
+    "window_problem",
+    "window_terms",
+]
 
 LENGTH = 3  # steps of a window
 MOST_PATHS = 1024  # paths of states through a window; it is shorter where there would be more
 PLACED = 8000  # windows on which features are placed
 CHUNK = 8000  # windows whose features are computed at a time
 SETTLED = 1e-10  # a change of the state's law below which it no longer changes
+
+
+COARSE_FEATURES = 200  # features while starts are compared
+MODEL_STEPS = 20_000  # steps drawn from the model, by which features are whitened a second time
+LONGEST_DRAWN = 200  # steps of one drawn sequence
+
+
+@dataclass(frozen=True)
+class WindowProblem(Problem):
+    """Sequences as windows of a few steps, compared with the model's own windows."""
+
+    structure: Structure
+    batch: SequenceBatch
+    shapes: Mapping[str, tuple[int, ...]]
+    direct: Direct
+    seed: int
+    windows: Windows
+    refinements: int
+
+    @property
+    def rows(self) -> int:
+        """Steps of all sequences."""
+        return self.batch.rows
+
+    def terms(self, point: Tensor) -> LossTerms:
+        """The direct term."""
+        return window_terms(self.structure, self.naturals(point), self.windows, self.direct.kappa)
+
+    def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> WindowProblem:
+        """About so many steps, or these sequences; fewer features if ``coarse``."""
+        features = self.direct.features
+        if coarse:
+            features = replace(features, features=min(COARSE_FEATURES, features.features))
+        part = part_of(self.batch, rows, self.seed)
+        return window_problem(self.structure, part, self.shapes, replace(self.direct, features=features), self.seed)
+
+    def moved(self, point: Tensor) -> Moved | None:
+        """Features whitened by their covariance under the model at ``point`` (1, P)."""
+        if not self.refinements:
+            return None
+        length = min(int(self.batch.lengths.max()), LONGEST_DRAWN)
+        many = -(-MODEL_STEPS // length)
+        generator = torch.Generator().manual_seed(self.seed + self.direct.refinements - self.refinements)
+        drawn = ancestral_sequences(self.structure, self.naturals(point.detach()), many, length, generator)
+        values = {node: drawn[node].flatten(1, 2) for node in self.structure.graph.observed}
+        cells = {node: self.structure.mechanisms[node].space.cells for node in values}
+        mask = {node: torch.ones(1, many * length, cells[node], dtype=torch.bool) for node in values}
+        steps = Batch(values, mask, torch.ones(1, many * length, dtype=torch.float64))
+        sample = SequenceBatch(steps, torch.full((many,), length))
+        windows = refined_windows(self.structure, self.windows, sample, self.direct.features.model_ridge)
+        return Moved(replace(self, windows=windows, refinements=self.refinements - 1), point, "refined weights")
+
+
+def window_problem(
+    structure: Structure, batch: SequenceBatch, shapes: Mapping[str, tuple[int, ...]], direct: Direct, seed: int
+) -> WindowProblem:
+    """Place features once; the same seed places them alike."""
+    windows = lay_out_windows(structure, batch, direct.features, torch.Generator().manual_seed(seed))
+    return WindowProblem(structure, batch, shapes, direct, seed, windows, direct.refinements)
 
 
 @dataclass(frozen=True)
@@ -86,7 +159,7 @@ def check_windows(structure: Structure) -> None:
 def window_columns(structure: Structure, batch: SequenceBatch, rows: Tensor, length: int) -> list[FeatureColumn]:
     """What windows that begin at ``rows`` (n,) show: the columns of their first steps, of their second, and so on."""
     left = (batch.lengths.repeat_interleave(batch.lengths) - 1 - batch.times)[rows]
-    found = []
+    columns = []
     for offset in range(length):
         inside = (left >= offset).unsqueeze(0)
         at = torch.where(inside[0], rows + offset, rows)
@@ -94,12 +167,12 @@ def window_columns(structure: Structure, batch: SequenceBatch, rows: Tensor, len
             space = structure.mechanisms[node].space
             values, mask = batch.steps.values[node][:, at], batch.steps.mask[node][:, at]
             if space.is_discrete:
-                found.append(FeatureColumn(values, mask.all(-1) & inside, is_discrete=True))
+                columns.append(FeatureColumn(values, mask.all(-1) & inside, is_discrete=True))
                 continue
             for cell in range(space.width):
                 seen = mask[..., min(cell, mask.shape[-1] - 1)] & inside
-                found.append(FeatureColumn(values[..., cell : cell + 1], seen, root=space.support == "count"))
-    return found
+                columns.append(FeatureColumn(values[..., cell : cell + 1], seen, root=space.support == "count"))
+    return columns
 
 
 def lay_out_windows(
@@ -195,14 +268,14 @@ def _laws(structure: Structure, naturals: Naturals, states: States) -> tuple[Ten
 def _law_over(first: Tensor, moves: Tensor, times: Tensor) -> Tensor:
     """The law of the state (R, S), averaged over times after the first step; constant once it has settled."""
     replicas = max(len(first), len(moves))
-    law, found = first.expand(replicas, -1), first.new_zeros(1)
+    law, mean = first.expand(replicas, -1), first.new_zeros(1)
     for step in range(len(times)):
-        found = found + times[step] * law
+        mean = mean + times[step] * law
         after = (law.unsqueeze(1) @ moves).squeeze(1)
         if float((after - law).abs().max().detach()) < SETTLED:
-            return found + times[step + 1 :].sum() * after
+            return mean + times[step + 1 :].sum() * after
         law = after
-    return found
+    return mean
 
 
 def _mean_features(

@@ -3,7 +3,7 @@ import pytest
 import torch
 from scipy import sparse, special
 
-from otpdag.backward.documents import Cells, drawn_topic_counts, even_shares, infer_shares
+from otpdag.backward.topic_shares import Cells, drawn_topic_counts, even_shares, infer_shares
 
 
 def test_with_topics_that_share_no_word_the_map_is_exact():

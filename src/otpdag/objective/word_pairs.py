@@ -1,8 +1,4 @@
-r"""The objective of documents: topics :math:`\gamma`, concentrations :math:`\alpha`, words of sparse counts.
-
-:func:`document_terms` is the reconstruction and the entropic term (eps = 1) with the closed-form backward map: minus
-the variational bound on the likelihood. :class:`WordPairs` is the direct term: the distribution of two words of one
-document, in the data and in the model,
+r"""Pairs of words of one document, the simplest thing that shows a topic: their distribution in data and model.
 
 .. math:: P_\theta(v, w) = \sum_{k, l} A_{kl} \gamma_{kv} \gamma_{lw}, \qquad
           A_{kl} = \frac{\alpha_k (\alpha_l + [k = l])}{\alpha_\cdot (\alpha_\cdot + 1)}.
@@ -18,22 +14,11 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
-from otpdag.backward.documents import Cells, Shares
-from otpdag.objective.terms import LossTerms
-
-__all__ = ["WordPairs", "document_terms", "topic_pairs"]
+__all__ = ["WordPairs", "topic_pairs"]
 
 SMALLEST = 1e-20
 BLOCK_CELLS = 4_000_000
 KEPT_CELLS = 25_000_000  # 100 MB
-
-
-def document_terms(counts: Tensor | Cells, shares: Shares, alpha: Tensor) -> LossTerms:
-    """Cost of rebuilding the words and divergence of the shares, summed over documents; one replica."""
-    reconstruction = -shares.log_prob(counts).double().reshape(1)
-    return LossTerms.of(
-        reconstruction, reconstruction=reconstruction, entropic=shares.kl(alpha).sum().double().reshape(1)
-    )
 
 
 def topic_pairs(alpha: Tensor) -> Tensor:

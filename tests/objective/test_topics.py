@@ -3,17 +3,20 @@ import pytest
 import torch
 from scipy import sparse
 
+import otpdag as otp
+from otpdag import mechanisms as m
 from otpdag.datasets import bars
-from otpdag.engine.documents import (
-    DocumentOptions,
-    _pair_concentration,
-    fit_entropic,
-    fit_transport,
-    newton_concentration,
-    start_topics,
-)
-from otpdag.engine.monitor import Monitor
-from otpdag.objective.documents import WordPairs, topic_pairs
+from otpdag.engine import EM, Layout
+from otpdag.engine.kinds.document_data import topic_method
+from otpdag.engine.optimiser import Leg
+from otpdag.engine.topic_starts import start_topics
+from otpdag.objective.topics import PairProblem, Topics, TopicSweeps, _pair_concentration, newton_concentration
+from otpdag.objective.word_pairs import WordPairs, topic_pairs
+
+
+def topic_model(topics, words):
+    graph = otp.Graph([("shares", "words")], hidden=["shares"])
+    return otp.Model(graph, {"shares": m.Dirichlet(topics), "words": m.Multinomial(words)})
 
 
 def test_newton_finds_the_maximum_of_the_dirichlet_likelihood():
@@ -45,14 +48,16 @@ def test_more_topics_than_words_still_start():
 
 def test_the_loss_falls_and_every_start_is_reported():
     drawn = bars(6, 300, 50, seed=101)
-    with Monitor(show=False) as monitor:
-        options = DocumentOptions(6, restarts=3, steps=60)
-        state = fit_entropic(drawn.counts, options, np.random.default_rng(0), monitor)
-    losses = [record["loss"] for record in monitor.history]
+    method = topic_method("entropic", documents=300, steps=60)
+    model = topic_model(6, drawn.counts.shape[1])
+    result = otp.fit(model, otp.Documents(drawn.counts), method=method, restarts=3, seed=0)
+    losses = [record["loss"] for record in result.history]
     assert losses[-1] < losses[0]
-    assert len(state.restart_losses) == 3
-    assert state.kept == int(np.argmin(state.restart_losses))
-    assert [stage.name for stage in monitor.stages] == ["start 1", "start 2", "start 3", "fit"]
+    short_losses = [restart.short_loss for restart in result.restarts]
+    assert len(short_losses) == 3
+    assert [restart.kept for restart in result.restarts].index(True) == int(np.argmin(short_losses))
+    assert [stage.name for stage in result.stages] == ["3 short starts", "best start"]
+    assert result.stages[0].starts == (0, 1, 2)
 
 
 def test_pairs_made_by_a_model_are_matched():
@@ -62,10 +67,13 @@ def test_pairs_made_by_a_model_are_matched():
     topics = np.kron(np.eye(2), np.full((1, 3), 1 / 3))
     exact = topics.T @ among @ topics
     start = torch.from_numpy(0.8 * topics + 0.2 / 6).float()
-    with Monitor(show=False) as monitor:
-        options = DocumentOptions(2, steps=500, tolerance=0.0)
-        state = fit_transport(WordPairs(sparse.csr_array(1e6 * exact), 1e6), lambda _: start, options, monitor)
-    assert state.loss == pytest.approx(-(exact * np.log(exact)).sum(), abs=1e-5)
+    structure = topic_model(2, 6).structure
+    pairs = WordPairs(sparse.csr_array(1e6 * exact), 1e6)
+    documents = sparse.csr_array(np.ones((1, 6)))
+    problem = PairProblem(structure, documents, Layout.of(structure).shapes, TopicSweeps(pairs=True), 0, pairs)
+    point = problem.point(Topics(torch.log(start.double()), torch.full((2,), 0.5)))
+    outcome = EM(steps=500, tolerance=0.0).run(Leg(problem, point, 500), lambda progress: False)
+    assert float(outcome.loss[0]) == pytest.approx(-(exact * np.log(exact)).sum(), abs=1e-5)
 
 
 def test_at_known_topics_pairs_give_the_concentrations():

@@ -1,0 +1,44 @@
+"""A baseline's networks as a problem of the library, so that its minibatches, Adam and learning rate serve all."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from otpdag.engine import Adam
+from otpdag.engine.optimiser import Leg, Outcome
+from otpdag.objective import LossTerms, Problem, Streams
+from otpdag.structure import pack
+
+
+@dataclass(frozen=True)
+class NetworkProblem(Problem):
+    """Rows (1, N, pixels) with a loss of minibatches: of the model's parameters, the encoder's, rows and streams."""
+
+    images: Tensor
+    batch_size: int
+    shapes: Mapping[str, tuple[int, ...]]
+    loss_of: Callable[..., LossTerms]
+
+    @property
+    def rows(self) -> int:
+        return self.images.shape[1]
+
+    def sampled(self, point: Tensor, streams: Streams, progress: float) -> LossTerms:
+        theta, phi = self.parts(point)
+        index = streams.rows(self.rows, self.batch_size)[0]
+        return self.loss_of(theta, phi, self.images[:, index], streams, progress)
+
+
+def train(autoencoder, rows: Tensor, parameters: dict[str, Tensor], on_step=None) -> Outcome:
+    """Minimise a baseline's ``_loss`` from ``parameters`` for its epochs."""
+    shapes = {key: tuple(value.shape[1:]) for key, value in parameters.items()}
+    problem = NetworkProblem(rows.unsqueeze(0), autoencoder.batch_size, shapes, autoencoder._loss)
+    steps = autoencoder.n_epochs * math.ceil(len(rows) / autoencoder.batch_size)
+    adam = Adam(steps=steps, learning_rate=autoencoder.learning_rate, averaging=0.0)
+
+    def watch(progress) -> bool:
+        return on_step is not None and bool(on_step(progress.step, progress.terms))
+
+    return adam.run(Leg(problem, pack(parameters), steps, seeds=[autoencoder.random_state]), watch)

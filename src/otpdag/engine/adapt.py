@@ -1,0 +1,36 @@
+"""Adapt data to a model: which kind it is, and what a fit asks of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpy.typing import ArrayLike
+from scipy import sparse
+
+from otpdag.engine.kinds.document_data import DocumentData, Documents
+from otpdag.engine.kinds.image_data import ImageData, Images
+from otpdag.engine.kinds.kind import DataKind
+from otpdag.engine.kinds.sequence_data import SequenceData
+from otpdag.engine.kinds.table_data import TableData
+from otpdag.errors import DataError
+from otpdag.model import Model
+from otpdag.sequences import Sequences
+
+__all__ = ["adapt"]
+
+
+def adapt(model: Model, data: Any, *, weights: ArrayLike | None, device: str, every_row: bool) -> DataKind:
+    """Read data as the kind that they are; an object that is a kind already serves itself."""
+    if isinstance(data, DataKind):
+        if data.model is not model:
+            raise DataError("data were adapted to another model than the one that is fitted")
+        return data
+    if isinstance(data, Images):
+        return ImageData.of(model, data, device=device)
+    if isinstance(data, Documents) or sparse.issparse(data):
+        return DocumentData.of(model, data if isinstance(data, Documents) else Documents(data))
+    if model.graph.is_dynamic:
+        return SequenceData.of(model, data, weights=weights)
+    if isinstance(data, Sequences | list | tuple):
+        raise DataError("data are sequences, but the graph has no lagged edge: add one with otp.lag")
+    return TableData.of(model, data, weights=weights, device=device, every_row=every_row)

@@ -1,0 +1,172 @@
+"""A journal of a search: what its legs reached, so that a run that was stopped goes on where it was.
+
+A search is a fixed sequence of legs, each a function of where the ones before ended. The journal keeps those ends and,
+of the leg that is under way, the optimiser's last snapshot. A run that is resumed reads the legs that are done instead
+of running them, and comes to the same end, bit for bit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from otpdag.engine.monitor import Monitor, Stage
+from otpdag.engine.optimiser import Leg, Memory, Optimiser, Outcome, Progress, Watch
+from otpdag.errors import DataError
+
+__all__ = ["Journal"]
+
+FORMAT = "otpdag checkpoint 1"
+
+
+@dataclass
+class Journal:
+    """Runs legs, and keeps what they reached in a file, if there is one.
+
+    Args:
+        path: The file; without one nothing is kept.
+        seconds: How often the leg under way is written, at most.
+        about: What the run is of, as words: a file of another run is refused.
+    """
+
+    path: Path | None = None
+    seconds: float = 20.0
+    about: Mapping[str, str] = field(default_factory=dict)
+    _done: list[Outcome] = field(default_factory=list)
+    _under_way: Memory | None = None
+    _leg: int = 0
+    _written: float = field(default_factory=time.monotonic)
+    _records: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, path: str | Path | None, about: Mapping[str, str], seconds: float = 20.0) -> Journal:
+        """The journal at ``path``, which goes on if the file is there."""
+        if path is None:
+            return cls()
+        journal = cls(Path(path), seconds, about)
+        if journal.path is not None and journal.path.exists():
+            journal._read(journal.path)
+        return journal
+
+    def restore(self, monitor: Monitor) -> None:
+        """Put what was recorded before into the monitor."""
+        if self._records:
+            monitor.history[:] = self._records["history"]
+            monitor.stages[:] = [
+                Stage(one["name"], tuple(one["starts"]), [tuple(row) for row in one["losses"]], one["objective"])
+                for one in self._records["stages"]
+            ]
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the next leg was under way when the journal was written."""
+        return self._under_way is not None and self._leg == len(self._done)
+
+    def run(self, leg: Leg, optimiser: Optimiser, monitor: Monitor, watch: Watch) -> tuple[Outcome, bool]:
+        """Run a leg, go on with it, or read where it ended; also whether it was read."""
+        number, self._leg = self._leg, self._leg + 1
+        if number < len(self._done):
+            outcome = self._done[number]
+            if outcome.point.shape != leg.points.shape:
+                raise DataError(
+                    f"the checkpoint {str(self.path)!r} has {outcome.point.shape[-1]} parameters, this model "
+                    f"{leg.points.shape[-1]}: it belongs to another model; choose another file"
+                )
+            return outcome, True
+        resume, self._under_way = self._under_way, None
+
+        def watched(progress: Progress) -> bool:
+            stop = watch(progress)
+            if self.path is not None and (stop or time.monotonic() - self._written > self.seconds):
+                self._under_way = progress.snapshot()
+                self._write(monitor)
+            return stop
+
+        outcome = optimiser.run(leg, watched, resume)
+        if self.path is not None and not monitor.stopped:
+            self._done.append(outcome)
+            self._under_way = None
+            self._write(monitor)
+        return outcome, False
+
+    # -- file ---------------------------------------------------------------------------------------------------------
+
+    def _write(self, monitor: Monitor) -> None:
+        """Write beside, and replace: the file is always a whole one."""
+        if self.path is None:
+            return
+        tensors: dict[str, Tensor] = {}
+        for number, outcome in enumerate(self._done):
+            tensors |= {f"done.{number:03d}.{key}": value for key, value in _as_tensors(outcome).items()}
+        tensors |= {f"now.{key}": value for key, value in (self._under_way or {}).items()}
+        stages = [
+            {"name": s.name, "starts": s.starts, "losses": s.losses, "objective": s.objective} for s in monitor.stages
+        ]
+        metadata = {
+            "format": FORMAT,
+            "about": json.dumps(dict(self.about)),
+            "records": json.dumps({"history": monitor.history, "stages": stages}),
+        }
+        content = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
+        beside = self.path.with_name(self.path.name + ".part")
+        try:
+            save_file(content, beside, metadata=metadata)
+            with beside.open("rb+") as file:
+                os.fsync(file.fileno())
+            beside.replace(self.path)
+        except OSError as error:
+            beside.unlink(missing_ok=True)
+            raise DataError(f"the checkpoint {str(self.path)!r} could not be written: {error}") from None
+        self._written = time.monotonic()
+
+    def _read(self, path: Path) -> None:
+        try:
+            with safe_open(path, "pt") as file:
+                metadata = file.metadata()
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            if metadata.get("format") != FORMAT:
+                raise ValueError("it says so nowhere")
+            self._records = json.loads(metadata["records"])
+            about = json.loads(metadata["about"])
+            numbers = sorted({key.split(".")[1] for key in tensors if key.startswith("done.")})
+            self._done = [_outcome(_under(tensors, f"done.{number}.")) for number in numbers]
+            self._under_way = _under(tensors, "now.") or None
+        except (SafetensorError, OSError, KeyError, ValueError, TypeError, AttributeError) as error:
+            raise DataError(f"{str(path)!r} is not the checkpoint of a run: {error}") from None
+        if about != dict(self.about):
+            other = next(key for key in {*about, *self.about} if about.get(key) != self.about.get(key))
+            raise DataError(
+                f"the checkpoint {str(path)!r} belongs to another run: its {other} is {about.get(other)}, not "
+                f"{self.about.get(other)}; choose another file, or remove it"
+            )
+
+
+def _as_tensors(outcome: Outcome) -> dict[str, Tensor]:
+    own = {"point": outcome.point, "loss": outcome.loss, "converged": outcome.converged, "failed": outcome.failed}
+    memory = {f"memory.{key}": value for key, value in outcome.memory.items()}
+    return {**own, "steps": torch.tensor(outcome.steps), **memory}
+
+
+def _outcome(tensors: Mapping[str, Tensor]) -> Outcome:
+    return Outcome(
+        point=tensors["point"],
+        loss=tensors["loss"],
+        converged=tensors["converged"],
+        failed=tensors["failed"],
+        steps=int(tensors["steps"]),
+        memory=_under(tensors, "memory."),
+    )
+
+
+def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}

@@ -1,0 +1,55 @@
+r"""Coordinates in which a loss is round, near a point.
+
+A step of steepest descent in them is close to one of Newton's method or, where a problem's gradient holds what is
+unknown fixed, to one of expectation-maximisation; L-BFGS has only to learn what that misses (Jamshidian and Jennrich,
+1997). Directions in which the loss bends down count by the size of their curvature.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from otpdag.objective import Problem
+
+__all__ = ["Coordinates"]
+
+MOST_CURVED = 200
+"""Parameters up to which the curvature, one backward pass for each, costs less than it saves."""
+
+FLATTEST = 1e-7
+"""The smallest curvature, relative to the largest: flatter directions are as good as unknown."""
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """``point = origin + matrix @ y``; without a matrix, ``point = origin + y``."""
+
+    origin: Tensor
+    matrix: Tensor | None = None
+
+    @classmethod
+    def of(cls, problem: Problem, points: Tensor) -> Coordinates:
+        """Take the curvature at ``points`` (R, P), where the problem says that it pays."""
+        size = points.shape[1]
+        curved = problem.for_curvature(points) if 0 < size <= MOST_CURVED else None
+        if curved is None:
+            return cls(points)
+        with torch.enable_grad():
+            leaf = points.detach().clone().requires_grad_(True)
+            (gradient,) = torch.autograd.grad(curved.loss(leaf).sum(), leaf, create_graph=True)
+            rows = [torch.autograd.grad(column.sum(), leaf, retain_graph=True)[0] for column in gradient.unbind(-1)]
+        curvature = torch.stack(rows, 1).detach()
+        finite = curvature.isfinite().flatten(1).all(-1)[:, None, None]
+        curvature = torch.where(finite, curvature, torch.eye(size).to(curvature))
+        values, vectors = torch.linalg.eigh(0.5 * (curvature + curvature.transpose(1, 2)))
+        level = values.abs().maximum(FLATTEST * values.abs().amax(-1, keepdim=True)).clamp(min=1e-30)
+        return cls(points, vectors * level.rsqrt().unsqueeze(1))
+
+    def point(self, y: Tensor) -> Tensor:
+        """From these coordinates to parameters."""
+        if self.matrix is None:
+            return self.origin + y
+        return self.origin + (self.matrix @ y.unsqueeze(-1)).squeeze(-1)

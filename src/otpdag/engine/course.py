@@ -1,0 +1,60 @@
+"""How much work each stage of a search does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from otpdag.errors import ModelError
+
+__all__ = ["Course"]
+
+FEWEST_ROWS = 300
+"""Rows that a short run sees at least, however many starts there are: fewer would not tell them apart."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """Sizes of the stages: short runs of all starts, finalists on all rows, a part for the best, the finish.
+
+    Args:
+        short_rows: Most rows (steps of sequences) in the short runs.
+        short_elements: Most starts times rows times points in the short runs; fewer than 300 rows are never taken.
+        short_steps: Steps of the short runs; none, and all starts run to the end.
+        short_share: Of a stochastic optimiser the share of its steps that the short runs take.
+        short_moves: How often a problem may be moved in them.
+        halving: Whether only the better half of the starts goes on after half of the short steps.
+        finalists: How many continue on all rows.
+        finalist_steps: For how many steps, before the best alone goes on.
+        finalist_moves: How often their problem may be moved.
+        part_rows: Rows on which the best settles before it sees everything, if there are more.
+        part_tolerance: Relative change of the loss at which it has settled there; all rows then need no finer one.
+        moves: How often the problem of the best may be moved to its end.
+        same_loss: Relative difference below which two starts count as having reached the same optimum.
+    """
+
+    short_rows: int = 600
+    short_elements: int = 150_000
+    short_steps: int = 24
+    short_share: float = 0.15
+    short_moves: int = 0
+    halving: bool = True
+    finalists: int = 3
+    finalist_steps: int = 15
+    finalist_moves: int = 0
+    part_rows: int | None = None
+    part_tolerance: float = 1e-7
+    moves: int = 12
+    same_loss: float = 2e-4
+
+    def __post_init__(self) -> None:
+        """Refuse stages that make no sense."""
+        for name in ("short_rows", "short_elements", "finalists", "finalist_steps"):
+            if getattr(self, name) < 1:
+                raise ModelError(f"{name} must be at least 1; got {getattr(self, name)}")
+        for name in ("short_steps", "short_moves", "finalist_moves", "moves"):
+            if getattr(self, name) < 0:
+                raise ModelError(f"{name} must not be negative; got {getattr(self, name)}")
+
+    def rows_for(self, points: int) -> int:
+        """Rows of the short runs, where a row of all starts has so many points."""
+        return max(min(FEWEST_ROWS, self.short_rows), min(self.short_rows, self.short_elements // points))

@@ -1,0 +1,140 @@
+"""Images behind an encoder: single precision, networks as parameters, one start."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from otpdag.data import Schema
+from otpdag.engine.course import Course
+from otpdag.engine.kinds.kind import DataKind
+from otpdag.engine.layout import Layout
+from otpdag.engine.method import Method
+from otpdag.engine.search import Ended
+from otpdag.errors import DataError, ModelError
+from otpdag.model import Model
+from otpdag.objective import Problem
+from otpdag.objective.autoencoder import AutoencoderProblem, CodebookProblem, Encoded, autoencoder_problem
+from otpdag.structure import Structure, unpack
+
+__all__ = ["ImageData", "Images", "initial_theta"]
+
+
+class Images:
+    """Images, or rows of numbers, for :func:`otpdag.fit` of an auto-encoder.
+
+    Args:
+        pixels: An array (n, ...): each image is flattened, channels first.
+
+    >>> Images(np.zeros((5, 1, 8, 8))).rows.shape
+    torch.Size([5, 64])
+    """
+
+    def __init__(self, pixels: ArrayLike | Tensor) -> None:
+        held = pixels.detach().cpu().numpy() if isinstance(pixels, Tensor) else np.asarray(pixels)
+        if held.ndim < 2 or len(held) < 2:
+            raise DataError(f"images must have shape (n, ...) with at least 2 of them; got {held.shape}")
+        if not np.isfinite(held).all():
+            raise DataError("images must be finite; got NaN or infinity")
+        self.rows = torch.from_numpy(np.ascontiguousarray(held.reshape(len(held), -1), dtype=np.float32))
+
+
+@dataclass(frozen=True)
+class ImageData(DataKind):
+    """Images (1, N, pixels) on a device."""
+
+    honours: ClassVar[frozenset[str]] = frozenset({"device"})
+
+    model: Model
+    images: Tensor
+
+    @classmethod
+    def of(cls, model: Model, images: Images, *, device: str = "cpu") -> ImageData:
+        """Check images against the model."""
+        if len(model.graph.observed) != 1:
+            raise ModelError(f"images belong to one observed node; the graph has {len(model.graph.observed)}")
+        width = model.spaces[model.graph.observed[0]].width
+        if images.rows.shape[1] != width:
+            raise DataError(f"the model's images have {width} numbers; got {images.rows.shape[1]}")
+        return cls(model, images.rows.to(device).unsqueeze(0))
+
+    @property
+    def rows(self) -> int:
+        """Images."""
+        return int(self.images.shape[1])
+
+    def named(self, name: str) -> Method:
+        """An encoder has no default: it comes with a method."""
+        raise ModelError(
+            f"images need a Method whose evaluation is Encoded(...), which holds the encoder; got method={name!r}"
+        )
+
+    def check(self, method: Method) -> None:
+        """Refuse evaluations of other data."""
+        if not isinstance(method.evaluation, Encoded):
+            raise ModelError(f"images are evaluated by Encoded; got {type(method.evaluation).__name__}")
+
+    def course(self, method: Method) -> Course:
+        """No short runs: starts differ in nothing but their seed."""
+        return Course(short_steps=0, moves=1)
+
+    def work(self, method: Method) -> None:
+        """Convolutions gain from all threads."""
+
+    def lay_out(self, method: Method, seed: int) -> Layout:
+        """The model's networks, and the encoder."""
+        return Layout.of(self.model.structure, _encoded(method).backward.init())
+
+    def problem(self, layout: Layout, method: Method, seed: int) -> Problem:
+        """With codewords, or without."""
+        structure, shapes = layout.structure, layout.shapes
+        return autoencoder_problem(structure, self.images, shapes, method.objective, _encoded(method), seed)
+
+    def starts(
+        self, layout: Layout, problem: Problem, seed: int, numbers: Sequence[int], units: Tensor | None = None
+    ) -> Tensor:
+        """Networks as they are, of all else what the user gave; codewords among latents, if nothing precedes them."""
+        if not isinstance(problem, AutoencoderProblem | CodebookProblem):
+            raise RuntimeError("images are evaluated by Encoded")
+        points = [self._start(layout, problem, seed + number) for number in numbers]
+        return torch.cat(points)
+
+    def _start(self, layout: Layout, problem: AutoencoderProblem | CodebookProblem, seed: int) -> Tensor:
+        theta = initial_theta(layout.structure, seed) | problem.encoded.backward.init()
+        point = layout.pack(theta).to(self.images.device)
+        if isinstance(problem, CodebookProblem) and problem.quantizes:
+            return problem.with_codewords_placed(point)
+        return point
+
+    def adopt(self, layout: Layout, ended: Ended) -> None:
+        """Networks, codewords and the encoder's parameters."""
+        schema = Schema.of(self.model.spaces, self.model.graph)
+        self.model.adopt(layout.structure, unpack(ended.point.cpu(), layout.shapes), schema, ())
+
+
+def _encoded(method: Method) -> Encoded:
+    if not isinstance(method.evaluation, Encoded):
+        raise RuntimeError("images are evaluated by Encoded")
+    return method.evaluation
+
+
+def initial_theta(structure: Structure, seed: int) -> dict[str, Tensor]:
+    """Raw parameters (1, ...) in single precision: of networks their own, of others what the user gave, or neutral."""
+    generator = torch.Generator().manual_seed(seed)
+    theta: dict[str, Tensor] = {}
+    for node, names in structure.keys.items():
+        mechanism = structure.mechanisms[node]
+        given = {name: value.unsqueeze(0) for name, value in structure.with_settings(node, {}).items()}
+        raw = mechanism.initial_raw(1, generator) | (mechanism.raw(given) if given else {})
+        for name, key in names.items():
+            if name in raw:
+                theta.setdefault(key, raw[name])
+    for key, parameter in structure.parameters().items():
+        theta.setdefault(key, torch.zeros(1, *parameter.shape))
+    return {key: value.float() for key, value in theta.items()}

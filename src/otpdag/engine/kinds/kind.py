@@ -1,0 +1,122 @@
+"""What a fit asks of a kind of data."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from torch import Tensor
+
+from otpdag.data import Batch
+from otpdag.engine.course import Course
+from otpdag.engine.layout import Layout
+from otpdag.engine.method import Method, entropic, paper, transport
+from otpdag.engine.search import Ended, Searcher
+from otpdag.errors import DataError, ModelError
+from otpdag.mechanisms import Mechanism
+from otpdag.model import Model
+from otpdag.objective import Problem
+from otpdag.structure import Structure
+
+__all__ = ["DataKind", "check_rows", "default_restarts", "named_method"]
+
+MANY_STARTS, FEW_STARTS = 16, 4
+"""Of 95 fits with hidden categories and sixteen starts none was stuck; hidden numbers have few local optima."""
+
+
+class DataKind(ABC):
+    """One data set, adapted to a model. A subclass of your own is passed to :func:`otpdag.fit` in place of a table.
+
+    It says which problem the data make, where a search for its minimum starts, and how long it takes; the search is the
+    engine's, and so are checkpoints, progress and the result.
+    """
+
+    honours: ClassVar[frozenset[str]] = frozenset()
+    """Which of ``weights``, ``robust`` and ``device`` a fit of such data can honour."""
+
+    model: Model
+
+    @property
+    @abstractmethod
+    def rows(self) -> int:
+        """Rows, steps, documents or images."""
+
+    @abstractmethod
+    def named(self, name: str) -> Method:
+        """The method behind ``"auto"``, ``"entropic"``, ``"transport"`` or ``"paper"``."""
+
+    def check(self, method: Method) -> None:  # noqa: B027
+        """Refuse a method that such data are not fitted by."""
+
+    @abstractmethod
+    def lay_out(self, method: Method, seed: int) -> Layout:
+        """Adopt the data's units and declare all parameters."""
+
+    @abstractmethod
+    def problem(self, layout: Layout, method: Method, seed: int) -> Problem:
+        """What is minimised."""
+
+    @abstractmethod
+    def starts(
+        self, layout: Layout, problem: Problem, seed: int, numbers: Sequence[int], units: Tensor | None = None
+    ) -> Tensor:
+        """Where a search starts: a point for each of these numbers (R, P), the first of which is the plainest guess.
+
+        ``units`` are the rows, or sequences, to look at; all of them (or enough of them) if left out.
+        """
+
+    def restarts(self, method: Method) -> int:
+        """How many starts there are if the user does not say."""
+        return 1
+
+    def course(self, method: Method) -> Course:
+        """Sizes of the search's stages if the user does not say."""
+        return Course()
+
+    def work(self, method: Method) -> int | None:
+        """Roughly the size of the largest tensors of a step, by which threads are bounded; None leaves them alone."""
+        return 1
+
+    def check_robust(self, method: Method) -> None:
+        """Refuse to leave out rows where that has no meaning."""
+        raise ModelError("robust is for tables and for many sequences with hidden categories")
+
+    def concluded(self, layout: Layout, ended: Ended, method: Method, searcher: Searcher) -> tuple[Layout, Ended]:
+        """What is done once the search has ended, with the parameters that there are then."""
+        return layout, ended
+
+    @abstractmethod
+    def adopt(self, layout: Layout, ended: Ended) -> None:
+        """Leave the end in the model."""
+
+
+def named_method(name: str) -> Method:
+    """A method by its name."""
+    named: dict[str, Callable[[], Method]] = {"paper": paper, "transport": transport, "entropic": entropic}
+    if name not in named:
+        raise ModelError(f"method must be 'auto', {', '.join(map(repr, named))} or a Method; got {name!r}")
+    return named[name]()
+
+
+def default_restarts(structure: Structure, method: Method) -> int:
+    """Hidden categories and counts have many local optima, hidden numbers few, complete data none."""
+    if not structure.graph.hidden:
+        return 1
+    supports = {structure.mechanisms[node].space.support for node in structure.graph.hidden}
+    many = bool(supports & {"discrete", "count"}) and not method.optimiser.is_stochastic
+    return MANY_STARTS if many else FEW_STARTS
+
+
+def check_rows(structure: Structure, batch: Batch) -> None:
+    """Refuse fewer rows than a node has slopes and other parameters, and missing covariates."""
+    needed = max((_numbers(mechanism) for mechanism in structure.mechanisms.values()), default=1)
+    if batch.rows <= needed:
+        raise DataError(f"the table has {batch.rows} rows; at least {needed + 1} are needed for this model")
+    structure.check_given(batch.mask)
+
+
+def _numbers(mechanism: Mechanism) -> int:
+    """How many rows a node's parameters need: one for each slope, one for each other parameter."""
+    learned = {name: p for name, p in mechanism.declared().items() if p.learned}
+    return sum(parameter.shape[0] if name == "weight" else 1 for name, parameter in learned.items())

@@ -1,0 +1,336 @@
+"""Sequences: graphs with lagged edges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from otpdag.backward.amortized import RowCode
+from otpdag.backward.bidirectional import BidirectionalMap
+from otpdag.backward.pieces import CONTEXT, check_context
+from otpdag.backward.smoother import SequenceMap
+from otpdag.data import Schema
+from otpdag.engine.adam import Adam
+from otpdag.engine.course import Course
+from otpdag.engine.kinds.kind import DataKind, check_rows, default_restarts, named_method
+from otpdag.engine.layout import Layout
+from otpdag.engine.method import Method, entropic, transport
+from otpdag.engine.search import Ended, Searcher, restart_seed, search
+from otpdag.engine.sequence_starts import completed_start, lay_out_steps
+from otpdag.errors import DataError, ModelError
+from otpdag.model import Model
+from otpdag.objective import ClosedForm, Drawn, Problem, Streams
+from otpdag.objective.chain import FEWEST_UNITS, chain_problem
+from otpdag.objective.hidden_numbers import hidden_categories, hidden_numbers, number_problem, padded_features
+from otpdag.objective.pieces import PieceProblem, piece_problem
+from otpdag.objective.sequence_parts import part_of
+from otpdag.objective.windows import check_windows, window_problem
+from otpdag.sequences import SequenceBatch, SequenceTable, as_sequences, encode_sequences
+from otpdag.structure import Structure, pack, unpack
+
+__all__ = ["SequenceData"]
+
+START_STEPS = 20_000
+"""Steps that starts are guessed from."""
+
+LONGEST_PIECE = 400
+"""Steps in one piece of a sequence with hidden numbers, whose recursion is not run side by side otherwise."""
+
+CHAIN = Course(short_rows=10_000, short_elements=10**12, halving=False, finalists=1, part_rows=100_000)
+WINDOWS = replace(CHAIN, short_rows=START_STEPS, short_steps=48, part_rows=None)
+NUMBERS = replace(CHAIN, short_rows=2_500, part_rows=None)
+"""Courses: short runs on a part of the steps, the best alone goes on; of chains on a larger part before it sees all."""
+
+NETWORK = Adam(steps=400, learning_rate=0.01)
+NETWORK_STEPS_SEEN = 800
+"""How a network is trained when it joins the smoother, and how many steps of sequences each of its steps sees."""
+
+COMPARISONS, CLEARLY_BETTER = 40, 2.0
+"""Batches on which the two maps are compared, and standard errors by which the network must be better."""
+
+
+@dataclass(frozen=True)
+class SequenceData(DataKind):
+    """Sequences as steps laid end to end."""
+
+    honours: ClassVar[frozenset[str]] = frozenset({"weights", "robust"})
+
+    model: Model
+    schema: Schema
+    batch: SequenceBatch
+
+    @classmethod
+    def of(cls, model: Model, data: SequenceTable, *, weights: ArrayLike | None = None) -> SequenceData:
+        """Read sequences; a weight is given to each of them."""
+        sequences = as_sequences(data)
+        schema = Schema.of(model.spaces, model.graph, sequences.table)
+        batch = encode_sequences(sequences, schema, hidden=model.graph.hidden)
+        check_rows(model.structure, batch.steps)
+        return cls(model, schema, batch if weights is None else _weighted(batch, weights))
+
+    @property
+    def rows(self) -> int:
+        """Steps of all sequences."""
+        return self.batch.rows
+
+    @property
+    def structure(self) -> Structure:
+        """Graph and mechanisms."""
+        return self.model.structure
+
+    # -- methods ------------------------------------------------------------------------------------------------------
+
+    def named(self, name: str) -> Method:
+        """Transport compares windows where these serve, and abducts noise where they do not."""
+        if name == "transport":
+            return transport("direct" if _serves(check_windows, self.structure) else "backward")
+        return entropic() if name == "auto" else named_method(name)
+
+    def check(self, method: Method) -> None:
+        """Refuse what sequences are not fitted by."""
+        objective = method.objective
+        if isinstance(method.evaluation, Drawn):
+            if objective.direct is not None:
+                raise ModelError("the direct term of sequences is minimised by L-BFGS: use ClosedForm, or leave it out")
+            _check_drawn(self.structure, method, method.evaluation)
+            return
+        if not isinstance(method.evaluation, ClosedForm):
+            raise ModelError(f"sequences are evaluated by ClosedForm or Drawn; got {type(method.evaluation).__name__}")
+        if objective.direct is not None:
+            if objective.reconstruction:
+                raise ModelError("sequences have the direct term or the others, not both: set reconstruction to 0")
+            check_windows(self.structure)
+            return
+        if not objective.at(1.0).eps > 0 or objective.push_forward is not None:
+            raise ModelError(
+                "sequences in closed form need eps above 0 and no push-forward term; with Drawn both are free"
+            )
+        if hidden_numbers(self.structure):
+            _check_numbers(self.structure, method, method.evaluation)
+        elif method.evaluation.network is not None:
+            raise ModelError("network is for sequences with hidden numbers; these have none")
+
+    def check_robust(self, method: Method) -> None:
+        """Whole sequences are left out, by their likelihood."""
+        if not isinstance(method.evaluation, ClosedForm) or not method.objective.reconstruction:
+            raise ModelError(f"robust='outliers' needs the entropic method; got {method.name!r}")
+        if hidden_numbers(self.structure):
+            raise ModelError("robust='outliers' is for sequences whose hidden nodes are categories")
+        many = len(self.batch.lengths)
+        if many < FEWEST_UNITS:
+            raise DataError(
+                f"robust='outliers' leaves out whole sequences: it needs at least {FEWEST_UNITS}; got {many}"
+            )
+
+    def restarts(self, method: Method) -> int:
+        """Many with hidden categories."""
+        return default_restarts(self.structure, method)
+
+    def course(self, method: Method) -> Course:
+        """By what is hidden, and what is compared."""
+        if method.objective.direct is not None:
+            return WINDOWS
+        return NUMBERS if hidden_numbers(self.structure) else CHAIN
+
+    # -- problems -----------------------------------------------------------------------------------------------------
+
+    def lay_out(self, method: Method, seed: int) -> Layout:
+        """The units of some completed steps, and the map where one is learned."""
+        few = self._few(seed)
+        structure = lay_out_steps(self.structure, few, seed)
+        backward = self._map(structure, method)
+        if backward is None:
+            return Layout.of(structure)
+        _, completed = completed_start(structure, few, restart_seed(seed, 0), first=True)
+        return Layout.of(structure, _map_start(backward, few, completed, seed), sequence_map=backward)
+
+    def _few(self, seed: int) -> SequenceBatch:
+        return part_of(self._pieces, START_STEPS, seed)
+
+    @property
+    def _pieces(self) -> SequenceBatch:
+        """Sequences with hidden numbers are cut where they are long."""
+        return self.batch.cut(LONGEST_PIECE) if hidden_numbers(self.structure) else self.batch
+
+    def _map(self, structure: Structure, method: Method) -> SequenceMap | BidirectionalMap | None:
+        """The map that a method learns: none where the closed form serves."""
+        if isinstance(method.evaluation, Drawn):
+            return _bidirectional(structure, self.batch, method.evaluation)
+        numbers = hidden_numbers(structure)
+        if not numbers or method.objective.direct is not None:
+            return None
+        return SequenceMap(structure, RowCode.of(structure, self.batch.steps, structure.graph.observed), numbers)
+
+    def problem(self, layout: Layout, method: Method, seed: int) -> Problem:
+        """A chain of states, windows, draws of hidden numbers, or pieces for Adam."""
+        structure, shapes, objective = layout.structure, layout.shapes, method.objective
+        if isinstance(method.evaluation, Drawn) and isinstance(layout.sequence_map, BidirectionalMap):
+            return piece_problem(structure, layout.sequence_map, self.batch, shapes, objective, method.evaluation)
+        if objective.direct is not None:
+            return window_problem(structure, self.batch, shapes, objective.direct, seed)
+        eps = objective.at(1.0).eps
+        if isinstance(layout.sequence_map, SequenceMap):
+            return number_problem(structure, self._pieces, layout.sequence_map, shapes, eps, seed)
+        return chain_problem(structure, self.batch, shapes, eps, seed)
+
+    def starts(
+        self, layout: Layout, problem: Problem, seed: int, numbers: Sequence[int], units: Tensor | None = None
+    ) -> Tensor:
+        """Guesses from some steps, with earlier values as further columns."""
+        few = self._few(seed) if units is None else part_of(self.batch.take(units), START_STEPS, seed)
+        points = []
+        for number in numbers:
+            own = restart_seed(seed, number)
+            theta, completed = completed_start(layout.structure, few, own, first=number == 0)
+            if layout.sequence_map is not None:
+                theta |= _map_start(layout.sequence_map, few, completed, own)
+            points.append(layout.pack(theta))
+        return torch.cat(points)
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def concluded(self, layout: Layout, ended: Ended, method: Method, searcher: Searcher) -> tuple[Layout, Ended]:
+        """A network may join the smoother of hidden numbers."""
+        stopped = searcher.monitor.stopped or bool(ended.failed[0])
+        if stopped or not isinstance(method.evaluation, ClosedForm) or not isinstance(layout.sequence_map, SequenceMap):
+            return layout, ended
+        if not _network_may_help(self.structure, method.evaluation):
+            return layout, ended
+        return _with_network(layout, ended, self.batch, method, searcher)
+
+    def adopt(self, layout: Layout, ended: Ended) -> None:
+        """Parameters and units; hidden values of sequences are drawn by filters, not by the learned map."""
+        self.model.adopt(layout.structure, unpack(ended.point.cpu(), layout.shapes), self.schema, ())
+
+
+def _weighted(batch: SequenceBatch, weights: ArrayLike) -> SequenceBatch:
+    given = np.asarray(weights, dtype=float)
+    many = len(batch.lengths)
+    if given.shape != (many,) or not np.isfinite(given).all() or (given < 0).any() or not given.any():
+        raise DataError(
+            f"weights of sequences must be {many} numbers, one for each sequence, none negative and not all zero; got "
+            f"shape {given.shape}"
+        )
+    steps = torch.as_tensor(given).to(batch.steps.weight).repeat_interleave(batch.lengths).unsqueeze(0)
+    return replace(batch, steps=replace(batch.steps, weight=steps))
+
+
+# -- what methods serve -----------------------------------------------------------------------------------------------
+
+
+def _serves(check: Callable[[Structure], None], structure: Structure) -> bool:
+    try:
+        check(structure)
+    except ModelError:
+        return False
+    return True
+
+
+def _check_drawn(structure: Structure, method: Method, drawn: Drawn) -> None:
+    """Refuse what pieces of sequences are not fitted by."""
+    check_context(structure)
+    _check_no_counts(structure)
+    if drawn.scope == "local":
+        raise ModelError("sequences are drawn as a whole: scope must be 'joint'; got 'local'")
+    if drawn.backward is not None:
+        raise ModelError("sequences are drawn by a map of their own: leave backward out")
+    eps = method.objective.at(1.0).eps
+    if drawn.noise == "marginal" and (not eps or method.objective.push_forward) and structure.graph.hidden:
+        raise ModelError("with noise='marginal', sequences need eps above 0 and no push-forward term")
+
+
+def _check_numbers(structure: Structure, method: Method, closed: ClosedForm) -> None:
+    """Refuse what sequences with hidden numbers are not fitted by."""
+    _check_no_counts(structure)
+    eps = method.objective.at(1.0).eps
+    if hidden_categories(structure) and eps != 1:
+        raise ModelError(f"hidden categories and numbers together need eps = 1; got {eps}")
+    if hidden_categories(structure) and closed.network:
+        raise ModelError("hidden categories and numbers with a network need Drawn and Adam")
+    if closed.network:
+        check_context(structure)
+
+
+def _check_no_counts(structure: Structure) -> None:
+    if "count" in {structure.mechanisms[node].space.support for node in structure.graph.hidden}:
+        raise ModelError("hidden counts are not fitted in sequences; take a hidden number or category")
+
+
+# -- maps -------------------------------------------------------------------------------------------------------------
+
+
+def _bidirectional(structure: Structure, batch: SequenceBatch, drawn: Drawn) -> BidirectionalMap:
+    """The map that Adam learns; categories beside numbers need none where noise is integrated out."""
+    both = BidirectionalMap.of(structure, batch)
+    summed = drawn.noise == "marginal" and bool(both.smoother.targets)
+    return replace(both, categories=()) if summed else both
+
+
+def _map_start(
+    backward: SequenceMap | BidirectionalMap, few: SequenceBatch, completed: dict[str, Tensor], seed: int
+) -> dict[str, Tensor]:
+    """Parameters (1, ...) of a map from completed steps."""
+    if isinstance(backward, BidirectionalMap):
+        generator = torch.Generator().manual_seed(seed)
+        return backward.start(few, backward.features(few), completed, generator)
+    return backward.start(few, padded_features(backward.structure, backward.features(few)), completed)
+
+
+def _network_may_help(structure: Structure, closed: ClosedForm) -> bool:
+    """Not where it is unwanted, and not in linear Gaussian models, whose smoother is exact."""
+    if closed.network is not None:
+        return closed.network
+    if hidden_categories(structure) or max(edge.by for edge in structure.graph.lags) > CONTEXT:
+        return False
+    numbers = hidden_numbers(structure)
+    touched = [
+        mechanism
+        for name, mechanism in structure.mechanisms.items()
+        if structure.base(name) in numbers or any(structure.base(p) in numbers for p, _ in mechanism.family.parents)
+    ]
+    return not all(mechanism.is_linear for mechanism in touched)
+
+
+def _with_network(
+    layout: Layout, ended: Ended, batch: SequenceBatch, method: Method, searcher: Searcher
+) -> tuple[Layout, Ended]:
+    """Let a network join the smoother, train both and the model on, and keep the better of before and after.
+
+    The network's last layer starts at zero, so that both are points of one problem, compared on the same batches.
+    """
+    structure, seed = layout.structure, searcher.seed
+    drawn = Drawn(noise="marginal", batch_size=NETWORK_STEPS_SEEN)
+    backward = _bidirectional(structure, batch, drawn)
+    parameters = unpack(ended.point, layout.shapes) | backward.init(torch.Generator().manual_seed(seed))
+    shapes = {key: tuple(value.shape[1:]) for key, value in parameters.items()}
+    joined = Layout(structure, shapes, sequence_map=backward)
+    problem = piece_problem(structure, backward, batch, shapes, method.objective, drawn)
+    before = pack(parameters)
+    after = search(problem, before, Course(moves=0), replace(searcher, optimiser=NETWORK))
+    gain, error = _gain(problem, before, after.point, seed)
+    better = gain > CLEARLY_BETTER * error and not bool(after.failed[0])
+    if not better and not (isinstance(method.evaluation, ClosedForm) and method.evaluation.network):
+        return layout, ended
+    point, loss = (after.point, ended.loss - gain) if better else (before, ended.loss)
+    restarts = tuple(replace(one, loss=float(loss), point=point[0]) if one.kept else one for one in ended.restarts)
+    return joined, replace(ended, problem=problem, point=point, loss=loss, restarts=restarts)
+
+
+def _gain(problem: PieceProblem, before: Tensor, after: Tensor, seed: int) -> tuple[float, float]:
+    """By how much the loss of ``after`` is lower on the same pieces and noise, and the standard error of that."""
+    gaps = []
+    with torch.no_grad():
+        for number in range(seed, seed + COMPARISONS):
+            losses = [
+                float(problem.sampled(point, Streams([number], shared=number), 1.0).total[0])
+                for point in (before, after)
+            ]
+            gaps.append(losses[0] - losses[1])
+    drawn = torch.tensor(gaps, dtype=torch.float64)
+    return float(drawn.mean()), float(drawn.std() / COMPARISONS**0.5)

@@ -1,0 +1,181 @@
+"""Rows of a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from otpdag.backward.closed_form import SumSizes
+from otpdag.data import Batch, Schema, Table, encode, unique_rows
+from otpdag.engine.kinds.kind import DataKind, check_rows, default_restarts, named_method
+from otpdag.engine.layout import Layout
+from otpdag.engine.method import Method, entropic, paper, transport
+from otpdag.engine.search import Ended, restart_seed
+from otpdag.engine.starts import complete_table, scale_to, start_naturals
+from otpdag.errors import ModelError
+from otpdag.model import Model
+from otpdag.objective import ClosedForm, Drawn, Problem
+from otpdag.objective.direct import count_ranges
+from otpdag.objective.problem import random_part
+from otpdag.objective.row_problem import row_problem
+from otpdag.objective.sampled import amortized_maps, drawn_rows
+from otpdag.structure import Structure, unpack
+
+__all__ = ["TableData", "lay_out_rows", "one_start"]
+
+START_ROWS = 600
+"""Rows that each of several starts is guessed from: those that the short runs see."""
+
+
+@dataclass(frozen=True)
+class TableData(DataKind):
+    """A table as a batch of rows."""
+
+    honours: ClassVar[frozenset[str]] = frozenset({"weights", "robust", "device"})
+
+    model: Model
+    schema: Schema
+    batch: Batch
+    rows_given: int
+
+    @classmethod
+    def of(
+        cls,
+        model: Model,
+        table: Table,
+        *,
+        weights: ArrayLike | None = None,
+        device: str = "cpu",
+        every_row: bool = False,
+    ) -> TableData:
+        """Read a table; rows that are alike become one with a weight, unless every row is wanted."""
+        structure = model.structure
+        schema = Schema.of(model.spaces, model.graph, table)
+        full = encode(table, schema, hidden=model.graph.hidden, weights=weights)
+        check_rows(structure, full)
+        discrete = all(structure.mechanisms[node].space.is_discrete for node in structure.graph.observed)
+        batch = unique_rows(full) if discrete and not every_row else full
+        return cls(model, schema, batch.to(device), full.rows)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the table."""
+        return self.rows_given
+
+    @property
+    def structure(self) -> Structure:
+        """Graph and mechanisms."""
+        return self.model.structure
+
+    def named(self, name: str) -> Method:
+        """``"auto"`` looks at the graph and the mechanisms alone."""
+        return automatic(self.structure) if name == "auto" else named_method(name)
+
+    def check(self, method: Method) -> None:
+        """Refuse evaluations of other data."""
+        if not isinstance(method.evaluation, ClosedForm | Drawn):
+            raise ModelError(f"a table is evaluated by ClosedForm or Drawn; got {type(method.evaluation).__name__}")
+
+    def check_robust(self, method: Method) -> None:
+        """Rows are left out by their likelihood."""
+        if not isinstance(method.evaluation, ClosedForm) or not method.objective.reconstruction:
+            raise ModelError(f"robust='outliers' needs the entropic method; got {method.name!r}")
+
+    def restarts(self, method: Method) -> int:
+        """Many with hidden categories."""
+        return default_restarts(self.structure, method)
+
+    def work(self, method: Method) -> int:
+        """Rows times points of a number, or a minibatch."""
+        if isinstance(method.evaluation, Drawn):
+            return method.evaluation.batch_size
+        numbers = any(not self.structure.mechanisms[node].space.is_discrete for node in self.structure.graph.hidden)
+        grid = method.evaluation.sums.grid if isinstance(method.evaluation, ClosedForm) else 1
+        return self.batch.rows * (grid if numbers else 1)
+
+    def lay_out(self, method: Method, seed: int) -> Layout:
+        """The units of the completed table, and maps where they are learned."""
+        return lay_out_rows(self.structure, self.batch, method, seed)
+
+    def problem(self, layout: Layout, method: Method, seed: int) -> Problem:
+        """Rows in closed form, or drawn."""
+        return table_problem(layout, self.batch, method, seed)
+
+    def starts(
+        self, layout: Layout, problem: Problem, seed: int, numbers: Sequence[int], units: Tensor | None = None
+    ) -> Tensor:
+        """One start looks at all rows; of many, each looks at a part."""
+        if units is None and len(numbers) > 1:
+            units = random_part(self.batch.rows, START_ROWS, seed)
+        seen = self.batch if units is None else self.batch.take(units)
+        return torch.cat([one_start(layout, seen, 0, restart_seed(seed, n), first=n == 0) for n in numbers])
+
+    def adopt(self, layout: Layout, ended: Ended) -> None:
+        """Parameters, units and maps, and how far counts reach."""
+        self.model.adopt(layout.structure, unpack(ended.point.cpu(), layout.shapes), self.schema, layout.maps)
+        self.model.note_ranges(count_ranges(self.structure, self.batch))
+
+
+def automatic(structure: Structure) -> Method:
+    """The entropic end where every density is known, transport where one is not.
+
+    - Every observed node has a density, and unknown categories can be enumerated: ``entropic``. Its closed-form
+      backward map makes it maximum likelihood, the most accurate choice if the model is right.
+    - Some observed node has no density, but inner nodes can be enumerated or drawn: ``transport``, direct route.
+    - Otherwise: ``paper``, which relaxes what cannot be enumerated.
+    """
+    graph, mechanisms = structure.graph, structure.mechanisms
+    relevant = [n for n in graph.nodes if n in graph.observed or graph.observed_descendants(n)]
+    densities = all(mechanisms[n].has_density or mechanisms[n].is_given for n in relevant)
+    hidden_states = math.prod(mechanisms[n].space.width for n in graph.hidden if mechanisms[n].space.is_discrete)
+    if densities and hidden_states <= SumSizes().states:
+        return entropic()
+    inner = [n for n in graph.nodes if graph.observed_descendants(n)]
+    inner_states = math.prod(mechanisms[n].space.width for n in inner if mechanisms[n].space.is_discrete)
+    return transport() if inner_states <= SumSizes().states else paper()
+
+
+def lay_out_rows(structure: Structure, batch: Batch, method: Method, seed: int) -> Layout:
+    """Adopt the data's units and declare all parameters."""
+    generator = np.random.default_rng([seed, 2**20])
+    scaled = scale_to(structure, batch, complete_table(structure, batch, 0, generator, first=True))
+    maps = amortized_maps(scaled, batch, method.evaluation) if isinstance(method.evaluation, Drawn) else ()
+    phi = {key: value for one in maps for key, value in one.init(1, torch.Generator().manual_seed(0)).items()}
+    return Layout.of(scaled, phi, maps)
+
+
+def table_problem(layout: Layout, batch: Batch, method: Method, seed: int) -> Problem:
+    """Rows in closed form, or drawn."""
+    structure, shapes, objective = layout.structure, layout.shapes, method.objective
+    if isinstance(method.evaluation, Drawn):
+        return drawn_rows(structure, batch, layout.maps, shapes, objective, method.evaluation, seed)
+    if isinstance(method.evaluation, ClosedForm):
+        return row_problem(structure, batch, shapes, objective, method.evaluation, seed)
+    raise RuntimeError("a table is evaluated in closed form or drawn")
+
+
+def one_start(layout: Layout, batch: Batch, owner: int, seed: int, *, first: bool) -> Tensor:
+    """Starting parameters (1, P) from a guess of what is hidden; ``owner`` says which of several data sets it is of."""
+    structure = layout.structure
+    completed = complete_table(structure, batch, owner, np.random.default_rng(seed), first=first)
+    naturals = start_naturals(structure, batch, completed, owner)
+    lifted = {node: {name: value.unsqueeze(0) for name, value in own.items()} for node, own in naturals.items()}
+    theta = structure.raw(lifted)
+    generator = torch.Generator().manual_seed(seed)
+    for node, names in structure.keys.items():
+        fresh = structure.mechanisms[node].initial_raw(1, generator, first=first)
+        theta |= {names[name]: value for name, value in fresh.items() if names[name] not in theta}
+    for key, parameter in structure.parameters().items():
+        theta.setdefault(key, torch.zeros(1, *parameter.shape, dtype=torch.float64))
+    for backward in layout.maps:
+        phi = backward.init(1, generator)
+        backward.start_from(phi, 0, batch, completed, owner)
+        theta |= phi
+    return layout.pack({key: value.to(batch.weight) for key, value in theta.items()})

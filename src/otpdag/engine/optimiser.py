@@ -1,0 +1,83 @@
+"""What an optimiser is asked for, what it tells on its way, and where it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from otpdag.objective import LossTerms, Problem
+
+__all__ = ["Leg", "Memory", "Optimiser", "Outcome", "Progress", "Watch"]
+
+Memory = Mapping[str, Tensor]
+"""What an optimiser has learned on its way, as named tensors: it can be handed on, and written to a file."""
+
+
+@dataclass(frozen=True)
+class Leg:
+    """One run of an optimiser: a part of a search.
+
+    Args:
+        problem: What to minimise.
+        points: From where (R, P).
+        steps: Most steps.
+        tolerance: Relative change of the loss at which it has converged; the optimiser's own if left out.
+        seeds: One for each replica's random stream.
+        memory: What an earlier leg learned, if this one goes on from it.
+    """
+
+    problem: Problem
+    points: Tensor
+    steps: int
+    tolerance: float | None = None
+    seeds: Sequence[int] = ()
+    memory: Memory = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Where a leg ended, for each replica: point and loss, whether it converged, whether it met an infinite loss."""
+
+    point: Tensor
+    loss: Tensor
+    converged: Tensor
+    failed: Tensor
+    steps: int
+    memory: Memory = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A step that was made: its number, terms, losses and points of all replicas, and how to write it down."""
+
+    step: int
+    terms: LossTerms
+    losses: Tensor
+    points: Tensor
+    snapshot: Callable[[], Memory]
+    """All that is needed to go on from here."""
+
+
+Watch = Callable[[Progress], bool]
+"""Called after every step; returning True stops the leg."""
+
+
+class Optimiser(Protocol):
+    """Minimises a problem for all replicas at once."""
+
+    @property
+    def steps(self) -> int:
+        """Most steps of the last, longest leg."""
+        ...
+
+    @property
+    def is_stochastic(self) -> bool:
+        """Whether it draws minibatches and noise, so that losses of single steps do not compare."""
+        ...
+
+    def run(self, leg: Leg, watch: Watch, resume: Memory | None = None) -> Outcome:
+        """Run a leg, from its beginning or from a snapshot of it."""
+        ...

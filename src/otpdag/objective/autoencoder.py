@@ -1,0 +1,305 @@
+r"""The objective of auto-encoders: a graph whose one observed node is decoded from what an encoder makes of it.
+
+.. math:: E\,c(x, \psi(z)) + \eta\, D(P_\phi(Z), P_\theta(Z))
+
+is the Wasserstein auto-encoder (Appendix B). With codewords there are four terms (Appendix C.3):
+
+.. math:: E\,c(x, \psi(Q(z))) + \frac{\eta}{M} \sum_m \big[ D(P_\phi(Z^m), \textstyle\sum_k \pi^m_k N(\mu_k, \Sigma_k))
+          + W(P_\phi(Z^m), \textstyle\sum_k \pi^m_k \delta_{\mu_k}) \big] + \eta_r \sum_m KL(\pi^m, U)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from otpdag.backward.encoder import EncoderMap
+from otpdag.backward.quantized import QuantizedMap
+from otpdag.divergences.base import AbstractDivergence
+from otpdag.divergences.semidiscrete import reverse_gradient, semi_dual
+from otpdag.errors import ModelError
+from otpdag.layers import nearest
+from otpdag.mechanisms import Codebook
+from otpdag.mechanisms.codebook import copy_gradient, mahalanobis
+from otpdag.objective.problem import Moved, Problem
+from otpdag.objective.settings import Objective
+from otpdag.objective.streams import Streams
+from otpdag.objective.terms import LossTerms
+from otpdag.structure import Naturals, Structure, Theta, pack, unpack
+
+__all__ = ["AutoencoderProblem", "CodebookProblem", "Codewords", "Encoded", "autoencoder_problem"]
+
+START_LATENTS = 20
+"""Latents for each codeword that k-means places it among."""
+
+ROWS_AT_ONCE = 250
+"""Images that are encoded at a time, which bounds memory."""
+
+
+@dataclass(frozen=True)
+class Codewords:
+    """Weights of the terms that only codewords have.
+
+    Args:
+        pull: Share of the transport's gradient that moves latents; codewords are moved by all of it.
+        mixture: Weight of the divergence to the mixture of Gaussians, which teaches the covariances.
+        eta_r: Weight of the divergence of codewords' weights from uniform ones.
+        warm_up: Share of the steps in which latents are not quantised.
+    """
+
+    pull: float = 0.25
+    mixture: float = 0.01
+    eta_r: float = 1.0
+    warm_up: float = 0.2
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Hidden values are what an encoder makes of an image: an evaluation on minibatches, for Adam.
+
+    Args:
+        backward: The encoder, with codewords or without.
+        batch_size: Images in a step.
+        codewords: Weights of their terms, if there are codewords.
+    """
+
+    backward: EncoderMap | QuantizedMap
+    batch_size: int = 128
+    codewords: Codewords | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse codewords without a map that quantises, and the reverse."""
+        if isinstance(self.backward, QuantizedMap) != (self.codewords is not None):
+            raise ModelError("codewords need a backward map that quantises, and such a map needs codewords")
+
+
+@dataclass(frozen=True)
+class AutoencoderProblem(Problem):
+    """Images (1, N, pixels) whose hidden node an encoder tells: a Wasserstein auto-encoder."""
+
+    structure: Structure
+    images: Tensor
+    shapes: Mapping[str, tuple[int, ...]]
+    objective: Objective
+    encoded: Encoded
+    spread: float
+    """Standard deviation of all pixels."""
+
+    @property
+    def rows(self) -> int:
+        """Images."""
+        return self.images.shape[1]
+
+    def sampled(self, point: Tensor, streams: Streams, progress: float) -> LossTerms:
+        """Loss terms on a fresh minibatch."""
+        theta, phi = self.parts(point)
+        naturals, rows = self.structure.naturals(theta), _minibatch(self.images, self.encoded, streams)
+        (image,) = self.structure.graph.observed
+        (hidden,) = self.structure.graph.parents(image)
+        latents = self.encoded.backward.latents(phi, rows)
+        zero = torch.zeros(1).to(rows)
+        cost = _rebuilding(self.structure, naturals, latents, rows, self.spread)
+        terms = LossTerms.of(zero, reconstruction=self.objective.reconstruction * cost)
+        eta, push = self.objective.at(progress).eta, self.objective.push_forward
+        if not eta or push is None:
+            return terms
+        prior = self.structure.mechanisms[hidden]
+        noise = streams.draw(prior.relaxed_noise, rows.shape[1], rows)
+        drawn = prior.relaxed(naturals[hidden], {}, noise, 1.0).expand_as(latents)
+        gap = push.divergence(latents, drawn.to(latents), generator=streams.shared)
+        return terms + LossTerms.of(zero, divergence=eta * gap)
+
+
+@dataclass(frozen=True)
+class CodebookProblem(Problem):
+    """Images (1, N, pixels) behind which stand codewords; at first latents are not quantised.
+
+    The graph is ``code -> latent -> quantized -> image``, whatever its nodes are called.
+    """
+
+    structure: Structure
+    images: Tensor
+    shapes: Mapping[str, tuple[int, ...]]
+    objective: Objective
+    encoded: Encoded
+    spread: float
+    """Standard deviation of all pixels."""
+    seed: int
+    quantizes: bool = True
+
+    @property
+    def rows(self) -> int:
+        """Images."""
+        return self.images.shape[1]
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """The warm-up, or what is after it."""
+        return (self.codewords.warm_up, 1.0) if self.quantizes else (0.0, self.codewords.warm_up)
+
+    @property
+    def codewords(self) -> Codewords:
+        """Weights of the codewords' terms."""
+        return cast(Codewords, self.encoded.codewords)
+
+    @property
+    def backward(self) -> QuantizedMap:
+        """The map that quantises."""
+        return cast(QuantizedMap, self.encoded.backward)
+
+    @property
+    def chain(self) -> tuple[str, str]:
+        """The nodes that hold the codes and the latents."""
+        graph = self.structure.graph
+        (image,) = graph.observed
+        (quantized,) = graph.parents(image)
+        (latent,) = graph.parents(quantized)
+        (code,) = graph.parents(latent)
+        return code, latent
+
+    def sampled(self, point: Tensor, streams: Streams, progress: float) -> LossTerms:
+        """Loss terms on a fresh minibatch: the reconstruction alone, or all four."""
+        theta, phi = self.parts(point)
+        naturals, rows = self.structure.naturals(theta), _minibatch(self.images, self.encoded, streams)
+        if not self.quantizes:
+            latents = self.backward.latents(phi, rows)
+            cost = _rebuilding(self.structure, naturals, latents, rows, self.spread)
+            return LossTerms.of(torch.zeros(1).to(rows), reconstruction=cost)
+        return self._quantized_terms(naturals, phi, rows, streams, self.objective.at(progress).eta)
+
+    def _quantized_terms(self, naturals: Naturals, phi: Theta, rows: Tensor, streams: Streams, eta: float) -> LossTerms:
+        backward, (code, latent) = self.backward, self.chain
+        latents = backward.latents(phi, rows)
+        at_positions = backward.at_positions(latents)  # (M, n, D)
+        means, scale = naturals[latent]["mean"][0], naturals[latent]["scale"][0].detach()
+        with torch.no_grad():
+            # in units of squared latents, per coordinate, whatever the covariances
+            unit = scale.square().mean() / backward.dim
+            costs = mahalanobis(at_positions.flatten(0, 1), means, scale * unit.rsqrt())
+            codes = nearest(costs)
+        chosen = means.detach()[codes].unflatten(0, at_positions.shape[:2])
+        quantized = copy_gradient(latents, chosen.transpose(0, 1).flatten(1).unsqueeze(0))
+        cost = _rebuilding(self.structure, naturals, quantized, rows, self.spread)
+        weights = naturals[code]["weights"][0]
+        gap = eta * _transport(self, phi, at_positions, costs, naturals)
+        if self.codewords.mixture:
+            gap = gap + self.codewords.mixture * _mixture(self, naturals, at_positions, streams)
+        even = (weights * (weights.clamp(min=1e-12).log() + math.log(backward.size))).sum()
+        uniform = self.codewords.eta_r * even
+        zero = torch.zeros(1).to(rows)
+        return LossTerms.of(zero, reconstruction=cost, divergence=gap.reshape(1), entropic=uniform.reshape(1))
+
+    def moved(self, point: Tensor) -> Moved | None:
+        """After the warm-up, codewords among the latents of some images, and scales at what is left of them."""
+        if self.quantizes:
+            return None
+        return Moved(replace(self, quantizes=True), self.with_codewords_placed(point), "quantised")
+
+    def with_codewords_placed(self, point: Tensor) -> Tensor:
+        """The parameters with codewords placed by a few steps of k-means."""
+        generator = torch.Generator().manual_seed(self.seed)
+        backward, (_, latent) = self.backward, self.chain
+        parameters = unpack(point, self.shapes)
+        many = min(self.rows, math.ceil(START_LATENTS * backward.size / backward.positions))
+        some = self.images[0, torch.randperm(self.rows, generator=generator)[:many]]
+        with torch.no_grad():
+            parts = [backward.latents(parameters, part.unsqueeze(0)) for part in some.split(ROWS_AT_ONCE)]
+        latents = torch.cat(parts, 1).reshape(-1, backward.dim)
+        centres, residual = lloyd(latents, backward.size, generator)
+        scale = residual.mean().clamp(min=1e-8).sqrt().expand_as(centres)
+        raw = self.structure.mechanisms[latent].raw({"mean": centres.unsqueeze(0), "scale": scale.unsqueeze(0)})
+        keys = self.structure.keys[latent]
+        return pack({**parameters, **{keys[name]: value for name, value in raw.items()}})
+
+
+def autoencoder_problem(
+    structure: Structure,
+    images: Tensor,
+    shapes: Mapping[str, tuple[int, ...]],
+    objective: Objective,
+    encoded: Encoded,
+    seed: int,
+) -> AutoencoderProblem | CodebookProblem:
+    """The problem of images (1, N, pixels): with codewords, or without."""
+    spread = float(images.std()) or 1.0
+    if encoded.codewords is None:
+        return AutoencoderProblem(structure, images, shapes, objective, encoded, spread)
+    if objective.push_forward is None:
+        raise ModelError("codewords are moved by the push-forward term: give the objective one")
+    warm = encoded.codewords.warm_up > 0
+    return CodebookProblem(structure, images, shapes, objective, encoded, spread, seed, quantizes=not warm)
+
+
+def _minibatch(images: Tensor, encoded: Encoded, streams: Streams) -> Tensor:
+    return images[:, streams.rows(images.shape[1], encoded.batch_size)[0].to(images.device)]
+
+
+def _rebuilding(structure: Structure, naturals: Naturals, latents: Tensor, rows: Tensor, spread: float) -> Tensor:
+    """Mean squared error in units of the pixels' variance."""
+    (image,) = structure.graph.observed
+    (parent,) = structure.graph.parents(image)
+    decoder = structure.mechanisms[image]
+    none = torch.zeros(1, rows.shape[1], decoder.noise.dim).to(rows)
+    rebuilt = decoder.forward(naturals[image], {parent: latents}, none)
+    return ((rebuilt - rows).square().mean() / spread**2).reshape(1)
+
+
+def _transport(problem: CodebookProblem, phi: Theta, at_positions: Tensor, costs: Tensor, naturals: Naturals) -> Tensor:
+    """Mean semi-dual of the transport to weighted codewords: one problem, or one for each position."""
+    backward, (code, latent) = problem.backward, problem.chain
+    codewords, scale = naturals[latent]["mean"][0], naturals[latent]["scale"][0].detach()
+    weights = naturals[code]["weights"][0]
+    problems = backward.positions if backward.by_position else 1
+    points = at_positions.reshape(problems, -1, backward.dim)
+    target = weights if backward.by_position else weights.mean(0, keepdim=True)
+    dual = semi_dual(costs.reshape(problems, -1, backward.size), target, reverse_gradient(backward.potentials(phi)))
+    sent_to, at = codewords[dual.assignment], scale[dual.assignment]
+    precision = scale.square().mean() / at.square()
+    to_latents = (precision * (points - sent_to.detach()).square()).mean((-2, -1))
+    to_codewords = (precision * (points.detach() - sent_to).square()).mean((-2, -1))
+    # the value is that of the semi-dual; the gradient is shared out
+    moved = to_codewords + problem.codewords.pull * (to_latents - to_latents.detach())
+    return (moved + dual.value).mean()
+
+
+def _mixture(problem: CodebookProblem, naturals: Naturals, at_positions: Tensor, streams: Streams) -> Tensor:
+    """Mean divergence between each position's latents and the mixture of Gaussians around the codewords.
+
+    It teaches the covariances; latents and codewords have the transport.
+    """
+    structure, (code, latent) = problem.structure, problem.chain
+    codebook = cast(Codebook, structure.mechanisms[latent])
+    rows = at_positions.shape[1]
+    drawn_codes = structure.mechanisms[code].forward(
+        {"weights": naturals[code]["weights"].detach()},
+        {},
+        streams.draw(structure.mechanisms[code].noise, rows, at_positions),
+    )
+    noise = streams.draw(codebook.noise, rows, at_positions)
+    own = {"mean": naturals[latent]["mean"].detach(), "scale": naturals[latent]["scale"]}
+    drawn = problem.backward.at_positions(codebook.forward(own, {code: drawn_codes}, noise))
+    divergence = cast(AbstractDivergence, problem.objective.push_forward and problem.objective.push_forward.divergence)
+    return divergence(at_positions.detach(), drawn, generator=streams.shared).mean()
+
+
+def lloyd(points: Tensor, size: int, generator: torch.Generator, steps: int = 5) -> tuple[Tensor, Tensor]:
+    """A few steps of k-means from random points (N, D): centres (size, D), and the mean squared residual (D,).
+
+    With fewer points than centres, points repeat with a little noise.
+    """
+    index = torch.randperm(len(points), generator=generator)
+    index = index.repeat(math.ceil(size / len(index)))[:size].to(points.device)
+    jitter = torch.randn(size, points.shape[1], generator=generator).to(points)
+    centres = points[index] + 1e-3 * points.std() * jitter
+    own = nearest(torch.cdist(points, centres))
+    for _ in range(steps):
+        counts = torch.bincount(own, minlength=size).to(points).unsqueeze(-1)
+        sums = torch.zeros_like(centres).index_add(0, own, points)
+        centres = torch.where(counts > 0, sums / counts.clamp(min=1), centres)
+        own = nearest(torch.cdist(points, centres))
+    return centres, (points - centres[own]).square().mean(0)

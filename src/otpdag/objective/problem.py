@@ -1,0 +1,152 @@
+"""A problem: one data set laid out for one objective, as functions of a flat parameter matrix (R, P).
+
+It is all that a search knows of data and models. A problem is a value: evaluating it changes nothing, and what looks
+like a change (a part of the rows, other weights, points moved to where posteriors are) is another problem. It is a
+function of the data, the settings and the points at which it was moved, so that whoever keeps those points can have it
+again: a checkpoint needs no more of it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from otpdag.errors import ModelError
+from otpdag.objective.streams import Streams
+from otpdag.objective.terms import LossTerms, split_theta
+from otpdag.structure import Naturals, Structure, unpack
+
+__all__ = ["Moved", "Problem"]
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What a problem became at a point: itself with something laid out anew, the point in it, and what was done."""
+
+    problem: Problem
+    point: Tensor
+    what: str
+
+
+class Problem(ABC):
+    """What is minimised. One of :meth:`terms` and :meth:`sampled` must be there; all else has a default."""
+
+    structure: Structure
+    shapes: Mapping[str, tuple[int, ...]]
+
+    # -- size ---------------------------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def rows(self) -> int:
+        """Rows, steps of sequences, documents or images."""
+
+    @property
+    def points_per_row(self) -> int:
+        """How many points stand for what is unknown in a row: the work of a row, in units of a complete one's."""
+        return 1
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """The share of a stochastic optimiser's steps at which this problem begins and ends to be minimised."""
+        return (0.0, 1.0)
+
+    @property
+    def steps_before_move(self) -> int | None:
+        """Most steps of an optimiser before the problem is moved; None if it shall converge first."""
+        return None
+
+    # -- evaluation ---------------------------------------------------------------------------------------------------
+
+    def terms(self, point: Tensor) -> LossTerms:
+        """Loss terms of every replica at ``point`` (R, P), the same in every evaluation."""
+        raise ModelError(f"{type(self).__name__} is drawn anew in every step: use Adam")
+
+    def sampled(self, point: Tensor, streams: Streams, progress: float) -> LossTerms:
+        """Loss terms of every replica on a fresh minibatch with fresh noise, at a share of all steps."""
+        raise ModelError(f"{type(self).__name__} is evaluated in closed form: use L-BFGS")
+
+    def loss(self, point: Tensor) -> Tensor:
+        """Total loss of every replica (R,)."""
+        return self.terms(point).total.expand(point.shape[0])
+
+    def for_curvature(self, points: Tensor) -> Problem | None:
+        """A problem of like curvature at ``points``, cheap enough for a second derivative; None if none pays."""
+        return None
+
+    def updated(self, point: Tensor) -> tuple[Tensor, LossTerms]:
+        """The point (1, P) that expectation-maximisation goes to from ``point``, and the terms at ``point``."""
+        raise ModelError(f"{type(self).__name__} has no closed-form updates")
+
+    @property
+    def stretched(self) -> Tensor | None:
+        """Coordinates (P,) in which such updates may be over-relaxed; None for all."""
+        return None
+
+    def judged(self, points: Tensor, losses: Tensor) -> Tensor:
+        """By what starts are compared (R,), the lower the better: their losses."""
+        return losses
+
+    # -- other problems -----------------------------------------------------------------------------------------------
+
+    def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> Problem:
+        """The problem on so many random rows, or on these; ``coarse`` allows sums that are rougher and faster."""
+        return self
+
+    def laid_out_for(self, points: Tensor, *, precisely: bool = False) -> Problem:
+        """The problem with what stands for unknown numbers placed for the replicas ``points`` (R, P)."""
+        return self
+
+    def moved(self, point: Tensor) -> Moved | None:
+        """What it becomes after it was minimised; None if there is nothing to lay out anew, and the end is the end."""
+        return None
+
+    # -- units: what a weight is given to -----------------------------------------------------------------------------
+
+    @property
+    def weight(self) -> Tensor:
+        """Weights of the units (1, N): rows of a table, whole sequences."""
+        raise ModelError(f"{type(self).__name__} has no rows that could be weighted")
+
+    def in_units(self) -> Problem:
+        """The problem in enough units to be resampled."""
+        return self
+
+    def reweighted(self, factors: Tensor) -> Problem:
+        """The problem with the units' weights multiplied by ``factors`` (R or 1, N)."""
+        raise ModelError(f"{type(self).__name__} has no rows that could be weighted")
+
+    def unit_losses(self, points: Tensor) -> Tensor:
+        """The loss of each unit at every replica's parameters (R, N), without gradients."""
+        raise ModelError(f"{type(self).__name__} has no loss of single rows")
+
+    def simulated(self, point: Tensor, size: int, seed: int) -> Problem:
+        """The problem of data that the model at ``point`` (1, P) makes, with gaps like the data's; about ``size``."""
+        raise ModelError(f"{type(self).__name__} cannot be simulated")
+
+    # -- parameters ---------------------------------------------------------------------------------------------------
+
+    def parts(self, point: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Raw parameters of the model, and of its backward maps."""
+        return split_theta(unpack(point, self.shapes))
+
+    def naturals(self, point: Tensor) -> Naturals:
+        """Natural parameters of the model."""
+        return self.structure.naturals(self.parts(point)[0])
+
+
+def random_part(total: int, rows: int | Tensor, seed: int) -> Tensor | None:
+    """Row numbers of a part: those that are given, or so many at random; None if all are wanted.
+
+    >>> random_part(10, 10, seed=0), len(random_part(10, 4, seed=0))
+    (None, 4)
+    """
+    if isinstance(rows, Tensor):
+        return rows
+    if rows >= total:
+        return None
+    return torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:rows]

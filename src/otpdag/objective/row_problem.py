@@ -1,0 +1,183 @@
+"""Rows of a table as a problem: the closed-form terms over groups of rows, and the direct term."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from otpdag.backward.closed_form import RowGroup, group_rows
+from otpdag.backward.placed_points import adapted
+from otpdag.data import Batch
+from otpdag.inference.ancestral import ancestral
+from otpdag.objective.closed import closed_terms, row_losses
+from otpdag.objective.direct import DirectComparison, compare_directly, count_ranges
+from otpdag.objective.problem import Moved, Problem, random_part
+from otpdag.objective.settings import ClosedForm, Objective
+from otpdag.objective.terms import LossTerms
+from otpdag.structure import Structure
+
+__all__ = ["RowProblem", "row_problem"]
+
+SAME_SUM = 1e-6
+"""A relative change of the loss below which points of unknown numbers that are placed anew make no difference."""
+
+CURVED_ROWS, CURVED_FROM = 1_000, 10_000
+"""Rows of which the curvature is taken, and rows from which on that pays (steps fall to a third: 15 to 7, 30 to 10)."""
+
+WORST_LOSS = 1e12
+"""What counts as the loss of a row that the model rules out: finite, so that quantiles and means stay so."""
+
+
+@dataclass(frozen=True)
+class RowProblem(Problem):
+    """Rows with the fixed points that stand for what they miss."""
+
+    structure: Structure
+    batch: Batch
+    shapes: Mapping[str, tuple[int, ...]]
+    objective: Objective
+    closed: ClosedForm
+    seed: int
+    groups: tuple[RowGroup, ...] = ()
+    direct: DirectComparison | None = None
+    refinements: int = 0
+    """How often features are still whitened anew."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of the table."""
+        return self.batch.rows
+
+    @property
+    def points_per_row(self) -> int:
+        """Of the group that has most, once points are placed."""
+        return max((group.least_points for group in self.groups), default=1)
+
+    def terms(self, point: Tensor) -> LossTerms:
+        """Loss terms with all points fixed."""
+        naturals = self.naturals(point)
+        if not self.groups and self.direct is not None:
+            return self.direct.terms(self.structure, naturals)
+        push = self.objective.push_forward
+        terms = closed_terms(
+            self.structure,
+            naturals,
+            self.groups,
+            self.objective.at(1.0),
+            divergence=None if push is None else push.divergence,
+            reference=self.closed.reference,
+            split=point.shape[0] == 1,
+        )
+        return terms if self.direct is None else terms + self.direct.terms(self.structure, naturals)
+
+    def for_curvature(self, points: Tensor) -> RowProblem | None:
+        """A part of many rows: a step on all of them costs more than the second derivative there."""
+        if self.direct is not None or self.rows < CURVED_FROM:
+            return None
+        return self.on_part(CURVED_ROWS).laid_out_for(points)
+
+    def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> RowProblem:
+        """Fewer rows and, if ``coarse``, grids of half the points."""
+        part = random_part(self.rows, rows, self.seed)
+        batch = self.batch if part is None else self.batch.take(part)
+        sums = replace(self.closed.sums, grid=self.closed.sums.grid // 2) if coarse else self.closed.sums
+        closed = replace(self.closed, sums=sums)
+        return row_problem(self.structure, batch, self.shapes, self.objective, closed, self.seed)
+
+    # -- points of unknown numbers, and weights of features -----------------------------------------------------------
+
+    def laid_out_for(self, points: Tensor, *, precisely: bool = False) -> RowProblem:
+        """Place the points of several unknown numbers, of which few from the prior would count; or, precisely, all."""
+        if precisely:
+            return self._at_posteriors(points) or self
+        if all(group.base is None for group in self.groups):
+            return self
+        naturals = self.naturals(points.detach())
+        placed = tuple(g if g.base is None else adapted(self.structure, naturals, g) for g in self.groups)
+        return replace(self, groups=placed)
+
+    def moved(self, point: Tensor) -> Moved | None:
+        """Grids moved to the posteriors, as long as that changes the loss; then features whitened anew."""
+        placed = self._at_posteriors(point)
+        if placed is not None:
+            return Moved(placed, point, "moved grids")
+        if not self.refinements or self.direct is None:
+            return None
+        seed = self.seed + self.direct.direct.refinements - self.refinements
+        direct = self.direct.whitened_by_model(self.structure, self.naturals(point.detach()), seed)
+        return Moved(replace(self, direct=direct, refinements=self.refinements - 1), point, "refined weights")
+
+    def _at_posteriors(self, points: Tensor) -> RowProblem | None:
+        """The problem with its points where the posteriors are, if that makes a difference to the loss."""
+        if not any(group.noise and not group.quadratic for group in self.groups):
+            return None
+        naturals = self.naturals(points.detach())
+        moved = replace(self, groups=tuple(adapted(self.structure, naturals, group) for group in self.groups))
+        if not all(group.serves(len(points)) for group in self.groups):
+            return moved
+        with torch.no_grad():
+            before, after = self.loss(points), moved.loss(points)
+        same = (after - before).abs() <= SAME_SUM * (1 + after.abs())
+        return None if bool(same.all()) or not bool(torch.isfinite(after).all()) else moved
+
+    # -- rows ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def weight(self) -> Tensor:
+        """Weights of the rows (1, N)."""
+        return self.batch.weight
+
+    def reweighted(self, factors: Tensor) -> RowProblem:
+        """The same rows with other weights, in every term."""
+        groups = tuple(replace(group, weight=group.weight * factors[:, group.rows]) for group in self.groups)
+        direct = None if self.direct is None else self.direct.reweighted(self.structure, factors)
+        batch = replace(self.batch, weight=self.batch.weight * factors)
+        return replace(self, batch=batch, groups=groups, direct=direct)
+
+    def unit_losses(self, points: Tensor) -> Tensor:
+        """The loss of every row (R, N)."""
+        problem = self.laid_out_for(points)
+        with torch.no_grad():
+            eps = self.objective.at(1.0).eps
+            losses = row_losses(self.structure, self.naturals(points.detach()), problem.groups, eps)
+        return losses.nan_to_num(nan=WORST_LOSS, posinf=WORST_LOSS)
+
+    def simulated(self, point: Tensor, size: int, seed: int) -> RowProblem:
+        """Rows that the model makes, each with the gaps and covariates of a random row."""
+        generator = torch.Generator().manual_seed(seed)
+        pattern = self.batch.take(torch.randint(self.rows, (size,), generator=generator))
+        given = {node: pattern.values[node][:1] for node in self.structure.given}
+        with torch.no_grad():
+            values = ancestral(self.structure, self.naturals(point.detach()), size, generator, do=given)
+        made = {n: torch.where(_cells(pattern.mask[n], values[n]), values[n], 0.0) for n in pattern.values}
+        sample = Batch(made, pattern.mask, torch.ones_like(pattern.weight))
+        return row_problem(self.structure, sample, self.shapes, self.objective, self.closed, seed)
+
+
+def _cells(mask: Tensor, value: Tensor) -> Tensor:
+    return mask if mask.shape[-1] == value.shape[-1] else mask[..., :1]
+
+
+def row_problem(
+    structure: Structure,
+    batch: Batch,
+    shapes: Mapping[str, tuple[int, ...]],
+    objective: Objective,
+    closed: ClosedForm,
+    seed: int,
+) -> RowProblem:
+    """Lay out points and features once; the same seed lays them out alike."""
+    generator = torch.Generator().manual_seed(seed)
+    direct = None if objective.direct is None else compare_directly(structure, batch, objective.direct, generator)
+    groups: tuple[RowGroup, ...] = ()
+    if objective.reconstruction:
+        ranges = count_ranges(structure, batch)
+        exact = objective.is_likelihood
+        sums = closed.sums
+        laid = group_rows(structure, batch, generator=generator, options=sums, count_range=ranges, exact=exact)
+        groups = tuple(laid)
+    refinements = 0 if objective.direct is None else objective.direct.refinements
+    return RowProblem(structure, batch, shapes, objective, closed, seed, groups, direct, refinements)

@@ -1,0 +1,208 @@
+"""Checkpoints: a fit that was stopped goes on to the very same end."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import otpdag as otp
+from otpdag import mechanisms as m
+from otpdag.datasets import bars, poisson_chain
+from otpdag.errors import DataError
+from otpdag.estimators import WassersteinAutoencoder
+
+pytestmark = pytest.mark.filterwarnings("ignore::otpdag.ConvergenceWarning")
+
+RNG = np.random.default_rng(17)
+QUICK = otp.Course(short_rows=100, short_steps=6, finalists=2, finalist_steps=3)
+
+
+def mixture_table(rows=150):
+    z = RNG.integers(0, 2, rows)
+    return pd.DataFrame({"x": np.where(z, 1.2, -1.0) + RNG.normal(size=rows), "n": RNG.poisson(np.where(z, 6.0, 2.0))})
+
+
+def mixture(components=2):
+    graph = otp.Graph([("z", "x"), ("z", "n")], hidden=["z"])
+    return otp.Model(graph, {"z": m.Categorical(components), "x": m.Normal(), "n": m.Poisson()})
+
+
+def hmm():
+    graph = otp.Graph([otp.lag("z", "z"), ("z", "x")], hidden=["z"])
+    return otp.Model(graph, {"z": m.Categorical(4), "x": m.Poisson()})
+
+
+def factor():
+    graph = otp.Graph([("u", "x"), ("u", "y")], hidden=["u"])
+    return otp.Model(graph, {"u": m.Normal(), "x": m.Normal(), "y": m.Poisson()})
+
+
+def state_space():
+    graph = otp.Graph([otp.lag("z", "z"), ("z", "x")], hidden=["z"])
+    return otp.Model(graph, {"z": m.Normal(), "x": m.Normal()})
+
+
+def topics():
+    graph = otp.Graph([("shares", "words")], hidden=["shares"])
+    return otp.Model(graph, {"shares": m.Dirichlet(6), "words": m.Multinomial(9)})
+
+
+TABLE = mixture_table()
+COUNTS = poisson_chain(12, 40, np.random.default_rng(0))[0]
+NUMBERS = RNG.normal(size=(10, 30)).cumsum(1) * 0.3 + RNG.normal(size=(10, 30))
+FEATURES = otp.divergences.WhitenedFeatures(features=40)
+FACTORS = TABLE.rename(columns={"n": "y"})
+
+CASES = {
+    "entropic": (mixture, TABLE, {"method": otp.entropic(), "restarts": 4, "course": QUICK}, 3),
+    "transport": (mixture, TABLE, {"method": otp.transport(features=FEATURES), "restarts": 4, "course": QUICK}, 4),
+    "moved grids": (factor, FACTORS, {"method": otp.entropic(steps=30), "restarts": 2, "course": QUICK}, 5),
+    "paper": (mixture, TABLE, {"method": otp.paper(steps=24, batch_size=32), "restarts": 3}, 10),
+    "one start of the paper's": (mixture, TABLE, {"method": otp.paper(steps=24, batch_size=32), "restarts": 1}, 21),
+    "hidden markov": (hmm, COUNTS, {"restarts": 3}, 4),
+    "pieces": (hmm, COUNTS, {"method": otp.paper(steps=16), "restarts": 2}, 7),
+    "state space": (state_space, NUMBERS, {"method": otp.entropic(steps=12), "restarts": 1}, 5),
+    "documents": (topics, bars(6, 120, 40, seed=1).counts, {"restarts": 2, "steps": 20}, 6),
+}
+ROBUST = {"robust": (mixture, TABLE, {"robust": True, "restarts": 4}, 1)}
+
+
+def stop_at(step):
+    return lambda record: record["step"] + 1 >= step
+
+
+def end_of(name, **options):
+    build, data, settings, _ = (CASES | ROBUST)[name]
+    model = build()
+    return model, otp.fit(model, data, seed=3, **settings, **options)
+
+
+def assert_equal_ends(one, other):
+    for node, own in one[0].params().items():
+        for key, value in own.items():
+            np.testing.assert_array_equal(value, other[0].params()[node][key], err_msg=f"{node}.{key}")
+    assert one[1].loss == other[1].loss
+    assert one[1].status == other[1].status
+    without_time = [[{**record, "seconds": 0.0} for record in result.history] for _, result in (one, other)]
+    assert without_time[0] == without_time[1]
+    assert one[1].stages == other[1].stages
+    for first, second in zip(one[1].restarts, other[1].restarts, strict=True):
+        assert (first.number, first.seed, first.kept) == (second.number, second.seed, second.kept)
+        np.testing.assert_array_equal([first.short_loss, first.loss], [second.short_loss, second.loss])
+        assert torch.equal(first.point, second.point)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_fit_that_was_stopped_ends_where_it_would_have_ended(name, tmp_path):
+    path, step = tmp_path / "run.checkpoint", CASES[name][3]
+    whole = end_of(name)
+    assert len(whole[1].history) > step, "there is nothing to stop"
+    stopped = end_of(name, checkpoint=path, callbacks=[stop_at(step)])
+    assert len(stopped[1].history) == step
+    assert path.exists()
+    assert not (tmp_path / "run.checkpoint.part").exists()
+    resumed = end_of(name, checkpoint=path)
+    assert_equal_ends(whole, resumed)
+    assert_equal_ends(whole, end_of(name, checkpoint=path))  # a finished run is read
+
+
+def test_a_run_may_be_stopped_again_and_again(tmp_path):
+    path = tmp_path / "run.checkpoint"
+    whole = end_of("entropic")
+    steps = len(whole[1].history)
+    for step in range(1, steps):
+        stopped = end_of("entropic", checkpoint=path, callbacks=[stop_at(step)])
+        assert len(stopped[1].history) == step
+    assert_equal_ends(whole, end_of("entropic", checkpoint=path))
+
+
+def test_a_resumed_fit_repeats_no_step(tmp_path):
+    path, seen = tmp_path / "run.checkpoint", []
+    end_of("paper", checkpoint=path, callbacks=[stop_at(10)])
+    end_of("paper", checkpoint=path, callbacks=[lambda record: seen.append(record["step"])])
+    assert seen == list(range(10, 24))
+
+
+@pytest.mark.parametrize(("name", "step"), [("entropic", 2), ("robust", 0), ("hidden markov", 0), ("paper", 5)])
+def test_a_run_that_died_in_the_middle_goes_on_from_its_last_leg(name, step, tmp_path):
+    path = tmp_path / "run.checkpoint"
+
+    def die(record):
+        if record["step"] == step:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        end_of(name, checkpoint=path, callbacks=[die])
+    assert path.exists()  # the short runs are done, and written
+    assert_equal_ends(end_of(name), end_of(name, checkpoint=path))
+
+
+def test_a_checkpoint_changes_nothing(tmp_path):
+    assert_equal_ends(end_of("hidden markov"), end_of("hidden markov", checkpoint=tmp_path / "run.checkpoint"))
+
+
+def autoencoder():
+    return WassersteinAutoencoder(2, hidden=(8,), n_epochs=6, batch_size=32, learning_rate=3e-3)
+
+
+def test_an_auto_encoder_that_was_stopped_ends_where_it_would_have_ended(tmp_path):
+    rows = np.random.default_rng(0).normal(size=(100, 5)) @ np.random.default_rng(1).normal(size=(5, 5))
+    whole = autoencoder().fit(rows)
+    path = tmp_path / "images.checkpoint"
+    stopped = autoencoder().fit(rows, checkpoint=path, callbacks=[stop_at(9)])
+    assert len(stopped.result_.history) == 9 < len(whole.result_.history)
+    resumed = autoencoder().fit(rows, checkpoint=path)
+    assert_equal_ends((whole.model_, whole.result_), (resumed.model_, resumed.result_))
+    np.testing.assert_array_equal(whole.transform(rows), resumed.transform(rows))
+
+
+# -- refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("content", ["text", "safetensors", "nothing"])
+def test_a_foreign_file_is_refused(content, tmp_path):
+    path = tmp_path / "run.checkpoint"
+    if content == "text":
+        path.write_text("notes about something else")
+    elif content == "safetensors":
+        save_file({"point": torch.zeros(3)}, path, metadata={"format": "pt"})
+    else:
+        path.write_bytes(b"")
+    before = path.read_bytes()
+    model = mixture()
+    with pytest.raises(DataError, match="is not the checkpoint of a run"):
+        otp.fit(model, TABLE, checkpoint=path)
+    assert path.read_bytes() == before
+    assert not model.is_fitted
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path):
+    path = tmp_path / "run.checkpoint"
+    settings = {"seed": 3, "restarts": 2, "course": QUICK, "checkpoint": path}
+    otp.fit(mixture(), TABLE, **settings)
+    before = path.read_bytes()
+    for build, table, changes, message in (
+        (mixture, TABLE, {"seed": 4}, "belongs to another run: its seed is 3, not 4"),
+        (mixture, TABLE, {"restarts": 3}, "belongs to another run: its restarts is 2, not 3"),
+        (mixture, TABLE, {"method": "transport"}, "belongs to another run: its method is entropic"),
+        (mixture, TABLE, {"steps": 7}, "belongs to another run: its method is entropic, 400 steps"),
+        (mixture, TABLE.iloc[:100], {}, "belongs to another run: its rows is 150, not 100"),
+        (factor, FACTORS, {}, "belongs to another run: its nodes is z, x, n, not u, x, y"),
+    ):
+        with pytest.raises(DataError, match=message):
+            otp.fit(build(), table, **{**settings, **changes})
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("restarts", [1, 3], ids=["no leg is done", "some legs are done"])
+def test_a_checkpoint_of_a_model_of_another_size_is_refused(restarts, tmp_path):
+    settings = {"seed": 3, "restarts": restarts, "course": QUICK, "checkpoint": tmp_path / "run.checkpoint"}
+    otp.fit(mixture(2), TABLE, callbacks=[stop_at(2)], **settings)
+    with pytest.raises(DataError, match="another model"):
+        otp.fit(mixture(3), TABLE, **settings)
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
+    with pytest.raises(DataError, match="could not be written"):
+        otp.fit(mixture(), TABLE, restarts=1, checkpoint=tmp_path / "nowhere" / "run.checkpoint")

@@ -1,0 +1,293 @@
+"""Arguments of a fit: read once, and refused where the data cannot honour them, before anything runs."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy import sparse
+
+import otpdag as otp
+from otpdag import mechanisms as m
+from otpdag.backward.encoder import EncoderMap
+from otpdag.engine import EM, LBFGS, Adam, Method
+from otpdag.engine.adapt import adapt
+from otpdag.engine.kinds.document_data import DocumentData
+from otpdag.engine.kinds.image_data import ImageData
+from otpdag.engine.kinds.sequence_data import SequenceData
+from otpdag.engine.kinds.table_data import TableData
+from otpdag.engine.resolve import check_arguments, check_honoured, resolve
+from otpdag.errors import DataError, ModelError
+from otpdag.objective import ClosedForm, Direct, Drawn, Objective, PushForward
+from otpdag.objective.autoencoder import Encoded
+from otpdag.objective.paper_topics import PaperTopics
+from otpdag.objective.topics import TopicSweeps
+
+RNG = np.random.default_rng(5)
+TABLE = pd.DataFrame({"x": RNG.normal(size=40)})
+COUNTS = RNG.poisson(4.0, (6, 30))
+WORDS = sparse.csr_array(RNG.poisson(1.0, (20, 7)))
+PIXELS = RNG.random((30, 6))
+
+
+def mixture(**changes):
+    mechanisms = {"z": m.Categorical(2), "x": m.Normal()} | changes
+    return otp.Model(otp.Graph([("z", "x")], hidden=["z"]), mechanisms)
+
+
+def hmm(size=2):
+    graph = otp.Graph([otp.lag("z", "z"), ("z", "x")], hidden=["z"])
+    return otp.Model(graph, {"z": m.Categorical(size), "x": m.Poisson()})
+
+
+def topics():
+    graph = otp.Graph([("shares", "words")], hidden=["shares"])
+    return otp.Model(graph, {"shares": m.Dirichlet(3), "words": m.Multinomial(7)})
+
+
+def encoder():
+    decoder = m.Decoder(torch.nn.Linear(2, 6), otp.mechanisms.Normal(6).space)
+    graph = otp.Graph([("latent", "image")], hidden=["latent"])
+    return otp.Model(graph, {"latent": m.Normal(2, loc=0.0, scale=1.0), "image": decoder})
+
+
+def encoded():
+    evaluation = Encoded(EncoderMap(torch.nn.Linear(6, 2), 2, (6,)), batch_size=8)
+    return Method("encoded", Objective(push_forward=PushForward(0.1)), evaluation, Adam(steps=3))
+
+
+KINDS = {
+    "table": (mixture, lambda: TABLE, {}),
+    "sequences": (hmm, lambda: COUNTS, {}),
+    "documents": (topics, lambda: otp.Documents(WORDS), {}),
+    "images": (encoder, lambda: otp.Images(PIXELS), {"method": encoded()}),
+}
+
+
+def refused(kind, message, error=ModelError, **arguments):
+    build, data, settings = KINDS[kind]
+    model, steps = build(), []
+    with pytest.raises(error, match=message):
+        otp.fit(model, data(), **{**settings, **arguments}, callbacks=[steps.append])
+    assert not model.is_fitted
+    assert not steps
+
+
+# -- what no data could honour ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"robust": "nonsense"}, "robust must be True, False, 'outliers' or 'misfit'; got 'nonsense'"),
+        ({"robust": 1}, "robust must be True, False, 'outliers' or 'misfit'; got 1"),
+        ({"robust": None}, "robust must be True, False, 'outliers' or 'misfit'; got None"),
+        ({"device": "tpu"}, "device must be 'cpu' or 'cuda'; got 'tpu'"),
+        ({"device": None}, "device must be 'cpu' or 'cuda'; got None"),
+        ({"seed": -1}, "seed must be a non-negative integer below 2\\^63; got -1"),
+        ({"seed": 2**63}, "seed must be a non-negative integer below 2\\^63; got 9223372036854775808"),
+        ({"seed": True}, "seed must be a non-negative integer below 2\\^63; got True"),
+        ({"seed": 1.0}, "seed must be a non-negative integer below 2\\^63; got 1.0"),
+        ({"seed": "a"}, "seed must be a non-negative integer below 2\\^63; got 'a'"),
+        ({"steps": 0}, "steps must be a whole number of at least 1; got 0"),
+        ({"steps": 2.5}, "steps must be a whole number of at least 1; got 2.5"),
+        ({"steps": True}, "steps must be a whole number of at least 1; got True"),
+        ({"restarts": 0}, "restarts must be a whole number of at least 1; got 0"),
+        ({"restarts": "many"}, "restarts must be a whole number of at least 1; got 'many'"),
+        ({"method": 3}, "method must be 'auto'.* or a Method; got 3"),
+    ],
+)
+def test_arguments_that_mean_nothing_are_refused(kind, arguments, message):
+    refused(kind, message, **arguments)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_device_that_is_not_there_is_refused(kind):
+    refused(kind, "device 'cuda' was asked for, but no CUDA device is available", device="cuda")
+
+
+def test_the_largest_seed_serves():
+    check_arguments(2**63 - 1, None, None, "cpu")
+    otp.fit(mixture(), TABLE, seed=2**63 - 1, restarts=2)
+
+
+def test_a_model_comes_first():
+    with pytest.raises(ModelError, match="model must be an otp.Model, and comes before the data; got DataFrame"):
+        otp.fit(TABLE, mixture())
+
+
+# -- what some data cannot honour -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "message"),
+    [
+        ("documents", {"weights": np.ones(20)}, r"weights is not for such data \(DocumentData\): leave it out"),
+        ("images", {"weights": np.ones(30)}, r"weights is not for such data \(ImageData\): leave it out"),
+        ("documents", {"robust": True}, r"robust is not for such data \(DocumentData\)"),
+        ("images", {"robust": "outliers"}, r"robust is not for such data \(ImageData\)"),
+        ("images", {"robust": "misfit", "method": "auto"}, r"robust is not for such data \(ImageData\)"),
+    ],
+)
+def test_arguments_that_the_data_cannot_honour_are_refused(kind, arguments, message):
+    refused(kind, message, **arguments)
+
+
+def test_a_device_is_for_tables_and_images():
+    given = {"weights": None, "device": "cpu", "every_row": False}
+    kinds = [adapt(model := build(), data(), **given) for build, data, _ in KINDS.values()]
+    assert [type(kind) for kind in kinds] == [TableData, SequenceData, DocumentData, ImageData]
+    for kind, honoured in zip(kinds, (True, False, False, True), strict=True):
+        if honoured:
+            check_honoured(kind, weights=False, robust=False, device="cuda:0")
+            continue
+        with pytest.raises(ModelError, match=rf"device is not for such data \({type(kind).__name__}\)"):
+            check_honoured(kind, weights=False, robust=False, device="cuda:0")
+
+
+@pytest.mark.parametrize(
+    "weights", [np.ones(5), np.ones((6, 30)), -np.ones(6), np.zeros(6), np.full(6, np.nan)], ids=lambda w: str(w.shape)
+)
+def test_weights_of_sequences_are_one_for_each(weights):
+    refused("sequences", "weights of sequences must be 6 numbers, one for each", DataError, weights=weights)
+
+
+def test_weights_of_a_method_that_has_no_use_for_them_are_not_dropped_silently():
+    """Windows, hidden numbers and pieces: either the weights count, or they are refused."""
+    numbers = otp.Model(otp.Graph([otp.lag("z", "z"), ("z", "x")], hidden=["z"]), {"z": m.Normal(), "x": m.Normal()})
+    counts = np.concatenate([RNG.poisson(3.0, (8, 20)), RNG.poisson(30.0, (8, 20))])
+    weights = np.repeat([1.0, 0.0], 8)
+    series = np.concatenate([RNG.normal(0, 1, (8, 20)), RNG.normal(9, 1, (8, 20))])
+    for model, data, method in (
+        (hmm(), counts, otp.transport(steps=15)),
+        (numbers, series, otp.entropic(steps=8)),
+        (hmm(), counts, otp.paper(steps=15)),
+    ):
+        found = []
+        for given in (weights, None):
+            try:
+                with pytest.warns(otp.ConvergenceWarning):
+                    otp.fit(model, data, method=method, seed=0, restarts=1, weights=given)
+            except ModelError:
+                break
+            found.append(np.concatenate([value.ravel() for value in model.params()["x"].values()]))
+        assert len(found) < 2 or not np.allclose(*found), f"{method.name} left the weights out"
+
+
+# -- methods ----------------------------------------------------------------------------------------------------------
+
+SWEEPS = Method("sweeps", Objective(eps=1.0), TopicSweeps(), EM(steps=3))
+PAPER_TOPICS = Method("topics", Objective(push_forward=PushForward(1e-4)), PaperTopics(), Adam(steps=3))
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "message"),
+    [
+        ("table", SWEEPS, "a table is evaluated by ClosedForm or Drawn; got TopicSweeps"),
+        ("table", PAPER_TOPICS, "a table is evaluated by ClosedForm or Drawn; got PaperTopics"),
+        ("table", encoded(), "a table is evaluated by ClosedForm or Drawn; got Encoded"),
+        ("table", "magic", "method must be 'auto'.*got 'magic'"),
+        ("table", otp.entropic(network=True), "network is for sequences"),
+        ("sequences", SWEEPS, "sequences are evaluated by ClosedForm or Drawn; got TopicSweeps"),
+        ("sequences", encoded(), "sequences are evaluated by ClosedForm or Drawn; got Encoded"),
+        ("sequences", "magic", "method must be 'auto'.*got 'magic'"),
+        ("sequences", otp.entropic(eta=1.0), "need eps above 0 and no push-forward term"),
+        ("sequences", otp.entropic(eps=0.0), "need eps above 0 and no push-forward term"),
+        ("sequences", otp.entropic(network=True), "network is for sequences with hidden numbers; these have none"),
+        ("sequences", otp.entropic(reference="uniform"), "reference"),
+        (
+            "sequences",
+            Method("both", Objective(eps=1.0, direct=Direct())),
+            "the direct term or the others, not both: set reconstruction to 0",
+        ),
+        (
+            "sequences",
+            Method("drawn", Objective(push_forward=PushForward(), direct=Direct()), Drawn(), Adam()),
+            "the direct term of sequences is minimised by L-BFGS",
+        ),
+        (
+            "sequences",
+            Method("own", Objective(push_forward=PushForward()), Drawn(backward=lambda *_: []), Adam()),
+            "sequences are drawn by a map of their own: leave backward out",
+        ),
+        ("documents", otp.entropic(), "documents are evaluated by TopicSweeps or PaperTopics; got ClosedForm"),
+        ("documents", otp.paper(), "documents are evaluated by TopicSweeps or PaperTopics; got Drawn"),
+        ("documents", "magic", "method must be 'auto'.*got 'magic'"),
+        ("images", "auto", r"images need a Method whose evaluation is Encoded\(...\).*got method='auto'"),
+        ("images", otp.entropic(), "images are evaluated by Encoded; got ClosedForm"),
+        ("images", SWEEPS, "images are evaluated by Encoded; got TopicSweeps"),
+    ],
+)
+def test_methods_that_the_data_are_not_fitted_by_are_refused(kind, method, message):
+    refused(kind, message, method=method)
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "message", "error"),
+    [
+        ("table", {"method": "transport"}, "robust='outliers' needs the entropic method; got 'transport'", ModelError),
+        ("table", {"method": "paper"}, "robust='outliers' needs the entropic method; got 'paper'", ModelError),
+        ("sequences", {"method": "transport"}, "robust='outliers' needs the entropic method", ModelError),
+        ("sequences", {}, "leaves out whole sequences: it needs at least 30; got 6", DataError),
+    ],
+)
+def test_robust_fits_that_have_no_meaning_are_refused(kind, arguments, message, error):
+    refused(kind, message, error, robust=True, **arguments)
+
+
+def test_robust_sequences_with_hidden_numbers_are_refused():
+    graph = otp.Graph([otp.lag("z", "z"), ("z", "x")], hidden=["z"])
+    model = otp.Model(graph, {"z": m.Normal(), "x": m.Normal()})
+    with pytest.raises(ModelError, match="for sequences whose hidden nodes are categories"):
+        otp.fit(model, RNG.normal(size=(40, 10)), robust=True)
+
+
+def test_misfit_is_a_method_of_its_own():
+    refused("table", "robust='misfit' is a method of its own: leave method at 'auto'", robust="misfit", method="paper")
+
+
+# -- what is left open ------------------------------------------------------------------------------------------------
+
+
+def plan_of(kind, method="auto", **changes):
+    build, data, _ = KINDS[kind]
+    adapted = adapt(build(), data(), weights=None, device="cpu", every_row=False)
+    return resolve(adapted, method, **{"robust": None, "steps": None, "restarts": None, "course": None, **changes})
+
+
+def test_what_is_left_open_is_chosen_by_the_data():
+    table, sequences, documents = (plan_of(kind) for kind in ("table", "sequences", "documents"))
+    assert [plan.method.name for plan in (table, sequences, documents)] == ["entropic"] * 3
+    assert [plan.restarts for plan in (table, sequences, documents)] == [16, 16, 6]
+    assert isinstance(documents.method.evaluation, TopicSweeps)
+    assert sequences.course != table.course
+    assert plan_of("images", encoded()).restarts == 1
+    assert not table.leaves_out
+
+
+def test_what_is_said_is_taken():
+    course = otp.Course(finalists=1)
+    plan = plan_of("table", otp.paper(steps=7), steps=5, restarts=2, course=course)
+    assert (plan.method.steps, plan.restarts, plan.course) == (5, 2, course)
+    assert plan_of("table", "paper").method == otp.paper()
+    assert plan_of("table", "transport", steps=9).method == otp.transport(steps=9)
+    assert plan_of("table", robust="outliers").leaves_out
+
+
+def test_misfit_reads_whether_weights_are_given():
+    free = plan_of("table", robust="misfit")
+    assert (free.method.name, free.method.evaluation.reference, free.leaves_out) == ("misfit", "model", False)
+    given = adapt(
+        mixture(z=m.Categorical(2, probs=[0.3, 0.7])), TABLE, weights=None, device="cpu", every_row=False
+    )
+    told = resolve(given, "auto", robust="misfit", steps=None, restarts=None, course=None)
+    assert told.method.evaluation.reference == "uniform"
+
+
+def test_steps_of_a_fit_are_those_of_its_optimiser():
+    with pytest.warns(otp.ConvergenceWarning, match="still falling after 2 steps"):
+        result = otp.fit(mixture(), TABLE, steps=2, restarts=1)
+    assert result.method.optimiser == LBFGS(steps=2)
+    assert len(result.history) == 2
+    assert isinstance(result.method.evaluation, ClosedForm)
