@@ -5,12 +5,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from otpdag import backward, costs, datasets, divergences, mechanisms, metrics, schedules, tables
+from otpdag.data.sequences import Sequences
 from otpdag.engine import Course, FitResult, Method, entropic, fit, paper, transport
 from otpdag.errors import ConvergenceWarning, DataError, GraphError, ModelError, NotFittedError, OtpdagError
 from otpdag.graph import Graph, Lag, lag
 from otpdag.mechanisms.parameters import start, tie
 from otpdag.model import Model, load
-from otpdag.sequences import Sequences
 
 if TYPE_CHECKING:
     from otpdag import estimators, plots

@@ -12,8 +12,8 @@ from otpdag import mechanisms as m
 from otpdag.backward.bidirectional import PREFIX, BidirectionalMap
 from otpdag.backward.pieces import Cuts
 from otpdag.data import Batch
+from otpdag.data.sequences import SequenceBatch
 from otpdag.datasets import poisson_chain
-from otpdag.sequences import SequenceBatch
 
 
 def hmm(size=3, transition=None):

@@ -12,8 +12,8 @@ from otpdag import mechanisms as m
 from otpdag.backward import chain as chains
 from otpdag.backward.chain import Linear, lay_out_chain, marginals, potentials
 from otpdag.data import Schema
+from otpdag.data.sequences import Sequences, encode_sequences
 from otpdag.objective.chain import chain_terms
-from otpdag.sequences import Sequences, encode_sequences
 
 
 def laid_out(model, data, **kwargs):

@@ -10,8 +10,8 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.backward.amortized import RowCode
 from otpdag.backward.smoother import SequenceMap
+from otpdag.data.sequences import as_sequences, encode_sequences
 from otpdag.objective.chain import lay_out_steps, lay_out_switching, switching_terms
-from otpdag.sequences import as_sequences, encode_sequences
 
 
 def switching(seed, sequences=20, length=40):

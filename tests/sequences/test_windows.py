@@ -7,11 +7,11 @@ import torch
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.data import Batch
+from otpdag.data.sequences import SequenceBatch
 from otpdag.datasets import poisson_chain
 from otpdag.divergences import WhitenedFeatures
 from otpdag.inference.ancestral import ancestral_sequences
 from otpdag.objective.windows import lay_out_windows, window_columns, window_terms
-from otpdag.sequences import SequenceBatch
 
 
 def chain(transition=None, size=3):

@@ -24,8 +24,8 @@ from otpdag.backward.amortized import RowCode
 from otpdag.backward.chain import States, joint_states
 from otpdag.backward.pieces import Pieces
 from otpdag.backward.smoother import Adjustment, SequenceMap
+from otpdag.data.sequences import SequenceBatch
 from otpdag.layers import apply_linear, expand_to, gumbel_softmax
-from otpdag.sequences import SequenceBatch
 from otpdag.spaces import Space
 from otpdag.structure import Structure, Theta
 

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from otpdag.data import distinct_rows
+from otpdag.data.sequences import SequenceBatch
 from otpdag.errors import DataError, ModelError
-from otpdag.sequences import SequenceBatch
 from otpdag.structure import Naturals, Structure, lag_name
 
 __all__ = [

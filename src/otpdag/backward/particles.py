@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from otpdag.backward.chain import Block, one_block
+from otpdag.data.sequences import SequenceBatch
 from otpdag.errors import ModelError
 from otpdag.mechanisms.base import Noise
-from otpdag.sequences import SequenceBatch
 from otpdag.structure import Naturals, Structure, first_name, lag_name
 
 __all__ = ["Particles", "draw_paths", "filter_particles"]

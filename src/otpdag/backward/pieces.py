@@ -15,8 +15,8 @@ from torch import Tensor
 
 from otpdag.backward.chain import Block
 from otpdag.data import Batch
+from otpdag.data.sequences import SequenceBatch
 from otpdag.errors import ModelError
-from otpdag.sequences import SequenceBatch
 from otpdag.structure import Structure, lag_name
 
 __all__ = ["CONTEXT", "Cuts", "Pieces", "check_context"]

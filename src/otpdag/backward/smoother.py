@@ -20,9 +20,9 @@ from torch import Tensor
 
 from otpdag.backward.amortized import RowCode, constrain, free_width, unconstrain
 from otpdag.backward.chain import Block
+from otpdag.data.sequences import SequenceBatch
 from otpdag.layers import apply_linear
 from otpdag.mechanisms.predictor import weighted_regression
-from otpdag.sequences import SequenceBatch
 from otpdag.structure import Structure, Theta
 
 __all__ = ["Adjustment", "SequenceDraw", "SequenceMap"]

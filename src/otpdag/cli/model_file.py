@@ -39,7 +39,7 @@ from pydantic import (
 
 from otpdag import spaces
 from otpdag.data import infer_space
-from otpdag.errors import DataError, GraphError, ModelError
+from otpdag.errors import DataError, GraphError, ModelError, listed
 from otpdag.graph import Graph, Lag
 from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.parameters import Fixed, Start, Tied
@@ -336,9 +336,8 @@ def _kind(content: object) -> str:
     return "nothing" if content is None else f"{type(content).__name__} {content!r:.40}"
 
 
-def _listed(names: list[str], most: int = 14) -> str:
-    shown = ", ".join(names[:most])
-    return shown + (f" and {len(names) - most} more" if len(names) > most else "") or "nothing"
+def _listed(names: list[str]) -> str:
+    return listed(names, most=14, show=str) or "nothing"
 
 
 class _Loader(yaml.SafeLoader):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from otpdag.backward.chain import Chain, lay_out_chain
+from otpdag.data.sequences import SequenceBatch
 from otpdag.engine.method import Method, entropic, method_of, transport
 from otpdag.engine.monitor import Monitor
 from otpdag.engine.numbers import check_numbers, train_numbers
@@ -26,7 +27,6 @@ from otpdag.inference.sequence_posterior import has_numbers
 from otpdag.objective import LossTerms
 from otpdag.objective.chain import chain_terms
 from otpdag.objective.windows import check_windows
-from otpdag.sequences import SequenceBatch
 from otpdag.structure import Structure, unpack
 
 __all__ = ["ChainProblem", "sequence_method", "train_sequences"]

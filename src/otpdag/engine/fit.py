@@ -11,6 +11,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from otpdag.data import Batch, Schema, Table, encode, unique_rows
+from otpdag.data.sequences import Sequences, SequenceTable, as_sequences, encode_sequences
 from otpdag.engine.auto import choose
 from otpdag.engine.dynamic import sequence_method, train_sequences
 from otpdag.engine.method import Method, method_of, misfit
@@ -22,7 +23,6 @@ from otpdag.engine.search import Course, Trained, train
 from otpdag.errors import ConvergenceWarning, DataError, ModelError
 from otpdag.mechanisms import Mechanism
 from otpdag.model import Model
-from otpdag.sequences import Sequences, SequenceTable, as_sequences, encode_sequences
 from otpdag.structure import Structure, unpack
 from otpdag.threads import bounded_threads
 

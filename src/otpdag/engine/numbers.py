@@ -15,6 +15,7 @@ from otpdag.backward.amortized import RowCode
 from otpdag.backward.chain import Chain, joint_states
 from otpdag.backward.pieces import CONTEXT, check_context
 from otpdag.backward.smoother import SequenceMap
+from otpdag.data.sequences import SequenceBatch
 from otpdag.engine.method import Method
 from otpdag.engine.monitor import Monitor
 from otpdag.engine.pieces import PieceProblem, bidirectional_map, descend_pieces, piece_problem
@@ -32,7 +33,6 @@ from otpdag.objective.chain import (
     smoother_terms,
     switching_terms,
 )
-from otpdag.sequences import SequenceBatch
 from otpdag.structure import Structure, pack, unpack
 
 __all__ = ["NumberProblem", "check_numbers", "train_numbers"]

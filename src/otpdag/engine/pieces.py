@@ -10,6 +10,7 @@ from torch import Tensor
 
 from otpdag.backward.bidirectional import BidirectionalMap
 from otpdag.backward.pieces import Cuts, check_context
+from otpdag.data.sequences import SequenceBatch
 from otpdag.engine.adam import AdamOutcome, descend
 from otpdag.engine.method import Method
 from otpdag.engine.monitor import Monitor
@@ -19,7 +20,6 @@ from otpdag.engine.sequence_starts import START_STEPS, prepare_steps, some_steps
 from otpdag.errors import ModelError
 from otpdag.objective import LossTerms, Streams, split_theta
 from otpdag.objective.pieces import piece_terms
-from otpdag.sequences import SequenceBatch
 from otpdag.structure import Structure, pack, unpack
 
 __all__ = [

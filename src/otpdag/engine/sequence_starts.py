@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from otpdag.data.sequences import SequenceBatch
 from otpdag.engine.search import Layout
 from otpdag.engine.starts import complete_table
-from otpdag.sequences import SequenceBatch
 from otpdag.structure import Structure, lag_name, pack
 
 __all__ = ["START_STEPS", "one_start", "prepare_steps", "some_steps", "start_of"]

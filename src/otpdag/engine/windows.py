@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from otpdag.data import Batch
+from otpdag.data.sequences import SequenceBatch
 from otpdag.engine.method import Method
 from otpdag.engine.monitor import Monitor
 from otpdag.engine.search import Course, Trained, best_of, restart_reports, restart_seed
@@ -17,7 +18,6 @@ from otpdag.engine.settling import plain, settle
 from otpdag.inference.ancestral import ancestral_sequences
 from otpdag.objective import LossTerms
 from otpdag.objective.windows import Windows, lay_out_windows, refined_windows, window_terms
-from otpdag.sequences import SequenceBatch
 from otpdag.structure import Structure, unpack
 
 __all__ = ["WindowProblem", "train_windows"]

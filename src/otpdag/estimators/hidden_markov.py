@@ -12,13 +12,13 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
 
 from otpdag.data import Schema
+from otpdag.data.sequences import SequenceBatch, Sequences, encode_sequences
 from otpdag.engine import FitResult, entropic, fit
 from otpdag.errors import DataError, ModelError, NotFittedError
 from otpdag.graph import Graph, lag
 from otpdag.inference import sequence_posterior
 from otpdag.mechanisms import Bernoulli, Categorical, Mechanism, Normal, Poisson, Stay
 from otpdag.model import Model
-from otpdag.sequences import SequenceBatch, Sequences, encode_sequences
 
 __all__ = ["HiddenMarkovModel"]
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from otpdag.backward.chain import Block, Chain, Linear, lay_out_chain, marginals, one_block, potentials
 from otpdag.backward.particles import draw_paths, filter_particles
+from otpdag.data.sequences import SequenceBatch
 from otpdag.divergences import Energy
 from otpdag.inference.ancestral import ancestral_sequences, draw_noise
-from otpdag.sequences import SequenceBatch
 from otpdag.structure import Naturals, Structure, first_name, lag_name
 
 __all__ = [

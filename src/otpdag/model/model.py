@@ -14,6 +14,14 @@ from torch import Tensor
 
 from otpdag.backward.amortized import AmortizedMap
 from otpdag.data import Batch, Label, Schema, Table, decode, encode, infer_space
+from otpdag.data.sequences import (
+    SequenceBatch,
+    Sequences,
+    SequenceTable,
+    as_sequences,
+    encode_sequences,
+    replace_table,
+)
 from otpdag.divergences import Energy
 from otpdag.errors import DataError, ModelError, NotFittedError
 from otpdag.graph import Graph
@@ -22,14 +30,6 @@ from otpdag.inference.ancestral import ancestral, ancestral_sequences
 from otpdag.mechanisms import Categorical, Mechanism, Normal, Poisson
 from otpdag.model import archive, rendering, residuals
 from otpdag.model.relabelling import canonical
-from otpdag.sequences import (
-    SequenceBatch,
-    Sequences,
-    SequenceTable,
-    as_sequences,
-    encode_sequences,
-    replace_table,
-)
 from otpdag.spaces import Space
 from otpdag.structure import Structure
 

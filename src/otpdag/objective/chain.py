@@ -30,8 +30,8 @@ from otpdag.backward.chain import (
     potentials,
 )
 from otpdag.backward.smoother import SequenceDraw, SequenceMap
+from otpdag.data.sequences import SequenceBatch
 from otpdag.objective.terms import LossTerms
-from otpdag.sequences import SequenceBatch
 from otpdag.structure import Naturals, Structure, Theta, lag_name
 
 __all__ = [

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from otpdag.backward.chain import States, joint_states
+from otpdag.data.sequences import SequenceBatch
 from otpdag.divergences.whitened import FeatureColumn, FittedFeatures, WhitenedFeatures
 from otpdag.errors import ModelError
 from otpdag.objective.mean_features import columns_of, leaf_means
 from otpdag.objective.terms import LossTerms
-from otpdag.sequences import SequenceBatch
 from otpdag.structure import Naturals, Structure
 
 __all__ = ["Windows", "check_windows", "lay_out_windows", "refined_windows", "window_columns", "window_terms"]
