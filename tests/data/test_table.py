@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from otpdag.data import Schema, decode, encode
+from otpdag.data import Column, Schema, decode, encode
 from otpdag.errors import DataError
 from otpdag.graph import Graph
 from otpdag.spaces import Count, Discrete, Real, Space
