@@ -6,6 +6,8 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
 
 from otpdag.engine.monitor import Stage
 from otpdag.errors import DataError
@@ -120,10 +122,10 @@ def test_names_of_short_stages_do_not_lie_on_each_other():
     lengths = [12, 5, 3, 4, 2, 1, 25]
     stages = [Stage(name, (0,), [(1.0,)] * length) for name, length in zip(names, lengths, strict=True)]
     figure = search_curve(stages)
-    figure.canvas.draw()
+    FigureCanvasAgg(figure).draw()
     texts = figure.axes[0].texts
     assert [text.get_text() for text in texts] == names
-    boxes = [text.get_bbox_patch().get_window_extent() for text in texts]
+    boxes = [Text.get_window_extent(text) for text in texts]  # without the line that leads to the stage
     assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
     left, right = figure.bbox.x0, figure.bbox.x1
     assert all(left <= box.x0 < box.x1 <= right and box.y1 <= figure.bbox.y1 for box in boxes)
