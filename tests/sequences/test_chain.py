@@ -9,8 +9,10 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.backward import chain as chains
-from otpdag.backward.chain import Linear, lay_out_chain, marginals, potentials
+from otpdag.backward import chain_marginals
+from otpdag.backward.chain_layout import lay_out_chain
+from otpdag.backward.chain_marginals import marginals
+from otpdag.backward.chain_potentials import Linear, potentials
 from otpdag.data import Schema
 from otpdag.data.sequences import Sequences, encode_sequences
 from otpdag.objective.chain import chain_terms
@@ -122,7 +124,7 @@ def test_stretches_of_a_long_series_are_joined_without_error(monkeypatch):
     x[40:60] = np.nan
     chain = laid_out(model, [x, x[:200]])
     plain = run(model, chain)
-    monkeypatch.setattr(chains, "LONG", 100)
+    monkeypatch.setattr(chain_marginals, "_LONG_STEPS", 100)
     joined = run(model, chain)
     for left, right in zip(plain, joined, strict=True):
         np.testing.assert_allclose(left, right, atol=1e-9)

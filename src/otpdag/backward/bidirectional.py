@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from otpdag.backward.amortized import RowCode
-from otpdag.backward.chain import States, joint_states
+from otpdag.backward.chain_states import States, joint_states
 from otpdag.backward.pieces import Pieces
 from otpdag.backward.smoother import Adjustment, SequenceMap
 from otpdag.data.sequences import SequenceBatch

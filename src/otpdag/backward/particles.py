@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from otpdag.backward.chain import Block, one_block
+from otpdag.backward.chain_layout import Block, one_block
 from otpdag.data.sequences import SequenceBatch
 from otpdag.errors import ModelError
-from otpdag.mechanisms.base import Noise
+from otpdag.noise import draw_noise
 from otpdag.structure import Naturals, Structure, first_name, lag_name
 
 __all__ = ["Particles", "draw_paths", "filter_particles"]
@@ -114,13 +114,8 @@ def filter_particles(
 def _draw(walk: _Walk, name: str, values: Values, size: int, count: int, generator: torch.Generator) -> Tensor:
     mechanism = walk.structure.mechanisms[name]
     parents = {p: value.unsqueeze(0) for p, value in walk.structure.parents(name, values).items()}
-    noise = _noise(mechanism.noise, (1, size, count), generator)
+    noise = draw_noise(mechanism.noise, (1, size, count), generator)
     return mechanism.forward(walk.naturals[name], parents, noise).detach()[0].expand(size, count, -1)
-
-
-def _noise(noise: Noise, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    sampler = torch.randn if noise.kind == "normal" else torch.rand
-    return sampler(*shape, noise.dim, generator=generator, dtype=torch.float64)
 
 
 def draw_paths(

@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from otpdag.backward.chain import Block
+from otpdag.backward.chain_layout import Block
 from otpdag.data import Batch
 from otpdag.data.sequences import SequenceBatch
 from otpdag.errors import ModelError

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from otpdag.backward.amortized import RowCode, constrain, free_width, unconstrain
-from otpdag.backward.chain import Block
+from otpdag.backward.chain_layout import Block
 from otpdag.data.sequences import SequenceBatch
 from otpdag.layers import apply_linear
 from otpdag.mechanisms.predictor import weighted_regression

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from otpdag.backward.chain import Chain, lay_out_chain
+from otpdag.backward.chain_layout import Chain, lay_out_chain
 from otpdag.data.sequences import SequenceBatch
 from otpdag.engine.method import Method, entropic, method_of, transport
 from otpdag.engine.monitor import Monitor

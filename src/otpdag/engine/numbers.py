@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from otpdag.backward.amortized import RowCode
-from otpdag.backward.chain import Chain, joint_states
+from otpdag.backward.chain_layout import Chain
+from otpdag.backward.chain_states import joint_states
 from otpdag.backward.pieces import CONTEXT, check_context
 from otpdag.backward.smoother import SequenceMap
 from otpdag.data.sequences import SequenceBatch

@@ -16,8 +16,8 @@ from otpdag.backward.placed_points import adapted
 from otpdag.backward.quadratic import integrated
 from otpdag.data import Batch
 from otpdag.errors import ModelError
-from otpdag.inference.ancestral import draw_noise
 from otpdag.mechanisms.base import Mechanism, Noise, Params, Parents
+from otpdag.noise import draw_noise
 from otpdag.structure import Naturals, Structure
 from otpdag.threads import bounded_threads
 

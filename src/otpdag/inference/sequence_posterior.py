@@ -11,11 +11,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from otpdag.backward.chain import Block, Chain, Linear, lay_out_chain, marginals, one_block, potentials
+from otpdag.backward.chain_layout import Block, Chain, lay_out_chain, one_block
+from otpdag.backward.chain_marginals import marginals
+from otpdag.backward.chain_potentials import Linear, potentials
 from otpdag.backward.particles import draw_paths, filter_particles
 from otpdag.data.sequences import SequenceBatch
 from otpdag.divergences import Energy
-from otpdag.inference.ancestral import ancestral_sequences, draw_noise
+from otpdag.inference.ancestral import ancestral_sequences
+from otpdag.noise import draw_noise
 from otpdag.structure import Naturals, Structure, first_name, lag_name
 
 __all__ = [

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from otpdag.data import Batch
 from otpdag.divergences import Energy
-from otpdag.inference.ancestral import draw_noise
 from otpdag.inference.row_posterior import Fitted, posterior_draws
 from otpdag.mechanisms import Mechanism
+from otpdag.noise import draw_noise
 
 __all__ = ["node_residuals"]
 

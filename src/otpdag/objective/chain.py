@@ -17,18 +17,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from otpdag.backward.chain import (
-    Block,
-    Chain,
-    Linear,
-    Marginals,
-    Potentials,
-    joint_states,
-    marginals,
-    one_block,
-    pairs_vary,
-    potentials,
-)
+from otpdag.backward.chain_layout import Block, Chain, one_block, pairs_vary
+from otpdag.backward.chain_marginals import Marginals, marginals
+from otpdag.backward.chain_potentials import Linear, Potentials, potentials
+from otpdag.backward.chain_states import joint_states
 from otpdag.backward.smoother import SequenceDraw, SequenceMap
 from otpdag.data.sequences import SequenceBatch
 from otpdag.objective.terms import LossTerms

@@ -15,7 +15,10 @@ import torch
 from torch import Tensor
 
 from otpdag.backward.bidirectional import BidirectionalMap, ChainMarginals
-from otpdag.backward.chain import Chain, Linear, Potentials, joint_states, marginals, pairs_vary, potentials
+from otpdag.backward.chain_layout import Chain, pairs_vary
+from otpdag.backward.chain_marginals import marginals
+from otpdag.backward.chain_potentials import Linear, Potentials, potentials
+from otpdag.backward.chain_states import joint_states
 from otpdag.backward.pieces import Pieces
 from otpdag.data import Batch
 from otpdag.layers import side_by_side

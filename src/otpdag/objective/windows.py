@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from otpdag.backward.chain import States, joint_states
+from otpdag.backward.chain_states import States, joint_states
 from otpdag.data.sequences import SequenceBatch
 from otpdag.divergences.whitened import FeatureColumn, FittedFeatures, WhitenedFeatures
 from otpdag.errors import ModelError

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
-from otpdag.mechanisms import Family, Mechanism, Noise, from_spec, start, tie
+from otpdag.mechanisms import Family, Mechanism, from_spec, start, tie
 from otpdag.mechanisms.base import Parents
+from otpdag.noise import draw_noise
 from otpdag.spaces import Space
 
 __all__ = ["MECHANISM_CHECKS", "Case", "check_mechanism"]
@@ -116,12 +117,6 @@ def check_mechanism(
 
 
 # -- what is drawn -----------------------------------------------------------------------------------------------
-
-
-def draw_noise(prior: Noise, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Noise (*shape, dim) from its prior."""
-    draw = torch.rand if prior.kind == "uniform" else torch.randn
-    return draw(*shape, prior.dim, generator=generator, dtype=torch.float64)
 
 
 def draw_space(space: Space, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
