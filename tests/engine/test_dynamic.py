@@ -176,44 +176,6 @@ def test_several_series_of_one_chain():
     np.testing.assert_allclose(params["kind"]["probs"][:, 1], [0.1, 0.9, 0.1, 0.9], atol=0.08)
 
 
-def fitted(seed=0):
-    counts, _, _ = poisson_chain(20, 60, np.random.default_rng(seed))
-    model = hmm()
-    otp.fit(model, counts, seed=0, restarts=2)
-    return model, counts
-
-
-def test_samples_look_like_the_model(tmp_path):
-    model, counts = fitted()
-    drawn = model.sample(200, length=60, seed=0)
-    assert list(drawn.columns) == ["sequence", "time", "z", "x"]
-    assert len(drawn) == 12_000
-    assert drawn["x"].mean() == pytest.approx(counts.mean(), rel=0.1)
-    moves = drawn["z"].to_numpy().reshape(200, 60)
-    assert (moves[:, 1:] == moves[:, :-1]).mean() == pytest.approx(
-        model.params()["z"]["probs"].diagonal().mean(), abs=0.02
-    )
-    with pytest.raises(otp.ModelError, match="length must be at least 1"):
-        model.sample(5, seed=0)
-    model.save(tmp_path / "hmm.otp")
-    again = otp.load(tmp_path / "hmm.otp")
-    np.testing.assert_allclose(again.predict_proba(counts, "z"), model.predict_proba(counts, "z"))
-
-
-def test_draws_of_paths_agree_with_the_probabilities():
-    model, counts = fitted()
-    draws = model.posterior(counts[:2], draws=400, seed=0)
-    share = (draws["z"].to_numpy().reshape(120, 400)[..., None] == np.arange(4)).mean(1)
-    np.testing.assert_allclose(share, model.predict_proba(counts[:2], "z"), atol=0.1)
-
-
-def test_scores():
-    model, counts = fitted()
-    other, _, _ = poisson_chain(20, 60, np.random.default_rng(9))
-    assert model.score(counts, kind="likelihood") > model.score(other * 2, kind="likelihood")
-    assert model.score(counts) < model.score(other * 2)
-
-
 def test_settings_that_mean_nothing_for_sequences_are_refused():
     with pytest.raises(otp.ModelError, match="need eps above 0 and eta = 0"):
         otp.fit(hmm(), np.ones((2, 5)), method=otp.Method("hard"), seed=0)

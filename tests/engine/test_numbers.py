@@ -1,4 +1,4 @@
-"""Hidden numbers in sequences, beside a Kalman filter and smoother."""
+"""Fits with hidden numbers in sequences: beside a Kalman filter and smoother, and with categories that switch."""
 
 from dataclasses import replace
 
@@ -9,6 +9,61 @@ from scipy.optimize import minimize
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.model.relabelling import canonical
+
+
+def switching(seed, sequences=20, length=40):
+    """A latent autoregression with two levels that last, seen through two indicators."""
+    rng = np.random.default_rng([11, seed])
+    regime, level = np.zeros((sequences, length), dtype=int), np.zeros((sequences, length))
+    regime[:, 0] = rng.integers(0, 2, sequences)
+    for t in range(length):
+        if t:
+            regime[:, t] = np.where(rng.random(sequences) < 0.95, regime[:, t - 1], 1 - regime[:, t - 1])
+        before = level[:, t - 1] if t else 0.0
+        level[:, t] = 0.5 * before + np.array([-2.0, 2.0])[regime[:, t]] + rng.normal(size=sequences)
+    x, y = 1 + 0.5 * level, -level
+    return {"x": x + 0.4 * rng.normal(size=x.shape), "y": y + 0.8 * rng.normal(size=y.shape)}, regime, level
+
+
+def model():
+    graph = otp.Graph([otp.lag("s", "s"), otp.lag("z", "z"), ("s", "z"), ("z", "x"), ("z", "y")], hidden=["s", "z"])
+    return otp.Model(graph, {"s": m.Categorical(2), "z": m.Normal(), "x": m.Normal(), "y": m.Normal()})
+
+
+@pytest.mark.slow
+def test_a_switching_latent_autoregression_is_recovered():
+    data, regime, level = switching(0)
+    found = model()
+    result = otp.fit(found, data, seed=0, restarts=1)
+    assert result.stages[1].losses[-1][0] < result.stages[0].losses[-1][0] - 0.01  # reading the categories helps
+    params = found.params()
+    np.testing.assert_allclose(params["s"]["probs"].diagonal(), 0.95, atol=0.04)
+    assert float(params["z"]["weight"].squeeze()) == pytest.approx(0.5, abs=0.06)
+    assert float(np.diff(params["z"]["loc"]).squeeze()) == pytest.approx(4.0, abs=0.4)
+    assert float(params["x"]["weight"].squeeze()) == pytest.approx(0.5, abs=0.05)
+    assert float(params["y"]["weight"].squeeze()) == pytest.approx(-1.0, abs=0.1)
+    assert float(params["x"]["scale"]) == pytest.approx(0.4, abs=0.04)
+    assert float(params["y"]["scale"]) == pytest.approx(0.8, abs=0.08)
+    few = {name: value[:3] for name, value in data.items()}
+    probabilities = found.predict_proba(few, "s").to_numpy()
+    np.testing.assert_allclose(probabilities.sum(-1), 1.0)
+    assert (probabilities.argmax(1) == regime[:3].ravel()).mean() > 0.95
+    draws = found.posterior(few, draws=30)["z"].to_numpy().reshape(-1, 30).mean(1)
+    assert np.corrcoef(draws, level[:3].ravel())[0, 1] > 0.97
+
+
+def normal(value, mean, scale):
+    return -0.5 * ((value - mean) / scale) ** 2 - np.log(scale) - 0.5 * np.log(2 * np.pi)
+
+
+def test_what_is_not_fitted_together_is_refused():
+    data, _, _ = switching(0, 3, 10)
+    with pytest.raises(otp.ModelError, match="together need eps = 1"):
+        otp.fit(model(), data, method=otp.Method("soft", eps=0.5), seed=0)
+    graph = otp.Graph([otp.lag("z", "z"), otp.lag("k", "k"), ("z", "x"), ("k", "x")], hidden=["z", "k"])
+    counts = otp.Model(graph, {"z": m.Normal(), "k": m.Poisson(), "k[0]": m.Poisson(), "x": m.Normal()})
+    with pytest.raises(otp.ModelError, match="hidden counts are not fitted"):
+        otp.fit(counts, np.zeros((3, 10)), seed=0)
 
 
 def series(seed, sequences=20, length=50):
@@ -37,16 +92,6 @@ def kalman(parameters, x):
         means.append(mean)
         variances.append(var)
     return total, np.stack(means, 1), np.stack(variances, 1)
-
-
-def smoother(parameters, x):
-    a = parameters[0]
-    _, means, variances = kalman(parameters, x)
-    smooth = means.copy()
-    for t in range(x.shape[1] - 2, -1, -1):
-        gain = variances[:, t] * a / (a * a * variances[:, t] + 1)
-        smooth[:, t] += gain * (smooth[:, t + 1] - a * means[:, t])
-    return smooth
 
 
 def state_space():
@@ -88,28 +133,6 @@ def fixed():
         }
     )
     return model
-
-
-def test_particles_give_the_kalman_likelihood_and_smoother():
-    model = fixed()
-    x, _ = series(3, sequences=3, length=25)
-    x[0, 5:8] = np.nan
-    truth = (0.85, 0.7, 0.5, 2.0)
-    assert model.score(x, kind="likelihood") * x.size == pytest.approx(kalman(truth, x)[0].sum(), abs=0.6)
-    draws = model.posterior(x, draws=200, seed=0)["z"].to_numpy().reshape(3, 25, 200)
-    np.testing.assert_allclose(draws.mean(-1), smoother(truth, x), atol=0.25)
-
-
-def test_a_model_of_numbers_samples_and_imputes():
-    model = fixed()
-    drawn = model.sample(50, length=40, seed=0)
-    assert drawn["x"].mean() == pytest.approx(2.0, abs=0.3)
-    x, _ = series(3, sequences=2, length=20)
-    gaps = x.copy()
-    gaps[0, 4:6] = np.nan
-    filled = model.impute(gaps, seed=0)["x"].to_numpy().reshape(x.shape)
-    np.testing.assert_array_equal(filled[~np.isnan(gaps)], x[~np.isnan(gaps)])
-    assert np.abs(filled - x).max() < 4
 
 
 @pytest.mark.slow

@@ -15,7 +15,6 @@ from otpdag.backward.chain_marginals import marginals
 from otpdag.backward.chain_potentials import Linear, potentials
 from otpdag.data import Schema
 from otpdag.data.sequences import Sequences, encode_sequences
-from otpdag.objective.chain import chain_terms
 
 
 def laid_out(model, data, **kwargs):
@@ -90,34 +89,6 @@ def test_a_hidden_markov_model_agrees_with_the_sum_over_all_paths(transition):
         at += len(x)
 
 
-def test_the_gradient_is_that_of_the_likelihood():
-    model = poisson_hmm()
-    data = [np.array([1.0, 7.0, np.nan, 12.0, 3.0]), np.array([9.0, 2.0])]
-    chain = laid_out(model, data)
-    theta = {key: value.clone().requires_grad_(True) for key, value in model.structure.raw(naturals(model)).items()}
-    loss = chain_terms(model.structure, model.structure.naturals(theta), chain).total
-    found = torch.autograd.grad(loss.sum(), list(theta.values()))
-    for (key, value), gradient in zip(theta.items(), found, strict=True):
-        numeric = torch.zeros_like(value)
-        for place in np.ndindex(*value.shape):
-            ends = []
-            for shift in (1e-5, -1e-5):
-                moved = {name: tensor.detach().clone() for name, tensor in theta.items()}
-                moved[key][place] += shift
-                ends.append(float(chain_terms(model.structure, model.structure.naturals(moved), chain).total.detach()))
-            numeric[place] = (ends[0] - ends[1]) / 2e-5
-        np.testing.assert_allclose(gradient, numeric.detach(), atol=1e-8)
-
-
-def test_the_loss_splits_into_cost_and_entropic_term():
-    model = poisson_hmm()
-    data = [np.array([1.0, 7.0, 12.0])]
-    terms = chain_terms(model.structure, naturals(model), laid_out(model, data))
-    assert float(terms.total) == pytest.approx(-by_paths(model, data[0])[0] / 3)
-    assert float(terms.reconstruction) > 0
-    assert float(terms.entropic) > 0
-
-
 def test_stretches_of_a_long_series_are_joined_without_error(monkeypatch):
     model = poisson_hmm()
     x = np.random.default_rng(0).poisson(6, 331).astype(float)
@@ -190,31 +161,43 @@ LAG_TWO = (
     ["z"],
     {"z": m.Categorical(2), "x": m.Normal()},
 )
+
+
 TWO_CHAINS = (
     [otp.lag("z", "z"), otp.lag("w", "w"), otp.lag("z", "w"), ("z", "x"), ("w", "x")],
     ["z", "w"],
     {"z": m.Categorical(2), "w": m.Categorical(2), "x": m.Normal()},
 )
+
+
 SWITCHING = (
     [otp.lag("z", "z"), otp.lag("x", "x"), ("z", "x")],
     ["z"],
     {"z": m.Categorical(2), "x": m.Normal()},
 )
+
+
 COVARIATE = (
     [otp.lag("z", "z"), ("u", "z"), ("z", "x"), otp.lag("u", "x")],
     ["z"],
     {"z": m.Categorical(2), "u": m.Given(), "x": m.Normal()},
 )
+
+
 LAGGED_EMISSION = (
     [otp.lag("z", "z"), otp.lag("z", "x"), ("z", "x")],
     ["z"],
     {"z": m.Categorical(2), "x": m.Normal()},
 )
+
+
 FEEDBACK = (
     [otp.lag("z", "z"), ("z", "x"), otp.lag("x", "z")],
     ["z"],
     {"z": m.Categorical(2), "x": m.Normal()},
 )
+
+
 NETWORKS = {
     "lag-two": LAG_TWO,
     "two-chains": TWO_CHAINS,
@@ -246,10 +229,3 @@ def test_a_missing_category_with_children_is_summed_over():
         _, one, _ = run(model, laid_out(model, {"a": np.array([0.0, k, 2.0]), "x": x}))
         filled.append(float(one.sum()))
     assert float(scale.sum()) == pytest.approx(float(np.logaddexp.reduce(filled)))
-
-
-def test_too_many_states_are_refused():
-    graph = otp.Graph([otp.lag("z", "z", by=6), ("z", "x")], hidden=["z"])
-    model = otp.Model(graph, {"z": m.Categorical(4), "x": m.Normal()})
-    with pytest.raises(otp.ModelError, match="4096 joint states"):
-        laid_out(model, [np.zeros(10)])
