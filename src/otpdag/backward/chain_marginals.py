@@ -12,8 +12,8 @@ from otpdag.backward.chain_stretches import marginals_by_stretches
 __all__ = ["Marginals", "marginals"]
 
 
-# A sequence of more than a thousand steps is cut in stretches that run side by side, unless a twentieth as many
-# sequences already do: then the step by step recursion is as fast and does half the work.
+# A sequence of more than a thousand steps is cut in stretches that run side by side, unless there are a twentieth as
+# many sequences as steps, which run side by side as they are. The choice changes time, not the result.
 _LONG_STEPS = 1000
 _STEPS_FOR_EACH_SEQUENCE = 20
 

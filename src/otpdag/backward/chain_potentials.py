@@ -21,7 +21,9 @@ from otpdag.structure import Naturals, Structure
 __all__ = ["Linear", "Potentials", "potentials"]
 
 
-SMALLEST_LOG = -460.0  # an emission is never less likely than exp of this, relative to the likeliest state's
+# An emission is never less likely than exp of this, relative to the likeliest state's: 1e-200 leaves a message and a
+# transition room above the smallest number of double precision, 1e-308.
+SMALLEST_LOG = -460.0
 
 
 @dataclass(frozen=True)

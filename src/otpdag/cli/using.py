@@ -172,18 +172,18 @@ def _setting(model: Model, text: str) -> tuple[str, Any]:
 def _summary(model: Model, drawn: pd.DataFrame) -> pd.DataFrame:
     """One line for each row of data."""
     by_row = drawn.groupby(level="row", sort=False)
-    found: dict[str, pd.Series[Any]] = {}
+    columns: dict[str, pd.Series[Any]] = {}
     for node in model.graph.hidden:
         if model.spaces[node].is_discrete:
             for label in model.labels(node):
-                found[f"{node}={label}"] = (drawn[node] == label).groupby(level="row", sort=False).mean()
+                columns[f"{node}={label}"] = (drawn[node] == label).groupby(level="row", sort=False).mean()
             continue
         for name in [column for column in drawn.columns if column == node or column.startswith(f"{node}.")]:
-            found[f"{name}.mean"] = by_row[name].mean()
-            found[f"{name}.sd"] = by_row[name].std(ddof=0)
-            found[f"{name}.low"] = by_row[name].quantile(0.05)
-            found[f"{name}.high"] = by_row[name].quantile(0.95)
-    return pd.DataFrame(found).round(6).reset_index()
+            columns[f"{name}.mean"] = by_row[name].mean()
+            columns[f"{name}.sd"] = by_row[name].std(ddof=0)
+            columns[f"{name}.low"] = by_row[name].quantile(0.05)
+            columns[f"{name}.high"] = by_row[name].quantile(0.95)
+    return pd.DataFrame(columns).round(6).reset_index()
 
 
 def _merged(table: pd.DataFrame, filled: pd.DataFrame) -> pd.DataFrame:

@@ -131,9 +131,14 @@ class GaussianMixture(DensityMixin, BaseEstimator):
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         self.model_ = self._model(table.shape[1])
         self.result_: FitResult = fit(
-            self.model_, {"x": rows}, method=self._method(self.model_), seed=seed,
-            restarts=self.n_init if self.n_components > 1 else 1, weights=weight, progress=False,
-        )  # fmt: skip
+            self.model_,
+            {"x": rows},
+            method=self._method(self.model_),
+            seed=seed,
+            restarts=self.n_init if self.n_components > 1 else 1,
+            weights=weight,
+            progress=False,
+        )
         self._read_params()
         self.converged_, self.n_iter_ = self.result_.status.converged, max(len(self.result_.history), 1)
         self.lower_bound_ = float(np.average(self._log_likelihood(rows), weights=weight))
@@ -183,15 +188,15 @@ class GaussianMixture(DensityMixin, BaseEstimator):
     def _known_covariances(self, features: int) -> Array:
         given, shape = np.asarray(self.covariances, dtype=float), self._covariance_shape(features)
         try:
-            found = np.broadcast_to(given, shape).copy()
+            covariances = np.broadcast_to(given, shape).copy()
         except ValueError:
             raise ValueError(
                 f"covariances must have a shape that broadcasts to {shape} with covariance_type="
                 f"{self.covariance_type!r}; got {given.shape}"
             ) from None
-        if self.covariance_type in ("diag", "spherical") and not (found > 0).all():
+        if self.covariance_type in ("diag", "spherical") and not (covariances > 0).all():
             raise ValueError("covariances must be positive")
-        return found
+        return covariances
 
     def _covariance_shape(self, features: int) -> tuple[int, ...]:
         k = self.n_components

@@ -47,10 +47,10 @@ METHODS: dict[str, Callable[[], Method]] = {"entropic": entropic, "transport": t
 STEPS = {"entropic": 100, "transport": 300, "paper": 300}
 STARTS = {"entropic": 6, "transport": 4, "paper": 1}
 TOLERANCE = {"entropic": 1e-6, "transport": 1e-6, "paper": 0.0}
-TOPIC_PRIOR = 0.1
-RELEVANCE = 0.4
-SHARE_STEPS, SHARE_TOLERANCE = 200, 1e-3
-ONLINE_UPDATES = 20
+TOPIC_PRIOR = 0.1  # concentration of the Dirichlet prior of a topic's words, where topics="dirichlet" asks for one
+RELEVANCE = 0.4  # between a word's lift (0) and its probability (1)
+SHARE_STEPS, SHARE_TOLERANCE = 200, 1e-3  # of the shares of a document's topics, as scikit-learn stops its own at 1e-3
+ONLINE_UPDATES = 20  # of the topics, after each batch of documents in partial_fit
 
 
 class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
@@ -293,17 +293,25 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             for number, loss in enumerate(losses)
         )
         self.result_ = FitResult(
-            self.model_, METHODS[self.method](), status, state.loss, tuple(monitor.history), restarts, rows, seconds,
-            seed, stages=tuple(monitor.stages),
-        )  # fmt: skip
+            self.model_,
+            METHODS[self.method](),
+            status,
+            state.loss,
+            tuple(monitor.history),
+            restarts,
+            rows,
+            seconds,
+            seed,
+            stages=tuple(monitor.stages),
+        )
 
     # -- use ------------------------------------------------------------------------------------------------------
 
     def transform(self, X: Any) -> Array:
         """Expected shares of the topics in each document (documents, topics); rows sum to one."""
         check_is_fitted(self, "components_")
-        found = [shares.mean.double().numpy() for _, shares in self._shares(self._read(X, first=False))]
-        shares = np.concatenate(found) if found else np.zeros((0, self.n_components))
+        parts = [shares.mean.double().numpy() for _, shares in self._shares(self._read(X, first=False))]
+        shares = np.concatenate(parts) if parts else np.zeros((0, self.n_components))
         return np.asarray(shares / shares.sum(1, keepdims=True))
 
     def score(self, X: Any, y: Any = None) -> float:
@@ -381,12 +389,12 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             return self._vectorized(X, self.vectorizer or CountVectorizer(), first)
         if isinstance(X, (list, tuple)) and X and all(_is_tokens(document) for document in X):
             return self._vectorized(X, CountVectorizer(analyzer=_as_they_are), first)
-        found = validate_data(self, X, reset=first, accept_sparse="csr", dtype=np.float64, ensure_min_samples=1)
+        checked = validate_data(self, X, reset=first, accept_sparse="csr", dtype=np.float64, ensure_min_samples=1)
         if first:
             names = getattr(self, "feature_names_in_", None)
             self.vocabulary_: list[str] | None = None if names is None else [str(name) for name in names]
             self._vectorizer: Any = None
-        counts = sparse.csr_array(found)
+        counts = sparse.csr_array(checked)
         counts.sum_duplicates()
         if counts.nnz and counts.data.min() < 0:
             raise DataError(
@@ -399,17 +407,17 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
     def _vectorized(self, X: Any, vectorizer: Any, first: bool) -> Documents:
         if first:
             try:
-                found = vectorizer.fit_transform(X)
+                counts = vectorizer.fit_transform(X)
             except ValueError as error:
                 raise DataError(f"the documents hold no words: {error}") from error
             self._vectorizer = vectorizer
             self.vocabulary_ = [str(word) for word in vectorizer.get_feature_names_out()]
-            self.n_features_in_ = found.shape[1]
+            self.n_features_in_ = counts.shape[1]
         elif self._vectorizer is None:
             raise DataError("X must be a matrix of counts, as in fit: the words of its columns are not known")
         else:
-            found = self._vectorizer.transform(X)
-        return sparse.csr_array(found.astype(np.float64))
+            counts = self._vectorizer.transform(X)
+        return sparse.csr_array(counts.astype(np.float64))
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()

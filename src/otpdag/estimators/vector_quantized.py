@@ -18,14 +18,13 @@ from torch import Tensor, nn
 from otpdag import mechanisms as m
 from otpdag.backward.encoder import EncoderMap
 from otpdag.backward.quantized import QuantizedMap
-from otpdag.data import Schema
 from otpdag.divergences import SlicedWasserstein
 from otpdag.divergences.base import AbstractDivergence
 from otpdag.engine import FitResult, Method
 from otpdag.engine.encoded import EncodedStage, fit_encoded, initial_theta, lloyd
 from otpdag.engine.monitor import Callback
 from otpdag.errors import DataError, ModelError, NotFittedError
-from otpdag.estimators._pictures import PictureFormat, check_at_least, read_estimator, write_estimator
+from otpdag.estimators._pictures import PictureFormat, adopt_parameters, check_at_least, read_estimator, write_estimator
 from otpdag.estimators.code_prior import CodePrior
 from otpdag.graph import Graph
 from otpdag.image_networks import Flat, Grid, image_decoder, image_encoder, positions, seeded
@@ -42,7 +41,7 @@ Codes = NDArray[np.int64]
 Floats = NDArray[np.float32]
 KIND = "vector-quantised auto-encoder"
 START_LATENTS = 20  # for each codeword, to place it among them
-ROWS_AT_ONCE = 250
+ROWS_AT_ONCE = 250  # bounds memory; changes no result
 PRIOR = "prior."
 BALANCES = ("codebook", "position")
 
@@ -167,15 +166,28 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
             raise DataError(f"images must be at least 2 to learn from; got {len(rows)}")
         self._build()
         method = Method(
-            "vector-quantised", noise="sampled", optimiser="adam", eta=self.eta, averaging=0.0,
+            "vector-quantised",
+            noise="sampled",
+            optimiser="adam",
+            eta=self.eta,
+            averaging=0.0,
             steps=self.n_epochs * math.ceil(len(rows) / self.batch_size),
-            batch_size=self.batch_size, learning_rate=self.learning_rate,
-        )  # fmt: skip
+            batch_size=self.batch_size,
+            learning_rate=self.learning_rate,
+        )
         parameters = initial_theta(self.model_.structure, self.random_state) | self._map.init()
         self.result_: FitResult = fit_encoded(
-            self.model_, rows, method, parameters, self._stages(rows), seed=self.random_state, device=self.device,
-            progress=progress, callbacks=callbacks, checkpoint=checkpoint,
-        )  # fmt: skip
+            self.model_,
+            rows,
+            method,
+            parameters,
+            self._stages(rows),
+            seed=self.random_state,
+            device=self.device,
+            progress=progress,
+            callbacks=callbacks,
+            checkpoint=checkpoint,
+        )
         self._read_params()
         self.perplexity_ = _perplexity(self._codes(rows), self.n_codes)
         return self
@@ -205,8 +217,10 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
             self.grid_ = self._grid_of(encoder)
         self.n_positions_ = math.prod(self.grid_)
         mean, scale = m.tie("codebook"), m.tie("spread")
-        graph = Graph([("code", "latent"), ("latent", "quantized"), ("quantized", "image")],
-                      hidden=["code", "latent", "quantized"])  # fmt: skip
+        graph = Graph(
+            [("code", "latent"), ("latent", "quantized"), ("quantized", "image")],
+            hidden=["code", "latent", "quantized"],
+        )
         self.model_ = Model(
             graph,
             {
@@ -218,8 +232,11 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
         )
         self._map = QuantizedMap(
             EncoderMap(Flat(encoder), self.n_positions_ * self.code_dim, self.format_.shape),
-            self.n_positions_, self.n_codes, self.code_dim, by_position=self.balance == "position",
-        )  # fmt: skip
+            self.n_positions_,
+            self.n_codes,
+            self.code_dim,
+            by_position=self.balance == "position",
+        )
 
     def _grid_of(self, encoder: nn.Module) -> tuple[int, int]:
         with torch.no_grad():
@@ -344,12 +361,12 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
     def _codes(self, rows: Tensor) -> Codes:
         fitted = self.model_.fitted
         mechanism = cast(Quantized, fitted.structure.mechanisms["quantized"])
-        found = []
+        parts = []
         with torch.no_grad():
             for part in rows.split(ROWS_AT_ONCE):
                 latents = self._map.latents(fitted.phi, part.unsqueeze(0))
-                found.append(mechanism.codes(fitted.naturals["quantized"], latents)[0])
-        return np.asarray(torch.cat(found).numpy(), dtype=np.int64)
+                parts.append(mechanism.codes(fitted.naturals["quantized"], latents)[0])
+        return np.asarray(torch.cat(parts).numpy(), dtype=np.int64)
 
     def _decoded(self, codes: Tensor) -> Tensor:
         fitted = self.model_.fitted
@@ -393,22 +410,17 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
         state, tensors = read_estimator(path, KIND)
         if state["own_networks"] and (encoder is None or decoder is None):
             raise DataError("this auto-encoder has networks of its user, which are not saved: pass encoder and decoder")
-        found = cls(**state["settings"], encoder=encoder, decoder=decoder)
-        found.format_ = PictureFormat(**state["format_"])
-        found._build()
+        estimator = cls(**state["settings"], encoder=encoder, decoder=decoder)
+        estimator.format_ = PictureFormat(**state["format_"])
+        estimator._build()
         learned = {name.removeprefix(PRIOR): tensors.pop(name) for name in list(tensors) if name.startswith(PRIOR)}
-        known = initial_theta(found.model_.structure, 0) | found._map.init()
-        if {k: v.shape for k, v in known.items()} != {k: v.shape for k, v in tensors.items()}:
-            raise DataError(f"{str(path)!r} holds parameters of other networks than these")
-        ordered = {key: tensors[key] for key in known}
-        found.model_.adopt(
-            found.model_.structure, ordered, Schema.of(found.model_.spaces, found.model_.graph), ()
-        )  # fmt: skip
-        found._read_params()
-        found.perplexity_ = state["perplexity"]
+        known = initial_theta(estimator.model_.structure, 0) | estimator._map.init()
+        adopt_parameters(estimator.model_, known, tensors, path)
+        estimator._read_params()
+        estimator.perplexity_ = state["perplexity"]
         if "prior" in state:
-            found.prior_ = CodePrior.from_state(state["prior"], learned)
-        return found
+            estimator.prior_ = CodePrior.from_state(state["prior"], learned)
+        return estimator
 
 
 def _perplexity(codes: Codes, size: int) -> float:
