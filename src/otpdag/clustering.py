@@ -45,7 +45,7 @@ def move_centres(columns: Array, centres: Array, steps: int) -> Array:
     """
     for _ in range(steps):
         labels = squared_distances(columns, centres).argmin(1)
-        member = np.eye(len(centres))[labels]
+        member = np.eye(len(centres), dtype=columns.dtype)[labels]
         counts = member.sum(0)
         moved = np.where(counts[:, None] > 0, member.T @ columns / np.maximum(counts, 1)[:, None], centres)
         if np.allclose(moved, centres, atol=1e-8):

@@ -2,7 +2,6 @@
 
 import itertools
 
-import numpy as np
 import pytest
 import torch
 
@@ -10,19 +9,12 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.backward.bidirectional import PREFIX, BidirectionalMap
 from otpdag.backward.pieces import Cuts
-from otpdag.data import Batch
-from otpdag.data.sequences import SequenceBatch
+from tests.dynamic_models import poisson_steps
 
 
 def hmm(size=3, transition=None):
     graph = otp.Graph([otp.lag("z", "z"), ("z", "x")], hidden=["z"])
     return otp.Model(graph, {"z": transition or m.Categorical(size), "x": m.Poisson()})
-
-
-def steps(lengths, seed=0):
-    x = torch.as_tensor(np.random.default_rng(seed).poisson(5, (1, sum(lengths), 1)), dtype=torch.float64)
-    batch = Batch({"x": x}, {"x": torch.ones_like(x).bool()}, torch.ones(1, x.shape[1]).double())
-    return SequenceBatch(batch, torch.tensor(lengths))
 
 
 def random_map(structure, batch, seed=0):
@@ -37,7 +29,7 @@ def random_map(structure, batch, seed=0):
 
 
 def test_the_chain_of_states_is_that_of_enumeration():
-    batch = steps([4])
+    batch = poisson_steps([4])
     backward, phi, features = random_map(hmm().structure, batch)
     pieces = Cuts.of(batch).take(hmm().structure, features, torch.tensor([0]))
     _, unary = backward.read(phi, pieces)
@@ -55,7 +47,7 @@ def test_the_chain_of_states_is_that_of_enumeration():
 
 
 def test_relaxed_paths_have_the_chains_probabilities():
-    batch = steps([5])
+    batch = poisson_steps([5])
     backward, phi, features = random_map(hmm().structure, batch)
     pieces = Cuts.of(batch).take(hmm().structure, features, torch.zeros(4000, dtype=torch.int64))
     _, unary = backward.read(phi, pieces)
@@ -69,7 +61,7 @@ def test_relaxed_paths_have_the_chains_probabilities():
 
 def test_what_lies_beyond_the_end_of_a_sequence_changes_nothing():
     model = hmm()
-    short, long = steps([4]), steps([4, 9])
+    short, long = poisson_steps([4]), poisson_steps([4, 9])
     long.steps.values["x"][:, :4] = short.steps.values["x"]
     backward, phi, _ = random_map(model.structure, short)
     alone = Cuts.of(short).take(model.structure, backward.features(short), torch.tensor([0]))

@@ -1,7 +1,6 @@
 """The chain's forward-backward against sums over all paths."""
 
 import itertools
-import math
 
 import numpy as np
 import pytest
@@ -10,17 +9,9 @@ import torch
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.backward import chain_marginals
-from otpdag.backward.chain_layout import lay_out_chain
 from otpdag.backward.chain_marginals import marginals
 from otpdag.backward.chain_potentials import Linear, potentials
-from otpdag.data import Schema
-from otpdag.data.sequences import Sequences, encode_sequences
-
-
-def laid_out(model, data, **kwargs):
-    schema = Schema.of(model.spaces, model.graph)
-    batch = encode_sequences(Sequences(data), schema, hidden=model.graph.hidden, partial=True)
-    return lay_out_chain(model.structure, batch, **kwargs)
+from tests.dynamic_models import by_paths, laid_out, random_poisson_hmm
 
 
 def naturals(model):
@@ -40,44 +31,9 @@ def run(model, chain):
     return state, scale, pair[0]
 
 
-def poisson_hmm(size=3, transition=None):
-    rng = np.random.default_rng(1)
-    model = otp.Model(
-        otp.Graph([otp.lag("z", "z"), ("z", "x")], hidden=["z"]),
-        {"z": transition or m.Categorical(size), "x": m.Poisson()},
-    )
-    moves = {"stay": 0.7} if isinstance(transition, m.Stay) else {"probs": rng.dirichlet(np.ones(size) * 2, size)}
-    first, rates = {"probs": rng.dirichlet(np.ones(size))}, {"log_rate": np.log([2.0, 6.0, 11.0][:size])}
-    return model.set_params({"z": moves, "z[0]": first, "x": rates})
-
-
-def poisson(x, rate):
-    return 0.0 if np.isnan(x) else x * math.log(rate) - rate - math.lgamma(x + 1)
-
-
-def by_paths(model, x):
-    """Likelihood and state probabilities of one sequence by summing over all paths."""
-    params = model.params()
-    first, rate = params["z[0]"]["probs"], np.exp(params["x"]["log_rate"])
-    size = len(rate)
-    if "stay" in params["z"]:
-        stay = float(params["z"]["stay"])
-        moves = np.where(np.eye(size) == 1, stay, (1 - stay) / (size - 1))
-    else:
-        moves = params["z"]["probs"]
-    total, state = 0.0, np.zeros((len(x), size))
-    for path in itertools.product(range(size), repeat=len(x)):
-        log = math.log(first[path[0]]) + sum(math.log(moves[a, b]) for a, b in itertools.pairwise(path))
-        weight = math.exp(log + sum(poisson(x[t], rate[k]) for t, k in enumerate(path)))
-        total += weight
-        for t, k in enumerate(path):
-            state[t, k] += weight
-    return math.log(total), state / total
-
-
 @pytest.mark.parametrize("transition", [None, m.Stay(3)], ids=["full", "stay"])
 def test_a_hidden_markov_model_agrees_with_the_sum_over_all_paths(transition):
-    model = poisson_hmm(3, transition)
+    model = random_poisson_hmm(3, transition)
     data = [np.array([1.0, 7.0, np.nan, 12.0, 3.0]), np.array([9.0]), np.array([np.nan, np.nan]), np.array([0.0, 5.0])]
     state, scale, _ = run(model, laid_out(model, data))
     at = 0
@@ -90,7 +46,7 @@ def test_a_hidden_markov_model_agrees_with_the_sum_over_all_paths(transition):
 
 
 def test_stretches_of_a_long_series_are_joined_without_error(monkeypatch):
-    model = poisson_hmm()
+    model = random_poisson_hmm()
     x = np.random.default_rng(0).poisson(6, 331).astype(float)
     x[40:60] = np.nan
     chain = laid_out(model, [x, x[:200]])
@@ -102,7 +58,7 @@ def test_stretches_of_a_long_series_are_joined_without_error(monkeypatch):
 
 
 def test_blocks_do_not_change_the_result():
-    model = poisson_hmm()
+    model = random_poisson_hmm()
     rng = np.random.default_rng(0)
     data = [rng.poisson(6, length).astype(float) for length in (9, 3, 3, 14, 1, 5)]
     one, many = laid_out(model, data), laid_out(model, data, block_steps=45)

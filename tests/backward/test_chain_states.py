@@ -5,15 +5,7 @@ import pytest
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.backward.chain_layout import lay_out_chain
-from otpdag.data import Schema
-from otpdag.data.sequences import Sequences, encode_sequences
-
-
-def laid_out(model, data, **kwargs):
-    schema = Schema.of(model.spaces, model.graph)
-    batch = encode_sequences(Sequences(data), schema, hidden=model.graph.hidden, partial=True)
-    return lay_out_chain(model.structure, batch, **kwargs)
+from tests.dynamic_models import laid_out
 
 
 def test_too_many_states_are_refused():

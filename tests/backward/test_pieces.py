@@ -1,13 +1,11 @@
 """Long sequences cut in pieces with context."""
 
-import numpy as np
 import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.backward.pieces import Cuts
-from otpdag.data import Batch
-from otpdag.data.sequences import SequenceBatch
+from tests.dynamic_models import poisson_steps
 
 
 def hmm(size=3, transition=None):
@@ -15,14 +13,8 @@ def hmm(size=3, transition=None):
     return otp.Model(graph, {"z": transition or m.Categorical(size), "x": m.Poisson()})
 
 
-def steps(lengths, seed=0):
-    x = torch.as_tensor(np.random.default_rng(seed).poisson(5, (1, sum(lengths), 1)), dtype=torch.float64)
-    batch = Batch({"x": x}, {"x": torch.ones_like(x).bool()}, torch.ones(1, x.shape[1]).double())
-    return SequenceBatch(batch, torch.tensor(lengths))
-
-
 def test_pieces_count_every_step_once():
-    batch = steps([95, 7, 41])
+    batch = poisson_steps([95, 7, 41])
     cuts = Cuts.of(batch)
     features = torch.arange(batch.rows, dtype=torch.float64).reshape(1, -1, 1)
     pieces = cuts.take(hmm().structure, features, torch.arange(len(cuts)))

@@ -7,18 +7,12 @@ import pytest
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.datasets import poisson_chain
-
-
-def hmm(transition=None, size=4):
-    return otp.Model(
-        otp.Graph([otp.lag("z", "z"), ("z", "x")], hidden=["z"]),
-        {"z": transition or m.Categorical(size), "x": m.Poisson()},
-    )
+from tests.dynamic_models import poisson_hmm
 
 
 def test_the_papers_model_is_recovered():
     counts, states, truth = poisson_chain(40, 100, np.random.default_rng(0))
-    model = hmm(m.Stay(4))
+    model = poisson_hmm(m.Stay(4))
     result = otp.fit(model, counts, seed=0, restarts=2)
     assert result.status.converged
     params = model.params()
@@ -30,7 +24,7 @@ def test_the_papers_model_is_recovered():
 
 def test_a_fit_depends_on_its_seed_alone():
     counts, _, _ = poisson_chain(10, 50, np.random.default_rng(0))
-    first, second = hmm(), hmm()
+    first, second = poisson_hmm(), poisson_hmm()
     otp.fit(first, counts, seed=3, restarts=2)
     otp.fit(second, counts, seed=3, restarts=2)
     np.testing.assert_array_equal(first.params()["x"]["log_rate"], second.params()["x"]["log_rate"])
@@ -38,7 +32,7 @@ def test_a_fit_depends_on_its_seed_alone():
 
 def test_a_part_of_the_steps_first_leads_to_the_same_end(monkeypatch):
     counts, _, _ = poisson_chain(40, 100, np.random.default_rng(0))
-    whole, staged = hmm(m.Stay(4)), hmm(m.Stay(4))
+    whole, staged = poisson_hmm(m.Stay(4)), poisson_hmm(m.Stay(4))
     otp.fit(whole, counts, seed=0, restarts=1)
     monkeypatch.setattr("otpdag.engine.dynamic.MIDDLE_STEPS", 1000)
     result = otp.fit(staged, counts, seed=0, restarts=1)
@@ -49,7 +43,7 @@ def test_a_part_of_the_steps_first_leads_to_the_same_end(monkeypatch):
 def test_a_frame_with_sequence_and_time_columns():
     counts, _, _ = poisson_chain(5, 40, np.random.default_rng(1))
     frame = pd.DataFrame({"id": np.repeat(np.arange(5), 40), "t": np.tile(np.arange(40), 5), "x": counts.ravel()})
-    one, other = hmm(), hmm()
+    one, other = poisson_hmm(), poisson_hmm()
     otp.fit(one, otp.Sequences(frame, sequence="id", time="t"), seed=0, restarts=1)
     otp.fit(other, counts, seed=0, restarts=1)
     np.testing.assert_array_equal(one.params()["x"]["log_rate"], other.params()["x"]["log_rate"])
@@ -60,7 +54,7 @@ def test_missing_steps_anywhere():
     x = counts.astype(float)
     x[np.random.default_rng(1).random(x.shape) < 0.3] = np.nan
     x[3] = np.nan  # a whole sequence
-    model = hmm(m.Stay(4))
+    model = poisson_hmm(m.Stay(4))
     otp.fit(model, x, seed=0, restarts=2)
     np.testing.assert_allclose(model.params()["x"]["log_rate"], truth["x"]["log_rate"], atol=0.04)
     assert np.isfinite(model.predict_proba(x, "z").to_numpy()).all()
@@ -72,7 +66,7 @@ def test_missing_steps_anywhere():
 
 def test_sequences_of_length_one():
     counts, _, _ = poisson_chain(60, 1, np.random.default_rng(0))
-    model = hmm(size=4)
+    model = poisson_hmm(size=4)
     otp.fit(model, counts, seed=0, restarts=1)
     np.testing.assert_allclose(model.params()["z"]["probs"].sum(-1), 1.0)
     mixed = [*counts[:5], poisson_chain(1, 80, np.random.default_rng(1))[0][0]]
@@ -82,13 +76,13 @@ def test_sequences_of_length_one():
 
 def test_a_column_without_values_is_refused():
     with pytest.raises(otp.DataError, match="must hold at least one value"):
-        otp.fit(hmm(), np.full((3, 10), np.nan), seed=0)
+        otp.fit(poisson_hmm(), np.full((3, 10), np.nan), seed=0)
 
 
 @pytest.mark.filterwarnings("ignore::otpdag.ConvergenceWarning")
 def test_a_state_that_nothing_visits():
     x = np.random.default_rng(0).poisson(5, (5, 60))
-    model = hmm(size=3)
+    model = poisson_hmm(size=3)
     otp.fit(model, x, seed=0, restarts=2)
     params = model.params()
     assert np.isfinite(params["x"]["log_rate"]).all()
@@ -98,7 +92,7 @@ def test_a_state_that_nothing_visits():
 
 def test_one_series_of_a_hundred_thousand_steps():
     counts, states, truth = poisson_chain(1, 100_000, np.random.default_rng(0))
-    model = hmm(m.Stay(4))
+    model = poisson_hmm(m.Stay(4))
     otp.fit(model, counts, seed=0, restarts=1)
     np.testing.assert_allclose(model.params()["x"]["log_rate"], truth["x"]["log_rate"], atol=0.01)
     probabilities = model.predict_proba(counts, "z").to_numpy()
@@ -178,9 +172,9 @@ def test_several_series_of_one_chain():
 
 def test_settings_that_mean_nothing_for_sequences_are_refused():
     with pytest.raises(otp.ModelError, match="need eps above 0 and eta = 0"):
-        otp.fit(hmm(), np.ones((2, 5)), method=otp.Method("hard"), seed=0)
+        otp.fit(poisson_hmm(), np.ones((2, 5)), method=otp.Method("hard"), seed=0)
     with pytest.raises(otp.ModelError, match="scope must be 'joint'"):
-        otp.fit(hmm(), np.ones((2, 5)), method=otp.Method("local", scope="local", eps=1.0), seed=0)
+        otp.fit(poisson_hmm(), np.ones((2, 5)), method=otp.Method("local", scope="local", eps=1.0), seed=0)
 
 
 def test_first_steps_may_have_a_mechanism_of_their_own():
@@ -198,4 +192,4 @@ def test_stay_needs_its_own_past():
 
 
 def test_a_model_shows_its_lagged_parents():
-    assert "z: Categorical, hidden <- z[-1]" in str(hmm())
+    assert "z: Categorical, hidden <- z[-1]" in str(poisson_hmm())

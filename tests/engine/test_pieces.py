@@ -4,24 +4,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.data import Batch
-from otpdag.data.sequences import SequenceBatch
 from otpdag.datasets import poisson_chain
 
 
 def hmm(size=3, transition=None):
     graph = otp.Graph([otp.lag("z", "z"), ("z", "x")], hidden=["z"])
     return otp.Model(graph, {"z": transition or m.Categorical(size), "x": m.Poisson()})
-
-
-def steps(lengths, seed=0):
-    x = torch.as_tensor(np.random.default_rng(seed).poisson(5, (1, sum(lengths), 1)), dtype=torch.float64)
-    batch = Batch({"x": x}, {"x": torch.ones_like(x).bool()}, torch.ones(1, x.shape[1]).double())
-    return SequenceBatch(batch, torch.tensor(lengths))
 
 
 def test_neural_potentials_reach_maximum_likelihood():

@@ -6,23 +6,12 @@ import pytest
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.datasets import poisson_chain
+from tests.dynamic_models import known_poisson_hmm
 
 
 def chain(transition=None, size=3):
     graph = otp.Graph([otp.lag("z", "z"), ("z", "x")], hidden=["z"])
     return otp.Model(graph, {"z": transition or m.Categorical(size), "x": m.Poisson()})
-
-
-def known():
-    model = chain()
-    model.set_params(
-        {
-            "z": {"probs": [[0.8, 0.1, 0.1], [0.2, 0.7, 0.1], [0.1, 0.3, 0.6]]},
-            "z[0]": {"probs": [0.6, 0.3, 0.1]},
-            "x": {"log_rate": np.log([2.0, 8.0, 20.0])},
-        }
-    )
-    return model
 
 
 def test_transport_recovers_the_papers_model():
@@ -37,7 +26,7 @@ def test_transport_recovers_the_papers_model():
 
 
 def test_transport_with_missing_steps_and_a_full_transition_matrix():
-    model = known()
+    model = known_poisson_hmm()
     x = model.sample(400, length=50, seed=1)["x"].to_numpy().reshape(400, 50).astype(float)
     x[np.random.default_rng(0).random(x.shape) < 0.2] = np.nan
     found = chain()

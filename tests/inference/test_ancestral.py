@@ -4,26 +4,11 @@ import numpy as np
 import pytest
 
 import otpdag as otp
-from otpdag import mechanisms as m
-from otpdag.datasets import poisson_chain
-
-
-def hmm(transition=None, size=4):
-    return otp.Model(
-        otp.Graph([otp.lag("z", "z"), ("z", "x")], hidden=["z"]),
-        {"z": transition or m.Categorical(size), "x": m.Poisson()},
-    )
-
-
-def fitted(seed=0):
-    counts, _, _ = poisson_chain(20, 60, np.random.default_rng(seed))
-    model = hmm()
-    otp.fit(model, counts, seed=0, restarts=2)
-    return model, counts
+from tests.dynamic_models import fitted_poisson_hmm
 
 
 def test_samples_look_like_the_model(tmp_path):
-    model, counts = fitted()
+    model, counts = fitted_poisson_hmm()
     drawn = model.sample(200, length=60, seed=0)
     assert list(drawn.columns) == ["sequence", "time", "z", "x"]
     assert len(drawn) == 12_000

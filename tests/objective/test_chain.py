@@ -1,69 +1,24 @@
 """The loss of the chain, and of categories given numbers, against sums over all paths."""
 
 import itertools
-import math
 
 import numpy as np
 import pytest
 import torch
 
-import otpdag as otp
-from otpdag import mechanisms as m
 from otpdag.backward.amortized import RowCode
-from otpdag.backward.chain_layout import lay_out_chain
 from otpdag.backward.smoother import SequenceMap
-from otpdag.data import Schema
-from otpdag.data.sequences import Sequences, as_sequences, encode_sequences
+from otpdag.data.sequences import as_sequences, encode_sequences
 from otpdag.objective.chain import chain_terms, lay_out_steps, lay_out_switching, switching_terms
-
-
-def laid_out(model, data, **kwargs):
-    schema = Schema.of(model.spaces, model.graph)
-    batch = encode_sequences(Sequences(data), schema, hidden=model.graph.hidden, partial=True)
-    return lay_out_chain(model.structure, batch, **kwargs)
+from tests.dynamic_models import by_paths, laid_out, random_poisson_hmm, switching_model, switching_series
 
 
 def naturals(model):
     return model._naturals
 
 
-def poisson_hmm(size=3, transition=None):
-    rng = np.random.default_rng(1)
-    model = otp.Model(
-        otp.Graph([otp.lag("z", "z"), ("z", "x")], hidden=["z"]),
-        {"z": transition or m.Categorical(size), "x": m.Poisson()},
-    )
-    moves = {"stay": 0.7} if isinstance(transition, m.Stay) else {"probs": rng.dirichlet(np.ones(size) * 2, size)}
-    first, rates = {"probs": rng.dirichlet(np.ones(size))}, {"log_rate": np.log([2.0, 6.0, 11.0][:size])}
-    return model.set_params({"z": moves, "z[0]": first, "x": rates})
-
-
-def poisson(x, rate):
-    return 0.0 if np.isnan(x) else x * math.log(rate) - rate - math.lgamma(x + 1)
-
-
-def by_paths(model, x):
-    """Likelihood and state probabilities of one sequence by summing over all paths."""
-    params = model.params()
-    first, rate = params["z[0]"]["probs"], np.exp(params["x"]["log_rate"])
-    size = len(rate)
-    if "stay" in params["z"]:
-        stay = float(params["z"]["stay"])
-        moves = np.where(np.eye(size) == 1, stay, (1 - stay) / (size - 1))
-    else:
-        moves = params["z"]["probs"]
-    total, state = 0.0, np.zeros((len(x), size))
-    for path in itertools.product(range(size), repeat=len(x)):
-        log = math.log(first[path[0]]) + sum(math.log(moves[a, b]) for a, b in itertools.pairwise(path))
-        weight = math.exp(log + sum(poisson(x[t], rate[k]) for t, k in enumerate(path)))
-        total += weight
-        for t, k in enumerate(path):
-            state[t, k] += weight
-    return math.log(total), state / total
-
-
 def test_the_gradient_is_that_of_the_likelihood():
-    model = poisson_hmm()
+    model = random_poisson_hmm()
     data = [np.array([1.0, 7.0, np.nan, 12.0, 3.0]), np.array([9.0, 2.0])]
     chain = laid_out(model, data)
     theta = {key: value.clone().requires_grad_(True) for key, value in model.structure.raw(naturals(model)).items()}
@@ -82,7 +37,7 @@ def test_the_gradient_is_that_of_the_likelihood():
 
 
 def test_the_loss_splits_into_cost_and_entropic_term():
-    model = poisson_hmm()
+    model = random_poisson_hmm()
     data = [np.array([1.0, 7.0, 12.0])]
     terms = chain_terms(model.structure, naturals(model), laid_out(model, data))
     assert float(terms.total) == pytest.approx(-by_paths(model, data[0])[0] / 3)
@@ -90,27 +45,8 @@ def test_the_loss_splits_into_cost_and_entropic_term():
     assert float(terms.entropic) > 0
 
 
-def switching(seed, sequences=20, length=40):
-    """A latent autoregression with two levels that last, seen through two indicators."""
-    rng = np.random.default_rng([11, seed])
-    regime, level = np.zeros((sequences, length), dtype=int), np.zeros((sequences, length))
-    regime[:, 0] = rng.integers(0, 2, sequences)
-    for t in range(length):
-        if t:
-            regime[:, t] = np.where(rng.random(sequences) < 0.95, regime[:, t - 1], 1 - regime[:, t - 1])
-        before = level[:, t - 1] if t else 0.0
-        level[:, t] = 0.5 * before + np.array([-2.0, 2.0])[regime[:, t]] + rng.normal(size=sequences)
-    x, y = 1 + 0.5 * level, -level
-    return {"x": x + 0.4 * rng.normal(size=x.shape), "y": y + 0.8 * rng.normal(size=y.shape)}, regime, level
-
-
-def model():
-    graph = otp.Graph([otp.lag("s", "s"), otp.lag("z", "z"), ("s", "z"), ("z", "x"), ("z", "y")], hidden=["s", "z"])
-    return otp.Model(graph, {"s": m.Categorical(2), "z": m.Normal(), "x": m.Normal(), "y": m.Normal()})
-
-
 def test_categories_are_summed_over_exactly_given_the_numbers():
-    known = model()
+    known = switching_model()
     known.set_params(
         {
             "s": {"probs": [[0.8, 0.2], [0.3, 0.7]]},
@@ -122,7 +58,7 @@ def test_categories_are_summed_over_exactly_given_the_numbers():
         }
     )
     structure, naturals = known.structure, known.fitted.naturals
-    data, _, _ = switching(1, sequences=1, length=4)
+    data, _, _ = switching_series(1, sequences=1, length=4)
     batch = encode_sequences(as_sequences(data), known._known_schema(), hidden=known.graph.hidden)
     backward = SequenceMap(structure, RowCode.of(structure, batch.steps, ("x", "y")), ("z",))
     features = backward.features(batch)

@@ -1,6 +1,5 @@
 """Windows of the data against windows of the model."""
 
-import numpy as np
 import torch
 
 import otpdag as otp
@@ -10,23 +9,12 @@ from otpdag.data.sequences import SequenceBatch
 from otpdag.divergences import WhitenedFeatures
 from otpdag.inference.ancestral import ancestral_sequences
 from otpdag.objective.windows import lay_out_windows, window_columns, window_terms
+from tests.dynamic_models import known_poisson_hmm
 
 
 def chain(transition=None, size=3):
     graph = otp.Graph([otp.lag("z", "z"), ("z", "x")], hidden=["z"])
     return otp.Model(graph, {"z": transition or m.Categorical(size), "x": m.Poisson()})
-
-
-def known():
-    model = chain()
-    model.set_params(
-        {
-            "z": {"probs": [[0.8, 0.1, 0.1], [0.2, 0.7, 0.1], [0.1, 0.3, 0.6]]},
-            "z[0]": {"probs": [0.6, 0.3, 0.1]},
-            "x": {"log_rate": np.log([2.0, 8.0, 20.0])},
-        }
-    )
-    return model
 
 
 def drawn(model, sequences, length, seed):
@@ -38,7 +26,7 @@ def drawn(model, sequences, length, seed):
 
 
 def test_the_models_mean_features_are_those_of_its_samples():
-    model = known()
+    model = known_poisson_hmm()
     batch = drawn(model, 6000, 8, 0)
     windows = lay_out_windows(model.structure, batch, WhitenedFeatures(features=40), torch.Generator().manual_seed(0))
     terms = window_terms(model.structure, model.fitted.naturals, windows, 1.0)
