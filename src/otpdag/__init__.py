@@ -20,7 +20,6 @@ from otpdag.errors import ConvergenceWarning, DataError, GraphError, ModelError,
 from otpdag.graph import Graph, Lag, lag
 from otpdag.mechanisms.parameters import start, tie
 from otpdag.model import Model, load
-from otpdag.sequences import Sequences
 
 if TYPE_CHECKING:
     from otpdag import estimators, plots

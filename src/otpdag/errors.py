@@ -1,6 +1,9 @@
-"""The errors and warnings that the library raises, all under one root."""
+"""The errors and warnings that the library raises, all under one root, and how their messages list names."""
 
-__all__ = ["ConvergenceWarning", "DataError", "GraphError", "ModelError", "NotFittedError", "OtpdagError"]
+from collections.abc import Callable, Sequence
+from typing import Any
+
+__all__ = ["ConvergenceWarning", "DataError", "GraphError", "ModelError", "NotFittedError", "OtpdagError", "listed"]
 
 
 class OtpdagError(Exception):
@@ -25,3 +28,13 @@ class NotFittedError(OtpdagError, RuntimeError):
 
 class ConvergenceWarning(UserWarning):
     """A fit stopped before it converged."""
+
+
+def listed(items: Sequence[Any], *, most: int = 8, show: Callable[[Any], str] = repr) -> str:
+    """Write items one after another, the first ``most`` of them.
+
+    >>> listed(["a", "b", "c"], most=2)
+    "'a', 'b' and 1 more"
+    """
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return ", ".join(map(show, items[:most])) + more

@@ -8,12 +8,12 @@ acyclic.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from otpdag.errors import GraphError
+from otpdag.errors import GraphError, listed
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -108,7 +108,7 @@ class Graph:
             raise GraphError("edges must name at least one node; got none, and no nodes either")
         unseen = set(_read_names(hidden, "hidden"))
         for name in sorted(unseen - set(every)):
-            raise GraphError(f"hidden names {name!r}, which is not a node; the nodes are {_listed(every)}")
+            raise GraphError(f"hidden names {name!r}, which is not a node; the nodes are {listed(every, most=10)}")
         object.__setattr__(self, "nodes", every)
         object.__setattr__(self, "edges", tuple(edge for edge in pairs if not isinstance(edge, Lag)))
         object.__setattr__(self, "lags", lags)
@@ -128,7 +128,7 @@ class Graph:
         else:
             parts = [*_chains(self), *map(str, self.lags)]
         if self.hidden:
-            parts.append("hidden: " + _listed(self.hidden, quote=False, most=_REPR_HIDDEN))
+            parts.append("hidden: " + listed(self.hidden, most=_REPR_HIDDEN, show=str))
         return f"Graph({'; '.join(parts)})"
 
     @cached_property
@@ -352,7 +352,7 @@ class Graph:
 
     def _known(self, node: str) -> str:
         if node not in self._parents:
-            raise GraphError(f"node {node!r} is not in the graph; the nodes are {_listed(self.nodes)}")
+            raise GraphError(f"node {node!r} is not in the graph; the nodes are {listed(self.nodes, most=10)}")
         return node
 
     def _ordered(self, names: set[str]) -> tuple[str, ...]:
@@ -468,9 +468,3 @@ def _chains(graph: Graph) -> list[str]:
     lagged = {name for edge in graph.lags for name in _ends(edge)}
     alone = [node for node in graph.roots if node in graph.leaves and node not in lagged]
     return chains + ([", ".join(alone)] if alone else [])
-
-
-def _listed(names: Sequence[str], *, quote: bool = True, most: int = 10) -> str:
-    show: Callable[[str], str] = repr if quote else str
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(map(show, names[:most])) + more

@@ -40,8 +40,8 @@ class ResidualBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Add what the two convolutions make of ``x`` to it."""
-        found: Tensor = self.narrow(torch.relu(self.wide(torch.relu(x))))
-        return x + found
+        residual: Tensor = self.narrow(torch.relu(self.wide(torch.relu(x))))
+        return x + residual
 
 
 def image_encoder(channels: int, dim: int = 64, width: int = 128) -> nn.Module:
@@ -51,11 +51,14 @@ def image_encoder(channels: int, dim: int = 64, width: int = 128) -> nn.Module:
     torch.Size([2, 8, 8, 8])
     """
     return nn.Sequential(
-        nn.Conv2d(channels, width // 2, 4, 2, 1), nn.ReLU(),
+        nn.Conv2d(channels, width // 2, 4, 2, 1),
+        nn.ReLU(),
         nn.Conv2d(width // 2, width, 4, 2, 1),
-        ResidualBlock(width, _hidden(width)), ResidualBlock(width, _hidden(width)), nn.ReLU(),
+        ResidualBlock(width, _hidden(width)),
+        ResidualBlock(width, _hidden(width)),
+        nn.ReLU(),
         nn.Conv2d(width, dim, 1),
-    )  # fmt: skip
+    )
 
 
 def image_decoder(channels: int, dim: int = 64, width: int = 128) -> nn.Module:
@@ -66,10 +69,13 @@ def image_decoder(channels: int, dim: int = 64, width: int = 128) -> nn.Module:
     """
     return nn.Sequential(
         nn.Conv2d(dim, width, 3, padding=1),
-        ResidualBlock(width, _hidden(width)), ResidualBlock(width, _hidden(width)), nn.ReLU(),
-        nn.ConvTranspose2d(width, width // 2, 4, 2, 1), nn.ReLU(),
+        ResidualBlock(width, _hidden(width)),
+        ResidualBlock(width, _hidden(width)),
+        nn.ReLU(),
+        nn.ConvTranspose2d(width, width // 2, 4, 2, 1),
+        nn.ReLU(),
         nn.ConvTranspose2d(width // 2, channels, 4, 2, 1),
-    )  # fmt: skip
+    )
 
 
 def dense_encoder(inputs: int, dim: int, hidden: tuple[int, ...] = (256, 256)) -> nn.Module:

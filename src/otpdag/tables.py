@@ -43,9 +43,9 @@ def estimates(model: Model, params: Mapping[str, Mapping[str, ArrayLike]] | None
        x     scale z=1    1.0   True
     """
     rows = []
-    for node, found in (model.params() if params is None else params).items():
+    for node, values in (model.params() if params is None else params).items():
         declared = model.mechanisms[node].declared()
-        for name, value in found.items():
+        for name, value in values.items():
             if name.startswith(("network.", "module.")):
                 continue
             array = np.asarray(value, dtype=float)

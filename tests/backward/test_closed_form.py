@@ -12,7 +12,7 @@ from sklearn.mixture import GaussianMixture
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.backward.closed_form import SumSizes, evaluate, grid, group_rows, normal_draws, standardised
+from otpdag.backward.closed_form import SumSizes, evaluate, group_rows, normal_draws, standardised
 from otpdag.data import encode
 from otpdag.errors import ModelError
 
@@ -46,19 +46,6 @@ def mvn_of_seen(x, mean, covariance):
 
 
 # -- points and weights -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("points", [48, 160])
-def test_the_normal_grid_integrates_moments_exactly(points):
-    u, log_weight = grid("normal", points)
-    moments = [float((log_weight.exp() * u**power).sum()) for power in (0, 1, 2, 4)]
-    np.testing.assert_allclose(moments, [1, 0, 1, 3], atol=1e-4)
-
-
-def test_the_uniform_grid_integrates_moments():
-    u, log_weight = grid("uniform", 48)
-    moments = [float((log_weight.exp() * u**power).sum()) for power in (0, 1, 2)]
-    np.testing.assert_allclose(moments, [1, 1 / 2, 1 / 3], atol=1e-4)
 
 
 def test_quasi_random_draws_are_normal_and_differ_between_rows():

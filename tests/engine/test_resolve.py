@@ -278,9 +278,7 @@ def test_what_is_said_is_taken():
 def test_misfit_reads_whether_weights_are_given():
     free = plan_of("table", robust="misfit")
     assert (free.method.name, free.method.evaluation.reference, free.leaves_out) == ("misfit", "model", False)
-    given = adapt(
-        mixture(z=m.Categorical(2, probs=[0.3, 0.7])), TABLE, weights=None, device="cpu", every_row=False
-    )
+    given = adapt(mixture(z=m.Categorical(2, probs=[0.3, 0.7])), TABLE, weights=None, device="cpu", every_row=False)
     told = resolve(given, "auto", robust="misfit", steps=None, restarts=None, course=None)
     assert told.method.evaluation.reference == "uniform"
 

@@ -14,7 +14,7 @@ from otpdag.divergences import WhitenedFeatures
 from otpdag.errors import ModelError
 from otpdag.inference.ancestral import ancestral
 from otpdag.objective.direct import count_ranges
-from otpdag.objective.mean_features import count_atoms, feature_columns, lay_out, leaf_means, mean_features, quadrature
+from otpdag.objective.mean_features import count_atoms, feature_columns, lay_out, leaf_means, mean_features
 from otpdag.spaces import Discrete
 
 RNG = np.random.default_rng(77)
@@ -188,13 +188,6 @@ def test_coarse_counts_keep_means_of_smooth_functions(rate):
     exact = (stats.poisson.pmf(support, rate) * kernel(support)).sum()
     assert pmf.sum() == pytest.approx(1, abs=1e-6)
     assert (pmf * kernel(counts)).sum() == pytest.approx(exact, abs=1e-6)
-
-
-def test_quadrature_rules_integrate_moments():
-    for kind, moments in (("normal", [1, 0, 1]), ("uniform", [1, 0.5, 1 / 3])):
-        nodes, log_weight = quadrature(kind, 48)
-        found = [(log_weight.exp() * nodes**power).sum().item() for power in range(3)]
-        np.testing.assert_allclose(found, moments, atol=1e-4)
 
 
 def test_mean_features_have_the_gradient_of_finite_differences():

@@ -21,17 +21,17 @@ import torch
 from torch import Tensor
 
 from otpdag.backward.amortized import RowCode
-from otpdag.backward.chain import States, joint_states
+from otpdag.backward.chain_states import States, joint_states
 from otpdag.backward.pieces import Pieces
 from otpdag.backward.smoother import Adjustment, SequenceMap
+from otpdag.data.sequences import SequenceBatch
 from otpdag.layers import apply_linear, expand_to, gumbel_softmax
-from otpdag.sequences import SequenceBatch
 from otpdag.spaces import Space
 from otpdag.structure import Structure, Theta
 
 __all__ = ["BidirectionalMap", "ChainMarginals"]
 
-DILATIONS = (1, 2, 4)
+DILATIONS = (1, 2, 4)  # of the three layers: a step reads seven steps to either side, one less than pieces hold ready
 LARGEST_POTENTIAL = 12.0  # states less likely than exp of minus this are all alike
 LARGEST_FACTOR = 3.0  # of the logarithm by which a network changes a precision
 PREFIX = "phi.reader."
@@ -125,17 +125,20 @@ class BidirectionalMap:
     def init(self, generator: torch.Generator) -> dict[str, Tensor]:
         """The network's parameters (1, ...); its last layer is zero, so that it changes nothing at first."""
         width, inputs = self.width, self.inputs
-        found = {"in.weight": _drawn(inputs, width, generator), "in.bias": torch.zeros(1, width, dtype=torch.float64)}
+        parameters = {
+            "in.weight": _drawn(inputs, width, generator),
+            "in.bias": torch.zeros(1, width, dtype=torch.float64),
+        }
         for layer in range(len(DILATIONS)):
-            found[f"{layer}.weight"] = _drawn(3 * width, width, generator)
-            found[f"{layer}.bias"] = torch.zeros(1, width, dtype=torch.float64)
-        found["out.weight"] = torch.zeros(1, width, self._outputs, dtype=torch.float64)
+            parameters[f"{layer}.weight"] = _drawn(3 * width, width, generator)
+            parameters[f"{layer}.bias"] = torch.zeros(1, width, dtype=torch.float64)
+        parameters["out.weight"] = torch.zeros(1, width, self._outputs, dtype=torch.float64)
         if self.states is not None:
             size = self.states.size
-            found["states.linear"] = torch.zeros(1, inputs, size, dtype=torch.float64)
-            found["states.bias"] = torch.zeros(1, size, dtype=torch.float64)
-            found["pair"] = torch.zeros(1, size, size, dtype=torch.float64)
-        return {f"{PREFIX}{name}": value for name, value in found.items()}
+            parameters["states.linear"] = torch.zeros(1, inputs, size, dtype=torch.float64)
+            parameters["states.bias"] = torch.zeros(1, size, dtype=torch.float64)
+            parameters["pair"] = torch.zeros(1, size, size, dtype=torch.float64)
+        return {f"{PREFIX}{name}": value for name, value in parameters.items()}
 
     def start(
         self, batch: SequenceBatch, features: Tensor, completed: Mapping[str, Tensor], generator: torch.Generator
@@ -183,8 +186,8 @@ class BidirectionalMap:
         hidden = apply_linear(pieces.features, phi[f"{PREFIX}in.weight"])
         hidden = torch.nn.functional.silu(hidden + expand_to(phi[f"{PREFIX}in.bias"], 3)) * inside
         for layer, dilation in enumerate(DILATIONS):
-            around = torch.cat([_shifted(hidden, -dilation * pieces.many), hidden,
-                                _shifted(hidden, dilation * pieces.many)], -1)  # fmt: skip
+            apart = dilation * pieces.many
+            around = torch.cat([_shifted(hidden, -apart), hidden, _shifted(hidden, apart)], -1)
             more = apply_linear(around, phi[f"{PREFIX}{layer}.weight"])
             hidden = hidden + torch.nn.functional.silu(more + expand_to(phi[f"{PREFIX}{layer}.bias"], 3)) * inside
         return hidden
@@ -259,10 +262,10 @@ def _shifted(hidden: Tensor, by: int) -> Tensor:
 
 def _joint_labels(states: States, completed: Mapping[str, Tensor]) -> Tensor:
     """Soft labels (M, S) of joint states from those of each category."""
-    found = torch.ones(1, 1, dtype=torch.float64)
+    labels = torch.ones(1, 1, dtype=torch.float64)
     for node in states.nodes:
-        found = found * (completed[node] @ states.now[node].T)
-    return found / found.sum(-1, keepdim=True).clamp(min=1e-12)
+        labels = labels * (completed[node] @ states.now[node].T)
+    return labels / labels.sum(-1, keepdim=True).clamp(min=1e-12)
 
 
 def _discriminant(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -24,6 +24,7 @@ from otpdag.data import Batch
 from otpdag.errors import ModelError
 from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.base import Params, Parents
+from otpdag.quadrature import quadrature
 from otpdag.structure import Naturals, Structure
 
 __all__ = ["Evaluation", "RowGroup", "SumSizes", "evaluate", "group_rows", "noisy", "numeric_unknowns"]
@@ -275,7 +276,7 @@ def _noise(
     priors = {node: structure.mechanisms[node].noise for node in numeric}
     dim = sum(prior.dim for prior in priors.values())
     if dim == 1:
-        points, log_weight = grid(priors[numeric[0]].kind, options.grid)
+        points, log_weight = quadrature(priors[numeric[0]].kind, options.grid)
         return {numeric[0]: points.to(like).reshape(1, -1, 1)}, log_weight.to(like)
     pieces = normal_draws(1, options.prior_draws, dim, generator).to(like).split([p.dim for p in priors.values()], -1)
     noise = {
@@ -291,21 +292,6 @@ def _stencil_noise(structure: Structure, numeric: Sequence[str], like: Tensor) -
     points = stencil(sum(sizes)).to(like)
     noise = dict(zip(numeric, points.unsqueeze(0).split(sizes, -1), strict=True))
     return noise, torch.zeros(len(points)).to(like)
-
-
-def grid(kind: str, points: int) -> tuple[Tensor, Tensor]:
-    """Points and log-weights of a rule for E f(u): trapezoids over the normal, midpoints over the uniform.
-
-    >>> u, log_w = grid("normal", 48)
-    >>> round(float((log_w.exp() * u**2).sum()), 6)
-    1.0
-    """
-    if kind == "normal":
-        nodes = torch.linspace(-5.5, 5.5, points, dtype=torch.float64)
-        log_weight = -0.5 * nodes**2
-        return nodes, log_weight - torch.logsumexp(log_weight, 0)
-    nodes = (torch.arange(points, dtype=torch.float64) + 0.5) / points
-    return nodes, torch.full((points,), -math.log(points), dtype=torch.float64)
 
 
 def normal_draws(rows: int, draws: int, dim: int, generator: torch.Generator) -> Tensor:

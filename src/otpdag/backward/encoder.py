@@ -45,9 +45,10 @@ class EncoderMap:
         images = rows[0].reshape(-1, *self.shape)
         if len(self.shape) == 3:
             images = images.contiguous(memory_format=torch.channels_last)
-        found: Tensor = functional_call(self.module, state, (images,))
-        if found.shape != (len(images), self.width):
+        latents: Tensor = functional_call(self.module, state, (images,))
+        if latents.shape != (len(images), self.width):
             raise ModelError(
-                f"the encoder must map {tuple(images.shape)} to ({len(images)}, {self.width}); got {tuple(found.shape)}"
+                f"the encoder must map {tuple(images.shape)} to ({len(images)}, {self.width}); "
+                f"got {tuple(latents.shape)}"
             )
-        return found.unsqueeze(0)
+        return latents.unsqueeze(0)

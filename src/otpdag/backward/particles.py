@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from otpdag.backward.chain import Block, one_block
+from otpdag.backward.chain_layout import Block, one_block
+from otpdag.data.sequences import SequenceBatch
 from otpdag.errors import ModelError
-from otpdag.mechanisms.base import Noise
-from otpdag.sequences import SequenceBatch
+from otpdag.noise import draw_noise
 from otpdag.structure import Naturals, Structure, first_name, lag_name
 
 __all__ = ["Particles", "draw_paths", "filter_particles"]
@@ -47,7 +47,7 @@ class _Walk:
         at, size = self.block.spans[step]
         rows = self.block.rows[at : at + size]
         values = {node: value[0][rows].unsqueeze(1) for node, value in self.batch.steps.values.items()}
-        mask = {node: found[0][rows].unsqueeze(1) for node, found in self.batch.steps.mask.items()}
+        mask = {node: cells[0][rows].unsqueeze(1) for node, cells in self.batch.steps.mask.items()}
         for edge in self.structure.graph.lags:
             if edge.parent in self.batch.steps.values:
                 back, name = rows - min(edge.by, step), lag_name(edge.parent, edge.by)
@@ -66,13 +66,13 @@ class _Walk:
         base = self.structure.base(name)
         parents = {p: value.unsqueeze(0) for p, value in self.structure.parents(name, values).items()}
         seen = mask[base].unsqueeze(0) if base in mask else None
-        found = self.structure.mechanisms[name].log_prob(self.naturals[name], values[base].unsqueeze(0), parents, seen)[
-            0
-        ]
+        log_density = self.structure.mechanisms[name].log_prob(
+            self.naturals[name], values[base].unsqueeze(0), parents, seen
+        )[0]
         for parent in parents:
             if parent in mask:
-                found = torch.where(mask[parent].all(-1), found, 0.0)
-        return found
+                log_density = torch.where(mask[parent].all(-1), log_density, 0.0)
+        return log_density
 
 
 def filter_particles(
@@ -102,11 +102,11 @@ def filter_particles(
                 log_weight = log_weight + walk.log_prob(name, values, mask)
         total = torch.logsumexp(log_weight, -1, keepdim=True)
         log_likelihood[block.sequences[:size]] += total[:, 0] - torch.log(torch.tensor(float(count)))
-        found = {node: values[node].expand(size, count, -1) for node in hidden}
-        kept.append(found)
+        particles = {node: values[node].expand(size, count, -1) for node in hidden}
+        kept.append(particles)
         weights.append(log_weight - total)
         index = torch.multinomial(torch.exp(weights[-1]), count, replacement=True, generator=generator)
-        past = [*past, found][-longest:]
+        past = [*past, particles][-longest:]
         past = [{n: v.gather(1, index.unsqueeze(-1).expand(-1, -1, v.shape[-1])) for n, v in p.items()} for p in past]
     return Particles(block, kept, weights, log_likelihood)
 
@@ -114,13 +114,8 @@ def filter_particles(
 def _draw(walk: _Walk, name: str, values: Values, size: int, count: int, generator: torch.Generator) -> Tensor:
     mechanism = walk.structure.mechanisms[name]
     parents = {p: value.unsqueeze(0) for p, value in walk.structure.parents(name, values).items()}
-    noise = _noise(mechanism.noise, (1, size, count), generator)
+    noise = draw_noise(mechanism.noise, (1, size, count), generator)
     return mechanism.forward(walk.naturals[name], parents, noise).detach()[0].expand(size, count, -1)
-
-
-def _noise(noise: Noise, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    sampler = torch.randn if noise.kind == "normal" else torch.rand
-    return sampler(*shape, noise.dim, generator=generator, dtype=torch.float64)
 
 
 def draw_paths(
@@ -137,7 +132,7 @@ def draw_paths(
     block = particles.block
     walk = _Walk(structure, naturals, batch, block)
     widths = {node: structure.mechanisms[node].space.width for node in structure.graph.hidden}
-    found = {node: torch.empty(batch.rows, draws, width, dtype=torch.float64) for node, width in widths.items()}
+    paths = {node: torch.empty(batch.rows, draws, width, dtype=torch.float64) for node, width in widths.items()}
     later: Values = {}
     for step in range(len(block.spans) - 1, -1, -1):
         at, size = block.spans[step]
@@ -151,8 +146,8 @@ def draw_paths(
         later = {}
         for node, value in particles.values[step].items():
             later[node] = value.gather(1, chosen.unsqueeze(-1).expand(-1, -1, value.shape[-1]))
-            found[node][block.rows[at : at + size]] = later[node]
-    return found
+            paths[node][block.rows[at : at + size]] = later[node]
+    return paths
 
 
 def _link(walk: _Walk, step: int, before: Values, later: Values) -> Tensor:
@@ -164,9 +159,9 @@ def _link(walk: _Walk, step: int, before: Values, later: Values) -> Tensor:
     values |= {lag_name(node, 1): value.unsqueeze(1) for node, value in before.items()}
     lagged = {edge.child for edge in walk.structure.graph.lags if edge.parent in before}
     shape = (*next(iter(later.values())).shape[:2], next(iter(before.values())).shape[1])
-    found = torch.zeros(shape, dtype=torch.float64)
+    log_density = torch.zeros(shape, dtype=torch.float64)
     for node in lagged:
         name = walk.name(node, step)
         if name is not None:
-            found = found + walk.log_prob(name, values, mask)
-    return found
+            log_density = log_density + walk.log_prob(name, values, mask)
+    return log_density

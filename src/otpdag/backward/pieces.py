@@ -13,10 +13,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from otpdag.backward.chain import Block
+from otpdag.backward.chain_layout import Block
 from otpdag.data import Batch
+from otpdag.data.sequences import SequenceBatch
 from otpdag.errors import ModelError
-from otpdag.sequences import SequenceBatch
 from otpdag.structure import Structure, lag_name
 
 __all__ = ["CONTEXT", "Cuts", "Pieces", "check_context"]
@@ -87,10 +87,8 @@ class Cuts:
         steps = self.batch.steps
         values = {node: value[:, rows] for node, value in steps.values.items()}
         mask = {node: seen[:, rows] & inside.unsqueeze(-1) for node, seen in steps.mask.items()}
-        pieces = Pieces(
-            values, mask, self.batch.times[rows], inside, counted, features[:, rows] * inside.unsqueeze(-1),
-            self.span, len(chosen),
-        )  # fmt: skip
+        times, shown = self.batch.times[rows], features[:, rows] * inside.unsqueeze(-1)
+        pieces = Pieces(values, mask, times, inside, counted, shown, self.span, len(chosen))
         return pieces.with_lags(structure, values)
 
 
@@ -139,23 +137,23 @@ class Pieces:
 
     def with_lags(self, structure: Structure, values: Mapping[str, Tensor]) -> Pieces:
         """Add the earlier values of observed nodes."""
-        found, mask = dict(values), dict(self.mask)
+        extended, mask = dict(values), dict(self.mask)
         for edge in structure.graph.lags:
             if edge.parent in values:
                 name = lag_name(edge.parent, edge.by)
-                found[name] = self.lagged(values[edge.parent], edge.by)
+                extended[name] = self.lagged(values[edge.parent], edge.by)
                 mask[name] = self.lagged(self.mask[edge.parent], edge.by) & self.follows(edge.by).unsqueeze(-1)
-        return Pieces(found, mask, self.times, self.inside, self.counted, self.features, self.span, self.many)
+        return Pieces(extended, mask, self.times, self.inside, self.counted, self.features, self.span, self.many)
 
     def made(self, structure: Structure, name: str) -> Tensor:
         """Steps (M,) that a mechanism makes, all of whose observed parents are seen."""
         base = structure.base(name)
         lag = structure.longest_lag(base)
-        found = self.times < lag if name != base else (self.follows(lag) if lag else torch.ones_like(self.inside))
+        made = self.times < lag if name != base else (self.follows(lag) if lag else torch.ones_like(self.inside))
         for parent, _ in structure.mechanisms[name].family.parents:
             if parent in self.mask:
-                found = found & self.mask[parent][0].all(-1)
-        return found & self.counted
+                made = made & self.mask[parent][0].all(-1)
+        return made & self.counted
 
     def as_batch(self, structure: Structure) -> Batch:
         """The counted steps as rows of a table, of which only what a mechanism makes is seen."""

@@ -25,7 +25,7 @@ from torch import Tensor
 __all__ = ["Cells", "Shares", "drawn_topic_counts", "even_shares", "infer_shares"]
 
 Array = NDArray[np.float64]
-SMALLEST = 1e-30
+SMALLEST = 1e-30  # keeps quotients and logarithms finite in single precision, whose smallest number is 1e-38
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,13 @@ class Cells:
     @classmethod
     def of(cls, documents: sparse.csr_array) -> Cells:
         """The cells of sparse documents."""
-        found = documents.tocoo()
-        rows, columns = (torch.from_numpy(index.astype(np.int64)) for index in (found.row, found.col))
+        coordinates = documents.tocoo()
+        rows, columns = (torch.from_numpy(index.astype(np.int64)) for index in (coordinates.row, coordinates.col))
         return cls(
-            rows, columns, torch.from_numpy(found.data.astype(np.float32)), (documents.shape[0], documents.shape[1])
+            rows,
+            columns,
+            torch.from_numpy(coordinates.data.astype(np.float32)),
+            (documents.shape[0], documents.shape[1]),
         )
 
     @cached_property
@@ -170,11 +173,11 @@ def drawn_topic_counts(
         chance = shares[rows] * of_word + 1e-200
         chance /= chance.sum(1, keepdims=True)
         of_cells = generator.multinomial(numbers, chance)
-        found = np.zeros_like(shares)
-        found[filled] = np.add.reduceat(of_cells, begin, axis=0)
-        shape = alpha + found
+        counts_of_topics = np.zeros_like(shares)
+        counts_of_topics[filled] = np.add.reduceat(of_cells, begin, axis=0)
+        shape = alpha + counts_of_topics
         # of Gamma(a) as Gamma(a + 1) U^(1/a): small shapes would round to zero
         line = np.log(generator.standard_gamma(shape + 1)) + np.log1p(-generator.random(shape.shape)) / shape
         shares = np.exp(line - line.max(1, keepdims=True))
         shares /= shares.sum(1, keepdims=True)
-        yield found
+        yield counts_of_topics

@@ -14,10 +14,9 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from otpdag.data import read_table
+from otpdag.data import Sequences, read_table, write_table
 from otpdag.errors import DataError, ModelError, OtpdagError
 from otpdag.model import Model, load
-from otpdag.sequences import Sequences
 
 __all__ = [
     "FriendlyGroup",
@@ -26,10 +25,10 @@ __all__ = [
     "check_folder",
     "model_at",
     "out",
+    "put_table",
     "say",
     "table_at",
     "warn",
-    "write_table",
 ]
 
 MISTAKE, BUG, INTERRUPTED = 2, 1, 130
@@ -149,17 +148,10 @@ def check_file(path: Path | None, *, force: bool) -> None:
         raise ModelError(f"--out {str(path)!r} exists; choose another file or add --force to overwrite")
 
 
-def write_table(table: pd.DataFrame, path: Path | None, *, index: bool = False) -> None:
+def put_table(table: pd.DataFrame, path: Path | None, *, index: bool = False) -> None:
     """Write CSV to a file, or to standard output."""
     if path is None:
         sys.stdout.write(table.to_csv(index=index, lineterminator="\n"))
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".parquet":
-        try:
-            table.to_parquet(path, index=index)
-        except ImportError:
-            raise DataError(f"{str(path)!r} needs the package pyarrow: pip install pyarrow") from None
-    else:
-        table.to_csv(path, index=index, lineterminator="\n")
+    write_table(table, path, index=index)
     say(f"wrote {len(table):,} rows to {path}")

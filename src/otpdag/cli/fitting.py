@@ -111,8 +111,8 @@ def _weights(frame: pd.DataFrame, column: str | None, model: Model) -> NDArray[n
     if column is None:
         return None
     if column not in frame.columns:
-        raise DataError(f"--weights names column {column!r}, which the table does not have; it has "
-                        f"{', '.join(map(str, frame.columns))}")  # fmt: skip
+        names = ", ".join(map(str, frame.columns))
+        raise DataError(f"--weights names column {column!r}, which the table does not have; it has {names}")
     if column in model.graph.nodes:
         raise ModelError(f"--weights names column {column!r}, which is a node of the model; weights need their own")
     try:

@@ -39,7 +39,7 @@ from pydantic import (
 
 from otpdag import spaces
 from otpdag.data import infer_space
-from otpdag.errors import DataError, GraphError, ModelError
+from otpdag.errors import DataError, GraphError, ModelError, listed
 from otpdag.graph import Graph, Lag
 from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.parameters import Fixed, Start, Tied
@@ -48,7 +48,7 @@ from otpdag.model import Model
 
 __all__ = ["ModelFile", "parse_model_file", "read_model_file"]
 
-MOST_ERRORS = 3
+MOST_ERRORS = 3  # that one message names
 NAME_HINT = "put a name that YAML reads as something else (yes, no, on, 12) in quotes"
 
 
@@ -278,10 +278,8 @@ def _schema(kind: type[Mechanism]) -> type[BaseModel]:
         if name == "self" or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         fields[name] = (_field_type(str(parameter.annotation)), None)
-    return create_model(
-        kind.__name__, __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=True, protected_namespaces=()),
-        **fields,
-    )  # fmt: skip
+    config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, protected_namespaces=())
+    return create_model(kind.__name__, __config__=config, **fields)
 
 
 def _field_type(annotation: str) -> Any:
@@ -300,9 +298,9 @@ def _explain(
     error: ValidationError, prefix: str = "", allowed: str = "a model file has edges, hidden and nodes"
 ) -> str:
     """The first few places that are wrong, in one line."""
-    found = error.errors(include_url=False, include_context=False)
-    parts = [_one_line(dict(entry), prefix, allowed) for entry in found[:MOST_ERRORS]]
-    more = len(found) - MOST_ERRORS
+    errors = error.errors(include_url=False, include_context=False)
+    parts = [_one_line(dict(entry), prefix, allowed) for entry in errors[:MOST_ERRORS]]
+    more = len(errors) - MOST_ERRORS
     return "; ".join(parts) + (f"; and {more} more" if more > 0 else "")
 
 
@@ -336,9 +334,8 @@ def _kind(content: object) -> str:
     return "nothing" if content is None else f"{type(content).__name__} {content!r:.40}"
 
 
-def _listed(names: list[str], most: int = 14) -> str:
-    shown = ", ".join(names[:most])
-    return shown + (f" and {len(names) - most} more" if len(names) > most else "") or "nothing"
+def _listed(names: list[str]) -> str:
+    return listed(names, most=14, show=str) or "nothing"
 
 
 class _Loader(yaml.SafeLoader):

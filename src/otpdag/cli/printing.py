@@ -66,10 +66,10 @@ def _ends(intervals: pd.DataFrame | None, node: str, parameter: str, size: int) 
     if intervals is None:
         return [[] for _ in range(size)]
     names = intervals.index.to_frame(index=False)
-    found = intervals[((names["node"] == node) & (names["parameter"] == parameter)).to_numpy()]
-    if found.empty:
+    own = intervals[((names["node"] == node) & (names["parameter"] == parameter)).to_numpy()]
+    if own.empty:
         return [["", ""] for _ in range(size)]
-    return [[number(low), number(high)] for low, high in zip(found["lower"], found["upper"], strict=True)]
+    return [[number(low), number(high)] for low, high in zip(own["lower"], own["upper"], strict=True)]
 
 
 def _node(model: Model, node: str) -> Text:

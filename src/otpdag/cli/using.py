@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from otpdag.cli.console import as_steps, check_file, model_at, out, say, table_at, write_table
+from otpdag.cli.console import as_steps, check_file, model_at, out, put_table, say, table_at
 from otpdag.cli.printing import estimates_table
 from otpdag.errors import ModelError
 from otpdag.model import Model
@@ -69,7 +69,7 @@ def sample(
         raise ModelError("the graph has lagged edges: say how long the sequences are with --length")
     settings = dict(_setting(model, text) for text in do or [])
     table = None if given is None else table_at(given)
-    write_table(model.sample(rows, seed=seed, do=settings, given=table, length=length), out_file)
+    put_table(model.sample(rows, seed=seed, do=settings, given=table, length=length), out_file)
 
 
 def posterior(
@@ -92,7 +92,7 @@ def posterior(
     if not model.graph.hidden:
         raise ModelError("the model has no hidden nodes; `otpdag impute` fills missing cells")
     drawn = model.posterior(as_steps(table_at(data), sequence, time), draws=draws, seed=seed)
-    write_table(drawn.reset_index() if all_draws else _summary(model, drawn), out_file)
+    put_table(drawn.reset_index() if all_draws else _summary(model, drawn), out_file)
 
 
 def impute(
@@ -113,7 +113,7 @@ def impute(
     filled = model.impute(as_steps(table, sequence, time), draws=draws, seed=seed, random=random)
     count = int(table.reindex(columns=filled.columns).isna().to_numpy().sum())
     say(f"filled {count:,} cells")
-    write_table(_merged(table, filled), out_file)
+    put_table(_merged(table, filled), out_file)
 
 
 def score(
@@ -172,18 +172,18 @@ def _setting(model: Model, text: str) -> tuple[str, Any]:
 def _summary(model: Model, drawn: pd.DataFrame) -> pd.DataFrame:
     """One line for each row of data."""
     by_row = drawn.groupby(level="row", sort=False)
-    found: dict[str, pd.Series[Any]] = {}
+    columns: dict[str, pd.Series[Any]] = {}
     for node in model.graph.hidden:
         if model.spaces[node].is_discrete:
             for label in model.labels(node):
-                found[f"{node}={label}"] = (drawn[node] == label).groupby(level="row", sort=False).mean()
+                columns[f"{node}={label}"] = (drawn[node] == label).groupby(level="row", sort=False).mean()
             continue
         for name in [column for column in drawn.columns if column == node or column.startswith(f"{node}.")]:
-            found[f"{name}.mean"] = by_row[name].mean()
-            found[f"{name}.sd"] = by_row[name].std(ddof=0)
-            found[f"{name}.low"] = by_row[name].quantile(0.05)
-            found[f"{name}.high"] = by_row[name].quantile(0.95)
-    return pd.DataFrame(found).round(6).reset_index()
+            columns[f"{name}.mean"] = by_row[name].mean()
+            columns[f"{name}.sd"] = by_row[name].std(ddof=0)
+            columns[f"{name}.low"] = by_row[name].quantile(0.05)
+            columns[f"{name}.high"] = by_row[name].quantile(0.95)
+    return pd.DataFrame(columns).round(6).reset_index()
 
 
 def _merged(table: pd.DataFrame, filled: pd.DataFrame) -> pd.DataFrame:

@@ -12,7 +12,7 @@ from otpdag.errors import DataError
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _TOKEN = re.compile(r'"[^"]*"|[{}()\[\],;|]|[^\s{}()\[\],;|"]+')
-_SUM_TOLERANCE = 1e-3
+_SUM_TOLERANCE = 1e-3  # published files round probabilities to a few digits
 
 
 def read_bif(path: str | Path) -> DiscreteNetwork:
@@ -63,7 +63,7 @@ class _Parser:
     """One pass over the tokens; each method reads one construct of the grammar."""
 
     def __init__(self, text: str) -> None:
-        self._tokens: Iterator[str] = (found.group().strip('"') for found in _TOKEN.finditer(_COMMENT.sub(" ", text)))
+        self._tokens: Iterator[str] = (match.group().strip('"') for match in _TOKEN.finditer(_COMMENT.sub(" ", text)))
         self._states: dict[str, tuple[str, ...]] = {}
         self._parents: dict[str, tuple[str, ...]] = {}
         self._tables: dict[str, Array] = {}

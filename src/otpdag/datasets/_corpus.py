@@ -137,8 +137,8 @@ def corpus(
         raise DataError(f"`name` must be one of {', '.join(_PUBLISHED)}; got '{name}'")
     if partition is not None and partition not in _PARTITIONS:
         raise DataError(f"`partition` must be one of {', '.join(_PARTITIONS)}; got '{partition}'")
-    found = _find(name, folder) or _fetch(name, folder, download)
-    return found if partition is None else found.select(partition)
+    corpus = _find(name, folder) or _fetch(name, folder, download)
+    return corpus if partition is None else corpus.select(partition)
 
 
 def read_corpus(folder: str | Path, title: str | None = None) -> Corpus:
@@ -192,8 +192,8 @@ def _find(name: str, folder: str | Path | None) -> Corpus | None:
     for place in places:
         rebuilt = place.with_name(place.name + _REBUILT)
         if (rebuilt / _FILES[0]).is_file():
-            found = read_corpus(rebuilt, f"{_PUBLISHED[name].title} (rebuilt)")
-            return replace(found, rebuilt=True)
+            corpus = read_corpus(rebuilt, f"{_PUBLISHED[name].title} (rebuilt)")
+            return replace(corpus, rebuilt=True)
     return None
 
 
@@ -214,10 +214,12 @@ def _verified(name: str, place: Path) -> Corpus:
             raise DataError(
                 f"{place / file} is not the published file: its SHA-256 differs; `read_corpus` reads it anyway"
             )
-    found = read_corpus(place, published.title)
-    if len(found) != published.documents:
-        raise DataError(f"{place} must hold the {published.documents} documents that OCTIS publishes; got {len(found)}")
-    return found
+    corpus = read_corpus(place, published.title)
+    if len(corpus) != published.documents:
+        raise DataError(
+            f"{place} must hold the {published.documents} documents that OCTIS publishes; got {len(corpus)}"
+        )
+    return corpus
 
 
 def _fetch(name: str, folder: str | Path | None, download: bool) -> Corpus:

@@ -12,7 +12,7 @@ from otpdag.errors import DataError
 
 __all__ = ["fetch", "has_checksum"]
 
-_SECONDS = 30
+_SECONDS = 30  # without a byte, then the download fails
 _CHUNK = 1 << 20
 
 

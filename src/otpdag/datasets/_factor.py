@@ -5,7 +5,7 @@ import pandas as pd
 
 from otpdag.datasets._truth import Truth
 
-_NEGATIVE_SHARE = 0.2
+_NEGATIVE_SHARE = 0.2  # of the loadings
 
 
 def factor(rows: int, generator: np.random.Generator, *, indicators: int = 4) -> tuple[pd.DataFrame, Truth]:

@@ -90,10 +90,8 @@ def _read_mnist(root: Path, train: int | None, test: int | None) -> Split:
     images, labels, test_images, test_labels = (
         _read_idx(_checked(root / "MNIST" / "raw" / name, checksum)) for name, checksum in MNIST.items()
     )
-    return (
-        images[:train, :, :, None], labels[:train].astype(np.int64),
-        test_images[:test, :, :, None], test_labels[:test].astype(np.int64),
-    )  # fmt: skip
+    codes, test_codes = labels[:train].astype(np.int64), test_labels[:test].astype(np.int64)
+    return images[:train, :, :, None], codes, test_images[:test, :, :, None], test_codes
 
 
 def _read_idx(path: Path) -> Bytes:
@@ -176,9 +174,9 @@ def _read_mat(path: Path, rows: int | None) -> tuple[Bytes, NDArray[np.int64]]:
     """Images lie in (height, width, channels, rows); the digit 0 has the label 10."""
     from scipy.io import loadmat
 
-    found = loadmat(str(path))
-    images = np.ascontiguousarray(np.moveaxis(found["X"], -1, 0)[:rows])
-    return images, found["y"].ravel()[:rows].astype(np.int64) % 10
+    contents = loadmat(str(path))
+    images = np.ascontiguousarray(np.moveaxis(contents["X"], -1, 0)[:rows])
+    return images, contents["y"].ravel()[:rows].astype(np.int64) % 10
 
 
 # --- CelebA -----------------------------------------------------------------------------------------------

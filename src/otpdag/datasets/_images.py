@@ -109,15 +109,15 @@ def load_images(
             raise DataError(f"`{option}` must be at least 1; got {rows}")
     root = Path(folder or data_folder())
     places = (root / "images", root)
-    found = None if source == "published" else _prepared(name, places, train, test)
-    if found is None and source != "prepared":
-        found = _published(name, places, train, test)
-        if found is None and download:
+    images = None if source == "published" else _prepared(name, places, train, test)
+    if images is None and source != "prepared":
+        images = _published(name, places, train, test)
+        if images is None and download:
             PUBLISHED[name].download(places[0])
-            found = _published(name, places, train, test)
-    if found is None:
+            images = _published(name, places, train, test)
+    if images is None:
         raise DataError(_missing(name, places[0], source))
-    return found
+    return images
 
 
 def _prepared(name: str, places: Sequence[Path], train: int | None, test: int | None) -> ImageSet | None:
@@ -148,10 +148,10 @@ def _first_rows(held: ZipFile, key: str, rows: int | None) -> Bytes:
 def _published(name: str, places: Sequence[Path], train: int | None, test: int | None) -> ImageSet | None:
     for place in places:
         try:
-            found: Split = PUBLISHED[name].read(place, train, test)
+            split: Split = PUBLISHED[name].read(place, train, test)
         except FileNotFoundError:
             continue
-        return ImageSet(name, *found, f"the files published at {PUBLISHED[name].origin}")
+        return ImageSet(name, *split, f"the files published at {PUBLISHED[name].origin}")
     return None
 
 

@@ -5,7 +5,7 @@ import pandas as pd
 
 from otpdag.datasets._truth import Array, Truth, draw_states, draw_weights
 
-_FAVOURITE = 0.45
+_FAVOURITE = 0.45  # probability that each class adds to one state of its own
 
 
 def latent_class(

@@ -5,8 +5,8 @@ import pandas as pd
 
 from otpdag.datasets._truth import Array, Truth, draw_states, draw_weights
 
-_BOX = 3.0
-_SEPARATION = 2.5
+_BOX = 3.0  # means lie between minus and plus this,
+_SEPARATION = 2.5  # no nearer to each other than this
 
 
 def mixture(

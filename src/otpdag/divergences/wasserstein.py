@@ -19,7 +19,7 @@ from otpdag.errors import ModelError
 __all__ = ["Wasserstein"]
 
 Array = NDArray[np.float64]
-MAX_PIVOTS = 10_000_000
+MAX_PIVOTS = 10_000_000  # of the network simplex; POT warns if they do not suffice
 
 
 @dataclass(frozen=True)

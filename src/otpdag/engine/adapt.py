@@ -7,6 +7,7 @@ from typing import Any
 from numpy.typing import ArrayLike
 from scipy import sparse
 
+from otpdag.data.sequences import Sequences
 from otpdag.engine.kinds.document_data import DocumentData, Documents
 from otpdag.engine.kinds.image_data import ImageData, Images
 from otpdag.engine.kinds.kind import DataKind
@@ -14,7 +15,6 @@ from otpdag.engine.kinds.sequence_data import SequenceData
 from otpdag.engine.kinds.table_data import TableData
 from otpdag.errors import DataError
 from otpdag.model import Model
-from otpdag.sequences import Sequences
 
 __all__ = ["adapt"]
 

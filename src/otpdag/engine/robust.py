@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 from torch import Tensor
 
+from otpdag.clustering import k_means, squared_distances
 from otpdag.data import Batch
 from otpdag.engine.course import Course
 from otpdag.engine.kinds.kind import DataKind
@@ -30,7 +31,6 @@ from otpdag.engine.method import Method
 from otpdag.engine.monitor import Monitor
 from otpdag.engine.outlying_groups import ApartOptions, near_rows, standard_columns
 from otpdag.engine.search import Ended, Searcher, search
-from otpdag.engine.starts import k_means, squared_distances
 from otpdag.objective import LossTerms, Moved, Problem
 from otpdag.structure import Structure
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from otpdag.data.sequences import SequenceBatch
 from otpdag.engine.starts import complete_table
-from otpdag.sequences import SequenceBatch
 from otpdag.structure import Structure, lag_name
 
 __all__ = ["completed_start", "lay_out_steps"]

@@ -14,11 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from otpdag.clustering import k_means, squared_distances
 from otpdag.data import Batch
 from otpdag.spaces import Space
 from otpdag.structure import Structure
 
-__all__ = ["complete_table", "k_means", "scale_to", "squared_distances", "start_naturals"]
+__all__ = ["complete_table", "scale_to", "start_naturals"]
 
 Array = NDArray[np.float64]
 Completed = dict[str, Tensor]
@@ -154,39 +155,6 @@ def _clusters(columns: Array, share: Array, size: int, generator: np.random.Gene
 def _softmax(scores: Array) -> Array:
     weights = np.exp(scores - scores.max(1, keepdims=True))
     return weights / weights.sum(1, keepdims=True)
-
-
-def k_means(columns: Array, size: int, generator: np.random.Generator, steps: int = 12) -> tuple[Array, float]:
-    """Lloyd's algorithm from k-means++ centres: the centres and the mean squared distance.
-
-    Written out because scikit-learn's checks and threads cost more than the work on tables of this size, and many
-    times more on a busy machine.
-    """
-    centres = _spread_centres(columns, min(size, len(columns)), generator)
-    for _ in range(steps):
-        labels = squared_distances(columns, centres).argmin(1)
-        member = np.eye(len(centres))[labels]
-        counts = member.sum(0)
-        moved = np.where(counts[:, None] > 0, member.T @ columns / np.maximum(counts, 1)[:, None], centres)
-        if np.allclose(moved, centres, atol=1e-8):
-            break
-        centres = moved
-    return centres, float(squared_distances(columns, centres).min(1).mean())
-
-
-def _spread_centres(columns: Array, size: int, generator: np.random.Generator) -> Array:
-    """k-means++: each further centre is a row, drawn in proportion to its squared distance from the nearest so far."""
-    centres = columns[[generator.integers(len(columns))]]
-    for _ in range(size - 1):
-        nearest = np.maximum(squared_distances(columns, centres).min(1), 0.0) + 1e-12
-        centres = np.concatenate([centres, columns[[generator.choice(len(columns), p=nearest / nearest.sum())]]])
-    return centres
-
-
-def squared_distances(columns: Array, centres: Array) -> Array:
-    """Squared Euclidean distances (N, K) between rows and centres."""
-    cross = columns @ centres.T
-    return (columns**2).sum(1)[:, None] - 2 * cross + (centres**2).sum(1)
 
 
 def _components(columns: Array, dim: int, generator: np.random.Generator, *, first: bool) -> Array:

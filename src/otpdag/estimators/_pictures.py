@@ -1,9 +1,10 @@
-"""What users pass as images, as rows of pixels between 0 and 1, and back."""
+"""What users pass as images, as rows of pixels between 0 and 1, and back; files of auto-encoders."""
 
 from __future__ import annotations
 
 import json
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
+from otpdag.data import Schema
 from otpdag.errors import DataError, ModelError
+from otpdag.model import Model
 
-__all__ = ["PictureFormat", "read_estimator", "write_estimator"]
+__all__ = ["PictureFormat", "adopt_parameters", "check_at_least", "read_estimator", "write_estimator"]
 
 Floats = NDArray[np.float32]
 CHANNELS = (1, 3)
@@ -47,9 +50,11 @@ class PictureFormat:
         """Read the format from images that a model is to be fitted to."""
         held = _array(images)
         layout = _layout(held.shape)
-        channels, height, width = {
-            "none": lambda s: (1, s[1], s[2]), "last": lambda s: (s[3], s[1], s[2]), "first": lambda s: s[1:],
-        }[layout](held.shape)  # fmt: skip
+        if layout == "first":
+            channels, height, width = held.shape[1:]
+        else:
+            height, width = held.shape[1:3]
+            channels = held.shape[3] if layout == "last" else 1
         return cls(channels, height, width, layout, _peak(held))
 
     @property
@@ -170,3 +175,12 @@ def check_at_least(least: float, **arguments: float) -> None:
     for name, value in arguments.items():
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not value >= least:
             raise ModelError(f"{name} must be a number of at least {least:g}; got {value!r}")
+
+
+def adopt_parameters(
+    model: Model, known: Mapping[str, Tensor], tensors: Mapping[str, Tensor], path: str | Path
+) -> None:
+    """Give a model the parameters read from a file, if they are of the shapes that are ``known``, in their order."""
+    if {key: value.shape for key, value in known.items()} != {key: value.shape for key, value in tensors.items()}:
+        raise DataError(f"{str(path)!r} holds parameters of other networks than these")
+    model.adopt(model.structure, {key: tensors[key] for key in known}, Schema.of(model.spaces, model.graph), ())

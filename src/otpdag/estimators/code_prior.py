@@ -30,7 +30,7 @@ __all__ = ["CodePrior", "CodeSequence"]
 Codes = NDArray[np.int64]
 
 _NODE = "codes"
-_ROWS_AT_ONCE = 256
+_ROWS_AT_ONCE = 256  # bounds memory; changes no result
 
 
 class CodeSequence(Mechanism):
@@ -130,8 +130,8 @@ class CodeSequence(Mechanism):
         if mask is not None and not bool(mask.all()):
             raise DataError(f"node {self.family.node!r} is a CodeSequence: its codes must not be missing")
         replicas = max(len(value), len(params["logits"]))
-        found = [self._log_prob(_of(params, r), value[min(r, len(value) - 1)].long()) for r in range(replicas)]
-        return torch.stack(found).to(value)
+        by_replica = [self._log_prob(_of(params, r), value[min(r, len(value) - 1)].long()) for r in range(replicas)]
+        return torch.stack(by_replica).to(value)
 
     def _log_prob(self, params: Params, codes: Tensor) -> Tensor:
         logits = self._logits(params, codes)
@@ -140,8 +140,8 @@ class CodeSequence(Mechanism):
     def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:
         """Codes drawn one after another."""
         replicas = max(len(noise), len(params["logits"]))
-        found = [self.draw(_of(params, r), noise[min(r, len(noise) - 1)]) for r in range(replicas)]
-        return torch.stack(found).to(noise)
+        by_replica = [self.draw(_of(params, r), noise[min(r, len(noise) - 1)]) for r in range(replicas)]
+        return torch.stack(by_replica).to(noise)
 
     def draw(self, params: Params, uniform: Tensor, temperature: float = 1.0) -> Tensor:
         """Codes (n, positions) from uniform numbers of that shape; what was attended to is kept, not computed again."""
@@ -168,8 +168,8 @@ class CodeSequence(Mechanism):
         stream = left + above + params["position"]
         for layer in range(self.layers):
             query, key, value = self._query_key_value(params, layer, stream)
-            found = scaled_dot_product_attention(query, key, value, is_causal=True)
-            stream = self._onward(params, layer, stream, found)
+            attended = scaled_dot_product_attention(query, key, value, is_causal=True)
+            stream = self._onward(params, layer, stream, attended)
         return _normed(stream, params["norm_last"]) @ params["logits"] + params["frequency"]
 
     def _next_logits(self, params: Params, codes: Tensor, at: int, kept: Tensor) -> Tensor:
@@ -182,8 +182,8 @@ class CodeSequence(Mechanism):
             query, *key_value = self._query_key_value(params, layer, stream)
             for which, part in enumerate(key_value):
                 kept[layer, which, :, :, at] = part[:, :, 0]
-            found = scaled_dot_product_attention(query, *kept[layer, :, :, :, : at + 1])
-            stream = self._onward(params, layer, stream, found)
+            attended = scaled_dot_product_attention(query, *kept[layer, :, :, :, : at + 1])
+            stream = self._onward(params, layer, stream, attended)
         return (_normed(stream, params["norm_last"]) @ params["logits"])[:, 0] + params["frequency"][at]
 
     def _query_key_value(self, params: Params, layer: int, stream: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -319,8 +319,8 @@ class CodePrior(BaseEstimator):
         mechanism, params = self._fitted
         held = torch.as_tensor(self._checked(codes, mechanism.positions))
         with torch.no_grad(), bounded_threads(min(held.numel(), _ROWS_AT_ONCE * held.shape[1]) * mechanism.n_codes):
-            found = [mechanism._log_prob(params, rows) for rows in held.split(_ROWS_AT_ONCE)]
-        return np.asarray(torch.cat(found).double().numpy())
+            parts = [mechanism._log_prob(params, rows) for rows in held.split(_ROWS_AT_ONCE)]
+        return np.asarray(torch.cat(parts).double().numpy())
 
     def score(self, codes: ArrayLike, y: Any = None) -> float:
         """Mean log-probability of a single code, in nats; minus the entropy rate at best."""
@@ -339,17 +339,15 @@ class CodePrior(BaseEstimator):
         """Invert :meth:`to_state`."""
         known = dict(settings)
         positions = known.pop("positions")
-        found = cls(**known)
-        found.model_ = found._model(positions)
-        expected = {key: parameter.shape for key, parameter in found.model_.structure.parameters().items()}
+        prior = cls(**known)
+        prior.model_ = prior._model(positions)
+        expected = {key: parameter.shape for key, parameter in prior.model_.structure.parameters().items()}
         held = {f"{_NODE}.{name}": value.unsqueeze(0) for name, value in params.items()}
         if {key: tuple(value.shape[1:]) for key, value in held.items()} != expected:
             raise DataError("these are parameters of another prior than the settings describe")
         ordered = {key: held[key] for key in expected}
-        found.model_.adopt(
-            found.model_.structure, ordered, Schema.of(found.model_.spaces, found.model_.graph), ()
-        )  # fmt: skip
-        return found
+        prior.model_.adopt(prior.model_.structure, ordered, Schema.of(prior.model_.spaces, prior.model_.graph), ())
+        return prior
 
     def _model(self, positions: int) -> Model:
         side = math.isqrt(positions)

@@ -182,15 +182,15 @@ class GaussianMixture(DensityMixin, BaseEstimator):
     def _known_covariances(self, features: int) -> Array:
         given, shape = np.asarray(self.covariances, dtype=float), self._covariance_shape(features)
         try:
-            found = np.broadcast_to(given, shape).copy()
+            covariances = np.broadcast_to(given, shape).copy()
         except ValueError:
             raise ValueError(
                 f"covariances must have a shape that broadcasts to {shape} with covariance_type="
                 f"{self.covariance_type!r}; got {given.shape}"
             ) from None
-        if self.covariance_type in ("diag", "spherical") and not (found > 0).all():
+        if self.covariance_type in ("diag", "spherical") and not (covariances > 0).all():
             raise ValueError("covariances must be positive")
-        return found
+        return covariances
 
     def _covariance_shape(self, features: int) -> tuple[int, ...]:
         k = self.n_components

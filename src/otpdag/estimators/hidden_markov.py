@@ -11,13 +11,13 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
 
 from otpdag.data import Schema
+from otpdag.data.sequences import SequenceBatch, Sequences, encode_sequences
 from otpdag.engine import FitResult, fit
 from otpdag.errors import DataError, ModelError, NotFittedError
 from otpdag.graph import Graph, lag
 from otpdag.inference import sequence_posterior
 from otpdag.mechanisms import Bernoulli, Categorical, Mechanism, Normal, Poisson, Stay
 from otpdag.model import Model
-from otpdag.sequences import SequenceBatch, Sequences, encode_sequences
 
 __all__ = ["HiddenMarkovModel"]
 
@@ -165,11 +165,11 @@ class HiddenMarkovModel(BaseEstimator):
         for name, kind in zip(self._names, kinds, strict=True):
             by_kind[kind].append(params[name])
         if by_kind["poisson"]:
-            self.lambdas_: Array = np.exp(np.stack([found["log_rate"] for found in by_kind["poisson"]], 1))
+            self.lambdas_: Array = np.exp(np.stack([emission["log_rate"] for emission in by_kind["poisson"]], 1))
         if by_kind["gaussian"]:
-            self.means_: Array = np.stack([found["loc"] for found in by_kind["gaussian"]], 1)
-            self.covars_: Array = np.stack([found["scale"] for found in by_kind["gaussian"]], 1) ** 2
-        tables = [found["probs"] for found in by_kind["categorical"] + by_kind["bernoulli"]]
+            self.means_: Array = np.stack([emission["loc"] for emission in by_kind["gaussian"]], 1)
+            self.covars_: Array = np.stack([emission["scale"] for emission in by_kind["gaussian"]], 1) ** 2
+        tables = [emission["probs"] for emission in by_kind["categorical"] + by_kind["bernoulli"]]
         if tables:
             self.emissionprob_: Array | list[Array] = tables[0] if len(tables) == 1 else tables
 
@@ -192,8 +192,8 @@ class HiddenMarkovModel(BaseEstimator):
 
     def score_samples(self, X: ArrayLike, lengths: ArrayLike | None = None) -> tuple[float, Array]:
         """The log-likelihood, and the probabilities of the states of each step."""
-        found = sequence_posterior.smooth(self._fitted.structure, self._naturals, self._encode(X, lengths))
-        return float(found.log_likelihood.sum()), found.of(_STATE).numpy()
+        smoothed = sequence_posterior.smooth(self._fitted.structure, self._naturals, self._encode(X, lengths))
+        return float(smoothed.log_likelihood.sum()), smoothed.of(_STATE).numpy()
 
     def score(self, X: ArrayLike, lengths: ArrayLike | None = None, y: Any = None) -> float:
         """The log-likelihood of all sequences."""
@@ -231,7 +231,7 @@ class HiddenMarkovModel(BaseEstimator):
 
     @property
     def _naturals(self) -> dict[str, dict[str, torch.Tensor]]:
-        return {node: dict(found) for node, found in self._fitted.fitted.naturals.items()}
+        return {node: dict(values) for node, values in self._fitted.fitted.naturals.items()}
 
     def _encode(self, X: ArrayLike, lengths: ArrayLike | None) -> SequenceBatch:
         table = _as_columns(X)

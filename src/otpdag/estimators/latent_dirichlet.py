@@ -355,12 +355,12 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             return self._vectorized(X, self.vectorizer or CountVectorizer(), first)
         if isinstance(X, (list, tuple)) and X and all(_is_tokens(document) for document in X):
             return self._vectorized(X, CountVectorizer(analyzer=_as_they_are), first)
-        found = validate_data(self, X, reset=first, accept_sparse="csr", dtype=np.float64, ensure_min_samples=1)
+        checked = validate_data(self, X, reset=first, accept_sparse="csr", dtype=np.float64, ensure_min_samples=1)
         if first:
             names = getattr(self, "feature_names_in_", None)
             self.vocabulary_: list[str] | None = None if names is None else [str(name) for name in names]
             self._vectorizer: Any = None
-        counts = sparse.csr_array(found)
+        counts = sparse.csr_array(checked)
         counts.sum_duplicates()
         if counts.nnz and counts.data.min() < 0:
             raise DataError(
@@ -373,17 +373,17 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
     def _vectorized(self, X: Any, vectorizer: Any, first: bool) -> Counts:
         if first:
             try:
-                found = vectorizer.fit_transform(X)
+                counts = vectorizer.fit_transform(X)
             except ValueError as error:
                 raise DataError(f"the documents hold no words: {error}") from error
             self._vectorizer = vectorizer
             self.vocabulary_ = [str(word) for word in vectorizer.get_feature_names_out()]
-            self.n_features_in_ = found.shape[1]
+            self.n_features_in_ = counts.shape[1]
         elif self._vectorizer is None:
             raise DataError("X must be a matrix of counts, as in fit: the words of its columns are not known")
         else:
-            found = self._vectorizer.transform(X)
-        return sparse.csr_array(found.astype(np.float64))
+            counts = self._vectorizer.transform(X)
+        return sparse.csr_array(counts.astype(np.float64))
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()

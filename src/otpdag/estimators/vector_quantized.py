@@ -17,14 +17,13 @@ from torch import Tensor, nn
 from otpdag import mechanisms as m
 from otpdag.backward.encoder import EncoderMap
 from otpdag.backward.quantized import QuantizedMap
-from otpdag.data import Schema
 from otpdag.divergences import SlicedWasserstein
 from otpdag.divergences.base import AbstractDivergence
 from otpdag.engine import Adam, FitResult, Method
 from otpdag.engine.kinds.image_data import initial_theta
 from otpdag.engine.monitor import Callback
 from otpdag.errors import DataError, ModelError, NotFittedError
-from otpdag.estimators._pictures import PictureFormat, check_at_least, read_estimator, write_estimator
+from otpdag.estimators._pictures import PictureFormat, adopt_parameters, check_at_least, read_estimator, write_estimator
 from otpdag.estimators._training import train_encoder
 from otpdag.estimators.code_prior import CodePrior
 from otpdag.graph import Graph
@@ -203,8 +202,10 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
             self.grid_ = self._grid_of(encoder)
         self.n_positions_ = math.prod(self.grid_)
         mean, scale = m.tie("codebook"), m.tie("spread")
-        graph = Graph([("code", "latent"), ("latent", "quantized"), ("quantized", "image")],
-                      hidden=["code", "latent", "quantized"])  # fmt: skip
+        graph = Graph(
+            [("code", "latent"), ("latent", "quantized"), ("quantized", "image")],
+            hidden=["code", "latent", "quantized"],
+        )
         self.model_ = Model(
             graph,
             {
@@ -216,8 +217,11 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
         )
         self._map = QuantizedMap(
             EncoderMap(Flat(encoder), self.n_positions_ * self.code_dim, self.format_.shape),
-            self.n_positions_, self.n_codes, self.code_dim, by_position=self.balance == "position",
-        )  # fmt: skip
+            self.n_positions_,
+            self.n_codes,
+            self.code_dim,
+            by_position=self.balance == "position",
+        )
 
     def _grid_of(self, encoder: nn.Module) -> tuple[int, int]:
         with torch.no_grad():
@@ -321,12 +325,12 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
     def _codes(self, rows: Tensor) -> Codes:
         fitted = self.model_.fitted
         mechanism = cast(Quantized, fitted.structure.mechanisms["quantized"])
-        found = []
+        parts = []
         with torch.no_grad():
             for part in rows.split(ROWS_AT_ONCE):
                 latents = self._map.latents(fitted.phi, part.unsqueeze(0))
-                found.append(mechanism.codes(fitted.naturals["quantized"], latents)[0])
-        return np.asarray(torch.cat(found).numpy(), dtype=np.int64)
+                parts.append(mechanism.codes(fitted.naturals["quantized"], latents)[0])
+        return np.asarray(torch.cat(parts).numpy(), dtype=np.int64)
 
     def _decoded(self, codes: Tensor) -> Tensor:
         fitted = self.model_.fitted
@@ -370,22 +374,17 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
         state, tensors = read_estimator(path, KIND)
         if state["own_networks"] and (encoder is None or decoder is None):
             raise DataError("this auto-encoder has networks of its user, which are not saved: pass encoder and decoder")
-        found = cls(**state["settings"], encoder=encoder, decoder=decoder)
-        found.format_ = PictureFormat(**state["format_"])
-        found._build()
+        estimator = cls(**state["settings"], encoder=encoder, decoder=decoder)
+        estimator.format_ = PictureFormat(**state["format_"])
+        estimator._build()
         learned = {name.removeprefix(PRIOR): tensors.pop(name) for name in list(tensors) if name.startswith(PRIOR)}
-        known = initial_theta(found.model_.structure, 0) | found._map.init()
-        if {k: v.shape for k, v in known.items()} != {k: v.shape for k, v in tensors.items()}:
-            raise DataError(f"{str(path)!r} holds parameters of other networks than these")
-        ordered = {key: tensors[key] for key in known}
-        found.model_.adopt(
-            found.model_.structure, ordered, Schema.of(found.model_.spaces, found.model_.graph), ()
-        )  # fmt: skip
-        found._read_params()
-        found.perplexity_ = state["perplexity"]
+        known = initial_theta(estimator.model_.structure, 0) | estimator._map.init()
+        adopt_parameters(estimator.model_, known, tensors, path)
+        estimator._read_params()
+        estimator.perplexity_ = state["perplexity"]
         if "prior" in state:
-            found.prior_ = CodePrior.from_state(state["prior"], learned)
-        return found
+            estimator.prior_ = CodePrior.from_state(state["prior"], learned)
+        return estimator
 
 
 def _perplexity(codes: Codes, size: int) -> float:

@@ -16,14 +16,13 @@ from torch import Tensor, nn
 
 from otpdag import mechanisms as m
 from otpdag.backward.encoder import EncoderMap
-from otpdag.data import Schema
 from otpdag.divergences import MMD, Sinkhorn, SlicedWasserstein
 from otpdag.divergences.base import AbstractDivergence
 from otpdag.engine import Adam, FitResult, Method
 from otpdag.engine.kinds.image_data import initial_theta
 from otpdag.engine.monitor import Callback
 from otpdag.errors import DataError, ModelError, NotFittedError
-from otpdag.estimators._pictures import PictureFormat, check_at_least, read_estimator, write_estimator
+from otpdag.estimators._pictures import PictureFormat, adopt_parameters, check_at_least, read_estimator, write_estimator
 from otpdag.estimators._training import train_encoder
 from otpdag.graph import Graph
 from otpdag.image_networks import dense_decoder, dense_encoder, seeded
@@ -38,7 +37,7 @@ __all__ = ["WassersteinAutoencoder"]
 
 Floats = NDArray[np.float32]
 KIND = "Wasserstein auto-encoder"
-ROWS_AT_ONCE = 1000
+ROWS_AT_ONCE = 1000  # bounds memory; changes no result
 DIVERGENCES = ("mmd", "sliced", "sinkhorn")
 
 
@@ -195,8 +194,8 @@ class WassersteinAutoencoder(TransformerMixin, BaseEstimator):
         rows = self._rows(X)
         phi = self.model_.fitted.phi
         with torch.no_grad():
-            found = [self._map.latents(phi, part.unsqueeze(0))[0] for part in rows.split(ROWS_AT_ONCE)]
-        return torch.cat(found).numpy()
+            parts = [self._map.latents(phi, part.unsqueeze(0))[0] for part in rows.split(ROWS_AT_ONCE)]
+        return torch.cat(parts).numpy()
 
     def inverse_transform(self, Z: ArrayLike) -> Floats:
         """Images or rows of latents (n, n_components)."""
@@ -276,16 +275,13 @@ class WassersteinAutoencoder(TransformerMixin, BaseEstimator):
         for name, own, given in zip(("encoder", "decoder"), state["own_networks"], (encoder, decoder), strict=True):
             if own and given is None:
                 raise DataError(f"this auto-encoder has a network of its user, which is not saved: pass {name}")
-        found = cls(**state["settings"], encoder=encoder, decoder=decoder, prior=m.from_spec(state["prior"]))
-        found.format_ = None if state["format_"] is None else PictureFormat(**state["format_"])
-        found.n_features_in_ = state["features"]
-        found._build()
-        known = initial_theta(found.model_.structure, 0) | found._map.init()
-        if {k: v.shape for k, v in known.items()} != {k: v.shape for k, v in tensors.items()}:
-            raise DataError(f"{str(path)!r} holds parameters of other networks than these")
-        ordered = {key: tensors[key] for key in known}
-        found.model_.adopt(found.model_.structure, ordered, Schema.of(found.model_.spaces, found.model_.graph), ())
-        return found
+        estimator = cls(**state["settings"], encoder=encoder, decoder=decoder, prior=m.from_spec(state["prior"]))
+        estimator.format_ = None if state["format_"] is None else PictureFormat(**state["format_"])
+        estimator.n_features_in_ = state["features"]
+        estimator._build()
+        known = initial_theta(estimator.model_.structure, 0) | estimator._map.init()
+        adopt_parameters(estimator.model_, known, tensors, path)
+        return estimator
 
 
 def _is_table(X: ArrayLike | Tensor) -> bool:

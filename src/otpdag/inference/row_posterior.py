@@ -16,8 +16,8 @@ from otpdag.backward.placed_points import adapted
 from otpdag.backward.quadratic import integrated
 from otpdag.data import Batch
 from otpdag.errors import ModelError
-from otpdag.inference.ancestral import draw_noise
 from otpdag.mechanisms.base import Mechanism, Noise, Params, Parents
+from otpdag.noise import draw_noise
 from otpdag.structure import Naturals, Structure
 from otpdag.threads import bounded_threads
 
@@ -93,19 +93,19 @@ def _groups(fitted: Fitted, batch: Batch, seed: int, *, exact: bool = False) -> 
 def log_likelihood(fitted: Fitted, batch: Batch, seed: int = 0) -> Tensor:
     """Log-likelihood of each row's seen cells, hidden and missing values integrated out: (N,)."""
     fitted.check_densities("a likelihood")
-    found = torch.zeros(batch.rows, dtype=torch.float64)
+    by_row = torch.zeros(batch.rows, dtype=torch.float64)
     for group in _groups(fitted, batch, seed, exact=True):
         joint = _joint(fitted, group)
-        found[group.rows] = torch.logsumexp(joint, -1).expand(1, len(group.rows))[0].detach()
-    return found
+        by_row[group.rows] = torch.logsumexp(joint, -1).expand(1, len(group.rows))[0].detach()
+    return by_row
 
 
 def _joint(fitted: Fitted, group: RowGroup) -> Tensor:
     """Log-density of each row with each point of what it misses, or each state where numbers are integrated out."""
-    found = evaluate(fitted.structure, fitted.naturals, group)
+    evaluation = evaluate(fitted.structure, fitted.naturals, group)
     if not group.quadratic:
-        return found.log_prior + found.log_likelihood
-    prior, likelihood = torch.broadcast_tensors(found.log_prior, found.log_likelihood)
+        return evaluation.log_prior + evaluation.log_likelihood
+    prior, likelihood = torch.broadcast_tensors(evaluation.log_prior, evaluation.log_likelihood)
     return integrated(prior, likelihood, 1.0, group.quadratic, split=False)[0]
 
 
@@ -114,15 +114,15 @@ def state_probabilities(fitted: Fitted, batch: Batch, node: str, seed: int = 0) 
     """Posterior probabilities of a hidden or missing category, row by row: (N, K)."""
     fitted.check_densities("state probabilities")
     size = fitted.structure.mechanisms[node].space.width
-    found = torch.zeros(batch.rows, size, dtype=torch.float64)
+    by_row = torch.zeros(batch.rows, size, dtype=torch.float64)
     for group in _groups(fitted, batch, seed, exact=True):
         if node not in group.states:
             raise ModelError(f"node {node!r} has no observed descendants: its probabilities are those of the model")
         weight = torch.softmax(_joint(fitted, group), -1).expand(1, len(group.rows), -1)
         states = group.states[node]
         states = states[:, :, :: group.copies] if group.quadratic else states
-        found[group.rows] = (weight.unsqueeze(-1) * states).sum(-2)[0].detach()
-    return found
+        by_row[group.rows] = (weight.unsqueeze(-1) * states).sum(-2)[0].detach()
+    return by_row
 
 
 @_on_few_threads
@@ -130,7 +130,7 @@ def posterior_draws(fitted: Fitted, batch: Batch, draws: int, seed: int) -> dict
     """Joint draws of every node given what each row shows: node -> (N, draws, width)."""
     generator = torch.Generator().manual_seed(seed)
     structure = fitted.structure
-    found = {
+    drawn = {
         node: torch.zeros(batch.rows, draws, mechanism.space.width, dtype=torch.float64)
         for node, mechanism in structure.mechanisms.items()
     }
@@ -147,8 +147,8 @@ def posterior_draws(fitted: Fitted, batch: Batch, draws: int, seed: int) -> dict
             values[node] = torch.gather(value, 1, chosen.unsqueeze(-1).expand(-1, -1, value.shape[-1]))
         _complete(fitted, group, values, draws, generator)
         for node, value in values.items():
-            found[node][group.rows] = value
-    return found
+            drawn[node][group.rows] = value
+    return drawn
 
 
 def _complete(

@@ -144,14 +144,14 @@ def _occurrences(
     number: dict[Hashable, int], documents: Iterable[Sequence[Hashable]]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """The word of each occurrence, its document and position, sorted by word; and the lengths of the documents."""
-    found: list[tuple[int, int, int]] = []
+    occurrences: list[tuple[int, int, int]] = []
     lengths: list[int] = []
     for index, document in enumerate(documents):
         lengths.append(len(document))
-        found.extend((number[word], index, at) for at, word in enumerate(document) if word in number)
+        occurrences.extend((number[word], index, at) for at, word in enumerate(document) if word in number)
     if not lengths:
         raise ValueError("`documents` must hold at least one document; got none")
-    table = np.array(sorted(found), dtype=np.int64).reshape(-1, 3)
+    table = np.array(sorted(occurrences), dtype=np.int64).reshape(-1, 3)
     return table[:, 0], table[:, 1:], np.array(lengths, dtype=np.int64)
 
 

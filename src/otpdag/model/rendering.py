@@ -38,8 +38,8 @@ def as_html(structure: Structure, params: Params | None) -> str:
     """A table with one row for each node and its parameters."""
     rows = []
     for node in structure.graph.nodes:
-        found = params[node] if params is not None else {}
-        shown = {name: value for name, value in found.items() if not name.startswith(("network.", "module."))}
+        own = params[node] if params is not None else {}
+        shown = {name: value for name, value in own.items() if not name.startswith(("network.", "module."))}
         inner = "".join(
             f"<tr><td style='text-align:left;vertical-align:top'>{html.escape(name)}</td>"
             f"<td style='text-align:left'>{_show(value)}</td></tr>"

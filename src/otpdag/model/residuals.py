@@ -16,14 +16,14 @@ from torch import Tensor
 
 from otpdag.data import Batch
 from otpdag.divergences import Energy
-from otpdag.inference.ancestral import draw_noise
 from otpdag.inference.row_posterior import Fitted, posterior_draws
 from otpdag.mechanisms import Mechanism
+from otpdag.noise import draw_noise
 
 __all__ = ["node_residuals"]
 
-MOST_ROWS = 1200
-NULL_REPEATS = 8
+MOST_ROWS = 1200  # an energy distance takes time with their square
+NULL_REPEATS = 8  # samples of the model against each other, from which "excess" takes its unit
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ def node_residuals(fitted: Fitted, batch: Batch, *, seed: int) -> pd.DataFrame:
     if batch.rows > MOST_ROWS:
         batch = batch.take(torch.randperm(batch.rows, generator=generator)[:MOST_ROWS])
     values = {node: value.permute(1, 0, 2) for node, value in posterior_draws(fitted, batch, 1, seed).items()}
-    found = [
+    rows = [
         _residual(fitted, batch, node, values, generator)
         for node in fitted.structure.graph.observed
         if not fitted.structure.mechanisms[node].is_given
     ]
-    table = pd.DataFrame(found).set_index("node")
+    table = pd.DataFrame(rows).set_index("node")
     return table.sort_values("excess", ascending=False)
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from otpdag.backward.encoder import EncoderMap
 from otpdag.backward.quantized import QuantizedMap
+from otpdag.clustering import move_centres
 from otpdag.divergences.base import AbstractDivergence
 from otpdag.divergences.semidiscrete import reverse_gradient, semi_dual
 from otpdag.errors import ModelError
@@ -296,10 +297,6 @@ def lloyd(points: Tensor, size: int, generator: torch.Generator, steps: int = 5)
     index = index.repeat(math.ceil(size / len(index)))[:size].to(points.device)
     jitter = torch.randn(size, points.shape[1], generator=generator).to(points)
     centres = points[index] + 1e-3 * points.std() * jitter
+    centres = torch.from_numpy(move_centres(points.cpu().numpy(), centres.cpu().numpy(), steps)).to(points)
     own = nearest(torch.cdist(points, centres))
-    for _ in range(steps):
-        counts = torch.bincount(own, minlength=size).to(points).unsqueeze(-1)
-        sums = torch.zeros_like(centres).index_add(0, own, points)
-        centres = torch.where(counts > 0, sums / counts.clamp(min=1), centres)
-        own = nearest(torch.cdist(points, centres))
     return centres, (points - centres[own]).square().mean(0)

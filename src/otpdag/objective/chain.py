@@ -16,13 +16,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from otpdag.backward.chain import Chain, Linear, lay_out_chain, marginals, potentials
+from otpdag.backward.chain_layout import Chain, lay_out_chain
+from otpdag.backward.chain_marginals import marginals
+from otpdag.backward.chain_potentials import Linear, potentials
 from otpdag.data import Batch
+from otpdag.data.sequences import SequenceBatch
 from otpdag.inference.ancestral import ancestral_sequences
 from otpdag.objective.problem import Problem
 from otpdag.objective.sequence_parts import part_of
 from otpdag.objective.terms import LossTerms
-from otpdag.sequences import SequenceBatch
 from otpdag.structure import Naturals, Structure
 
 __all__ = ["ChainProblem", "chain_problem", "chain_terms", "expected_log_potential"]

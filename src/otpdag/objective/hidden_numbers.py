@@ -12,24 +12,16 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from otpdag.backward.chain import (
-    Block,
-    Chain,
-    Linear,
-    Marginals,
-    Potentials,
-    joint_states,
-    marginals,
-    one_block,
-    pairs_vary,
-    potentials,
-)
+from otpdag.backward.chain_layout import Block, Chain, one_block, pairs_vary
+from otpdag.backward.chain_marginals import Marginals, marginals
+from otpdag.backward.chain_potentials import Linear, Potentials, potentials
+from otpdag.backward.chain_states import joint_states
 from otpdag.backward.smoother import SequenceDraw, SequenceMap
+from otpdag.data.sequences import SequenceBatch
 from otpdag.objective.chain import expected_log_potential
 from otpdag.objective.problem import Moved, Problem
 from otpdag.objective.sequence_parts import part_of
 from otpdag.objective.terms import LossTerms
-from otpdag.sequences import SequenceBatch
 from otpdag.structure import Naturals, Structure, Theta, lag_name
 
 __all__ = [

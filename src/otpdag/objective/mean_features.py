@@ -19,6 +19,7 @@ from otpdag.divergences.whitened import FeatureColumn, FittedFeatures, Kernel
 from otpdag.errors import ModelError
 from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.base import Params, Parents
+from otpdag.quadrature import quadrature
 from otpdag.structure import Naturals, Structure
 
 __all__ = ["Measure", "feature_columns", "lay_out", "mean_features"]
@@ -193,16 +194,6 @@ def _proportional(share: Tensor, size: int, generator: torch.Generator) -> Tenso
     cumulative = share[order].double().cumsum(0)
     index = order[torch.searchsorted(cumulative, steps * cumulative[-1]).clamp(max=len(share) - 1)]
     return index[torch.randperm(size, generator=generator)]
-
-
-def quadrature(kind: str, points: int) -> tuple[Tensor, Tensor]:
-    """Nodes and log-weights for the mean of a function of normal or uniform noise."""
-    if kind == "normal":
-        nodes = torch.linspace(-5.5, 5.5, points, dtype=torch.float64)
-        log_weight = -0.5 * nodes**2
-        return nodes, log_weight - torch.logsumexp(log_weight, 0)
-    nodes = (torch.arange(points, dtype=torch.float64) + 0.5) / points
-    return nodes, torch.full((points,), -math.log(points), dtype=torch.float64)
 
 
 def mean_features(structure: Structure, naturals: Naturals, measure: Measure, fitted: FittedFeatures) -> Tensor:

@@ -15,9 +15,13 @@ import torch
 from torch import Tensor
 
 from otpdag.backward.bidirectional import BidirectionalMap, ChainMarginals
-from otpdag.backward.chain import Chain, Linear, Potentials, joint_states, marginals, pairs_vary, potentials
+from otpdag.backward.chain_layout import Chain, pairs_vary
+from otpdag.backward.chain_marginals import marginals
+from otpdag.backward.chain_potentials import Linear, Potentials, potentials
+from otpdag.backward.chain_states import joint_states
 from otpdag.backward.pieces import Cuts, Pieces
 from otpdag.data import Batch
+from otpdag.data.sequences import SequenceBatch
 from otpdag.layers import side_by_side
 from otpdag.mechanisms.base import Noise
 from otpdag.objective.problem import Problem
@@ -25,7 +29,6 @@ from otpdag.objective.sampled import Draw, Moment, family, noise_family, rebuild
 from otpdag.objective.settings import Drawn, Objective
 from otpdag.objective.streams import Streams
 from otpdag.objective.terms import LossTerms
-from otpdag.sequences import SequenceBatch
 from otpdag.structure import Naturals, Structure, Theta, lag_name
 
 __all__ = ["PieceContext", "PieceProblem", "piece_problem", "piece_terms"]

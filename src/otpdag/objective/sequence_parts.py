@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from otpdag.sequences import SequenceBatch
+from otpdag.data.sequences import SequenceBatch
 
 __all__ = ["part_of"]
 

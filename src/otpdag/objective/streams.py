@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from otpdag.mechanisms.base import Noise
+from otpdag.noise import draw_noise
 
 __all__ = ["Streams"]
 
@@ -27,8 +28,7 @@ class Streams:
 
     def draw(self, noise: Noise, rows: int, like: Tensor) -> Tensor:
         """Fresh noise (R, rows, dim)."""
-        sampler = torch.randn if noise.kind == "normal" else torch.rand
-        drawn = [sampler(rows, noise.dim, generator=g, dtype=like.dtype) for g in self.generators]
+        drawn = [draw_noise(noise, (rows,), generator, like.dtype) for generator in self.generators]
         return torch.stack(drawn).to(like.device)
 
     def rows(self, total: int, size: int) -> Tensor:

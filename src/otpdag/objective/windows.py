@@ -18,8 +18,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from otpdag.backward.chain import States, joint_states
+from otpdag.backward.chain_states import States, joint_states
 from otpdag.data import Batch
+from otpdag.data.sequences import SequenceBatch
 from otpdag.divergences.whitened import FeatureColumn, FittedFeatures, WhitenedFeatures
 from otpdag.errors import ModelError
 from otpdag.inference.ancestral import ancestral_sequences
@@ -28,7 +29,6 @@ from otpdag.objective.problem import Moved, Problem
 from otpdag.objective.sequence_parts import part_of
 from otpdag.objective.settings import Direct
 from otpdag.objective.terms import LossTerms
-from otpdag.sequences import SequenceBatch
 from otpdag.structure import Naturals, Structure
 
 __all__ = [

@@ -40,8 +40,8 @@ def check_divergence(divergence: AbstractDivergence, *, without: Collection[str]
 def check_zero(divergence: AbstractDivergence) -> None:
     """Equal samples are at distance zero."""
     x = _points(2, 20, 3)
-    found = _evaluate(divergence, x, x.clone()).abs().max().item()
-    _require(divergence, found < 1e-4, f"equal samples are {found:.2e} apart, not zero")
+    distance = _evaluate(divergence, x, x.clone()).abs().max().item()
+    _require(divergence, distance < 1e-4, f"equal samples are {distance:.2e} apart, not zero")
 
 
 def check_order(divergence: AbstractDivergence) -> None:
@@ -68,8 +68,8 @@ def check_weights(divergence: AbstractDivergence) -> None:
     repeated = _evaluate(divergence, x[:, [0, 0, 1]], y)
     _require_close(divergence, _evaluate(divergence, x, y, weights), repeated, "a weight is not a repetition")
     repeated = _evaluate(divergence, y, x[:, [0, 0, 1]])
-    found = _evaluate(divergence, y, x, None, weights)
-    _require_close(divergence, found, repeated, "a weight of the second sample is not a repetition")
+    weighted = _evaluate(divergence, y, x, None, weights)
+    _require_close(divergence, weighted, repeated, "a weight of the second sample is not a repetition")
     ones = torch.full((1, 3), 5.0, dtype=torch.float64)
     plain = _evaluate(divergence, x, y)
     _require_close(divergence, _evaluate(divergence, x, y, ones), plain, "equal weights differ from none")
@@ -92,8 +92,8 @@ def check_gradients(divergence: AbstractDivergence) -> None:
     y[:, :3] = x[:, :3]
     x[:, 4] = x[:, 3]
     arguments = [value.requires_grad_() for value in (x, y, _weights(2, 8), _weights(2, 8, seed=1))]
-    found = torch.autograd.grad(_evaluate(divergence, *arguments).sum(), arguments, allow_unused=True)
-    for name, grad in zip(("x", "y", "a", "b"), found, strict=True):
+    gradients = torch.autograd.grad(_evaluate(divergence, *arguments).sum(), arguments, allow_unused=True)
+    for name, grad in zip(("x", "y", "a", "b"), gradients, strict=True):
         _require(divergence, grad is not None, f"there is no gradient in {name!r}")
         _require(divergence, grad is None or torch.isfinite(grad).all(), f"the gradient in {name!r} is not finite")
     x, y = _points(1, 16, 2), (_points(1, 16, 2, seed=1) + 2.0).requires_grad_()
@@ -141,6 +141,6 @@ def _require(divergence: AbstractDivergence, condition: object, message: str) ->
         raise AssertionError(f"{type(divergence).__name__}: {message}")
 
 
-def _require_close(divergence: AbstractDivergence, found: Tensor, expected: Tensor, message: str) -> None:
-    error = ((found - expected).abs() / (1 + expected.abs())).max().item()
+def _require_close(divergence: AbstractDivergence, value: Tensor, expected: Tensor, message: str) -> None:
+    error = ((value - expected).abs() / (1 + expected.abs())).max().item()
     _require(divergence, error < 1e-3, f"{message}: off by {error:.2e}")

@@ -16,15 +16,16 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
-from otpdag.mechanisms import Family, Mechanism, Noise, from_spec, start, tie
+from otpdag.mechanisms import Family, Mechanism, from_spec, start, tie
 from otpdag.mechanisms.base import Parents
+from otpdag.noise import draw_noise
 from otpdag.spaces import Space
 
 __all__ = ["MECHANISM_CHECKS", "Case", "check_mechanism"]
 
-SMALLEST_P_VALUE = 1e-6
+SMALLEST_P_VALUE = 1e-6  # a right mechanism fails one seed in a million
 START_ROWS = 5_000
-GRID = 2_001
+GRID = 2_001  # points over which a density is integrated
 
 
 @dataclass(frozen=True)
@@ -86,11 +87,11 @@ class Case:
             parents = ", ".join(f"{name}: {space}" for name, space in self.mechanism.family.parents) or "none"
             raise AssertionError(f"{type(self.mechanism).__name__} (parents {parents}): {message}")
 
-    def require_close(self, found: Tensor, expected: Tensor, message: str, tolerance: float = 1e-8) -> None:
+    def require_close(self, value: Tensor, expected: Tensor, message: str, tolerance: float = 1e-8) -> None:
         """Compare two tensors, relative to the size of the larger."""
-        self.require(found.shape == expected.shape, f"{message}: shapes {tuple(found.shape)}, {tuple(expected.shape)}")
-        if found.numel():
-            error = ((found - expected).abs() / (1 + expected.abs())).max().item()
+        self.require(value.shape == expected.shape, f"{message}: shapes {tuple(value.shape)}, {tuple(expected.shape)}")
+        if value.numel():
+            error = ((value - expected).abs() / (1 + expected.abs())).max().item()
             self.require(error <= tolerance, f"{message}: off by {error:.2e}")
 
 
@@ -116,12 +117,6 @@ def check_mechanism(
 
 
 # -- what is drawn -----------------------------------------------------------------------------------------------
-
-
-def draw_noise(prior: Noise, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Noise (*shape, dim) from its prior."""
-    draw = torch.rand if prior.kind == "uniform" else torch.randn
-    return draw(*shape, prior.dim, generator=generator, dtype=torch.float64)
 
 
 def draw_space(space: Space, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -156,8 +151,8 @@ def check_shapes(case: Case) -> None:
     relaxed = mechanism.relaxed(case.params, case.parents, case.noise(*batch, relaxed=True), 0.5)
     case.require(relaxed.shape == (*batch, width), f"relaxed gave {tuple(relaxed.shape)}, expected {(*batch, width)}")
     if mechanism.has_density:
-        found = mechanism.log_prob(case.params, value, case.parents)
-        case.require(found.shape == batch, f"log_prob gave {tuple(found.shape)}, expected {batch}")
+        log_density = mechanism.log_prob(case.params, value, case.parents)
+        case.require(log_density.shape == batch, f"log_prob gave {tuple(log_density.shape)}, expected {batch}")
     if mechanism.can_abduct:
         noise = mechanism.abduct(case.params, value, case.parents, case.uniform(*batch))
         expected = (*batch, mechanism.noise.dim)
@@ -182,16 +177,16 @@ def check_extra_axes(case: Case) -> None:
         expected = mechanism.forward(case.params, flat, noise[:, :, s])
         case.require_close(value[:, :, s], expected, "forward with four axes differs from three")
         if mechanism.has_density:
-            found = mechanism.log_prob(case.params, expected.unsqueeze(2), parents)
-            found = found[:, :, min(s, found.shape[2] - 1)]
+            result = mechanism.log_prob(case.params, expected.unsqueeze(2), parents)
+            result = result[:, :, min(s, result.shape[2] - 1)]
             wanted = mechanism.log_prob(case.params, expected, flat)
-            case.require_close(found, wanted, "log_prob with four axes differs from three")
+            case.require_close(result, wanted, "log_prob with four axes differs from three")
         if mechanism.can_abduct:
             uniform = case.uniform(case.replicas, rows)
-            found = mechanism.abduct(case.params, expected.unsqueeze(2), parents, uniform.unsqueeze(2))
-            found = found[:, :, min(s, found.shape[2] - 1)]
+            result = mechanism.abduct(case.params, expected.unsqueeze(2), parents, uniform.unsqueeze(2))
+            result = result[:, :, min(s, result.shape[2] - 1)]
             wanted = mechanism.abduct(case.params, expected, flat, uniform)
-            case.require_close(found, wanted, "abduct with four axes differs from three")
+            case.require_close(result, wanted, "abduct with four axes differs from three")
 
 
 def check_single_precision(case: Case) -> None:
@@ -202,12 +197,12 @@ def check_single_precision(case: Case) -> None:
     params = {name: value.float() for name, value in case.params.items()}
     parents = {name: value.float() for name, value in case.parents.items()}
     value = mechanism.forward(params, parents, case.noise(*batch).float())
-    found = {"forward": value}
+    results = {"forward": value}
     if mechanism.has_density:
-        found["log_prob"] = mechanism.log_prob(params, value, parents)
+        results["log_prob"] = mechanism.log_prob(params, value, parents)
     if mechanism.can_abduct:
-        found["abduct"] = mechanism.abduct(params, value, parents, case.uniform(*batch).float())
-    for name, tensor in found.items():
+        results["abduct"] = mechanism.abduct(params, value, parents, case.uniform(*batch).float())
+    for name, tensor in results.items():
         case.require(tensor.dtype == torch.float32, f"{name} of single precision gave {tensor.dtype}")
         case.require(torch.isfinite(tensor).all(), f"{name} of single precision is not finite")
 
@@ -247,14 +242,14 @@ def check_start(case: Case) -> None:
     truth = Case.build(mechanism, mechanism.family, replicas=1, rows=START_ROWS, seed=case.seed)
     value = truth.draws()
     weight = torch.ones(START_ROWS, dtype=torch.float64)
-    found = mechanism.start(value[0], {name: parent[0] for name, parent in truth.parents.items()}, weight)
-    for name, tensor in found.items():
+    started = mechanism.start(value[0], {name: parent[0] for name, parent in truth.parents.items()}, weight)
+    for name, tensor in started.items():
         shape = mechanism.declared()[name].shape
         case.require(tensor.shape == shape, f"start gave {name!r} the shape {tuple(tensor.shape)}, declared {shape}")
         case.require(torch.isfinite(tensor).all(), f"start of {name!r} is not finite")
-    if not mechanism.has_density or set(found) != set(mechanism.declared()):
+    if not mechanism.has_density or set(started) != set(mechanism.declared()):
         return
-    at_start = mechanism.log_prob(_lifted(found), value, truth.parents).mean()
+    at_start = mechanism.log_prob(_lifted(started), value, truth.parents).mean()
     at_truth = mechanism.log_prob(truth.params, value, truth.parents).mean()
     loss = (at_truth - at_start).item()
     case.require(loss < 0.05, f"start loses {loss:.3f} of log-likelihood per row against the truth")
@@ -381,11 +376,13 @@ def check_complete(case: Case) -> None:
     value, noise = case.draws(), case.noise(*batch, salt=3)
     generator = torch.Generator().manual_seed(case.seed + 4)
     mask = torch.rand(*batch, mechanism.space.cells, generator=generator) < 0.5
-    found = mechanism.complete(case.params, value, case.parents, mask, noise)
-    case.require(found.shape == value.shape, f"complete gave {tuple(found.shape)}, expected {tuple(value.shape)}")
-    case.require(_in_space(mechanism.space, found), f"complete left the space {mechanism.space}")
+    completed = mechanism.complete(case.params, value, case.parents, mask, noise)
+    case.require(
+        completed.shape == value.shape, f"complete gave {tuple(completed.shape)}, expected {tuple(value.shape)}"
+    )
+    case.require(_in_space(mechanism.space, completed), f"complete left the space {mechanism.space}")
     kept = mask.expand_as(value)
-    case.require_close(found[kept], value[kept], "complete changed a cell that is seen")
+    case.require_close(completed[kept], value[kept], "complete changed a cell that is seen")
     again = mechanism.complete(case.params, value, case.parents, torch.ones_like(mask), noise)
     case.require_close(again, value, "complete changed a value that is seen")
     nothing = mechanism.complete(case.params, torch.full_like(value, torch.nan), case.parents, mask & False, noise)
@@ -438,8 +435,8 @@ def check_settings(case: Case) -> None:
         fixed = type(case.mechanism)(**{**arguments, name: wanted.numpy()}).setup(family)
         case.require(not fixed.declared()[name].learned, f"{name!r} was fixed but is learned")
         rest = {other: raw for other, raw in case.raw.items() if other != name}
-        found = fixed.scaled_to(value, parents, weight).natural(rest)[name]
-        case.require_close(found[0], wanted, f"{name!r} was fixed but changed")
+        kept = fixed.scaled_to(value, parents, weight).natural(rest)[name]
+        case.require_close(kept[0], wanted, f"{name!r} was fixed but changed")
         started = type(case.mechanism)(**{**arguments, name: start(wanted.numpy())}).setup(family)
         case.require(started.declared()[name].learned, f"{name!r} was started but is not learned")
         case.require_close(started.declared()[name].constant("x", name), wanted, f"{name!r} starts elsewhere")
@@ -458,9 +455,9 @@ def check_spec(case: Case) -> None:
     again = from_spec(json.loads(text), node="x", functions={"x": code[0]} if code else None)
     case.require(type(again) is type(mechanism), f"from_spec built a {type(again).__name__}")
     case.require(json.dumps(again.spec()) == text, "spec() changed on the way through JSON")
-    found = again.setup(mechanism.family).natural(case.raw)
+    natural = again.setup(mechanism.family).natural(case.raw)
     for name, value in case.params.items():
-        case.require_close(found[name].expand_as(value), value, f"{name!r} changed on the way through JSON")
+        case.require_close(natural[name].expand_as(value), value, f"{name!r} changed on the way through JSON")
 
 
 MECHANISM_CHECKS: tuple[Callable[[Case], None], ...] = (
@@ -587,11 +584,11 @@ def _check_gradient(case: Case, name: str, function: Callable[[Mapping[str, Tens
     generator = torch.Generator().manual_seed(case.seed + 5)
     direction = torch.randn(output.shape, generator=generator, dtype=torch.float64)
     direction = direction / (1 + output.detach().abs())
-    found = torch.autograd.grad((direction * output).sum(), list(raw.values()), allow_unused=True)
+    gradients = torch.autograd.grad((direction * output).sum(), list(raw.values()), allow_unused=True)
     step = 1e-5
     slope, size = 0.0, 0.0
     moved: dict[int, dict[str, Tensor]] = {1: {}, -1: {}}
-    for (key, value), grad in zip(raw.items(), found, strict=True):
+    for (key, value), grad in zip(raw.items(), gradients, strict=True):
         case.require(grad is not None, f"{name} has no gradient in {key!r}")
         case.require(torch.isfinite(grad).all(), f"the gradient of {name} in {key!r} is not finite")
         along = torch.randn(value.shape, generator=generator, dtype=torch.float64)

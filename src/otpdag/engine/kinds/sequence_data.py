@@ -16,6 +16,7 @@ from otpdag.backward.bidirectional import BidirectionalMap
 from otpdag.backward.pieces import CONTEXT, check_context
 from otpdag.backward.smoother import SequenceMap
 from otpdag.data import Schema
+from otpdag.data.sequences import SequenceBatch, SequenceTable, as_sequences, encode_sequences
 from otpdag.engine.adam import Adam
 from otpdag.engine.course import Course
 from otpdag.engine.kinds.kind import DataKind, check_rows, default_restarts, named_method
@@ -31,7 +32,6 @@ from otpdag.objective.hidden_numbers import hidden_categories, hidden_numbers, n
 from otpdag.objective.pieces import PieceProblem, piece_problem
 from otpdag.objective.sequence_parts import part_of
 from otpdag.objective.windows import check_windows, window_problem
-from otpdag.sequences import SequenceBatch, SequenceTable, as_sequences, encode_sequences
 from otpdag.structure import Structure, pack, unpack
 
 __all__ = ["SequenceData"]

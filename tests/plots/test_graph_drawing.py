@@ -1,4 +1,4 @@
-"""Tests of the figures: what is drawn, and that nothing lies on top of anything else."""
+"""Drawn graphs: what is drawn, and that nothing lies on top of anything else."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch, Polygon
 
-from otpdag.engine.monitor import Stage
-from otpdag.errors import DataError
 from otpdag.graph import Graph, lag
-from otpdag.plots import draw_graph, learning_curve, plot_segments, search_curve
+from otpdag.plots import draw_graph, learning_curve
 
 ASIA = Graph(
     [
@@ -190,123 +188,3 @@ def test_draws_inside_subfigures() -> None:
 def test_pyplot_stays_out() -> None:
     code = "import otpdag.plots, sys; sys.exit('matplotlib.pyplot' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-# --- learning curves --------------------------------------------------------------------------------------
-
-
-def test_learning_curve_draws_every_term() -> None:
-    figure = learning_curve({"cost": [3.0, 2.0, 1.0], "divergence": [1.0, 0.5]})
-    axes = figure.axes[0]
-    assert [line.get_label() for line in axes.lines] == ["cost", "divergence"]
-    assert axes.lines[0].get_xdata().tolist() == [1, 2, 3]
-    assert axes.lines[1].get_ydata().tolist() == [1.0, 0.5]
-    assert axes.get_yscale() == "linear"
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["cost", "divergence"]
-
-
-def test_single_term_needs_no_legend() -> None:
-    axes = learning_curve({"loss": [3.0]}).axes[0]
-    assert axes.get_legend() is None
-    assert axes.get_ylabel() == "loss"
-    assert axes.lines[0].get_marker() == "o"
-
-
-@pytest.mark.parametrize(
-    ("values", "scale"),
-    [([1000.0, 1.0], "log"), ([10.0, 1.0], "linear"), ([1000.0, 0.0], "linear"), ([1000.0, -1.0], "linear")],
-)
-def test_scale_of_learning_curve(values: list[float], scale: str) -> None:
-    assert learning_curve({"loss": values}).axes[0].get_yscale() == scale
-
-
-def test_steps_and_gaps_of_learning_curve() -> None:
-    axes = learning_curve({"step": [10, 20, 30], "loss": [1.0, np.nan, 2.0], "other": [np.inf, 1, 1]}).axes[0]
-    assert len(axes.lines) == 2
-    assert axes.lines[0].get_xdata().tolist() == [10, 30]
-    assert axes.lines[1].get_xdata().tolist() == [20, 30]
-
-
-def test_learning_curve_without_a_finite_value() -> None:
-    assert learning_curve({"loss": [np.nan, np.nan]}).axes[0].get_yscale() == "linear"
-
-
-@pytest.mark.parametrize(
-    ("history", "message"),
-    [
-        ({}, r"history must hold at least one term; got none"),
-        ({"step": [1, 2]}, r"history must hold at least one term; got none"),
-        ({"loss": ["a", "b"]}, r"history\['loss'\] must be a list of numbers; got \['a', 'b'\]"),
-        ({"loss": []}, r"history\['loss'\] must be a list of at least one number; got shape \(0,\)"),
-        ({"loss": [[1.0]]}, r"history\['loss'\] must be a list of at least one number; got shape \(1, 1\)"),
-        ({"step": [1], "loss": [1.0, 2.0]}, r"history\['loss'\] must have at most 1 values.*; got 2"),
-    ],
-)
-def test_bad_histories(history: dict, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        learning_curve(history)
-
-
-# --- the search -------------------------------------------------------------------------------------------
-
-
-def test_search_curve_marks_stages_and_the_kept_start():
-    stages = [
-        Stage("3 short starts", (0, 1, 2), [(5.0, 4.0, 6.0), (2.0, 1.5, 5.0)]),
-        Stage("best start", (1,), [(1.4,), (1.2,), (1.1,)]),
-    ]
-    axes = search_curve(stages).axes[0]
-    assert [text.get_text() for text in axes.texts] == ["3 short starts", "best start"]
-    assert axes.get_yscale() == "log"
-    assert axes.get_legend() is not None
-    starts = [line for line in axes.lines if len(line.get_xdata()) in (2, 3) and line.get_color() != "#c3cad4"]
-    assert len(starts) == 4  # three short ones and the continued one
-    kept = starts[-1]
-    np.testing.assert_allclose(kept.get_ydata()[:2], [0.3, 0.1])  # above the lowest loss of its rows
-
-
-def test_search_curve_compares_stages_of_one_objective_only():
-    stages = [
-        Stage("2 short starts", (0, 1), [(1.0, 2.0), (0.5, 1.0)], objective=0),
-        Stage("best start", (0,), [(7.0,), (6.0,)], objective=1),
-    ]
-    lines = search_curve(stages, kept=1).axes[0].lines
-    kept = [line for line in lines if line.get_color() == "#2f5d9b" and len(line.get_xdata())]
-    np.testing.assert_allclose(kept[0].get_ydata(), [1.5, 0.5])  # above 0.5, not above 6
-
-
-def test_search_curve_shows_noisy_losses_as_they_are():
-    losses = [(3.0 + np.sin(step),) for step in range(40)]
-    axes = search_curve([Stage("best start", (0,), losses)]).axes[0]
-    assert axes.get_yscale() == "linear"
-    assert axes.get_ylabel() == "loss"
-    assert axes.get_legend() is None
-
-
-def test_search_curve_leaves_failed_starts_out():
-    stages = [Stage("2 short starts", (0, 1), [(np.inf, 2.0), (np.nan, 1.0)]), Stage("best start", (1,), [(1.0,)])]
-    assert search_curve(stages).axes[0].get_yscale() == "log"
-
-
-def test_search_curve_needs_a_step():
-    with pytest.raises(DataError, match="stages must hold at least one step; got none"):
-        search_curve([Stage("nothing", (0,))])
-
-
-def test_segments_are_bands_with_levels():
-    figure = plot_segments([1.0, 2.0, np.nan, 9.0, 8.0], [0, 0, 2, 2, 0], times=[1, 2, 3, 5, 6], levels=[1.5, 0, 8])
-    ax = figure.axes[0]
-    assert len(ax.patches) == 3  # two stretches in state 0, one in state 2
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["state 0", "state 2"]
-    assert {line.get_ydata()[0] for line in ax.lines[:3]} == {1.5, 8.0}
-    assert ax.get_xlim() == (0.5, 6.5)
-
-
-def test_segments_of_one_step():
-    assert plot_segments([1.0], [0], names=["calm"]).axes[0].get_legend().get_texts()[0].get_text() == "calm"
-
-
-@pytest.mark.parametrize(("values", "states", "message"), [([1, 2], [0], "one length"), ([1], [-1], "at least 0")])
-def test_segments_refuse_what_does_not_fit(values, states, message):
-    with pytest.raises(DataError, match=message):
-        plot_segments(values, states)

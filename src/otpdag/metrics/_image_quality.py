@@ -15,10 +15,10 @@ from otpdag.errors import DataError
 
 __all__ = ["code_perplexity", "feature_distance", "fid", "frechet_distance", "lpips", "psnr", "ssim"]
 
-_SIGMA, _RADIUS = 1.5, 5
-_K1, _K2 = 0.01, 0.03
+_SIGMA, _RADIUS = 1.5, 5  # window and
+_K1, _K2 = 0.01, 0.03  # constants of SSIM as published (Wang, Bovik, Sheikh and Simoncelli 2004)
 _BATCH = 256
-_LARGEST_OVERSHOOT = 0.5
+_LARGEST_OVERSHOOT = 0.5  # a reconstruction may leave the range from 0 to 1 by so much; more means another unit
 
 Network = Callable[..., Any]
 
@@ -83,13 +83,13 @@ def code_perplexity(codes: ArrayLike, *, n_codes: int | None = None) -> float:
         >>> code_perplexity([[0, 1], [2, 3]]), code_perplexity([[7, 7], [7, 7]])
         (4.0, 1.0)
     """
-    found = np.asarray(codes)
-    if not np.issubdtype(found.dtype, np.integer) or not found.size:
-        raise DataError(f"`codes` must be integers, at least one; got shape {found.shape} of {found.dtype}")
-    if found.min() < 0 or (n_codes is not None and found.max() >= n_codes):
+    held = np.asarray(codes)
+    if not np.issubdtype(held.dtype, np.integer) or not held.size:
+        raise DataError(f"`codes` must be integers, at least one; got shape {held.shape} of {held.dtype}")
+    if held.min() < 0 or (n_codes is not None and held.max() >= n_codes):
         limit = "" if n_codes is None else f" and below {n_codes}"
-        raise DataError(f"`codes` must be at least 0{limit}; got {found.min()} to {found.max()}")
-    shares = np.bincount(found.ravel()) / found.size
+        raise DataError(f"`codes` must be at least 0{limit}; got {held.min()} to {held.max()}")
+    shares = np.bincount(held.ravel()) / held.size
     used = shares[shares > 0]
     return float(np.exp(-(used * np.log(used)).sum()))
 
@@ -168,10 +168,10 @@ def lpips(
     """
     run = _as_network(network)
     left, right = _pair(images, references, peak)
-    found = [
+    parts = [
         _run(run, 2 * _three_channels(x) - 1, 2 * _three_channels(y) - 1).reshape(-1) for x, y in _batches(left, right)
     ]
-    distances = torch.cat(found)
+    distances = torch.cat(parts)
     if len(distances) != len(left):
         raise DataError(f"`network` must give one distance for each of the {len(left)} pairs; got {len(distances)}")
     return float(distances.mean())
@@ -255,21 +255,21 @@ def _as_images(name: str, images: ArrayLike | Tensor, peak: float | None) -> Ten
     """Images as (n, channels, height, width) in double precision, from 0 to 1."""
     given = images.detach().cpu().numpy() if isinstance(images, Tensor) else np.asarray(images)
     largest = (255.0 if given.dtype == np.uint8 else 1.0) if peak is None else peak
-    found = torch.as_tensor(np.asarray(given, dtype=np.float64) / largest)
-    if found.ndim == 3 and found.numel():
-        found = found.unsqueeze(1)
-    elif found.ndim == 4 and found.numel() and found.shape[-1] in (1, 3):
-        found = found.movedim(-1, 1)
-    elif not (found.ndim == 4 and found.numel() and found.shape[1] in (1, 3)):
+    scaled = torch.as_tensor(np.asarray(given, dtype=np.float64) / largest)
+    if scaled.ndim == 3 and scaled.numel():
+        scaled = scaled.unsqueeze(1)
+    elif scaled.ndim == 4 and scaled.numel() and scaled.shape[-1] in (1, 3):
+        scaled = scaled.movedim(-1, 1)
+    elif not (scaled.ndim == 4 and scaled.numel() and scaled.shape[1] in (1, 3)):
         raise DataError(
             f"`{name}` must be (n, height, width), or 4-dimensional with 1 or 3 channels first or last; got shape "
-            f"{tuple(found.shape)}; a single image needs an axis in front, image[None]"
+            f"{tuple(scaled.shape)}; a single image needs an axis in front, image[None]"
         )
-    low, high = float(found.min()), float(found.max())
+    low, high = float(scaled.min()), float(scaled.max())
     if not (low >= -_LARGEST_OVERSHOOT and high <= 1 + _LARGEST_OVERSHOOT):  # true for NaN as well
         values = f"{low * largest:.4g} to {high * largest:.4g}"
         raise DataError(f"`{name}` must be bytes, numbers from 0 to 1, or go with `peak`; got values from {values}")
-    return found
+    return scaled
 
 
 def _three_channels(x: Tensor) -> Tensor:
@@ -298,10 +298,10 @@ def _run(network: Network, *batches: Tensor) -> Tensor:
 
 def _sample(name: str, values: ArrayLike | Tensor) -> NDArray[np.float64]:
     given = values.detach().cpu().numpy() if isinstance(values, Tensor) else values
-    found = np.asarray(given, dtype=np.float64)
-    if found.ndim != 2 or len(found) < 2 or not np.isfinite(found).all():
-        raise DataError(f"`{name}` must be finite, (n, d) with at least two rows; got shape {found.shape}")
-    return found
+    sample = np.asarray(given, dtype=np.float64)
+    if sample.ndim != 2 or len(sample) < 2 or not np.isfinite(sample).all():
+        raise DataError(f"`{name}` must be finite, (n, d) with at least two rows; got shape {sample.shape}")
+    return sample
 
 
 def _square_root(covariance: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -1,63 +1,18 @@
-"""The direct transport route on sequences: windows of the data against windows of the model."""
+"""The direct transport route on sequences."""
 
 import numpy as np
 import pytest
-import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.data import Batch
 from otpdag.datasets import poisson_chain
-from otpdag.divergences import WhitenedFeatures
-from otpdag.inference.ancestral import ancestral_sequences
 from otpdag.objective import Direct, Objective
-from otpdag.objective.windows import lay_out_windows, window_columns, window_terms
-from otpdag.sequences import SequenceBatch
+from tests.dynamic_models import known_poisson_hmm
 
 
 def chain(transition=None, size=3):
     graph = otp.Graph([otp.lag("z", "z"), ("z", "x")], hidden=["z"])
     return otp.Model(graph, {"z": transition or m.Categorical(size), "x": m.Poisson()})
-
-
-def known():
-    model = chain()
-    model.set_params(
-        {
-            "z": {"probs": [[0.8, 0.1, 0.1], [0.2, 0.7, 0.1], [0.1, 0.3, 0.6]]},
-            "z[0]": {"probs": [0.6, 0.3, 0.1]},
-            "x": {"log_rate": np.log([2.0, 8.0, 20.0])},
-        }
-    )
-    return model
-
-
-def drawn(model, sequences, length, seed):
-    steps = ancestral_sequences(
-        model.structure, model.fitted.naturals, sequences, length, torch.Generator().manual_seed(seed)
-    )["x"].flatten(1, 2)
-    batch = Batch({"x": steps}, {"x": torch.ones_like(steps).bool()}, torch.ones(1, steps.shape[1]).double())
-    return SequenceBatch(batch, torch.full((sequences,), length))
-
-
-def test_the_models_mean_features_are_those_of_its_samples():
-    model = known()
-    batch = drawn(model, 6000, 8, 0)
-    windows = lay_out_windows(model.structure, batch, WhitenedFeatures(features=40), torch.Generator().manual_seed(0))
-    terms = window_terms(model.structure, model.fitted.naturals, windows, 1.0)
-    # whitened gaps of J features of n windows that hardly differ: about J / n
-    assert float(terms.total) < 5 * 40 / 6000
-    wrong = {node: dict(values) for node, values in model.fitted.naturals.items()}
-    wrong["z"] = {"probs": torch.full((1, 3, 3), 1 / 3, dtype=torch.float64)}
-    assert float(window_terms(model.structure, wrong, windows, 1.0).total) > 0.05
-
-
-def test_windows_at_the_end_of_a_sequence_show_what_is_left():
-    x = torch.arange(5.0).double().reshape(1, 5, 1)
-    batch = SequenceBatch(Batch({"x": x}, {"x": torch.ones_like(x).bool()}, torch.ones(1, 5)), torch.tensor([3, 2]))
-    columns = window_columns(chain().structure, batch, torch.arange(5), 2)
-    assert columns[1].values[0, [0, 1, 3], 0].tolist() == [1.0, 2.0, 4.0]
-    assert columns[1].seen[0].tolist() == [True, True, False, True, False]
 
 
 def test_transport_recovers_the_papers_model():
@@ -72,7 +27,7 @@ def test_transport_recovers_the_papers_model():
 
 
 def test_transport_with_missing_steps_and_a_full_transition_matrix():
-    model = known()
+    model = known_poisson_hmm()
     x = model.sample(400, length=50, seed=1)["x"].to_numpy().reshape(400, 50).astype(float)
     x[np.random.default_rng(0).random(x.shape) < 0.2] = np.nan
     found = chain()

@@ -8,7 +8,7 @@ import torch
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.data import Batch
-from otpdag.sequences import SequenceBatch, Sequences
+from otpdag.data.sequences import SequenceBatch, Sequences
 
 
 def test_a_frame_is_put_in_order_of_sequence_and_time():

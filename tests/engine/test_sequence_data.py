@@ -12,6 +12,7 @@ from otpdag.datasets import poisson_chain
 from otpdag.engine import Adam
 from otpdag.engine.kinds.sequence_data import CHAIN
 from otpdag.objective import Drawn, Objective
+from tests.dynamic_models import poisson_hmm
 
 
 def hmm(transition=None, size=4):
@@ -23,7 +24,7 @@ def hmm(transition=None, size=4):
 
 def test_the_papers_model_is_recovered():
     counts, states, truth = poisson_chain(40, 100, np.random.default_rng(0))
-    model = hmm(m.Stay(4))
+    model = poisson_hmm(m.Stay(4))
     result = otp.fit(model, counts, seed=0, restarts=2)
     assert result.status.converged
     params = model.params()
@@ -35,7 +36,7 @@ def test_the_papers_model_is_recovered():
 
 def test_a_fit_depends_on_its_seed_alone():
     counts, _, _ = poisson_chain(10, 50, np.random.default_rng(0))
-    first, second = hmm(), hmm()
+    first, second = poisson_hmm(), poisson_hmm()
     otp.fit(first, counts, seed=3, restarts=2)
     otp.fit(second, counts, seed=3, restarts=2)
     np.testing.assert_array_equal(first.params()["x"]["log_rate"], second.params()["x"]["log_rate"])
@@ -43,7 +44,7 @@ def test_a_fit_depends_on_its_seed_alone():
 
 def test_a_part_of_the_steps_first_leads_to_the_same_end():
     counts, _, _ = poisson_chain(40, 100, np.random.default_rng(0))
-    whole, staged = hmm(m.Stay(4)), hmm(m.Stay(4))
+    whole, staged = poisson_hmm(m.Stay(4)), poisson_hmm(m.Stay(4))
     otp.fit(whole, counts, seed=0, restarts=1)
     result = otp.fit(staged, counts, seed=0, restarts=1, course=replace(CHAIN, part_rows=1000))
     assert [stage.name for stage in result.stages] == ["best start, part", "best start"]
@@ -53,7 +54,7 @@ def test_a_part_of_the_steps_first_leads_to_the_same_end():
 def test_a_frame_with_sequence_and_time_columns():
     counts, _, _ = poisson_chain(5, 40, np.random.default_rng(1))
     frame = pd.DataFrame({"id": np.repeat(np.arange(5), 40), "t": np.tile(np.arange(40), 5), "x": counts.ravel()})
-    one, other = hmm(), hmm()
+    one, other = poisson_hmm(), poisson_hmm()
     otp.fit(one, otp.Sequences(frame, sequence="id", time="t"), seed=0, restarts=1)
     otp.fit(other, counts, seed=0, restarts=1)
     np.testing.assert_array_equal(one.params()["x"]["log_rate"], other.params()["x"]["log_rate"])
@@ -64,7 +65,7 @@ def test_missing_steps_anywhere():
     x = counts.astype(float)
     x[np.random.default_rng(1).random(x.shape) < 0.3] = np.nan
     x[3] = np.nan  # a whole sequence
-    model = hmm(m.Stay(4))
+    model = poisson_hmm(m.Stay(4))
     otp.fit(model, x, seed=0, restarts=2)
     np.testing.assert_allclose(model.params()["x"]["log_rate"], truth["x"]["log_rate"], atol=0.04)
     assert np.isfinite(model.predict_proba(x, "z").to_numpy()).all()
@@ -76,7 +77,7 @@ def test_missing_steps_anywhere():
 
 def test_sequences_of_length_one():
     counts, _, _ = poisson_chain(60, 1, np.random.default_rng(0))
-    model = hmm(size=4)
+    model = poisson_hmm(size=4)
     otp.fit(model, counts, seed=0, restarts=1)
     np.testing.assert_allclose(model.params()["z"]["probs"].sum(-1), 1.0)
     mixed = [*counts[:5], poisson_chain(1, 80, np.random.default_rng(1))[0][0]]
@@ -86,13 +87,13 @@ def test_sequences_of_length_one():
 
 def test_a_column_without_values_is_refused():
     with pytest.raises(otp.DataError, match="must hold at least one value"):
-        otp.fit(hmm(), np.full((3, 10), np.nan), seed=0)
+        otp.fit(poisson_hmm(), np.full((3, 10), np.nan), seed=0)
 
 
 @pytest.mark.filterwarnings("ignore::otpdag.ConvergenceWarning")
 def test_a_state_that_nothing_visits():
     x = np.random.default_rng(0).poisson(5, (5, 60))
-    model = hmm(size=3)
+    model = poisson_hmm(size=3)
     otp.fit(model, x, seed=0, restarts=2)
     params = model.params()
     assert np.isfinite(params["x"]["log_rate"]).all()
@@ -102,7 +103,7 @@ def test_a_state_that_nothing_visits():
 
 def test_one_series_of_a_hundred_thousand_steps():
     counts, states, truth = poisson_chain(1, 100_000, np.random.default_rng(0))
-    model = hmm(m.Stay(4))
+    model = poisson_hmm(m.Stay(4))
     otp.fit(model, counts, seed=0, restarts=1)
     np.testing.assert_allclose(model.params()["x"]["log_rate"], truth["x"]["log_rate"], atol=0.01)
     probabilities = model.predict_proba(counts, "z").to_numpy()
@@ -180,44 +181,6 @@ def test_several_series_of_one_chain():
     np.testing.assert_allclose(params["kind"]["probs"][:, 1], [0.1, 0.9, 0.1, 0.9], atol=0.08)
 
 
-def fitted(seed=0):
-    counts, _, _ = poisson_chain(20, 60, np.random.default_rng(seed))
-    model = hmm()
-    otp.fit(model, counts, seed=0, restarts=2)
-    return model, counts
-
-
-def test_samples_look_like_the_model(tmp_path):
-    model, counts = fitted()
-    drawn = model.sample(200, length=60, seed=0)
-    assert list(drawn.columns) == ["sequence", "time", "z", "x"]
-    assert len(drawn) == 12_000
-    assert drawn["x"].mean() == pytest.approx(counts.mean(), rel=0.1)
-    moves = drawn["z"].to_numpy().reshape(200, 60)
-    assert (moves[:, 1:] == moves[:, :-1]).mean() == pytest.approx(
-        model.params()["z"]["probs"].diagonal().mean(), abs=0.02
-    )
-    with pytest.raises(otp.ModelError, match="length must be at least 1"):
-        model.sample(5, seed=0)
-    model.save(tmp_path / "hmm.otp")
-    again = otp.load(tmp_path / "hmm.otp")
-    np.testing.assert_allclose(again.predict_proba(counts, "z"), model.predict_proba(counts, "z"))
-
-
-def test_draws_of_paths_agree_with_the_probabilities():
-    model, counts = fitted()
-    draws = model.posterior(counts[:2], draws=400, seed=0)
-    share = (draws["z"].to_numpy().reshape(120, 400)[..., None] == np.arange(4)).mean(1)
-    np.testing.assert_allclose(share, model.predict_proba(counts[:2], "z"), atol=0.1)
-
-
-def test_scores():
-    model, counts = fitted()
-    other, _, _ = poisson_chain(20, 60, np.random.default_rng(9))
-    assert model.score(counts, kind="likelihood") > model.score(other * 2, kind="likelihood")
-    assert model.score(counts) < model.score(other * 2)
-
-
 def test_settings_that_mean_nothing_for_sequences_are_refused():
     with pytest.raises(otp.ModelError, match="need eps above 0 and no push-forward term"):
         otp.fit(hmm(), np.ones((2, 5)), method=otp.Method("hard", Objective()), seed=0)
@@ -241,4 +204,4 @@ def test_stay_needs_its_own_past():
 
 
 def test_a_model_shows_its_lagged_parents():
-    assert "z: Categorical, hidden <- z[-1]" in str(hmm())
+    assert "z: Categorical, hidden <- z[-1]" in str(poisson_hmm())

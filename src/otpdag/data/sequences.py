@@ -16,7 +16,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from otpdag.data import Batch, Schema, Table, encode
+from otpdag.data.batch import Batch
+from otpdag.data.reading import Table, to_numpy
+from otpdag.data.schema import Schema
+from otpdag.data.table import encode
 from otpdag.errors import DataError
 
 __all__ = ["SequenceBatch", "SequenceTable", "Sequences", "as_sequences", "encode_sequences", "replace_table"]
@@ -63,16 +66,16 @@ class Sequences:
             raise DataError("give lengths or sequence, not both")
         table: Table
         if isinstance(data, pd.DataFrame):
-            table, found = _from_frame(data, sequence, time)
+            table, own_lengths = _from_frame(data, sequence, time)
         elif isinstance(data, Mapping):
-            table, found = _from_mapping(data)
+            table, own_lengths = _from_mapping(data)
         elif isinstance(data, list | tuple):
-            table, found = _from_list(data)
+            table, own_lengths = _from_list(data)
         else:
-            table, found = _from_array(_to_numpy(data), "data", split=lengths is None)
-        rows = int(found.sum())
+            table, own_lengths = _from_array(to_numpy(data), "data", split=lengths is None)
+        rows = int(own_lengths.sum())
         object.__setattr__(self, "table", table)
-        object.__setattr__(self, "lengths", found if lengths is None else _check_lengths(lengths, rows))
+        object.__setattr__(self, "lengths", own_lengths if lengths is None else _check_lengths(lengths, rows))
         object.__setattr__(self, "index", table.index if isinstance(table, pd.DataFrame) else pd.RangeIndex(rows))
 
     def __repr__(self) -> str:
@@ -89,10 +92,10 @@ def as_sequences(data: SequenceTable) -> Sequences:
 
 def replace_table(sequences: Sequences, table: Table) -> Sequences:
     """The same sequences with other columns."""
-    found = object.__new__(Sequences)
+    replaced = object.__new__(Sequences)
     for name, value in (("table", table), ("lengths", sequences.lengths), ("index", sequences.index)):
-        object.__setattr__(found, name, value)
-    return found
+        object.__setattr__(replaced, name, value)
+    return replaced
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,8 +173,8 @@ def _from_frame(frame: pd.DataFrame, sequence: str | None, time: str | None) -> 
     if time is not None:
         twice = frame.duplicated(keys)
         if bool(twice.any()):
-            found = frame.loc[twice, keys].iloc[0].tolist()
-            raise DataError(f"columns {keys} must differ in every row; found {found} twice")
+            doubled = frame.loc[twice, keys].iloc[0].tolist()
+            raise DataError(f"columns {keys} must differ in every row; found {doubled} twice")
     if sequence is None:
         ordered = frame if time is None else frame.sort_values(time, kind="stable")
         lengths = np.array([len(frame)])
@@ -186,9 +189,9 @@ def _from_frame(frame: pd.DataFrame, sequence: str | None, time: str | None) -> 
 def _from_mapping(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], Lengths]:
     tables, lengths = {}, {}
     for node, value in data.items():
-        array = _to_numpy(value)
+        array = to_numpy(value)
         tables[node], lengths[node] = _from_array(array if array.ndim > 1 else array[None], f"data[{node!r}]")
-    if len({tuple(found.tolist()) for found in lengths.values()}) != 1:
+    if len({tuple(steps.tolist()) for steps in lengths.values()}) != 1:
         shapes = {node: np.shape(value) for node, value in data.items()}
         raise DataError(f"data must have the same sequences for every node; got shapes {shapes}")
     return tables, next(iter(lengths.values()))
@@ -200,7 +203,7 @@ def _from_list(data: Sequence[Any]) -> tuple[Table, Lengths]:
     if all(isinstance(part, pd.DataFrame) for part in data):
         lengths = np.array([len(part) for part in data])
         return pd.concat(list(data), ignore_index=True), _check_lengths(lengths, int(lengths.sum()))
-    parts = [np.asarray(_to_numpy(part)) for part in data]
+    parts = [np.asarray(to_numpy(part)) for part in data]
     if any(part.ndim == 0 for part in parts):
         parts = [np.asarray(data)]
     wide = [part[:, None] if part.ndim == 1 else part for part in parts]
@@ -226,13 +229,9 @@ def _from_array(array: npt.NDArray[Any], name: str, *, split: bool = True) -> tu
 
 
 def _check_lengths(lengths: npt.ArrayLike, rows: int) -> Lengths:
-    found = np.atleast_1d(np.asarray(lengths))
-    if found.ndim != 1 or found.dtype.kind not in "iu" or (found < 1).any() or not len(found):
+    counts = np.atleast_1d(np.asarray(lengths))
+    if counts.ndim != 1 or counts.dtype.kind not in "iu" or (counts < 1).any() or not len(counts):
         raise DataError(f"lengths must be whole numbers of at least 1, one for each sequence; got {lengths!r:.60}")
-    if int(found.sum()) != rows:
-        raise DataError(f"lengths must add up to the number of steps, {rows}; they add up to {int(found.sum())}")
-    return found.astype(np.int64)
-
-
-def _to_numpy(value: Any) -> npt.NDArray[Any]:
-    return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+    if int(counts.sum()) != rows:
+        raise DataError(f"lengths must add up to the number of steps, {rows}; they add up to {int(counts.sum())}")
+    return counts.astype(np.int64)

@@ -1,0 +1,192 @@
+"""Sequences laid out for the chain: the distinct steps, and blocks in which the k-th steps of all lie side by side.
+
+Steps that show the same share one row of the potentials, so that a million counts cost a few hundred densities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from otpdag.backward.chain_states import States, joint_states
+from otpdag.data import distinct_rows
+from otpdag.data.sequences import SequenceBatch
+from otpdag.errors import DataError, ModelError
+from otpdag.structure import Structure, lag_name
+
+__all__ = ["Block", "Chain", "lay_out_chain", "one_block", "pairs_vary"]
+
+
+BLOCK_STEPS = 2_000_000  # steps times states in one forward-backward pass; more would only fill memory
+
+
+@dataclass(frozen=True)
+class Block:
+    """Sequences in falling order of length, their steps in order of time: the k-th steps of all lie side by side.
+
+    Attributes:
+        kinds: For each column the row of the potentials (m,).
+        rows: For each column the row of the batch (m,).
+        sizes: How many sequences have a k-th step, for each k.
+        sequences: The number of each sequence in the batch.
+    """
+
+    kinds: Tensor
+    rows: Tensor
+    sizes: tuple[int, ...]
+    sequences: Tensor
+
+    @cached_property
+    def spans(self) -> list[tuple[int, int]]:
+        """First column and number of columns of each step."""
+        spans, at = [], 0
+        for size in self.sizes:
+            spans.append((at, size))
+            at += size
+        return spans
+
+    @cached_property
+    def owners(self) -> Tensor:
+        """For each column the position of its sequence among the block's (m,)."""
+        return torch.cat([torch.arange(size) for size in self.sizes])
+
+    @cached_property
+    def columns(self) -> list[Tensor]:
+        """The columns of each sequence."""
+        starts = torch.tensor([at for at, _ in self.spans])
+        sizes = torch.tensor(self.sizes)
+        return [starts[: int((sizes > number).sum())] + number for number in range(self.sizes[0])]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Sequences laid out for the chain: the distinct steps, and which of them each step is.
+
+    Attributes:
+        states: The joint states.
+        values: What the distinct steps show, (1, U, width), earlier values included.
+        mask: Which cells they show.
+        phase: How many steps came before, cut off at the longest lag (U,).
+        weight: How many steps are of this kind (U,).
+        blocks: The sequences.
+        longest_lag: The longest lag.
+        varying: Whether the pair potentials depend on what is observed.
+        steps: Number of steps.
+        sequences: Number of sequences.
+    """
+
+    states: States
+    values: Mapping[str, Tensor]
+    mask: Mapping[str, Tensor]
+    phase: Tensor
+    weight: Tensor
+    blocks: tuple[Block, ...]
+    longest_lag: int
+    varying: bool
+    steps: int
+    sequences: int
+
+    def seen(self, names: Sequence[str]) -> Tensor:
+        """Kinds of steps (U,) in which all of these nodes are wholly seen."""
+        all_seen = torch.ones(len(self.phase), dtype=torch.bool)
+        for name in names:
+            all_seen = all_seen & self.mask[name][0].all(-1)
+        return all_seen
+
+
+def lay_out_chain(structure: Structure, batch: SequenceBatch, *, block_steps: int = BLOCK_STEPS) -> Chain:
+    """Find the states and the distinct steps, and put the sequences in order."""
+    graph, steps = structure.graph, batch.steps
+    _check_supported(structure, batch)
+    unknown = tuple(n for n in graph.order if n in graph.hidden or _missing_parent(structure, batch, n))
+    states = joint_states(structure, unknown, steps.weight.dtype)
+    values, mask = dict(steps.values), dict(steps.mask)
+    for parent, by in dict.fromkeys((edge.parent, edge.by) for edge in graph.lags):
+        if parent in steps.values:
+            name = lag_name(parent, by)
+            values[name] = batch.lagged(steps.values[parent], by)
+            mask[name] = batch.lagged(steps.mask[parent], by)
+    longest = max((edge.by for edge in graph.lags), default=0)
+    phase = batch.times.clamp(max=longest)
+    code, count = distinct_rows([*values.values(), *mask.values(), phase[None, :, None].to(steps.weight)])
+    kinds = torch.from_numpy(code)
+    if count <= 0.5 * batch.rows:
+        first = torch.empty(count, dtype=torch.int64)
+        first[kinds.flip(0)] = torch.arange(batch.rows).flip(0)
+        values = {name: value.index_select(1, first) for name, value in values.items()}
+        mask = {name: seen.index_select(1, first) for name, seen in mask.items()}
+        phase = phase[first]
+    else:
+        kinds = torch.arange(batch.rows)
+    weight = torch.bincount(kinds, minlength=len(phase)).to(steps.weight)
+    return Chain(
+        states,
+        values,
+        mask,
+        phase,
+        weight,
+        blocks=_blocks(batch, kinds, block_steps // states.size),
+        longest_lag=longest,
+        varying=pairs_vary(structure, states),
+        steps=batch.rows,
+        sequences=len(batch.lengths),
+    )
+
+
+def _check_supported(structure: Structure, batch: SequenceBatch) -> None:
+    for node, mechanism in structure.mechanisms.items():
+        if not mechanism.has_density and not mechanism.is_given:
+            raise ModelError(f"node {node!r}: {type(mechanism).__name__} has no density, which a sequence needs")
+    for node in structure.graph.hidden:
+        if not structure.mechanisms[node].space.is_discrete:
+            raise ModelError(f"hidden node {node!r} is no category; the chain enumerates categories only")
+    for node in structure.given:
+        if not bool(batch.steps.mask[node].all()):
+            raise DataError(f"node {node!r} is Given: its values must not be missing")
+
+
+def _missing_parent(structure: Structure, batch: SequenceBatch, node: str) -> bool:
+    """Whether an observed category has missing cells and children, so that it is summed over where it is missing."""
+    graph, mechanism = structure.graph, structure.mechanisms[node]
+    if node not in batch.steps.mask or mechanism.is_given or not mechanism.space.is_discrete:
+        return False
+    has_children = bool(graph.children(node)) or any(edge.parent == node for edge in graph.lags)
+    return has_children and not bool(batch.steps.mask[node].all())
+
+
+def _blocks(batch: SequenceBatch, kinds: Tensor, most: int) -> tuple[Block, ...]:
+    """Group sequences of similar length; a sequence is never cut here."""
+    lengths, order = batch.lengths.sort(descending=True, stable=True)
+    starts = batch.starts[order]
+    blocks, at = [], 0
+    while at < len(order):
+        longest = int(lengths[at])
+        many = max(1, most // longest)
+        part = slice(at, at + many)
+        grid = starts[part].unsqueeze(0) + torch.arange(longest).unsqueeze(1)
+        inside = torch.arange(longest).unsqueeze(1) < lengths[part].unsqueeze(0)
+        rows = grid.flatten() if bool(inside.all()) else grid[inside]
+        blocks.append(Block(kinds[rows], rows, tuple(inside.sum(1).tolist()), order[part]))
+        at += many
+    return tuple(blocks)
+
+
+def one_block(batch: SequenceBatch) -> tuple[Block, ...]:
+    """All sequences in one block, every step of its own kind."""
+    return _blocks(batch, torch.arange(batch.rows), batch.rows * int(batch.lengths.max()))
+
+
+def pairs_vary(structure: Structure, states: States) -> bool:
+    """Whether a mechanism that joins two steps' states also depends on something observed."""
+    for node, mechanism in structure.mechanisms.items():
+        names = [name for name, _ in mechanism.family.parents]
+        hidden = [name for name in names if name in states.now or name in states.before]
+        joins = any(name not in states.now for name in hidden)
+        base = structure.base(node)
+        if joins and (len(hidden) < len(names) or base not in states.nodes):
+            return True
+    return False

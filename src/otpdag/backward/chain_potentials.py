@@ -1,0 +1,149 @@
+r"""The potentials of the chain: what the mechanisms say about one step's hidden states, and about two steps'.
+
+With marginal noise the best backward map of a sequence is a Markov chain,
+
+.. math:: \phi(s_{1:T} \mid x) \propto \prod_t U_t(s_t) \, P_t(s_{t-1}, s_t),
+
+where the potentials are those that the mechanisms give: U holds what depends on one step's hidden states (emissions,
+first steps), P what depends on two (transitions).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from otpdag.backward.chain_layout import Chain
+from otpdag.structure import Naturals, Structure
+
+__all__ = ["Linear", "Potentials", "potentials"]
+
+
+# An emission is never less likely than exp of this, relative to the likeliest state's: 1e-200 leaves a message and a
+# transition room above the smallest number of double precision, 1e-308.
+SMALLEST_LOG = -460.0
+
+
+@dataclass(frozen=True)
+class Potentials:
+    """Log-potentials of one or more replicas, with gradients.
+
+    Attributes:
+        hidden: What the hidden categories' own mechanisms say about one step's states (R, U, S).
+        observed: What the observed nodes' mechanisms say (R, U, S).
+        pair: What mechanisms say about the states of two steps: (R, phases, S, S), or (R, U, S, S) if varying.
+    """
+
+    hidden: Tensor
+    observed: Tensor
+    pair: Tensor
+
+
+def potentials(structure: Structure, naturals: Naturals, chain: Chain) -> Potentials:
+    """Evaluate every mechanism once on the distinct steps and all states."""
+    states, like = chain.states, chain.weight
+    forbidden = torch.full((), -torch.inf, dtype=like.dtype)
+    begins = torch.where(states.begins, torch.zeros((), dtype=like.dtype), forbidden)
+    hidden = torch.where((chain.phase == 0).unsqueeze(-1), begins, 0.0).unsqueeze(0)
+    observed = torch.zeros(1, len(chain.phase), states.size, dtype=like.dtype)
+    many = len(chain.phase) if chain.varying else chain.longest_lag + 1
+    pair = torch.zeros(1, many, states.size, states.size, dtype=like.dtype)
+    if states.follows is not None:
+        pair = pair + torch.where(states.follows, torch.zeros_like(forbidden), forbidden)
+    for node, mechanism in structure.mechanisms.items():
+        if mechanism.is_given:
+            continue
+        base = structure.base(node)
+        table, joins = _term(structure, naturals, chain, node)
+        lag = structure.longest_lag(base)
+        if joins:
+            phase = chain.phase if chain.varying else torch.arange(many)
+            active = (phase >= lag) & (chain.seen(_observed_parents(structure, chain, node)) if chain.varying else True)
+            pair = pair + torch.where(active[:, None, None], table, 0.0)
+            continue
+        active = chain.phase < lag if node != base else chain.phase >= lag
+        active = active & chain.seen(_observed_parents(structure, chain, node))
+        table = torch.where(active.unsqueeze(-1), table, 0.0)
+        hidden, observed = (hidden + table, observed) if base in states.nodes else (hidden, observed + table)
+    return Potentials(hidden + _clamp(chain), observed, pair)
+
+
+def _observed_parents(structure: Structure, chain: Chain, node: str) -> list[str]:
+    states = chain.states
+    return [
+        name
+        for name, _ in structure.mechanisms[node].family.parents
+        if name not in states.now and name not in states.before
+    ]
+
+
+def _term(structure: Structure, naturals: Naturals, chain: Chain, node: str) -> tuple[Tensor, bool]:
+    """Log-densities of one mechanism: (R, U or 1, S) or, if it joins two steps' states, (R, U or 1, S, S)."""
+    states, base = chain.states, structure.base(node)
+    mechanism = structure.mechanisms[node]
+    names = [name for name, _ in mechanism.family.parents]
+    hidden = [name for name in names if name in states.now or name in states.before]
+    joins = any(name not in states.now for name in hidden)
+
+    def spread(name: str) -> Tensor:
+        """A parent's value: states now last, states before next to last, distinct steps first."""
+        if name in states.now:
+            value = states.now[name]
+            return value[None, None, None] if joins else value[None, None]
+        if name in states.before:
+            return states.before[name][None, None, :, None]
+        value = chain.values[name]
+        return value[:, :, None, None] if joins else value[:, :, None]
+
+    parents = {name: spread(name) for name in names}
+    value, mask = spread(base), None
+    if base not in states.nodes and not bool(chain.mask[base].all()):
+        seen = chain.mask[base]
+        mask = seen[:, :, None, None] if joins else seen[:, :, None]
+    table = mechanism.log_prob(naturals[node], value, parents, mask)
+    sizes = (states.size, states.size) if joins else (states.size,)
+    return table.expand(*table.shape[:2], *sizes), joins
+
+
+def _clamp(chain: Chain) -> Tensor:
+    """Zero where a state agrees with what is seen of an otherwise unknown category, minus infinity elsewhere."""
+    agreement = torch.zeros(1, 1, chain.states.size, dtype=chain.weight.dtype)
+    for node in chain.states.nodes:
+        if node in chain.values:
+            agrees = (chain.values[node] @ chain.states.now[node].T) > 0.5
+            impossible = chain.mask[node].all(-1, keepdim=True) & ~agrees
+            agreement = agreement + torch.zeros_like(agreement).masked_fill(impossible, -torch.inf)
+    return agreement
+
+
+@dataclass(frozen=True)
+class Linear:
+    """Potentials ready for the recursion: exponentials, the largest one of each step taken out."""
+
+    unary: Tensor
+    """(R, S, U)."""
+    log_unit: Tensor
+    """(R, U)."""
+    pair: Tensor
+    """(R, phases or U, S, S)."""
+
+    @classmethod
+    def of(cls, logs: Potentials, eps: float = 1.0) -> Linear:
+        """Take exponentials; with ``eps``, the observed part is divided by it."""
+        with torch.no_grad():
+            unary = (logs.hidden + logs.observed / eps).transpose(1, 2)
+            unit = unary.amax(1)
+            level = unary - unit.unsqueeze(1)
+            floor = torch.where(torch.isneginf(level), level, level.clamp(min=SMALLEST_LOG))
+            replicas = max(unary.shape[0], logs.pair.shape[0])
+            pair = torch.exp(logs.pair).expand(replicas, -1, -1, -1)
+            return cls(torch.exp(floor).expand(replicas, -1, -1), unit.expand(replicas, -1), pair.contiguous())
+
+    def for_replicas(self, replicas: int) -> Linear:
+        """The same potentials for several replicas, whose sequences differ in weight."""
+        if len(self.unary) >= replicas:
+            return self
+        pair = self.pair.expand(replicas, -1, -1, -1).contiguous()
+        return Linear(self.unary.expand(replicas, -1, -1), self.log_unit.expand(replicas, -1), pair)

@@ -1,0 +1,80 @@
+"""k-means, written out: scikit-learn's checks and threads cost more than the work on tables of a few thousand rows."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["k_means", "move_centres", "spread_centres", "squared_distances"]
+
+Array: TypeAlias = npt.NDArray[np.float64]
+
+
+def k_means(columns: Array, size: int, generator: np.random.Generator, steps: int = 12) -> tuple[Array, float]:
+    """Lloyd's algorithm from k-means++ centres.
+
+    Args:
+        columns: Points, one in each row (N, D).
+        size: Number of centres; no more than there are points are made.
+        generator: Draws the first centres.
+        steps: How often the centres move at most.
+
+    Returns:
+        The centres (size, D), and the mean squared distance of a point from the nearest of them.
+
+    >>> centres, distance = k_means(np.array([[0.0], [1.0], [10.0], [11.0]]), 2, np.random.default_rng(0))
+    >>> sorted(centres[:, 0].tolist()), round(distance, 6)
+    ([0.5, 10.5], 0.25)
+    """
+    centres = move_centres(columns, spread_centres(columns, min(size, len(columns)), generator), steps)
+    return centres, float(squared_distances(columns, centres).min(1).mean())
+
+
+def move_centres(columns: Array, centres: Array, steps: int) -> Array:
+    """Move each centre to the mean of the points nearest to it, ``steps`` times or until none moves.
+
+    Args:
+        columns: Points (N, D).
+        centres: Where to begin (K, D); one that is nearest to no point stays.
+        steps: How often they move at most.
+
+    Returns:
+        The moved centres.
+    """
+    for _ in range(steps):
+        labels = squared_distances(columns, centres).argmin(1)
+        member = np.eye(len(centres), dtype=columns.dtype)[labels]
+        counts = member.sum(0)
+        moved = np.where(counts[:, None] > 0, member.T @ columns / np.maximum(counts, 1)[:, None], centres)
+        if np.allclose(moved, centres, atol=1e-8):
+            break
+        centres = moved
+    return centres
+
+
+def spread_centres(columns: Array, size: int, generator: np.random.Generator) -> Array:
+    """Pick rows by k-means++: in proportion to the squared distance from the nearest so far.
+
+    Arthur and Vassilvitskii (2007).
+
+    Args:
+        columns: Points (N, D).
+        size: Number of centres.
+        generator: Draws them.
+
+    Returns:
+        Centres (size, D).
+    """
+    centres = columns[[generator.integers(len(columns))]]
+    for _ in range(size - 1):
+        nearest = np.maximum(squared_distances(columns, centres).min(1), 0.0) + 1e-12
+        centres = np.concatenate([centres, columns[[generator.choice(len(columns), p=nearest / nearest.sum())]]])
+    return centres
+
+
+def squared_distances(columns: Array, centres: Array) -> Array:
+    """Squared Euclidean distances (N, K) between rows and centres; rounding may leave some a little below zero."""
+    cross = columns @ centres.T
+    return (columns**2).sum(1)[:, None] - 2 * cross + (centres**2).sum(1)

@@ -1,0 +1,44 @@
+"""Data: tables of any kind become a :class:`Batch` of tensors, and tensors become tables again.
+
+Three steps, each a pure function of its arguments: :meth:`Schema.of` settles once which columns hold which
+node and what the categories are called; :func:`encode` checks a table against the schema and turns it into a
+batch; :func:`decode` turns tensors back into a table. NaN, None, ``pd.NA`` and ``NaT`` are missing values.
+Only this package knows what columns of pandas may hold, and how files of tables are read.
+"""
+
+from otpdag.data.batch import Batch, distinct_rows, unique_rows
+from otpdag.data.column import Column, Label
+from otpdag.data.files import read_table, write_table
+from otpdag.data.reading import Table
+from otpdag.data.schema import Schema
+from otpdag.data.sequences import (
+    SequenceBatch,
+    Sequences,
+    SequenceTable,
+    as_sequences,
+    encode_sequences,
+    replace_table,
+)
+from otpdag.data.table import decode, encode
+from otpdag.data.types import infer_space
+
+__all__ = [
+    "Batch",
+    "Column",
+    "Label",
+    "Schema",
+    "SequenceBatch",
+    "SequenceTable",
+    "Sequences",
+    "Table",
+    "as_sequences",
+    "decode",
+    "distinct_rows",
+    "encode",
+    "encode_sequences",
+    "infer_space",
+    "read_table",
+    "replace_table",
+    "unique_rows",
+    "write_table",
+]

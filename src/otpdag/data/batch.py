@@ -1,0 +1,226 @@
+"""Rows of a table as tensors, and which rows agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import torch
+from torch import Tensor
+
+from otpdag.errors import DataError, listed
+
+__all__ = ["Batch", "distinct_rows", "unique_rows"]
+
+
+Codes: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Rows of a table as tensors, with a leading replica axis.
+
+    The replica axis of a tensor has length R, or 1 where all replicas share it. A missing value is 0 in
+    ``values``; the row of a missing category is all zeros.
+
+    Attributes:
+        values: For each node a tensor ``(R or 1, N, width)``.
+        mask: For each node a Boolean tensor ``(R or 1, N, cells)``, true where the cell was seen.
+        weight: Weights of the rows, ``(R or 1, N)``.
+
+    >>> batch = Batch({"x": torch.zeros(1, 5, 2)}, {"x": torch.ones(1, 5, 2).bool()}, torch.ones(1, 5))
+    >>> batch.rows, batch.replicas, batch.nodes
+    (5, 1, ('x',))
+    >>> batch.take(torch.tensor([[0, 1, 2], [4, 4, 4]]))
+    Batch(3 rows, 2 replicas: x)
+    """
+
+    values: dict[str, Tensor]
+    mask: dict[str, Tensor]
+    weight: Tensor
+
+    def __repr__(self) -> str:
+        replicas = f", {self.replicas} replicas" if self.replicas > 1 else ""
+        return f"Batch({self.rows} rows{replicas}: {', '.join(self.nodes)})"
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes that the batch holds."""
+        return tuple(self.values)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return self.weight.shape[1]
+
+    @property
+    def replicas(self) -> int:
+        """Number of replicas; 1 if all tensors are shared."""
+        return max(tensor.shape[0] for tensor in (self.weight, *self.values.values(), *self.mask.values()))
+
+    def take(self, index: Tensor) -> Batch:
+        """Pick rows.
+
+        Args:
+            index: Row numbers ``(n,)``, the same for all replicas (or a Boolean tensor of length N), or row
+                numbers ``(R, n)`` for each replica.
+
+        Returns:
+            A batch of the rows in the order of ``index``.
+
+        Raises:
+            DataError: ``index`` has another number of dimensions.
+        """
+        if index.ndim not in (1, 2):
+            raise DataError(f"index must have shape (n,) or (replicas, n); got {tuple(index.shape)}")
+        if index.ndim == 1:
+            return self._map(lambda tensor: _pick_rows(tensor, index))
+        replicas = max(self.replicas, len(index))
+        index = index.expand(replicas, -1)
+        start = torch.arange(0, replicas * self.rows, self.rows, device=index.device)[:, None]
+        own, shared = (index + start).flatten(), index.flatten()
+
+        def gathered(tensor: Tensor) -> Tensor:
+            flat = tensor.flatten(0, 1).index_select(0, shared if len(tensor) == 1 else own)
+            return flat.unflatten(0, index.shape)
+
+        return self._map(gathered)
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Batch:
+        """Move to another device, or change the floating type.
+
+        Args:
+            device: Where to; if left out, stay.
+            dtype: Floating type of values and weights; masks stay Boolean.
+
+        Returns:
+            A new batch.
+        """
+        return self._map(lambda tensor: tensor.to(device, None if tensor.dtype == torch.bool else dtype))
+
+    def fully_observed(self, node: str) -> Tensor:
+        """Tell in which rows every cell of ``node`` was seen, as a Boolean tensor ``(R or 1, N)``."""
+        if node not in self.mask:
+            raise DataError(f"node {node!r} is not in the batch, which holds {listed(self.nodes)}")
+        return self.mask[node].all(-1)
+
+    @staticmethod
+    def stack(batches: Sequence[Batch]) -> Batch:
+        """Join batches of the same number of rows as replicas of one.
+
+        Args:
+            batches: Batches with the same nodes; their replicas follow each other.
+
+        Returns:
+            One batch.
+
+        Raises:
+            DataError: There is none, or they differ in rows or nodes.
+
+        >>> batch = Batch({}, {}, torch.ones(1, 5))
+        >>> Batch.stack([batch, batch]).replicas
+        2
+        """
+        if not batches:
+            raise DataError("batches must hold at least one batch; got none")
+        first = batches[0]
+        for other in batches:
+            if (other.rows, set(other.nodes)) != (first.rows, set(first.nodes)):
+                raise DataError(f"batches must have the same rows and nodes; got {first!r} and {other!r}")
+
+        def joined(parts: Iterable[Tensor]) -> Tensor:
+            sized = zip(parts, batches, strict=True)
+            return torch.cat([part.expand(batch.replicas, *part.shape[1:]) for part, batch in sized])
+
+        return Batch(
+            {node: joined(batch.values[node] for batch in batches) for node in first.nodes},
+            {node: joined(batch.mask[node] for batch in batches) for node in first.nodes},
+            joined(batch.weight for batch in batches),
+        )
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Batch:
+        return Batch(
+            {node: function(tensor) for node, tensor in self.values.items()},
+            {node: function(tensor) for node, tensor in self.mask.items()},
+            function(self.weight),
+        )
+
+
+def unique_rows(batch: Batch, *, shrink: float = 0.5) -> Batch:
+    """Collapse rows that agree in all values and masks, and add up their weights.
+
+    Tables of categories often have few distinct rows. The total weight stays what it was, so that the mean
+    weight of the collapsed rows is above one.
+
+    Args:
+        batch: Any batch; with several replicas, rows collapse only where they agree in all of them.
+        shrink: Collapse only to at most this share of the rows; otherwise return the batch as it is.
+
+    Returns:
+        The distinct rows in the order of their first appearance.
+
+    >>> from otpdag.data import Schema, encode
+    >>> from otpdag.graph import Graph
+    >>> from otpdag.spaces import Discrete
+    >>> schema = Schema.of({"a": Discrete(2)}, Graph([], nodes=["a"]))
+    >>> unique_rows(encode({"a": [0, 1, 1, 1]}, schema, hidden=())).weight
+    tensor([[1., 3.]], dtype=torch.float64)
+    """
+    group, groups = distinct_rows((*batch.values.values(), *batch.mask.values()))
+    if groups > shrink * batch.rows:
+        return batch
+    first = np.empty(groups, dtype=np.int64)
+    first[group[::-1]] = np.arange(batch.rows)[::-1]
+    collapsed = batch.take(torch.from_numpy(first).to(batch.weight.device))
+    summed = torch.zeros_like(collapsed.weight)
+    summed.index_add_(1, torch.from_numpy(group).to(batch.weight.device), batch.weight)
+    return Batch(collapsed.values, collapsed.mask, summed)
+
+
+def distinct_rows(tensors: Sequence[Tensor]) -> tuple[Codes, int]:
+    """Number the distinct rows of tensors ``(R, N, width)`` taken together.
+
+    Args:
+        tensors: At least one tensor, all with the same rows.
+
+    Returns:
+        The number of each row's kind, and how many kinds there are.
+
+    >>> distinct_rows([torch.tensor([[[5.0], [7.0], [5.0]]])])
+    (array([0, 1, 0]), 2)
+    """
+    group, groups = np.zeros(tensors[0].shape[1], dtype=np.int64), 1
+    for tensor in tensors:
+        for codes, size in _tensor_codes(tensor):
+            if groups > 2**62 // size:
+                group, groups = _factorize(group)
+            group, groups = group * size + codes, groups * size
+    return _factorize(group)
+
+
+def _pick_rows(tensor: Tensor, index: Tensor) -> Tensor:
+    return tensor[:, index] if index.dtype == torch.bool else tensor.index_select(1, index)
+
+
+def _factorize(array: npt.NDArray[Any]) -> tuple[Codes, int]:
+    codes, distinct = pd.factorize(array, use_na_sentinel=False)
+    return codes.astype(np.int64), len(distinct)
+
+
+def _tensor_codes(tensor: Tensor) -> Iterable[tuple[Codes, int]]:
+    """Integers that differ where rows differ: one array for a one-hot tensor, else one per coordinate."""
+    array = tensor.detach().cpu().numpy()
+    wide = array.transpose(1, 0, 2).reshape(array.shape[1], -1)
+    if array.dtype != bool and array.shape[0] == 1 and _is_one_hot(wide):
+        yield (wide @ np.arange(1, wide.shape[1] + 1)).astype(np.int64), wide.shape[1] + 1
+        return
+    for column in wide.T:
+        yield _factorize(column)
+
+
+def _is_one_hot(wide: npt.NDArray[Any]) -> bool:
+    return bool(((wide == 0) | (wide == 1)).all() and (wide.sum(1) <= 1).all())

@@ -1,0 +1,131 @@
+"""Cells and weights checked: numbers inside their space, codes of categories, NaN where missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from torch import Tensor
+
+from otpdag.data.column import Column, Label, column_title
+from otpdag.data.reading import to_numpy
+from otpdag.data.types import Floats, as_label, as_numbers
+from otpdag.errors import DataError, listed
+from otpdag.spaces import Discrete
+
+__all__ = ["checked_cells", "read_weights"]
+
+
+_SUM_TOLERANCE = 1e-6  # shares written with six decimals sum to one within this
+
+
+def read_weights(weights: npt.ArrayLike | Tensor | None, rows: int) -> Floats:
+    """Row weights ``(R or 1, rows)``, scaled to mean one."""
+    if weights is None:
+        return np.ones((1, rows))
+    array = np.atleast_2d(to_numpy(weights))
+    if array.dtype.kind not in "biuf":
+        raise DataError(f"weights must be numbers; got {weights!r:.60}")
+    if array.ndim != 2 or array.shape[1] != rows:
+        raise DataError(f"weights must have one entry for each of the {rows} rows; got shape {np.shape(weights)}")
+    array = array.astype(np.float64)
+    bad = ~(np.isfinite(array) & (array >= 0))
+    if bad.any():
+        raise DataError(f"weights must be finite and at least 0; found {array[bad][0]} in row {first_row(bad.T)}")
+    total = array.sum(1, keepdims=True)
+    if (total == 0).any():
+        raise DataError("weights must not all be 0; found only zeros")
+    return array * (rows / total)
+
+
+def checked_cells(node: str, column: Column, block: pd.DataFrame, partial: bool) -> Floats:
+    """The cells of a node as numbers, codes for categories, NaN where missing."""
+    if isinstance(column.space, Discrete):
+        cells = _read_codes(block.iloc[:, 0], node, column)[:, None]
+    else:
+        cells = _read_numbers(block, node)
+        _check_support(cells, node, column)
+    empty = np.isnan(cells).all(0)
+    if empty.any() and not partial:
+        name = column.names[int(empty.argmax())]
+        raise DataError(
+            f"{column_title(node, name)} must hold at least one value; all {len(cells)} are missing. "
+            f"If {node!r} is never seen, drop the column and make it hidden"
+        )
+    return cells
+
+
+def _read_numbers(block: pd.DataFrame, node: str) -> Floats:
+    dtypes = set(block.dtypes)
+    if all(isinstance(dtype, np.dtype) and dtype.kind in "biuf" for dtype in dtypes):
+        return block.to_numpy() if dtypes == {np.dtype(np.float32)} else block.to_numpy(dtype=np.float64)
+    columns = [as_numbers(block[name], column_title(node, str(name)), "numbers") for name in block.columns]
+    return np.stack(columns, axis=1)
+
+
+def _read_codes(series: pd.Series[Any], node: str, column: Column) -> Floats:
+    where = column_title(node, column.names[0])
+    if column.labels is not None:
+        return _codes_of_labels(series, where, column.labels)
+    expected = f"category codes from 0 to {column.space.width - 1}"
+    codes = as_numbers(series, where, expected)
+    with np.errstate(invalid="ignore"):
+        bad = (codes < 0) | (codes >= column.space.width) | (codes != np.floor(codes))
+    bad &= ~np.isnan(codes)
+    if bad.any():
+        row = first_row(bad[:, None])
+        raise DataError(
+            f"{where} must hold {expected}; found {codes[row]:g} in row {row}. "
+            "For categories of other names, use text or a pandas Categorical"
+        )
+    return codes
+
+
+def _codes_of_labels(series: pd.Series[Any], where: str, labels: Sequence[Label]) -> Floats:
+    code = {label: place for place, label in enumerate(labels)}
+    place, distinct = pd.factorize(series)
+    shown = [as_label(value) for value in distinct]
+    for index, label in enumerate(shown):
+        if label not in code:
+            row = int((place == index).argmax())
+            raise DataError(f"{where} must hold one of {listed(labels)}; found {label!r} in row {row}")
+    codes = np.array([*(code[label] for label in shown), np.nan])
+    return codes[place]  # a missing value has place -1: the NaN at the end
+
+
+_EXPECTED_AND_OUTSIDE: dict[str, tuple[str, Callable[[Floats], npt.NDArray[np.bool_]]]] = {
+    "real": ("finite numbers", np.isinf),
+    "positive": ("numbers above 0", lambda x: x <= 0),
+    "unit": ("numbers strictly between 0 and 1", lambda x: (x <= 0) | (x >= 1)),
+    "simplex": ("shares from 0 to 1", lambda x: (x < 0) | (x > 1 + _SUM_TOLERANCE)),
+    "count": ("whole numbers of at least 0", lambda x: (x < 0) | (x != np.floor(x))),
+}
+
+
+def _check_support(cells: Floats, node: str, column: Column) -> None:
+    expected, outside = _EXPECTED_AND_OUTSIDE[column.space.support]
+    seen = ~np.isnan(cells)
+    bad = seen & (np.isinf(cells) | outside(cells))
+    if bad.any():
+        row, cell = (int(place) for place in np.argwhere(bad)[0])
+        expected = "finite numbers" if np.isinf(cells[row, cell]) else expected
+        where = column_title(node, column.names[cell])
+        raise DataError(f"{where} must hold {expected}; found {cells[row, cell]:g} in row {row}")
+    if column.space.support == "simplex":
+        _check_sums(cells, seen, node)
+
+
+def _check_sums(cells: Floats, seen: npt.NDArray[np.bool_], node: str) -> None:
+    """Shares must sum to one; if some are missing, to at most one."""
+    total = np.where(seen, cells, 0.0).sum(1)
+    bad = (total > 1 + _SUM_TOLERANCE) | (seen.all(1) & (total < 1 - _SUM_TOLERANCE))
+    if bad.any():
+        row = first_row(bad[:, None])
+        raise DataError(f"columns of node {node!r} must sum to 1 in every row; found {total[row]:g} in row {row}")
+
+
+def first_row(bad: npt.NDArray[np.bool_]) -> int:
+    return int(bad.any(1).argmax())

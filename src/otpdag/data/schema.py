@@ -1,0 +1,157 @@
+"""The schema: which columns hold which node and what the categories are called, settled once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pandas as pd
+
+from otpdag import spaces as _spaces
+from otpdag.data.column import Column, cell_names, column_title
+from otpdag.data.reading import Table, read_blocks
+from otpdag.data.types import find_labels
+from otpdag.errors import DataError, listed
+from otpdag.graph import Graph
+from otpdag.spaces import Discrete, Space
+
+__all__ = ["Schema"]
+
+
+@dataclass(frozen=True)
+class Schema:
+    """Which columns hold which node, hidden ones included.
+
+    A node of one cell has the column of its own name, a node ``x`` of several the columns ``x.0``, ``x.1``
+    and so on. Build one with :meth:`of`.
+
+    >>> from otpdag.spaces import Real
+    >>> graph = Graph([("season", "load")], hidden=["load"])
+    >>> frame = pd.DataFrame({"season": ["wet", "dry", None]})
+    >>> schema = Schema.of({"season": Discrete(2), "load": Real(2)}, graph, frame)
+    >>> schema["season"].labels, schema["load"].names
+    (('dry', 'wet'), ('load.0', 'load.1'))
+    """
+
+    columns: Mapping[str, Column]
+
+    @classmethod
+    def of(cls, spaces: Mapping[str, Space], graph: Graph, data: Table | None = None) -> Schema:
+        """Settle column names and category labels.
+
+        A discrete column may hold codes 0, 1, ..., K-1, or anything else that names categories: the
+        categories of a pandas Categorical in their order, False and True, or the sorted distinct values of a
+        column of text. Categories that the space has and the table does not show are called ``(unseen k)``.
+
+        Args:
+            spaces: The space of each node.
+            graph: The graph; its order is the order of the columns.
+            data: The table that shows the categories; without one, all discrete columns hold codes.
+
+        Returns:
+            The schema.
+
+        Raises:
+            DataError: A node has no space, two nodes claim one column, or a column shows too many categories.
+        """
+        for node in graph.nodes:
+            if node not in spaces:
+                raise DataError(f"spaces must have an entry for every node; node {node!r} has none")
+        plain = {node: Column(spaces[node], None, cell_names(node, spaces[node])) for node in graph.nodes}
+        _check_claims(plain)
+        if data is None:
+            return cls(plain)
+        seen = {node: column for node, column in plain.items() if node not in graph.hidden}
+        blocks, _ = read_blocks(data, seen, partial=True)
+        return cls({node: _with_labels(node, column, blocks.get(node)) for node, column in plain.items()})
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """All nodes, in the order of the graph."""
+        return tuple(self.columns)
+
+    def __getitem__(self, node: str) -> Column:
+        if node not in self.columns:
+            raise DataError(f"node {node!r} is not in the schema, which holds {listed(self.nodes)}")
+        return self.columns[node]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Write lists, numbers and strings only, for JSON."""
+        return {
+            node: {
+                "space": {"kind": type(column.space).__name__, **asdict(column.space)},  # type: ignore[call-overload]
+                "labels": None if column.labels is None else list(column.labels),
+                "names": list(column.names),
+            }
+            for node, column in self.columns.items()
+        }
+
+    @classmethod
+    def from_dict(cls, state: Mapping[str, Any]) -> Schema:
+        """Read what :meth:`to_dict` wrote.
+
+        Args:
+            state: For each node its ``space``, ``labels`` and ``names``.
+
+        Returns:
+            The schema.
+
+        Raises:
+            DataError: A space is of an unknown kind.
+        """
+        return cls({node: _column_from_dict(node, entry) for node, entry in state.items()})
+
+    def to_json(self) -> str:
+        """Write JSON text.
+
+        >>> from otpdag.spaces import Count
+        >>> schema = Schema.of({"a": Discrete(3), "b": Count()}, Graph([("a", "b")]))
+        >>> Schema.from_json(schema.to_json()) == schema
+        True
+        """
+        return json.dumps(self.to_dict())
+
+    @classmethod
+    def from_json(cls, text: str) -> Schema:
+        """Read what :meth:`to_json` wrote."""
+        return cls.from_dict(json.loads(text))
+
+
+def _check_claims(columns: Mapping[str, Column]) -> None:
+    owner: dict[str, str] = {}
+    for node, column in columns.items():
+        for name in column.names:
+            if name in owner:
+                raise DataError(f"nodes {owner[name]!r} and {node!r} both claim column {name!r}; rename one of them")
+            owner[name] = node
+
+
+def _with_labels(node: str, column: Column, block: pd.DataFrame | None) -> Column:
+    if block is None or not isinstance(column.space, Discrete):
+        return column
+    present, size = block.iloc[:, 0].dropna(), column.space.size
+    labels = find_labels(present)
+    if labels is None:
+        return column
+    if len(labels) > size and isinstance(present.dtype, pd.CategoricalDtype):
+        labels = find_labels(present.cat.remove_unused_categories()) or ()
+    if len(labels) > size:
+        raise DataError(
+            f"{column_title(node, column.names[0])} must hold at most {size} categories; "
+            f"found {len(labels)}: {listed(labels)}"
+        )
+    unseen = tuple(f"(unseen {code})" for code in range(len(labels), size))
+    return Column(column.space, (*labels, *unseen), column.names)
+
+
+def _column_from_dict(node: str, entry: Mapping[str, Any]) -> Column:
+    kinds = [name for name in _spaces.__all__ if name != "Space"]
+    settings = dict(entry["space"])
+    kind = settings.pop("kind", None)
+    if kind not in kinds:
+        raise DataError(f"node {node!r}: space must be one of {listed(kinds)}; got {kind!r}")
+    labels = entry["labels"]
+    space = getattr(_spaces, kind)(**settings)
+    return Column(space, None if labels is None else tuple(labels), tuple(entry["names"]))

@@ -1,0 +1,173 @@
+"""From a table to a batch and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import torch
+from torch import Tensor
+
+from otpdag.data.batch import Batch
+from otpdag.data.checking import checked_cells, read_weights
+from otpdag.data.column import Column, Label
+from otpdag.data.reading import Table, check_unseen, read_blocks, to_numpy
+from otpdag.data.schema import Schema
+from otpdag.data.types import Floats
+from otpdag.errors import DataError
+from otpdag.spaces import Space
+
+__all__ = ["decode", "encode"]
+
+
+def encode(
+    data: Table,
+    schema: Schema,
+    *,
+    hidden: Iterable[str],
+    weights: npt.ArrayLike | Tensor | None = None,
+    dtype: torch.dtype = torch.float64,
+    partial: bool = False,
+) -> Batch:
+    """Check a table and turn it into a batch of the nodes that are not hidden.
+
+    All checks come before any other work. Columns that belong to no node are ignored.
+
+    Args:
+        data: A DataFrame; a mapping from node names to arrays or tensors, ``(N,)`` or ``(N, cells)``; or a
+            2-D array or tensor whose columns are the cells of the nodes in the order of the schema.
+        schema: What the columns mean.
+        hidden: Nodes to leave out; they must have no column.
+        weights: Row weights ``(N,)``, or ``(R, N)`` for replicas that differ in their weights; scaled to mean
+            one.
+        dtype: Floating type of the batch.
+        partial: Allow columns that are absent or empty (all missing), and a single row.
+
+    Returns:
+        A batch with one replica, or as many as ``weights`` has rows.
+
+    Raises:
+        DataError: The table does not fit the schema; the message names the column, what it should hold and
+            what was found.
+
+    >>> from otpdag.graph import Graph
+    >>> from otpdag.spaces import Discrete, Real
+    >>> schema = Schema.of({"a": Discrete(3), "b": Real()}, Graph([("a", "b")]))
+    >>> batch = encode({"a": [0, 2, None], "b": [1.5, None, 2.5]}, schema, hidden=())
+    >>> batch.values["a"][0].tolist(), batch.mask["b"][0, :, 0].tolist()
+    ([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 0.0]], [True, False, True])
+    """
+    hidden = set(hidden)
+    read = {node: column for node, column in schema.columns.items() if node not in hidden}
+    for node in schema.nodes:
+        if node in hidden:
+            check_unseen(data, node, schema[node])
+    blocks, rows = read_blocks(data, read, partial=partial)
+    if rows < (1 if partial else 2):
+        raise DataError(f"data must have at least {1 if partial else 2} rows; got {rows}")
+    weight = read_weights(weights, rows)
+    cells = {node: checked_cells(node, read[node], block, partial) for node, block in blocks.items()}
+    return Batch(
+        {node: _to_values(cells[node], read[node].space, dtype) for node in read},
+        {node: torch.from_numpy(~np.isnan(cells[node]))[None] for node in read},
+        torch.from_numpy(weight).to(dtype),
+    )
+
+
+def decode(
+    values: Mapping[str, npt.ArrayLike | Tensor],
+    schema: Schema,
+    *,
+    mask: Mapping[str, npt.ArrayLike | Tensor] | None = None,
+) -> pd.DataFrame:
+    """Turn values of nodes into a table, hidden nodes as well.
+
+    Args:
+        values: For each node an array ``(N, width)`` or ``(1, N, width)``; the category of a one-hot or soft
+            row is its largest entry.
+        schema: What the columns are called.
+        mask: For each node, or for some, which cells to show, ``(N, cells)`` or ``(1, N, cells)``; the others
+            become missing.
+
+    Returns:
+        One column for each cell, in the order of the schema, with labels restored and counts as integers.
+
+    Raises:
+        DataError: A node is unknown, or a shape does not fit.
+
+    >>> from otpdag.graph import Graph
+    >>> from otpdag.spaces import Discrete
+    >>> schema = Schema.of({"a": Discrete(2)}, Graph([], nodes=["a"]), pd.DataFrame({"a": ["no", "yes"]}))
+    >>> decode({"a": [[0.0, 1.0], [0.9, 0.1]]}, schema)["a"].tolist()
+    ['yes', 'no']
+    """
+    for node in values:
+        _ = schema[node]  # refuses an unknown node
+    table: dict[str, Any] = {}
+    rows: int | None = None
+    for node in (name for name in schema.nodes if name in values):
+        column = schema[node]
+        array = _two_dimensional(node, "values", values[node], column.space.width)
+        rows = len(array) if rows is None else rows
+        if len(array) != rows:
+            raise DataError(f"values of node {node!r} must have {rows} rows like the others; got {len(array)}")
+        shown = np.ones((rows, column.space.cells), dtype=bool)
+        if mask is not None and node in mask:
+            shown = _two_dimensional(node, "mask", mask[node], column.space.cells).astype(bool)
+            if len(shown) != rows:
+                raise DataError(f"mask of node {node!r} must have {rows} rows like its values; got {len(shown)}")
+        table.update(zip(column.names, _to_columns(array, column, shown), strict=True))
+    return pd.DataFrame(table)
+
+
+def _to_values(cells: Floats, space: Space, dtype: torch.dtype) -> Tensor:
+    seen = ~np.isnan(cells)
+    if not space.is_discrete:
+        return torch.tensor(cells if seen.all() else np.where(seen, cells, 0.0), dtype=dtype)[None]
+    values = torch.zeros(1, len(cells), space.width, dtype=dtype)
+    rows = torch.from_numpy(np.flatnonzero(seen[:, 0]))
+    values[0, rows, torch.from_numpy(cells[seen[:, 0], 0].astype(np.int64))] = 1.0
+    return values
+
+
+def _two_dimensional(node: str, argument: str, value: Any, width: int) -> npt.NDArray[Any]:
+    array = to_numpy(value)
+    if array.ndim == 1 and width == 1:
+        array = array[:, None]
+    elif array.ndim == 3 and array.shape[0] == 1:
+        array = array[0]
+    if array.ndim != 2 or array.shape[1] != width:
+        raise DataError(f"{argument} of node {node!r} must have shape (rows, {width}); got {np.shape(value)}")
+    return array
+
+
+def _to_columns(array: npt.NDArray[Any], column: Column, shown: npt.NDArray[np.bool_]) -> list[Any]:
+    """One column for each cell, missing where not shown or NaN."""
+    if column.space.is_discrete:
+        known = shown[:, 0] & ~np.isnan(array).any(1) & (array != 0).any(1)
+        codes = np.where(np.isnan(array), -np.inf, array).argmax(1)
+        return [_categories(codes, column.labels, known)]
+    shown = shown & ~np.isnan(array)
+    if column.space.support == "count":
+        return [_whole(cells, seen) for cells, seen in zip(array.T, shown.T, strict=True)]
+    return list(np.where(shown, array, np.nan).T)
+
+
+def _whole(numbers: npt.NDArray[Any], known: npt.NDArray[np.bool_]) -> Any:
+    """Whole numbers: plain integers if all are known, else pandas' nullable ones."""
+    whole = np.rint(np.where(known, numbers, 0)).astype(np.int64)
+    return whole if known.all() else pd.arrays.IntegerArray(whole, ~known)
+
+
+def _categories(codes: npt.NDArray[np.int64], labels: Sequence[Label] | None, known: npt.NDArray[np.bool_]) -> Any:
+    if labels is None:
+        return _whole(codes, known)
+    if all(isinstance(label, bool) for label in labels):
+        truth = np.array(labels)[codes]
+        return truth if known.all() else pd.arrays.BooleanArray(truth, ~known)
+    names = np.empty(len(labels) + 1, dtype=object)  # None at the end stands for what is missing
+    names[:-1] = labels
+    return pd.Series(names[np.where(known, codes, -1)]).infer_objects()

@@ -1,0 +1,174 @@
+"""The course of a fit: every term of a loss, and the losses of all starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from otpdag.engine.monitor import Stage
+from otpdag.errors import DataError
+from otpdag.plots.stage_names import name_stages
+from otpdag.plots.style import COLOURS, PALE_INK, SMALL_FONT, figure_of, tidy_steps
+
+__all__ = ["learning_curve", "search_curve"]
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+_SMOOTHED_FROM = 20  # steps; noisy losses of longer stages are drawn with a running mean
+
+
+def learning_curve(history: Mapping[str, Sequence[float]], *, ax: Axes | None = None) -> Figure:
+    """Draw every term of a loss over the steps of a fit.
+
+    The scale is logarithmic if all values are positive and the largest is more than a hundred times the
+    smallest.
+
+    Args:
+        history: For each term its values, one for each step, in the order of the steps; NaN is left out. An
+            entry ``step`` gives the numbers of the steps; without it they are 1, 2, and so on.
+        ax: Where to draw; if left out, a figure is made.
+
+    Returns:
+        The figure.
+
+    Raises:
+        DataError: There is no term, or a term is not a list of numbers.
+
+    >>> figure = learning_curve({"cost": [9.0, 4.0, 2.0], "divergence": [1.0, 0.5, 0.1]})
+    >>> figure.axes[0].get_xlabel()
+    'step'
+    """
+    terms = {name: _series(name, values) for name, values in history.items()}
+    steps = terms.pop("step", None)
+    if not terms:
+        raise DataError("history must hold at least one term; got none")
+    if ax is None:
+        ax = Figure(figsize=(6.4, 3.8), layout="constrained").add_subplot()
+    for number, (name, values) in enumerate(terms.items()):
+        x = np.arange(1, len(values) + 1) if steps is None else steps[: len(values)]
+        if len(x) != len(values):
+            raise DataError(
+                f"history[{name!r}] must have at most {len(x)} values, one for each step; got {len(values)}"
+            )
+        finite = ~np.isnan(values)
+        marker = "o" if finite.sum() == 1 else None
+        colour = COLOURS[number % len(COLOURS)]
+        style = "-" if number < len(COLOURS) else "--"
+        ax.plot(x[finite], values[finite], label=name, color=colour, linestyle=style, linewidth=1.4, marker=marker)
+    if _spans_decades(terms):
+        ax.set_yscale("log")
+    _tidy(ax, len(terms))
+    return figure_of(ax)
+
+
+def search_curve(stages: Sequence[Stage], *, kept: int | None = None, ax: Axes | None = None) -> Figure:
+    """Draw the losses of all starts along the stages of a search, the kept one on top.
+
+    Where losses only fall, as those of a quasi-Newton method do, the height of a line is how far it lies above the
+    lowest loss of the stages that compare with it, on a logarithmic scale: starts that are stuck stay high. Noisy
+    losses are drawn as they are, with a running mean.
+
+    Args:
+        stages: The ``stages`` of a :class:`~otpdag.FitResult`.
+        kept: Number of the start that was kept; if left out, the first of the last stage.
+        ax: Where to draw; if left out, a figure is made.
+
+    Returns:
+        The figure.
+
+    Raises:
+        DataError: No stage has a step.
+
+    >>> figure = search_curve(
+    ...     [Stage("2 short starts", (0, 1), [(3.0, 4.0), (1.5, 2.0)]), Stage("best", (0,), [(1.2,)])]
+    ... )
+    >>> [text.get_text() for text in figure.axes[0].texts]
+    ['2 short starts', 'best']
+    """
+    tables = [(stage, np.array(stage.losses, dtype=np.float64)) for stage in stages if stage.losses]
+    if not tables:
+        raise DataError("stages must hold at least one step; got none")
+    if ax is None:
+        ax = Figure(figsize=(6.4, 3.8), layout="constrained").add_subplot()
+    falling = all(_only_falls(losses) for _, losses in tables)
+    kept = tables[-1][0].starts[0] if kept is None else kept
+    begin = 0
+    for stage, losses in tables:
+        comparable = [table for other, table in tables if other.objective == stage.objective]
+        heights = _above_lowest(losses, comparable) if falling else losses
+        steps = np.arange(begin + 1, begin + len(losses) + 1)
+        order = sorted(range(len(stage.starts)), key=lambda place: stage.starts[place] == kept)
+        for place in order:
+            _draw_start(ax, steps, heights[:, place], is_kept=stage.starts[place] == kept, smooth=not falling)
+        begin += len(losses)
+    if falling:
+        ax.set_yscale("log")
+    ax.set_ylabel("loss above the lowest" if falling else "loss")
+    tidy_steps(ax)
+    name_stages(ax, [(stage.name, len(losses)) for stage, losses in tables])
+    _mark_lines(ax, several=len(tables[0][0].starts) > 1)
+    return figure_of(ax)
+
+
+def _only_falls(losses: Floats) -> bool:
+    before, after = losses[:-1], losses[1:]
+    return not bool((np.isfinite(before) & (after > before + 1e-9 * (1 + np.abs(before)))).any())
+
+
+def _above_lowest(losses: Floats, tables: Sequence[Floats]) -> Floats:
+    """Distance to the lowest loss of some tables, NaN where rounding would show."""
+    finite = np.concatenate([table[np.isfinite(table)] for table in tables])
+    lowest = float(finite.min()) if len(finite) else 0.0
+    above = losses - lowest
+    return np.where(np.isfinite(above) & (above > 1e-10 * (1 + abs(lowest))), above, np.nan)
+
+
+def _draw_start(
+    ax: Axes, steps: Floats | npt.NDArray[np.int64], heights: Floats, *, is_kept: bool, smooth: bool
+) -> None:
+    colour, width, front = (COLOURS[0], 1.8, 3) if is_kept else (PALE_INK, 0.9, 2)
+    marker = "o" if np.isfinite(heights).sum() == 1 else None
+    if smooth and len(heights) > _SMOOTHED_FROM:
+        ax.plot(steps, heights, color=colour, linewidth=0.5, alpha=0.25, zorder=front)
+        window = max(3, len(heights) // 25)
+        heights = np.convolve(np.pad(heights, window // 2, mode="edge"), np.ones(window) / window, "same")
+        heights = heights[window // 2 : window // 2 + len(steps)]
+    ax.plot(steps, heights, color=colour, linewidth=width, marker=marker, markersize=3, zorder=front)
+
+
+def _mark_lines(ax: Axes, *, several: bool) -> None:
+    if several:
+        ax.plot([], [], color=COLOURS[0], linewidth=1.8, label="kept start")
+        ax.plot([], [], color=PALE_INK, linewidth=0.9, label="other starts")
+        ax.legend(frameon=False, loc="best", handlelength=1.4, fontsize=SMALL_FONT)
+
+
+def _series(name: str, values: Sequence[float]) -> Floats:
+    """Numbers, NaN where they are not finite."""
+    try:
+        array = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"history[{name!r}] must be a list of numbers; got {values!r:.60}") from error
+    if array.ndim != 1 or not len(array):
+        raise DataError(f"history[{name!r}] must be a list of at least one number; got shape {array.shape}")
+    return np.where(np.isfinite(array), array, np.nan)
+
+
+def _spans_decades(terms: Mapping[str, Floats]) -> bool:
+    values = np.concatenate([array[~np.isnan(array)] for array in terms.values()])
+    return bool(len(values) and values.min() > 0 and values.max() > 100 * values.min())
+
+
+def _tidy(ax: Axes, terms: int) -> None:
+    tidy_steps(ax)
+    ax.set_ylabel("value")
+    ax.margins(x=0.01)
+    if terms > 1:
+        ax.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=1.4)
+    else:
+        ax.set_ylabel(str(ax.lines[-1].get_label()))

@@ -1,0 +1,50 @@
+"""What all figures share: colours, sizes of text, tidy axes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import TextToPath
+from matplotlib.ticker import MaxNLocator
+
+__all__ = ["COLOURS", "INK", "PALE_INK", "SMALL_FONT", "figure_of", "place_axes", "text_width", "tidy_steps"]
+
+INK, PALE_INK = "#2b3a55", "#9aa5b4"
+COLOURS = ("#2f5d9b", "#d1762b", "#3d8b5a", "#a8434b", "#7a5aa6", "#6f6f6f", "#c2599b", "#8a7a2b")
+SMALL_FONT = 8.0
+
+
+def figure_of(ax: Axes) -> Figure:
+    """The figure that holds some axes, also where they lie in a figure inside a figure."""
+    figure: Any = ax.figure
+    while not isinstance(figure, Figure):
+        figure = figure.figure
+    return figure
+
+
+def place_axes(ax: Axes) -> tuple[float, float]:
+    """Give axes the place that the figure's layout wants; their width and height in points."""
+    figure = figure_of(ax)
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)  # axes have their final place only after that
+    box, (wide, high) = ax.get_position(), figure.get_size_inches() * 72
+    return float(box.width * wide), float(box.height * high)
+
+
+def text_width(text: str, size: float) -> float:
+    """Width of the widest line in points."""
+    measure, font = TextToPath(), FontProperties(size=size)
+    return max(float(measure.get_text_width_height_descent(line, font, ismath=False)[0]) for line in text.split("\n"))
+
+
+def tidy_steps(ax: Axes) -> None:
+    """Whole steps along the axis, and lines across only."""
+    ax.set_xlabel("step")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.grid(axis="y", color="#e4e7ec", linewidth=0.8)
+    ax.set_axisbelow(True)

@@ -1,0 +1,128 @@
+"""Batches: rows picked, stacked and collapsed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from otpdag.data import Batch, Schema, encode, unique_rows
+from otpdag.errors import DataError
+from otpdag.graph import Graph
+from otpdag.spaces import Discrete, Real, Space
+
+
+def schema_of(data: Any = None, **spaces: Space) -> Schema:
+    return Schema.of(spaces, Graph([], nodes=list(spaces)), data)
+
+
+def read(data: Any, partial: bool = False, **spaces: Space) -> Batch:
+    return encode(data, schema_of(data, **spaces), hidden=(), partial=partial)
+
+
+@pytest.fixture
+def batch() -> Batch:
+    values = torch.arange(10.0).reshape(1, 5, 2)
+    return Batch({"x": values}, {"x": values > 2}, torch.arange(5.0)[None])
+
+
+def test_take_rows(batch: Batch) -> None:
+    part = batch.take(torch.tensor([3, 0]))
+    assert part.values["x"].tolist() == [[[6, 7], [0, 1]]]
+    assert part.mask["x"].tolist() == [[[True, True], [False, False]]]
+    assert part.weight.tolist() == [[3, 0]]
+    assert batch.take(torch.tensor([True, False, False, False, True])).weight.tolist() == [[0, 4]]
+
+
+def test_take_rows_for_each_replica(batch: Batch) -> None:
+    part = batch.take(torch.tensor([[3, 0], [1, 1]]))
+    assert (part.rows, part.replicas) == (2, 2)
+    assert part.weight.tolist() == [[3, 0], [1, 1]]
+    again = part.take(torch.tensor([[1], [0]]))
+    assert again.values["x"].tolist() == [[[0, 1]], [[2, 3]]]
+    shared = Batch(batch.values, batch.mask, batch.weight.repeat(3, 1))
+    assert shared.take(torch.tensor([[0], [1], [2]])).values["x"].tolist() == [[[0, 1]], [[2, 3]], [[4, 5]]]
+
+
+def test_take_refuses_other_shapes(batch: Batch) -> None:
+    with pytest.raises(DataError, match=r"index must have shape \(n,\) or \(replicas, n\); got \(1, 1, 1\)"):
+        batch.take(torch.zeros(1, 1, 1, dtype=torch.long))
+
+
+def test_to(batch: Batch) -> None:
+    moved = batch.to("cpu", torch.float64)
+    assert (moved.values["x"].dtype, moved.weight.dtype) == (torch.float64, torch.float64)
+    assert moved.mask["x"].dtype == torch.bool
+    assert batch.to(dtype=torch.float32).values["x"].dtype == torch.float32
+
+
+def test_stack(batch: Batch) -> None:
+    twin = batch.take(torch.tensor([4, 3, 2, 1, 0]))
+    both = Batch.stack([batch, twin])
+    assert (both.rows, both.replicas) == (5, 2)
+    assert both.weight.tolist() == [[0, 1, 2, 3, 4], [4, 3, 2, 1, 0]]
+    assert Batch.stack([both, batch]).values["x"].shape == (3, 5, 2)
+    mixed = Batch(batch.values, batch.mask, batch.weight.repeat(2, 1))
+    assert Batch.stack([mixed, batch]).values["x"].shape == (3, 5, 2)
+
+
+def test_stack_refuses_unlike_batches(batch: Batch) -> None:
+    with pytest.raises(DataError, match="batches must hold at least one batch; got none"):
+        Batch.stack([])
+    with pytest.raises(DataError, match=r"same rows and nodes; got Batch\(5 rows: x\) and Batch\(1 rows: x\)"):
+        Batch.stack([batch, batch.take(torch.tensor([0]))])
+
+
+def test_fully_observed_refuses_unknown_nodes(batch: Batch) -> None:
+    with pytest.raises(DataError, match=r"node 'y' is not in the batch, which holds 'x'"):
+        batch.fully_observed("y")
+
+
+def test_repr(batch: Batch) -> None:
+    assert repr(batch) == "Batch(5 rows: x)"
+    assert repr(Batch.stack([batch, batch])) == "Batch(5 rows, 2 replicas: x)"
+
+
+@settings(deadline=None)
+@given(
+    hnp.arrays(np.int64, st.tuples(st.integers(2, 60), st.just(2)), elements=st.integers(-1, 2)),
+    st.sampled_from([0.5, 1.0]),
+)
+def test_unique_rows_keep_the_weighted_table(codes: np.ndarray, shrink: float) -> None:
+    table = np.where(codes < 0, np.nan, codes)
+    weights = np.arange(1.0, len(codes) + 1)
+    schema = schema_of(a=Discrete(3), b=Discrete(3))
+    batch = encode(table, schema, hidden=(), weights=weights, partial=True)
+    small = unique_rows(batch, shrink=shrink)
+    assert torch.isclose(small.weight.sum(), torch.tensor(float(len(codes)), dtype=torch.float64))
+    for node in batch.nodes:
+        total = torch.einsum("bn,bnw->bw", batch.weight, batch.values[node])
+        assert torch.allclose(torch.einsum("bn,bnw->bw", small.weight, small.values[node]), total)
+    distinct = len(np.unique(codes, axis=0))
+    assert small.rows == (distinct if distinct <= shrink * len(codes) else len(codes))
+
+
+def test_unique_rows_with_replicas() -> None:
+    values = torch.tensor([[[1.0], [1.0], [2.0], [1.0]], [[5.0], [5.0], [5.0], [6.0]]])
+    batch = Batch({"x": values}, {"x": torch.ones(1, 4, 1).bool()}, torch.ones(1, 4))
+    small = unique_rows(batch, shrink=1.0)
+    assert small.values["x"].tolist() == [[[1], [2], [1]], [[5], [5], [6]]]
+    assert small.weight.tolist() == [[2, 1, 1]]
+
+
+def test_unique_rows_of_many_columns() -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.integers(0, 3, (20, 60))[rng.integers(0, 20, 500)]
+    spaces = {f"n{place}": Discrete(3) for place in range(60)}
+    batch = encode(rows, schema_of(**spaces), hidden=())
+    assert unique_rows(batch).rows == len(np.unique(rows, axis=0))
+
+
+def test_unique_rows_leave_continuous_tables_alone() -> None:
+    batch = read(np.random.default_rng(0).random((50, 1)), x=Real())
+    assert unique_rows(batch) is batch

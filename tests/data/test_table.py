@@ -1,0 +1,151 @@
+"""From tables to tensors and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from otpdag.data import Column, Schema, decode, encode
+from otpdag.errors import DataError
+from otpdag.graph import Graph
+from otpdag.spaces import Count, Discrete, Real, Space
+
+
+def schema_of(data: Any = None, **spaces: Space) -> Schema:
+    return Schema.of(spaces, Graph([], nodes=list(spaces)), data)
+
+
+@pytest.fixture
+def frame() -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "unused": list("pqrs"),
+            "season": ["wet", "dry", None, "wet"],
+            "v.1": [1.0, 2.0, np.nan, 4.0],
+            "v.0": [5.0, 6.0, 7.0, 8.0],
+            "outages": pd.array([3, None, 0, 1], dtype="Int64"),
+            "grade": [2, 0, 1, 2],
+        }
+    )
+
+
+SPACES = {"season": Discrete(3), "load": Real(), "v": Real(2), "outages": Count(), "grade": Discrete(3)}
+
+
+@pytest.fixture
+def grid() -> Graph:
+    edges = [("season", "load"), ("load", "v"), ("load", "outages"), ("load", "grade")]
+    return Graph(edges, hidden=["load"])
+
+
+def test_frame_to_batch(frame: pd.DataFrame, grid: Graph) -> None:
+    schema = Schema.of(SPACES, grid, frame)
+    batch = encode(frame, schema, hidden=grid.hidden)
+    assert batch.nodes == ("season", "v", "outages", "grade")
+    assert (batch.rows, batch.replicas) == (4, 1)
+    assert schema["season"].labels == ("dry", "wet", "(unseen 2)")
+    assert schema["grade"] == Column(Discrete(3), None, ("grade",))
+    assert schema["load"] == Column(Real(), None, ("load",))
+    assert batch.values["season"].tolist() == [[[0, 1, 0], [1, 0, 0], [0, 0, 0], [0, 1, 0]]]
+    assert batch.mask["season"].tolist() == [[[True], [True], [False], [True]]]
+    assert batch.values["v"].tolist() == [[[5, 1], [6, 2], [7, 0], [8, 4]]]
+    assert batch.mask["v"].tolist() == [[[True, True], [True, True], [True, False], [True, True]]]
+    assert batch.fully_observed("v").tolist() == [[True, True, False, True]]
+    assert batch.values["outages"].tolist() == [[[3], [0], [0], [1]]]
+    assert batch.weight.tolist() == [[1, 1, 1, 1]]
+    assert batch.values["v"].dtype == torch.float64
+
+
+def test_batch_to_frame(frame: pd.DataFrame, grid: Graph) -> None:
+    schema = Schema.of(SPACES, grid, frame)
+    batch = encode(frame, schema, hidden=grid.hidden)
+    load = torch.arange(4.0)[:, None]
+    table = decode({"load": load, **batch.values}, schema, mask=batch.mask)
+    assert list(table) == ["season", "load", "v.0", "v.1", "outages", "grade"]
+    assert table["season"].isna().tolist() == [False, False, True, False]
+    assert table["season"].dropna().tolist() == ["wet", "dry", "wet"]
+    assert table["load"].tolist() == [0, 1, 2, 3]
+    assert str(table["outages"].dtype) == "Int64"
+    assert table["outages"].dropna().tolist() == [3, 0, 1]
+    assert table["grade"].dtype == np.int64
+    again = encode(table.drop(columns="load"), schema, hidden=grid.hidden)
+    for node in batch.nodes:
+        assert torch.equal(again.values[node], batch.values[node])
+        assert torch.equal(again.mask[node], batch.mask[node])
+
+
+def test_input_is_not_changed(frame: pd.DataFrame, grid: Graph) -> None:
+    before = frame.copy()
+    batch = encode(frame, Schema.of(SPACES, grid, frame), hidden=grid.hidden)
+    batch.values["v"][:] = 99.0
+    pd.testing.assert_frame_equal(frame, before)
+
+
+def test_dtype() -> None:
+    schema = schema_of(x=Real(), c=Discrete(2))
+    batch = encode({"x": [1, 2], "c": [0, 1]}, schema, hidden=(), dtype=torch.float32)
+    assert {tensor.dtype for tensor in (*batch.values.values(), batch.weight)} == {torch.float32}
+    assert {tensor.dtype for tensor in batch.mask.values()} == {torch.bool}
+
+
+def test_boolean_categories_with_gaps() -> None:
+    table = pd.DataFrame({"c": pd.Series([True, None, False], dtype=object)})
+    schema = schema_of(table, c=Discrete(2))
+    batch = encode(table, schema, hidden=())
+    decoded = decode(batch.values, schema)["c"]
+    assert str(decoded.dtype) == "boolean"
+    assert decoded.tolist() == [True, pd.NA, False]
+
+
+def test_decode_shapes() -> None:
+    schema = schema_of(x=Real(), n=Count(), c=Discrete(2))
+    table = decode({"c": torch.eye(2)[None], "x": [1.5, 2.5], "n": np.array([[2.9999], [0.0]])}, schema)
+    assert list(table) == ["x", "n", "c"]
+    assert table["n"].tolist() == [3, 0]
+    assert table["n"].dtype == np.int64
+    assert table["c"].tolist() == [0, 1]
+
+
+def test_bad_values_to_decode() -> None:
+    schema = schema_of(x=Real(2), y=Real())
+    with pytest.raises(DataError, match=r"node 'z' is not in the schema"):
+        decode({"z": [1.0]}, schema)
+    with pytest.raises(DataError, match=r"values of node 'x' must have shape \(rows, 2\); got \(3, 1\)"):
+        decode({"x": np.ones((3, 1))}, schema)
+    with pytest.raises(DataError, match=r"values of node 'y' must have 3 rows like the others; got 2"):
+        decode({"x": np.ones((3, 2)), "y": [1.0, 2.0]}, schema)
+    with pytest.raises(DataError, match=r"mask of node 'x' must have shape \(rows, 2\); got \(3, 1\)"):
+        decode({"x": np.ones((3, 2))}, schema, mask={"x": np.ones((3, 1))})
+    with pytest.raises(DataError, match=r"mask of node 'x' must have 3 rows like its values; got 4"):
+        decode({"x": np.ones((3, 2))}, schema, mask={"x": np.ones((4, 2))})
+
+
+@settings(deadline=None)
+@given(hnp.arrays(np.float64, hnp.array_shapes(min_dims=2, max_dims=2, min_side=2, max_side=6)), st.data())
+def test_masks_mark_exactly_the_missing_cells(array: np.ndarray, data: st.DataObject) -> None:
+    array = np.nan_to_num(array, posinf=1.0, neginf=-1.0)
+    gaps = data.draw(hnp.arrays(bool, array.shape))
+    table = np.where(gaps, np.nan, array)
+    schema = schema_of(x=Real(array.shape[1]))
+    batch = encode(table, schema, hidden=(), partial=True)
+    assert np.array_equal(batch.mask["x"][0], ~gaps)
+    assert np.array_equal(batch.values["x"][0], np.where(gaps, 0.0, array))
+    back = decode(batch.values, schema, mask=batch.mask).to_numpy()
+    assert np.array_equal(back, table, equal_nan=True)
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(["a", "b", "c", None]), min_size=2, max_size=30))
+def test_categories_survive_the_round_trip(column: list) -> None:
+    table = pd.DataFrame({"c": pd.Series(column, dtype=object)})
+    schema = schema_of(table, c=Discrete(3))
+    batch = encode(table, schema, hidden=(), partial=True)
+    decoded = decode(batch.values, schema)["c"]
+    assert [None if pd.isna(label) else label for label in decoded] == column

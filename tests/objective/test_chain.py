@@ -1,0 +1,89 @@
+"""The loss of the chain, and of categories given numbers, against sums over all paths."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from otpdag.backward.amortized import RowCode
+from otpdag.backward.smoother import SequenceMap
+from otpdag.data.sequences import as_sequences, encode_sequences
+from otpdag.objective.chain import chain_terms, lay_out_steps, lay_out_switching, switching_terms
+from tests.dynamic_models import by_paths, laid_out, random_poisson_hmm, switching_model, switching_series
+
+
+def naturals(model):
+    return model._naturals
+
+
+def test_the_gradient_is_that_of_the_likelihood():
+    model = random_poisson_hmm()
+    data = [np.array([1.0, 7.0, np.nan, 12.0, 3.0]), np.array([9.0, 2.0])]
+    chain = laid_out(model, data)
+    theta = {key: value.clone().requires_grad_(True) for key, value in model.structure.raw(naturals(model)).items()}
+    loss = chain_terms(model.structure, model.structure.naturals(theta), chain).total
+    found = torch.autograd.grad(loss.sum(), list(theta.values()))
+    for (key, value), gradient in zip(theta.items(), found, strict=True):
+        numeric = torch.zeros_like(value)
+        for place in np.ndindex(*value.shape):
+            ends = []
+            for shift in (1e-5, -1e-5):
+                moved = {name: tensor.detach().clone() for name, tensor in theta.items()}
+                moved[key][place] += shift
+                ends.append(float(chain_terms(model.structure, model.structure.naturals(moved), chain).total.detach()))
+            numeric[place] = (ends[0] - ends[1]) / 2e-5
+        np.testing.assert_allclose(gradient, numeric.detach(), atol=1e-8)
+
+
+def test_the_loss_splits_into_cost_and_entropic_term():
+    model = random_poisson_hmm()
+    data = [np.array([1.0, 7.0, 12.0])]
+    terms = chain_terms(model.structure, naturals(model), laid_out(model, data))
+    assert float(terms.total) == pytest.approx(-by_paths(model, data[0])[0] / 3)
+    assert float(terms.reconstruction) > 0
+    assert float(terms.entropic) > 0
+
+
+def test_categories_are_summed_over_exactly_given_the_numbers():
+    known = switching_model()
+    known.set_params(
+        {
+            "s": {"probs": [[0.8, 0.2], [0.3, 0.7]]},
+            "s[0]": {"probs": [0.6, 0.4]},
+            "z": {"loc": [-1.0, 1.0], "weight": 0.5, "scale": [1.0, 0.7]},
+            "z[0]": {"loc": [0.0, 0.5], "scale": [1.0, 2.0]},
+            "x": {"loc": 0.3, "weight": 0.5, "scale": 0.4},
+            "y": {"loc": 0.0, "weight": -1.0, "scale": 0.8},
+        }
+    )
+    structure, naturals = known.structure, known.fitted.naturals
+    data, _, _ = switching_series(1, sequences=1, length=4)
+    batch = encode_sequences(as_sequences(data), known._known_schema(), hidden=known.graph.hidden)
+    backward = SequenceMap(structure, RowCode.of(structure, batch.steps, ("x", "y")), ("z",))
+    features = backward.features(batch)
+    phi = backward.start(batch, features, {"z": torch.linspace(-1, 1, 4).double().unsqueeze(-1)})
+    noise = torch.randn(1, 3, 4, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    steps = lay_out_steps(structure, batch, backward, noise)
+    chain = lay_out_switching(structure, steps, ("z",))
+    terms = switching_terms(structure, naturals, phi, backward, steps, chain)
+    z = backward.draw(phi, steps.block, steps.features, noise).values["z"][0, :, :, 0].numpy()
+    expected = np.mean([log_joint(data, path) for path in z]) / 4
+    assert float(terms.reconstruction) == pytest.approx(-expected, rel=1e-6)
+
+
+def log_joint(data, z):
+    """Log-density of numbers and indicators, regimes enumerated."""
+    moves, total = np.array([[0.8, 0.2], [0.3, 0.7]]), -np.inf
+    seen = normal(data["x"][0], 0.3 + 0.5 * z, 0.4).sum() + normal(data["y"][0], -z, 0.8).sum()
+    for path in itertools.product(range(2), repeat=4):
+        found = np.log([0.6, 0.4])[path[0]] + normal(z[0], [0.0, 0.5][path[0]], [1.0, 2.0][path[0]])
+        for t in range(1, 4):
+            mean = [-1.0, 1.0][path[t]] + 0.5 * z[t - 1]
+            found += np.log(moves[path[t - 1], path[t]]) + normal(z[t], mean, [1.0, 0.7][path[t]])
+        total = np.logaddexp(total, found)
+    return total + seen
+
+
+def normal(value, mean, scale):
+    return -0.5 * ((value - mean) / scale) ** 2 - np.log(scale) - 0.5 * np.log(2 * np.pi)
