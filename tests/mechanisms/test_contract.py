@@ -40,7 +40,7 @@ def first_parent(parents):
 
 # how to build what needs more than sizes
 BUILD = {
-    "Stay": lambda family: m.Stay(3),
+    "StayOrMove": lambda family: m.StayOrMove(3),
     "Multinomial": lambda family: m.Multinomial(5, total=12),
     "Deterministic": lambda family: m.Deterministic(first_parent),
     "Decoder": lambda family: m.Decoder(linear(family), Real(2), noise_scale=m.start(0.5)),
@@ -62,7 +62,7 @@ VARIANTS = {
     "Poisson-dim": (m.Poisson(2), "discrete-real"),
     "NegativeBinomial-dim": (m.NegativeBinomial(2), "discrete"),
     "Categorical-3": (m.Categorical(3), "discrete-real"),
-    "Stay-3": (m.Stay(3), "discrete"),
+    "StayOrMove-3": (m.StayOrMove(3), "discrete"),
     "Categorical-network": (m.Categorical(3, network=(8,)), "discrete-real"),
     "Dirichlet-laplace": (m.Dirichlet(4, laplace=True), "none"),
     "Dirichlet-laplace-discrete": (m.Dirichlet(3, laplace=True), "discrete"),
@@ -128,6 +128,6 @@ def test_every_mechanism_serves_some_parents(cls):
 
 
 def test_few_parents_are_refused_and_every_refusal_names_the_node():
-    picky = {"Codebook", "Codes", "Decoder", "Deterministic", "Dirichlet", "Given", "Quantized", "Stay"}
+    picky = {"Codebook", "Codes", "Decoder", "Deterministic", "Dirichlet", "Given", "Quantized", "StayOrMove"}
     assert {label.partition("-")[0] for label in REFUSED} == picky
     assert all("node 'x'" in message for message in REFUSED.values())

@@ -45,7 +45,7 @@ def poisson_hmm(size=3, transition=None):
         otp.Graph([otp.lag("z", "z"), ("z", "x")], hidden=["z"]),
         {"z": transition or m.Categorical(size), "x": m.Poisson()},
     )
-    moves = {"stay": 0.7} if isinstance(transition, m.Stay) else {"probs": rng.dirichlet(np.ones(size) * 2, size)}
+    moves = {"stay": 0.7} if isinstance(transition, m.StayOrMove) else {"probs": rng.dirichlet(np.ones(size) * 2, size)}
     first, rates = {"probs": rng.dirichlet(np.ones(size))}, {"log_rate": np.log([2.0, 6.0, 11.0][:size])}
     return model.set_params({"z": moves, "z[0]": first, "x": rates})
 
@@ -74,7 +74,7 @@ def by_paths(model, x):
     return math.log(total), state / total
 
 
-@pytest.mark.parametrize("transition", [None, m.Stay(3)], ids=["full", "stay"])
+@pytest.mark.parametrize("transition", [None, m.StayOrMove(3)], ids=["full", "stay"])
 def test_a_hidden_markov_model_agrees_with_the_sum_over_all_paths(transition):
     model = poisson_hmm(3, transition)
     data = [np.array([1.0, 7.0, np.nan, 12.0, 3.0]), np.array([9.0]), np.array([np.nan, np.nan]), np.array([0.0, 5.0])]

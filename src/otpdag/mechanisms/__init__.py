@@ -16,7 +16,7 @@ from otpdag.mechanisms.multivariate_normal import MultivariateNormal
 from otpdag.mechanisms.normal import Normal
 from otpdag.mechanisms.parameters import start, tie
 from otpdag.mechanisms.spec import from_spec, register
-from otpdag.mechanisms.stay import Stay
+from otpdag.mechanisms.stay_or_move import StayOrMove
 from otpdag.mechanisms.student import StudentT
 
 __all__ = [
@@ -41,7 +41,7 @@ __all__ = [
     "Normal",
     "Poisson",
     "Quantized",
-    "Stay",
+    "StayOrMove",
     "StudentT",
     "from_spec",
     "register",
@@ -66,5 +66,5 @@ register(NegativeBinomial)
 register(Normal)
 register(Poisson)
 register(Quantized)
-register(Stay)
+register(StayOrMove)
 register(StudentT)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from otpdag.backward.amortized import AmortizedMap
 from otpdag.inference.ancestral import ancestral, ancestral_sequences
-from otpdag.mechanisms import Mechanism, Stay
+from otpdag.mechanisms import Mechanism, StayOrMove
 from otpdag.mechanisms.base import Parents
 from otpdag.mechanisms.normal import LocationScale
 from otpdag.mechanisms.parameters import Fixed, Tied
@@ -107,7 +107,7 @@ def _relabel(structure: Structure, naturals: Naturals, node: str, order: list[in
     for owner, mechanism in structure.mechanisms.items():
         axes = [i for i, (name, _) in enumerate(mechanism.family.discrete) if structure.base(name) == node]
         makes = structure.base(owner) == node
-        if isinstance(mechanism, Stay) and makes and axes:
+        if isinstance(mechanism, StayOrMove) and makes and axes:
             continue  # treats all labels alike
         if not makes and not axes:
             continue

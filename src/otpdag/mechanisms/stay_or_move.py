@@ -12,10 +12,10 @@ from otpdag.mechanisms.base import Atoms, Mechanism, Noise, Params, Parents
 from otpdag.mechanisms.parameters import UNIT, Parameter, Setting, as_setting
 from otpdag.spaces import Discrete, Space
 
-__all__ = ["Stay"]
+__all__ = ["StayOrMove"]
 
 
-class Stay(Mechanism):
+class StayOrMove(Mechanism):
     r"""A category that keeps its parent's value with one probability and else takes any other, all alike.
 
     .. math:: P(z = k \mid j) = \mathrm{stay} \text{ if } k = j, \text{ else } (1 - \mathrm{stay}) / (K - 1)
@@ -27,7 +27,7 @@ class Stay(Mechanism):
         size: Number of categories K.
         stay: Probability of no change; a number fixes it, ``otp.start(v)`` starts it.
 
-    >>> Stay(4).space
+    >>> StayOrMove(4).space
     Discrete(size=4)
     """
 
@@ -41,7 +41,7 @@ class Stay(Mechanism):
         """Ask for exactly one parent with the same categories."""
         if [space.width for _, space in self.family.discrete] != [self.size] or self.family.continuous:
             raise ModelError(
-                f"node {self.family.node!r}: Stay needs exactly one parent, a category of size {self.size} such as "
+                f"node {self.family.node!r}: StayOrMove needs exactly one parent, a category of size {self.size} such as "
                 f"the node itself one step ago; got {[name for name, _ in self.family.parents]}"
             )
 
