@@ -104,7 +104,7 @@ def energy(points, p, q):
 def states_of(model, groups, eps=1.0):
     found = []
     for group in groups:
-        result = otp.backward.gibbs.evaluate(model.structure, model.fitted.naturals, group)
+        result = otp.backward.closed_form.evaluate(model.structure, model.fitted.naturals, group)
         found.append((group, torch.softmax(result.log_prior + result.log_likelihood / eps, -1)))
     return found
 

@@ -15,7 +15,7 @@ from otpdag.data import Batch, Schema, encode
 from otpdag.divergences import AbstractDivergence, Energy, SlicedWasserstein
 from otpdag.mechanisms.base import Noise
 from otpdag.objective import Streams, build_maps, sampled_terms
-from otpdag.objective.sampled import SampledOptions, _spread, default_cost, ground_cost, normal_score
+from otpdag.objective.sampled import SampledOptions, default_cost, ground_cost, normal_score
 
 RNG = np.random.default_rng(42)
 
@@ -259,7 +259,7 @@ def test_costs_are_in_units_of_the_columns_variation():
             values = torch.tensor(draws * factor, dtype=torch.float64).reshape(1, -1, 1)
             batch = Batch({"x": values}, {"x": torch.ones_like(values).bool()}, torch.ones(1, 400).double())
             (backward,) = build_maps(model.structure, batch, scope="joint", hidden_layers=())
-            spread = _spread(backward, "x", values)
+            spread = backward.code.spread("x", values)
             assert spread.item() == pytest.approx(values.std().item(), rel=0.05)
             mask = batch.mask["x"]
             found.append(

@@ -123,7 +123,7 @@ class Codebook(Mechanism):
     def on_setup(self) -> None:
         """Refuse anything but one parent that holds codes."""
         parents = self.family.parents
-        if len(parents) != 1 or parents[0][1].support != "count":
+        if len(parents) != 1 or not isinstance(parents[0][1], Count):
             raise ModelError(f"node {self.family.node!r} is a Codebook and needs one parent, whose mechanism is Codes")
 
     @property
@@ -189,7 +189,7 @@ class Quantized(Mechanism):
     def on_setup(self) -> None:
         """Refuse anything but one parent made of codewords' latents."""
         parents = self.family.parents
-        if len(parents) != 1 or parents[0][1].support != "real" or parents[0][1].width % self.dim:
+        if len(parents) != 1 or not parents[0][1].is_unbounded or parents[0][1].width % self.dim:
             raise ModelError(
                 f"node {self.family.node!r} is Quantized and needs one parent with real values, a multiple of "
                 f"{self.dim} of them"

@@ -54,7 +54,7 @@ class Decoder(Mechanism):
         self.module = module
         self._space = Real(1) if space is None else space
         self.noise_scale = as_setting(noise_scale)
-        if self.noise_scale is not None and self._space.support != "real":
+        if self.noise_scale is not None and not self._space.is_unbounded:
             raise ModelError(
                 f"`noise_scale` needs real values; got the space {self._space}, which Gaussian noise would leave"
             )

@@ -20,7 +20,7 @@ from otpdag.backward.pieces import Pieces
 from otpdag.data import Batch
 from otpdag.layers import side_by_side
 from otpdag.mechanisms.base import Noise
-from otpdag.objective.sampled import SampledOptions, Streams, family, noise_family, rebuild
+from otpdag.objective.sampled import Evaluated, SampledOptions, Streams, family, noise_family, rebuild
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Naturals, Structure, Theta, lag_name
 
@@ -51,8 +51,8 @@ def piece_terms(
         values |= {node: value.squeeze(1) for node, value in drawn.values.items()}
         log_q = drawn.log_prob.squeeze(1)
     if unary is not None and options.noise == "marginal":
-        found = backward.marginals(phi, pieces, unary)
-        cost, kl = _expected(structure, naturals, backward.categories, pieces, found)
+        posterior = backward.marginals(phi, pieces, unary)
+        cost, kl = _expected(structure, naturals, backward.categories, pieces, posterior)
         return _terms(zero, options, cost / total, kl / total, zero)
     summed = tuple(n for n in structure.graph.order if n in structure.graph.hidden and n not in backward.targets)
     if summed:
@@ -65,8 +65,8 @@ def piece_terms(
     for edge in structure.graph.lags:
         if edge.parent in backward.targets:
             values[lag_name(edge.parent, edge.by)] = pieces.lagged(values[edge.parent], edge.by)
-    batch = pieces.as_batch(structure)
-    cost, noises = rebuild(structure, backward, naturals, values, batch, streams, options)
+    at = Evaluated(structure, naturals, pieces.as_batch(structure), streams, options)
+    cost, noises = rebuild(at, backward, values)
     kl = zero
     if options.eps:
         kl = _number_kl(structure, naturals, backward, pieces, values, log_q)
@@ -75,39 +75,39 @@ def piece_terms(
                 kl
                 + _expected(structure, naturals, backward.categories, pieces, backward.marginals(phi, pieces, unary))[1]
             )
-    divergence = zero
-    if options.eta:
-        divergence = _push_forward(structure, backward, naturals, pieces, values, noises, streams, options)
-    return _terms(zero, options, (cost * batch.weight).sum(-1) / total, kl / total, divergence)
+    divergence = _push_forward(at, backward, pieces, values, noises) if options.eta else zero
+    return _terms(zero, options, (cost * at.batch.weight).sum(-1) / total, kl / total, divergence)
 
 
 def _terms(zero: Tensor, options: SampledOptions, cost: Tensor, kl: Tensor, divergence: Tensor) -> LossTerms:
     return LossTerms.of(
-        zero, reconstruction=options.reconstruction * cost + zero, entropic=options.eps * kl + zero,
+        zero,
+        reconstruction=options.reconstruction * cost + zero,
+        entropic=options.eps * kl + zero,
         divergence=options.eta * divergence + zero,
-    )  # fmt: skip
+    )
 
 
 # --- expectations over the chain of states ---------------------------------------------------------------------------
 
 
 def _expected(
-    structure: Structure, naturals: Naturals, categories: tuple[str, ...], pieces: Pieces, found: ChainMarginals
+    structure: Structure, naturals: Naturals, categories: tuple[str, ...], pieces: Pieces, posterior: ChainMarginals
 ) -> tuple[Tensor, Tensor]:
     """Expected cost of what is observed, and the entropic term of the categories, summed over counted steps."""
     chain = _as_chain(structure, categories, pieces)
     potential = potentials(structure, naturals, chain)
     counted = pieces.counted.to(pieces.features)
-    state = found.state.flatten(1, 2) * counted.unsqueeze(-1)
+    state = posterior.state.flatten(1, 2) * counted.unsqueeze(-1)
     cost = -_weighted(state, potential.observed)
-    prior = _weighted(state, potential.hidden) + _pair_prior(pieces, found, potential, chain)
-    return cost, (found.negentropy() * counted).sum(-1) - prior
+    prior = _weighted(state, potential.hidden) + _pair_prior(pieces, posterior, potential, chain)
+    return cost, (posterior.negentropy() * counted).sum(-1) - prior
 
 
-def _pair_prior(pieces: Pieces, found: ChainMarginals, potential: Potentials, chain: Chain) -> Tensor:
+def _pair_prior(pieces: Pieces, posterior: ChainMarginals, potential: Potentials, chain: Chain) -> Tensor:
     """Expected log-potentials of pairs of states, over counted steps that follow another."""
     counted = (pieces.counted & pieces.follows(1))[pieces.many :].to(pieces.features)
-    weight = found.pair.flatten(1, 2) * counted[:, None, None]
+    weight = posterior.pair.flatten(1, 2) * counted[:, None, None]
     if chain.varying:
         return _weighted(weight, potential.pair[:, pieces.many :])
     phases = chain.phase[pieces.many :]
@@ -125,9 +125,17 @@ def _as_chain(structure: Structure, categories: tuple[str, ...], pieces: Pieces)
     states = joint_states(structure, categories)
     longest = max((edge.by for edge in structure.graph.lags), default=0)
     return Chain(
-        states, pieces.values, pieces.mask, pieces.times.clamp(max=longest), pieces.counted.to(pieces.features),
-        (pieces.block,), longest, pairs_vary(structure, states), len(pieces.times), pieces.many,
-    )  # fmt: skip
+        states,
+        pieces.values,
+        pieces.mask,
+        pieces.times.clamp(max=longest),
+        pieces.counted.to(pieces.features),
+        (pieces.block,),
+        longest,
+        pairs_vary(structure, states),
+        len(pieces.times),
+        pieces.many,
+    )
 
 
 def _summed(
@@ -155,12 +163,12 @@ def _summed(
             mask[name] = (pieces.inside & pieces.follows(edge.by))[None, :, None]
     chain = replace(_as_chain(structure, categories, pieces), values={**pieces.values, **drawn}, mask=mask)
     potential = potentials(structure, naturals, chain)
-    found = marginals(pieces.block, Linear.of(potential), chain)
+    posterior = marginals(pieces.block, Linear.of(potential), chain)
     counted = pieces.counted.to(pieces.features)
     share = counted.sum() / pieces.inside.sum()
-    expected = _weighted(found.state.transpose(1, 2) * counted.unsqueeze(-1), potential.observed + potential.hidden)
-    expected = expected + share * _weighted(found.pair, potential.pair)
-    return -expected + (expected - (found.log_scale * counted).sum(-1)).detach()
+    expected = _weighted(posterior.state.transpose(1, 2) * counted.unsqueeze(-1), potential.observed + potential.hidden)
+    expected = expected + share * _weighted(posterior.pair, potential.pair)
+    return -expected + (expected - (posterior.log_scale * counted).sum(-1)).detach()
 
 
 # --- draws -----------------------------------------------------------------------------------------------------------
@@ -194,33 +202,31 @@ class _Family:
 
 
 def _push_forward(
-    structure: Structure,
+    at: Evaluated,
     backward: BidirectionalMap,
-    naturals: Naturals,
     pieces: Pieces,
     values: Mapping[str, Tensor],
     noises: Mapping[str, Tensor],
-    streams: Streams,
-    options: SampledOptions,
 ) -> Tensor:
     """Sum of divergences between backward and forward families, first steps and later ones by their shares."""
+    structure, streams = at.structure, at.streams
     total = torch.zeros(len(streams)).to(pieces.features)
     owners = [name for name in structure.mechanisms if structure.base(name) in backward.targets]
     for name in (*owners, *noises):
         one = _family_of(structure, pieces, name, streams)
         if len(one.rows) < 2:
             continue
-        batch = Batch({}, {}, torch.ones(1, len(one.rows)).to(pieces.features))
+        chosen = replace(at, batch=Batch({}, {}, torch.ones(1, len(one.rows)).to(pieces.features)))
         part = {node: value[:, one.rows] for node, value in values.items()}
         noise = {node: value[:, one.rows] for node, value in noises.items()}
         if name in owners:
             part[name] = part[structure.base(name)]
-            pair = family(structure, backward, naturals, name, part, noise, batch, streams, options)
+            pair = family(chosen, backward, name, part, noise)
         else:
-            pair = noise_family(structure, backward, name, part, noise, batch, streams)
+            pair = noise_family(chosen, backward, name, part, noise)
         if pair[0]:
             sides = side_by_side(pair[0]), side_by_side(pair[1])
-            total = total + one.share * options.divergence(*sides, None, None, generator=streams.shared)
+            total = total + one.share * at.options.divergence(*sides, None, None, generator=streams.shared)
     return total
 
 

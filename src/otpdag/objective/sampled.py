@@ -21,11 +21,12 @@ from otpdag.layers import side_by_side
 from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.base import Noise, Params, Parents
 from otpdag.objective.terms import LossTerms
-from otpdag.spaces import Space
+from otpdag.spaces import CostKind, Space
 from otpdag.structure import Naturals, Structure, Theta
 
 __all__ = [
     "DrawnBy",
+    "Evaluated",
     "SampledOptions",
     "Streams",
     "build_maps",
@@ -36,6 +37,13 @@ __all__ = [
 ]
 
 Values = Mapping[str, Tensor]
+
+DEFAULT_COSTS: Mapping[CostKind, AbstractCost] = {
+    "squared": SquaredEuclidean(),
+    "smooth l1": SmoothL1(),
+    "cross-entropy": CrossEntropy(),
+}
+FURTHEST_UNIFORM = 1e-6  # uniform noise closer to zero or one would be a normal score that outweighs all others
 
 
 class DrawnBy(Protocol):
@@ -107,6 +115,27 @@ class SampledOptions:
     costs: Mapping[str, AbstractCost | PointFunction] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Evaluated:
+    """What one evaluation has at hand: a model with its parameters, rows, random numbers and settings."""
+
+    structure: Structure
+    naturals: Naturals
+    batch: Batch
+    streams: Streams
+    options: SampledOptions
+
+    def draw(self, noise: Noise) -> Tensor:
+        """Fresh noise (R, rows, dim) for all rows."""
+        return self.streams.draw(noise, self.batch.rows, self.batch.weight)
+
+    def relaxed(self, node: str, parents: Parents) -> Tensor:
+        """A node made anew by the model from its parents."""
+        mechanism = self.structure.mechanisms[node]
+        noise = self.draw(mechanism.relaxed_noise)
+        return mechanism.relaxed(self.naturals[node], parents, noise, self.options.temperature)
+
+
 def build_maps(
     structure: Structure, batch: Batch, *, scope: str, hidden_layers: tuple[int, ...]
 ) -> tuple[AmortizedMap, ...]:
@@ -139,62 +168,49 @@ def sampled_terms(
     options: SampledOptions,
 ) -> LossTerms:
     """Evaluate the objective on a minibatch: values (B, n, width) with B = 1 or the number of replicas."""
-    naturals = structure.naturals(theta)
+    at = Evaluated(structure, structure.naturals(theta), batch, streams, options)
     share = batch.weight / batch.weight.sum(-1, keepdim=True)
     # equal weights are left unsaid: exact solvers are faster without them
     mass = None if bool((batch.weight == batch.weight[:, :1]).all()) else share
     zero = torch.zeros(len(streams)).to(share)
     terms = LossTerms.of(zero)
     for backward in maps:
-        made = _ancestral(structure, maps, naturals, batch, streams, options) if options.scope == "local" else {}
-        values, kl = _draw_backward(structure, backward, naturals, phi, batch, streams, options, made)
-        cost, noises = rebuild(structure, backward, naturals, values, batch, streams, options)
+        made = _ancestral(at, maps) if options.scope == "local" else {}
+        values, kl = _draw_backward(at, backward, phi, made)
+        cost, noises = rebuild(at, backward, values)
         reconstruction = options.reconstruction * (share * cost).sum(-1)
         entropic = options.eps * (share * kl).sum(-1) if options.eps else zero
-        divergence = zero
-        if options.eta:
-            divergence = options.eta * _push_forward(
-                structure, backward, naturals, values, noises, mass, batch, streams, options, made
-            )
+        divergence = options.eta * _push_forward(at, backward, values, noises, mass, made) if options.eta else zero
         terms = terms + LossTerms.of(zero, reconstruction=reconstruction, entropic=entropic, divergence=divergence)
     return terms
 
 
-def _draw_backward(
-    structure: Structure,
-    backward: AmortizedMap,
-    naturals: Naturals,
-    phi: Theta,
-    batch: Batch,
-    streams: Streams,
-    options: SampledOptions,
-    made: Values,
-) -> tuple[dict[str, Tensor], Tensor]:
+def _draw_backward(at: Evaluated, backward: AmortizedMap, phi: Theta, made: Values) -> tuple[dict[str, Tensor], Tensor]:
     """Fill in what is unknown; also log q - log p of the draws, row by row.
 
     Parents that a local map does not draw itself are taken from ``made``, the model's own draws.
     """
-    mask = _extra_mask(batch, streams, options.extra_masking)
-    row = backward.code(batch.values, mask)
+    batch, options = at.batch, at.options
+    row = backward.code(batch.values, _extra_mask(batch, at.streams, options.extra_masking))
     values: dict[str, Tensor] = dict(batch.values)
     kl = torch.zeros(1, 1).to(row)
     for node in backward.targets:
-        mechanism = structure.mechanisms[node]
+        mechanism = at.structure.mechanisms[node]
         unknown = ~batch.mask[node] if node in batch.mask else None
         if mechanism.space.is_discrete:
-            noise = streams.draw(Noise(mechanism.space.width, "uniform"), batch.rows, row)
+            noise = at.streams.draw(Noise(mechanism.space.width, "uniform"), batch.rows, row)
             drawn, log_q = backward.relaxed(
                 phi, node, row, values, noise, options.temperature, hard=options.straight_through
             )
         else:
-            noise = streams.draw(Noise(backward.output_width(node) // 2, "normal"), batch.rows, row)
-            found = backward.draw(phi, node, row, values, noise)
-            drawn, log_q = found.value, found.log_prob if unknown is None else found.log_prob_of(unknown)
+            noise = at.streams.draw(Noise(backward.output_width(node) // 2, "normal"), batch.rows, row)
+            draw = backward.draw(phi, node, row, values, noise)
+            drawn, log_q = draw.value, draw.log_prob if unknown is None else draw.log_prob_of(unknown)
         if unknown is not None:
             drawn = torch.where(unknown, drawn, batch.values[node])
         if options.eps:
-            parents = structure.parents(node, {**made, **values})
-            kl = kl + _kl(mechanism, naturals[node], drawn, log_q, parents, unknown)
+            parents = at.structure.parents(node, {**made, **values})
+            kl = kl + _kl(mechanism, at.naturals[node], drawn, log_q, parents, unknown)
         values[node] = drawn
     return values, kl
 
@@ -205,9 +221,9 @@ def _kl(
     """The entropic term of one node, over its cells that are unknown."""
     if not mechanism.space.is_discrete:
         return log_q - mechanism.log_prob(params, drawn, parents, unknown)
-    log_p = mechanism.log_probs(params, parents, log_q)  # type: ignore[attr-defined]
-    found = (torch.exp(log_q) * (log_q - log_p)).sum(-1)
-    return found if unknown is None else torch.where(unknown[..., 0], found, 0.0)
+    log_p = mechanism.log_probs(params, parents, log_q)
+    expected = (torch.exp(log_q) * (log_q - log_p)).sum(-1)
+    return expected if unknown is None else torch.where(unknown[..., 0], expected, 0.0)
 
 
 def _extra_mask(batch: Batch, streams: Streams, chance: float) -> Mapping[str, Tensor]:
@@ -217,68 +233,44 @@ def _extra_mask(batch: Batch, streams: Streams, chance: float) -> Mapping[str, T
     return {node: seen & ~streams.coins(tuple(seen.shape[1:]), chance) for node, seen in batch.mask.items()}
 
 
-def rebuild(
-    structure: Structure,
-    backward: DrawnBy,
-    naturals: Naturals,
-    values: Values,
-    batch: Batch,
-    streams: Streams,
-    options: SampledOptions,
-) -> tuple[Tensor, dict[str, Tensor]]:
+def rebuild(at: Evaluated, backward: DrawnBy, values: Values) -> tuple[Tensor, dict[str, Tensor]]:
     """Cost of rebuilding each row (R, n), and the abducted noise of each observed node."""
+    batch, options = at.batch, at.options
     total = torch.zeros(1, 1).to(batch.weight)
     noises: dict[str, Tensor] = {}
     for node in backward.explains:
-        mechanism, parents = structure.mechanisms[node], structure.parents(node, values)
+        mechanism, parents = at.structure.mechanisms[node], at.structure.parents(node, values)
         if mechanism.is_given:
             continue
-        params, value, mask = naturals[node], batch.values[node], batch.mask[node]
+        value, mask = batch.values[node], batch.mask[node]
         if options.noise == "marginal":
-            total = total - mechanism.log_prob(params, value, parents, mask)
+            total = total - mechanism.log_prob(at.naturals[node], value, parents, mask)
         elif options.noise == "abducted" and mechanism.can_abduct:
-            drawn = node in backward.targets and not _is_count(mechanism)
-            noises[node] = _abduct(mechanism, params, values[node] if drawn else value, mask, parents, streams, drawn)
+            drawn = node in backward.targets and mechanism.space.has_noise_when_relaxed
+            noises[node] = _abduct(at, node, parents, values[node] if drawn else None)
         else:
-            noise = streams.draw(mechanism.relaxed_noise, batch.rows, value)
-            rebuilt = mechanism.relaxed(params, parents, noise, options.temperature)
-            spread, cost = _spread(backward, node, value), options.costs.get(node)
+            rebuilt = at.relaxed(node, parents)
+            spread, cost = backward.code.spread(node, value), options.costs.get(node)
             total = total + ground_cost(mechanism, value, rebuilt, mask, spread, cost)
     return total, noises
 
 
-def _is_count(mechanism: Mechanism) -> bool:
-    return mechanism.space.support == "count"
-
-
-def _abduct(
-    mechanism: Mechanism, params: Params, value: Tensor, mask: Tensor, parents: Parents, streams: Streams, drawn: bool
-) -> Tensor:
+def _abduct(at: Evaluated, node: str, parents: Parents, drawn: Tensor | None) -> Tensor:
     """The noise behind a value; where the value is missing, that of its draw or, without one, fresh noise."""
-    uniform = streams.draw(Noise(mechanism.noise.dim, "uniform"), value.shape[1], value)
+    mechanism, params, mask = at.structure.mechanisms[node], at.naturals[node], at.batch.mask[node]
+    value = at.batch.values[node] if drawn is None else drawn
+    uniform = at.streams.draw(Noise(mechanism.noise.dim, "uniform"), value.shape[1], value)
     # drawn whether it is needed or not: a stream must not depend on what other replicas' rows miss
-    fresh = streams.draw(mechanism.noise, value.shape[1], value)
-    if drawn or bool(mask.all()):
+    fresh = at.streams.draw(mechanism.noise, value.shape[1], value)
+    if drawn is not None or bool(mask.all()):
         return mechanism.abduct(params, value, parents, uniform)
-    harmless = {"positive": 1.0, "unit": 0.5, "simplex": 1.0 / mechanism.space.width}.get(mechanism.space.support, 0.0)
-    found = mechanism.abduct(params, torch.where(mask, value, harmless), parents, uniform)
-    return torch.where(mask if mask.shape[-1] == found.shape[-1] else mask.all(-1, keepdim=True), found, fresh)
-
-
-def _spread(backward: DrawnBy, node: str, like: Tensor) -> Tensor:
-    """Spread of a column, so that every node's cost is in units of its own variation."""
-    if backward.space(node).is_discrete or node not in backward.code.scale:
-        return torch.ones(1).to(like)
-    shift, scale = backward.code.shift[node].to(like), backward.code.scale[node].to(like)
-    # of the square of a normal variable, where the code holds square roots
-    return torch.sqrt(4 * (shift * scale) ** 2 + 2 * scale**4) if node in backward.code.roots else scale
+    noise = mechanism.abduct(params, torch.where(mask, value, mechanism.space.neutral().to(value)), parents, uniform)
+    return torch.where(mask if mask.shape[-1] == noise.shape[-1] else mask.all(-1, keepdim=True), noise, fresh)
 
 
 def default_cost(mechanism: Mechanism) -> AbstractCost:
     """The cost by the node's type: cross-entropy for categories, smooth L1 for counts, else squared error."""
-    if mechanism.space.is_discrete:
-        return CrossEntropy()
-    return SmoothL1() if mechanism.space.support == "count" else SquaredEuclidean()
+    return DEFAULT_COSTS[mechanism.space.cost]
 
 
 def ground_cost(
@@ -301,31 +293,28 @@ def ground_cost(
 
 
 def _push_forward(
-    structure: Structure,
+    at: Evaluated,
     backward: AmortizedMap,
-    naturals: Naturals,
     values: Values,
     noises: Mapping[str, Tensor],
     mass: Tensor | None,
-    batch: Batch,
-    streams: Streams,
-    options: SampledOptions,
     made: Values,
 ) -> Tensor:
     """Sum of divergences between backward and forward families."""
-    total = torch.zeros(len(streams)).to(batch.weight)
-    if options.scope == "local":
-        pairs = [_local_family(structure, backward, values, noises, batch, streams, made)]
+    total = torch.zeros(len(at.streams)).to(at.batch.weight)
+    if at.options.scope == "local":
+        pairs = [_local_family(at, backward, values, noises, made)]
     else:
         # the noise of a missing node that was drawn joins its parents' families, where noise is abducted; a relaxed
         # count has no noise of its own
-        nodes = [n for n in backward.targets if n not in noises or _is_count(structure.mechanisms[n])]
-        pairs = [family(structure, backward, naturals, n, values, noises, batch, streams, options) for n in nodes]
-    pairs += [noise_family(structure, backward, node, values, noises, batch, streams) for node in noises]
+        spaces = {node: at.structure.mechanisms[node].space for node in backward.targets}
+        nodes = [n for n, space in spaces.items() if n not in noises or not space.has_noise_when_relaxed]
+        pairs = [family(at, backward, node, values, noises) for node in nodes]
+    pairs += [noise_family(at, backward, node, values, noises) for node in noises]
     for pushed, forward in pairs:
         if pushed:
             pair = side_by_side(pushed), side_by_side(forward)
-            total = total + options.divergence(*pair, mass, mass, generator=streams.shared)
+            total = total + at.options.divergence(*pair, mass, mass, generator=at.streams.shared)
     return total
 
 
@@ -333,92 +322,60 @@ Pair = tuple[list[Tensor], list[Tensor]]
 """The columns of a family as they are pushed backward, and as the model makes them."""
 
 
-def family(
-    structure: Structure,
-    backward: DrawnBy,
-    naturals: Naturals,
-    node: str,
-    values: Values,
-    noises: Mapping[str, Tensor],
-    batch: Batch,
-    streams: Streams,
-    options: SampledOptions,
-) -> Pair:
+def family(at: Evaluated, backward: DrawnBy, node: str, values: Values, noises: Mapping[str, Tensor]) -> Pair:
     """A node that was drawn, with its parents and its children's noises."""
-    mechanism, parents = structure.mechanisms[node], structure.parents(node, values)
-    fresh = streams.draw(mechanism.relaxed_noise, batch.rows, values[node])
-    made = mechanism.relaxed(naturals[node], parents, fresh, options.temperature)
+    structure, parents = at.structure, at.structure.parents(node, values)
+    made = at.relaxed(node, parents)
     children = [c for c in structure.graph.children(structure.base(node)) if c in noises]
     above = [backward.code.standard(parent, value) for parent, value in parents.items()]
     pushed = [backward.code.standard(node, values[node]), *above]
     forward = [backward.code.standard(node, made), *above]
     pushed += [normal_score(structure.mechanisms[c].noise, noises[c]) for c in children]
-    forward += [_fresh(structure.mechanisms[c], batch.rows, values[node], streams) for c in children]
+    forward += [_fresh(at, c) for c in children]
     return pushed, forward
 
 
 def _local_family(
-    structure: Structure,
-    backward: AmortizedMap,
-    values: Values,
-    noises: Mapping[str, Tensor],
-    batch: Batch,
-    streams: Streams,
-    made: Values,
+    at: Evaluated, backward: AmortizedMap, values: Values, noises: Mapping[str, Tensor], made: Values
 ) -> Pair:
     """All that a local map draws, with the noise of the node that it explains."""
     pushed = [backward.code.standard(n, values[n]) for n in backward.targets]
     forward = [backward.code.standard(n, made[n]) for n in backward.targets]
     if pushed:
-        pushed += [normal_score(structure.mechanisms[n].noise, noise) for n, noise in noises.items()]
-        forward += [_fresh(structure.mechanisms[n], batch.rows, noise, streams) for n, noise in noises.items()]
+        pushed += [normal_score(at.structure.mechanisms[n].noise, noise) for n, noise in noises.items()]
+        forward += [_fresh(at, n) for n in noises]
     return pushed, forward
 
 
-def noise_family(
-    structure: Structure,
-    backward: DrawnBy,
-    node: str,
-    values: Values,
-    noises: Mapping[str, Tensor],
-    batch: Batch,
-    streams: Streams,
-) -> Pair:
+def noise_family(at: Evaluated, backward: DrawnBy, node: str, values: Values, noises: Mapping[str, Tensor]) -> Pair:
     """A node's noise with all its parents, of which it is independent; none if drawn parents' families hold it."""
-    parents = structure.parents(node, values)
-    if parents and all(parent in backward.targets and parent in structure.graph.hidden for parent in parents):
+    parents = at.structure.parents(node, values)
+    if parents and all(parent in backward.targets and parent in at.structure.graph.hidden for parent in parents):
         return [], []
     above = [backward.code.standard(parent, value) for parent, value in parents.items()]
-    noise, mechanism = noises[node], structure.mechanisms[node]
-    return [normal_score(mechanism.noise, noise), *above], [_fresh(mechanism, batch.rows, noise, streams), *above]
+    pushed = normal_score(at.structure.mechanisms[node].noise, noises[node])
+    return [pushed, *above], [_fresh(at, node), *above]
 
 
-def _fresh(mechanism: Mechanism, rows: int, like: Tensor, streams: Streams) -> Tensor:
-    return streams.draw(Noise(mechanism.noise.dim, "normal"), rows, like)
+def _fresh(at: Evaluated, node: str) -> Tensor:
+    """Noise of a node on the scale of a normal variable, as the model draws it."""
+    return at.draw(Noise(at.structure.mechanisms[node].noise.dim, "normal"))
 
 
 def normal_score(prior: Noise, noise: Tensor) -> Tensor:
     """Bring uniform noise to the scale of normal noise, so that no part of a family outweighs another."""
-    return noise if prior.kind == "normal" else torch.special.ndtri(noise.clamp(1e-6, 1 - 1e-6))
+    return noise if prior.kind == "normal" else torch.special.ndtri(noise.clamp(FURTHEST_UNIFORM, 1 - FURTHEST_UNIFORM))
 
 
-def _ancestral(
-    structure: Structure,
-    maps: Sequence[AmortizedMap],
-    naturals: Naturals,
-    batch: Batch,
-    streams: Streams,
-    options: SampledOptions,
-) -> dict[str, Tensor]:
+def _ancestral(at: Evaluated, maps: Sequence[AmortizedMap]) -> dict[str, Tensor]:
     """Hidden nodes and missing parents drawn from the model itself; what is seen is taken from the data."""
-    unknown = {*structure.graph.hidden, *(node for backward in maps for node in backward.targets)}
+    unknown = {*at.structure.graph.hidden, *(node for backward in maps for node in backward.targets)}
     values: dict[str, Tensor] = {}
-    for node in structure.graph.order:
+    for node in at.structure.graph.order:
         if node not in unknown:
-            values[node] = batch.values[node]
+            values[node] = at.batch.values[node]
             continue
-        mechanism, seen = structure.mechanisms[node], batch.mask.get(node)
-        noise = streams.draw(mechanism.relaxed_noise, batch.rows, batch.weight)
-        made = mechanism.relaxed(naturals[node], structure.parents(node, values), noise, options.temperature)
-        values[node] = made if seen is None else torch.where(seen, batch.values[node], made)
+        seen = at.batch.mask.get(node)
+        made = at.relaxed(node, at.structure.parents(node, values))
+        values[node] = made if seen is None else torch.where(seen, at.batch.values[node], made)
     return values

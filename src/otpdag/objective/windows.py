@@ -21,7 +21,7 @@ from torch import Tensor
 from otpdag.backward.chain import States, joint_states
 from otpdag.divergences.whitened import FeatureColumn, FittedFeatures, WhitenedFeatures
 from otpdag.errors import ModelError
-from otpdag.objective.mean_features import columns_of, leaf_means
+from otpdag.objective.mean_features import columns_of, leaf_means, node_columns
 from otpdag.objective.terms import LossTerms
 from otpdag.sequences import SequenceBatch
 from otpdag.structure import Naturals, Structure
@@ -86,20 +86,15 @@ def check_windows(structure: Structure) -> None:
 def window_columns(structure: Structure, batch: SequenceBatch, rows: Tensor, length: int) -> list[FeatureColumn]:
     """What windows that begin at ``rows`` (n,) show: the columns of their first steps, of their second, and so on."""
     left = (batch.lengths.repeat_interleave(batch.lengths) - 1 - batch.times)[rows]
-    found = []
+    columns: list[FeatureColumn] = []
     for offset in range(length):
         inside = (left >= offset).unsqueeze(0)
         at = torch.where(inside[0], rows + offset, rows)
         for node in structure.graph.observed:
             space = structure.mechanisms[node].space
             values, mask = batch.steps.values[node][:, at], batch.steps.mask[node][:, at]
-            if space.is_discrete:
-                found.append(FeatureColumn(values, mask.all(-1) & inside, is_discrete=True))
-                continue
-            for cell in range(space.width):
-                seen = mask[..., min(cell, mask.shape[-1] - 1)] & inside
-                found.append(FeatureColumn(values[..., cell : cell + 1], seen, root=space.support == "count"))
-    return found
+            columns += node_columns(space, values, mask & inside.unsqueeze(-1))
+    return columns
 
 
 def lay_out_windows(
