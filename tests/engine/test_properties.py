@@ -128,7 +128,7 @@ def test_the_likelihood_does_not_depend_on_how_patterns_are_merged(problem):
     found = []
     for patterns in (50, 1):
         options = otp.backward.GibbsOptions(grid=64, draws=512, patterns=patterns, prior_draws=32)
-        groups = otp.backward.gibbs.group_rows(
+        groups = otp.backward.closed_form.group_rows(
             model.structure,
             batch,
             generator=torch.Generator().manual_seed(0),
@@ -138,7 +138,7 @@ def test_the_likelihood_does_not_depend_on_how_patterns_are_merged(problem):
         rows = torch.zeros(len(table), dtype=torch.float64)
         for group in groups:
             moved = otp.backward.adapt.adapted(model.structure, model.fitted.naturals, group)
-            result = otp.backward.gibbs.evaluate(model.structure, model.fitted.naturals, moved)
+            result = otp.backward.closed_form.evaluate(model.structure, model.fitted.naturals, moved)
             joint = torch.logsumexp(result.log_prior + result.log_likelihood, -1)
             rows[group.rows] = joint.expand(1, len(group.rows))[0]
         found.append(rows)

@@ -1,5 +1,6 @@
 """Mechanisms: how a node's value comes from its parents and its noise."""
 
+from otpdag.mechanisms.axes import Axis
 from otpdag.mechanisms.base import Atoms, Family, Mechanism, Noise
 from otpdag.mechanisms.beta import Beta
 from otpdag.mechanisms.categorical import Bernoulli, Categorical
@@ -21,6 +22,7 @@ from otpdag.mechanisms.student import StudentT
 
 __all__ = [
     "Atoms",
+    "Axis",
     "Bernoulli",
     "Beta",
     "Categorical",

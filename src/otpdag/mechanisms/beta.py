@@ -8,6 +8,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from otpdag.mechanisms.axes import Axis
 from otpdag.mechanisms.base import Noise, Params, Parents, sum_cells
 from otpdag.mechanisms.parameters import POSITIVE, Parameter, Setting, as_setting
 from otpdag.mechanisms.predicted import Predicted, check_dim
@@ -75,6 +76,10 @@ class Beta(Predicted):
         """Logit-mean table, slopes, concentration table."""
         concentration = Parameter((self.predictor.rows, self.dim), POSITIVE, self.concentration)
         return {**self.predictor.parameters(), "concentration": concentration}
+
+    def axes(self) -> dict[str, tuple[Axis, ...]]:
+        """A concentration beside each intercept."""
+        return {**super().axes(), "concentration": self.table_axes(self.predictor.rows)}
 
     def on_scale(self, value: Tensor, parents: Parents, weight: Tensor) -> None:
         """Adopt the units of the numeric parents; logits are of order one already."""

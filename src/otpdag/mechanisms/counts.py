@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from otpdag.errors import ModelError
+from otpdag.mechanisms.axes import Axis
 from otpdag.mechanisms.base import Atoms, Noise, Params, Parents, sum_cells
 from otpdag.mechanisms.parameters import POSITIVE, Fixed, Parameter, Setting, Start, as_setting
 from otpdag.mechanisms.predicted import Predicted, check_dim
@@ -200,6 +201,10 @@ class NegativeBinomial(LogLinearCount):
             **super().parameters(),
             "dispersion": Parameter((self.predictor.rows, self.dim), POSITIVE, self.dispersion),
         }
+
+    def axes(self) -> dict[str, tuple[Axis, ...]]:
+        """A dispersion beside each intercept."""
+        return {**super().axes(), "dispersion": self.table_axes(self.predictor.rows)}
 
     def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
         """The Poisson start, and a dispersion from the excess of the squared residuals over the mean."""

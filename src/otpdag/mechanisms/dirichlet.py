@@ -9,10 +9,11 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from otpdag.errors import ModelError
-from otpdag.mechanisms.base import Noise, Params, Parents
+from otpdag.mechanisms.axes import Axis
+from otpdag.mechanisms.base import Noise, Params, Parents, axis_count
 from otpdag.mechanisms.parameters import POSITIVE, Parameter, Setting, as_setting
 from otpdag.mechanisms.predicted import Predicted
-from otpdag.mechanisms.predictor import Predictor, axes
+from otpdag.mechanisms.predictor import Predictor
 from otpdag.mechanisms.quantiles import gamma_cdf, gamma_log_quantile, gamma_quantile, inside_unit
 from otpdag.spaces import Simplex, Space
 
@@ -77,6 +78,10 @@ class Dirichlet(Predicted):
         shape = (self.predictor.rows, self.dim)
         return {"concentration": Parameter(shape, POSITIVE, self.concentration)}
 
+    def axes(self) -> dict[str, tuple[Axis, ...]]:
+        """Concentrations by configuration."""
+        return {"concentration": self.table_axes(self.predictor.rows)}
+
     def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
         """Match the means and the total variance in each configuration."""
         rows = self.predictor.rows
@@ -94,7 +99,7 @@ class Dirichlet(Predicted):
 
     def concentration_at(self, params: Params, parents: Parents, like: Tensor | None = None) -> Tensor:
         """The concentrations at these parents: (R, ..., dim)."""
-        return self.row_of(params["concentration"], parents, axes(parents, like))
+        return self.row_of(params["concentration"], parents, axis_count(parents, like))
 
     def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:
         """Normalised gamma quantiles, or the softmax of a Gaussian."""

@@ -8,6 +8,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from otpdag.mechanisms.axes import Axis
 from otpdag.mechanisms.base import Noise, Params, Parents, sum_cells
 from otpdag.mechanisms.parameters import POSITIVE, Parameter, Setting, as_setting
 from otpdag.mechanisms.predicted import Predicted, check_dim
@@ -80,6 +81,10 @@ class Gamma(Predicted):
         """Log-mean table, slopes, shape table."""
         shape = Parameter((self.predictor.rows, self.dim), POSITIVE, self.shape)
         return {**self.predictor.parameters(), "shape": shape}
+
+    def axes(self) -> dict[str, tuple[Axis, ...]]:
+        """A shape beside each intercept."""
+        return {**super().axes(), "shape": self.table_axes(self.predictor.rows)}
 
     def on_scale(self, value: Tensor, parents: Parents, weight: Tensor) -> None:
         """Adopt the units of the numeric parents and of the log-values."""

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from otpdag.errors import ModelError
+from otpdag.mechanisms.axes import Axis
 from otpdag.mechanisms.base import Noise, Params, Parents
 from otpdag.mechanisms.parameters import Parameter, Setting, Support, as_setting
 from otpdag.mechanisms.predicted import Predicted, check_dim
@@ -130,6 +131,18 @@ class MultivariateNormal(Predicted):
         shape = (self.covariance_rows, self.dim, self.dim)
         covariance = Parameter(shape, self.support, self.covariance_setting, unit=unit)
         return {**self.predictor.parameters(), "covariance": covariance}
+
+    def axes(self) -> dict[str, tuple[Axis, ...]]:
+        """A covariance for each configuration, or one for all."""
+        rows, own = self.table_axes(self.covariance_rows)
+        return {**super().axes(), "covariance": (rows, own, own)}
+
+    def turned_self(self, params: Params, sign: Tensor) -> dict[str, Tensor] | None:
+        """Turn the location, and the covariances of coordinates of which one is turned."""
+        turned = self.predictor.with_output_turned(params, sign)
+        if turned is None:
+            return None
+        return {**turned, "covariance": params["covariance"] * torch.outer(sign, sign)}
 
     def on_scale(self, value: Tensor, parents: Parents, weight: Tensor) -> None:
         """Adopt the units of the columns."""

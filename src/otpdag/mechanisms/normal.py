@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from numpy.typing import ArrayLike
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from otpdag.divergences.whitened import Kernel
 from otpdag.errors import ModelError
+from otpdag.mechanisms.axes import Axis
 from otpdag.mechanisms.base import Noise, Params, Parents, sum_cells
 from otpdag.mechanisms.parameters import POSITIVE, Floored, Parameter, Setting, as_setting
 from otpdag.mechanisms.predicted import Predicted, check_dim
@@ -28,6 +30,8 @@ class LocationScale(Predicted):
 
     isotropic = False
     floor = 0.0
+    is_symmetric: ClassVar[bool] = False
+    """Whether the noise is as likely as its negative: then the node is turned round with its location."""
 
     def __init__(
         self,
@@ -81,6 +85,17 @@ class LocationScale(Predicted):
         columns = 1 if self.isotropic else self.dim
         scale = Parameter((self.scale_rows, columns), support, self.scale_setting, unit=unit)
         return {**self.predictor.parameters(), "scale": scale}
+
+    def axes(self) -> dict[str, tuple[Axis, ...]]:
+        """Scales by configuration, or one for all; by coordinate, or one for all."""
+        rows, own = self.table_axes(self.scale_rows)
+        return {**super().axes(), "scale": (rows, Axis() if self.isotropic else own)}
+
+    def turned_self(self, params: Params, sign: Tensor) -> dict[str, Tensor] | None:
+        """Turn the location, where values may be negative and the noise is symmetric."""
+        if not self.is_symmetric or not self.space.is_unbounded:
+            return None
+        return self.predictor.with_output_turned(params, sign)
 
     def on_line(self, value: Tensor) -> Tensor:
         """The value on the real line, where location and scale act."""
@@ -136,6 +151,8 @@ class Normal(LocationScale):
     >>> Normal(scale=1.0).space
     Real(dim=1)
     """
+
+    is_symmetric: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from otpdag.mechanisms.axes import Axis
 from otpdag.mechanisms.base import Noise, Params, Parents, sum_cells
 from otpdag.mechanisms.normal import SMALLEST_SCALE, LocationScale
 from otpdag.mechanisms.parameters import ABOVE_ONE, Parameter, Setting, as_setting
@@ -43,6 +45,8 @@ class StudentT(LocationScale):
     Noise(dim=1, kind='uniform')
     """
 
+    is_symmetric: ClassVar[bool] = True
+
     def __init__(
         self,
         dim: int = 1,
@@ -65,6 +69,10 @@ class StudentT(LocationScale):
     def parameters(self) -> dict[str, Parameter]:
         """Location table, slopes, scale table, degrees of freedom."""
         return {**super().parameters(), "df": Parameter((1, self.dim), ABOVE_ONE, self.df)}
+
+    def axes(self) -> dict[str, tuple[Axis, ...]]:
+        """Degrees of freedom by coordinate."""
+        return {**super().axes(), "df": self.table_axes(1)}
 
     def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
         """Expectation-maximisation with the degrees of freedom on a grid (Lange, Little and Taylor 1989)."""
