@@ -77,34 +77,34 @@ class Structure:
 
     def parameters(self) -> dict[str, Parameter]:
         """Learned parameters by key."""
-        found: dict[str, Parameter] = {}
+        learned: dict[str, Parameter] = {}
         for node, names in self.keys.items():
             declared = self.mechanisms[node].declared()
             for name, key in names.items():
-                found.setdefault(key, declared[name])
-        return found
+                learned.setdefault(key, declared[name])
+        return learned
 
     def naturals(self, theta: Theta) -> dict[str, dict[str, Tensor]]:
         """Natural parameters of every node."""
         anchor = next(iter(theta.values()), None)
-        found = {}
+        naturals = {}
         for node, mechanism in self.mechanisms.items():
             raw = {name: theta[key] for name, key in self.keys[node].items()}
             natural = mechanism.natural(raw)
             if anchor is not None and not raw:
                 natural = {name: value.to(anchor) for name, value in natural.items()}
-            found[node] = natural
-        return found
+            naturals[node] = natural
+        return naturals
 
     def raw(self, naturals: Naturals) -> dict[str, Tensor]:
         """Raw parameters from natural ones; of tied ones the first node's counts, or their starting value."""
-        found: dict[str, Tensor] = {}
+        theta: dict[str, Tensor] = {}
         for node, names in self.keys.items():
             raw = self.mechanisms[node].raw(naturals[node])
             for name, key in names.items():
                 if name in raw:
-                    found.setdefault(key, raw[name])
-        return found
+                    theta.setdefault(key, raw[name])
+        return theta
 
     def parents(self, node: str, values: Mapping[str, Tensor]) -> Parents:
         """The values of a node's parents."""
@@ -118,12 +118,12 @@ class Structure:
         """How many first steps of a sequence lack one of the node's parents; zero without lagged ones."""
         return max((by for _, by in self.graph.lagged_parents(node)), default=0)
 
-    def with_settings(self, node: str, found: dict[str, Tensor]) -> dict[str, Tensor]:
+    def with_settings(self, node: str, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """Overwrite data-driven starting values (without replica axis) by what the user fixed or started."""
         for name, parameter in self.mechanisms[node].declared().items():
             if isinstance(parameter.setting, Fixed | Start):
-                found[name] = parameter.constant(node, name).clone()
-        return found
+                values[name] = parameter.constant(node, name).clone()
+        return values
 
     def check_given(self, mask: Mapping[str, Tensor]) -> None:
         """Refuse missing cells of covariates, for which there is no distribution to fill them from."""

@@ -28,7 +28,7 @@ from otpdag.structure import Structure, Theta
 __all__ = ["Adjustment", "SequenceDraw", "SequenceMap"]
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
-LEAST_SPREAD = 0.1
+LEAST_SPREAD = 0.1  # of fresh noise at the start, in units of the hidden number
 
 
 @dataclass(frozen=True)
@@ -78,12 +78,12 @@ class SequenceMap:
     @property
     def cells(self) -> list[tuple[int, int]]:
         """Where a step's own cells and their masks stand among the features."""
-        found, at = [], 0
+        places, at = [], 0
         for node in self.code.nodes:
             space = self.structure.mechanisms[node].space
-            found += [(at + i, at + space.width + min(i, space.cells - 1)) for i in range(space.width)]
+            places += [(at + i, at + space.width + min(i, space.cells - 1)) for i in range(space.width)]
             at += space.width + space.cells
-        return [(value + self.reach * at, mask + self.reach * at) for value, mask in found]
+        return [(value + self.reach * at, mask + self.reach * at) for value, mask in places]
 
     def features(self, batch: SequenceBatch) -> Tensor:
         """What each step reads (1, M, F): the cells of the steps around it, zeros beyond the ends."""
@@ -116,7 +116,7 @@ class SequenceMap:
             linear[value] += slope / spread**2
             linear[mask] -= level * slope / spread**2
             precision.append(slope / spread)
-        found = {
+        parts = {
             "linear": linear,
             "precision": torch.stack(precision),
             "carry": moves[:-1].T,
@@ -125,7 +125,7 @@ class SequenceMap:
             "first": torch.zeros_like(fresh),
             "first_log_scale": torch.zeros_like(fresh),
         }
-        return {f"phi.sequence.{name}": value.unsqueeze(0).clone() for name, value in found.items()}
+        return {f"phi.sequence.{name}": value.unsqueeze(0).clone() for name, value in parts.items()}
 
     def draw(
         self, phi: Theta, block: Block, features: Tensor, noise: Tensor, extra: Adjustment | None = None

@@ -48,7 +48,7 @@ from otpdag.spaces import Space, space_from
 
 __all__ = ["ModelFile", "parse_model_file", "read_model_file"]
 
-MOST_ERRORS = 3
+MOST_ERRORS = 3  # that one message tells
 NAME_HINT = "put a name that YAML reads as something else (yes, no, on, 12) in quotes"
 
 
@@ -278,9 +278,10 @@ def _schema(kind: type[Mechanism]) -> type[BaseModel]:
             continue
         fields[name] = (_field_type(str(parameter.annotation)), None)
     return create_model(
-        kind.__name__, __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=True, protected_namespaces=()),
+        kind.__name__,
+        __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=True, protected_namespaces=()),
         **fields,
-    )  # fmt: skip
+    )
 
 
 def _field_type(annotation: str) -> Any:
@@ -299,9 +300,9 @@ def _explain(
     error: ValidationError, prefix: str = "", allowed: str = "a model file has edges, hidden and nodes"
 ) -> str:
     """The first few places that are wrong, in one line."""
-    found = error.errors(include_url=False, include_context=False)
-    parts = [_one_line(dict(entry), prefix, allowed) for entry in found[:MOST_ERRORS]]
-    more = len(found) - MOST_ERRORS
+    problems = error.errors(include_url=False, include_context=False)
+    parts = [_one_line(dict(entry), prefix, allowed) for entry in problems[:MOST_ERRORS]]
+    more = len(problems) - MOST_ERRORS
     return "; ".join(parts) + (f"; and {more} more" if more > 0 else "")
 
 

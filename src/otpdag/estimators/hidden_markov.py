@@ -111,9 +111,12 @@ class HiddenMarkovModel(BaseEstimator):
         self.model_ = Model(graph, {_STATE: self._transition(), f"{_STATE}[0]": self._first(), **emissions})
         self.n_features_in_ = table.shape[1]
         self.result_: FitResult = fit(
-            self.model_, Sequences(table, lengths=_all(lengths, len(table))), seed=self.random_state,
-            restarts=self.n_init, method=replace(entropic(), steps=self.n_iter),
-        )  # fmt: skip
+            self.model_,
+            Sequences(table, lengths=_all(lengths, len(table))),
+            seed=self.random_state,
+            restarts=self.n_init,
+            method=replace(entropic(), steps=self.n_iter),
+        )
         self._read(kinds)
         return self
 
@@ -162,11 +165,11 @@ class HiddenMarkovModel(BaseEstimator):
         for name, kind in zip(self._names, kinds, strict=True):
             by_kind[kind].append(params[name])
         if by_kind["poisson"]:
-            self.lambdas_: Array = np.exp(np.stack([found["log_rate"] for found in by_kind["poisson"]], 1))
+            self.lambdas_: Array = np.exp(np.stack([own["log_rate"] for own in by_kind["poisson"]], 1))
         if by_kind["gaussian"]:
-            self.means_: Array = np.stack([found["loc"] for found in by_kind["gaussian"]], 1)
-            self.covars_: Array = np.stack([found["scale"] for found in by_kind["gaussian"]], 1) ** 2
-        tables = [found["probs"] for found in by_kind["categorical"] + by_kind["bernoulli"]]
+            self.means_: Array = np.stack([own["loc"] for own in by_kind["gaussian"]], 1)
+            self.covars_: Array = np.stack([own["scale"] for own in by_kind["gaussian"]], 1) ** 2
+        tables = [own["probs"] for own in by_kind["categorical"] + by_kind["bernoulli"]]
         if tables:
             self.emissionprob_: Array | list[Array] = tables[0] if len(tables) == 1 else tables
 
@@ -189,8 +192,8 @@ class HiddenMarkovModel(BaseEstimator):
 
     def score_samples(self, X: ArrayLike, lengths: ArrayLike | None = None) -> tuple[float, Array]:
         """The log-likelihood, and the probabilities of the states of each step."""
-        found = sequence_posterior.smooth(self._fitted.structure, self._naturals, self._encode(X, lengths))
-        return float(found.log_likelihood.sum()), found.of(_STATE).numpy()
+        posterior = sequence_posterior.smooth(self._fitted.structure, self._naturals, self._encode(X, lengths))
+        return float(posterior.log_likelihood.sum()), posterior.of(_STATE).numpy()
 
     def score(self, X: ArrayLike, lengths: ArrayLike | None = None, y: Any = None) -> float:
         """The log-likelihood of all sequences."""
@@ -228,7 +231,7 @@ class HiddenMarkovModel(BaseEstimator):
 
     @property
     def _naturals(self) -> dict[str, dict[str, torch.Tensor]]:
-        return {node: dict(found) for node, found in self._fitted.fitted.naturals.items()}
+        return {node: dict(values) for node, values in self._fitted.fitted.naturals.items()}
 
     def _encode(self, X: ArrayLike, lengths: ArrayLike | None) -> SequenceBatch:
         table = _as_columns(X)

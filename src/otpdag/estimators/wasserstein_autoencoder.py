@@ -38,7 +38,7 @@ __all__ = ["WassersteinAutoencoder"]
 
 Floats = NDArray[np.float32]
 KIND = "Wasserstein auto-encoder"
-ROWS_AT_ONCE = 1000
+ROWS_AT_ONCE = 1000  # that go through the networks together
 DIVERGENCES = ("mmd", "sliced", "sinkhorn")
 
 
@@ -139,15 +139,29 @@ class WassersteinAutoencoder(TransformerMixin, BaseEstimator):
             )
 
         method = Method(
-            "wasserstein auto-encoder", noise="sampled", optimiser="adam", eta=self.eta, averaging=0.0,
+            "wasserstein auto-encoder",
+            noise="sampled",
+            optimiser="adam",
+            eta=self.eta,
+            averaging=0.0,
             steps=self.n_epochs * math.ceil(len(rows) / self.batch_size),
-            batch_size=self.batch_size, learning_rate=self.learning_rate, divergence=divergence,
-        )  # fmt: skip
+            batch_size=self.batch_size,
+            learning_rate=self.learning_rate,
+            divergence=divergence,
+        )
         parameters = initial_theta(structure, self.random_state) | backward.init()
         self.result_: FitResult = fit_encoded(
-            self.model_, rows, method, parameters, [EncodedStage("auto-encoder", 1.0, loss)], seed=self.random_state,
-            device=self.device, progress=progress, callbacks=callbacks, checkpoint=checkpoint,
-        )  # fmt: skip
+            self.model_,
+            rows,
+            method,
+            parameters,
+            [EncodedStage("auto-encoder", 1.0, loss)],
+            seed=self.random_state,
+            device=self.device,
+            progress=progress,
+            callbacks=callbacks,
+            checkpoint=checkpoint,
+        )
         return self
 
     def _checked_divergence(self) -> AbstractDivergence:
@@ -195,8 +209,8 @@ class WassersteinAutoencoder(TransformerMixin, BaseEstimator):
         rows = self._rows(X)
         phi = self.model_.fitted.phi
         with torch.no_grad():
-            found = [self._map.latents(phi, part.unsqueeze(0))[0] for part in rows.split(ROWS_AT_ONCE)]
-        return torch.cat(found).numpy()
+            latents = [self._map.latents(phi, part.unsqueeze(0))[0] for part in rows.split(ROWS_AT_ONCE)]
+        return torch.cat(latents).numpy()
 
     def inverse_transform(self, Z: ArrayLike) -> Floats:
         """Images or rows of latents (n, n_components)."""
@@ -276,16 +290,16 @@ class WassersteinAutoencoder(TransformerMixin, BaseEstimator):
         for name, own, given in zip(("encoder", "decoder"), state["own_networks"], (encoder, decoder), strict=True):
             if own and given is None:
                 raise DataError(f"this auto-encoder has a network of its user, which is not saved: pass {name}")
-        found = cls(**state["settings"], encoder=encoder, decoder=decoder, prior=m.from_spec(state["prior"]))
-        found.format_ = None if state["format_"] is None else PictureFormat(**state["format_"])
-        found.n_features_in_ = state["features"]
-        found._build()
-        known = initial_theta(found.model_.structure, 0) | found._map.init()
+        loaded = cls(**state["settings"], encoder=encoder, decoder=decoder, prior=m.from_spec(state["prior"]))
+        loaded.format_ = None if state["format_"] is None else PictureFormat(**state["format_"])
+        loaded.n_features_in_ = state["features"]
+        loaded._build()
+        known = initial_theta(loaded.model_.structure, 0) | loaded._map.init()
         if {k: v.shape for k, v in known.items()} != {k: v.shape for k, v in tensors.items()}:
             raise DataError(f"{str(path)!r} holds parameters of other networks than these")
         ordered = {key: tensors[key] for key in known}
-        found.model_.adopt(found.model_.structure, ordered, Schema.of(found.model_.spaces, found.model_.graph), ())
-        return found
+        loaded.model_.adopt(loaded.model_.structure, ordered, Schema.of(loaded.model_.spaces, loaded.model_.graph), ())
+        return loaded
 
 
 def _is_table(X: ArrayLike | Tensor) -> bool:

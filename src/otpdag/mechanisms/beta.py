@@ -19,8 +19,8 @@ from otpdag.spaces import Space, Unit
 
 __all__ = ["Beta"]
 
-LARGEST_LOGIT = 15.0
-CONCENTRATIONS = (0.1, 1e4)
+LARGEST_LOGIT = 15.0  # beyond, one of the two shapes would be lost to rounding
+CONCENTRATIONS = (0.1, 1e4)  # where learning may start
 
 
 class Beta(Predicted):
@@ -87,11 +87,11 @@ class Beta(Predicted):
 
     def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
         """Logit-linear regression, then the concentration from the residuals' variance."""
-        found = self.predictor.start(value, parents, weight, logit)
-        mean = torch.sigmoid(self.predictor.predict_rows(found, parents)).clamp(1e-6, 1 - 1e-6)
+        regression = self.predictor.start(value, parents, weight, logit)
+        mean = torch.sigmoid(self.predictor.predict_rows(regression, parents)).clamp(1e-6, 1 - 1e-6)
         relative = (value - mean) ** 2 / (mean * (1 - mean))
         share = self.pooled(relative, self.predictor.rows, parents, weight)
-        return {**found, "concentration": (1 / share.clamp(min=1e-9) - 1).clamp(*CONCENTRATIONS)}
+        return {**regression, "concentration": (1 / share.clamp(min=1e-9) - 1).clamp(*CONCENTRATIONS)}
 
     def shapes(self, params: Params, parents: Parents, like: Tensor) -> tuple[Tensor, Tensor]:
         """Both shape parameters of the beta distribution: (R, ..., dim)."""

@@ -20,7 +20,7 @@ from otpdag.spaces import Discrete, Space
 
 __all__ = ["Bernoulli", "Categorical"]
 
-SMALLEST_PROBABILITY = 1e-12
+SMALLEST_PROBABILITY = 1e-12  # what an impossible category counts as, so that its logarithm is finite
 
 
 class Categorical(Predicted):

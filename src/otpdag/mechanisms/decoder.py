@@ -76,13 +76,13 @@ class Decoder(Mechanism):
 
     def parameters(self) -> dict[str, Parameter]:
         """The module's parameters by name, and the scale."""
-        found = {
+        declared = {
             PREFIX + name: Parameter(tuple(value.shape), REAL, init_scale=_spread(value))
             for name, value in self.module.named_parameters()
         }
         if self.noise_scale is not None:
-            found["scale"] = Parameter((1,), POSITIVE, self.noise_scale)
-        return found
+            declared["scale"] = Parameter((1,), POSITIVE, self.noise_scale)
+        return declared
 
     def initial_raw(self, replicas: int, generator: torch.Generator, *, first: bool = True) -> dict[str, Tensor]:
         """The module's own values for the first replica, fresh ones for the others."""

@@ -20,7 +20,7 @@ from otpdag.spaces import Simplex, Space
 __all__ = ["Dirichlet", "laplace_moments"]
 
 LOG_2PI = math.log(2 * math.pi)
-TOTALS = (1e-2, 1e5)
+TOTALS = (1e-2, 1e5)  # sums of concentrations where learning may start
 
 
 class Dirichlet(Predicted):
@@ -118,8 +118,8 @@ class Dirichlet(Predicted):
         concentration = self.concentration_at(params, parents, value)
         line = torch.log(value.clamp(min=torch.finfo(value.dtype).tiny))
         if self.laplace:
-            found = _laplace_log_prob(line, *laplace_moments(concentration))
-            return found if mask is None else torch.where(mask.all(-1), found, 0.0)
+            log_prob = _laplace_log_prob(line, *laplace_moments(concentration))
+            return log_prob if mask is None else torch.where(mask.all(-1), log_prob, 0.0)
         total = torch.lgamma(concentration.sum(-1))
         cells = (concentration - 1) * line - torch.lgamma(concentration)
         if mask is None:

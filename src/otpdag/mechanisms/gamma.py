@@ -19,8 +19,8 @@ from otpdag.spaces import Positive, Space
 
 __all__ = ["Gamma"]
 
-LARGEST_LOG_MEAN = 60.0
-SHAPES = (1e-2, 1e4)
+LARGEST_LOG_MEAN = 60.0  # beyond, products of means would overflow
+SHAPES = (1e-2, 1e4)  # where learning may start
 
 
 class Gamma(Predicted):
@@ -93,15 +93,15 @@ class Gamma(Predicted):
 
     def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
         """Log-linear regression, then the shape from mean and mean logarithm of the ratios to the fit."""
-        found = self.predictor.start(value, parents, weight, log_positive)
-        fitted = torch.exp(self.predictor.predict_rows(found, parents).clamp(-LARGEST_LOG_MEAN, LARGEST_LOG_MEAN))
+        regression = self.predictor.start(value, parents, weight, log_positive)
+        fitted = torch.exp(self.predictor.predict_rows(regression, parents).clamp(-LARGEST_LOG_MEAN, LARGEST_LOG_MEAN))
         relative = (value / fitted).clamp(min=1e-12)
         rows = self.predictor.rows
         mean, mean_log = (self.pooled(part, rows, parents, weight) for part in (relative, torch.log(relative)))
         # Minka (2002): log k - digamma(k) = log mean - mean log, solved to 1.5 % in closed form
         gap = (torch.log(mean) - mean_log).clamp(min=1e-6)
         shape = (3 - gap + torch.sqrt((gap - 3) ** 2 + 24 * gap)) / (12 * gap)
-        return {**found, "shape": shape.clamp(*SHAPES)}
+        return {**regression, "shape": shape.clamp(*SHAPES)}
 
     def log_mean_and_shape(self, params: Params, parents: Parents, like: Tensor | None) -> tuple[Tensor, Tensor]:
         """Both at these parents: (R, ..., dim)."""

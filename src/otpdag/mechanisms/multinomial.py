@@ -25,8 +25,8 @@ from otpdag.spaces import Count, Simplex, Space
 
 __all__ = ["Multinomial"]
 
-SMALLEST_PROBABILITY = 1e-12
-TOPIC_STEPS = 40
+SMALLEST_PROBABILITY = 1e-12  # what an impossible category counts as, so that its logarithm is finite
+TOPIC_STEPS = 40  # of expectation-maximisation, enough for a start
 
 
 class Multinomial(Predicted):
@@ -150,8 +150,8 @@ class Multinomial(Predicted):
         overall = overall / overall.sum()
         if self.form == "topics":
             return {"topics": _fit_topics(parents[self.source or ""], counts, overall)}
-        found = self.weights_by_row(self.predictor.rows, parents, weight).T @ value + overall
-        return {"probs": found / found.sum(-1, keepdim=True)}
+        counted = self.weights_by_row(self.predictor.rows, parents, weight).T @ value + overall
+        return {"probs": counted / counted.sum(-1, keepdim=True)}
 
     def log_shares(self, params: Params, parents: Parents, like: Tensor | None = None) -> Tensor:
         """Log-probabilities of one draw: (R, ..., categories)."""
@@ -218,10 +218,10 @@ class Multinomial(Predicted):
         if self.form == "probs" and value.ndim >= 3:
             return coefficient + self._table_log_prob(params, value, parents, mask)
         log_shares = self.log_shares(params, parents, value)
-        found = (value * log_shares).sum(-1)
+        log_prob = (value * log_shares).sum(-1)
         if mask is not None:
-            found = found - total * torch.log((torch.exp(log_shares) * mask).sum(-1).clamp(min=1e-300))
-        return coefficient + found
+            log_prob = log_prob - total * torch.log((torch.exp(log_shares) * mask).sum(-1).clamp(min=1e-300))
+        return coefficient + log_prob
 
     def _table_log_prob(self, params: Params, value: Tensor, parents: Parents, mask: Tensor | None) -> Tensor:
         """The same by matrix products: every configuration's value, then the one that holds."""

@@ -20,7 +20,7 @@ from otpdag.spaces import Real, Space
 __all__ = ["MultivariateNormal"]
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
-SMALLEST_VARIANCE = 1e-6
+SMALLEST_VARIANCE = 1e-6  # at the start, as a share of the column's own
 
 
 class _Covariance(Support):
@@ -150,13 +150,13 @@ class MultivariateNormal(Predicted):
 
     def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
         """Weighted regression, then the residuals' covariance in each configuration."""
-        found = self.predictor.start(value, parents, weight)
-        residual = value - self.predictor.predict_rows(found, parents)
+        regression = self.predictor.start(value, parents, weight)
+        residual = value - self.predictor.predict_rows(regression, parents)
         products = (residual.unsqueeze(-1) * residual.unsqueeze(-2)).flatten(1)
         # two rows' worth of the overall covariance keep a nearly empty configuration sane
         pooled = self.pooled(products, self.covariance_rows, parents, weight).unflatten(-1, (self.dim, self.dim))
         spread = centre_and_spread(value, weight)[1]
-        return {**found, "covariance": pooled + max(SMALLEST_VARIANCE, 2 * self.floor) * torch.diag(spread**2)}
+        return {**regression, "covariance": pooled + max(SMALLEST_VARIANCE, 2 * self.floor) * torch.diag(spread**2)}
 
     def describe(self, params: Params) -> dict[str, Tensor]:
         """Tables by discrete parents; scalars for scalar nodes."""
@@ -200,14 +200,14 @@ class MultivariateNormal(Predicted):
             return self._density(params, value, parents, range(self.dim))
         if mask.shape[0] == 1 and value.shape[1] == mask.shape[1] > 1 and self._same_in_a_row(mask):
             return self._by_rows(params, value, parents, mask)
-        found: Tensor | None = None
+        log_prob: Tensor | None = None
         for pattern in torch.unique(mask.reshape(-1, self.dim), dim=0):
             part = self._density(params, value, parents, torch.nonzero(pattern)[:, 0].tolist())
             here = (mask == pattern).all(-1)
-            found = torch.where(here, part, 0.0 if found is None else found)
-        if found is None:
+            log_prob = torch.where(here, part, 0.0 if log_prob is None else log_prob)
+        if log_prob is None:
             raise RuntimeError("a mask has at least one pattern")
-        return found
+        return log_prob
 
     def _same_in_a_row(self, mask: Tensor) -> bool:
         return mask.numel() == mask.shape[1] * self.dim
@@ -239,7 +239,7 @@ class MultivariateNormal(Predicted):
         """Draw the cells that are not seen, given those that are."""
         drawn = self.forward(params, parents, noise)
         mask, value, drawn = torch.broadcast_tensors(mask, value, drawn)
-        found = drawn
+        completed = drawn
         for pattern in torch.unique(mask.reshape(-1, self.dim), dim=0):
             seen = torch.nonzero(pattern)[:, 0]
             if not len(seen):
@@ -248,8 +248,8 @@ class MultivariateNormal(Predicted):
             here = (mask == pattern).all(-1)
             gain = self._gain(params, parents, drawn, seen)
             moved = drawn + _times(gain, (value - drawn)[..., seen])
-            found = torch.where(here.unsqueeze(-1), moved, found)
-        return torch.where(mask, value, found)
+            completed = torch.where(here.unsqueeze(-1), moved, completed)
+        return torch.where(mask, value, completed)
 
     def _gain(self, params: Params, parents: Parents, like: Tensor, seen: Tensor) -> Tensor:
         """Regression of all coordinates on the seen ones: (R, ..., dim, seen)."""

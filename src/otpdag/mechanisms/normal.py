@@ -22,7 +22,7 @@ from otpdag.spaces import Real, Space
 __all__ = ["LocationScale", "Normal"]
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
-SMALLEST_SCALE = 1e-3
+SMALLEST_SCALE = 1e-3  # at the start, as a share of the column's spread
 
 
 class LocationScale(Predicted):
@@ -108,12 +108,12 @@ class LocationScale(Predicted):
     def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
         """Weighted regression, then the residuals' spread in each configuration."""
         target = self.on_line(value)
-        found = self.predictor.start(target, parents, weight)
-        residual = (target - self.predictor.predict_rows(found, parents)) ** 2
+        regression = self.predictor.start(target, parents, weight)
+        residual = (target - self.predictor.predict_rows(regression, parents)) ** 2
         floor = max(SMALLEST_SCALE, 1.5 * self.floor) * centre_and_spread(target, weight)[1]
         # two rows' worth of the overall variance keeps a nearly empty configuration sane
         variance = self.pooled(residual, self.scale_rows, parents, weight)
-        return {**found, "scale": self._over_coordinates(variance.sqrt().maximum(floor))}
+        return {**regression, "scale": self._over_coordinates(variance.sqrt().maximum(floor))}
 
     def _over_coordinates(self, scale: Tensor) -> Tensor:
         """Scales (..., dim) as they are, or the root mean square over the coordinates that share one: (..., 1)."""
@@ -208,10 +208,10 @@ class Normal(LocationScale):
             return None
         loc = self.predictor(params, parents)
         scale = self.scale_at(params, parents, loc.ndim)
-        found = []
+        means = []
         for i, kernel in enumerate(kernels):
             landmarks, bandwidths = kernel.landmarks.to(loc), kernel.bandwidths.to(loc)
             total = bandwidths**2 + (scale[..., i : i + 1] / kernel.spread) ** 2
             gap = kernel.transform(loc[..., i : i + 1]) - landmarks
-            found.append(bandwidths * torch.rsqrt(total) * torch.exp(-0.5 * gap**2 / total))
-        return found
+            means.append(bandwidths * torch.rsqrt(total) * torch.exp(-0.5 * gap**2 / total))
+        return means

@@ -26,7 +26,7 @@ from otpdag.mechanisms.regression import Fit, least_squares
 
 __all__ = ["Predictor", "Units", "centre_and_spread", "configurations", "weighted_regression"]
 
-TABLE_LIMIT = 20_000
+TABLE_LIMIT = 20_000  # rows of a table; more configurations than any data could tell apart
 
 
 def configurations(family: Family, parents: Parents) -> Tensor | None:
@@ -104,20 +104,20 @@ class Predictor:
         """Intercept table, slopes, and the network's layers."""
         units = self.units
         origin, unit = (units.out_shift, units.out_scale) if units else (None, None)
-        found = {self.name: Parameter((self.rows, self.dim), REAL, self.intercept, origin=origin, unit=unit)}
+        declared = {self.name: Parameter((self.rows, self.dim), REAL, self.intercept, origin=origin, unit=unit)}
         if self.inputs and not self.network:
             slope_unit = units.out_scale / units.in_scale.unsqueeze(-1) if units else None
-            found["weight"] = Parameter((self.inputs, self.dim), REAL, self.weight, unit=slope_unit)
+            declared["weight"] = Parameter((self.inputs, self.dim), REAL, self.weight, unit=slope_unit)
         if self.network:
             width = self.inputs + sum(space.width for _, space in self.family.discrete)
             sizes: Sequence[int] = (width, *self.network, self.dim)
             for layer, (fan_in, fan_out) in enumerate(pairwise(sizes)):
                 gain = 0.1 if layer == len(sizes) - 2 else 2.0**0.5
-                found[f"network.{layer}.weight"] = Parameter(
+                declared[f"network.{layer}.weight"] = Parameter(
                     (fan_in, fan_out), REAL, init_scale=gain / max(fan_in, 1) ** 0.5
                 )
-                found[f"network.{layer}.bias"] = Parameter((fan_out,), REAL)
-        return found
+                declared[f"network.{layer}.bias"] = Parameter((fan_out,), REAL)
+        return declared
 
     def with_units(self, target: Tensor, parents: Parents, weight: Tensor) -> Predictor:
         """Adopt the centre and spread of ``target`` (N, dim) and of the numeric parents."""

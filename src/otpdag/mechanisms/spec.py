@@ -95,11 +95,11 @@ def recorded(init: Callable[..., None]) -> Callable[..., None]:
 def describe_arguments(mechanism: Mechanism) -> dict[str, Any]:
     """The constructor's arguments as plain data."""
     parameters = inspect.signature(type(mechanism).__init__).parameters
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for name, value in mechanism._arguments.items():
         kind = parameters[name].kind
         if kind is inspect.Parameter.VAR_KEYWORD:
-            found.update({key: _encode(item, type(mechanism), key) for key, item in value.items()})
+            arguments.update({key: _encode(item, type(mechanism), key) for key, item in value.items()})
             continue
         if kind is inspect.Parameter.VAR_POSITIONAL and value:
             raise ModelError(f"{type(mechanism).__name__} cannot be saved: it takes *{name}; name its arguments")
@@ -107,8 +107,8 @@ def describe_arguments(mechanism: Mechanism) -> dict[str, Any]:
             continue
         if value is not None and "Setting" in str(parameters[name].annotation):
             value = as_setting(value)
-        found[name] = _encode(value, type(mechanism), name)
-    return found
+        arguments[name] = _encode(value, type(mechanism), name)
+    return arguments
 
 
 def _encode(value: Any, owner: type, name: str) -> Any:

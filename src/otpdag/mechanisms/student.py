@@ -18,8 +18,9 @@ from otpdag.mechanisms.quantiles import student_cdf, student_quantile
 
 __all__ = ["StudentT"]
 
+# from nearly Cauchy to nearly normal
 DF_GRID = (1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0, 10.0, 15.0, 25.0, 50.0)
-EM_STEPS = 20
+EM_STEPS = 20  # enough for a start
 
 
 class StudentT(LocationScale):
@@ -76,20 +77,20 @@ class StudentT(LocationScale):
 
     def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
         """Expectation-maximisation with the degrees of freedom on a grid (Lange, Little and Taylor 1989)."""
-        found = super().start(value, parents, weight)
+        params = super().start(value, parents, weight)
         floor = SMALLEST_SCALE * centre_and_spread(value, weight)[1]
         df = self._given_df(value)
         for _ in range(EM_STEPS):
-            residual = value - self.predictor.predict_rows(found, parents)
-            ratio = (residual / self._scale_rows(found["scale"], parents)) ** 2
+            residual = value - self.predictor.predict_rows(params, parents)
+            ratio = (residual / self._scale_rows(params["scale"], parents)) ** 2
             if not self._df_is_given:
                 df = self._best_df(ratio, weight)
             trust = (df + 1) / (df + ratio)
-            found.update(self.predictor.start(value, parents, weight.unsqueeze(-1) * trust))
-            residual = value - self.predictor.predict_rows(found, parents)
+            params.update(self.predictor.start(value, parents, weight.unsqueeze(-1) * trust))
+            residual = value - self.predictor.predict_rows(params, parents)
             variance = self.pooled(trust * residual**2, self.scale_rows, parents, weight)
-            found["scale"] = variance.sqrt().maximum(floor)
-        return {**found, "df": df.reshape(1, self.dim)}
+            params["scale"] = variance.sqrt().maximum(floor)
+        return {**params, "df": df.reshape(1, self.dim)}
 
     @property
     def _df_is_given(self) -> bool:

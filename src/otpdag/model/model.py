@@ -139,11 +139,11 @@ class Model:
         Tables have one leading axis for each discrete parent, in the order of the edges.
         """
         naturals = self._fitted_naturals()
-        found: dict[str, dict[str, Array]] = {}
+        params: dict[str, dict[str, Array]] = {}
         for node, mechanism in self.structure.mechanisms.items():
             shown = mechanism.describe(naturals[node])
-            found[node] = {name: value[0].detach().cpu().numpy().copy() for name, value in shown.items()}
-        return found
+            params[node] = {name: value[0].detach().cpu().numpy().copy() for name, value in shown.items()}
+        return params
 
     def set_params(self, params: Mapping[str, Mapping[str, ArrayLike]]) -> Model:
         """Give parameters by hand, in the shapes of :meth:`params`; a model that was never fitted can then sample."""
@@ -176,12 +176,12 @@ class Model:
         return self
 
     def _check_names(self, params: Mapping[str, Mapping[str, ArrayLike]]) -> None:
-        for node, found in params.items():
+        for node, values in params.items():
             if node not in self.mechanisms:
-                raise ModelError(f"params names node {node!r}, which the model does not have; it has "
-                                 f"{', '.join(self.mechanisms)}")  # fmt: skip
+                known_nodes = ", ".join(self.mechanisms)
+                raise ModelError(f"params names node {node!r}, which the model does not have; it has {known_nodes}")
             known = self.mechanisms[node].declared()
-            for name in found:
+            for name in values:
                 if name not in known:
                     raise ModelError(f"node {node!r} has no parameter {name!r}; it has {', '.join(known) or 'none'}")
 

@@ -24,15 +24,15 @@ from otpdag.structure import Naturals, Structure
 
 __all__ = ["Measure", "feature_columns", "lay_out", "mean_features"]
 
-GRID_POINTS = 48
-LEAF_POINTS = (32, 160)
-LEAF_ELEMENTS = 16_384
-QUASI_RANDOM_POINTS = 512
-MOST_STATES = 4096
-MOST_POINTS = 4096
-FEWEST_POINTS = 8
-MOST_ATOMS = 400
-COUNTS_LISTED = 96
+GRID_POINTS = 48  # of the noise of a single inner number
+LEAF_POINTS = (32, 160)  # of a leaf's noise: at least, at most
+LEAF_ELEMENTS = 16_384  # numbers that a leaf's points may take for all points of its parents
+QUASI_RANDOM_POINTS = 512  # of the noise of several inner numbers
+MOST_STATES = 4096  # joint states of inner categories
+MOST_POINTS = 4096  # points of inner nodes in all, states times noise
+FEWEST_POINTS = 8  # of noise for each state
+MOST_ATOMS = 400  # of a leaf with a finite support
+COUNTS_LISTED = 96  # of an inner count; beyond, every few stand for all
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,9 @@ def lay_out(
     if structure.given:
         points = max(points, MOST_POINTS // total)
     points = min(points, max(FEWEST_POINTS, MOST_POINTS // total))
-    noise, log_noise = _noise(structure, numeric, generator, points, total, like)
-    given, noise, log_noise = _given_rows(structure, batch, noise, log_noise, generator, points, total)
+    drawing = _Drawing(generator, points, total)
+    noise, log_noise = _noise(structure, numeric, drawing, like)
+    given, noise, log_noise = _given_rows(structure, batch, noise, log_noise, drawing)
     draws = len(log_noise)
     states, repeat = {}, total
     for node, support in supports.items():
@@ -134,10 +135,20 @@ def _supports(
     return supports, log_stride
 
 
+@dataclass(frozen=True)
+class _Drawing:
+    """Where random numbers come from, and how many: ``points`` for each of ``states`` joint states."""
+
+    generator: torch.Generator
+    points: int
+    states: int
+
+
 def _noise(
-    structure: Structure, numeric: Sequence[str], generator: torch.Generator, points: int, states: int, like: Tensor
+    structure: Structure, numeric: Sequence[str], drawing: _Drawing, like: Tensor
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Noise (states * D, dim) of the numeric nodes, D points for each joint state, and their log-weights (D,)."""
+    points, states = drawing.points, drawing.states
     kinds = {node: structure.mechanisms[node].noise for node in numeric}
     dim = sum(noise.dim for noise in kinds.values())
     if dim == 0:
@@ -147,7 +158,7 @@ def _noise(
         nodes, log_weight = quadrature(kinds[node].kind, GRID_POINTS)
         none = {n: torch.zeros(states * len(nodes), 0).to(like) for n in numeric}
         return none | {node: nodes.to(like).unsqueeze(-1).repeat(states, 1)}, log_weight.to(like)
-    seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
+    seed = int(torch.randint(2**31 - 1, (1,), generator=drawing.generator))
     sobol = torch.quasirandom.SobolEngine(dim, scramble=True, seed=seed)
     # every state has points of its own, so that few of them suffice where there are many states
     uniform = sobol.draw(states * points, dtype=torch.float64).clamp(1e-6, 1 - 1e-6).to(like)
@@ -160,13 +171,7 @@ def _noise(
 
 
 def _given_rows(
-    structure: Structure,
-    batch: Batch,
-    noise: dict[str, Tensor],
-    log_noise: Tensor,
-    generator: torch.Generator,
-    points: int,
-    states: int,
+    structure: Structure, batch: Batch, noise: dict[str, Tensor], log_noise: Tensor, drawing: _Drawing
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
     """Covariates are not modelled: their rows are taken from the data, and paired with the noise points.
 
@@ -175,13 +180,18 @@ def _given_rows(
     if not structure.given:
         return {}, noise, log_noise
     share = batch.weight[0] / batch.weight[0].sum()
+    points = drawing.points
     if len(log_noise) == 1 and batch.rows <= points:
         index, log_weight = torch.arange(batch.rows), torch.log(share)
     else:
-        index, log_weight = _proportional(share, points, generator), torch.full((points,), -math.log(points)).to(share)
+        index, log_weight = (
+            _proportional(share, points, drawing.generator),
+            torch.full((points,), -math.log(points)).to(share),
+        )
     given = {node: batch.values[node][0, index] for node in structure.given}
     paired = {
-        node: value if value.shape[-1] else value.new_zeros(states * len(index), 0) for node, value in noise.items()
+        node: value if value.shape[-1] else value.new_zeros(drawing.states * len(index), 0)
+        for node, value in noise.items()
     }
     return given, paired, log_weight
 

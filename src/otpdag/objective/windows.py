@@ -190,14 +190,14 @@ def _laws(structure: Structure, naturals: Naturals, states: States) -> tuple[Ten
 def _law_over(first: Tensor, moves: Tensor, times: Tensor) -> Tensor:
     """The law of the state (R, S), averaged over times after the first step; constant once it has settled."""
     replicas = max(len(first), len(moves))
-    law, found = first.expand(replicas, -1), first.new_zeros(1)
+    law, total = first.expand(replicas, -1), first.new_zeros(1)
     for step in range(len(times)):
-        found = found + times[step] * law
+        total = total + times[step] * law
         after = (law.unsqueeze(1) @ moves).squeeze(1)
         if float((after - law).abs().max().detach()) < SETTLED:
-            return found + times[step + 1 :].sum() * after
+            return total + times[step + 1 :].sum() * after
         law = after
-    return found
+    return total
 
 
 def _mean_features(
