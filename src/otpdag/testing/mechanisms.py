@@ -590,12 +590,12 @@ def _check_followed(
 def _discrete_transform(case: Case) -> tuple[NDArray, NDArray]:
     """Randomised probability integral transforms of the draws under log_prob, and the total probabilities."""
     mechanism, value = case.mechanism, case.draws()
-    if mechanism.space.is_discrete:
-        support = torch.eye(mechanism.space.width, dtype=torch.float64)
-        index = value.argmax(-1)
-    else:
-        support = torch.arange(4 * value.max().item() + 100, dtype=torch.float64).unsqueeze(-1)
-        index = value[..., 0].long()
+    reach = 4 * value.max().item() + 100
+    listed = mechanism.space.points(reach, most=int(reach) + 2)
+    if listed is None:
+        raise AssertionError(f"{mechanism.space} is countable, but does not list its values")
+    support = listed.values
+    index = (value.unsqueeze(-2) == support).all(-1).long().argmax(-1)
     parents = {name: parent.unsqueeze(-2) for name, parent in case.parents.items()}
     log_prob = mechanism.log_prob(case.params, support.reshape(1, 1, *support.shape), parents)
     probs = torch.exp(log_prob).expand(*value.shape[:2], len(support))
