@@ -137,7 +137,7 @@ def test_the_likelihood_does_not_depend_on_how_patterns_are_merged(problem):
         )
         rows = torch.zeros(len(table), dtype=torch.float64)
         for group in groups:
-            moved = otp.backward.adapt.adapted(model.structure, model.fitted.naturals, group)
+            moved = otp.backward.placed_points.adapted(model.structure, model.fitted.naturals, group)
             result = otp.backward.closed_form.evaluate(model.structure, model.fitted.naturals, moved)
             joint = torch.logsumexp(result.log_prior + result.log_likelihood, -1)
             rows[group.rows] = joint.expand(1, len(group.rows))[0]
