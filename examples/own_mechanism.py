@@ -28,6 +28,8 @@ from otpdag.testing import check_mechanism
 class Laplace(LocationScale):
     """A node with exponential tails: ``x = loc[pa] + W' pa + scale[pa] * F^-1(u)``, u uniform."""
 
+    is_symmetric = True  # so that a hidden one may be turned round
+
     @property
     def noise(self) -> m.Noise:
         return m.Noise(self.dim, "uniform")

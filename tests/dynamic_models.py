@@ -46,7 +46,7 @@ def random_poisson_hmm(size=3, transition=None):
         otp.Graph([otp.lag("z", "z"), ("z", "x")], hidden=["z"]),
         {"z": transition or m.Categorical(size), "x": m.Poisson()},
     )
-    moves = {"stay": 0.7} if isinstance(transition, m.Stay) else {"probs": rng.dirichlet(np.ones(size) * 2, size)}
+    moves = {"stay": 0.7} if isinstance(transition, m.StayOrMove) else {"probs": rng.dirichlet(np.ones(size) * 2, size)}
     first, rates = {"probs": rng.dirichlet(np.ones(size))}, {"log_rate": np.log([2.0, 6.0, 11.0][:size])}
     return model.set_params({"z": moves, "z[0]": first, "x": rates})
 

@@ -1,22 +1,77 @@
-"""Spaces: what values a node takes, and how they are laid out in a tensor.
+"""Spaces: what values a node takes, how they are laid out in a tensor, and all that depends on their kind alone.
 
 Every value in the library is a floating tensor of shape ``(R, ..., width)``: replicas first, the value's own
 coordinates last. A category is a one-hot vector, so that a soft assignment and a hard one look alike.
+
+No other module asks which space it has before it; it asks the space. A new kind of values says how many coordinates it
+has, how they come from unconstrained numbers and which numbers it refuses; everything else follows or is inherited.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from otpdag.errors import ModelError
 
 __all__ = ["Count", "Discrete", "Image", "Positive", "Real", "Simplex", "Space", "Unit"]
 
+Array = NDArray[Any]
 Support = Literal["real", "positive", "unit", "simplex", "discrete", "count"]
+CostKind = Literal["squared", "smooth l1", "cross-entropy"]
+
+SMALLEST = 1e-12  # spreads and positive numbers below this are taken for zero
+SUM_TOLERANCE = 1e-6  # how far shares that a user gives may be from summing to one
+
+
+@dataclass(frozen=True)
+class Points:
+    """Values (A, width) that a sum over a space runs over, and the logarithm of how many each stands for."""
+
+    values: Tensor
+    log_stride: float = 0.0
 
 
 class Space(ABC):
-    """The set of values of one node."""
+    """The set of values of one node.
+
+    The defaults are those of numbers on a line. ``support`` names the nearest kind for what asks by name.
+    """
+
+    support: ClassVar[Support] = "real"
+    holds: ClassVar[str] = "finite numbers"
+    """What a column of a table must hold, for messages."""
+    total: ClassVar[float | None] = None
+    """What the coordinates of every value sum to."""
+
+    is_discrete: ClassVar[bool] = False
+    """Whether values are one of finitely many categories."""
+    is_countable: ClassVar[bool] = False
+    """Whether values can be listed one after the other: categories and whole numbers."""
+    is_unbounded: ClassVar[bool] = False
+    """Whether any number is a value, so that values may be shifted, stretched and turned round."""
+    is_skewed: ClassVar[bool] = False
+    """Whether most columns of this kind have their long tail above."""
+    has_noise_when_relaxed: ClassVar[bool] = True
+    """Whether a relaxed value could have come from noise, so that this can be abducted."""
+
+    kinds: ClassVar[dict[str, type[Space]]] = {}
+    """All spaces by the name that a file calls them."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if not cls.__name__.startswith("_"):
+            Space.kinds[cls.__name__] = cls
+
+    # -- layout ----------------------------------------------------------------------------------------------------
 
     @property
     @abstractmethod
@@ -24,28 +79,133 @@ class Space(ABC):
         """Number of coordinates of one value."""
 
     @property
-    @abstractmethod
-    def support(self) -> Support:
-        """What one coordinate may be."""
-
-    @property
     def cells(self) -> int:
         """Number of table cells that hold one value, each of which may be missing on its own."""
         return self.width
 
+    def cell_of(self, value: Tensor, cell: int) -> Tensor:
+        """The coordinates (..., k) of a value that one cell holds."""
+        return value[..., cell : cell + 1]
+
+    def spec(self) -> dict[str, Any]:
+        """The space as plain data, for a file: its name and its sizes.
+
+        >>> space_from(Real(2).spec())
+        Real(dim=2)
+        """
+        sizes = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        return {"kind": type(self).__name__, **sizes}
+
+    # -- from tables and back --------------------------------------------------------------------------------------
+
+    def outside(self, cells: Array) -> NDArray[np.bool_]:
+        """Which numbers of a table's cells are no values."""
+        return np.isinf(cells)
+
+    def encode(self, cells: Array, dtype: torch.dtype = torch.float64) -> Tensor:
+        """Values (N, width) from cells (N, cells), zeros where these are NaN."""
+        return torch.tensor(np.where(np.isnan(cells), 0.0, cells), dtype=dtype)
+
+    def decode(self, values: Array) -> Array:
+        """Cells (N, cells) from values (N, width): numbers as they are, codes of categories; NaN where unknown."""
+        return values
+
+    def contains(self, value: Tensor) -> bool:
+        """Whether all values (..., width) are of this space."""
+        if not bool(torch.isfinite(value).all()) or bool(self.outside(value.detach().numpy()).any()):
+            return False
+        return self.total is None or float((value.sum(-1) - self.total).abs().max()) < SUM_TOLERANCE
+
+    # -- unconstrained coordinates ---------------------------------------------------------------------------------
+
     @property
-    def is_discrete(self) -> bool:
-        """Whether values are one of finitely many categories."""
-        return False
+    def free_width(self) -> int:
+        """Number of unconstrained coordinates of a value."""
+        return self.width
+
+    @abstractmethod
+    def constrain(self, free: Tensor) -> tuple[Tensor, Tensor]:
+        """Map unconstrained coordinates (..., free_width) to a value; also the map's log-determinant.
+
+        The latter coordinate by coordinate; where these depend on each other, only its sum has a meaning.
+        """
+
+    @abstractmethod
+    def unconstrain(self, value: Tensor) -> Tensor:
+        """Invert :meth:`constrain`; values at the edge are moved off it."""
+
+    # -- values that stand for others ------------------------------------------------------------------------------
+
+    def neutral(self) -> Tensor:
+        """A value (width,) that favours nothing; it also stands where a cell is missing and will not be looked at."""
+        return self.constrain(torch.zeros(self.free_width, dtype=torch.float64))[0]
+
+    def example(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """Random values (*shape, width) for checks."""
+        return self.constrain(torch.randn(*shape, self.free_width, generator=generator, dtype=torch.float64))[0]
+
+    def in_other_units(self, value: Tensor, unit: float) -> Tensor:
+        """The same values in small units, where there are units: numbers of ten ``unit`` and more."""
+        return value
+
+    def position(self, value: Tensor) -> Tensor:
+        """One number (...) for each value that tells where it lies, to put values in an order."""
+        return value[..., 0]
+
+    def central(self, draws: Tensor, dim: int) -> Tensor:
+        """The value that stands for several draws along an axis."""
+        return draws.mean(dim)
+
+    # -- comparing columns -----------------------------------------------------------------------------------------
+
+    cost: ClassVar[CostKind] = "squared"
+    """What rebuilding a value wrongly costs, unless a method says otherwise."""
+    kernels_read_roots: ClassVar[bool] = False
+    """Whether kernels compare square roots, whose spread is the same at all levels."""
+    networks_read_roots: ClassVar[bool] = False
+    """Whether networks read square roots, which tame a long tail."""
+
+    def comparable(self, columns: Array) -> Array:
+        """Columns (N, width) with mean zero and spread one, on a scale where rows can be compared."""
+        return _standardised(columns)
+
+    # -- guessing a hidden column ----------------------------------------------------------------------------------
+
+    def from_scores(self, scores: Array) -> Array:
+        """Values (N, width) that follow standardised scores (N, width), to start a hidden node from."""
+        return self.constrain(torch.from_numpy(scores[:, : self.free_width]))[0].numpy()
+
+    # -- listing values --------------------------------------------------------------------------------------------
+
+    def reach(self, values: Tensor) -> float | None:
+        """How far a list of values must go for such data; None if it does not depend on data."""
+        return None
+
+    def points(self, reach: float | None, most: int) -> Points | None:
+        """At most about ``most`` values up to ``reach`` for a sum over the space; None if it is not countable."""
+        return None
+
+    def summands(self, largest: float) -> tuple[Tensor, Tensor] | None:
+        """Values (A,) and weights (A,) for the sum of a smooth function of one coordinate from zero to ``largest``."""
+        return None
+
+
+def space_from(spec: Mapping[str, Any]) -> Space:
+    """Read :meth:`Space.spec` again; a space of your own is known once its class is imported.
+
+    >>> space_from({"kind": "Discrete", "size": 3})
+    Discrete(size=3)
+    """
+    sizes = dict(spec)
+    kind = sizes.pop("kind", None)
+    if kind not in Space.kinds:
+        raise ModelError(f"a space must be one of {', '.join(sorted(Space.kinds))}; got {kind!r}")
+    return Space.kinds[kind](**sizes)
 
 
 @dataclass(frozen=True)
-class Real(Space):
-    """Vectors of real numbers.
-
-    >>> Real(3).width
-    3
-    """
+class _Vector(Space):
+    """Vectors of ``dim`` numbers."""
 
     dim: int = 1
 
@@ -54,50 +214,227 @@ class Real(Space):
         """Number of coordinates."""
         return self.dim
 
-    @property
-    def support(self) -> Support:
-        """Any real number."""
-        return "real"
+
+class _Line(Space):
+    """Any numbers: nothing to constrain."""
+
+    is_unbounded: ClassVar[bool] = True
+
+    def constrain(self, free: Tensor) -> tuple[Tensor, Tensor]:
+        """Nothing to do."""
+        return free, torch.zeros_like(free)
+
+    def unconstrain(self, value: Tensor) -> Tensor:
+        """Nothing to do."""
+        return value
+
+    def in_other_units(self, value: Tensor, unit: float) -> Tensor:
+        """Shifted and stretched."""
+        return unit * (10.0 + value)
 
 
 @dataclass(frozen=True)
-class Positive(Real):
+class Real(_Line, _Vector):
+    """Vectors of real numbers.
+
+    >>> Real(3).width
+    3
+    """
+
+
+@dataclass(frozen=True)
+class Positive(_Vector):
     """Vectors of positive numbers."""
 
-    @property
-    def support(self) -> Support:
-        """Numbers above zero."""
-        return "positive"
+    support: ClassVar[Support] = "positive"
+    holds: ClassVar[str] = "numbers above 0"
+    is_skewed: ClassVar[bool] = True
+    networks_read_roots: ClassVar[bool] = True
+
+    def outside(self, cells: Array) -> NDArray[np.bool_]:
+        """Zero and less, and infinity."""
+        return (cells <= 0) | np.isinf(cells)
+
+    def constrain(self, free: Tensor) -> tuple[Tensor, Tensor]:
+        """Exponentials."""
+        return torch.exp(free), free
+
+    def unconstrain(self, value: Tensor) -> Tensor:
+        """Logarithms."""
+        return torch.log(value.clamp(min=SMALLEST))
+
+    def in_other_units(self, value: Tensor, unit: float) -> Tensor:
+        """Stretched."""
+        return 10.0 * unit * value
+
+    def comparable(self, columns: Array) -> Array:
+        """Logarithms, standardised."""
+        return _standardised(np.log(np.maximum(columns, SMALLEST)))
+
+    def from_scores(self, scores: Array) -> Array:
+        """Log-normal with a coefficient of variation of about a half."""
+        return np.exp(0.5 * scores)
 
 
 @dataclass(frozen=True)
-class Unit(Real):
+class Unit(_Vector):
     """Vectors of numbers strictly between zero and one."""
 
-    @property
-    def support(self) -> Support:
-        """Numbers in (0, 1)."""
-        return "unit"
+    support: ClassVar[Support] = "unit"
+    holds: ClassVar[str] = "numbers strictly between 0 and 1"
+    edge: ClassVar[float] = 1e-6
+
+    def outside(self, cells: Array) -> NDArray[np.bool_]:
+        """Zero and one and what lies beyond."""
+        return (cells <= 0) | (cells >= 1)
+
+    def constrain(self, free: Tensor) -> tuple[Tensor, Tensor]:
+        """The logistic function."""
+        log_det = torch.nn.functional.logsigmoid(free) + torch.nn.functional.logsigmoid(-free)
+        return torch.sigmoid(free), log_det
+
+    def unconstrain(self, value: Tensor) -> Tensor:
+        """Logits."""
+        return torch.logit(value.clamp(self.edge, 1 - self.edge))
 
 
 @dataclass(frozen=True)
-class Simplex(Real):
+class Simplex(_Vector):
     """Probability vectors: non-negative coordinates that sum to one."""
 
+    support: ClassVar[Support] = "simplex"
+    holds: ClassVar[str] = "shares from 0 to 1"
+    total: ClassVar[float | None] = 1.0
+    edge: ClassVar[float] = 1e-9
+
+    def outside(self, cells: Array) -> NDArray[np.bool_]:
+        """Negative numbers, and more than all."""
+        return (cells < 0) | (cells > 1 + SUM_TOLERANCE)
+
     @property
-    def support(self) -> Support:
-        """Non-negative numbers that sum to one."""
-        return "simplex"
+    def free_width(self) -> int:
+        """The last coordinate follows from the others."""
+        return self.width - 1
+
+    def constrain(self, free: Tensor) -> tuple[Tensor, Tensor]:
+        """A softmax with zero for the last coordinate."""
+        log_value = torch.log_softmax(torch.cat([free, torch.zeros_like(free[..., :1])], -1), -1)
+        return torch.exp(log_value), log_value[..., :-1] + log_value[..., -1:] / free.shape[-1]
+
+    def unconstrain(self, value: Tensor) -> Tensor:
+        """Log-ratios to the last coordinate."""
+        logs = torch.log(value.clamp(min=self.edge))
+        return logs[..., :-1] - logs[..., -1:]
+
+    def from_scores(self, scores: Array) -> Array:
+        """A softmax that leaves most vectors with one or two large coordinates."""
+        weights = np.exp(1.5 * scores)
+        return weights / weights.sum(1, keepdims=True)
 
 
 @dataclass(frozen=True)
-class Count(Real):
-    """Vectors of non-negative integers."""
+class Count(_Vector):
+    """Vectors of non-negative integers.
 
-    @property
-    def support(self) -> Support:
-        """Zero, one, two, and so on."""
-        return "count"
+    A learned map draws them relaxed to positive numbers, so that unconstrained coordinates are logarithms.
+    """
+
+    support: ClassVar[Support] = "count"
+    holds: ClassVar[str] = "whole numbers of at least 0"
+    is_countable: ClassVar[bool] = True
+    is_skewed: ClassVar[bool] = True
+    has_noise_when_relaxed: ClassVar[bool] = False
+    cost: ClassVar[CostKind] = "smooth l1"
+    kernels_read_roots: ClassVar[bool] = True
+    networks_read_roots: ClassVar[bool] = True
+
+    stands_for_zero: ClassVar[float] = 0.3
+    """What a count of zero is taken for where its logarithm is needed."""
+    usual_reach: ClassVar[float] = 30.0
+    """How far counts that nobody has seen are listed."""
+
+    def outside(self, cells: Array) -> NDArray[np.bool_]:
+        """Negative numbers, fractions and infinity."""
+        return (cells < 0) | (cells != np.floor(cells)) | np.isinf(cells)
+
+    def constrain(self, free: Tensor) -> tuple[Tensor, Tensor]:
+        """Exponentials, not rounded."""
+        return torch.exp(free), free
+
+    def unconstrain(self, value: Tensor) -> Tensor:
+        """Logarithms."""
+        return torch.log(value.clamp(min=self.stands_for_zero))
+
+    def neutral(self) -> Tensor:
+        """Zero."""
+        return torch.zeros(self.width, dtype=torch.float64)
+
+    def example(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """Numbers around three."""
+        normal = torch.randn(*shape, self.width, generator=generator, dtype=torch.float64)
+        return torch.exp(0.5 * normal + 1).round()
+
+    def central(self, draws: Tensor, dim: int) -> Tensor:
+        """The median, which is a count."""
+        return draws.median(dim).values
+
+    def comparable(self, columns: Array) -> Array:
+        """Square roots, standardised."""
+        return _standardised(np.sqrt(np.maximum(columns, 0)))
+
+    def from_scores(self, scores: Array) -> Array:
+        """Whole numbers with the mean and the spread of a Poisson variable of mean three."""
+        return np.maximum(np.round(3 + 1.7 * scores), 0.0)
+
+    def reach(self, values: Tensor) -> float | None:
+        """Somewhat further than the largest."""
+        return 1.3 * float(values.max()) + 5
+
+    def points(self, reach: float | None, most: int) -> Points | None:
+        """Zero, one, two, and so on, or every few of them; only of one coordinate.
+
+        >>> Count().points(200.0, 96).values.flatten()[:4]
+        tensor([0., 3., 6., 9.], dtype=torch.float64)
+        """
+        if self.width > 1:
+            return None
+        largest = math.ceil(self.usual_reach if reach is None else reach) + 1
+        stride = max(1, math.ceil(largest / most))
+        counts = torch.arange(0, largest + stride, stride, dtype=torch.float64)
+        return Points(counts.unsqueeze(-1), math.log(stride))
+
+    exact: ClassVar[tuple[int, int]] = (64, 144)
+    """Where a sum over counts begins to be an integral, and where it is one."""
+    root_step: ClassVar[float] = 0.25
+    """Step of that integral on the scale of roots, where the spread of a Poisson count is a half."""
+    most_steps: ClassVar[int] = 4000
+
+    def summands(self, largest: float) -> tuple[Tensor, Tensor] | None:
+        r"""Points and weights for a sum over counts from zero to ``largest``.
+
+        The spread of a Poisson count is its root. Small counts are summed one by one; of large ones the sum is an
+        integral, evenly spaced on the scale of roots. One turns smoothly into the other.
+
+        >>> counts, weight = Count().summands(400.0)
+        >>> pmf = torch.exp(counts * math.log(90) - 90 - torch.lgamma(counts + 1))
+        >>> len(counts), round(float((weight * pmf).sum()), 6)
+        (193, 1.0)
+        """
+        low, high = (math.sqrt(count) for count in self.exact)
+        root = math.sqrt(largest)
+        if root <= high:
+            counts = torch.arange(math.ceil(largest) + 1, dtype=torch.float64)
+            return counts, torch.ones_like(counts)
+        small = torch.arange(self.exact[1], dtype=torch.float64)
+        step = max(self.root_step, (root - low) / self.most_steps)
+        roots = torch.arange(low, root + step, step, dtype=torch.float64)
+
+        def is_large(root: Tensor) -> Tensor:
+            share = ((root - low) / (high - low)).clamp(0.0, 1.0)
+            return share**3 * (10 - 15 * share + 6 * share**2)
+
+        weight = torch.cat([1 - is_large(small.sqrt()), is_large(roots) * 2 * roots * step])
+        return torch.cat([small, roots**2]), weight
 
 
 @dataclass(frozen=True)
@@ -107,6 +444,11 @@ class Discrete(Space):
     >>> Discrete(4).width, Discrete(4).cells
     (4, 1)
     """
+
+    support: ClassVar[Support] = "discrete"
+    is_discrete: ClassVar[bool] = True
+    is_countable: ClassVar[bool] = True
+    cost: ClassVar[CostKind] = "cross-entropy"
 
     size: int
 
@@ -120,19 +462,63 @@ class Discrete(Space):
         """A category stands in one cell."""
         return 1
 
-    @property
-    def support(self) -> Support:
-        """A category."""
-        return "discrete"
+    def cell_of(self, value: Tensor, cell: int) -> Tensor:
+        """The whole vector."""
+        return value
 
-    @property
-    def is_discrete(self) -> bool:
-        """Always."""
-        return True
+    def outside(self, cells: Array) -> NDArray[np.bool_]:
+        """Numbers that are not the code of a category."""
+        return (cells < 0) | (cells >= self.size) | (cells != np.floor(cells))
+
+    def encode(self, cells: Array, dtype: torch.dtype = torch.float64) -> Tensor:
+        """One-hot vectors of codes; all zeros where these are NaN."""
+        values = torch.zeros(len(cells), self.size, dtype=dtype)
+        rows = np.flatnonzero(~np.isnan(cells[:, 0]))
+        values[torch.from_numpy(rows), torch.from_numpy(cells[rows, 0].astype(np.int64))] = 1.0
+        return values
+
+    def decode(self, values: Array) -> Array:
+        """The code of the largest entry; NaN where there is none."""
+        known = ~np.isnan(values).any(1) & (values != 0).any(1)
+        codes = np.where(np.isnan(values), -np.inf, values).argmax(1)
+        return np.where(known, codes, np.nan)[:, None]
+
+    def contains(self, value: Tensor) -> bool:
+        """One-hot vectors only."""
+        return bool(((value == 0) | (value == 1)).all() and (value.sum(-1) == 1).all())
+
+    def constrain(self, free: Tensor) -> tuple[Tensor, Tensor]:
+        """The nearest category; there is no density."""
+        return torch.nn.functional.one_hot(free.argmax(-1), self.size).to(free), torch.zeros_like(free)
+
+    def unconstrain(self, value: Tensor) -> Tensor:
+        """The vector itself."""
+        return value
+
+    def neutral(self) -> Tensor:
+        """All categories alike."""
+        return torch.full((self.size,), 1 / self.size, dtype=torch.float64)
+
+    def example(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """All categories alike."""
+        index = torch.randint(self.size, shape, generator=generator)
+        return torch.nn.functional.one_hot(index, self.size).double()
+
+    def position(self, value: Tensor) -> Tensor:
+        """The expected number of the category."""
+        return (value * torch.arange(self.size).to(value)).sum(-1)
+
+    def comparable(self, columns: Array) -> Array:
+        """Centred, with a total spread of one, as one column has."""
+        return (columns - columns.mean(0)) / np.sqrt(max(float(columns.var(0).sum()), SMALLEST))
+
+    def points(self, reach: float | None, most: int) -> Points | None:
+        """All categories."""
+        return Points(torch.eye(self.size, dtype=torch.float64))
 
 
 @dataclass(frozen=True)
-class Image(Space):
+class Image(_Line):
     """Images, channels first, flattened in a batch.
 
     >>> Image(3, 32, 32).width
@@ -148,7 +534,8 @@ class Image(Space):
         """Number of pixels times channels."""
         return self.channels * self.height * self.width_px
 
-    @property
-    def support(self) -> Support:
-        """Any real number."""
-        return "real"
+
+def _standardised(columns: Array) -> Array:
+    """Columns with mean zero and spread one; a constant column becomes zeros."""
+    spread = columns.std(0)
+    return (columns - columns.mean(0)) / np.where(spread > SMALLEST, spread, 1.0)

@@ -7,7 +7,7 @@ ones, ``tie.name``. Everything that evaluates a model is a pure function of a st
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -15,12 +15,12 @@ from torch import Tensor
 
 from otpdag.errors import DataError, ModelError
 from otpdag.graph import Graph
-from otpdag.mechanisms import Categorical, Mechanism, Normal
+from otpdag.mechanisms import Categorical, Mechanism, Normal, Poisson
 from otpdag.mechanisms.base import Family, Parents
 from otpdag.mechanisms.parameters import Fixed, Parameter, Start, Tied
-from otpdag.spaces import Space
+from otpdag.spaces import Count, Discrete, Real, Space
 
-__all__ = ["Naturals", "Structure", "Theta", "first_name", "lag_name"]
+__all__ = ["Naturals", "Structure", "Theta", "first_name", "lag_name", "plainest"]
 
 Theta = Mapping[str, Tensor]
 Naturals = Mapping[str, Mapping[str, Tensor]]
@@ -166,18 +166,30 @@ def _first(node: str, mechanisms: Mapping[str, Mechanism]) -> Mechanism:
                 f"{first_name(node)!r} must have the values of {node!r}, {mechanisms[node].space}; got {given.space}"
             )
         return given
-    return _plainest(node, mechanisms[node].space)
+    simplest = plainest(mechanisms[node].space)
+    if simplest is None:
+        raise ModelError(
+            f"hidden node {node!r} has lagged parents, which its first steps lack: give a mechanism for them under the "
+            f"name {first_name(node)!r}"
+        )
+    return simplest
 
 
-def _plainest(node: str, space: Space) -> Mechanism:
-    if space.is_discrete:
-        return Categorical(space.width)
-    if space.support == "real":
-        return Normal(space.width)
-    raise ModelError(
-        f"hidden node {node!r} has lagged parents, which its first steps lack: give a mechanism for them under the "
-        f"name {first_name(node)!r}"
-    )
+_PLAINEST: Mapping[type[Space], Callable[[int], Mechanism]] = {
+    Discrete: Categorical,
+    Count: Poisson,
+    Real: Normal,
+}
+
+
+def plainest(space: Space) -> Mechanism | None:
+    """The mechanism that says least about values of a space; None where none is plainer than the others.
+
+    >>> type(plainest(Real(2))).__name__
+    'Normal'
+    """
+    kind = _PLAINEST.get(type(space))
+    return None if kind is None else kind(space.width)
 
 
 def _check_names(graph: Graph, mechanisms: Mapping[str, Mechanism]) -> None:

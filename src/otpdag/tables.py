@@ -10,11 +10,10 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from otpdag.data import Label
+from otpdag.mechanisms import Axis
 from otpdag.model import Model
 
 __all__ = ["estimates"]
-
-_BY_CATEGORY = ("probs", "logits", "weight", "topics")
 
 
 def estimates(model: Model, params: Mapping[str, Mapping[str, ArrayLike]] | None = None) -> pd.DataFrame:
@@ -50,7 +49,7 @@ def estimates(model: Model, params: Mapping[str, Mapping[str, ArrayLike]] | None
                 continue
             array = np.asarray(value, dtype=float)
             fixed = name in declared and not declared[name].learned
-            places = product(*_axes(model, node, name, array))
+            places = product(*_places(model, node, name, array.shape))
             rows += [
                 (node, name, ", ".join(filter(None, place)), float(number), fixed)
                 for place, number in zip(places, array.flat, strict=True)
@@ -58,22 +57,29 @@ def estimates(model: Model, params: Mapping[str, Mapping[str, ArrayLike]] | None
     return pd.DataFrame(rows, columns=["node", "parameter", "at", "value", "fixed"])
 
 
-def _axes(model: Model, node: str, name: str, array: np.ndarray) -> list[list[str]]:
-    """Names along each axis of a parameter; plain numbers where the shape is not the usual one."""
-    family, space = model.mechanisms[node].family, model.spaces[node]
-    own: list[list[str]] = []
-    if space.is_discrete and name in _BY_CATEGORY:
-        own = [[str(label) for label in _labels(model, node)]]
-    elif not space.is_discrete and space.width > 1:
-        own = [_cells(node, space.width)] * (2 if name == "covariance" else 1)
-    if name in ("weight", "topics"):
-        lead = [[cell for parent, where in family.continuous for cell in _cells(parent, where.width)]]
-    else:
-        lead = [[f"{parent}={label}" for label in _labels(model, parent)] for parent, _ in family.discrete]
-    for axes in (lead + own, own, lead):
-        if tuple(map(len, axes)) == array.shape:
-            return axes
-    return [[str(i) for i in range(size)] for size in array.shape]
+def _places(model: Model, node: str, name: str, shape: tuple[int, ...]) -> list[list[str]]:
+    """Names along each axis of a parameter, as its mechanism tells; plain numbers where it tells nothing."""
+    axes = model.mechanisms[node].axes().get(name)
+    if axes is not None:
+        named = [names for axis in axes for names in _names_along(model, node, axis)]
+        # a reader sees no axis for the one coordinate of a number, nor for what all configurations share
+        scalar = [
+            names for axis in axes if axis.coordinates != ((node, 1),) for names in _names_along(model, node, axis)
+        ]
+        for names in (named, scalar):
+            if tuple(map(len, names)) == shape:
+                return names
+    return [[str(i) for i in range(size)] for size in shape]
+
+
+def _names_along(model: Model, node: str, axis: Axis) -> list[list[str]]:
+    """Names along an axis, which a reader sees split by node where it runs over configurations."""
+    if axis.coordinates:
+        return [[cell for owner, width in axis.coordinates for cell in _cells(owner, width)]]
+    return [
+        [str(label) if owner == node else f"{owner}={label}" for label in _labels(model, owner)]
+        for owner, _ in axis.categories
+    ]
 
 
 def _labels(model: Model, name: str) -> tuple[Label, ...]:

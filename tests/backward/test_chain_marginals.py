@@ -31,7 +31,7 @@ def run(model, chain):
     return state, scale, pair[0]
 
 
-@pytest.mark.parametrize("transition", [None, m.Stay(3)], ids=["full", "stay"])
+@pytest.mark.parametrize("transition", [None, m.StayOrMove(3)], ids=["full", "stay"])
 def test_a_hidden_markov_model_agrees_with_the_sum_over_all_paths(transition):
     model = random_poisson_hmm(3, transition)
     data = [np.array([1.0, 7.0, np.nan, 12.0, 3.0]), np.array([9.0]), np.array([np.nan, np.nan]), np.array([0.0, 5.0])]

@@ -17,7 +17,7 @@ def hmm(size=3, transition=None):
 
 def test_neural_potentials_reach_maximum_likelihood():
     counts, _, _ = poisson_chain(60, 60, np.random.default_rng(0))
-    exact, neural = hmm(4, m.Stay(4)), hmm(4, m.Stay(4))
+    exact, neural = hmm(4, m.StayOrMove(4)), hmm(4, m.StayOrMove(4))
     otp.fit(exact, counts, seed=0, restarts=1)
     drawn = Drawn(noise="marginal", batch_size=512)
     method = otp.Method("neural", Objective(eps=1.0), drawn, Adam(steps=400))
@@ -31,7 +31,7 @@ def test_neural_potentials_reach_maximum_likelihood():
 @pytest.mark.filterwarnings("ignore::otpdag.ConvergenceWarning")
 def test_algorithm_one_recovers_the_papers_model():
     counts, _, truth = poisson_chain(60, 60, np.random.default_rng(0))
-    model = hmm(4, m.Stay(4))
+    model = hmm(4, m.StayOrMove(4))
     method = otp.paper(steps=400)
     result = otp.fit(model, counts, method=method, seed=0, restarts=1)
     assert {"reconstruction", "divergence"} <= set(result.history[-1])

@@ -24,7 +24,7 @@ def hmm(transition=None, size=4):
 
 def test_the_papers_model_is_recovered():
     counts, states, truth = poisson_chain(40, 100, np.random.default_rng(0))
-    model = poisson_hmm(m.Stay(4))
+    model = poisson_hmm(m.StayOrMove(4))
     result = otp.fit(model, counts, seed=0, restarts=2)
     assert result.status.converged
     params = model.params()
@@ -44,7 +44,7 @@ def test_a_fit_depends_on_its_seed_alone():
 
 def test_a_part_of_the_steps_first_leads_to_the_same_end():
     counts, _, _ = poisson_chain(40, 100, np.random.default_rng(0))
-    whole, staged = poisson_hmm(m.Stay(4)), poisson_hmm(m.Stay(4))
+    whole, staged = poisson_hmm(m.StayOrMove(4)), poisson_hmm(m.StayOrMove(4))
     otp.fit(whole, counts, seed=0, restarts=1)
     result = otp.fit(staged, counts, seed=0, restarts=1, course=replace(CHAIN, part_rows=1000))
     assert [stage.name for stage in result.stages] == ["best start, part", "best start"]
@@ -65,7 +65,7 @@ def test_missing_steps_anywhere():
     x = counts.astype(float)
     x[np.random.default_rng(1).random(x.shape) < 0.3] = np.nan
     x[3] = np.nan  # a whole sequence
-    model = poisson_hmm(m.Stay(4))
+    model = poisson_hmm(m.StayOrMove(4))
     otp.fit(model, x, seed=0, restarts=2)
     np.testing.assert_allclose(model.params()["x"]["log_rate"], truth["x"]["log_rate"], atol=0.04)
     assert np.isfinite(model.predict_proba(x, "z").to_numpy()).all()
@@ -103,7 +103,7 @@ def test_a_state_that_nothing_visits():
 
 def test_one_series_of_a_hundred_thousand_steps():
     counts, states, truth = poisson_chain(1, 100_000, np.random.default_rng(0))
-    model = poisson_hmm(m.Stay(4))
+    model = poisson_hmm(m.StayOrMove(4))
     otp.fit(model, counts, seed=0, restarts=1)
     np.testing.assert_allclose(model.params()["x"]["log_rate"], truth["x"]["log_rate"], atol=0.01)
     probabilities = model.predict_proba(counts, "z").to_numpy()
@@ -199,8 +199,8 @@ def test_first_steps_may_have_a_mechanism_of_their_own():
 
 
 def test_stay_needs_its_own_past():
-    with pytest.raises(otp.ModelError, match="Stay needs exactly one parent"):
-        otp.Model(otp.Graph([("z", "x")], hidden=["z"]), {"z": m.Stay(3), "x": m.Poisson()})
+    with pytest.raises(otp.ModelError, match="StayOrMove needs exactly one parent"):
+        otp.Model(otp.Graph([("z", "x")], hidden=["z"]), {"z": m.StayOrMove(3), "x": m.Poisson()})
 
 
 def test_a_model_shows_its_lagged_parents():

@@ -17,7 +17,7 @@ def chain(transition=None, size=3):
 
 def test_transport_recovers_the_papers_model():
     counts, states, truth = poisson_chain(60, 100, np.random.default_rng(0))
-    model = chain(m.Stay(4))
+    model = chain(m.StayOrMove(4))
     result = otp.fit(model, counts, method="transport", seed=0, restarts=2)
     assert result.status.converged
     assert result.history[-1]["direct"] == pytest.approx(result.loss)

@@ -40,7 +40,7 @@ def first_parent(parents):
 
 # how to build what needs more than sizes
 BUILD = {
-    "Stay": lambda family: m.Stay(3),
+    "StayOrMove": lambda family: m.StayOrMove(3),
     "Multinomial": lambda family: m.Multinomial(5, total=12),
     "Deterministic": lambda family: m.Deterministic(first_parent),
     "Decoder": lambda family: m.Decoder(linear(family), Real(2), noise_scale=m.start(0.5)),
@@ -62,7 +62,7 @@ VARIANTS = {
     "Poisson-dim": (m.Poisson(2), "discrete-real"),
     "NegativeBinomial-dim": (m.NegativeBinomial(2), "discrete"),
     "Categorical-3": (m.Categorical(3), "discrete-real"),
-    "Stay-3": (m.Stay(3), "discrete"),
+    "StayOrMove-3": (m.StayOrMove(3), "discrete"),
     "Categorical-network": (m.Categorical(3, network=(8,)), "discrete-real"),
     "Dirichlet-laplace": (m.Dirichlet(4, laplace=True), "none"),
     "Dirichlet-laplace-discrete": (m.Dirichlet(3, laplace=True), "discrete"),
@@ -74,8 +74,12 @@ VARIANTS = {
     "Decoder-image": (m.Decoder(torch.nn.Linear(1, 8), Image(2, 2, 2), noise_scale=0.2), "real"),
     "Decoder-plain": (m.Decoder(torch.nn.Linear(1, 3), Real(3)), "real"),
 }
-MORE_PARENTS = {"simplex": (("t", Simplex(3)),), "discrete-count": (("a", Discrete(3)), ("n", Count(1))),
-                "codes": (("c", Count(2)),), "latents": (("z", Real(4)),)}  # fmt: skip
+MORE_PARENTS = {
+    "simplex": (("t", Simplex(3)),),
+    "discrete-count": (("a", Discrete(3)), ("n", Count(1))),
+    "codes": (("c", Count(2)),),
+    "latents": (("z", Real(4)),),
+}
 
 
 def build(cls, family):
@@ -128,6 +132,37 @@ def test_every_mechanism_serves_some_parents(cls):
 
 
 def test_few_parents_are_refused_and_every_refusal_names_the_node():
-    picky = {"Codebook", "Codes", "Decoder", "Deterministic", "Dirichlet", "Given", "Quantized", "Stay"}
+    picky = {"Codebook", "Codes", "Decoder", "Deterministic", "Dirichlet", "Given", "Quantized", "StayOrMove"}
     assert {label.partition("-")[0] for label in REFUSED} == picky
     assert all("node 'x'" in message for message in REFUSED.values())
+
+
+# -- who follows other labels and signs --------------------------------------------------------------------------------
+
+KEEPS_LABELS = {"Decoder", "Deterministic", "Normal-network", "Categorical-network"}
+TURNS_ROUND = {"MultivariateNormal", "Normal", "StudentT"}
+
+
+@pytest.mark.parametrize("label", [label for label in SERVED if "discrete" in label or label in VARIANTS])
+def test_mechanisms_follow_the_labels_of_their_parents(label):
+    one = LABELS[label]
+    discrete = [name for name, _ in one.mechanism.family.discrete]
+    alike = isinstance(one.mechanism, m.StayOrMove)
+    for name in discrete:
+        nodes = ["x", name] if alike else [name]
+        followed = one.mechanism.relabelled(one.params, nodes, [*range(1, 3), 0] if name == "a" else [1, 0])
+        assert (followed is None) == (label in KEEPS_LABELS or label.partition("-")[0] in KEEPS_LABELS)
+
+
+@pytest.mark.parametrize("label", SERVED)
+def test_real_nodes_turn_round_and_follow_real_parents(label):
+    one = LABELS[label]
+    linear = "network" not in label and label.partition("-")[0] not in KEEPS_LABELS | {"Quantized"}
+    for name, space in one.mechanism.family.continuous:
+        if space.is_unbounded:
+            followed = one.mechanism.turned(one.params, [name], -torch.ones(space.width, dtype=torch.float64))
+            assert (followed is not None) == linear
+    if one.mechanism.space.is_unbounded and not one.mechanism.is_given:
+        sign = -torch.ones(one.mechanism.space.width, dtype=torch.float64)
+        turned = one.mechanism.turned(one.params, ["x"], sign)
+        assert (turned is not None) == (linear and label.partition("-")[0] in TURNS_ROUND)

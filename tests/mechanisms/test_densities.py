@@ -90,13 +90,13 @@ def test_scalar_mechanisms_agree_with_scipy(name):
     u = np.random.default_rng(1).uniform(size=len(index))
     value = reference.ppf(u)
     column = tensor(value)[None, :, None]
-    log_density = reference.logpmf if bound.space.support == "count" else reference.logpdf
+    log_density = reference.logpmf if bound.space.is_countable else reference.logpdf
     np.testing.assert_allclose(bound.log_prob(params, column, parents)[0], log_density(value), rtol=1e-9)
     noise = stats.norm.ppf(u) if bound.noise.kind == "normal" else u
     np.testing.assert_allclose(bound.forward(params, parents, tensor(noise)[None, :, None])[0, :, 0], value, rtol=1e-9)
     if name != "StudentT":
         np.testing.assert_allclose(bound.mean(params, parents)[0, :, 0], reference.mean(), rtol=1e-9)
-    if bound.space.support == "count":
+    if bound.space.is_countable:
         top = bound.abduct(params, column, parents, torch.ones(1, len(u), 1).double())[0, :, 0]
         bottom = bound.abduct(params, column, parents, torch.zeros(1, len(u), 1).double())[0, :, 0]
         np.testing.assert_allclose(top, reference.cdf(value), rtol=1e-7)

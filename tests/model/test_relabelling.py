@@ -7,10 +7,12 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
+from otpdag.backward import AmortizedMap, RowCode
 from otpdag.model.relabelling import canonical
 from otpdag.objective import Drawn
 from otpdag.objective.sampled import amortized_maps
 from otpdag.spaces import Discrete
+from tests.mechanisms.own import Chances, LabelledChances, Skewed
 
 RNG = np.random.default_rng(17)
 
@@ -279,3 +281,100 @@ def test_labels_follow_the_first_child_of_a_frame(tmp_path):
     put_in_order(model).save(path)
     assert isinstance(otp.load(path).params(), dict)
     assert pd.Series(otp.load(path).params()["x"]["loc"]).is_monotonic_increasing
+
+
+# -- mechanisms of a user ---------------------------------------------------------------------------------------------
+
+
+def mixture_above(mechanism):
+    model = otp.Model(otp.Graph([("z", "x")], hidden=["z"]), {"z": mechanism, "x": m.Normal()})
+    return model.set_params({"z": {"chances": [0.9, 0.1]}, "x": {"loc": [4.0, -4.0], "scale": [1.0, 0.5]}})
+
+
+def test_a_hidden_category_that_says_nothing_about_labels_keeps_them():
+    """Once its children were reordered and its own parameter, unknown by name, was not: another model."""
+    model = mixture_above(Chances())
+    table = model.sample(80, seed=0)[["x"]]
+    ordered = put_in_order(model)
+    np.testing.assert_allclose(ordered.params()["x"]["loc"], [4.0, -4.0])
+    assert ordered.score(table, kind="likelihood") == pytest.approx(model.score(table, kind="likelihood"), rel=1e-12)
+
+
+def test_a_hidden_category_that_names_its_axes_is_relabelled():
+    model = mixture_above(LabelledChances())
+    table = model.sample(80, seed=0)[["x"]]
+    ordered = put_in_order(model)
+    np.testing.assert_allclose(ordered.params()["x"]["loc"], [-4.0, 4.0])
+    np.testing.assert_allclose(ordered.params()["z"]["chances"], [0.1, 0.9])
+    assert ordered.score(table, kind="likelihood") == pytest.approx(model.score(table, kind="likelihood"), rel=1e-12)
+
+
+@pytest.mark.parametrize("mechanism", [Chances(3), LabelledChances(3)], ids=lambda one: type(one).__name__)
+def test_the_score_after_a_fit_is_the_loss_of_the_fit(mechanism):
+    table = pd.DataFrame(
+        {"x": np.concatenate([RNG.normal(5, 1, 120), RNG.normal(-5, 0.5, 30), RNG.normal(0, 0.5, 50)])}
+    )
+    model = otp.Model(otp.Graph([("z", "x")], hidden=["z"]), {"z": mechanism, "x": m.Normal()})
+    for seed in range(2):
+        result = otp.fit(model, table, method="entropic", seed=seed, restarts=2)
+        assert -model.score(table, kind="likelihood") == pytest.approx(result.loss, abs=1e-6)
+
+
+def test_a_transition_that_treats_all_labels_alike_follows_them():
+    graph = otp.Graph([("z", "x"), otp.Lag("z", "z")], hidden=["z"])
+    model = otp.Model(graph, {"z": m.StayOrMove(3), "x": m.Poisson()})
+    model.set_params(
+        {"z[0]": {"probs": [0.5, 0.3, 0.2]}, "z": {"stay": 0.8}, "x": {"log_rate": np.log([30.0, 3.0, 10.0])}}
+    )
+    ordered = put_in_order(model)
+    np.testing.assert_allclose(ordered.params()["z[0]"]["probs"], [0.3, 0.2, 0.5])
+    np.testing.assert_allclose(np.exp(ordered.params()["x"]["log_rate"]), [3.0, 10.0, 30.0])
+    assert ordered.params()["z"]["stay"] == 0.8
+
+
+def test_a_stayer_below_another_category_keeps_the_labels_of_both():
+    """Only node and parent together can change their labels."""
+    graph = otp.Graph([("a", "z"), ("z", "x")], hidden=["z"])
+    model = otp.Model(graph, {"a": m.Categorical(2), "z": m.StayOrMove(2), "x": m.Normal()})
+    model.set_params({"a": {"probs": [0.3, 0.7]}, "z": {"stay": 0.8}, "x": {"loc": [4.0, -4.0], "scale": [1.0, 1.0]}})
+    np.testing.assert_allclose(put_in_order(model).params()["x"]["loc"], [4.0, -4.0])
+
+
+def turned_factor(hidden, weight, **own):
+    model = otp.Model(
+        otp.Graph([("z", "a"), ("z", "b")], hidden=["z"]), {"z": hidden, "a": m.Normal(), "b": m.Normal()}
+    )
+    params = {"loc": 1.0, "scale": 0.5}
+    return model.set_params({"z": own, "a": {"weight": weight, **params}, "b": {"weight": weight[::-1], **params}})
+
+
+def test_a_hidden_normal_vector_points_upward_with_its_covariance():
+    covariance = np.array([[1.0, 0.6], [0.6, 1.0]])
+    hidden = m.MultivariateNormal(2, covariance=otp.start(covariance))
+    model = turned_factor(hidden, [-1.0, 2.0], covariance=covariance)
+    params = put_in_order(model).params()
+    np.testing.assert_allclose(params["a"]["weight"], [1.0, 2.0])
+    np.testing.assert_allclose(params["b"]["weight"], [-2.0, -1.0])
+    np.testing.assert_allclose(params["z"]["covariance"], [[1.0, -0.6], [-0.6, 1.0]])
+
+
+def test_a_hidden_number_with_skewed_noise_keeps_its_sign():
+    model = turned_factor(Skewed(), [-1.0])
+    np.testing.assert_allclose(put_in_order(model).params()["a"]["weight"], [-1.0])
+
+
+class Stubborn(AmortizedMap):
+    """A map whose labels nobody may change."""
+
+    def relabelled(self, phi, node, order):
+        return None
+
+
+def test_labels_stay_where_a_map_cannot_follow():
+    model = mixture_above(LabelledChances())
+    batch = model._encode_partial(model.sample(20, seed=0)[["x"]])
+    code = RowCode.of(model.structure, batch, ("x",))
+    for kind, loc in ((AmortizedMap, [-4.0, 4.0]), (Stubborn, [4.0, -4.0])):
+        backward = kind(model.structure, code, ("z",), explains=("x",))
+        model._maps, model._phi = (backward,), backward.init(1, torch.Generator().manual_seed(0))
+        np.testing.assert_allclose(put_in_order(model).params()["x"]["loc"], loc)

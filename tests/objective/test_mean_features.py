@@ -14,8 +14,8 @@ from otpdag.divergences import WhitenedFeatures
 from otpdag.errors import ModelError
 from otpdag.inference.ancestral import ancestral
 from otpdag.objective.direct import count_ranges
-from otpdag.objective.mean_features import count_atoms, feature_columns, lay_out, leaf_means, mean_features
-from otpdag.spaces import Discrete
+from otpdag.objective.mean_features import feature_columns, lay_out, leaf_means, mean_features
+from otpdag.spaces import Count, Discrete
 
 RNG = np.random.default_rng(77)
 FEATURES = WhitenedFeatures(features=60)
@@ -182,7 +182,7 @@ def test_coarse_counts_keep_means_of_smooth_functions(rate):
     def kernel(count):
         return np.exp(-0.5 * ((np.sqrt(count) - np.sqrt(rate) - 0.3) / 0.25) ** 2)
 
-    counts, weight = (value.numpy() for value in count_atoms(1.5 * rate + 50))
+    counts, weight = (value.numpy() for value in Count().summands(1.5 * rate + 50))
     pmf = weight * np.exp(counts * np.log(rate) - rate - gammaln(counts + 1))  # points lie between counts as well
     support = np.arange(0, int(1.5 * rate + 50))
     exact = (stats.poisson.pmf(support, rate) * kernel(support)).sum()

@@ -23,6 +23,7 @@ from otpdag.objective.sampled import (
     sampled_terms,
 )
 from otpdag.objective.settings import Weights
+from tests.mechanisms.own import Chances
 
 RNG = np.random.default_rng(42)
 
@@ -358,3 +359,53 @@ def test_a_missing_count_with_children_has_gradients_in_every_mode():
         for value in (*theta.values(), phi["phi.joint.n.bias"]):
             assert torch.isfinite(value.grad).all()
             assert value.grad.abs().sum() > 0
+
+
+# -- categories of any mechanism --------------------------------------------------------------------------------------
+
+
+def category_terms(mechanism, params):
+    """The entropic term of a hidden category below a seen one."""
+    graph = otp.Graph([("a", "z"), ("z", "x")], nodes=["a", "z", "x"], hidden=["z"])
+    model = otp.Model(graph, {"a": m.Categorical(3), "z": mechanism, "x": m.Normal()})
+    model.set_params({"a": {"probs": [0.2, 0.3, 0.5]}, "z": params, "x": {"loc": [-2, 0, 2], "scale": [1, 1, 1]}})
+    table = pd.DataFrame({"a": [0, 1, 2, 1], "x": [-2.0, 0.3, 1.8, 0.1]})
+    batch = encode(table, Schema.of(model.spaces, model.graph), hidden=["z"])
+    maps = amortized_maps(model.structure, batch, Drawn(hidden_layers=(4,)))
+    phi = maps[0].init(2, torch.Generator().manual_seed(0))
+    return terms_of(model.structure, maps, raw_of(model), phi, batch, Streams([0, 1]), options(eps=1.0))
+
+
+def test_a_category_that_stays_or_moves_has_an_entropic_term():
+    """It is that of the same table."""
+    table = np.full((3, 3), 0.15) + 0.55 * np.eye(3)
+    whole = category_terms(m.Categorical(3), {"probs": table})
+    terms = category_terms(m.StayOrMove(3), {"stay": 0.7})
+    torch.testing.assert_close(terms.entropic, whole.entropic)
+    torch.testing.assert_close(terms.total, whole.total)
+
+
+def test_a_category_of_a_user_needs_no_more_than_a_density():
+    assert "log_probs" not in vars(Chances)
+    graph = otp.Graph([("z", "x")], hidden=["z"])
+    totals = []
+    for mechanism, name in ((Chances(2), "chances"), (m.Categorical(2), "probs")):
+        model = otp.Model(graph, {"z": mechanism, "x": m.Normal()})
+        model.set_params({"z": {name: [0.3, 0.7]}, "x": {"loc": [-2.0, 2.0], "scale": [1.0, 1.0]}})
+        batch = encode(pd.DataFrame({"x": [-2.0, 0.3, 1.8]}), Schema.of(model.spaces, model.graph), hidden=["z"])
+        maps = amortized_maps(model.structure, batch, Drawn(hidden_layers=()))
+        phi = maps[0].init(1, torch.Generator().manual_seed(0))
+        settings = options(eps=1.0)
+        totals.append(terms_of(model.structure, maps, raw_of(model), phi, batch, Streams([0]), settings).total)
+    torch.testing.assert_close(totals[0], totals[1])
+
+
+def test_a_chain_that_stays_or_moves_is_fitted_by_adam():
+    graph = otp.Graph([("a", "z"), ("z", "x")], nodes=["a", "z", "x"], hidden=["z"])
+    model = otp.Model(graph, {"a": m.Categorical(2), "z": m.StayOrMove(2), "x": m.Normal()})
+    rows = RNG.integers(0, 2, 60)
+    table = pd.DataFrame({"a": rows, "x": 4.0 * rows + RNG.normal(size=60)})
+    method = otp.Method("learned", eps=1.0, optimiser="adam", steps=5)
+    with pytest.warns(otp.ConvergenceWarning):
+        result = otp.fit(model, table, method=method, restarts=1)
+    assert np.isfinite(result.loss)

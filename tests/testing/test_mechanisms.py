@@ -8,6 +8,7 @@ from otpdag.errors import ModelError
 from otpdag.mechanisms.base import Noise
 from otpdag.spaces import Discrete, Real
 from otpdag.testing import MECHANISM_CHECKS, check_mechanism
+from tests.mechanisms.own import Chances, LabelledChances, Skewed
 
 FAMILY = m.Family("x", (("a", Discrete(2)),))
 
@@ -68,6 +69,26 @@ def forgetful_units(self, params):
     return {name: value + 1 for name, value in params.items()}
 
 
+def keeps_labels(self, params, nodes, order):
+    return dict(params)
+
+
+def keeps_sign(self, params, nodes, sign):
+    return dict(params)
+
+
+def loses_a_parameter(self, params, nodes, sign):
+    return {"loc": params["loc"] * sign}
+
+
+def shortened_axes(self):
+    return {"loc": (m.Axis(), m.Axis())}
+
+
+def unknown_axes(self):
+    return {"level": (m.Axis(),)}
+
+
 @pytest.mark.parametrize(
     ("methods", "message"),
     [
@@ -82,6 +103,11 @@ def forgetful_units(self, params):
         ({"start": lost_start}, "start loses .* of log-likelihood"),
         ({"start": shapeless_start}, "start gave 'loc' the shape"),
         ({"mean": shifted_mean}, "standard errors from the mean of the draws"),
+        ({"relabelled": keeps_labels}, "log_prob differs after relabelling a"),
+        ({"turned": keeps_sign}, "log_prob differs after turning x"),
+        ({"turned": loses_a_parameter}, "turning x changed the names or shapes of parameters"),
+        ({"axes": shortened_axes}, r"axes of 'loc' give \(1, 1\), not \(2, 1\)"),
+        ({"axes": unknown_axes}, "axes names 'level', which is no parameter"),
         ({"remove_units": forgetful_units}, r"natural\(raw\('loc'\)\) is another value"),
     ],
     ids=lambda value: next(iter(value.values())).__name__ if isinstance(value, dict) else None,
@@ -90,6 +116,44 @@ def test_broken_promises_are_found(methods, message, monkeypatch):
     monkeypatch.setattr("otpdag.mechanisms.spec._REGISTRY", {})
     with pytest.raises(AssertionError, match=message):
         check_mechanism(broken(**methods), FAMILY)
+
+
+def steeper(self, params, parent):
+    return m.Normal.slopes(self, params, parent).abs()
+
+
+def uneven(self, params, parents, like=None):
+    """Right where the mechanism asks itself, wrong where others do."""
+    return m.StayOrMove.log_probs(self, params, parents) - (0.0 if like is None else 0.1)
+
+
+def swapped(self):
+    """A chain's table whose first axis is said to be the node's own."""
+    return {"probs": (m.Axis.of_values("x", self.space), m.Axis.of_categories(self.family.discrete))}
+
+
+@pytest.mark.parametrize(
+    ("base", "methods", "parent", "message"),
+    [
+        (m.Normal, {"slopes": steeper}, Real(), "slopes of 'a' do not turn with it"),
+        (m.StayOrMove, {"log_probs": uneven}, Discrete(2), "log_probs are not those of log_prob"),
+        (m.Categorical, {"axes": swapped}, Discrete(2), "log_prob differs after relabelling x"),
+    ],
+    ids=["slopes", "log_probs", "axes"],
+)
+def test_broken_promises_to_children_and_parents_are_found(base, methods, parent, message, monkeypatch):
+    monkeypatch.setattr("otpdag.mechanisms.spec._REGISTRY", {})
+    kind = m.register(type("Broken", (base,), methods))
+    with pytest.raises(AssertionError, match=message):
+        check_mechanism(kind(), m.Family("x", (("a", parent),)))
+
+
+@pytest.mark.parametrize("kind", [Chances, LabelledChances, Skewed])
+def test_mechanisms_that_follow_or_say_nothing_pass(kind, monkeypatch):
+    monkeypatch.setattr("otpdag.mechanisms.spec._REGISTRY", {kind.__name__: kind})
+    if kind is Skewed:
+        monkeypatch.setattr(kind, "start", lambda self, value, parents, weight: {})
+    check_mechanism(kind(), m.Family("x"))
 
 
 def test_the_message_names_the_mechanism_and_its_parents():

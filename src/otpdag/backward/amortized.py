@@ -7,7 +7,7 @@ A numeric node's head is normal in unconstrained coordinates, a category's head 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +20,8 @@ from otpdag.spaces import Space
 from otpdag.structure import Structure, Theta
 
 __all__ = ["AmortizedMap"]
+
+Change = Callable[[Tensor], Tensor]
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
@@ -38,9 +40,9 @@ class RowCode:
 
     @classmethod
     def of(cls, structure: Structure, batch: Batch, nodes: Sequence[str], others: Sequence[str] = ()) -> RowCode:
-        """Learn centre and spread of the columns (square roots of counts)."""
+        """Learn centre and spread of the columns, or of their square roots where the space asks for these."""
         columns = tuple(dict.fromkeys((*nodes, *others)))
-        roots = frozenset(n for n in columns if structure.mechanisms[n].space.support in ("count", "positive"))
+        roots = frozenset(n for n in columns if structure.mechanisms[n].space.networks_read_roots)
         shift, scale = {}, {}
         for node in columns:
             value = batch.values[node][0]
@@ -69,42 +71,13 @@ class RowCode:
         value = value.clamp(min=0).sqrt() if node in self.roots else value
         return (value - self.shift[node].to(value)) / self.scale[node].to(value)
 
-
-def free_width(space: Space) -> int:
-    """Number of unconstrained coordinates of a value."""
-    return space.width - 1 if space.support == "simplex" else space.width
-
-
-def constrain(space: Space, free: Tensor) -> tuple[Tensor, Tensor]:
-    """Map unconstrained coordinates to a value; also the log-determinant of the map, coordinate by coordinate.
-
-    Counts are relaxed to positive numbers. The coordinates of a simplex depend on each other: only the sum of theirs
-    has a meaning.
-    """
-    if space.support in ("positive", "count"):
-        return torch.exp(free), free
-    if space.support == "unit":
-        value = torch.sigmoid(free)
-        return value, torch.nn.functional.logsigmoid(free) + torch.nn.functional.logsigmoid(-free)
-    if space.support == "simplex":
-        logits = torch.cat([free, torch.zeros_like(free[..., :1])], -1)
-        log_value = torch.log_softmax(logits, -1)
-        return torch.exp(log_value), log_value[..., :-1] + log_value[..., -1:] / free.shape[-1]
-    return free, torch.zeros_like(free)
-
-
-def unconstrain(space: Space, value: Tensor) -> Tensor:
-    """Invert :func:`constrain`."""
-    if space.support == "positive":
-        return torch.log(value.clamp(min=1e-12))
-    if space.support == "count":
-        return torch.log(value.clamp(min=0.3))
-    if space.support == "unit":
-        return torch.logit(value.clamp(1e-6, 1 - 1e-6))
-    if space.support == "simplex":
-        logs = torch.log(value.clamp(min=1e-9))
-        return logs[..., :-1] - logs[..., -1:]
-    return value
+    def spread(self, node: str, like: Tensor) -> Tensor:
+        """Spread of a column, so that every node's cost is in units of its own variation; one without a column."""
+        if node not in self.scale:
+            return torch.ones(1).to(like)
+        shift, scale = self.shift[node].to(like), self.scale[node].to(like)
+        # of the square of a normal variable, where the code holds square roots
+        return torch.sqrt(4 * (shift * scale) ** 2 + 2 * scale**4) if node in self.roots else scale
 
 
 @dataclass(frozen=True)
@@ -179,10 +152,39 @@ class AmortizedMap:
         layers = [self.key(head, f"net.{last}.{part}") for part in ("weight", "bias")] if self.hidden else []
         return [self.key(head, "linear"), self.key(head, "bias"), *layers]
 
+    def relabelled(self, phi: Theta, node: str, order: Sequence[int]) -> dict[str, Tensor] | None:
+        """Parameters of the same map once category ``order[k]`` of an unknown node is called ``k``.
+
+        By default inputs and outputs are exchanged in the tensors that :meth:`input_keys` and :meth:`output_keys` name.
+        A map that cannot follow returns None; then labels stay as they are.
+        """
+        index = torch.tensor(order)
+        return self._with_changed(phi, node, lambda rows: rows[:, index], lambda outputs: outputs[..., index])
+
+    def turned(self, phi: Theta, node: str, sign: Tensor) -> dict[str, Tensor] | None:
+        """Parameters of the same map once an unknown real vector is multiplied by ``sign`` (width,).
+
+        Half of a head's outputs are locations, which turn; the others are scales. None if the map cannot follow.
+        """
+        both = torch.cat([sign, torch.ones_like(sign)])
+        return self._with_changed(phi, node, lambda rows: rows * sign.unsqueeze(-1), lambda outputs: outputs * both)
+
+    def _with_changed(self, phi: Theta, node: str, inputs: Change, outputs: Change) -> dict[str, Tensor]:
+        """Change the rows (R, width, ...) that read a node's value, and the last axes of what its own head puts out."""
+        changed = dict(phi)
+        for head in self.targets:
+            where = self.input_slice(head, node)
+            for key in self.input_keys(head) if where is not None else ():
+                changed[key] = changed[key].clone()
+                changed[key][:, where] = inputs(changed[key][:, where])
+        for key in self.output_keys(node) if node in self.targets else ():
+            changed[key] = outputs(changed[key])
+        return changed
+
     def output_width(self, node: str) -> int:
         """Number of outputs of a node's head."""
         space = self.space(node)
-        return space.width if space.is_discrete else 2 * free_width(space)
+        return space.width if space.is_discrete else 2 * space.free_width
 
     def init(self, replicas: int, generator: torch.Generator, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
         """Draw the heads' parameters; the linear part starts at zero, scales at a half."""
@@ -225,25 +227,25 @@ class AmortizedMap:
             inputs = torch.cat([row, *self._read(node, completed)], -1)
             design = torch.cat([inputs, torch.ones_like(inputs[:, :1])], -1)
             shift, scale = self._units(node, row)
-            target = (unconstrain(space, completed[node]) - shift) / scale
+            target = (space.unconstrain(completed[node]) - shift) / scale
             weight = batch.weight[min(owner, len(batch.weight) - 1)]
             coefficients = weighted_regression(design, target, weight, ridge=1e-3)
             spread = (target - design @ coefficients).std(0).clamp(min=0.05)
-            free = free_width(space)
+            free = space.free_width
             phi[self.key(node, "linear")][replica, :, :free] = coefficients[:-1]
             phi[self.key(node, "bias")][replica, :free] = coefficients[-1]
             phi[self.key(node, "bias")][replica, free:] = torch.log(spread)
 
     def _hide(self, node: str, batch: Batch, owner: int, generator: torch.Generator) -> dict[str, Tensor]:
-        found = {}
+        shown = {}
         for name, seen in batch.mask.items():
             mask = seen[min(owner, len(seen) - 1)]
             if name == node:
                 mask = torch.zeros_like(mask)
             elif name in self.targets:
                 mask = mask & (torch.rand(len(mask), 1, generator=generator) < 0.5).to(mask.device)
-            found[name] = mask
-        return found
+            shown[name] = mask
+        return shown
 
     def _read(self, node: str, values: Mapping[str, Tensor]) -> list[Tensor]:
         """What a head reads beside the row: the values drawn before it."""
@@ -251,7 +253,7 @@ class AmortizedMap:
 
     def _units(self, node: str, like: Tensor) -> tuple[Tensor, Tensor]:
         """Centre and spread in which a head draws: those of a real column, whatever its units."""
-        if node not in self.code.shift or self.space(node).support != "real":
+        if node not in self.code.shift or not self.space(node).is_unbounded:
             return torch.zeros(1).to(like), torch.ones(1).to(like)
         return self.code.shift[node].to(like), self.code.scale[node].to(like)
 
@@ -271,7 +273,7 @@ class AmortizedMap:
         loc, log_scale = self.outputs(phi, node, row, values).chunk(2, -1)
         log_scale = log_scale.clamp(-7.0, 4.0)
         shift, scale = self._units(node, loc)
-        value, log_det = constrain(self.space(node), shift + scale * (loc + torch.exp(log_scale) * noise))
+        value, log_det = self.space(node).constrain(shift + scale * (loc + torch.exp(log_scale) * noise))
         return Draw(value, -0.5 * noise**2 - log_scale - LOG_SQRT_2PI - torch.log(scale) - log_det)
 
     def relaxed(

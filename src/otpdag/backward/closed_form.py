@@ -128,7 +128,7 @@ def relevant_unknowns(
 
 def numeric_unknowns(structure: Structure, unknown: Sequence[str]) -> tuple[str, ...]:
     """The unknown nodes that are numbers, neither categories nor counts."""
-    return tuple(n for n in unknown if structure.mechanisms[n].space.support not in ("discrete", "count"))
+    return tuple(n for n in unknown if not structure.mechanisms[n].space.is_countable)
 
 
 def noisy(structure: Structure, nodes: Sequence[str]) -> tuple[str, ...]:
@@ -150,18 +150,35 @@ def group_rows(
     With ``exact``, numbers that are normal and linear are integrated in closed form: their points are no draws.
     """
     groups = []
-    for rows, unknown, clamped in _patterns(structure, batch, options):
-        part = batch if rows is None else batch.take(rows)
-        index = torch.arange(batch.rows) if rows is None else rows
-        made = _lay_out(structure, part, index, unknown, clamped, generator, options, count_range or {}, exact)
-        groups.append(made)
+    settings = _Settings(generator, options, count_range or {}, exact)
+    for pattern in _patterns(structure, batch, options):
+        part = batch if pattern.rows is None else batch.take(pattern.rows)
+        index = torch.arange(batch.rows) if pattern.rows is None else pattern.rows
+        groups.append(_lay_out(structure, part, index, pattern, settings))
     return groups
 
 
-def _patterns(
-    structure: Structure, batch: Batch, options: SumSizes
-) -> list[tuple[Tensor | None, tuple[str, ...], frozenset[str]]]:
-    """Row indices, unknown nodes and partly known ones, for each pattern of missing inner nodes."""
+@dataclass(frozen=True)
+class _Pattern:
+    """Rows that miss the same inner nodes (None: all rows), the nodes unknown there, and those that some rows show."""
+
+    rows: Tensor | None
+    unknown: tuple[str, ...]
+    clamped: frozenset[str]
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """How the points of a group are laid out."""
+
+    generator: torch.Generator
+    options: SumSizes
+    count_range: Mapping[str, float]
+    exact: bool
+
+
+def _patterns(structure: Structure, batch: Batch, options: SumSizes) -> list[_Pattern]:
+    """The patterns of missing inner nodes; rare ones are merged into the last."""
     graph = structure.graph
     inner = [n for n in graph.observed if graph.children(n) and not bool(batch.mask[n].all())]
     outer = [n for n in graph.observed if n not in inner]
@@ -173,44 +190,33 @@ def _patterns(
     if not same:
         return [_pattern(structure, None, merged, inner)]
     codes, inverse, counts = torch.unique(known[0], dim=0, return_inverse=True, return_counts=True)
-    found: list[tuple[Tensor | None, tuple[str, ...], frozenset[str]]] = []
+    patterns: list[_Pattern] = []
     kept = counts.argsort(descending=True)[: options.patterns - 1].tolist()
-    for pattern in kept:
+    for number in kept:
         seen = dict.fromkeys(graph.hidden, False) | dict.fromkeys(outer, True)
-        seen |= {node: bool(codes[pattern, i]) for i, node in enumerate(inner)}
-        rows = torch.nonzero(inverse == pattern)[:, 0]
+        seen |= {node: bool(codes[number, i]) for i, node in enumerate(inner)}
+        rows = torch.nonzero(inverse == number)[:, 0]
         vectors = [n for n in inner if not seen[n] and bool(batch.mask[n][:, rows].any())]
-        found.append(_pattern(structure, rows, seen, vectors))
+        patterns.append(_pattern(structure, rows, seen, vectors))
     rest = torch.nonzero(~torch.isin(inverse, torch.tensor(kept, device=inverse.device)))[:, 0]
     if len(rest):
-        found.append(_pattern(structure, rest, merged, inner))
-    return found
+        patterns.append(_pattern(structure, rest, merged, inner))
+    return patterns
 
 
-def _pattern(
-    structure: Structure, rows: Tensor | None, seen: Mapping[str, bool], partly: Sequence[str]
-) -> tuple[Tensor | None, tuple[str, ...], frozenset[str]]:
+def _pattern(structure: Structure, rows: Tensor | None, seen: Mapping[str, bool], partly: Sequence[str]) -> _Pattern:
     unknown = relevant_unknowns(structure, seen, frozenset(partly))
-    return rows, unknown, frozenset(partly) & frozenset(unknown)
+    return _Pattern(rows, unknown, frozenset(partly) & frozenset(unknown))
 
 
-def _lay_out(
-    structure: Structure,
-    part: Batch,
-    rows: Tensor,
-    unknown: tuple[str, ...],
-    clamped: frozenset[str],
-    generator: torch.Generator,
-    options: SumSizes,
-    count_range: Mapping[str, float],
-    exact: bool,
-) -> RowGroup:
+def _lay_out(structure: Structure, part: Batch, rows: Tensor, pattern: _Pattern, settings: _Settings) -> RowGroup:
     like = next(iter(part.values.values()))
-    supports, log_stride = _supports(structure, unknown, options, count_range, like)
+    unknown, options, generator = pattern.unknown, settings.options, settings.generator
+    supports, log_stride = _supports(structure, unknown, options, settings.count_range, like)
     _check_states(structure, supports, options)
     numeric = noisy(structure, numeric_unknowns(structure, unknown))
     observed = [node for node in part.values if node not in unknown]
-    quadratic = exact and is_quadratic(structure, (*unknown, *observed), unknown, numeric)
+    quadratic = settings.exact and is_quadratic(structure, (*unknown, *observed), unknown, numeric)
     layout = _stencil_noise(structure, numeric, like) if quadratic else None
     noise, log_noise = layout or _noise(structure, numeric, generator, options, like)
     states, tiled, log_weight = _product(supports, log_stride, noise, log_noise, like)
@@ -228,9 +234,22 @@ def _lay_out(
         drawn = normal_draws(part.rows, max(options.draws, 4 * dim), dim, generator)
         base = standardised(drawn).to(like).unsqueeze(0)
     return RowGroup(
-        rows, values, mask, part.weight, unknown, clamped, states, tiled, log_weight, complete, log_stride,
-        len(log_noise), even, base, dim if quadratic else 0,
-    )  # fmt: skip
+        rows=rows,
+        values=values,
+        mask=mask,
+        weight=part.weight,
+        unknown=unknown,
+        clamped=pattern.clamped,
+        states=states,
+        noise=tiled,
+        log_weight=log_weight,
+        complete=complete,
+        log_stride=log_stride,
+        copies=len(log_noise),
+        grid=even,
+        base=base,
+        quadratic=dim if quadratic else 0,
+    )
 
 
 def _supports(
@@ -245,15 +264,12 @@ def _supports(
     log_stride: dict[str, float] = {}
     for node in unknown:
         space = structure.mechanisms[node].space
-        if space.is_discrete:
-            supports[node] = torch.eye(space.width).to(like)
-        elif space.support == "count":
-            if space.width > 1:
-                raise ModelError(f"node {node!r}: a vector of counts cannot be hidden or missing while it has children")
-            largest = math.ceil(count_range.get(node, 30.0)) + 1
-            stride = max(1, math.ceil(largest / options.count_atoms))
-            supports[node] = torch.arange(0, largest + stride, stride).to(like).unsqueeze(-1)
-            log_stride[node] = math.log(stride)
+        if not space.is_countable:
+            continue
+        listed = space.points(count_range.get(node), options.count_atoms)
+        if listed is None:
+            raise ModelError(f"node {node!r}: a vector of counts cannot be hidden or missing while it has children")
+        supports[node], log_stride[node] = listed.values.to(like), listed.log_stride
     return supports, log_stride
 
 
@@ -360,8 +376,10 @@ def evaluate(structure: Structure, naturals: Naturals, group: RowGroup, *, unifo
 
 def _ready(structure: Structure, node: str, values: Mapping[str, Tensor], group: RowGroup) -> bool:
     """Whether all parents have values; a node below an irrelevant unknown has none and carries no information."""
-    return all(parent in values and (parent in group.complete or parent in group.unknown or _usable(group, parent))
-               for parent in structure.graph.parents(node))  # fmt: skip
+    parents = structure.graph.parents(node)
+    return all(parent in values for parent in parents) and all(
+        parent in group.complete or parent in group.unknown or _usable(group, parent) for parent in parents
+    )
 
 
 def _usable(group: RowGroup, node: str) -> bool:

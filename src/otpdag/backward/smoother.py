@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from otpdag.backward.amortized import RowCode, constrain, free_width, unconstrain
+from otpdag.backward.amortized import RowCode
 from otpdag.backward.chain_layout import Block
 from otpdag.data.sequences import SequenceBatch
 from otpdag.layers import apply_linear
@@ -28,7 +28,7 @@ from otpdag.structure import Structure, Theta
 __all__ = ["Adjustment", "SequenceDraw", "SequenceMap"]
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
-LEAST_SPREAD = 0.1  # at the start, of standardised columns: a perfect guess would leave nothing to learn from
+LEAST_SPREAD = 0.1  # of fresh noise at the start, in units of the hidden number
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class SequenceMap:
     @property
     def widths(self) -> list[int]:
         """Unconstrained coordinates of each target."""
-        return [free_width(self.structure.mechanisms[node].space) for node in self.targets]
+        return [self.structure.mechanisms[node].space.free_width for node in self.targets]
 
     @property
     def cells(self) -> list[tuple[int, int]]:
@@ -100,7 +100,7 @@ class SequenceMap:
         """Potentials and dynamics from regressions on completed values: parameters (1, ...)."""
         spaces = [self.structure.mechanisms[node].space for node in self.targets]
         pairs = zip(self.targets, spaces, strict=True)
-        free = torch.cat([unconstrain(space, completed[node]) for node, space in pairs], -1)
+        free = torch.cat([space.unconstrain(completed[node]) for node, space in pairs], -1)
         one = torch.ones_like(free[:, :1])
         design = torch.cat([batch.lagged(free.unsqueeze(0), 1)[0], one], -1)
         moves = weighted_regression(design, free, (batch.times > 0).to(free), ridge=1e-4)
@@ -116,7 +116,7 @@ class SequenceMap:
             linear[value] += slope / spread**2
             linear[mask] -= level * slope / spread**2
             precision.append(slope / spread)
-        parameters = {
+        parts = {
             "linear": linear,
             "precision": torch.stack(precision),
             "carry": moves[:-1].T,
@@ -125,7 +125,7 @@ class SequenceMap:
             "first": torch.zeros_like(fresh),
             "first_log_scale": torch.zeros_like(fresh),
         }
-        return {f"phi.sequence.{name}": value.unsqueeze(0).clone() for name, value in parameters.items()}
+        return {f"phi.sequence.{name}": value.unsqueeze(0).clone() for name, value in parts.items()}
 
     def draw(
         self, phi: Theta, block: Block, features: Tensor, noise: Tensor, extra: Adjustment | None = None
@@ -150,7 +150,7 @@ class SequenceMap:
         log_prob = (-0.5 * noise**2 - LOG_SQRT_2PI).sum(-1) - log_factor.unsqueeze(1)
         values = {}
         for node, one in zip(self.targets, free.split(self.widths, -1), strict=True):
-            values[node], log_det = constrain(self.structure.mechanisms[node].space, one)
+            values[node], log_det = self.structure.mechanisms[node].space.constrain(one)
             log_prob = log_prob - log_det.sum(-1)
         return SequenceDraw(values, log_prob)
 

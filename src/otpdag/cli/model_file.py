@@ -37,7 +37,6 @@ from pydantic import (
     field_validator,
 )
 
-from otpdag import spaces
 from otpdag.data import infer_space
 from otpdag.errors import DataError, GraphError, ModelError, listed
 from otpdag.graph import Graph, Lag
@@ -45,6 +44,7 @@ from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.parameters import Fixed, Start, Tied
 from otpdag.mechanisms.spec import registered
 from otpdag.model import Model
+from otpdag.spaces import Space, space_from
 
 __all__ = ["ModelFile", "parse_model_file", "read_model_file"]
 
@@ -258,14 +258,13 @@ def _numbers(value: Any) -> Any:
         raise ValueError("must be a number, a list of numbers, {start: value} or {tie: name}") from None
 
 
-def _read_space(value: Any) -> spaces.Space:
+def _read_space(value: Any) -> Space:
     """``Real``, or ``{type: Discrete, size: 3}``."""
     entry = {"type": value} if isinstance(value, str) else value
-    kinds = [name for name in spaces.__all__ if name != "Space"]
-    if not isinstance(entry, Mapping) or entry.get("type") not in kinds:
-        raise ValueError(f"must be one of {', '.join(kinds)}, or {{type: Discrete, size: 3}}")
+    if not isinstance(entry, Mapping) or entry.get("type") not in Space.kinds:
+        raise ValueError(f"must be one of {', '.join(sorted(Space.kinds))}, or {{type: Discrete, size: 3}}")
     try:
-        return getattr(spaces, entry["type"])(**{key: item for key, item in entry.items() if key != "type"})
+        return space_from({"kind": entry["type"], **{key: item for key, item in entry.items() if key != "type"}})
     except TypeError as error:
         raise ValueError(str(error)) from None
 

@@ -61,7 +61,7 @@ def _smoothed(
     smooth = dict(completed)
     left = batch.lengths.repeat_interleave(batch.lengths) - 1 - batch.times
     for node in structure.graph.hidden:
-        if structure.mechanisms[node].space.support != "real" or not structure.longest_lag(node):
+        if not structure.mechanisms[node].space.is_unbounded or not structure.longest_lag(node):
             continue
         shifts = [torch.arange(batch.rows) + torch.minimum(left, torch.full_like(left, k)) for k in range(1, reach + 1)]
         shifts += [torch.arange(batch.rows) - batch.times.clamp(max=k) for k in range(1, reach + 1)]

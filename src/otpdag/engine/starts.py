@@ -79,26 +79,14 @@ def _columns_around(structure: Structure, node: str, filled: Mapping[str, Array]
     children = {guess.node: guess.value for guess in guesses if guess.node in graph.children(node)}
     if not near and not children:
         near = list(graph.observed_descendants(node))
-    columns = [_standardise(structure.mechanisms[n].space, filled[n]) for n in near]
+    columns = [structure.mechanisms[n].space.comparable(filled[n]) for n in near]
     rows = len(next(iter(filled.values())))
     explained = [g for g in guesses if g.node not in children and set(graph.children(g.node)) & set(near)]
     matrix = np.concatenate(columns, 1) if columns else np.zeros((rows, 0))
     if explained and matrix.shape[1]:
         matrix = _residual(matrix, np.concatenate([g.value for g in explained], 1))
-    extra = [_standardise(structure.mechanisms[n].space, value) for n, value in children.items()]
+    extra = [structure.mechanisms[n].space.comparable(value) for n, value in children.items()]
     return np.concatenate([matrix, *extra], 1) if extra else matrix
-
-
-def _standardise(space: Space, value: Array) -> Array:
-    """Columns with comparable spread: square roots of counts, logs of positive numbers, one-hot categories."""
-    if space.is_discrete:
-        return (value - value.mean(0)) / np.sqrt(max(float((value.var(0)).sum()), 1e-12))
-    if space.support == "count":
-        value = np.sqrt(np.maximum(value, 0))
-    elif space.support == "positive":
-        value = np.log(np.maximum(value, 1e-12))
-    spread = value.std(0)
-    return (value - value.mean(0)) / np.where(spread > 1e-12, spread, 1.0)
 
 
 def _residual(matrix: Array, explained: Array) -> Array:
@@ -115,18 +103,9 @@ def _guess(space: Space, columns: Array, share: Array, generator: np.random.Gene
     if space.is_discrete:
         return _clusters(columns, share, space.width, generator, first=first)
     scores = _components(columns, space.width, generator, first=first)
-    if space.support in ("positive", "count"):
+    if space.is_skewed:
         scores = _leaning_right(scores, generator, first=first)
-    if space.support == "positive":
-        return np.exp(0.5 * scores)
-    if space.support == "unit":
-        return 1 / (1 + np.exp(-scores))
-    if space.support == "simplex":
-        weights = np.exp(1.5 * scores)
-        return weights / weights.sum(1, keepdims=True)
-    if space.support == "count":
-        return np.maximum(np.round(3 + 1.7 * scores), 0.0)
-    return scores
+    return space.from_scores(scores)
 
 
 def _leaning_right(scores: Array, generator: np.random.Generator, *, first: bool) -> Array:

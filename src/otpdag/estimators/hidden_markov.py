@@ -16,7 +16,7 @@ from otpdag.engine import FitResult, fit
 from otpdag.errors import DataError, ModelError, NotFittedError
 from otpdag.graph import Graph, lag
 from otpdag.inference import sequence_posterior
-from otpdag.mechanisms import Bernoulli, Categorical, Mechanism, Normal, Poisson, Stay
+from otpdag.mechanisms import Bernoulli, Categorical, Mechanism, Normal, Poisson, StayOrMove
 from otpdag.model import Model
 
 __all__ = ["HiddenMarkovModel"]
@@ -141,7 +141,7 @@ class HiddenMarkovModel(BaseEstimator):
 
     def _transition(self) -> Mechanism:
         if self.transitions == "stay":
-            return Stay(self.n_components)
+            return StayOrMove(self.n_components)
         return Categorical(self.n_components, probs=None if self.transmat is None else np.asarray(self.transmat))
 
     def _first(self) -> Mechanism:

@@ -181,7 +181,7 @@ class WassersteinAutoencoder(TransformerMixin, BaseEstimator):
 
     def _prior(self) -> Mechanism:
         prior = self.prior or m.Normal(self.n_components, loc=0.0, scale=1.0)
-        if prior.space.width != self.n_components or prior.space.support not in ("real", "positive", "unit", "simplex"):
+        if prior.space.width != self.n_components or prior.space.is_countable:
             raise ModelError(
                 f"prior must have {self.n_components} numeric coordinates, as n_components says; got {prior.space}"
             )

@@ -1,5 +1,6 @@
 """Mechanisms: how a node's value comes from its parents and its noise."""
 
+from otpdag.mechanisms.axes import Axis
 from otpdag.mechanisms.base import Atoms, Family, Mechanism, Noise
 from otpdag.mechanisms.beta import Beta
 from otpdag.mechanisms.categorical import Bernoulli, Categorical
@@ -16,11 +17,12 @@ from otpdag.mechanisms.multivariate_normal import MultivariateNormal
 from otpdag.mechanisms.normal import Normal
 from otpdag.mechanisms.parameters import start, tie
 from otpdag.mechanisms.spec import from_spec, register
-from otpdag.mechanisms.stay import Stay
+from otpdag.mechanisms.stay_or_move import StayOrMove
 from otpdag.mechanisms.student import StudentT
 
 __all__ = [
     "Atoms",
+    "Axis",
     "Bernoulli",
     "Beta",
     "Categorical",
@@ -41,7 +43,7 @@ __all__ = [
     "Normal",
     "Poisson",
     "Quantized",
-    "Stay",
+    "StayOrMove",
     "StudentT",
     "from_spec",
     "register",
@@ -66,5 +68,5 @@ register(NegativeBinomial)
 register(Normal)
 register(Poisson)
 register(Quantized)
-register(Stay)
+register(StayOrMove)
 register(StudentT)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
@@ -17,11 +17,12 @@ from torch import Tensor
 
 from otpdag.divergences.whitened import Kernel
 from otpdag.errors import ModelError
+from otpdag.mechanisms.axes import Axis
 from otpdag.mechanisms.parameters import Fixed, Parameter
 from otpdag.mechanisms.spec import describe_arguments, recorded
 from otpdag.spaces import Space
 
-__all__ = ["Atoms", "Family", "Mechanism", "Noise", "Params", "Parents"]
+__all__ = ["Atoms", "Axis", "Family", "Mechanism", "Noise", "Params", "Parents"]
 
 Params = Mapping[str, Tensor]
 Parents = Mapping[str, Tensor]
@@ -209,6 +210,56 @@ class Mechanism(ABC):
         """Parameters as a user reads them: one leading axis per discrete parent, no axes of length one."""
         return dict(params)
 
+    # -- symmetry ----------------------------------------------------------------------------------------
+    #
+    # Nothing in the data tells how the categories of a hidden node are numbered or which way a hidden number points.
+    # A model may choose, if every mechanism that makes or reads the node can follow.
+
+    def axes(self) -> dict[str, tuple[Axis, ...]]:
+        """What the axes of natural parameters run over, without the replica axis; nothing is known of others."""
+        return {}
+
+    def relabelled(self, params: Params, nodes: Collection[str], order: Sequence[int]) -> dict[str, Tensor] | None:
+        """Parameters of the same mechanism once category ``order[k]`` of each of ``nodes`` is called ``k``.
+
+        By default what :meth:`axes` says: entries are exchanged along the axes of these nodes. Where a parameter has
+        no axes, or none runs over one of the nodes, the mechanism may tell labels apart in ways that nobody knows of.
+
+        Args:
+            params: Natural parameters (R, ...).
+            nodes: The node itself, some of its parents, or both, all of them categories of one size.
+            order: For each new label the old one.
+
+        Returns:
+            All parameters, or None if the mechanism cannot follow; then labels stay as they are.
+        """
+        axes = self.axes()
+        labelled_by = {name for own in axes.values() for axis in own for name in axis.labelled_by}
+        if not set(nodes) <= labelled_by or not set(params) <= set(axes):
+            return None
+        changed = dict(params)
+        for name in params:
+            for place, axis in enumerate(axes[name]):
+                changed[name] = axis.relabelled(changed[name], place + 1, nodes, order)
+        return changed
+
+    def turned(self, params: Params, nodes: Collection[str], sign: Tensor) -> dict[str, Tensor] | None:
+        """Parameters of the same mechanism once the coordinates of each of ``nodes`` are multiplied by ``sign``.
+
+        Args:
+            params: Natural parameters (R, ...).
+            nodes: The node itself, some of its parents, or both, all of them real vectors of one width.
+            sign: One or minus one for each coordinate, (width,).
+
+        Returns:
+            All parameters, or None if the mechanism cannot follow; then signs stay as they are.
+        """
+        return None
+
+    def slopes(self, params: Params, parent: str) -> Tensor | None:
+        """How steeply the node rises with each coordinate of a numeric parent, (R, width); None if it has no slope."""
+        return None
+
     # -- behaviour ---------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -227,7 +278,7 @@ class Mechanism(ABC):
     @property
     def reparameterised(self) -> bool:
         """Whether :meth:`forward` is differentiable in parameters and parents."""
-        return self.space.support not in ("discrete", "count")
+        return not self.space.is_countable
 
     @property
     def has_density(self) -> bool:
@@ -237,6 +288,18 @@ class Mechanism(ABC):
     def log_prob(self, params: Params, value: Tensor, parents: Parents, mask: Tensor | None = None) -> Tensor:
         """Log-density of ``value`` (R, ..., width), over the cells that ``mask`` (R, ..., cells) keeps."""
         raise NotImplementedError(f"{type(self).__name__} has no density")
+
+    def log_probs(self, params: Params, parents: Parents, like: Tensor | None = None) -> Tensor:
+        """Log-probabilities of all categories, (R, ..., size), with as many axes as the parents and ``like`` have.
+
+        Only of a node that is a category. By default :meth:`log_prob` of one category after the other.
+        """
+        ndim = axis_count(parents, like)
+        known = (*params.values(), *parents.values(), *(() if like is None else (like,)))
+        every = torch.eye(self.space.width, dtype=torch.float64)
+        every = every.to(known[0]) if known else every
+        beside = {name: parent.unsqueeze(-2) for name, parent in parents.items()}
+        return self.log_prob(params, every.reshape(*(1,) * (ndim - 1), *every.shape), beside)
 
     @property
     def can_abduct(self) -> bool:
@@ -261,8 +324,14 @@ class Mechanism(ABC):
         return torch.where(mask, value, self.forward(params, parents, noise))
 
     def atoms(self, params: Params, parents: Parents, limit: int) -> Atoms | None:
-        """The support with its probabilities, if it is finite (or can be cut) at ``limit`` atoms or fewer."""
-        return None
+        """The support with its probabilities, if it is finite (or can be cut) at ``limit`` atoms or fewer.
+
+        By default that of categories.
+        """
+        if not self.space.is_discrete or not self.has_density or self.space.width > limit:
+            return None
+        log_probs = self.log_probs(params, parents)
+        return Atoms(torch.eye(self.space.width, dtype=log_probs.dtype, device=log_probs.device), log_probs)
 
     def kernel_means(self, params: Params, parents: Parents, kernels: Sequence[Kernel]) -> list[Tensor] | None:
         """Closed-form means of each coordinate's kernels (R, ..., J_c), where they exist."""
@@ -271,6 +340,14 @@ class Mechanism(ABC):
     def mean(self, params: Params, parents: Parents) -> Tensor | None:
         """The conditional mean, where one has a closed form."""
         return None
+
+
+def axis_count(parents: Parents, like: Tensor | None = None) -> int:
+    """Number of axes of a value with these parents; a root alone counts as (R, N, width)."""
+    given = [value.ndim for value in parents.values()]
+    if like is not None:
+        given.append(like.ndim)
+    return max(given, default=3)
 
 
 def sum_cells(log_prob: Tensor, mask: Tensor | None) -> Tensor:

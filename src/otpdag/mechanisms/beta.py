@@ -8,6 +8,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from otpdag.mechanisms.axes import Axis
 from otpdag.mechanisms.base import Noise, Params, Parents, sum_cells
 from otpdag.mechanisms.parameters import POSITIVE, Parameter, Setting, as_setting
 from otpdag.mechanisms.predicted import Predicted, check_dim
@@ -18,8 +19,8 @@ from otpdag.spaces import Space, Unit
 
 __all__ = ["Beta"]
 
-LARGEST_LOGIT = 15.0
-CONCENTRATIONS = (0.1, 1e4)
+LARGEST_LOGIT = 15.0  # beyond, one of the two shapes would be lost to rounding
+CONCENTRATIONS = (0.1, 1e4)  # where learning may start
 
 
 class Beta(Predicted):
@@ -76,17 +77,21 @@ class Beta(Predicted):
         concentration = Parameter((self.predictor.rows, self.dim), POSITIVE, self.concentration)
         return {**self.predictor.parameters(), "concentration": concentration}
 
+    def axes(self) -> dict[str, tuple[Axis, ...]]:
+        """A concentration beside each intercept."""
+        return {**super().axes(), "concentration": self.table_axes(self.predictor.rows)}
+
     def on_scale(self, value: Tensor, parents: Parents, weight: Tensor) -> None:
         """Adopt the units of the numeric parents; logits are of order one already."""
         self.predictor = self.predictor.with_units(torch.zeros_like(value), parents, weight)
 
     def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
         """Logit-linear regression, then the concentration from the residuals' variance."""
-        found = self.predictor.start(value, parents, weight, logit)
-        mean = torch.sigmoid(self.predictor.predict_rows(found, parents)).clamp(1e-6, 1 - 1e-6)
+        regression = self.predictor.start(value, parents, weight, logit)
+        mean = torch.sigmoid(self.predictor.predict_rows(regression, parents)).clamp(1e-6, 1 - 1e-6)
         relative = (value - mean) ** 2 / (mean * (1 - mean))
         share = self.pooled(relative, self.predictor.rows, parents, weight)
-        return {**found, "concentration": (1 / share.clamp(min=1e-9) - 1).clamp(*CONCENTRATIONS)}
+        return {**regression, "concentration": (1 / share.clamp(min=1e-9) - 1).clamp(*CONCENTRATIONS)}
 
     def shapes(self, params: Params, parents: Parents, like: Tensor) -> tuple[Tensor, Tensor]:
         """Both shape parameters of the beta distribution: (R, ..., dim)."""

@@ -10,16 +10,17 @@ from torch import Tensor
 
 from otpdag.errors import ModelError
 from otpdag.layers import apply_linear, gumbel_softmax
-from otpdag.mechanisms.base import Atoms, Noise, Params, Parents
+from otpdag.mechanisms.axes import Axis
+from otpdag.mechanisms.base import Noise, Params, Parents, axis_count
 from otpdag.mechanisms.parameters import SIMPLEX, Parameter, Setting, as_setting
 from otpdag.mechanisms.predicted import Predicted
-from otpdag.mechanisms.predictor import Predictor, axes, configurations
+from otpdag.mechanisms.predictor import Predictor, configurations
 from otpdag.mechanisms.regression import softmax
 from otpdag.spaces import Discrete, Space
 
 __all__ = ["Bernoulli", "Categorical"]
 
-SMALLEST_PROBABILITY = 1e-12
+SMALLEST_PROBABILITY = 1e-12  # what an impossible category counts as, so that its logarithm is finite
 
 
 class Categorical(Predicted):
@@ -84,6 +85,15 @@ class Categorical(Predicted):
             return {"probs": Parameter((self.predictor.rows, self.size), SIMPLEX, self.probs)}
         return self.predictor.parameters()
 
+    def axes(self) -> dict[str, tuple[Axis, ...]]:
+        """Probabilities by configuration and category, or those of the logit."""
+        return {"probs": self.table_axes(self.predictor.rows)} if self.is_table else super().axes()
+
+    def slopes(self, params: Params, parent: str) -> Tensor | None:
+        """From the first to the last category: of a logit, only differences between categories have a meaning."""
+        slopes = self.predictor.slopes_of(params, parent)
+        return None if slopes is None else slopes[..., -1] - slopes[..., 0]
+
     def on_scale(self, value: Tensor, parents: Parents, weight: Tensor) -> None:
         """Adopt the units of the numeric parents; logits are of order one already."""
         if not self.is_table:
@@ -107,7 +117,7 @@ class Categorical(Predicted):
         if not self.is_table:
             return torch.log_softmax(self.predictor(params, parents, like), -1)
         table = torch.log(params["probs"].clamp(min=SMALLEST_PROBABILITY))
-        return self.row_of(table, parents, axes(parents, like))
+        return self.row_of(table, parents, axis_count(parents, like))
 
     def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:
         """The category whose stretch of the cumulative probabilities holds ``u``."""
@@ -122,10 +132,10 @@ class Categorical(Predicted):
     def log_prob(self, params: Params, value: Tensor, parents: Parents, mask: Tensor | None = None) -> Tensor:
         """Log-probability of the category."""
         if self.is_table and len(self.family.discrete) <= 1 and value.ndim >= 3:
-            found = self._table_log_prob(params, value, parents)
+            log_prob = self._table_log_prob(params, value, parents)
         else:
-            found = (value * self.log_probs(params, parents, value)).sum(-1)
-        return found if mask is None else torch.where(mask[..., 0], found, 0.0)
+            log_prob = (value * self.log_probs(params, parents, value)).sum(-1)
+        return log_prob if mask is None else torch.where(mask[..., 0], log_prob, 0.0)
 
     def _table_log_prob(self, params: Params, value: Tensor, parents: Parents) -> Tensor:
         """The same by one matrix product: log-table times one-hot value, then the configuration's row."""
@@ -140,13 +150,6 @@ class Categorical(Predicted):
         upper = (probs.cumsum(-1) * value).sum(-1, keepdim=True)
         width = (probs * value).sum(-1, keepdim=True)
         return upper - width * (1 - uniform)
-
-    def atoms(self, params: Params, parents: Parents, limit: int) -> Atoms | None:
-        """All categories."""
-        if self.size > limit:
-            return None
-        log_probs = self.log_probs(params, parents)
-        return Atoms(torch.eye(self.size, dtype=log_probs.dtype, device=log_probs.device), log_probs)
 
     def mean(self, params: Params, parents: Parents) -> Tensor:
         """The probabilities."""

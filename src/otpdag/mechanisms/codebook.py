@@ -15,7 +15,7 @@ from otpdag.spaces import Count, Real, Space
 
 __all__ = ["Codebook", "Codes", "Quantized", "mahalanobis"]
 
-PACE = 10.0
+PACE = 10.0  # how much further than others the optimiser moves codewords
 
 
 class _Quick(Support):
@@ -90,10 +90,10 @@ class Codes(Mechanism):
         rows = value.flatten(1, -2).mT.long()
         replicas = max(len(rows), len(logs))
         inside = rows.clamp(0, self.size - 1).expand(replicas, -1, -1)
-        found = logs.expand(replicas, -1, -1).gather(-1, inside)
-        found = torch.where((rows == rows.clamp(0, self.size - 1)), found, -torch.inf).mT
-        found = found.reshape(replicas, *value.shape[1:])
-        return (found if mask is None else torch.where(mask, found, 0.0)).sum(-1)
+        log_probs = logs.expand(replicas, -1, -1).gather(-1, inside)
+        log_probs = torch.where((rows == rows.clamp(0, self.size - 1)), log_probs, -torch.inf).mT
+        log_probs = log_probs.reshape(replicas, *value.shape[1:])
+        return (log_probs if mask is None else torch.where(mask, log_probs, 0.0)).sum(-1)
 
 
 class Codebook(Mechanism):
@@ -123,7 +123,7 @@ class Codebook(Mechanism):
     def on_setup(self) -> None:
         """Refuse anything but one parent that holds codes."""
         parents = self.family.parents
-        if len(parents) != 1 or parents[0][1].support != "count":
+        if len(parents) != 1 or not isinstance(parents[0][1], Count):
             raise ModelError(f"node {self.family.node!r} is a Codebook and needs one parent, whose mechanism is Codes")
 
     @property
@@ -153,8 +153,8 @@ class Codebook(Mechanism):
     def log_prob(self, params: Params, value: Tensor, parents: Parents, mask: Tensor | None = None) -> Tensor:
         """Normal log-density, over the coordinates that are seen."""
         mean, scale = self._named(params, parents)
-        found = -0.5 * ((value - mean) / scale) ** 2 - torch.log(scale) - LOG_SQRT_2PI
-        return (found if mask is None else torch.where(mask, found, 0.0)).sum(-1)
+        log_probs = -0.5 * ((value - mean) / scale) ** 2 - torch.log(scale) - LOG_SQRT_2PI
+        return (log_probs if mask is None else torch.where(mask, log_probs, 0.0)).sum(-1)
 
     def mean(self, params: Params, parents: Parents) -> Tensor:
         """The codewords."""
@@ -189,7 +189,7 @@ class Quantized(Mechanism):
     def on_setup(self) -> None:
         """Refuse anything but one parent made of codewords' latents."""
         parents = self.family.parents
-        if len(parents) != 1 or parents[0][1].support != "real" or parents[0][1].width % self.dim:
+        if len(parents) != 1 or not parents[0][1].is_unbounded or parents[0][1].width % self.dim:
             raise ModelError(
                 f"node {self.family.node!r} is Quantized and needs one parent with real values, a multiple of "
                 f"{self.dim} of them"
@@ -212,8 +212,8 @@ class Quantized(Mechanism):
     def codes(self, params: Params, latents: Tensor) -> Tensor:
         """Numbers of the nearest codewords: (R, ..., positions) of latents (R, ..., positions * dim)."""
         points = latents.reshape(len(latents), -1, self.dim)
-        found = nearest(mahalanobis(points, params["mean"], params["scale"]))
-        return found.reshape(len(found), *latents.shape[1:-1], -1)
+        codes = nearest(mahalanobis(points, params["mean"], params["scale"]))
+        return codes.reshape(len(codes), *latents.shape[1:-1], -1)
 
     def lookup(self, params: Params, codes: Tensor) -> Tensor:
         """The codewords that codes (R, ..., positions) name, side by side."""

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from otpdag.errors import ModelError
+from otpdag.mechanisms.axes import Axis
 from otpdag.mechanisms.base import Atoms, Noise, Params, Parents, sum_cells
 from otpdag.mechanisms.parameters import POSITIVE, Fixed, Parameter, Setting, Start, as_setting
 from otpdag.mechanisms.predicted import Predicted, check_dim
@@ -21,9 +22,9 @@ from otpdag.spaces import Count, Space
 
 __all__ = ["NegativeBinomial", "Poisson"]
 
-LARGEST_LOG_RATE = 25.0
-DISPERSIONS = (1e-2, 1e3)
-RARE = 1e-9
+LARGEST_LOG_RATE = 25.0  # beyond, counts are no longer exact in floating point
+DISPERSIONS = (1e-2, 1e3)  # where learning may start
+RARE = 1e-9  # mass of the tail that a list of counts leaves out
 
 
 class LogLinearCount(Predicted):
@@ -201,15 +202,19 @@ class NegativeBinomial(LogLinearCount):
             "dispersion": Parameter((self.predictor.rows, self.dim), POSITIVE, self.dispersion),
         }
 
+    def axes(self) -> dict[str, tuple[Axis, ...]]:
+        """A dispersion beside each intercept."""
+        return {**super().axes(), "dispersion": self.table_axes(self.predictor.rows)}
+
     def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
         """The Poisson start, and a dispersion from the excess of the squared residuals over the mean."""
-        found = super().start(value, parents, weight)
-        fitted = torch.exp(self.predictor.predict_rows(found, parents).clamp(max=LARGEST_LOG_RATE))
+        regression = super().start(value, parents, weight)
+        fitted = torch.exp(self.predictor.predict_rows(regression, parents).clamp(max=LARGEST_LOG_RATE))
         fitted = fitted.expand_as(value)
         rows = self.predictor.rows
         excess = self.pooled((value - fitted) ** 2 - fitted, rows, parents, weight)
         square = self.pooled(fitted**2, rows, parents, weight)
-        return {**found, "dispersion": (square / excess.clamp(min=1e-9)).clamp(*DISPERSIONS)}
+        return {**regression, "dispersion": (square / excess.clamp(min=1e-9)).clamp(*DISPERSIONS)}
 
     def size_and_log_rate(self, params: Params, parents: Parents, like: Tensor) -> tuple[Tensor, Tensor]:
         """The dispersion and the log-mean at these parents."""

@@ -54,7 +54,7 @@ class Decoder(Mechanism):
         self.module = module
         self._space = Real(1) if space is None else space
         self.noise_scale = as_setting(noise_scale)
-        if self.noise_scale is not None and self._space.support != "real":
+        if self.noise_scale is not None and not self._space.is_unbounded:
             raise ModelError(
                 f"`noise_scale` needs real values; got the space {self._space}, which Gaussian noise would leave"
             )
@@ -76,13 +76,13 @@ class Decoder(Mechanism):
 
     def parameters(self) -> dict[str, Parameter]:
         """The module's parameters by name, and the scale."""
-        found = {
+        declared = {
             PREFIX + name: Parameter(tuple(value.shape), REAL, init_scale=_spread(value))
             for name, value in self.module.named_parameters()
         }
         if self.noise_scale is not None:
-            found["scale"] = Parameter((1,), POSITIVE, self.noise_scale)
-        return found
+            declared["scale"] = Parameter((1,), POSITIVE, self.noise_scale)
+        return declared
 
     def initial_raw(self, replicas: int, generator: torch.Generator, *, first: bool = True) -> dict[str, Tensor]:
         """The module's own values for the first replica, fresh ones for the others."""

@@ -9,17 +9,18 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from otpdag.errors import ModelError
-from otpdag.mechanisms.base import Noise, Params, Parents
+from otpdag.mechanisms.axes import Axis
+from otpdag.mechanisms.base import Noise, Params, Parents, axis_count
 from otpdag.mechanisms.parameters import POSITIVE, Parameter, Setting, as_setting
 from otpdag.mechanisms.predicted import Predicted
-from otpdag.mechanisms.predictor import Predictor, axes
+from otpdag.mechanisms.predictor import Predictor
 from otpdag.mechanisms.quantiles import gamma_cdf, gamma_log_quantile, gamma_quantile, inside_unit
 from otpdag.spaces import Simplex, Space
 
 __all__ = ["Dirichlet", "laplace_moments"]
 
 LOG_2PI = math.log(2 * math.pi)
-TOTALS = (1e-2, 1e5)
+TOTALS = (1e-2, 1e5)  # sums of concentrations where learning may start
 
 
 class Dirichlet(Predicted):
@@ -77,6 +78,10 @@ class Dirichlet(Predicted):
         shape = (self.predictor.rows, self.dim)
         return {"concentration": Parameter(shape, POSITIVE, self.concentration)}
 
+    def axes(self) -> dict[str, tuple[Axis, ...]]:
+        """Concentrations by configuration."""
+        return {"concentration": self.table_axes(self.predictor.rows)}
+
     def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
         """Match the means and the total variance in each configuration."""
         rows = self.predictor.rows
@@ -94,7 +99,7 @@ class Dirichlet(Predicted):
 
     def concentration_at(self, params: Params, parents: Parents, like: Tensor | None = None) -> Tensor:
         """The concentrations at these parents: (R, ..., dim)."""
-        return self.row_of(params["concentration"], parents, axes(parents, like))
+        return self.row_of(params["concentration"], parents, axis_count(parents, like))
 
     def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:
         """Normalised gamma quantiles, or the softmax of a Gaussian."""
@@ -113,8 +118,8 @@ class Dirichlet(Predicted):
         concentration = self.concentration_at(params, parents, value)
         line = torch.log(value.clamp(min=torch.finfo(value.dtype).tiny))
         if self.laplace:
-            found = _laplace_log_prob(line, *laplace_moments(concentration))
-            return found if mask is None else torch.where(mask.all(-1), found, 0.0)
+            log_prob = _laplace_log_prob(line, *laplace_moments(concentration))
+            return log_prob if mask is None else torch.where(mask.all(-1), log_prob, 0.0)
         total = torch.lgamma(concentration.sum(-1))
         cells = (concentration - 1) * line - torch.lgamma(concentration)
         if mask is None:

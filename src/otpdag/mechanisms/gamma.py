@@ -8,6 +8,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from otpdag.mechanisms.axes import Axis
 from otpdag.mechanisms.base import Noise, Params, Parents, sum_cells
 from otpdag.mechanisms.parameters import POSITIVE, Parameter, Setting, as_setting
 from otpdag.mechanisms.predicted import Predicted, check_dim
@@ -18,8 +19,8 @@ from otpdag.spaces import Positive, Space
 
 __all__ = ["Gamma"]
 
-LARGEST_LOG_MEAN = 60.0
-SHAPES = (1e-2, 1e4)
+LARGEST_LOG_MEAN = 60.0  # beyond, products of means would overflow
+SHAPES = (1e-2, 1e4)  # where learning may start
 
 
 class Gamma(Predicted):
@@ -81,6 +82,10 @@ class Gamma(Predicted):
         shape = Parameter((self.predictor.rows, self.dim), POSITIVE, self.shape)
         return {**self.predictor.parameters(), "shape": shape}
 
+    def axes(self) -> dict[str, tuple[Axis, ...]]:
+        """A shape beside each intercept."""
+        return {**super().axes(), "shape": self.table_axes(self.predictor.rows)}
+
     def on_scale(self, value: Tensor, parents: Parents, weight: Tensor) -> None:
         """Adopt the units of the numeric parents and of the log-values."""
         line = torch.log(value.clamp(min=torch.finfo(value.dtype).tiny))
@@ -88,15 +93,15 @@ class Gamma(Predicted):
 
     def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
         """Log-linear regression, then the shape from mean and mean logarithm of the ratios to the fit."""
-        found = self.predictor.start(value, parents, weight, log_positive)
-        fitted = torch.exp(self.predictor.predict_rows(found, parents).clamp(-LARGEST_LOG_MEAN, LARGEST_LOG_MEAN))
+        regression = self.predictor.start(value, parents, weight, log_positive)
+        fitted = torch.exp(self.predictor.predict_rows(regression, parents).clamp(-LARGEST_LOG_MEAN, LARGEST_LOG_MEAN))
         relative = (value / fitted).clamp(min=1e-12)
         rows = self.predictor.rows
         mean, mean_log = (self.pooled(part, rows, parents, weight) for part in (relative, torch.log(relative)))
         # Minka (2002): log k - digamma(k) = log mean - mean log, solved to 1.5 % in closed form
         gap = (torch.log(mean) - mean_log).clamp(min=1e-6)
         shape = (3 - gap + torch.sqrt((gap - 3) ** 2 + 24 * gap)) / (12 * gap)
-        return {**found, "shape": shape.clamp(*SHAPES)}
+        return {**regression, "shape": shape.clamp(*SHAPES)}
 
     def log_mean_and_shape(self, params: Params, parents: Parents, like: Tensor | None) -> tuple[Tensor, Tensor]:
         """Both at these parents: (R, ..., dim)."""

@@ -13,19 +13,20 @@ from torch import Tensor
 
 from otpdag.errors import ModelError
 from otpdag.layers import apply_linear
-from otpdag.mechanisms.base import Noise, Params, Parents
+from otpdag.mechanisms.axes import Axis
+from otpdag.mechanisms.base import Noise, Params, Parents, axis_count
 from otpdag.mechanisms.counts import between
 from otpdag.mechanisms.parameters import SIMPLEX, Parameter, Setting, as_setting
 from otpdag.mechanisms.predicted import Predicted
-from otpdag.mechanisms.predictor import Predictor, axes, configurations
+from otpdag.mechanisms.predictor import Predictor, configurations
 from otpdag.mechanisms.quantiles import beta_cdf, inside_unit
 from otpdag.mechanisms.regression import softmax
-from otpdag.spaces import Count, Space
+from otpdag.spaces import Count, Simplex, Space
 
 __all__ = ["Multinomial"]
 
-SMALLEST_PROBABILITY = 1e-12
-TOPIC_STEPS = 40
+SMALLEST_PROBABILITY = 1e-12  # what an impossible category counts as, so that its logarithm is finite
+TOPIC_STEPS = 40  # of expectation-maximisation, enough for a start
 
 
 class Multinomial(Predicted):
@@ -91,7 +92,7 @@ class Multinomial(Predicted):
                 )
             rest = tuple((name, space) for name, space in family.parents if name != self.total)
             family = replace(family, parents=rest)
-        on_simplex = len(family.parents) == 1 and family.parents[0][1].support == "simplex"
+        on_simplex = len(family.parents) == 1 and isinstance(family.parents[0][1], Simplex)
         if self.network or (family.continuous and not on_simplex):
             self.form = "logits"
         else:
@@ -127,6 +128,14 @@ class Multinomial(Predicted):
             return {"topics": Parameter((self.predictor.inputs, self.dim), SIMPLEX, self.topics)}
         return self.predictor.parameters()
 
+    def axes(self) -> dict[str, tuple[Axis, ...]]:
+        """Probabilities by configuration or by coordinate of the parent on the simplex, or those of the logit."""
+        if self.form == "probs":
+            return {"probs": self.table_axes(self.predictor.rows)}
+        if self.form == "topics":
+            return {"topics": (Axis.of_coordinates(self.predictor.family.continuous), self.own_axis)}
+        return super().axes()
+
     def on_scale(self, value: Tensor, parents: Parents, weight: Tensor) -> None:
         """Adopt the units of the numeric parents; logits are of order one already."""
         if self.form == "logits":
@@ -141,18 +150,18 @@ class Multinomial(Predicted):
         overall = overall / overall.sum()
         if self.form == "topics":
             return {"topics": _fit_topics(parents[self.source or ""], counts, overall)}
-        found = self.weights_by_row(self.predictor.rows, parents, weight).T @ value + overall
-        return {"probs": found / found.sum(-1, keepdim=True)}
+        counted = self.weights_by_row(self.predictor.rows, parents, weight).T @ value + overall
+        return {"probs": counted / counted.sum(-1, keepdim=True)}
 
-    def log_probs(self, params: Params, parents: Parents, like: Tensor | None = None) -> Tensor:
-        """Log-probabilities of all categories: (R, ..., categories)."""
+    def log_shares(self, params: Params, parents: Parents, like: Tensor | None = None) -> Tensor:
+        """Log-probabilities of one draw: (R, ..., categories)."""
         if self.form == "logits":
             return torch.log_softmax(self.predictor(params, parents, like), -1)
         if self.form == "topics":
             mixture = apply_linear(parents[self.source or ""], params["topics"])
             return torch.log(mixture.clamp(min=SMALLEST_PROBABILITY))
         table = torch.log(params["probs"].clamp(min=SMALLEST_PROBABILITY))
-        return self.row_of(table, parents, axes(parents, like))
+        return self.row_of(table, parents, axis_count(parents, like))
 
     def draws(self, parents: Parents, like: Tensor) -> Tensor:
         """The number of draws, (R, ..., 1)."""
@@ -168,7 +177,7 @@ class Multinomial(Predicted):
 
     def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:
         """Divide the draws down the tree by binomial quantiles."""
-        probs = torch.softmax(self.log_probs(params, parents, noise), -1)
+        probs = torch.softmax(self.log_shares(params, parents, noise), -1)
         return self._divide(noise, probs, self.draws(parents, noise))
 
     def _divide(self, noise: Tensor, probs: Tensor, total: Tensor) -> Tensor:
@@ -187,7 +196,7 @@ class Multinomial(Predicted):
 
     def complete(self, params: Params, value: Tensor, parents: Parents, mask: Tensor, noise: Tensor) -> Tensor:
         """Divide the draws that the seen counts leave among the other categories."""
-        probs = torch.where(mask, 0.0, torch.softmax(self.log_probs(params, parents, noise), -1))
+        probs = torch.where(mask, 0.0, torch.softmax(self.log_shares(params, parents, noise), -1))
         seen = torch.where(mask, value, 0.0)
         left = (self.draws(parents, noise) - seen.sum(-1, keepdim=True)).clamp(min=0.0)
         left = torch.where(mask.all(-1, keepdim=True), 0.0, left)
@@ -195,7 +204,7 @@ class Multinomial(Predicted):
 
     def relaxed(self, params: Params, parents: Parents, noise: Tensor, temperature: float) -> Tensor:
         """A Gaussian draw with the same mean ``n p``, covariance ``n (diag p - p p')`` and total."""
-        probs = torch.softmax(self.log_probs(params, parents, noise), -1)
+        probs = torch.softmax(self.log_shares(params, parents, noise), -1)
         total = self.draws(parents, noise)
         root = torch.sqrt(probs)
         return total * probs + torch.sqrt(total) * root * (noise - root * (root * noise).sum(-1, keepdim=True))
@@ -208,11 +217,11 @@ class Multinomial(Predicted):
         coefficient = torch.lgamma(total + 1) - torch.lgamma(value + 1).sum(-1)
         if self.form == "probs" and value.ndim >= 3:
             return coefficient + self._table_log_prob(params, value, parents, mask)
-        log_probs = self.log_probs(params, parents, value)
-        found = (value * log_probs).sum(-1)
+        log_shares = self.log_shares(params, parents, value)
+        log_prob = (value * log_shares).sum(-1)
         if mask is not None:
-            found = found - total * torch.log((torch.exp(log_probs) * mask).sum(-1).clamp(min=1e-300))
-        return coefficient + found
+            log_prob = log_prob - total * torch.log((torch.exp(log_shares) * mask).sum(-1).clamp(min=1e-300))
+        return coefficient + log_prob
 
     def _table_log_prob(self, params: Params, value: Tensor, parents: Parents, mask: Tensor | None) -> Tensor:
         """The same by matrix products: every configuration's value, then the one that holds."""
@@ -226,7 +235,7 @@ class Multinomial(Predicted):
 
     def abduct(self, params: Params, value: Tensor, parents: Parents, uniform: Tensor) -> Tensor:
         """For each split, a point between the binomial distribution function below its count and at it."""
-        probs = torch.softmax(self.log_probs(params, parents, value), -1)
+        probs = torch.softmax(self.log_shares(params, parents, value), -1)
         shape = torch.broadcast_shapes(probs.shape[:-1], value.shape[:-1], uniform.shape[:-1])
         probs, value = probs.expand(*shape, self.dim), value.expand(*shape, self.dim)
         uniform = uniform.expand(*shape, self.dim - 1)
@@ -248,7 +257,7 @@ class Multinomial(Predicted):
         """The expected counts, where the number of draws is known."""
         if self.total is None:
             return None
-        probs = torch.softmax(self.log_probs(params, parents), -1)
+        probs = torch.softmax(self.log_shares(params, parents), -1)
         return self.draws(parents, probs) * probs
 
     def describe(self, params: Params) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from otpdag.errors import ModelError
+from otpdag.mechanisms.axes import Axis
 from otpdag.mechanisms.base import Noise, Params, Parents
 from otpdag.mechanisms.parameters import Parameter, Setting, Support, as_setting
 from otpdag.mechanisms.predicted import Predicted, check_dim
@@ -19,7 +20,7 @@ from otpdag.spaces import Real, Space
 __all__ = ["MultivariateNormal"]
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
-SMALLEST_VARIANCE = 1e-6
+SMALLEST_VARIANCE = 1e-6  # at the start, as a share of the column's own
 
 
 class _Covariance(Support):
@@ -131,19 +132,31 @@ class MultivariateNormal(Predicted):
         covariance = Parameter(shape, self.support, self.covariance_setting, unit=unit)
         return {**self.predictor.parameters(), "covariance": covariance}
 
+    def axes(self) -> dict[str, tuple[Axis, ...]]:
+        """A covariance for each configuration, or one for all."""
+        rows, own = self.table_axes(self.covariance_rows)
+        return {**super().axes(), "covariance": (rows, own, own)}
+
+    def turned_self(self, params: Params, sign: Tensor) -> dict[str, Tensor] | None:
+        """Turn the location, and the covariances of coordinates of which one is turned."""
+        turned = self.predictor.with_output_turned(params, sign)
+        if turned is None:
+            return None
+        return {**turned, "covariance": params["covariance"] * torch.outer(sign, sign)}
+
     def on_scale(self, value: Tensor, parents: Parents, weight: Tensor) -> None:
         """Adopt the units of the columns."""
         self.predictor = self.predictor.with_units(value, parents, weight)
 
     def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
         """Weighted regression, then the residuals' covariance in each configuration."""
-        found = self.predictor.start(value, parents, weight)
-        residual = value - self.predictor.predict_rows(found, parents)
+        regression = self.predictor.start(value, parents, weight)
+        residual = value - self.predictor.predict_rows(regression, parents)
         products = (residual.unsqueeze(-1) * residual.unsqueeze(-2)).flatten(1)
         # two rows' worth of the overall covariance keep a nearly empty configuration sane
         pooled = self.pooled(products, self.covariance_rows, parents, weight).unflatten(-1, (self.dim, self.dim))
         spread = centre_and_spread(value, weight)[1]
-        return {**found, "covariance": pooled + max(SMALLEST_VARIANCE, 2 * self.floor) * torch.diag(spread**2)}
+        return {**regression, "covariance": pooled + max(SMALLEST_VARIANCE, 2 * self.floor) * torch.diag(spread**2)}
 
     def describe(self, params: Params) -> dict[str, Tensor]:
         """Tables by discrete parents; scalars for scalar nodes."""
@@ -187,14 +200,14 @@ class MultivariateNormal(Predicted):
             return self._density(params, value, parents, range(self.dim))
         if mask.shape[0] == 1 and value.shape[1] == mask.shape[1] > 1 and self._same_in_a_row(mask):
             return self._by_rows(params, value, parents, mask)
-        found: Tensor | None = None
+        log_prob: Tensor | None = None
         for pattern in torch.unique(mask.reshape(-1, self.dim), dim=0):
             part = self._density(params, value, parents, torch.nonzero(pattern)[:, 0].tolist())
             here = (mask == pattern).all(-1)
-            found = torch.where(here, part, 0.0 if found is None else found)
-        if found is None:
+            log_prob = torch.where(here, part, 0.0 if log_prob is None else log_prob)
+        if log_prob is None:
             raise RuntimeError("a mask has at least one pattern")
-        return found
+        return log_prob
 
     def _same_in_a_row(self, mask: Tensor) -> bool:
         return mask.numel() == mask.shape[1] * self.dim
@@ -226,7 +239,7 @@ class MultivariateNormal(Predicted):
         """Draw the cells that are not seen, given those that are."""
         drawn = self.forward(params, parents, noise)
         mask, value, drawn = torch.broadcast_tensors(mask, value, drawn)
-        found = drawn
+        completed = drawn
         for pattern in torch.unique(mask.reshape(-1, self.dim), dim=0):
             seen = torch.nonzero(pattern)[:, 0]
             if not len(seen):
@@ -235,8 +248,8 @@ class MultivariateNormal(Predicted):
             here = (mask == pattern).all(-1)
             gain = self._gain(params, parents, drawn, seen)
             moved = drawn + _times(gain, (value - drawn)[..., seen])
-            found = torch.where(here.unsqueeze(-1), moved, found)
-        return torch.where(mask, value, found)
+            completed = torch.where(here.unsqueeze(-1), moved, completed)
+        return torch.where(mask, value, completed)
 
     def _gain(self, params: Params, parents: Parents, like: Tensor, seen: Tensor) -> Tensor:
         """Regression of all coordinates on the seen ones: (R, ..., dim, seen)."""

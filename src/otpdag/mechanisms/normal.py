@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from numpy.typing import ArrayLike
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from otpdag.divergences.whitened import Kernel
 from otpdag.errors import ModelError
+from otpdag.mechanisms.axes import Axis
 from otpdag.mechanisms.base import Noise, Params, Parents, sum_cells
 from otpdag.mechanisms.parameters import POSITIVE, Floored, Parameter, Setting, as_setting
 from otpdag.mechanisms.predicted import Predicted, check_dim
@@ -20,7 +22,7 @@ from otpdag.spaces import Real, Space
 __all__ = ["LocationScale", "Normal"]
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
-SMALLEST_SCALE = 1e-3
+SMALLEST_SCALE = 1e-3  # at the start, as a share of the column's spread
 
 
 class LocationScale(Predicted):
@@ -28,6 +30,8 @@ class LocationScale(Predicted):
 
     isotropic = False
     floor = 0.0
+    is_symmetric: ClassVar[bool] = False
+    """Whether the noise is as likely as its negative: then the node is turned round with its location."""
 
     def __init__(
         self,
@@ -82,6 +86,17 @@ class LocationScale(Predicted):
         scale = Parameter((self.scale_rows, columns), support, self.scale_setting, unit=unit)
         return {**self.predictor.parameters(), "scale": scale}
 
+    def axes(self) -> dict[str, tuple[Axis, ...]]:
+        """Scales by configuration, or one for all; by coordinate, or one for all."""
+        rows, own = self.table_axes(self.scale_rows)
+        return {**super().axes(), "scale": (rows, Axis() if self.isotropic else own)}
+
+    def turned_self(self, params: Params, sign: Tensor) -> dict[str, Tensor] | None:
+        """Turn the location, where values may be negative and the noise is symmetric."""
+        if not self.is_symmetric or not self.space.is_unbounded:
+            return None
+        return self.predictor.with_output_turned(params, sign)
+
     def on_line(self, value: Tensor) -> Tensor:
         """The value on the real line, where location and scale act."""
         return value
@@ -93,12 +108,12 @@ class LocationScale(Predicted):
     def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
         """Weighted regression, then the residuals' spread in each configuration."""
         target = self.on_line(value)
-        found = self.predictor.start(target, parents, weight)
-        residual = (target - self.predictor.predict_rows(found, parents)) ** 2
+        regression = self.predictor.start(target, parents, weight)
+        residual = (target - self.predictor.predict_rows(regression, parents)) ** 2
         floor = max(SMALLEST_SCALE, 1.5 * self.floor) * centre_and_spread(target, weight)[1]
         # two rows' worth of the overall variance keeps a nearly empty configuration sane
         variance = self.pooled(residual, self.scale_rows, parents, weight)
-        return {**found, "scale": self._over_coordinates(variance.sqrt().maximum(floor))}
+        return {**regression, "scale": self._over_coordinates(variance.sqrt().maximum(floor))}
 
     def _over_coordinates(self, scale: Tensor) -> Tensor:
         """Scales (..., dim) as they are, or the root mean square over the coordinates that share one: (..., 1)."""
@@ -136,6 +151,8 @@ class Normal(LocationScale):
     >>> Normal(scale=1.0).space
     Real(dim=1)
     """
+
+    is_symmetric: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -191,10 +208,10 @@ class Normal(LocationScale):
             return None
         loc = self.predictor(params, parents)
         scale = self.scale_at(params, parents, loc.ndim)
-        found = []
+        means = []
         for i, kernel in enumerate(kernels):
             landmarks, bandwidths = kernel.landmarks.to(loc), kernel.bandwidths.to(loc)
             total = bandwidths**2 + (scale[..., i : i + 1] / kernel.spread) ** 2
             gap = kernel.transform(loc[..., i : i + 1]) - landmarks
-            found.append(bandwidths * torch.rsqrt(total) * torch.exp(-0.5 * gap**2 / total))
-        return found
+            means.append(bandwidths * torch.rsqrt(total) * torch.exp(-0.5 * gap**2 / total))
+        return means

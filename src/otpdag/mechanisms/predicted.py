@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
 from typing import Self
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from otpdag.errors import ModelError
 from otpdag.layers import apply_linear, expand_to
+from otpdag.mechanisms.axes import Axis
 from otpdag.mechanisms.base import Mechanism, Params, Parents
 from otpdag.mechanisms.predictor import Predictor, Units, configurations
 
@@ -64,6 +65,35 @@ class Predicted(Mechanism):
         share = self.weights_by_row(rows, parents, weight)
         overall = (weight.unsqueeze(-1) * values).sum(0) / weight.sum().clamp(min=1e-12)
         return (share.T @ values + prior * overall) / (share.sum(0).unsqueeze(-1) + prior)
+
+    @property
+    def own_axis(self) -> Axis:
+        """The categories or coordinates of the node itself."""
+        return Axis.of_values(self.family.node, self.space)
+
+    def axes(self) -> dict[str, tuple[Axis, ...]]:
+        """Intercepts by configuration, slopes by numeric parent."""
+        return self.predictor.axes(self.own_axis)
+
+    def table_axes(self, rows: int) -> tuple[Axis, Axis]:
+        """The axes of a table with a row for each configuration, or with one row for all."""
+        return Axis() if rows == 1 else self.predictor.row_axis, self.own_axis
+
+    def turned(self, params: Params, nodes: Collection[str], sign: Tensor) -> dict[str, Tensor] | None:
+        """Turn the slopes of parents, which enter through the predictor alone, and the node as it says itself."""
+        turned = self.turned_self(params, sign) if self.family.node in nodes else dict(params)
+        if turned is None:
+            return None
+        return self.predictor.with_inputs_turned(turned, set(nodes) - {self.family.node}, sign)
+
+    def turned_self(self, params: Params, sign: Tensor) -> dict[str, Tensor] | None:
+        """Hook: parameters of the node times ``sign``, given its parents; None where there are none."""
+        return None
+
+    def slopes(self, params: Params, parent: str) -> Tensor | None:
+        """The slopes of the first coordinate."""
+        slopes = self.predictor.slopes_of(params, parent)
+        return None if slopes is None else slopes[..., 0]
 
     def describe(self, params: Params) -> dict[str, Tensor]:
         """Tables by discrete parents, slopes by numeric parent; scalars for scalar nodes."""

@@ -9,7 +9,7 @@ and a network of all parents can be added.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
@@ -19,13 +19,14 @@ from torch import Tensor
 
 from otpdag.errors import ModelError
 from otpdag.layers import apply_linear, apply_mlp, expand_to, side_by_side
-from otpdag.mechanisms.base import Family, Params, Parents
+from otpdag.mechanisms.axes import Axis
+from otpdag.mechanisms.base import Family, Params, Parents, axis_count
 from otpdag.mechanisms.parameters import REAL, Parameter, Setting, Tied
 from otpdag.mechanisms.regression import Fit, least_squares
 
-__all__ = ["Predictor", "Units", "axes", "centre_and_spread", "configurations", "weighted_regression"]
+__all__ = ["Predictor", "Units", "centre_and_spread", "configurations", "weighted_regression"]
 
-TABLE_LIMIT = 20_000
+TABLE_LIMIT = 20_000  # rows of a table; more configurations than any data could tell apart
 
 
 def configurations(family: Family, parents: Parents) -> Tensor | None:
@@ -41,14 +42,6 @@ def numeric(family: Family, parents: Parents) -> Tensor | None:
     """The numeric parents side by side: (R, ..., P)."""
     columns = [parents[name] for name, _ in family.continuous]
     return side_by_side(columns) if columns else None
-
-
-def axes(parents: Parents, like: Tensor | None = None) -> int:
-    """Number of axes of a value with these parents; a root alone counts as (R, N, width)."""
-    found = [value.ndim for value in parents.values()]
-    if like is not None:
-        found.append(like.ndim)
-    return max(found, default=3)
 
 
 def weighted_regression(design: Tensor, target: Tensor, weight: Tensor, ridge: float = 1e-6) -> Tensor:
@@ -111,20 +104,20 @@ class Predictor:
         """Intercept table, slopes, and the network's layers."""
         units = self.units
         origin, unit = (units.out_shift, units.out_scale) if units else (None, None)
-        found = {self.name: Parameter((self.rows, self.dim), REAL, self.intercept, origin=origin, unit=unit)}
+        declared = {self.name: Parameter((self.rows, self.dim), REAL, self.intercept, origin=origin, unit=unit)}
         if self.inputs and not self.network:
             slope_unit = units.out_scale / units.in_scale.unsqueeze(-1) if units else None
-            found["weight"] = Parameter((self.inputs, self.dim), REAL, self.weight, unit=slope_unit)
+            declared["weight"] = Parameter((self.inputs, self.dim), REAL, self.weight, unit=slope_unit)
         if self.network:
             width = self.inputs + sum(space.width for _, space in self.family.discrete)
             sizes: Sequence[int] = (width, *self.network, self.dim)
             for layer, (fan_in, fan_out) in enumerate(pairwise(sizes)):
                 gain = 0.1 if layer == len(sizes) - 2 else 2.0**0.5
-                found[f"network.{layer}.weight"] = Parameter(
+                declared[f"network.{layer}.weight"] = Parameter(
                     (fan_in, fan_out), REAL, init_scale=gain / max(fan_in, 1) ** 0.5
                 )
-                found[f"network.{layer}.bias"] = Parameter((fan_out,), REAL)
-        return found
+                declared[f"network.{layer}.bias"] = Parameter((fan_out,), REAL)
+        return declared
 
     def with_units(self, target: Tensor, parents: Parents, weight: Tensor) -> Predictor:
         """Adopt the centre and spread of ``target`` (N, dim) and of the numeric parents."""
@@ -168,7 +161,7 @@ class Predictor:
 
     def __call__(self, params: Params, parents: Parents, like: Tensor | None = None) -> Tensor:
         """Evaluate: (R, ..., dim), broadcast over whatever axes the parents (and the value ``like``) have."""
-        ndim = axes(parents, like)
+        ndim = axis_count(parents, like)
         config = None if self.network else configurations(self.family, parents)
         table = params[self.name]
         out = expand_to(table[:, 0], ndim) if config is None else apply_linear(config, table)
@@ -223,6 +216,51 @@ class Predictor:
             return params[self.name][:, 0].expand(next(iter(parents.values())).shape[0], -1)
         lifted = {name: value.unsqueeze(0) for name, value in parents.items()}
         return self(params, lifted)[0] if lifted else params[self.name][0]
+
+    # -- symmetry ------------------------------------------------------------------------------------------------
+
+    @property
+    def row_axis(self) -> Axis:
+        """The rows of a table: one for each configuration of the discrete parents."""
+        return Axis() if self.network else Axis.of_categories(self.family.discrete)
+
+    def axes(self, own: Axis) -> dict[str, tuple[Axis, ...]]:
+        """The axes of intercepts and slopes, where ``own`` is that of the node; layers of a network have none."""
+        named: dict[str, tuple[Axis, ...]] = {self.name: (self.row_axis, own)}
+        if self.inputs and not self.network:
+            named["weight"] = (Axis.of_coordinates(self.family.continuous), own)
+        return named
+
+    def slopes_of(self, params: Params, parent: str) -> Tensor | None:
+        """The slopes of one numeric parent, (R, width, dim); None if it has none."""
+        where = self._rows_of(parent)
+        return None if where is None or "weight" not in params else params["weight"][:, where]
+
+    def _rows_of(self, parent: str) -> slice | None:
+        """The rows of the slopes that belong to one parent; None if it does not enter linearly."""
+        at = 0
+        for name, space in () if self.network else self.family.continuous:
+            if name == parent:
+                return slice(at, at + space.width)
+            at += space.width
+        return None
+
+    def with_inputs_turned(self, params: Params, parents: Collection[str], sign: Tensor) -> dict[str, Tensor] | None:
+        """Slopes for numeric parents whose coordinates are multiplied by ``sign``; None if one does not enter so."""
+        turned = dict(params)
+        for parent in parents:
+            where = self._rows_of(parent)
+            if where is None or "weight" not in params:
+                return None
+            turned["weight"] = turned["weight"].clone()
+            turned["weight"][:, where] *= sign.unsqueeze(-1)
+        return turned
+
+    def with_output_turned(self, params: Params, sign: Tensor) -> dict[str, Tensor] | None:
+        """Intercepts and slopes that predict the same times ``sign``; None from a network."""
+        if self.network:
+            return None
+        return {**params, **{name: params[name] * sign for name in (self.name, "weight") if name in params}}
 
     def by_configuration(self, value: Tensor) -> Tensor:
         """Reshape (R, C, ...) to one axis per discrete parent."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -11,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from torch import Tensor
 
-from otpdag import spaces
 from otpdag.errors import ModelError
 from otpdag.mechanisms.parameters import Fixed, Start, Tied, as_setting
+from otpdag.spaces import Space, space_from
 
 if TYPE_CHECKING:
     from otpdag.mechanisms.base import Mechanism
@@ -96,11 +95,11 @@ def recorded(init: Callable[..., None]) -> Callable[..., None]:
 def describe_arguments(mechanism: Mechanism) -> dict[str, Any]:
     """The constructor's arguments as plain data."""
     parameters = inspect.signature(type(mechanism).__init__).parameters
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for name, value in mechanism._arguments.items():
         kind = parameters[name].kind
         if kind is inspect.Parameter.VAR_KEYWORD:
-            found.update({key: _encode(item, type(mechanism), key) for key, item in value.items()})
+            arguments.update({key: _encode(item, type(mechanism), key) for key, item in value.items()})
             continue
         if kind is inspect.Parameter.VAR_POSITIONAL and value:
             raise ModelError(f"{type(mechanism).__name__} cannot be saved: it takes *{name}; name its arguments")
@@ -108,8 +107,8 @@ def describe_arguments(mechanism: Mechanism) -> dict[str, Any]:
             continue
         if value is not None and "Setting" in str(parameters[name].annotation):
             value = as_setting(value)
-        found[name] = _encode(value, type(mechanism), name)
-    return found
+        arguments[name] = _encode(value, type(mechanism), name)
+    return arguments
 
 
 def _encode(value: Any, owner: type, name: str) -> Any:
@@ -122,9 +121,9 @@ def _encode(value: Any, owner: type, name: str) -> Any:
             return {"start": np.asarray(value.value, dtype=float).tolist()}
         case Tied():
             return {"tied": value.name}
-        case spaces.Space():
-            fields = dataclasses.asdict(value)  # type: ignore[call-overload]
-            return {"space": type(value).__name__, **fields}
+        case Space():
+            sizes = value.spec()
+            return {"space": sizes.pop("kind"), **sizes}
         case np.ndarray() | np.generic() | Tensor():
             return value.tolist()
         case list() | tuple():
@@ -142,8 +141,8 @@ def _decode(value: Any) -> Any:
             return Start(np.asarray(item, dtype=float))
         case {"tied": str(item)}:
             return Tied(item)
-        case {"space": str(item), **fields} if item in spaces.__all__ and item != "Space":
-            return getattr(spaces, item)(**{str(key): field for key, field in fields.items()})
+        case {"space": str(item), **sizes} if item in Space.kinds:
+            return space_from({"kind": item, **{str(key): size for key, size in sizes.items()}})
         case list():
             return [_decode(item) for item in value]
         case dict():

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from otpdag.mechanisms.axes import Axis
 from otpdag.mechanisms.base import Noise, Params, Parents, sum_cells
 from otpdag.mechanisms.normal import SMALLEST_SCALE, LocationScale
 from otpdag.mechanisms.parameters import ABOVE_ONE, Parameter, Setting, as_setting
@@ -16,8 +18,9 @@ from otpdag.mechanisms.quantiles import student_cdf, student_quantile
 
 __all__ = ["StudentT"]
 
+# from nearly Cauchy to nearly normal
 DF_GRID = (1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0, 10.0, 15.0, 25.0, 50.0)
-EM_STEPS = 20
+EM_STEPS = 20  # enough for a start
 
 
 class StudentT(LocationScale):
@@ -43,6 +46,8 @@ class StudentT(LocationScale):
     Noise(dim=1, kind='uniform')
     """
 
+    is_symmetric: ClassVar[bool] = True
+
     def __init__(
         self,
         dim: int = 1,
@@ -66,22 +71,26 @@ class StudentT(LocationScale):
         """Location table, slopes, scale table, degrees of freedom."""
         return {**super().parameters(), "df": Parameter((1, self.dim), ABOVE_ONE, self.df)}
 
+    def axes(self) -> dict[str, tuple[Axis, ...]]:
+        """Degrees of freedom by coordinate."""
+        return {**super().axes(), "df": self.table_axes(1)}
+
     def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
         """Expectation-maximisation with the degrees of freedom on a grid (Lange, Little and Taylor 1989)."""
-        found = super().start(value, parents, weight)
+        params = super().start(value, parents, weight)
         floor = SMALLEST_SCALE * centre_and_spread(value, weight)[1]
         df = self._given_df(value)
         for _ in range(EM_STEPS):
-            residual = value - self.predictor.predict_rows(found, parents)
-            ratio = (residual / self._scale_rows(found["scale"], parents)) ** 2
+            residual = value - self.predictor.predict_rows(params, parents)
+            ratio = (residual / self._scale_rows(params["scale"], parents)) ** 2
             if not self._df_is_given:
                 df = self._best_df(ratio, weight)
             trust = (df + 1) / (df + ratio)
-            found.update(self.predictor.start(value, parents, weight.unsqueeze(-1) * trust))
-            residual = value - self.predictor.predict_rows(found, parents)
+            params.update(self.predictor.start(value, parents, weight.unsqueeze(-1) * trust))
+            residual = value - self.predictor.predict_rows(params, parents)
             variance = self.pooled(trust * residual**2, self.scale_rows, parents, weight)
-            found["scale"] = variance.sqrt().maximum(floor)
-        return {**found, "df": df.reshape(1, self.dim)}
+            params["scale"] = variance.sqrt().maximum(floor)
+        return {**params, "df": df.reshape(1, self.dim)}
 
     @property
     def _df_is_given(self) -> bool:

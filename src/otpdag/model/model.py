@@ -27,11 +27,11 @@ from otpdag.errors import DataError, ModelError, NotFittedError
 from otpdag.graph import Graph
 from otpdag.inference import row_posterior, sequence_posterior
 from otpdag.inference.ancestral import ancestral, ancestral_sequences
-from otpdag.mechanisms import Categorical, Mechanism, Normal, Poisson
+from otpdag.mechanisms import Mechanism, Normal
 from otpdag.model import archive, rendering, residuals
 from otpdag.model.relabelling import canonical
 from otpdag.spaces import Space
-from otpdag.structure import Structure
+from otpdag.structure import Structure, plainest
 
 __all__ = ["Model", "load"]
 
@@ -92,7 +92,7 @@ class Model:
                     f"observed node {node!r} has no column and no mechanism; columns are {list(data.columns)}"
                 )
             else:
-                chosen[node] = _mechanism_for(infer_space(data[node]))
+                chosen[node] = plainest(infer_space(data[node])) or Normal()
         return cls(graph, {**chosen, **given})
 
     # -- what it is ---------------------------------------------------------------------------------------------
@@ -368,10 +368,8 @@ class Model:
         batch, index, values = self._drawn(data, 1 if random else draws, seed)
         filled: dict[str, Tensor] = {}
         for node in self.graph.observed:
-            mean = values[node].mean(1)
-            if self.mechanisms[node].space.support == "count" and not random:
-                mean = values[node].median(1).values
-            filled[node] = torch.where(batch.mask[node][0], batch.values[node][0], mean)
+            drawn = values[node][:, 0] if random else self.mechanisms[node].space.central(values[node], 1)
+            filled[node] = torch.where(batch.mask[node][0], batch.values[node][0], drawn)
         table = decode(filled, self._known_schema())
         table.index = index
         return table
@@ -467,12 +465,6 @@ def load(path: str | Path, *, functions: Mapping[str, Callable[..., Any]] | None
     model._schema, model._naturals = state["schema"], state["naturals"]
     model._phi, model._maps, model._count_range = state["phi"], state["maps"], state["count_range"]
     return model
-
-
-def _mechanism_for(space: Space) -> Mechanism:
-    if space.is_discrete:
-        return Categorical(space.width)
-    return Poisson() if space.support == "count" else Normal()
 
 
 def _as_table(data: Table | SequenceTable) -> Table:

@@ -66,8 +66,8 @@ def compare_directly(
 
 def count_ranges(structure: Structure, batch: Batch) -> dict[str, float]:
     """How far the support of each count must reach: somewhat beyond the largest that is seen."""
-    counts = [n for n in structure.graph.observed if structure.mechanisms[n].space.support == "count"]
-    return {node: 1.3 * float(batch.values[node].max()) + 5 for node in counts}
+    reaches = {n: structure.mechanisms[n].space.reach(batch.values[n]) for n in structure.graph.observed}
+    return {node: reach for node, reach in reaches.items() if reach is not None}
 
 
 def complete_batch(structure: Structure, values: dict[str, Tensor]) -> Batch:

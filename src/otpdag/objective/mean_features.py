@@ -20,21 +20,20 @@ from otpdag.errors import ModelError
 from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.base import Params, Parents
 from otpdag.quadrature import quadrature
+from otpdag.spaces import Space
 from otpdag.structure import Naturals, Structure
 
 __all__ = ["Measure", "feature_columns", "lay_out", "mean_features"]
 
-GRID_POINTS = 48
-LEAF_POINTS = (32, 160)
-LEAF_ELEMENTS = 16_384
-QUASI_RANDOM_POINTS = 512
-MOST_STATES = 4096
-MOST_POINTS = 4096
-FEWEST_POINTS = 8
-MOST_ATOMS = 400
-EXACT_COUNTS = (64, 144)
-ROOT_STEP = 0.25
-MOST_COUNTS = 4000
+GRID_POINTS = 48  # of the noise of a single inner number
+LEAF_POINTS = (32, 160)  # of a leaf's noise: at least, at most
+LEAF_ELEMENTS = 16_384  # numbers that a leaf's points may take for all points of its parents
+QUASI_RANDOM_POINTS = 512  # of the noise of several inner numbers
+MOST_STATES = 4096  # joint states of inner categories
+MOST_POINTS = 4096  # points of inner nodes in all, states times noise
+FEWEST_POINTS = 8  # of noise for each state
+MOST_ATOMS = 400  # of a leaf with a finite support
+COUNTS_LISTED = 96  # of an inner count; beyond, every few stand for all
 
 
 @dataclass(frozen=True)
@@ -51,21 +50,25 @@ class Measure:
 def columns_of(structure: Structure, node: str) -> int:
     """Number of feature columns of a node: one for a category, one for each coordinate of a number."""
     space = structure.mechanisms[node].space
-    return 1 if space.is_discrete else space.width
+    return space.cells
 
 
 def feature_columns(structure: Structure, batch: Batch) -> list[FeatureColumn]:
     """The observed nodes of a batch as feature columns, in the graph's order."""
     columns = []
     for node in structure.graph.observed:
-        space, values, mask = structure.mechanisms[node].space, batch.values[node], batch.mask[node]
-        if space.is_discrete:
-            columns.append(FeatureColumn(values, mask.all(-1), is_discrete=True))
-            continue
-        for cell in range(space.width):
-            seen = mask[..., cell] if mask.shape[-1] > 1 else mask[..., 0]
-            columns.append(FeatureColumn(values[..., cell : cell + 1], seen, root=space.support == "count"))
+        columns += node_columns(structure.mechanisms[node].space, batch.values[node], batch.mask[node])
     return columns
+
+
+def node_columns(space: Space, values: Tensor, mask: Tensor) -> list[FeatureColumn]:
+    """The cells of one node's values (B, N, width) as feature columns."""
+    return [
+        FeatureColumn(
+            space.cell_of(values, cell), mask[..., cell], is_discrete=space.is_discrete, root=space.kernels_read_roots
+        )
+        for cell in range(space.cells)
+    ]
 
 
 def inner_nodes(structure: Structure) -> tuple[str, ...]:
@@ -92,8 +95,9 @@ def lay_out(
     if structure.given:
         points = max(points, MOST_POINTS // total)
     points = min(points, max(FEWEST_POINTS, MOST_POINTS // total))
-    noise, log_noise = _noise(structure, numeric, generator, points, total, like)
-    given, noise, log_noise = _given_rows(structure, batch, noise, log_noise, generator, points, total)
+    drawing = _Drawing(generator, points, total)
+    noise, log_noise = _noise(structure, numeric, drawing, like)
+    given, noise, log_noise = _given_rows(structure, batch, noise, log_noise, drawing)
     draws = len(log_noise)
     states, repeat = {}, total
     for node, support in supports.items():
@@ -113,19 +117,16 @@ def _supports(
         mechanism = structure.mechanisms[node]
         if mechanism.is_given:
             continue
-        if mechanism.space.is_discrete:
-            supports[node] = torch.eye(mechanism.space.width).to(like)
-        elif mechanism.space.support == "count":
-            if mechanism.space.width > 1:
+        if mechanism.space.is_countable:
+            listed = mechanism.space.points(count_range.get(node), COUNTS_LISTED)
+            if listed is None:
                 reason = "that depend on each other" if mechanism.correlated else "with children"
                 raise ModelError(
                     f"node {node!r}: the direct transport route takes no vector of counts {reason}: use "
                     "method='entropic'"
                 )
-            largest = math.ceil(count_range.get(node, 30.0)) + 1
-            stride = max(1, math.ceil(largest / 96))
-            supports[node] = torch.arange(0, largest + stride, stride).to(like).unsqueeze(-1)
-            log_stride += math.log(stride)
+            supports[node] = listed.values.to(like)
+            log_stride += listed.log_stride
     total = math.prod(len(s) for s in supports.values())
     if total > MOST_STATES:
         raise ModelError(
@@ -135,10 +136,20 @@ def _supports(
     return supports, log_stride
 
 
+@dataclass(frozen=True)
+class _Drawing:
+    """Where random numbers come from, and how many: ``points`` for each of ``states`` joint states."""
+
+    generator: torch.Generator
+    points: int
+    states: int
+
+
 def _noise(
-    structure: Structure, numeric: Sequence[str], generator: torch.Generator, points: int, states: int, like: Tensor
+    structure: Structure, numeric: Sequence[str], drawing: _Drawing, like: Tensor
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Noise (states * D, dim) of the numeric nodes, D points for each joint state, and their log-weights (D,)."""
+    points, states = drawing.points, drawing.states
     kinds = {node: structure.mechanisms[node].noise for node in numeric}
     dim = sum(noise.dim for noise in kinds.values())
     if dim == 0:
@@ -146,28 +157,22 @@ def _noise(
     if dim == 1 and not structure.given:
         node = next(n for n in numeric if kinds[n].dim)
         nodes, log_weight = quadrature(kinds[node].kind, GRID_POINTS)
-        found = {n: torch.zeros(states * len(nodes), 0).to(like) for n in numeric}
-        return found | {node: nodes.to(like).unsqueeze(-1).repeat(states, 1)}, log_weight.to(like)
-    seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
+        none = {n: torch.zeros(states * len(nodes), 0).to(like) for n in numeric}
+        return none | {node: nodes.to(like).unsqueeze(-1).repeat(states, 1)}, log_weight.to(like)
+    seed = int(torch.randint(2**31 - 1, (1,), generator=drawing.generator))
     sobol = torch.quasirandom.SobolEngine(dim, scramble=True, seed=seed)
     # every state has points of its own, so that few of them suffice where there are many states
     uniform = sobol.draw(states * points, dtype=torch.float64).clamp(1e-6, 1 - 1e-6).to(like)
     pieces = uniform.split([noise.dim for noise in kinds.values()], -1)
-    found = {
+    noise = {
         node: torch.special.ndtri(piece) if kinds[node].kind == "normal" else piece
         for node, piece in zip(kinds, pieces, strict=True)
     }
-    return found, torch.full((points,), -math.log(points)).to(like)
+    return noise, torch.full((points,), -math.log(points)).to(like)
 
 
 def _given_rows(
-    structure: Structure,
-    batch: Batch,
-    noise: dict[str, Tensor],
-    log_noise: Tensor,
-    generator: torch.Generator,
-    points: int,
-    states: int,
+    structure: Structure, batch: Batch, noise: dict[str, Tensor], log_noise: Tensor, drawing: _Drawing
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
     """Covariates are not modelled: their rows are taken from the data, and paired with the noise points.
 
@@ -176,13 +181,18 @@ def _given_rows(
     if not structure.given:
         return {}, noise, log_noise
     share = batch.weight[0] / batch.weight[0].sum()
+    points = drawing.points
     if len(log_noise) == 1 and batch.rows <= points:
         index, log_weight = torch.arange(batch.rows), torch.log(share)
     else:
-        index, log_weight = _proportional(share, points, generator), torch.full((points,), -math.log(points)).to(share)
+        index, log_weight = (
+            _proportional(share, points, drawing.generator),
+            torch.full((points,), -math.log(points)).to(share),
+        )
     given = {node: batch.values[node][0, index] for node in structure.given}
     paired = {
-        node: value if value.shape[-1] else value.new_zeros(states * len(index), 0) for node, value in noise.items()
+        node: value if value.shape[-1] else value.new_zeros(drawing.states * len(index), 0)
+        for node, value in noise.items()
     }
     return given, paired, log_weight
 
@@ -248,8 +258,10 @@ def leaf_means(mechanism: Mechanism, params: Params, parents: Parents, kernels: 
     closed = mechanism.kernel_means(params, parents, kernels)
     if closed is not None:
         return closed
-    if mechanism.space.support == "count" and mechanism.has_density and not mechanism.correlated:
-        return _count_means(mechanism, params, parents, kernels)
+    if mechanism.has_density and not mechanism.correlated:
+        summed = _summed_means(mechanism, params, parents, kernels)
+        if summed is not None:
+            return summed
     atoms = mechanism.atoms(params, parents, MOST_ATOMS)
     if atoms is not None:
         probs = torch.exp(atoms.log_probs)
@@ -257,17 +269,22 @@ def leaf_means(mechanism: Mechanism, params: Params, parents: Parents, kernels: 
     return _leaf_quadrature(mechanism, params, parents, kernels)
 
 
-def _count_means(mechanism: Mechanism, params: Params, parents: Parents, kernels: Sequence[Kernel]) -> list[Tensor]:
-    """Sum over counts as far as a kernel reaches, which does not depend on the parameters."""
+def _summed_means(
+    mechanism: Mechanism, params: Params, parents: Parents, kernels: Sequence[Kernel]
+) -> list[Tensor] | None:
+    """Sum over counts as far as a kernel reaches, which does not depend on the parameters; None of other values."""
     spread = {name: value.unsqueeze(-2) for name, value in parents.items()}
-    found = []
+    means = []
     for cell, kernel in enumerate(kernels):
-        counts, weight = (value.to(kernel.landmarks) for value in count_atoms(_reach(kernel)))
+        summands = mechanism.space.summands(_reach(kernel))
+        if summands is None:
+            return None
+        counts, weight = (value.to(kernel.landmarks) for value in summands)
         grid = counts.reshape(1, 1, -1, 1).expand(1, 1, -1, mechanism.space.width)
         own = torch.arange(mechanism.space.width, device=counts.device) == cell
         probs = torch.exp(mechanism.log_prob(params, grid, spread, own.reshape(1, 1, 1, -1)))
-        found.append((probs * weight.to(probs)) @ kernel(counts.unsqueeze(-1)).to(probs))
-    return found
+        means.append((probs * weight.to(probs)) @ kernel(counts.unsqueeze(-1)).to(probs))
+    return means
 
 
 def _reach(kernel: Kernel) -> float:
@@ -276,34 +293,6 @@ def _reach(kernel: Kernel) -> float:
         return 0.0
     furthest = kernel.centre + kernel.spread * float((kernel.landmarks + 6 * kernel.bandwidths).max())
     return max(furthest, 0.0) ** 2 if kernel.root else max(furthest, 0.0)
-
-
-def count_atoms(largest: float) -> tuple[Tensor, Tensor]:
-    r"""Points and weights for a sum over counts from zero to ``largest``.
-
-    The spread of a Poisson count is its root. Small counts are summed one by one; of large ones the sum is an integral,
-    evenly spaced on the scale of roots, where a quarter is fine enough. One turns smoothly into the other.
-
-    >>> counts, weight = count_atoms(400.0)
-    >>> pmf = torch.exp(counts * math.log(90) - 90 - torch.lgamma(counts + 1))
-    >>> len(counts), round(float((weight * pmf).sum()), 6)
-    (193, 1.0)
-    """
-    low, high = (math.sqrt(count) for count in EXACT_COUNTS)
-    root = math.sqrt(largest)
-    if root <= high:
-        counts = torch.arange(math.ceil(largest) + 1, dtype=torch.float64)
-        return counts, torch.ones_like(counts)
-    small = torch.arange(EXACT_COUNTS[1], dtype=torch.float64)
-    step = max(ROOT_STEP, (root - low) / MOST_COUNTS)
-    roots = torch.arange(low, root + step, step, dtype=torch.float64)
-
-    def is_large(root: Tensor) -> Tensor:
-        share = ((root - low) / (high - low)).clamp(0.0, 1.0)
-        return share**3 * (10 - 15 * share + 6 * share**2)
-
-    weight = torch.cat([1 - is_large(small.sqrt()), is_large(roots) * 2 * roots * step])
-    return torch.cat([small, roots**2]), weight
 
 
 def _leaf_quadrature(mechanism: Mechanism, params: Params, parents: Parents, kernels: Sequence[Kernel]) -> list[Tensor]:

@@ -26,7 +26,7 @@ from otpdag.objective.problem import Problem
 from otpdag.objective.settings import Drawn, Objective, Weights
 from otpdag.objective.streams import Streams
 from otpdag.objective.terms import LossTerms
-from otpdag.spaces import Space
+from otpdag.spaces import CostKind, Space
 from otpdag.structure import Naturals, Structure, Theta
 
 __all__ = [
@@ -43,6 +43,13 @@ __all__ = [
 ]
 
 Values = Mapping[str, Tensor]
+
+DEFAULT_COSTS: Mapping[CostKind, AbstractCost] = {
+    "squared": SquaredEuclidean(),
+    "smooth l1": SmoothL1(),
+    "cross-entropy": CrossEntropy(),
+}
+FURTHEST_UNIFORM = 1e-6  # uniform noise closer to zero or one would be a normal score that outweighs all others
 
 
 class DrawnBy(Protocol):
@@ -259,9 +266,9 @@ def _kl(
     """The entropic term of one node, over its cells that are unknown."""
     if not mechanism.space.is_discrete:
         return log_q - mechanism.log_prob(params, drawn, parents, unknown)
-    log_p = mechanism.log_probs(params, parents, log_q)  # type: ignore[attr-defined]
-    found = (torch.exp(log_q) * (log_q - log_p)).sum(-1)
-    return found if unknown is None else torch.where(unknown[..., 0], found, 0.0)
+    log_p = mechanism.log_probs(params, parents, log_q)
+    expected = (torch.exp(log_q) * (log_q - log_p)).sum(-1)
+    return expected if unknown is None else torch.where(unknown[..., 0], expected, 0.0)
 
 
 def _extra_mask(batch: Batch, streams: Streams, chance: float) -> Mapping[str, Tensor]:
@@ -288,44 +295,29 @@ def rebuild(draw: Draw) -> tuple[Tensor, dict[str, Tensor]]:
         else:
             noise = draw.streams.draw(mechanism.relaxed_noise, batch.rows, value)
             rebuilt = mechanism.relaxed(params, parents, noise, draw.moment.temperature)
-            spread = _spread(draw.backward, node, value)
+            spread = draw.backward.code.spread(node, value)
             total = total + ground_cost(mechanism, value, rebuilt, mask, spread, drawn.costs.get(node))
     return total, noises
-
-
-def _is_count(mechanism: Mechanism) -> bool:
-    return mechanism.space.support == "count"
 
 
 def _abduct(draw: Draw, node: str, parents: Parents) -> Tensor:
     """The noise behind a value; where the value is missing, that of its draw or, without one, fresh noise."""
     mechanism, params = draw.structure.mechanisms[node], draw.naturals[node]
-    was_drawn = node in draw.backward.targets and not _is_count(mechanism)
+    was_drawn = node in draw.backward.targets and mechanism.space.has_noise_when_relaxed
     value, mask = draw.values[node] if was_drawn else draw.batch.values[node], draw.batch.mask[node]
     uniform = draw.streams.draw(Noise(mechanism.noise.dim, "uniform"), value.shape[1], value)
     # drawn whether it is needed or not: a stream must not depend on what other replicas' rows miss
     fresh = draw.streams.draw(mechanism.noise, value.shape[1], value)
     if was_drawn or bool(mask.all()):
         return mechanism.abduct(params, value, parents, uniform)
-    harmless = {"positive": 1.0, "unit": 0.5, "simplex": 1.0 / mechanism.space.width}.get(mechanism.space.support, 0.0)
+    harmless = mechanism.space.neutral().to(value)
     noise = mechanism.abduct(params, torch.where(mask, value, harmless), parents, uniform)
     return torch.where(mask if mask.shape[-1] == noise.shape[-1] else mask.all(-1, keepdim=True), noise, fresh)
 
 
-def _spread(backward: DrawnBy, node: str, like: Tensor) -> Tensor:
-    """Spread of a column, so that every node's cost is in units of its own variation."""
-    if backward.space(node).is_discrete or node not in backward.code.scale:
-        return torch.ones(1).to(like)
-    shift, scale = backward.code.shift[node].to(like), backward.code.scale[node].to(like)
-    # of the square of a normal variable, where the code holds square roots
-    return torch.sqrt(4 * (shift * scale) ** 2 + 2 * scale**4) if node in backward.code.roots else scale
-
-
 def default_cost(mechanism: Mechanism) -> AbstractCost:
     """The cost by the node's type: cross-entropy for categories, smooth L1 for counts, else squared error."""
-    if mechanism.space.is_discrete:
-        return CrossEntropy()
-    return SmoothL1() if mechanism.space.support == "count" else SquaredEuclidean()
+    return DEFAULT_COSTS[mechanism.space.cost]
 
 
 def ground_cost(
@@ -357,7 +349,8 @@ def _push_forward(draw: Draw, noises: Values, share: Tensor) -> Tensor:
     else:
         # the noise of a missing node that was drawn joins its parents' families, where noise is abducted; a relaxed
         # count has no noise of its own
-        nodes = [n for n in draw.backward.targets if n not in noises or _is_count(draw.structure.mechanisms[n])]
+        spaces = {node: draw.structure.mechanisms[node].space for node in draw.backward.targets}
+        nodes = [n for n, space in spaces.items() if n not in noises or not space.has_noise_when_relaxed]
         pairs = [family(draw, node, noises) for node in nodes]
     pairs += [noise_family(draw, node, noises) for node in noises]
     for pushed, forward in pairs:
@@ -413,7 +406,7 @@ def _fresh(draw: Draw, node: str) -> Tensor:
 
 def normal_score(prior: Noise, noise: Tensor) -> Tensor:
     """Bring uniform noise to the scale of normal noise, so that no part of a family outweighs another."""
-    return noise if prior.kind == "normal" else torch.special.ndtri(noise.clamp(1e-6, 1 - 1e-6))
+    return noise if prior.kind == "normal" else torch.special.ndtri(noise.clamp(FURTHEST_UNIFORM, 1 - FURTHEST_UNIFORM))
 
 
 def _ancestral(draw: Draw, maps: Sequence[AmortizedMap]) -> dict[str, Tensor]:

@@ -24,7 +24,7 @@ from otpdag.data.sequences import SequenceBatch
 from otpdag.divergences.whitened import FeatureColumn, FittedFeatures, WhitenedFeatures
 from otpdag.errors import ModelError
 from otpdag.inference.ancestral import ancestral_sequences
-from otpdag.objective.mean_features import columns_of, leaf_means
+from otpdag.objective.mean_features import columns_of, leaf_means, node_columns
 from otpdag.objective.problem import Moved, Problem
 from otpdag.objective.sequence_parts import part_of
 from otpdag.objective.settings import Direct
@@ -159,19 +159,14 @@ def check_windows(structure: Structure) -> None:
 def window_columns(structure: Structure, batch: SequenceBatch, rows: Tensor, length: int) -> list[FeatureColumn]:
     """What windows that begin at ``rows`` (n,) show: the columns of their first steps, of their second, and so on."""
     left = (batch.lengths.repeat_interleave(batch.lengths) - 1 - batch.times)[rows]
-    columns = []
+    columns: list[FeatureColumn] = []
     for offset in range(length):
         inside = (left >= offset).unsqueeze(0)
         at = torch.where(inside[0], rows + offset, rows)
         for node in structure.graph.observed:
             space = structure.mechanisms[node].space
             values, mask = batch.steps.values[node][:, at], batch.steps.mask[node][:, at]
-            if space.is_discrete:
-                columns.append(FeatureColumn(values, mask.all(-1) & inside, is_discrete=True))
-                continue
-            for cell in range(space.width):
-                seen = mask[..., min(cell, mask.shape[-1] - 1)] & inside
-                columns.append(FeatureColumn(values[..., cell : cell + 1], seen, root=space.support == "count"))
+            columns += node_columns(space, values, mask & inside.unsqueeze(-1))
     return columns
 
 

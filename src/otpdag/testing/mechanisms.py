@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -23,9 +24,10 @@ from otpdag.spaces import Space
 
 __all__ = ["MECHANISM_CHECKS", "Case", "check_mechanism"]
 
-SMALLEST_P_VALUE = 1e-6  # a right mechanism fails one seed in a million
-START_ROWS = 5_000
-GRID = 2_001  # points over which a density is integrated
+SMALLEST_P_VALUE = 1e-6  # of a promise that is kept: one check in a million fails by chance
+START_ROWS = 5_000  # enough for starting values to come close to the truth
+GRID, GRID_BEND = 2_001, 12.0  # points of a density's grid, and how much further apart they are in its tails
+UNIT = 1e3  # of a column with mean 10,000 and deviation 1,000
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Case:
             if parameter.learned
         }
         params = {name: value.expand(replicas, *value.shape[1:]).clone() for name, value in bound.natural(raw).items()}
-        parents = {name: draw_space(space, (replicas, rows), generator) for name, space in family.parents}
+        parents = {name: space.example((replicas, rows), generator) for name, space in family.parents}
         return cls(bound, raw, params, parents, rows, seed)
 
     @property
@@ -87,11 +89,13 @@ class Case:
             parents = ", ".join(f"{name}: {space}" for name, space in self.mechanism.family.parents) or "none"
             raise AssertionError(f"{type(self.mechanism).__name__} (parents {parents}): {message}")
 
-    def require_close(self, value: Tensor, expected: Tensor, message: str, tolerance: float = 1e-8) -> None:
+    def require_close(self, actual: Tensor, expected: Tensor, message: str, tolerance: float = 1e-8) -> None:
         """Compare two tensors, relative to the size of the larger."""
-        self.require(value.shape == expected.shape, f"{message}: shapes {tuple(value.shape)}, {tuple(expected.shape)}")
-        if value.numel():
-            error = ((value - expected).abs() / (1 + expected.abs())).max().item()
+        self.require(
+            actual.shape == expected.shape, f"{message}: shapes {tuple(actual.shape)}, {tuple(expected.shape)}"
+        )
+        if actual.numel():
+            error = ((actual - expected).abs() / (1 + expected.abs())).max().item()
             self.require(error <= tolerance, f"{message}: off by {error:.2e}")
 
 
@@ -119,23 +123,6 @@ def check_mechanism(
 # -- what is drawn -----------------------------------------------------------------------------------------------
 
 
-def draw_space(space: Space, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Random values (*shape, width) of a space."""
-    if space.is_discrete:
-        index = torch.randint(space.width, shape, generator=generator)
-        return torch.nn.functional.one_hot(index, space.width).double()
-    normal = torch.randn(*shape, space.width, generator=generator, dtype=torch.float64)
-    if space.support == "positive":
-        return torch.exp(0.5 * normal)
-    if space.support == "unit":
-        return torch.sigmoid(normal)
-    if space.support == "simplex":
-        return torch.softmax(normal, -1)
-    if space.support == "count":
-        return torch.exp(0.5 * normal + 1).round()
-    return normal
-
-
 # -- the checks --------------------------------------------------------------------------------------------------
 
 
@@ -147,12 +134,12 @@ def check_shapes(case: Case) -> None:
     value = case.draws()
     width = mechanism.space.width
     case.require(value.shape == (*batch, width), f"forward gave {tuple(value.shape)}, expected {(*batch, width)}")
-    case.require(_in_space(mechanism.space, value), f"forward left the space {mechanism.space}")
+    case.require(mechanism.space.contains(value), f"forward left the space {mechanism.space}")
     relaxed = mechanism.relaxed(case.params, case.parents, case.noise(*batch, relaxed=True), 0.5)
     case.require(relaxed.shape == (*batch, width), f"relaxed gave {tuple(relaxed.shape)}, expected {(*batch, width)}")
     if mechanism.has_density:
-        log_density = mechanism.log_prob(case.params, value, case.parents)
-        case.require(log_density.shape == batch, f"log_prob gave {tuple(log_density.shape)}, expected {batch}")
+        log_prob = mechanism.log_prob(case.params, value, case.parents)
+        case.require(log_prob.shape == batch, f"log_prob gave {tuple(log_prob.shape)}, expected {batch}")
     if mechanism.can_abduct:
         noise = mechanism.abduct(case.params, value, case.parents, case.uniform(*batch))
         expected = (*batch, mechanism.noise.dim)
@@ -177,16 +164,16 @@ def check_extra_axes(case: Case) -> None:
         expected = mechanism.forward(case.params, flat, noise[:, :, s])
         case.require_close(value[:, :, s], expected, "forward with four axes differs from three")
         if mechanism.has_density:
-            result = mechanism.log_prob(case.params, expected.unsqueeze(2), parents)
-            result = result[:, :, min(s, result.shape[2] - 1)]
+            four = mechanism.log_prob(case.params, expected.unsqueeze(2), parents)
+            four = four[:, :, min(s, four.shape[2] - 1)]
             wanted = mechanism.log_prob(case.params, expected, flat)
-            case.require_close(result, wanted, "log_prob with four axes differs from three")
+            case.require_close(four, wanted, "log_prob with four axes differs from three")
         if mechanism.can_abduct:
             uniform = case.uniform(case.replicas, rows)
-            result = mechanism.abduct(case.params, expected.unsqueeze(2), parents, uniform.unsqueeze(2))
-            result = result[:, :, min(s, result.shape[2] - 1)]
+            four = mechanism.abduct(case.params, expected.unsqueeze(2), parents, uniform.unsqueeze(2))
+            four = four[:, :, min(s, four.shape[2] - 1)]
             wanted = mechanism.abduct(case.params, expected, flat, uniform)
-            case.require_close(result, wanted, "abduct with four axes differs from three")
+            case.require_close(four, wanted, "abduct with four axes differs from three")
 
 
 def check_single_precision(case: Case) -> None:
@@ -215,8 +202,8 @@ def check_units(case: Case) -> None:
         case.require_close(back[name].expand_as(value), value, f"natural(raw({name!r})) is another value")
     if mechanism.is_given:
         return
-    parents = {name: _ugly(space, case.parents[name][0]) for name, space in mechanism.family.parents}
-    value = _ugly(mechanism.space, case.draws()[0])
+    parents = {name: space.in_other_units(case.parents[name][0], UNIT) for name, space in mechanism.family.parents}
+    value = mechanism.space.in_other_units(case.draws()[0], UNIT)
     weight = torch.ones(case.rows, dtype=torch.float64)
     scaled = mechanism.scaled_to(value, parents, weight)
     raw = scaled.initial_raw(1, torch.Generator().manual_seed(case.seed))
@@ -260,7 +247,7 @@ def check_density(case: Case) -> None:
     mechanism = case.mechanism
     if not mechanism.has_density or mechanism.is_given or mechanism.space.cells != 1:
         return
-    if mechanism.space.support in ("discrete", "count"):
+    if mechanism.space.is_countable:
         transform, total = _discrete_transform(case)
     else:
         transform, total = _continuous_transform(case)
@@ -380,7 +367,7 @@ def check_complete(case: Case) -> None:
     case.require(
         completed.shape == value.shape, f"complete gave {tuple(completed.shape)}, expected {tuple(value.shape)}"
     )
-    case.require(_in_space(mechanism.space, completed), f"complete left the space {mechanism.space}")
+    case.require(mechanism.space.contains(completed), f"complete left the space {mechanism.space}")
     kept = mask.expand_as(value)
     case.require_close(completed[kept], value[kept], "complete changed a cell that is seen")
     again = mechanism.complete(case.params, value, case.parents, torch.ones_like(mask), noise)
@@ -407,6 +394,70 @@ def check_atoms(case: Case) -> None:
     )
 
 
+def check_log_probs(case: Case) -> None:
+    """The log-probabilities of all categories are those of log_prob, one by one, with any number of axes."""
+    mechanism = case.mechanism
+    if not mechanism.space.is_discrete or not mechanism.has_density or mechanism.is_given:
+        return
+    batch, size = (case.replicas, case.rows), mechanism.space.width
+    for points in ((), (1,)):
+        parents = {name: value.reshape(*batch, *points, -1) for name, value in case.parents.items()}
+        like = torch.zeros(*batch, *points, size, dtype=torch.float64)
+        log_probs = torch.broadcast_to(mechanism.log_probs(case.params, parents, like), like.shape)
+        one_by_one = [mechanism.log_prob(case.params, one.expand_as(like), parents) for one in torch.eye(size).double()]
+        case.require_close(log_probs, torch.stack(one_by_one, -1), "log_probs are not those of log_prob")
+
+
+def check_axes(case: Case) -> None:
+    """The axes of parameters are as long as what they run over."""
+    declared = case.mechanism.declared()
+    for name, axes in case.mechanism.axes().items():
+        case.require(name in declared, f"axes names {name!r}, which is no parameter")
+        lengths = tuple(axis.length for axis in axes)
+        case.require(lengths == declared[name].shape, f"axes of {name!r} give {lengths}, not {declared[name].shape}")
+
+
+def check_relabelling(case: Case) -> None:
+    """Other labels of the node and of its parents, under the parameters that follow them, are as likely."""
+    mechanism = case.mechanism
+    parents = [name for name, _ in mechanism.family.discrete]
+    own = [mechanism.family.node] if mechanism.space.is_discrete and not mechanism.is_given else []
+    spaces = {mechanism.family.node: mechanism.space, **dict(mechanism.family.parents)}
+    for nodes in _alone_and_with_the_node(own, parents, spaces):
+        order = [*range(1, spaces[nodes[0]].width), 0]
+        params = mechanism.relabelled(case.params, nodes, order)
+        if params is not None:
+            _check_followed(case, "relabelling", nodes, params, partial(_reordered, order=order))
+
+
+def check_turning(case: Case) -> None:
+    """The node and its parents turned round, under the parameters that follow them, are as likely."""
+    mechanism = case.mechanism
+    parents = [name for name, space in mechanism.family.continuous if space.is_unbounded]
+    own = [mechanism.family.node] if mechanism.space.is_unbounded and not mechanism.is_given else []
+    spaces = {mechanism.family.node: mechanism.space, **dict(mechanism.family.parents)}
+    for nodes in _alone_and_with_the_node(own, parents, spaces):
+        sign = 1.0 - 2.0 * (torch.arange(spaces[nodes[0]].width, dtype=torch.float64) % 2 == 0)
+        params = mechanism.turned(case.params, nodes, sign)
+        if params is not None:
+            _check_followed(case, "turning", nodes, params, sign.mul)
+
+
+def check_slopes(case: Case) -> None:
+    """Slopes change sign with a parent that is turned, and are there where the parent can be."""
+    mechanism = case.mechanism
+    for name, space in mechanism.family.continuous:
+        slopes = None if mechanism.is_given else mechanism.slopes(case.params, name)
+        if slopes is None:
+            continue
+        wanted = (case.replicas, space.width)
+        case.require(slopes.shape == wanted, f"slopes of {name!r} have shape {tuple(slopes.shape)}, expected {wanted}")
+        turned = mechanism.turned(case.params, [name], -torch.ones(space.width, dtype=torch.float64))
+        again = None if turned is None else mechanism.slopes(turned, name)
+        if again is not None:
+            case.require_close(again, -slopes, f"slopes of {name!r} do not turn with it")
+
+
 def check_mean(case: Case) -> None:
     """A closed-form mean is that of the draws."""
     mechanism = case.mechanism
@@ -424,7 +475,7 @@ def check_mean(case: Case) -> None:
 def check_settings(case: Case) -> None:
     """A fixed parameter is held and not learned, a started one is learned, a tied one ignores units."""
     arguments = dict(case.mechanism._arguments)
-    value = None if case.mechanism.is_given else _ugly(case.mechanism.space, case.draws()[0])
+    value = None if case.mechanism.is_given else case.mechanism.space.in_other_units(case.draws()[0], UNIT)
     parents = {name: parent[0] for name, parent in case.parents.items()}
     weight = torch.ones(case.rows, dtype=torch.float64)
     for name in case.params:
@@ -435,8 +486,8 @@ def check_settings(case: Case) -> None:
         fixed = type(case.mechanism)(**{**arguments, name: wanted.numpy()}).setup(family)
         case.require(not fixed.declared()[name].learned, f"{name!r} was fixed but is learned")
         rest = {other: raw for other, raw in case.raw.items() if other != name}
-        kept = fixed.scaled_to(value, parents, weight).natural(rest)[name]
-        case.require_close(kept[0], wanted, f"{name!r} was fixed but changed")
+        held = fixed.scaled_to(value, parents, weight).natural(rest)[name]
+        case.require_close(held[0], wanted, f"{name!r} was fixed but changed")
         started = type(case.mechanism)(**{**arguments, name: start(wanted.numpy())}).setup(family)
         case.require(started.declared()[name].learned, f"{name!r} was started but is not learned")
         case.require_close(started.declared()[name].constant("x", name), wanted, f"{name!r} starts elsewhere")
@@ -474,6 +525,11 @@ MECHANISM_CHECKS: tuple[Callable[[Case], None], ...] = (
     check_mask,
     check_complete,
     check_atoms,
+    check_log_probs,
+    check_axes,
+    check_relabelling,
+    check_turning,
+    check_slopes,
     check_mean,
     check_settings,
     check_spec,
@@ -495,37 +551,46 @@ def _complete(mechanism: Mechanism, raw: Mapping[str, Tensor]) -> dict[str, Tens
     return {**zeros, **raw}
 
 
-def _ugly(space: Space, value: Tensor) -> Tensor:
-    """The same values with a mean of about 10,000 and a deviation of about 1,000, where the space allows it."""
-    if space.support == "real":
-        return 1e4 + 1e3 * value
-    return 1e4 * value if space.support == "positive" else value
+def _alone_and_with_the_node(own: list[str], parents: list[str], spaces: Mapping[str, Space]) -> list[list[str]]:
+    """The node, every parent, and the node together with every parent that has as many labels or coordinates."""
+    together = [[*own, name] for name in parents if own and spaces[name].width == spaces[own[0]].width]
+    return [[name] for name in (*own, *parents)] + together
 
 
-def _in_space(space: Space, value: Tensor) -> bool:
-    if not torch.isfinite(value).all():
-        return False
-    whole = bool((value == value.round()).all())
-    sums = value.sum(-1)
-    return {
-        "real": True,
-        "positive": bool((value > 0).all()),
-        "unit": bool(((value > 0) & (value < 1)).all()),
-        "simplex": bool((value >= 0).all() and (sums - 1).abs().max() < 1e-9),
-        "count": bool((value >= 0).all()) and whole,
-        "discrete": bool((value >= 0).all() and (sums == 1).all()) and whole,
-    }[space.support]
+def _reordered(value: Tensor, order: list[int]) -> Tensor:
+    return value[..., order]
+
+
+def _check_followed(
+    case: Case, what: str, nodes: list[str], params: Mapping[str, Tensor], change: Callable[[Tensor], Tensor]
+) -> None:
+    """Changed values of some nodes under changed parameters are as likely as they were; noise makes the same value."""
+    mechanism, value = case.mechanism, case.draws()
+    case.require(
+        {name: tensor.shape for name, tensor in params.items()}
+        == {name: tensor.shape for name, tensor in case.params.items()},
+        f"{what} {', '.join(nodes)} changed the names or shapes of parameters",
+    )
+    parents = {name: change(parent) if name in nodes else parent for name, parent in case.parents.items()}
+    makes = mechanism.family.node in nodes
+    if mechanism.has_density:
+        before = mechanism.log_prob(case.params, value, case.parents)
+        after = mechanism.log_prob(params, change(value) if makes else value, parents)
+        case.require_close(after, before, f"log_prob differs after {what} {', '.join(nodes)}")
+    elif not makes:
+        again = mechanism.forward(params, parents, case.noise(case.replicas, case.rows))
+        case.require_close(again, value, f"forward differs after {what} {', '.join(nodes)}")
 
 
 def _discrete_transform(case: Case) -> tuple[NDArray, NDArray]:
     """Randomised probability integral transforms of the draws under log_prob, and the total probabilities."""
     mechanism, value = case.mechanism, case.draws()
-    if mechanism.space.is_discrete:
-        support = torch.eye(mechanism.space.width, dtype=torch.float64)
-        index = value.argmax(-1)
-    else:
-        support = torch.arange(4 * value.max().item() + 100, dtype=torch.float64).unsqueeze(-1)
-        index = value[..., 0].long()
+    reach = 4 * value.max().item() + 100
+    listed = mechanism.space.points(reach, most=int(reach) + 2)
+    if listed is None:
+        raise AssertionError(f"{mechanism.space} is countable, but does not list its values")
+    support = listed.values
+    index = (value.unsqueeze(-2) == support).all(-1).long().argmax(-1)
     parents = {name: parent.unsqueeze(-2) for name, parent in case.parents.items()}
     log_prob = mechanism.log_prob(case.params, support.reshape(1, 1, *support.shape), parents)
     probs = torch.exp(log_prob).expand(*value.shape[:2], len(support))
@@ -538,41 +603,27 @@ def _discrete_transform(case: Case) -> tuple[NDArray, NDArray]:
 
 def _continuous_transform(case: Case) -> tuple[NDArray, NDArray]:
     """Distribution function at the draws by integrating exp(log_prob) over a grid, and the total integrals."""
-    mechanism, value = case.mechanism, case.draws()
-    support = mechanism.space.support
-    to_line, from_line, log_slope = _LINES[support]
-    line = to_line(value)
+    mechanism, value, space = case.mechanism, case.draws(), case.mechanism.space
+    line = space.unconstrain(value)
     centre, spread = line.median(), (line.quantile(0.75) - line.quantile(0.25)).clamp(min=1e-9)
-    # a sinh grid is fine in the middle and reaches far into heavy tails
-    bend = 12.0
+    # a sinh grid is fine in the middle and reaches far into heavy tails, as far as there are numbers for its values
     steps = torch.linspace(-1, 1, GRID, dtype=torch.float64)
-    limits = {"real": 1e300, "positive": 300.0, "unit": 36.0}[support]
-    grid = (centre + spread * torch.sinh(bend * steps)).clamp(-limits, limits)
+    grid = centre + spread * torch.sinh(GRID_BEND * steps)
+    values, log_slope = space.constrain(grid.unsqueeze(-1))
+    inside = torch.from_numpy(~space.outside(values.numpy())[:, 0]) & torch.isfinite(values[:, 0])
+    grid, values, log_slope = grid[inside], values[inside], log_slope[inside, 0]
     parents = {name: parent.unsqueeze(-2) for name, parent in case.parents.items()}
-    points = grid.reshape(1, 1, -1, 1)
-    log_prob = mechanism.log_prob(case.params, from_line(points), parents) + log_slope(points)[..., 0]
-    density = torch.exp(log_prob).expand(*value.shape[:2], GRID)
+    log_prob = mechanism.log_prob(case.params, values.reshape(1, 1, -1, 1), parents) + log_slope
+    density = torch.exp(log_prob).expand(*value.shape[:2], len(grid))
     pieces = 0.5 * (density[..., 1:] + density[..., :-1]) * grid.diff()
     cdf = torch.cat([torch.zeros_like(pieces[..., :1]), pieces.cumsum(-1)], -1)
-    right = torch.searchsorted(grid, line[..., 0].contiguous()).clamp(1, GRID - 1)
+    right = torch.searchsorted(grid, line[..., 0].contiguous()).clamp(1, len(grid) - 1)
     low, high = (cdf.gather(-1, index.unsqueeze(-1))[..., 0] for index in (right - 1, right))
     gap = (grid[right] - grid[right - 1]).clamp(min=1e-300)
     share = ((line[..., 0] - grid[right - 1]) / gap).clamp(0, 1)
     # close to one a row may hold mass that no floating-point number reaches: it says nothing about the integral
     whole = (density[..., 0] + density[..., -1]) * spread < 1e-4
     return (low + share * (high - low)).flatten().numpy(), cdf[..., -1][whole].numpy()
-
-
-Line = Callable[[Tensor], Tensor]
-_LINES: dict[str, tuple[Line, Line, Line]] = {
-    "real": (lambda x: x, lambda y: y, torch.zeros_like),
-    "positive": (torch.log, torch.exp, lambda y: y),
-    "unit": (
-        torch.logit,
-        torch.sigmoid,
-        lambda y: torch.nn.functional.logsigmoid(y) + torch.nn.functional.logsigmoid(-y),
-    ),
-}
 
 
 def _check_gradient(case: Case, name: str, function: Callable[[Mapping[str, Tensor]], Tensor]) -> None:

@@ -103,8 +103,8 @@ def default_restarts(structure: Structure, method: Method) -> int:
     """Hidden categories and counts have many local optima, hidden numbers few, complete data none."""
     if not structure.graph.hidden:
         return 1
-    supports = {structure.mechanisms[node].space.support for node in structure.graph.hidden}
-    many = bool(supports & {"discrete", "count"}) and not method.optimiser.is_stochastic
+    countable = any(structure.mechanisms[node].space.is_countable for node in structure.graph.hidden)
+    many = countable and not method.optimiser.is_stochastic
     return MANY_STARTS if many else FEW_STARTS
 
 

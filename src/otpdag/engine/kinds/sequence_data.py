@@ -258,7 +258,8 @@ def _check_numbers(structure: Structure, method: Method, closed: ClosedForm) -> 
 
 
 def _check_no_counts(structure: Structure) -> None:
-    if "count" in {structure.mechanisms[node].space.support for node in structure.graph.hidden}:
+    spaces = [structure.mechanisms[node].space for node in structure.graph.hidden]
+    if any(space.is_countable and not space.is_discrete for space in spaces):
         raise ModelError("hidden counts are not fitted in sequences; take a hidden number or category")
 
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
 from otpdag.errors import ModelError
 from otpdag.layers import expand_to, gumbel_softmax
-from otpdag.mechanisms.base import Atoms, Mechanism, Noise, Params, Parents
+from otpdag.mechanisms.axes import Axis
+from otpdag.mechanisms.base import Mechanism, Noise, Params, Parents
 from otpdag.mechanisms.parameters import UNIT, Parameter, Setting, as_setting
 from otpdag.spaces import Discrete, Space
 
-__all__ = ["Stay"]
+__all__ = ["StayOrMove"]
+
+SMALLEST_PROBABILITY = 1e-12  # what an impossible move counts as, so that its logarithm is finite
+STAYS_BETWEEN = (0.01, 0.99)  # a start at zero or one could not be left
 
 
-class Stay(Mechanism):
+class StayOrMove(Mechanism):
     r"""A category that keeps its parent's value with one probability and else takes any other, all alike.
 
     .. math:: P(z = k \mid j) = \mathrm{stay} \text{ if } k = j, \text{ else } (1 - \mathrm{stay}) / (K - 1)
@@ -27,7 +33,7 @@ class Stay(Mechanism):
         size: Number of categories K.
         stay: Probability of no change; a number fixes it, ``otp.start(v)`` starts it.
 
-    >>> Stay(4).space
+    >>> StayOrMove(4).space
     Discrete(size=4)
     """
 
@@ -41,8 +47,8 @@ class Stay(Mechanism):
         """Ask for exactly one parent with the same categories."""
         if [space.width for _, space in self.family.discrete] != [self.size] or self.family.continuous:
             raise ModelError(
-                f"node {self.family.node!r}: Stay needs exactly one parent, a category of size {self.size} such as "
-                f"the node itself one step ago; got {[name for name, _ in self.family.parents]}"
+                f"node {self.family.node!r}: StayOrMove needs exactly one parent, a category of size {self.size} such "
+                f"as the node itself one step ago; got {[name for name, _ in self.family.parents]}"
             )
 
     @property
@@ -68,7 +74,16 @@ class Stay(Mechanism):
         """The weighted share of rows without a change, kept away from zero and one."""
         kept = (value * self._parent(parents)).sum(-1)
         share = ((weight * kept).sum() + 0.5) / (weight.sum() + 1.0)
-        return {"stay": share.clamp(0.01, 0.99).reshape(1)}
+        return {"stay": share.clamp(*STAYS_BETWEEN).reshape(1)}
+
+    def axes(self) -> dict[str, tuple[Axis, ...]]:
+        """One number, which no label has a share in."""
+        return {"stay": (Axis(),)}
+
+    def relabelled(self, params: Params, nodes: Collection[str], order: Sequence[int]) -> dict[str, Tensor] | None:
+        """Nothing changes as long as node and parent have the same labels."""
+        both = {self.family.node, *(name for name, _ in self.family.parents)}
+        return dict(params) if set(nodes) == both else None
 
     def _parent(self, parents: Parents) -> Tensor:
         return parents[self.family.discrete[0][0]]
@@ -79,9 +94,9 @@ class Stay(Mechanism):
         stay = expand_to(params["stay"], parent.ndim)
         return parent * stay + (1 - parent) * (1 - stay) / (self.size - 1)
 
-    def log_probs(self, params: Params, parents: Parents) -> Tensor:
-        """Their logarithms."""
-        return torch.log(self.probs(params, parents).clamp(min=1e-12))
+    def log_probs(self, params: Params, parents: Parents, like: Tensor | None = None) -> Tensor:
+        """Their logarithms; the one parent has all the axes that there are."""
+        return torch.log(self.probs(params, parents).clamp(min=SMALLEST_PROBABILITY))
 
     def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:
         """The category whose stretch of the cumulative probabilities holds ``u``."""
@@ -94,21 +109,14 @@ class Stay(Mechanism):
 
     def log_prob(self, params: Params, value: Tensor, parents: Parents, mask: Tensor | None = None) -> Tensor:
         """Log-probability of the category."""
-        found = (value * self.log_probs(params, parents)).sum(-1)
-        return found if mask is None else torch.where(mask[..., 0], found, 0.0)
+        log_prob = (value * self.log_probs(params, parents)).sum(-1)
+        return log_prob if mask is None else torch.where(mask[..., 0], log_prob, 0.0)
 
     def abduct(self, params: Params, value: Tensor, parents: Parents, uniform: Tensor) -> Tensor:
         """A point of the stretch of the cumulative probabilities that belongs to the category."""
         probs = self.probs(params, parents)
         upper = (probs.cumsum(-1) * value).sum(-1, keepdim=True)
         return upper - (probs * value).sum(-1, keepdim=True) * (1 - uniform)
-
-    def atoms(self, params: Params, parents: Parents, limit: int) -> Atoms | None:
-        """All categories."""
-        if self.size > limit:
-            return None
-        log_probs = self.log_probs(params, parents)
-        return Atoms(torch.eye(self.size, dtype=log_probs.dtype, device=log_probs.device), log_probs)
 
     def mean(self, params: Params, parents: Parents) -> Tensor:
         """The probabilities."""
