@@ -15,7 +15,6 @@ from otpdag.mechanisms.base import Noise
 from otpdag.objective import Drawn, Streams
 from otpdag.objective.sampled import (
     Moment,
-    _spread,
     amortized_maps,
     default_cost,
     ground_cost,
