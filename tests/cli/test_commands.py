@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import random
+import resource
+import shutil
+import signal
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +20,7 @@ from typer.testing import CliRunner, Result
 import otpdag as otp
 from otpdag.cli import app, registry
 from otpdag.cli import fitting as fitting_module
+from otpdag.cli.model_file import read_model_file
 
 MODEL = """
 edges: [[shift, quality], [quality, weight], [quality, faults]]
@@ -151,6 +158,87 @@ def test_fit_overwrites_nothing_unless_forced(factory, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
     assert run(*arguments, "--force").exit_code == 0
     assert {path.name for path in tmp_path.iterdir()} == RUN_FILES | {"notes.txt"}
+
+
+def fit_again(factory, folder, *options):
+    file, data = factory / "model.yaml", factory / "data.csv"
+    return run("fit", file, data, "--out", folder, "--restarts", 1, "--quiet", "--force", *options)
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_files_of_an_older_run_do_not_stand_beside_new_ones(factory, tmp_path):
+    assert fit_again(factory, tmp_path / "run", "--intervals", 10).exit_code == 0
+    assert "intervals.csv" in contents(tmp_path / "run")
+    assert fit_again(factory, tmp_path / "run", "--seed", 1).exit_code == 0
+    assert set(contents(tmp_path / "run")) == RUN_FILES
+
+
+@pytest.mark.parametrize("stop", [otp.DataError("no"), KeyboardInterrupt()], ids=["error", "interrupt"])
+@pytest.mark.parametrize("place", ["intervals", "_png"])
+def test_a_fit_that_fails_leaves_what_was_there(factory, fitted, tmp_path, monkeypatch, place, stop):
+    def fail(*_: object, **__: object) -> None:
+        raise stop
+
+    monkeypatch.setattr(*{"intervals": (otp.FitResult, "intervals"), "_png": (fitting_module, "_png")}[place], fail)
+    old = tmp_path / "old"
+    shutil.copytree(fitted[0], old)
+    before = contents(old)
+    for folder in (old, tmp_path / "deep" / "new"):
+        result = fit_again(factory, folder, "--intervals", 10)
+        assert result.exit_code == (2 if isinstance(stop, otp.DataError) else 130)
+        assert isinstance(stop, otp.DataError) or "interrupted: nothing was written" in result.stderr
+    assert contents(old) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+
+
+def test_an_interrupt_after_writing_says_what_is_there(factory, tmp_path, monkeypatch):
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fitting_module, "headline", interrupt)
+    file, data = factory / "model.yaml", factory / "data.csv"
+    result = run("fit", file, data, "--out", tmp_path / "run", "--restarts", 1)
+    assert f"interrupted: {tmp_path / 'run'} written before" in result.stderr
+    assert set(contents(tmp_path / "run")) == RUN_FILES
+
+
+def test_a_full_disk_is_one_line_that_names_the_file(factory, fitted, tmp_path):
+    path = tmp_path / "sample.csv"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300, limits[1]))
+    try:
+        assert "sample.csv' cannot be written: File too large" in one_line(run("sample", fitted[0], "--out", path))
+        message = one_line(fit_again(factory, tmp_path / "run"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "cannot be written: File too large" in message
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_killed_run_is_the_old_one_or_the_new_one(factory, tmp_path):
+    model = read_model_file(factory / "model.yaml").build(pd.read_csv(factory / "data.csv"))
+    results = [otp.fit(model, pd.read_csv(factory / "data.csv"), restarts=1, seed=seed) for seed in (0, 1)]
+    folder, chance = tmp_path / "run", random.Random(0)
+    bounds = pd.DataFrame({"lower": [1.0]})
+    fitting_module.write_run(results[0], folder, bounds)
+    (folder / "notes.txt").write_text("keep me")
+    for _ in range(12):
+        child = os.fork()
+        if child == 0:
+            while True:
+                fitting_module.write_run(results[1], folder)
+                fitting_module.write_run(results[0], folder, bounds)
+        time.sleep(chance.uniform(0.0, 0.5))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        assert run("show", folder).exit_code == 0
+        names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+        seed = json.loads((folder / "summary.json").read_text())["seed"]
+        assert names == RUN_FILES | {"notes.txt"} | ({"intervals.csv"} if seed == 0 else set())
+        assert set(pd.read_csv(folder / "restarts.csv")["seed"]) == {r.seed for r in results[seed].restarts}
 
 
 def test_fit_sequences(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import traceback
 from collections.abc import Sequence
@@ -16,24 +17,41 @@ from typer.core import TyperGroup
 
 from otpdag.data import read_table
 from otpdag.errors import DataError, ModelError, OtpdagError
+from otpdag.files import finish_transaction, is_rubbish, make_folder, write_bytes
 from otpdag.model import Model, load
 from otpdag.sequences import Sequences
 
 __all__ = [
+    "RUN_FILES",
     "FriendlyGroup",
     "as_steps",
     "check_file",
     "check_folder",
+    "csv_text",
     "model_at",
+    "note_written",
     "out",
     "say",
     "table_at",
     "warn",
+    "write_file",
     "write_table",
 ]
 
+RUN_FILES = (
+    "model.otp",
+    "params.json",
+    "summary.json",
+    "history.csv",
+    "restarts.csv",
+    "graph.png",
+    "learning.png",
+    "weights.csv",
+    "intervals.csv",
+)  # all that the folder of a fit may hold of ours
 MISTAKE, BUG, INTERRUPTED = 2, 1, 130
 DEBUG = "--debug"
+_WRITTEN: list[str] = []  # by the present command
 
 # typer may bring its own copy of click, so the class is taken from one that it exports
 ClickException: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
@@ -64,6 +82,11 @@ def fail(message: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
+def note_written(path: Path) -> None:
+    """Remember what the present command has written, for the case of an interrupt."""
+    _WRITTEN.append(str(path))
+
+
 class FriendlyGroup(TyperGroup):
     """Turns what went wrong into one line and an exit code: 2 for a mistake, 1 for a bug, 130 for Ctrl-C."""
 
@@ -85,11 +108,13 @@ class FriendlyGroup(TyperGroup):
         sys.exit(code if isinstance(code, int) else 0)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run; Ctrl-C ends with a plain line."""
+        """Run; Ctrl-C ends with a plain line that says what has been written."""
+        _WRITTEN.clear()
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            _err().print("\n[bold]interrupted[/]: nothing was written")
+            there = f"{', '.join(_WRITTEN)} written before" if _WRITTEN else "nothing was written"
+            _err().print(f"\n[bold]interrupted[/]: {escape(there)}")
             raise typer.Exit(INTERRUPTED) from None
 
 
@@ -128,14 +153,18 @@ def as_steps(table: pd.DataFrame, sequence: str | None, time: str | None) -> pd.
 
 def model_at(path: Path) -> Model:
     """Read a saved model; the folder of a fit will do."""
+    if path.is_dir():
+        finish_transaction(path, RUN_FILES)
     return load(path / "model.otp" if path.is_dir() else path)
 
 
 def check_folder(path: Path, *, force: bool) -> None:
-    """Refuse a folder that holds something."""
+    """Refuse a folder that holds something other than the beginning of a run that was killed."""
     if path.exists() and not path.is_dir():
         raise ModelError(f"--out must be a folder; {str(path)!r} is a file")
-    if path.is_dir() and any(path.iterdir()) and not force:
+    if path.is_dir():
+        finish_transaction(path, RUN_FILES)
+    if path.is_dir() and not force and not all(is_rubbish(entry) for entry in path.iterdir()):
         raise ModelError(f"--out {str(path)!r} is not empty; choose another folder or add --force to overwrite")
 
 
@@ -152,14 +181,28 @@ def check_file(path: Path | None, *, force: bool) -> None:
 def write_table(table: pd.DataFrame, path: Path | None, *, index: bool = False) -> None:
     """Write CSV to a file, or to standard output."""
     if path is None:
-        sys.stdout.write(table.to_csv(index=index, lineterminator="\n"))
+        sys.stdout.write(csv_text(table, index=index))
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".parquet":
-        try:
-            table.to_parquet(path, index=index)
-        except ImportError:
-            raise DataError(f"{str(path)!r} needs the package pyarrow: pip install pyarrow") from None
-    else:
-        table.to_csv(path, index=index, lineterminator="\n")
+    write_file(path, _as_parquet(table, path, index) if path.suffix == ".parquet" else csv_text(table, index=index))
     say(f"wrote {len(table):,} rows to {path}")
+
+
+def write_file(path: Path, content: bytes | str) -> None:
+    """Write a file in one step, and remember it for the case of an interrupt."""
+    with make_folder(path.parent):
+        write_bytes(path, content.encode("utf-8") if isinstance(content, str) else content)
+    note_written(path)
+
+
+def csv_text(table: pd.DataFrame, *, index: bool = False) -> str:
+    """A table as CSV."""
+    return str(table.to_csv(index=index, lineterminator="\n"))
+
+
+def _as_parquet(table: pd.DataFrame, path: Path, index: bool) -> bytes:
+    buffer = io.BytesIO()
+    try:
+        table.to_parquet(buffer, index=index)
+    except ImportError:
+        raise DataError(f"{str(path)!r} needs the package pyarrow: pip install pyarrow") from None
+    return buffer.getvalue()

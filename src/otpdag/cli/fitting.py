@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import warnings
@@ -13,10 +14,11 @@ from typing import Annotated, Any
 import numpy as np
 import pandas as pd
 import typer
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from otpdag import plots
-from otpdag.cli.console import as_steps, check_folder, out, say, table_at, warn
+from otpdag.cli.console import RUN_FILES, as_steps, check_folder, csv_text, note_written, out, say, table_at, warn
 from otpdag.cli.model_file import read_model_file
 from otpdag.cli.printing import estimates_table, headline
 from otpdag.engine import FitResult, Method
@@ -24,6 +26,7 @@ from otpdag.engine import fit as fit_model
 from otpdag.engine.auto import choose
 from otpdag.engine.method import method_of
 from otpdag.errors import ConvergenceWarning, DataError, ModelError
+from otpdag.files import check_writable, folder_transaction, write_bytes
 from otpdag.model import Model
 
 __all__ = ["fit", "write_run"]
@@ -78,7 +81,7 @@ def fit(
     frame = table_at(data)
     model = specification.build(frame)
     row_weights, steps_or_rows = _weights(frame, weights, model), as_steps(frame, sequence, time)
-    out_folder.mkdir(parents=True, exist_ok=True)  # before the work: a folder that cannot be made fails at once
+    check_writable(out_folder)  # before the work: a folder that cannot be made fails at once
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConvergenceWarning)
         result = fit_model(
@@ -92,14 +95,11 @@ def fit(
             device=device,
             progress=False if quiet else None,
         )
-    written = write_run(result, out_folder)
+    bounds = None if intervals is None else result.intervals(draws=intervals, seed=seed)
+    written = write_run(result, out_folder, bounds)
+    note_written(out_folder)
     for message in caught:
         warn(str(message.message))
-    bounds = None
-    if intervals is not None:
-        bounds = result.intervals(draws=intervals, seed=seed)
-        bounds.to_csv(out_folder / "intervals.csv")
-        written.append("intervals.csv")
     if not quiet:
         console = out()
         console.print(headline(result))
@@ -133,26 +133,40 @@ def _weights(frame: pd.DataFrame, column: str | None, model: Model) -> NDArray[n
 # --- the folder -------------------------------------------------------------------------------------------
 
 
-def write_run(result: FitResult, folder: Path) -> list[str]:
-    """Write everything that a fit left behind; the names of the files."""
-    model = result.model
-    folder.mkdir(parents=True, exist_ok=True)
-    model.save(folder / "model.otp")
-    _write_json(folder / "params.json", _plain(model.params()))
-    _write_json(folder / "summary.json", _summary(result))
-    pd.DataFrame(list(result.history)).to_csv(folder / "history.csv", index=False)
+def write_run(result: FitResult, folder: Path, bounds: pd.DataFrame | None = None) -> list[str]:
+    """Write everything that a fit left behind, all of it or nothing; the names of the files.
+
+    Args:
+        result: The end of the fit.
+        folder: Where to. An earlier run there is replaced as a whole, other files stay.
+        bounds: Intervals, where they were asked for.
+    """
+    with folder_transaction(folder, RUN_FILES) as staged:
+        for name, content in _run_files(result, bounds).items():
+            write_bytes(staged / name, content)
+        result.model.save(staged / "model.otp")
+        written = {path.name for path in staged.iterdir()}
+    return [name for name in RUN_FILES if name in written]
+
+
+def _run_files(result: FitResult, bounds: pd.DataFrame | None) -> dict[str, bytes]:
     starts = [(r.number, r.seed, r.short_loss, r.loss, r.kept) for r in result.restarts]
-    columns = ["number", "seed", "short_loss", "loss", "kept"]
-    pd.DataFrame(starts, columns=columns).to_csv(folder / "restarts.csv", index=False)
-    plots.draw_graph(model.graph).savefig(folder / "graph.png", dpi=150)
-    kept = next((r.number for r in result.restarts if r.kept), None)
-    plots.search_curve(result.stages, kept=kept).savefig(folder / "learning.png", dpi=150)
-    names = ["model.otp", "params.json", "summary.json", "history.csv", "restarts.csv", "graph.png", "learning.png"]
+    tables = {
+        "history.csv": csv_text(pd.DataFrame(list(result.history))),
+        "restarts.csv": csv_text(pd.DataFrame(starts, columns=["number", "seed", "short_loss", "loss", "kept"])),
+    }
     if result.row_weights is not None:
         weights = pd.DataFrame({"row": range(len(result.row_weights)), "weight": result.row_weights.round(6)})
-        weights.to_csv(folder / "weights.csv", index=False)
-        names.append("weights.csv")
-    return names
+        tables["weights.csv"] = csv_text(weights)
+    if bounds is not None:
+        tables["intervals.csv"] = csv_text(bounds, index=True)
+    kept = next((r.number for r in result.restarts if r.kept), None)
+    return {name: text.encode("utf-8") for name, text in tables.items()} | {
+        "params.json": _json(_plain(result.model.params())),
+        "summary.json": _json(_summary(result)),
+        "graph.png": _png(plots.draw_graph(result.model.graph)),
+        "learning.png": _png(plots.search_curve(result.stages, kept=kept)),
+    }
 
 
 def _summary(result: FitResult) -> dict[str, Any]:
@@ -181,5 +195,11 @@ def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
-def _write_json(path: Path, content: Any) -> None:
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+def _json(content: Any) -> bytes:
+    return (json.dumps(content, indent=1) + "\n").encode("utf-8")
+
+
+def _png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=150)
+    return buffer.getvalue()

@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from otpdag.cli.console import check_folder, out, say, warn
-from otpdag.cli.registry import Run, discover, find_folder, registered
+from otpdag.cli.console import check_folder, note_written, out, say, warn
+from otpdag.cli.registry import Experiment, Run, discover, find_folder, registered
 from otpdag.errors import ModelError
+from otpdag.files import make_folder
 
 __all__ = ["reproduce"]
 
@@ -53,9 +54,17 @@ def reproduce(
         raise ModelError(f"{name} keeps no parts to resume from; run it again without --resume")
     target = out_folder or Path("runs") / name
     check_folder(target, force=force or resume)
-    target.mkdir(parents=True, exist_ok=True)
-    known[name].run(Run(target, seed, quick or scale is Scale.QUICK, resume))
+    with make_folder(target):  # which goes again if nothing came of it
+        _run(known[name], Run(target, seed, quick or scale is Scale.QUICK, resume))
     say(f"results are in {target}")
+
+
+def _run(chosen: Experiment, run: Run) -> None:
+    try:
+        chosen.run(run)
+    finally:
+        if any(run.folder.iterdir()):
+            note_written(run.folder)
 
 
 def _list(folder: Path | None, failed: dict[str, str]) -> None:

@@ -17,6 +17,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from otpdag.errors import DataError, ModelError
+from otpdag.files import replacing
 
 __all__ = ["PictureFormat", "read_estimator", "write_estimator"]
 
@@ -145,7 +146,7 @@ def _peak(held: NDArray[Any]) -> float:
 def write_estimator(path: str | Path, kind: str, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     """Write settings as JSON and numbers as safetensors in one zip file; nothing is pickled."""
     content = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+    with replacing(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("estimator.json", json.dumps({"format": f"otpdag {kind}", "version": 1, **state}, indent=1))
         archive.writestr("tensors.safetensors", save_tensors(content))
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from otpdag.backward.amortized import AmortizedMap, RowCode
 from otpdag.data import Schema
 from otpdag.errors import DataError
+from otpdag.files import replacing
 from otpdag.graph import Graph
 from otpdag.mechanisms import from_spec
 from otpdag.structure import Structure
@@ -61,7 +62,7 @@ def write_archive(
         "count_range": dict(count_range),
     }
     content = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+    with replacing(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("model.json", json.dumps(state, indent=1))
         archive.writestr("tensors.safetensors", save_tensors(content))
 
