@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from otpdag import mechanisms as m
 from otpdag.backward.encoder import EncoderMap
 from otpdag.backward.quantized import QuantizedMap
+from otpdag.bundles import refusing
 from otpdag.data import Schema
 from otpdag.divergences import SlicedWasserstein
 from otpdag.divergences.base import AbstractDivergence
@@ -25,7 +26,14 @@ from otpdag.engine import FitResult, Method
 from otpdag.engine.encoded import EncodedStage, fit_encoded, initial_theta, lloyd
 from otpdag.engine.monitor import Callback
 from otpdag.errors import DataError, ModelError, NotFittedError
-from otpdag.estimators._pictures import PictureFormat, check_at_least, read_estimator, write_estimator
+from otpdag.estimators._pictures import (
+    PictureFormat,
+    check_accounted,
+    check_at_least,
+    read_estimator,
+    read_format,
+    write_estimator,
+)
 from otpdag.estimators.code_prior import CodePrior
 from otpdag.graph import Graph
 from otpdag.image_networks import Flat, Grid, image_decoder, image_encoder, positions, seeded
@@ -391,24 +399,44 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
     def load(cls, path: str | Path, *, encoder: nn.Module | None = None, decoder: nn.Module | None = None) -> Self:
         """Read what :meth:`save` wrote; networks of your own, whose code is not saved, must be given again."""
         state, tensors = read_estimator(path, KIND)
+        with refusing(path, KIND):
+            return cls._restored(state, tensors, encoder, decoder)
+
+    @classmethod
+    def _restored(
+        cls,
+        state: Mapping[str, Any],
+        tensors: dict[str, Tensor],
+        encoder: nn.Module | None,
+        decoder: nn.Module | None,
+    ) -> Self:
         if state["own_networks"] and (encoder is None or decoder is None):
             raise DataError("this auto-encoder has networks of its user, which are not saved: pass encoder and decoder")
-        found = cls(**state["settings"], encoder=encoder, decoder=decoder)
-        found.format_ = PictureFormat(**state["format_"])
-        found._build()
+        restored = cls(**state["settings"], encoder=encoder, decoder=decoder)
+        restored.format_ = read_format(state["format_"])
+        restored._check_sizes(tensors)
+        restored._build()
         learned = {name.removeprefix(PRIOR): tensors.pop(name) for name in list(tensors) if name.startswith(PRIOR)}
-        known = initial_theta(found.model_.structure, 0) | found._map.init()
-        if {k: v.shape for k, v in known.items()} != {k: v.shape for k, v in tensors.items()}:
-            raise DataError(f"{str(path)!r} holds parameters of other networks than these")
+        known = initial_theta(restored.model_.structure, 0) | restored._map.init()
+        if {k: (v.shape, v.dtype) for k, v in known.items()} != {k: (v.shape, v.dtype) for k, v in tensors.items()}:
+            raise DataError("it holds parameters of other networks than these")
         ordered = {key: tensors[key] for key in known}
-        found.model_.adopt(
-            found.model_.structure, ordered, Schema.of(found.model_.spaces, found.model_.graph), ()
-        )  # fmt: skip
-        found._read_params()
-        found.perplexity_ = state["perplexity"]
+        schema = Schema.of(restored.model_.spaces, restored.model_.graph)
+        restored.model_.adopt(restored.model_.structure, ordered, schema, ())
+        restored._read_params()
+        restored.perplexity_ = float(state["perplexity"])
         if "prior" in state:
-            found.prior_ = CodePrior.from_state(state["prior"], learned)
-        return found
+            check_accounted(learned, prior=state["prior"]["n_codes"] * state["prior"]["positions"])
+            restored.prior_ = CodePrior.from_state(state["prior"], learned)
+        return restored
+
+    def _check_sizes(self, tensors: Mapping[str, Tensor]) -> None:
+        """Refuse settings of a file that its tensors do not bear out."""
+        check_at_least(1, n_codes=self.n_codes, code_dim=self.code_dim, width=self.width)
+        check_accounted(tensors, codebook=self.n_codes * self.code_dim)
+        if self.encoder is None or self.decoder is None:
+            grid = math.prod(positions(self.format_.height, self.format_.width))
+            check_accounted(tensors, network=self.width**2, weights=grid * self.n_codes)
 
 
 def _perplexity(codes: Codes, size: int) -> float:
