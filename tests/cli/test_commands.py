@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import otpdag as otp
-from otpdag.cli import app, registry
+from otpdag.cli import app, console, registry
 from otpdag.cli import fitting as fitting_module
 from otpdag.cli.model_file import read_model_file
 
@@ -301,6 +301,13 @@ def test_a_mistake_in_a_file_is_one_line(tmp_path, model, data, message):
         (("--weights", "weight"), "--weights names column 'weight', which is a node of the model"),
         (("--weights", "label"), "--weights column 'label' must hold numbers"),
         (("--device", "cuda:7"), "device 'cuda:7' was asked for"),
+        (("--device", "tpu"), "--device must be cpu, cuda or cuda:N; got 'tpu'"),
+        (("--device", "meta"), "--device must be cpu, cuda or cuda:N; got 'meta'"),
+        (("--seed", 10**30), "Invalid value for '--seed'"),
+        (("--seed", "1.5"), "Invalid value for '--seed'"),
+        (("--restarts", 10**12), "Invalid value for '--restarts'"),
+        (("--steps", 10**30), "Invalid value for '--steps'"),
+        (("--intervals", 10**9), "Invalid value for '--intervals'"),
         (("--sequence", "site"), "sequence must name a column; got 'site'"),
     ],
 )
@@ -309,6 +316,51 @@ def test_a_wrong_option_is_one_line(factory, tmp_path, options, message):
     table.to_csv(tmp_path / "data.csv", index=False)
     arguments = ("fit", factory / "model.yaml", tmp_path / "data.csv", "--out", tmp_path / "run")
     assert message in one_line(run(*arguments, *options))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("sample", "--rows", 10**12),
+        ("sample", "--rows", -1),
+        ("sample", "--seed", 2**63),
+        ("sample", "--length", 10**9),
+        ("posterior", "--draws", 10**9),
+        ("impute", "--draws", 0),
+        ("score", "--seed", -1),
+        ("check", "--seed", "x"),
+    ],
+)
+def test_a_number_out_of_range_is_one_line(factory, fitted, arguments):
+    command, option, value = arguments
+    data = [] if command == "sample" else [factory / "data.csv"]
+    assert f"Invalid value for '{option}'" in one_line(run(command, fitted[0], *data, option, value))
+
+
+def test_control_characters_do_not_reach_the_terminal(tmp_path):
+    evil = "x\x1b[2J\x07\u202e"
+    graph = otp.Graph([("k", evil)])
+    model = otp.Model(graph, {"k": otp.mechanisms.Categorical(2), evil: otp.mechanisms.Normal()})
+    model.set_params({"k": {"probs": [0.5, 0.5]}, evil: {"loc": [0.0, 1.0], "scale": [1.0, 1.0]}})
+    path = tmp_path / "evil.otp"
+    model.save(path)
+    data = tmp_path / "data.csv"
+    model.sample(30, seed=0).to_csv(data, index=False)
+    other = tmp_path / "other.csv"
+    other.write_text("k\n0\n1\n")
+    for arguments in (("show", path), ("check", path, data), ("score", path, other), ("show", tmp_path / evil)):
+        result = run(*arguments)
+        assert not set("\x1b\x07\u202e") & set(result.output + result.stderr)
+        assert r"\x1b[2J" in result.output + result.stderr
+    assert r"\x1b" in repr(model)
+    page = model._repr_html_()
+    assert "\x1b" not in page
+
+
+def test_a_table_on_a_terminal_has_no_control_characters(fitted, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    console.write_table(pd.DataFrame({"x": ["a\x1b[2J"]}), None)
+    assert capsys.readouterr().out == "x\na\\x1b[2J\n"
 
 
 def test_missing_arguments_and_unknown_commands(factory):
@@ -511,16 +563,18 @@ def checkout(tmp_path, monkeypatch) -> Path:
 
 
 def test_reproduce_lists_and_runs_experiments(checkout):
-    listed = run("reproduce")
+    listed = run("reproduce", "--folder", checkout)
     assert listed.exit_code == 0
     assert "figure9" in listed.stdout
     assert "Nine lives" in listed.stdout
     assert "warning: experiments/table8 cannot be imported: No module named 'a_package" in listed.stderr
-    assert run("reproduce", "figure9", "--seed", 4, "--quick").exit_code == 0
+    assert run("reproduce", "--folder", checkout, "figure9", "--seed", 4, "--quick").exit_code == 0
     assert (checkout / "runs" / "figure9" / "figure9.txt").read_text() == "4 True"
-    assert "is not empty" in one_line(run("reproduce", "figure9"))
-    assert "there is no experiment 'figure1': there are figure9" in one_line(run("reproduce", "figure1"))
-    assert "table8 cannot be imported: No module" in one_line(run("reproduce", "table8"))
+    assert "is not empty" in one_line(run("reproduce", "--folder", checkout, "figure9"))
+    assert "there is no experiment 'figure1': there are figure9" in one_line(
+        run("reproduce", "--folder", checkout, "figure1")
+    )
+    assert "table8 cannot be imported: No module" in one_line(run("reproduce", "--folder", checkout, "table8"))
 
 
 def test_reproduce_has_two_scales(checkout):
@@ -531,16 +585,20 @@ def test_reproduce_has_two_scales(checkout):
         (("--quick", "--scale", "quick"), "0 True"),
         ((), "0 False"),
     ]:
-        assert run("reproduce", "figure9", "--force", *options).exit_code == 0
+        assert run("reproduce", "--folder", checkout, "figure9", "--force", *options).exit_code == 0
         assert text.read_text() == expected
     assert "give --quick or --scale paper, not both" in one_line(
-        run("reproduce", "figure9", "--quick", "--scale", "paper")
+        run("reproduce", "--folder", checkout, "figure9", "--quick", "--scale", "paper")
     )
-    assert "'large' is not one of 'quick', 'paper'" in one_line(run("reproduce", "figure9", "--scale", "large"))
+    assert "'large' is not one of 'quick', 'paper'" in one_line(
+        run("reproduce", "--folder", checkout, "figure9", "--scale", "large")
+    )
 
 
 def test_reproduce_resumes_what_can_be_resumed(checkout):
-    assert "figure9 keeps no parts to resume from" in one_line(run("reproduce", "figure9", "--resume"))
+    assert "figure9 keeps no parts to resume from" in one_line(
+        run("reproduce", "--folder", checkout, "figure9", "--resume")
+    )
     (checkout / "experiments" / "table7.py").write_text(
         "from otpdag.cli.registry import Run, experiment\n\n\n"
         '@experiment("table7", "Seven parts", resumable=True)\n'
@@ -548,9 +606,9 @@ def test_reproduce_resumes_what_can_be_resumed(checkout):
         '    with (run.folder / "parts.txt").open("a") as file:\n'
         '        file.write(f"{run.resume} ")\n'
     )
-    assert run("reproduce", "table7").exit_code == 0
-    assert "is not empty" in one_line(run("reproduce", "table7"))
-    assert run("reproduce", "table7", "--resume").exit_code == 0
+    assert run("reproduce", "--folder", checkout, "table7").exit_code == 0
+    assert "is not empty" in one_line(run("reproduce", "--folder", checkout, "table7"))
+    assert run("reproduce", "--folder", checkout, "table7", "--resume").exit_code == 0
     assert (checkout / "runs" / "table7" / "parts.txt").read_text() == "False True "
 
 
@@ -565,11 +623,14 @@ def test_reproduce_says_when_there_is_nothing(tmp_path, monkeypatch):
     assert "no experiments were found" in one_line(run("reproduce", "figure1"))
 
 
-def test_experiments_of_other_projects_are_not_run(tmp_path):
-    (tmp_path / "experiments").mkdir()
-    (tmp_path / "pyproject.toml").write_text('[project]\nname = "something"\n')
-    found = registry.find_folder(tmp_path)
-    assert found is None or tmp_path not in found.parents
+def test_experiments_of_the_present_folder_are_not_run_unasked(checkout):
+    """A folder that calls itself otpdag may be anybody's."""
+    (checkout / "experiments" / "figure9.py").write_text("raise SystemExit('code was run')")
+    listed = run("reproduce")
+    assert listed.exit_code == 0
+    assert "Nine lives" not in listed.stdout
+    assert registry.find_folder() == Path(otp.__file__).parents[2] / "experiments"
+    assert "--folder must be a folder" in one_line(run("reproduce", "--folder", checkout / "nowhere"))
 
 
 def test_an_experiment_has_one_name(monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,13 +16,16 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
 
+from otpdag.cli.csv_files import check_shape
 from otpdag.data import read_table
 from otpdag.errors import DataError, ModelError, OtpdagError
 from otpdag.files import finish_transaction, is_rubbish, make_folder, write_bytes
 from otpdag.model import Model, load
+from otpdag.model.rendering import printable
 from otpdag.sequences import Sequences
 
 __all__ = [
+    "LONGEST_SEED",
     "RUN_FILES",
     "FriendlyGroup",
     "as_steps",
@@ -35,6 +39,7 @@ __all__ = [
     "table_at",
     "warn",
     "write_file",
+    "write_out",
     "write_table",
 ]
 
@@ -49,6 +54,7 @@ RUN_FILES = (
     "weights.csv",
     "intervals.csv",
 )  # all that the folder of a fit may hold of ours
+LONGEST_SEED = 2**63 - 1
 MISTAKE, BUG, INTERRUPTED = 2, 1, 130
 DEBUG = "--debug"
 _WRITTEN: list[str] = []  # by the present command
@@ -68,17 +74,17 @@ def _err() -> Console:
 
 def warn(message: str) -> None:
     """One line on standard error."""
-    _err().print(f"[yellow]warning:[/] {escape(message)}")
+    _err().print(f"[yellow]warning:[/] {escape(printable(message))}")
 
 
 def say(message: str) -> None:
     """A remark on standard error, so that standard output holds results only."""
-    _err().print(f"[dim]{escape(message)}[/]")
+    _err().print(f"[dim]{escape(printable(message))}[/]")
 
 
 def fail(message: str, code: int) -> NoReturn:
     """One line on standard error, and the end."""
-    _err().print(f"[bold red]error:[/] {escape(' '.join(message.split()))}")
+    _err().print(f"[bold red]error:[/] {escape(printable(' '.join(message.split())))}")
     sys.exit(code)
 
 
@@ -114,7 +120,7 @@ class FriendlyGroup(TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             there = f"{', '.join(_WRITTEN)} written before" if _WRITTEN else "nothing was written"
-            _err().print(f"\n[bold]interrupted[/]: {escape(there)}")
+            _err().print(f"\n[bold]interrupted[/]: {escape(printable(there))}")
             raise typer.Exit(INTERRUPTED) from None
 
 
@@ -127,6 +133,8 @@ def _report(error: Exception) -> NoReturn:
         fail(error.format_message().replace("Value error, ", "").rstrip(".") + hint, MISTAKE)
     if isinstance(error, OtpdagError):
         fail(str(error), MISTAKE)
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        fail("this needs more memory than there is: ask for fewer rows or draws", MISTAKE)
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         fail(f"{where}{error.strerror or error}", MISTAKE)
@@ -137,13 +145,18 @@ def _report(error: Exception) -> NoReturn:
 
 
 def table_at(path: Path) -> pd.DataFrame:
-    """Read a table."""
+    """Read a table; one whose rows have more cells than its header is refused."""
     try:
-        return read_table(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", pd.errors.DtypeWarning)  # mixed columns are told by their cell, later
+            table = read_table(path)
     except DataError:
         raise
-    except (ValueError, OSError) as error:  # pandas' parser errors are ValueErrors
+    except (ValueError, OSError, OverflowError, MemoryError) as error:  # pandas' parser errors are ValueErrors
         raise DataError(f"{path}: cannot be read as a table: {error}") from None
+    if path.suffix == ".csv":
+        check_shape(path)
+    return table
 
 
 def as_steps(table: pd.DataFrame, sequence: str | None, time: str | None) -> pd.DataFrame | Sequences:
@@ -181,10 +194,15 @@ def check_file(path: Path | None, *, force: bool) -> None:
 def write_table(table: pd.DataFrame, path: Path | None, *, index: bool = False) -> None:
     """Write CSV to a file, or to standard output."""
     if path is None:
-        sys.stdout.write(csv_text(table, index=index))
+        write_out(csv_text(table, index=index))
         return
     write_file(path, _as_parquet(table, path, index) if path.suffix == ".parquet" else csv_text(table, index=index))
     say(f"wrote {len(table):,} rows to {path}")
+
+
+def write_out(text: str) -> None:
+    """Write text to standard output; to a terminal, without control characters."""
+    sys.stdout.write(printable(text, keep="\n\t") if sys.stdout.isatty() else text)
 
 
 def write_file(path: Path, content: bytes | str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 import warnings
 from dataclasses import replace
 from enum import StrEnum
@@ -18,7 +19,18 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from otpdag import plots
-from otpdag.cli.console import RUN_FILES, as_steps, check_folder, csv_text, note_written, out, say, table_at, warn
+from otpdag.cli.console import (
+    LONGEST_SEED,
+    RUN_FILES,
+    as_steps,
+    check_folder,
+    csv_text,
+    note_written,
+    out,
+    say,
+    table_at,
+    warn,
+)
 from otpdag.cli.model_file import read_model_file
 from otpdag.cli.printing import estimates_table, headline
 from otpdag.engine import FitResult, Method
@@ -28,8 +40,12 @@ from otpdag.engine.method import method_of
 from otpdag.errors import ConvergenceWarning, DataError, ModelError
 from otpdag.files import check_writable, folder_transaction, write_bytes
 from otpdag.model import Model
+from otpdag.model.rendering import printable
 
 __all__ = ["fit", "write_run"]
+
+
+MOST_STARTS, MOST_STEPS = 10_000, 100_000_000
 
 
 class Robust(StrEnum):
@@ -53,15 +69,18 @@ def fit(
     data: Annotated[Path, typer.Argument(metavar="DATA", help="A .csv or .parquet table; empty cells are missing.")],
     out_folder: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="Where results go.")],
     method: Annotated[MethodName, typer.Option(help="How to estimate.")] = MethodName.auto,
-    seed: Annotated[int, typer.Option(min=0, help="Determines the run.")] = 0,
-    restarts: Annotated[int | None, typer.Option(min=1, help="Number of starts; the best is continued.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Most steps of the optimiser.")] = None,
+    seed: Annotated[int, typer.Option(min=0, max=LONGEST_SEED, help="Determines the run.")] = 0,
+    restarts: Annotated[
+        int | None, typer.Option(min=1, max=MOST_STARTS, help="Number of starts; the best is continued.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, max=MOST_STEPS, help="Most steps of the optimiser.")] = None,
     weights: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column with a weight for each row.")] = None,
     robust: Annotated[
         Robust | None, typer.Option(help="Leave out rows that do not fit, or bear a model that is wrong.")
     ] = None,
     intervals: Annotated[
-        int | None, typer.Option(min=10, metavar="DRAWS", help="Bootstrap intervals from so many resampled fits.")
+        int | None,
+        typer.Option(min=10, max=MOST_STARTS, metavar="DRAWS", help="Bootstrap intervals from so many resampled fits."),
     ] = None,
     sequence: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Lagged edges: column that tells sequences apart.")
@@ -76,6 +95,7 @@ def fit(
     Writes model.otp, params.json, summary.json, history.csv, restarts.csv, graph.png and learning.png; where asked for,
     intervals.csv and weights.csv, the share of each row that a robust fit used.
     """
+    _check_device(device)
     check_folder(out_folder, force=force)
     specification = read_model_file(model_file)
     frame = table_at(data)
@@ -104,9 +124,14 @@ def fit(
         console = out()
         console.print(headline(result))
         for note in result.notes:
-            console.print(note, markup=False)
+            console.print(printable(note), markup=False)
         console.print(estimates_table(model, bounds))
         say(f"wrote {', '.join(written)} to {out_folder}")
+
+
+def _check_device(device: str) -> None:
+    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", device):
+        raise ModelError(f"--device must be cpu, cuda or cuda:N; got {device!r}")
 
 
 def _method(name: MethodName, steps: int | None, model: Model) -> str | Method:

@@ -1,0 +1,148 @@
+"""CSV files as text beside the table that they hold: to say which cell is wrong, and to change only what is missing."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from otpdag.errors import DataError
+
+__all__ = ["CsvText", "check_numbers", "check_shape", "read_csv_text"]
+
+# a field, quoted or not, and what ends it; text that follows a closing quote belongs to the field, as pandas has it
+_FIELD = re.compile(r'("(?:[^"]|"")*"[^,\r\n]*|[^,\r\n]*)(,|\r\n|\n|\r|\Z)')
+_NEEDS_QUOTES = re.compile(r'[",\r\n]')
+_GROUPED = re.compile(r"[-+]?\d{1,3}(?:[ ',.]\d{3})+(?:[.,]\d+)?")
+
+
+@dataclass(frozen=True)
+class CsvText:
+    r"""The text of a CSV file: for each line its fields as they are written, and what ends it.
+
+    >>> text = CsvText.of('id,x\n007,\n"a, b",1.10\n')
+    >>> print(text.with_cells({(0, 1): 2.5}), end="")
+    id,x
+    007,2.5
+    "a, b",1.10
+    """
+
+    lines: tuple[tuple[str, ...], ...]
+    ends: tuple[str, ...]
+
+    @classmethod
+    def of(cls, text: str) -> CsvText:
+        """Split a text."""
+        lines, ends, fields = [], [], []
+        at = 0
+        while at < len(text):
+            match = _FIELD.match(text, at)
+            if match is None:  # a quote that is never closed, which pandas refuses before
+                raise DataError("a quoted cell has no end")
+            fields.append(match[1])
+            at = match.end()
+            if match[2] != "," or at == len(text):
+                fields += [""] * (match[2] == ",")
+                lines.append(tuple(fields))
+                ends.append("" if match[2] == "," else match[2])
+                fields = []
+        return cls(tuple(lines), tuple(ends))
+
+    @property
+    def rows(self) -> list[int]:
+        """The lines that hold rows: all but the header and blank ones, which are skipped."""
+        filled = [number for number, line in enumerate(self.lines) if len(line) > 1 or line[0].strip("\ufeff \t")]
+        return filled[1:]
+
+    def with_cells(self, cells: dict[tuple[int, int], Any]) -> str:
+        """The text with other values in some cells, by row and column; every other byte stays."""
+        rows = self.rows
+        lines = list(map(list, self.lines))
+        for (row, column), value in cells.items():
+            line = lines[rows[row]]
+            line += [""] * (column + 1 - len(line))
+            line[column] = _written(value)
+        return "".join(",".join(line) + end for line, end in zip(lines, self.ends, strict=True))
+
+
+def read_csv_text(path: Path, table: pd.DataFrame) -> CsvText:
+    """The text of a file that was read as ``table``.
+
+    Raises:
+        DataError: Text and table do not have the same rows and columns.
+    """
+    with path.open(encoding="utf-8", newline="") as file:
+        text = CsvText.of(file.read())
+    header = next((line for line in text.lines if len(line) > 1 or line[0].strip("\ufeff \t")), ())
+    if len(text.rows) != len(table) or len(header) != table.shape[1]:
+        raise DataError(
+            f"{path}: as text it has {len(text.rows)} rows of {len(header)} columns, as a table {len(table)} of "
+            f"{table.shape[1]}; is a quotation mark missing?"
+        )
+    return text
+
+
+def _written(value: Any) -> str:
+    text = repr(float(value)) if isinstance(value, float) else str(value)
+    return '"' + text.replace('"', '""') + '"' if _NEEDS_QUOTES.search(text) else text
+
+
+def check_shape(path: Path) -> None:
+    """Refuse a CSV file whose rows have more cells than its header: pandas would shift all columns."""
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            header, first = itertools.islice((row for row in csv.reader(file) if any(row) or len(row) > 1), 2)
+    except (ValueError, csv.Error):  # no rows, or nothing that a CSV reader reads: pandas says what
+        return
+    if len(first) > len(header):
+        comma = " (a comma at the end of every row?)" if len(first) == len(header) + 1 and not first[-1] else ""
+        raise DataError(
+            f"{path}: the rows have {len(first)} cells, the header names {len(header)}{comma}; name every column, or end "
+            f"the rows after {header[-1]!r:.60}"
+        )
+
+
+def check_numbers(column: pd.Series[Any]) -> None:
+    """Refuse text in a column most of whose cells are numbers: one odd cell would make each of them a category.
+
+    Raises:
+        DataError: With the row and the column of the first cell that is no number.
+
+    >>> check_numbers(pd.Series(["1.5", "2,5", "3.5"], name="x"))
+    Traceback (most recent call last):
+    otpdag.errors.DataError: column 'x' holds numbers, but '2,5' in row 1 (line 3) is none; ...
+    """
+    present = column.dropna()
+    if pd.api.types.is_numeric_dtype(column.dtype) or isinstance(column.dtype, pd.CategoricalDtype) or present.empty:
+        return
+    texts = present.map(lambda value: str(value).strip())
+    numbers = pd.to_numeric(texts, errors="coerce").notna()
+    likely = numbers | texts.map(_is_odd_number)
+    if numbers.all() or bool((~pd.Series(map(_is_text, present.array))).all()) or likely.mean() <= 0.5:
+        return
+    place = int(column.notna().to_numpy().nonzero()[0][(~numbers).to_numpy().argmax()])
+    raise DataError(
+        f"column {column.name!r} holds numbers, but {str(column.iloc[place])!r:.60} in row {place} (line {place + 2}) "
+        f"is none; correct the cell or leave it empty, or list {column.name!r} as Categorical in the model file"
+    )
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_odd_number(text: str) -> bool:
+    """Whether a text is a number for a reader: with a decimal comma, groups of digits, a percent or currency sign."""
+    bare = text.strip("%€$£ ")
+    if _GROUPED.fullmatch(bare):
+        return True
+    try:
+        float(bare.replace(",", ".", 1))
+    except ValueError:
+        return False
+    return True
