@@ -108,3 +108,11 @@ def test_text_that_does_not_match_its_table_is_refused(tmp_path):
     path.write_text("a,b\n1,2\n")
     with pytest.raises(DataError, match="as text it has 1 rows of 2 columns, as a table 2 of 2"):
         read_csv_text(path, pd.DataFrame({"a": [1, 2], "b": [1, 2]}))
+
+
+def test_a_number_of_many_digits_is_refused(model, tmp_path):
+    data = tmp_path / "data.csv"
+    data.write_text(f"k,x,n\n1,1.5,3\n0,2.5,{'9' * 400}\n")
+    result = run("score", model, data)
+    assert result.exit_code == 2
+    assert "column 'n' must hold finite numbers; found 99999999999999999999... in row 1" in result.stderr

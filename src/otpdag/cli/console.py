@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from otpdag.cli.csv_files import check_shape
+from otpdag.cli.csv_files import check_digits, check_shape
 from otpdag.data import read_table
 from otpdag.errors import DataError, ModelError, OtpdagError
 from otpdag.files import finish_transaction, is_rubbish, make_folder, write_bytes
@@ -156,6 +156,7 @@ def table_at(path: Path) -> pd.DataFrame:
         raise DataError(f"{path}: cannot be read as a table: {error}") from None
     if path.suffix == ".csv":
         check_shape(path)
+        check_digits(table)
     return table
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pandas as pd
 
 from otpdag.errors import DataError
 
-__all__ = ["CsvText", "check_numbers", "check_shape", "read_csv_text"]
+__all__ = ["CsvText", "check_digits", "check_numbers", "check_shape", "read_csv_text"]
 
 # a field, quoted or not, and what ends it; text that follows a closing quote belongs to the field, as pandas has it
 _FIELD = re.compile(r'("(?:[^"]|"")*"[^,\r\n]*|[^,\r\n]*)(,|\r\n|\n|\r|\Z)')
@@ -102,9 +103,17 @@ def check_shape(path: Path) -> None:
     if len(first) > len(header):
         comma = " (a comma at the end of every row?)" if len(first) == len(header) + 1 and not first[-1] else ""
         raise DataError(
-            f"{path}: the rows have {len(first)} cells, the header names {len(header)}{comma}; name every column, or end "
-            f"the rows after {header[-1]!r:.60}"
+            f"{path}: the rows have {len(first)} cells, the header names {len(header)}{comma}; name every column, or "
+            f"end the rows after {header[-1]!r:.60}"
         )
+
+
+def check_digits(table: pd.DataFrame) -> None:
+    """Refuse whole numbers of so many digits that they are no floating number."""
+    for name in table.columns[table.dtypes == object]:
+        for row, value in enumerate(table[name].array):
+            if type(value) is int and abs(value) > sys.float_info.max:
+                raise DataError(f"column {name!r} must hold finite numbers; found {str(value)[:20]}... in row {row}")
 
 
 def check_numbers(column: pd.Series[Any]) -> None:
