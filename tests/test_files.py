@@ -144,13 +144,14 @@ def test_what_is_no_file_is_written_to():
     assert not Path("/dev/null").is_file()
 
 
-def test_what_a_killed_writer_left_goes_after_a_while(tmp_path):
-    left = tmp_path / ".otpdag-note.txt-0123456789ab.tmp"
+def test_what_a_killed_writer_left_goes_and_what_a_living_one_writes_stays(tmp_path):
+    path, left = tmp_path / "note.txt", tmp_path / ".otpdag-note.txt-0123456789ab.tmp"
     left.write_text("half")
-    files.write_text(tmp_path / "note.txt", "one")
-    assert left.exists()
-    os.utime(left, (0, 0))
-    files.write_text(tmp_path / "note.txt", "two")
+    with files.replacing(path) as file:
+        assert not left.exists()
+        file.write(b"slow")
+        files.write_text(path, "quick")
+    assert path.read_text() == "slow"
     assert os.listdir(tmp_path) == ["note.txt"]
 
 

@@ -110,7 +110,7 @@ def check_shape(path: Path) -> None:
 
 def check_digits(table: pd.DataFrame) -> None:
     """Refuse whole numbers of so many digits that they are no floating number."""
-    for name in table.select_dtypes(include="object").columns:
+    for name in [name for name in table.columns if pd.api.types.is_object_dtype(table[name])]:
         for row, value in enumerate(table[name].array):
             if type(value) is int and abs(value) > sys.float_info.max:
                 raise DataError(f"column {name!r} must hold finite numbers; found {str(value)[:20]}... in row {row}")
