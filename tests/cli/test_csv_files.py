@@ -116,3 +116,17 @@ def test_a_number_of_many_digits_is_refused(model, tmp_path):
     result = run("score", model, data)
     assert result.exit_code == 2
     assert "column 'n' must hold finite numbers; found 99999999999999999999... in row 1" in result.stderr
+
+
+@pytest.mark.parametrize("cell", ['"1,5"', "5%", "2024-03-01", "1_000"])
+def test_one_bad_cell_is_told_by_its_place(model, tmp_path, cell):
+    """pandas reads all cells of such a column as text: the first of them is not the one to blame."""
+    data, file = tmp_path / "data.csv", tmp_path / "model.yaml"
+    data.write_text("k,x,n\n" + "1,1.5,3\n0,2.5,1\n" * 10 + f"1,{cell},2\n" + "1,1.5,3\n" * 5)
+    file.write_text("{edges: [[k, x], [k, n]], nodes: {x: Normal}}")
+    message = f"column 'x' must hold numbers; {cell.strip(chr(34))!r} in row 20 (line 22) is none"
+    uses = [(command, model, data) for command in ("score", "impute", "check")]
+    for arguments in (*uses, ("fit", file, data, "--out", tmp_path / "run")):
+        result = run(*arguments)
+        assert result.exit_code == 2
+        assert message in result.stderr

@@ -284,3 +284,9 @@ def test_a_column_of_decimal_commas_is_refused_and_categories_are_not():
         parse_model_file("edges: [[x, y]]").build(commas)
     bands = pd.DataFrame({"x": ["10-20", "20-30", "30+"], "y": [1.5, 2.5, 3.5], "k": [True, None, False]})
     assert parse_model_file("edges: [[x, y], [k, y]]").build(bands).spaces["x"].width == 3
+
+
+def test_a_bad_cell_is_told_among_numbers_that_were_read_as_such():
+    data = pd.DataFrame({"x": [1.5, 2.5, "n/k", 3.5], "y": [1.5, 2.5, 3.5, 4.5]})
+    with pytest.raises(DataError, match="column 'x' holds numbers, but 'n/k' in row 2"):
+        parse_model_file("edges: [[x, y]]").build(data)

@@ -169,7 +169,12 @@ def model_at(path: Path) -> Model:
     """Read a saved model; the folder of a fit will do."""
     if path.is_dir():
         finish_transaction(path, RUN_FILES)
-    return load(path / "model.otp" if path.is_dir() else path)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        model = load(path / "model.otp" if path.is_dir() else path)
+    for message in caught:
+        warn(str(message.message))
+    return model
 
 
 def check_folder(path: Path, *, force: bool) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 import pandas as pd
 
 from otpdag.errors import DataError
+from otpdag.model import Model
 
-__all__ = ["CsvText", "check_digits", "check_numbers", "check_shape", "read_csv_text"]
+__all__ = ["CsvText", "check_cells", "check_digits", "check_numbers", "check_shape", "read_csv_text"]
 
 # a field, quoted or not, and what ends it; text that follows a closing quote belongs to the field, as pandas has it
 _FIELD = re.compile(r'("(?:[^"]|"")*"[^,\r\n]*|[^,\r\n]*)(,|\r\n|\n|\r|\Z)')
@@ -126,32 +127,54 @@ def check_numbers(column: pd.Series[Any]) -> None:
     Traceback (most recent call last):
     otpdag.errors.DataError: column 'x' holds numbers, but '2,5' in row 1 (line 3) is none; ...
     """
-    present = column.dropna()
-    if pd.api.types.is_numeric_dtype(column.dtype) or isinstance(column.dtype, pd.CategoricalDtype) or present.empty:
+    if pd.api.types.is_numeric_dtype(column.dtype) or isinstance(column.dtype, pd.CategoricalDtype):
         return
-    texts = present.map(lambda value: str(value).strip())
-    numbers = pd.to_numeric(texts, errors="coerce").notna()
-    likely = numbers | texts.map(_is_odd_number)
-    if numbers.all() or bool((~pd.Series(map(_is_text, present.array))).all()) or likely.mean() <= 0.5:
+    present = [str(value) for value in column.dropna().array]
+    likely = sum(_is_number(value) or _is_odd_number(value) for value in present)
+    place = _first_odd(column)
+    if place is None or 2 * likely <= len(present):
         return
-    place = int(column.notna().to_numpy().nonzero()[0][(~numbers).to_numpy().argmax()])
     raise DataError(
-        f"column {column.name!r} holds numbers, but {str(column.iloc[place])!r:.60} in row {place} (line {place + 2}) "
-        f"is none; correct the cell or leave it empty, or list {column.name!r} as Categorical in the model file"
+        f"column {column.name!r} holds numbers, but {_shown(column, place)} is none; correct the cell or leave it "
+        f"empty, or list {column.name!r} as Categorical in the model file"
     )
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
+def check_cells(table: pd.DataFrame, model: Model) -> None:
+    """Refuse text in the columns of a model's numbers, by its cell: pandas makes all cells of such a column text."""
+    for node in model.graph.observed:
+        space = model.spaces[node]
+        names = [node] if space.cells == 1 else [f"{node}.{cell}" for cell in range(space.cells)]
+        for name in [] if space.is_discrete else [name for name in names if name in table.columns]:
+            place = _first_odd(table[name])
+            if place is not None:
+                raise DataError(
+                    f"column {name!r} must hold numbers; {_shown(table[name], place)} is none: correct the cell or "
+                    "leave it empty"
+                )
+
+
+def _first_odd(column: pd.Series[Any]) -> int | None:
+    """The row of the first text that is no number."""
+    if pd.api.types.is_numeric_dtype(column.dtype):
+        return None
+    odd = (row for row, value in enumerate(column.array) if isinstance(value, str) and not _is_number(value))
+    return next(odd, None)
+
+
+def _shown(column: pd.Series[Any], place: int) -> str:
+    return f"{str(column.iloc[place])!r:.60} in row {place} (line {place + 2})"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return "_" not in text
 
 
 def _is_odd_number(text: str) -> bool:
     """Whether a text is a number for a reader: with a decimal comma, groups of digits, a percent or currency sign."""
     bare = text.strip("%€$£ ")
-    if _GROUPED.fullmatch(bare):
-        return True
-    try:
-        float(bare.replace(",", ".", 1))
-    except ValueError:
-        return False
-    return True
+    return _GROUPED.fullmatch(bare) is not None or _is_number(bare.replace(",", ".", 1))

@@ -31,6 +31,7 @@ from otpdag.cli.console import (
     table_at,
     warn,
 )
+from otpdag.cli.csv_files import check_cells
 from otpdag.cli.model_file import read_model_file
 from otpdag.cli.printing import estimates_table, headline
 from otpdag.engine import FitResult, Method
@@ -100,6 +101,7 @@ def fit(
     specification = read_model_file(model_file)
     frame = table_at(data)
     model = specification.build(frame)
+    check_cells(frame, model)
     row_weights, steps_or_rows = _weights(frame, weights, model), as_steps(frame, sequence, time)
     check_writable(out_folder)  # before the work: a folder that cannot be made fails at once
     with warnings.catch_warnings(record=True) as caught:

@@ -23,7 +23,7 @@ from otpdag.cli.console import (
     write_out,
     write_table,
 )
-from otpdag.cli.csv_files import read_csv_text
+from otpdag.cli.csv_files import check_cells, read_csv_text
 from otpdag.cli.printing import estimates_table
 from otpdag.errors import ModelError
 from otpdag.model import Model
@@ -85,7 +85,7 @@ def sample(
     if model.graph.is_dynamic and length is None:
         raise ModelError("the graph has lagged edges: say how long the sequences are with --length")
     settings = dict(_setting(model, text) for text in do or [])
-    table = None if given is None else table_at(given)
+    table = None if given is None else _table_for(model, given)
     write_table(model.sample(rows, seed=seed, do=settings, given=table, length=length), out_file)
 
 
@@ -108,7 +108,7 @@ def posterior(
     model = model_at(model_path)
     if not model.graph.hidden:
         raise ModelError("the model has no hidden nodes; `otpdag impute` fills missing cells")
-    drawn = model.posterior(as_steps(table_at(data), sequence, time), draws=draws, seed=seed)
+    drawn = model.posterior(as_steps(_table_for(model, data), sequence, time), draws=draws, seed=seed)
     write_table(drawn.reset_index() if all_draws else _summary(model, drawn), out_file)
 
 
@@ -126,7 +126,7 @@ def impute(
     """Fill the missing cells of a table; whatever else stands in the file stays as it is written."""
     check_file(out_file, force=force)
     model = model_at(model_path)
-    table = table_at(data)
+    table = _table_for(model, data)
     filled = model.impute(as_steps(table, sequence, time), draws=draws, seed=seed, random=random)
     merged = _merged(table, filled)
     count = int((table.isna() & merged.notna()).to_numpy().sum())
@@ -151,7 +151,8 @@ def score(
     time: TimeColumn = None,
 ) -> None:
     """Measure how far rows are from a model: a transport distance (small is good) or the mean log-likelihood."""
-    value = model_at(model_path).score(as_steps(table_at(data), sequence, time), kind=kind.value, seed=seed)
+    model = model_at(model_path)
+    value = model.score(as_steps(_table_for(model, data), sequence, time), kind=kind.value, seed=seed)
     say(
         "energy distance between the rows and as many model samples; smaller is better"
         if kind is ScoreKind.transport
@@ -162,7 +163,8 @@ def score(
 
 def check(model_path: ModelPath, data: DataPath, seed: Seed = 0) -> None:
     """Tell which node fits badly: distances between its recovered noise and fresh noise, the worst node first."""
-    residuals = model_at(model_path).check(table_at(data), seed=seed)
+    model = model_at(model_path)
+    residuals = model.check(_table_for(model, data), seed=seed)
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("node")
     for title in residuals.columns:
@@ -171,6 +173,13 @@ def check(model_path: ModelPath, data: DataPath, seed: Seed = 0) -> None:
         table.add_row(Text(printable(str(node), keep="")), *(f"{value:.4f}" for value in row))
     out().print(table)
     say("excess: standard deviations above what chance gives; above about 3 the node is misspecified")
+
+
+def _table_for(model: Model, path: Path) -> pd.DataFrame:
+    """A table whose numbers are numbers."""
+    table = table_at(path)
+    check_cells(table, model)
+    return table
 
 
 def _setting(model: Model, text: str) -> tuple[str, Any]:

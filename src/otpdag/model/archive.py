@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -222,8 +222,12 @@ def _asked_for(argument: Any) -> int:
 def _check_shapes(node: str, mechanism: Mechanism) -> None:
     """Refuse what a mechanism made of arguments that it did not expect."""
     sizes = [mechanism.space.width, *(length for p in mechanism.declared().values() for length in p.shape)]
-    if not all(isinstance(length, int) and length >= 0 for length in sizes) or mechanism.space.width < 1:
+    if not all(_is_whole(length) and length >= 0 for length in sizes) or mechanism.space.width < 1:
         raise ValueError(f"node {node!r} has sizes that are no whole numbers")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _with_buffers(structure: Structure, tensors: Mapping[str, Tensor]) -> Structure:
@@ -262,7 +266,7 @@ def _schema(state: Mapping[str, Any], structure: Structure) -> Schema:
     names = [name for node in graph.nodes for name in schema[node].names]
     if len(set(names)) < len(names):
         raise ValueError("two nodes have one column")
-    return schema
+    return Schema({n: replace(column, space=mechanisms[n].space) for n, column in schema.columns.items()})
 
 
 def _check_column(node: str, column: Column, space: Space) -> None:
