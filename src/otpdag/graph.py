@@ -22,6 +22,9 @@ __all__ = ["Graph", "Lag", "lag"]
 
 T = TypeVar("T")
 
+MOST_NODES = 10_000  # what enumerates nodes and edges stays within seconds
+MOST_STEPS_BACK = 10_000  # a year of hours; a lag is laid out as that many steps
+
 _REPR_EDGES = 16  # graphs with more edges are shown by their numbers only
 _REPR_HIDDEN = 6
 
@@ -39,7 +42,9 @@ class Lag:
         _check_name(self.parent, call)
         _check_name(self.child, call)
         if isinstance(self.by, bool) or not isinstance(self.by, int) or self.by < 1:
-            raise GraphError(f"{call}: by must be a whole number of at least 1; got {self.by!r}")
+            raise GraphError(f"{call}: by must be a whole number of at least 1; got {self.by!r:.60}")
+        if self.by > MOST_STEPS_BACK:
+            raise GraphError(f"{call}: by must be at most {MOST_STEPS_BACK}; got {self.by!r:.60}")
 
     def __str__(self) -> str:
         return f"{self.parent}[t-{self.by}] -> {self.child}"
@@ -106,6 +111,8 @@ class Graph:
         every = tuple(dict.fromkeys([*declared, *ends]))
         if not every:
             raise GraphError("edges must name at least one node; got none, and no nodes either")
+        if len(every) > MOST_NODES:
+            raise GraphError(f"a graph must have at most {MOST_NODES} nodes; got {len(every)}")
         unseen = set(_read_names(hidden, "hidden"))
         for name in sorted(unseen - set(every)):
             raise GraphError(f"hidden names {name!r}, which is not a node; the nodes are {listed(every, most=10)}")
@@ -138,6 +145,13 @@ class Graph:
     @cached_property
     def _children(self) -> dict[str, tuple[str, ...]]:
         return _grouped(self.nodes, self.edges)
+
+    @cached_property
+    def _lagged_parents(self) -> dict[str, tuple[tuple[str, int], ...]]:
+        groups: dict[str, list[tuple[str, int]]] = {}
+        for edge in self.lags:
+            groups.setdefault(edge.child, []).append((edge.parent, edge.by))
+        return {child: tuple(parents) for child, parents in groups.items()}
 
     @cached_property
     def _all_parents(self) -> dict[str, tuple[str, ...]]:
@@ -176,7 +190,8 @@ class Graph:
     @cached_property
     def observed(self) -> tuple[str, ...]:
         """The nodes that are not hidden, in the order of :attr:`nodes`."""
-        return tuple(node for node in self.nodes if node not in self.hidden)
+        hidden = set(self.hidden)
+        return tuple(node for node in self.nodes if node not in hidden)
 
     @property
     def families(self) -> dict[str, tuple[str, ...]]:
@@ -217,7 +232,7 @@ class Graph:
         (('z', 2),)
         """
         self._known(node)
-        return tuple((edge.parent, edge.by) for edge in self.lags if edge.child == node)
+        return self._lagged_parents.get(node, ())
 
     def ancestors(self, node: str) -> tuple[str, ...]:
         """Every other node from which ``node`` can be reached; lagged edges count."""
@@ -347,6 +362,8 @@ class Graph:
         for key in ("nodes", "edges", "lags", "hidden"):
             if key not in state:
                 raise GraphError(f"state must have nodes, edges, lags and hidden; {key!r} is missing")
+            if not isinstance(state[key], list | tuple):
+                raise GraphError(f"{key} must be a list; got {state[key]!r:.60}")
         lags = [Lag(*_triple(entry)) for entry in state["lags"]]
         return cls([*state["edges"], *lags], nodes=state["nodes"], hidden=state["hidden"])
 
@@ -387,7 +404,7 @@ def _read_edges(edges: Iterable[Sequence[str] | Lag]) -> tuple[list[tuple[str, s
 
 def _read_pair(edge: object) -> tuple[str, str]:
     if isinstance(edge, (str, bytes, Mapping)) or not isinstance(edge, Sequence) or len(edge) != 2:
-        raise GraphError(f"edges: an edge must be a pair (parent, child) or a lag; got {edge!r}")
+        raise GraphError(f"edges: an edge must be a pair (parent, child) or a lag; got {edge!r:.100}")
     parent, child = edge
     _check_name(parent, f"edge {edge!r}")
     _check_name(child, f"edge {edge!r}")
@@ -401,7 +418,7 @@ def _read_pair(edge: object) -> tuple[str, str]:
 
 def _triple(entry: object) -> tuple[str, str, int]:
     if isinstance(entry, str) or not isinstance(entry, Sequence) or len(entry) != 3:
-        raise GraphError(f"lags: an entry must be [parent, child, by]; got {entry!r}")
+        raise GraphError(f"lags: an entry must be [parent, child, by]; got {entry!r:.100}")
     return entry[0], entry[1], entry[2]
 
 
@@ -440,15 +457,15 @@ def _reached(start: str, step: Mapping[str, Iterable[str]]) -> set[str]:
 
 def _find_cycle(stuck: Sequence[str], parents: Mapping[str, Sequence[str]]) -> list[str]:
     """One cycle among nodes of which each waits for a parent that also waits."""
-    waiting, path = set(stuck), [stuck[0]]
+    waiting, path, rank = set(stuck), {stuck[0]: 0}, {node: place for place, node in enumerate(stuck)}
     while True:
-        parent = next(name for name in parents[path[-1]] if name in waiting)
+        parent = next(name for name in parents[next(reversed(path))] if name in waiting)
         if parent in path:
-            cycle = path[path.index(parent) :][::-1]
-            first = min(range(len(cycle)), key=lambda place: stuck.index(cycle[place]))
+            cycle = list(path)[path[parent] :][::-1]
+            first = min(range(len(cycle)), key=lambda place: rank[cycle[place]])
             cycle = cycle[first:] + cycle[:first]
             return [*cycle, cycle[0]]
-        path.append(parent)
+        path[parent] = len(path)
 
 
 def _chains(graph: Graph) -> list[str]:

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import random
+import resource
+import shutil
+import signal
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +18,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import otpdag as otp
-from otpdag.cli import app, registry
+from otpdag.cli import app, console, registry
 from otpdag.cli import fitting as fitting_module
+from otpdag.cli.model_file import read_model_file
 
 MODEL = """
 edges: [[shift, quality], [quality, weight], [quality, faults]]
@@ -153,6 +160,87 @@ def test_fit_overwrites_nothing_unless_forced(factory, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == RUN_FILES | {"notes.txt"}
 
 
+def fit_again(factory, folder, *options):
+    file, data = factory / "model.yaml", factory / "data.csv"
+    return run("fit", file, data, "--out", folder, "--restarts", 1, "--quiet", "--force", *options)
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_files_of_an_older_run_do_not_stand_beside_new_ones(factory, tmp_path):
+    assert fit_again(factory, tmp_path / "run", "--intervals", 10).exit_code == 0
+    assert "intervals.csv" in contents(tmp_path / "run")
+    assert fit_again(factory, tmp_path / "run", "--seed", 1).exit_code == 0
+    assert set(contents(tmp_path / "run")) == RUN_FILES
+
+
+@pytest.mark.parametrize("stop", [otp.DataError("no"), KeyboardInterrupt()], ids=["error", "interrupt"])
+@pytest.mark.parametrize("place", ["intervals", "_png"])
+def test_a_fit_that_fails_leaves_what_was_there(factory, fitted, tmp_path, monkeypatch, place, stop):
+    def fail(*_: object, **__: object) -> None:
+        raise stop
+
+    monkeypatch.setattr(*{"intervals": (otp.FitResult, "intervals"), "_png": (fitting_module, "_png")}[place], fail)
+    old = tmp_path / "old"
+    shutil.copytree(fitted[0], old)
+    before = contents(old)
+    for folder in (old, tmp_path / "deep" / "new"):
+        result = fit_again(factory, folder, "--intervals", 10)
+        assert result.exit_code == (2 if isinstance(stop, otp.DataError) else 130)
+        assert isinstance(stop, otp.DataError) or "interrupted: nothing was written" in result.stderr
+    assert contents(old) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+
+
+def test_an_interrupt_after_writing_says_what_is_there(factory, tmp_path, monkeypatch):
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fitting_module, "headline", interrupt)
+    file, data = factory / "model.yaml", factory / "data.csv"
+    result = run("fit", file, data, "--out", tmp_path / "run", "--restarts", 1)
+    assert f"interrupted: {tmp_path / 'run'} written before" in result.stderr
+    assert set(contents(tmp_path / "run")) == RUN_FILES
+
+
+def test_a_full_disk_is_one_line_that_names_the_file(factory, fitted, tmp_path):
+    path = tmp_path / "sample.csv"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300, limits[1]))
+    try:
+        assert "sample.csv' cannot be written: File too large" in one_line(run("sample", fitted[0], "--out", path))
+        message = one_line(fit_again(factory, tmp_path / "run"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "cannot be written: File too large" in message
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_killed_run_is_the_old_one_or_the_new_one(factory, tmp_path):
+    model = read_model_file(factory / "model.yaml").build(pd.read_csv(factory / "data.csv"))
+    results = [otp.fit(model, pd.read_csv(factory / "data.csv"), restarts=1, seed=seed) for seed in (0, 1)]
+    folder, chance = tmp_path / "run", random.Random(0)
+    bounds = pd.DataFrame({"lower": [1.0]})
+    fitting_module.write_run(results[0], folder, bounds)
+    (folder / "notes.txt").write_text("keep me")
+    for _ in range(12):
+        child = os.fork()
+        if child == 0:
+            while True:
+                fitting_module.write_run(results[1], folder)
+                fitting_module.write_run(results[0], folder, bounds)
+        time.sleep(chance.uniform(0.0, 0.5))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        assert run("show", folder).exit_code == 0
+        names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+        seed = json.loads((folder / "summary.json").read_text())["seed"]
+        assert names == RUN_FILES | {"notes.txt"} | ({"intervals.csv"} if seed == 0 else set())
+        assert set(pd.read_csv(folder / "restarts.csv")["seed"]) == {r.seed for r in results[seed].restarts}
+
+
 def test_fit_sequences(tmp_path):
     rng = np.random.default_rng(0)
     state = np.repeat(rng.integers(0, 2, 30), 8)
@@ -213,6 +301,13 @@ def test_a_mistake_in_a_file_is_one_line(tmp_path, model, data, message):
         (("--weights", "weight"), "--weights names column 'weight', which is a node of the model"),
         (("--weights", "label"), "--weights column 'label' must hold numbers"),
         (("--device", "cuda:7"), "device 'cuda:7' was asked for"),
+        (("--device", "tpu"), "--device must be cpu, cuda or cuda:N; got 'tpu'"),
+        (("--device", "meta"), "--device must be cpu, cuda or cuda:N; got 'meta'"),
+        (("--seed", 10**30), "Invalid value for '--seed'"),
+        (("--seed", "1.5"), "Invalid value for '--seed'"),
+        (("--restarts", 10**12), "Invalid value for '--restarts'"),
+        (("--steps", 10**30), "Invalid value for '--steps'"),
+        (("--intervals", 10**9), "Invalid value for '--intervals'"),
         (("--sequence", "site"), "sequence must name a column; got 'site'"),
     ],
 )
@@ -221,6 +316,51 @@ def test_a_wrong_option_is_one_line(factory, tmp_path, options, message):
     table.to_csv(tmp_path / "data.csv", index=False)
     arguments = ("fit", factory / "model.yaml", tmp_path / "data.csv", "--out", tmp_path / "run")
     assert message in one_line(run(*arguments, *options))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("sample", "--rows", 10**12),
+        ("sample", "--rows", -1),
+        ("sample", "--seed", 2**63),
+        ("sample", "--length", 10**9),
+        ("posterior", "--draws", 10**9),
+        ("impute", "--draws", 0),
+        ("score", "--seed", -1),
+        ("check", "--seed", "x"),
+    ],
+)
+def test_a_number_out_of_range_is_one_line(factory, fitted, arguments):
+    command, option, value = arguments
+    data = [] if command == "sample" else [factory / "data.csv"]
+    assert f"Invalid value for '{option}'" in one_line(run(command, fitted[0], *data, option, value))
+
+
+def test_control_characters_do_not_reach_the_terminal(tmp_path):
+    evil = "x\x1b[2J\x07\u202e"
+    graph = otp.Graph([("k", evil)])
+    model = otp.Model(graph, {"k": otp.mechanisms.Categorical(2), evil: otp.mechanisms.Normal()})
+    model.set_params({"k": {"probs": [0.5, 0.5]}, evil: {"loc": [0.0, 1.0], "scale": [1.0, 1.0]}})
+    path = tmp_path / "evil.otp"
+    model.save(path)
+    data = tmp_path / "data.csv"
+    model.sample(30, seed=0).to_csv(data, index=False)
+    other = tmp_path / "other.csv"
+    other.write_text("k\n0\n1\n")
+    for arguments in (("show", path), ("check", path, data), ("score", path, other), ("show", tmp_path / evil)):
+        result = run(*arguments)
+        assert not set("\x1b\x07\u202e") & set(result.output + result.stderr)
+        assert r"\x1b[2J" in result.output + result.stderr
+    assert r"\x1b" in repr(model)
+    page = model._repr_html_()
+    assert "\x1b" not in page
+
+
+def test_a_table_on_a_terminal_has_no_control_characters(fitted, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    console.write_table(pd.DataFrame({"x": ["a\x1b[2J"]}), None)
+    assert capsys.readouterr().out == "x\na\\x1b[2J\n"
 
 
 def test_missing_arguments_and_unknown_commands(factory):
@@ -423,16 +563,18 @@ def checkout(tmp_path, monkeypatch) -> Path:
 
 
 def test_reproduce_lists_and_runs_experiments(checkout):
-    listed = run("reproduce")
+    listed = run("reproduce", "--folder", checkout)
     assert listed.exit_code == 0
     assert "figure9" in listed.stdout
     assert "Nine lives" in listed.stdout
     assert "warning: experiments/table8 cannot be imported: No module named 'a_package" in listed.stderr
-    assert run("reproduce", "figure9", "--seed", 4, "--quick").exit_code == 0
+    assert run("reproduce", "--folder", checkout, "figure9", "--seed", 4, "--quick").exit_code == 0
     assert (checkout / "runs" / "figure9" / "figure9.txt").read_text() == "4 True"
-    assert "is not empty" in one_line(run("reproduce", "figure9"))
-    assert "there is no experiment 'figure1': there are figure9" in one_line(run("reproduce", "figure1"))
-    assert "table8 cannot be imported: No module" in one_line(run("reproduce", "table8"))
+    assert "is not empty" in one_line(run("reproduce", "--folder", checkout, "figure9"))
+    assert "there is no experiment 'figure1': there are figure9" in one_line(
+        run("reproduce", "--folder", checkout, "figure1")
+    )
+    assert "table8 cannot be imported: No module" in one_line(run("reproduce", "--folder", checkout, "table8"))
 
 
 def test_reproduce_has_two_scales(checkout):
@@ -443,16 +585,20 @@ def test_reproduce_has_two_scales(checkout):
         (("--quick", "--scale", "quick"), "0 True"),
         ((), "0 False"),
     ]:
-        assert run("reproduce", "figure9", "--force", *options).exit_code == 0
+        assert run("reproduce", "--folder", checkout, "figure9", "--force", *options).exit_code == 0
         assert text.read_text() == expected
     assert "give --quick or --scale paper, not both" in one_line(
-        run("reproduce", "figure9", "--quick", "--scale", "paper")
+        run("reproduce", "--folder", checkout, "figure9", "--quick", "--scale", "paper")
     )
-    assert "'large' is not one of 'quick', 'paper'" in one_line(run("reproduce", "figure9", "--scale", "large"))
+    assert "'large' is not one of 'quick', 'paper'" in one_line(
+        run("reproduce", "--folder", checkout, "figure9", "--scale", "large")
+    )
 
 
 def test_reproduce_resumes_what_can_be_resumed(checkout):
-    assert "figure9 keeps no parts to resume from" in one_line(run("reproduce", "figure9", "--resume"))
+    assert "figure9 keeps no parts to resume from" in one_line(
+        run("reproduce", "--folder", checkout, "figure9", "--resume")
+    )
     (checkout / "experiments" / "table7.py").write_text(
         "from otpdag.cli.registry import Run, experiment\n\n\n"
         '@experiment("table7", "Seven parts", resumable=True)\n'
@@ -460,9 +606,9 @@ def test_reproduce_resumes_what_can_be_resumed(checkout):
         '    with (run.folder / "parts.txt").open("a") as file:\n'
         '        file.write(f"{run.resume} ")\n'
     )
-    assert run("reproduce", "table7").exit_code == 0
-    assert "is not empty" in one_line(run("reproduce", "table7"))
-    assert run("reproduce", "table7", "--resume").exit_code == 0
+    assert run("reproduce", "--folder", checkout, "table7").exit_code == 0
+    assert "is not empty" in one_line(run("reproduce", "--folder", checkout, "table7"))
+    assert run("reproduce", "--folder", checkout, "table7", "--resume").exit_code == 0
     assert (checkout / "runs" / "table7" / "parts.txt").read_text() == "False True "
 
 
@@ -477,11 +623,14 @@ def test_reproduce_says_when_there_is_nothing(tmp_path, monkeypatch):
     assert "no experiments were found" in one_line(run("reproduce", "figure1"))
 
 
-def test_experiments_of_other_projects_are_not_run(tmp_path):
-    (tmp_path / "experiments").mkdir()
-    (tmp_path / "pyproject.toml").write_text('[project]\nname = "something"\n')
-    found = registry.find_folder(tmp_path)
-    assert found is None or tmp_path not in found.parents
+def test_experiments_of_the_present_folder_are_not_run_unasked(checkout):
+    """A folder that calls itself otpdag may be anybody's."""
+    (checkout / "experiments" / "figure9.py").write_text("raise SystemExit('code was run')")
+    listed = run("reproduce")
+    assert listed.exit_code == 0
+    assert "Nine lives" not in listed.stdout
+    assert registry.find_folder() == Path(otp.__file__).parents[2] / "experiments"
+    assert "--folder must be a folder" in one_line(run("reproduce", "--folder", checkout / "nowhere"))
 
 
 def test_an_experiment_has_one_name(monkeypatch):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from otpdag.cli.model_file import parse_model_file, read_model_file
-from otpdag.errors import GraphError, ModelError, OtpdagError
+from otpdag.errors import DataError, GraphError, ModelError, OtpdagError
 from otpdag.graph import Graph, lag
 from otpdag.mechanisms.parameters import Fixed, Start, Tied
 
@@ -194,3 +196,97 @@ def test_files(tmp_path):
     path.write_text("edges: [[a, b], [b, a]]")
     with pytest.raises(GraphError, match=r"model.yaml: edges must have no cycle"):
         read_model_file(path)
+
+
+# --- hostile files ----------------------------------------------------------------------------------------
+
+
+def laughs(levels, width=9):
+    """Each level names the one before several times: few lines, many values."""
+    lines = ["a0: &a0 [x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * width)}]" for i in range(1, levels)]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (laughs(12), "line 6, column 50: holds more than 200,000 values, aliases written out"),
+        ("edges: &e [*e]", r"line 1, column 12: the alias \*e stands for what it is a part of"),
+        ("edges: *nowhere", "line 1, column 8: found undefined alias"),
+        ("edges: " + "[" * 10_000, "line 1, column 30: is nested more than 24 levels deep"),
+        ("edges: " + "{a: " * 10_000, "is nested more than 24 levels deep"),
+        ("- " * 5_000 + "a", "is nested more than 24 levels deep"),
+        ("x: 2001-99-99", "holds a value that cannot be read: month must be in 1..12"),
+        (f"x: {'9' * 5000}", "holds a value that cannot be read"),
+        ("x: !!timestamp soon", "holds a value that cannot be read"),
+        ("x: !!python/object/apply:os.system [ls]", "could not determine a constructor"),
+        ("{? [a, b] : c}", "line 1"),
+        ("edges: [[a, b, 1000000000]]", "edges.0: a lag must be at most 10000; got 1000000000"),
+        ("edges: [[a, b, -1]]", "edges.0: a lag must be a whole number of at least 1; got -1"),
+        (
+            "{edges: [[a, b]], nodes: {a: {type: Normal, dim: 1000000000}}}",
+            "nodes.a.dim: should be less than or equal to",
+        ),
+        (
+            "{edges: [[a, b]], nodes: {a: {type: Normal, network: [-3]}}}",
+            "nodes.a.network.0: should be greater than or",
+        ),
+        ("{edges: [[a, b]], nodes: {a: {type: Normal, network: [1000000]}}}", "nodes.a.network.0: should be less than"),
+        (f"{{edges: [[a, b]], nodes: {{a: {{type: Normal, network: {[2] * 99}}}}}}}", "nodes.a.network: .* at most 32"),
+        ("{edges: [[a, b]], nodes: {a: {type: Normal, floor: big}}}", "nodes.a.floor: should be a valid number"),
+        (f"{{edges: [[a, b]], nodes: {{a: {{type: Normal, loc: {10**400}}}}}}}", "nodes.a.loc: must be a number"),
+        (
+            "{edges: [[a, b]], nodes: {a: {type: Given, space: {type: Discrete, size: -2}}}}",
+            "nodes.a.space: sizes must be whole numbers from 1 to 100000",
+        ),
+        (
+            "{nodes: {a: {type: Given, space: {type: Image, channels: 3, height: 999, width_px: 999}}}}",
+            "nodes.a.space: must have at most 100000 coordinates",
+        ),
+    ],
+)
+def test_a_hostile_file_is_refused_by_its_place(text, message):
+    with pytest.raises(OtpdagError, match=f"^model.yaml: .*{message}"):
+        parse_model_file(text, name="model.yaml")
+
+
+def test_aliases_may_be_used():
+    text = "{edges: [[k, a], [k, b]], nodes: {k: {type: Categorical, size: 2}, a: &n {type: Normal, scale: 1}, b: *n}}"
+    assert {type(parse_model_file(text).nodes[node]) for node in "ab"} == {dict}
+
+
+def test_a_file_that_is_too_long_is_not_read(tmp_path):
+    (tmp_path / "model.yaml").write_text("#" * (5 << 20))
+    with pytest.raises(ModelError, match="must have at most 4,194,304 bytes; it has 5,242,880"):
+        read_model_file(tmp_path / "model.yaml")
+
+
+# --- cells that are not numbers ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cell", ["1,5", "5%", "2024-03-01", "n/k", "1.234,5", "$5"])
+def test_one_bad_cell_in_a_column_of_numbers_is_told_by_its_place(cell):
+    data = pd.DataFrame({"x": [str(0.5 + number) for number in range(40)], "y": range(40)})
+    data.loc[17, "x"] = cell
+    file = parse_model_file("edges: [[x, y]]")
+    with pytest.raises(
+        DataError, match=rf"column 'x' holds numbers, but {re.escape(repr(cell))} in row 17 \(line 19\)"
+    ):
+        file.build(data)
+    listed = parse_model_file("{edges: [[x, y]], nodes: {x: Categorical}}")
+    assert listed.build(data).spaces["x"].width == 40
+
+
+def test_a_column_of_decimal_commas_is_refused_and_categories_are_not():
+    commas = pd.DataFrame({"x": ["1,5", "2,5", "3,5"], "y": [1.5, 2.5, 3.5]})
+    with pytest.raises(DataError, match="column 'x' holds numbers, but '1,5' in row 0"):
+        parse_model_file("edges: [[x, y]]").build(commas)
+    bands = pd.DataFrame({"x": ["10-20", "20-30", "30+"], "y": [1.5, 2.5, 3.5], "k": [True, None, False]})
+    assert parse_model_file("edges: [[x, y], [k, y]]").build(bands).spaces["x"].width == 3
+
+
+def test_a_bad_cell_is_told_among_numbers_that_were_read_as_such():
+    data = pd.DataFrame({"x": [1.5, 2.5, "n/k", 3.5], "y": [1.5, 2.5, 3.5, 4.5]})
+    with pytest.raises(DataError, match="column 'x' holds numbers, but 'n/k' in row 2"):
+        parse_model_file("edges: [[x, y]]").build(data)

@@ -1,9 +1,12 @@
 """Files: a round trip changes nothing, and reading runs nothing."""
 
+import dataclasses
 import json
 import pickle
+import re
+import warnings
 import zipfile
-from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -266,3 +269,57 @@ def test_the_file_holds_json_and_safetensors_only(saved):
     with zipfile.ZipFile(saved) as archive:
         assert sorted(archive.namelist()) == ["model.json", "tensors.safetensors"]
         assert json.loads(archive.read("model.json"))["format"] == "otpdag model"
+
+
+# --- backward maps of a user ------------------------------------------------------------------------------
+
+
+def documented(name):
+    """What an example of the documentation defines, as a user would have typed it."""
+    text = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
+    block = next(part for part in re.findall(r"```python\n(.*?)```", text, re.S) if f"class {name}" in part)
+    defined = {"__name__": "documented"}
+    exec(block, defined)
+    return defined
+
+
+@pytest.fixture
+def with_own_map(tmp_path):
+    """A model without densities, whose hidden values only the learned map can draw; its file; the map's class."""
+    example = documented("TanhMap")
+    graph = otp.Graph([("z", "x")], hidden=["z"])
+    module = torch.nn.Linear(1, 2)
+    model = otp.Model(graph, {"z": m.Normal(), "x": m.Decoder(module, Real(2))})
+    table = pd.DataFrame(RNG.normal(size=(60, 2)), columns=["x.0", "x.1"])
+    method = dataclasses.replace(example["method"], steps=3, batch_size=16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", otp.ConvergenceWarning)
+        otp.fit(model, table, restarts=1, method=method)
+    path = tmp_path / "own.otp"
+    model.save(path)
+    return model, table, path, example["TanhMap"], {"x": module}
+
+
+def test_a_map_of_a_user_comes_back_when_its_class_is_given(with_own_map):
+    model, table, path, TanhMap, functions = with_own_map
+    again = otp.load(path, functions=functions, maps={"TanhMap": TanhMap})
+    assert [type(backward) for backward in again._maps] == [TanhMap]
+    pd.testing.assert_frame_equal(again.posterior(table, draws=3), model.posterior(table, draws=3))
+
+
+def test_a_map_of_a_user_is_left_out_with_a_word_when_its_class_is_not_given(with_own_map, tmp_path):
+    model, table, path, TanhMap, functions = with_own_map
+    with pytest.warns(UserWarning, match=r"a backward map of your own \(TanhMap\).*maps=\{'TanhMap': TanhMap\}"):
+        again = otp.load(path, functions=functions)
+    pd.testing.assert_frame_equal(again.sample(5, seed=0), model.sample(5, seed=0))
+    with pytest.raises(ModelError, match=r"is a TanhMap, whose code was not given when it was loaded"):
+        again.posterior(table)
+    again.save(tmp_path / "again.otp")  # what was left out is still in the file
+    whole = otp.load(tmp_path / "again.otp", functions=functions, maps={"TanhMap": TanhMap})
+    pd.testing.assert_frame_equal(whole.posterior(table, draws=3), model.posterior(table, draws=3))
+
+
+def test_another_class_than_the_saved_one_is_refused(with_own_map):
+    *_, path, _, functions = with_own_map
+    with pytest.raises(ModelError, match="maps: AmortizedMap expects other tensors than the file holds"):
+        otp.load(path, functions=functions, maps={"TanhMap": otp.backward.AmortizedMap})

@@ -334,3 +334,34 @@ def test_the_text_view_names_nodes_and_parents():
         "  x: Normal <- c",
         "  y: Normal <- c, x",
     ]
+
+
+def test_a_table_that_lacks_columns_is_refused():
+    """Filled in by the model itself, absent columns would fit it perfectly."""
+    graph = otp.Graph([("z", "x"), ("z", "v")], hidden=["z"])
+    model = otp.Model(graph, {"z": m.Categorical(2), "x": m.Normal(), "v": m.Normal(2)})
+    scales = {"loc": [[0.0, 0.0], [1.0, 1.0]], "scale": [[1.0, 1.0], [1.0, 1.0]]}
+    model.set_params({"z": {"probs": [0.5, 0.5]}, "x": {"loc": [0.0, 3.0], "scale": [1.0, 1.0]}, "v": scales})
+    semicolons, some = pd.DataFrame({"x;v.0;v.1": ["1;2;3"]}), {"x": [1.0, 2.0]}
+    for use in (model.score, model.impute, model.posterior, model.check, lambda t: model.predict_proba(t, "z")):
+        with pytest.raises(DataError, match=r"lacks the columns 'x', 'v.0', 'v.1'; .*separated by semicolons\?"):
+            use(semicolons)
+    with pytest.raises(DataError, match=r"lacks the columns 'v.0', 'v.1'; it has 'x'\."):
+        model.score(some)
+    assert list(model.impute(some, partial=True)) == ["x", "v.0", "v.1"]
+    assert len(model.posterior(pd.DataFrame(some), draws=1, partial=True)) == 2
+    empty = pd.DataFrame({"x": [1.0], "v.0": [np.nan], "v.1": [np.nan]})
+    assert not model.impute(empty).isna().to_numpy().any()
+
+
+def test_a_sequence_that_lacks_columns_is_refused():
+    graph = otp.Graph([otp.lag("z", "z"), ("z", "x"), ("z", "y")], hidden=["z"])
+    model = otp.Model(graph, {"z": m.Categorical(2), "x": m.Normal(), "y": m.Normal()})
+    shown = {"loc": [0.0, 3.0], "scale": [1.0, 1.0]}
+    moves = {"z": {"probs": [[0.9, 0.1], [0.2, 0.8]]}, "z[0]": {"probs": [0.5, 0.5]}}
+    model.set_params({**moves, "x": shown, "y": shown})
+    table = pd.DataFrame({"x": [0.0, 3.0, 3.0]})
+    for use in (model.score, model.impute, model.posterior, model.decode, lambda t: model.predict_proba(t, "z")):
+        with pytest.raises(DataError, match="lacks the column 'y'"):
+            use(table)
+    assert len(model.decode(table, partial=True)) == 3

@@ -270,7 +270,7 @@ def test_costs_are_in_units_of_the_columns_variation():
             values = torch.tensor(draws * factor, dtype=torch.float64).reshape(1, -1, 1)
             batch = Batch({"x": values}, {"x": torch.ones_like(values).bool()}, torch.ones(1, 400).double())
             (backward,) = amortized_maps(model.structure, batch, Drawn(hidden_layers=()))
-            spread = _spread(backward, "x", values)
+            spread = backward.code.spread("x", values)
             assert spread.item() == pytest.approx(values.std().item(), rel=0.05)
             mask = batch.mask["x"]
             found.append(

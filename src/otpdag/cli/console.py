@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,25 +16,47 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from otpdag.data import Sequences, read_table, write_table
+from otpdag.cli.csv_files import check_digits, check_shape
+from otpdag.data import Sequences, read_table
 from otpdag.errors import DataError, ModelError, OtpdagError
+from otpdag.files import finish_transaction, is_rubbish, make_folder, write_bytes
 from otpdag.model import Model, load
+from otpdag.model.rendering import printable
 
 __all__ = [
+    "LONGEST_SEED",
+    "RUN_FILES",
     "FriendlyGroup",
     "as_steps",
     "check_file",
     "check_folder",
+    "csv_text",
     "model_at",
+    "note_written",
     "out",
     "put_table",
     "say",
     "table_at",
     "warn",
+    "write_file",
+    "write_out",
 ]
 
+RUN_FILES = (
+    "model.otp",
+    "params.json",
+    "summary.json",
+    "history.csv",
+    "restarts.csv",
+    "graph.png",
+    "learning.png",
+    "weights.csv",
+    "intervals.csv",
+)  # all that the folder of a fit may hold of ours
+LONGEST_SEED = 2**63 - 1
 MISTAKE, BUG, INTERRUPTED = 2, 1, 130
 DEBUG = "--debug"
+_WRITTEN: list[str] = []  # by the present command
 
 # typer may bring its own copy of click, so the class is taken from one that it exports
 ClickException: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
@@ -49,18 +73,23 @@ def _err() -> Console:
 
 def warn(message: str) -> None:
     """One line on standard error."""
-    _err().print(f"[yellow]warning:[/] {escape(message)}")
+    _err().print(f"[yellow]warning:[/] {escape(printable(message))}")
 
 
 def say(message: str) -> None:
     """A remark on standard error, so that standard output holds results only."""
-    _err().print(f"[dim]{escape(message)}[/]")
+    _err().print(f"[dim]{escape(printable(message))}[/]")
 
 
 def fail(message: str, code: int) -> NoReturn:
     """One line on standard error, and the end."""
-    _err().print(f"[bold red]error:[/] {escape(' '.join(message.split()))}")
+    _err().print(f"[bold red]error:[/] {escape(printable(' '.join(message.split())))}")
     sys.exit(code)
+
+
+def note_written(path: Path) -> None:
+    """Remember what the present command has written, for the case of an interrupt."""
+    _WRITTEN.append(str(path))
 
 
 class FriendlyGroup(TyperGroup):
@@ -84,11 +113,13 @@ class FriendlyGroup(TyperGroup):
         sys.exit(code if isinstance(code, int) else 0)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run; Ctrl-C ends with a plain line."""
+        """Run; Ctrl-C ends with a plain line that says what has been written."""
+        _WRITTEN.clear()
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            _err().print("\n[bold]interrupted[/]: nothing was written")
+            there = f"{', '.join(_WRITTEN)} written before" if _WRITTEN else "nothing was written"
+            _err().print(f"\n[bold]interrupted[/]: {escape(printable(there))}")
             raise typer.Exit(INTERRUPTED) from None
 
 
@@ -101,6 +132,8 @@ def _report(error: Exception) -> NoReturn:
         fail(error.format_message().replace("Value error, ", "").rstrip(".") + hint, MISTAKE)
     if isinstance(error, OtpdagError):
         fail(str(error), MISTAKE)
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        fail("this needs more memory than there is: ask for fewer rows or draws", MISTAKE)
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         fail(f"{where}{error.strerror or error}", MISTAKE)
@@ -111,13 +144,19 @@ def _report(error: Exception) -> NoReturn:
 
 
 def table_at(path: Path) -> pd.DataFrame:
-    """Read a table."""
+    """Read a table; one whose rows have more cells than its header is refused."""
     try:
-        return read_table(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", pd.errors.DtypeWarning)  # mixed columns are told by their cell, later
+            table = read_table(path)
     except DataError:
         raise
-    except (ValueError, OSError) as error:  # pandas' parser errors are ValueErrors
+    except (ValueError, OSError, OverflowError, MemoryError) as error:  # pandas' parser errors are ValueErrors
         raise DataError(f"{path}: cannot be read as a table: {error}") from None
+    if path.suffix == ".csv":
+        check_shape(path)
+        check_digits(table)
+    return table
 
 
 def as_steps(table: pd.DataFrame, sequence: str | None, time: str | None) -> pd.DataFrame | Sequences:
@@ -127,14 +166,23 @@ def as_steps(table: pd.DataFrame, sequence: str | None, time: str | None) -> pd.
 
 def model_at(path: Path) -> Model:
     """Read a saved model; the folder of a fit will do."""
-    return load(path / "model.otp" if path.is_dir() else path)
+    if path.is_dir():
+        finish_transaction(path, RUN_FILES)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        model = load(path / "model.otp" if path.is_dir() else path)
+    for message in caught:
+        warn(str(message.message))
+    return model
 
 
 def check_folder(path: Path, *, force: bool) -> None:
-    """Refuse a folder that holds something."""
+    """Refuse a folder that holds something other than the beginning of a run that was killed."""
     if path.exists() and not path.is_dir():
         raise ModelError(f"--out must be a folder; {str(path)!r} is a file")
-    if path.is_dir() and any(path.iterdir()) and not force:
+    if path.is_dir():
+        finish_transaction(path, RUN_FILES)
+    if path.is_dir() and not force and not all(is_rubbish(entry) for entry in path.iterdir()):
         raise ModelError(f"--out {str(path)!r} is not empty; choose another folder or add --force to overwrite")
 
 
@@ -151,7 +199,33 @@ def check_file(path: Path | None, *, force: bool) -> None:
 def put_table(table: pd.DataFrame, path: Path | None, *, index: bool = False) -> None:
     """Write CSV to a file, or to standard output."""
     if path is None:
-        sys.stdout.write(table.to_csv(index=index, lineterminator="\n"))
+        write_out(csv_text(table, index=index))
         return
-    write_table(table, path, index=index)
+    write_file(path, _as_parquet(table, path, index) if path.suffix == ".parquet" else csv_text(table, index=index))
     say(f"wrote {len(table):,} rows to {path}")
+
+
+def write_out(text: str) -> None:
+    """Write text to standard output; to a terminal, without control characters."""
+    sys.stdout.write(printable(text, keep="\n\t") if sys.stdout.isatty() else text)
+
+
+def write_file(path: Path, content: bytes | str) -> None:
+    """Write a file in one step, and remember it for the case of an interrupt."""
+    with make_folder(path.parent):
+        write_bytes(path, content.encode("utf-8") if isinstance(content, str) else content)
+    note_written(path)
+
+
+def csv_text(table: pd.DataFrame, *, index: bool = False) -> str:
+    """A table as CSV."""
+    return str(table.to_csv(index=index, lineterminator="\n"))
+
+
+def _as_parquet(table: pd.DataFrame, path: Path, index: bool) -> bytes:
+    buffer = io.BytesIO()
+    try:
+        table.to_parquet(buffer, index=index)
+    except ImportError:
+        raise DataError(f"{str(path)!r} needs the package pyarrow: pip install pyarrow") from None
+    return buffer.getvalue()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import re
 import warnings
 from enum import StrEnum
 from pathlib import Path
@@ -12,18 +14,36 @@ from typing import Annotated, Any
 import numpy as np
 import pandas as pd
 import typer
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from otpdag import plots
-from otpdag.cli.console import as_steps, check_folder, out, say, table_at, warn
+from otpdag.cli.console import (
+    LONGEST_SEED,
+    RUN_FILES,
+    as_steps,
+    check_folder,
+    csv_text,
+    note_written,
+    out,
+    say,
+    table_at,
+    warn,
+)
+from otpdag.cli.csv_files import check_cells
 from otpdag.cli.model_file import read_model_file
 from otpdag.cli.printing import estimates_table, headline
 from otpdag.engine import FitResult
 from otpdag.engine import fit as fit_model
 from otpdag.errors import ConvergenceWarning, DataError, ModelError
+from otpdag.files import check_writable, folder_transaction, write_bytes
 from otpdag.model import Model
+from otpdag.model.rendering import printable
 
 __all__ = ["fit", "write_run"]
+
+
+MOST_STARTS, MOST_STEPS = 10_000, 100_000_000
 
 
 class Robust(StrEnum):
@@ -47,15 +67,18 @@ def fit(
     data: Annotated[Path, typer.Argument(metavar="DATA", help="A .csv or .parquet table; empty cells are missing.")],
     out_folder: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="Where results go.")],
     method: Annotated[MethodName, typer.Option(help="How to estimate.")] = MethodName.auto,
-    seed: Annotated[int, typer.Option(min=0, help="Determines the run.")] = 0,
-    restarts: Annotated[int | None, typer.Option(min=1, help="Number of starts; the best is continued.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Most steps of the optimiser.")] = None,
+    seed: Annotated[int, typer.Option(min=0, max=LONGEST_SEED, help="Determines the run.")] = 0,
+    restarts: Annotated[
+        int | None, typer.Option(min=1, max=MOST_STARTS, help="Number of starts; the best is continued.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, max=MOST_STEPS, help="Most steps of the optimiser.")] = None,
     weights: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column with a weight for each row.")] = None,
     robust: Annotated[
         Robust | None, typer.Option(help="Leave out rows that do not fit, or bear a model that is wrong.")
     ] = None,
     intervals: Annotated[
-        int | None, typer.Option(min=10, metavar="DRAWS", help="Bootstrap intervals from so many resampled fits.")
+        int | None,
+        typer.Option(min=10, max=MOST_STARTS, metavar="DRAWS", help="Bootstrap intervals from so many resampled fits."),
     ] = None,
     sequence: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Lagged edges: column that tells sequences apart.")
@@ -70,12 +93,14 @@ def fit(
     Writes model.otp, params.json, summary.json, history.csv, restarts.csv, graph.png and learning.png; where asked for,
     intervals.csv and weights.csv, the share of each row that a robust fit used.
     """
+    _check_device(device)
     check_folder(out_folder, force=force)
     specification = read_model_file(model_file)
     frame = table_at(data)
     model = specification.build(frame)
+    check_cells(frame, model)
     row_weights, steps_or_rows = _weights(frame, weights, model), as_steps(frame, sequence, time)
-    out_folder.mkdir(parents=True, exist_ok=True)  # before the work: a folder that cannot be made fails at once
+    check_writable(out_folder)  # before the work: a folder that cannot be made fails at once
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConvergenceWarning)
         result = fit_model(
@@ -90,21 +115,23 @@ def fit(
             device=device,
             progress=False if quiet else None,
         )
-    written = write_run(result, out_folder)
+    bounds = None if intervals is None else result.intervals(draws=intervals, seed=seed)
+    written = write_run(result, out_folder, bounds)
+    note_written(out_folder)
     for message in caught:
         warn(str(message.message))
-    bounds = None
-    if intervals is not None:
-        bounds = result.intervals(draws=intervals, seed=seed)
-        bounds.to_csv(out_folder / "intervals.csv")
-        written.append("intervals.csv")
     if not quiet:
         console = out()
         console.print(headline(result))
         for note in result.notes:
-            console.print(note, markup=False)
+            console.print(printable(note), markup=False)
         console.print(estimates_table(model, bounds))
         say(f"wrote {', '.join(written)} to {out_folder}")
+
+
+def _check_device(device: str) -> None:
+    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", device):
+        raise ModelError(f"--device must be cpu, cuda or cuda:N; got {device!r}")
 
 
 def _weights(frame: pd.DataFrame, column: str | None, model: Model) -> NDArray[np.float64] | None:
@@ -124,26 +151,40 @@ def _weights(frame: pd.DataFrame, column: str | None, model: Model) -> NDArray[n
 # --- the folder -------------------------------------------------------------------------------------------
 
 
-def write_run(result: FitResult, folder: Path) -> list[str]:
-    """Write everything that a fit left behind; the names of the files."""
-    model = result.model
-    folder.mkdir(parents=True, exist_ok=True)
-    model.save(folder / "model.otp")
-    _write_json(folder / "params.json", _plain(model.params()))
-    _write_json(folder / "summary.json", _summary(result))
-    pd.DataFrame(list(result.history)).to_csv(folder / "history.csv", index=False)
+def write_run(result: FitResult, folder: Path, bounds: pd.DataFrame | None = None) -> list[str]:
+    """Write everything that a fit left behind, all of it or nothing; the names of the files.
+
+    Args:
+        result: The end of the fit.
+        folder: Where to. An earlier run there is replaced as a whole, other files stay.
+        bounds: Intervals, where they were asked for.
+    """
+    with folder_transaction(folder, RUN_FILES) as staged:
+        for name, content in _run_files(result, bounds).items():
+            write_bytes(staged / name, content)
+        result.model.save(staged / "model.otp")
+        written = {path.name for path in staged.iterdir()}
+    return [name for name in RUN_FILES if name in written]
+
+
+def _run_files(result: FitResult, bounds: pd.DataFrame | None) -> dict[str, bytes]:
     starts = [(r.number, r.seed, r.short_loss, r.loss, r.kept) for r in result.restarts]
-    columns = ["number", "seed", "short_loss", "loss", "kept"]
-    pd.DataFrame(starts, columns=columns).to_csv(folder / "restarts.csv", index=False)
-    plots.draw_graph(model.graph).savefig(folder / "graph.png", dpi=150)
-    kept = next((r.number for r in result.restarts if r.kept), None)
-    plots.search_curve(result.stages, kept=kept).savefig(folder / "learning.png", dpi=150)
-    names = ["model.otp", "params.json", "summary.json", "history.csv", "restarts.csv", "graph.png", "learning.png"]
+    tables = {
+        "history.csv": csv_text(pd.DataFrame(list(result.history))),
+        "restarts.csv": csv_text(pd.DataFrame(starts, columns=["number", "seed", "short_loss", "loss", "kept"])),
+    }
     if result.row_weights is not None:
         weights = pd.DataFrame({"row": range(len(result.row_weights)), "weight": result.row_weights.round(6)})
-        weights.to_csv(folder / "weights.csv", index=False)
-        names.append("weights.csv")
-    return names
+        tables["weights.csv"] = csv_text(weights)
+    if bounds is not None:
+        tables["intervals.csv"] = csv_text(bounds, index=True)
+    kept = next((r.number for r in result.restarts if r.kept), None)
+    return {name: text.encode("utf-8") for name, text in tables.items()} | {
+        "params.json": _json(_plain(result.model.params())),
+        "summary.json": _json(_summary(result)),
+        "graph.png": _png(plots.draw_graph(result.model.graph)),
+        "learning.png": _png(plots.search_curve(result.stages, kept=kept)),
+    }
 
 
 def _summary(result: FitResult) -> dict[str, Any]:
@@ -172,5 +213,11 @@ def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
-def _write_json(path: Path, content: Any) -> None:
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+def _json(content: Any) -> bytes:
+    return (json.dumps(content, indent=1) + "\n").encode("utf-8")
+
+
+def _png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=150)
+    return buffer.getvalue()

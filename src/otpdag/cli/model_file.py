@@ -19,7 +19,7 @@ import inspect
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn, cast
 
 import numpy as np
 import pandas as pd
@@ -37,9 +37,10 @@ from pydantic import (
     field_validator,
 )
 
+from otpdag.cli.csv_files import check_numbers
 from otpdag.data import infer_space
 from otpdag.errors import DataError, GraphError, ModelError, listed
-from otpdag.graph import Graph, Lag
+from otpdag.graph import MOST_STEPS_BACK, Graph, Lag
 from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.parameters import Fixed, Start, Tied
 from otpdag.mechanisms.spec import registered
@@ -49,6 +50,9 @@ from otpdag.spaces import Space, space_from
 __all__ = ["ModelFile", "parse_model_file", "read_model_file"]
 
 MOST_ERRORS = 3  # that one message names
+MOST_BYTES, MOST_DEPTH, MOST_VALUES = 4 << 20, 24, 200_000  # of a file: beyond any model that was written by hand
+MOST_COORDINATES, MOST_LAYERS, MOST_UNITS = 100_000, 32, 10_000  # of a node and its networks
+SIZES = ("dim", "size", "categories", "positions")  # arguments that say how many coordinates a node has
 NAME_HINT = "put a name that YAML reads as something else (yes, no, on, 12) in quotes"
 
 
@@ -98,6 +102,9 @@ class ModelFile(BaseModel):
         """
         graph = self.graph()
         self._check_places(graph, data)
+        for node in graph.observed:
+            if self.nodes.get(node) is None and node in data.columns and isinstance(data[node], pd.Series):
+                check_numbers(data[node])
         given = {node: _mechanism(node, entry, graph, data) for node, entry in self.nodes.items() if entry is not None}
         return Model.from_frame(graph, data, mechanisms=given)
 
@@ -126,6 +133,8 @@ def read_model_file(path: str | Path) -> ModelFile:
     path = Path(path)
     if not path.is_file():
         raise ModelError(f"no model file at {str(path)!r}")
+    if path.stat().st_size > MOST_BYTES:
+        raise ModelError(f"{path}: must have at most {MOST_BYTES:,} bytes; it has {path.stat().st_size:,}")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -136,9 +145,12 @@ def read_model_file(path: str | Path) -> ModelFile:
 def parse_model_file(text: str, *, name: str = "model file") -> ModelFile:
     """Read the text of a model file; ``name`` is what messages call it."""
     try:
+        _check_events(text)
         content = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise ModelError(f"{name}: {_yaml_problem(error)}") from None
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:  # a date or number that is none
+        raise ModelError(f"{name}: holds a value that cannot be read: {error!s:.200}") from None
     if not isinstance(content, dict):
         raise ModelError(f"{name}: must be a mapping with edges, hidden and nodes; got {_kind(content)}")
     try:
@@ -150,6 +162,35 @@ def parse_model_file(text: str, *, name: str = "model file") -> ModelFile:
     except (ModelError, GraphError) as error:
         raise type(error)(f"{name}: {error}") from None
     return file
+
+
+def _check_events(text: str) -> None:
+    """Refuse depth, and aliases that stand for more than a file could hold, before anything is built of the text."""
+    sizes: dict[str, int] = {}
+    parts: list[tuple[str | None, int]] = [(None, 0)]  # the collections that are open: anchor, and values so far
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        match event:
+            case yaml.MappingStartEvent() | yaml.SequenceStartEvent():
+                parts.append((event.anchor, 1))
+            case yaml.MappingEndEvent() | yaml.SequenceEndEvent():
+                anchor, size = parts.pop()
+                sizes |= {} if anchor is None else {anchor: size}
+                parts[-1] = (parts[-1][0], parts[-1][1] + size)
+            case yaml.ScalarEvent():
+                sizes |= {} if event.anchor is None else {event.anchor: 1}
+                parts[-1] = (parts[-1][0], parts[-1][1] + 1)
+            case yaml.AliasEvent():
+                if any(anchor == event.anchor for anchor, _ in parts):
+                    _refuse_event(event, f"the alias *{event.anchor} stands for what it is a part of")
+                parts[-1] = (parts[-1][0], parts[-1][1] + sizes.get(str(event.anchor), 1))
+        if len(parts) > MOST_DEPTH:
+            _refuse_event(event, f"is nested more than {MOST_DEPTH} levels deep")
+        if sum(size for _, size in parts) > MOST_VALUES:
+            _refuse_event(event, f"holds more than {MOST_VALUES:,} values, aliases written out")
+
+
+def _refuse_event(event: yaml.Event, problem: str) -> NoReturn:
+    raise yaml.MarkedYAMLError(problem=problem, problem_mark=cast("yaml.error.Mark", event.start_mark))
 
 
 def _check_nodes(file: ModelFile) -> None:
@@ -169,7 +210,9 @@ def _edge(number: int, edge: list[Any]) -> tuple[str, str] | Lag:
     try:
         return Lag(edge[0], edge[1], edge[2])
     except GraphError:
-        raise GraphError(f"edges.{number}: a lag must be a whole number of at least 1; got {edge[2]!r}") from None
+        large = type(edge[2]) is int and edge[2] > MOST_STEPS_BACK
+        wanted = f"at most {MOST_STEPS_BACK}" if large else "a whole number of at least 1"
+        raise GraphError(f"edges.{number}: a lag must be {wanted}; got {edge[2]!r:.60}") from None
 
 
 # --- mechanisms -------------------------------------------------------------------------------------------
@@ -181,7 +224,7 @@ def _mechanism(node: str, entry: Mapping[str, Any], graph: Graph, data: pd.DataF
         arguments["size"] = _size_of(node, graph, data)
     try:
         return kind(**arguments)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ModelError(f"nodes.{node}: {error}") from None
 
 
@@ -254,7 +297,7 @@ def _numbers(value: Any) -> Any:
         if isinstance(value, bool | str):
             raise ValueError
         return np.asarray(value, dtype=float)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError("must be a number, a list of numbers, {start: value} or {tie: name}") from None
 
 
@@ -263,10 +306,16 @@ def _read_space(value: Any) -> Space:
     entry = {"type": value} if isinstance(value, str) else value
     if not isinstance(entry, Mapping) or entry.get("type") not in Space.kinds:
         raise ValueError(f"must be one of {', '.join(sorted(Space.kinds))}, or {{type: Discrete, size: 3}}")
+    sizes = {str(key): item for key, item in entry.items() if key != "type"}
+    if not all(type(item) is int and 1 <= item <= MOST_COORDINATES for item in sizes.values()):
+        raise ValueError(f"sizes must be whole numbers from 1 to {MOST_COORDINATES}")
     try:
-        return space_from({"kind": entry["type"], **{key: item for key, item in entry.items() if key != "type"}})
+        space = space_from({"kind": entry["type"], **sizes})
     except TypeError as error:
         raise ValueError(str(error)) from None
+    if space.width > MOST_COORDINATES:
+        raise ValueError(f"must have at most {MOST_COORDINATES} coordinates")
+    return space
 
 
 @cache
@@ -276,17 +325,19 @@ def _schema(kind: type[Mechanism]) -> type[BaseModel]:
     for name, parameter in inspect.signature(kind.__init__).parameters.items():
         if name == "self" or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
-        fields[name] = (_field_type(str(parameter.annotation)), None)
+        fields[name] = (_field_type(name, str(parameter.annotation)), None)
     config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, protected_namespaces=())
     return create_model(kind.__name__, __config__=config, **fields)
 
 
-def _field_type(annotation: str) -> Any:
+def _field_type(name: str, annotation: str) -> Any:
     if "Setting" in annotation:
         return Annotated[Any, BeforeValidator(_read_setting)]
     if "Space" in annotation:
         return Annotated[Any, BeforeValidator(_read_space)]
-    plain = {"int": StrictInt, "bool": StrictBool, "str": StrictStr, "Sequence[int]": list[StrictInt]}
+    whole = Annotated[StrictInt, Field(le=MOST_COORDINATES if name in SIZES else 2**62)]
+    layers = Annotated[list[Annotated[StrictInt, Field(ge=1, le=MOST_UNITS)]], Field(max_length=MOST_LAYERS)]
+    plain = {"int": whole, "bool": StrictBool, "str": StrictStr, "float": float, "Sequence[int]": layers}
     return plain.get(annotation, Any)
 
 

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from otpdag.engine import FitResult
 from otpdag.model import Model
+from otpdag.model.rendering import printable
 from otpdag.tables import estimates
 
 __all__ = ["estimates_table", "headline", "number"]
@@ -50,9 +51,9 @@ def estimates_table(model: Model, intervals: pd.DataFrame | None = None) -> Rend
         ends = _ends(intervals, str(node), str(parameter), len(group))
         for position, row in enumerate(group.head(MOST_ENTRIES).itertuples(index=False)):
             whose = _node(model, str(node)) if node != last else Text("")
-            which = Text("" if position else str(parameter))
+            which = Text("" if position else printable(str(parameter), keep=""))
             numbers = [number(float(str(row.value))), *ends[position]]
-            table.add_row(whose, which, Text(str(row.at)), *numbers, "fixed" if row.fixed else "")
+            table.add_row(whose, which, Text(printable(str(row.at), keep="")), *numbers, "fixed" if row.fixed else "")
             last = str(node)
         if len(group) > MOST_ENTRIES:
             table.add_row("", "", f"... and {len(group) - MOST_ENTRIES} more")
@@ -75,4 +76,4 @@ def _ends(intervals: pd.DataFrame | None, node: str, parameter: str, size: int) 
 def _node(model: Model, node: str) -> Text:
     kind = type(model.mechanisms[node]).__name__
     hidden = ", hidden" if model.structure.base(node) in model.graph.hidden else ""
-    return Text(node, style="bold") + Text(f" ({kind}{hidden})", style="not bold dim")
+    return Text(printable(node, keep=""), style="bold") + Text(f" ({kind}{hidden})", style="not bold dim")

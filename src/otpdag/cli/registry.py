@@ -22,7 +22,7 @@ from pathlib import Path
 
 from otpdag.errors import ModelError
 
-__all__ = ["Experiment", "Run", "discover", "experiment", "find_folder", "registered"]
+__all__ = ["Experiment", "Run", "discover", "experiment", "find_folder", "named_folder", "registered"]
 
 
 @dataclass(frozen=True)
@@ -72,18 +72,26 @@ def registered() -> dict[str, Experiment]:
     return dict(sorted(_REGISTRY.items()))
 
 
-def find_folder(start: Path | None = None) -> Path | None:
-    """The folder ``experiments`` of a checkout around ``start``, or of the one that the package runs from."""
-    here = (start or Path.cwd()).resolve()
-    package = Path(__file__).resolve()
-    for root in (here, *here.parents, *package.parents):
-        if _is_checkout(root) and (root / "experiments").is_dir():
-            return root / "experiments"
+def find_folder() -> Path | None:
+    """The folder ``experiments`` of the checkout that the package runs from; code of no other folder is run unasked."""
+    source = Path(__file__).resolve().parents[2]
+    root = source.parent
+    if source.name == "src" and _is_checkout(root) and (root / "experiments").is_dir():
+        return root / "experiments"
     return None
 
 
+def named_folder(folder: Path) -> Path:
+    """The folder that a user names: a checkout, or its ``experiments``."""
+    inner = folder / "experiments"
+    chosen = (inner if inner.is_dir() else folder).resolve()
+    if not chosen.is_dir():
+        raise ModelError(f"--folder must be a folder; {str(folder)!r} is none")
+    return chosen
+
+
 def _is_checkout(root: Path) -> bool:
-    """Whether a folder is this project's: code of other folders is never run."""
+    """Whether a folder is this project's."""
     try:
         with (root / "pyproject.toml").open("rb") as file:
             return bool(tomllib.load(file).get("project", {}).get("name") == "otpdag")

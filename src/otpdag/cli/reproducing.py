@@ -8,10 +8,13 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
-from otpdag.cli.console import check_folder, out, say, warn
-from otpdag.cli.registry import Run, discover, find_folder, registered
+from otpdag.cli.console import LONGEST_SEED, check_folder, note_written, out, say, warn
+from otpdag.cli.registry import Experiment, Run, discover, find_folder, named_folder, registered
 from otpdag.errors import ModelError
+from otpdag.files import make_folder
+from otpdag.model.rendering import printable
 
 __all__ = ["reproduce"]
 
@@ -28,16 +31,20 @@ def reproduce(
     out_folder: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="Where results go; runs/NAME if left out.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Determines the run.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=LONGEST_SEED, help="Determines the run.")] = 0,
     scale: Annotated[
         Scale | None, typer.Option("--scale", help="The paper's size (the default), or a small one of minutes.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Short for --scale quick.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was interrupted.")] = False,
+    named: Annotated[
+        Path | None,
+        typer.Option("--folder", metavar="FOLDER", help="Checkout whose experiments are run; that of this package."),
+    ] = None,
 ) -> None:
     """Reproduce a table or figure; without a name, list what there is."""
-    folder = find_folder()
+    folder = find_folder() if named is None else named_folder(named)
     failed = {} if folder is None else discover(folder)
     known = registered()
     if name is None:
@@ -53,9 +60,17 @@ def reproduce(
         raise ModelError(f"{name} keeps no parts to resume from; run it again without --resume")
     target = out_folder or Path("runs") / name
     check_folder(target, force=force or resume)
-    target.mkdir(parents=True, exist_ok=True)
-    known[name].run(Run(target, seed, quick or scale is Scale.QUICK, resume))
+    with make_folder(target):  # which goes again if nothing came of it
+        _run(known[name], Run(target, seed, quick or scale is Scale.QUICK, resume))
     say(f"results are in {target}")
+
+
+def _run(chosen: Experiment, run: Run) -> None:
+    try:
+        chosen.run(run)
+    finally:
+        if any(run.folder.iterdir()):
+            note_written(run.folder)
 
 
 def _list(folder: Path | None, failed: dict[str, str]) -> None:
@@ -64,7 +79,7 @@ def _list(folder: Path | None, failed: dict[str, str]) -> None:
     known = registered()
     console = out()
     if not known and folder is None:
-        console.print("No experiments found: they are part of the repository; run this command inside a checkout.")
+        console.print("No experiments found: they are part of the repository; name a checkout with --folder.")
     elif not known:
         console.print(f"No experiments found in {folder}.")
     else:
@@ -72,5 +87,5 @@ def _list(folder: Path | None, failed: dict[str, str]) -> None:
         table.add_column("name", no_wrap=True)
         table.add_column("what")
         for entry in known.values():
-            table.add_row(entry.name, entry.title)
+            table.add_row(Text(printable(entry.name)), Text(printable(entry.title)))
         console.print(table)

@@ -11,19 +11,34 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from otpdag.cli.console import as_steps, check_file, model_at, out, put_table, say, table_at
+from otpdag.cli.console import (
+    LONGEST_SEED,
+    as_steps,
+    check_file,
+    model_at,
+    out,
+    put_table,
+    say,
+    table_at,
+    write_file,
+    write_out,
+)
+from otpdag.cli.csv_files import check_cells, read_csv_text
 from otpdag.cli.printing import estimates_table
 from otpdag.errors import ModelError
 from otpdag.model import Model
+from otpdag.model.rendering import printable
 
 __all__ = ["check", "impute", "posterior", "sample", "score", "show"]
+
+MOST_ROWS, MOST_DRAWS = 10_000_000, 100_000  # what one machine can hold
 
 ModelPath = Annotated[Path, typer.Argument(metavar="MODEL.OTP", help="A saved model, or the folder of a fit.")]
 DataPath = Annotated[Path, typer.Argument(metavar="DATA", help="A .csv or .parquet table; empty cells are missing.")]
 OutFile = Annotated[
     Path | None, typer.Option("--out", "-o", metavar="FILE", help="CSV file; standard output if left out.")
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Determines the draws.")]
+Seed = Annotated[int, typer.Option(min=0, max=LONGEST_SEED, help="Determines the draws.")]
 SequenceColumn = Annotated[
     str | None, typer.Option("--sequence", metavar="COLUMN", help="Lagged edges: column that tells sequences apart.")
 ]
@@ -52,13 +67,15 @@ def show(model_path: ModelPath) -> None:
 
 def sample(
     model_path: ModelPath,
-    rows: Annotated[int, typer.Option(min=1, help="Number of rows, or of sequences.")] = 1000,
+    rows: Annotated[int, typer.Option(min=1, max=MOST_ROWS, help="Number of rows, or of sequences.")] = 1000,
     seed: Seed = 0,
     do: Annotated[
         list[str] | None, typer.Option(metavar="NODE=VALUE", help="Intervene: set a node. May be repeated.")
     ] = None,
     given: Annotated[Path | None, typer.Option(metavar="DATA", help="Table with the nodes that are Given.")] = None,
-    length: Annotated[int | None, typer.Option(min=1, help="Lagged edges: steps of each sequence.")] = None,
+    length: Annotated[
+        int | None, typer.Option(min=1, max=MOST_ROWS, help="Lagged edges: steps of each sequence.")
+    ] = None,
     out_file: OutFile = None,
     force: Force = False,
 ) -> None:
@@ -68,14 +85,14 @@ def sample(
     if model.graph.is_dynamic and length is None:
         raise ModelError("the graph has lagged edges: say how long the sequences are with --length")
     settings = dict(_setting(model, text) for text in do or [])
-    table = None if given is None else table_at(given)
+    table = None if given is None else _table_for(model, given)
     put_table(model.sample(rows, seed=seed, do=settings, given=table, length=length), out_file)
 
 
 def posterior(
     model_path: ModelPath,
     data: DataPath,
-    draws: Annotated[int, typer.Option(min=1, help="Draws for each row.")] = 200,
+    draws: Annotated[int, typer.Option(min=1, max=MOST_DRAWS, help="Draws for each row.")] = 200,
     seed: Seed = 0,
     all_draws: Annotated[bool, typer.Option("--all-draws", help="Write every draw, not a summary by row.")] = False,
     sequence: SequenceColumn = None,
@@ -91,14 +108,14 @@ def posterior(
     model = model_at(model_path)
     if not model.graph.hidden:
         raise ModelError("the model has no hidden nodes; `otpdag impute` fills missing cells")
-    drawn = model.posterior(as_steps(table_at(data), sequence, time), draws=draws, seed=seed)
+    drawn = model.posterior(as_steps(_table_for(model, data), sequence, time), draws=draws, seed=seed)
     put_table(drawn.reset_index() if all_draws else _summary(model, drawn), out_file)
 
 
 def impute(
     model_path: ModelPath,
     data: DataPath,
-    draws: Annotated[int, typer.Option(min=1, help="Draws that a filled cell summarises.")] = 100,
+    draws: Annotated[int, typer.Option(min=1, max=MOST_DRAWS, help="Draws that a filled cell summarises.")] = 100,
     seed: Seed = 0,
     random: Annotated[bool, typer.Option("--random", help="Fill with one draw, for multiple imputation.")] = False,
     sequence: SequenceColumn = None,
@@ -106,14 +123,23 @@ def impute(
     out_file: OutFile = None,
     force: Force = False,
 ) -> None:
-    """Fill the missing cells of a table; columns that belong to no node stay as they are."""
+    """Fill the missing cells of a table; whatever else stands in the file stays as it is written."""
     check_file(out_file, force=force)
     model = model_at(model_path)
-    table = table_at(data)
+    table = _table_for(model, data)
     filled = model.impute(as_steps(table, sequence, time), draws=draws, seed=seed, random=random)
-    count = int(table.reindex(columns=filled.columns).isna().to_numpy().sum())
+    merged = _merged(table, filled)
+    count = int((table.isna() & merged.notna()).to_numpy().sum())
     say(f"filled {count:,} cells")
-    put_table(_merged(table, filled), out_file)
+    if data.suffix != ".csv" or (out_file is not None and out_file.suffix == ".parquet"):
+        put_table(merged, out_file)
+        return
+    text = read_csv_text(data, table).with_cells(_new_cells(table, merged))
+    if out_file is None:
+        write_out(text)
+        return
+    write_file(out_file, text)
+    say(f"wrote {len(table):,} rows to {out_file}")
 
 
 def score(
@@ -125,7 +151,8 @@ def score(
     time: TimeColumn = None,
 ) -> None:
     """Measure how far rows are from a model: a transport distance (small is good) or the mean log-likelihood."""
-    value = model_at(model_path).score(as_steps(table_at(data), sequence, time), kind=kind.value, seed=seed)
+    model = model_at(model_path)
+    value = model.score(as_steps(_table_for(model, data), sequence, time), kind=kind.value, seed=seed)
     say(
         "energy distance between the rows and as many model samples; smaller is better"
         if kind is ScoreKind.transport
@@ -136,15 +163,23 @@ def score(
 
 def check(model_path: ModelPath, data: DataPath, seed: Seed = 0) -> None:
     """Tell which node fits badly: distances between its recovered noise and fresh noise, the worst node first."""
-    residuals = model_at(model_path).check(table_at(data), seed=seed)
+    model = model_at(model_path)
+    residuals = model.check(_table_for(model, data), seed=seed)
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("node")
     for title in residuals.columns:
         table.add_column(str(title), justify="right")
     for node, row in residuals.iterrows():
-        table.add_row(Text(str(node)), *(f"{value:.4f}" for value in row))
+        table.add_row(Text(printable(str(node), keep="")), *(f"{value:.4f}" for value in row))
     out().print(table)
     say("excess: standard deviations above what chance gives; above about 3 the node is misspecified")
+
+
+def _table_for(model: Model, path: Path) -> pd.DataFrame:
+    """A table whose numbers are numbers."""
+    table = table_at(path)
+    check_cells(table, model)
+    return table
 
 
 def _setting(model: Model, text: str) -> tuple[str, Any]:
@@ -192,3 +227,9 @@ def _merged(table: pd.DataFrame, filled: pd.DataFrame) -> pd.DataFrame:
     for column in filled.columns:
         merged[column] = filled[column].reindex(merged.index)
     return merged
+
+
+def _new_cells(table: pd.DataFrame, merged: pd.DataFrame) -> dict[tuple[int, int], Any]:
+    """What was filled in, by row and column."""
+    fresh = (table.isna() & merged.notna()).to_numpy()
+    return {(int(row), int(column)): merged.iat[row, column] for row, column in zip(*fresh.nonzero(), strict=True)}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,19 +10,16 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from otpdag.data import Schema
+from otpdag.bundles import read_bundle, refusing, write_bundle
 from otpdag.errors import DataError, ModelError
-from otpdag.model import Model
 
-__all__ = ["PictureFormat", "adopt_parameters", "check_at_least", "read_estimator", "write_estimator"]
+__all__ = ["PictureFormat", "check_accounted", "check_at_least", "read_estimator", "read_format", "write_estimator"]
 
 Floats = NDArray[np.float32]
 CHANNELS = (1, 3)
+MOST_PIXELS = 1 << 14  # along a side
 
 
 @dataclass(frozen=True)
@@ -148,26 +143,48 @@ def _peak(held: NDArray[Any]) -> float:
 
 
 def write_estimator(path: str | Path, kind: str, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Write settings as JSON and numbers as safetensors in one zip file; nothing is pickled."""
-    content = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("estimator.json", json.dumps({"format": f"otpdag {kind}", "version": 1, **state}, indent=1))
-        archive.writestr("tensors.safetensors", save_tensors(content))
+    """Write settings as JSON and numbers as safetensors in one zip file, in one step; nothing is pickled."""
+    write_bundle(path, "estimator.json", {"format": f"otpdag {kind}", "version": 1, **state}, tensors)
 
 
 def read_estimator(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read what :func:`write_estimator` wrote."""
-    if not Path(path).is_file():
-        raise DataError(f"no {kind} at {str(path)!r}")
-    try:
-        with zipfile.ZipFile(path) as archive:
-            state = json.loads(archive.read("estimator.json"))
-            tensors = load_tensors(archive.read("tensors.safetensors"))
-    except (zipfile.BadZipFile, KeyError, ValueError, SafetensorError) as error:
-        raise DataError(f"{str(path)!r} is not a saved {kind}: {error}") from None
+    state, tensors = read_bundle(path, "estimator.json", kind)
     if state.get("format") != f"otpdag {kind}" or state.get("version") != 1:
-        raise DataError(f"{str(path)!r} holds {state.get('format')!r}, version {state.get('version')}; not a {kind}")
+        raise DataError(
+            f"{str(path)!r} holds {state.get('format')!r:.60}, version {state.get('version')!r:.20}; not a {kind}"
+        )
+    with refusing(path, kind):
+        if not isinstance(state["settings"], dict):
+            raise ValueError("its settings are none")
+        for name, value in tensors.items():
+            if not value.is_floating_point() or not bool(torch.isfinite(value).all()):
+                raise ValueError(f"{name!r:.60} holds numbers that are not finite")
     return state, tensors
+
+
+def check_accounted(tensors: Mapping[str, Tensor], **sizes: int) -> None:
+    """Refuse settings that ask for larger networks than the file's tensors fill, before one is made.
+
+    Args:
+        tensors: All that the file holds.
+        sizes: Numbers of entries of single parameters, by what messages call them.
+    """
+    held = sum(value.numel() for value in tensors.values())
+    for name, size in sizes.items():
+        if not 0 <= size <= held:
+            raise ValueError(f"its {name} asks for {size:,} numbers, the file holds {held:,}")
+
+
+def read_format(state: Mapping[str, Any]) -> PictureFormat:
+    """The format of images that a file describes."""
+    read = PictureFormat(**state)
+    sizes = (read.channels, read.height, read.width)
+    if not all(type(size) is int and 1 <= size <= MOST_PIXELS for size in sizes) or read.channels not in CHANNELS:
+        raise ValueError(f"its images have sizes {sizes!r:.60}")
+    if read.layout not in ("last", "first", "none") or read.peak not in (1, 255):
+        raise ValueError(f"its images have layout {read.layout!r:.40} and peak {read.peak!r:.40}")
+    return read
 
 
 def check_at_least(least: float, **arguments: float) -> None:
@@ -175,12 +192,3 @@ def check_at_least(least: float, **arguments: float) -> None:
     for name, value in arguments.items():
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not value >= least:
             raise ModelError(f"{name} must be a number of at least {least:g}; got {value!r}")
-
-
-def adopt_parameters(
-    model: Model, known: Mapping[str, Tensor], tensors: Mapping[str, Tensor], path: str | Path
-) -> None:
-    """Give a model the parameters read from a file, if they are of the shapes that are ``known``, in their order."""
-    if {key: value.shape for key, value in known.items()} != {key: value.shape for key, value in tensors.items()}:
-        raise DataError(f"{str(path)!r} holds parameters of other networks than these")
-    model.adopt(model.structure, {key: tensors[key] for key in known}, Schema.of(model.spaces, model.graph), ())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, Self, cast
@@ -17,13 +17,22 @@ from torch import Tensor, nn
 from otpdag import mechanisms as m
 from otpdag.backward.encoder import EncoderMap
 from otpdag.backward.quantized import QuantizedMap
+from otpdag.bundles import refusing
+from otpdag.data import Schema
 from otpdag.divergences import SlicedWasserstein
 from otpdag.divergences.base import AbstractDivergence
 from otpdag.engine import Adam, FitResult, Method
 from otpdag.engine.kinds.image_data import initial_theta
 from otpdag.engine.monitor import Callback
 from otpdag.errors import DataError, ModelError, NotFittedError
-from otpdag.estimators._pictures import PictureFormat, adopt_parameters, check_at_least, read_estimator, write_estimator
+from otpdag.estimators._pictures import (
+    PictureFormat,
+    check_accounted,
+    check_at_least,
+    read_estimator,
+    read_format,
+    write_estimator,
+)
 from otpdag.estimators._training import train_encoder
 from otpdag.estimators.code_prior import CodePrior
 from otpdag.graph import Graph
@@ -372,19 +381,44 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
     def load(cls, path: str | Path, *, encoder: nn.Module | None = None, decoder: nn.Module | None = None) -> Self:
         """Read what :meth:`save` wrote; networks of your own, whose code is not saved, must be given again."""
         state, tensors = read_estimator(path, KIND)
+        with refusing(path, KIND):
+            return cls._restored(state, tensors, encoder, decoder)
+
+    @classmethod
+    def _restored(
+        cls,
+        state: Mapping[str, Any],
+        tensors: dict[str, Tensor],
+        encoder: nn.Module | None,
+        decoder: nn.Module | None,
+    ) -> Self:
         if state["own_networks"] and (encoder is None or decoder is None):
             raise DataError("this auto-encoder has networks of its user, which are not saved: pass encoder and decoder")
-        estimator = cls(**state["settings"], encoder=encoder, decoder=decoder)
-        estimator.format_ = PictureFormat(**state["format_"])
-        estimator._build()
+        restored = cls(**state["settings"], encoder=encoder, decoder=decoder)
+        restored.format_ = read_format(state["format_"])
+        restored._check_sizes(tensors)
+        restored._build()
         learned = {name.removeprefix(PRIOR): tensors.pop(name) for name in list(tensors) if name.startswith(PRIOR)}
-        known = initial_theta(estimator.model_.structure, 0) | estimator._map.init()
-        adopt_parameters(estimator.model_, known, tensors, path)
-        estimator._read_params()
-        estimator.perplexity_ = state["perplexity"]
+        known = initial_theta(restored.model_.structure, 0) | restored._map.init()
+        if {k: (v.shape, v.dtype) for k, v in known.items()} != {k: (v.shape, v.dtype) for k, v in tensors.items()}:
+            raise DataError("it holds parameters of other networks than these")
+        ordered = {key: tensors[key] for key in known}
+        schema = Schema.of(restored.model_.spaces, restored.model_.graph)
+        restored.model_.adopt(restored.model_.structure, ordered, schema, ())
+        restored._read_params()
+        restored.perplexity_ = float(state["perplexity"])
         if "prior" in state:
-            estimator.prior_ = CodePrior.from_state(state["prior"], learned)
-        return estimator
+            check_accounted(learned, prior=state["prior"]["n_codes"] * state["prior"]["positions"])
+            restored.prior_ = CodePrior.from_state(state["prior"], learned)
+        return restored
+
+    def _check_sizes(self, tensors: Mapping[str, Tensor]) -> None:
+        """Refuse settings of a file that its tensors do not bear out."""
+        check_at_least(1, n_codes=self.n_codes, code_dim=self.code_dim, width=self.width)
+        check_accounted(tensors, codebook=self.n_codes * self.code_dim)
+        if self.encoder is None or self.decoder is None:
+            grid = math.prod(positions(self.format_.height, self.format_.width))
+            check_accounted(tensors, network=self.width**2, weights=grid * self.n_codes)
 
 
 def _perplexity(codes: Codes, size: int) -> float:

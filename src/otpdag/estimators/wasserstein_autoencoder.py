@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,13 +17,22 @@ from torch import Tensor, nn
 
 from otpdag import mechanisms as m
 from otpdag.backward.encoder import EncoderMap
+from otpdag.bundles import refusing
+from otpdag.data import Schema
 from otpdag.divergences import MMD, Sinkhorn, SlicedWasserstein
 from otpdag.divergences.base import AbstractDivergence
 from otpdag.engine import Adam, FitResult, Method
 from otpdag.engine.kinds.image_data import initial_theta
 from otpdag.engine.monitor import Callback
 from otpdag.errors import DataError, ModelError, NotFittedError
-from otpdag.estimators._pictures import PictureFormat, adopt_parameters, check_at_least, read_estimator, write_estimator
+from otpdag.estimators._pictures import (
+    PictureFormat,
+    check_accounted,
+    check_at_least,
+    read_estimator,
+    read_format,
+    write_estimator,
+)
 from otpdag.estimators._training import train_encoder
 from otpdag.graph import Graph
 from otpdag.image_networks import dense_decoder, dense_encoder, seeded
@@ -272,16 +282,44 @@ class WassersteinAutoencoder(TransformerMixin, BaseEstimator):
     def load(cls, path: str | Path, *, encoder: nn.Module | None = None, decoder: nn.Module | None = None) -> Self:
         """Read what :meth:`save` wrote; networks of your own, whose code is not saved, must be given again."""
         state, tensors = read_estimator(path, KIND)
+        with refusing(path, KIND):
+            return cls._restored(state, tensors, encoder, decoder)
+
+    @classmethod
+    def _restored(
+        cls,
+        state: Mapping[str, Any],
+        tensors: Mapping[str, Tensor],
+        encoder: nn.Module | None,
+        decoder: nn.Module | None,
+    ) -> Self:
         for name, own, given in zip(("encoder", "decoder"), state["own_networks"], (encoder, decoder), strict=True):
             if own and given is None:
                 raise DataError(f"this auto-encoder has a network of its user, which is not saved: pass {name}")
-        estimator = cls(**state["settings"], encoder=encoder, decoder=decoder, prior=m.from_spec(state["prior"]))
-        estimator.format_ = None if state["format_"] is None else PictureFormat(**state["format_"])
-        estimator.n_features_in_ = state["features"]
-        estimator._build()
-        known = initial_theta(estimator.model_.structure, 0) | estimator._map.init()
-        adopt_parameters(estimator.model_, known, tensors, path)
-        return estimator
+        restored = cls(**state["settings"], encoder=encoder, decoder=decoder, prior=m.from_spec(state["prior"]))
+        restored.format_ = None if state["format_"] is None else read_format(state["format_"])
+        restored.n_features_in_ = state["features"]
+        restored._check_sizes(tensors)
+        restored._build()
+        known = initial_theta(restored.model_.structure, 0) | restored._map.init()
+        if {k: (v.shape, v.dtype) for k, v in known.items()} != {k: (v.shape, v.dtype) for k, v in tensors.items()}:
+            raise DataError("it holds parameters of other networks than these")
+        ordered = {key: tensors[key] for key in known}
+        schema = Schema.of(restored.model_.spaces, restored.model_.graph)
+        restored.model_.adopt(restored.model_.structure, ordered, schema, ())
+        return restored
+
+    def _check_sizes(self, tensors: Mapping[str, Tensor]) -> None:
+        """Refuse settings of a file that its tensors do not bear out."""
+        features = self.n_features_in_
+        if type(features) is not int or (self.format_ is not None and features != math.prod(self.format_.shape)):
+            raise ValueError(f"it has {features!r:.40} features")
+        sizes = (features, *self.hidden, self.n_components)
+        if self.encoder is None:
+            check_accounted(tensors, encoder=sum(a * b for a, b in pairwise(sizes)))
+        if self.decoder is None:
+            check_accounted(tensors, decoder=sum(a * b for a, b in pairwise(sizes)))
+        check_at_least(1, n_components=self.n_components, features=features)
 
 
 def _is_table(X: ArrayLike | Tensor) -> bool:

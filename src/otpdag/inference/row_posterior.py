@@ -140,6 +140,11 @@ def posterior_draws(fitted: Fitted, batch: Batch, draws: int, seed: int) -> dict
         result = evaluate(structure, fitted.naturals, group)
         joint = (result.log_prior + result.log_likelihood).detach().expand(1, len(group.rows), -1)[0]
         probs = torch.softmax(joint, -1)
+        if not bool(torch.isfinite(probs).all()):
+            row = int(group.rows[(~torch.isfinite(probs)).any(-1).nonzero()[0, 0]])
+            raise ModelError(
+                f"row {row} has no density under the model: its parameters or the row are out of all range"
+            )
         chosen = torch.multinomial(probs, draws, replacement=True, generator=generator)  # (n, draws)
         values: dict[str, Tensor] = {}
         for node in group.unknown:

@@ -30,6 +30,9 @@ __all__ = [
 ]
 
 
+MOST_SPREAD = 1 << 22  # entries over which a single given number is spread out: 32 MB
+
+
 class Support(ABC):
     """A bijection between an unconstrained tensor and a parameter in its natural units."""
 
@@ -241,6 +244,11 @@ class Parameter:
         if not isinstance(self.setting, Fixed | Start):
             raise TypeError(f"parameter {name!r} of node {node!r} has no given value")
         value = torch.as_tensor(np.asarray(self.setting.value, dtype=float))
+        if int(np.prod(self.shape, dtype=float)) > max(MOST_SPREAD, value.numel()):
+            raise ModelError(
+                f"parameter {name!r} of node {node!r} has shape {self.shape}; a given value is spread over at most "
+                f"{MOST_SPREAD} entries"
+            )
         if value.numel() == int(np.prod(self.shape)):
             value = value.reshape(self.shape)
         try:

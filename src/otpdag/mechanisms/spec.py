@@ -70,11 +70,27 @@ def from_spec(
                 )
             arguments[argument] = functions[node]
         else:
+            _check_plain(_REGISTRY[name], argument, value, node)
             arguments[argument] = _decode(value)
     try:
         return _REGISTRY[name](**arguments)
     except TypeError as error:
         raise ModelError(f"{_at(node)}{name} does not accept the saved arguments: {error}") from None
+
+
+def _check_plain(kind: type[Mechanism], argument: str, value: Any, node: str) -> None:
+    """Refuse an argument of another kind than the class declares; what it declares otherwise it checks itself."""
+    parameter = inspect.signature(kind.__init__).parameters.get(argument)
+    declared = "" if parameter is None else str(getattr(parameter.annotation, "__name__", parameter.annotation))
+    good = {
+        "int": type(value) is int,
+        "bool": isinstance(value, bool),
+        "float": isinstance(value, int | float) and not isinstance(value, bool),
+        "str": isinstance(value, str),
+        "Sequence[int]": isinstance(value, list) and all(type(item) is int and item >= 1 for item in value),
+    }
+    if not good.get(declared, True):
+        raise ModelError(f"{_at(node)}{kind.__name__} takes {declared} for {argument!r}; got {value!r:.60}")
 
 
 def recorded(init: Callable[..., None]) -> Callable[..., None]:

@@ -1,129 +1,233 @@
 """Save and load a model: one zip file with JSON for the structure and safetensors for the numbers.
 
-Nothing is pickled, so loading a file runs no code from it.
+What is read is checked like what a user gives: the graph, the arguments and sizes of mechanisms, shapes and supports of
+parameters, column names and labels, learned maps. Every file that does not hold a model is an error of this library.
 """
 
 from __future__ import annotations
 
-import json
-import zipfile
-import zlib
+import math
+import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
+import torch
 from torch import Tensor
 
 from otpdag.backward.amortized import AmortizedMap, RowCode
-from otpdag.data import Schema
-from otpdag.errors import DataError
+from otpdag.bundles import read_bundle, refusing, write_bundle
+from otpdag.data import Column, Label, Schema
+from otpdag.errors import DataError, ModelError, OtpdagError
 from otpdag.graph import Graph
-from otpdag.mechanisms import from_spec
+from otpdag.mechanisms import Mechanism, from_spec
+from otpdag.mechanisms.parameters import SIMPLEX, Parameter
+from otpdag.mechanisms.predicted import Predicted
+from otpdag.spaces import Discrete, Space
 from otpdag.structure import Structure
 
-__all__ = ["FORMAT_VERSION", "read_archive", "write_archive"]
+__all__ = ["FORMAT_VERSION", "ModelState", "SavedMap", "read_archive", "write_archive"]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""1 had no class of a map; such files are still read."""
 
-State = dict[str, Any]
+WHAT = "otpdag model"
+ENTRIES = 1 << 22  # numbers that a description may ask for without bringing a file of that many bytes
+MOST_LAYERS, MOST_UNITS = 64, 1 << 14
+SINGLE_PRECISION = 1e-4  # how far probabilities in single precision may be from a sum of one
+
+MapFactory = Callable[..., AmortizedMap]
 
 
-def write_archive(
-    path: str | Path,
-    structure: Structure,
-    schema: Schema | None,
-    naturals: Mapping[str, Mapping[str, Tensor]] | None,
-    phi: Mapping[str, Tensor],
-    maps: tuple[AmortizedMap, ...],
-    count_range: Mapping[str, float],
-) -> None:
+@dataclass(frozen=True)
+class SavedMap:
+    """A learned map as a file holds it: what :meth:`AmortizedMap.spec` says, and centre and spread of the columns."""
+
+    spec: Mapping[str, Any]
+    nodes: tuple[str, ...]
+    roots: tuple[str, ...]
+    shift: Mapping[str, Tensor]
+    scale: Mapping[str, Tensor]
+
+    @classmethod
+    def of(cls, backward: AmortizedMap) -> SavedMap:
+        """Describe a map."""
+        code = backward.code
+        return cls(backward.spec(), code.nodes, tuple(sorted(code.roots)), code.shift, code.scale)
+
+    @property
+    def name(self) -> str:
+        """The map's name among those of its fit."""
+        return str(self.spec["name"])
+
+    @property
+    def kind(self) -> str:
+        """The name of the map's class."""
+        return str(self.spec["type"])
+
+    def rebuilt(self, structure: Structure, factory: MapFactory) -> AmortizedMap:
+        """The map, built by its class or a function with the same arguments."""
+        code = RowCode(self.nodes, self.shift, self.scale, frozenset(self.roots))
+        arguments = {key: tuple(v) if isinstance(v, list) else v for key, v in self.spec.items() if key != "type"}
+        return factory(structure, code, **arguments)
+
+
+@dataclass(frozen=True)
+class ModelState:
+    """Everything that a file says of a model beside its structure."""
+
+    schema: Schema | None
+    naturals: dict[str, dict[str, Tensor]] | None
+    phi: dict[str, Tensor]
+    maps: tuple[AmortizedMap, ...]
+    count_range: dict[str, float]
+    left_out: tuple[SavedMap, ...] = ()
+    """Maps whose class was not given."""
+
+
+def write_archive(path: str | Path, structure: Structure, state: ModelState) -> None:
     """Write a model to ``path``."""
-    tensors: dict[str, Tensor] = {f"phi/{key}": value for key, value in phi.items()}
-    for node, found in (naturals or {}).items():
-        tensors |= {f"natural/{node}/{name}": value for name, value in found.items()}
+    tensors: dict[str, Tensor] = {f"phi/{key}": value for key, value in state.phi.items()}
+    for node, naturals in (state.naturals or {}).items():
+        tensors |= {f"natural/{node}/{name}": value for name, value in naturals.items()}
     for node, mechanism in structure.mechanisms.items():
         tensors |= {f"buffers/{node}/{name}": value for name, value in mechanism.buffers().items()}
-    for backward in maps:
-        for node in backward.code.shift:
-            tensors[f"code/{backward.name}/{node}/shift"] = backward.code.shift[node]
-            tensors[f"code/{backward.name}/{node}/scale"] = backward.code.scale[node]
-    state = {
-        "format": "otpdag model",
+    maps = (*map(SavedMap.of, state.maps), *state.left_out)
+    for saved in maps:
+        for node in saved.shift:
+            tensors[f"code/{saved.name}/{node}/shift"] = saved.shift[node]
+            tensors[f"code/{saved.name}/{node}/scale"] = saved.scale[node]
+    description = {
+        "format": WHAT,
         "version": FORMAT_VERSION,
-        "fitted": naturals is not None,
+        "fitted": state.naturals is not None,
         "graph": structure.graph.to_dict(),
         "mechanisms": {node: mechanism.spec() for node, mechanism in structure.mechanisms.items()},
-        "schema": None if schema is None else schema.to_dict(),
-        "maps": [_map_state(backward) for backward in maps],
-        "count_range": dict(count_range),
+        "schema": None if state.schema is None else state.schema.to_dict(),
+        "maps": [
+            {"spec": dict(s.spec), "code": list(s.nodes), "units": list(s.shift), "roots": list(s.roots)} for s in maps
+        ],
+        "count_range": dict(state.count_range),
     }
-    content = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("model.json", json.dumps(state, indent=1))
-        archive.writestr("tensors.safetensors", save_tensors(content))
+    write_bundle(path, "model.json", description, tensors)
 
 
-def _map_state(backward: AmortizedMap) -> State:
-    return {
-        "name": backward.name,
-        "code": list(backward.code.nodes),
-        "units": list(backward.code.shift),
-        "roots": sorted(backward.code.roots),
-        "targets": list(backward.targets),
-        "hidden": list(backward.hidden),
-        "explains": list(backward.explains),
-    }
-
-
-def read_archive(path: str | Path, functions: Mapping[str, Callable[..., Any]] | None) -> tuple[Structure, State]:
+def read_archive(
+    path: str | Path,
+    functions: Mapping[str, Callable[..., Any]] | None,
+    maps: Mapping[str, MapFactory] | None,
+) -> tuple[Structure, ModelState]:
     """Read a model's structure and the rest of its state."""
-    state, tensors = _open(Path(path))
-    graph = Graph.from_dict(state["graph"])
-    mechanisms = {node: from_spec(spec, node=node, functions=functions) for node, spec in state["mechanisms"].items()}
-    structure = _with_buffers(Structure.bind(graph, mechanisms), tensors)
-    found = _under(tensors, "natural/")  # in an order of its own
-    naturals = {
-        node: {name: found[f"{node}/{name}"] for name in mechanism.declared() if f"{node}/{name}" in found}
-        for node, mechanism in structure.mechanisms.items()
-    }
-    return structure, {
-        "schema": None if state["schema"] is None else Schema.from_dict(state["schema"]),
-        "naturals": naturals if state["fitted"] else None,
-        "phi": _under(tensors, "phi/"),
-        "maps": tuple(_read_map(structure, entry, tensors) for entry in state["maps"]),
-        "count_range": state["count_range"],
-    }
-
-
-def _open(path: Path) -> tuple[State, dict[str, Tensor]]:
-    if not path.is_file():
-        raise DataError(f"no model at {str(path)!r}")
-    try:
-        with zipfile.ZipFile(path) as archive:
-            state = json.loads(archive.read("model.json"))
-            if not isinstance(state, dict) or state.get("format") != "otpdag model":
-                raise ValueError("model.json describes something else")
-            _check_version(path, state.get("version"))
-            tensors = load_tensors(archive.read("tensors.safetensors"))
-    except (zipfile.BadZipFile, zlib.error, KeyError, ValueError, SafetensorError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{str(path)!r} is not a saved otpdag model: {error}") from None
-    return state, tensors
-
-
-def _check_version(path: Path, version: object) -> None:
-    if not isinstance(version, int) or version > FORMAT_VERSION:
-        raise DataError(
-            f"{str(path)!r} has format version {version!r}; this release reads up to {FORMAT_VERSION}: update otpdag"
+    state, tensors = read_bundle(path, "model.json", WHAT)
+    with refusing(path, WHAT):
+        if state.get("format") != WHAT:
+            raise ValueError("model.json describes something else")
+        _check_version(path, state.get("version"))
+        _check_kinds(state)
+        size = Path(path).stat().st_size
+        structure = _with_buffers(_structure(state, functions, size), tensors)
+        schema = None if state["schema"] is None else _schema(state["schema"], structure)
+        if state["fitted"] and schema is None:
+            raise ValueError("it is fitted, but says nothing of columns")
+        phi = {key: _finite(key, value) for key, value in _under(tensors, "phi/").items()}
+        saved = [_saved_map(entry, structure, tensors) for entry in state["maps"]]
+        rebuilt = _rebuilt(saved, structure, phi, maps or {})
+        left_out = tuple(entry for entry in saved if entry.name not in rebuilt)
+        if left_out:
+            warnings.warn(_left_out_message(left_out, path), UserWarning, stacklevel=4)
+        return structure, ModelState(
+            schema=schema,
+            naturals=_naturals(structure, tensors) if state["fitted"] else None,
+            phi=phi,
+            maps=tuple(rebuilt.values()),
+            count_range=_count_range(state["count_range"], structure.graph),
+            left_out=left_out,
         )
+
+
+def _check_version(path: str | Path, version: object) -> None:
+    if not isinstance(version, int) or isinstance(version, bool) or not 1 <= version <= FORMAT_VERSION:
+        raise DataError(
+            f"{str(path)!r} has format version {version!r:.40}; this release reads up to {FORMAT_VERSION}: "
+            "update otpdag"
+        )
+
+
+def _check_kinds(state: Mapping[str, Any]) -> None:
+    """Refuse a description whose parts are of another kind than ours."""
+    kinds = {"fitted": bool, "graph": dict, "mechanisms": dict, "schema": dict | None, "maps": list}
+    for key, kind in {**kinds, "count_range": dict}.items():
+        if not isinstance(state[key], kind):
+            raise ValueError(f"{key!r} is {type(state[key]).__name__}")
+    for node, spec in state["mechanisms"].items():
+        if not isinstance(spec, dict) or not isinstance(spec["type"], str) or not isinstance(spec["arguments"], dict):
+            raise ValueError(f"the mechanism of {node!r} is no class with arguments")
 
 
 def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {key[len(prefix) :]: value for key, value in tensors.items() if key.startswith(prefix)}
+
+
+# --- structure --------------------------------------------------------------------------------------------------------
+
+
+def _structure(state: Mapping[str, Any], functions: Mapping[str, Callable[..., Any]] | None, size: int) -> Structure:
+    graph = Graph.from_dict(state["graph"])
+    mechanisms = {node: from_spec(spec, node=node, functions=functions) for node, spec in state["mechanisms"].items()}
+    if not set(graph.nodes) <= set(mechanisms):
+        raise ValueError(f"nodes without a mechanism: {sorted(set(graph.nodes) - set(mechanisms))!r:.100}")
+    _check_room(graph, mechanisms, state["mechanisms"], size)
+    structure = Structure.bind(graph, mechanisms)
+    for node, mechanism in structure.mechanisms.items():
+        _check_shapes(node, mechanism)
+    return structure
+
+
+def _check_room(graph: Graph, mechanisms: Mapping[str, Mechanism], specs: Mapping[str, Any], size: int) -> None:
+    """Refuse sizes that the file does not account for, before anything is laid out in them."""
+    needed = 0
+    for node, spec in specs.items():
+        arguments = spec["arguments"]
+        parents = () if arguments.get("network") or node not in graph else graph.parents(node)
+        spaces = [mechanisms[parent].space for parent in parents if _discrete_by_itself(mechanisms[parent])]
+        rows = math.prod(space.width for space in spaces)
+        needed += rows * max(1, sum(_asked_for(value) for value in arguments.values()))
+        if needed > max(ENTRIES, size):
+            raise ValueError(f"up to node {node!r} it asks for {needed:,} numbers, which it does not hold")
+
+
+def _discrete_by_itself(mechanism: Mechanism) -> bool:
+    """Whether a mechanism without a place in a graph is known to be a category."""
+    try:
+        return mechanism.space.is_discrete
+    except OtpdagError:
+        return False
+
+
+def _asked_for(argument: Any) -> int:
+    match argument:
+        case bool():
+            return 0
+        case int():
+            return abs(argument)
+        case {"space": str(), **fields}:
+            return math.prod(abs(field) for field in fields.values() if isinstance(field, int))
+        case list():
+            return sum(_asked_for(item) for item in argument if isinstance(item, int))
+    return 0
+
+
+def _check_shapes(node: str, mechanism: Mechanism) -> None:
+    """Refuse what a mechanism made of arguments that it did not expect."""
+    sizes = [mechanism.space.width, *(length for p in mechanism.declared().values() for length in p.shape)]
+    if not all(_is_whole(length) and length >= 0 for length in sizes) or mechanism.space.width < 1:
+        raise ValueError(f"node {node!r} has sizes that are no whole numbers")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _with_buffers(structure: Structure, tensors: Mapping[str, Tensor]) -> Structure:
@@ -131,16 +235,195 @@ def _with_buffers(structure: Structure, tensors: Mapping[str, Tensor]) -> Struct
     for node, mechanism in structure.mechanisms.items():
         # a node's name may hold a slash, a buffer's may not
         buffers = {name: value for name, value in _under(tensors, f"buffers/{node}/").items() if "/" not in name}
-        mechanisms[node] = mechanism.with_buffers(buffers) if buffers else mechanism
+        if not buffers:
+            continue
+        _check_buffers(node, mechanism, buffers)
+        mechanisms[node] = mechanism.with_buffers(buffers)
     return structure.with_mechanisms(mechanisms)
 
 
-def _read_map(structure: Structure, entry: State, tensors: Mapping[str, Tensor]) -> AmortizedMap:
-    found = _under(tensors, f"code/{entry['name']}/")
-    shift = {node: found[f"{node}/shift"] for node in entry["units"]}
-    scale = {node: found[f"{node}/scale"] for node in entry["units"]}
-    code = RowCode(tuple(entry["code"]), shift, scale, frozenset(entry["roots"]))
-    return AmortizedMap(
-        structure, code, tuple(entry["targets"]), tuple(entry["hidden"]), entry["name"],
-        tuple(entry["explains"]),
-    )  # fmt: skip
+def _check_buffers(node: str, mechanism: Mechanism, buffers: Mapping[str, Tensor]) -> None:
+    shapes = {name: tuple(value.shape) for name, value in mechanism.buffers().items()}
+    if isinstance(mechanism, Predicted):
+        inputs, outputs = (mechanism.predictor.inputs,), (mechanism.predictor.dim,)
+        shapes = {"in_shift": inputs, "in_scale": inputs, "out_shift": outputs, "out_scale": outputs}
+        for name, value in buffers.items():
+            _finite(f"{node}/{name}", value, positive=name.endswith("scale"))
+    if shapes and {name: tuple(value.shape) for name, value in buffers.items()} != shapes:
+        raise ValueError(f"node {node!r} has units of another shape than its mechanism")
+
+
+# --- columns ----------------------------------------------------------------------------------------------------------
+
+
+def _schema(state: Mapping[str, Any], structure: Structure) -> Schema:
+    graph, mechanisms = structure.graph, structure.mechanisms
+    if set(state) != set(graph.nodes):
+        raise ValueError("its columns are those of other nodes than the graph's")
+    schema = Schema.from_dict({node: state[node] for node in graph.nodes})
+    for node in graph.nodes:
+        _check_column(node, schema[node], mechanisms[node].space)
+    names = [name for node in graph.nodes for name in schema[node].names]
+    if len(set(names)) < len(names):
+        raise ValueError("two nodes have one column")
+    return Schema({n: replace(column, space=mechanisms[n].space) for n, column in schema.columns.items()})
+
+
+def _check_column(node: str, column: Column, space: Space) -> None:
+    if column.space != space:
+        raise ValueError(f"node {node!r} has {space} by its mechanism and {column.space} by its column")
+    own = len(column.names) == space.cells and (
+        column.names == (node,) if space.cells == 1 else column.names == _cell_names(node, space.cells)
+    )
+    if not own:
+        raise ValueError(f"the columns of node {node!r} are not called after it")
+    if column.labels is not None and not _are_labels(column.labels, space):
+        raise ValueError(f"the labels of node {node!r} are not one for each of its categories")
+
+
+def _cell_names(node: str, cells: int) -> tuple[str, ...]:
+    return tuple(f"{node}.{cell}" for cell in range(cells))
+
+
+def _are_labels(labels: tuple[Label, ...], space: Space) -> bool:
+    plain = all(isinstance(label, str | bool | int | float) for label in labels)
+    return plain and isinstance(space, Discrete) and len(labels) == space.size == len(set(labels))
+
+
+def _count_range(state: Mapping[str, Any], graph: Graph) -> dict[str, float]:
+    for node, value in state.items():
+        number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 2**63
+        if node not in graph or not number:
+            raise ValueError(f"the largest count of {node!r:.60} is {value!r:.40}")
+    return dict(state)
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def _finite(name: str, value: Tensor, *, positive: bool = False) -> Tensor:
+    if value.dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"{name} holds {value.dtype}")
+    if not bool(torch.isfinite(value).all()) or (positive and not bool((value > 0).all())):
+        raise ValueError(f"{name} holds numbers that are not {'above zero' if positive else 'finite'}")
+    return value
+
+
+def _naturals(structure: Structure, tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Natural parameters, checked as those are that a user sets."""
+    given = _under(tensors, "natural/")  # in an order of its own
+    naturals: dict[str, dict[str, Tensor]] = {}
+    for node, mechanism in structure.mechanisms.items():
+        naturals[node] = {
+            name: _checked(f"{node}/{name}", given, parameter) for name, parameter in mechanism.declared().items()
+        }
+    unknown = given.keys() - {f"{node}/{name}" for node, own in naturals.items() for name in own}
+    if unknown:
+        raise ValueError(f"it holds parameters of no node: {sorted(unknown)!r:.100}")
+    return naturals
+
+
+def _checked(key: str, given: Mapping[str, Tensor], parameter: Parameter) -> Tensor:
+    value = given[key]
+    if tuple(value.shape) != (1, *parameter.shape):
+        raise ValueError(f"parameter {key!r} has shape {tuple(value.shape)[1:]}; expected {parameter.shape}")
+    held = _finite(f"parameter {key!r}", value).double()
+    if parameter.support is SIMPLEX and value.dtype == torch.float32:
+        total = held.sum(-1, keepdim=True)
+        held = torch.where((total - 1).abs() < SINGLE_PRECISION, held / total, held)
+    if value.numel() and not parameter.support.check(held[0]):
+        raise ValueError(f"parameter {key!r} must be {parameter.support.name}")
+    return value
+
+
+# --- learned maps -----------------------------------------------------------------------------------------------------
+
+
+def _saved_map(entry: Mapping[str, Any], structure: Structure, tensors: Mapping[str, Tensor]) -> SavedMap:
+    spec = dict(entry["spec"]) if "spec" in entry else _first_version(entry)
+    graph = structure.graph
+    named = {"code": graph.observed, "units": graph.nodes, "roots": entry["units"]}
+    for key, known in named.items():
+        if (
+            not isinstance(entry[key], list)
+            or not set(entry[key]) <= set(known)
+            or len(set(entry[key])) < len(entry[key])
+        ):
+            raise ValueError(f"a map has {key!r} of other nodes")
+    if not set(entry["code"]) <= set(entry["units"]):
+        raise ValueError("a map lacks the units of what it reads")
+    if not isinstance(spec["type"], str) or not isinstance(spec["name"], str):
+        raise ValueError("a map must have the names of its class and of itself")
+    own = _under(tensors, f"code/{spec['name']}/")
+    shapes = {node: (structure.mechanisms[node].space.width,) for node in entry["units"]}
+    shift = {node: _finite(f"{node}/shift", own[f"{node}/shift"]) for node in entry["units"]}
+    scale = {node: _finite(f"{node}/scale", own[f"{node}/scale"], positive=True) for node in entry["units"]}
+    for node, shape in shapes.items():
+        if tuple(shift[node].shape) != shape or tuple(scale[node].shape) != shape:
+            raise ValueError(f"a map has units of another shape than node {node!r}")
+    return SavedMap(spec, tuple(entry["code"]), tuple(entry["roots"]), shift, scale)
+
+
+def _first_version(entry: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {key: entry[key] for key in ("targets", "hidden", "name", "explains")}
+    return {"type": AmortizedMap.__name__, **kept}
+
+
+def _rebuilt(
+    saved: list[SavedMap], structure: Structure, phi: Mapping[str, Tensor], factories: Mapping[str, MapFactory]
+) -> dict[str, AmortizedMap]:
+    known: dict[str, MapFactory] = {AmortizedMap.__name__: AmortizedMap, **factories}
+    rebuilt: dict[str, AmortizedMap] = {}
+    for entry in saved:
+        if entry.name in rebuilt:
+            raise ValueError(f"two maps are called {entry.name!r:.60}")
+        if entry.kind in known:
+            _check_map(entry, structure, phi)
+            backward = entry.rebuilt(structure, known[entry.kind])
+            _check_tensors(backward, phi, given=entry.kind in factories)
+            rebuilt[entry.name] = backward
+    return rebuilt
+
+
+def _check_map(entry: SavedMap, structure: Structure, phi: Mapping[str, Tensor]) -> None:
+    """Refuse nodes and layers that are not there, before a network is laid out in their sizes."""
+    graph, spec = structure.graph, entry.spec
+    for key in ("targets", "explains"):
+        if (
+            not isinstance(spec[key], list)
+            or not set(spec[key]) <= set(graph.nodes)
+            or len(set(spec[key])) < len(spec[key])
+        ):
+            raise ValueError(f"a map has {key!r} of other nodes")
+    hidden = spec["hidden"]
+    layers = isinstance(hidden, list) and len(hidden) <= MOST_LAYERS
+    if not layers or not all(type(units) is int and 1 <= units <= MOST_UNITS for units in hidden):
+        raise ValueError(f"a map has layers {hidden!r:.60}")
+    if entry.kind != AmortizedMap.__name__:
+        return
+    backward = entry.rebuilt(structure, AmortizedMap)
+    held = sum(value.numel() for key, value in phi.items() if key.startswith(f"phi.{entry.name}."))
+    for node in backward.targets:
+        sizes = (backward.input_width(node), *hidden, backward.output_width(node))
+        held -= sum(a * b for a, b in pairwise(sizes))
+    if held < 0:
+        raise ValueError(f"the tensors of the map {entry.name!r:.60} are smaller than its layers")
+
+
+def _check_tensors(backward: AmortizedMap, phi: Mapping[str, Tensor], *, given: bool) -> None:
+    """Refuse a map whose tensors the file does not hold: a damaged file, or another class than the saved one."""
+    expected = {key: tuple(value.shape) for key, value in backward.init(1, torch.Generator().manual_seed(0)).items()}
+    own = {key: tuple(value.shape) for key, value in phi.items() if key.startswith(f"phi.{backward.name}.")}
+    if own != expected and given:
+        raise ModelError(f"maps: {type(backward).__name__} expects other tensors than the file holds")
+    if own != expected:
+        raise ValueError(f"the map {backward.name!r:.60} has other tensors than its layers need")
+
+
+def _left_out_message(left_out: tuple[SavedMap, ...], path: str | Path) -> str:
+    kinds = sorted({entry.kind for entry in left_out})
+    again = ", ".join(f"{kind!r}: {kind}" for kind in kinds)
+    return (
+        f"{str(path)!r} was fitted with a backward map of your own ({', '.join(kinds)}), whose code is not saved: the "
+        f"map is left out; to have it, load with maps={{{again}}}"
+    )

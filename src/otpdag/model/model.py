@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -61,6 +61,7 @@ class Model:
         self._naturals: dict[str, dict[str, Tensor]] | None = None
         self._phi: dict[str, Tensor] = {}
         self._maps: tuple[AmortizedMap, ...] = ()
+        self._left_out_maps: tuple[archive.SavedMap, ...] = ()
         self._count_range: dict[str, float] = {}
 
     @classmethod
@@ -196,7 +197,7 @@ class Model:
         raw = {key: value.detach() for key, value in parameters.items()}
         naturals = structure.naturals({key: value for key, value in raw.items() if not key.startswith("phi.")})
         phi = {key: value for key, value in raw.items() if key.startswith("phi.")}
-        self.structure, self._schema, self._maps = structure, schema, maps
+        self.structure, self._schema, self._maps, self._left_out_maps = structure, schema, maps, ()
         self._naturals, self._phi = canonical(structure, naturals, phi, maps)
 
     def note_ranges(self, ranges: Mapping[str, float]) -> None:
@@ -294,68 +295,96 @@ class Model:
         self.structure.check_given(batch.mask)
         return {node: batch.values[node][:, :rows] for node in needed}
 
-    def posterior(self, data: Table | SequenceTable, *, draws: int = 100, seed: int = 0) -> pd.DataFrame:
+    def posterior(
+        self, data: Table | SequenceTable, *, draws: int = 100, seed: int = 0, partial: bool = False
+    ) -> pd.DataFrame:
         """Draws of the hidden nodes given what each row shows, indexed by row and draw.
 
         Categories are drawn from their exact probabilities, numbers by weighted points; missing cells of a row are
         integrated out.
+
+        Args:
+            data: A table, or sequences, with a column for every observed node; cells may be missing.
+            draws: Draws for each row.
+            seed: Determines the draws.
+            partial: Take columns that are absent for missing; otherwise they are refused.
         """
         if not self.graph.hidden:
             raise ModelError("the model has no hidden nodes; missing cells are filled in by impute")
-        _, index, values = self._drawn(data, draws, seed)
+        _, index, values = self._drawn(data, draws, seed, partial)
         flat = {node: values[node].reshape(-1, values[node].shape[-1]) for node in self.graph.hidden}
         table = decode(flat, self._known_schema())
         table.index = pd.MultiIndex.from_product([index, range(draws)], names=["row", "draw"])
         return table
 
-    def _drawn(self, data: Table | SequenceTable, draws: int, seed: int) -> tuple[Batch, pd.Index, dict[str, Tensor]]:
+    def _drawn(
+        self, data: Table | SequenceTable, draws: int, seed: int, partial: bool
+    ) -> tuple[Batch, pd.Index, dict[str, Tensor]]:
         """Rows or steps, their index, and joint draws of all nodes given what they show."""
         if draws < 1:
             raise ModelError(f"draws must be at least 1; got {draws}")
+        for saved in self._left_out_maps:
+            raise ModelError(
+                f"the backward map that was learned with this model is a {saved.kind}, whose code was not given when "
+                f"it was loaded: otpdag.load(path, maps={{{saved.kind!r}: {saved.kind}}})"
+            )
         if self.graph.is_dynamic:
-            batch, index = self._encode_sequences(data)
+            batch, index = self._encode_sequences(data, partial)
             generator = torch.Generator().manual_seed(seed)
             values = sequence_posterior.fill_in(self.structure, self._fitted_naturals(), batch, draws, generator)
             return batch.steps, index, values
         table = _as_table(data)
-        rows = self._encode_partial(table)
+        rows = self._encode_partial(table, partial)
         return rows, _row_index(table, rows.rows), row_posterior.posterior_draws(self.fitted, rows, draws, seed)
 
-    def _encode_sequences(self, data: Table | SequenceTable) -> tuple[SequenceBatch, pd.Index]:
+    def _encode_sequences(self, data: Table | SequenceTable, partial: bool) -> tuple[SequenceBatch, pd.Index]:
         self._fitted_naturals()
         schema, sequences = self._known_schema(), as_sequences(data)
+        self._check_columns(sequences.table, partial)
         if isinstance(sequences.table, pd.DataFrame):
             hidden = [name for node in self.graph.hidden for name in schema[node].names]
             sequences = replace_table(sequences, sequences.table.drop(columns=hidden, errors="ignore"))
         return encode_sequences(sequences, schema, hidden=self.graph.hidden, partial=True), sequences.index
 
-    def decode(self, data: SequenceTable) -> pd.DataFrame:
-        """The likeliest path of the hidden categories of sequences (Viterbi), one row for each step."""
+    def decode(self, data: SequenceTable, *, partial: bool = False) -> pd.DataFrame:
+        """The likeliest path of the hidden categories of sequences (Viterbi), one row for each step.
+
+        Columns that are absent are refused, unless ``partial`` takes them for missing.
+        """
         if not self.graph.is_dynamic:
             raise ModelError("decode is for graphs with lagged edges; for rows of a table use predict_proba")
-        batch, index = self._encode_sequences(data)
+        batch, index = self._encode_sequences(data, partial)
         paths, _ = sequence_posterior.decode_paths(self.structure, self._fitted_naturals(), batch)
         one_hot = {n: torch.eye(self.mechanisms[n].space.width)[paths[n]] for n in self.graph.hidden}
         table = decode(one_hot, self._known_schema())
         table.index = index
         return table
 
-    def predict_proba(self, data: Table | SequenceTable, node: str) -> pd.DataFrame:
-        """Posterior probabilities of a hidden category, one row for each row or step of ``data``, exact."""
+    def predict_proba(self, data: Table | SequenceTable, node: str, *, partial: bool = False) -> pd.DataFrame:
+        """Posterior probabilities of a hidden category, one row for each row or step of ``data``, exact.
+
+        Columns that are absent are refused, unless ``partial`` takes them for missing.
+        """
         if node not in self.graph.hidden or not self.mechanisms[node].space.is_discrete:
             raise ModelError(f"node must be a hidden category; {node!r} is not")
         if self.graph.is_dynamic:
-            steps, index = self._encode_sequences(data)
+            steps, index = self._encode_sequences(data, partial)
             probabilities = sequence_posterior.state_probabilities(self.structure, self._fitted_naturals(), steps, node)
         else:
             table = _as_table(data)
-            batch = self._encode_partial(table)
+            batch = self._encode_partial(table, partial)
             index = _row_index(table, batch.rows)
             probabilities = row_posterior.state_probabilities(self.fitted, batch, node)
         return pd.DataFrame(probabilities.numpy(), columns=list(self.labels(node)), index=index)
 
     def impute(
-        self, data: Table | SequenceTable, *, seed: int = 0, draws: int = 100, random: bool = False
+        self,
+        data: Table | SequenceTable,
+        *,
+        seed: int = 0,
+        draws: int = 100,
+        random: bool = False,
+        partial: bool = False,
     ) -> pd.DataFrame:
         """Fill missing cells: with the posterior mean of numbers and the likeliest category, or with one random draw.
 
@@ -364,8 +393,9 @@ class Model:
             seed: Determines the draws.
             draws: Draws that the mean is taken over.
             random: Fill with one draw instead, as multiple imputation asks for.
+            partial: Make columns that are absent; otherwise they are refused.
         """
-        batch, index, values = self._drawn(data, 1 if random else draws, seed)
+        batch, index, values = self._drawn(data, 1 if random else draws, seed, partial)
         filled: dict[str, Tensor] = {}
         for node in self.graph.observed:
             drawn = values[node][:, 0] if random else self.mechanisms[node].space.central(values[node], 1)
@@ -375,7 +405,12 @@ class Model:
         return table
 
     def score(
-        self, data: Table | SequenceTable, *, kind: Literal["transport", "likelihood"] = "transport", seed: int = 0
+        self,
+        data: Table | SequenceTable,
+        *,
+        kind: Literal["transport", "likelihood"] = "transport",
+        seed: int = 0,
+        partial: bool = False,
     ) -> float:
         """How far held-out rows are from the model.
 
@@ -385,19 +420,20 @@ class Model:
                 better, comparable across model families. ``"likelihood"``: the mean log-likelihood of a row, larger is
                 better.
             seed: Determines the model's samples.
+            partial: Take columns that are absent for missing; otherwise they are refused.
         """
         if self.graph.is_dynamic:
-            return self._score_sequences(data, kind, seed)
-        batch = self._encode_partial(_as_table(data))
+            return self._score_sequences(data, kind, seed, partial)
+        batch = self._encode_partial(_as_table(data), partial)
         if kind == "likelihood":
             return float(row_posterior.log_likelihood(self.fitted, batch).mean())
         if kind != "transport":
             raise ModelError(f"kind must be 'transport' or 'likelihood'; got {kind!r}")
         return self._transport_score(batch, seed)
 
-    def _score_sequences(self, data: SequenceTable, kind: str, seed: int) -> float:
+    def _score_sequences(self, data: SequenceTable, kind: str, seed: int, partial: bool) -> float:
         """Of one step: its mean log-likelihood, or the distance of pairs of neighbouring steps to the model's."""
-        batch, _ = self._encode_sequences(data)
+        batch, _ = self._encode_sequences(data, partial)
         naturals = self._fitted_naturals()
         if kind == "likelihood":
             return float(sequence_posterior.log_likelihood(self.structure, naturals, batch, seed).sum()) / batch.rows
@@ -405,13 +441,14 @@ class Model:
             raise ModelError(f"kind must be 'transport' or 'likelihood'; got {kind!r}")
         return sequence_posterior.transport_score(self.structure, naturals, batch, seed)
 
-    def check(self, data: Table, *, seed: int = 0) -> pd.DataFrame:
+    def check(self, data: Table, *, seed: int = 0, partial: bool = False) -> pd.DataFrame:
         """Which node is wrong: transport residuals between data and model, one row for each node, the worst first.
 
         Columns: ``residual`` (energy distance between the node's recovered noise with its parents and fresh noise),
         ``expected`` (the same between two fresh samples) and ``excess`` (their difference in standard deviations).
+        Columns of ``data`` that are absent are refused, unless ``partial`` takes them for missing.
         """
-        return residuals.node_residuals(self.fitted, self._encode_partial(data), seed=seed)
+        return residuals.node_residuals(self.fitted, self._encode_partial(data, partial), seed=seed)
 
     def _transport_score(self, batch: Batch, seed: int) -> float:
         generator = torch.Generator().manual_seed(seed)
@@ -428,15 +465,33 @@ class Model:
         most = 4000
         return float(Energy()(torch.cat(left, -1)[:, :most], torch.cat(right, -1)[:, :most])[0])
 
-    def _encode_partial(self, data: Table) -> Batch:
+    def _encode_partial(self, data: Table, partial: bool = False) -> Batch:
         self._fitted_naturals()
         schema = self._known_schema()
+        self._check_columns(data, partial)
         if isinstance(data, pd.DataFrame):
             hidden = [name for node in self.graph.hidden for name in schema[node].names if name in data.columns]
             data = data.drop(columns=hidden)
         batch = encode(data, schema, hidden=self.graph.hidden, partial=True)
         self.structure.check_given(batch.mask)
         return batch
+
+    def _check_columns(self, data: Table, partial: bool) -> None:
+        """Refuse a table that lacks columns: filled in by the model itself, it would fit perfectly."""
+        if not self.graph.observed:
+            raise ModelError("the model has no observed nodes: no table shows anything of it")
+        if partial or not isinstance(data, pd.DataFrame | Mapping):
+            return
+        schema, there, given = self._known_schema(), set(data), set(self.structure.given)
+        shown = [node for node in self.graph.observed if node not in there and node not in given]
+        absent = [name for node in shown for name in schema[node].names if name not in there]
+        if absent:
+            columns = [str(name) for name in data]
+            hint = "; is it separated by semicolons?" if len(columns) == 1 and ";" in columns[0] else ""
+            raise DataError(
+                f"the table lacks the column{'s' * (len(absent) > 1)} {_listed(absent)}; it has {_listed(columns)}"
+                f"{hint}. A column may be empty; partial=True takes absent ones for missing"
+            )
 
     def _known_schema(self) -> Schema:
         if self._schema is None:
@@ -446,25 +501,49 @@ class Model:
     # -- files --------------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
-        """Write the model to one file (JSON and safetensors in a zip); :func:`load` reads it without running code."""
+        """Write the model to one file (JSON and safetensors in a zip); :func:`load` reads it without running code.
+
+        The file is put in place in one step: if that fails or is killed, what was there before is still there.
+        """
         archive.write_archive(
-            path, self.structure, self._schema, self._naturals, self._phi, self._maps, self._count_range
+            path,
+            self.structure,
+            archive.ModelState(
+                self._schema, self._naturals, self._phi, self._maps, self._count_range, self._left_out_maps
+            ),
         )
 
 
-def load(path: str | Path, *, functions: Mapping[str, Callable[..., Any]] | None = None) -> Model:
+def load(
+    path: str | Path,
+    *,
+    functions: Mapping[str, Callable[..., Any]] | None = None,
+    maps: Mapping[str, Callable[..., AmortizedMap]] | None = None,
+) -> Model:
     """Read a model that :meth:`Model.save` wrote.
 
     Args:
         path: The file.
         functions: For nodes whose mechanism holds code (Deterministic, Decoder): the function or module again.
+        maps: Backward maps of your own that the model was fitted with, by the name of their class: the class again,
+            or a function with the arguments of :class:`otpdag.backward.AmortizedMap`. Without it such a map is left
+            out, with a warning.
+
+    Raises:
+        OtpdagError: The file is damaged or holds something else; whatever it holds, no code of it is run.
     """
-    structure, state = archive.read_archive(path, functions)
+    structure, state = archive.read_archive(path, functions, maps)
     model = Model(structure.graph, structure.mechanisms)
     model.structure = structure
-    model._schema, model._naturals = state["schema"], state["naturals"]
-    model._phi, model._maps, model._count_range = state["phi"], state["maps"], state["count_range"]
+    model._schema, model._naturals = state.schema, state.naturals
+    model._phi, model._maps, model._count_range = state.phi, state.maps, state.count_range
+    model._left_out_maps = state.left_out
     return model
+
+
+def _listed(names: Sequence[str], most: int = 8) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(repr, names[:most])) + more
 
 
 def _as_table(data: Table | SequenceTable) -> Table:

@@ -10,9 +10,24 @@ from numpy.typing import NDArray
 
 from otpdag.structure import Structure
 
-__all__ = ["as_html", "as_text"]
+__all__ = ["as_html", "as_text", "printable"]
 
 Params = Mapping[str, Mapping[str, NDArray[np.float64]]]
+
+
+def printable(text: str, keep: str = "\n") -> str:
+    r"""A text without characters that a terminal would obey: each becomes its escape.
+
+    >>> printable("a\x1b[31mb")
+    'a\\x1b[31mb'
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def _escaped(text: str) -> str:
+    return html.escape(printable(text, keep=""))
 
 
 def _kind(structure: Structure, node: str) -> str:
@@ -25,7 +40,8 @@ def as_text(structure: Structure, params: Params | None) -> str:
     lines = [f"Model with {len(structure.graph.nodes)} nodes ({'fitted' if params is not None else 'not fitted'})"]
     for node in structure.graph.nodes:
         parents = ", ".join(name for name, _ in structure.mechanisms[node].family.parents)
-        lines.append(f"  {node}: {_kind(structure, node)}" + (f" <- {parents}" if parents else ""))
+        line = f"  {node}: {_kind(structure, node)}" + (f" <- {parents}" if parents else "")
+        lines.append(printable(line, keep=""))
     return "\n".join(lines)
 
 
@@ -41,15 +57,15 @@ def as_html(structure: Structure, params: Params | None) -> str:
         own = params[node] if params is not None else {}
         shown = {name: value for name, value in own.items() if not name.startswith(("network.", "module."))}
         inner = "".join(
-            f"<tr><td style='text-align:left;vertical-align:top'>{html.escape(name)}</td>"
+            f"<tr><td style='text-align:left;vertical-align:top'>{_escaped(name)}</td>"
             f"<td style='text-align:left'>{_show(value)}</td></tr>"
             for name, value in shown.items()
         )
-        parents = html.escape(", ".join(name for name, _ in structure.mechanisms[node].family.parents)) or "–"
+        parents = _escaped(", ".join(name for name, _ in structure.mechanisms[node].family.parents)) or "–"
         rows.append(
             "<tr style='vertical-align:top'>"
-            f"<td style='text-align:left'><b>{html.escape(node)}</b></td>"
-            f"<td style='text-align:left'>{html.escape(_kind(structure, node))}</td>"
+            f"<td style='text-align:left'><b>{_escaped(node)}</b></td>"
+            f"<td style='text-align:left'>{_escaped(_kind(structure, node))}</td>"
             f"<td style='text-align:left'>{parents}</td><td><table>{inner}</table></td></tr>"
         )
     state = "fitted" if params is not None else "not fitted"

@@ -1,0 +1,317 @@
+"""Files: written beside and put in place in one step, so that no instant shows half of one.
+
+A file is written under another name in the same folder, brought to the disk, and renamed; a folder of results is a
+:func:`folder_transaction`. Whatever goes wrong is a :class:`~otpdag.errors.DataError` that names the file, and leaves
+what was there before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import secrets
+import shutil
+import stat
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO
+
+from otpdag.errors import DataError
+
+if sys.platform != "win32":
+    import fcntl
+
+__all__ = [
+    "check_writable",
+    "finish_transaction",
+    "folder_transaction",
+    "is_rubbish",
+    "make_folder",
+    "replacing",
+    "write_bytes",
+    "write_text",
+]
+
+_MARK = ".otpdag-"
+_STAGED, _COMMITTED, _MANIFEST = f"{_MARK}new-", f"{_MARK}committed", f"{_MARK}manifest.json"
+_TEMPORARY = ".tmp"
+
+
+# --- one file ---------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def replacing(path: str | Path) -> Iterator[IO[bytes]]:
+    """Open a file for writing that takes the place of ``path`` at the end, in one step; on failure nothing changes.
+
+    The file keeps the permissions of the one that it replaces; a link is followed, and what is no ordinary file (a
+    pipe, a terminal) is written to directly.
+
+    Args:
+        path: The file to write; its folder must exist.
+
+    Raises:
+        DataError: It cannot be written: a full disk, a limit on sizes, no permission, no such folder.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with replacing(f"{folder}/note.txt") as file:
+    ...         _ = file.write(b"whole")
+    ...     Path(folder, "note.txt").read_bytes(), os.listdir(folder)
+    (b'whole', ['note.txt'])
+    """
+    with _named(path):
+        target = Path(os.path.realpath(path))
+        mode = _mode_of(target)
+        if mode is not None and not stat.S_ISREG(mode):
+            with target.open("wb") as file:
+                yield file
+            return
+        _remove_abandoned(target)
+        beside = target.with_name(_temporary_name(target))
+        try:
+            with open(_opened(beside), "wb") as file:
+                if mode is not None:
+                    os.chmod(beside, stat.S_IMODE(mode))
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(beside, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(beside)
+            raise
+        _sync_folder(target.parent)
+
+
+def write_bytes(path: str | Path, content: bytes) -> None:
+    """Write a whole file in one step; see :func:`replacing`."""
+    with replacing(path) as file:
+        file.write(content)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a whole file of UTF-8 text in one step, line ends as they are; see :func:`replacing`."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+@contextlib.contextmanager
+def _named(path: str | Path) -> Iterator[None]:
+    """Errors of the system as errors that name the file."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{str(path)!r} cannot be written: {error.strerror or error}; nothing was changed") from error
+
+
+def _mode_of(path: Path) -> int | None:
+    try:
+        return path.stat().st_mode
+    except FileNotFoundError:
+        return None
+
+
+def _temporary_name(target: Path) -> str:
+    # a name may have 255 bytes; the beginning is enough to recognise it by
+    return f"{_stem_of(target)}{secrets.token_hex(6)}{_TEMPORARY}"
+
+
+def _stem_of(target: Path) -> str:
+    return f"{_MARK}{target.name.encode()[:120].decode(errors='ignore')}-"
+
+
+def _opened(beside: Path) -> int:
+    """A new file, locked as long as its writer lives."""
+    while True:
+        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        _lock(handle, wait=True)
+        if os.fstat(handle).st_nlink:  # else somebody took it for abandoned before it was locked
+            return handle
+        os.close(handle)
+
+
+def _lock(handle: int, *, wait: bool) -> bool:
+    """Lock an open file; whether that succeeded. Without such locks nothing is ever known to be abandoned."""
+    if sys.platform == "win32":
+        return wait
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:  # held by another, or a file system without locks
+        return False
+    return True
+
+
+def _remove_abandoned(target: Path) -> None:
+    """Remove what killed writers of the same file left behind."""
+    stem = _stem_of(target)
+    with contextlib.suppress(OSError), os.scandir(target.parent) as entries:
+        for entry in entries:
+            if entry.name.startswith(stem) and entry.name.endswith(_TEMPORARY):
+                with contextlib.suppress(OSError):
+                    handle = os.open(entry.path, os.O_WRONLY)
+                    if _lock(handle, wait=False):
+                        os.unlink(entry.path)
+                    os.close(handle)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Bring a folder's list of names to the disk, where the system knows such a thing."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+# --- a folder ---------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def make_folder(path: str | Path) -> Iterator[Path]:
+    """Make a folder with its parents; on failure, those that were made and are still empty go again.
+
+    Raises:
+        DataError: It cannot be made.
+    """
+    path = Path(path)
+    made: list[Path] = []
+    try:
+        with _named(path):
+            for folder in (*reversed(path.parents), path):
+                if folder.exists() and not folder.is_dir():
+                    raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+                if not folder.is_dir():
+                    folder.mkdir(exist_ok=True)
+                    made.append(folder)
+        yield path
+    except BaseException:
+        for folder in reversed(made):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
+
+
+def check_writable(folder: str | Path) -> None:
+    """Refuse a folder that :func:`folder_transaction` could not write; nothing stays of the attempt."""
+    with contextlib.suppress(_Undo), _staging(Path(folder)):
+        raise _Undo
+
+
+class _Undo(Exception):
+    """Ends an attempt."""
+
+
+@contextlib.contextmanager
+def folder_transaction(folder: str | Path, owned: Iterable[str]) -> Iterator[Path]:
+    """Write a set of files that belong together: afterwards all of them are there, or everything is as before.
+
+    The files are written to a folder that stands beside. One rename decides: before it the old set is valid, after it
+    the new one. Where the target does not exist, that rename makes it. Otherwise the new set becomes its folder
+    ``.otpdag-committed``, whose files are then moved up; :func:`finish_transaction` completes what a kill in the middle
+    of these few renames leaves. Other files of the target stay where they are.
+
+    Args:
+        folder: Where the files shall be; made if needed.
+        owned: Names that such a set may have. Those that the new set lacks are removed.
+
+    Yields:
+        The folder to write to.
+
+    Raises:
+        DataError: Something cannot be written.
+    """
+    folder, owned = Path(os.path.realpath(folder)), frozenset(owned)
+    finish_transaction(folder, owned)
+    for name in sorted(owned):
+        if (folder / name).is_dir():
+            raise DataError(f"{str(folder / name)!r} is a folder where a file shall be; move it away")
+    with _staging(folder) as staged:
+        yield staged
+        names = {entry.name for entry in staged.iterdir()}
+        if not names <= owned:
+            raise ValueError(f"files of the folder that are not declared: {sorted(names - owned)}")
+        with _named(folder):
+            if staged.parent == folder:
+                write_text(staged / _MANIFEST, json.dumps(sorted(names)))
+                os.rename(staged, folder / _COMMITTED)
+                _move_up(folder, owned)
+            else:
+                _sync_folder(staged)
+                os.rename(staged, folder)
+            _sync_folder(folder.parent)
+    _remove_abandoned_stages(folder)
+
+
+def is_rubbish(path: Path) -> bool:
+    """Whether a file or folder is what a writer left that was killed."""
+    return path.name.startswith(_MARK) and path.name != _COMMITTED
+
+
+def finish_transaction(folder: str | Path, owned: Iterable[str]) -> None:
+    """Complete a :func:`folder_transaction` that was killed after its decision; otherwise do nothing."""
+    folder = Path(folder)
+    if (folder / _COMMITTED).is_dir():
+        with _named(folder):
+            _move_up(folder, frozenset(owned))
+
+
+@contextlib.contextmanager
+def _staging(folder: Path) -> Iterator[Path]:
+    """An empty folder on the disk of the target: in it, or beside it where it has to be made."""
+    with make_folder(folder if folder.is_dir() else folder.parent) as parent:
+        staged = parent / f"{_stage_prefix(folder, parent)}{secrets.token_hex(6)}"
+        with _named(folder):
+            staged.mkdir()
+        try:
+            yield staged
+        except BaseException:
+            shutil.rmtree(staged, ignore_errors=True)
+            raise
+
+
+def _stage_prefix(folder: Path, parent: Path) -> str:
+    return _STAGED if parent == folder else f"{_stem_of(folder)}new-"
+
+
+def _remove_abandoned_stages(folder: Path) -> None:
+    """Remove what writers of the same folder left that were killed before their decision."""
+    for parent in (folder, folder.parent):
+        pattern = re.compile(re.escape(_stage_prefix(folder, parent)) + "[0-9a-f]{12}")
+        for entry in [entry for entry in parent.iterdir() if pattern.fullmatch(entry.name)]:
+            shutil.rmtree(entry, ignore_errors=True)
+
+
+def _move_up(folder: Path, owned: frozenset[str]) -> None:
+    """Put the files of a committed set in place; an interrupt waits until that is done."""
+    try:
+        _move_files(folder, owned)
+    except KeyboardInterrupt:
+        _move_files(folder, owned)
+        raise
+
+
+def _move_files(folder: Path, owned: frozenset[str]) -> None:
+    committed = folder / _COMMITTED
+    if (committed / _MANIFEST).is_file():
+        names = _names_of(committed / _MANIFEST)
+        for name in owned - names:
+            (folder / name).unlink(missing_ok=True)
+        for name in owned & names:
+            if (committed / name).exists():  # else it was moved before the kill
+                os.replace(committed / name, folder / name)
+        _sync_folder(folder)
+        (committed / _MANIFEST).unlink()
+    if committed.is_dir():
+        committed.rmdir()
+
+
+def _names_of(manifest: Path) -> frozenset[str]:
+    try:
+        return frozenset(json.loads(manifest.read_bytes()))
+    except (ValueError, TypeError, RecursionError):
+        raise DataError(f"{str(manifest)!r} is damaged; remove the folder {manifest.parent.name!r}") from None
