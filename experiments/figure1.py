@@ -116,8 +116,8 @@ def as_markdown(summary: pd.DataFrame, titles: Mapping[str, str], sims: int) -> 
         "",
         "Errors have their labels lined up; all methods have the same two starts and keep the one that they like best.",
         "Intervals of the paired difference to EM are 95 %; a star marks those without zero. The robust setting is "
-        f'`entropic(eps={ROBUST.objective.eps}, reference="{ROBUST.evaluation.reference}")`: it does not read the weights that it is given, '
-        "and trusts the variances less. Where nothing is wrong, that costs accuracy.",
+        f'`entropic(eps={ROBUST.objective.eps}, reference="{ROBUST.evaluation.reference}")`: it does not read the '
+        "weights that it is given, and trusts the variances less. Where nothing is wrong, that costs accuracy.",
         "",
         "| case | method | error | ratio to EM | difference to EM | failed |",
         "|---|---|---:|---:|---:|---:|",

@@ -10,8 +10,9 @@ from otpdag import mechanisms as m
 from otpdag.backward.closed_form import SumSizes, evaluate, group_rows
 from otpdag.divergences import Energy
 from otpdag.errors import ModelError
-from otpdag.objective import Streams, build_maps, sampled_terms
-from otpdag.objective.sampled import SampledOptions
+from otpdag.objective import Drawn, Streams
+from otpdag.objective.sampled import Moment, amortized_maps, sampled_terms
+from otpdag.objective.settings import Weights
 from otpdag.spaces import Count, Discrete, Image, Positive, Real, Simplex, Space, Unit, space_from
 from otpdag.testing import check_mechanism
 from tests.mechanisms.own import Correlation, TanhNormal
@@ -138,11 +139,12 @@ def own_table(model, rows=40):
 def test_the_sampled_objective_takes_it(noise):
     model = own_model(hidden=True)
     batch = model._encode_partial(own_table(model))
-    maps = build_maps(model.structure, batch, scope="joint", hidden_layers=(4,))
+    maps = amortized_maps(model.structure, batch, Drawn(hidden_layers=(4,)))
     phi = {key: value.requires_grad_() for key, value in maps[0].init(2, torch.Generator().manual_seed(0)).items()}
     theta = {key: value.requires_grad_() for key, value in model.structure.raw(model.fitted.naturals).items()}
-    options = SampledOptions(noise, 1.0, 1.0, 0.5, temperature=0.5, divergence=Energy())
-    terms = sampled_terms(model.structure, maps, theta, phi, batch, Streams([0, 1]), options)
+    moment = Moment(Weights(1.0, 1.0, 0.5), Drawn(noise=noise), 0.5, Energy())
+    naturals = model.structure.naturals(theta)
+    terms = sampled_terms(model.structure, maps, naturals, phi, batch, Streams([0, 1]), moment)
     gradients = torch.autograd.grad(terms.total.sum(), [*theta.values(), *phi.values()], allow_unused=True)
     assert all(torch.isfinite(gradient).all() for gradient in gradients if gradient is not None)
     row = maps[0].code(batch.values, batch.mask)

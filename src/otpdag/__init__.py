@@ -5,6 +5,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from otpdag import backward, costs, datasets, divergences, engine, mechanisms, metrics, objective, schedules, tables
+from otpdag.data.sequences import Sequences
 from otpdag.engine import (
     Course,
     Documents,

@@ -359,7 +359,7 @@ def test_control_characters_do_not_reach_the_terminal(tmp_path):
 
 def test_a_table_on_a_terminal_has_no_control_characters(fitted, monkeypatch, capsys):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    console.write_table(pd.DataFrame({"x": ["a\x1b[2J"]}), None)
+    console.put_table(pd.DataFrame({"x": ["a\x1b[2J"]}), None)
     assert capsys.readouterr().out == "x\na\\x1b[2J\n"
 
 

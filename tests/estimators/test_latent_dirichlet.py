@@ -127,7 +127,7 @@ def test_transport_takes_in_more_documents(documents):
     parts = LatentDirichletAllocation(10, method="transport", random_state=0).fit(documents.counts[:300])
     parts.partial_fit(documents.counts[300:])
     assert parts.word_probability_ == pytest.approx(whole.word_probability_)
-    assert parts._pairs.total == whole._pairs.total
+    assert parts._problem.pairs.total == whole._problem.pairs.total
 
 
 def test_transport_separates_texts_that_share_a_common_word():

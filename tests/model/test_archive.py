@@ -115,8 +115,8 @@ def test_backward_maps_of_every_scope(tmp_path):
     drawn = Drawn(noise="marginal", batch_size=16, hidden_layers=(3,))
     for evaluation, optimiser in (
         (ClosedForm(), LBFGS(steps=3)),
-        (replace(drawn, scope="joint"), Adam(steps=3)),
-        (replace(drawn, scope="local"), Adam(steps=3)),
+        (dataclasses.replace(drawn, scope="joint"), Adam(steps=3)),
+        (dataclasses.replace(drawn, scope="local"), Adam(steps=3)),
     ):
         model = otp.Model(graph, {"u": m.Normal(), "w": m.Normal(), "x": m.Normal(), "v": m.Normal(2)})
         method = otp.Method("few", Objective(eps=1.0), evaluation, optimiser)

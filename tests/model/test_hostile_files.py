@@ -7,6 +7,8 @@ import pytest
 import otpdag as otp
 from benchmarks.hostile_files import survey, use_model, variants
 from otpdag import mechanisms as m
+from otpdag.engine import Adam
+from otpdag.objective import Drawn, Objective
 
 RNG = np.random.default_rng(5)
 
@@ -28,7 +30,7 @@ def class_model():
     graph = otp.Graph([("z", "s"), ("z", "x"), ("x", "n"), ("x", "v")], hidden=["z"])
     kinds = {"z": m.Categorical(2), "s": m.Categorical(2), "x": m.Normal(scale=1.0), "n": m.Poisson(network=(3,))}
     model = otp.Model(graph, kinds | {"v": m.Normal(2)})
-    otp.fit(model, table(), restarts=1, method=otp.Method("few", eps=1.0, steps=3))
+    otp.fit(model, table(), restarts=1, method=otp.entropic(steps=3))
     return model
 
 
@@ -36,7 +38,9 @@ def map_model():
     model = otp.Model(
         otp.Graph([("u", "x"), ("u", "v")], hidden=["u"]), {"u": m.Normal(), "x": m.Normal(), "v": m.Normal(2)}
     )
-    method = otp.Method("few", eps=1.0, steps=3, batch_size=16, hidden_layers=(3,), optimiser="adam")
+    method = otp.Method(
+        "few", Objective(eps=1.0), Drawn(noise="marginal", batch_size=16, hidden_layers=(3,)), Adam(steps=3)
+    )
     otp.fit(model, table()[["x", "v.0", "v.1"]], restarts=1, method=method)
     return model
 

@@ -9,7 +9,8 @@ import torch
 from otpdag.backward.amortized import RowCode
 from otpdag.backward.smoother import SequenceMap
 from otpdag.data.sequences import as_sequences, encode_sequences
-from otpdag.objective.chain import chain_terms, lay_out_steps, lay_out_switching, switching_terms
+from otpdag.objective.chain import chain_terms
+from otpdag.objective.hidden_numbers import lay_out_steps, lay_out_switching, switching_terms
 from tests.dynamic_models import by_paths, laid_out, random_poisson_hmm, switching_model, switching_series
 
 

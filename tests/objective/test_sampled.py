@@ -11,8 +11,9 @@ from otpdag import mechanisms as m
 from otpdag.backward.amortized import AmortizedMap, RowCode
 from otpdag.data import Batch, Schema, encode
 from otpdag.divergences import AbstractDivergence, Energy, SlicedWasserstein
+from otpdag.engine import Adam
 from otpdag.mechanisms.base import Noise
-from otpdag.objective import Drawn, Streams
+from otpdag.objective import Drawn, Objective, Streams
 from otpdag.objective.sampled import (
     Moment,
     amortized_maps,
@@ -404,7 +405,7 @@ def test_a_chain_that_stays_or_moves_is_fitted_by_adam():
     model = otp.Model(graph, {"a": m.Categorical(2), "z": m.StayOrMove(2), "x": m.Normal()})
     rows = RNG.integers(0, 2, 60)
     table = pd.DataFrame({"a": rows, "x": 4.0 * rows + RNG.normal(size=60)})
-    method = otp.Method("learned", eps=1.0, optimiser="adam", steps=5)
+    method = otp.Method("learned", Objective(eps=1.0), Drawn(noise="marginal"), Adam(steps=5))
     with pytest.warns(otp.ConvergenceWarning):
         result = otp.fit(model, table, method=method, restarts=1)
     assert np.isfinite(result.loss)

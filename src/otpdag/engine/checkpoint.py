@@ -8,7 +8,6 @@ of running them, and comes to the same end, bit for bit.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,12 +16,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from otpdag.engine.monitor import Monitor, Stage
 from otpdag.engine.optimiser import Leg, Memory, Optimiser, Outcome, Progress, Watch
 from otpdag.errors import DataError
+from otpdag.files import write_bytes
 
 __all__ = ["Journal"]
 
@@ -77,18 +77,16 @@ class Journal:
         number, self._leg = self._leg, self._leg + 1
         if number < len(self._done):
             outcome = self._done[number]
-            if outcome.point.shape != leg.points.shape:
-                raise DataError(
-                    f"the checkpoint {str(self.path)!r} has {outcome.point.shape[-1]} parameters, this model "
-                    f"{leg.points.shape[-1]}: it belongs to another model; choose another file"
-                )
+            self._check_size(outcome.point.shape[-1], leg)
             return outcome, True
         resume, self._under_way = self._under_way, None
+        if resume is not None:
+            self._check_size(int(resume["parameters"]), leg)
 
         def watched(progress: Progress) -> bool:
             stop = watch(progress)
             if self.path is not None and (stop or time.monotonic() - self._written > self.seconds):
-                self._under_way = progress.snapshot()
+                self._under_way = {**progress.snapshot(), "parameters": torch.tensor(leg.points.shape[-1])}
                 self._write(monitor)
             return stop
 
@@ -98,6 +96,13 @@ class Journal:
             self._under_way = None
             self._write(monitor)
         return outcome, False
+
+    def _check_size(self, parameters: int, leg: Leg) -> None:
+        if parameters != leg.points.shape[-1]:
+            raise DataError(
+                f"the checkpoint {str(self.path)!r} has {parameters} parameters, this model {leg.points.shape[-1]}: it "
+                "belongs to another model; choose another file"
+            )
 
     # -- file ---------------------------------------------------------------------------------------------------------
 
@@ -118,15 +123,7 @@ class Journal:
             "records": json.dumps({"history": monitor.history, "stages": stages}),
         }
         content = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
-        beside = self.path.with_name(self.path.name + ".part")
-        try:
-            save_file(content, beside, metadata=metadata)
-            with beside.open("rb+") as file:
-                os.fsync(file.fileno())
-            beside.replace(self.path)
-        except OSError as error:
-            beside.unlink(missing_ok=True)
-            raise DataError(f"the checkpoint {str(self.path)!r} could not be written: {error}") from None
+        write_bytes(self.path, save(content, metadata=metadata))
         self._written = time.monotonic()
 
     def _read(self, path: Path) -> None:

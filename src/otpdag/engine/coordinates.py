@@ -46,7 +46,8 @@ class Coordinates:
         curvature = torch.where(finite, curvature, torch.eye(size).to(curvature))
         values, vectors = torch.linalg.eigh(0.5 * (curvature + curvature.transpose(1, 2)))
         level = values.abs().maximum(FLATTEST * values.abs().amax(-1, keepdim=True)).clamp(min=1e-30)
-        return cls(points, vectors * level.rsqrt().unsqueeze(1))
+        # laid out like a matrix that was read from a file, so that a resumed run multiplies alike
+        return cls(points, (vectors * level.rsqrt().unsqueeze(1)).contiguous())
 
     def point(self, y: Tensor) -> Tensor:
         """From these coordinates to parameters."""

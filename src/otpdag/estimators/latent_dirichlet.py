@@ -139,9 +139,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             self.method, documents=counts.shape[0], prior=prior, batch=int(self.batch_size), steps=steps
         )
         with warnings.catch_warnings():
-            if self.method == "paper":
-                # trained for the epochs that were asked for; `result_.status` tells whether more would help
-                warnings.simplefilter("ignore", ConvergenceWarning)
+            warnings.simplefilter("ignore", ConvergenceWarning)  # told below, in the words of this estimator
             self.result_: FitResult = fit(
                 self.model_,
                 Documents(counts),
@@ -150,6 +148,11 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
                 restarts=None if self.n_init is None else int(self.n_init),
                 progress=False,
                 callbacks=self.callbacks,
+            )
+        unfinished = self.result_.status.advice and self.method != "paper"
+        if unfinished:
+            warnings.warn(
+                f"not converged: {self.result_.status.reason} (raise max_iter)", ConvergenceWarning, stacklevel=2
             )
         kept = next(one for one in self.result_.restarts if one.kept)
         self._problem = self.result_.problem

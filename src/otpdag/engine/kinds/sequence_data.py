@@ -102,6 +102,8 @@ class SequenceData(DataKind):
             return
         if not isinstance(method.evaluation, ClosedForm):
             raise ModelError(f"sequences are evaluated by ClosedForm or Drawn; got {type(method.evaluation).__name__}")
+        if method.evaluation.reference != "model":
+            raise ModelError(f"sequences take the model as reference; got reference={method.evaluation.reference!r}")
         if objective.direct is not None:
             if objective.reconstruction:
                 raise ModelError("sequences have the direct term or the others, not both: set reconstruction to 0")

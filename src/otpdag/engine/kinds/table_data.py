@@ -82,6 +82,8 @@ class TableData(DataKind):
         """Refuse evaluations of other data."""
         if not isinstance(method.evaluation, ClosedForm | Drawn):
             raise ModelError(f"a table is evaluated by ClosedForm or Drawn; got {type(method.evaluation).__name__}")
+        if isinstance(method.evaluation, ClosedForm) and method.evaluation.network is not None:
+            raise ModelError("network is for sequences with hidden numbers; this is a table")
 
     def check_robust(self, method: Method) -> None:
         """Rows are left out by their likelihood."""
