@@ -25,7 +25,6 @@ from otpdag.errors import ModelError
 __all__ = ["Count", "Discrete", "Image", "Positive", "Real", "Simplex", "Space", "Unit"]
 
 Array = NDArray[Any]
-Support = Literal["real", "positive", "unit", "simplex", "discrete", "count"]
 CostKind = Literal["squared", "smooth l1", "cross-entropy"]
 
 SMALLEST = 1e-12  # spreads and positive numbers below this are taken for zero
@@ -43,10 +42,9 @@ class Points:
 class Space(ABC):
     """The set of values of one node.
 
-    The defaults are those of numbers on a line. ``support`` names the nearest kind for what asks by name.
+    The defaults are those of numbers on a line.
     """
 
-    support: ClassVar[Support] = "real"
     holds: ClassVar[str] = "finite numbers"
     """What a column of a table must hold, for messages."""
     total: ClassVar[float | None] = None
@@ -246,7 +244,6 @@ class Real(_Line, _Vector):
 class Positive(_Vector):
     """Vectors of positive numbers."""
 
-    support: ClassVar[Support] = "positive"
     holds: ClassVar[str] = "numbers above 0"
     is_skewed: ClassVar[bool] = True
     networks_read_roots: ClassVar[bool] = True
@@ -280,7 +277,6 @@ class Positive(_Vector):
 class Unit(_Vector):
     """Vectors of numbers strictly between zero and one."""
 
-    support: ClassVar[Support] = "unit"
     holds: ClassVar[str] = "numbers strictly between 0 and 1"
     edge: ClassVar[float] = 1e-6
 
@@ -302,7 +298,6 @@ class Unit(_Vector):
 class Simplex(_Vector):
     """Probability vectors: non-negative coordinates that sum to one."""
 
-    support: ClassVar[Support] = "simplex"
     holds: ClassVar[str] = "shares from 0 to 1"
     total: ClassVar[float | None] = 1.0
     edge: ClassVar[float] = 1e-9
@@ -339,7 +334,6 @@ class Count(_Vector):
     A learned map draws them relaxed to positive numbers, so that unconstrained coordinates are logarithms.
     """
 
-    support: ClassVar[Support] = "count"
     holds: ClassVar[str] = "whole numbers of at least 0"
     is_countable: ClassVar[bool] = True
     is_skewed: ClassVar[bool] = True
@@ -445,7 +439,6 @@ class Discrete(Space):
     (4, 1)
     """
 
-    support: ClassVar[Support] = "discrete"
     is_discrete: ClassVar[bool] = True
     is_countable: ClassVar[bool] = True
     cost: ClassVar[CostKind] = "cross-entropy"

@@ -84,5 +84,5 @@ def test_bad_schemas() -> None:
         schema_of(x=Real())["y"]
     state = schema_of(x=Real()).to_dict()
     state["x"]["space"]["kind"] = "Complex"
-    with pytest.raises(DataError, match=r"node 'x': space must be one of 'Count', .*; got 'Complex'"):
+    with pytest.raises(DataError, match=r"node 'x': a space must be one of .*Count, .*; got 'Complex'"):
         Schema.from_dict(state)

@@ -291,7 +291,7 @@ def with_own_map(tmp_path):
     module = torch.nn.Linear(1, 2)
     model = otp.Model(graph, {"z": m.Normal(), "x": m.Decoder(module, Real(2))})
     table = pd.DataFrame(RNG.normal(size=(60, 2)), columns=["x.0", "x.1"])
-    method = dataclasses.replace(example["method"], steps=3, batch_size=16)
+    method = otp.paper(backward=example["build"], steps=3, batch_size=16)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", otp.ConvergenceWarning)
         otp.fit(model, table, restarts=1, method=method)

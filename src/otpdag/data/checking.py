@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,12 +14,9 @@ from otpdag.data.column import Column, Label, column_title
 from otpdag.data.reading import to_numpy
 from otpdag.data.types import Floats, as_label, as_numbers
 from otpdag.errors import DataError, listed
-from otpdag.spaces import Discrete
+from otpdag.spaces import SUM_TOLERANCE, Discrete
 
 __all__ = ["checked_cells", "read_weights"]
-
-
-_SUM_TOLERANCE = 1e-6  # shares written with six decimals sum to one within this
 
 
 def read_weights(weights: npt.ArrayLike | Tensor | None, rows: int) -> Floats:
@@ -73,8 +70,7 @@ def _read_codes(series: pd.Series[Any], node: str, column: Column) -> Floats:
     expected = f"category codes from 0 to {column.space.width - 1}"
     codes = as_numbers(series, where, expected)
     with np.errstate(invalid="ignore"):
-        bad = (codes < 0) | (codes >= column.space.width) | (codes != np.floor(codes))
-    bad &= ~np.isnan(codes)
+        bad = column.space.outside(codes) & ~np.isnan(codes)
     if bad.any():
         row = first_row(bad[:, None])
         raise DataError(
@@ -96,32 +92,23 @@ def _codes_of_labels(series: pd.Series[Any], where: str, labels: Sequence[Label]
     return codes[place]  # a missing value has place -1: the NaN at the end
 
 
-_EXPECTED_AND_OUTSIDE: dict[str, tuple[str, Callable[[Floats], npt.NDArray[np.bool_]]]] = {
-    "real": ("finite numbers", np.isinf),
-    "positive": ("numbers above 0", lambda x: x <= 0),
-    "unit": ("numbers strictly between 0 and 1", lambda x: (x <= 0) | (x >= 1)),
-    "simplex": ("shares from 0 to 1", lambda x: (x < 0) | (x > 1 + _SUM_TOLERANCE)),
-    "count": ("whole numbers of at least 0", lambda x: (x < 0) | (x != np.floor(x))),
-}
-
-
 def _check_support(cells: Floats, node: str, column: Column) -> None:
-    expected, outside = _EXPECTED_AND_OUTSIDE[column.space.support]
-    seen = ~np.isnan(cells)
-    bad = seen & (np.isinf(cells) | outside(cells))
+    expected, seen = column.space.holds, ~np.isnan(cells)
+    with np.errstate(invalid="ignore"):
+        bad = seen & (np.isinf(cells) | column.space.outside(cells))
     if bad.any():
         row, cell = (int(place) for place in np.argwhere(bad)[0])
         expected = "finite numbers" if np.isinf(cells[row, cell]) else expected
         where = column_title(node, column.names[cell])
         raise DataError(f"{where} must hold {expected}; found {cells[row, cell]:g} in row {row}")
-    if column.space.support == "simplex":
+    if column.space.total is not None:
         _check_sums(cells, seen, node)
 
 
 def _check_sums(cells: Floats, seen: npt.NDArray[np.bool_], node: str) -> None:
     """Shares must sum to one; if some are missing, to at most one."""
     total = np.where(seen, cells, 0.0).sum(1)
-    bad = (total > 1 + _SUM_TOLERANCE) | (seen.all(1) & (total < 1 - _SUM_TOLERANCE))
+    bad = (total > 1 + SUM_TOLERANCE) | (seen.all(1) & (total < 1 - SUM_TOLERANCE))
     if bad.any():
         row = first_row(bad[:, None])
         raise DataError(f"columns of node {node!r} must sum to 1 in every row; found {total[row]:g} in row {row}")

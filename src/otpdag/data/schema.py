@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
-from otpdag import spaces as _spaces
 from otpdag.data.column import Column, cell_names, column_title
 from otpdag.data.reading import Table, read_blocks
 from otpdag.data.types import find_labels
-from otpdag.errors import DataError, listed
+from otpdag.errors import DataError, ModelError, listed
 from otpdag.graph import Graph
-from otpdag.spaces import Discrete, Space
+from otpdag.spaces import Discrete, Space, space_from
 
 __all__ = ["Schema"]
 
@@ -81,7 +80,7 @@ class Schema:
         """Write lists, numbers and strings only, for JSON."""
         return {
             node: {
-                "space": {"kind": type(column.space).__name__, **asdict(column.space)},  # type: ignore[call-overload]
+                "space": column.space.spec(),
                 "labels": None if column.labels is None else list(column.labels),
                 "names": list(column.names),
             }
@@ -147,11 +146,9 @@ def _with_labels(node: str, column: Column, block: pd.DataFrame | None) -> Colum
 
 
 def _column_from_dict(node: str, entry: Mapping[str, Any]) -> Column:
-    kinds = [name for name in _spaces.__all__ if name != "Space"]
-    settings = dict(entry["space"])
-    kind = settings.pop("kind", None)
-    if kind not in kinds:
-        raise DataError(f"node {node!r}: space must be one of {listed(kinds)}; got {kind!r}")
+    try:
+        space = space_from(entry["space"])
+    except ModelError as error:
+        raise DataError(f"node {node!r}: {error}") from None
     labels = entry["labels"]
-    space = getattr(_spaces, kind)(**settings)
     return Column(space, None if labels is None else tuple(labels), tuple(entry["names"]))

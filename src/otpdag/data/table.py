@@ -16,9 +16,7 @@ from otpdag.data.checking import checked_cells, read_weights
 from otpdag.data.column import Column, Label
 from otpdag.data.reading import Table, check_unseen, read_blocks, to_numpy
 from otpdag.data.schema import Schema
-from otpdag.data.types import Floats
 from otpdag.errors import DataError
-from otpdag.spaces import Space
 
 __all__ = ["decode", "encode"]
 
@@ -71,7 +69,7 @@ def encode(
     weight = read_weights(weights, rows)
     cells = {node: checked_cells(node, read[node], block, partial) for node, block in blocks.items()}
     return Batch(
-        {node: _to_values(cells[node], read[node].space, dtype) for node in read},
+        {node: read[node].space.encode(cells[node], dtype)[None] for node in read},
         {node: torch.from_numpy(~np.isnan(cells[node]))[None] for node in read},
         torch.from_numpy(weight).to(dtype),
     )
@@ -123,16 +121,6 @@ def decode(
     return pd.DataFrame(table)
 
 
-def _to_values(cells: Floats, space: Space, dtype: torch.dtype) -> Tensor:
-    seen = ~np.isnan(cells)
-    if not space.is_discrete:
-        return torch.tensor(cells if seen.all() else np.where(seen, cells, 0.0), dtype=dtype)[None]
-    values = torch.zeros(1, len(cells), space.width, dtype=dtype)
-    rows = torch.from_numpy(np.flatnonzero(seen[:, 0]))
-    values[0, rows, torch.from_numpy(cells[seen[:, 0], 0].astype(np.int64))] = 1.0
-    return values
-
-
 def _two_dimensional(node: str, argument: str, value: Any, width: int) -> npt.NDArray[Any]:
     array = to_numpy(value)
     if array.ndim == 1 and width == 1:
@@ -146,14 +134,14 @@ def _two_dimensional(node: str, argument: str, value: Any, width: int) -> npt.ND
 
 def _to_columns(array: npt.NDArray[Any], column: Column, shown: npt.NDArray[np.bool_]) -> list[Any]:
     """One column for each cell, missing where not shown or NaN."""
+    cells = column.space.decode(array)
+    shown = shown & ~np.isnan(cells)
     if column.space.is_discrete:
-        known = shown[:, 0] & ~np.isnan(array).any(1) & (array != 0).any(1)
-        codes = np.where(np.isnan(array), -np.inf, array).argmax(1)
-        return [_categories(codes, column.labels, known)]
-    shown = shown & ~np.isnan(array)
-    if column.space.support == "count":
-        return [_whole(cells, seen) for cells, seen in zip(array.T, shown.T, strict=True)]
-    return list(np.where(shown, array, np.nan).T)
+        codes = np.where(shown[:, 0], cells[:, 0], 0).astype(np.int64)
+        return [_categories(codes, column.labels, shown[:, 0])]
+    if column.space.is_countable:
+        return [_whole(numbers, seen) for numbers, seen in zip(cells.T, shown.T, strict=True)]
+    return list(np.where(shown, cells, np.nan).T)
 
 
 def _whole(numbers: npt.NDArray[Any], known: npt.NDArray[np.bool_]) -> Any:
