@@ -18,9 +18,7 @@ RNG = np.random.default_rng(202)
 
 def grouped(model, table, options=None):
     batch = encode(table, model._known_schema(), hidden=model.graph.hidden, partial=True)
-    return group_rows(
-        model.structure, batch, generator=torch.Generator().manual_seed(1), options=options or SumSizes()
-    )
+    return group_rows(model.structure, batch, generator=torch.Generator().manual_seed(1), options=options or SumSizes())
 
 
 def total(model, group):

@@ -116,9 +116,7 @@ def test_the_posterior_of_a_root_is_held_to_its_prior():
     expected = energy(np.eye(2), pushed, PROBS)
     found = state_divergence(model.structure, model.fitted.naturals, states_of(model, groups), Energy())
     assert found.item() == pytest.approx(expected, rel=1e-8)
-    terms = closed_terms(
-        model.structure, model.fitted.naturals, groups, Weights(eta=3.0, eps=1.0), divergence=Energy()
-    )
+    terms = closed_terms(model.structure, model.fitted.naturals, groups, Weights(eta=3.0, eps=1.0), divergence=Energy())
     assert terms.divergence.item() == pytest.approx(3 * expected, rel=1e-8)
 
 
