@@ -220,6 +220,23 @@ def test_fully_observed_graphs_have_no_map_to_learn():
     assert len(result.history) == 60
 
 
+def test_a_span_without_a_step_leaves_its_starts_where_they_are():
+    """A warm-up of a share of two steps, for instance, may have none."""
+
+    class Brief:
+        def __init__(self, problem):
+            self.problem, self.span = problem, (0.0, 0.2)
+
+        def __getattr__(self, name):
+            return getattr(self.problem, name)
+
+    problem, points = problem_of("factor", method_of(), restarts=2)
+    outcome = descend(Adam(steps=2), Brief(problem), points, [1, 2])
+    assert outcome.steps == 0
+    assert torch.equal(outcome.point, points)
+    assert not outcome.failed.any()
+
+
 @pytest.mark.parametrize(
     ("losses", "settled"),
     [

@@ -6,6 +6,7 @@ import pytest
 
 import otpdag as otp
 from otpdag import mechanisms as m
+from otpdag.datasets import poisson_chain
 
 
 def regression(rows=400, seed=0):
@@ -51,3 +52,70 @@ def test_what_gives_no_interval_is_refused():
         result.intervals(draws=3)
     with pytest.raises(otp.ModelError, match="level must lie between 0 and 1; got 90"):
         result.intervals(level=90)
+
+
+# -- sequences --------------------------------------------------------------------------------------------------------
+
+
+def chain(sequences=60, length=40, data_seed=0, **options):
+    counts, _, truth = poisson_chain(sequences, length, np.random.default_rng(data_seed))
+    graph = otp.Graph([otp.lag("z", "z"), ("z", "x")], hidden=["z"])
+    model = otp.Model(graph, {"z": m.Stay(4), "x": m.Poisson()})
+    return otp.fit(model, counts, seed=0, restarts=2, **options), truth
+
+
+def flat(truth):
+    """Truth by node, parameter and index, as in a table of intervals."""
+    return {
+        (node, name, index): value[index]
+        for node, own in truth.items()
+        for name, value in own.items()
+        for index in np.ndindex(np.shape(value))
+    }
+
+
+def test_intervals_of_a_chain_hold_the_truth():
+    """Nine parameters of ten data sets; of one data set alone, parameters that depend on each other tell little."""
+    held = []
+    for data_seed in range(10):
+        result, truth = chain(data_seed=data_seed)
+        table = result.intervals(draws=60, level=0.9, seed=1)
+        known = {key: value for key, value in flat(truth).items() if key in table.index}
+        assert len(known) == 9
+        held += [table.loc[key, "lower"] <= value <= table.loc[key, "upper"] for key, value in known.items()]
+    assert np.mean(held) >= 0.8
+
+
+@pytest.mark.parametrize(("sequences", "length"), [(60, 40), (4, 600)], ids=["whole sequences", "cut in pieces"])
+def test_intervals_of_a_chain_have_the_width_of_its_standard_errors(sequences, length):
+    result, _ = chain(sequences, length)
+    rates = result.intervals(draws=60, level=0.9, seed=1).loc["x"]
+    assert (rates["lower"] < rates["estimate"]).all()
+    assert (rates["estimate"] < rates["upper"]).all()
+    # a state is visited in a quarter of the steps, each of which tells its log-rate within 1 / sqrt(rate)
+    expected = 2 * 1.645 / np.sqrt(np.exp(rates["estimate"]) * sequences * length / 4)
+    np.testing.assert_allclose(rates["upper"] - rates["lower"], expected, rtol=0.5)
+
+
+def test_intervals_of_a_chain_depend_on_their_seed_alone():
+    result, _ = chain(40, 30)
+    one = result.intervals(draws=20, seed=3)
+    pd.testing.assert_frame_equal(one, result.intervals(draws=20, seed=3))
+    assert not one.equals(result.intervals(draws=20, seed=4))
+
+
+@pytest.mark.parametrize("scale", [100.0, 0.01])
+def test_intervals_do_not_depend_on_the_unit_of_the_weights(scale):
+    """Weights say how much a sequence counts beside others; a thousand kilograms are not more data than a tonne."""
+    plain = chain(40, 30)[0].intervals(draws=20, seed=0)
+    scaled = chain(40, 30, weights=np.full(40, scale))[0].intervals(draws=20, seed=0)
+    np.testing.assert_allclose(scaled["estimate"], plain["estimate"], atol=1e-4)
+    np.testing.assert_allclose(scaled["upper"] - scaled["lower"], plain["upper"] - plain["lower"], rtol=0.5)
+
+
+@pytest.mark.parametrize("scale", [100.0, 0.01])
+def test_intervals_of_a_table_do_not_depend_on_the_unit_of_the_weights(scale):
+    model, frame, result = regression(rows=120)
+    plain = result.intervals(draws=40, seed=3)
+    scaled = otp.fit(model, frame, seed=0, weights=np.full(120, scale)).intervals(draws=40, seed=3)
+    np.testing.assert_allclose(scaled["upper"] - scaled["lower"], plain["upper"] - plain["lower"], rtol=0.1)

@@ -7,6 +7,7 @@ import pytest
 import otpdag as otp
 from otpdag import datasets
 from otpdag import mechanisms as m
+from otpdag.datasets import poisson_chain
 
 
 def mixture_model():
@@ -94,3 +95,60 @@ def test_misfit_survives_a_wrong_fixed_scale():
 def test_wrong_arguments_are_refused(arguments, message):
     with pytest.raises(otp.ModelError, match=message):
         otp.fit(mixture_model(), clean_rows(np.random.default_rng(0), 60), **arguments)
+
+
+# -- sequences --------------------------------------------------------------------------------------------------------
+
+
+def chain_model():
+    graph = otp.Graph([otp.lag("z", "z"), ("z", "x")], hidden=["z"])
+    return otp.Model(graph, {"z": m.Stay(4), "x": m.Poisson()})
+
+
+@pytest.fixture(scope="module")
+def foreign():
+    """Sixty sequences, six of which come from another process: far more counts, that move at every step."""
+    counts, _, truth = poisson_chain(60, 40, np.random.default_rng(0))
+    spoilt = np.array([4, 11, 23, 37, 45, 58])
+    levels = np.random.default_rng(1).choice([25, 70, 130], (6, 40))
+    counts[spoilt] = levels + np.random.default_rng(2).poisson(3, (6, 40))
+    return counts, spoilt, np.exp(truth["x"]["log_rate"])
+
+
+def test_sequences_of_another_process_are_left_out(foreign):
+    counts, spoilt, rates = foreign
+    found = {}
+    for robust in (False, True):
+        model = chain_model()
+        result = otp.fit(model, counts, seed=0, restarts=4, robust=robust)
+        found[robust] = np.abs(np.exp(model.params()["x"]["log_rate"]) - rates).mean(), result
+    error, result = found[True]
+    assert set(spoilt) <= set(result.dropped.tolist())
+    assert len(result.dropped) <= len(spoilt) + 5
+    assert result.row_weights.shape == (60,)
+    assert error < 0.5 * found[False][0]
+    assert error < 1.0
+    assert f"left out {len(result.dropped)} of 60" in result.notes[0]
+    assert found[False][1].row_weights is None
+
+
+def test_a_robust_chain_is_close_to_the_fit_of_its_clean_sequences(foreign):
+    counts, spoilt, _ = foreign
+    robust, clean = chain_model(), chain_model()
+    otp.fit(robust, counts, seed=0, restarts=4, robust="outliers")
+    otp.fit(clean, np.delete(counts, spoilt, 0), seed=0, restarts=4)
+    np.testing.assert_allclose(robust.params()["x"]["log_rate"], clean.params()["x"]["log_rate"], atol=0.03)
+    assert float(robust.params()["z"]["stay"]) == pytest.approx(float(clean.params()["z"]["stay"]), abs=0.03)
+
+
+def test_clean_sequences_are_left_alone():
+    """Over ten data sets, as little is left out as of clean tables."""
+    weights, gaps = [], []
+    for seed in range(3, 13):
+        counts, _, _ = poisson_chain(60, 40, np.random.default_rng(seed))
+        plain, robust = chain_model(), chain_model()
+        otp.fit(plain, counts, seed=0, restarts=4)
+        weights.append(otp.fit(robust, counts, seed=0, restarts=4, robust=True).row_weights.mean())
+        gaps.append(np.abs(robust.params()["x"]["log_rate"] - plain.params()["x"]["log_rate"]).mean())
+    assert np.mean(gaps) < 0.05
+    assert np.mean(weights) > 0.97

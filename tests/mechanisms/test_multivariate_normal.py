@@ -91,7 +91,7 @@ def test_an_uncorrelated_vector_has_the_features_of_a_plain_one():
     scale = torch.tensor([[[0.8, 1.5]]], dtype=torch.float64)
     plain = otp.Model(graph, {"x": m.Normal(2)}).structure
     joint = otp.Model(graph, {"x": m.MultivariateNormal(2)}).structure
-    fitted = otp.transport().features.fit(feature_columns(plain, batch), batch.weight)
+    fitted = otp.transport().objective.direct.features.fit(feature_columns(plain, batch), batch.weight)
     covariance = torch.diag_embed(scale[:, 0] ** 2)[:, None]
     naturals = [{"x": {"loc": loc, "scale": scale}}, {"x": {"loc": loc, "covariance": covariance}}]
     found = [
