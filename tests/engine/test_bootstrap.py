@@ -60,7 +60,7 @@ def test_what_gives_no_interval_is_refused():
 def chain(sequences=60, length=40, data_seed=0, **options):
     counts, _, truth = poisson_chain(sequences, length, np.random.default_rng(data_seed))
     graph = otp.Graph([otp.lag("z", "z"), ("z", "x")], hidden=["z"])
-    model = otp.Model(graph, {"z": m.Stay(4), "x": m.Poisson()})
+    model = otp.Model(graph, {"z": m.StayOrMove(4), "x": m.Poisson()})
     return otp.fit(model, counts, seed=0, restarts=2, **options), truth
 
 

@@ -204,5 +204,5 @@ def test_a_checkpoint_of_a_model_of_another_size_is_refused(restarts, tmp_path):
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path):
-    with pytest.raises(DataError, match="could not be written"):
+    with pytest.raises(DataError, match="cannot be written"):
         otp.fit(mixture(), TABLE, restarts=1, checkpoint=tmp_path / "nowhere" / "run.checkpoint")

@@ -102,7 +102,7 @@ def test_wrong_arguments_are_refused(arguments, message):
 
 def chain_model():
     graph = otp.Graph([otp.lag("z", "z"), ("z", "x")], hidden=["z"])
-    return otp.Model(graph, {"z": m.Stay(4), "x": m.Poisson()})
+    return otp.Model(graph, {"z": m.StayOrMove(4), "x": m.Poisson()})
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ from otpdag.objective.row_problem import RowProblem
 from otpdag.objective.sampled import DrawnRows
 from otpdag.objective.topics import PairProblem, TopicProblem
 from otpdag.objective.windows import WindowProblem
-from otpdag.sequences import SequenceBatch
+from otpdag.data.sequences import SequenceBatch
 from otpdag.spaces import Real
 
 FEATURES = otp.divergences.WhitenedFeatures(features=20)

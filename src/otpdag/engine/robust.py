@@ -49,6 +49,7 @@ class RobustOptions:
     Args:
         most_dropped: Largest share of rows that may be left out; beyond it the most likely rows are kept.
         slack: How far the data's mass in a region may exceed the model's.
+        chance: The same in standard errors, which count where rows are few.
         apart: What counts as apart from the rest; rows apart take no part in the search for a start.
         tails: Upper tail probabilities of the loss under the model that cut the regions.
         cap: Tail probability whose loss caps a row's loss when starts are compared.
@@ -61,6 +62,7 @@ class RobustOptions:
 
     most_dropped: float = 0.25
     slack: float = 1.25
+    chance: float = 2.0
     apart: ApartOptions = field(default_factory=ApartOptions)
     tails: tuple[float, ...] = (0.1, 0.05, 0.02, 0.01, 0.004, 0.001)
     cap: float = 0.004
@@ -303,7 +305,8 @@ def _cap(losses: Tensor, model: Tensor, options: RobustOptions) -> Tensor:
     for k, mass in enumerate(masses, start=1):
         inside = region == k
         share = float(inside.to(losses).mean())
-        lowest = min(lowest, options.slack * mass / share) if share > 0 else lowest
+        allowed = max(options.slack * mass, mass + options.chance * (mass * (1 - mass) / len(losses)) ** 0.5)
+        lowest = min(lowest, allowed / share) if share > 0 else lowest
         weights[inside] = lowest
     weights[losses > beyond] = 0.0
     return _within_limit(weights, losses, options.most_dropped)

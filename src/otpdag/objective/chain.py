@@ -84,7 +84,11 @@ class ChainProblem(Problem):
 
     def reweighted(self, factors: Tensor) -> ChainProblem:
         """The same sequences with other weights."""
-        return replace(self, factors=self.factors * factors.to(self.factors))
+        factors = factors.to(self.factors)
+        steps = self.batch.steps
+        weight = steps.weight * factors.repeat_interleave(self.batch.lengths, 1)
+        batch = replace(self.batch, steps=replace(steps, weight=weight))
+        return replace(self, batch=batch, factors=self.factors * factors)
 
     def unit_losses(self, points: Tensor) -> Tensor:
         """Minus the log-likelihood of a step of each sequence (R, N)."""

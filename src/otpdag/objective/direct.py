@@ -51,8 +51,9 @@ class DirectComparison:
 
     def reweighted(self, structure: Structure, factors: Tensor) -> DirectComparison:
         """The same with the data's mean features over rows whose weights are multiplied by ``factors`` (R, N)."""
-        mean = self.features.mean_of(feature_columns(structure, self.batch), self.batch.weight * factors)
-        return replace(self, features=replace(self.features, mean=mean))
+        batch = replace(self.batch, weight=self.batch.weight * factors)
+        mean = self.features.mean_of(feature_columns(structure, batch), batch.weight)
+        return replace(self, batch=batch, features=replace(self.features, mean=mean))
 
 
 def compare_directly(

@@ -139,6 +139,8 @@ class RowProblem(Problem):
 
     def unit_losses(self, points: Tensor) -> Tensor:
         """The loss of every row (R, N)."""
+        if not self.groups:
+            return super().unit_losses(points)
         problem = self.laid_out_for(points)
         with torch.no_grad():
             eps = self.objective.at(1.0).eps

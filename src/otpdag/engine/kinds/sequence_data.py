@@ -64,6 +64,7 @@ class SequenceData(DataKind):
     model: Model
     schema: Schema
     batch: SequenceBatch
+    is_weighted: bool = False
 
     @classmethod
     def of(cls, model: Model, data: SequenceTable, *, weights: ArrayLike | None = None) -> SequenceData:
@@ -72,7 +73,9 @@ class SequenceData(DataKind):
         schema = Schema.of(model.spaces, model.graph, sequences.table)
         batch = encode_sequences(sequences, schema, hidden=model.graph.hidden)
         check_rows(model.structure, batch.steps)
-        return cls(model, schema, batch if weights is None else _weighted(batch, weights))
+        if weights is None:
+            return cls(model, schema, batch)
+        return cls(model, schema, _weighted(batch, weights), is_weighted=True)
 
     @property
     def rows(self) -> int:
@@ -95,6 +98,9 @@ class SequenceData(DataKind):
     def check(self, method: Method) -> None:
         """Refuse what sequences are not fitted by."""
         objective = method.objective
+        chains = isinstance(method.evaluation, ClosedForm) and objective.direct is None
+        if self.is_weighted and (not chains or hidden_numbers(self.structure)):
+            raise ModelError("weights of sequences are for the entropic method, with hidden categories alone")
         if isinstance(method.evaluation, Drawn):
             if objective.direct is not None:
                 raise ModelError("the direct term of sequences is minimised by L-BFGS: use ClosedForm, or leave it out")
@@ -219,6 +225,7 @@ def _weighted(batch: SequenceBatch, weights: ArrayLike) -> SequenceBatch:
             f"weights of sequences must be {many} numbers, one for each sequence, none negative and not all zero; got "
             f"shape {given.shape}"
         )
+    given = given / given.mean()  # only how sequences weigh beside each other counts
     steps = torch.as_tensor(given).to(batch.steps.weight).repeat_interleave(batch.lengths).unsqueeze(0)
     return replace(batch, steps=replace(batch.steps, weight=steps))
 
