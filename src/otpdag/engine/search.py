@@ -62,6 +62,8 @@ class Searcher:
     seed: int = 0
     monitor: Monitor = field(default_factory=lambda: Monitor(show=False))
     journal: Journal = field(default_factory=Journal)
+    last_leg: str = "best start"
+    """What the last, longest leg is called."""
     trace: Callable[[Tensor], None] | None = None
     """Sees the points of all replicas after every step."""
 
@@ -168,7 +170,7 @@ class _Field:
     def _finish(self, alive: Tensor, memory: Memory | None) -> tuple[Problem, Outcome]:
         course, steps = self.course, self.searcher.optimiser.steps
         problem, outcome = self._settled(
-            "best start",
+            self.searcher.last_leg,
             self.problem.laid_out_for(self.points[alive], precisely=True),
             alive,
             steps=steps,

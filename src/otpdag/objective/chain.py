@@ -32,6 +32,9 @@ __all__ = ["ChainProblem", "chain_problem", "chain_terms", "expected_log_potenti
 SHORT_UNIT = 50
 """Steps of the pieces in which few long sequences are resampled: longer than most dependence, and many of them."""
 
+SIMULATED_STEPS = 200_000
+"""Steps of all sequences that the model makes of its own, at most."""
+
 FEWEST_UNITS = 30
 """Sequences below which resampling whole ones says little."""
 
@@ -104,7 +107,8 @@ class ChainProblem(Problem):
     def simulated(self, point: Tensor, size: int, seed: int) -> ChainProblem:
         """Sequences that the model makes, each as long as a random one of the data, with its gaps and covariates."""
         generator = torch.Generator().manual_seed(seed)
-        many = max(FEWEST_UNITS, min(size, len(self.batch.lengths)))
+        most = SIMULATED_STEPS * len(self.batch.lengths) // self.rows
+        many = max(FEWEST_UNITS, min(size, most))
         pattern = self.batch.take(torch.randint(len(self.batch.lengths), (many,), generator=generator))
         longest = int(pattern.lengths.max())
         column = torch.arange(longest).unsqueeze(0)

@@ -322,7 +322,7 @@ def _with_network(
     joined = Layout(structure, shapes, sequence_map=backward)
     problem = piece_problem(structure, backward, batch, shapes, method.objective, drawn)
     before = pack(parameters)
-    after = search(problem, before, Course(moves=0), replace(searcher, optimiser=NETWORK))
+    after = search(problem, before, Course(moves=0), replace(searcher, optimiser=NETWORK, last_leg="network joins"))
     gain, error = _gain(problem, before, after.point, seed)
     better = gain > CLEARLY_BETTER * error and not bool(after.failed[0])
     if not better and not (isinstance(method.evaluation, ClosedForm) and method.evaluation.network):
