@@ -13,6 +13,7 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.backward.encoder import EncoderMap
 from otpdag.data import Schema, encode
+from otpdag.data.sequences import SequenceBatch
 from otpdag.engine import Adam, Layout, Method
 from otpdag.engine.adapt import adapt
 from otpdag.engine.data_sets import HeldProblem
@@ -33,7 +34,6 @@ from otpdag.objective.row_problem import RowProblem
 from otpdag.objective.sampled import DrawnRows
 from otpdag.objective.topics import PairProblem, TopicProblem
 from otpdag.objective.windows import WindowProblem
-from otpdag.data.sequences import SequenceBatch
 from otpdag.spaces import Real
 
 FEATURES = otp.divergences.WhitenedFeatures(features=20)
