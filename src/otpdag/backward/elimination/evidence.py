@@ -25,7 +25,7 @@ from otpdag.backward.elimination.sum_product import Banks
 from otpdag.backward.elimination.sums import Evaluated, Factors, Tempering, piece_weights, taken
 from otpdag.structure import Naturals
 
-__all__ = ["Expectations", "evidence", "expectations", "log_evidence", "moved"]
+__all__ = ["Expectations", "expectations", "log_evidence", "moved", "total_evidence"]
 
 LIKELIHOOD = Tempering()
 MOST_ROUNDS = 12  # of placing points: a window doubles where it is too narrow
@@ -97,7 +97,7 @@ def expectations(
         return _Summary(naturals, layout, layout.batch.weight if weight is None else weight, tempering).expectations()
 
 
-def evidence(
+def total_evidence(
     naturals: Naturals, layout: Layout, weight: Tensor | None = None, tempering: Tempering = LIKELIHOOD
 ) -> Tensor:
     """Weighed sum of the rows' evidence (R,), with an exact gradient in the parameters (of first order only).
@@ -108,39 +108,47 @@ def evidence(
         weight: Row weights (1 or R, N); by default those of the batch.
         tempering: How likelihood and prior are weighed against each other.
     """
-    summary = expectations(naturals, layout, weight, tempering)
-    value = summary.pieces.clone()
+    weight = layout.batch.weight if weight is None else weight
+    replicas = max(Factors(layout, naturals, tempering).replicas, len(weight))
     inputs: list[Tensor] = []
-    gradients: list[Tensor] = []
-    for node, summaries in summary.families.items():
-        params = {
-            name: p.expand(len(value), *p.shape[1:]) if p.requires_grad and len(p) < len(value) else p
-            for name, p in naturals[node].items()
-        }
-        wanted = [p for p in params.values() if p.requires_grad] if torch.is_grad_enabled() else []
-        total, slopes = _family(summaries, params, wanted, tempering.power)
-        value += total
-        inputs += wanted
-        gradients += slopes
-    return _WithGradient.apply(value, gradients, *inputs)
+    leaves: dict[str, dict[str, Tensor]] = {}
+    for node, params in naturals.items():
+        leaves[node] = {}
+        for name, value in params.items():
+            wanted = value.requires_grad and torch.is_grad_enabled()
+            own = value.expand(replicas, *value.shape[1:]) if wanted else value
+            leaves[node][name] = own.detach().requires_grad_(wanted)
+            inputs += [own] if wanted else []
+    slopes = _Slopes([leaf for params in leaves.values() for leaf in params.values() if leaf.requires_grad])
+    with torch.no_grad():
+        summary = _Summary(leaves, layout, weight, tempering, slopes).expectations()
+    value = summary.pieces.clone()
+    with torch.set_grad_enabled(bool(inputs)):
+        for node, statistics in summary.families.items():
+            for complete, expected in (part for one in statistics for part in one.parts(leaves[node])):
+                value += tempering.power * complete.detach()
+                slopes.add([tempering.power * complete + expected], [torch.ones(()).to(value).expand_as(complete)])
+    return _WithGradient.apply(value, slopes.total, *inputs)
 
 
-def _family(
-    summaries: Sequence[Statistics], params: Mapping[str, Tensor], wanted: Sequence[Tensor], power: float
-) -> tuple[Tensor, list[Tensor]]:
-    """Sum over complete rows, and the gradient of the expected log-density of all rows."""
-    leaves = {name: p.detach().requires_grad_(any(p is one for one in wanted)) for name, p in params.items()}
-    asked = [leaf for leaf in leaves.values() if leaf.requires_grad]
-    total: Tensor | float = 0.0
-    slopes = [torch.zeros_like(leaf) for leaf in asked]
-    with torch.set_grad_enabled(bool(asked)):
-        for complete, expected in (part for one in summaries for part in one.parts(leaves)):
-            total = total + power * complete.detach()
-            surrogate = (power * complete + expected).sum()
-            if asked and surrogate.requires_grad:
-                parts = torch.autograd.grad(surrogate, asked, allow_unused=True)
-                slopes = [slope if part is None else slope + part for slope, part in zip(slopes, parts, strict=True)]
-    return torch.as_tensor(total), slopes
+class _Slopes:
+    """Gradients in some leaves while parts of a sum are being added."""
+
+    def __init__(self, leaves: Sequence[Tensor]) -> None:
+        self.leaves = leaves
+        self.total = [torch.zeros_like(leaf) for leaf in leaves]
+
+    def add(self, outputs: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
+        """Add the gradient of the weighed sum of outputs."""
+        attached = [(output, weight) for output, weight in zip(outputs, weights, strict=True) if output.requires_grad]
+        if not attached or not self.leaves:
+            return
+        parts = torch.autograd.grad(
+            [output for output, _ in attached], self.leaves, [weight for _, weight in attached], allow_unused=True
+        )
+        for total, part in zip(self.total, parts, strict=True):
+            if part is not None:
+                total += part
 
 
 class _WithGradient(torch.autograd.Function):
@@ -162,11 +170,16 @@ class _WithGradient(torch.autograd.Function):
 
 
 class _Summary:
-    """Statistics of all families while blocks are being added."""
+    """Statistics of all families while blocks are being added.
 
-    def __init__(self, naturals: Naturals, layout: Layout, weight: Tensor, tempering: Tempering) -> None:
-        self.layout, self.weight, self.tempering = layout, weight, tempering
-        self.factors = Factors(layout, naturals, tempering)
+    With ``slopes``, rows of families without a summary are not kept: their gradients are added to these at once.
+    """
+
+    def __init__(
+        self, naturals: Naturals, layout: Layout, weight: Tensor, tempering: Tempering, slopes: _Slopes | None = None
+    ) -> None:
+        self.layout, self.weight, self.tempering, self.slopes = layout, weight, tempering, slopes
+        self.factors = Factors(layout, naturals, tempering, attached=slopes is not None)
         self.replicas = max(self.factors.replicas, len(weight))
         self.pieces = torch.zeros(self.replicas).to(weight)
         self.counts: dict[int, Tensor] = {}
@@ -225,14 +238,19 @@ class _Summary:
             self.counts[source.family] = self.counts.get(source.family, torch.zeros_like(table)) + table
 
     def _add_rows(self, block: Block, evaluated: Evaluated, beliefs: Banks) -> None:
-        for source in block.row_tables:
+        attached: list[tuple[Tensor, Tensor]] = []
+        for source, log_prob in zip(block.row_tables, evaluated.log_probs, strict=True):
             family = self.layout.families[source.family]
             share = self.tempering.share(family, seen=source.family not in source.members)
             belief = share * taken(beliefs, source.stored, source.start, len(source.rows), source.sizes)
             if family.is_linear and not self._in_part(source, family):
                 self._add_moments(family, *_row_moments(self.layout, source, family, evaluated.points, belief))
-            else:
+            elif self.slopes is None or family.is_linear:
                 self.rows.setdefault(source.family, []).append((source, evaluated.points, belief))
+            else:
+                attached.append((log_prob, belief))
+        if self.slopes is not None:
+            self.slopes.add([log_prob for log_prob, _ in attached], [belief for _, belief in attached])
 
     def _in_part(self, source: RowSource, family: FamilyView) -> bool:
         if family.widths[-1] == 1 or source.family in source.members:
@@ -382,23 +400,23 @@ def moved(naturals: Naturals, layout: Layout, tempering: Tempering = LIKELIHOOD)
     if not layout.has_points:
         return layout
     with torch.no_grad():
-        blocks = []
-        for block in layout.blocks:
-            for _ in range(MOST_ROUNDS if block.placements else 0):
-                block, settled = _moved_once(Factors(layout, naturals, tempering), block)
-                if settled:
-                    break
-            blocks.append(block)
-        return replace(layout, blocks=tuple(blocks))
+        factors = Factors(layout, naturals, tempering)
+        return replace(layout, blocks=tuple(_moved_block(factors, block) for block in layout.blocks))
 
 
-def _moved_once(factors: Factors, block: Block) -> tuple[Block, bool]:
-    evaluated = factors.evaluate(block)
-    one = torch.ones(1, block.distinct).to(evaluated.log_z)
-    beliefs = evaluated.beliefs(one)
-    placements, settled = {}, True
-    for source in block.lengths:
-        belief = beliefs[source.sizes][:, source.start : source.start + source.count]
-        placements[source.node], enough = block.placements[source.node].moved(belief)
-        settled = settled and enough
-    return replace(block, placements=placements), settled
+def _moved_block(factors: Factors, block: Block) -> Block:
+    """Place points until no window changes."""
+    widened: dict[int, Tensor] = {}
+    for _ in range(MOST_ROUNDS if block.placements else 0):
+        evaluated = factors.evaluate(block)
+        beliefs = evaluated.beliefs(torch.ones(1, block.distinct).to(evaluated.log_z))
+        placements, settled = {}, True
+        for source in block.lengths:
+            belief = taken(beliefs, source.sizes, source.start, source.count, source.sizes)
+            moved_one = block.placements[source.node].moved(belief, widened.get(source.node))
+            placements[source.node], widened[source.node], enough = moved_one
+            settled = settled and enough
+        block = replace(block, placements=placements)
+        if settled:
+            break
+    return block

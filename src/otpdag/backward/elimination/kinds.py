@@ -169,7 +169,7 @@ def _rounded(exact: Plan) -> dict[int, tuple[int, int]]:
     """Sizes rounded up as far as that costs little: all categories alike, or each to a power of two, or not at all."""
     sizes = {node: size for node, (size, _) in exact.sizes.items()}
     powers = {node: size if node in exact.placed else 1 << (size - 1).bit_length() for node, size in sizes.items()}
-    largest = max((size for node, size in powers.items() if node not in exact.placed), default=1)
+    largest = max((size for node, size in sizes.items() if node not in exact.placed), default=1)
     alike = {node: size if node in exact.placed else largest for node, size in sizes.items()}
 
     def cost(chosen: Mapping[int, int]) -> int:

@@ -44,6 +44,7 @@ PROBED_ROWS = 1024  # rows that tell how many fit into a block
 MATRIX_CELLS = 20_000_000  # cells of the tables of flags that are held at a time
 HIDDEN_SPREAD = 2.0  # of a hidden number before the model says where it is
 COUNT_CENTRE, COUNT_SPREAD = 5.0, 10.0  # of a hidden count
+SMALLEST_WINDOW = 8  # points of a count that was never seen above zero
 
 
 @dataclass(frozen=True)
@@ -52,21 +53,18 @@ class EliminationOptions:
 
     Args:
         grid: Points of an unknown number that is not linear and normal.
-        count_points: Points of an unknown count.
+        count_points: Most points of an unknown count.
         largest_table: Most entries of one table of one row; a graph that needs more is refused.
         memory: Bytes that the tables of one block of rows may take, for all replicas together.
         replicas: How many parameter vectors will be evaluated at a time.
     """
 
-    grid: int = 32
+    grid: int = 20
     count_points: int = 48
     largest_table: int = 2**20
     memory: int = 2**27
     replicas: int = 1
 
-    def points(self, family: FamilyView) -> int:
-        """Number of points of a node."""
-        return self.count_points if family.mechanism.space.support == "count" else self.grid
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,18 +193,15 @@ class _Builder:
         complete: list[tuple[Ints, Flags]] = []
         most = max(1, MATRIX_CELLS // len(self.families))
         budget = max(1, self.options.memory // (8 * self.options.replicas))
-        size = min(most, rows if all(f.is_table for f in self.families) else PROBED_ROWS)
+        size = rows if all(f.is_table for f in self.families) else self._fitting(min(rows, PROBED_ROWS), budget)
         at = 0
         while at < rows:
-            chosen = np.arange(at, min(at + size, rows))
+            chosen = np.arange(at, min(at + size, at + most, rows))
             block, flags = self.block(chosen)
             if block.elements > budget and len(chosen) > 1:
                 size = max(1, min(len(chosen) // 2, int(len(chosen) * 0.8 * budget / block.elements)))
                 continue
             at += len(chosen)
-            fitting = int(len(chosen) * 0.8 * budget / max(block.elements, 1))
-            if at < rows:
-                size = max(1, min(most, fitting))
             if block.distinct:
                 blocks.append(block)
             complete.append((chosen, flags))
@@ -214,6 +209,11 @@ class _Builder:
             self.structure, self.batch, self.options, self.families, tuple(blocks), self._complete(complete),
             self.offsets, self.shifts,
         )  # fmt: skip
+
+    def _fitting(self, rows: int, budget: int) -> int:
+        """How many rows fit into a block, going by the first ones."""
+        block, _ = self.block(np.arange(rows))
+        return max(1, int(rows * 0.8 * budget / max(block.elements, 1)))
 
     # -- what is seen ----------------------------------------------------------------------------------------------
 
@@ -293,6 +293,16 @@ class _Builder:
             code = code * size + self.codes[rows, place]
         return code
 
+    def points(self, family: FamilyView) -> int:
+        """Number of points of a number or count; counts that are never large need few."""
+        if family.mechanism.space.support != "count":
+            return self.options.grid
+        most = self.options.count_points
+        if family.node not in self.batch.values:
+            return most
+        enough = 1.5 * float(self.batch.values[family.node].max()) + SMALLEST_WINDOW
+        return most // 2 if enough <= most // 2 else most
+
     # -- pieces ----------------------------------------------------------------------------------------------------
 
     def block(self, rows: Ints) -> tuple[Block, Flags]:
@@ -354,7 +364,7 @@ class _Builder:
     def _plan(self, kind: Kind) -> Plan:
         made = self.plans.get(kind)
         if made is None:
-            made = self.plans[kind] = plan(kind, self.families, self.options.points)
+            made = self.plans[kind] = plan(kind, self.families, self.points)
             self._check(made)
         return made
 
@@ -491,15 +501,16 @@ class _BlockBuilder:
         return self._source(("table", family.place, members), sizes, stored, count), self.builder.code(rows, seen)
 
     def _cluster(self, made: Plan, cluster: Cluster, rows: Ints, positions: Mapping[int, Ints]) -> Input:
-        """Clusters without categories or points around them go by their size; others by their kind."""
+        """Clusters of equal dimensions, about as many factors, and equal tables go together."""
         families = self.builder.families
         width = max(len(families[v].columns) for v in cluster.families)
-        key: tuple[object, ...] = (len(cluster.coordinates), _power(len(cluster.families)), _power(width))
-        if cluster.members:
-            key = (made.kind, cluster)
+        sizes, stored = tuple(made.sizes[n][0] for n in cluster.members), made.table_sizes(cluster.members)
+        key = (
+            len(cluster.coordinates), _power(len(cluster.families)), _power(width), sizes, stored,
+            tuple(n in cluster.placed for n in cluster.members),
+        )  # fmt: skip
         if key not in self.groups:
-            sizes = tuple(made.sizes[n][0] for n in cluster.members)
-            self.groups[key] = _GrowingGroup(_Growing(sizes, made.table_sizes(cluster.members)), cluster)
+            self.groups[key] = _GrowingGroup(_Growing(sizes, stored), cluster)
         group = self.groups[key]
         group.parts.append((cluster, made.kind, rows, {node: positions[node] for node in cluster.placed}))
         return group.tables, group.tables.extend(rows)
@@ -561,7 +572,7 @@ class _BlockBuilder:
         size = len(cluster.coordinates)
         state_sizes = tuple(families[n].mechanism.space.width for n in cluster.categories)
         axes = [(*cluster.categories, *cluster.placed).index(n) for n in cluster.members]
-        config, unknown, seen, values, instance, cells, first = [], [], [], [], [], [], 0
+        config, unknown, seen, values, instance, cells, around, first = [], [], [], [], [], [], [], 0
         for part, kind, rows, _ in group.parts:
             own, which = self._configurations(part, kind, rows, state_sizes, many)
             config.append(own)
@@ -573,13 +584,13 @@ class _BlockBuilder:
             seen.append(np.broadcast_to(flags, (len(own), many)))
             values.append(builder.numbers[rows[:, None, None], columns])
             cells.append(np.broadcast_to(np.array(part.coordinates), (len(own), size, 2)))
-        positions = [np.concatenate([part[3][n] for part in group.parts]) for n in cluster.placed]
+            around.append(np.broadcast_to(np.array((*part.categories, *part.placed), dtype=int), (len(own), len(axes))))
+        placed = [[(c.placed[i], torch.from_numpy(at[c.placed[i]])) for c, _, _, at in group.parts]
+                  for i in range(len(cluster.placed))]  # fmt: skip
         return LinearGroup(
-            size, state_sizes, tuple(axes), tuple(families[n].node for n in cluster.categories),
-            tuple(families[n].node for n in cluster.placed),
-            tuple(torch.from_numpy(at) for at in positions), group.tables.sizes, _joined(group.tables.rows),
+            size, state_sizes, tuple(axes), tuple(map(tuple, placed)), group.tables.sizes, _joined(group.tables.rows),
             _joined(instance), _joined(config), _joined(unknown), _joined(seen), _joined(values).to(builder.like),
-            _joined(cells),
+            _joined(cells), _joined(around),
         )  # fmt: skip
 
     def _configurations(

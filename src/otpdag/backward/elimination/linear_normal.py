@@ -49,9 +49,7 @@ class LinearGroup:
         dim: d, the numbers that are integrated out.
         states: Sizes of the unknown categories, T states in all.
         axes: Order of the axes (categories, then placed numbers) in the table that remains.
-        categories: Names of these categories.
-        placed: Names of the placed numbers.
-        positions: Where the rows stand in their placements (n,).
+        placed: For each placed number the nodes that it is in turn, and where the rows stand in their placements.
         sizes: The axes of the table.
         rows: Number of the row of each piece (n,).
         instance: Which of m distinct systems of equations a piece has (n,).
@@ -60,14 +58,13 @@ class LinearGroup:
         seen: Whether the family's node is seen (m, F).
         values: Columns that are seen, zero for unknown ones (n, F, W).
         cells: Node and coordinate of each unknown (m, d, 2).
+        around: Nodes of the categories and placed numbers (m, axes).
     """
 
     dim: int
     states: tuple[int, ...]
     axes: tuple[int, ...]
-    categories: tuple[str, ...]
-    placed: tuple[str, ...]
-    positions: tuple[Tensor, ...]
+    placed: tuple[tuple[tuple[int, Tensor], ...], ...]
     sizes: tuple[int, ...]
     rows: Tensor
     instance: Tensor
@@ -76,6 +73,7 @@ class LinearGroup:
     seen: Tensor
     values: Tensor
     cells: Tensor
+    around: Tensor
 
     @property
     def elements(self) -> int:

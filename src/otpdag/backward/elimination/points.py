@@ -1,8 +1,10 @@
 r"""Points for unknown numbers and counts, in each row where the posterior is.
 
 A number is summed on an even grid over the real line (its logarithm if it is positive, its logit if it lies between
-zero and one), a count over a window of whole numbers, or of the middles of equal groups of them where the window is
-wide. Even sums of smooth densities are exact to many digits once neighbours are less than a standard deviation apart.
+zero and one). A count is summed over a window of whole numbers, and where that is wide over equal groups of them: by
+the middle of each group, or, in a window that begins at zero, where a density may end abruptly, by three points that
+are exact for polynomials up to the fifth degree. Even sums of smooth densities are exact to many digits once neighbours
+are less than a standard deviation apart: the error is of the order :math:`e^{-2 \pi^2 / h^2}` for a distance h.
 Centre and spread follow the model's own posterior at the parameters at hand, never the largest value that was seen.
 """
 
@@ -16,11 +18,12 @@ from torch import Tensor
 
 __all__ = ["Placement", "Points"]
 
-SHARE_OF_SPREAD = 0.5  # distance of grid points in posterior standard deviations: errors of the sum are below 1e-16
-COUNT_REACH = 8.0  # half the window of a count in posterior standard deviations, beyond which nothing is lost
-EDGE = 1e-9  # probability of an outermost point that says that the window is too narrow
+DISTANCE = 0.7  # of grid points, in posterior standard deviations
+COUNT_REACH = 5.0  # half the window of a count, in posterior standard deviations
+EDGE = 1e-7  # probability of an outermost point that says that the window is too narrow
+WIDEN = 1.4  # by how much it is widened then
+TIGHT = 0.75  # a posterior narrower than this share of the spread deserves points that are closer
 SMALLEST_SPREAD = 1e-9
-WIDEN = 2.0
 
 
 @dataclass(frozen=True)
@@ -60,32 +63,62 @@ class Placement:
     def points(self) -> Points:
         """The points in every row."""
         if self.support == "count":
-            first, stride = self._window()
-            values = first + stride * torch.arange(self.size).to(first) + (stride - 1) / 2
-            return Points(values.unsqueeze(-1), torch.log(stride).expand_as(values))
-        step = SHARE_OF_SPREAD * self.spread.unsqueeze(-1)
+            return self._counts()
+        step = DISTANCE * self.spread.unsqueeze(-1)
         line = self.centre.unsqueeze(-1) + step * (torch.arange(self.size).to(step) - (self.size - 1) / 2)
         values, log_slope = _from_line(line, self.support)
         return Points(values.unsqueeze(-1), (torch.log(step) + log_slope).expand_as(values))
+
+    def _counts(self) -> Points:
+        """Whole numbers, or points that stand for groups of them."""
+        first, stride = self._window()
+        number = torch.arange(self.size).to(first)
+        even = first + stride * number + (stride - 1) / 2
+        # the same window in groups of three points each: moments of s whole numbers up to the fifth are met
+        size = 3 * stride
+        away = torch.sqrt((3 * size**2 - 7) / 20)
+        share = (size**2 - 1) / (24 * away**2)
+        middle = first + size * torch.floor(number / 3) + (size - 1) / 2
+        place = number % 3 - 1
+        grouped = middle + place * away
+        length = torch.where(place == 0, 1 - 2 * share, share) * size
+        at_zero = (first == 0) & (stride > 1)
+        values, length = torch.where(at_zero, grouped, even), torch.where(at_zero, length, stride.expand_as(even))
+        return Points(values.unsqueeze(-1), torch.log(length))
 
     def line(self) -> Tensor:
         """The points on the line (R, n, P)."""
         return to_line(self.points().values[..., 0], self.support)
 
-    def moved(self, belief: Tensor) -> tuple[Placement, bool]:
-        """The same rows with their points around the mean of a belief (R, n, P); and whether that suffices."""
+    def moved(self, belief: Tensor, widened: Tensor | None = None) -> tuple[Placement, Tensor, bool]:
+        """Place the points around the mean of a belief.
+
+        A window that the posterior reaches beyond is widened, one that is too wide is tightened.
+
+        Args:
+            belief: Probabilities of the points (R, n, P).
+            widened: Rows whose window was widened before (R, n): they are not tightened, or would go back and forth.
+
+        Returns:
+            The placement, the rows whose window was ever widened, and whether no window was changed.
+        """
         line = self.line()
         mean = (belief * line).sum(-1)
         spread = (belief * (line - mean.unsqueeze(-1)) ** 2).sum(-1).sqrt()
         known = belief.sum(-1) > 0.5  # a row that the model rules out has no belief
-        at_edge = self._at_edge(belief)
+        old = self.spread.expand_as(spread)
+        # a posterior that falls between two points shows no spread: approach it step by step
         gap = line[..., 1] - line[..., 0]
-        coarse = (spread < gap) & (gap > 1 if self.support == "count" else known)
-        spread = torch.where(at_edge, WIDEN * self.spread.expand_as(spread), torch.maximum(spread, 0.5 * gap))
-        spread = torch.where(known, spread, self.spread.expand_as(spread)).clamp(min=SMALLEST_SPREAD)
+        narrow = torch.maximum(spread, 0.5 * gap)
+        at_edge = known & self._at_edge(belief)
+        widened = at_edge if widened is None else widened | at_edge
+        tight = known & ~widened & (narrow < TIGHT * old)
+        if self.support == "count":
+            tight = tight & (self._window()[1][..., 0] > 1)  # one by one is close enough
+        new = torch.where(at_edge, torch.maximum(spread, WIDEN * old), torch.where(tight, narrow, old))
         centre = torch.where(known, mean, self.centre.expand_as(mean))
-        settled = not bool((known & (at_edge | coarse)).any())
-        return replace(self, centre=centre, spread=spread), settled
+        settled = not bool((at_edge | tight).any())
+        return replace(self, centre=centre, spread=new.clamp(min=SMALLEST_SPREAD)), widened, settled
 
     def _at_edge(self, belief: Tensor) -> Tensor:
         """Rows whose posterior reaches beyond the points; a count cannot fall below zero."""
@@ -96,17 +129,19 @@ class Placement:
 
     def _window(self) -> tuple[Tensor, Tensor]:
         """The smallest count of the window and the number of counts that each point stands for (R, n, 1)."""
-        reach = torch.ceil(COUNT_REACH * self.spread).unsqueeze(-1) + 1
-        stride = torch.ceil((2 * reach + 1) / self.size)
+        reach = torch.ceil(COUNT_REACH * self.spread).unsqueeze(-1)
         middle = torch.round(self.centre).unsqueeze(-1)
+        stride = torch.ceil((middle + reach + 1 - (middle - reach).clamp(min=0)) / self.size)
         return (middle - torch.floor(stride * self.size / 2)).clamp(min=0), stride
 
     def jittered(self, states: Tensor, generator: torch.Generator) -> Tensor:
         """Values (n, draws) of drawn points, each anywhere in the stretch that it stands for."""
         uniform = torch.rand(states.shape, generator=generator, dtype=self.centre.dtype) - 0.5
         if self.support == "count":
-            value = self.points().values[0, :, :, 0].gather(1, states)
-            return torch.round(value + uniform * (self._window()[1][0] - 1))
+            values = self._counts()
+            value = values.values[0, :, :, 0].gather(1, states)
+            length = values.log_length[0].exp().gather(1, states)
+            return torch.round(value + uniform * (length - 1)).clamp(min=0)
         line = self.line()[0]
         gap = line[:, 1:2] - line[:, :1]
         return _from_line(line.gather(1, states) + gap * uniform, self.support)[0]

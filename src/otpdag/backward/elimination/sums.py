@@ -55,10 +55,14 @@ class Tempering:
 
 
 class Factors:
-    """All tables at some parameters: those that blocks share are computed once."""
+    """All tables at some parameters: those that blocks share are computed once.
 
-    def __init__(self, layout: Layout, naturals: Naturals, tempering: Tempering) -> None:
-        self.layout, self.naturals, self.tempering = layout, naturals, tempering
+    With ``attached``, log-densities of families without a summary keep their graph, so that beliefs can be sent on to
+    the parameters.
+    """
+
+    def __init__(self, layout: Layout, naturals: Naturals, tempering: Tempering, *, attached: bool = False) -> None:
+        self.layout, self.naturals, self.tempering, self.attached = layout, naturals, tempering, attached
         sizes = (len(value) for params in naturals.values() for value in params.values())
         placed = (len(p.centre) for block in layout.blocks for p in block.placements.values())
         self.replicas = max([*sizes, *placed, 1])
@@ -109,16 +113,19 @@ class Factors:
 
         for source in block.tables:
             _put(banks, source.stored, source.start, self._of_states(source))
-        for rows in block.row_tables:
-            _put(banks, rows.stored, rows.start, self._of_rows(rows, points))
+        log_probs = [self._of_rows(rows, points) for rows in block.row_tables]
+        for rows, log_prob in zip(block.row_tables, log_probs, strict=True):
+            family = self.layout.families[rows.family]
+            table = self.tempering.of(family, log_prob.detach(), seen=rows.family not in rows.members)
+            _put(banks, rows.stored, rows.start, table)
         for lengths in block.lengths:
             _put(banks, lengths.sizes, lengths.start, points[lengths.node].log_length)
         integrals = []
         for linear in block.linear:
-            integrals.append(self._integrated(linear, block, points))
+            integrals.append(self._integrated(linear, points))
             _put(banks, linear.stored, linear.start, integrals[-1].table)
         conditionals = eliminate(block.steps, banks, best=self.tempering.best)
-        return Evaluated(block, banks[()][:, block.result, 0], conditionals, tuple(integrals), points)
+        return Evaluated(block, banks[()][:, block.result, 0], conditionals, tuple(integrals), points, log_probs)
 
     def _of_states(self, source: TableSource) -> Tensor:
         """(R, configurations of seen members, *sizes)."""
@@ -133,17 +140,15 @@ class Factors:
         """(R, n, *sizes)."""
         family = self.layout.families[source.family]
         values = row_values(self.layout, source, points)
-        log_prob = family.log_prob(self.naturals[family.node], values, row_mask(self.layout, source))
-        log_prob = log_prob.expand(-1, len(source.rows), *source.sizes)
-        return self.tempering.of(family, log_prob, seen=source.family not in source.members)
+        with torch.set_grad_enabled(self.attached and not family.is_linear):
+            log_prob = family.log_prob(self.naturals[family.node], values, row_mask(self.layout, source))
+            return log_prob.expand(-1, len(source.rows), *source.sizes)
 
-    def _integrated(self, source: LinearSource, block: Block, points: Mapping[int, Points]) -> Integrals:
-        places = {placement.node: node for node, placement in block.placements.items()}
-        group = source.group
+    def _integrated(self, source: LinearSource, points: Mapping[int, Points]) -> Integrals:
         met = [
-            points[places[node]].values[:, at, :, 0] for node, at in zip(group.placed, group.positions, strict=True)
+            torch.cat([points[node].values[:, at, :, 0] for node, at in parts], 1) for parts in source.group.placed
         ]
-        return group.integrate(self.equations, met, self.tempering.power)
+        return source.group.integrate(self.equations, met, self.tempering.power)
 
 
 @dataclass(frozen=True)
@@ -156,6 +161,7 @@ class Evaluated:
         conditionals: Probabilities of each step's variable given its separator.
         integrals: What was integrated out, by linear source.
         points: The points of placed nodes.
+        log_probs: Log-densities of the families that read numbers, by row source.
     """
 
     block: Block
@@ -163,6 +169,7 @@ class Evaluated:
     conditionals: Sequence[Tensor]
     integrals: tuple[Integrals, ...]
     points: Mapping[int, Points]
+    log_probs: Sequence[Tensor]
 
     def seeds(self, weight: Tensor) -> Banks:
         """Banks of beliefs before they are sent to the tables: the weights (1 or R, D) of the pieces' evidence."""
