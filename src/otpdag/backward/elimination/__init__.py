@@ -8,6 +8,7 @@ numbers that have no closed form follow the posterior by :func:`moved`.
 
 from otpdag.backward.elimination.evidence import Expectations, expectations, log_evidence, moved, total_evidence
 from otpdag.backward.elimination.layout import EliminationOptions, Layout, lay_out
+from otpdag.backward.elimination.posterior import posterior_draws, state_probabilities
 from otpdag.backward.elimination.statistics import Counts, Moments, Rows, WeighedRows
 from otpdag.backward.elimination.sums import Tempering
 
@@ -25,5 +26,7 @@ __all__ = [
     "lay_out",
     "log_evidence",
     "moved",
+    "posterior_draws",
+    "state_probabilities",
     "total_evidence",
 ]
