@@ -8,8 +8,9 @@ memory that this takes does not grow with rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -75,7 +76,7 @@ def log_evidence(naturals: Naturals, layout: Layout, tempering: Tempering = LIKE
 def _complete_log_prob(factors: Factors, complete: Complete) -> Tensor:
     layout, family = factors.layout, factors.layout.families[complete.family]
     if family.is_table and complete.code is not None:
-        return factors.log_table(complete.family).flatten(1)[:, complete.code]
+        return factors.log_table(complete.family).flatten(1).index_select(1, complete.code)
     batch = layout.batch
     values = {name: batch.values[name].index_select(1, complete.rows) for name in family.names}
     mask = batch.mask[family.node].index_select(1, complete.rows)
@@ -110,45 +111,55 @@ def total_evidence(
     """
     weight = layout.batch.weight if weight is None else weight
     replicas = max(Factors(layout, naturals, tempering).replicas, len(weight))
-    inputs: list[Tensor] = []
-    leaves: dict[str, dict[str, Tensor]] = {}
-    for node, params in naturals.items():
-        leaves[node] = {}
-        for name, value in params.items():
-            wanted = value.requires_grad and torch.is_grad_enabled()
-            own = value.expand(replicas, *value.shape[1:]) if wanted else value
-            leaves[node][name] = own.detach().requires_grad_(wanted)
-            inputs += [own] if wanted else []
-    slopes = _Slopes([leaf for params in leaves.values() for leaf in params.values() if leaf.requires_grad])
+    wanted = {
+        (node, name): value.expand(replicas, *value.shape[1:])
+        for node, params in naturals.items()
+        for name, value in params.items()
+        if value.requires_grad and torch.is_grad_enabled()
+    }
+    slopes = _Slopes({key: value.detach().requires_grad_() for key, value in wanted.items()})
+    leaves = {
+        node: {name: slopes.leaves.get((node, name), value.detach()) for name, value in params.items()}
+        for node, params in naturals.items()
+    }
     with torch.no_grad():
         summary = _Summary(leaves, layout, weight, tempering, slopes).expectations()
     value = summary.pieces.clone()
-    with torch.set_grad_enabled(bool(inputs)):
-        for node, statistics in summary.families.items():
+    for node, statistics in summary.families.items():
+        with torch.set_grad_enabled(bool(wanted)):
             for complete, expected in (part for one in statistics for part in one.parts(leaves[node])):
                 value += tempering.power * complete.detach()
-                slopes.add([tempering.power * complete + expected], [torch.ones(()).to(value).expand_as(complete)])
-    return _WithGradient.apply(value, slopes.total, *inputs)
+                slopes.add([node], [tempering.power * complete + expected], [torch.ones_like(expected)])
+    return _WithGradient.apply(value, list(slopes.total.values()), *wanted.values())
 
 
 class _Slopes:
-    """Gradients in some leaves while parts of a sum are being added."""
+    """Gradients in some parameters while parts of a sum are being added."""
 
-    def __init__(self, leaves: Sequence[Tensor]) -> None:
+    def __init__(self, leaves: Mapping[tuple[str, str], Tensor]) -> None:
         self.leaves = leaves
-        self.total = [torch.zeros_like(leaf) for leaf in leaves]
+        self.total = {key: torch.zeros_like(leaf) for key, leaf in leaves.items()}
 
-    def add(self, outputs: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
-        """Add the gradient of the weighed sum of outputs."""
+    def add(self, nodes: Collection[str], outputs: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
+        """Add the gradient, in the parameters of some nodes, of the weighed sum of outputs."""
+        keys = [key for node in nodes for key in self._by_node.get(node, ())]
         attached = [(output, weight) for output, weight in zip(outputs, weights, strict=True) if output.requires_grad]
-        if not attached or not self.leaves:
+        if not attached or not keys:
             return
         parts = torch.autograd.grad(
-            [output for output, _ in attached], self.leaves, [weight for _, weight in attached], allow_unused=True
-        )
-        for total, part in zip(self.total, parts, strict=True):
+            [output for output, _ in attached], [self.leaves[key] for key in keys],
+            [weight for _, weight in attached], allow_unused=True,
+        )  # fmt: skip
+        for key, part in zip(keys, parts, strict=True):
             if part is not None:
-                total += part
+                self.total[key] += part
+
+    @cached_property
+    def _by_node(self) -> dict[str, list[tuple[str, str]]]:
+        grouped: dict[str, list[tuple[str, str]]] = {}
+        for key in self.leaves:
+            grouped.setdefault(key[0], []).append(key)
+        return grouped
 
 
 class _WithGradient(torch.autograd.Function):
@@ -201,13 +212,15 @@ class _Summary:
         if family.is_table:
             seen = _state_counts(parts, self.weight, _size(family.widths))
             expected = self.counts.get(place)
-            return (Counts(family, seen, torch.zeros_like(seen) if expected is None else expected),)
+            expected = torch.zeros_like(seen) if expected is None else expected
+            return (Counts(family, seen, expected, self.factors.log_table(place) if self.slopes else None),)
         statistics: list[Statistics] = []
         if family.is_linear:
             seen = _column_moments(parts, self.weight, family)
             expected = self.moments.get(place)
             expected = torch.zeros_like(seen) if expected is None else expected
-            statistics.append(Moments(family, self.layout.shifts[place], seen, expected))
+            equations = self.factors.family_equations(place) if self.slopes else None
+            statistics.append(Moments(family, self.layout.shifts[place], seen, expected, equations))
         plain = tuple((part, self.weight[:, part.rows]) for part in parts if part.columns is None)
         rows = tuple(self.rows.get(place, ()))
         if plain or rows:
@@ -250,7 +263,8 @@ class _Summary:
             else:
                 attached.append((log_prob, belief))
         if self.slopes is not None:
-            self.slopes.add([log_prob for log_prob, _ in attached], [belief for _, belief in attached])
+            nodes = {self.layout.families[source.family].node for source in block.row_tables}
+            self.slopes.add(nodes, [log_prob for log_prob, _ in attached], [belief for _, belief in attached])
 
     def _in_part(self, source: RowSource, family: FamilyView) -> bool:
         if family.widths[-1] == 1 or source.family in source.members:

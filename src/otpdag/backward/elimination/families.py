@@ -89,34 +89,33 @@ class FamilyView:
     def equations(self, params: Params) -> tuple[Tensor, Tensor]:
         r"""Coefficients of the noise :math:`u = A (x, pa, 1)^\top`, and :math:`\log |du/dx| - d/2 \log 2\pi`.
 
-        Both for each configuration of the categories: (R, C, dim, columns + 1) and (R, C).
+        Both for each configuration of the categories: (R, C, dim, columns + 1) and (R, C). The noise is affine, so its
+        values at the origin and at the unit vectors tell all of it.
         """
-        like = next(iter(params.values()), torch.zeros(1).double())
-        values = self._unit_points(like)
+        values = self._unit_points
         parents: Parents = {name: values[name] for name in self.names[:-1]}
         noise = self.mechanism.abduct(params, values[self.node], parents, torch.zeros_like(values[self.node]))
-        noise = noise.expand(-1, self.configurations, len(self.columns) + 1, -1)
-        origin = noise[:, :, :1]
-        density = self.log_prob(params, {name: value[:, :, :1] for name, value in values.items()})
-        constant = density[..., 0] + 0.5 * origin[:, :, 0].square().sum(-1)
-        coefficients = torch.cat([noise[:, :, 1:] - origin, origin], 2)
-        return coefficients.transpose(2, 3), constant.expand(-1, self.configurations)
+        noise = noise.expand(-1, self.configurations, -1, -1).mT
+        origin = noise[..., :1]
+        slopes = noise[..., 1:] - origin
+        dim = self.widths[-1]
+        own = slopes[..., :dim]
+        log_slope = own[..., 0, 0].abs().log() if dim == 1 else torch.linalg.slogdet(own)[1]
+        return torch.cat([slopes, origin], -1), log_slope - 0.5 * dim * math.log(2 * math.pi)
 
-    def _unit_points(self, like: Tensor) -> dict[str, Tensor]:
+    @cached_property
+    def _unit_points(self) -> dict[str, Tensor]:
         """Zero and each unit vector of the numeric columns, for each configuration: (1, C, columns + 1, width)."""
         points = len(self.columns) + 1
-        unit = torch.eye(points, dtype=like.dtype, device=like.device)[1 - points :] if points > 1 else None
+        like = torch.zeros(1, dtype=torch.float64)
         names = [name for name, c in zip(self.names[:-1], self.categories[:-1], strict=True) if c]
         states = joint_states(names, [width for _, width in self.selectors], like)
         values = {name: state.unsqueeze(2).expand(-1, -1, points, -1) for name, state in states.items()}
         for name, place, width in zip(self.names, self.members, self.widths, strict=True):
-            if name in values:
-                continue
-            at = [self.columns.index((place, cell)) + 1 for cell in range(width)]
-            column = torch.zeros(points, width, dtype=like.dtype, device=like.device)
-            if unit is not None:
-                column[at, range(width)] = 1.0
-            values[name] = column.reshape(1, 1, points, width).expand(1, self.configurations, -1, -1)
+            if name not in values:
+                column = torch.zeros(points, width, dtype=torch.float64)
+                column[[1 + self.columns.index((place, cell)) for cell in range(width)], range(width)] = 1.0
+                values[name] = column.reshape(1, 1, points, width).expand(1, self.configurations, -1, -1)
         return values
 
 

@@ -41,6 +41,7 @@ Floats = npt.NDArray[np.float64]
 Hashes = npt.NDArray[np.uint64]
 
 PROBED_ROWS = 1024  # rows that tell how many fit into a block
+ROOM = 0.8  # share of the memory that a block is meant to take, as blocks of equal rows differ
 MATRIX_CELLS = 20_000_000  # cells of the tables of flags that are held at a time
 HIDDEN_SPREAD = 2.0  # of a hidden number before the model says where it is
 COUNT_CENTRE, COUNT_SPREAD = 5.0, 10.0  # of a hidden count
@@ -193,13 +194,15 @@ class _Builder:
         complete: list[tuple[Ints, Flags]] = []
         most = max(1, MATRIX_CELLS // len(self.families))
         budget = max(1, self.options.memory // (8 * self.options.replicas))
-        size = rows if all(f.is_table for f in self.families) else self._fitting(min(rows, PROBED_ROWS), budget)
-        at = 0
+        size = most if all(f.is_table for f in self.families) else PROBED_ROWS
+        at, probing = 0, size < rows
         while at < rows:
             chosen = np.arange(at, min(at + size, at + most, rows))
             block, flags = self.block(chosen)
-            if block.elements > budget and len(chosen) > 1:
-                size = max(1, min(len(chosen) // 2, int(len(chosen) * 0.8 * budget / block.elements)))
+            fitting = max(1, int(ROOM * budget / max(block.elements, 1) * len(chosen)))
+            too_large = block.elements > budget and len(chosen) > 1
+            if too_large or (probing and fitting > len(chosen)):
+                size, probing = min(fitting, len(chosen) // 2) if too_large else fitting, False
                 continue
             at += len(chosen)
             if block.distinct:
@@ -209,11 +212,6 @@ class _Builder:
             self.structure, self.batch, self.options, self.families, tuple(blocks), self._complete(complete),
             self.offsets, self.shifts,
         )  # fmt: skip
-
-    def _fitting(self, rows: int, budget: int) -> int:
-        """How many rows fit into a block, going by the first ones."""
-        block, _ = self.block(np.arange(rows))
-        return max(1, int(rows * 0.8 * budget / max(block.elements, 1)))
 
     # -- what is seen ----------------------------------------------------------------------------------------------
 
@@ -328,8 +326,10 @@ class _Builder:
         self._hash_partly(rows, pieces, kind)
         evidence = np.zeros(len(pieces.touch_node), dtype=np.uint64)
         data_row = rows[pieces.row[pieces.touch_piece]]
+        by_node = np.argsort(pieces.touch_node, kind="stable")
+        ends = np.searchsorted(pieces.touch_node[by_node], np.arange(len(self.families) + 1))
         for family in self.families:
-            here = np.flatnonzero(pieces.touch_node == family.place)
+            here = by_node[ends[family.place] : ends[family.place + 1]]
             if family.is_table:
                 members = list(zip(family.members, family.widths, strict=True))
                 shown = self.code(data_row[here], members)

@@ -47,11 +47,13 @@ class Counts:
         family: Which family.
         complete: In rows that show all of it (1 or R, states).
         expected: In all others, under the backward map (R, states).
+        log_table: Log-probabilities of the states, if they are known already.
     """
 
     family: FamilyView
     complete: Tensor
     expected: Tensor
+    log_table: Tensor | None = None
 
     def table(self) -> Tensor:
         """All counts: (R, *parents, states)."""
@@ -60,7 +62,8 @@ class Counts:
 
     def parts(self, params: Params) -> Iterator[tuple[Tensor, Tensor]]:
         """Sums of log-densities (R,) over complete and over expected rows."""
-        log_table = self.family.log_table(params).flatten(1)
+        known = self.family.log_table(params) if self.log_table is None else self.log_table
+        log_table = known.flatten(1)
         yield _weighed(self.complete, log_table), _weighed(self.expected, log_table)
 
     def rows(self) -> WeighedRows:
@@ -78,16 +81,18 @@ class Moments:
         shift: What was subtracted from the columns (W,).
         complete: Sums over rows that show all of the family (1 or R, C, W, W).
         expected: Over all others, under the backward map (R, C, W, W).
+        equations: Coefficients and constants of the family, if they are known already.
     """
 
     family: FamilyView
     shift: Tensor
     complete: Tensor
     expected: Tensor
+    equations: tuple[Tensor, Tensor] | None = None
 
     def parts(self, params: Params) -> Iterator[tuple[Tensor, Tensor]]:
         r"""Sums of log-densities: :math:`\sum_c n_c \log c_c - \tfrac12 \mathrm{tr}(A_c M_c A_c^\top)`."""
-        coefficients, constants = self.family.equations(params)
+        coefficients, constants = self.family.equations(params) if self.equations is None else self.equations
         moved = (coefficients * self.shift).sum(-1, keepdim=True)
         coefficients = torch.cat([coefficients[..., :-1], coefficients[..., -1:] + moved], -1)
         yield (

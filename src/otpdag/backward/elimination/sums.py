@@ -57,8 +57,8 @@ class Tempering:
 class Factors:
     """All tables at some parameters: those that blocks share are computed once.
 
-    With ``attached``, log-densities of families without a summary keep their graph, so that beliefs can be sent on to
-    the parameters.
+    With ``attached``, what the families say keeps its graph, so that beliefs can be sent on to the parameters; the sums
+    themselves have none.
     """
 
     def __init__(self, layout: Layout, naturals: Naturals, tempering: Tempering, *, attached: bool = False) -> None:
@@ -67,18 +67,28 @@ class Factors:
         placed = (len(p.centre) for block in layout.blocks for p in block.placements.values())
         self.replicas = max([*sizes, *placed, 1])
         self._tables: dict[int, Tensor] = {}
+        self._family_equations: dict[int, tuple[Tensor, Tensor]] = {}
         self._equations: Equations | None = None
 
     def log_table(self, place: int) -> Tensor:
         """Log-probabilities of all joint states of a family of categories: (R, *parents, states)."""
         if place not in self._tables:
             family = self.layout.families[place]
-            self._tables[place] = family.log_table(self.naturals[family.node])
+            with torch.set_grad_enabled(self.attached):
+                self._tables[place] = family.log_table(self.naturals[family.node])
         return self._tables[place]
+
+    def family_equations(self, place: int) -> tuple[Tensor, Tensor]:
+        """Coefficients and constants of a linear family."""
+        if place not in self._family_equations:
+            family = self.layout.families[place]
+            with torch.set_grad_enabled(self.attached):
+                self._family_equations[place] = family.equations(self.naturals[family.node])
+        return self._family_equations[place]
 
     @property
     def equations(self) -> Equations:
-        """The equations of all linear families that some cluster reads."""
+        """The equations of all linear families."""
         if self._equations is None:
             self._equations = self._all_equations()
         return self._equations
@@ -94,10 +104,10 @@ class Factors:
         constants = torch.zeros(self.replicas, rows).to(like)
         shift = torch.zeros(rows, width).to(like)
         for family in linear:
-            some, constant = family.equations(self.naturals[family.node])
+            some, constant = self.family_equations(family.place)
             at = slice(layout.offsets[family.place], layout.offsets[family.place] + family.configurations)
-            coefficients[:, at, : some.shape[2], : some.shape[3]] = some
-            constants[:, at] = constant
+            coefficients[:, at, : some.shape[2], : some.shape[3]] = some.detach()
+            constants[:, at] = constant.detach()
             shift[at, : some.shape[3]] = layout.shifts[family.place]
         return Equations(coefficients, constants, shift)
 
@@ -130,7 +140,7 @@ class Factors:
     def _of_states(self, source: TableSource) -> Tensor:
         """(R, configurations of seen members, *sizes)."""
         family = self.layout.families[source.family]
-        table = self.log_table(source.family)
+        table = self.log_table(source.family).detach()
         seen = [1 + axis for axis, n in enumerate(family.members) if n not in source.members]
         axes = [1 + family.members.index(n) for n in source.members]
         table = table.permute(0, *seen, *axes).reshape(len(table), source.count, *source.sizes)
