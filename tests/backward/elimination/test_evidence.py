@@ -142,7 +142,14 @@ def count_points(many=40):
 def mixed_nodes():
     """Categories, numbers and counts in which every kind of unknown meets every other."""
     return (
-        {"z": m.Categorical(3), "x": m.Normal(), "y": m.Normal(), "k": m.Poisson(), "w": m.Bernoulli(), "v": m.Normal()},
+        {
+            "z": m.Categorical(3),
+            "x": m.Normal(),
+            "y": m.Normal(),
+            "k": m.Poisson(),
+            "w": m.Bernoulli(),
+            "v": m.Normal(),
+        },
         [("z", "x"), ("x", "y"), ("z", "y"), ("y", "k"), ("x", "w"), ("k", "v")],
     )
 

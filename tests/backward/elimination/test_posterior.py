@@ -78,7 +78,9 @@ def test_draws_of_linear_numbers_have_the_conditional_moments():
         sample = flat[row][:, u]
         np.testing.assert_array_equal(flat[row][:, s], np.broadcast_to(values[row, s], (many, len(s))))
         np.testing.assert_allclose(sample.mean(0), truth, atol=5 * np.sqrt(spread.diagonal().max(initial=0) / many))
-        np.testing.assert_allclose(np.cov(sample.T).reshape(spread.shape), spread, atol=0.05 * (1 + abs(spread).max(initial=0)))
+        np.testing.assert_allclose(
+            np.cov(sample.T).reshape(spread.shape), spread, atol=0.05 * (1 + abs(spread).max(initial=0))
+        )
 
 
 def test_draws_of_mixed_unknowns_agree_with_rejection_sampling():

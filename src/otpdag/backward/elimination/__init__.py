@@ -1,9 +1,9 @@
 """The closed-form backward map that follows the graph: exact sums over what each row does not show.
 
 Lay a table out once (:func:`lay_out`); then, at any parameters, read the evidence of rows (:func:`log_evidence`), its
-weighed sum with a gradient (:func:`total_evidence`), the statistics of every family (:func:`expectations`), probabilities of
-categories (:func:`state_probabilities`) and joint draws of everything unknown (:func:`posterior_draws`). Points of
-numbers that have no closed form follow the posterior by :func:`moved`.
+weighed sum with a gradient (:func:`total_evidence`), the statistics of every family (:func:`expectations`),
+probabilities of categories (:func:`state_probabilities`) and joint draws of everything unknown
+(:func:`posterior_draws`). Points of numbers that have no closed form follow the posterior by :func:`moved`.
 """
 
 from otpdag.backward.elimination.evidence import Expectations, expectations, log_evidence, moved, total_evidence
@@ -21,7 +21,6 @@ __all__ = [
     "Rows",
     "Tempering",
     "WeighedRows",
-
     "expectations",
     "lay_out",
     "log_evidence",

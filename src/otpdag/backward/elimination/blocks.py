@@ -19,6 +19,7 @@ from otpdag.backward.elimination.sum_product import Sizes, Step
 
 __all__ = ["Block", "Complete", "LengthSource", "LinearSource", "RowSource", "TableSource"]
 
+
 @dataclass(frozen=True, eq=False)
 class TableSource:
     """Tables of a family of categories, one for each configuration of its seen members.

@@ -157,9 +157,14 @@ def describe_families(structure: Structure) -> tuple[FamilyView, ...]:
         spaces = [structure.mechanisms[name].space for name in names]
         views.append(
             FamilyView(
-                node, place[node], names, tuple(place[name] for name in names), mechanism,
-                tuple(space.width for space in spaces), tuple(space.is_discrete for space in spaces),
+                node,
+                place[node],
+                names,
+                tuple(place[name] for name in names),
+                mechanism,
+                tuple(space.width for space in spaces),
+                tuple(space.is_discrete for space in spaces),
                 node in graph.hidden,
-            )  # fmt: skip
+            )
         )
     return tuple(views)

@@ -95,9 +95,9 @@ class Plan:
         """The nodes of the table that each node is summed out of, that node last."""
         rank = {node: i for i, node in enumerate(self.order)}
         separators: dict[int, list[set[int]]] = {node: [] for node in self.order}
-        for table in (*self.factors, *self.clusters):
-            if table.members:
-                separators[table.members[-1]].append(set(table.members))
+        for members in (*(factor.members for factor in self.factors), *(cluster.members for cluster in self.clusters)):
+            if members:
+                separators[members[-1]].append(set(members))
         cliques = []
         for node in self.order:
             joined = set().union({node}, *separators[node])
@@ -236,5 +236,3 @@ def _check(kind: Kind, placed: Sequence[int], families: Sequence[FamilyView]) ->
                 f"node {families[n].node!r} is a vector of {space.width} numbers that is unknown in some rows, and not "
                 "linear and normal with all that depends on it: it cannot be placed on points"
             )
-
-

@@ -209,7 +209,7 @@ class Integrals:
         return cross + cross.mT + by_column @ two.unsqueeze(3) @ by_column.mT
 
     def draws(self, states: Tensor, placed: Sequence[Tensor], generator: torch.Generator) -> Tensor:
-        """Draw the unknowns of the first replica given states (n, draws) and placed numbers (n, draws): (n, draws, d)."""
+        """Draw the unknowns of the first replica given states and placed numbers (n, draws): (n, draws, d)."""
         at = states.unsqueeze(-1).expand(-1, -1, self.group.dim)
         mean = self.mean[0].gather(1, at)
         factor, _ = torch.linalg.cholesky_ex(self.covariance[0])

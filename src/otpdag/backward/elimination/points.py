@@ -10,7 +10,6 @@ Centre and spread follow the model's own posterior at the parameters at hand, ne
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import torch

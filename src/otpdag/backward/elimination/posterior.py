@@ -44,8 +44,8 @@ def state_probabilities(naturals: Naturals, layout: Layout, node: str) -> Tensor
     left_out = torch.nonzero(probabilities.sum(-1) < 0.5)[:, 0]
     if len(left_out):
         raise ModelError(
-            f"node {node!r} is unknown in row {int(left_out[0])} and nothing seen there depends on it: lay the rows out "
-            f"with keep=({node!r},)"
+            f"node {node!r} is unknown in row {int(left_out[0])} and nothing seen there depends on it: lay the rows "
+            f"out with keep=({node!r},)"
         )
     return probabilities
 
@@ -226,5 +226,3 @@ def _numbering(block: Block) -> tuple[Tensor, Tensor, Tensor]:
     first.scatter_reduce_(0, block.cell_piece, torch.arange(len(block.cell_piece)), "amin", include_self=False)
     own = size[block.piece]
     return first, torch.cumsum(own, 0) - own, torch.repeat_interleave(torch.arange(len(own)), own)
-
-

@@ -3,7 +3,8 @@ r"""What the rows say of each family under the backward map: the statistics of a
 By Fisher's identity the gradient of the evidence is that of the expected complete-data log-density under the backward
 map held fixed,
 
-.. math:: \nabla_\theta \log P_\theta(x) = \sum_v E_{\phi(\cdot \mid x)} \nabla_\theta \log P_\theta(x_v \mid x_{pa(v)}),
+.. math:: \nabla_\theta \log P_\theta(x)
+          = \sum_v E_{\phi(\cdot \mid x)} \nabla_\theta \log P_\theta(x_v \mid x_{pa(v)}),
 
 so each family needs only a summary of all rows: a table of categories its expected counts, a linear normal family its
 expected second moments for each configuration of its categories. Any other needs the rows, weighed on their points.

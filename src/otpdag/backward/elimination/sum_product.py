@@ -84,7 +84,9 @@ def eliminate(steps: Sequence[Step], banks: Banks, *, best: bool = False) -> lis
     for step in steps:
         message, conditional = (_best if best else _sum)(_product(step, banks))
         bank = banks[step.sizes[:-1]]
-        bank[:, step.output : step.output + len(step.cell)] = message.flatten(2) if message.ndim > 2 else message.unsqueeze(-1)
+        bank[:, step.output : step.output + len(step.cell)] = (
+            message.flatten(2) if message.ndim > 2 else message.unsqueeze(-1)
+        )
         conditionals.append(conditional)
     return conditionals
 
@@ -124,9 +126,7 @@ def _best(joined: Tensor) -> tuple[Tensor, Tensor]:
     return message, torch.nn.functional.one_hot(at, joined.shape[-1]).to(joined)
 
 
-def _step_beliefs(
-    steps: Sequence[Step], conditionals: Sequence[Tensor], banks: Banks
-) -> Iterator[tuple[Step, Tensor]]:
+def _step_beliefs(steps: Sequence[Step], conditionals: Sequence[Tensor], banks: Banks) -> Iterator[tuple[Step, Tensor]]:
     """Beliefs of the products of all steps, last step first (R, n, *sizes); those of the tables go into the banks."""
     for step, conditional in zip(reversed(steps), reversed(conditionals), strict=True):
         above = banks[step.sizes[:-1]][:, step.output : step.output + len(step.cell)]

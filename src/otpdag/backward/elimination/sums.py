@@ -155,9 +155,7 @@ class Factors:
             return log_prob.expand(-1, len(source.rows), *source.sizes)
 
     def _integrated(self, source: LinearSource, points: Mapping[int, Points]) -> Integrals:
-        met = [
-            torch.cat([points[node].values[:, at, :, 0] for node, at in parts], 1) for parts in source.group.placed
-        ]
+        met = [torch.cat([points[node].values[:, at, :, 0] for node, at in parts], 1) for parts in source.group.placed]
         return source.group.integrate(self.equations, met, self.tempering.power)
 
 
@@ -200,7 +198,9 @@ class Evaluated:
 def _put(banks: Banks, stored: Sizes, start: int, table: Tensor) -> None:
     """Write tables (R, n, *sizes) into a bank; states beyond their sizes are impossible."""
     if table.shape[2:] != stored:
-        beyond = [pad for size, whole in zip(table.shape[:1:-1], stored[::-1], strict=True) for pad in (0, whole - size)]
+        beyond = [
+            pad for size, whole in zip(table.shape[:1:-1], stored[::-1], strict=True) for pad in (0, whole - size)
+        ]
         table = torch.nn.functional.pad(table, beyond, value=-torch.inf)
     banks[stored][:, start : start + table.shape[1]] = table.reshape(*table.shape[:2], -1)
 

@@ -4,7 +4,7 @@ Given what a row shows, its density is a product over the families of the graph.
 is a number. The unknown members of the others are linked, and the links cut the row's unknowns into connected pieces,
 
 .. math:: P(x) = \prod_{\text{complete } v} P(x_v \mid x_{pa(v)})
-                 \prod_{\text{pieces } A} \int \prod_{v:\ \mathrm{fam}(v) \cap A \ne \emptyset} P(x_v \mid x_{pa(v)}) \, dA .
+                 \prod_{\text{pieces } A} \int \prod_{v \text{ that reads } A} P(x_v \mid x_{pa(v)}) \, dA .
 
 An unknown node without a seen descendant integrates to one and is left out, with its family. Everything here works on
 whole tables at once: its cost is linear in rows and in edges.
@@ -127,7 +127,12 @@ def cut(structure: Structure, need: Needs) -> Pieces:
     touch_piece = label[touch_cell].astype(np.int64)
     touches = np.argsort(touch_piece, kind="stable")
     return Pieces(
-        piece_row, label[by_piece].astype(np.int64), nodes[by_piece], touch_piece[touches], touch_node[touches], complete
+        piece_row,
+        label[by_piece].astype(np.int64),
+        nodes[by_piece],
+        touch_piece[touches],
+        touch_node[touches],
+        complete,
     )
 
 
