@@ -1,9 +1,9 @@
 r"""Points for unknown numbers and counts, in each row where the posterior is.
 
 A number is summed on an even grid over the real line (its logarithm if it is positive, its logit if it lies between
-zero and one). A count is summed over a window of whole numbers, and where that is wide over equal groups of them: by
-the middle of each group, or, in a window that begins at zero, where a density may end abruptly, by three points that
-are exact for polynomials up to the fifth degree. Even sums of smooth densities are exact to many digits once neighbours
+zero and one). A count is summed over a window of whole numbers, and where that is wide over groups of them: by the
+middle of equal groups, or, in a window that begins at zero, where counts may pile up, over groups that grow with the
+distance from zero, by three points each that are exact for polynomials up to the fifth degree. Even sums of smooth densities are exact to many digits once neighbours
 are less than a standard deviation apart: the error is of the order :math:`e^{-2 \pi^2 / h^2}` for a distance h.
 Centre and spread follow the model's own posterior at the parameters at hand, never the largest value that was seen.
 """
@@ -20,9 +20,12 @@ __all__ = ["Placement", "Points"]
 DISTANCE = 0.7  # of grid points, in posterior standard deviations
 COUNT_REACH = 5.0  # half the window of a count, in posterior standard deviations
 EDGE = 1e-7  # probability of an outermost point that says that the window is too narrow
-WIDEN = 1.4  # by how much it is widened then
+OUTSIDE = 1e-3  # the same, where the posterior must lie elsewhere
+WIDEN, JUMP = 1.4, 4.0  # by how much it is widened then
 TIGHT = 0.75  # a posterior narrower than this share of the spread deserves points that are closer
 SMALLEST_SPREAD = 1e-9
+POINTS_OF_A_GROUP = 3
+HALVINGS = 40  # of the interval in which the growth of groups is sought
 
 
 @dataclass(frozen=True)
@@ -71,19 +74,13 @@ class Placement:
     def _counts(self) -> Points:
         """Whole numbers, or points that stand for groups of them."""
         first, stride = self._window()
-        number = torch.arange(self.size).to(first)
-        even = first + stride * number + (stride - 1) / 2
-        # the same window in groups of three points each: moments of s whole numbers up to the fifth are met
-        size = 3 * stride
-        away = torch.sqrt((3 * size**2 - 7) / 20)
-        share = (size**2 - 1) / (24 * away**2)
-        middle = first + size * torch.floor(number / 3) + (size - 1) / 2
-        place = number % 3 - 1
-        grouped = middle + place * away
-        length = torch.where(place == 0, 1 - 2 * share, share) * size
+        even = first + stride * torch.arange(self.size).to(first) + (stride - 1) / 2
+        if self.size % POINTS_OF_A_GROUP:
+            return Points(even.unsqueeze(-1), torch.log(stride).expand_as(even))
+        grouped, length = _growing_groups(stride * self.size, self.size // POINTS_OF_A_GROUP)
         at_zero = (first == 0) & (stride > 1)
-        values, length = torch.where(at_zero, grouped, even), torch.where(at_zero, length, stride.expand_as(even))
-        return Points(values.unsqueeze(-1), torch.log(length))
+        values = torch.where(at_zero, grouped, even)
+        return Points(values.unsqueeze(-1), torch.log(torch.where(at_zero, length, stride)))
 
     def line(self) -> Tensor:
         """The points on the line (R, n, P)."""
@@ -96,7 +93,8 @@ class Placement:
 
         Args:
             belief: Probabilities of the points (R, n, P).
-            widened: Rows whose window was widened before (R, n): they are not tightened, or would go back and forth.
+            widened: Rows whose window was widened a little before (R, n): they are not tightened, or would go back and
+                forth.
 
         Returns:
             The placement, the rows whose window was ever widened, and whether no window was changed.
@@ -109,19 +107,21 @@ class Placement:
         # a posterior that falls between two points shows no spread: approach it step by step
         gap = line[..., 1] - line[..., 0]
         narrow = torch.maximum(spread, 0.5 * gap)
-        at_edge = known & self._at_edge(belief)
-        widened = at_edge if widened is None else widened | at_edge
-        tight = known & ~widened & (narrow < TIGHT * old)
+        at_edge, outside = known & self._at_edge(belief, EDGE), known & self._at_edge(belief, OUTSIDE)
+        light = at_edge & ~outside
+        widened = light if widened is None else widened | light
+        tight = known & ~widened & ~at_edge & (narrow < TIGHT * old)
         if self.support == "count":
             tight = tight & (self._window()[1][..., 0] > 1)  # one by one is close enough
-        new = torch.where(at_edge, torch.maximum(spread, WIDEN * old), torch.where(tight, narrow, old))
+        wider = torch.where(outside, JUMP, WIDEN) * old
+        new = torch.where(at_edge, torch.maximum(spread, wider), torch.where(tight, narrow, old))
         centre = torch.where(known, mean, self.centre.expand_as(mean))
         settled = not bool((at_edge | tight).any())
         return replace(self, centre=centre, spread=new.clamp(min=SMALLEST_SPREAD)), widened, settled
 
-    def _at_edge(self, belief: Tensor) -> Tensor:
+    def _at_edge(self, belief: Tensor, mass: float) -> Tensor:
         """Rows whose posterior reaches beyond the points; a count cannot fall below zero."""
-        low, high = belief[..., 0] > EDGE, belief[..., -1] > EDGE
+        low, high = belief[..., 0] > mass, belief[..., -1] > mass
         if self.support == "count":
             low = low & (self._window()[0][..., 0] > 0)
         return low | high
@@ -144,6 +144,34 @@ class Placement:
         line = self.line()[0]
         gap = line[:, 1:2] - line[:, :1]
         return _from_line(line.gather(1, states) + gap * uniform, self.support)[0]
+
+
+def _growing_groups(window: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """Three points in each of several groups of whole numbers from zero up, and how many numbers each stands for.
+
+    The first group has three numbers, the others grow by a common ratio until the ``window`` (R, n, 1) is full. The
+    points of a group of s numbers have their moments up to the fifth: for s = 3 they are the numbers themselves.
+    """
+    number = torch.arange(groups + 1).to(window)
+
+    def ends(ratio: Tensor) -> Tensor:
+        """Where groups end if they grow by this ratio: sums of a geometric series."""
+        grown = (ratio**number - 1) / (ratio - 1)
+        return POINTS_OF_A_GROUP * grown
+
+    low, high = torch.full_like(window, 1 + 1e-9), torch.full_like(window, 2.0) + window ** (1 / max(groups - 1, 1))
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        short = ends(middle)[..., -1:] < window
+        low, high = torch.where(short, middle, low), torch.where(short, high, middle)
+    bounds = torch.round(ends(high))
+    size = (bounds[..., 1:] - bounds[..., :-1]).clamp(min=POINTS_OF_A_GROUP)
+    away = torch.sqrt((3 * size**2 - 7) / 20)
+    share = (size**2 - 1) / (24 * away**2)
+    middle = bounds[..., :-1] + (size - 1) / 2
+    values = torch.stack([middle - away, middle, middle + away], -1)
+    length = torch.stack([share * size, (1 - 2 * share) * size, share * size], -1)
+    return values.flatten(-2), length.flatten(-2)
 
 
 def to_line(value: Tensor, support: str) -> Tensor:
