@@ -7,8 +7,8 @@ import torch
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.backward.elimination import EliminationOptions, expectations, lay_out, log_evidence, total_evidence
-from otpdag.backward.elimination.kinds import Kind, plan
 from otpdag.backward.elimination.families import describe_families
+from otpdag.backward.elimination.kinds import Kind, plan
 from otpdag.backward.elimination.ordering import elimination_order, order_cost
 from otpdag.data import Batch
 from otpdag.errors import DataError, ModelError
@@ -64,7 +64,7 @@ def test_equal_pieces_of_different_rows_are_one():
 
 
 def test_an_unknown_without_seen_descendants_is_left_out():
-    structure, naturals, batch = make_world(
+    structure, _, batch = make_world(
         {n: m.Normal() for n in "abc"}, [("a", "b"), ("b", "c")], np.random.default_rng(0), gaps=0.0
     )
     batch.mask["c"][:] = False

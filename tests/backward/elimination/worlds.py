@@ -11,6 +11,7 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.data import Batch
 from otpdag.inference.ancestral import ancestral
+from otpdag.mechanisms.parameters import REAL
 from otpdag.structure import Structure
 
 
@@ -37,8 +38,10 @@ def random_naturals(structure, rng, replicas=1):
             elif name == "covariance":
                 root = rng.normal(size=shape)
                 value = root @ np.swapaxes(root, -1, -2) + np.eye(shape[-1])
-            else:
+            elif parameter.support is REAL:
                 value = rng.normal(0, 0.5, size=shape)
+            else:
+                value = parameter.natural(torch.as_tensor(rng.normal(0.5, 0.3, size=shape)))
             params[name] = torch.as_tensor(value, dtype=torch.float64)
         naturals[node] = params
     return naturals

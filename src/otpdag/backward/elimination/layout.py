@@ -45,7 +45,7 @@ class EliminationOptions:
         replicas: How many parameter vectors will be evaluated at a time.
     """
 
-    grid: int = 20
+    grid: int = 24
     count_points: int = 48
     largest_table: int = 2**20
     memory: int = 2**27

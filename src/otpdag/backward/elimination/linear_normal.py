@@ -84,7 +84,7 @@ class LinearGroup:
     def integrate(self, equations: Equations, points: Sequence[Tensor], power: float = 1.0) -> Integrals:
         """Integrate the clusters out of the product of their families, those of seen nodes to a power."""
         width = self.values.shape[-1]
-        scale = torch.where(self.seen, math.sqrt(power), 1.0).to(self.values)
+        scale = 1 + (math.sqrt(power) - 1) * self.seen.to(self.values)
         coefficients = equations.coefficients[:, self.config, :, :width] * scale[:, None, :, None, None]
         constants = (equations.constants[:, self.config] * scale.square().unsqueeze(1)).sum(-1)
         precision = self._assemble(coefficients.mT @ coefficients)

@@ -1,15 +1,21 @@
 r"""Points for unknown numbers and counts, in each row where the posterior is.
 
-A number is summed on an even grid over the real line (its logarithm if it is positive, its logit if it lies between
-zero and one). A count is summed over a window of whole numbers, and where that is wide over groups of them: by the
-middle of equal groups, or, in a window that begins at zero, where counts may pile up, over groups that grow with the
-distance from zero, by three points each that are exact for polynomials up to the fifth degree. Even sums of smooth densities are exact to many digits once neighbours
-are less than a standard deviation apart: the error is of the order :math:`e^{-2 \pi^2 / h^2}` for a distance h.
+A number is summed on a grid over the real line (its logarithm if it is positive, its logit if it lies between zero and
+one), which is even near the posterior's mean and opens towards its tails, so that few points serve skewed and heavy
+ones too: :math:`x = c + s \sinh(\kappa t) / \kappa` for even t. Such sums of smooth densities are exact to many digits
+once neighbours are less than a standard deviation apart: the error is of the order :math:`e^{-2 \pi^2 / h^2}` for a
+distance h.
+
+A count is summed over a window of whole numbers, and where that is wide over groups of them: by the middle of equal
+groups, or, in a window that begins at zero, where counts may pile up, over groups that grow with the distance from
+zero, by three points each that are exact for polynomials up to the fifth degree.
+
 Centre and spread follow the model's own posterior at the parameters at hand, never the largest value that was seen.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,10 +23,11 @@ from torch import Tensor
 
 __all__ = ["Placement", "Points"]
 
-DISTANCE = 0.7  # of grid points, in posterior standard deviations
+REACH = 6.3  # of the grid if it were even, in posterior standard deviations: 24 points are 0.55 apart near the mean
+OPENING = 0.35  # kappa: the outermost points lie 13 standard deviations from the mean
 COUNT_REACH = 5.0  # half the window of a count, in posterior standard deviations
-EDGE = 1e-7  # probability of an outermost point that says that the window is too narrow
-OUTSIDE = 1e-3  # the same, where the posterior must lie elsewhere
+EDGE = 1e-5  # probability of an outermost point that says that the window is too narrow
+OUTSIDE = 1e-2  # the same, where the posterior must lie elsewhere
 WIDEN, JUMP = 1.4, 4.0  # by how much it is widened then
 TIGHT = 0.75  # a posterior narrower than this share of the spread deserves points that are closer
 SMALLEST_SPREAD = 1e-9
@@ -49,7 +56,7 @@ class Placement:
         spread: A standard deviation on the line (1 or R, n).
 
     >>> one = torch.ones(1, 1, dtype=torch.float64)
-    >>> placed = Placement("x", "real", torch.zeros(1, dtype=torch.long), 32, 3 * one, 0.5 * one).points()
+    >>> placed = Placement("x", "real", torch.zeros(1, dtype=torch.long), 24, 3 * one, 0.5 * one).points()
     >>> density = torch.distributions.Normal(3.0, 0.5).log_prob(placed.values[..., 0])
     >>> round(float((density + placed.log_length).exp().sum()), 9)
     1.0
@@ -66,10 +73,23 @@ class Placement:
         """The points in every row."""
         if self.support == "count":
             return self._counts()
-        step = DISTANCE * self.spread.unsqueeze(-1)
-        line = self.centre.unsqueeze(-1) + step * (torch.arange(self.size).to(step) - (self.size - 1) / 2)
+        line, log_stretch = self._opened(self._even())
         values, log_slope = _from_line(line, self.support)
-        return Points(values.unsqueeze(-1), (torch.log(step) + log_slope).expand_as(values))
+        return Points(values.unsqueeze(-1), (math.log(self._distance) + log_stretch + log_slope).expand_as(values))
+
+    def _even(self) -> Tensor:
+        """Even points around zero (P,)."""
+        return self._distance * (torch.arange(self.size).to(self.centre) - (self.size - 1) / 2)
+
+    @property
+    def _distance(self) -> float:
+        return 2 * REACH / (self.size - 1)
+
+    def _opened(self, even: Tensor) -> tuple[Tensor, Tensor]:
+        """Even points on the line, and the logarithm of how far they are stretched: (R, n, ...)."""
+        spread = self.spread.unsqueeze(-1)
+        line = self.centre.unsqueeze(-1) + spread * torch.sinh(OPENING * even) / OPENING
+        return line, torch.log(spread * torch.cosh(OPENING * even))
 
     def _counts(self) -> Points:
         """Whole numbers, or points that stand for groups of them."""
@@ -84,7 +104,7 @@ class Placement:
 
     def line(self) -> Tensor:
         """The points on the line (R, n, P)."""
-        return to_line(self.points().values[..., 0], self.support)
+        return self._counts().values[..., 0] if self.support == "count" else self._opened(self._even())[0]
 
     def moved(self, belief: Tensor, widened: Tensor | None = None) -> tuple[Placement, Tensor, bool]:
         """Place the points around the mean of a belief.
@@ -105,7 +125,7 @@ class Placement:
         known = belief.sum(-1) > 0.5  # a row that the model rules out has no belief
         old = self.spread.expand_as(spread)
         # a posterior that falls between two points shows no spread: approach it step by step
-        gap = line[..., 1] - line[..., 0]
+        gap = line[..., 1] - line[..., 0] if self.support == "count" else self._distance * old
         narrow = torch.maximum(spread, 0.5 * gap)
         at_edge, outside = known & self._at_edge(belief, EDGE), known & self._at_edge(belief, OUTSIDE)
         light = at_edge & ~outside
@@ -141,9 +161,8 @@ class Placement:
             value = values.values[0, :, :, 0].gather(1, states)
             length = values.log_length[0].exp().gather(1, states)
             return torch.round(value + uniform * (length - 1)).clamp(min=0)
-        line = self.line()[0]
-        gap = line[:, 1:2] - line[:, :1]
-        return _from_line(line.gather(1, states) + gap * uniform, self.support)[0]
+        line, _ = self._opened(self._even()[states] + self._distance * uniform)
+        return _from_line(line[0], self.support)[0]
 
 
 def _growing_groups(window: Tensor, groups: int) -> tuple[Tensor, Tensor]:
@@ -184,8 +203,10 @@ def to_line(value: Tensor, support: str) -> Tensor:
 def _from_line(line: Tensor, support: str) -> tuple[Tensor, Tensor | float]:
     """A value from the real line, and the logarithm of its slope there."""
     if support == "positive":
+        line = line.clamp(max=math.log(torch.finfo(line.dtype).max) / 2)
         return torch.exp(line), line
     if support == "unit":
-        logistic = torch.nn.functional.logsigmoid
-        return torch.sigmoid(line), logistic(line) + logistic(-line)
+        logistic, limits = torch.nn.functional.logsigmoid, torch.finfo(line.dtype)
+        inside = torch.sigmoid(line).clamp(limits.tiny, 1 - limits.eps)
+        return inside, logistic(line) + logistic(-line)
     return line, 0.0

@@ -163,7 +163,7 @@ class Summary:
             belief = taken(beliefs, source.stored, source.start, len(group.rows), group.sizes)
             config, moments = integrals.moments(belief, equations.shift)
             if self.tempering.power != 1.0:
-                share = torch.where(group.seen, self.tempering.power, 1.0).to(moments)[group.instance]
+                share = (1 + (self.tempering.power - 1) * group.seen.to(moments))[group.instance]
                 moments = moments * share[None, :, None, :, None, None]
             used = moments.shape[-1]
             view = total[..., :used, :used]
