@@ -6,12 +6,13 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.backward.elimination import EliminationOptions, expectations, lay_out, log_evidence, total_evidence
+from otpdag.backward.elimination import EliminationOptions, expectations, lay_out, log_evidence, moved, total_evidence
 from otpdag.backward.elimination.families import describe_families
 from otpdag.backward.elimination.kinds import Kind, plan
 from otpdag.backward.elimination.ordering import elimination_order, order_cost
 from otpdag.data import Batch
 from otpdag.errors import DataError, ModelError
+from otpdag.spaces import Discrete, Real
 from otpdag.structure import Structure
 from tests.backward.elimination.worlds import gappy, make_world, random_naturals
 
@@ -168,3 +169,35 @@ def test_naturals_shared_by_all_replicas_broadcast():
     for replica in range(3):
         one = {"z": naturals["z"], "x": {k: v[replica : replica + 1] for k, v in many["x"].items()}}
         torch.testing.assert_close(found[replica], log_evidence(one, layout)[0])
+
+
+def test_points_of_other_replicas_are_refused():
+    structure, naturals, batch = make_world(
+        {"f": m.Normal(), "k": m.Poisson()}, [("f", "k")], np.random.default_rng(0), gaps=0.0, hidden=("f",), replicas=3
+    )
+    layout = moved(naturals, lay_out(structure, batch))
+    one = {n: {k: v[:1] for k, v in p.items()} for n, p in naturals.items()}
+    with pytest.raises(ModelError, match="another number of replicas than 1"):
+        log_evidence(one, layout)
+
+
+def test_covariates_are_conditioned_on():
+    graph = otp.Graph([("c", "x"), ("d", "x"), ("x", "y")])
+    nodes = {"c": m.Given(Real(1)), "d": m.Given(Discrete(2)), "x": m.Normal(), "y": m.Normal()}
+    structure = Structure.bind(graph, nodes)
+    naturals = random_naturals(structure, np.random.default_rng(0))
+    rows = 6
+    values = {"c": torch.linspace(-1, 1, rows).double().reshape(1, rows, 1),
+              "d": torch.eye(2).double()[torch.arange(rows) % 2].unsqueeze(0),
+              "x": torch.ones(1, rows, 1).double(), "y": torch.ones(1, rows, 1).double()}  # fmt: skip
+    mask = {n: torch.ones(1, rows, 1).bool() for n in values}
+    mask["x"] = torch.zeros(1, rows, 1).bool()
+    batch = Batch(values, mask, torch.ones(1, rows).double())
+    found = log_evidence(naturals, lay_out(structure, batch))
+    x, y = naturals["x"], naturals["y"]
+    mean = x["loc"][0, torch.arange(rows) % 2, 0] + x["weight"][0, 0, 0] * values["c"][0, :, 0]
+    mean = y["loc"][0, 0, 0] + y["weight"][0, 0, 0] * mean
+    variance = y["scale"][0, 0, 0] ** 2 + (y["weight"][0, 0, 0] * x["scale"][0, torch.arange(rows) % 2, 0]) ** 2
+    torch.testing.assert_close(
+        found[0], torch.distributions.Normal(mean, variance.sqrt()).log_prob(values["y"][0, :, 0])
+    )

@@ -112,6 +112,11 @@ class Layout:
         """Whether there are points that follow the posterior."""
         return any(block.placements for block in self.blocks)
 
+    def serves(self, replicas: int) -> bool:
+        """Whether points were placed for this many replicas, or for all alike."""
+        placed = (placement for block in self.blocks for placement in block.placements.values())
+        return all(len(placement.centre) in (1, replicas) for placement in placed)
+
 
 def lay_out(
     structure: Structure, batch: Batch, options: EliminationOptions | None = None, *, keep: Collection[str] = ()

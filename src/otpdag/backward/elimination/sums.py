@@ -15,6 +15,7 @@ from otpdag.backward.elimination.layout import Layout
 from otpdag.backward.elimination.linear_normal import Equations, Integrals
 from otpdag.backward.elimination.points import Points
 from otpdag.backward.elimination.sum_product import Banks, Sizes, beliefs, eliminate
+from otpdag.errors import ModelError
 from otpdag.structure import Naturals
 
 __all__ = ["Evaluated", "Factors", "Tempering"]
@@ -63,9 +64,12 @@ class Factors:
 
     def __init__(self, layout: Layout, naturals: Naturals, tempering: Tempering, *, attached: bool = False) -> None:
         self.layout, self.naturals, self.tempering, self.attached = layout, naturals, tempering, attached
-        sizes = (len(value) for params in naturals.values() for value in params.values())
-        placed = (len(p.centre) for block in layout.blocks for p in block.placements.values())
-        self.replicas = max([*sizes, *placed, 1])
+        self.replicas = max((len(value) for params in naturals.values() for value in params.values()), default=1)
+        if not layout.serves(self.replicas):
+            raise ModelError(
+                f"the points of unknown numbers were placed for another number of replicas than {self.replicas}: place "
+                "them anew by `moved`, from the layout that `lay_out` made"
+            )
         self._tables: dict[int, Tensor] = {}
         self._family_equations: dict[int, tuple[Tensor, Tensor]] = {}
         self._equations: Equations | None = None
