@@ -102,3 +102,36 @@ def test_rows_that_the_model_rules_out_have_no_density_and_spoil_no_gradient():
     weight[0, 0] = 0.0
     total_evidence(own, layout, weight).sum().backward()
     assert all(bool(torch.isfinite(v.grad).all()) for p in own.values() for v in p.values() if v.grad is not None)
+
+
+@pytest.mark.parametrize(("dim", "error"), [(2, 1e-4), (3, 1e-3), (4, 3e-2)])
+def test_an_unknown_vector_with_counts_below_it_is_the_same_as_its_coordinates(dim, error):
+    """Coordinates as nodes of their own are summed on a grid each; as one vector on a cloud."""
+    rng = np.random.default_rng(dim)
+    names = [f"f{i}" for i in range(dim)]
+    children = {"k": m.Poisson(), "w": m.Bernoulli(), "x": m.Normal()}
+    apart, naturals, batch = make_world(
+        {n: m.Normal() for n in names} | children, [(n, c) for n in names for c in children], rng, rows=10, gaps=0.0,
+        hidden=names,
+    )  # fmt: skip
+    from otpdag import Graph
+    from otpdag.structure import Structure
+
+    together = Structure.bind(Graph([("f", c) for c in children], hidden=["f"]), {"f": m.Normal(dim), **children})
+    vector = {key: torch.cat([naturals[n][key] for n in names], -1) for key in ("loc", "scale")}
+    joined = {"f": vector, **{c: naturals[c] for c in children}}
+    fine = EliminationOptions(grid=24 if dim < 4 else 16, largest_table=2**21)
+    truth = log_evidence(naturals, moved(naturals, lay_out(apart, batch, fine)))
+    layout = moved(joined, lay_out(together, batch))
+    torch.testing.assert_close(log_evidence(joined, layout), truth, rtol=0, atol=error)
+    own = {n: {k: v.clone().requires_grad_() for k, v in p.items()} for n, p in joined.items()}
+    total_evidence(own, layout).sum().backward()
+    step = 1e-5
+    for node, key in (("k", "weight"), ("x", "scale"), ("f", "loc")):
+        ends = []
+        for sign in (1, -1):
+            shifted = joined[node][key].clone()
+            shifted.view(-1)[0] += sign * step
+            ends.append(float(total_evidence({**joined, node: {**joined[node], key: shifted}}, layout)))
+        slope = (ends[0] - ends[1]) / (2 * step)
+        assert float(own[node][key].grad.view(-1)[0]) == pytest.approx(slope, rel=1e-4, abs=1e-4)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from otpdag.backward.elimination.blocks import Block, LengthSource, LinearSource, RowSource, TableSource
+from otpdag.backward.elimination.clouds import Cloud
 from otpdag.backward.elimination.kinds import Cluster, Factor, Kind, Plan
 from otpdag.backward.elimination.linear_normal import LinearGroup
 from otpdag.backward.elimination.points import Placement, to_line
@@ -176,7 +177,7 @@ class BlockBuilder:
             source.start = banks.get(source.stored, 1)
             banks[source.stored] = source.start + source.count
         tables, row_tables, lengths = [], [], []
-        placements: dict[int, Placement] = {}
+        placements: dict[int, Placement | Cloud] = {}
         for (role, place, members, _), source in self.sources.items():
             if role == "table":
                 tables.append(TableSource(place, members, source.sizes, source.stored, source.count, source.start))
@@ -199,13 +200,19 @@ class BlockBuilder:
     def _row_source(self, place: int, members: tuple[int, ...], source: _Growing) -> RowSource:
         parts = self.positions[source]
         positions = {node: _joined([part[node] for part in parts]) for node in parts[0]}
-        return RowSource(place, members, source.sizes, source.stored, _joined(source.rows), positions, source.start)
+        family, rows = self.table.families[place], _joined(source.rows)
+        vectors = any(self.table.families[node].widths[-1] > 1 for node in positions)
+        in_part = place not in members and bool(self.table.partly[rows.numpy(), place].any())
+        has_moments = family.is_linear and not vectors and not in_part
+        return RowSource(place, members, source.sizes, source.stored, rows, positions, source.start, has_moments)
 
-    def _placement(self, place: int, source: _Growing) -> Placement:
+    def _placement(self, place: int, source: _Growing) -> Placement | Cloud:
         """Points around the column's own mean, until the model says where they are."""
         table, family = self.table, self.table.families[place]
         support = family.mechanism.space.support
         rows = _joined(source.rows)
+        if family.widths[-1] > 1:
+            return self._cloud(place, rows, source.sizes[0])
         seen = table.seen[:, place]
         centre, spread = (COUNT_CENTRE, COUNT_SPREAD) if support == "count" else (0.0, HIDDEN_SPREAD)
         if seen.any():
@@ -214,6 +221,17 @@ class BlockBuilder:
         size = source.sizes[0]
         blank = torch.ones(1, len(rows)).to(table.like)
         return Placement(family.node, support, rows, size, centre * blank, spread * blank)
+
+    def _cloud(self, place: int, rows: Tensor, size: int) -> Cloud:
+        """Points around the columns' own means, until the model says where they are."""
+        family, seen = self.table.families[place], self.table.seen[:, place]
+        mean = torch.zeros(family.widths[-1]).to(self.table.like)
+        spread = torch.full_like(mean, HIDDEN_SPREAD)
+        if seen.any():
+            column = self.table.batch.values[family.node][0, torch.from_numpy(seen)]
+            mean, spread = column.mean(0), column.std(0, correction=0).clamp(min=1e-6)
+        factor = torch.diag(spread).expand(1, len(rows), -1, -1)
+        return Cloud(family.node, rows, size, mean.expand(1, len(rows), -1), factor)
 
     def _group(self, group: _GrowingGroup) -> LinearGroup:
         table, families = self.table, self.table.families

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from otpdag.backward.elimination.clouds import Cloud
 from otpdag.backward.elimination.linear_normal import LinearGroup
 from otpdag.backward.elimination.points import Placement
 from otpdag.backward.elimination.sum_product import Sizes, Step
@@ -53,6 +54,8 @@ class RowSource:
         rows: The rows of data (n,).
         positions: For members that are placed on points, where the rows stand in their placement (n,).
         start: The first one's row in the bank.
+        has_moments: Whether second moments say all of these rows: the family is linear and normal, no vector among its
+            members is on points, and its node is not a vector that is seen in part.
     """
 
     family: int
@@ -62,6 +65,7 @@ class RowSource:
     rows: Tensor
     positions: Mapping[int, Tensor]
     start: int
+    has_moments: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +113,7 @@ class Block:
     lengths: tuple[LengthSource, ...]
     linear: tuple[LinearSource, ...]
     banks: Mapping[Sizes, int]
-    placements: Mapping[int, Placement]
+    placements: Mapping[int, Placement | Cloud]
     result: Tensor
     piece_row: Tensor
     piece: Tensor

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from otpdag.backward.elimination.blocks import Block, Complete
+from otpdag.backward.elimination.clouds import Cloud
 from otpdag.backward.elimination.layout import Layout
+from otpdag.backward.elimination.points import Placement
 from otpdag.backward.elimination.statistics import Statistics
 from otpdag.backward.elimination.summary import Slopes, Summary
 from otpdag.backward.elimination.sums import Factors, Tempering, taken
@@ -165,7 +167,8 @@ def _moved_block(factors: Factors, block: Block) -> Block:
     for _ in range(MOST_ROUNDS if block.placements else 0):
         evaluated = factors.evaluate(block)
         beliefs = evaluated.beliefs(torch.ones(1, block.distinct).to(evaluated.log_z))
-        placements, settled = {}, True
+        placements: dict[int, Placement | Cloud] = {}
+        settled = True
         for source in block.lengths:
             belief = taken(beliefs, source.sizes, source.start, source.count, source.sizes)
             moved_one = block.placements[source.node].moved(belief, widened.get(source.node))

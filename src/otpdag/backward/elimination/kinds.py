@@ -184,9 +184,15 @@ def _rounded(exact: Plan) -> dict[int, tuple[int, int]]:
 def _linear(kind: Kind, families: Sequence[FamilyView]) -> set[int]:
     """Unknown numbers that all factors read linearly, with normal noise."""
     linear = {n for n in kind.nodes if families[n].is_linear}
-    for v in kind.families:
-        if not families[v].is_linear:
-            linear -= set(families[v].members)
+    numbers = [n for n in kind.nodes if not families[n].mechanism.space.is_discrete]
+    before = len(linear) + 1
+    while len(linear) < before:
+        before = len(linear)
+        vectors = {n for n in numbers if n not in linear and families[n].widths[-1] > 1}
+        for v in kind.families:
+            # a vector on points has one axis for all its coordinates, which a quadratic form in them does not fit
+            if not families[v].is_linear or vectors & set(families[v].members):
+                linear -= set(families[v].members)
     return linear
 
 
@@ -222,7 +228,7 @@ def _cluster(
 
 
 def _check(kind: Kind, placed: Sequence[int], families: Sequence[FamilyView]) -> None:
-    """Refuse what has no density, and vectors that are neither categories nor linear and normal."""
+    """Refuse what has no density, and vectors that are neither categories nor real numbers."""
     for v in kind.families:
         if not families[v].mechanism.has_density:
             raise ModelError(
@@ -231,8 +237,8 @@ def _check(kind: Kind, placed: Sequence[int], families: Sequence[FamilyView]) ->
             )
     for n in placed:
         space = families[n].mechanism.space
-        if space.width > 1 or space.support == "simplex":
+        if (space.width > 1 and space.support != "real") or space.support == "simplex":
             raise ModelError(
-                f"node {families[n].node!r} is a vector of {space.width} numbers that is unknown in some rows, and not "
-                "linear and normal with all that depends on it: it cannot be placed on points"
+                f"node {families[n].node!r} is a vector of {space.width} numbers of which each is {space.support}, and "
+                "unknown in some rows: it cannot be placed on points"
             )

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from otpdag.backward.elimination.block_builder import BlockBuilder
 from otpdag.backward.elimination.blocks import Block, Complete
+from otpdag.backward.elimination.clouds import cloud_size
 from otpdag.backward.elimination.families import FamilyView, describe_families
 from otpdag.backward.elimination.kinds import Kind, Plan, plan
 from otpdag.backward.elimination.table import TableView
@@ -40,6 +41,7 @@ class EliminationOptions:
     Args:
         grid: Points of an unknown number that is not linear and normal.
         count_points: Most points of an unknown count.
+        vector_points: Points of an unknown vector that is not linear and normal.
         largest_table: Most entries of one table of one row; a graph that needs more is refused.
         memory: Bytes that the tables of one block of rows may take, for all replicas together.
         replicas: How many parameter vectors will be evaluated at a time.
@@ -47,6 +49,7 @@ class EliminationOptions:
 
     grid: int = 24
     count_points: int = 48
+    vector_points: int = 512
     largest_table: int = 2**20
     memory: int = 2**27
     replicas: int = 1
@@ -260,7 +263,8 @@ class _Builder:
     def _points(self, family: FamilyView) -> int:
         if family.mechanism.space.support == "count":
             return self.table.count_points(family, self.options.count_points)
-        return self.options.grid
+        width = family.widths[-1]
+        return self.options.grid if width == 1 else cloud_size(width, self.options.vector_points)
 
     def _check(self, made: Plan) -> None:
         entries, clique = made.largest

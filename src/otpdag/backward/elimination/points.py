@@ -102,6 +102,10 @@ class Placement:
         values = torch.where(at_zero, grouped, even)
         return Points(values.unsqueeze(-1), torch.log(torch.where(at_zero, length, stride)))
 
+    def at(self, rows: Tensor, places: Tensor) -> Placement:
+        """The same for some of the rows."""
+        return replace(self, rows=rows, centre=self.centre[:, places], spread=self.spread[:, places])
+
     def line(self) -> Tensor:
         """The points on the line (R, n, P)."""
         return self._counts().values[..., 0] if self.support == "count" else self._opened(self._even())[0]
@@ -154,15 +158,15 @@ class Placement:
         return (middle - torch.floor(stride * self.size / 2)).clamp(min=0), stride
 
     def jittered(self, states: Tensor, generator: torch.Generator) -> Tensor:
-        """Values (n, draws) of drawn points, each anywhere in the stretch that it stands for."""
+        """Values (n, draws, 1) of drawn points, each anywhere in the stretch that it stands for."""
         uniform = torch.rand(states.shape, generator=generator, dtype=self.centre.dtype) - 0.5
         if self.support == "count":
             values = self._counts()
             value = values.values[0, :, :, 0].gather(1, states)
             length = values.log_length[0].exp().gather(1, states)
-            return torch.round(value + uniform * (length - 1)).clamp(min=0)
+            return torch.round(value + uniform * (length - 1)).clamp(min=0).unsqueeze(-1)
         line, _ = self._opened(self._even()[states] + self._distance * uniform)
-        return _from_line(line[0], self.support)[0]
+        return _from_line(line[0], self.support)[0].unsqueeze(-1)
 
 
 def _growing_groups(window: Tensor, groups: int) -> tuple[Tensor, Tensor]:

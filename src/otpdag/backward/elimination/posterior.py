@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -133,10 +133,7 @@ class _Drawn:
         placement = block.placements[place]
         at = torch.empty(self.layout.batch.rows, dtype=torch.long)
         at[placement.rows] = torch.arange(len(placement.rows))
-        ordered = replace(
-            placement, rows=rows, centre=placement.centre[:, at[rows]], spread=placement.spread[:, at[rows]]
-        )
-        return ordered.jittered(states, self.generator).unsqueeze(-1)
+        return placement.at(rows, at[rows]).jittered(states, self.generator)
 
     def _add_linear(self, integrals: Integrals) -> None:
         """Draw linear normal numbers given the categories and placed numbers around them."""

@@ -127,20 +127,15 @@ class Summary:
             family = self.layout.families[source.family]
             share = self.tempering.share(family, seen=source.family not in source.members)
             belief = share * taken(beliefs, source.stored, source.start, len(source.rows), source.sizes)
-            if family.is_linear and not self._in_part(source, family):
+            if source.has_moments:
                 self._add_moments(family, *_row_moments(self.layout, source, family, evaluated.points, belief))
-            elif self.slopes is None or family.is_linear:
+            elif self.slopes is None:
                 self.rows.setdefault(source.family, []).append((source, evaluated.points, belief))
             else:
                 attached.append((log_prob, belief))
         if self.slopes is not None:
             nodes = {self.layout.families[source.family].node for source in block.row_tables}
             self.slopes.add(nodes, [log_prob for log_prob, _ in attached], [belief for _, belief in attached])
-
-    def _in_part(self, source: RowSource, family: FamilyView) -> bool:
-        if family.widths[-1] == 1 or source.family in source.members:
-            return False
-        return not bool(self.layout.batch.mask[family.node][:, source.rows].all())
 
     def _add_moments(self, family: FamilyView, config: Tensor, moments: Tensor) -> None:
         """Add second moments (R, n, W, W) to the configurations (n,) of a family."""

@@ -154,7 +154,7 @@ class Factors:
         """(R, n, *sizes)."""
         family = self.layout.families[source.family]
         values = row_values(self.layout, source, points)
-        with torch.set_grad_enabled(self.attached and not family.is_linear):
+        with torch.set_grad_enabled(self.attached and not source.has_moments):
             log_prob = family.log_prob(self.naturals[family.node], values, row_mask(self.layout, source))
             return log_prob.expand(-1, len(source.rows), *source.sizes)
 
@@ -236,7 +236,7 @@ def row_values(
         shape[at] = source.sizes[at]
         if place in source.positions:
             value = points[place].values[:, source.positions[place][chosen]]
-            values[name] = value.reshape(*value.shape[:2], *shape, 1)
+            values[name] = value.reshape(*value.shape[:2], *shape, width)
         else:
             values[name] = torch.eye(width).to(layout.batch.weight).reshape(1, 1, *shape, width)
     return values
