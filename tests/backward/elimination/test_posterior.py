@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from otpdag import Graph
 from otpdag import mechanisms as m
 from otpdag.backward.elimination import lay_out, moved, posterior_draws, state_probabilities
 from otpdag.errors import ModelError
+from otpdag.structure import Structure
 from tests.backward.elimination.worlds import CATEGORY, linear_moments, make_world, random_edges
 
 
@@ -113,3 +115,24 @@ def test_a_node_that_a_row_leaves_out_is_named():
     leaf = structure.graph.leaves[-1]
     with pytest.raises(ModelError, match=f"keep=\\('{leaf}',\\)"):
         state_probabilities(naturals, lay_out(structure, batch), leaf)
+
+
+def test_draws_of_a_vector_on_points_have_its_posterior_mean():
+    """Two coordinates with a count below them: draws of the vector against those of two nodes."""
+    rng = np.random.default_rng(2)
+    children = {"k": m.Poisson(), "x": m.Normal()}
+    edges = [(n, c) for n in ("f0", "f1") for c in children]
+    apart, naturals, batch = make_world(
+        {"f0": m.Normal(), "f1": m.Normal(), **children}, edges, rng, rows=3, gaps=0.0, hidden=("f0", "f1")
+    )
+    joined = {"f": {key: torch.cat([naturals[n][key] for n in ("f0", "f1")], -1) for key in ("loc", "scale")}}
+    joined |= {c: naturals[c] for c in children}
+    together = Structure.bind(Graph([("f", c) for c in children], hidden=["f"]), {"f": m.Normal(2), **children})
+    many = 20_000
+    one = posterior_draws(naturals, moved(naturals, lay_out(apart, batch)), many, torch.Generator().manual_seed(0))
+    two = posterior_draws(joined, moved(joined, lay_out(together, batch)), many, torch.Generator().manual_seed(1))
+    for i, node in enumerate(("f0", "f1")):
+        truth, found = one[node][:, :, 0], two["f"][:, :, i]
+        error = ((truth.var(1) + found.var(1)) / many).sqrt()
+        assert bool(((truth.mean(1) - found.mean(1)).abs() < 4.5 * error).all())
+        torch.testing.assert_close(found.std(1) / truth.std(1), torch.ones(3).double(), rtol=0, atol=0.05)
