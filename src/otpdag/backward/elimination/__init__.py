@@ -1,0 +1,31 @@
+"""The closed-form backward map that follows the graph: exact sums over what each row does not show.
+
+Lay a table out once (:func:`lay_out`); then, at any parameters, read the evidence of rows (:func:`log_evidence`), its
+weighed sum with a gradient (:func:`total_evidence`), the statistics of every family (:func:`expectations`),
+probabilities of categories (:func:`state_probabilities`) and joint draws of everything unknown
+(:func:`posterior_draws`). Points of numbers that have no closed form follow the posterior by :func:`moved`.
+"""
+
+from otpdag.backward.elimination.evidence import Expectations, expectations, log_evidence, moved, total_evidence
+from otpdag.backward.elimination.layout import EliminationOptions, Layout, lay_out
+from otpdag.backward.elimination.posterior import posterior_draws, state_probabilities
+from otpdag.backward.elimination.statistics import Counts, Moments, Rows, WeighedRows
+from otpdag.backward.elimination.sums import Tempering
+
+__all__ = [
+    "Counts",
+    "EliminationOptions",
+    "Expectations",
+    "Layout",
+    "Moments",
+    "Rows",
+    "Tempering",
+    "WeighedRows",
+    "expectations",
+    "lay_out",
+    "log_evidence",
+    "moved",
+    "posterior_draws",
+    "state_probabilities",
+    "total_evidence",
+]

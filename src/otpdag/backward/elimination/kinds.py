@@ -1,0 +1,244 @@
+r"""How one kind of piece is integrated out: which of its unknowns are summed, placed on points, or integrated exactly.
+
+Pieces with the same unknown nodes and the same factors are of one kind. Categories are summed over their states. A
+number is *linear* if every factor that reads it is linear and normal: such numbers are integrated exactly, cluster by
+cluster, given the categories and points that they meet. Any other number, and any count, is a variable with points of
+its own in each row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from otpdag.backward.elimination.families import FamilyView
+from otpdag.backward.elimination.ordering import elimination_order
+from otpdag.errors import ModelError
+
+__all__ = ["Cluster", "Factor", "Kind", "Plan", "plan"]
+
+Cells = tuple[int, ...]
+SMALL_COST = 512  # entries of a piece below which one more call costs more than larger tables
+ROUNDING = 1.3  # how much larger sums may get for the sake of fewer calls
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of piece.
+
+    Attributes:
+        nodes: Its unknown nodes.
+        families: The factors that read them.
+        missing: Of vectors that are seen in part, the coordinates that are not.
+    """
+
+    nodes: tuple[int, ...]
+    families: tuple[int, ...]
+    missing: tuple[tuple[int, Cells], ...] = ()
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A table that one family gives over its unknown members, the one that is eliminated last first."""
+
+    family: int
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Linear normal numbers that meet, with all factors that read them.
+
+    Attributes:
+        coordinates: What is integrated out: (node, coordinate).
+        families: The factors.
+        categories: Unknown categories on which coefficients depend.
+        placed: Unknown numbers and counts on points of their own that enter the factors.
+        members: Categories and placed ones in the order of the axes of the table that remains.
+    """
+
+    coordinates: tuple[tuple[int, int], ...]
+    families: tuple[int, ...]
+    categories: tuple[int, ...]
+    placed: tuple[int, ...]
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """How a kind of piece is integrated out.
+
+    Attributes:
+        kind: The kind.
+        order: Nodes that are summed out, in the order of elimination.
+        sizes: Number of states of each, and the same rounded up so that more pieces can be summed together.
+        placed: Nodes with points of their own in each row.
+        factors: Tables from single families.
+        clusters: Tables from linear normal numbers.
+    """
+
+    kind: Kind
+    order: tuple[int, ...]
+    sizes: Mapping[int, tuple[int, int]]
+    placed: tuple[int, ...]
+    factors: tuple[Factor, ...]
+    clusters: tuple[Cluster, ...]
+
+    def table_sizes(self, members: Iterable[int]) -> tuple[int, ...]:
+        """The axes of a table over these nodes, as it is stored."""
+        return tuple(self.sizes[node][1] for node in members)
+
+    @cached_property
+    def cliques(self) -> tuple[tuple[int, ...], ...]:
+        """The nodes of the table that each node is summed out of, that node last."""
+        rank = {node: i for i, node in enumerate(self.order)}
+        separators: dict[int, list[set[int]]] = {node: [] for node in self.order}
+        for members in (*(factor.members for factor in self.factors), *(cluster.members for cluster in self.clusters)):
+            if members:
+                separators[members[-1]].append(set(members))
+        cliques = []
+        for node in self.order:
+            joined = set().union({node}, *separators[node])
+            clique = tuple(sorted(joined, key=lambda one: -rank[one]))
+            if len(clique) > 1:
+                separators[clique[-2]].append(set(clique[:-1]))
+            cliques.append(clique)
+        return tuple(cliques)
+
+    @cached_property
+    def levels(self) -> tuple[int, ...]:
+        """How many steps must come before each: zero for those that read factors alone."""
+        level = dict.fromkeys(self.order, 0)
+        for clique in self.cliques:
+            if len(clique) > 1:
+                level[clique[-2]] = max(level[clique[-2]], level[clique[-1]] + 1)
+        return tuple(level[node] for node in self.order)
+
+    @property
+    def largest(self) -> tuple[int, tuple[int, ...]]:
+        """Entries of the largest table, and its nodes."""
+        sized = [(math.prod(self.sizes[node][0] for node in clique), clique) for clique in self.cliques]
+        return max(sized, default=(1, ()))
+
+
+def plan(kind: Kind, families: Sequence[FamilyView], points: Callable[[FamilyView], int]) -> Plan:
+    """Choose how to integrate a kind of piece out.
+
+    Args:
+        kind: The unknown nodes and the factors.
+        families: All families of the graph.
+        points: Number of points of a node that is not a category.
+
+    >>> import otpdag as otp
+    >>> from otpdag import mechanisms as m
+    >>> from otpdag.backward.elimination.families import describe_families
+    >>> from otpdag.structure import Structure
+    >>> graph = otp.Graph([("z", "x"), ("x", "y"), ("y", "count")])
+    >>> nodes = {"z": m.Categorical(3), "x": m.Normal(), "y": m.Normal(), "count": m.Poisson()}
+    >>> made = plan(Kind((0, 1, 2), (0, 1, 2, 3)), describe_families(Structure.bind(graph, nodes)), lambda _: 32)
+    >>> made.placed, made.clusters[0].coordinates, made.cliques
+    ((2,), ((1, 0),), ((2, 0), (2,)))
+    """
+    linear = _linear(kind, families)
+    placed = tuple(n for n in kind.nodes if n not in linear and not families[n].mechanism.space.is_discrete)
+    _check(kind, placed, families)
+    sizes = {n: families[n].mechanism.space.width for n in kind.nodes if n not in linear and n not in placed}
+    sizes |= {n: points(families[n]) for n in placed}
+    clusters = _clusters(kind, families, linear)
+    inside = {family for _, members in clusters for family in members}
+    scopes = {v: [n for n in families[v].members if n in sizes] for v in kind.families if v not in inside}
+    around = [list({n: None for v in members for n in families[v].members if n in sizes}) for _, members in clusters]
+    order = elimination_order([*scopes.values(), *around], sizes)
+    rank = {node: i for i, node in enumerate(order)}
+
+    def descending(nodes: Sequence[int]) -> tuple[int, ...]:
+        return tuple(sorted(nodes, key=lambda node: -rank[node]))
+
+    factors = tuple(Factor(v, descending(scope)) for v, scope in scopes.items())
+    made = tuple(
+        _cluster(nodes, members, descending(met), placed, kind, families)
+        for (nodes, members), met in zip(clusters, around, strict=True)
+    )
+    exact = Plan(kind, order, {n: (size, size) for n, size in sizes.items()}, placed, factors, made)
+    return replace(exact, sizes=_rounded(exact))
+
+
+def _rounded(exact: Plan) -> dict[int, tuple[int, int]]:
+    """Sizes rounded up as far as that costs little: all categories alike, or each to a power of two, or not at all."""
+    sizes = {node: size for node, (size, _) in exact.sizes.items()}
+    powers = {node: size if node in exact.placed else 1 << (size - 1).bit_length() for node, size in sizes.items()}
+    largest = max((size for node, size in sizes.items() if node not in exact.placed), default=1)
+    alike = {node: size if node in exact.placed else largest for node, size in sizes.items()}
+
+    def cost(chosen: Mapping[int, int]) -> int:
+        return sum(math.prod(chosen[node] for node in clique) for clique in exact.cliques)
+
+    for chosen in (alike, powers):
+        if cost(chosen) <= max(SMALL_COST, ROUNDING * cost(sizes)):
+            return {node: (size, chosen[node]) for node, size in sizes.items()}
+    return dict(exact.sizes)
+
+
+def _linear(kind: Kind, families: Sequence[FamilyView]) -> set[int]:
+    """Unknown numbers that all factors read linearly, with normal noise."""
+    linear = {n for n in kind.nodes if families[n].is_linear}
+    numbers = [n for n in kind.nodes if not families[n].mechanism.space.is_discrete]
+    before = len(linear) + 1
+    while len(linear) < before:
+        before = len(linear)
+        vectors = {n for n in numbers if n not in linear and families[n].widths[-1] > 1}
+        for v in kind.families:
+            # a vector on points has one axis for all its coordinates, which a quadratic form in them does not fit
+            if not families[v].is_linear or vectors & set(families[v].members):
+                linear -= set(families[v].members)
+    return linear
+
+
+def _clusters(kind: Kind, families: Sequence[FamilyView], linear: set[int]) -> list[tuple[list[int], list[int]]]:
+    """Linear numbers that share factors, with these factors."""
+    clusters: list[tuple[list[int], list[int]]] = []
+    for v in kind.families:
+        nodes, members = [n for n in families[v].members if n in linear], [v]
+        if not nodes:
+            continue
+        apart = []
+        for other_nodes, other_members in clusters:
+            if set(nodes) & set(other_nodes):
+                nodes, members = sorted({*nodes, *other_nodes}), [*other_members, *members]
+            else:
+                apart.append((other_nodes, other_members))
+        clusters = [*apart, (nodes, members)]
+    return clusters
+
+
+def _cluster(
+    nodes: Sequence[int],
+    members: Sequence[int],
+    met: tuple[int, ...],
+    placed: Sequence[int],
+    kind: Kind,
+    families: Sequence[FamilyView],
+) -> Cluster:
+    missing: Mapping[int, Cells] = dict(kind.missing)
+    coordinates = tuple((n, cell) for n in nodes for cell in missing.get(n, range(families[n].widths[-1])))
+    categories = tuple(n for n in met if n not in placed)
+    return Cluster(coordinates, tuple(members), categories, tuple(n for n in met if n in placed), met)
+
+
+def _check(kind: Kind, placed: Sequence[int], families: Sequence[FamilyView]) -> None:
+    """Refuse what has no density, and vectors that are neither categories nor real numbers."""
+    for v in kind.families:
+        if not families[v].mechanism.has_density:
+            raise ModelError(
+                f"{type(families[v].mechanism).__name__} at node {families[v].node!r} has no density, and a value in "
+                "its family is unknown: use method='paper'"
+            )
+    for n in placed:
+        space = families[n].mechanism.space
+        if (space.width > 1 and space.support != "real") or space.support == "simplex":
+            raise ModelError(
+                f"node {families[n].node!r} is a vector of {space.width} numbers of which each is {space.support}, and "
+                "unknown in some rows: it cannot be placed on points"
+            )

@@ -1,0 +1,289 @@
+r"""Lay a table out for the closed-form backward map: once, before any parameter is known.
+
+Unknowns are cut into pieces (:mod:`~otpdag.backward.elimination.unknowns`), pieces of one kind share a plan, plans of
+one shape share the sums. Pieces of categories alone that show the same are one piece with a weight. What a row knows
+completely is read once for all rows. The largest table and the cost of an evaluation are known from here on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from otpdag.backward.elimination.block_builder import BlockBuilder
+from otpdag.backward.elimination.blocks import Block, Complete
+from otpdag.backward.elimination.clouds import cloud_size
+from otpdag.backward.elimination.families import FamilyView, describe_families
+from otpdag.backward.elimination.kinds import Kind, Plan, plan
+from otpdag.backward.elimination.table import TableView
+from otpdag.backward.elimination.unknowns import Flags, Ints, Pieces, cut, needs
+from otpdag.data import Batch
+from otpdag.errors import DataError, ModelError
+from otpdag.structure import Structure
+
+__all__ = ["EliminationOptions", "Layout", "lay_out"]
+
+Hashes = npt.NDArray[np.uint64]
+
+PROBED_ROWS = 1024  # rows that tell how many fit into a block
+ROOM = 0.8  # share of the memory that a block is meant to take, as blocks of equal rows differ
+MATRIX_CELLS = 20_000_000  # cells of the tables of flags that are held at a time
+
+
+@dataclass(frozen=True)
+class EliminationOptions:
+    """Sizes of the sums.
+
+    Args:
+        grid: Points of an unknown number that is not linear and normal.
+        count_points: Most points of an unknown count.
+        vector_points: Points of an unknown vector that is not linear and normal.
+        largest_table: Most entries of one table of one row; a graph that needs more is refused.
+        memory: Bytes that the tables of one block of rows may take, for all replicas together.
+        replicas: How many parameter vectors will be evaluated at a time.
+    """
+
+    grid: int = 24
+    count_points: int = 48
+    vector_points: int = 512
+    largest_table: int = 2**20
+    memory: int = 2**27
+    replicas: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Rows laid out for the closed-form backward map.
+
+    Attributes:
+        structure: Graph and mechanisms.
+        batch: The rows.
+        options: Sizes of the sums.
+        families: All families, in topological order.
+        blocks: Pieces of unknowns.
+        complete: What is read without unknowns.
+        offsets: First row of each linear family among the equations.
+        shifts: What is subtracted from each column of each linear family.
+    """
+
+    structure: Structure
+    batch: Batch
+    options: EliminationOptions
+    families: tuple[FamilyView, ...]
+    blocks: tuple[Block, ...]
+    complete: tuple[Complete, ...]
+    offsets: Mapping[int, int]
+    shifts: Mapping[int, Tensor] = field(repr=False)
+
+    def __repr__(self) -> str:
+        return (
+            f"Layout({self.batch.rows} rows; {self.pieces} pieces, {self.distinct} distinct; {self.steps} steps, "
+            f"largest table {self.largest_table}, {self.elements} entries in all)"
+        )
+
+    @property
+    def pieces(self) -> int:
+        """Number of pieces in all rows."""
+        return sum(len(block.piece) for block in self.blocks)
+
+    @property
+    def distinct(self) -> int:
+        """Number of pieces that differ in nodes or evidence."""
+        return sum(block.distinct for block in self.blocks)
+
+    @property
+    def steps(self) -> int:
+        """Number of sums that are run one after the other."""
+        return sum(len(block.steps) for block in self.blocks)
+
+    @property
+    def largest_table(self) -> int:
+        """Entries of the largest table of one row."""
+        return max((block.largest_table for block in self.blocks), default=1)
+
+    @property
+    def elements(self) -> int:
+        """Entries of all tables for one replica: the cost of an evaluation."""
+        return sum(block.elements for block in self.blocks)
+
+    @property
+    def has_points(self) -> bool:
+        """Whether there are points that follow the posterior."""
+        return any(block.placements for block in self.blocks)
+
+    def serves(self, replicas: int) -> bool:
+        """Whether points were placed for this many replicas, or for all alike."""
+        placed = (placement for block in self.blocks for placement in block.placements.values())
+        return all(len(placement.centre) in (1, replicas) for placement in placed)
+
+
+def lay_out(
+    structure: Structure, batch: Batch, options: EliminationOptions | None = None, *, keep: Collection[str] = ()
+) -> Layout:
+    """Lay the rows of a batch out.
+
+    Args:
+        structure: Graph and mechanisms.
+        batch: Rows whose values and masks all replicas share.
+        options: Sizes of the sums.
+        keep: Nodes to fill in even in rows where nothing seen depends on them, so that their beliefs can be read.
+
+    Raises:
+        ModelError: Some piece needs a larger table than the options allow, or has an unknown that has no density.
+        DataError: Replicas differ in their values.
+
+    >>> import torch
+    >>> import otpdag as otp
+    >>> from otpdag import mechanisms as m
+    >>> graph = otp.Graph([("z", "x"), ("z", "y")], hidden=["z"])
+    >>> structure = Structure.bind(graph, {"z": m.Bernoulli(), "x": m.Bernoulli(), "y": m.Bernoulli()})
+    >>> hot = torch.eye(2, dtype=torch.float64)[torch.tensor([0, 1, 1, 0])].unsqueeze(0)
+    >>> mask = torch.ones(1, 4, 1, dtype=torch.bool)
+    >>> batch = Batch({"x": hot, "y": hot}, {"x": mask, "y": mask}, torch.ones(1, 4, dtype=torch.float64))
+    >>> lay_out(structure, batch)
+    Layout(4 rows; 4 pieces, 2 distinct; 1 steps, largest table 2, ... entries in all)
+    """
+    options = EliminationOptions() if options is None else options
+    _check_batch(structure, batch)
+    return _Builder(structure, batch, options, frozenset(keep)).layout()
+
+
+def _check_batch(structure: Structure, batch: Batch) -> None:
+    structure.check_given(batch.mask)
+    for node, value in batch.values.items():
+        if len(value) > 1 or len(batch.mask[node]) > 1:
+            raise DataError(
+                f"node {node!r} has {max(len(value), len(batch.mask[node]))} different tables, one for each replica; "
+                "pieces of rows need one table that all replicas share"
+            )
+
+
+class _Builder:
+    """What all blocks of one layout share: the table, and plans that were made already."""
+
+    def __init__(self, structure: Structure, batch: Batch, options: EliminationOptions, keep: frozenset[str]) -> None:
+        self.structure, self.options, self.keep = structure, options, keep
+        self.families = describe_families(structure)
+        self.table = TableView(self.families, batch)
+        self.plans: dict[Kind, Plan] = {}
+        self.hashes = np.random.default_rng(0).integers(2**63, size=(2, len(self.families)), dtype=np.uint64)
+
+    def layout(self) -> Layout:
+        """Cut the rows into blocks that fit into memory."""
+        rows, blocks = self.table.batch.rows, []
+        complete: list[tuple[Ints, Flags]] = []
+        most = max(1, MATRIX_CELLS // len(self.families))
+        budget = max(1, self.options.memory // (8 * self.options.replicas))
+        size = most if all(f.is_table for f in self.families) else PROBED_ROWS
+        at, probing = 0, size < rows
+        while at < rows:
+            chosen = np.arange(at, min(at + size, at + most, rows))
+            block, flags = self.block(chosen)
+            fitting = max(1, int(ROOM * budget / max(block.elements, 1) * len(chosen)))
+            too_large = block.elements > budget and len(chosen) > 1
+            if too_large or (probing and fitting > len(chosen)):
+                size, probing = min(fitting, len(chosen) // 2) if too_large else fitting, False
+                continue
+            at += len(chosen)
+            if block.distinct:
+                blocks.append(block)
+            complete.append((chosen, flags))
+        return Layout(
+            self.structure, self.table.batch, self.options, self.families, tuple(blocks), self.table.complete(complete),
+            self.table.offsets, self.table.shifts,
+        )  # fmt: skip
+
+    # -- pieces ----------------------------------------------------------------------------------------------------
+
+    def block(self, rows: Ints) -> tuple[Block, Flags]:
+        """Lay some rows out; also which families are complete in which of them."""
+        seen, partly = self.table.seen[rows], self.table.partly[rows]
+        need = needs(self.structure, seen, partly, self.keep)
+        pieces = cut(self.structure, need)
+        kind_hash, piece_hash = self._hash(rows, pieces)
+        _, chosen, which = np.unique(piece_hash, return_index=True, return_inverse=True)
+        made = BlockBuilder(self.table, len(chosen))
+        order = np.argsort(kind_hash[chosen], kind="stable")
+        bounds = np.flatnonzero(np.diff(kind_hash[chosen][order])) + 1
+        for part in np.split(order, bounds) if len(order) else ():
+            kind = self._kind(rows, pieces, chosen[part[0]])
+            made.add(self._plan(kind), rows[pieces.row[chosen[part]]], part)
+        return made.block(rows[pieces.row], which.reshape(-1)), pieces.complete
+
+    def _hash(self, rows: Ints, pieces: Pieces) -> tuple[Hashes, Hashes]:
+        """Numbers that are equal for pieces of one kind, and for pieces that also show the same."""
+        kind = np.zeros(len(pieces.row), dtype=np.uint64)
+        np.add.at(kind, pieces.cell_piece, _mixed(self.hashes[0][pieces.cell_node]))
+        np.add.at(kind, pieces.touch_piece, _mixed(self.hashes[1][pieces.touch_node]))
+        self._hash_partly(rows, pieces, kind)
+        evidence = np.zeros(len(pieces.touch_node), dtype=np.uint64)
+        data_row = rows[pieces.row[pieces.touch_piece]]
+        by_node = np.argsort(pieces.touch_node, kind="stable")
+        ends = np.searchsorted(pieces.touch_node[by_node], np.arange(len(self.families) + 1))
+        for family in self.families:
+            here = by_node[ends[family.place] : ends[family.place + 1]]
+            if family.is_table:
+                members = list(zip(family.members, family.widths, strict=True))
+                shown = self.table.code(data_row[here], members)
+            else:
+                shown = data_row[here]
+            evidence[here] = _mixed(shown.astype(np.uint64) + self.hashes[1][family.place])
+        piece = kind.copy()
+        np.add.at(piece, pieces.touch_piece, _mixed(evidence))
+        return kind, piece
+
+    def _hash_partly(self, rows: Ints, pieces: Pieces, kind: Hashes) -> None:
+        """Vectors that miss different coordinates are of different kinds."""
+        data_row = rows[pieces.row[pieces.cell_piece]]
+        for node in np.flatnonzero(self.table.partly.any(0)):
+            here = np.flatnonzero((pieces.cell_node == node) & self.table.partly[data_row, node])
+            missing = ~self.table.batch.mask[self.families[node].node][0].cpu().numpy()[data_row[here]]
+            names = _mixed(self.hashes[0][node] + np.arange(1, missing.shape[1] + 1, dtype=np.uint64))
+            np.add.at(kind, pieces.cell_piece[here], _mixed(np.where(missing, names, np.uint64(0)).sum(1)))
+
+    def _kind(self, rows: Ints, pieces: Pieces, piece: int) -> Kind:
+        cells = slice(*np.searchsorted(pieces.cell_piece, [piece, piece + 1]))
+        touches = slice(*np.searchsorted(pieces.touch_piece, [piece, piece + 1]))
+        nodes = tuple(pieces.cell_node[cells].tolist())
+        row = int(rows[pieces.row[piece]])
+        missing = tuple((node, self.table.missing(row, node)) for node in nodes if self.table.partly[row, node])
+        return Kind(nodes, tuple(pieces.touch_node[touches].tolist()), missing)
+
+    def _plan(self, kind: Kind) -> Plan:
+        made = self.plans.get(kind)
+        if made is None:
+            made = self.plans[kind] = plan(kind, self.families, self._points)
+            self._check(made)
+        return made
+
+    def _points(self, family: FamilyView) -> int:
+        if family.mechanism.space.support == "count":
+            return self.table.count_points(family, self.options.count_points)
+        width = family.widths[-1]
+        return self.options.grid if width == 1 else cloud_size(width, self.options.vector_points)
+
+    def _check(self, made: Plan) -> None:
+        entries, clique = made.largest
+        if entries > self.options.largest_table:
+            names = ", ".join(f"{self.families[n].node!r} ({made.sizes[n][0]})" for n in clique)
+            raise ModelError(
+                f"unknown nodes {names} meet, whose joint states are a table of {entries} entries for one row; at most "
+                f"{self.options.largest_table} are summed: raise `largest_table`, or use method='paper'"
+            )
+        for node, _ in made.kind.missing:
+            if node in made.placed:
+                raise ModelError(
+                    f"node {self.families[node].node!r} is a vector that is seen in part, and not linear and normal "
+                    "with all that depends on it: it cannot be placed on points"
+                )
+
+
+def _mixed(values: Hashes) -> Hashes:
+    """Spread the bits of numbers over all 64 (the finaliser of splitmix64)."""
+    mixed = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(mixed ^ (mixed >> np.uint64(31)))

@@ -1,0 +1,216 @@
+r"""Points for unknown numbers and counts, in each row where the posterior is.
+
+A number is summed on a grid over the real line (its logarithm if it is positive, its logit if it lies between zero and
+one), which is even near the posterior's mean and opens towards its tails, so that few points serve skewed and heavy
+ones too: :math:`x = c + s \sinh(\kappa t) / \kappa` for even t. Such sums of smooth densities are exact to many digits
+once neighbours are less than a standard deviation apart: the error is of the order :math:`e^{-2 \pi^2 / h^2}` for a
+distance h.
+
+A count is summed over a window of whole numbers, and where that is wide over groups of them: by the middle of equal
+groups, or, in a window that begins at zero, where counts may pile up, over groups that grow with the distance from
+zero, by three points each that are exact for polynomials up to the fifth degree.
+
+Centre and spread follow the model's own posterior at the parameters at hand, never the largest value that was seen.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+__all__ = ["Placement", "Points"]
+
+REACH = 6.3  # of the grid if it were even, in posterior standard deviations: 24 points are 0.55 apart near the mean
+OPENING = 0.35  # kappa: the outermost points lie 13 standard deviations from the mean
+COUNT_REACH = 5.0  # half the window of a count, in posterior standard deviations
+EDGE = 1e-5  # probability of an outermost point that says that the window is too narrow
+OUTSIDE = 1e-2  # the same, where the posterior must lie elsewhere
+WIDEN, JUMP = 1.4, 4.0  # by how much it is widened then
+TIGHT = 0.75  # a posterior narrower than this share of the spread deserves points that are closer
+SMALLEST_SPREAD = 1e-9
+POINTS_OF_A_GROUP = 3
+HALVINGS = 40  # of the interval in which the growth of groups is sought
+
+
+@dataclass(frozen=True)
+class Points:
+    """Values (R, n, P, 1) with the logarithms of the lengths that they stand for (R, n, P)."""
+
+    values: Tensor
+    log_length: Tensor
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the points of one node lie, in each row in which it is unknown.
+
+    Attributes:
+        node: The node.
+        support: What its values may be.
+        rows: The rows (n,).
+        size: Number of points P.
+        centre: Their middle on the line (1 or R, n).
+        spread: A standard deviation on the line (1 or R, n).
+
+    >>> one = torch.ones(1, 1, dtype=torch.float64)
+    >>> placed = Placement("x", "real", torch.zeros(1, dtype=torch.long), 24, 3 * one, 0.5 * one).points()
+    >>> density = torch.distributions.Normal(3.0, 0.5).log_prob(placed.values[..., 0])
+    >>> round(float((density + placed.log_length).exp().sum()), 9)
+    1.0
+    """
+
+    node: str
+    support: str
+    rows: Tensor
+    size: int
+    centre: Tensor
+    spread: Tensor
+
+    def points(self) -> Points:
+        """The points in every row."""
+        if self.support == "count":
+            return self._counts()
+        line, log_stretch = self._opened(self._even())
+        values, log_slope = _from_line(line, self.support)
+        return Points(values.unsqueeze(-1), (math.log(self._distance) + log_stretch + log_slope).expand_as(values))
+
+    def _even(self) -> Tensor:
+        """Even points around zero (P,)."""
+        return self._distance * (torch.arange(self.size).to(self.centre) - (self.size - 1) / 2)
+
+    @property
+    def _distance(self) -> float:
+        return 2 * REACH / (self.size - 1)
+
+    def _opened(self, even: Tensor) -> tuple[Tensor, Tensor]:
+        """Even points on the line, and the logarithm of how far they are stretched: (R, n, ...)."""
+        spread = self.spread.unsqueeze(-1)
+        line = self.centre.unsqueeze(-1) + spread * torch.sinh(OPENING * even) / OPENING
+        return line, torch.log(spread * torch.cosh(OPENING * even))
+
+    def _counts(self) -> Points:
+        """Whole numbers, or points that stand for groups of them."""
+        first, stride = self._window()
+        even = first + stride * torch.arange(self.size).to(first) + (stride - 1) / 2
+        if self.size % POINTS_OF_A_GROUP:
+            return Points(even.unsqueeze(-1), torch.log(stride).expand_as(even))
+        grouped, length = _growing_groups(stride * self.size, self.size // POINTS_OF_A_GROUP)
+        at_zero = (first == 0) & (stride > 1)
+        values = torch.where(at_zero, grouped, even)
+        return Points(values.unsqueeze(-1), torch.log(torch.where(at_zero, length, stride)))
+
+    def at(self, rows: Tensor, places: Tensor) -> Placement:
+        """The same for some of the rows."""
+        return replace(self, rows=rows, centre=self.centre[:, places], spread=self.spread[:, places])
+
+    def line(self) -> Tensor:
+        """The points on the line (R, n, P)."""
+        return self._counts().values[..., 0] if self.support == "count" else self._opened(self._even())[0]
+
+    def moved(self, belief: Tensor, widened: Tensor | None = None) -> tuple[Placement, Tensor, bool]:
+        """Place the points around the mean of a belief.
+
+        A window that the posterior reaches beyond is widened, one that is too wide is tightened.
+
+        Args:
+            belief: Probabilities of the points (R, n, P).
+            widened: Rows whose window was widened a little before (R, n): they are not tightened, or would go back and
+                forth.
+
+        Returns:
+            The placement, the rows whose window was ever widened, and whether no window was changed.
+        """
+        line = self.line()
+        mean = (belief * line).sum(-1)
+        spread = (belief * (line - mean.unsqueeze(-1)) ** 2).sum(-1).sqrt()
+        known = belief.sum(-1) > 0.5  # a row that the model rules out has no belief
+        old = self.spread.expand_as(spread)
+        # a posterior that falls between two points shows no spread: approach it step by step
+        gap = line[..., 1] - line[..., 0] if self.support == "count" else self._distance * old
+        narrow = torch.maximum(spread, 0.5 * gap)
+        at_edge, outside = known & self._at_edge(belief, EDGE), known & self._at_edge(belief, OUTSIDE)
+        light = at_edge & ~outside
+        widened = light if widened is None else widened | light
+        tight = known & ~widened & ~at_edge & (narrow < TIGHT * old)
+        if self.support == "count":
+            tight = tight & (self._window()[1][..., 0] > 1)  # one by one is close enough
+        wider = torch.where(outside, JUMP, WIDEN) * old
+        new = torch.where(at_edge, torch.maximum(spread, wider), torch.where(tight, narrow, old))
+        centre = torch.where(known, mean, self.centre.expand_as(mean))
+        settled = not bool((at_edge | tight).any())
+        return replace(self, centre=centre, spread=new.clamp(min=SMALLEST_SPREAD)), widened, settled
+
+    def _at_edge(self, belief: Tensor, mass: float) -> Tensor:
+        """Rows whose posterior reaches beyond the points; a count cannot fall below zero."""
+        low, high = belief[..., 0] > mass, belief[..., -1] > mass
+        if self.support == "count":
+            low = low & (self._window()[0][..., 0] > 0)
+        return low | high
+
+    def _window(self) -> tuple[Tensor, Tensor]:
+        """The smallest count of the window and the number of counts that each point stands for (R, n, 1)."""
+        reach = torch.ceil(COUNT_REACH * self.spread).unsqueeze(-1)
+        middle = torch.round(self.centre).unsqueeze(-1)
+        stride = torch.ceil((middle + reach + 1 - (middle - reach).clamp(min=0)) / self.size)
+        return (middle - torch.floor(stride * self.size / 2)).clamp(min=0), stride
+
+    def jittered(self, states: Tensor, generator: torch.Generator) -> Tensor:
+        """Values (n, draws, 1) of drawn points, each anywhere in the stretch that it stands for."""
+        uniform = torch.rand(states.shape, generator=generator, dtype=self.centre.dtype) - 0.5
+        if self.support == "count":
+            values = self._counts()
+            value = values.values[0, :, :, 0].gather(1, states)
+            length = values.log_length[0].exp().gather(1, states)
+            return torch.round(value + uniform * (length - 1)).clamp(min=0).unsqueeze(-1)
+        line, _ = self._opened(self._even()[states] + self._distance * uniform)
+        return _from_line(line[0], self.support)[0].unsqueeze(-1)
+
+
+def _growing_groups(window: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """Three points in each of several groups of whole numbers from zero up, and how many numbers each stands for.
+
+    The first group has three numbers, the others grow by a common ratio until the ``window`` (R, n, 1) is full. The
+    points of a group of s numbers have their moments up to the fifth: for s = 3 they are the numbers themselves.
+    """
+    number = torch.arange(groups + 1).to(window)
+
+    def ends(ratio: Tensor) -> Tensor:
+        """Where groups end if they grow by this ratio: sums of a geometric series."""
+        grown = (ratio**number - 1) / (ratio - 1)
+        return POINTS_OF_A_GROUP * grown
+
+    low, high = torch.full_like(window, 1 + 1e-9), torch.full_like(window, 2.0) + window ** (1 / max(groups - 1, 1))
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        short = ends(middle)[..., -1:] < window
+        low, high = torch.where(short, middle, low), torch.where(short, high, middle)
+    bounds = torch.round(ends(high))
+    size = (bounds[..., 1:] - bounds[..., :-1]).clamp(min=POINTS_OF_A_GROUP)
+    away = torch.sqrt((3 * size**2 - 7) / 20)
+    share = (size**2 - 1) / (24 * away**2)
+    middle = bounds[..., :-1] + (size - 1) / 2
+    values = torch.stack([middle - away, middle, middle + away], -1)
+    length = torch.stack([share * size, (1 - 2 * share) * size, share * size], -1)
+    return values.flatten(-2), length.flatten(-2)
+
+
+def to_line(value: Tensor, support: str) -> Tensor:
+    """A value on the real line."""
+    if support == "positive":
+        return torch.log(value)
+    return torch.logit(value) if support == "unit" else value
+
+
+def _from_line(line: Tensor, support: str) -> tuple[Tensor, Tensor | float]:
+    """A value from the real line, and the logarithm of its slope there."""
+    if support == "positive":
+        line = line.clamp(max=math.log(torch.finfo(line.dtype).max) / 2)
+        return torch.exp(line), line
+    if support == "unit":
+        logistic, limits = torch.nn.functional.logsigmoid, torch.finfo(line.dtype)
+        inside = torch.sigmoid(line).clamp(limits.tiny, 1 - limits.eps)
+        return inside, logistic(line) + logistic(-line)
+    return line, 0.0

@@ -1,0 +1,225 @@
+"""What a model says of each row's unknowns: probabilities of states, and joint draws of everything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from otpdag.backward.elimination.blocks import Block
+from otpdag.backward.elimination.layout import Layout
+from otpdag.backward.elimination.linear_normal import Integrals
+from otpdag.backward.elimination.sum_product import Step, draws, variable_beliefs
+from otpdag.backward.elimination.sums import Evaluated, Factors, Tempering
+from otpdag.errors import ModelError
+from otpdag.structure import Naturals
+
+__all__ = ["posterior_draws", "state_probabilities"]
+
+
+def state_probabilities(naturals: Naturals, layout: Layout, node: str) -> Tensor:
+    """Posterior probabilities of a category in each row (N, K); where it is seen, one or zero.
+
+    Args:
+        naturals: Parameters of one replica (1, ...).
+        layout: Rows, laid out with ``keep=(node,)`` so that every row in which the node is unknown has it.
+        node: A hidden node, or one with missing cells.
+
+    Raises:
+        ModelError: The node is no category, or some row leaves it out because nothing seen depends on it.
+    """
+    family = next(f for f in layout.families if f.node == node)
+    if not family.categories[-1]:
+        raise ModelError(f"node {node!r} is no category: {family.mechanism.space} has no state probabilities")
+    size, rows = family.widths[-1], layout.batch.rows
+    probabilities = torch.zeros(rows, size).to(layout.batch.weight)
+    if node in layout.batch.values:
+        probabilities += layout.batch.values[node][0]
+    with torch.no_grad():
+        factors = Factors(layout, naturals, Tempering())
+        for block in layout.blocks:
+            if bool((block.cell_node == family.place).any()):
+                _fill_in(probabilities, factors.evaluate(block), family.place)
+    left_out = torch.nonzero(probabilities.sum(-1) < 0.5)[:, 0]
+    if len(left_out):
+        raise ModelError(
+            f"node {node!r} is unknown in row {int(left_out[0])} and nothing seen there depends on it: lay the rows "
+            f"out with keep=({node!r},)"
+        )
+    return probabilities
+
+
+def _fill_in(probabilities: Tensor, evaluated: Evaluated, place: int) -> None:
+    """Write the beliefs of one node's cells into the rows of their pieces."""
+    block = evaluated.block
+    banks = evaluated.seeds(torch.ones(1, block.distinct).to(probabilities))
+    by_piece = probabilities.new_zeros(block.distinct, probabilities.shape[-1])
+    for cells, belief in variable_beliefs(block.steps, evaluated.conditionals, banks):
+        here = torch.nonzero(block.cell_node[cells] == place)[:, 0]
+        if not len(here):
+            continue
+        by_piece[block.cell_piece[cells[here]]] = belief[0, here, : probabilities.shape[-1]]
+    has = torch.zeros(block.distinct, dtype=torch.bool)
+    has[block.cell_piece[block.cell_node == place]] = True
+    chosen = has[block.piece]
+    probabilities[block.piece_row[chosen]] = by_piece[block.piece[chosen]]
+
+
+def posterior_draws(naturals: Naturals, layout: Layout, many: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """Joint draws of every node given what each row shows: node -> (N, draws, width).
+
+    Pieces are drawn backwards along their orders of elimination, linear normal numbers given the rest of their piece,
+    and what tells nothing about the row from the model. What is seen keeps its value.
+
+    Args:
+        naturals: Parameters of one replica (1, ...).
+        layout: Rows whose points, if there are any, were :func:`~otpdag.backward.elimination.moved`.
+        many: Draws of each row.
+        generator: The source of the draws.
+    """
+    with torch.no_grad():
+        drawn = _Drawn(naturals, layout, many, generator)
+        factors = Factors(layout, naturals, Tempering())
+        for block in layout.blocks:
+            drawn.add(factors.evaluate(block))
+        return drawn.completed()
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """Variables of all pieces: their states (cells, draws), nodes and rows of data."""
+
+    states: Tensor
+    node: Tensor
+    row: Tensor
+
+
+class _Drawn:
+    """Values of all nodes while pieces are being drawn."""
+
+    def __init__(self, naturals: Naturals, layout: Layout, many: int, generator: torch.Generator) -> None:
+        self.naturals, self.layout, self.many, self.generator = naturals, layout, many, generator
+        rows, like = layout.batch.rows, layout.batch.weight
+        self.values: dict[str, Tensor] = {}
+        self.known: dict[str, Tensor] = {}
+        for family in layout.families:
+            width = family.widths[-1]
+            value = layout.batch.values.get(family.node)
+            self.values[family.node] = (
+                torch.zeros(rows, many, width).to(like) if value is None else value[0].unsqueeze(1).repeat(1, many, 1)
+            )
+            mask = layout.batch.mask.get(family.node)
+            self.known[family.node] = torch.zeros(rows, dtype=torch.bool) if mask is None else mask[0].all(-1).clone()
+
+    def add(self, evaluated: Evaluated) -> None:
+        """Draw the pieces of one block."""
+        cells = _draw_cells(evaluated, self.many, self.generator)
+        for family in self.layout.families:
+            here = torch.nonzero(cells.node == family.place)[:, 0]
+            if not len(here):
+                continue
+            rows, states = cells.row[here], cells.states[here]
+            if family.categories[-1]:
+                value = torch.nn.functional.one_hot(states, family.widths[-1])
+            else:
+                value = self._placed(evaluated.block, family.place, rows, states)
+            self.values[family.node][rows] = value.to(self.values[family.node])
+            self.known[family.node][rows] = True
+        for integrals in evaluated.integrals:
+            self._add_linear(integrals)
+
+    def _placed(self, block: Block, place: int, rows: Tensor, states: Tensor) -> Tensor:
+        placement = block.placements[place]
+        at = torch.empty(self.layout.batch.rows, dtype=torch.long)
+        at[placement.rows] = torch.arange(len(placement.rows))
+        return placement.at(rows, at[rows]).jittered(states, self.generator)
+
+    def _add_linear(self, integrals: Integrals) -> None:
+        """Draw linear normal numbers given the categories and placed numbers around them."""
+        group, families = integrals.group, self.layout.families
+        around = group.around[group.instance]
+        many = len(group.states)
+        state = torch.zeros(len(group.rows), self.many, dtype=torch.long)
+        for axis, size in enumerate(group.states):
+            codes = torch.empty_like(state)
+            for place in around[:, axis].unique().tolist():
+                here = around[:, axis] == place
+                codes[here] = self.values[families[place].node][group.rows[here]].argmax(-1)
+            state = state * size + codes
+        placed = []
+        for axis in range(many, around.shape[1]):
+            values = torch.empty(state.shape, dtype=integrals.mean.dtype)
+            for place in around[:, axis].unique().tolist():
+                here = around[:, axis] == place
+                values[here] = self.values[families[place].node][group.rows[here], :, 0]
+            placed.append(values)
+        self._write(integrals, integrals.draws(state, placed, self.generator))
+
+    def _write(self, integrals: Integrals, value: Tensor) -> None:
+        group = integrals.group
+        cells = group.cells[group.instance]
+        for coordinate in range(group.dim):
+            for place, cell in cells[:, coordinate].unique(dim=0).tolist():
+                here = (cells[:, coordinate] == torch.tensor([place, cell])).all(-1)
+                node, rows = self.layout.families[place].node, group.rows[here]
+                self.values[node][rows, :, cell] = value[here, :, coordinate]
+                self.known[node][rows] = True
+
+    def completed(self) -> dict[str, Tensor]:
+        """Everything else comes from the model, in topological order."""
+        structure = self.layout.structure
+        for family in self.layout.families:
+            rows = torch.nonzero(~self.known[family.node])[:, 0]
+            if not len(rows):
+                continue
+            mechanism = family.mechanism
+            parents = {name: self.values[name][rows].unsqueeze(0) for name in family.names[:-1]}
+            noise = self._noise(mechanism.noise.kind, len(rows), mechanism.noise.dim)
+            params = self.naturals[family.node]
+            if family.node in self.layout.batch.mask and mechanism.space.cells > 1:
+                seen = self.layout.batch.mask[family.node][:, rows].unsqueeze(2)
+                value = self.layout.batch.values[family.node][:, rows].unsqueeze(2)
+                drawn = mechanism.complete(params, value, parents, seen, noise)
+            else:
+                drawn = mechanism.forward(params, parents, noise)
+            self.values[family.node][rows] = drawn[0].expand(len(rows), self.many, -1)
+        return {node: self.values[node] for node in structure.graph.nodes}
+
+    def _noise(self, kind: str, rows: int, dim: int) -> Tensor:
+        sampler = torch.randn if kind == "normal" else torch.rand
+        return sampler(1, rows, self.many, dim, generator=self.generator, dtype=self.layout.batch.weight.dtype)
+
+
+def _draw_cells(evaluated: Evaluated, many: int, generator: torch.Generator) -> _Cells:
+    """Draw each piece by itself, also those that look alike."""
+    block = evaluated.block
+    first, offset, owner = _numbering(block)
+    order = torch.argsort(block.piece, stable=True)
+    many_of = torch.bincount(block.piece, minlength=block.distinct)
+    begin = torch.cumsum(many_of, 0) - many_of
+    steps, conditionals = [], []
+    for step, conditional in zip(block.steps, evaluated.conditionals, strict=True):
+        distinct = block.cell_piece[step.cell]
+        repeats = many_of[distinct]
+        take = torch.repeat_interleave(torch.arange(len(distinct)), repeats)
+        within = torch.arange(len(take)) - torch.repeat_interleave(torch.cumsum(repeats, 0) - repeats, repeats)
+        piece = order[begin[distinct[take]] + within]
+        moved = offset[piece] - first[distinct[take]]
+        separator = step.separator[take] + moved.unsqueeze(-1)
+        steps.append(Step(step.sizes, {}, 0, step.cell[take] + moved, separator))
+        conditionals.append(conditional[:, take])
+    states = draws(steps, conditionals, len(owner), many, generator)
+    distinct = block.piece[owner]
+    node = block.cell_node[first[distinct] + torch.arange(len(owner)) - offset[owner]]
+    return _Cells(states, node, block.piece_row[owner])
+
+
+def _numbering(block: Block) -> tuple[Tensor, Tensor, Tensor]:
+    """The first cell of each distinct piece; the first number of each piece's cells; the piece of each number."""
+    size = torch.bincount(block.cell_piece, minlength=block.distinct)
+    first = torch.zeros(block.distinct, dtype=torch.long)
+    # the cells of a piece follow each other
+    first.scatter_reduce_(0, block.cell_piece, torch.arange(len(block.cell_piece)), "amin", include_self=False)
+    own = size[block.piece]
+    return first, torch.cumsum(own, 0) - own, torch.repeat_interleave(torch.arange(len(own)), own)

@@ -1,0 +1,190 @@
+r"""What the rows say of each family under the backward map: the statistics of an EM step, and of the gradient.
+
+By Fisher's identity the gradient of the evidence is that of the expected complete-data log-density under the backward
+map held fixed,
+
+.. math:: \nabla_\theta \log P_\theta(x)
+          = \sum_v E_{\phi(\cdot \mid x)} \nabla_\theta \log P_\theta(x_v \mid x_{pa(v)}),
+
+so each family needs only a summary of all rows: a table of categories its expected counts, a linear normal family its
+expected second moments for each configuration of its categories. Any other needs the rows, weighed on their points.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from otpdag.backward.elimination.blocks import Complete, RowSource
+from otpdag.backward.elimination.families import FamilyView, joint_states
+from otpdag.backward.elimination.layout import Layout
+from otpdag.backward.elimination.points import Points
+from otpdag.backward.elimination.sums import row_mask, row_values
+from otpdag.mechanisms.base import Params
+
+__all__ = ["Counts", "Moments", "Rows", "Statistics", "WeighedRows"]
+
+CHUNK = 2**21  # entries of a log-density with its gradient that are held at a time
+
+
+@dataclass(frozen=True)
+class WeighedRows:
+    """Rows of a family with weights: values (1 or R, n, ..., width), weights (1 or R, n, ...)."""
+
+    values: Mapping[str, Tensor]
+    weight: Tensor
+    mask: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Counts:
+    """How often each joint state of a family of categories occurs.
+
+    Attributes:
+        family: Which family.
+        complete: In rows that show all of it (1 or R, states).
+        expected: In all others, under the backward map (R, states).
+        log_table: Log-probabilities of the states, if they are known already.
+    """
+
+    family: FamilyView
+    complete: Tensor
+    expected: Tensor
+    log_table: Tensor | None = None
+
+    def table(self) -> Tensor:
+        """All counts: (R, *parents, states)."""
+        total = self.complete + self.expected
+        return total.reshape(len(total), *self.family.widths)
+
+    def parts(self, params: Params) -> Iterator[tuple[Tensor, Tensor]]:
+        """Sums of log-densities (R,) over complete and over expected rows."""
+        known = self.family.log_table(params) if self.log_table is None else self.log_table
+        log_table = known.flatten(1)
+        yield _weighed(self.complete, log_table), _weighed(self.expected, log_table)
+
+    def rows(self) -> WeighedRows:
+        """One row for each joint state."""
+        values = joint_states(self.family.names, self.family.widths, self.expected)
+        return WeighedRows(values, self.complete + self.expected)
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Second moments of the columns (node, numeric parents, 1), less a shift, by configuration of the categories.
+
+    Attributes:
+        family: Which family.
+        shift: What was subtracted from the columns (W,).
+        complete: Sums over rows that show all of the family (1 or R, C, W, W).
+        expected: Over all others, under the backward map (R, C, W, W).
+        equations: Coefficients and constants of the family, if they are known already.
+    """
+
+    family: FamilyView
+    shift: Tensor
+    complete: Tensor
+    expected: Tensor
+    equations: tuple[Tensor, Tensor] | None = None
+
+    def parts(self, params: Params) -> Iterator[tuple[Tensor, Tensor]]:
+        r"""Sums of log-densities: :math:`\sum_c n_c \log c_c - \tfrac12 \mathrm{tr}(A_c M_c A_c^\top)`."""
+        coefficients, constants = self.family.equations(params) if self.equations is None else self.equations
+        moved = (coefficients * self.shift).sum(-1, keepdim=True)
+        coefficients = torch.cat([coefficients[..., :-1], coefficients[..., -1:] + moved], -1)
+        yield (
+            _quadratic(self.complete, coefficients, constants),
+            _quadratic(self.expected, coefficients, constants),
+        )
+
+    def rows(self) -> WeighedRows:
+        """A few points with weights that have these moments in each configuration: any quadratic sums the same.
+
+        Their values are (R, C, points, width), two points along each principal axis.
+        """
+        total = self.complete + self.expected
+        count = total[..., -1, -1]
+        share = total / count.clamp(min=torch.finfo(total.dtype).tiny)[..., None, None]
+        mean, size = share[..., -1, :-1], share.shape[-1] - 1
+        variances, axes = torch.linalg.eigh(share[..., :-1, :-1] - mean.unsqueeze(-1) * mean.unsqueeze(-2))
+        reach = (axes * (size * variances.clamp(min=0)).sqrt().unsqueeze(-2)).mT
+        columns = torch.cat([mean.unsqueeze(-2) + reach, mean.unsqueeze(-2) - reach], -2) + self.shift[:-1]
+        weight = (count / (2 * size)).unsqueeze(-1).expand(*columns.shape[:-1])
+        return WeighedRows(self._values(columns), weight)
+
+    def _values(self, columns: Tensor) -> dict[str, Tensor]:
+        family = self.family
+        names = [name for name, c in zip(family.names[:-1], family.categories[:-1], strict=True) if c]
+        states = joint_states(names, [size for _, size in family.selectors], columns)
+        values = {name: state.unsqueeze(2) for name, state in states.items()}
+        for name, place, width in zip(family.names, family.members, family.widths, strict=True):
+            if name not in values:
+                at = [family.columns.index((place, cell)) for cell in range(width)]
+                values[name] = columns[..., at]
+        return values
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Rows themselves, for families without a summary.
+
+    Attributes:
+        layout: Where the values are.
+        family: Which family.
+        complete: Rows that show all of it, with their weights (1 or R, n).
+        expected: Tables over what is unknown, the points that they are on, and beliefs (R, n, *sizes).
+    """
+
+    layout: Layout
+    family: FamilyView
+    complete: tuple[tuple[Complete, Tensor], ...]
+    expected: tuple[tuple[RowSource, Mapping[int, Points], Tensor], ...]
+
+    def parts(self, params: Params) -> Iterator[tuple[Tensor, Tensor]]:
+        """Sums of log-densities (R,) over complete and over expected rows, in chunks."""
+        for chunk in self._complete_rows():
+            total = _weighed(chunk.weight, self.family.log_prob(params, chunk.values, chunk.mask))
+            yield total, torch.zeros_like(total)
+        for chunk in self._expected_rows():
+            total = _weighed(chunk.weight, self.family.log_prob(params, chunk.values, chunk.mask))
+            yield torch.zeros_like(total), total
+
+    def rows(self) -> Iterator[WeighedRows]:
+        """All rows with their weights, in chunks."""
+        yield from self._complete_rows()
+        yield from self._expected_rows()
+
+    def _complete_rows(self) -> Iterator[WeighedRows]:
+        batch = self.layout.batch
+        for complete, weight in self.complete:
+            for at in range(0, len(complete.rows), CHUNK):
+                rows = complete.rows[at : at + CHUNK]
+                values = {name: batch.values[name].index_select(1, rows) for name in self.family.names}
+                mask = batch.mask[self.family.node].index_select(1, rows)
+                yield WeighedRows(values, weight[:, at : at + CHUNK], None if bool(mask.all()) else mask)
+
+    def _expected_rows(self) -> Iterator[WeighedRows]:
+        for source, points, belief in self.expected:
+            step = max(1, CHUNK // (math.prod(source.sizes) * len(belief)))
+            for at in range(0, len(source.rows), step):
+                chosen = slice(at, at + step)
+                values = row_values(self.layout, source, points, chosen)
+                yield WeighedRows(values, belief[:, chosen], row_mask(self.layout, source, chosen))
+
+
+Statistics = Counts | Moments | Rows
+
+
+def _weighed(weight: Tensor, log_prob: Tensor) -> Tensor:
+    """Sum of weight times log-density (R,); what has no weight counts as zero even at minus infinity."""
+    known = torch.where(weight != 0, log_prob, torch.zeros((), dtype=log_prob.dtype, device=log_prob.device))
+    return (weight * known).flatten(1).sum(-1)
+
+
+def _quadratic(moments: Tensor, coefficients: Tensor, constants: Tensor) -> Tensor:
+    squares = ((coefficients @ moments) * coefficients).flatten(2).sum(-1)
+    return (moments[..., -1, -1] * constants - 0.5 * squares).sum(-1)

@@ -1,0 +1,267 @@
+"""Gather the statistics of every family from the beliefs of all pieces."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from otpdag.backward.elimination.blocks import Block, Complete, RowSource
+from otpdag.backward.elimination.families import FamilyView
+from otpdag.backward.elimination.layout import Layout
+from otpdag.backward.elimination.linear_normal import point_moments
+from otpdag.backward.elimination.points import Points
+from otpdag.backward.elimination.statistics import Counts, Moments, Rows, Statistics
+from otpdag.backward.elimination.sum_product import Banks
+from otpdag.backward.elimination.sums import Evaluated, Factors, Tempering, piece_weights, taken
+from otpdag.structure import Naturals
+
+__all__ = ["Slopes", "Summary"]
+
+
+class Slopes:
+    """Gradients in some parameters while parts of a sum are being added."""
+
+    def __init__(self, leaves: Mapping[tuple[str, str], Tensor]) -> None:
+        self.leaves = leaves
+        self.total = {key: torch.zeros_like(leaf) for key, leaf in leaves.items()}
+
+    def add(self, nodes: Collection[str], outputs: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
+        """Add the gradient, in the parameters of some nodes, of the weighed sum of outputs."""
+        keys = [key for node in nodes for key in self._by_node.get(node, ())]
+        attached = [(output, weight) for output, weight in zip(outputs, weights, strict=True) if output.requires_grad]
+        if not attached or not keys:
+            return
+        parts = torch.autograd.grad(
+            [output for output, _ in attached], [self.leaves[key] for key in keys],
+            [weight for _, weight in attached], allow_unused=True,
+        )  # fmt: skip
+        for key, part in zip(keys, parts, strict=True):
+            if part is not None:
+                self.total[key] += part
+
+    @cached_property
+    def _by_node(self) -> dict[str, list[tuple[str, str]]]:
+        grouped: dict[str, list[tuple[str, str]]] = {}
+        for key in self.leaves:
+            grouped.setdefault(key[0], []).append(key)
+        return grouped
+
+
+class Summary:
+    """Statistics of all families while blocks are being added.
+
+    With ``slopes``, rows of families without a summary are not kept: their gradients are added to these at once.
+    """
+
+    def __init__(
+        self, naturals: Naturals, layout: Layout, weight: Tensor, tempering: Tempering, slopes: Slopes | None = None
+    ) -> None:
+        self.layout, self.weight, self.tempering, self.slopes = layout, weight, tempering, slopes
+        self.factors = Factors(layout, naturals, tempering, attached=slopes is not None)
+        self.replicas = max(self.factors.replicas, len(weight))
+        self.pieces = torch.zeros(self.replicas).to(weight)
+        self.counts: dict[int, Tensor] = {}
+        self.rows: dict[int, list[tuple[RowSource, Mapping[int, Points], Tensor]]] = {}
+        self.moments: dict[int, Tensor] = {}
+
+    def families(self) -> dict[str, tuple[Statistics, ...]]:
+        """Add all blocks, and return the statistics of each node's family."""
+        for block in self.layout.blocks:
+            self._add(block)
+        complete: dict[int, list[Complete]] = {family.place: [] for family in self.layout.families}
+        for part in self.layout.complete:
+            complete[part.family].append(part)
+        return {f.node: self._statistics(f, complete[f.place]) for f in self.layout.families}
+
+    def _statistics(self, family: FamilyView, parts: Sequence[Complete]) -> tuple[Statistics, ...]:
+        """A summary of the rows that have one, and the rest of the rows."""
+        place = family.place
+        if family.is_table:
+            seen = _state_counts(parts, self.weight, math.prod(family.widths))
+            expected = self.counts.get(place)
+            expected = torch.zeros_like(seen) if expected is None else expected
+            return (Counts(family, seen, expected, self.factors.log_table(place) if self.slopes else None),)
+        statistics: list[Statistics] = []
+        if family.is_linear:
+            seen = _column_moments(parts, self.weight, family)
+            expected = self.moments.get(place)
+            expected = torch.zeros_like(seen) if expected is None else expected
+            equations = self.factors.family_equations(place) if self.slopes else None
+            statistics.append(Moments(family, self.layout.shifts[place], seen, expected, equations))
+        plain = tuple((part, self.weight[:, part.rows]) for part in parts if part.columns is None)
+        rows = tuple(self.rows.get(place, ()))
+        if plain or rows:
+            statistics.append(Rows(self.layout, family, plain, rows))
+        return tuple(statistics)
+
+    def _add(self, block: Block) -> None:
+        evaluated = self.factors.evaluate(block)
+        weight = piece_weights(block, self.weight)
+        log_z = evaluated.log_z
+        counted = torch.where(weight != 0, log_z, 0.0)
+        self.pieces += (weight * counted).sum(-1)
+        beliefs = evaluated.beliefs(weight)
+        self._add_tables(block, beliefs)
+        self._add_rows(block, evaluated, beliefs)
+        self._add_linear(block, evaluated, beliefs)
+
+    def _add_tables(self, block: Block, beliefs: Banks) -> None:
+        for source in block.tables:
+            family = self.layout.families[source.family]
+            share = self.tempering.share(family, seen=source.family not in source.members)
+            belief = share * taken(beliefs, source.stored, source.start, source.count, source.sizes)
+            seen = [n for n in family.members if n not in source.members]
+            order = [*seen, *source.members]
+            sizes = dict(zip(family.members, family.widths, strict=True))
+            table = belief.reshape(len(belief), *(sizes[n] for n in order))
+            table = table.permute(0, *(1 + order.index(n) for n in family.members)).flatten(1)
+            self.counts[source.family] = self.counts.get(source.family, torch.zeros_like(table)) + table
+
+    def _add_rows(self, block: Block, evaluated: Evaluated, beliefs: Banks) -> None:
+        attached: list[tuple[Tensor, Tensor]] = []
+        for source, log_prob in zip(block.row_tables, evaluated.log_probs, strict=True):
+            family = self.layout.families[source.family]
+            share = self.tempering.share(family, seen=source.family not in source.members)
+            belief = share * taken(beliefs, source.stored, source.start, len(source.rows), source.sizes)
+            if source.has_moments:
+                self._add_moments(family, *_row_moments(self.layout, source, family, evaluated.points, belief))
+            elif self.slopes is None:
+                self.rows.setdefault(source.family, []).append((source, evaluated.points, belief))
+            else:
+                attached.append((log_prob, belief))
+        if self.slopes is not None:
+            nodes = {self.layout.families[source.family].node for source in block.row_tables}
+            self.slopes.add(nodes, [log_prob for log_prob, _ in attached], [belief for _, belief in attached])
+
+    def _add_moments(self, family: FamilyView, config: Tensor, moments: Tensor) -> None:
+        """Add second moments (R, n, W, W) to the configurations (n,) of a family."""
+        width = len(family.columns) + 1
+        total = self.moments.get(family.place)
+        if total is None:
+            total = torch.zeros(self.replicas, family.configurations, width, width).to(moments)
+            self.moments[family.place] = total
+        total.index_add_(1, config, moments.expand(self.replicas, -1, -1, -1))
+
+    def _add_linear(self, block: Block, evaluated: Evaluated, beliefs: Banks) -> None:
+        """Moments of all families together, by row of the equations; then to each family its own."""
+        if not block.linear:
+            return
+        equations = self.factors.equations
+        rows, width = equations.shift.shape
+        total = torch.zeros(self.replicas, rows, width, width).to(equations.shift)
+        for source, integrals in zip(block.linear, evaluated.integrals, strict=True):
+            group = source.group
+            belief = taken(beliefs, source.stored, source.start, len(group.rows), group.sizes)
+            config, moments = integrals.moments(belief, equations.shift)
+            if self.tempering.power != 1.0:
+                share = (1 + (self.tempering.power - 1) * group.seen.to(moments))[group.instance]
+                moments = moments * share[None, :, None, :, None, None]
+            used = moments.shape[-1]
+            view = total[..., :used, :used]
+            view += torch.zeros_like(view).index_add_(1, config.flatten(), moments.flatten(1, 3))
+        for place, first in self.layout.offsets.items():
+            family = self.layout.families[place]
+            used = len(family.columns) + 1
+            own = total[:, first : first + family.configurations, :used, :used]
+            self._add_moments(family, torch.arange(family.configurations), own)
+
+
+def _state_counts(parts: Sequence[Complete], weight: Tensor, size: int) -> Tensor:
+    """Weighed counts of joint states (1 or R, size)."""
+    counts = weight.new_zeros(len(weight), size)
+    for part in parts:
+        if part.code is not None:
+            for replica in range(len(weight)):
+                counts[replica] += torch.bincount(part.code, weight[replica, part.rows], minlength=size)
+    return counts
+
+
+def _column_moments(parts: Sequence[Complete], weight: Tensor, family: FamilyView) -> Tensor:
+    """Weighed second moments of columns by configuration (1 or R, C, W, W)."""
+    width, many = len(family.columns) + 1, family.configurations
+    moments = weight.new_zeros(len(weight), many, width, width)
+    for part in parts:
+        if part.columns is not None and part.code is not None:
+            moments += _moments_by_code(part.columns, part.code, weight[:, part.rows, None], many)[:, :, 0]
+    return moments
+
+
+def _moments_by_code(columns: Tensor, code: Tensor, weight: Tensor, configurations: int) -> Tensor:
+    """Second moments of columns (n, W) under weights (R, n, T), by the code of each row: (R, C, T, W, W)."""
+    width = columns.shape[-1]
+    products = (columns.unsqueeze(-1) * columns.unsqueeze(-2)).flatten(1)
+    moments = weight.new_zeros(len(weight), configurations, weight.shape[-1], width, width)
+    for value in range(configurations):
+        here = torch.nonzero(code == value)[:, 0] if configurations > 1 else slice(None)
+        moments[:, value] = (weight[:, here].mT @ products[here]).unflatten(-1, (width, width))
+    return moments
+
+
+def _row_moments(
+    layout: Layout, source: RowSource, family: FamilyView, points: Mapping[int, Points], belief: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Configurations (K,) and second moments (R, K, W, W) of a linear family whose unknowns are states and points."""
+    placed = [n for n in source.members if n in source.positions]
+    states = [n for n in source.members if n not in source.positions]
+    order = [source.members.index(n) for n in (*states, *placed)]
+    belief = belief.permute(0, 1, *(2 + axis for axis in order))
+    sizes = [source.sizes[source.members.index(n)] for n in states]
+    belief = belief.reshape(*belief.shape[:2], math.prod(sizes), *belief.shape[2 + len(states) :])
+    base, steps = _configurations(layout, source, family, states, sizes)
+    columns = _seen_columns(layout, source, family)
+    if not placed:
+        distinct, code = torch.unique(base, return_inverse=True)
+        moments = _moments_by_code(columns, code, belief, len(distinct))
+        return (distinct.unsqueeze(-1) + steps).flatten(), moments.flatten(1, 2)
+    at = [family.columns.index((n, 0)) for n in placed]
+    values = [points[n].values[:, source.positions[n], :, 0] - layout.shifts[family.place][c] for n, c in
+              zip(placed, at, strict=True)]  # fmt: skip
+    columns[:, at] = 0.0
+    _, one, two = point_moments(belief, values)
+    total = belief.flatten(3).sum(-1)
+    moments = total[..., None, None] * (columns.unsqueeze(-1) * columns.unsqueeze(-2)).unsqueeze(1)
+    first = torch.zeros(*total.shape, len(family.columns) + 1).to(belief)
+    first[..., at] = one
+    cross = first.unsqueeze(-1) * columns[:, None, None]
+    moments = moments + cross + cross.mT
+    for i, row in enumerate(at):
+        for j, column in enumerate(at):
+            moments[..., row, column] += two[..., i, j]
+    return (base.unsqueeze(-1) + steps).flatten(), moments.flatten(1, 2)
+
+
+def _configurations(
+    layout: Layout, source: RowSource, family: FamilyView, states: Sequence[int], sizes: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Configuration of the seen categories (n,), and what each joint state of the unknown ones adds to it (T,)."""
+    base = torch.zeros(len(source.rows), dtype=torch.long)
+    grid = (
+        torch.cartesian_prod(*(torch.arange(size) for size in sizes)).reshape(math.prod(sizes), -1) if sizes else None
+    )
+    steps = torch.zeros(math.prod(sizes), dtype=torch.long)
+    stride = family.configurations
+    for place, size in family.selectors:
+        stride //= size
+        if place in states and grid is not None:
+            steps += stride * grid[:, states.index(place)]
+        else:
+            value = layout.batch.values[layout.families[place].node]
+            base += stride * value[0].index_select(0, source.rows).argmax(-1)
+    return base, steps
+
+
+def _seen_columns(layout: Layout, source: RowSource, family: FamilyView) -> Tensor:
+    """Columns less their shift (n, W); unknown ones are set later."""
+    columns = []
+    for place, cell in family.columns:
+        if place in source.members:
+            columns.append(torch.zeros(len(source.rows)).to(layout.batch.weight))
+        else:
+            value = layout.batch.values[layout.families[place].node]
+            columns.append(value[0, :, cell].index_select(0, source.rows))
+    stacked = torch.stack([*columns, torch.ones(len(source.rows)).to(layout.batch.weight)], -1)
+    return stacked - layout.shifts[family.place]

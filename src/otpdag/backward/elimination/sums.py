@@ -1,0 +1,257 @@
+"""Evaluate the tables of a layout at some parameters, sum the pieces, and send beliefs back to the tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from otpdag.backward.elimination.blocks import Block, LinearSource, RowSource, TableSource
+from otpdag.backward.elimination.families import FamilyView
+from otpdag.backward.elimination.layout import Layout
+from otpdag.backward.elimination.linear_normal import Equations, Integrals
+from otpdag.backward.elimination.points import Points
+from otpdag.backward.elimination.sum_product import Banks, Sizes, beliefs, eliminate
+from otpdag.errors import ModelError
+from otpdag.structure import Naturals
+
+__all__ = ["Evaluated", "Factors", "Tempering"]
+
+
+@dataclass(frozen=True)
+class Tempering:
+    r"""How likelihood and prior are weighed against each other.
+
+    The evidence of a row is :math:`\log \sum_z \pi(z) P(x \mid z)^{\text{power}}`.
+
+    Args:
+        power: Power of the densities of seen nodes, w / eps in the objective.
+        uniform: Give all states of hidden categories the same prior.
+        best: Take the largest of :math:`\log P(x \mid z)` with :math:`\pi(z) > 0` instead of the sum (eps = 0).
+    """
+
+    power: float = 1.0
+    uniform: bool = False
+    best: bool = False
+
+    def share(self, family: FamilyView, *, seen: bool) -> float:
+        """The power to which a family's density is taken where its node is seen or unknown."""
+        if seen:
+            return self.power
+        replaced = self.best or (self.uniform and family.hidden and family.mechanism.space.is_discrete)
+        return 0.0 if replaced else 1.0
+
+    def of(self, family: FamilyView, log_prob: Tensor, *, seen: bool) -> Tensor:
+        """A family's log-density as it enters the sums."""
+        if seen:
+            return log_prob if self.power == 1.0 else self.power * log_prob
+        if self.best:
+            return torch.where(torch.isneginf(log_prob), log_prob, 0.0)
+        if self.uniform and family.hidden and family.mechanism.space.is_discrete:
+            return torch.full_like(log_prob, -math.log(family.mechanism.space.width))
+        return log_prob
+
+
+class Factors:
+    """All tables at some parameters: those that blocks share are computed once.
+
+    With ``attached``, what the families say keeps its graph, so that beliefs can be sent on to the parameters; the sums
+    themselves have none.
+    """
+
+    def __init__(self, layout: Layout, naturals: Naturals, tempering: Tempering, *, attached: bool = False) -> None:
+        self.layout, self.naturals, self.tempering, self.attached = layout, naturals, tempering, attached
+        self.replicas = max((len(value) for params in naturals.values() for value in params.values()), default=1)
+        if not layout.serves(self.replicas):
+            raise ModelError(
+                f"the points of unknown numbers were placed for another number of replicas than {self.replicas}: place "
+                "them anew by `moved`, from the layout that `lay_out` made"
+            )
+        self._tables: dict[int, Tensor] = {}
+        self._family_equations: dict[int, tuple[Tensor, Tensor]] = {}
+        self._equations: Equations | None = None
+
+    def log_table(self, place: int) -> Tensor:
+        """Log-probabilities of all joint states of a family of categories: (R, *parents, states)."""
+        if place not in self._tables:
+            family = self.layout.families[place]
+            with torch.set_grad_enabled(self.attached):
+                self._tables[place] = family.log_table(self.naturals[family.node])
+        return self._tables[place]
+
+    def family_equations(self, place: int) -> tuple[Tensor, Tensor]:
+        """Coefficients and constants of a linear family."""
+        if place not in self._family_equations:
+            family = self.layout.families[place]
+            with torch.set_grad_enabled(self.attached):
+                self._family_equations[place] = family.equations(self.naturals[family.node])
+        return self._family_equations[place]
+
+    @property
+    def equations(self) -> Equations:
+        """The equations of all linear families."""
+        if self._equations is None:
+            self._equations = self._all_equations()
+        return self._equations
+
+    def _all_equations(self) -> Equations:
+        layout = self.layout
+        linear = [layout.families[place] for place in layout.offsets]
+        width = max(len(family.columns) for family in linear) + 1
+        dim = max(family.widths[-1] for family in linear)
+        rows = 1 + sum(family.configurations for family in linear)
+        like = layout.batch.weight
+        coefficients = torch.zeros(self.replicas, rows, dim, width).to(like)
+        constants = torch.zeros(self.replicas, rows).to(like)
+        shift = torch.zeros(rows, width).to(like)
+        for family in linear:
+            some, constant = self.family_equations(family.place)
+            at = slice(layout.offsets[family.place], layout.offsets[family.place] + family.configurations)
+            coefficients[:, at, : some.shape[2], : some.shape[3]] = some.detach()
+            constants[:, at] = constant.detach()
+            shift[at, : some.shape[3]] = layout.shifts[family.place]
+        return Equations(coefficients, constants, shift)
+
+    # -- tables ----------------------------------------------------------------------------------------------------
+
+    def evaluate(self, block: Block) -> Evaluated:
+        """Fill the banks of a block, and sum its pieces."""
+        points = {node: placement.points() for node, placement in block.placements.items()}
+        like = self.layout.batch.weight
+        banks = {
+            sizes: torch.zeros(self.replicas, rows, math.prod(sizes)).to(like) for sizes, rows in block.banks.items()
+        }
+
+        for source in block.tables:
+            _put(banks, source.stored, source.start, self._of_states(source))
+        log_probs = [self._of_rows(rows, points) for rows in block.row_tables]
+        for rows, log_prob in zip(block.row_tables, log_probs, strict=True):
+            family = self.layout.families[rows.family]
+            table = self.tempering.of(family, log_prob.detach(), seen=rows.family not in rows.members)
+            _put(banks, rows.stored, rows.start, table)
+        for lengths in block.lengths:
+            _put(banks, lengths.sizes, lengths.start, points[lengths.node].log_length)
+        integrals = []
+        for linear in block.linear:
+            integrals.append(self._integrated(linear, points))
+            _put(banks, linear.stored, linear.start, integrals[-1].table)
+        conditionals = eliminate(block.steps, banks, best=self.tempering.best)
+        return Evaluated(block, banks[()][:, block.result, 0], conditionals, tuple(integrals), points, log_probs)
+
+    def _of_states(self, source: TableSource) -> Tensor:
+        """(R, configurations of seen members, *sizes)."""
+        family = self.layout.families[source.family]
+        table = self.log_table(source.family).detach()
+        seen = [1 + axis for axis, n in enumerate(family.members) if n not in source.members]
+        axes = [1 + family.members.index(n) for n in source.members]
+        table = table.permute(0, *seen, *axes).reshape(len(table), source.count, *source.sizes)
+        return self.tempering.of(family, table, seen=source.family not in source.members)
+
+    def _of_rows(self, source: RowSource, points: Mapping[int, Points]) -> Tensor:
+        """(R, n, *sizes)."""
+        family = self.layout.families[source.family]
+        values = row_values(self.layout, source, points)
+        with torch.set_grad_enabled(self.attached and not source.has_moments):
+            log_prob = family.log_prob(self.naturals[family.node], values, row_mask(self.layout, source))
+            return log_prob.expand(-1, len(source.rows), *source.sizes)
+
+    def _integrated(self, source: LinearSource, points: Mapping[int, Points]) -> Integrals:
+        met = [torch.cat([points[node].values[:, at, :, 0] for node, at in parts], 1) for parts in source.group.placed]
+        return source.group.integrate(self.equations, met, self.tempering.power)
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """A block at some parameters.
+
+    Attributes:
+        block: The block.
+        log_z: Log-sums of the distinct pieces (R, D).
+        conditionals: Probabilities of each step's variable given its separator.
+        integrals: What was integrated out, by linear source.
+        points: The points of placed nodes.
+        log_probs: Log-densities of the families that read numbers, by row source.
+    """
+
+    block: Block
+    log_z: Tensor
+    conditionals: Sequence[Tensor]
+    integrals: tuple[Integrals, ...]
+    points: Mapping[int, Points]
+    log_probs: Sequence[Tensor]
+
+    def seeds(self, weight: Tensor) -> Banks:
+        """Banks of beliefs before they are sent to the tables: the weights (1 or R, D) of the pieces' evidence."""
+        replicas = max(len(self.log_z), len(weight))
+        banks = {
+            sizes: self.log_z.new_zeros(replicas, rows, math.prod(sizes)) for sizes, rows in self.block.banks.items()
+        }
+        banks[()][:, self.block.result, 0] = weight
+        return banks
+
+    def beliefs(self, weight: Tensor) -> Banks:
+        """Weight times belief of every entry of every bank, summed over pieces: (R, rows, entries)."""
+        banks = self.seeds(weight)
+        beliefs(self.block.steps, self.conditionals, banks)
+        return banks
+
+
+def _put(banks: Banks, stored: Sizes, start: int, table: Tensor) -> None:
+    """Write tables (R, n, *sizes) into a bank; states beyond their sizes are impossible."""
+    if table.shape[2:] != stored:
+        beyond = [
+            pad for size, whole in zip(table.shape[:1:-1], stored[::-1], strict=True) for pad in (0, whole - size)
+        ]
+        table = torch.nn.functional.pad(table, beyond, value=-torch.inf)
+    banks[stored][:, start : start + table.shape[1]] = table.reshape(*table.shape[:2], -1)
+
+
+def taken(banks: Banks, stored: Sizes, start: int, count: int, sizes: Sizes) -> Tensor:
+    """Read beliefs of tables (R, count, *sizes) from a bank."""
+    table = banks[stored][:, start : start + count].unflatten(-1, stored or (1,))
+    if not sizes:
+        return table.squeeze(-1)
+    for axis, size in enumerate(sizes):
+        table = table.narrow(2 + axis, 0, size)
+    return table
+
+
+def row_values(
+    layout: Layout, source: RowSource, points: Mapping[int, Points], chosen: slice = slice(None)
+) -> dict[str, Tensor]:
+    """Values of a family's members with an axis for each unknown one: (1 or R, 1 or n, *axes, width)."""
+    family = layout.families[source.family]
+    rows, axes = source.rows[chosen], len(source.members)
+    values: dict[str, Tensor] = {}
+    for name, place, width in zip(family.names, family.members, family.widths, strict=True):
+        if place not in source.members:
+            value = layout.batch.values[name].index_select(1, rows)
+            values[name] = value.reshape(*value.shape[:2], *[1] * axes, width)
+            continue
+        shape = [1] * axes
+        at = source.members.index(place)
+        shape[at] = source.sizes[at]
+        if place in source.positions:
+            value = points[place].values[:, source.positions[place][chosen]]
+            values[name] = value.reshape(*value.shape[:2], *shape, width)
+        else:
+            values[name] = torch.eye(width).to(layout.batch.weight).reshape(1, 1, *shape, width)
+    return values
+
+
+def row_mask(layout: Layout, source: RowSource, chosen: slice = slice(None)) -> Tensor | None:
+    """Which cells of the node are seen, where it is a vector that is seen in part."""
+    family = layout.families[source.family]
+    if source.family in source.members or family.widths[-1] == 1:
+        return None
+    mask = layout.batch.mask[family.node].index_select(1, source.rows[chosen])
+    return None if bool(mask.all()) else mask.reshape(*mask.shape[:2], *[1] * len(source.members), -1)
+
+
+def piece_weights(block: Block, weight: Tensor) -> Tensor:
+    """Sum row weights (1 or R, N) over the rows in which each distinct piece occurs: (1 or R, D)."""
+    total = weight.new_zeros(len(weight), block.distinct)
+    return total.index_add_(1, block.piece, weight.index_select(1, block.piece_row))
