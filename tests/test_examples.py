@@ -91,11 +91,7 @@ def test_the_python_of_a_page_runs(working_folder, monkeypatch, page):
     monkeypatch.setattr(otp.FitResult, "intervals", lambda result, **options: intervals(result, draws=10))
     space: dict[str, object] = {"__name__": "page"}
     for block in BLOCK.findall((ROOT / page).read_text()):
-<<<<<<< HEAD
         exec(compile(block, page, "exec", dont_inherit=True), space)
-=======
-        exec(compile(block, page, "exec", dont_inherit=True), space)  # this file's own __future__ is not the page's
->>>>>>> main
 
 
 @pytest.mark.parametrize("page", PAGES)
