@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -27,7 +27,16 @@ from otpdag.mechanisms.base import Params, Parents
 from otpdag.quadrature import quadrature
 from otpdag.structure import Naturals, Structure
 
-__all__ = ["Evaluation", "RowGroup", "SumSizes", "evaluate", "group_rows", "noisy", "numeric_unknowns"]
+__all__ = [
+    "Evaluation",
+    "RowGroup",
+    "SumSizes",
+    "enumerates_easily",
+    "evaluate",
+    "group_rows",
+    "noisy",
+    "numeric_unknowns",
+]
 
 
 @dataclass(frozen=True)
@@ -36,6 +45,7 @@ class SumSizes:
 
     Args:
         states: Most joint states of enumerated nodes in one row.
+        easy_states: Joint states up to which they are enumerated rather than summed along the graph.
         grid: Points for one unknown number.
         draws: Weighted draws for several unknown numbers, where their posterior is.
         prior_draws: The same, the same for all rows, before that is known.
@@ -44,6 +54,7 @@ class SumSizes:
     """
 
     states: int = 4096
+    easy_states: int = 32
     grid: int = 48
     draws: int = 32
     prior_draws: int = 512
@@ -156,6 +167,29 @@ def group_rows(
         index = torch.arange(batch.rows) if pattern.rows is None else pattern.rows
         groups.append(_lay_out(structure, part, index, pattern, settings))
     return groups
+
+
+def enumerates_easily(structure: Structure, batch: Batch, options: SumSizes) -> bool:
+    """Whether what rows miss is small enough to be enumerated jointly, which is the fastest then.
+
+    Few patterns of gaps, few joint states of categories, no count, and no two numbers without a closed form. Everything
+    else is summed along the graph (:mod:`~otpdag.backward.elimination`).
+    """
+    patterns = _patterns(structure, batch, replace(options, patterns=options.patterns + 1))
+    if len(patterns) > options.patterns:
+        return False
+    mechanisms = structure.mechanisms
+    for pattern in patterns:
+        spaces = [mechanisms[node].space for node in pattern.unknown]
+        if any(space.is_countable and not space.is_discrete for space in spaces):
+            return False
+        if math.prod(space.width for space in spaces if space.is_discrete) > options.easy_states:
+            return False
+        numeric = noisy(structure, numeric_unknowns(structure, pattern.unknown))
+        evaluated = (*pattern.unknown, *(node for node in batch.values if node not in pattern.unknown))
+        if len(numeric) > 1 and not is_quadratic(structure, evaluated, pattern.unknown, numeric):
+            return False
+    return True
 
 
 @dataclass(frozen=True)

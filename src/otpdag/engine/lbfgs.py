@@ -28,6 +28,9 @@ Evaluate = Callable[[Tensor], Tensor]
 MOST_TRIALS = 20
 """Step lengths that a line search tries: 0.1 to the power of 20 of a step moves nothing."""
 
+MOST_UPDATES, LITTLE_GAINED = 40, 1e-7
+"""Closed-form updates before L-BFGS, at most, and a relative gain below which they stop."""
+
 SMALL_IN_A_ROW = 3
 """Small changes in a row that make an end: one or two happen in narrow valleys."""
 
@@ -118,7 +121,7 @@ class LBFGS:
     def run(self, leg: Leg, watch: Watch, resume: Memory | None = None) -> Outcome:
         """Minimise in the problem's own coordinates, which a leg that goes on shares with the one before."""
         before = resume or leg.memory
-        axes = _axes_of(before) or Coordinates.of(leg.problem, leg.points)
+        axes = _axes_of(before) or Coordinates.of(leg.problem, _ascended(leg))
         last: list[LossTerms] = []
 
         def evaluate(y: Tensor) -> Tensor:
@@ -141,6 +144,23 @@ class LBFGS:
         )
         memory = _as_memory(axes, state)
         return Outcome(axes.point(state.point), state.loss, state.converged, state.failed, state.steps, memory)
+
+
+def _ascended(leg: Leg) -> Tensor:
+    """Where closed-form updates lead from the start of a leg, if a problem has them: far, in few steps.
+
+    They stop when they gain little; L-BFGS does the rest.
+    """
+    point, before = leg.points, torch.full((len(leg.points),), torch.inf).to(leg.points)
+    for _ in range(min(leg.steps, MOST_UPDATES) if leg.problem.has_updates else 0):
+        updated, terms = leg.problem.updated(point)
+        loss = terms.total.expand(len(point))
+        worse = ~(loss <= before)
+        point = torch.where((worse | ~torch.isfinite(updated).all(-1)).unsqueeze(-1), point, updated)
+        if bool(((before - loss) <= LITTLE_GAINED * (1 + loss.abs())).all()):
+            break
+        before = torch.where(worse, before, loss)
+    return point
 
 
 def _as_memory(axes: Coordinates, state: LBFGSState) -> Memory:

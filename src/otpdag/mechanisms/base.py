@@ -161,6 +161,18 @@ class Mechanism(ABC):
             if parameter.learned and parameter.init_scale > 0
         }
 
+    @property
+    def has_maximiser(self) -> bool:
+        """Whether :meth:`maximised` is implemented for the parents that there are, and nothing is fixed or tied."""
+        return False
+
+    def maximised(self, params: Params, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
+        """The likeliest natural parameters for weighted rows: values (1 or R, n, width), weights (R, n).
+
+        What no row tells stays as it is in ``params``.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no closed-form update")
+
     def buffers(self) -> dict[str, Tensor]:
         """What :meth:`scaled_to` took from the data; a file needs it beside the parameters."""
         return {}

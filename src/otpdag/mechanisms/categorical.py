@@ -109,6 +109,17 @@ class Categorical(Predicted):
         counts = share.T @ value + overall / overall.sum()
         return {"probs": counts / counts.sum(-1, keepdim=True)}
 
+    @property
+    def has_maximiser(self) -> bool:
+        """A table of probabilities that is all to be learned."""
+        return self.is_table and self.probs is None
+
+    def maximised(self, params: Params, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
+        """Weighted frequencies; a configuration of the parents that does not occur keeps its probabilities."""
+        counts = self.weights_by_row(self.predictor.rows, parents, weight).mT @ value
+        total = counts.sum(-1, keepdim=True)
+        return {"probs": torch.where(total > 0, counts / total.clamp(min=1e-300), params["probs"])}
+
     def log_probs(self, params: Params, parents: Parents, like: Tensor | None = None) -> Tensor:
         """Log-probabilities of all categories: (R, ..., size).
 

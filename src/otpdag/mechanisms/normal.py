@@ -22,6 +22,7 @@ from otpdag.spaces import Real, Space
 __all__ = ["LocationScale", "Normal"]
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+RIDGE = 1e-12  # pulls a direction that no row tells to where it was
 SMALLEST_SCALE = 1e-3  # at the start, as a share of the column's spread
 
 
@@ -170,6 +171,44 @@ class Normal(LocationScale):
         if floor < 0:
             raise ModelError(f"floor must not be negative; got {floor}")
         self.isotropic, self.floor = isotropic, floor
+
+    @property
+    def has_maximiser(self) -> bool:
+        """A linear mean and scales of which nothing is given, but for the standard scale of a hidden node."""
+        given = [p.setting for name, p in self.declared().items() if not (name == "scale" and self.family.hidden)]
+        return not self.network and not self.isotropic and not self.floor and all(one is None for one in given)
+
+    def maximised(self, params: Params, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
+        """Least squares, rows weighed by the present scales; then the residuals' spread in each configuration.
+
+        Slopes are the same in all configurations, so that they depend on the scales: each is the best given the other.
+        """
+        rows, replicas = self.predictor.rows, len(weight)
+        share = self.weights_by_row(rows, parents, weight.new_ones(1, weight.shape[1])).expand(replicas, -1, -1)
+        numeric = [parents[name].expand(replicas, -1, -1) for name, _ in self.family.continuous]
+        design = torch.cat([share, *numeric], -1)
+        target = value.expand(replicas, -1, -1)
+        scale = self.scale_at(params, parents, target.ndim).expand_as(target)
+        fitted = {name: one.expand(replicas, *one.shape[1:]).clone() for name, one in params.items()}
+        for cell in range(self.dim):
+            trusted = (weight / scale[..., cell].square()).unsqueeze(-1)
+            normal = design.mT @ (trusted * design)
+            right = design.mT @ (trusted * target[..., cell : cell + 1])
+            ridge = RIDGE * normal.diagonal(dim1=-2, dim2=-1).amax(-1)[:, None, None]
+            parts = [fitted[name][:, :, cell : cell + 1] for name in ("loc", "weight") if name in fitted]
+            before = torch.cat(parts, 1)
+            eye = torch.eye(design.shape[-1]).to(normal)
+            line = torch.linalg.solve(normal + ridge * eye, right + ridge * before)
+            fitted["loc"][:, :, cell] = line[:, :rows, 0]
+            if numeric:
+                fitted["weight"][:, :, cell] = line[:, rows:, 0]
+        if self.declared()["scale"].learned:
+            by_row = self.weights_by_row(self.scale_rows, parents, weight).mT
+            residual = (target - self.predictor(fitted, parents, target)).square()
+            total = by_row.sum(-1, keepdim=True)
+            variance = (by_row @ residual / total.clamp(min=1e-300)).clamp(min=1e-300)
+            fitted["scale"] = torch.where(total > 0, variance.sqrt(), fitted["scale"])
+        return fitted
 
     @property
     def is_linear(self) -> bool:

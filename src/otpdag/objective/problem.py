@@ -78,6 +78,11 @@ class Problem(ABC):
         """A problem of like curvature at ``points``, cheap enough for a second derivative; None if none pays."""
         return None
 
+    @property
+    def has_updates(self) -> bool:
+        """Whether :meth:`updated` serves all replicas at once, so that a quasi-Newton method may begin with it."""
+        return False
+
     def updated(self, point: Tensor) -> tuple[Tensor, LossTerms]:
         """The point (1, P) that expectation-maximisation goes to from ``point``, and the terms at ``point``."""
         raise ModelError(f"{type(self).__name__} has no closed-form updates")

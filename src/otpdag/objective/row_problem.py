@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from otpdag.backward.closed_form import RowGroup, group_rows
+from otpdag.backward.closed_form import RowGroup, enumerates_easily, group_rows
 from otpdag.backward.placed_points import adapted
 from otpdag.data import Batch
-from otpdag.inference.ancestral import ancestral
 from otpdag.objective.closed import closed_terms, row_losses
 from otpdag.objective.direct import DirectComparison, compare_directly, count_ranges
+from otpdag.objective.graph_problem import SAME_SUM, WORST_LOSS, rows_along_graph, simulated_rows
 from otpdag.objective.problem import Moved, Problem, random_part
 from otpdag.objective.settings import ClosedForm, Objective
 from otpdag.objective.terms import LossTerms
@@ -21,14 +21,8 @@ from otpdag.structure import Structure
 
 __all__ = ["RowProblem", "row_problem"]
 
-SAME_SUM = 1e-6
-"""A relative change of the loss below which points of unknown numbers that are placed anew make no difference."""
-
 CURVED_ROWS, CURVED_FROM = 1_000, 10_000
 """Rows of which the curvature is taken, and rows from which on that pays (steps fall to a third: 15 to 7, 30 to 10)."""
-
-WORST_LOSS = 1e12
-"""What counts as the loss of a row that the model rules out: finite, so that quantiles and means stay so."""
 
 
 @dataclass(frozen=True)
@@ -73,13 +67,13 @@ class RowProblem(Problem):
         )
         return terms if self.direct is None else terms + self.direct.terms(self.structure, naturals)
 
-    def for_curvature(self, points: Tensor) -> RowProblem | None:
+    def for_curvature(self, points: Tensor) -> Problem | None:
         """A part of many rows: a step on all of them costs more than the second derivative there."""
         if self.direct is not None or self.rows < CURVED_FROM:
             return None
         return self.on_part(CURVED_ROWS).laid_out_for(points)
 
-    def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> RowProblem:
+    def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> Problem:
         """Fewer rows and, if ``coarse``, grids of half the points."""
         part = random_part(self.rows, rows, self.seed)
         batch = self.batch if part is None else self.batch.take(part)
@@ -147,20 +141,10 @@ class RowProblem(Problem):
             losses = row_losses(self.structure, self.naturals(points.detach()), problem.groups, eps)
         return losses.nan_to_num(nan=WORST_LOSS, posinf=WORST_LOSS)
 
-    def simulated(self, point: Tensor, size: int, seed: int) -> RowProblem:
+    def simulated(self, point: Tensor, size: int, seed: int) -> Problem:
         """Rows that the model makes, each with the gaps and covariates of a random row."""
-        generator = torch.Generator().manual_seed(seed)
-        pattern = self.batch.take(torch.randint(self.rows, (size,), generator=generator))
-        given = {node: pattern.values[node][:1] for node in self.structure.given}
-        with torch.no_grad():
-            values = ancestral(self.structure, self.naturals(point.detach()), size, generator, do=given)
-        made = {n: torch.where(_cells(pattern.mask[n], values[n]), values[n], 0.0) for n in pattern.values}
-        sample = Batch(made, pattern.mask, torch.ones_like(pattern.weight))
+        sample = simulated_rows(self.structure, self.naturals(point.detach()), self.batch, size, seed)
         return row_problem(self.structure, sample, self.shapes, self.objective, self.closed, seed)
-
-
-def _cells(mask: Tensor, value: Tensor) -> Tensor:
-    return mask if mask.shape[-1] == value.shape[-1] else mask[..., :1]
 
 
 def row_problem(
@@ -170,8 +154,15 @@ def row_problem(
     objective: Objective,
     closed: ClosedForm,
     seed: int,
-) -> RowProblem:
-    """Lay out points and features once; the same seed lays them out alike."""
+) -> Problem:
+    """Rows laid out for the closed form: enumerated where what they miss is little, else summed along the graph.
+
+    The same seed lays them out alike.
+    """
+    if objective.reconstruction and not enumerates_easily(structure, batch, closed.sums):
+        along = rows_along_graph(structure, batch, shapes, objective, closed, seed)
+        if along is not None:
+            return along
     generator = torch.Generator().manual_seed(seed)
     direct = None if objective.direct is None else compare_directly(structure, batch, objective.direct, generator)
     groups: tuple[RowGroup, ...] = ()

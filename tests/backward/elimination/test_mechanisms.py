@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from otpdag import mechanisms as m
-from otpdag.backward.closed_form import GibbsOptions, group_rows
+from otpdag.backward.closed_form import SumSizes, group_rows
 from otpdag.backward.elimination import EliminationOptions, Tempering, lay_out, log_evidence, moved, total_evidence
 from otpdag.backward.placed_points import adapted
 from otpdag.objective import row_losses
@@ -28,7 +28,7 @@ ERRORS = {"beta": 2e-2, "student": 2e-3}
 
 def enumerated(structure, naturals, batch, *, eps=1.0):
     """Log-evidence by the map that enumerates all unknowns of a row jointly."""
-    options = GibbsOptions(grid=400, count_atoms=400)
+    options = SumSizes(grid=400, count_atoms=400)
     generator = torch.Generator().manual_seed(0)
     groups = group_rows(structure, batch, generator=generator, options=options, count_range={"u": 150.0}, exact=True)
     groups = [adapted(structure, naturals, adapted(structure, naturals, group)) for group in groups]
@@ -83,7 +83,7 @@ def test_tempered_numbers_are_those_of_the_joint_enumeration(eps):
         nodes, [("f", "g"), ("f", "x"), ("g", "y"), ("g", "z")], rng, rows=20, gaps=0.2, hidden=("f", "g")
     )
     generator = torch.Generator().manual_seed(0)
-    groups = group_rows(structure, batch, generator=generator, options=GibbsOptions(), exact=True)
+    groups = group_rows(structure, batch, generator=generator, options=SumSizes(), exact=True)
     truth = -row_losses(structure, naturals, groups, eps)
     found = eps * log_evidence(naturals, lay_out(structure, batch), Tempering(1 / eps))
     torch.testing.assert_close(found, truth, rtol=1e-8, atol=1e-8)

@@ -209,18 +209,18 @@ class BlockBuilder:
     def _placement(self, place: int, source: _Growing) -> Placement | Cloud:
         """Points around the column's own mean, until the model says where they are."""
         table, family = self.table, self.table.families[place]
-        support = family.mechanism.space.support
+        space = family.mechanism.space
         rows = _joined(source.rows)
         if family.widths[-1] > 1:
             return self._cloud(place, rows, source.sizes[0])
         seen = table.seen[:, place]
-        centre, spread = (COUNT_CENTRE, COUNT_SPREAD) if support == "count" else (0.0, HIDDEN_SPREAD)
+        centre, spread = (COUNT_CENTRE, COUNT_SPREAD) if space.is_countable else (0.0, HIDDEN_SPREAD)
         if seen.any():
-            column = to_line(table.batch.values[family.node][0, torch.from_numpy(seen), 0], support)
+            column = to_line(table.batch.values[family.node][0, torch.from_numpy(seen), 0], space)
             centre, spread = float(column.mean()), max(float(column.std(correction=0)), 1e-6)
         size = source.sizes[0]
         blank = torch.ones(1, len(rows)).to(table.like)
-        return Placement(family.node, support, rows, size, centre * blank, spread * blank)
+        return Placement(family.node, space, rows, size, centre * blank, spread * blank)
 
     def _cloud(self, place: int, rows: Tensor, size: int) -> Cloud:
         """Points around the columns' own means, until the model says where they are."""

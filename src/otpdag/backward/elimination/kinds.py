@@ -237,8 +237,8 @@ def _check(kind: Kind, placed: Sequence[int], families: Sequence[FamilyView]) ->
             )
     for n in placed:
         space = families[n].mechanism.space
-        if (space.width > 1 and space.support != "real") or space.support == "simplex":
+        if (space.width > 1 and not space.is_unbounded) or space.total is not None:
             raise ModelError(
-                f"node {families[n].node!r} is a vector of {space.width} numbers of which each is {space.support}, and "
+                f"node {families[n].node!r} is a vector of {space.width} numbers that are bound ({space}), and "
                 "unknown in some rows: it cannot be placed on points"
             )

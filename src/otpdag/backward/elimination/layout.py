@@ -261,7 +261,7 @@ class _Builder:
         return made
 
     def _points(self, family: FamilyView) -> int:
-        if family.mechanism.space.support == "count":
+        if family.mechanism.space.is_countable:
             return self.table.count_points(family, self.options.count_points)
         width = family.widths[-1]
         return self.options.grid if width == 1 else cloud_size(width, self.options.vector_points)

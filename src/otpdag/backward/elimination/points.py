@@ -21,6 +21,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from otpdag.spaces import Space
+
 __all__ = ["Placement", "Points"]
 
 REACH = 6.3  # of the grid if it were even, in posterior standard deviations: 24 points are 0.55 apart near the mean
@@ -49,21 +51,22 @@ class Placement:
 
     Attributes:
         node: The node.
-        support: What its values may be.
+        space: What its values may be.
         rows: The rows (n,).
         size: Number of points P.
         centre: Their middle on the line (1 or R, n).
         spread: A standard deviation on the line (1 or R, n).
 
+    >>> from otpdag.spaces import Real
     >>> one = torch.ones(1, 1, dtype=torch.float64)
-    >>> placed = Placement("x", "real", torch.zeros(1, dtype=torch.long), 24, 3 * one, 0.5 * one).points()
+    >>> placed = Placement("x", Real(), torch.zeros(1, dtype=torch.long), 24, 3 * one, 0.5 * one).points()
     >>> density = torch.distributions.Normal(3.0, 0.5).log_prob(placed.values[..., 0])
     >>> round(float((density + placed.log_length).exp().sum()), 9)
     1.0
     """
 
     node: str
-    support: str
+    space: Space
     rows: Tensor
     size: int
     centre: Tensor
@@ -71,10 +74,10 @@ class Placement:
 
     def points(self) -> Points:
         """The points in every row."""
-        if self.support == "count":
+        if self.space.is_countable:
             return self._counts()
         line, log_stretch = self._opened(self._even())
-        values, log_slope = _from_line(line, self.support)
+        values, log_slope = self.space.constrain(line)
         return Points(values.unsqueeze(-1), (math.log(self._distance) + log_stretch + log_slope).expand_as(values))
 
     def _even(self) -> Tensor:
@@ -108,7 +111,7 @@ class Placement:
 
     def line(self) -> Tensor:
         """The points on the line (R, n, P)."""
-        return self._counts().values[..., 0] if self.support == "count" else self._opened(self._even())[0]
+        return self._counts().values[..., 0] if self.space.is_countable else self._opened(self._even())[0]
 
     def moved(self, belief: Tensor, widened: Tensor | None = None) -> tuple[Placement, Tensor, bool]:
         """Place the points around the mean of a belief.
@@ -129,13 +132,13 @@ class Placement:
         known = belief.sum(-1) > 0.5  # a row that the model rules out has no belief
         old = self.spread.expand_as(spread)
         # a posterior that falls between two points shows no spread: approach it step by step
-        gap = line[..., 1] - line[..., 0] if self.support == "count" else self._distance * old
+        gap = line[..., 1] - line[..., 0] if self.space.is_countable else self._distance * old
         narrow = torch.maximum(spread, 0.5 * gap)
         at_edge, outside = known & self._at_edge(belief, EDGE), known & self._at_edge(belief, OUTSIDE)
         light = at_edge & ~outside
         widened = light if widened is None else widened | light
         tight = known & ~widened & ~at_edge & (narrow < TIGHT * old)
-        if self.support == "count":
+        if self.space.is_countable:
             tight = tight & (self._window()[1][..., 0] > 1)  # one by one is close enough
         wider = torch.where(outside, JUMP, WIDEN) * old
         new = torch.where(at_edge, torch.maximum(spread, wider), torch.where(tight, narrow, old))
@@ -146,7 +149,7 @@ class Placement:
     def _at_edge(self, belief: Tensor, mass: float) -> Tensor:
         """Rows whose posterior reaches beyond the points; a count cannot fall below zero."""
         low, high = belief[..., 0] > mass, belief[..., -1] > mass
-        if self.support == "count":
+        if self.space.is_countable:
             low = low & (self._window()[0][..., 0] > 0)
         return low | high
 
@@ -160,13 +163,13 @@ class Placement:
     def jittered(self, states: Tensor, generator: torch.Generator) -> Tensor:
         """Values (n, draws, 1) of drawn points, each anywhere in the stretch that it stands for."""
         uniform = torch.rand(states.shape, generator=generator, dtype=self.centre.dtype) - 0.5
-        if self.support == "count":
+        if self.space.is_countable:
             values = self._counts()
             value = values.values[0, :, :, 0].gather(1, states)
             length = values.log_length[0].exp().gather(1, states)
             return torch.round(value + uniform * (length - 1)).clamp(min=0).unsqueeze(-1)
         line, _ = self._opened(self._even()[states] + self._distance * uniform)
-        return _from_line(line[0], self.support)[0].unsqueeze(-1)
+        return self.space.constrain(line[0])[0].unsqueeze(-1)
 
 
 def _growing_groups(window: Tensor, groups: int) -> tuple[Tensor, Tensor]:
@@ -197,20 +200,6 @@ def _growing_groups(window: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     return values.flatten(-2), length.flatten(-2)
 
 
-def to_line(value: Tensor, support: str) -> Tensor:
-    """A value on the real line."""
-    if support == "positive":
-        return torch.log(value)
-    return torch.logit(value) if support == "unit" else value
-
-
-def _from_line(line: Tensor, support: str) -> tuple[Tensor, Tensor | float]:
-    """A value from the real line, and the logarithm of its slope there."""
-    if support == "positive":
-        line = line.clamp(max=math.log(torch.finfo(line.dtype).max) / 2)
-        return torch.exp(line), line
-    if support == "unit":
-        logistic, limits = torch.nn.functional.logsigmoid, torch.finfo(line.dtype)
-        inside = torch.sigmoid(line).clamp(limits.tiny, 1 - limits.eps)
-        return inside, logistic(line) + logistic(-line)
-    return line, 0.0
+def to_line(value: Tensor, space: Space) -> Tensor:
+    """Values on the line on which points are placed: counts as they are, others without constraints."""
+    return value if space.is_countable else space.unconstrain(value)

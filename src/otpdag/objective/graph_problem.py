@@ -1,0 +1,200 @@
+"""Rows of a table as a problem, with what they miss summed along the graph: any pattern of unknowns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from otpdag.backward.elimination import (
+    EliminationOptions,
+    Layout,
+    Tempering,
+    WeighedRows,
+    expectations,
+    lay_out,
+    log_evidence,
+    moved,
+    total_evidence,
+)
+from otpdag.backward.elimination.statistics import Statistics
+from otpdag.data import Batch
+from otpdag.errors import DataError, ModelError
+from otpdag.inference.ancestral import ancestral
+from otpdag.mechanisms.base import Params
+from otpdag.objective.problem import Moved, Problem, random_part
+from otpdag.objective.settings import ClosedForm, Objective
+from otpdag.objective.terms import LossTerms
+from otpdag.structure import Naturals, Structure, pack
+
+__all__ = ["SAME_SUM", "WORST_LOSS", "GraphProblem", "rows_along_graph", "simulated_rows"]
+
+SAME_SUM = 1e-6
+"""A relative change of the loss below which points of unknown numbers that are placed anew make no difference."""
+
+WORST_LOSS = 1e12
+"""What counts as the loss of a row that the model rules out: finite, so that quantiles and means stay so."""
+
+
+@dataclass(frozen=True)
+class GraphProblem(Problem):
+    """Rows whose unknowns fall into pieces of the graph, each summed along a good order of elimination."""
+
+    structure: Structure
+    batch: Batch
+    shapes: Mapping[str, tuple[int, ...]]
+    objective: Objective
+    closed: ClosedForm
+    seed: int
+    unplaced: Layout
+    """Rows laid out, with points of numbers and counts around their columns."""
+    placed: Layout
+    """The same with points where posteriors are."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of the table."""
+        return self.batch.rows
+
+    @property
+    def points_per_row(self) -> int:
+        """Entries of all tables, by row."""
+        return max(1, self.unplaced.elements // self.rows)
+
+    @property
+    def tempering(self) -> Tempering:
+        """How the densities of what is seen are weighed."""
+        weights = self.objective.at(1.0)
+        return Tempering(weights.reconstruction / weights.eps, uniform=self.closed.reference == "uniform")
+
+    def terms(self, point: Tensor) -> LossTerms:
+        """The loss of a row: reported as reconstruction, since its parts are not told apart."""
+        weight = self.batch.weight
+        total = total_evidence(self.naturals(point), self.placed, weight, self.tempering)
+        loss = -self.objective.at(1.0).eps * total / weight.sum(-1)
+        return LossTerms.of(loss, reconstruction=loss)
+
+    @property
+    def has_updates(self) -> bool:
+        """Whether every node that is learned has a closed-form update, and the objective is the likelihood."""
+        plain = self.tempering == Tempering()
+        learned = [node for node, keys in self.structure.keys.items() if keys]
+        return plain and all(self.structure.mechanisms[node].has_maximiser for node in learned)
+
+    def updated(self, point: Tensor) -> tuple[Tensor, LossTerms]:
+        """One step of expectation-maximisation: expected statistics, then each mechanism's own maximiser."""
+        with torch.no_grad():
+            naturals, weight = self.naturals(point), self.batch.weight
+            summary = expectations(naturals, self.placed, weight)
+            fitted = {node: dict(params) for node, params in naturals.items()}
+            total = summary.pieces.clone()
+            for node, statistics in summary.families.items():
+                total += sum(complete for one in statistics for complete, _ in one.parts(naturals[node]))
+                if self.structure.keys[node]:
+                    fitted[node] = self._maximised(node, naturals[node], statistics)
+            raw = self.structure.raw(fitted)
+            loss = -total / weight.sum(-1)
+        moved_to = pack({key: raw[key].expand(len(point), *shape) for key, shape in self.shapes.items()})
+        return moved_to, LossTerms.of(loss, reconstruction=loss)
+
+    def _maximised(self, node: str, params: Params, statistics: Sequence[Statistics]) -> dict[str, Tensor]:
+        """Statistics of a family as weighted rows, side by side, for its mechanism."""
+        parts = [one.rows() for one in statistics]
+        rows = [part for made in parts for part in ([made] if isinstance(made, WeighedRows) else made)]
+        replicas = max(len(part.weight) for part in rows)
+        names = (node, *self.structure.graph.parents(node))
+        values = {name: torch.cat([_flat(part, name, replicas) for part in rows], 1) for name in names}
+        weight = torch.cat([part.weight.expand(replicas, *part.weight.shape[1:]).flatten(1) for part in rows], 1)
+        parents = {name: value for name, value in values.items() if name != node}
+        return self.structure.mechanisms[node].maximised(params, values[node], parents, weight)
+
+    def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> Problem:
+        """Fewer rows."""
+        part = random_part(self.rows, rows, self.seed)
+        if part is None:
+            return self
+        batch = self.batch.take(part)
+        layout = lay_out(self.structure, batch, self.unplaced.options)
+        return replace(self, batch=batch, unplaced=layout, placed=layout)
+
+    def laid_out_for(self, points: Tensor, *, precisely: bool = False) -> GraphProblem:
+        """Place the points of numbers and counts where the posteriors of these replicas are."""
+        if not self.unplaced.has_points:
+            return self
+        return replace(self, placed=moved(self.naturals(points.detach()), self.unplaced, self.tempering))
+
+    def moved(self, point: Tensor) -> Moved | None:
+        """Points moved to the posteriors, as long as that changes the loss."""
+        if not self.unplaced.has_points:
+            return None
+        anew = self.laid_out_for(point)
+        with torch.no_grad():
+            before, after = self.loss(point), anew.loss(point)
+        same = (after - before).abs() <= SAME_SUM * (1 + after.abs())
+        if bool(same.all()) or not bool(torch.isfinite(after).all()):
+            return None
+        return Moved(anew, point, "moved grids")
+
+    # -- rows ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def weight(self) -> Tensor:
+        """Weights of the rows (1, N)."""
+        return self.batch.weight
+
+    def reweighted(self, factors: Tensor) -> GraphProblem:
+        """The same rows with other weights."""
+        return replace(self, batch=replace(self.batch, weight=self.batch.weight * factors))
+
+    def unit_losses(self, points: Tensor) -> Tensor:
+        """The loss of every row (R, N)."""
+        placed = self.laid_out_for(points).placed
+        losses = -self.objective.at(1.0).eps * log_evidence(self.naturals(points.detach()), placed, self.tempering)
+        return losses.nan_to_num(nan=WORST_LOSS, posinf=WORST_LOSS)
+
+    def simulated(self, point: Tensor, size: int, seed: int) -> GraphProblem:
+        """Rows that the model makes, each with the gaps and covariates of a random row."""
+        batch = simulated_rows(self.structure, self.naturals(point.detach()), self.batch, size, seed)
+        layout = lay_out(self.structure, batch, self.unplaced.options)
+        return replace(self, batch=batch, unplaced=layout, placed=layout)
+
+
+def rows_along_graph(
+    structure: Structure,
+    batch: Batch,
+    shapes: Mapping[str, tuple[int, ...]],
+    objective: Objective,
+    closed: ClosedForm,
+    seed: int,
+) -> GraphProblem | None:
+    """Lay rows out along the graph; None where that does not apply (other terms, nodes without a density)."""
+    if objective.direct is not None or not objective.is_likelihood:
+        return None
+    try:
+        layout = lay_out(structure, batch, EliminationOptions())
+    except (ModelError, DataError):
+        return None
+    return GraphProblem(structure, batch, shapes, objective, closed, seed, layout, layout)
+
+
+def simulated_rows(structure: Structure, naturals: Naturals, batch: Batch, size: int, seed: int) -> Batch:
+    """Rows that the model makes, each with the gaps and covariates of a random row of a batch."""
+    generator = torch.Generator().manual_seed(seed)
+    pattern = batch.take(torch.randint(batch.rows, (size,), generator=generator))
+    given = {node: pattern.values[node][:1] for node in structure.given}
+    with torch.no_grad():
+        values = ancestral(structure, naturals, size, generator, do=given)
+    made = {n: torch.where(_cells(pattern.mask[n], values[n]), values[n], 0.0) for n in pattern.values}
+    return Batch(made, pattern.mask, torch.ones(1, size).to(pattern.weight))
+
+
+def _flat(rows: WeighedRows, name: str, replicas: int) -> Tensor:
+    """Values of weighted rows (R, n, width), whatever axes they have."""
+    shape = (replicas, *rows.weight.shape[1:], rows.values[name].shape[-1])
+    return rows.values[name].expand(shape).flatten(1, -2)
+
+
+def _cells(mask: Tensor, value: Tensor) -> Tensor:
+    return mask if mask.shape[-1] == value.shape[-1] else mask[..., :1]
