@@ -15,9 +15,9 @@ from otpdag.objective.sampled import Moment, amortized_maps, sampled_terms
 from otpdag.objective.settings import Weights
 from otpdag.spaces import Count, Discrete, Image, Positive, Real, Simplex, Space, Unit, space_from
 from otpdag.testing import check_mechanism
-from tests.mechanisms.own import Correlation, TanhNormal
+from tests.mechanisms.own import PartialCorrelation, TanhNormal
 
-SPACES = [Real(2), Positive(2), Unit(2), Simplex(3), Count(2), Discrete(4), Image(1, 2, 2), Correlation(2)]
+SPACES = [Real(2), Positive(2), Unit(2), Simplex(3), Count(2), Discrete(4), Image(1, 2, 2), PartialCorrelation(2)]
 each_space = pytest.mark.parametrize("space", SPACES, ids=repr)
 
 
@@ -80,7 +80,7 @@ def test_an_unknown_space_is_refused():
         (Simplex(2), -0.1),
         (Count(), 0.5),
         (Discrete(3), 3.0),
-        (Correlation(), -1.0),
+        (PartialCorrelation(), -1.0),
     ],
     ids=repr,
 )
@@ -111,7 +111,7 @@ def registered(monkeypatch):
     monkeypatch.setattr("otpdag.mechanisms.spec._REGISTRY", {"TanhNormal": TanhNormal})
 
 
-@pytest.mark.parametrize("parents", [(), (("k", Discrete(2)), ("r", Real())), (("c", Correlation(2)),)], ids=len)
+@pytest.mark.parametrize("parents", [(), (("k", Discrete(2)), ("r", Real())), (("c", PartialCorrelation(2)),)], ids=len)
 def test_its_mechanism_keeps_every_promise(registered, parents):
     check_mechanism(TanhNormal(), m.Family("x", parents))
 
@@ -149,7 +149,7 @@ def test_the_sampled_objective_takes_it(noise):
     assert all(torch.isfinite(gradient).all() for gradient in gradients if gradient is not None)
     row = maps[0].code(batch.values, batch.mask)
     drawn = maps[0].draw(phi, "r", row, batch.values, torch.randn(1, 40, 1, dtype=torch.float64)).value
-    assert Correlation().contains(drawn)
+    assert PartialCorrelation().contains(drawn)
 
 
 def test_the_closed_form_integrates_it():
@@ -193,5 +193,5 @@ def test_a_model_of_it_is_fitted_where_it_is_observed():
 
 
 def test_it_is_known_by_its_name():
-    assert Space.kinds["Correlation"] is Correlation
-    assert m.from_spec(m.Given(Correlation(2)).spec()).space == Correlation(2)
+    assert Space.kinds["PartialCorrelation"] is PartialCorrelation
+    assert m.from_spec(m.Given(PartialCorrelation(2)).spec()).space == PartialCorrelation(2)

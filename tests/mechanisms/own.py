@@ -78,7 +78,7 @@ class Skewed(LocationScale):
 
 
 @dataclass(frozen=True)
-class Correlation(Space):
+class PartialCorrelation(Space):
     """A new kind of values: vectors of numbers strictly between minus one and one."""
 
     dim: int = 1
@@ -104,7 +104,7 @@ class TanhNormal(LocationScale):
 
     @property
     def space(self):
-        return Correlation(self.dim)
+        return PartialCorrelation(self.dim)
 
     def on_line(self, value):
         return self.space.unconstrain(value)

@@ -477,11 +477,11 @@ def test_simulated_sequences_are_the_models_with_the_datas_lengths():
     sample = problem.simulated(points, 4000, 1)
     assert isinstance(sample, ChainProblem)
     assert set(sample.batch.lengths.tolist()) <= {5, 1, 9, 4, 7, 6}
-    assert len(sample.batch.lengths) == 120
+    assert len(sample.batch.lengths) == 4000
     assert float(sample.batch.steps.mask["x"].double().mean()) == pytest.approx(0.7, abs=0.1)
     assert float(sample.loss(points + 0.7)) > float(sample.loss(points))
     few = chain_problem(structure, sequences([5, 4]), shapes, 1.0, 0).simulated(points, 4000, 1)
-    assert len(few.batch.lengths) == 30
+    assert len(few.batch.lengths) == 4000
 
 
 def test_few_sequences_are_cut_in_units():
