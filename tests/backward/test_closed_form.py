@@ -353,7 +353,7 @@ def test_too_many_joint_states_are_refused_before_any_work():
     model = otp.Model(graph, {**{n: m.Categorical(4) for n in names}, "x": m.Normal(), "y": m.Normal()})
     table = pd.DataFrame({"x": RNG.normal(size=20), "y": RNG.normal(size=20)})
     with pytest.raises(ModelError, match="16384 joint states; at most 4096"):
-        otp.fit(model, table, method="entropic", restarts=1)
+        otp.fit(model, table, method=otp.entropic(eta=0.5), restarts=1)
 
 
 def test_a_hidden_vector_of_counts_is_refused():

@@ -25,6 +25,7 @@ from otpdag.estimators import VectorQuantizedAutoencoder
 from otpdag.objective import ClosedForm, Direct, Objective, Problem, PushForward, Streams
 from otpdag.objective.autoencoder import AutoencoderProblem, CodebookProblem, Encoded
 from otpdag.objective.chain import ChainProblem, chain_problem
+from otpdag.objective.graph_problem import GraphProblem
 from otpdag.objective.hidden_numbers import NumberProblem
 from otpdag.objective.mean_features import feature_columns
 from otpdag.objective.paper_topics import PaperTopicsProblem
@@ -57,6 +58,19 @@ def table(rows=40, missing=0.15):
 def hmm(size=3):
     graph = otp.Graph([otp.lag("z", "z"), ("z", "x")], hidden=["z"])
     return otp.Model(graph, {"z": m.Categorical(size), "x": m.Poisson()})
+
+
+def counted_model():
+    """A count in the middle of a chain: where it is missing, it is summed along the graph."""
+    return otp.Model(otp.Graph([("a", "n"), ("n", "y")]), {"a": m.Categorical(2), "n": m.Poisson(), "y": m.Normal()})
+
+
+def counted_table():
+    rng = np.random.default_rng(6)
+    a = rng.integers(0, 2, 40)
+    n = rng.poisson(np.where(a == 1, 4.0, 2.0)).astype(float)
+    frame = pd.DataFrame({"a": a, "n": n, "y": 0.5 * n + rng.normal(size=40)})
+    return frame.mask(rng.random(frame.shape) < 0.15)
 
 
 def state_space(switching=False):
@@ -112,6 +126,7 @@ MADE = {
     "rows pushed forward": (lambda: table_model(LABEL), table, otp.entropic(eta=0.5), RowProblem),
     "rows compared": (lambda: table_model(LABEL), table, otp.transport(features=FEATURES), RowProblem),
     "rows in both ways": (lambda: table_model(LABEL | NUMBER), table, BOTH, RowProblem),
+    "rows along the graph": (counted_model, counted_table, otp.entropic(), GraphProblem),
     "drawn rows": (lambda: table_model(LABEL | NUMBER), table, otp.paper(batch_size=16), DrawnRows),
     "abducted rows": (lambda: table_model(NUMBER), table, otp.transport("backward", batch_size=16), DrawnRows),
     "chain": (hmm, counts, otp.entropic(), ChainProblem),
@@ -243,7 +258,7 @@ def test_a_problem_says_what_it_is_not_evaluated_by(name):
         assert "is drawn anew in every step: use Adam" in answers["terms"]
     elif isinstance(problem, HeldProblem):
         assert "is evaluated in closed form: use L-BFGS" in answers["sampled"]
-    elif not isinstance(problem, TopicProblem | PairProblem):
+    elif not isinstance(problem, TopicProblem | PairProblem | GraphProblem):
         assert "is evaluated in closed form: use L-BFGS" in answers["sampled"]
         assert "has no closed-form updates" in answers["updated"]
 

@@ -172,8 +172,8 @@ def group_rows(
 def enumerates_easily(structure: Structure, batch: Batch, options: SumSizes) -> bool:
     """Whether what rows miss is small enough to be enumerated jointly, which is the fastest then.
 
-    Few patterns of gaps, few joint states of categories, no count, and no two numbers without a closed form. Everything
-    else is summed along the graph (:mod:`~otpdag.backward.elimination`).
+    Few patterns of gaps, few joint states of categories, and no count. Everything else is summed along the graph by
+    :mod:`~otpdag.backward.elimination`.
     """
     patterns = _patterns(structure, batch, replace(options, patterns=options.patterns + 1))
     if len(patterns) > options.patterns:
@@ -184,10 +184,6 @@ def enumerates_easily(structure: Structure, batch: Batch, options: SumSizes) -> 
         if any(space.is_countable and not space.is_discrete for space in spaces):
             return False
         if math.prod(space.width for space in spaces if space.is_discrete) > options.easy_states:
-            return False
-        numeric = noisy(structure, numeric_unknowns(structure, pattern.unknown))
-        evaluated = (*pattern.unknown, *(node for node in batch.values if node not in pattern.unknown))
-        if len(numeric) > 1 and not is_quadratic(structure, evaluated, pattern.unknown, numeric):
             return False
     return True
 

@@ -10,12 +10,14 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from otpdag.backward import elimination
 from otpdag.backward.amortized import AmortizedMap
-from otpdag.backward.closed_form import RowGroup, SumSizes, evaluate, group_rows
+from otpdag.backward.closed_form import RowGroup, SumSizes, enumerates_easily, evaluate, group_rows
+from otpdag.backward.elimination import EliminationOptions
 from otpdag.backward.placed_points import adapted
 from otpdag.backward.quadratic import integrated
 from otpdag.data import Batch
-from otpdag.errors import ModelError
+from otpdag.errors import DataError, ModelError
 from otpdag.mechanisms.base import Mechanism, Noise, Params, Parents
 from otpdag.noise import draw_noise
 from otpdag.structure import Naturals, Structure
@@ -28,6 +30,8 @@ T = TypeVar("T")
 
 REACH = 7.0
 FINE = SumSizes(grid=96, draws=96)
+FINE_POINTS = EliminationOptions(grid=48, count_points=96)
+ROWS_OF_A_LAYOUT = 50_000  # that are laid out along the graph at a time, which bounds memory
 MOST_ROWS = 2000
 CHUNK_ELEMENTS = 4_000_000
 
@@ -64,6 +68,25 @@ def _on_few_threads(function: Callable[P, T]) -> Callable[P, T]:
     return bounded
 
 
+def _layouts(
+    fitted: Fitted, batch: Batch, keep: tuple[str, ...] = ()
+) -> list[tuple[Tensor, elimination.Layout]] | None:
+    """Blocks of rows with what they miss laid out along the graph.
+
+    None where joint enumeration is faster, or all that serves (a vector that is seen in part and is not linear).
+    """
+    if enumerates_easily(fitted.structure, batch, FINE):
+        return None
+    layouts = []
+    for index in torch.arange(batch.rows).split(ROWS_OF_A_LAYOUT):
+        try:
+            layout = elimination.lay_out(fitted.structure, batch.take(index), FINE_POINTS, keep=keep)
+        except (ModelError, DataError):
+            return None
+        layouts.append((index, elimination.moved(fitted.naturals, layout) if layout.has_points else layout))
+    return layouts
+
+
 def _groups(fitted: Fitted, batch: Batch, seed: int, *, exact: bool = False) -> Iterator[RowGroup]:
     """Rows laid out on fine points, in chunks that fit in memory; with ``exact``, none where a closed form serves."""
     generator = torch.Generator().manual_seed(seed)
@@ -94,6 +117,11 @@ def log_likelihood(fitted: Fitted, batch: Batch, seed: int = 0) -> Tensor:
     """Log-likelihood of each row's seen cells, hidden and missing values integrated out: (N,)."""
     fitted.check_densities("a likelihood")
     by_row = torch.zeros(batch.rows, dtype=torch.float64)
+    layouts = _layouts(fitted, batch)
+    if layouts is not None:
+        for index, layout in layouts:
+            by_row[index] = elimination.log_evidence(fitted.naturals, layout)[0]
+        return by_row
     for group in _groups(fitted, batch, seed, exact=True):
         joint = _joint(fitted, group)
         by_row[group.rows] = torch.logsumexp(joint, -1).expand(1, len(group.rows))[0].detach()
@@ -115,6 +143,11 @@ def state_probabilities(fitted: Fitted, batch: Batch, node: str, seed: int = 0) 
     fitted.check_densities("state probabilities")
     size = fitted.structure.mechanisms[node].space.width
     by_row = torch.zeros(batch.rows, size, dtype=torch.float64)
+    layouts = _layouts(fitted, batch, keep=(node,))
+    if layouts is not None:
+        for index, layout in layouts:
+            by_row[index] = elimination.state_probabilities(fitted.naturals, layout, node)
+        return by_row
     for group in _groups(fitted, batch, seed, exact=True):
         if node not in group.states:
             raise ModelError(f"node {node!r} has no observed descendants: its probabilities are those of the model")
@@ -136,6 +169,12 @@ def posterior_draws(fitted: Fitted, batch: Batch, draws: int, seed: int) -> dict
     }
     if not all(m.has_density or m.is_given for n, m in structure.mechanisms.items() if n in structure.graph.observed):
         return _map_draws(fitted, batch, draws, generator)
+    layouts = _layouts(fitted, batch)
+    if layouts is not None:
+        for index, layout in layouts:
+            for node, value in elimination.posterior_draws(fitted.naturals, layout, draws, generator).items():
+                drawn[node][index] = value
+        return drawn
     for group in _groups(fitted, batch, seed):
         result = evaluate(structure, fitted.naturals, group)
         joint = (result.log_prior + result.log_likelihood).detach().expand(1, len(group.rows), -1)[0]

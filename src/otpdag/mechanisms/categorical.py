@@ -20,6 +20,7 @@ from otpdag.spaces import Discrete, Space
 
 __all__ = ["Bernoulli", "Categorical"]
 
+BRAKE = 0.1  # rows' worth of the present probabilities in an update
 SMALLEST_PROBABILITY = 1e-12  # what an impossible category counts as, so that its logarithm is finite
 
 
@@ -115,10 +116,13 @@ class Categorical(Predicted):
         return self.is_table and self.probs is None
 
     def maximised(self, params: Params, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
-        """Weighted frequencies; a configuration of the parents that does not occur keeps its probabilities."""
-        counts = self.weights_by_row(self.predictor.rows, parents, weight).mT @ value
-        total = counts.sum(-1, keepdim=True)
-        return {"probs": torch.where(total > 0, counts / total.clamp(min=1e-300), params["probs"])}
+        """Weighted frequencies, slowed by a tenth of a row's worth of the present ones.
+
+        A configuration of the parents that hardly occurs keeps its probabilities; where updates come to rest they are
+        the frequencies themselves, whatever the brake.
+        """
+        counts = self.weights_by_row(self.predictor.rows, parents, weight).mT @ value + BRAKE * params["probs"]
+        return {"probs": counts / counts.sum(-1, keepdim=True)}
 
     def log_probs(self, params: Params, parents: Parents, like: Tensor | None = None) -> Tensor:
         """Log-probabilities of all categories: (R, ..., size).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -23,16 +24,22 @@ from otpdag.backward.elimination.statistics import Statistics
 from otpdag.data import Batch
 from otpdag.errors import DataError, ModelError
 from otpdag.inference.ancestral import ancestral
-from otpdag.mechanisms.base import Params
+from otpdag.mechanisms.base import Mechanism, Params
 from otpdag.objective.problem import Moved, Problem, random_part
 from otpdag.objective.settings import ClosedForm, Objective
 from otpdag.objective.terms import LossTerms
-from otpdag.structure import Naturals, Structure, pack
+from otpdag.structure import Naturals, Structure, pack, unpack
 
 __all__ = ["SAME_SUM", "WORST_LOSS", "GraphProblem", "rows_along_graph", "simulated_rows"]
 
 SAME_SUM = 1e-6
 """A relative change of the loss below which points of unknown numbers that are placed anew make no difference."""
+
+MOST_AT_ONCE = 60
+"""Parameters of a node up to which a second derivative of its expected log-density is worth its passes."""
+
+FLATTEST = 1e-9
+"""The smallest curvature, relative to the largest, by which a step is divided."""
 
 WORST_LOSS = 1e12
 """What counts as the loss of a row that the model rules out: finite, so that quantiles and means stay so."""
@@ -78,25 +85,37 @@ class GraphProblem(Problem):
 
     @property
     def has_updates(self) -> bool:
-        """Whether every node that is learned has a closed-form update, and the objective is the likelihood."""
-        plain = self.tempering == Tempering()
-        learned = [node for node, keys in self.structure.keys.items() if keys]
-        return plain and all(self.structure.mechanisms[node].has_maximiser for node in learned)
+        """Whether the objective is the likelihood, and no two nodes share a parameter; networks are left to descent."""
+        keys = [key for names in self.structure.keys.values() for key in names.values()]
+        plain = self.tempering == Tempering() and len(keys) == len(set(keys))
+        sizes = [sum(math.prod(self.shapes[key]) for key in names.values()) for names in self.structure.keys.values()]
+        return plain and max(sizes, default=0) <= MOST_AT_ONCE
 
     def updated(self, point: Tensor) -> tuple[Tensor, LossTerms]:
-        """One step of expectation-maximisation: expected statistics, then each mechanism's own maximiser."""
+        """One step of expectation-maximisation: expected statistics, then each mechanism's own maximiser.
+
+        A mechanism without one goes a step of Newton's method up its expected log-density, or less if that is too far.
+        """
+        theta, naturals, weight = self.parts(point.detach())[0], self.naturals(point.detach()), self.batch.weight
         with torch.no_grad():
-            naturals, weight = self.naturals(point), self.batch.weight
             summary = expectations(naturals, self.placed, weight)
-            fitted = {node: dict(params) for node, params in naturals.items()}
-            total = summary.pieces.clone()
-            for node, statistics in summary.families.items():
+        total = summary.pieces.clone()
+        after = dict(theta)
+        for node, statistics in summary.families.items():
+            with torch.no_grad():
                 total += sum(complete for one in statistics for complete, _ in one.parts(naturals[node]))
-                if self.structure.keys[node]:
-                    fitted[node] = self._maximised(node, naturals[node], statistics)
-            raw = self.structure.raw(fitted)
-            loss = -total / weight.sum(-1)
-        moved_to = pack({key: raw[key].expand(len(point), *shape) for key, shape in self.shapes.items()})
+            names = self.structure.keys[node]
+            if not names:
+                continue
+            mechanism = self.structure.mechanisms[node]
+            if mechanism.has_maximiser:
+                with torch.no_grad():
+                    raw = mechanism.raw(self._maximised(node, naturals[node], statistics))
+                after |= {key: raw[name] for name, key in names.items()}
+            else:
+                after |= _newton_step(mechanism, {key: theta[key] for key in names.values()}, names, statistics)
+        loss = -total / weight.sum(-1)
+        moved_to = pack({key: after[key].expand(len(point), *shape) for key, shape in self.shapes.items()})
         return moved_to, LossTerms.of(loss, reconstruction=loss)
 
     def _maximised(self, node: str, params: Params, statistics: Sequence[Statistics]) -> dict[str, Tensor]:
@@ -188,6 +207,39 @@ def simulated_rows(structure: Structure, naturals: Naturals, batch: Batch, size:
         values = ancestral(structure, naturals, size, generator, do=given)
     made = {n: torch.where(_cells(pattern.mask[n], values[n]), values[n], 0.0) for n in pattern.values}
     return Batch(made, pattern.mask, torch.ones(1, size).to(pattern.weight))
+
+
+def _newton_step(
+    mechanism: Mechanism, raw: Mapping[str, Tensor], names: Mapping[str, str], statistics: Sequence[Statistics]
+) -> dict[str, Tensor]:
+    """One node's raw parameters, moved up its expected log-density; what would go down stays."""
+    shapes = {key: tuple(value.shape[1:]) for key, value in raw.items()}
+
+    def height(flat: Tensor) -> Tensor:
+        parts = unpack(flat, shapes)
+        params = mechanism.natural({name: parts[key] for name, key in names.items()})
+        sums = [complete + expected for one in statistics for complete, expected in one.parts(params)]
+        return torch.stack([one.expand(len(flat)) for one in sums]).sum(0)
+
+    with torch.enable_grad():
+        leaf = pack(raw).detach().requires_grad_(True)
+        value = height(leaf)
+        (slope,) = torch.autograd.grad(value.sum(), leaf, create_graph=True)
+        rows = [torch.autograd.grad(one.sum(), leaf, retain_graph=True)[0] for one in slope.unbind(-1)]
+    with torch.no_grad():
+        values, vectors = torch.linalg.eigh(-torch.stack(rows, 1).nan_to_num())
+        bend = values.abs().maximum(FLATTEST * values.abs().amax(-1, keepdim=True)).clamp(min=1e-30)
+        step = (vectors @ ((vectors.mT @ slope.unsqueeze(-1)) / bend.unsqueeze(-1))).squeeze(-1)
+        reached = leaf.detach()
+        waiting = torch.ones_like(value, dtype=torch.bool)
+        for size in (1.0, 0.25, 0.05):
+            trial = leaf + size * step
+            higher = waiting & (height(trial) >= value)
+            reached = torch.where(higher.unsqueeze(-1), trial, reached)
+            waiting = waiting & ~higher
+            if not bool(waiting.any()):
+                break
+    return unpack(reached, shapes)
 
 
 def _flat(rows: WeighedRows, name: str, replicas: int) -> Tensor:

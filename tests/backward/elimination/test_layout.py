@@ -105,7 +105,7 @@ def test_more_than_sixteen_linear_unknowns_are_no_limit():
 def test_a_vector_of_positive_numbers_is_refused_by_name():
     nodes = {"f": m.LogNormal(2), "k": m.Poisson()}
     structure, _, batch = make_world(nodes, [("f", "k")], np.random.default_rng(0), rows=4, gaps=0.0, hidden=("f",))
-    with pytest.raises(ModelError, match="node 'f' is a vector of 2 numbers of which each is positive"):
+    with pytest.raises(ModelError, match="node 'f' is a vector of 2 numbers that are bound"):
         lay_out(structure, batch)
 
 

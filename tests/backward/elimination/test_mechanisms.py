@@ -8,7 +8,7 @@ from otpdag import mechanisms as m
 from otpdag.backward.closed_form import SumSizes, group_rows
 from otpdag.backward.elimination import EliminationOptions, Tempering, lay_out, log_evidence, moved, total_evidence
 from otpdag.backward.placed_points import adapted
-from otpdag.objective import row_losses
+from otpdag.objective.closed import row_losses
 from tests.backward.elimination.worlds import make_world
 
 NUMBERS = {
