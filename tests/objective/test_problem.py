@@ -29,7 +29,7 @@ from otpdag.objective.graph_problem import GraphProblem
 from otpdag.objective.hidden_numbers import NumberProblem
 from otpdag.objective.mean_features import feature_columns
 from otpdag.objective.paper_topics import PaperTopicsProblem
-from otpdag.objective.pieces import PieceProblem
+from otpdag.objective.piece_terms import PieceProblem
 from otpdag.objective.problem import random_part
 from otpdag.objective.row_problem import RowProblem
 from otpdag.objective.sampled import DrawnRows

@@ -8,7 +8,6 @@ Only this package knows what columns of pandas may hold, and how files of tables
 
 from otpdag.data.batch import Batch, distinct_rows, unique_rows
 from otpdag.data.column import Column, Label
-from otpdag.data.files import read_table, write_table
 from otpdag.data.reading import Table
 from otpdag.data.schema import Schema
 from otpdag.data.sequences import (
@@ -20,6 +19,7 @@ from otpdag.data.sequences import (
     replace_table,
 )
 from otpdag.data.table import decode, encode
+from otpdag.data.table_files import read_table, write_table
 from otpdag.data.types import infer_space
 
 __all__ = [

@@ -10,9 +10,9 @@ from otpdag.engine.fit import fit
 from otpdag.engine.kinds.document_data import Documents
 from otpdag.engine.kinds.image_data import Images
 from otpdag.engine.kinds.kind import DataKind
-from otpdag.engine.layout import Layout
 from otpdag.engine.lbfgs import LBFGS
 from otpdag.engine.method import Method, entropic, paper, transport
+from otpdag.engine.point_layout import Layout
 from otpdag.engine.result import FitResult, Status
 from otpdag.engine.search import Restart
 

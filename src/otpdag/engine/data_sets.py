@@ -18,8 +18,8 @@ from torch import Tensor
 from otpdag.data import Batch
 from otpdag.engine.course import Course
 from otpdag.engine.kinds.table_data import lay_out_rows, one_start, table_problem
-from otpdag.engine.layout import Layout
 from otpdag.engine.method import Method, entropic
+from otpdag.engine.point_layout import Layout
 from otpdag.engine.search import Restart, Searcher, restart_seed, search
 from otpdag.errors import ModelError
 from otpdag.objective import LossTerms, Problem, Streams

@@ -17,9 +17,9 @@ from otpdag.engine.adapt import adapt
 from otpdag.engine.checkpoint import Journal
 from otpdag.engine.course import Course
 from otpdag.engine.kinds.kind import DataKind
-from otpdag.engine.layout import Layout
 from otpdag.engine.method import Method
 from otpdag.engine.monitor import Callback, Monitor
+from otpdag.engine.point_layout import Layout
 from otpdag.engine.resolve import Plan, check_arguments, check_honoured, resolve, robust_kind
 from otpdag.engine.result import FitResult, Status
 from otpdag.engine.robust import robust_search

@@ -26,10 +26,10 @@ from otpdag.data import Batch
 from otpdag.engine.course import Course
 from otpdag.engine.kinds.kind import DataKind
 from otpdag.engine.kinds.table_data import TableData
-from otpdag.engine.layout import Layout
 from otpdag.engine.method import Method
 from otpdag.engine.monitor import Monitor
 from otpdag.engine.outlying_groups import ApartOptions, near_rows, standard_columns
+from otpdag.engine.point_layout import Layout
 from otpdag.engine.search import Ended, Searcher, search
 from otpdag.objective import LossTerms, Moved, Problem
 from otpdag.structure import Structure

@@ -20,7 +20,7 @@ from otpdag.backward.elimination import (
     moved,
     total_evidence,
 )
-from otpdag.backward.elimination.statistics import Statistics
+from otpdag.backward.elimination.family_statistics import Statistics
 from otpdag.data import Batch
 from otpdag.errors import DataError, ModelError
 from otpdag.inference.ancestral import ancestral

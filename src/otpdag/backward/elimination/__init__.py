@@ -7,9 +7,9 @@ probabilities of categories (:func:`state_probabilities`) and joint draws of eve
 """
 
 from otpdag.backward.elimination.evidence import Expectations, expectations, log_evidence, moved, total_evidence
-from otpdag.backward.elimination.layout import EliminationOptions, Layout, lay_out
+from otpdag.backward.elimination.family_statistics import Counts, Moments, Rows, WeighedRows
 from otpdag.backward.elimination.posterior import posterior_draws, state_probabilities
-from otpdag.backward.elimination.statistics import Counts, Moments, Rows, WeighedRows
+from otpdag.backward.elimination.row_layout import EliminationOptions, Layout, lay_out
 from otpdag.backward.elimination.sums import Tempering
 
 __all__ = [

@@ -17,8 +17,8 @@ from otpdag.backward.elimination.clouds import Cloud
 from otpdag.backward.elimination.kinds import Cluster, Factor, Kind, Plan
 from otpdag.backward.elimination.linear_normal import LinearGroup
 from otpdag.backward.elimination.points import Placement, to_line
+from otpdag.backward.elimination.row_table import TableView
 from otpdag.backward.elimination.sum_product import Axes, Sizes, Step
-from otpdag.backward.elimination.table import TableView
 from otpdag.backward.elimination.unknowns import Ints
 
 __all__ = ["BlockBuilder"]

@@ -1,7 +1,7 @@
 r"""The evidence of rows under the model, its gradient, and the expected statistics of every family.
 
 The evidence of a row is the log-density of what it shows, everything unknown integrated out. Its sum over rows has an
-exact gradient without differentiating through the sums (see :mod:`~otpdag.backward.elimination.statistics`): one pass
+exact gradient without differentiating through the sums (see :mod:`~otpdag.backward.elimination.family_statistics`): one pass
 without gradients gives beliefs, then each family's expected log-density is differentiated alone, chunk by chunk. The
 memory that this takes does not grow with rows.
 """
@@ -17,9 +17,9 @@ from torch import Tensor
 
 from otpdag.backward.elimination.blocks import Block, Complete
 from otpdag.backward.elimination.clouds import Cloud
-from otpdag.backward.elimination.layout import Layout
+from otpdag.backward.elimination.family_statistics import Statistics
 from otpdag.backward.elimination.points import Placement
-from otpdag.backward.elimination.statistics import Statistics
+from otpdag.backward.elimination.row_layout import Layout
 from otpdag.backward.elimination.summary import Slopes, Summary
 from otpdag.backward.elimination.sums import Factors, Tempering, taken
 from otpdag.structure import Naturals

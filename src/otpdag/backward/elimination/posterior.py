@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from otpdag.backward.elimination.blocks import Block
-from otpdag.backward.elimination.layout import Layout
 from otpdag.backward.elimination.linear_normal import Integrals
+from otpdag.backward.elimination.row_layout import Layout
 from otpdag.backward.elimination.sum_product import Step, draws, variable_beliefs
 from otpdag.backward.elimination.sums import Evaluated, Factors, Tempering
 from otpdag.errors import ModelError

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from otpdag.backward.elimination.blocks import Block, Complete, RowSource
 from otpdag.backward.elimination.families import FamilyView
-from otpdag.backward.elimination.layout import Layout
+from otpdag.backward.elimination.family_statistics import Counts, Moments, Rows, Statistics
 from otpdag.backward.elimination.linear_normal import point_moments
 from otpdag.backward.elimination.points import Points
-from otpdag.backward.elimination.statistics import Counts, Moments, Rows, Statistics
+from otpdag.backward.elimination.row_layout import Layout
 from otpdag.backward.elimination.sum_product import Banks
 from otpdag.backward.elimination.sums import Evaluated, Factors, Tempering, piece_weights, taken
 from otpdag.structure import Naturals

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from otpdag.backward.elimination.blocks import Block, LinearSource, RowSource, TableSource
 from otpdag.backward.elimination.families import FamilyView
-from otpdag.backward.elimination.layout import Layout
 from otpdag.backward.elimination.linear_normal import Equations, Integrals
 from otpdag.backward.elimination.points import Points
+from otpdag.backward.elimination.row_layout import Layout
 from otpdag.backward.elimination.sum_product import Banks, Sizes, beliefs, eliminate
 from otpdag.errors import ModelError
 from otpdag.structure import Naturals

@@ -18,8 +18,8 @@ from otpdag.engine.adam import Adam
 from otpdag.engine.course import Course
 from otpdag.engine.em import EM
 from otpdag.engine.kinds.kind import DataKind
-from otpdag.engine.layout import Layout
 from otpdag.engine.method import Method
+from otpdag.engine.point_layout import Layout
 from otpdag.engine.search import Ended, Searcher, restart_seed
 from otpdag.engine.topic_starts import start_topics
 from otpdag.errors import DataError, ModelError

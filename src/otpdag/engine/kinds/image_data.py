@@ -14,8 +14,8 @@ from torch import Tensor
 from otpdag.data import Schema
 from otpdag.engine.course import Course
 from otpdag.engine.kinds.kind import DataKind
-from otpdag.engine.layout import Layout
 from otpdag.engine.method import Method
+from otpdag.engine.point_layout import Layout
 from otpdag.engine.search import Ended
 from otpdag.errors import DataError, ModelError
 from otpdag.model import Model

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from otpdag.data import Batch
 from otpdag.engine.course import Course
-from otpdag.engine.layout import Layout
 from otpdag.engine.method import Method, entropic, paper, transport
+from otpdag.engine.point_layout import Layout
 from otpdag.engine.search import Ended, Searcher
 from otpdag.errors import DataError, ModelError
 from otpdag.mechanisms import Mechanism

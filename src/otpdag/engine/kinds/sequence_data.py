@@ -20,8 +20,8 @@ from otpdag.data.sequences import SequenceBatch, SequenceTable, as_sequences, en
 from otpdag.engine.adam import Adam
 from otpdag.engine.course import Course
 from otpdag.engine.kinds.kind import DataKind, check_rows, default_restarts, named_method
-from otpdag.engine.layout import Layout
 from otpdag.engine.method import Method, entropic, transport
+from otpdag.engine.point_layout import Layout
 from otpdag.engine.search import Ended, Searcher, restart_seed, search
 from otpdag.engine.sequence_starts import completed_start, lay_out_steps
 from otpdag.errors import DataError, ModelError
@@ -29,7 +29,7 @@ from otpdag.model import Model
 from otpdag.objective import ClosedForm, Drawn, Problem, Streams
 from otpdag.objective.chain import FEWEST_UNITS, chain_problem
 from otpdag.objective.hidden_numbers import hidden_categories, hidden_numbers, number_problem, padded_features
-from otpdag.objective.pieces import PieceProblem, piece_problem
+from otpdag.objective.piece_terms import PieceProblem, piece_problem
 from otpdag.objective.sequence_parts import part_of
 from otpdag.objective.windows import check_windows, window_problem
 from otpdag.structure import Structure, pack, unpack

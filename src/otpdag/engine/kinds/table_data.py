@@ -15,8 +15,8 @@ from torch import Tensor
 from otpdag.backward.closed_form import SumSizes
 from otpdag.data import Batch, Schema, Table, encode, unique_rows
 from otpdag.engine.kinds.kind import DataKind, check_rows, default_restarts, named_method
-from otpdag.engine.layout import Layout
 from otpdag.engine.method import Method, entropic, paper, transport
+from otpdag.engine.point_layout import Layout
 from otpdag.engine.search import Ended, restart_seed
 from otpdag.engine.starts import complete_table, scale_to, start_naturals
 from otpdag.errors import ModelError

@@ -19,7 +19,7 @@ from otpdag.backward.elimination.blocks import Block, Complete
 from otpdag.backward.elimination.clouds import cloud_size
 from otpdag.backward.elimination.families import FamilyView, describe_families
 from otpdag.backward.elimination.kinds import Kind, Plan, plan
-from otpdag.backward.elimination.table import TableView
+from otpdag.backward.elimination.row_table import TableView
 from otpdag.backward.elimination.unknowns import Flags, Ints, Pieces, cut, needs
 from otpdag.data import Batch
 from otpdag.errors import DataError, ModelError

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from otpdag.backward.elimination.blocks import Complete, RowSource
 from otpdag.backward.elimination.families import FamilyView, joint_states
-from otpdag.backward.elimination.layout import Layout
 from otpdag.backward.elimination.points import Points
+from otpdag.backward.elimination.row_layout import Layout
 from otpdag.backward.elimination.sums import row_mask, row_values
 from otpdag.mechanisms.base import Params
 
