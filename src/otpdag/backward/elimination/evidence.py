@@ -1,8 +1,8 @@
 r"""The evidence of rows under the model, its gradient, and the expected statistics of every family.
 
 The evidence of a row is the log-density of what it shows, everything unknown integrated out. Its sum over rows has an
-exact gradient without differentiating through the sums (see :mod:`~otpdag.backward.elimination.family_statistics`): one pass
-without gradients gives beliefs, then each family's expected log-density is differentiated alone, chunk by chunk. The
+exact gradient without differentiating through the sums (:mod:`~otpdag.backward.elimination.family_statistics`): one
+pass without gradients gives beliefs, then each family's expected log-density is differentiated alone, chunk by chunk. The
 memory that this takes does not grow with rows.
 """
 
