@@ -2,8 +2,8 @@ r"""The evidence of rows under the model, its gradient, and the expected statist
 
 The evidence of a row is the log-density of what it shows, everything unknown integrated out. Its sum over rows has an
 exact gradient without differentiating through the sums (:mod:`~otpdag.backward.elimination.family_statistics`): one
-pass without gradients gives beliefs, then each family's expected log-density is differentiated alone, chunk by chunk. The
-memory that this takes does not grow with rows.
+pass without gradients gives beliefs, then each family's expected log-density is differentiated alone, chunk by chunk.
+The memory that this takes does not grow with rows.
 """
 
 from __future__ import annotations
