@@ -88,7 +88,11 @@ class GraphProblem(Problem):
         """Whether the objective is the likelihood, and no two nodes share a parameter; networks are left to descent."""
         keys = [key for names in self.structure.keys.values() for key in names.values()]
         plain = self.tempering == Tempering() and len(keys) == len(set(keys))
-        sizes = [sum(math.prod(self.shapes[key]) for key in names.values()) for names in self.structure.keys.values()]
+        sizes = [
+            sum(math.prod(self.shapes[key]) for key in names.values())
+            for node, names in self.structure.keys.items()
+            if not self.structure.mechanisms[node].has_maximiser
+        ]
         return plain and max(sizes, default=0) <= MOST_AT_ONCE
 
     def updated(self, point: Tensor) -> tuple[Tensor, LossTerms]:
