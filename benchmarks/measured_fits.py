@@ -11,6 +11,7 @@ import pandas as pd
 
 import otpdag as otp
 from benchmarks.child import Done, in_child
+from benchmarks.harness import Skip
 from otpdag.datasets import Truth
 
 T = TypeVar("T")
@@ -69,6 +70,8 @@ def remembered(study: Callable[..., T]) -> Callable[..., T]:
     def once(*arguments: Any) -> T | Exception:
         try:
             return study(*arguments)
+        except Skip:
+            raise
         except Exception as error:  # raised again by every reader
             return error
 

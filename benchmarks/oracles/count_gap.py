@@ -7,7 +7,7 @@ from scipy.special import gammaln, logsumexp
 
 from otpdag.datasets import Truth
 
-LARGEST = 600  # counts beyond have no mass worth counting in the benchmark's data
+LARGEST = 300  # counts beyond have no mass worth counting in the benchmark's data
 
 
 def count_gap_ml(frame: pd.DataFrame, truth: Truth, largest: int = LARGEST) -> Truth:

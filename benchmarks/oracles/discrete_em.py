@@ -18,7 +18,7 @@ from otpdag.datasets import DiscreteNetwork
 
 Tables = Mapping[str, np.ndarray]
 
-ROWS_AT_A_TIME = 1000
+ROWS_AT_A_TIME = 2500
 FALLS_ALLOWED = 3  # in a row, by pyAgrum
 
 
@@ -124,41 +124,38 @@ class DiscreteEM:
         return {node: count.numpy() for node, count in counts.items()}, total
 
     def _log_evidence(self, tables: Mapping[str, torch.Tensor], codes: np.ndarray) -> torch.Tensor:
-        """Of each row: multiply what holds a node, sum it out, rescale; node by node."""
-        axis = {node: at for at, node in enumerate(self.network.nodes)}
-        rows = len(axis)  # the number of the axis of rows
-        factors = [
-            (tables[node], [axis[name] for name in (*self.network.parents[node], node)]) for node in self.network.nodes
-        ]
+        """Of each row: multiply what holds a node, sum it out, rescale; node by node. The rows are the last axis."""
+        number = {node: at for at, node in enumerate(self.network.nodes)}
+        factors = [(tables[node].unsqueeze(-1), [*self.network.parents[node], node]) for node in self.network.nodes]
         log_evidence = torch.zeros(len(codes), dtype=torch.float64)
         for node in self.order:
-            own = axis[node]
-            seen = self._indicators(codes[:, own], len(self.network.states[node]))
-            touched = [factor for factor in factors if own in factor[1]]
-            factors = [factor for factor in factors if own not in factor[1]]
-            kept = sorted({name for _, names in touched for name in names} - {own, rows})
-            product = _summed([(seen, [rows, own]), *touched], [rows, *kept])
-            scale = product.detach().reshape(len(codes), -1).amax(dim=1).clamp(min=1e-300)
+            seen = self._indicators(codes[:, number[node]], len(self.network.states[node]))
+            touched = [factor for factor in factors if node in factor[1]]
+            factors = [factor for factor in factors if node not in factor[1]]
+            kept = sorted({name for _, names in touched for name in names} - {node})
+            product = seen
+            for value, names in sorted(touched, key=lambda factor: len(factor[1])):
+                product = product * _aligned(value, names, [*kept, node])
+            product = product.sum(dim=-2)
+            scale = product.detach().reshape(-1, len(codes)).amax(dim=0).clamp(min=1e-300)
             log_evidence = log_evidence + torch.log(scale)
-            product = product / scale.reshape(-1, *[1] * len(kept))
-            factors.append((product, [rows, *kept]))
+            factors.append((product / scale, kept))
         for product, _ in factors:
             log_evidence = log_evidence + torch.log(product)
         return log_evidence
 
     @staticmethod
     def _indicators(codes: np.ndarray, states: int) -> torch.Tensor:
-        known = torch.as_tensor(np.eye(states)[np.maximum(codes, 0)])
-        return torch.where(torch.as_tensor(codes)[:, None] < 0, torch.ones_like(known), known)
+        """Which states each row allows, (states, rows)."""
+        allowed = (np.arange(states)[:, None] == codes) | (codes < 0)
+        return torch.as_tensor(allowed, dtype=torch.float64)
 
 
-def _summed(factors: Sequence[tuple[torch.Tensor, list[int]]], kept: list[int]) -> torch.Tensor:
-    """Multiply factors and sum all axes but some out; axes are renumbered, as einsum knows 52 only."""
-    number = {name: at for at, name in enumerate(sorted({name for _, names in factors for name in names}))}
-    operands: list = []
-    for value, names in factors:
-        operands += [value, [number[name] for name in names]]
-    return torch.einsum(*operands, [number[name] for name in kept])
+def _aligned(value: torch.Tensor, names: Sequence[str], wanted: Sequence[str]) -> torch.Tensor:
+    """A factor with its axes in a wanted order, of size one where it has none; the rows stay last."""
+    present = [name for name in wanted if name in names]
+    moved = value.permute(*(names.index(name) for name in present), value.ndim - 1)
+    return moved[tuple(slice(None) if name in names else None for name in wanted)]
 
 
 def _normalised(counts: np.ndarray) -> np.ndarray:

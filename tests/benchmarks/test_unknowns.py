@@ -367,3 +367,38 @@ def test_networks_are_skipped_without_their_folder(monkeypatch):
     for case in ("alarm_missing20", "alarm_hidden3", "approximate"):
         with pytest.raises(Skip, match="set OTPDAG_DATA"):
             unknowns.CASES[case](SETTINGS)
+
+
+@pytest.fixture
+def small_network(in_process, monkeypatch):
+    """A network of four nodes in the place of the published ones."""
+    monkeypatch.setenv("OTPDAG_DATA", "somewhere")
+    monkeypatch.setattr(unknowns, "load_network", lambda name: NETWORK)
+    monkeypatch.setattr(unknowns, "NETWORK_ROWS", 200)
+    monkeypatch.setattr(unknowns, "HIDDEN", ("h",))
+
+
+def test_networks_are_compared_with_pyagrum(small_network):
+    pytest.importorskip("pyagrum")
+    record = unknowns.network_gaps("alarm", 0.2, SETTINGS)
+    assert record["ratio"] == pytest.approx(1.0, abs=0.05)
+    assert record["peer_steps_run"] == [2]
+    times = unknowns.network_gaps_time("alarm", 0.2, SETTINGS)
+    assert times["ratio"] == pytest.approx(times["seconds"] / times["oracle_seconds"])
+    hidden, hidden_times = unknowns.alarm_hidden(SETTINGS), unknowns.alarm_hidden_time(SETTINGS)
+    assert abs(hidden["ratio"]) < 0.05
+    assert hidden_times["ratio"] > 0
+    json.dumps([record, times, hidden, hidden_times], allow_nan=False)
+
+
+def test_an_approximation_must_say_that_it_is_one(small_network, monkeypatch):
+    monkeypatch.setattr(unknowns, "small_budget", lambda: "entropic")
+    with pytest.raises(ValueError, match="must say 'approximate'; got 'converged"):
+        unknowns.approximate(SETTINGS)
+
+
+def test_growth_is_an_exponent(in_process, monkeypatch):
+    monkeypatch.setattr(unknowns, "GROWING_ROWS", (60, 120))
+    monkeypatch.setattr(unknowns, "NODES_OF_GROWING_ROWS", 3)
+    assert np.isfinite(unknowns.growth("rows", SETTINGS)["ratio"])
+    assert unknowns.growth_memory("rows", SETTINGS)["ratio"] == pytest.approx(0.0)
