@@ -179,7 +179,9 @@ def test_points_are_moved_only_where_there_are_some():
     assert exact.laid_out_for(start) is exact
     along, _, start = made(counts)
     moved = along.moved(start + 1.0)
-    assert moved is None or moved.what == "moved grids"
+    assert moved.what == "moved grids"
+    assert not torch.allclose(moved.problem.loss(start + 1.0), along.loss(start + 1.0), rtol=1e-6, atol=0)
+    assert moved.problem.moved(start + 1.0) is None  # the points are there already
 
 
 def test_rows_that_cannot_be_have_a_finite_loss():
