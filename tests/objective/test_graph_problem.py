@@ -161,6 +161,7 @@ def test_weights_are_repetitions(name):
     point = around(start, 1)
     torch.testing.assert_close(given.loss(point), weighted.loss(point))
     torch.testing.assert_close(weighted.loss(point), repeated.loss(point))
+    torch.testing.assert_close(weighted.updated(point)[1].total, weighted.loss(point).detach())
     one, other = (problem.naturals(problem.updated(point)[0]) for problem in (weighted, repeated))
     for node in one:
         torch.testing.assert_close(one[node], other[node], rtol=1e-6, atol=1e-8)
