@@ -55,7 +55,7 @@ class Documents:
 
     def __init__(self, counts: Any) -> None:
         held: Any = counts if sparse.issparse(counts) else np.asarray(counts, dtype=float)
-        matrix: Counts = sparse.csr_array(held, dtype=np.float64)
+        matrix: Counts = sparse.csr_array(held, dtype=np.float64, copy=True)  # what follows works in place
         matrix.sum_duplicates()
         if matrix.ndim != 2 or not matrix.shape[0]:
             raise DataError(f"documents must be a matrix (documents, words); got shape {matrix.shape}")

@@ -1,0 +1,87 @@
+"""Documents: which methods fit them, where they start, and in which order topics end."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import sparse
+
+import otpdag as otp
+from otpdag import mechanisms as m
+from otpdag.datasets import bars
+from otpdag.engine import EM, Adam
+from otpdag.engine.kinds.document_data import DocumentData, Documents, topic_method
+from otpdag.errors import ModelError
+from otpdag.objective import ClosedForm, Direct, Objective
+from otpdag.objective.paper_topics import PaperTopics
+from otpdag.objective.topics import TopicSweeps
+
+
+def data(counts, topics=3):
+    graph = otp.Graph([("shares", "words")], hidden=["shares"])
+    model = otp.Model(graph, {"shares": m.Dirichlet(topics), "words": m.Multinomial(counts.shape[1])})
+    return DocumentData.of(model, Documents(counts))
+
+
+def test_counts_that_are_given_twice_add_up_and_zeros_are_left_out():
+    rows, columns, counts = [0, 0, 1, 1], [2, 2, 0, 1], [1.0, 3.0, 2.0, 0.0]
+    held = Documents(sparse.coo_array((counts, (rows, columns)), shape=(2, 3))).counts
+    np.testing.assert_array_equal(held.toarray(), [[0, 0, 4], [2, 0, 0]])
+    assert held.nnz == 2
+
+
+def test_the_users_matrix_is_not_changed():
+    """Counts in the very format and precision that is kept, with a word given twice and a zero."""
+    given = sparse.csr_array(([1.0, 3.0, 0.0], [1, 1, 0], [0, 2, 3]), shape=(2, 2))
+    held = Documents(given).counts
+    assert (given.nnz, held.nnz) == (3, 1)
+    np.testing.assert_array_equal(given.data, [1.0, 3.0, 0.0])
+    held.data[:] = 7.0
+    np.testing.assert_array_equal(given.data, [1.0, 3.0, 0.0])
+
+
+def test_methods_are_what_their_names_say():
+    entropic = topic_method("entropic", documents=120)
+    assert (entropic.evaluation, entropic.optimiser) == (TopicSweeps(), EM(steps=100, growth=1.1))
+    # with a prior on the topics an update is no longer a plain maximum, and is not stretched
+    assert topic_method("entropic", documents=120, prior=0.1).optimiser == EM(steps=100, growth=1.0)
+    transport = topic_method("transport", documents=120, steps=7)
+    assert transport.objective == Objective(reconstruction=0.0, direct=Direct())
+    assert (transport.evaluation, transport.optimiser) == (TopicSweeps(pairs=True), EM(steps=7))
+    paper = topic_method("paper", documents=120, steps=7)
+    assert paper.evaluation == PaperTopics(temperature=1.0, batch_size=50)
+    assert paper.optimiser == Adam(steps=7 * 3, learning_rate=1e-3, averaging=0.0)  # epochs of three batches
+    assert paper.objective.push_forward.eta == 1e-4
+    assert topic_method("paper", documents=120, prior=0.1).objective.push_forward.eta == 1e-1
+    with pytest.raises(ModelError, match="method must be 'auto', 'entropic', 'transport', 'paper' or a Method"):
+        topic_method("best", documents=120)
+
+
+def test_other_evaluations_are_refused():
+    with pytest.raises(ModelError, match="documents are evaluated by TopicSweeps or PaperTopics; got ClosedForm"):
+        data(bars(4, 30, 20, seed=0).counts).check(otp.entropic())
+    assert isinstance(otp.entropic().evaluation, ClosedForm)
+
+
+def test_starts_are_distributions_of_words():
+    drawn = bars(4, 60, 30, seed=0)
+    kind = data(drawn.counts, 4)
+    method = kind.named("auto")
+    layout = kind.lay_out(method, 0)
+    problem = kind.problem(layout, method, 0)
+    points = kind.starts(layout, problem, 0, range(3))
+    assert len(points) == 3
+    naturals = problem.naturals(points)
+    torch.testing.assert_close(naturals["words"]["topics"].sum(-1), torch.ones(3, 4).double())
+    assert torch.equal(points[1:2], kind.starts(layout, problem, 0, [1]))  # whichever others there are
+
+
+def test_topics_end_in_order_of_falling_share():
+    rng = np.random.default_rng(0)
+    topics = np.kron(np.eye(3), np.full((1, 2), 0.5))
+    shares = rng.dirichlet([0.1, 0.5, 0.2], size=200)
+    kind = data(sparse.csr_array(rng.multinomial(40, shares @ topics)))
+    otp.fit(kind.model, kind, seed=0, restarts=2)
+    found = kind.model.params()
+    assert found["words"]["topics"].reshape(3, 3, 2).sum(-1).argmax(1).tolist() == [1, 2, 0]
+    concentration = found["shares"]["concentration"].ravel()
+    assert (np.diff(concentration) < 0).all()

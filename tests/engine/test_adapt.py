@@ -1,0 +1,78 @@
+"""Data are read as the kind that they are."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy import sparse
+
+import otpdag as otp
+from otpdag import mechanisms as m
+from otpdag.engine.adapt import adapt
+from otpdag.engine.kinds.document_data import DocumentData
+from otpdag.engine.kinds.image_data import ImageData
+from otpdag.engine.kinds.sequence_data import SequenceData
+from otpdag.engine.kinds.table_data import TableData
+from otpdag.errors import DataError
+from otpdag.spaces import Real
+
+
+def model(kind):
+    if kind == "table":
+        return otp.Model(otp.Graph([("a", "b")]), {"a": m.Categorical(2), "b": m.Categorical(2)})
+    if kind == "sequences":
+        graph = otp.Graph([otp.lag("z", "z"), ("z", "x")], hidden=["z"])
+        return otp.Model(graph, {"z": m.Categorical(2), "x": m.Normal()})
+    if kind == "documents":
+        graph = otp.Graph([("shares", "words")], hidden=["shares"])
+        return otp.Model(graph, {"shares": m.Dirichlet(2), "words": m.Multinomial(3)})
+    graph = otp.Graph([("latent", "image")], hidden=["latent"])
+    return otp.Model(graph, {"latent": m.Normal(1), "image": m.Decoder(torch.nn.Linear(1, 4), Real(4))})
+
+
+COUNTS = np.array([[2, 0, 1], [0, 3, 0], [1, 1, 1]])
+TABLE = pd.DataFrame({"a": [0, 1, 1, 0, 1, 1], "b": [1, 0, 0, 1, 1, 0]})
+
+
+def read(kind, data, **options):
+    return adapt(model(kind), data, **{"weights": None, "device": "cpu", "every_row": False, **options})
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "wanted", "rows"),
+    [
+        ("table", TABLE, TableData, 6),
+        ("sequences", np.zeros((3, 4)), SequenceData, 12),
+        ("sequences", [np.zeros(2), np.zeros(5)], SequenceData, 7),
+        ("documents", otp.Documents(COUNTS), DocumentData, 3),
+        ("documents", sparse.csc_array(COUNTS), DocumentData, 3),
+        ("images", otp.Images(np.zeros((6, 1, 2, 2))), ImageData, 6),
+    ],
+)
+def test_the_kind_follows_from_data_and_graph(kind, data, wanted, rows):
+    found = read(kind, data)
+    assert type(found) is wanted
+    assert found.rows == rows
+
+
+def test_rows_that_are_alike_are_one_unless_every_row_is_wanted():
+    merged, whole = read("table", TABLE), read("table", TABLE, every_row=True)
+    assert (merged.batch.rows, whole.batch.rows) == (3, 6)
+    assert sorted(merged.batch.weight[0].tolist()) == [1.0, 2.0, 3.0]
+    weight = read("table", TABLE, weights=[1, 2, 3, 4, 5, 6]).batch.weight[0]
+    expected = torch.tensor([1.0 + 4, 2 + 3 + 6, 5]).double()
+    torch.testing.assert_close(weight / weight.sum(), expected / expected.sum())
+
+
+def test_data_that_are_adapted_serve_themselves_and_no_other_model():
+    mine = model("table")
+    data = TableData.of(mine, TABLE)
+    assert adapt(mine, data, weights=None, device="cpu", every_row=False) is data
+    with pytest.raises(DataError, match="data were adapted to another model than the one that is fitted"):
+        read("table", data)
+
+
+@pytest.mark.parametrize("data", [[np.zeros(3)], (np.zeros(3),), otp.Sequences(np.zeros((2, 3)))])
+def test_sequences_need_a_lagged_edge(data):
+    with pytest.raises(DataError, match="data are sequences, but the graph has no lagged edge"):
+        read("table", data)

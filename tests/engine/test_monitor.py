@@ -1,0 +1,84 @@
+"""What a fit shows while it runs."""
+
+import io
+import sys
+
+import pytest
+
+from otpdag.engine.monitor import Monitor
+
+TERMS = {"loss": 2.5, "reconstruction": 2.0, "entropic": 0.5}
+
+
+def test_records_are_kept_in_order_with_their_terms():
+    with Monitor(show=False) as monitor:
+        for step in range(3):
+            assert monitor.record("all", step, {**TERMS, "loss": 3.0 - step}, keep=True) is False
+    assert [entry["step"] for entry in monitor.history] == [0.0, 1.0, 2.0]
+    assert [entry["loss"] for entry in monitor.history] == [3.0, 2.0, 1.0]
+    assert {entry["entropic"] for entry in monitor.history} == {0.5}
+    seconds = [entry["seconds"] for entry in monitor.history]
+    assert seconds == sorted(seconds)
+    assert seconds[0] >= 0
+
+
+def test_steps_that_are_not_kept_leave_losses_alone():
+    seen = []
+    monitor = Monitor(show=False, callbacks=[seen.append])
+    monitor.stage("short", 5, starts=(0, 1))
+    assert monitor.record("short", 0, TERMS, keep=False, losses=(1.0, 2.0)) is False
+    assert monitor.history == seen == []
+    assert monitor.stages[0].losses == [(1.0, 2.0)]
+
+
+def test_any_callback_stops_and_all_see_every_record():
+    first, second = [], []
+
+    def stopping(record):
+        first.append(record["step"])
+        return record["step"] == 1
+
+    monitor = Monitor(show=False, callbacks=[stopping, lambda record: second.append(record["step"])])
+    assert monitor.record("all", 0, TERMS, keep=True) is False
+    assert not monitor.stopped
+    assert monitor.record("all", 1, TERMS, keep=True) is True
+    assert monitor.stopped
+    assert first == second == [0.0, 1.0]
+
+
+def test_stages_share_a_number_if_they_share_an_objective():
+    part, whole = [], []  # equal, but not the same
+    monitor = Monitor(show=False)
+    for name, objective in (("short", part), ("finalists", whole), ("again", part), ("none", None), ("other", None)):
+        monitor.stage(name, 3, objective=objective)
+    assert [stage.objective for stage in monitor.stages] == [0, 1, 0, 2, 3]
+
+
+def test_losses_belong_to_the_latest_stage():
+    monitor = Monitor(show=False)
+    for name, starts in (("short", (0, 1, 2)), ("best", (2,))):
+        monitor.stage(name, 2, starts=starts)
+        for step in range(2):
+            monitor.record(name, step, TERMS, keep=True, losses=tuple(float(one) + step for one in starts))
+    assert [stage.starts for stage in monitor.stages] == [(0, 1, 2), (2,)]
+    assert monitor.stages[0].losses == [(0.0, 1.0, 2.0), (1.0, 2.0, 3.0)]
+    assert monitor.stages[1].losses == [(2.0,), (3.0,)]
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("show", [True, False, None])
+def test_a_bar_is_shown_on_a_terminal_unless_told_not_to(monkeypatch, show):
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    with Monitor(show=show) as monitor:
+        monitor.stage("best start", 4)
+        monitor.record("best start", 0, TERMS, keep=True)
+        monitor.stage("refined", 4)
+    shown = screen.getvalue()
+    assert ("best start" in shown and "2.5" in shown) is (show is not False)
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    assert Monitor().show is False

@@ -1,0 +1,211 @@
+"""Rows summed along the graph, beside the same rows enumerated, and their closed-form updates."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy import stats
+
+import otpdag as otp
+from otpdag import mechanisms as m
+from otpdag.backward.closed_form import SumSizes
+from otpdag.data import Schema, encode
+from otpdag.engine.em import EM
+from otpdag.engine.kinds.table_data import lay_out_rows, one_start
+from otpdag.engine.lbfgs import minimise
+from otpdag.engine.optimiser import Leg
+from otpdag.objective import ClosedForm, Direct, Objective, PushForward
+from otpdag.objective.graph_problem import WORST_LOSS, GraphProblem, rows_along_graph
+from otpdag.objective.row_problem import RowProblem, row_problem
+
+ROWS = 60
+
+
+def gappy(frame, rng, share=0.25):
+    return frame.mask(rng.random(frame.shape) < share)
+
+
+def tables():
+    rng = np.random.default_rng(0)
+    a = rng.integers(0, 2, ROWS)
+    b = (a + (rng.random(ROWS) < 0.3)) % 2
+    c = rng.integers(0, 3, ROWS) * b
+    graph = otp.Graph([("a", "b"), ("b", "c"), ("a", "c")])
+    model = otp.Model(graph, {"a": m.Categorical(2), "b": m.Categorical(2), "c": m.Categorical(3)})
+    return model, gappy(pd.DataFrame({"a": a, "b": b, "c": c}, dtype=float), rng)
+
+
+def lines():
+    rng = np.random.default_rng(1)
+    x = rng.normal(1.0, 2.0, ROWS)
+    y = 0.5 * x + rng.normal(size=ROWS)
+    w = y - x + 0.5 * rng.normal(size=ROWS)
+    model = otp.Model(otp.Graph([("x", "y"), ("x", "w"), ("y", "w")]), {name: m.Normal() for name in "xyw"})
+    return model, gappy(pd.DataFrame({"x": x, "y": y, "w": w}), rng)
+
+
+def mixed():
+    rng = np.random.default_rng(2)
+    a = rng.integers(0, 2, ROWS)
+    x = 3.0 * a + rng.normal(size=ROWS)
+    y = 0.5 * x - a + rng.normal(size=ROWS)
+    model = otp.Model(
+        otp.Graph([("a", "x"), ("x", "y"), ("a", "y")]), {"a": m.Categorical(2), "x": m.Normal(), "y": m.Normal()}
+    )
+    return model, gappy(pd.DataFrame({"a": a, "x": x, "y": y}, dtype=float), rng)
+
+
+def counts():
+    """Counts with a slope in a number that may be missing: a mechanism without a closed form."""
+    rng = np.random.default_rng(3)
+    u = rng.normal(size=ROWS)
+    model = otp.Model(otp.Graph([("u", "n")]), {"u": m.Normal(), "n": m.Poisson()})
+    return model, gappy(pd.DataFrame({"u": u, "n": rng.poisson(np.exp(0.5 + 0.6 * u))}, dtype=float), rng)
+
+
+EXACT = {"tables": tables, "lines": lines, "mixed": mixed}
+ALL = {**EXACT, "counts": counts}
+
+
+def made(world, objective=None, weights=None, rows=None):
+    """Rows along the graph, the same enumerated, and a start."""
+    model, frame = world()
+    frame = frame if rows is None else frame.iloc[rows]
+    batch = encode(frame, Schema.of(model.spaces, model.graph), hidden=model.graph.hidden, weights=weights)
+    whole = encode(world()[1], Schema.of(model.spaces, model.graph), hidden=model.graph.hidden)
+    layout = lay_out_rows(model.structure, whole, otp.entropic(), 0)
+    start = one_start(layout, whole, 0, 0, first=True)
+    held = layout.structure, batch, layout.shapes, objective or Objective(eps=1.0)
+    enumerated = row_problem(*held, ClosedForm(sums=SumSizes(easy_states=10**6, patterns=1000)), 0)
+    along = rows_along_graph(*held, ClosedForm(), 0)
+    assert (type(along), type(enumerated)) == (GraphProblem, RowProblem)
+    return along.laid_out_for(start), enumerated, start
+
+
+def around(start, replicas=3):
+    generator = torch.Generator().manual_seed(0)
+    return start + 0.3 * torch.randn(replicas, start.shape[1], generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("eps", [1.0, 0.5])
+@pytest.mark.parametrize("name", EXACT)
+def test_the_loss_is_that_of_enumerated_rows(name, eps):
+    weights = np.random.default_rng(4).uniform(0.5, 2.0, ROWS)
+    along, enumerated, start = made(EXACT[name], Objective(eps=eps), weights)
+    points = around(start)
+    torch.testing.assert_close(along.loss(points), enumerated.loss(points), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(along.unit_losses(points), enumerated.unit_losses(points), rtol=1e-9, atol=1e-9)
+
+
+def test_lines_have_the_density_of_what_is_seen():
+    """Every row's loss is that of the multivariate normal distribution of its seen columns."""
+    along, _, start = made(lines)
+    params = {
+        node: {k: v.item() for k, v in own.items() if v.numel() == 1} for node, own in along.naturals(start).items()
+    }
+    slopes = along.naturals(start)["w"]["weight"].flatten().numpy()
+    effects = np.zeros((3, 3))
+    effects[1, 0], effects[2, 0], effects[2, 1] = params["y"]["weight"], *slopes
+    spread = np.linalg.inv(np.eye(3) - effects)
+    mean = spread @ np.array([params[name]["loc"] for name in "xyw"])
+    covariance = spread @ np.diag([params[name]["scale"] ** 2 for name in "xyw"]) @ spread.T
+    expected = []
+    for row in lines()[1].to_numpy():
+        seen = np.flatnonzero(~np.isnan(row))
+        normal = stats.multivariate_normal(mean[seen], covariance[np.ix_(seen, seen)]) if len(seen) else None
+        expected.append(0.0 if normal is None else -normal.logpdf(row[seen]))
+    np.testing.assert_allclose(along.unit_losses(start)[0], expected, rtol=1e-7, atol=1e-9)
+    assert along.loss(start).item() == pytest.approx(np.mean(expected))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_gradient_is_that_of_finite_differences(name):
+    along, _, start = made(ALL[name])
+    leaf = around(start, 1).requires_grad_(True)
+    (gradient,) = torch.autograd.grad(along.loss(leaf).sum(), leaf)
+    step = 1e-5 * torch.eye(leaf.shape[1]).double()
+    with torch.no_grad():
+        slopes = [(along.loss(leaf + one) - along.loss(leaf - one)) / 2e-5 for one in step]
+    torch.testing.assert_close(gradient[0], torch.cat(slopes), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_an_update_never_raises_the_loss_and_tells_it(name):
+    along, _, start = made(ALL[name])
+    assert along.has_updates
+    point, losses = around(start, 1), []
+    for _ in range(15):
+        after, terms = along.updated(point)
+        assert terms.total.item() == pytest.approx(along.loss(point).item(), rel=1e-9)
+        losses.append(terms.total.item())
+        point = after
+    assert (np.diff(losses) < 1e-10).all()
+    assert losses[-1] < losses[0] - 1e-3
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_updates_and_descent_end_alike(name):
+    along, _, start = made(ALL[name])
+    updated = EM(steps=3000, tolerance=1e-12).run(Leg(along, start, 3000), lambda progress: False)
+    descended = minimise(along.loss, start, steps=400, tolerance=1e-12)
+    assert updated.loss.item() == pytest.approx(descended.loss.item(), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_weights_are_repetitions(name):
+    often = np.random.default_rng(5).integers(1, 4, ROWS)
+    plain, _, start = made(ALL[name])
+    weighted = plain.reweighted(torch.as_tensor(often).double().unsqueeze(0))
+    given, _, _ = made(ALL[name], weights=often)
+    repeated, _, _ = made(ALL[name], rows=np.repeat(np.arange(ROWS), often))
+    point = around(start, 1)
+    torch.testing.assert_close(given.loss(point), weighted.loss(point))
+    torch.testing.assert_close(weighted.loss(point), repeated.loss(point))
+    torch.testing.assert_close(weighted.updated(point)[1].total, weighted.loss(point).detach())
+    one, other = (problem.naturals(problem.updated(point)[0]) for problem in (weighted, repeated))
+    for node in one:
+        torch.testing.assert_close(one[node], other[node], rtol=1e-6, atol=1e-8)
+
+
+def test_replicas_are_independent():
+    along, _, start = made(mixed)
+    points = around(start)
+    apart = torch.cat([along.loss(point) for point in points.split(1)])
+    torch.testing.assert_close(along.loss(points), apart)
+
+
+def test_points_are_moved_only_where_there_are_some():
+    exact, _, start = made(mixed)
+    assert exact.moved(start) is None
+    assert exact.laid_out_for(start) is exact
+    along, _, start = made(counts)
+    moved = along.moved(start + 1.0)
+    assert moved.what == "moved grids"
+    assert not torch.allclose(moved.problem.loss(start + 1.0), along.loss(start + 1.0), rtol=1e-6, atol=0)
+    assert moved.problem.moved(start + 1.0) is None  # the points are there already
+
+
+def test_rows_that_cannot_be_have_a_finite_loss():
+    along, _, start = made(lines)
+    far = start.clone()
+    far[:] = torch.nan
+    assert (along.unit_losses(far) == WORST_LOSS).any()
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [Objective(eps=0.0), Objective(eps=1.0, push_forward=PushForward()), Objective(eps=1.0, direct=Direct())],
+)
+def test_other_terms_are_not_summed_along_the_graph(objective):
+    model, frame = tables()
+    batch = encode(frame, Schema.of(model.spaces, model.graph), hidden=())
+    layout = lay_out_rows(model.structure, batch, otp.entropic(), 0)
+    assert rows_along_graph(layout.structure, batch, layout.shapes, objective, ClosedForm(), 0) is None
+
+
+def test_parameters_that_are_shared_or_tempered_have_no_updates():
+    along, _, _ = made(tables, Objective(eps=0.5))
+    assert not along.has_updates
+    shared = {name: m.Normal(scale=otp.tie("noise")) for name in "xyw"}
+    tied = otp.Model(lines()[0].graph, shared)
+    assert not made(lambda: (tied, lines()[1]))[0].has_updates

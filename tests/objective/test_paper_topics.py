@@ -1,0 +1,93 @@
+"""The paper's own way to topics: parts of its loss that are known."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import sparse
+
+import otpdag as otp
+from otpdag import mechanisms as m
+from otpdag.divergences import Energy
+from otpdag.engine import Layout
+from otpdag.objective import Objective, PushForward, Streams
+from otpdag.objective.paper_topics import PaperTopics, paper_topics_problem, paper_topics_start
+
+COUNTS = sparse.csr_array(np.random.default_rng(0).poisson(1.5, (40, 5)) + np.eye(5, dtype=int)[np.arange(40) % 5])
+
+
+def made(eta=0.0, settings=None, topics=3, counts=COUNTS, seed=0):
+    graph = otp.Graph([("shares", "words")], hidden=["shares"])
+    structure = otp.Model(graph, {"shares": m.Dirichlet(topics), "words": m.Multinomial(counts.shape[1])}).structure
+    settings = settings or PaperTopics(hidden=4, batch_size=100)
+    theta = paper_topics_start(structure, settings, seed)
+    layout = Layout.of(structure, {key: value for key, value in theta.items() if key.startswith("phi.")})
+    push = PushForward(eta, Energy()) if eta else None
+    objective = Objective(push_forward=push)
+    problem = paper_topics_problem(structure, counts, layout.shapes, objective, settings, seed)
+    return problem, layout, theta
+
+
+def test_documents_are_their_words_in_random_order():
+    problem, _, _ = made()
+    assert problem.rows == 40
+    for words, counts in zip(problem.documents, COUNTS.toarray(), strict=True):
+        np.testing.assert_array_equal(np.bincount(words, minlength=5), counts)
+    assert any(words.tolist() != sorted(words.tolist()) for words in problem.documents)
+    other, _, _ = made(seed=1)
+    assert any(one.tolist() != two.tolist() for one, two in zip(problem.documents, other.documents, strict=True))
+
+
+def test_fractions_are_rounded_and_no_document_is_left_empty():
+    problem, _, _ = made(counts=sparse.csr_array([[0.2, 0.0, 0.1], [1.6, 0.0, 2.4], [0.0, 3.0, 0.0]]), topics=2)
+    assert [sorted(words.tolist()) for words in problem.documents] == [[0, 2], [0, 0, 2, 2], [1, 1, 1]]
+
+
+def test_topics_that_are_alike_rebuild_words_by_their_frequencies():
+    """Whatever the assignments are: the mean of -log softmax(log p + Gumbel noise) at each word."""
+    problem, layout, theta = made()
+    logits = np.array([0.5, -1.0, 0.0, 1.0, 0.3])
+    theta["words.topics"] = torch.as_tensor(np.tile(logits, (1, 3, 1))).float()
+    point = layout.pack(theta)
+    found = np.mean([problem.sampled(point, Streams([seed]), 0.0).total.item() for seed in range(150)])
+    rng = np.random.default_rng(1)
+    noisy = logits - np.log(np.exp(logits).sum()) + rng.gumbel(size=(200_000, 5))
+    costs = -(noisy - np.log(np.exp(noisy).sum(1, keepdims=True))).mean(0)
+    frequency = COUNTS.toarray().sum(0) / COUNTS.sum()
+    assert found == pytest.approx(float(frequency @ costs), rel=0.02)
+
+
+def test_the_push_forward_term_compares_mean_assignments_with_the_prior():
+    problem, layout, theta = made(eta=0.5)
+    twice, _, _ = made(eta=1.0)
+    point = layout.pack(theta)
+    one, two = (other.sampled(point, Streams([3], shared=1), 0.0) for other in (problem, twice))
+    assert one.divergence.item() > 0
+    assert two.divergence.item() == pytest.approx(2 * one.divergence.item(), rel=1e-5)
+    assert two.reconstruction.item() == one.reconstruction.item()
+    assert made()[0].sampled(point, Streams([3]), 0.0).divergence.item() == 0.0
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_streams_decide_and_every_parameter_of_the_loss_has_a_gradient(drawn):
+    problem, layout, theta = made(0.1, PaperTopics(drawn=drawn, hidden=4, batch_size=10))
+    point = layout.pack(theta).requires_grad_(True)
+    first, same, other = (problem.sampled(point, Streams([seed]), 0.0).total for seed in (1, 1, 2))
+    assert first.item() == same.item() != other.item()
+    (gradient,) = torch.autograd.grad(first, point)
+    assert torch.isfinite(gradient).all()
+    parts, at = {}, 0
+    for key, shape in layout.shapes.items():
+        parts[key] = gradient[0, at : at + int(np.prod(shape))]
+        at += int(np.prod(shape))
+    assert float(parts["words.topics"].abs().max()) > 0
+    assert float(parts["phi.encoder.head.weight"].abs().max()) > 0
+
+
+def test_a_start_has_even_shares_and_the_encoder_of_the_problem():
+    problem, _, theta = made(seed=4)
+    for name, value in problem.encoder.named_parameters():
+        assert torch.equal(theta[f"phi.encoder.{name}"][0], value)
+    naturals = problem.structure.naturals({k: v for k, v in theta.items() if not k.startswith("phi.")})
+    concentration = naturals["shares"]["concentration"].flatten()
+    torch.testing.assert_close(concentration, concentration[:1].expand(3))
+    assert 0.05 < float(theta["words.topics"].std()) < 0.2
