@@ -9,7 +9,7 @@ import torch
 from otpdag.backward.bidirectional import PREFIX, BidirectionalMap
 from otpdag.backward.pieces import Cuts
 from otpdag.objective import Drawn, Objective, Streams
-from otpdag.objective.pieces import FEWEST_PIECES, PieceContext, piece_problem, piece_terms
+from otpdag.objective.piece_terms import FEWEST_PIECES, PieceContext, piece_problem, piece_terms
 from otpdag.objective.sampled import Moment
 from tests.dynamic_models import by_paths, log_poisson, poisson_steps, random_poisson_hmm
 
