@@ -17,7 +17,7 @@ from otpdag.backward.elimination import EliminationOptions
 from otpdag.backward.placed_points import adapted
 from otpdag.backward.quadratic import integrated
 from otpdag.data import Batch
-from otpdag.errors import DataError, ModelError
+from otpdag.errors import ModelError
 from otpdag.mechanisms.base import Mechanism, Noise, Params, Parents
 from otpdag.noise import draw_noise
 from otpdag.structure import Naturals, Structure
@@ -30,7 +30,12 @@ T = TypeVar("T")
 
 REACH = 7.0
 FINE = SumSizes(grid=96, draws=96)
-FINE_POINTS = EliminationOptions(grid=48, count_points=96)
+FINE_POINTS = (  # tried in turn, as a fit does
+    EliminationOptions(grid=48, count_points=96),
+    EliminationOptions(),
+    EliminationOptions(largest_table=2**23),
+    EliminationOptions(grid=16, count_points=32, largest_table=2**23),
+)
 ROWS_OF_A_LAYOUT = 50_000  # that are laid out along the graph at a time, which bounds memory
 MOST_ROWS = 2000
 CHUNK_ELEMENTS = 4_000_000
@@ -79,9 +84,8 @@ def _layouts(
         return None
     layouts = []
     for index in torch.arange(batch.rows).split(ROWS_OF_A_LAYOUT):
-        try:
-            layout = elimination.lay_out(fitted.structure, batch.take(index), FINE_POINTS, keep=keep)
-        except (ModelError, DataError):
+        layout = elimination.lay_out_by_first(fitted.structure, batch.take(index), FINE_POINTS, keep=keep)
+        if layout is None:
             return None
         layouts.append((index, elimination.moved(fitted.naturals, layout) if layout.has_points else layout))
     return layouts

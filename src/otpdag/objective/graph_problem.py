@@ -16,13 +16,13 @@ from otpdag.backward.elimination import (
     WeighedRows,
     expectations,
     lay_out,
+    lay_out_by_first,
     log_evidence,
     moved,
     total_evidence,
 )
 from otpdag.backward.elimination.family_statistics import Statistics
 from otpdag.data import Batch
-from otpdag.errors import DataError, ModelError
 from otpdag.inference.ancestral import ancestral
 from otpdag.mechanisms.base import Mechanism, Params
 from otpdag.objective.problem import Moved, Problem, random_part
@@ -31,6 +31,13 @@ from otpdag.objective.terms import LossTerms
 from otpdag.structure import Naturals, Structure, pack, unpack
 
 __all__ = ["SAME_SUM", "WORST_LOSS", "GraphProblem", "rows_along_graph", "simulated_rows"]
+
+CHOICES = (
+    EliminationOptions(),
+    EliminationOptions(largest_table=2**23),
+    EliminationOptions(grid=16, count_points=32, largest_table=2**23),
+)
+"""Sizes of sums that are tried in turn: eight million entries for one row are 64 megabytes."""
 
 SAME_SUM = 1e-6
 """A relative change of the loss below which points of unknown numbers that are placed anew make no difference."""
@@ -195,9 +202,8 @@ def rows_along_graph(
     """Lay rows out along the graph; None where that does not apply (other terms, nodes without a density)."""
     if objective.direct is not None or not objective.is_likelihood:
         return None
-    try:
-        layout = lay_out(structure, batch, EliminationOptions())
-    except (ModelError, DataError):
+    layout = lay_out_by_first(structure, batch, CHOICES)
+    if layout is None:
         return None
     return GraphProblem(structure, batch, shapes, objective, closed, seed, layout, layout)
 

@@ -9,7 +9,7 @@ probabilities of categories (:func:`state_probabilities`) and joint draws of eve
 from otpdag.backward.elimination.evidence import Expectations, expectations, log_evidence, moved, total_evidence
 from otpdag.backward.elimination.family_statistics import Counts, Moments, Rows, WeighedRows
 from otpdag.backward.elimination.posterior import posterior_draws, state_probabilities
-from otpdag.backward.elimination.row_layout import EliminationOptions, Layout, lay_out
+from otpdag.backward.elimination.row_layout import EliminationOptions, Layout, lay_out, lay_out_by_first
 from otpdag.backward.elimination.sums import Tempering
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "WeighedRows",
     "expectations",
     "lay_out",
+    "lay_out_by_first",
     "log_evidence",
     "moved",
     "posterior_draws",

@@ -7,7 +7,7 @@ completely is read once for all rows. The largest table and the cost of an evalu
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,7 +25,7 @@ from otpdag.data import Batch
 from otpdag.errors import DataError, ModelError
 from otpdag.structure import Structure
 
-__all__ = ["EliminationOptions", "Layout", "lay_out"]
+__all__ = ["EliminationOptions", "Layout", "lay_out", "lay_out_by_first"]
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -150,6 +150,21 @@ def lay_out(
     options = EliminationOptions() if options is None else options
     _check_batch(structure, batch)
     return _Builder(structure, batch, options, frozenset(keep)).layout()
+
+
+def lay_out_by_first(
+    structure: Structure, batch: Batch, choices: Sequence[EliminationOptions], *, keep: Collection[str] = ()
+) -> Layout | None:
+    """Lay the rows out by the first of some options that serves; None if none does.
+
+    A few rows in which several numbers meet may need larger tables, or coarser points, than all others.
+    """
+    for options in choices:
+        try:
+            return lay_out(structure, batch, options, keep=keep)
+        except (ModelError, DataError):
+            continue
+    return None
 
 
 def _check_batch(structure: Structure, batch: Batch) -> None:
