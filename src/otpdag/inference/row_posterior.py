@@ -33,7 +33,7 @@ FINE = SumSizes(grid=96, draws=96)
 FINE_POINTS = (  # tried in turn, as a fit does
     EliminationOptions(grid=48, count_points=96),
     EliminationOptions(),
-    EliminationOptions(largest_table=2**23),
+    EliminationOptions(grid=16, count_points=32),
     EliminationOptions(grid=16, count_points=32, largest_table=2**23),
 )
 ROWS_OF_A_LAYOUT = 50_000  # that are laid out along the graph at a time, which bounds memory

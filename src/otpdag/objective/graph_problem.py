@@ -34,10 +34,10 @@ __all__ = ["SAME_SUM", "WORST_LOSS", "GraphProblem", "rows_along_graph", "simula
 
 CHOICES = (
     EliminationOptions(),
-    EliminationOptions(largest_table=2**23),
+    EliminationOptions(grid=16, count_points=32),
     EliminationOptions(grid=16, count_points=32, largest_table=2**23),
 )
-"""Sizes of sums that are tried in turn: eight million entries for one row are 64 megabytes."""
+"""Sizes of sums that are tried in turn: where many numbers meet, coarser points cost far less than larger tables."""
 
 SAME_SUM = 1e-6
 """A relative change of the loss below which points of unknown numbers that are placed anew make no difference."""
