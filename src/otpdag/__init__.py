@@ -5,18 +5,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from otpdag import backward, costs, datasets, divergences, engine, mechanisms, metrics, objective, schedules, tables
-from otpdag.data.sequences import Sequences
-from otpdag.engine import (
-    Course,
-    Documents,
-    FitResult,
-    Images,
-    Method,
-    entropic,
-    fit,
-    paper,
-    transport,
-)
+from otpdag.data import Documents, Images, Sequences
+from otpdag.engine import Course, FitResult, Method, entropic, fit, paper, transport
 from otpdag.errors import ConvergenceWarning, DataError, GraphError, ModelError, NotFittedError, OtpdagError
 from otpdag.graph import Graph, Lag, lag
 from otpdag.mechanisms.parameters import start, tie

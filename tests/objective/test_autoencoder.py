@@ -10,9 +10,10 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.backward.encoder import EncoderMap
 from otpdag.backward.quantized import QuantizedMap
+from otpdag.data import Images
 from otpdag.divergences import Energy
 from otpdag.engine import Adam
-from otpdag.engine.kinds.image_data import ImageData, Images
+from otpdag.engine.kinds.image_data import ImageData
 from otpdag.engine.method import Method
 from otpdag.errors import ModelError
 from otpdag.estimators import VectorQuantizedAutoencoder

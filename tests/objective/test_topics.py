@@ -6,10 +6,10 @@ from scipy import sparse
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.datasets import bars
+from otpdag.document_corners import start_topics
 from otpdag.engine import EM, Layout
 from otpdag.engine.kinds.document_data import topic_method
 from otpdag.engine.optimiser import Leg
-from otpdag.engine.topic_starts import start_topics
 from otpdag.objective.topics import PairProblem, Topics, TopicSweeps, _pair_concentration, newton_concentration
 from otpdag.objective.word_pairs import WordPairs, topic_pairs
 

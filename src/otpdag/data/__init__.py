@@ -8,6 +8,8 @@ Only this package knows what columns of pandas may hold, and how files of tables
 
 from otpdag.data.batch import Batch, distinct_rows, unique_rows
 from otpdag.data.column import Column, Label
+from otpdag.data.documents import Documents
+from otpdag.data.images import Images
 from otpdag.data.reading import Table
 from otpdag.data.schema import Schema
 from otpdag.data.sequences import (
@@ -25,6 +27,8 @@ from otpdag.data.types import infer_space
 __all__ = [
     "Batch",
     "Column",
+    "Documents",
+    "Images",
     "Label",
     "Schema",
     "SequenceBatch",

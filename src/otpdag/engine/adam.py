@@ -11,7 +11,7 @@ from torch import Tensor
 
 from otpdag.engine.optimiser import Leg, Memory, Outcome, Progress, Watch
 from otpdag.errors import ModelError
-from otpdag.objective import Streams
+from otpdag.noise import Streams
 from otpdag.schedules import Cosine
 
 __all__ = ["Adam"]

@@ -18,7 +18,8 @@ from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from otpdag.backward.topic_shares import Cells, Shares, even_shares, infer_shares
-from otpdag.engine import EM, Course, Documents, FitResult, fit
+from otpdag.data import Documents
+from otpdag.engine import EM, Course, FitResult, fit
 from otpdag.engine.kinds.document_data import topic_method
 from otpdag.engine.monitor import Callback
 from otpdag.engine.search import Searcher, search

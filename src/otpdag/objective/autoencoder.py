@@ -27,9 +27,9 @@ from otpdag.errors import ModelError
 from otpdag.layers import nearest
 from otpdag.mechanisms import Codebook
 from otpdag.mechanisms.codebook import copy_gradient, mahalanobis
+from otpdag.noise import Streams
 from otpdag.objective.problem import Moved, Problem
 from otpdag.objective.settings import Objective
-from otpdag.objective.streams import Streams
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Naturals, Structure, Theta, pack, unpack
 

@@ -20,10 +20,10 @@ from otpdag.backward.chain_layout import Chain, lay_out_chain
 from otpdag.backward.chain_marginals import marginals
 from otpdag.backward.chain_potentials import Linear, potentials
 from otpdag.data import Batch
+from otpdag.data.sequence_parts import part_of
 from otpdag.data.sequences import SequenceBatch
 from otpdag.inference.ancestral import ancestral_sequences
 from otpdag.objective.problem import Problem
-from otpdag.objective.sequence_parts import part_of
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Naturals, Structure
 

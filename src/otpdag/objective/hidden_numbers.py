@@ -17,10 +17,10 @@ from otpdag.backward.chain_marginals import Marginals, marginals
 from otpdag.backward.chain_potentials import Linear, Potentials, potentials
 from otpdag.backward.chain_states import joint_states
 from otpdag.backward.smoother import SequenceDraw, SequenceMap
+from otpdag.data.sequence_parts import part_of
 from otpdag.data.sequences import SequenceBatch
 from otpdag.objective.chain import expected_log_potential
 from otpdag.objective.problem import Moved, Problem
-from otpdag.objective.sequence_parts import part_of
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Naturals, Structure, Theta, lag_name
 

@@ -23,9 +23,9 @@ from torch.func import functional_call
 from otpdag.image_networks import seeded
 from otpdag.layers import gumbel_softmax
 from otpdag.mechanisms.dirichlet import laplace_moments
+from otpdag.noise import Streams
 from otpdag.objective.problem import Problem
 from otpdag.objective.settings import Objective
-from otpdag.objective.streams import Streams
 from otpdag.objective.terms import LossTerms
 from otpdag.objective.topics import topic_nodes
 from otpdag.structure import Structure, unpack

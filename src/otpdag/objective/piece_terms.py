@@ -24,10 +24,10 @@ from otpdag.data import Batch
 from otpdag.data.sequences import SequenceBatch
 from otpdag.layers import side_by_side
 from otpdag.mechanisms.base import Noise
+from otpdag.noise import Streams
 from otpdag.objective.problem import Problem
 from otpdag.objective.sampled import Draw, Moment, family, noise_family, rebuild
 from otpdag.objective.settings import Drawn, Objective
-from otpdag.objective.streams import Streams
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Naturals, Structure, Theta, lag_name
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from otpdag.errors import ModelError
-from otpdag.objective.streams import Streams
+from otpdag.noise import Streams
 from otpdag.objective.terms import LossTerms, split_theta
 from otpdag.structure import Naturals, Structure, unpack
 

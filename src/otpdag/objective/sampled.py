@@ -21,10 +21,10 @@ from otpdag.errors import ModelError
 from otpdag.layers import side_by_side
 from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.base import Noise, Params, Parents
+from otpdag.noise import Streams
 from otpdag.objective.direct import DirectComparison, compare_directly
 from otpdag.objective.problem import Problem
 from otpdag.objective.settings import Drawn, Objective, Weights
-from otpdag.objective.streams import Streams
 from otpdag.objective.terms import LossTerms
 from otpdag.spaces import CostKind, Space
 from otpdag.structure import Naturals, Structure, Theta

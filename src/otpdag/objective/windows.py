@@ -20,13 +20,13 @@ from torch import Tensor
 
 from otpdag.backward.chain_states import States, joint_states
 from otpdag.data import Batch
+from otpdag.data.sequence_parts import part_of
 from otpdag.data.sequences import SequenceBatch
 from otpdag.divergences.whitened import FeatureColumn, FittedFeatures, WhitenedFeatures
 from otpdag.errors import ModelError
 from otpdag.inference.ancestral import ancestral_sequences
 from otpdag.objective.mean_features import columns_of, leaf_means, node_columns
 from otpdag.objective.problem import Moved, Problem
-from otpdag.objective.sequence_parts import part_of
 from otpdag.objective.settings import Direct
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Naturals, Structure

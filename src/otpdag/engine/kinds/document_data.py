@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,8 +11,9 @@ from scipy import sparse
 from torch import Tensor
 
 from otpdag.costs import KL
-from otpdag.data import Schema
+from otpdag.data import Documents, Schema
 from otpdag.divergences import Wasserstein
+from otpdag.document_corners import start_topics
 from otpdag.engine.adam import Adam
 from otpdag.engine.course import Course
 from otpdag.engine.em import EM
@@ -21,7 +21,6 @@ from otpdag.engine.kinds.kind import DataKind
 from otpdag.engine.method import Method
 from otpdag.engine.point_layout import Layout
 from otpdag.engine.search import Ended, Searcher, restart_seed
-from otpdag.engine.topic_starts import start_topics
 from otpdag.errors import DataError, ModelError
 from otpdag.model import Model
 from otpdag.objective import Direct, Objective, Problem, PushForward
@@ -30,7 +29,7 @@ from otpdag.objective.topics import PairProblem, TopicProblem, Topics, TopicSwee
 from otpdag.objective.word_pairs import WordPairs
 from otpdag.structure import unpack
 
-__all__ = ["DocumentData", "Documents", "topic_method"]
+__all__ = ["DocumentData", "topic_method"]
 
 Counts = sparse.csr_array
 
@@ -41,28 +40,6 @@ PAPER_EPOCHS, PAPER_BATCH = 300, 50
 
 STARTS = {"entropic": 6, "transport": 4, "paper": 1}
 """Starts by method: of bars, entropic fits lost one in fifty from three, none from six."""
-
-
-class Documents:
-    """Counts of words in documents, for :func:`otpdag.fit`.
-
-    Args:
-        counts: A matrix (documents, words), sparse or dense; counts need not be whole, fractions weigh words.
-
-    >>> Documents([[2, 0, 1], [0, 3, 0]]).counts.shape
-    (2, 3)
-    """
-
-    def __init__(self, counts: Any) -> None:
-        held: Any = counts if sparse.issparse(counts) else np.asarray(counts, dtype=float)
-        matrix: Counts = sparse.csr_array(held, dtype=np.float64, copy=True)  # what follows works in place
-        matrix.sum_duplicates()
-        if matrix.ndim != 2 or not matrix.shape[0]:
-            raise DataError(f"documents must be a matrix (documents, words); got shape {matrix.shape}")
-        if matrix.nnz and (not np.isfinite(matrix.data).all() or matrix.data.min() < 0):
-            raise DataError("counts of words must be finite and at least 0")
-        matrix.eliminate_zeros()
-        self.counts: Counts = matrix
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from otpdag.backward.bidirectional import BidirectionalMap
 from otpdag.backward.pieces import CONTEXT, check_context
 from otpdag.backward.smoother import SequenceMap
 from otpdag.data import Schema
+from otpdag.data.sequence_parts import part_of
 from otpdag.data.sequences import SequenceBatch, SequenceTable, as_sequences, encode_sequences
 from otpdag.engine.adam import Adam
 from otpdag.engine.course import Course
@@ -30,7 +31,6 @@ from otpdag.objective import ClosedForm, Drawn, Problem, Streams
 from otpdag.objective.chain import FEWEST_UNITS, chain_problem
 from otpdag.objective.hidden_numbers import hidden_categories, hidden_numbers, number_problem, padded_features
 from otpdag.objective.piece_terms import PieceProblem, piece_problem
-from otpdag.objective.sequence_parts import part_of
 from otpdag.objective.windows import check_windows, window_problem
 from otpdag.structure import Structure, pack, unpack
 
