@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from otpdag.data import Batch
-from otpdag.objective.mean_features import feature_columns
+from otpdag.inference.mean_features import feature_columns
 from otpdag.structure import Structure
 
 __all__ = ["ApartOptions", "RowLosses", "near_rows", "standard_columns"]

@@ -1,7 +1,7 @@
 r"""The direct term for rows: the left side of Theorem 1, :math:`\kappa\, D(P_{data}(X_O), P_\theta(X_O))`.
 
 The data's side is laid out once, as mean features; the model's side has its leaves integrated out
-(:mod:`~otpdag.objective.mean_features`), so that the distance is a smooth function of the parameters.
+(:mod:`~otpdag.inference.mean_features`), so that the distance is a smooth function of the parameters.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from otpdag.data import Batch
 from otpdag.divergences.whitened import FittedFeatures
 from otpdag.inference.ancestral import ancestral
-from otpdag.objective.mean_features import Measure, feature_columns, lay_out, mean_features
+from otpdag.inference.mean_features import Measure, feature_columns, lay_out, mean_features
 from otpdag.objective.settings import Direct
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Naturals, Structure

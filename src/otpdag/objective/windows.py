@@ -25,7 +25,7 @@ from otpdag.data.sequences import SequenceBatch
 from otpdag.divergences.whitened import FeatureColumn, FittedFeatures, WhitenedFeatures
 from otpdag.errors import ModelError
 from otpdag.inference.ancestral import ancestral_sequences
-from otpdag.objective.mean_features import columns_of, leaf_means, node_columns
+from otpdag.inference.mean_features import columns_of, leaf_means, node_columns
 from otpdag.objective.problem import Moved, Problem
 from otpdag.objective.settings import Direct
 from otpdag.objective.terms import LossTerms
