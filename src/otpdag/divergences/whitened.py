@@ -82,7 +82,8 @@ class FittedFeatures:
 
     def combine(self, kernel_values: Sequence[Tensor]) -> Tensor:
         """Multiply kernel values (R, S, J_c) of all columns into features (R, S, J)."""
-        columns = side_by_side([*kernel_values, torch.ones_like(kernel_values[0][..., :1])])
+        first = kernel_values[0]  # perhaps of no feature, where there are few
+        columns = side_by_side([*kernel_values, first.new_ones(*first.shape[:-1], 1)])
         product = columns[..., self.slots[:, 0]]
         for slot in range(1, self.slots.shape[1]):
             product = product * columns[..., self.slots[:, slot]]

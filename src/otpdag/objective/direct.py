@@ -15,11 +15,12 @@ from otpdag.data import Batch
 from otpdag.divergences.whitened import FittedFeatures
 from otpdag.inference.ancestral import ancestral
 from otpdag.inference.mean_features import Measure, feature_columns, lay_out, mean_features
+from otpdag.inference.simulated import complete_batch
 from otpdag.objective.settings import Direct
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Naturals, Structure
 
-__all__ = ["DirectComparison", "compare_directly", "complete_batch", "count_ranges"]
+__all__ = ["DirectComparison", "compare_directly", "count_ranges"]
 
 WHITENING_ROWS = 8000
 """Rows drawn from the model for the covariance of its features: ten times as many as there are features by default."""
@@ -69,14 +70,6 @@ def count_ranges(structure: Structure, batch: Batch) -> dict[str, float]:
     """How far the support of each count must reach: somewhat beyond the largest that is seen."""
     reaches = {n: structure.mechanisms[n].space.reach(batch.values[n]) for n in structure.graph.observed}
     return {node: reach for node, reach in reaches.items() if reach is not None}
-
-
-def complete_batch(structure: Structure, values: dict[str, Tensor]) -> Batch:
-    """Sampled values (1, N, width) as a batch in which every cell is seen."""
-    observed = structure.graph.observed
-    rows = values[observed[0]].shape[1]
-    seen = {n: torch.ones(1, rows, structure.mechanisms[n].space.cells, dtype=torch.bool) for n in observed}
-    return Batch({n: values[n] for n in observed}, seen, torch.ones(1, rows, dtype=torch.float64))
 
 
 def _recycled(values: Tensor, rows: int) -> Tensor:

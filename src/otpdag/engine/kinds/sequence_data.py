@@ -26,12 +26,13 @@ from otpdag.engine.point_layout import Layout
 from otpdag.engine.search import Ended, Searcher, restart_seed, search
 from otpdag.engine.sequence_starts import completed_start, lay_out_steps
 from otpdag.errors import DataError, ModelError
+from otpdag.inference.window_features import check_windows
 from otpdag.model import Model
 from otpdag.objective import ClosedForm, Drawn, Problem, Streams
 from otpdag.objective.chain import FEWEST_UNITS, chain_problem
 from otpdag.objective.hidden_numbers import hidden_categories, hidden_numbers, number_problem, padded_features
 from otpdag.objective.piece_terms import PieceProblem, piece_problem
-from otpdag.objective.windows import check_windows, window_problem
+from otpdag.objective.windows import window_problem
 from otpdag.structure import Structure, pack, unpack
 
 __all__ = ["SequenceData"]
