@@ -17,7 +17,7 @@ from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from otpdag.backward.topic_shares import Cells, Shares, even_shares, infer_shares
+from otpdag.backward.topic_shares import Cells, Shares, batches, even_shares, infer_shares
 from otpdag.data import Documents
 from otpdag.engine import EM, Course, FitResult, fit
 from otpdag.engine.kinds.document_data import topic_method
@@ -27,7 +27,7 @@ from otpdag.errors import ConvergenceWarning, DataError, ModelError
 from otpdag.graph import Graph
 from otpdag.mechanisms import Dirichlet, Multinomial
 from otpdag.model import Model
-from otpdag.objective.topics import PairProblem, TopicProblem, Topics, batches, document_terms
+from otpdag.objective.topics import PairProblem, TopicProblem, Topics
 from otpdag.objective.word_pairs import WordPairs
 from otpdag.threads import bounded_threads
 
@@ -286,7 +286,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         check_is_fitted(self, "components_")
         alpha = torch.from_numpy(self.alpha_).float()
         parts = self._shares(self._read(X, first=False))
-        return -sum(float(document_terms(counts, shares, alpha).total) for counts, shares in parts)
+        return -sum(float(shares.cost(counts, alpha)) for counts, shares in parts)
 
     def perplexity(self, X: Any) -> float:
         """Exponential of minus the bound by word; smaller is better."""

@@ -34,6 +34,7 @@ LENGTH = 3  # steps of a window
 MOST_PATHS = 1024  # paths of states through a window; it is shorter where there would be more
 PLACED = 8000  # windows on which features are placed
 CHUNK = 8000  # windows whose features are computed at a time
+FEWEST_FIRST = 30  # first windows, one of each sequence, below which their covariance says little
 SETTLED = 1e-10  # a change of the state's law below which it no longer changes
 
 
@@ -102,14 +103,15 @@ def window_columns(structure: Structure, batch: SequenceBatch, rows: Tensor, len
 def lay_out_windows(
     structure: Structure, batch: SequenceBatch, divergence: WhitenedFeatures, generator: torch.Generator
 ) -> Windows:
-    """Place features on first and later windows, and enumerate paths."""
+    """Place features on first and later windows, and enumerate paths; few first windows count among the others."""
     check_windows(structure)
     states = joint_states(structure, [n for n in structure.graph.order if n in structure.graph.hidden])
     length = max(w for w in range(1, LENGTH + 1) if w == 1 or states.size**w <= MOST_PATHS)
     length = min(length, int(batch.lengths.max()))
     paths = torch.cartesian_prod(*[torch.arange(states.size)] * length).reshape(-1, length)
     strata = []
-    for rows in ((batch.times == 0).nonzero()[:, 0], (batch.times > 0).nonzero()[:, 0]):
+    is_first = (batch.times == 0) & (len(batch.lengths) >= FEWEST_FIRST)
+    for rows in (is_first.nonzero()[:, 0], (~is_first).nonzero()[:, 0]):
         shown = rows[_shows(structure, batch, rows)]
         if len(shown):
             fitted = _placed(structure, batch, shown, length, divergence, generator)

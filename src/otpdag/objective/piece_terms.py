@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from otpdag.backward.bidirectional import BidirectionalMap, ChainMarginals
-from otpdag.backward.chain_layout import Chain, pairs_vary
+from otpdag.backward.chain_layout import Chain
 from otpdag.backward.chain_marginals import marginals
 from otpdag.backward.chain_potentials import Linear, Potentials, potentials
 from otpdag.backward.chain_states import joint_states
@@ -103,20 +103,8 @@ class PieceContext:
 
     def chain(self, categories: tuple[str, ...]) -> Chain:
         """The pieces in the shape in which the potentials of mechanisms are evaluated."""
-        states = joint_states(self.structure, categories)
-        longest = max((edge.by for edge in self.structure.graph.lags), default=0)
-        return Chain(
-            states=states,
-            values=self.pieces.values,
-            mask=self.pieces.mask,
-            phase=self.pieces.times.clamp(max=longest),
-            weight=self.counted,
-            blocks=(self.pieces.block,),
-            longest_lag=longest,
-            varying=pairs_vary(self.structure, states),
-            steps=len(self.pieces.times),
-            sequences=self.pieces.many,
-        )
+        states, pieces = joint_states(self.structure, categories), self.pieces
+        return Chain.of(self.structure, states, pieces.values, pieces.mask, pieces.times, (pieces.block,))
 
 
 def piece_terms(context: PieceContext, streams: Streams, moment: Moment) -> LossTerms:

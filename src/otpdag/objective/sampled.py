@@ -34,7 +34,6 @@ __all__ = [
     "DrawnBy",
     "DrawnRows",
     "Moment",
-    "amortized_maps",
     "drawn_rows",
     "family",
     "noise_family",
@@ -179,27 +178,6 @@ def drawn_rows(
     generator = torch.Generator().manual_seed(seed)
     direct = None if objective.direct is None else compare_directly(structure, batch, objective.direct, generator)
     return DrawnRows(structure, batch, maps, shapes, objective, drawn, direct)
-
-
-def amortized_maps(structure: Structure, batch: Batch, drawn: Drawn) -> tuple[AmortizedMap, ...]:
-    """One joint map, one map for each observed node with hidden parents (the paper's local reading), or the user's."""
-    if drawn.backward is not None:
-        return tuple(drawn.backward(structure, batch))
-    graph = structure.graph
-    observed = graph.observed
-    missing = tuple(n for n in observed if graph.children(n) and not bool(batch.mask[n].all()))
-    if drawn.scope == "joint":
-        hidden = tuple(n for n in graph.hidden if graph.observed_descendants(n))
-        targets = tuple(n for n in graph.order if n in hidden or n in missing)
-        code = RowCode.of(structure, batch, observed)
-        return (AmortizedMap(structure, code, targets, hidden=drawn.hidden_layers, explains=observed),)
-    maps = []
-    for node in observed:
-        targets = tuple(p for p in graph.order if p in graph.parents(node) and (p in graph.hidden or p in missing))
-        code = RowCode.of(structure, batch, (node,), [n for n in targets if n in observed])
-        layers = drawn.hidden_layers
-        maps.append(AmortizedMap(structure, code, targets, hidden=layers, name=f"local.{node}", explains=(node,)))
-    return tuple(maps)
 
 
 # --- terms -----------------------------------------------------------------------------------------------------------

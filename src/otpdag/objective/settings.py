@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from otpdag.backward.amortized import AmortizedMap
+from otpdag.backward.amortized import AmortizedMap, amortized_maps
 from otpdag.backward.closed_form import SumSizes
 from otpdag.costs import AbstractCost, PointFunction, as_cost
 from otpdag.data import Batch
@@ -162,6 +162,12 @@ class Drawn:
             raise ModelError(f"backward must be a function that builds maps; got {self.backward!r}")
         for cost in self.costs.values():
             as_cost(cost)
+
+    def maps(self, structure: Structure, batch: Batch) -> tuple[AmortizedMap, ...]:
+        """The maps that draw what is unknown: the user's own, or amortised ones."""
+        if self.backward is not None:
+            return tuple(self.backward(structure, batch))
+        return amortized_maps(structure, batch, self.hidden_layers, local=self.scope == "local")
 
     def temperature_at(self, progress: float) -> float:
         """The temperature at a share of the steps."""

@@ -24,7 +24,13 @@ from otpdag.engine.search import Ended, Searcher, restart_seed
 from otpdag.errors import DataError, ModelError
 from otpdag.model import Model
 from otpdag.objective import Direct, Objective, Problem, PushForward
-from otpdag.objective.paper_topics import PaperTopics, PaperTopicsProblem, paper_topics_problem, paper_topics_start
+from otpdag.objective.paper_topics import (
+    PaperTopics,
+    PaperTopicsProblem,
+    paper_topics_problem,
+    paper_topics_start,
+    word_encoder,
+)
 from otpdag.objective.topics import PairProblem, TopicProblem, Topics, TopicSweeps, topic_nodes
 from otpdag.objective.word_pairs import WordPairs
 from otpdag.structure import unpack
@@ -93,10 +99,9 @@ class DocumentData(DataKind):
     def lay_out(self, method: Method, seed: int) -> Layout:
         """The model's parameters, and those of the paper's encoder."""
         structure = self.model.structure
-        if not isinstance(method.evaluation, PaperTopics):
-            return Layout.of(structure)
-        start = paper_topics_start(structure, method.evaluation, seed)
-        return Layout.of(structure, {key: value for key, value in start.items() if key.startswith("phi.")})
+        if isinstance(method.evaluation, PaperTopics):
+            return Layout.of(structure, word_encoder(structure, method.evaluation, seed).init())
+        return Layout.of(structure)
 
     def problem(self, layout: Layout, method: Method, seed: int) -> Problem:
         """Documents, pairs of their words, or words in random order for the paper's encoder."""

@@ -105,15 +105,7 @@ def _encoded(method: Method) -> Encoded:
 
 def initial_theta(structure: Structure, seed: int) -> dict[str, Tensor]:
     """Raw parameters (1, ...) in single precision: of networks their own, of others what the user gave, or neutral."""
-    generator = torch.Generator().manual_seed(seed)
-    theta: dict[str, Tensor] = {}
-    for node, names in structure.keys.items():
-        mechanism = structure.mechanisms[node]
-        given = {name: value.unsqueeze(0) for name, value in structure.with_settings(node, {}).items()}
-        raw = mechanism.initial_raw(1, generator) | (mechanism.raw(given) if given else {})
-        for name, key in names.items():
-            if name in raw:
-                theta.setdefault(key, raw[name])
-    for key, parameter in structure.parameters().items():
-        theta.setdefault(key, torch.zeros(1, *parameter.shape))
+    given = {node: structure.with_settings(node, {}) for node in structure.mechanisms}
+    lifted = {node: {name: value.unsqueeze(0) for name, value in own.items()} for node, own in given.items()}
+    theta = structure.filled(structure.raw(lifted), torch.Generator().manual_seed(seed))
     return {key: value.float() for key, value in theta.items()}
