@@ -11,8 +11,8 @@ from otpdag.document_corners import start_topics
 from otpdag.engine import EM, Layout
 from otpdag.engine.kinds.document_data import topic_method
 from otpdag.engine.optimiser import Leg
+from otpdag.inference.word_pairs import WordPairs, topic_pairs
 from otpdag.objective.topics import PairProblem, Topics, TopicSweeps
-from otpdag.objective.word_pairs import WordPairs, topic_pairs
 
 
 def topic_model(topics, words):

@@ -22,7 +22,9 @@ from otpdag.engine.method import Method, entropic
 from otpdag.engine.point_layout import Layout
 from otpdag.engine.search import Restart, Searcher, restart_seed, search
 from otpdag.errors import ModelError
-from otpdag.objective import LossTerms, Problem, Streams
+from otpdag.noise import Streams
+from otpdag.objective import LossTerms
+from otpdag.objective.problem import WrappedProblem
 from otpdag.structure import Structure, pack, unpack
 from otpdag.threads import bounded_threads
 
@@ -52,26 +54,10 @@ class FittedSets:
 
 
 @dataclass(frozen=True)
-class HeldProblem(Problem):
+class HeldProblem(WrappedProblem):
     """A problem some of whose parameters stay where they are: their columns of the point have no gradient."""
 
-    base: Problem
     free: Tensor
-
-    @property
-    def structure(self) -> Structure:  # type: ignore[override]
-        """Of the problem itself."""
-        return self.base.structure
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:  # type: ignore[override]
-        """Of the problem itself."""
-        return self.base.shapes
-
-    @property
-    def rows(self) -> int:
-        """Of the problem itself."""
-        return self.base.rows
 
     def terms(self, point: Tensor) -> LossTerms:
         """Terms without gradients of what is held."""

@@ -12,27 +12,25 @@ the maximum-likelihood estimate of contaminated data is already spoilt.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.spatial import cKDTree
 from torch import Tensor
 
-from otpdag.clustering import k_means, squared_distances
 from otpdag.data import Batch
 from otpdag.engine.course import Course
 from otpdag.engine.kinds.kind import DataKind
 from otpdag.engine.kinds.table_data import TableData
 from otpdag.engine.method import Method
 from otpdag.engine.monitor import Monitor
-from otpdag.engine.outlying_groups import ApartOptions, near_rows, standard_columns
+from otpdag.engine.outlying_groups import near_rows, standard_columns
 from otpdag.engine.point_layout import Layout
 from otpdag.engine.search import Ended, Searcher, search
 from otpdag.objective import LossTerms, Moved, Problem
-from otpdag.structure import Structure
+from otpdag.objective.problem import WrappedProblem
+from otpdag.outlying_rows import ApartOptions, central_rows, dense_rows, joined_rows
 
 __all__ = ["CappedProblem", "RobustOptions", "robust_search"]
 
@@ -74,13 +72,12 @@ class RobustOptions:
 
 
 @dataclass(frozen=True)
-class CappedProblem(Problem):
+class CappedProblem(WrappedProblem):
     """A problem that leaves out units: weights follow from the point, and are found anew whenever the problem is moved.
 
     Starts are compared by what leaving units out costs, on those that lie together.
     """
 
-    base: Problem
     judge: Problem
     options: RobustOptions
     seed: int
@@ -92,26 +89,6 @@ class CappedProblem(Problem):
     """Starts that are never trimmed (R,): those that look at all rows."""
     near: Tensor | None = None
     """Units that lie together; None if all do."""
-
-    @property
-    def structure(self) -> Structure:  # type: ignore[override]
-        """Of the problem itself."""
-        return self.base.structure
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:  # type: ignore[override]
-        """Of the problem itself."""
-        return self.base.shapes
-
-    @property
-    def rows(self) -> int:
-        """Of the problem itself."""
-        return self.base.rows
-
-    @property
-    def points_per_row(self) -> int:
-        """Of the problem itself."""
-        return self.base.points_per_row
 
     def for_curvature(self, points: Tensor) -> Problem | None:
         """Of the problem with its present weights."""
@@ -236,8 +213,8 @@ def _trimmed_starts(
     batch = kind.batch.take(near)
     columns = standard_columns(layout.structure, batch)
     generator = np.random.default_rng([seed, 7])
-    everyone, joined = np.arange(batch.rows), _joined_rows(columns, generator)
-    guesses = (everyone, joined, _dense_rows(columns, generator), _central_rows(columns))
+    everyone, joined = np.arange(batch.rows), joined_rows(columns, generator)
+    guesses = (everyone, joined, dense_rows(columns, generator), central_rows(columns))
     points = []
     for number in range(restarts):
         rows = guesses[number % GUESSES]
@@ -245,36 +222,6 @@ def _trimmed_starts(
             rows = generator.choice(rows, size=max(len(rows) // 2, 2), replace=False)
         points.append(kind.starts(layout, problem, seed, [number], near[torch.as_tensor(np.sort(rows))]))
     return torch.cat(points)
-
-
-def _central_rows(columns: Array) -> NDArray[np.int64]:
-    norm = np.abs(columns).max(1)
-    return np.argsort(norm)[: max(2, int(0.75 * len(norm)))]
-
-
-def _dense_rows(columns: Array, generator: np.random.Generator) -> NDArray[np.int64]:
-    """Rows whose tenth neighbour among a sample is near."""
-    jittered = columns + 1e-6 * generator.standard_normal(columns.shape)
-    sample = jittered[generator.choice(len(columns), min(len(columns), 1500), replace=False)]
-    neighbour = min(10, len(sample))
-    distance = np.asarray(cKDTree(sample).query(jittered, k=[neighbour])[0])
-    return np.argsort(distance[:, 0])[: max(2, int(0.8 * len(columns)))]
-
-
-def _joined_rows(columns: Array, generator: np.random.Generator, groups: int = 8) -> NDArray[np.int64]:
-    """Rows without the most isolated of a few groups, up to a quarter of all."""
-    sample = columns[generator.choice(len(columns), min(len(columns), 1500), replace=False)]
-    centres, _ = k_means(sample, min(groups, len(sample)), generator)
-    squared = squared_distances(columns, centres)
-    group, distance = squared.argmin(1), np.sqrt(np.maximum(squared.min(1), 0.0))
-    apart = np.sort(np.linalg.norm(centres[:, None] - centres[None], axis=-1), axis=1)[:, 1]
-    radius = np.array([np.median(distance[group == g]) if (group == g).any() else 1.0 for g in range(len(centres))])
-    kept = np.ones(len(columns), dtype=bool)
-    for g in np.argsort(-apart / np.maximum(radius, 1e-9)):
-        if (group[kept] == g).sum() + (~kept).sum() <= 0.25 * len(columns):
-            kept[group == g] = False
-            break
-    return np.flatnonzero(kept)
 
 
 # -- weights ----------------------------------------------------------------------------------------------------------

@@ -25,10 +25,10 @@ from otpdag.engine.monitor import Callback
 from otpdag.engine.search import Searcher, search
 from otpdag.errors import ConvergenceWarning, DataError, ModelError
 from otpdag.graph import Graph
+from otpdag.inference.word_pairs import WordPairs
 from otpdag.mechanisms import Dirichlet, Multinomial
 from otpdag.model import Model
 from otpdag.objective.topics import PairProblem, TopicProblem, Topics
-from otpdag.objective.word_pairs import WordPairs
 from otpdag.threads import bounded_threads
 
 __all__ = ["LatentDirichletAllocation"]

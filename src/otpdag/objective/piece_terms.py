@@ -252,7 +252,7 @@ def _push_forward(context: PieceContext, draw: Draw, noises: Mapping[str, Tensor
         pushed, forward = family(here, name, noise) if name in owners else noise_family(here, name, noise)
         if pushed:
             sides = side_by_side(pushed), side_by_side(forward)
-            total = total + one.share * draw.moment.compares(*sides, None, None, generator=streams.shared)
+            total = total + one.share * draw.moment.divergence(*sides, None, None, generator=streams.shared)
     return total
 
 

@@ -20,7 +20,7 @@ from otpdag.noise import Streams
 from otpdag.objective.terms import LossTerms, split_theta
 from otpdag.structure import Naturals, Structure, unpack
 
-__all__ = ["Moved", "Problem"]
+__all__ = ["Moved", "Problem", "WrappedProblem", "random_part"]
 
 
 @dataclass(frozen=True)
@@ -142,6 +142,33 @@ class Problem(ABC):
     def naturals(self, point: Tensor) -> Naturals:
         """Natural parameters of the model."""
         return self.structure.naturals(self.parts(point)[0])
+
+
+@dataclass(frozen=True)
+class WrappedProblem(Problem):
+    """Another problem, minimised in another way."""
+
+    base: Problem
+
+    @property
+    def structure(self) -> Structure:  # type: ignore[override]
+        """Of the problem itself."""
+        return self.base.structure
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:  # type: ignore[override]
+        """Of the problem itself."""
+        return self.base.shapes
+
+    @property
+    def rows(self) -> int:
+        """Of the problem itself."""
+        return self.base.rows
+
+    @property
+    def points_per_row(self) -> int:
+        """Of the problem itself."""
+        return self.base.points_per_row
 
 
 def random_part(total: int, rows: int | Tensor, seed: int) -> Tensor | None:

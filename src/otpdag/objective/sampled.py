@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from otpdag.backward.amortized import AmortizedMap, RowCode
+from otpdag.backward.amortized import AmortizedMap
+from otpdag.backward.bidirectional import BidirectionalMap
 from otpdag.costs import AbstractCost, CrossEntropy, PointFunction, SmoothL1, SquaredEuclidean, as_cost
 from otpdag.data import Batch
+from otpdag.divergences import Energy
 from otpdag.divergences.base import AbstractDivergence
 from otpdag.errors import ModelError
 from otpdag.layers import side_by_side
@@ -24,9 +25,9 @@ from otpdag.mechanisms.base import Noise, Params, Parents
 from otpdag.noise import Streams
 from otpdag.objective.direct import DirectComparison, compare_directly
 from otpdag.objective.problem import Problem
-from otpdag.objective.settings import Drawn, Objective, Weights
+from otpdag.objective.settings import Drawn, Objective, PushForward, Weights
 from otpdag.objective.terms import LossTerms
-from otpdag.spaces import CostKind, Space
+from otpdag.spaces import CostKind
 from otpdag.structure import Naturals, Structure, Theta
 
 __all__ = [
@@ -43,35 +44,15 @@ __all__ = [
 
 Values = Mapping[str, Tensor]
 
+DrawnBy = AmortizedMap | BidirectionalMap
+"""The maps that make draws, of rows or of sequences."""
+
 DEFAULT_COSTS: Mapping[CostKind, AbstractCost] = {
     "squared": SquaredEuclidean(),
     "smooth l1": SmoothL1(),
     "cross-entropy": CrossEntropy(),
 }
 FURTHEST_UNIFORM = 1e-6  # uniform noise closer to zero or one would be a normal score that outweighs all others
-
-
-class DrawnBy(Protocol):
-    """What the terms ask of the map that made the draws, whether of rows or of sequences."""
-
-    @property
-    def code(self) -> RowCode:
-        """How cells become a vector."""
-        ...
-
-    @property
-    def targets(self) -> tuple[str, ...]:
-        """Nodes that are drawn."""
-        ...
-
-    @property
-    def explains(self) -> tuple[str, ...]:
-        """Observed nodes that the draws have to explain."""
-        ...
-
-    def space(self, node: str) -> Space:
-        """The space of a node."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -81,20 +62,13 @@ class Moment:
     weights: Weights
     drawn: Drawn
     temperature: float
-    divergence: AbstractDivergence | None = None
+    divergence: AbstractDivergence = field(default_factory=Energy)
 
     @classmethod
     def of(cls, objective: Objective, drawn: Drawn, progress: float) -> Moment:
         """At a share of all steps."""
-        divergence = None if objective.push_forward is None else objective.push_forward.divergence
-        return cls(objective.at(progress), drawn, drawn.temperature_at(progress), divergence)
-
-    @property
-    def compares(self) -> AbstractDivergence:
-        """The divergence of the push-forward term."""
-        if self.divergence is None:
-            raise RuntimeError("a weight of the push-forward term without a divergence")
-        return self.divergence
+        push = objective.push_forward or PushForward()
+        return cls(objective.at(progress), drawn, drawn.temperature_at(progress), push.divergence)
 
 
 @dataclass(frozen=True)
@@ -334,7 +308,7 @@ def _push_forward(draw: Draw, noises: Values, share: Tensor) -> Tensor:
     for pushed, forward in pairs:
         if pushed:
             pair = side_by_side(pushed), side_by_side(forward)
-            total = total + draw.moment.compares(*pair, mass, mass, generator=draw.streams.shared)
+            total = total + draw.moment.divergence(*pair, mass, mass, generator=draw.streams.shared)
     return total
 
 

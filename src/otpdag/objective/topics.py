@@ -3,7 +3,7 @@ r"""The objective of documents: topics :math:`\gamma`, concentrations :math:`\al
 Two evaluations, both with closed-form updates. :class:`TopicProblem` is the reconstruction and the entropic term
 (eps = 1) with the backward map of :mod:`otpdag.backward.topic_shares`: minus the variational bound on the likelihood.
 :class:`PairProblem` is the direct term on the simplest thing that shows a topic, two words of one document
-(:class:`~otpdag.objective.word_pairs.WordPairs`), with the Kullback-Leibler divergence as D.
+(:class:`~otpdag.inference.word_pairs.WordPairs`), with the Kullback-Leibler divergence as D.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from torch import Tensor
 from otpdag.backward.topic_concentrations import exact_alpha, newton_concentration, pair_concentration
 from otpdag.backward.topic_shares import batches, even_shares, infer_shares
 from otpdag.errors import ModelError
+from otpdag.inference.word_pairs import WordPairs
 from otpdag.objective.problem import Problem
 from otpdag.objective.terms import LossTerms
-from otpdag.objective.word_pairs import WordPairs
 from otpdag.structure import Structure, pack, unpack
 
 __all__ = ["PairProblem", "TopicProblem", "TopicSweeps", "Topics", "topic_nodes"]

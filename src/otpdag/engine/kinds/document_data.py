@@ -22,6 +22,7 @@ from otpdag.engine.method import Method
 from otpdag.engine.point_layout import Layout
 from otpdag.engine.search import Ended, Searcher, restart_seed
 from otpdag.errors import DataError, ModelError
+from otpdag.inference.word_pairs import WordPairs
 from otpdag.model import Model
 from otpdag.objective import Direct, Objective, Problem, PushForward
 from otpdag.objective.paper_topics import (
@@ -32,7 +33,6 @@ from otpdag.objective.paper_topics import (
     word_encoder,
 )
 from otpdag.objective.topics import PairProblem, TopicProblem, Topics, TopicSweeps, topic_nodes
-from otpdag.objective.word_pairs import WordPairs
 from otpdag.structure import unpack
 
 __all__ = ["DocumentData", "topic_method"]

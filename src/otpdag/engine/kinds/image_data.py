@@ -81,15 +81,9 @@ class ImageData(DataKind):
         """Networks as they are, of all else what the user gave; codewords among latents, if nothing precedes them."""
         if not isinstance(problem, AutoencoderProblem | CodebookProblem):
             raise RuntimeError("images are evaluated by Encoded")
-        points = [self._start(layout, problem, seed + number) for number in numbers]
-        return torch.cat(points)
-
-    def _start(self, layout: Layout, problem: AutoencoderProblem | CodebookProblem, seed: int) -> Tensor:
-        theta = initial_theta(layout.structure, seed) | problem.encoded.backward.init()
-        point = layout.pack(theta).to(self.images.device)
-        if isinstance(problem, CodebookProblem) and problem.quantizes:
-            return problem.with_codewords_placed(point)
-        return point
+        own = [initial_theta(layout.structure, seed + number) for number in numbers]
+        points = [layout.pack(theta | problem.encoded.backward.init()).to(self.images.device) for theta in own]
+        return torch.cat([problem.begun(point) for point in points])
 
     def adopt(self, layout: Layout, ended: Ended) -> None:
         """Networks, codewords and the encoder's parameters."""
