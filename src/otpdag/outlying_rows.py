@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.spatial import cKDTree
+from torch import Tensor
 
 from otpdag.clustering import k_means, squared_distances
 
-__all__ = ["ApartOptions", "apart_groups", "apart_sides", "central_rows", "dense_rows", "joined_rows"]
+__all__ = ["ApartOptions", "apart_groups", "apart_sides", "central_rows", "dense_rows", "joined_rows", "tail_weights"]
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -99,3 +103,35 @@ def joined_rows(columns: Array, generator: np.random.Generator, groups: int = 8)
             kept[group == g] = False
             break
     return np.flatnonzero(kept)
+
+
+def tail_weights(
+    losses: Tensor, model: Tensor, tails: Sequence[float], slack: float, chance: float, most: float
+) -> Tensor:
+    """Weights (N,) of rows by their losses, which keep the mass in each tail of the model's losses near the model's.
+
+    Args:
+        losses: Of the rows (N,).
+        model: Of rows that the model makes (sample,).
+        tails: Upper tail probabilities under the model that cut regions, falling.
+        slack: How far the data's mass in a region may exceed the model's.
+        chance: The same in standard errors, which count where rows are few.
+        most: Largest share that may be left out; beyond it the most likely rows are kept.
+
+    >>> normal = torch.linspace(0, 1, 1001)
+    >>> tail_weights(torch.tensor([0.1, 0.5, 9.0]), normal, (0.1, 0.01), 1.25, 2.0, 0.5)
+    tensor([1., 1., 0.])
+    """
+    edges = torch.stack([model.quantile(1 - tail) for tail in tails])
+    beyond = edges[-1] + 0.5 * (edges[-1] - edges[0])
+    region = torch.bucketize(losses, edges)
+    weights, lowest = torch.ones_like(losses), 1.0
+    for k, (tail, further) in enumerate(pairwise((*tails, 0.0)), start=1):
+        inside, mass = region == k, tail - further
+        share = float(inside.to(losses).mean())
+        allowed = max(slack * mass, mass + chance * (mass * (1 - mass) / len(losses)) ** 0.5)
+        lowest = min(lowest, allowed / share) if share > 0 else lowest
+        weights[inside] = lowest
+    weights[losses > beyond] = 0.0
+    likeliest = (losses <= losses.quantile(1 - most)).to(losses)
+    return weights if float(1 - weights.mean()) <= most else likeliest

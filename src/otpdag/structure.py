@@ -7,7 +7,7 @@ ones, ``tie.name``. Everything that evaluates a model is a pure function of a st
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -279,3 +279,12 @@ def unpack(flat: Tensor, like: Mapping[str, tuple[int, ...]]) -> dict[str, Tenso
     # one split, whose gradient is one concatenation: slices would each write a gradient as long as all parameters
     parts = flat[..., : sum(sizes)].split(sizes, -1) if sizes else ()
     return {key: part.reshape(flat.shape[0], *like[key]) for key, part in zip(like, parts, strict=True)}
+
+
+def columns_of(shapes: Mapping[str, tuple[int, ...]], keys: Collection[str]) -> Tensor:
+    """Which columns of a packed matrix hold these parameters (P,).
+
+    >>> columns_of({"a": (2,), "b": (1, 1)}, {"b"}).tolist()
+    [False, False, True]
+    """
+    return pack({key: torch.full((1, *shape), key in keys) for key, shape in shapes.items()})[0].bool()

@@ -62,6 +62,15 @@ class Batch:
         """Number of replicas; 1 if all tensors are shared."""
         return max(tensor.shape[0] for tensor in (self.weight, *self.values.values(), *self.mask.values()))
 
+    def for_replicas(self, owners: Tensor) -> Batch:
+        """Data sets as replicas in this order, perhaps repeated; what all share stays shared."""
+
+        def pick(value: Tensor) -> Tensor:
+            return value if len(value) == 1 else value[owners]
+
+        values = {node: pick(value) for node, value in self.values.items()}
+        return Batch(values, {node: pick(seen) for node, seen in self.mask.items()}, pick(self.weight))
+
     def take(self, index: Tensor) -> Batch:
         """Pick rows.
 

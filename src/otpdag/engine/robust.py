@@ -30,7 +30,7 @@ from otpdag.engine.point_layout import Layout
 from otpdag.engine.search import Ended, Searcher, search
 from otpdag.objective import LossTerms, Moved, Problem
 from otpdag.objective.problem import WrappedProblem
-from otpdag.outlying_rows import ApartOptions, central_rows, dense_rows, joined_rows
+from otpdag.outlying_rows import ApartOptions, central_rows, dense_rows, joined_rows, tail_weights
 
 __all__ = ["CappedProblem", "RobustOptions", "robust_search"]
 
@@ -177,8 +177,9 @@ def robust_search(
     )
     ended = search(capped, points, staged, searcher)
     final = ended.problem
-    if not isinstance(final, CappedProblem) or final.weighted is None or final.weights is None:
-        raise RuntimeError("a robust search ends with weights")
+    assert isinstance(final, CappedProblem), "what was searched"
+    assert final.weighted is not None, "laid out before the last leg"
+    assert final.weights is not None, "laid out before the last leg"
     return replace(ended, problem=final.weighted), final.weights[0]
 
 
@@ -227,48 +228,19 @@ def _trimmed_starts(
 # -- weights ----------------------------------------------------------------------------------------------------------
 
 
-def _model_losses(problem: Problem, point: Tensor, options: RobustOptions, seed: int) -> Tensor:
-    """Losses of units that the model itself makes, with the data's pattern of missing cells: (sample,)."""
-    return problem.simulated(point, options.sample, seed).unit_losses(point)[0]
+def _model_losses(problem: Problem, points: Tensor, options: RobustOptions, seed: int) -> list[Tensor]:
+    """For each point the losses (sample,) of units that the model itself makes, with the data's missing cells."""
+    samples = [(problem.simulated(point, options.sample, seed), point) for point in points.split(1)]
+    return [sample.unit_losses(point)[0] for sample, point in samples]
 
 
 def _capped_weights(problem: Problem, points: Tensor, options: RobustOptions, seed: int) -> Tensor:
     """Weights (R, N) that keep the data's mass in each tail region near the model's."""
-    losses = problem.unit_losses(points)
-    return torch.stack(
-        [_cap(losses[r], _model_losses(problem, points[r : r + 1], options, seed), options) for r in range(len(points))]
-    )
-
-
-def _cap(losses: Tensor, model: Tensor, options: RobustOptions) -> Tensor:
-    edges = torch.stack([model.quantile(1 - tail) for tail in options.tails])
-    beyond = edges[-1] + 0.5 * (edges[-1] - edges[0])
-    region = torch.bucketize(losses, edges)
-    masses = [
-        options.tails[k] - (options.tails[k + 1] if k + 1 < len(options.tails) else 0.0)
-        for k in range(len(options.tails))
-    ]
-    weights, lowest = torch.ones_like(losses), 1.0
-    for k, mass in enumerate(masses, start=1):
-        inside = region == k
-        share = float(inside.to(losses).mean())
-        allowed = max(options.slack * mass, mass + options.chance * (mass * (1 - mass) / len(losses)) ** 0.5)
-        lowest = min(lowest, allowed / share) if share > 0 else lowest
-        weights[inside] = lowest
-    weights[losses > beyond] = 0.0
-    return _within_limit(weights, losses, options.most_dropped)
-
-
-def _within_limit(weights: Tensor, losses: Tensor, most: float) -> Tensor:
-    """If too much would be left out, keep the most likely rows instead."""
-    if float(1 - weights.mean()) <= most:
-        return weights
-    return (losses <= losses.quantile(1 - most)).to(losses)
+    pairs = zip(problem.unit_losses(points), _model_losses(problem, points, options, seed), strict=True)
+    limits = options.tails, options.slack, options.chance, options.most_dropped
+    return torch.stack([tail_weights(losses, model, *limits) for losses, model in pairs])
 
 
 def _truncated_loss(problem: Problem, points: Tensor, options: RobustOptions, seed: int) -> Tensor:
-    losses = problem.unit_losses(points)
-    caps = [
-        _model_losses(problem, points[r : r + 1], options, seed).quantile(1 - options.cap) for r in range(len(points))
-    ]
-    return torch.minimum(losses, torch.stack(caps).unsqueeze(-1)).mean(-1)
+    caps = [losses.quantile(1 - options.cap) for losses in _model_losses(problem, points, options, seed)]
+    return torch.minimum(problem.unit_losses(points), torch.stack(caps).unsqueeze(-1)).mean(-1)

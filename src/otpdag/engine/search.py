@@ -226,7 +226,8 @@ class _Field:
             if trace is not None:
                 trace(progress.points)
             losses = progress.losses.reshape(-1)
-            record = {**progress.terms.as_floats(int(_argmin(losses))), "loss": float(_argmin_value(losses))}
+            best = int(losses.nan_to_num(nan=torch.inf).argmin())
+            record = {**progress.terms.as_floats(best), "loss": float(losses[best])}
             return monitor.record(name, progress.step, record, keep=keep, losses=losses.tolist())
 
         outcome, was_read = self.searcher.journal.run(leg, self.searcher.optimiser, monitor, watch)
@@ -272,11 +273,3 @@ class _Field:
 def _spoilt(judged: Tensor, failed: Tensor) -> Tensor:
     """Losses, infinite where a start failed."""
     return torch.where(failed.cpu() | ~torch.isfinite(judged), torch.inf, judged)
-
-
-def _argmin(losses: Tensor) -> Tensor:
-    return losses.nan_to_num(nan=torch.inf).argmin()
-
-
-def _argmin_value(losses: Tensor) -> Tensor:
-    return losses[_argmin(losses)]

@@ -225,40 +225,26 @@ def _number_kl(context: PieceContext, values: Mapping[str, Tensor], log_q: Tenso
     return total
 
 
-@dataclass(frozen=True)
-class _Family:
-    """The steps of one family: the mechanism that makes them, and which they are."""
-
-    name: str
-    rows: Tensor
-    share: float
-
-
 def _push_forward(context: PieceContext, draw: Draw, noises: Mapping[str, Tensor]) -> Tensor:
     """Sum of divergences between backward and forward families, first steps and later ones by their shares."""
     structure, pieces, streams = context.structure, context.pieces, draw.streams
     total = torch.zeros(len(streams)).to(pieces.features)
     owners = [name for name in structure.mechanisms if structure.base(name) in context.backward.targets]
     for name in (*owners, *noises):
-        one = _family_of(structure, pieces, name, streams)
-        if len(one.rows) < 2:
+        made = pieces.made(structure, name)
+        rows = made.nonzero()[:, 0]
+        if len(rows) > COMPARED:
+            rows = rows[torch.randperm(len(rows), generator=streams.shared)[:COMPARED]]
+        if len(rows) < 2:
             continue
-        batch = Batch({}, {}, torch.ones(1, len(one.rows)).to(pieces.features))
-        part = {node: value[:, one.rows] for node, value in draw.values.items()}
-        noise = {node: value[:, one.rows] for node, value in noises.items()}
+        batch = Batch({}, {}, torch.ones(1, len(rows)).to(pieces.features))
+        part = {node: value[:, rows] for node, value in draw.values.items()}
+        noise = {node: value[:, rows] for node, value in noises.items()}
         if name in owners:
             part[name] = part[structure.base(name)]
         here = replace(draw, batch=batch, values=part)
         pushed, forward = family(here, name, noise) if name in owners else noise_family(here, name, noise)
         if pushed:
-            sides = side_by_side(pushed), side_by_side(forward)
-            total = total + one.share * draw.moment.divergence(*sides, None, None, generator=streams.shared)
+            sides, share = (side_by_side(pushed), side_by_side(forward)), float(made.sum() / pieces.counted.sum())
+            total = total + share * draw.moment.divergence(*sides, None, None, generator=streams.shared)
     return total
-
-
-def _family_of(structure: Structure, pieces: Pieces, name: str, streams: Streams) -> _Family:
-    made = pieces.made(structure, name)
-    rows = made.nonzero()[:, 0]
-    if len(rows) > COMPARED:
-        rows = rows[torch.randperm(len(rows), generator=streams.shared)[:COMPARED]]
-    return _Family(name, rows, float(made.sum() / pieces.counted.sum()))

@@ -23,7 +23,7 @@ from otpdag.errors import ModelError
 from otpdag.inference.word_pairs import WordPairs
 from otpdag.objective.problem import Problem
 from otpdag.objective.terms import LossTerms
-from otpdag.structure import Structure, pack, unpack
+from otpdag.structure import Structure, columns_of, pack, unpack
 
 __all__ = ["PairProblem", "TopicProblem", "TopicSweeps", "Topics", "topic_nodes"]
 
@@ -152,8 +152,7 @@ class _Documents(Problem):
     @property
     def stretched(self) -> Tensor:
         """Topics may be over-relaxed; words that a topic does not have fall to zero slowly otherwise."""
-        parts = {key: torch.full((1, *shape), key == self.topics_key) for key, shape in self.shapes.items()}
-        return pack(parts)[0].bool()
+        return columns_of(self.shapes, {self.topics_key})
 
     def _part(self, most: int, generator: np.random.Generator) -> Documents:
         if self.rows <= most:

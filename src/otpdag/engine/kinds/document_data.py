@@ -108,8 +108,7 @@ class DocumentData(DataKind):
         structure, shapes, evaluation = layout.structure, layout.shapes, method.evaluation
         if isinstance(evaluation, PaperTopics):
             return paper_topics_problem(structure, self.counts, shapes, method.objective, evaluation, seed)
-        if not isinstance(evaluation, TopicSweeps):
-            raise RuntimeError("documents are evaluated by TopicSweeps or PaperTopics")
+        assert isinstance(evaluation, TopicSweeps), "checked before"
         if not evaluation.pairs:
             return TopicProblem(structure, self.counts, shapes, evaluation, seed)
         pairs = WordPairs.of(self.counts)

@@ -9,17 +9,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from otpdag.data import Images, Schema
+from otpdag.data import Images
 from otpdag.engine.course import Course
 from otpdag.engine.kinds.kind import DataKind
 from otpdag.engine.method import Method
 from otpdag.engine.point_layout import Layout
-from otpdag.engine.search import Ended
 from otpdag.errors import DataError, ModelError
 from otpdag.model import Model
 from otpdag.objective import Problem
 from otpdag.objective.autoencoder import AutoencoderProblem, CodebookProblem, Encoded, autoencoder_problem
-from otpdag.structure import Structure, unpack
+from otpdag.structure import Structure
 
 __all__ = ["ImageData", "initial_theta"]
 
@@ -59,8 +58,12 @@ class ImageData(DataKind):
         if not isinstance(method.evaluation, Encoded):
             raise ModelError(f"images are evaluated by Encoded; got {type(method.evaluation).__name__}")
 
+    def restarts(self, method: Method) -> int:
+        """One: starts differ in nothing but their seed."""
+        return 1
+
     def course(self, method: Method) -> Course:
-        """No short runs: starts differ in nothing but their seed."""
+        """No short runs."""
         return Course(short_steps=0, moves=1)
 
     def work(self, method: Method) -> None:
@@ -79,21 +82,14 @@ class ImageData(DataKind):
         self, layout: Layout, problem: Problem, seed: int, numbers: Sequence[int], units: Tensor | None = None
     ) -> Tensor:
         """Networks as they are, of all else what the user gave; codewords among latents, if nothing precedes them."""
-        if not isinstance(problem, AutoencoderProblem | CodebookProblem):
-            raise RuntimeError("images are evaluated by Encoded")
+        assert isinstance(problem, AutoencoderProblem | CodebookProblem), "checked before"
         own = [initial_theta(layout.structure, seed + number) for number in numbers]
         points = [layout.pack(theta | problem.encoded.backward.init()).to(self.images.device) for theta in own]
         return torch.cat([problem.begun(point) for point in points])
 
-    def adopt(self, layout: Layout, ended: Ended) -> None:
-        """Networks, codewords and the encoder's parameters."""
-        schema = Schema.of(self.model.spaces, self.model.graph)
-        self.model.adopt(layout.structure, unpack(ended.point.cpu(), layout.shapes), schema, ())
-
 
 def _encoded(method: Method) -> Encoded:
-    if not isinstance(method.evaluation, Encoded):
-        raise RuntimeError("images are evaluated by Encoded")
+    assert isinstance(method.evaluation, Encoded), "checked before"
     return method.evaluation
 
 

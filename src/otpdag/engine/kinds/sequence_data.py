@@ -22,7 +22,7 @@ from otpdag.data.sequence_parts import part_of
 from otpdag.data.sequences import SequenceBatch, SequenceTable, as_sequences, encode_sequences
 from otpdag.engine.adam import Adam
 from otpdag.engine.course import Course
-from otpdag.engine.kinds.kind import DataKind, check_rows, default_restarts, named_method
+from otpdag.engine.kinds.kind import DataKind, check_rows, named_method
 from otpdag.engine.method import Method, entropic, transport
 from otpdag.engine.point_layout import Layout
 from otpdag.engine.search import Ended, Searcher, restart_seed, search
@@ -84,11 +84,6 @@ class SequenceData(DataKind):
         """Steps of all sequences."""
         return self.batch.rows
 
-    @property
-    def structure(self) -> Structure:
-        """Graph and mechanisms."""
-        return self.model.structure
-
     # -- methods ------------------------------------------------------------------------------------------------------
 
     def named(self, name: str) -> Method:
@@ -137,10 +132,6 @@ class SequenceData(DataKind):
             raise DataError(
                 f"robust='outliers' leaves out whole sequences: it needs at least {FEWEST_UNITS}; got {many}"
             )
-
-    def restarts(self, method: Method) -> int:
-        """Many with hidden categories."""
-        return default_restarts(self.structure, method)
 
     def course(self, method: Method) -> Course:
         """By what is hidden, and what is compared."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from otpdag.backward.closed_form import SumSizes
 from otpdag.backward.guessed_rows import complete_table, row_weights
 from otpdag.data import Batch, Schema, Table, encode, unique_rows
-from otpdag.engine.kinds.kind import DataKind, check_rows, default_restarts, named_method
+from otpdag.engine.kinds.kind import DataKind, check_rows, named_method
 from otpdag.engine.method import Method, entropic, paper, transport
 from otpdag.engine.point_layout import Layout
 from otpdag.engine.search import Ended, restart_seed
@@ -69,11 +69,6 @@ class TableData(DataKind):
         """Rows of the table."""
         return self.rows_given
 
-    @property
-    def structure(self) -> Structure:
-        """Graph and mechanisms."""
-        return self.model.structure
-
     def named(self, name: str) -> Method:
         """``"auto"`` looks at the graph and the mechanisms alone."""
         return automatic(self.structure) if name == "auto" else named_method(name)
@@ -89,10 +84,6 @@ class TableData(DataKind):
         """Rows are left out by their likelihood."""
         if not isinstance(method.evaluation, ClosedForm) or not method.objective.reconstruction:
             raise ModelError(f"robust='outliers' needs the entropic method; got {method.name!r}")
-
-    def restarts(self, method: Method) -> int:
-        """Many with hidden categories."""
-        return default_restarts(self.structure, method)
 
     def work(self, method: Method) -> int:
         """Rows times points of a number, or a minibatch."""
@@ -157,9 +148,8 @@ def table_problem(layout: Layout, batch: Batch, method: Method, seed: int) -> Pr
     structure, shapes, objective = layout.structure, layout.shapes, method.objective
     if isinstance(method.evaluation, Drawn):
         return drawn_rows(structure, batch, layout.maps, shapes, objective, method.evaluation, seed)
-    if isinstance(method.evaluation, ClosedForm):
-        return row_problem(structure, batch, shapes, objective, method.evaluation, seed)
-    raise RuntimeError("a table is evaluated in closed form or drawn")
+    assert isinstance(method.evaluation, ClosedForm), "checked before"
+    return row_problem(structure, batch, shapes, objective, method.evaluation, seed)
 
 
 def one_start(layout: Layout, batch: Batch, owner: int, seed: int, *, first: bool) -> Tensor:
