@@ -9,7 +9,9 @@ from torch import Tensor
 
 from otpdag.mechanisms.base import Noise
 
-__all__ = ["Streams", "draw_noise"]
+__all__ = ["Streams", "draw_noise", "normal_score"]
+
+FURTHEST_UNIFORM = 1e-6  # uniform noise closer to zero or one would be a normal score that outweighs all others
 
 
 def draw_noise(
@@ -22,6 +24,11 @@ def draw_noise(
     """
     sampler = torch.randn if noise.kind == "normal" else torch.rand
     return sampler(*shape, noise.dim, generator=generator, dtype=dtype)
+
+
+def normal_score(prior: Noise, noise: Tensor) -> Tensor:
+    """Bring uniform noise to the scale of normal noise, so that no part of a family outweighs another."""
+    return noise if prior.kind == "normal" else torch.special.ndtri(noise.clamp(FURTHEST_UNIFORM, 1 - FURTHEST_UNIFORM))
 
 
 class Streams:

@@ -9,16 +9,16 @@ from scipy import stats
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.backward.amortized import AmortizedMap, RowCode
+from otpdag.costs import DEFAULT_COSTS
 from otpdag.data import Batch, Schema, encode
 from otpdag.divergences import AbstractDivergence, Energy, SlicedWasserstein
 from otpdag.engine import Adam
 from otpdag.mechanisms.base import Noise
+from otpdag.noise import normal_score
 from otpdag.objective import Drawn, Objective, Streams
 from otpdag.objective.sampled import (
     Moment,
-    default_cost,
     ground_cost,
-    normal_score,
     sampled_terms,
 )
 from otpdag.objective.settings import Weights
@@ -290,7 +290,7 @@ def test_a_users_cost_is_in_natural_units_and_may_be_a_function():
 
 def test_default_costs_follow_the_nodes_type():
     model = mixed_types_model()
-    names = {node: type(default_cost(mechanism)).__name__ for node, mechanism in model.mechanisms.items()}
+    names = {node: type(DEFAULT_COSTS[mechanism.space.cost]).__name__ for node, mechanism in model.mechanisms.items()}
     assert names["k"] == "CrossEntropy"
     assert names["n"] == "SmoothL1"
     assert names["x"] == names["g"] == "SquaredEuclidean"

@@ -6,7 +6,7 @@ batch; :func:`decode` turns tensors back into a table. NaN, None, ``pd.NA`` and 
 Only this package knows what columns of pandas may hold, and how files of tables are read.
 """
 
-from otpdag.data.batch import Batch, distinct_rows, unique_rows
+from otpdag.data.batch import Batch, distinct_rows, random_part, unique_rows
 from otpdag.data.column import Column, Label
 from otpdag.data.documents import Documents
 from otpdag.data.images import Images
@@ -41,6 +41,7 @@ __all__ = [
     "encode",
     "encode_sequences",
     "infer_space",
+    "random_part",
     "read_table",
     "replace_table",
     "unique_rows",

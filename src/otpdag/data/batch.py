@@ -14,7 +14,7 @@ from torch import Tensor
 
 from otpdag.errors import DataError, listed
 
-__all__ = ["Batch", "distinct_rows", "unique_rows"]
+__all__ = ["Batch", "distinct_rows", "random_part", "unique_rows"]
 
 
 Codes: TypeAlias = npt.NDArray[np.int64]
@@ -209,6 +209,19 @@ def distinct_rows(tensors: Sequence[Tensor]) -> tuple[Codes, int]:
                 group, groups = _factorize(group)
             group, groups = group * size + codes, groups * size
     return _factorize(group)
+
+
+def random_part(total: int, rows: int | Tensor, seed: int) -> Tensor | None:
+    """Row numbers of a part: those that are given, or so many at random; None if all are wanted.
+
+    >>> random_part(10, 10, seed=0), len(random_part(10, 4, seed=0))
+    (None, 4)
+    """
+    if isinstance(rows, Tensor):
+        return rows
+    if rows >= total:
+        return None
+    return torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:rows]
 
 
 def _pick_rows(tensor: Tensor, index: Tensor) -> Tensor:

@@ -22,10 +22,10 @@ from otpdag.backward.elimination import (
     total_evidence,
 )
 from otpdag.backward.elimination.family_statistics import Statistics
-from otpdag.data import Batch
+from otpdag.data import Batch, random_part
 from otpdag.inference.simulated import simulated_rows
 from otpdag.mechanisms.base import Mechanism, Params
-from otpdag.objective.problem import Moved, Problem, random_part
+from otpdag.objective.problem import Moved, Problem
 from otpdag.objective.settings import ClosedForm, Objective
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Structure, pack, unpack

@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from otpdag.errors import ModelError
@@ -20,7 +19,7 @@ from otpdag.noise import Streams
 from otpdag.objective.terms import LossTerms, split_theta
 from otpdag.structure import Naturals, Structure, unpack
 
-__all__ = ["Moved", "Problem", "WrappedProblem", "random_part"]
+__all__ = ["Moved", "Problem", "WrappedProblem"]
 
 
 @dataclass(frozen=True)
@@ -169,16 +168,3 @@ class WrappedProblem(Problem):
     def points_per_row(self) -> int:
         """Of the problem itself."""
         return self.base.points_per_row
-
-
-def random_part(total: int, rows: int | Tensor, seed: int) -> Tensor | None:
-    """Row numbers of a part: those that are given, or so many at random; None if all are wanted.
-
-    >>> random_part(10, 10, seed=0), len(random_part(10, 4, seed=0))
-    (None, 4)
-    """
-    if isinstance(rows, Tensor):
-        return rows
-    if rows >= total:
-        return None
-    return torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:rows]

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from otpdag.backward.closed_form import RowGroup, enumerates_easily, group_rows
 from otpdag.backward.placed_points import adapted
-from otpdag.data import Batch
+from otpdag.data import Batch, random_part
 from otpdag.inference.simulated import simulated_rows
 from otpdag.objective.closed import closed_terms, row_losses
 from otpdag.objective.direct import DirectComparison, compare_directly, count_ranges
 from otpdag.objective.graph_problem import SAME_SUM, WORST_LOSS, rows_along_graph
-from otpdag.objective.problem import Moved, Problem, random_part
+from otpdag.objective.problem import Moved, Problem
 from otpdag.objective.settings import ClosedForm, Objective
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Structure

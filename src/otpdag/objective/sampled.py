@@ -14,7 +14,7 @@ from torch import Tensor
 
 from otpdag.backward.amortized import AmortizedMap
 from otpdag.backward.bidirectional import BidirectionalMap
-from otpdag.costs import AbstractCost, CrossEntropy, PointFunction, SmoothL1, SquaredEuclidean, as_cost
+from otpdag.costs import DEFAULT_COSTS, AbstractCost, PointFunction, as_cost
 from otpdag.data import Batch
 from otpdag.divergences import Energy
 from otpdag.divergences.base import AbstractDivergence
@@ -22,12 +22,11 @@ from otpdag.errors import ModelError
 from otpdag.layers import side_by_side
 from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.base import Noise, Params, Parents
-from otpdag.noise import Streams
+from otpdag.noise import Streams, normal_score
 from otpdag.objective.direct import DirectComparison, compare_directly
 from otpdag.objective.problem import Problem
 from otpdag.objective.settings import Drawn, Objective, PushForward, Weights
 from otpdag.objective.terms import LossTerms
-from otpdag.spaces import CostKind
 from otpdag.structure import Naturals, Structure, Theta
 
 __all__ = [
@@ -46,13 +45,6 @@ Values = Mapping[str, Tensor]
 
 DrawnBy = AmortizedMap | BidirectionalMap
 """The maps that make draws, of rows or of sequences."""
-
-DEFAULT_COSTS: Mapping[CostKind, AbstractCost] = {
-    "squared": SquaredEuclidean(),
-    "smooth l1": SmoothL1(),
-    "cross-entropy": CrossEntropy(),
-}
-FURTHEST_UNIFORM = 1e-6  # uniform noise closer to zero or one would be a normal score that outweighs all others
 
 
 @dataclass(frozen=True)
@@ -267,11 +259,6 @@ def _abduct(draw: Draw, node: str, parents: Parents) -> Tensor:
     return torch.where(mask if mask.shape[-1] == noise.shape[-1] else mask.all(-1, keepdim=True), noise, fresh)
 
 
-def default_cost(mechanism: Mechanism) -> AbstractCost:
-    """The cost by the node's type: cross-entropy for categories, smooth L1 for counts, else squared error."""
-    return DEFAULT_COSTS[mechanism.space.cost]
-
-
 def ground_cost(
     mechanism: Mechanism,
     value: Tensor,
@@ -284,7 +271,7 @@ def ground_cost(
 
     Numbers are in units of the column's spread, for a cost that the user gave in the column's own.
     """
-    chosen = default_cost(mechanism) if cost is None else as_cost(cost)
+    chosen = DEFAULT_COSTS[mechanism.space.cost] if cost is None else as_cost(cost)
     if mechanism.space.is_discrete:
         return chosen.between(value, rebuilt) * mask[..., 0]
     seen = mask.to(value) if cost is not None else mask.to(value) / spread
@@ -354,11 +341,6 @@ def _fresh(draw: Draw, node: str) -> Tensor:
     """Normal noise of a node's dimension."""
     dim = draw.structure.mechanisms[node].noise.dim
     return draw.streams.draw(Noise(dim, "normal"), draw.batch.rows, draw.batch.weight)
-
-
-def normal_score(prior: Noise, noise: Tensor) -> Tensor:
-    """Bring uniform noise to the scale of normal noise, so that no part of a family outweighs another."""
-    return noise if prior.kind == "normal" else torch.special.ndtri(noise.clamp(FURTHEST_UNIFORM, 1 - FURTHEST_UNIFORM))
 
 
 def _ancestral(draw: Draw, maps: Sequence[AmortizedMap]) -> dict[str, Tensor]:

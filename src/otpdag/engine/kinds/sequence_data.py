@@ -77,7 +77,7 @@ class SequenceData(DataKind):
         check_rows(model.structure, batch.steps)
         if weights is None:
             return cls(model, schema, batch)
-        return cls(model, schema, _weighted(batch, weights), is_weighted=True)
+        return cls(model, schema, batch.weighted(weights), is_weighted=True)
 
     @property
     def rows(self) -> int:
@@ -219,19 +219,6 @@ def _guessed(structure: Structure, few: SequenceBatch, seed: int, *, first: bool
     """Completed steps of one start, hidden numbers smoothed over one to four steps around."""
     reach = 1 if first else 1 + seed % 4
     return complete_steps(structure, few, np.random.default_rng(seed), first=first, reach=reach)
-
-
-def _weighted(batch: SequenceBatch, weights: ArrayLike) -> SequenceBatch:
-    given = np.asarray(weights, dtype=float)
-    many = len(batch.lengths)
-    if given.shape != (many,) or not np.isfinite(given).all() or (given < 0).any() or not given.any():
-        raise DataError(
-            f"weights of sequences must be {many} numbers, one for each sequence, none negative and not all zero; got "
-            f"shape {given.shape}"
-        )
-    given = given / given.mean()  # only how sequences weigh beside each other counts
-    steps = torch.as_tensor(given).to(batch.steps.weight).repeat_interleave(batch.lengths).unsqueeze(0)
-    return replace(batch, steps=replace(batch.steps, weight=steps))
 
 
 # -- what methods serve -----------------------------------------------------------------------------------------------

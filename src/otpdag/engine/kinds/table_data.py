@@ -14,7 +14,7 @@ from torch import Tensor
 
 from otpdag.backward.closed_form import SumSizes
 from otpdag.backward.guessed_rows import complete_table, row_weights
-from otpdag.data import Batch, Schema, Table, encode, unique_rows
+from otpdag.data import Batch, Schema, Table, encode, random_part, unique_rows
 from otpdag.engine.kinds.kind import DataKind, check_rows, named_method
 from otpdag.engine.method import Method, entropic, paper, transport
 from otpdag.engine.point_layout import Layout
@@ -23,7 +23,6 @@ from otpdag.errors import ModelError
 from otpdag.model import Model
 from otpdag.objective import ClosedForm, Drawn, Problem
 from otpdag.objective.direct import count_ranges
-from otpdag.objective.problem import random_part
 from otpdag.objective.row_problem import row_problem
 from otpdag.objective.sampled import drawn_rows
 from otpdag.structure import Structure, unpack
