@@ -53,8 +53,8 @@ RUN_FILES = (
     "weights.csv",
     "intervals.csv",
 )  # all that the folder of a fit may hold of ours
-LONGEST_SEED = 2**63 - 1
-MISTAKE, BUG, INTERRUPTED = 2, 1, 130
+LONGEST_SEED = 2**63 - 1  # that a 64-bit generator takes
+MISTAKE, BUG, INTERRUPTED = 2, 1, 130  # exit codes, as other commands have them
 DEBUG = "--debug"
 _WRITTEN: list[str] = []  # by the present command
 

@@ -43,7 +43,7 @@ from otpdag.model.rendering import printable
 __all__ = ["fit", "write_run"]
 
 
-MOST_STARTS, MOST_STEPS = 10_000, 100_000_000
+MOST_STARTS, MOST_STEPS = 10_000, 100_000_000  # more are taken for a slip
 
 
 class Robust(StrEnum):

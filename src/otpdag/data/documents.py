@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from scipy import sparse
+from torch import Tensor
 
 from otpdag.errors import DataError
 
-__all__ = ["Documents"]
+__all__ = ["Documents", "shuffled_words"]
 
 
 class Documents:
@@ -32,3 +34,14 @@ class Documents:
             raise DataError("counts of words must be finite and at least 0")
         matrix.eliminate_zeros()
         self.counts: sparse.csr_array = matrix
+
+
+def shuffled_words(documents: sparse.csr_array, generator: np.random.Generator) -> list[Tensor]:
+    """Word numbers of each document, in random order; fractions are rounded, and no document is left empty."""
+    words = []
+    for at in range(documents.shape[0]):
+        part = slice(documents.indptr[at], documents.indptr[at + 1])
+        often = np.maximum(np.rint(documents.data[part]), 1).astype(np.int64)
+        shuffled = generator.permutation(np.repeat(documents.indices[part], often))
+        words.append(torch.from_numpy(shuffled.astype(np.int64)))
+    return words

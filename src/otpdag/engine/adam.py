@@ -154,11 +154,7 @@ class _State:
 
     def outcome(self, steps: int, *, converged: bool) -> Outcome:
         """The averaged parameters, with a smoothed loss."""
-        history = (
-            torch.stack(self.losses)
-            if self.losses
-            else torch.full_like(self.failed, torch.nan, dtype=torch.float64)[None]
-        )
+        history = torch.stack(self.losses or [torch.full_like(self.failed, torch.nan, dtype=torch.float64)])
         point = self.averaged / self.averaged_steps if self.averaged_steps else self.point.detach()
         point = torch.where(self.failed.unsqueeze(-1), self.last_good, point)
         settled = _has_settled(history) & ~self.failed & converged & (len(self.losses) == steps)

@@ -217,7 +217,8 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         """
         many, prior = counts.shape[0], problem.sweeps.prior or 0.0
         pace = (many / self._seen) ** FORGETTING
-        swept, _ = replace(problem, documents=counts).swept(self._state, steps=ONLINE_STEPS)
+        sweeps = replace(problem.sweeps, share_steps=ONLINE_STEPS)
+        swept, _ = replace(problem, documents=counts, sweeps=sweeps).swept(self._state)
         old, new = (torch.exp(one.log_counts.double()) - prior for one in (self._state, swept))
         mixed = (1 - pace) * old * (self._seen / max(before, many)) + pace * new * (self._seen / many)
         alpha = self._state.alpha + pace * (swept.alpha - self._state.alpha)

@@ -28,7 +28,7 @@ __all__ = ["Fitted", "log_likelihood", "posterior_draws", "state_probabilities"]
 P = ParamSpec("P")
 T = TypeVar("T")
 
-REACH = 7.0
+REACH = 7.0  # of grids, in posterior standard deviations: wider than in a fit, for tails count in draws
 FINE = SumSizes(grid=96, draws=96)
 FINE_POINTS = (  # tried in turn, as a fit does
     EliminationOptions(grid=48, count_points=96),
@@ -37,8 +37,8 @@ FINE_POINTS = (  # tried in turn, as a fit does
     EliminationOptions(grid=16, count_points=32, largest_table=2**23),
 )
 ROWS_OF_A_LAYOUT = 50_000  # that are laid out along the graph at a time, which bounds memory
-MOST_ROWS = 2000
-CHUNK_ELEMENTS = 4_000_000
+MOST_ROWS = 2000  # whose points are evaluated at a time
+CHUNK_ELEMENTS = 4_000_000  # numbers that they may take: 32 MB
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,6 @@ __all__ = [
     "window_distance",
 ]
 
-LENGTH = 3  # steps of a window
 MOST_PATHS = 1024  # paths of states through a window; it is shorter where there would be more
 PLACED = 8000  # windows on which features are placed
 CHUNK = 8000  # windows whose features are computed at a time
@@ -101,12 +100,12 @@ def window_columns(structure: Structure, batch: SequenceBatch, rows: Tensor, len
 
 
 def lay_out_windows(
-    structure: Structure, batch: SequenceBatch, divergence: WhitenedFeatures, generator: torch.Generator
+    structure: Structure, batch: SequenceBatch, divergence: WhitenedFeatures, generator: torch.Generator, most: int = 3
 ) -> Windows:
-    """Place features on first and later windows, and enumerate paths; few first windows count among the others."""
+    """Place features on windows of ``most`` steps, and enumerate paths; few first windows count among the others."""
     check_windows(structure)
     states = joint_states(structure, [n for n in structure.graph.order if n in structure.graph.hidden])
-    length = max(w for w in range(1, LENGTH + 1) if w == 1 or states.size**w <= MOST_PATHS)
+    length = max(w for w in range(1, most + 1) if w == 1 or states.size**w <= MOST_PATHS)
     length = min(length, int(batch.lengths.max()))
     paths = torch.cartesian_prod(*[torch.arange(states.size)] * length).reshape(-1, length)
     strata = []

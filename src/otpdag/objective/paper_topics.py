@@ -20,6 +20,7 @@ from scipy import sparse
 from torch import Tensor, nn
 
 from otpdag.backward.word_encoder import WordEncoder
+from otpdag.data.documents import shuffled_words
 from otpdag.layers import gumbel_softmax
 from otpdag.mechanisms.dirichlet import laplace_moments
 from otpdag.noise import Streams
@@ -136,16 +137,5 @@ def paper_topics_problem(
 ) -> PaperTopicsProblem:
     """Documents as words in random order."""
     encoder = word_encoder(structure, settings, seed)
-    words = _sequences(documents, np.random.default_rng([seed, 9]))
+    words = shuffled_words(documents, np.random.default_rng([seed, 9]))
     return PaperTopicsProblem(structure, words, encoder, shapes, objective, settings)
-
-
-def _sequences(documents: sparse.csr_array, generator: np.random.Generator) -> list[Tensor]:
-    """Word numbers of each document, in random order; fractions are rounded, and no document is left empty."""
-    words = []
-    for at in range(documents.shape[0]):
-        part = slice(documents.indptr[at], documents.indptr[at + 1])
-        often = np.maximum(np.rint(documents.data[part]), 1).astype(np.int64)
-        shuffled = generator.permutation(np.repeat(documents.indices[part], often))
-        words.append(torch.from_numpy(shuffled.astype(np.int64)))
-    return words

@@ -33,9 +33,6 @@ from otpdag.structure import Naturals, Structure, Theta, lag_name
 
 __all__ = ["PieceContext", "PieceProblem", "piece_problem", "piece_terms"]
 
-COMPARED = 256  # steps of a family that the push-forward term compares
-
-
 FEWEST_PIECES = 8
 """Pieces in a step of Adam, however long: fewer would show too few beginnings and ends."""
 
@@ -227,14 +224,14 @@ def _number_kl(context: PieceContext, values: Mapping[str, Tensor], log_q: Tenso
 
 def _push_forward(context: PieceContext, draw: Draw, noises: Mapping[str, Tensor]) -> Tensor:
     """Sum of divergences between backward and forward families, first steps and later ones by their shares."""
-    structure, pieces, streams = context.structure, context.pieces, draw.streams
+    structure, pieces, streams, most = context.structure, context.pieces, draw.streams, draw.moment.drawn.compared
     total = torch.zeros(len(streams)).to(pieces.features)
     owners = [name for name in structure.mechanisms if structure.base(name) in context.backward.targets]
     for name in (*owners, *noises):
         made = pieces.made(structure, name)
         rows = made.nonzero()[:, 0]
-        if len(rows) > COMPARED:
-            rows = rows[torch.randperm(len(rows), generator=streams.shared)[:COMPARED]]
+        if len(rows) > most:
+            rows = rows[torch.randperm(len(rows), generator=streams.shared)[:most]]
         if len(rows) < 2:
             continue
         batch = Batch({}, {}, torch.ones(1, len(rows)).to(pieces.features))

@@ -29,10 +29,7 @@ __all__ = ["PairProblem", "TopicProblem", "TopicSweeps", "Topics", "topic_nodes"
 
 Documents = sparse.csr_array
 
-SHARE_STEPS = 10
-"""Steps of the shares of a document in a sweep, from even shares: more lower the loss little, and change no topic."""
-
-SMALLEST = 1e-30
+SMALLEST = 1e-30  # a count of a word, whose logarithm must be finite in single precision
 
 FIRST_DOCUMENTS, DOCUMENTS_A_TOPIC = 1000, 40
 """Documents on which starts are compared, and at least so many for each topic."""
@@ -49,11 +46,13 @@ class TopicSweeps:
         pairs: Compare pairs of words (the direct term) instead of whole documents (the entropic objective).
         prior: Concentration of a Dirichlet prior on the topics' words; None makes the topics plain parameters.
         batch: Documents that are taken at a time, and made dense unless nearly all of their counts are zero.
+        share_steps: Steps of the shares of a document in a sweep, from even shares: more lower the loss little.
     """
 
     pairs: bool = False
     prior: float | None = None
     batch: int = 2048
+    share_steps: int = 10
 
     def __post_init__(self) -> None:
         """Refuse a prior where only means are compared."""
@@ -176,7 +175,7 @@ class TopicProblem(_Documents):
         after, terms = self.swept(self.topics(point))
         return self.point(after), terms
 
-    def swept(self, before: Topics, steps: int = SHARE_STEPS) -> tuple[Topics, LossTerms]:
+    def swept(self, before: Topics) -> tuple[Topics, LossTerms]:
         """One sweep: the best topics and alpha for the shares at ``before``, and the terms there.
 
         The steps of each document start afresh from even shares, in every sweep. Going on from the last sweep's would
@@ -187,7 +186,7 @@ class TopicProblem(_Documents):
         counts, logs = torch.zeros_like(potentials), torch.zeros(len(alpha), dtype=torch.float64)
         cost, divergence = torch.zeros(2, 1, dtype=torch.float64)
         for part in batches(self.documents, self.sweeps.batch):
-            shares = infer_shares(part, potentials, alpha, even_shares(part, alpha), steps=steps)
+            shares = infer_shares(part, potentials, alpha, even_shares(part, alpha), steps=self.sweeps.share_steps)
             counts += shares.expected_counts(part, potentials)
             logs += torch.log(shares.weights).sum(0).double()
             cost -= shares.log_prob(part).double()

@@ -81,5 +81,5 @@ def window_problem(
     structure: Structure, batch: SequenceBatch, shapes: Mapping[str, tuple[int, ...]], direct: Direct, seed: int
 ) -> WindowProblem:
     """Place features once; the same seed places them alike."""
-    windows = lay_out_windows(structure, batch, direct.features, torch.Generator().manual_seed(seed))
+    windows = lay_out_windows(structure, batch, direct.features, torch.Generator().manual_seed(seed), direct.window)
     return WindowProblem(structure, batch, shapes, direct, seed, windows, direct.refinements)

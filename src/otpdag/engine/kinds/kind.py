@@ -14,7 +14,6 @@ from otpdag.engine.method import Method, entropic, paper, transport
 from otpdag.engine.point_layout import Layout
 from otpdag.engine.search import Ended, Searcher
 from otpdag.errors import DataError, ModelError
-from otpdag.mechanisms import Mechanism
 from otpdag.model import Model
 from otpdag.objective import Problem
 from otpdag.structure import Structure, unpack
@@ -112,13 +111,7 @@ def named_method(name: str) -> Method:
 
 def check_rows(structure: Structure, batch: Batch) -> None:
     """Refuse fewer rows than a node has slopes and other parameters, and missing covariates."""
-    needed = max((_numbers(mechanism) for mechanism in structure.mechanisms.values()), default=1)
+    needed = max((mechanism.rows_needed for mechanism in structure.mechanisms.values()), default=1)
     if batch.rows <= needed:
         raise DataError(f"the table has {batch.rows} rows; at least {needed + 1} are needed for this model")
     structure.check_given(batch.mask)
-
-
-def _numbers(mechanism: Mechanism) -> int:
-    """How many rows a node's parameters need: one for each slope, one for each other parameter."""
-    learned = {name: p for name, p in mechanism.declared().items() if p.learned}
-    return sum(parameter.shape[0] if name == "weight" else 1 for name, parameter in learned.items())
