@@ -116,7 +116,7 @@ class AutoencoderProblem(_ImageProblem):
         """Loss terms on a fresh minibatch."""
         theta, phi = self.parts(point)
         naturals, rows = self.structure.naturals(theta), self.minibatch(streams)
-        (hidden,) = self.structure.graph.hidden
+        (hidden,) = self.structure.graph.parents(self.structure.graph.observed[0])
         latents = self.encoded.backward.latents(phi, rows)
         cost = self.rebuilding(naturals, latents, rows)
         terms = LossTerms.of(cost, reconstruction=self.objective.reconstruction * cost)
