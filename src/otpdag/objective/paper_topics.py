@@ -78,7 +78,7 @@ class PaperTopicsProblem(Problem):
         eta, push = self.objective.at(progress).eta, self.objective.push_forward
         if not eta or push is None:
             return terms
-        alpha = self.structure.naturals(theta)[shares_node]["concentration"].reshape(-1).to(gamma)
+        alpha = self.structure.naturals(theta)[shares_node]["concentration"][0].reshape(-1).to(gamma)
         shares = (torch.exp(log_q) * there.unsqueeze(-1)).sum(1) / there.sum(1, keepdim=True)
         drawn = _softmax_gaussian(torch.log(alpha), streams.generators[0], len(shares))
         prior = torch.softmax(drawn, -1)
