@@ -50,6 +50,7 @@ class LBFGSState:
     converged: Tensor
     failed: Tensor
     steps: int = 0
+    evaluations: int = 1
     history: list[Pair] = field(default_factory=list)
     """Triples (s, y, 1 / (s . y)); the last is zero where the pair carries no curvature."""
     small_changes: Tensor = field(default_factory=lambda: torch.zeros(0))
@@ -237,6 +238,7 @@ def _line_search(
     point, loss, gradient = state.point.clone(), state.loss.clone(), state.gradient.clone()
     waiting = ~(state.converged | state.failed)
     for _ in range(MOST_TRIALS):
+        state.evaluations += 1
         trial = torch.where(waiting.unsqueeze(-1), state.point + step.unsqueeze(-1) * direction, point)
         trial_loss, trial_gradient = _loss_and_gradient(evaluate, trial)
         finite = torch.isfinite(trial_loss) & torch.isfinite(trial_gradient).all(-1)
