@@ -44,7 +44,7 @@ def test_few_sequences_are_enough(sequences):
     model = known_poisson_hmm()
     x = model.sample(sequences, length=300, seed=1)["x"].to_numpy().reshape(sequences, 300).astype(float)
     fitted = chain()
-    otp.fit(fitted, x, method="transport", seed=0, restarts=2, steps=100)
+    otp.fit(fitted, x, method="transport", seed=0, restarts=2)
     np.testing.assert_allclose(np.exp(fitted.params()["x"]["log_rate"]), [2.0, 8.0, 20.0], atol=1.0)
 
 
