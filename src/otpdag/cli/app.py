@@ -28,6 +28,7 @@ app.command("posterior")(use_commands.posterior)
 app.command("impute")(use_commands.impute)
 app.command("score")(use_commands.score)
 app.command("check")(use_commands.check)
+app.command("report")(use_commands.report)
 app.command("reproduce")(reproducing.reproduce)
 
 

@@ -6,7 +6,10 @@ import io
 import json
 import math
 import re
+import shlex
+import sys
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,7 @@ from otpdag.cli.console import RUN_FILES, check_folder, note_written, out, say, 
 from otpdag.cli.csv_files import check_cells
 from otpdag.cli.model_file import read_model_file
 from otpdag.cli.printing import estimates_table, headline
-from otpdag.cli.table_files import as_steps, csv_text, table_at
+from otpdag.cli.table_files import as_steps, csv_text, file_hash, table_at
 from otpdag.engine import FitResult
 from otpdag.engine import fit as fit_model
 from otpdag.errors import ConvergenceWarning, DataError, ModelError
@@ -73,7 +76,7 @@ def fit_to_folder(
             progress=False if quiet else None,
         )
     bounds = None if intervals is None else result.intervals(draws=intervals, seed=seed)
-    written = write_run(result, out_folder, bounds)
+    written = write_run(result, out_folder, bounds, source=_source(data))
     note_written(out_folder)
     for message in caught:
         warn(str(message.message))
@@ -108,23 +111,26 @@ def _weights(frame: pd.DataFrame, column: str | None, model: Model) -> NDArray[n
 # --- the folder -------------------------------------------------------------------------------------------
 
 
-def write_run(result: FitResult, folder: Path, bounds: pd.DataFrame | None = None) -> list[str]:
+def write_run(
+    result: FitResult, folder: Path, bounds: pd.DataFrame | None = None, *, source: Mapping[str, str] | None = None
+) -> list[str]:
     """Write everything that a fit left behind, all of it or nothing; the names of the files.
 
     Args:
         result: The end of the fit.
         folder: Where to. An earlier run there is replaced as a whole, other files stay.
         bounds: Intervals, where they were asked for.
+        source: Where the data came from and by which command, for the summary.
     """
     with folder_transaction(folder, RUN_FILES) as staged:
-        for name, content in _run_files(result, bounds).items():
+        for name, content in _run_files(result, bounds, source or {}).items():
             write_bytes(staged / name, content)
         result.model.save(staged / "model.otp")
         written = {path.name for path in staged.iterdir()}
     return [name for name in RUN_FILES if name in written]
 
 
-def _run_files(result: FitResult, bounds: pd.DataFrame | None) -> dict[str, bytes]:
+def _run_files(result: FitResult, bounds: pd.DataFrame | None, source: Mapping[str, str]) -> dict[str, bytes]:
     starts = [(r.number, r.seed, r.short_loss, r.loss, r.kept) for r in result.restarts]
     tables = {
         "history.csv": csv_text(pd.DataFrame(list(result.history))),
@@ -138,10 +144,17 @@ def _run_files(result: FitResult, bounds: pd.DataFrame | None) -> dict[str, byte
     kept = next((r.number for r in result.restarts if r.kept), None)
     return {name: text.encode("utf-8") for name, text in tables.items()} | {
         "params.json": _json(_plain(result.model.params())),
-        "summary.json": _json(_summary(result)),
+        "summary.json": _json(_summary(result) | dict(source)),
         "graph.png": _png(plots.draw_graph(result.model.graph)),
         "learning.png": _png(plots.search_curve(result.stages, kept=kept)),
     }
+
+
+def _source(data: Path) -> dict[str, str]:
+    """What a report needs to find the table again, and to tell how the fit was run."""
+    words = ["otpdag", *sys.argv[1:]] if Path(sys.argv[0]).stem == "otpdag" else []
+    command = {"command": shlex.join(words)} if words else {}
+    return {"data": str(data), "data_sha256": file_hash(data), **command}
 
 
 def _summary(result: FitResult) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import warnings
 from pathlib import Path
@@ -15,7 +16,7 @@ from otpdag.errors import DataError
 from otpdag.files import finish_transaction
 from otpdag.model import Model, load
 
-__all__ = ["as_steps", "csv_text", "model_at", "put_table", "table_at"]
+__all__ = ["as_steps", "csv_text", "file_hash", "model_at", "put_table", "table_at"]
 
 
 def table_at(path: Path) -> pd.DataFrame:
@@ -72,3 +73,9 @@ def _as_parquet(table: pd.DataFrame, path: Path, index: bool) -> bytes:
     except ImportError:
         raise DataError(f"{str(path)!r} needs the package pyarrow: pip install pyarrow") from None
     return buffer.getvalue()
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file, by which a report tells whether a table is still the one that was fitted."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -10,7 +10,7 @@ import typer
 
 from otpdag.cli.console import LONGEST_SEED
 
-__all__ = ["check", "impute", "posterior", "sample", "score", "show"]
+__all__ = ["check", "impute", "posterior", "report", "sample", "score", "show"]
 
 MOST_ROWS, MOST_DRAWS = 10_000_000, 100_000  # what one machine can hold
 
@@ -146,3 +146,24 @@ def check(model_path: ModelPath, data: DataPath, seed: Seed = 0) -> None:
     from otpdag.cli import using
 
     using.check(model_path, data, seed=seed)
+
+
+def report(
+    run_folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of a fit.")],
+    data: Annotated[
+        Path | None, typer.Argument(metavar="[DATA]", help="The table of the fit, if it is not where it was.")
+    ] = None,
+    out_file: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="HTML file; by default report.html in FOLDER."),
+    ] = None,
+    seed: Seed = 0,
+    force: Force = False,
+) -> None:
+    """Write one HTML page about a fit: graph, estimates, data against model, checks, gaps, search.
+
+    The page needs no network, opens from disk and prints.
+    """
+    from otpdag.cli import using
+
+    using.report(run_folder, data, out_file=out_file, seed=seed, force=force)

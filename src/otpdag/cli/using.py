@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from otpdag.cli.console import check_file, out, say, write_file, write_out
+from otpdag.cli.console import RUN_FILES, check_file, out, say, warn, write_file, write_out
 from otpdag.cli.csv_files import check_cells, read_csv_text
 from otpdag.cli.printing import estimates_table
-from otpdag.cli.table_files import as_steps, model_at, put_table, table_at
+from otpdag.cli.table_files import as_steps, file_hash, model_at, put_table, table_at
 from otpdag.errors import ModelError
+from otpdag.files import finish_transaction
 from otpdag.model import Model
 from otpdag.printable import printable
 
-__all__ = ["check", "impute", "posterior", "sample", "score", "show"]
+if TYPE_CHECKING:
+    from otpdag.report import Run
+
+__all__ = ["check", "impute", "posterior", "report", "sample", "score", "show"]
 
 
 def show(model_path: Path) -> None:
@@ -136,6 +140,32 @@ def check(model_path: Path, data: Path, *, seed: int) -> None:
         table.add_row(Text(printable(str(node), keep="")), *(f"{value:.4f}" for value in row))
     out().print(table)
     say("excess: standard deviations above what chance gives; above about 3 the node is misspecified")
+
+
+def report(run_folder: Path, data: Path | None, *, out_file: Path | None, seed: int, force: bool) -> None:
+    """Write one HTML page about a fit."""
+    from otpdag.report import read_run, report_page
+
+    finish_transaction(run_folder, RUN_FILES)
+    run = read_run(run_folder)
+    target = out_file or run_folder / "report.html"
+    check_file(target, force=force or out_file is None)
+    table = _fitted_table(run, data)
+    write_file(target, report_page(run, table, seed=seed, command=str(run.summary.get("command", ""))))
+    say(f"wrote {target}")
+
+
+def _fitted_table(run: Run, path: Path | None) -> pd.DataFrame | None:
+    """The table of a fit: the one that is named, or the one that its summary names, if that has not changed."""
+    if path is not None:
+        return _table_for(run.model, path)
+    recorded = run.summary.get("data")
+    if not recorded or not Path(recorded).is_file():
+        say("without the table there are no pictures of data: name it after the folder")
+        return None
+    if file_hash(Path(recorded)) != run.summary.get("data_sha256"):
+        warn(f"{recorded} is not the file that was fitted: it has changed since")
+    return _table_for(run.model, Path(recorded))
 
 
 def _table_for(model: Model, path: Path) -> pd.DataFrame:
