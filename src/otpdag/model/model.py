@@ -146,8 +146,15 @@ class Model:
             described[node] = {name: value[0].detach().cpu().numpy().copy() for name, value in shown.items()}
         return described
 
-    def set_params(self, params: Mapping[str, Mapping[str, ArrayLike]]) -> Model:
-        """Give parameters by hand, in the shapes of :meth:`params`; a model that was never fitted can then sample."""
+    def set_params(
+        self, params: Mapping[str, Mapping[str, ArrayLike]], *, labels: Mapping[str, Sequence[Label]] | None = None
+    ) -> Model:
+        """Give parameters by hand, in the shapes of :meth:`params`; a model that was never fitted can then sample.
+
+        Args:
+            params: For each node its parameters; those that are fixed may be left out.
+            labels: What categories are called, in the order of their probabilities; codes 0, 1, ... if left out.
+        """
         self._check_names(params)
         naturals: dict[str, dict[str, Tensor]] = {}
         for node, mechanism in self.structure.mechanisms.items():
@@ -173,7 +180,8 @@ class Model:
                     )
                 naturals[node][name] = value.reshape(1, *parameter.shape)
         self._naturals = naturals
-        self._schema = self._schema or Schema.of(self.spaces, self.graph)
+        schema = self._schema or Schema.of(self.spaces, self.graph)
+        self._schema = schema if labels is None else schema.labelled(labels)
         return self
 
     def _check_names(self, params: Mapping[str, Mapping[str, ArrayLike]]) -> None:
