@@ -23,18 +23,13 @@ from otpdag.inference.row_posterior import Fitted, posterior_draws
 from otpdag.objective.mean_features import node_columns
 from otpdag.structure import Naturals, Structure
 
-__all__ = ["CompletedRows", "can_be_completed", "complete_rows", "has_gaps"]
+__all__ = ["CompletedRows", "can_be_completed", "complete_rows"]
 
 DRAWS = (8, 16)  # of a row: at least, at most
 DRAWN_ROWS = 32_000  # draws of all rows, between these
 ROWS_APART = 20_000  # rows with gaps that are drawn apart although they show the same
 BLOCK_ELEMENTS = 2_000_000  # features of draws that are evaluated at a time
 KEPT_ELEMENTS = 20_000_000  # and that are kept, so that other weights cost little
-
-
-def has_gaps(batch: Batch) -> bool:
-    """Whether some cell is missing."""
-    return not all(bool(mask.all()) for mask in batch.mask.values())
 
 
 def can_be_completed(structure: Structure, batch: Batch) -> bool:

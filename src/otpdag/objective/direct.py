@@ -20,7 +20,7 @@ from torch import Tensor
 from otpdag.data import Batch
 from otpdag.divergences.whitened import FittedFeatures
 from otpdag.inference.ancestral import ancestral
-from otpdag.objective.completion import CompletedRows, can_be_completed, complete_rows, has_gaps
+from otpdag.objective.completion import CompletedRows, can_be_completed, complete_rows
 from otpdag.objective.mean_features import Measure, feature_columns, lay_out, mean_features
 from otpdag.objective.settings import Direct
 from otpdag.objective.terms import LossTerms
@@ -56,9 +56,14 @@ class DirectComparison:
         distance = self.features.distance(mean_features(structure, naturals, self.measure, self.features))
         return LossTerms.of(distance, direct=self.direct.kappa * distance)
 
+    @property
+    def has_gaps(self) -> bool:
+        """Whether some cell is missing."""
+        return not all(bool(mask.all()) for mask in self.batch.mask.values())
+
     def can_complete(self, structure: Structure) -> bool:
         """Whether rows have gaps, and the backward map is known."""
-        return has_gaps(self.batch) and can_be_completed(structure, self.batch)
+        return self.has_gaps and can_be_completed(structure, self.batch)
 
     def completed_at(self, structure: Structure, naturals: Naturals, seed: int) -> DirectComparison:
         """The same with gaps filled in by the backward map at these parameters, on features placed for that at first.

@@ -17,7 +17,7 @@ __all__ = ["FixedPoint"]
 
 DEPTH = 5  # images that are combined
 RIDGE = 1e-10  # of their least squares, relative to the largest
-FURTHEST = 10.0  # steps of the map that a combination may go beyond its image
+FURTHEST = 50.0  # steps of the map that a combination may go beyond its image
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,11 @@ class Problem(ABC):
         """How often it must be free to move, also when it is resampled, for its estimates to settle."""
         return 0
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of estimates by this problem."""
+        return ()
+
     # -- evaluation ---------------------------------------------------------------------------------------------------
 
     def terms(self, point: Tensor) -> LossTerms:

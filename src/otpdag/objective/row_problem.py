@@ -11,6 +11,7 @@ from torch import Tensor
 from otpdag.backward.closed_form import RowGroup, enumerates_easily, group_rows
 from otpdag.backward.placed_points import adapted
 from otpdag.data import Batch
+from otpdag.errors import ModelError
 from otpdag.objective.closed import closed_terms, row_losses
 from otpdag.objective.direct import DirectComparison, compare_directly, count_ranges
 from otpdag.objective.fixed_point import FixedPoint
@@ -64,6 +65,16 @@ class RowProblem(Problem):
         """Many where gaps are completed for the direct term."""
         completes = self.direct is not None and self.direct.can_complete(self.structure)
         return MOST_COMPLETIONS if completes else 0
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Whether gaps were taken for completely random."""
+        if self.direct is None or self.direct.completed is not None or not self.direct.has_gaps:
+            return ()
+        return (
+            "rows with gaps could not be completed: features were compared over the rows that show them, which is right "
+            "if gaps do not depend on any value; see docs/missing-data.md",
+        )
 
     def terms(self, point: Tensor) -> LossTerms:
         """Loss terms with all points fixed."""
@@ -137,7 +148,10 @@ class RowProblem(Problem):
                 return None
             course = self.completing.with_image(point)
             point = course.best()
-        direct = self.direct.completed_at(self.structure, self.naturals(point), self.seed)
+        try:
+            direct = self.direct.completed_at(self.structure, self.naturals(point), self.seed)
+        except ModelError:  # what a row misses is beyond the budget of sums: its notes say so
+            return None
         completed = replace(self, direct=direct, completing=course.at(point))
         return Moved(completed, point, "completed rows", curved_alike=self.completing is not None)
 
