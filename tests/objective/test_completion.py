@@ -125,6 +125,6 @@ def test_every_gap_is_filled_once():
 def test_rows_without_densities_cannot_be_completed():
     _, _, batch, _ = laid_out(table())
     graph = otp.Graph([("a", "b")])
-    plain = otp.Model(graph, {"a": m.Normal(), "b": m.Deterministic(lambda a: 2 * a)})
+    plain = otp.Model(graph, {"a": m.Normal(), "b": m.Deterministic(lambda parents: 2 * parents["a"])})
     assert not can_be_completed(plain.structure, batch)
     assert can_be_completed(otp.Model(graph, {"a": m.Normal(), "b": m.Normal()}).structure, batch)

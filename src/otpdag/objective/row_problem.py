@@ -72,8 +72,8 @@ class RowProblem(Problem):
         if self.direct is None or self.direct.completed is not None or not self.direct.has_gaps:
             return ()
         return (
-            "rows with gaps could not be completed: features were compared over the rows that show them, which is right "
-            "if gaps do not depend on any value; see docs/missing-data.md",
+            "rows with gaps could not be completed: features were compared over the rows that show them, which is "
+            "right if gaps do not depend on any value; see docs/missing-data.md",
         )
 
     def terms(self, point: Tensor) -> LossTerms:
