@@ -142,6 +142,7 @@ def test_transport_says_where_it_takes_gaps_for_completely_random():
     table = pd.DataFrame({"a": rng.normal(size=80)})
     table["b"] = 2 * table["a"]
     table.loc[:9, "b"] = np.nan
-    model = otp.Model(otp.Graph([("a", "b")]), {"a": m.Normal(), "b": m.Deterministic(lambda parents: 2 * parents["a"])})
+    double = m.Deterministic(lambda parents: 2 * parents["a"])
+    model = otp.Model(otp.Graph([("a", "b")]), {"a": m.Normal(), "b": double})
     result = otp.fit(model, table, method=FEW_FEATURES, seed=0)
     assert "rows with gaps could not be completed" in result.notes[0]
