@@ -29,8 +29,9 @@ CURVED_ROWS, CURVED_FROM = 1_000, 10_000
 MOST_COMPLETIONS = 40
 """How often rows may be completed anew; few suffice unless most of the information is missing."""
 
-SETTLED, ROUGHLY_SETTLED = 1e-3, 1.0
-"""Squared change, in standard errors, below which completing rows anew is of no use; roughly, if weights change yet."""
+SETTLED, SETTLED_RESAMPLE, ROUGHLY_SETTLED = 1e-3, 0.03, 10.0
+"""Squared change, in standard errors, below which completing rows anew is of no use: of an estimate, of one of many
+resampled ones, and before weights of features change anyhow."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ class RowProblem(Problem):
     """How often features are still whitened anew."""
     completing: FixedPoint | None = None
     """Where gaps were completed for the direct term, and what became of the estimates; None if they are not yet."""
+    settled: float = SETTLED
+    """The squared change at which estimates and completed rows agree."""
 
     @property
     def rows(self) -> int:
@@ -144,7 +147,7 @@ class RowProblem(Problem):
         if self.completing is not None:
             begin = self.completing.begin
             change = self.direct.change(self.structure, self.naturals(begin), self.naturals(point))
-            if bool((change <= (ROUGHLY_SETTLED if self.refinements else SETTLED)).all()):
+            if bool((change <= (ROUGHLY_SETTLED if self.refinements else self.settled)).all()):
                 return None
             course = self.completing.with_image(point)
             point = course.best()
@@ -181,7 +184,9 @@ class RowProblem(Problem):
         direct = None if self.direct is None else self.direct.reweighted(self.structure, factors)
         batch = replace(self.batch, weight=self.batch.weight * factors)
         completing = None if self.completing is None else FixedPoint().at(self.completing.begin)
-        return replace(self, batch=batch, groups=groups, direct=direct, completing=completing)
+        return replace(
+            self, batch=batch, groups=groups, direct=direct, completing=completing, settled=SETTLED_RESAMPLE
+        )
 
     def unit_losses(self, points: Tensor) -> Tensor:
         """The loss of every row (R, N)."""
