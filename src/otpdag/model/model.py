@@ -415,8 +415,8 @@ class Model:
         """How far held-out rows are from the model.
 
         Args:
-            data: Held-out rows. For ``"transport"`` missing cells are drawn from the model given the rest of their row, or
-                are missing for the model's samples as well where a node has no density.
+            data: Held-out rows. For ``"transport"`` missing cells are drawn from the model given the rest of their row;
+                where a node has no density, they are missing for the model's samples as well.
             kind: ``"transport"``: the energy distance between standardised rows and as many model samples, smaller is
                 better, comparable across model families. ``"likelihood"``: the mean log-likelihood of a row, larger is
                 better.

@@ -184,9 +184,7 @@ class RowProblem(Problem):
         direct = None if self.direct is None else self.direct.reweighted(self.structure, factors)
         batch = replace(self.batch, weight=self.batch.weight * factors)
         completing = None if self.completing is None else FixedPoint().at(self.completing.begin)
-        return replace(
-            self, batch=batch, groups=groups, direct=direct, completing=completing, settled=SETTLED_RESAMPLE
-        )
+        return replace(self, batch=batch, groups=groups, direct=direct, completing=completing, settled=SETTLED_RESAMPLE)
 
     def unit_losses(self, points: Tensor) -> Tensor:
         """The loss of every row (R, N)."""
