@@ -29,6 +29,8 @@ class Moved:
     problem: Problem
     point: Tensor
     what: str
+    curved_alike: bool = False
+    """Whether an optimiser may go on with the curvature that it has learned."""
 
 
 class Problem(ABC):
@@ -58,6 +60,16 @@ class Problem(ABC):
     def steps_before_move(self) -> int | None:
         """Most steps of an optimiser before the problem is moved; None if it shall converge first."""
         return None
+
+    @property
+    def needed_moves(self) -> int:
+        """How often it must be free to move, also when it is resampled, for its estimates to settle."""
+        return 0
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of estimates by this problem."""
+        return ()
 
     # -- evaluation ---------------------------------------------------------------------------------------------------
 
