@@ -4,7 +4,7 @@ The data's side is laid out once, as mean features; the model's side has its lea
 (:mod:`~otpdag.inference.mean_features`), so that the distance is a smooth function of the parameters.
 
 Where cells are missing, a first estimate compares each feature with the rows that show it. From then on the data's side
-is that of rows completed by the backward map at the estimate so far (:mod:`~otpdag.objective.completion`), held fixed
+is that of rows completed by the backward map at the estimate so far (:mod:`~otpdag.inference.completion`), held fixed
 while the model moves and completed anew until estimate and completion agree, as in expectation-maximisation: with
 features whitened by their covariance in complete rows, the equations that are solved then are the likelihood's, seen
 through the features.
@@ -20,9 +20,9 @@ from torch import Tensor
 from otpdag.data import Batch
 from otpdag.divergences.whitened import FittedFeatures
 from otpdag.inference.ancestral import ancestral
+from otpdag.inference.completion import CompletedRows, can_be_completed, complete_rows
 from otpdag.inference.mean_features import Measure, feature_columns, lay_out, mean_features
 from otpdag.inference.simulated import complete_batch
-from otpdag.objective.completion import CompletedRows, can_be_completed, complete_rows
 from otpdag.objective.settings import Direct
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Naturals, Structure

@@ -11,8 +11,8 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.data import Schema, encode
 from otpdag.divergences import WhitenedFeatures
+from otpdag.inference.completion import can_be_completed, complete_rows
 from otpdag.inference.mean_features import feature_columns
-from otpdag.objective.completion import can_be_completed, complete_rows
 
 EVENLY_SPREAD = 2e-3
 """Four standard errors of means over 150 rows with 16 draws each, one in each stratum."""
