@@ -1,7 +1,7 @@
 """Column types: what `Model.from_frame` takes columns of real tables for, beside labels by hand.
 
-``ratio`` is the share of columns that are decided otherwise than by hand, or decided otherwise once a tenth of the cells is
-empty, in any of the data sets (each is another random tenth).
+``ratio`` is the share of columns that are decided otherwise than by hand, or decided otherwise once a tenth of the
+cells is empty, in any of the data sets (each is another random tenth).
 """
 
 from collections.abc import Callable

@@ -41,7 +41,7 @@ def test_a_dictionary_makes_a_model_and_bad_ones_are_refused() -> None:
         otp.Model.from_frame(CHAIN, {"k": ["a"], "x": [1.0, 2.0]})
     with pytest.raises(DataError, match="data must be a DataFrame or a dictionary of columns; got int"):
         otp.Model.from_frame(CHAIN, 3)
-    with pytest.raises(ModelError, match="graph must be an otp.Graph, and comes before the data; got DataFrame"):
+    with pytest.raises(ModelError, match=r"graph must be an otp.Graph, and comes before the data; got DataFrame"):
         otp.Model.from_frame(pd.DataFrame(COLUMNS), CHAIN)
 
 

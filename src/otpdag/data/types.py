@@ -1,8 +1,8 @@
 r"""What a column holds, decided by its values: numbers, counts or categories, each choice with its reason.
 
-The dtype plays no part: pandas stores whole numbers with a gap as floats, so that a rule on dtypes would decide otherwise
-as soon as one cell is empty. The rules look at what a random part of the rows shows as well (how many values there are,
-how they are spaced, where they lie), never at how many cells are missing.
+The dtype plays no part: pandas stores whole numbers with a gap as floats, so that a rule on dtypes would decide
+otherwise as soon as one cell is empty. The rules look at what a random part of the rows shows as well (how many values
+there are, how they are spaced, where they lie), never at how many cells are missing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LARGEST_MEAN_COUNT = 30.0  # beyond, a Poisson count is as good as normal, and 
 _MANY_LEVELS, _SHARE_OF_NAMES = (
     30,
     0.5,
-)  # more levels than that, or a level for every second row: names rather than kinds
+)  # more levels, or one for every second row: names rather than kinds
 _FEW_ROWS = 20  # with fewer rows nothing can be said of ids
 _SHARE_OF_TEXT = 0.2  # up to so many cells may be text in a column of numbers
 
@@ -139,8 +139,8 @@ def column_type(series: pd.Series[Any]) -> ColumnType:
         return ColumnType(name, Discrete(2), "False and True")
     if kind.startswith(("datetime", "timedelta", "date", "period", "time")):
         raise DataError(
-            f"{where} must hold numbers or categories; found {as_label(present.iloc[0])!r}, a time: make it a number, for "
-            "instance the days since the first, or a category such as the month"
+            f"{where} must hold numbers or categories; found {as_label(present.iloc[0])!r}, a time: make it a number, "
+            "for instance the days since the first, or a category such as the month"
         )
     if kind in _NUMERIC_KINDS:
         return _of_numbers(name, as_numbers(present, where, "numbers or categories"))
@@ -253,7 +253,7 @@ def _unlike_counts(numbers: Floats, low: float, mean: float) -> str:
     """What tells whole numbers from counts, which lie near zero with a tail to the right; empty if nothing does."""
     if low < 0:
         return "some of them negative"
-    if low > max(2.0, mean / 4) or mean > _LARGEST_MEAN_COUNT:
+    if low > max(2.0, mean / 3) or mean > _LARGEST_MEAN_COUNT:
         return "too far from zero for counts"
     return "with their tail on the left, unlike counts" if _leans_left(numbers) else ""
 
