@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ def seed_of(random_state: RandomState) -> int:
     >>> seed_of(3)
     3
     """
-    if isinstance(random_state, Integral):
+    if isinstance(random_state, int | np.integer):
         return int(random_state)
     return int(check_random_state(random_state).randint(2**31 - 1))
 

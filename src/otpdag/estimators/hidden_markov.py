@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from numbers import Integral
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -129,7 +128,7 @@ class HiddenMarkovModel(BaseEstimator):
         return self
 
     def _check(self) -> None:
-        if not isinstance(self.n_components, Integral) or self.n_components < 1:
+        if not isinstance(self.n_components, int | np.integer) or self.n_components < 1:
             raise ModelError(f"n_components must be a whole number of at least 1; got {self.n_components!r}")
         if self.n_components < 2 and self.transitions == "stay":
             raise ModelError("transitions='stay' needs n_components of at least 2; got 1")

@@ -1,14 +1,14 @@
 r"""How small a scale may become: what rounding leaves open, and what few rows cannot tell.
 
-A density has no upper bound. Where a class holds rows that are equal, as rounded values are, or one row alone, its scale
-falls to zero and the likelihood grows without end, though nothing is learned. Two floors keep it from that:
+A density has no upper bound. Where a class holds rows that are equal, as rounded values are, or one row alone, its
+scale falls to zero and the likelihood grows without end, though nothing is learned. Two floors keep it from that:
 
 - **Rounding.** Values that are :math:`\delta` apart stand for intervals of that length. What is known of a value inside
   its interval has a standard deviation of :math:`\delta / \sqrt{12}`, and no scale of noise below it can be told from
-  another. A column that was rounded honestly has residuals at least that large, so that the floor binds only where values
-  stand in one place. It is at most a quarter of the column's spread: a column of few values tells more than that.
-- **Few rows.** Below a share of the spread, 1e-3 where a parent is hidden (rows choose their class, and a class may choose
-  one row) and 1e-6 elsewhere, a scale is taken for zero.
+  another. A column that was rounded honestly has residuals at least that large, so that the floor binds only where
+  values stand in one place. It is at most a quarter of the column's spread: few values tell more than that.
+- **Few rows.** Below a share of the spread, 1e-3 where a parent is hidden (rows choose their class, and a class may
+  choose one row) and 1e-6 elsewhere, a scale is taken for zero.
 
 The spread is the smaller of the standard deviation and what quartiles say, so that outliers raise no floor.
 """
@@ -32,7 +32,7 @@ def default_floor(target: Tensor, weight: Tensor, *, hidden_parents: bool, round
 
     >>> answers = torch.tensor([[1.0], [2.0], [3.0], [2.0], [1.0], [3.0]])
     >>> default_floor(answers, torch.ones(6), hidden_parents=True)
-    tensor([0.2041])
+    tensor([0.1853])
     """
     seen = target[weight > 0]
     if not len(seen):
@@ -63,4 +63,7 @@ def _spread(seen: Tensor) -> Tensor:
     last = len(seen) - 1
     between = ordered[last * 3 // 4] - ordered[last // 4]
     quartiles = between / QUARTILES_OF_NORMAL
-    return torch.where(quartiles > 0, torch.minimum(deviation, quartiles), deviation)
+    spread = torch.where(quartiles > 0, torch.minimum(deviation, quartiles), deviation)
+    # a constant column has no spread: its own size stands for it
+    size = seen[0].abs()
+    return torch.where(spread > 1e-12 * size, spread, torch.where(size > 0, size, torch.ones_like(size)))

@@ -90,6 +90,10 @@ class DataKind(ABC):
     def adopt(self, layout: Layout, ended: Ended) -> None:
         """Leave the end in the model."""
 
+    def notes(self, ended: Ended) -> list[str]:
+        """What a user should know of the end, once it is adopted: what the data do not tell."""
+        return []
+
 
 def named_method(name: str) -> Method:
     """A method by its name."""

@@ -19,6 +19,7 @@ from otpdag.data import Schema
 from otpdag.data.sequences import SequenceBatch, SequenceTable, as_sequences, encode_sequences
 from otpdag.engine.adam import Adam
 from otpdag.engine.course import Course
+from otpdag.engine.diagnosis import notes_on_scales
 from otpdag.engine.kinds.kind import DataKind, check_rows, default_restarts, named_method
 from otpdag.engine.method import Method, entropic, transport
 from otpdag.engine.point_layout import Layout
@@ -211,6 +212,10 @@ class SequenceData(DataKind):
         if not _network_may_help(self.structure, method.evaluation):
             return layout, ended
         return _with_network(layout, ended, self.batch, method, searcher)
+
+    def notes(self, ended: Ended) -> list[str]:
+        """Scales at their floor."""
+        return notes_on_scales(self.model)
 
     def adopt(self, layout: Layout, ended: Ended) -> None:
         """Parameters and units; hidden values of sequences are drawn by filters, not by the learned map."""

@@ -14,6 +14,14 @@ from torch import Tensor
 
 from otpdag.backward.closed_form import SumSizes
 from otpdag.data import Batch, Schema, Table, encode, unique_rows
+from otpdag.engine.diagnosis import (
+    notes_on_columns,
+    notes_on_identification,
+    notes_on_independence,
+    notes_on_scales,
+    notes_on_separation,
+    separated,
+)
 from otpdag.engine.kinds.kind import DataKind, check_rows, default_restarts, named_method
 from otpdag.engine.method import Method, entropic, paper, transport
 from otpdag.engine.point_layout import Layout
@@ -23,8 +31,9 @@ from otpdag.errors import ModelError
 from otpdag.model import Model
 from otpdag.objective import ClosedForm, Drawn, Problem
 from otpdag.objective.direct import count_ranges
+from otpdag.objective.graph_problem import GraphProblem
 from otpdag.objective.problem import random_part
-from otpdag.objective.row_problem import row_problem
+from otpdag.objective.row_problem import RowProblem, row_problem
 from otpdag.objective.sampled import amortized_maps, drawn_rows
 from otpdag.structure import Structure, unpack
 
@@ -123,6 +132,15 @@ class TableData(DataKind):
         """Parameters, units and maps, and how far counts reach."""
         self.model.adopt(layout.structure, unpack(ended.point.cpu(), layout.shapes), self.schema, layout.maps)
         self.model.note_ranges(count_ranges(self.structure, self.batch))
+
+    def notes(self, ended: Ended) -> list[str]:
+        """Constant columns, boundaries, parameters that are not determined, dependence that the graph denies."""
+        batch = self.batch.to("cpu")
+        notes = notes_on_columns(self.structure, batch) + notes_on_scales(self.model)
+        notes += notes_on_separation(self.model, batch)
+        if isinstance(ended.problem, RowProblem | GraphProblem) and bool(ended.converged[0]):
+            notes += notes_on_identification(self.model, ended.problem, told=separated(self.model, batch))
+        return notes + notes_on_independence(self.model, batch)
 
 
 def automatic(structure: Structure) -> Method:
