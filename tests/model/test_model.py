@@ -383,9 +383,8 @@ def test_values_that_a_draw_would_ignore_are_refused():
 
 def test_choices_are_explained_and_doubtful_ones_are_warned_of(capsys):
     rng = np.random.default_rng(0)
-    table = pd.DataFrame(
-        {"code": np.repeat([10, 20, 30], 20), "x": rng.normal(size=60), "vote": np.tile([0.0, 1.0], 30)}
-    )
+    table = pd.DataFrame({"code": np.repeat([10, 20, 30], 20), "x": rng.normal(size=60)})
+    table["vote"] = np.tile([0.0, 1.0], 30)
     graph = otp.Graph([("code", "x"), ("vote", "x")])
     with pytest.warns(otp.ColumnTypeWarning, match="'code' is taken for a category, but: amounts rather than codes"):
         model = otp.Model.from_frame(graph, table, explain=True)

@@ -35,7 +35,7 @@ from otpdag.cli.model_file import read_model_file
 from otpdag.cli.printing import estimates_table, headline
 from otpdag.engine import FitResult
 from otpdag.engine import fit as fit_model
-from otpdag.errors import ConvergenceWarning, DataError, ModelError
+from otpdag.errors import ColumnTypeWarning, ConvergenceWarning, DataError, ModelError
 from otpdag.files import check_writable, folder_transaction, write_bytes
 from otpdag.model import Model
 from otpdag.model.rendering import printable
@@ -97,7 +97,9 @@ def fit(
     check_folder(out_folder, force=force)
     specification = read_model_file(model_file)
     frame = table_at(data)
-    model = specification.build(frame)
+    with warnings.catch_warnings(record=True) as doubts:
+        warnings.simplefilter("always", ColumnTypeWarning)
+        model = specification.build(frame)
     check_cells(frame, model)
     row_weights, steps_or_rows = _weights(frame, weights, model), as_steps(frame, sequence, time)
     check_writable(out_folder)  # before the work: a folder that cannot be made fails at once
@@ -118,7 +120,7 @@ def fit(
     bounds = None if intervals is None else result.intervals(draws=intervals, seed=seed)
     written = write_run(result, out_folder, bounds)
     note_written(out_folder)
-    for message in caught:
+    for message in (*doubts, *caught):
         warn(str(message.message))
     if not quiet:
         console = out()

@@ -125,7 +125,7 @@ class Model:
             print(*decided, sep="\n")
         doubtful = [f"{one.column!r} is taken for a {one.kind}, but: {one.doubt}" for one in decided if one.doubt]
         if doubtful:
-            hint = "Give a mechanism (mechanisms={...}) to choose yourself"
+            hint = "Name a mechanism for such a node to choose yourself"
             warnings.warn("\n".join([*doubtful, hint]), ColumnTypeWarning, stacklevel=2)
         return cls(graph, {**chosen, **given})
 

@@ -104,7 +104,9 @@ class SequenceData(DataKind):
             raise ModelError("weights of sequences are for the entropic method, with hidden categories alone")
         if isinstance(method.evaluation, Drawn):
             if objective.direct is not None:
-                raise ModelError("the direct term of sequences is minimised by L-BFGS: use ClosedForm, or leave it out")
+                raise ModelError(
+                    "the direct term of sequences is minimised by L-BFGS: use otp.objective.ClosedForm, or leave it out"
+                )
             _check_drawn(self.structure, method, method.evaluation)
             return
         if not isinstance(method.evaluation, ClosedForm):
@@ -118,7 +120,7 @@ class SequenceData(DataKind):
             return
         if not objective.at(1.0).eps > 0 or objective.push_forward is not None:
             raise ModelError(
-                "sequences in closed form need eps above 0 and no push-forward term; with Drawn both are free"
+                "sequences in closed form need eps above 0 and no push-forward term; with otp.objective.Drawn both are free"
             )
         if hidden_numbers(self.structure):
             _check_numbers(self.structure, method, method.evaluation)
