@@ -120,7 +120,8 @@ class SequenceData(DataKind):
             return
         if not objective.at(1.0).eps > 0 or objective.push_forward is not None:
             raise ModelError(
-                "sequences in closed form need eps above 0 and no push-forward term; with otp.objective.Drawn both are free"
+                "sequences in closed form need eps above 0 and no push-forward term; with otp.objective.Drawn both "
+                "are free"
             )
         if hidden_numbers(self.structure):
             _check_numbers(self.structure, method, method.evaluation)
