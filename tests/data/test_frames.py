@@ -31,7 +31,7 @@ def test_tables_of_other_libraries_give_the_same_fit(library: str) -> None:
 
 def test_lazy_tables_are_refused() -> None:
     polars = pytest.importorskip("polars")
-    with pytest.raises(DataError, match=r"a lazy LazyFrame: collect\(\) it first"):
+    with pytest.raises(DataError, match=r"a lazy LazyFrame: collect\(\) or compute\(\) it first"):
         known_table(polars.LazyFrame(COLUMNS))
 
 

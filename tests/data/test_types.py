@@ -28,7 +28,7 @@ from otpdag.spaces import Count, Discrete, Real, Space
         (list(range(11)), Count()),
         ([0, 2, 3], Count()),
         ([1, 2, 3], Count()),
-        (pd.array([5, None, 30], dtype="Int64"), Real()),
+        (pd.array([5, None, 30], dtype="Int64"), Count()),
         ([5, 30, 5, 30], Discrete(2)),
         ([-1, 0, 1], Real()),
         ([0.0, 1.0, 2.0], Discrete(3)),

@@ -24,7 +24,9 @@ def known_table(data: Any) -> Any:
         return data
     table = narwhals.from_native(data, pass_through=True)
     if isinstance(table, narwhals.LazyFrame):
-        raise DataError(f"data must be a table with its cells; got a lazy {type(data).__name__}: collect() it first")
+        raise DataError(
+            f"data must be a table with its cells; got a lazy {type(data).__name__}: collect() or compute() it first"
+        )
     if not isinstance(table, narwhals.DataFrame):
         return data
     return pd.DataFrame({name: _cells(table[name]) for name in table.columns})
