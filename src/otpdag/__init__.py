@@ -21,7 +21,15 @@ if TYPE_CHECKING:
     )
     from otpdag.data import Documents, Images, Sequences
     from otpdag.engine import Course, FitResult, Method, entropic, fit, paper, transport
-    from otpdag.errors import ConvergenceWarning, DataError, GraphError, ModelError, NotFittedError, OtpdagError
+    from otpdag.errors import (
+        ColumnTypeWarning,
+        ConvergenceWarning,
+        DataError,
+        GraphError,
+        ModelError,
+        NotFittedError,
+        OtpdagError,
+    )
     from otpdag.graph import Graph, Lag, lag
     from otpdag.mechanisms.parameters import start, tie
     from otpdag.model import Model, load
@@ -29,6 +37,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "ColumnTypeWarning",
     "ConvergenceWarning",
     "Course",
     "DataError",
@@ -70,7 +79,15 @@ __all__ = [
 _HOME = {
     "otpdag.data": ("Documents", "Images", "Sequences"),
     "otpdag.engine": ("Course", "FitResult", "Method", "entropic", "fit", "paper", "transport"),
-    "otpdag.errors": ("ConvergenceWarning", "DataError", "GraphError", "ModelError", "NotFittedError", "OtpdagError"),
+    "otpdag.errors": (
+        "ColumnTypeWarning",
+        "ConvergenceWarning",
+        "DataError",
+        "GraphError",
+        "ModelError",
+        "NotFittedError",
+        "OtpdagError",
+    ),
     "otpdag.graph": ("Graph", "Lag", "lag"),
     "otpdag.mechanisms.parameters": ("start", "tie"),
     "otpdag.model": ("Model", "load"),

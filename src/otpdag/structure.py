@@ -51,7 +51,8 @@ class Structure:
                 (lag_name(parent, by), mechanisms[parent].space) for parent, by in graph.lagged_parents(node)
             )
             _check_given(node, mechanisms[node], parents + lagged, node in graph.hidden)
-            bound[node] = mechanisms[node].setup(Family(node, parents + lagged, node in graph.hidden))
+            unseen = any(parent in graph.hidden for parent in (*graph.parents(node), *dict(graph.lagged_parents(node))))
+            bound[node] = mechanisms[node].setup(Family(node, parents + lagged, node in graph.hidden, unseen))
             if lagged and node in graph.hidden:
                 first = first_name(node)
                 bound[first] = _first(node, mechanisms).setup(Family(first, parents, hidden=True))

@@ -26,7 +26,7 @@ from otpdag.cli.printing import estimates_table, headline
 from otpdag.cli.table_files import as_steps, csv_text, file_hash, table_at
 from otpdag.engine import FitResult
 from otpdag.engine import fit as fit_model
-from otpdag.errors import ConvergenceWarning, DataError, ModelError
+from otpdag.errors import ColumnTypeWarning, ConvergenceWarning, DataError, ModelError
 from otpdag.files import check_writable, folder_transaction, write_bytes
 from otpdag.model import Model
 from otpdag.printable import printable
@@ -57,7 +57,9 @@ def fit_to_folder(
     check_folder(out_folder, force=force)
     specification = read_model_file(model_file)
     frame = table_at(data)
-    model = specification.build(frame)
+    with warnings.catch_warnings(record=True) as doubts:
+        warnings.simplefilter("always", ColumnTypeWarning)
+        model = specification.build(frame)
     check_cells(frame, model)
     row_weights, steps_or_rows = _weights(frame, weights, model), as_steps(frame, sequence, time)
     check_writable(out_folder)  # before the work: a folder that cannot be made fails at once
@@ -78,7 +80,7 @@ def fit_to_folder(
     bounds = None if intervals is None else result.intervals(draws=intervals, seed=seed)
     written = write_run(result, out_folder, bounds, source=_source(data))
     note_written(out_folder)
-    for message in caught:
+    for message in (*doubts, *caught):
         warn(str(message.message))
     if not quiet:
         console = out()

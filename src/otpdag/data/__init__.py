@@ -9,6 +9,7 @@ Only this package knows what columns of pandas may hold, and how files of tables
 from otpdag.data.batch import Batch, distinct_rows, random_part, unique_rows
 from otpdag.data.column import Column, Label
 from otpdag.data.documents import Documents
+from otpdag.data.frames import as_frame, known_table
 from otpdag.data.images import Images
 from otpdag.data.reading import Table
 from otpdag.data.schema import Schema
@@ -22,11 +23,12 @@ from otpdag.data.sequences import (
 )
 from otpdag.data.table import decode, encode
 from otpdag.data.table_files import read_table, write_table
-from otpdag.data.types import infer_space
+from otpdag.data.types import ColumnType, column_type, column_types, count_categories, infer_space
 
 __all__ = [
     "Batch",
     "Column",
+    "ColumnType",
     "Documents",
     "Images",
     "Label",
@@ -35,12 +37,17 @@ __all__ = [
     "SequenceTable",
     "Sequences",
     "Table",
+    "as_frame",
     "as_sequences",
+    "column_type",
+    "column_types",
+    "count_categories",
     "decode",
     "distinct_rows",
     "encode",
     "encode_sequences",
     "infer_space",
+    "known_table",
     "random_part",
     "read_table",
     "replace_table",

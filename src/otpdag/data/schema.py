@@ -11,7 +11,7 @@ import pandas as pd
 
 from otpdag.data.column import Column, Label, cell_names, column_title
 from otpdag.data.reading import Table, read_blocks
-from otpdag.data.types import find_labels
+from otpdag.data.types import find_labels, find_number_labels
 from otpdag.errors import DataError, ModelError, listed
 from otpdag.graph import Graph
 from otpdag.spaces import Discrete, Space, space_from
@@ -41,8 +41,9 @@ class Schema:
         """Settle column names and category labels.
 
         A discrete column may hold codes 0, 1, ..., K-1, or anything else that names categories: the
-        categories of a pandas Categorical in their order, False and True, or the sorted distinct values of a
-        column of text. Categories that the space has and the table does not show are called ``(unseen k)``.
+        categories of a pandas Categorical in their order, False and True, the sorted distinct values of a
+        column of text, or of a column of numbers if there are exactly K (such as 10, 20, 30, or 1 and 2).
+        Categories that the space has and the table does not show are called ``(unseen k)``.
 
         Args:
             spaces: The space of each node.
@@ -148,6 +149,8 @@ def _with_labels(node: str, column: Column, block: pd.DataFrame | None) -> Colum
         return column
     present, size = block.iloc[:, 0].dropna(), column.space.size
     labels = find_labels(present)
+    if labels is None:
+        labels = find_number_labels(present, size)
     if labels is None:
         return column
     if len(labels) > size and isinstance(present.dtype, pd.CategoricalDtype):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from otpdag.data.batch import Batch
+from otpdag.data.frames import known_table
 from otpdag.data.reading import Table, to_numpy
 from otpdag.data.schema import Schema
 from otpdag.data.table import encode
@@ -60,6 +61,7 @@ class Sequences:
         time: str | None = None,
         lengths: npt.ArrayLike | None = None,
     ) -> None:
+        data = known_table(data)
         if (sequence is not None or time is not None) and not isinstance(data, pd.DataFrame):
             raise DataError(f"sequence and time name columns of a DataFrame; got {type(data).__name__}")
         if lengths is not None and sequence is not None:

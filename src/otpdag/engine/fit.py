@@ -102,6 +102,7 @@ def fit(
     status = _status(ended, plan.method, monitor)
     if not status.converged:
         warnings.warn(str(status), ConvergenceWarning, stacklevel=2)
+    notes = [] if bool(ended.failed[0]) else kind.notes(ended)
     return FitResult(
         model=model,
         method=plan.method,
@@ -112,7 +113,7 @@ def fit(
         rows_used=kind.rows,
         seconds=time.perf_counter() - began,
         seed=seed,
-        notes=(*_notes(kept), *ended.problem.notes),
+        notes=(*_notes(kept), *ended.problem.notes, *notes),
         stages=tuple(monitor.stages),
         row_weights=kept,
         problem=ended.problem,

@@ -43,6 +43,8 @@ class Family:
     node: str
     parents: tuple[tuple[str, Space], ...] = ()
     hidden: bool = False
+    hidden_parents: bool = False
+    """Whether one of the parents is never seen."""
 
     @property
     def discrete(self) -> tuple[tuple[str, Space], ...]:

@@ -75,11 +75,11 @@ class Problem(ABC):
 
     def terms(self, point: Tensor) -> LossTerms:
         """Loss terms of every replica at ``point`` (R, P), the same in every evaluation."""
-        raise ModelError(f"{type(self).__name__} is drawn anew in every step: use Adam")
+        raise ModelError(f"{type(self).__name__} is drawn anew in every step: use otp.engine.Adam")
 
     def sampled(self, point: Tensor, streams: Streams, progress: float) -> LossTerms:
         """Loss terms of every replica on a fresh minibatch with fresh noise, at a share of all steps."""
-        raise ModelError(f"{type(self).__name__} is evaluated in closed form: use L-BFGS")
+        raise ModelError(f"{type(self).__name__} is evaluated in closed form: use otp.engine.LBFGS")
 
     def loss(self, point: Tensor) -> Tensor:
         """Total loss of every replica (R,)."""

@@ -100,6 +100,10 @@ class DataKind(ABC):
         schema = Schema.of(self.model.spaces, self.model.graph)
         self.model.adopt(layout.structure, unpack(ended.point.cpu(), layout.shapes), schema, layout.maps)
 
+    def notes(self, ended: Ended) -> list[str]:
+        """What a user should know of the end, once it is adopted: what the data do not tell."""
+        return []
+
 
 def named_method(name: str) -> Method:
     """A method by its name."""

@@ -22,6 +22,7 @@ from otpdag.data.sequence_parts import part_of
 from otpdag.data.sequences import SequenceBatch, SequenceTable, as_sequences, encode_sequences
 from otpdag.engine.adam import Adam
 from otpdag.engine.course import Course
+from otpdag.engine.diagnosis import notes_on_scales
 from otpdag.engine.kinds.kind import DataKind, check_rows, named_method
 from otpdag.engine.method import Method, entropic, transport
 from otpdag.engine.point_layout import Layout
@@ -100,7 +101,9 @@ class SequenceData(DataKind):
             raise ModelError("weights of sequences are for the entropic method, with hidden categories alone")
         if isinstance(method.evaluation, Drawn):
             if objective.direct is not None:
-                raise ModelError("the direct term of sequences is minimised by L-BFGS: use ClosedForm, or leave it out")
+                raise ModelError(
+                    "the direct term of sequences is minimised by L-BFGS: use otp.objective.ClosedForm, or leave it out"
+                )
             _check_drawn(self.structure, method, method.evaluation)
             return
         if not isinstance(method.evaluation, ClosedForm):
@@ -114,7 +117,8 @@ class SequenceData(DataKind):
             return
         if not objective.at(1.0).eps > 0 or objective.push_forward is not None:
             raise ModelError(
-                "sequences in closed form need eps above 0 and no push-forward term; with Drawn both are free"
+                "sequences in closed form need eps above 0 and no push-forward term; with otp.objective.Drawn both "
+                "are free"
             )
         if self.structure.hidden_numbers:
             _check_numbers(self.structure, method, method.evaluation)
@@ -209,6 +213,10 @@ class SequenceData(DataKind):
         if not _network_may_help(self.structure, method.evaluation):
             return layout, ended
         return _with_network(layout, ended, self.batch, method, searcher)
+
+    def notes(self, ended: Ended) -> list[str]:
+        """Scales at their floor."""
+        return notes_on_scales(self.model)
 
     def adopt(self, layout: Layout, ended: Ended) -> None:
         """Parameters and units; hidden values of sequences are drawn by filters, not by the learned map."""

@@ -15,6 +15,14 @@ from torch import Tensor
 from otpdag.backward.closed_form import SumSizes
 from otpdag.backward.guessed_rows import complete_table, row_weights
 from otpdag.data import Batch, Schema, Table, encode, random_part, unique_rows
+from otpdag.engine.diagnosis import (
+    notes_on_columns,
+    notes_on_identification,
+    notes_on_independence,
+    notes_on_scales,
+    notes_on_separation,
+    separated,
+)
 from otpdag.engine.kinds.kind import DataKind, check_rows, named_method
 from otpdag.engine.method import Method, entropic, paper, transport
 from otpdag.engine.point_layout import Layout
@@ -23,7 +31,8 @@ from otpdag.errors import ModelError
 from otpdag.model import Model
 from otpdag.objective import ClosedForm, Drawn, Problem
 from otpdag.objective.direct import count_ranges
-from otpdag.objective.row_problem import row_problem
+from otpdag.objective.graph_problem import GraphProblem
+from otpdag.objective.row_problem import RowProblem, row_problem
 from otpdag.objective.sampled import drawn_rows
 from otpdag.structure import Structure, unpack
 
@@ -113,6 +122,15 @@ class TableData(DataKind):
         """Parameters, units and maps, and how far counts reach."""
         self.model.adopt(layout.structure, unpack(ended.point.cpu(), layout.shapes), self.schema, layout.maps)
         self.model.note_ranges(count_ranges(self.structure, self.batch))
+
+    def notes(self, ended: Ended) -> list[str]:
+        """Constant columns, boundaries, parameters that are not determined, dependence that the graph denies."""
+        batch = self.batch.to("cpu")
+        notes = notes_on_columns(self.structure, batch) + notes_on_scales(self.model)
+        notes += notes_on_separation(self.model, batch)
+        if isinstance(ended.problem, RowProblem | GraphProblem) and bool(ended.converged[0]):
+            notes += notes_on_identification(self.model, ended.problem, told=separated(self.model, batch))
+        return notes + notes_on_independence(self.model, batch)
 
 
 def automatic(structure: Structure) -> Method:
