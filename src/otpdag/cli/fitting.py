@@ -78,7 +78,7 @@ def fit_to_folder(
             progress=False if quiet else None,
         )
     bounds = None if intervals is None else result.intervals(draws=intervals, seed=seed)
-    written = write_run(result, out_folder, bounds, source=_source(data))
+    written = write_run(result, out_folder, bounds, source=_source(data, sequence, time))
     note_written(out_folder)
     for message in (*doubts, *caught):
         warn(str(message.message))
@@ -152,11 +152,12 @@ def _run_files(result: FitResult, bounds: pd.DataFrame | None, source: Mapping[s
     }
 
 
-def _source(data: Path) -> dict[str, str]:
+def _source(data: Path, sequence: str | None, time: str | None) -> dict[str, str]:
     """What a report needs to find the table again, and to tell how the fit was run."""
     words = ["otpdag", *sys.argv[1:]] if Path(sys.argv[0]).stem == "otpdag" else []
     command = {"command": shlex.join(words)} if words else {}
-    return {"data": str(data), "data_sha256": file_hash(data), **command}
+    order = {key: name for key, name in (("sequence", sequence), ("time", time)) if name is not None}
+    return {"data": str(data), "data_sha256": file_hash(data), **order, **command}
 
 
 def _summary(result: FitResult) -> dict[str, Any]:

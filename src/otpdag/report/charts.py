@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -11,9 +11,21 @@ from numpy.typing import NDArray
 
 from otpdag.spaces import Space
 
-__all__ = ["against_model", "gaps_by_column", "gaps_together", "learning", "posteriors", "residuals"]
+__all__ = [
+    "against_model",
+    "along_time",
+    "gaps_by_column",
+    "gaps_together",
+    "learning",
+    "posteriors",
+    "residuals",
+    "states",
+]
+
+Floats: TypeAlias = NDArray[np.float64]
 
 DATA, MODEL, ALARM = "#4c78a8", "#e08214", "#c0392b"
+PALETTE = ["#4c78a8", "#e08214", "#3d8b5a", "#a8434b", "#7a5aa6", "#6f6f6f", "#c2599b", "#8a7a2b"]
 MOST_LEVELS = 30  # bars of a category that can be told apart on a phone
 MOST_PATTERNS = 25
 
@@ -40,6 +52,48 @@ def posteriors(node: str, space: Space, drawn: pd.Series[Any], columns: pd.DataF
         values = drawn.to_numpy(dtype=float)
         figure = go.Figure(go.Histogram(x=values, histnorm="probability", marker_color=MODEL, name="posterior"))
     return _dressed(figure, x=f"{node} (hidden)", y="share of draws")
+
+
+def along_time(
+    name: str,
+    x: Floats,
+    middle: Floats,
+    low: Floats,
+    high: Floats,
+    seen: Floats | None = None,
+    *,
+    axis: str = "step",
+) -> go.Figure:
+    """A band of the model's values along the steps of a sequence, and the series itself where it is seen.
+
+    Args:
+        name: What the axis is called.
+        x: Where the steps lie.
+        middle: The mean at each step.
+        low: Lower end of the band.
+        high: Upper end of the band.
+        seen: The data, NaN where they are missing.
+        axis: What the steps are called.
+    """
+    figure = go.Figure()
+    figure.add_scatter(x=x, y=high, mode="lines", line_width=0, showlegend=False, hoverinfo="skip")
+    figure.add_scatter(
+        x=x, y=low, mode="lines", line_width=0, fill="tonexty", fillcolor="rgba(224, 130, 20, 0.2)", name="central 90 %"
+    )
+    figure.add_scatter(x=x, y=middle, mode="lines", line_color=MODEL, name="model")
+    if seen is not None:
+        figure.add_scatter(x=x, y=seen, mode="lines+markers", line_color=DATA, marker_size=4, line_width=1, name="data")
+    return _dressed(figure, x=axis, y=name)
+
+
+def states(node: str, x: Floats, shares: pd.DataFrame, *, axis: str = "step") -> go.Figure:
+    """How probable each category of a hidden node is along the steps of a sequence, stacked to one."""
+    figure = go.Figure()
+    for label in shares.columns:
+        figure.add_scatter(x=x, y=shares[label], mode="lines", stackgroup="all", line_width=0.5, name=str(label))
+    figure.update_layout(showlegend=True)
+    figure.update_yaxes(range=[0, 1])
+    return _dressed(figure, x=axis, y=f"probability of {node}")
 
 
 def gaps_by_column(table: pd.DataFrame) -> go.Figure:
@@ -92,7 +146,7 @@ def residuals(check: pd.DataFrame) -> go.Figure:
     figure.update_yaxes(autorange="reversed", type="category")
     figure.add_vline(x=3, line_dash="dot", line_color=ALARM)
     height = max(220, 22 * len(excess) + 110)
-    return _dressed(figure, x="standard deviations above chance (3 and more: misspecified)", y="", height=height)
+    return _dressed(figure, x="standard deviations above chance", y="", height=height)
 
 
 def learning(history: pd.DataFrame) -> go.Figure:
@@ -125,7 +179,7 @@ def _bars(seen: pd.Series[Any], made: pd.Series[Any]) -> go.Figure:
     return figure
 
 
-def _histograms(seen: NDArray[np.float64], made: NDArray[np.float64]) -> go.Figure:
+def _histograms(seen: Floats, made: Floats) -> go.Figure:
     """Bars of the data under a line of the model, in bins of the data."""
     low, high = np.quantile(np.concatenate([seen, made]), [0.002, 0.998])
     edges = np.linspace(low, high if high > low else low + 1.0, min(50, max(10, int(len(seen) ** 0.5))) + 1)
@@ -137,8 +191,8 @@ def _histograms(seen: NDArray[np.float64], made: NDArray[np.float64]) -> go.Figu
     return figure
 
 
-def _shares(values: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[np.float64]:
-    inside: NDArray[np.float64] = np.histogram(np.clip(values, edges[0], edges[-1]), edges)[0] / max(len(values), 1)
+def _shares(values: Floats, edges: Floats) -> Floats:
+    inside: Floats = np.histogram(np.clip(values, edges[0], edges[-1]), edges)[0] / max(len(values), 1)
     return inside
 
 
@@ -147,9 +201,10 @@ def _dressed(figure: go.Figure, *, x: str, y: str, height: int = 300) -> go.Figu
     figure.update_layout(
         template="plotly_white",
         height=height,
-        margin={"l": 10, "r": 10, "t": 26, "b": 10},
+        margin={"l": 14, "r": 18, "t": 34, "b": 14},
+        colorway=PALETTE,
         font={"family": "system-ui, sans-serif", "size": 13, "color": "#222"},
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
         xaxis={"title": {"text": x}, "automargin": True},
         yaxis={"title": {"text": y}, "automargin": True},
     )

@@ -12,6 +12,7 @@ from otpdag.plots.graph_drawing import draw_graph
 
 __all__ = ["graph_picture"]
 
+SMALLEST_SCALE = 0.7
 _SVG = "http://www.w3.org/2000/svg"
 
 
@@ -37,6 +38,8 @@ def graph_picture(graph: Graph) -> str:
             element.attrib |= {"data-node": str(number), "tabindex": "0", "role": "button", "aria-label": node}
     for element in root.iter(f"{{{_SVG}}}text"):
         element.attrib["pointer-events"] = "none"
+    width = float(root.attrib["width"].removesuffix("pt"))
+    root.attrib["style"] = f"min-width: {SMALLEST_SCALE * width:.0f}pt"  # a phone scrolls rather than shrink further
     for metadata in root.findall(f"{{{_SVG}}}metadata"):
         root.remove(metadata)
     return ElementTree.tostring(root, encoding="unicode")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
@@ -12,9 +11,10 @@ import pandas as pd
 
 from otpdag.errors import DataError, ModelError
 from otpdag.model import Model
-from otpdag.printable import printable
 from otpdag.report.graph_picture import graph_picture
+from otpdag.report.pieces import Charts, note, number, text
 from otpdag.report.run_folder import Run
+from otpdag.report.series import Steps, hidden_series, observed_columns, series
 from otpdag.tables import estimates
 
 __all__ = ["report_page"]
@@ -65,17 +65,21 @@ def report_page(run: Run, table: pd.DataFrame | None = None, *, seed: int = 0, c
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{_text(title)}</title><style>{_file('page.css')}</style></head><body>"
+        f"<title>{text(title)}</title><style>{_file('page.css')}</style></head><body>"
         f"<nav aria-label='Sections'><ul>{links}</ul></nav><main>{_head(run, table)}{body}</main>"
         f"<script>{_plotly()}</script><script>{_file('page.js')}</script></body></html>\n"
     )
 
 
 def _sections(run: Run, table: pd.DataFrame | None, seed: int, command: str) -> Iterator[_Section]:
-    counter = _Charts()
+    counter = Charts()
     yield _Section("graph", _graph(run))
     yield _Section("estimates", f'<div class="scroll">{_estimates(run)}</div>')
-    if table is not None and not run.model.graph.is_dynamic:
+    if table is not None and run.model.graph.is_dynamic:
+        steps = Steps.of(run, table)
+        yield _Section("data", series(run.model, steps, seed, counter))
+        yield _Section("hidden", hidden_series(run.model, steps, seed, counter))
+    elif table is not None:
         shown = table.head(SHOWN_ROWS)
         yield _Section("data", _data(run.model, shown, seed, counter, len(table)))
         yield _Section("checks", _checks(run.model, shown, seed, counter))
@@ -96,18 +100,18 @@ def _head(run: Run, table: pd.DataFrame | None) -> str:
         "nodes": f"{len(graph.nodes)}, {len(graph.hidden)} hidden" if graph.hidden else str(len(graph.nodes)),
         "empty cells": None if table is None else f"{_share_empty(run.model, table):.1%}",
         "method": summary.get("method"),
-        "loss": _number(summary.get("loss")),
+        "loss": number(summary.get("loss")),
         "starts": summary.get("starts"),
         "seconds": summary.get("seconds"),
         "seed": summary.get("seed"),
     }
-    listed = "".join(f"<div><dt>{k}</dt><dd>{_text(v)}</dd></div>" for k, v in facts.items() if v is not None)
+    listed = "".join(f"<div><dt>{k}</dt><dd>{text(v)}</dd></div>" for k, v in facts.items() if v is not None)
     return f"<h1>{_title(run)}</h1><dl class='facts'>{listed}</dl>{_status(summary)}"
 
 
 def _title(run: Run) -> str:
     source = run.summary.get("data")
-    return f"Fit of {_text(source)}" if source else f"Fit of a model with {len(run.model.graph.nodes)} nodes"
+    return f"Fit of {text(source)}" if source else f"Fit of a model with {len(run.model.graph.nodes)} nodes"
 
 
 def _status(summary: dict[str, Any]) -> str:
@@ -116,10 +120,10 @@ def _status(summary: dict[str, Any]) -> str:
     good = bool(summary["converged"])
     words = "The fit converged" if good else "The fit did not converge: its estimates are not the end of the search"
     reason, advice = summary.get("reason", ""), summary.get("advice", "")
-    lines = [_note(f"{words}: {reason}." if good else f"{words} ({reason}).", "good" if good else "bad")]
+    lines = [note(f"{words}: {reason}." if good else f"{words} ({reason}).", "good" if good else "bad")]
     if advice:
-        lines.append(_note(f"What to do: {advice}."))
-    return "".join(lines) + "".join(_note(note) for note in summary.get("notes", ()))
+        lines.append(note(f"What to do: {advice}."))
+    return "".join(lines) + "".join(note(line) for line in summary.get("notes", ()))
 
 
 # --- graph and estimates --------------------------------------------------------------------------------------------
@@ -128,8 +132,8 @@ def _status(summary: dict[str, Any]) -> str:
 def _graph(run: Run) -> str:
     graph = run.model.graph
     texts = "".join(
-        f'<template id="estimates-{number}"><b>{_text(node)}</b>{_estimates(run, node)}</template>'
-        for number, node in enumerate(graph.nodes)
+        f'<template id="estimates-{place}"><b>{text(node)}</b>{_estimates(run, node)}</template>'
+        for place, node in enumerate(graph.nodes)
     )
     return (
         f'<div class="graph">{graph_picture(graph)}</div>{texts}'
@@ -145,17 +149,17 @@ def _estimates(run: Run, node: str | None = None) -> str:
     columns = ["node", "parameter", "at", "estimate"] + ([] if ends is None else ["lower", "upper"])
     head = "".join(f'<th class="{_align(name)}">{name}</th>' for name in columns)
     rows, last = [], ("", "")
-    for number, row in enumerate(table.itertuples(index=False)):
+    for place, row in enumerate(table.itertuples(index=False)):
         if node is not None and row.node != node:
             continue
         owner = (str(row.node), str(row.parameter))
         cells = [
-            "" if owner[0] == last[0] else _text(owner[0]),
-            "" if owner == last else _text(owner[1]),
-            _text(row.at),
-            _number(row.value) + (" (fixed)" if row.fixed else ""),
+            "" if owner[0] == last[0] else text(owner[0]),
+            "" if owner == last else text(owner[1]),
+            text(row.at),
+            number(row.value) + (" (fixed)" if row.fixed else ""),
         ]
-        cells += [] if ends is None else [_number(ends[0][number]), _number(ends[1][number])]
+        cells += [] if ends is None else [number(ends[0][place]), number(ends[1][place])]
         marks = zip(columns, cells, strict=True)
         rows.append("<tr>" + "".join(f'<td class="{_align(name)}">{cell}</td>' for name, cell in marks) + "</tr>")
         last = owner
@@ -186,29 +190,13 @@ def _ends(run: Run, table: pd.DataFrame) -> tuple[list[Any], list[Any]] | None:
 # --- data -----------------------------------------------------------------------------------------------------------
 
 
-class _Charts:
-    """Puts figures into the page: their numbers as JSON, their place as a box."""
-
-    def __init__(self) -> None:
-        self._count = 0
-
-    def add(self, figure: Any, label: str) -> str:
-        self._count += 1
-        content = figure.to_json().replace("</", "<\\/")
-        return (
-            f'<script type="application/json" id="figure-{self._count}">{content}</script>'
-            f'<div class="chart" role="img" aria-label="{_text(label)}" data-figure="figure-{self._count}" '
-            f'style="min-height:{int(figure.layout.height or 300)}px"></div>'
-        )
-
-
-def _data(model: Model, table: pd.DataFrame, seed: int, charts: _Charts, rows: int) -> str:
+def _data(model: Model, table: pd.DataFrame, seed: int, charts: Charts, rows: int) -> str:
     from otpdag.report.charts import against_model
 
     given = table if any(type(model.mechanisms[node]).__name__ == "Given" for node in model.graph.nodes) else None
-    made = model.sample(len(table), seed=seed, given=given)
+    made = model.sample(SHOWN_ROWS if given is None else len(table), seed=seed, given=given)
     boxes = []
-    for node, column in list(_observed_columns(model, table))[:MOST_CHARTS]:
+    for node, column in list(observed_columns(model, table))[:MOST_CHARTS]:
         if column in made.columns and table[column].notna().any():
             figure = against_model(column, model.spaces[node], table[column], made[column])
             boxes.append(charts.add(figure, f"{column}: data against model"))
@@ -220,35 +208,29 @@ def _data(model: Model, table: pd.DataFrame, seed: int, charts: _Charts, rows: i
     return f'<p class="soft">{words}</p><div class="charts">{"".join(boxes)}</div>'
 
 
-def _observed_columns(model: Model, table: pd.DataFrame) -> Iterator[tuple[str, str]]:
-    for node in model.graph.observed:
-        names = [node] if node in table.columns else [f"{node}.{k}" for k in range(model.spaces[node].cells)]
-        yield from ((node, name) for name in names if name in table.columns)
-
-
-def _checks(model: Model, table: pd.DataFrame, seed: int, charts: _Charts) -> str:
+def _checks(model: Model, table: pd.DataFrame, seed: int, charts: Charts) -> str:
     from otpdag.report.charts import residuals
 
     try:
         check = model.check(table, seed=seed)
     except (ModelError, DataError) as error:
-        return f"<p class='soft'>Not available here: {_text(error)}</p>"
+        return f"<p class='soft'>Not available here: {text(error)}</p>"
     bad = [str(node) for node, value in check["excess"].items() if value > 3]
     words = (
-        f"These nodes do not follow their mechanism: {', '.join(map(_text, bad))}. Another family, another parent or a "
+        f"These nodes do not follow their mechanism: {', '.join(map(text, bad))}. Another family, another parent or a "
         "hidden node may be missing."
         if bad
         else "No node's noise differs from what its mechanism assumes by more than chance."
     )
-    note = f'<div class="note {"bad" if bad else "good"}">{words}</div>'
+    verdict = f'<div class="note {"bad" if bad else "good"}">{words}</div>'
     how = (
         '<p class="soft">The noise that each node\'s mechanism must have had, compared with fresh noise; the worst '
         "node first.</p>"
     )
-    return note + how + charts.add(residuals(check), "residual checks, worst first")
+    return verdict + how + charts.add(residuals(check), "residual checks, worst first")
 
 
-def _hidden(model: Model, table: pd.DataFrame, seed: int, charts: _Charts) -> str:
+def _hidden(model: Model, table: pd.DataFrame, seed: int, charts: Charts) -> str:
     from otpdag.report.charts import posteriors
 
     if not model.graph.hidden:
@@ -256,7 +238,7 @@ def _hidden(model: Model, table: pd.DataFrame, seed: int, charts: _Charts) -> st
     try:
         drawn = model.posterior(table, draws=POSTERIOR_DRAWS, seed=seed)
     except (ModelError, DataError) as error:
-        return f"<p class='soft'>Not available here: {_text(error)}</p>"
+        return f"<p class='soft'>Not available here: {text(error)}</p>"
     boxes = []
     for node in model.graph.hidden:
         for column in [name for name in drawn.columns if name == node or str(name).startswith(f"{node}.")]:
@@ -266,10 +248,10 @@ def _hidden(model: Model, table: pd.DataFrame, seed: int, charts: _Charts) -> st
     return f'<p class="soft">{words}</p><div class="charts">{"".join(boxes[:MOST_CHARTS])}</div>'
 
 
-def _gaps(model: Model, table: pd.DataFrame, charts: _Charts) -> str:
+def _gaps(model: Model, table: pd.DataFrame, charts: Charts) -> str:
     from otpdag.report.charts import gaps_by_column, gaps_together
 
-    own = table[[column for _, column in _observed_columns(model, table)]]
+    own = table[[column for _, column in observed_columns(model, table)]]
     if not own.shape[1] or not own.isna().to_numpy().any():
         return "<p>No cell of the model's columns is empty.</p>"
     words = (
@@ -284,14 +266,14 @@ def _gaps(model: Model, table: pd.DataFrame, charts: _Charts) -> str:
 
 
 def _share_empty(model: Model, table: pd.DataFrame) -> float:
-    own = table[[column for _, column in _observed_columns(model, table)]]
+    own = table[[column for _, column in observed_columns(model, table)]]
     return float(own.isna().to_numpy().mean()) if own.size else 0.0
 
 
 # --- the search, and how to repeat it -------------------------------------------------------------------------------
 
 
-def _search(run: Run, charts: _Charts) -> str:
+def _search(run: Run, charts: Charts) -> str:
     from otpdag.report.charts import learning
 
     parts = []
@@ -314,23 +296,10 @@ def _again(run: Run, command: str) -> str:
     }
     lines = [command] if command else []
     lines += [f"# {key}: {value}" for key, value in known.items()]
-    return f"<pre>{_text(chr(10).join(lines))}</pre>" if lines else ""
+    return f"<pre>{text(chr(10).join(lines))}</pre>" if lines else ""
 
 
 # --- small things ---------------------------------------------------------------------------------------------------
-
-
-def _note(words: str, kind: str = "") -> str:
-    return f'<div class="note {kind}">{_text(words)}</div>'
-
-
-def _text(value: object) -> str:
-    """Names and values come from files: no tag and no control character of theirs reaches the page."""
-    return html.escape(printable(str(value), keep="\n"))
-
-
-def _number(value: Any) -> str:
-    return "" if value is None or pd.isna(value) else f"{float(value):.5g}"
 
 
 def _file(name: str) -> str:
