@@ -16,7 +16,7 @@ def test_read_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = pd.DataFrame({"a": [1, 2], "b": ["x", "y"]})
     table.to_csv(tmp_path / "table.csv", index=False)
     pd.testing.assert_frame_equal(read_table(str(tmp_path / "table.csv")), table)
-    with pytest.raises(DataError, match=r"path must end in \.csv or \.parquet; got 'table.xls'"):
+    with pytest.raises(DataError, match=r"path must end in \.csv, \.tsv or \.parquet; got 'table.xls'"):
         read_table("table.xls")
     with pytest.raises(DataError, match=r"path must be a file that exists; got 'nowhere.csv'"):
         read_table("nowhere.csv")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from otpdag.cli import fit_command, reproducing, use_commands
+from otpdag.cli import fit_command, init_command, reproducing, use_commands
 from otpdag.cli.console import FriendlyGroup
 
 __all__ = ["app", "main"]
@@ -16,11 +16,12 @@ app = typer.Typer(
     cls=FriendlyGroup,
     help="Estimate the parameters of a directed graphical model from incomplete data, by optimal transport.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("init")(init_command.init)
 app.command("fit")(fit_command.fit)
 app.command("show")(use_commands.show)
 app.command("sample")(use_commands.sample)
@@ -29,6 +30,7 @@ app.command("impute")(use_commands.impute)
 app.command("score")(use_commands.score)
 app.command("check")(use_commands.check)
 app.command("report")(use_commands.report)
+app.command("schema")(init_command.schema)
 app.command("reproduce")(reproducing.reproduce)
 
 

@@ -96,9 +96,12 @@ def _written(value: Any) -> str:
 
 def check_shape(path: Path) -> None:
     """Refuse a CSV file whose rows have more cells than its header: pandas would shift all columns."""
+    separator = "\t" if path.suffix == ".tsv" else ","
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            header, first = itertools.islice((row for row in csv.reader(file) if any(row) or len(row) > 1), 2)
+            header, first = itertools.islice(
+                (row for row in csv.reader(file, delimiter=separator) if any(row) or len(row) > 1), 2
+            )
     except (ValueError, csv.Error):  # no rows, or nothing that a CSV reader reads: pandas says what
         return
     if len(first) > len(header):

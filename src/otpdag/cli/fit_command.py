@@ -34,7 +34,9 @@ class MethodName(StrEnum):
 
 def fit(
     model_file: Annotated[Path, typer.Argument(metavar="MODEL.YAML", help="Graph and mechanisms.")],
-    data: Annotated[Path, typer.Argument(metavar="DATA", help="A .csv or .parquet table; empty cells are missing.")],
+    data: Annotated[
+        Path, typer.Argument(metavar="DATA", help="A .csv, .tsv or .parquet table, or - for CSV from standard input.")
+    ],
     out_folder: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="Where results go.")],
     method: Annotated[MethodName, typer.Option(help="How to estimate.")] = MethodName.auto,
     seed: Annotated[int, typer.Option(min=0, max=LONGEST_SEED, help="Determines the run.")] = 0,

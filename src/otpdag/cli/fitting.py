@@ -23,7 +23,7 @@ from otpdag.cli.console import RUN_FILES, check_folder, note_written, out, say, 
 from otpdag.cli.csv_files import check_cells
 from otpdag.cli.model_file import read_model_file
 from otpdag.cli.printing import estimates_table, headline
-from otpdag.cli.table_files import as_steps, csv_text, file_hash, table_at
+from otpdag.cli.table_files import STANDARD_INPUT, as_steps, csv_text, file_hash, table_at
 from otpdag.engine import FitResult
 from otpdag.engine import fit as fit_model
 from otpdag.errors import ColumnTypeWarning, ConvergenceWarning, DataError, ModelError
@@ -157,7 +157,8 @@ def _source(data: Path, sequence: str | None, time: str | None) -> dict[str, str
     words = ["otpdag", *sys.argv[1:]] if Path(sys.argv[0]).stem == "otpdag" else []
     command = {"command": shlex.join(words)} if words else {}
     order = {key: name for key, name in (("sequence", sequence), ("time", time)) if name is not None}
-    return {"data": str(data), "data_sha256": file_hash(data), **order, **command}
+    place = {} if data == STANDARD_INPUT else {"data": str(data), "data_sha256": file_hash(data)}
+    return {**place, **order, **command}
 
 
 def _summary(result: FitResult) -> dict[str, Any]:

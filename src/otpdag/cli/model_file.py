@@ -47,7 +47,7 @@ from otpdag.mechanisms.spec import registered
 from otpdag.model import Model
 from otpdag.spaces import Space, space_from
 
-__all__ = ["ModelFile", "parse_model_file", "read_model_file"]
+__all__ = ["ModelFile", "needs_code", "parse_model_file", "read_model_file"]
 
 MOST_ERRORS = 3  # that one message names
 MOST_BYTES, MOST_DEPTH, MOST_VALUES = 4 << 20, 24, 200_000  # of a file: beyond any model that was written by hand
@@ -259,13 +259,21 @@ def _arguments(node: str, entry: Mapping[str, Any]) -> tuple[type[Mechanism], di
 
 
 def _check_code(node: str, kind: type[Mechanism]) -> None:
-    for name, parameter in inspect.signature(kind.__init__).parameters.items():
-        code = "Callable" in str(parameter.annotation) or "Module" in str(parameter.annotation)
-        if code and parameter.default is parameter.empty:
-            raise ModelError(
-                f"nodes.{node}.type: {kind.__name__} needs code ({name!r}), which a model file cannot hold; build the "
-                "model in Python"
-            )
+    for name in needs_code(kind):
+        raise ModelError(
+            f"nodes.{node}.type: {kind.__name__} needs code ({name!r}), which a model file cannot hold; build the "
+            "model in Python"
+        )
+
+
+def needs_code(kind: type[Mechanism]) -> list[str]:
+    """Arguments of a mechanism that are code and must be given, which no file can do."""
+    arguments = inspect.signature(kind.__init__).parameters.items()
+    return [
+        name
+        for name, one in arguments
+        if one.default is one.empty and ("Callable" in str(one.annotation) or "Module" in str(one.annotation))
+    ]
 
 
 class _Setting(BaseModel):

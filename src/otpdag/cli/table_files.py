@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import io
+import tempfile
 import warnings
 from pathlib import Path
 
 import pandas as pd
+import typer
 
 from otpdag.cli.console import RUN_FILES, say, warn, write_file, write_out
 from otpdag.cli.csv_files import check_digits, check_shape
@@ -16,11 +18,17 @@ from otpdag.errors import DataError
 from otpdag.files import finish_transaction
 from otpdag.model import Model, load
 
-__all__ = ["as_steps", "csv_text", "file_hash", "model_at", "put_table", "table_at"]
+__all__ = ["STANDARD_INPUT", "as_steps", "csv_text", "file_hash", "model_at", "put_table", "table_at"]
+
+
+STANDARD_INPUT = Path("-")
+"""What stands for CSV that is piped in."""
 
 
 def table_at(path: Path) -> pd.DataFrame:
-    """Read a table; one whose rows have more cells than its header is refused."""
+    """Read a table; one whose rows have more cells than its header is refused. ``-`` is CSV from standard input."""
+    if path == STANDARD_INPUT:
+        return _piped()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", pd.errors.DtypeWarning)  # mixed columns are told by their cell, later
@@ -29,10 +37,18 @@ def table_at(path: Path) -> pd.DataFrame:
         raise
     except (ValueError, OSError, OverflowError, MemoryError) as error:  # pandas' parser errors are ValueErrors
         raise DataError(f"{path}: cannot be read as a table: {error}") from None
-    if path.suffix == ".csv":
+    if path.suffix in (".csv", ".tsv"):
         check_shape(path)
         check_digits(table)
     return table
+
+
+def _piped() -> pd.DataFrame:
+    """Standard input, by way of a file, so that it is checked like one."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "standard-input.csv"
+        path.write_bytes(typer.get_binary_stream("stdin").read())
+        return table_at(path)
 
 
 def as_steps(table: pd.DataFrame, sequence: str | None, time: str | None) -> pd.DataFrame | Sequences:
@@ -53,17 +69,19 @@ def model_at(path: Path) -> Model:
 
 
 def put_table(table: pd.DataFrame, path: Path | None, *, index: bool = False) -> None:
-    """Write CSV to a file, or to standard output."""
+    """Write a file, as CSV unless it ends in ``.tsv`` or ``.parquet``; or CSV to standard output."""
     if path is None:
         write_out(csv_text(table, index=index))
         return
-    write_file(path, _as_parquet(table, path, index) if path.suffix == ".parquet" else csv_text(table, index=index))
+    separator = "\t" if path.suffix == ".tsv" else ","
+    parquet = path.suffix == ".parquet"
+    write_file(path, _as_parquet(table, path, index) if parquet else csv_text(table, index=index, separator=separator))
     say(f"wrote {len(table):,} rows to {path}")
 
 
-def csv_text(table: pd.DataFrame, *, index: bool = False) -> str:
-    """A table as CSV."""
-    return str(table.to_csv(index=index, lineterminator="\n"))
+def csv_text(table: pd.DataFrame, *, index: bool = False, separator: str = ",") -> str:
+    """A table as CSV, or with another separator."""
+    return str(table.to_csv(sep=separator, index=index, lineterminator="\n"))
 
 
 def _as_parquet(table: pd.DataFrame, path: Path, index: bool) -> bytes:

@@ -15,7 +15,9 @@ __all__ = ["check", "impute", "posterior", "report", "sample", "score", "show"]
 MOST_ROWS, MOST_DRAWS = 10_000_000, 100_000  # what one machine can hold
 
 ModelPath = Annotated[Path, typer.Argument(metavar="MODEL.OTP", help="A saved model, or the folder of a fit.")]
-DataPath = Annotated[Path, typer.Argument(metavar="DATA", help="A .csv or .parquet table; empty cells are missing.")]
+DataPath = Annotated[
+    Path, typer.Argument(metavar="DATA", help="A .csv, .tsv or .parquet table, or - for CSV from standard input.")
+]
 OutFile = Annotated[
     Path | None, typer.Option("--out", "-o", metavar="FILE", help="CSV file; standard output if left out.")
 ]
@@ -26,6 +28,8 @@ SequenceColumn = Annotated[
 TimeColumn = Annotated[
     str | None, typer.Option("--time", metavar="COLUMN", help="Lagged edges: column that orders steps.")
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="Write JSON to standard output.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but warnings and errors.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]
 
 
@@ -36,11 +40,11 @@ class ScoreKind(StrEnum):
     likelihood = "likelihood"
 
 
-def show(model_path: ModelPath) -> None:
+def show(model_path: ModelPath, as_json: AsJson = False) -> None:
     """Print a model's graph, mechanisms and parameters."""
     from otpdag.cli import using
 
-    using.show(model_path)
+    using.show(model_path, as_json=as_json)
 
 
 def sample(
@@ -127,6 +131,7 @@ def score(
     seed: Seed = 0,
     sequence: SequenceColumn = None,
     time: TimeColumn = None,
+    as_json: AsJson = False,
 ) -> None:
     """Measure how far rows are from a model: a transport distance (small is good) or the mean log-likelihood."""
     from otpdag.cli import using
@@ -138,14 +143,15 @@ def score(
         seed=seed,
         sequence=sequence,
         time=time,
+        as_json=as_json,
     )
 
 
-def check(model_path: ModelPath, data: DataPath, seed: Seed = 0) -> None:
+def check(model_path: ModelPath, data: DataPath, seed: Seed = 0, as_json: AsJson = False) -> None:
     """Tell which node fits badly: distances between its recovered noise and fresh noise, the worst node first."""
     from otpdag.cli import using
 
-    using.check(model_path, data, seed=seed)
+    using.check(model_path, data, seed=seed, as_json=as_json)
 
 
 def report(
@@ -158,6 +164,7 @@ def report(
         typer.Option("--out", "-o", metavar="FILE", help="HTML file; by default report.html in FOLDER."),
     ] = None,
     seed: Seed = 0,
+    quiet: Quiet = False,
     force: Force = False,
 ) -> None:
     """Write one HTML page about a fit: graph, estimates, data against model, checks, gaps, search.
@@ -166,4 +173,4 @@ def report(
     """
     from otpdag.cli import using
 
-    using.report(run_folder, data, out_file=out_file, seed=seed, force=force)
+    using.report(run_folder, data, out_file=out_file, seed=seed, quiet=quiet, force=force)

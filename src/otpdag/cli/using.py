@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,9 +26,12 @@ if TYPE_CHECKING:
 __all__ = ["check", "impute", "posterior", "report", "sample", "score", "show"]
 
 
-def show(model_path: Path) -> None:
+def show(model_path: Path, *, as_json: bool) -> None:
     """Print a model's graph, mechanisms and parameters."""
     model = model_at(model_path)
+    if as_json:
+        _put_json(_described(model))
+        return
     console = out()
     console.print(str(model), markup=False)
     if model.is_fitted:
@@ -116,10 +120,14 @@ def score(
     seed: int,
     sequence: str | None,
     time: str | None,
+    as_json: bool,
 ) -> None:
     """Measure how far rows are from a model: a transport distance (small is good) or the mean log-likelihood."""
     model = model_at(model_path)
     value = model.score(as_steps(_table_for(model, data), sequence, time), kind=kind, seed=seed)
+    if as_json:
+        _put_json({"kind": kind, "score": value})
+        return
     say(
         "energy distance between the rows and as many model samples; smaller is better"
         if kind == "transport"
@@ -128,10 +136,13 @@ def score(
     typer.echo(f"{value:.6g}")
 
 
-def check(model_path: Path, data: Path, *, seed: int) -> None:
+def check(model_path: Path, data: Path, *, seed: int, as_json: bool) -> None:
     """Tell which node fits badly: distances between its recovered noise and fresh noise, the worst node first."""
     model = model_at(model_path)
     residuals = model.check(_table_for(model, data), seed=seed)
+    if as_json:
+        _put_json([{"node": str(node), **row.to_dict()} for node, row in residuals.iterrows()])
+        return
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("node")
     for title in residuals.columns:
@@ -142,7 +153,7 @@ def check(model_path: Path, data: Path, *, seed: int) -> None:
     say("excess: standard deviations above what chance gives; above about 3 the node is misspecified")
 
 
-def report(run_folder: Path, data: Path | None, *, out_file: Path | None, seed: int, force: bool) -> None:
+def report(run_folder: Path, data: Path | None, *, out_file: Path | None, seed: int, quiet: bool, force: bool) -> None:
     """Write one HTML page about a fit."""
     from otpdag.report import read_run, report_page
 
@@ -152,7 +163,26 @@ def report(run_folder: Path, data: Path | None, *, out_file: Path | None, seed: 
     check_file(target, force=force or out_file is None)
     table = _fitted_table(run, data)
     write_file(target, report_page(run, table, seed=seed, command=str(run.summary.get("command", ""))))
-    say(f"wrote {target}")
+    if not quiet:
+        say(f"wrote {target}")
+
+
+def _put_json(content: Any) -> None:
+    write_out(json.dumps(content, indent=1) + "\n")
+
+
+def _described(model: Model) -> dict[str, Any]:
+    graph = model.graph
+    return {
+        "edges": [*map(list, graph.edges), *([edge.parent, edge.child, edge.by] for edge in graph.lags)],
+        "hidden": list(graph.hidden),
+        "nodes": {node: type(mechanism).__name__ for node, mechanism in model.mechanisms.items()},
+        "params": {
+            node: {name: value.tolist() for name, value in values.items()} for node, values in model.params().items()
+        }
+        if model.is_fitted
+        else None,
+    }
 
 
 def _fitted_table(run: Run, path: Path | None) -> pd.DataFrame | None:

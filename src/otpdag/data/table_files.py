@@ -1,4 +1,4 @@
-"""Tables in files: CSV and Parquet."""
+"""Tables in files: CSV, TSV and Parquet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def read_table(path: str | Path) -> pd.DataFrame:
     """Read a table from a file.
 
     Args:
-        path: A file that ends in ``.csv`` or ``.parquet``; the latter needs pyarrow.
+        path: A file that ends in ``.csv``, ``.tsv`` (cells between tabs) or ``.parquet``; the last needs pyarrow.
 
     Returns:
         The table.
@@ -24,12 +24,12 @@ def read_table(path: str | Path) -> pd.DataFrame:
         DataError: The file is of another kind, does not exist, or needs a package that is not installed.
     """
     path = Path(path)
-    if path.suffix not in (".csv", ".parquet"):
-        raise DataError(f"path must end in .csv or .parquet; got {str(path)!r}")
+    if path.suffix not in (".csv", ".tsv", ".parquet"):
+        raise DataError(f"path must end in .csv, .tsv or .parquet; got {str(path)!r}")
     if not path.is_file():
         raise DataError(f"path must be a file that exists; got {str(path)!r}")
-    if path.suffix == ".csv":
-        return pd.read_csv(path)
+    if path.suffix != ".parquet":
+        return pd.read_csv(path, sep="\t" if path.suffix == ".tsv" else ",")
     try:
         return pd.read_parquet(path)
     except ImportError as error:
@@ -41,7 +41,7 @@ def write_table(table: pd.DataFrame, path: str | Path, *, index: bool = False) -
 
     Args:
         table: The table.
-        path: A file; one that ends in ``.parquet`` needs pyarrow, any other becomes CSV.
+        path: A file; one that ends in ``.parquet`` needs pyarrow, ``.tsv`` has tabs, any other becomes CSV.
         index: Whether the index becomes a column.
 
     Raises:
@@ -50,7 +50,7 @@ def write_table(table: pd.DataFrame, path: str | Path, *, index: bool = False) -
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix != ".parquet":
-        table.to_csv(path, index=index, lineterminator="\n")
+        table.to_csv(path, sep="\t" if path.suffix == ".tsv" else ",", index=index, lineterminator="\n")
         return
     try:
         table.to_parquet(path, index=index)

@@ -55,12 +55,14 @@ class ColumnType:
         space: What its values are; None if it cannot be a node at all.
         reason: Why, in words.
         doubt: What speaks against it and what to do then; empty if nothing does.
+        useless: Whether a model is better off without it: ids, names, dates as text, a constant.
     """
 
     column: str
     space: Space | None
     reason: str
     doubt: str = ""
+    useless: bool = False
 
     @property
     def kind(self) -> str:
@@ -163,7 +165,8 @@ def _of_text(name: str, present: pd.Series[Any]) -> ColumnType:
     levels = present.map(as_label).nunique()
     decided = _of_levels(name, levels, len(present), "text")
     if levels > _MOST_CATEGORIES_GUESSED and _are_dates(present):
-        return ColumnType(name, decided.space, decided.reason, "dates? then make them numbers, or leave the column out")
+        doubt = "dates? then make them numbers, or leave the column out"
+        return ColumnType(name, decided.space, decided.reason, doubt, useless=True)
     return decided
 
 
@@ -188,7 +191,8 @@ def _of_levels(name: str, levels: int, rows: int, what: str) -> ColumnType:
         doubt = f"{levels} levels in {rows} rows: names or ids rather than kinds; leave the column out"
     elif levels > _MANY_LEVELS:
         doubt = f"{levels} levels need many rows: join rare ones, or leave the column out"
-    return ColumnType(name, Discrete(max(2, levels)), reason, doubt)
+    useless = levels == 1 or (rows >= _FEW_ROWS and levels >= _SHARE_OF_NAMES * rows)
+    return ColumnType(name, Discrete(max(2, levels)), reason, doubt, useless)
 
 
 def _are_dates(present: pd.Series[Any]) -> bool:
@@ -204,7 +208,7 @@ def _of_numbers(name: str, numbers: Floats) -> ColumnType:
     levels = len(distinct)
     if levels == 1:
         doubt = "constant: it tells nothing of other columns"
-        return ColumnType(name, Real(), f"one value, {distinct[0]:g}", doubt)
+        return ColumnType(name, Real(), f"one value, {distinct[0]:g}", doubt, useless=True)
     whole = bool(np.isfinite(distinct).all() and (distinct == np.floor(distinct)).all())
     if levels == 2 and (_is_repeated(numbers, 2) or (whole and distinct[0] == 0 and distinct[1] == 1)):
         return ColumnType(name, Discrete(2), f"two values, {_shown(distinct)}")
@@ -240,7 +244,7 @@ def _of_many_whole(name: str, numbers: Floats, distinct: Floats) -> ColumnType:
     reason = f"whole numbers from {low:g} to {distinct[-1]:g}"
     if _is_row_number(numbers, distinct):
         doubt = "every row has its own, nearly one after another: an id, a row number or a time; leave an id out"
-        return ColumnType(name, Real(), reason, doubt)
+        return ColumnType(name, Real(), reason, doubt, useless=True)
     if unlike := _unlike_counts(numbers, low, mean):
         return ColumnType(name, Real(), f"{reason}, {unlike}", _doubt_of_real(numbers, distinct))
     ratio = float(numbers.var()) / mean
