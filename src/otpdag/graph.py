@@ -8,9 +8,11 @@ acyclic.
 from __future__ import annotations
 
 import heapq
+import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from otpdag.errors import GraphError, listed
@@ -127,6 +129,12 @@ class Graph:
 
     def __len__(self) -> int:
         return len(self.nodes)
+
+    def _repr_svg_(self) -> str:
+        """The drawing, for notebooks; it lies far above graphs, so that it is looked up when one asks for it."""
+        buffer = io.StringIO()
+        import_module("otpdag.plots").draw_graph(self).savefig(buffer, format="svg", metadata={"Date": None})
+        return buffer.getvalue()
 
     def __repr__(self) -> str:
         if len(self.edges) + len(self.lags) > _REPR_EDGES:

@@ -59,7 +59,8 @@ class Monitor:
                 MofNCompleteColumn(),
                 TextColumn("loss {task.fields[loss]}"),
                 TimeElapsedColumn(),
-                console=Console(stderr=True),
+                # as text in notebooks too, where rich would ask for ipywidgets
+                console=Console(stderr=True, force_jupyter=False),
             )
             self._progress.start()
         return self

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -18,9 +20,13 @@ from otpdag.objective import Problem
 from otpdag.structure import pack
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from otpdag.model import Model
 
 __all__ = ["FitResult", "Status"]
+
+PICTURES = ("classes", "effects", "estimates", "fit", "hidden")
 
 
 @dataclass(frozen=True)
@@ -103,6 +109,27 @@ class FitResult:
         point = pack({key: raw[key] for key in self.problem.shapes})
         options = BootstrapOptions(draws=draws, level=level, seed=seed, jobs=jobs)
         return bootstrap_table(self.problem.in_units(), point, options)
+
+    def plot(self, what: str = "estimates", *arguments: Any, **options: Any) -> Figure:
+        """A picture: ``result.plot("fit", table)`` is ``otp.plots.plot_fit(result, table)``.
+
+        Args:
+            what: ``"estimates"``, ``"fit"``, ``"hidden"``, ``"classes"`` or ``"effects"``.
+            arguments: Passed on.
+            options: Passed on.
+
+        Raises:
+            ModelError: There is no such picture.
+        """
+        if what not in PICTURES:
+            raise ModelError(f"what must be one of {', '.join(PICTURES)}; got {what!r}")
+        # pictures lie above fits, so that they are looked up when one is asked for
+        figure: Figure = getattr(import_module("otpdag.plots"), f"plot_{what}")(self, *arguments, **options)
+        return figure
+
+    def _repr_html_(self) -> str:
+        notes = "".join(f"<li>{html.escape(note)}</li>" for note in self.notes)
+        return f"<p>{html.escape(repr(self))}</p><ul>{notes}</ul>{self.model._repr_html_()}"
 
     def __repr__(self) -> str:
         kept = next((r.number for r in self.restarts if r.kept), 0)

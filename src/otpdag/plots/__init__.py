@@ -1,10 +1,31 @@
-"""Figures: the graph of a model, the course of a fit, and segments of a series.
+"""Figures: the graph of a model, the course of a fit, a model beside its data, and segments of a series.
 
 Every function returns a :class:`matplotlib.figure.Figure`, shows nothing, and leaves pyplot alone.
 """
 
 from otpdag.plots.curves import learning_curve, search_curve
 from otpdag.plots.graph_drawing import draw_graph
+from otpdag.plots.pictures import (
+    plot_classes,
+    plot_effects,
+    plot_estimates,
+    plot_fit,
+    plot_hidden,
+    plot_missing,
+    plot_pairs,
+)
 from otpdag.plots.segments import plot_segments
 
-__all__ = ["draw_graph", "learning_curve", "plot_segments", "search_curve"]
+__all__ = [
+    "draw_graph",
+    "learning_curve",
+    "plot_classes",
+    "plot_effects",
+    "plot_estimates",
+    "plot_fit",
+    "plot_hidden",
+    "plot_missing",
+    "plot_pairs",
+    "plot_segments",
+    "search_curve",
+]

@@ -1,0 +1,380 @@
+"""Pictures of a model beside its data: distributions, pairs, gaps, hidden nodes, classes, estimates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from otpdag.engine import FitResult
+from otpdag.errors import DataError, ModelError
+from otpdag.model import Model
+from otpdag.plots.style import COLOURS, INK, PALE_INK, SMALL_FONT, figure_of
+from otpdag.spaces import Space
+from otpdag.tables import estimates
+
+__all__ = [
+    "plot_classes",
+    "plot_effects",
+    "plot_estimates",
+    "plot_fit",
+    "plot_hidden",
+    "plot_missing",
+    "plot_pairs",
+]
+
+Fitted: TypeAlias = Model | FitResult
+Floats: TypeAlias = NDArray[np.float64]
+
+MOST_LEVELS = 25  # bars that can be told apart
+MADE_ROWS = 5_000  # of the model, for a smooth picture
+ACROSS = 3  # pictures in a row
+DATA, MODEL = COLOURS[0], COLOURS[1]
+
+
+def plot_fit(fitted: Fitted, data: pd.DataFrame, *, nodes: Sequence[str] | None = None, seed: int = 0) -> Figure:
+    """Data against model: for each observed column the shares of its values beside those that the model makes.
+
+    Args:
+        fitted: A fitted model, or the result of a fit.
+        data: A table with the model's columns; empty cells are left out.
+        nodes: Which columns; all observed ones by default.
+        seed: Determines the model's rows.
+
+    >>> from otpdag import Graph, fit
+    >>> table = pd.DataFrame({"x": np.linspace(-1, 1, 50), "y": ["a", "b"] * 25})
+    >>> result = fit(Model.from_frame(Graph([("y", "x")]), table), table, restarts=1)
+    >>> [ax.get_title() for ax in plot_fit(result, table).axes]
+    ['y', 'x']
+    """
+    model = _model(fitted)
+    _refuse_sequences(model, "plot_fit")
+    given = data if model.structure.given else None
+    made = model.sample(MADE_ROWS if given is None else len(data), seed=seed, given=given)
+    columns = [
+        (node, name)
+        for node, name in _columns(model, data)
+        if name in made.columns and (nodes is None or node in nodes or name in nodes)
+    ]
+    if not columns:
+        raise DataError(f"nodes must name observed columns of the table; got {list(nodes or [])}")
+    figure, axes = _grid(len(columns))
+    for ax, (node, name) in zip(axes, columns, strict=True):
+        _distribution(ax, model.spaces[node], data[name].dropna(), made[name])
+        ax.set_title(name, fontsize=10)
+    axes[0].legend(frameon=False, fontsize=SMALL_FONT)
+    return figure
+
+
+def plot_pairs(
+    data: pd.DataFrame, *, columns: Sequence[str] | None = None, groups: Sequence[Any] | None = None
+) -> Figure:
+    """Every pair of number columns as points, in the colours of groups; on the diagonal each column by group.
+
+    Args:
+        data: A table.
+        columns: Which columns; by default those that hold numbers, at most six.
+        groups: A label for each row, for instance from :meth:`Model.predict`; one colour if left out.
+
+    >>> table = pd.DataFrame({"x": [0.0, 1.0, 2.0], "y": [1.0, 0.5, 0.1]})
+    >>> len(plot_pairs(table, groups=["a", "b", "a"]).axes)
+    4
+    """
+    names = list(columns) if columns is not None else list(data.select_dtypes("number").columns[:6])
+    if not names:
+        raise DataError("columns must name number columns; the table has none")
+    codes, labels = pd.factorize(np.asarray(groups if groups is not None else [""] * len(data)), sort=True)
+    if len(codes) != len(data):
+        raise DataError(f"groups must have a label for each of {len(data)} rows; got {len(codes)}")
+    side = max(3.2, 1.9 * len(names))
+    figure = Figure(figsize=(side, side), layout="constrained")
+    grid = figure.subplots(len(names), len(names), squeeze=False)
+    for row, below in enumerate(names):
+        for column, left in enumerate(names):
+            ax = grid[row, column]
+            _pair(ax, data, left, below, codes, len(labels))
+            ax.tick_params(labelsize=SMALL_FONT - 1)
+            ax.set_xlabel(left if row == len(names) - 1 else "", fontsize=SMALL_FONT)
+            ax.set_ylabel(below if column == 0 else "", fontsize=SMALL_FONT)
+    if len(labels) > 1:
+        marks = [grid[0, 0].plot([], [], "o", color=_colour(k), label=str(label))[0] for k, label in enumerate(labels)]
+        figure.legend(handles=marks, loc="outside right upper", frameon=False, fontsize=SMALL_FONT)
+    return figure
+
+
+def plot_missing(data: pd.DataFrame, *, most_rows: int = 500, ax: Axes | None = None) -> Figure:
+    r"""Which cells are empty: a line for each row (the first ones), a column for each column, empty cells dark.
+
+    >>> figure = plot_missing(pd.DataFrame({"x": [1.0, None], "y": [None, 2.0]}))
+    >>> [text.get_text() for text in figure.axes[0].get_xticklabels()]
+    ['x\n50 %', 'y\n50 %']
+    """
+    ax = ax or Figure(figsize=(max(4.0, 0.55 * data.shape[1] + 1.5), 3.6), layout="constrained").add_subplot()
+    holes = data.isna().head(most_rows).to_numpy()
+    ax.imshow(holes, aspect="auto", interpolation="nearest", cmap=ListedColormap(["#e8eef5", INK]), vmin=0, vmax=1)
+    shares = data.isna().mean()
+    turned = data.shape[1] > 10
+    ax.set_xticks(
+        range(data.shape[1]),
+        [f"{name}\n{share:.0%}".replace("%", " %") for name, share in shares.items()],
+        fontsize=SMALL_FONT,
+        rotation=90 if turned else 0,
+    )
+    ax.set_ylabel("row")
+    return figure_of(ax)
+
+
+def plot_hidden(
+    fitted: Fitted, data: pd.DataFrame, node: str | None = None, *, rows: int = 60, draws: int = 200, seed: int = 0
+) -> Figure:
+    """What rows say about a hidden node: for a number its mean and central 90 % by row, sorted; for a category shares.
+
+    Args:
+        fitted: A fitted model, or the result of a fit.
+        data: A table.
+        node: The hidden node; the first one by default.
+        rows: How many rows are shown.
+        draws: Draws of the posterior.
+        seed: Determines them.
+    """
+    model = _model(fitted)
+    _refuse_sequences(model, "plot_hidden")
+    if not model.graph.hidden or (node is not None and node not in model.graph.hidden):
+        raise ModelError(f"node must be a hidden node, of {list(model.graph.hidden)}; got {node!r}")
+    node = model.graph.hidden[0] if node is None else node
+    drawn = model.posterior(data.head(rows), draws=draws, seed=seed)
+    column = node if node in drawn.columns else f"{node}.0"
+    by_row = drawn[column].groupby(level=0, sort=False)
+    ax = Figure(figsize=(7.5, 3.2), layout="constrained").add_subplot()
+    if model.spaces[node].is_discrete:
+        shares = drawn[column].groupby(level=0, sort=False).value_counts(normalize=True).unstack(fill_value=0.0)
+        order = shares.idxmax(axis=1).sort_values(kind="stable").index
+        base = np.zeros(len(order))
+        for number, label in enumerate(shares.columns):
+            heights = shares.loc[order, label].to_numpy(dtype=float)
+            ax.bar(range(len(order)), heights, bottom=base, width=1.0, color=_colour(number), label=str(label))
+            base += heights
+        ax.legend(frameon=False, fontsize=SMALL_FONT, loc="center left", bbox_to_anchor=(1.0, 0.5), title=node)
+        ax.set(xlabel="row, by its most probable category", ylabel="probability", ylim=(0, 1))
+    else:
+        middle = by_row.mean().sort_values()
+        ends = by_row.quantile([0.05, 0.95]).unstack().loc[middle.index]
+        ax.vlines(range(len(middle)), ends[0.05], ends[0.95], color=PALE_INK, linewidth=2)
+        ax.plot(range(len(middle)), middle, "o", color=MODEL, markersize=3.5)
+        ax.set(xlabel="row, by its mean", ylabel=f"{column} (mean, central 90 %)")
+    ax.spines[["top", "right"]].set_visible(False)
+    return figure_of(ax)
+
+
+def plot_classes(fitted: Fitted, data: pd.DataFrame, node: str | None = None, *, seed: int = 0) -> Figure:
+    """Profiles of a hidden category: for each class the distribution of every observed column, as the model makes it.
+
+    Numbers are shown by mean and central 80 %, categories by shares.
+
+    Args:
+        fitted: A fitted model, or the result of a fit.
+        data: The table, which tells the columns.
+        node: The hidden category; the first one by default.
+        seed: Determines the model's rows.
+    """
+    model = _model(fitted)
+    _refuse_sequences(model, "plot_classes")
+    classes = [name for name in model.graph.hidden if model.spaces[name].is_discrete]
+    if not classes or (node is not None and node not in classes):
+        raise ModelError(f"node must be a hidden category, of {classes}; got {node!r}")
+    node = classes[0] if node is None else node
+    made = model.sample(MADE_ROWS * 2, seed=seed, given=None)
+    labels = list(model.labels(node))
+    columns = list(_columns(model, data))
+    figure, axes = _grid(len(columns))
+    for ax, (owner, name) in zip(axes, columns, strict=True):
+        if model.spaces[owner].is_discrete:
+            shares = pd.crosstab(made[node], made[name], normalize="index").reindex(labels)
+            base = np.zeros(len(labels))
+            for number, level in enumerate(shares.columns[:MOST_LEVELS]):
+                ax.bar(range(len(labels)), shares[level], bottom=base, color=_colour(number), label=str(level))
+                base += shares[level].to_numpy(dtype=float)
+            ax.legend(frameon=False, fontsize=SMALL_FONT - 1)
+        else:
+            values = made[name].astype(float).groupby(made[node])
+            middle, low, high = (
+                part.reindex(labels) for part in (values.mean(), values.quantile(0.1), values.quantile(0.9))
+            )
+            colours = [_colour(k) for k in range(len(labels))]
+            ax.vlines(range(len(labels)), low, high, color=colours, linewidth=6, alpha=0.35)
+            ax.scatter(range(len(labels)), middle, color=colours, zorder=3)
+            ax.set_xlim(-0.6, len(labels) - 0.4)
+        shares_of_classes = made[node].value_counts(normalize=True)
+        ax.set_xticks(range(len(labels)), [f"{label}\n{shares_of_classes.get(label, 0.0):.0%}" for label in labels])
+        ax.set_title(name, fontsize=10)
+        ax.spines[["top", "right"]].set_visible(False)
+    figure.supxlabel(f"class of {node}, and its share", fontsize=SMALL_FONT + 1)
+    return figure
+
+
+def plot_estimates(
+    fitted: Fitted,
+    *,
+    intervals: pd.DataFrame | None = None,
+    nodes: Sequence[str] | None = None,
+    parameter: str | None = None,
+) -> Figure:
+    """A forest of estimates: one line for each number that was learned, with its interval where there is one.
+
+    Args:
+        fitted: A fitted model, or the result of a fit.
+        intervals: From :meth:`FitResult.intervals`.
+        nodes: Whose parameters; all by default.
+        parameter: Which parameter, for instance ``"weight"``; all by default.
+    """
+    model = _model(fitted)
+    table = estimates(model)
+    table = table[~table["fixed"]]
+    if nodes is not None:
+        table = table[table["node"].isin(list(nodes))]
+    if parameter is not None:
+        table = table[table["parameter"] == parameter]
+    if table.empty:
+        raise ModelError(f"nodes and parameter leave nothing to draw; nodes are {', '.join(model.graph.nodes)}")
+    low, high = _ends(table, intervals)
+    places = np.arange(len(table))
+    ax = Figure(figsize=(7.0, 0.26 * len(table) + 1.1), layout="constrained").add_subplot()
+    ax.axvline(0.0, color=PALE_INK, linewidth=0.8, linestyle=":")
+    ax.hlines(places, low, high, color=PALE_INK, linewidth=3)
+    ax.plot(table["value"], places, "o", color=INK, markersize=4.5)
+    names = [f"{row.node}: {row.parameter}" + (f" ({row.at})" if row.at else "") for row in table.itertuples()]
+    ax.set_yticks(places, names, fontsize=SMALL_FONT)
+    ax.invert_yaxis()
+    ax.set_xlabel("estimate" if intervals is None else "estimate and interval")
+    ax.spines[["top", "right", "left"]].set_visible(False)
+    ax.tick_params(axis="y", length=0)
+    return figure_of(ax)
+
+
+def plot_effects(
+    fitted: Fitted, treatment: str, outcome: str, values: Sequence[Any], *, rows: int = 20_000, seed: int = 0
+) -> Figure:
+    """The outcome as the treatment is set to each of some values, whatever its parents say.
+
+    Args:
+        fitted: A fitted model, or the result of a fit.
+        treatment: The node that is set.
+        outcome: The node that is watched.
+        values: What the treatment is set to.
+        rows: Draws for each value.
+        seed: Determines them.
+    """
+    model = _model(fitted)
+    _refuse_sequences(model, "plot_effects")
+    for name in (treatment, outcome):
+        if name not in model.graph.nodes:
+            raise ModelError(f"node {name!r} is not in the graph; it has {', '.join(model.graph.nodes)}")
+    made = {value: model.sample(rows, seed=seed, do={treatment: value})[outcome] for value in values}
+    ax = Figure(figsize=(5.5, 3.2), layout="constrained").add_subplot()
+    places = np.arange(len(made))
+    if model.spaces[outcome].is_discrete:
+        base = np.zeros(len(made))
+        for number, label in enumerate(model.labels(outcome)):
+            heights = np.array([float((drawn == label).mean()) for drawn in made.values()])
+            ax.bar(places, heights, bottom=base, width=0.6, color=_colour(number), label=str(label))
+            base += heights
+        ax.legend(frameon=False, title=outcome, loc="center left", bbox_to_anchor=(1.0, 0.5))
+        ax.set_ylabel("share")
+    else:
+        numbers = [drawn.to_numpy(dtype=float) for drawn in made.values()]
+        ax.vlines(places, *np.quantile(numbers, [0.05, 0.95], axis=1), color=PALE_INK, linewidth=5)
+        ax.plot(places, np.mean(numbers, axis=1), "o-", color=MODEL)
+        ax.set_ylabel(f"{outcome} (mean, central 90 %)")
+    ax.set_xticks(places, [str(value) for value in made])
+    ax.set_xlabel(f"{treatment}, set to")
+    ax.spines[["top", "right"]].set_visible(False)
+    return figure_of(ax)
+
+
+# --- parts ------------------------------------------------------------------------------------------------------------
+
+
+def _model(fitted: Fitted) -> Model:
+    model = fitted.model if isinstance(fitted, FitResult) else fitted
+    if not isinstance(model, Model):
+        raise ModelError(f"fitted must be an otp.Model or an otp.FitResult; got {type(fitted).__name__}")
+    return model
+
+
+def _refuse_sequences(model: Model, name: str) -> None:
+    if model.graph.is_dynamic:
+        raise ModelError(f"{name} draws tables; the graph has lagged edges: see plot_segments")
+
+
+def _columns(model: Model, data: pd.DataFrame) -> list[tuple[str, str]]:
+    """Observed nodes with the columns that show them, in the order of the graph."""
+    found = []
+    for node in model.graph.observed:
+        names = [node] if node in data.columns else [f"{node}.{k}" for k in range(model.spaces[node].cells)]
+        found += [(node, name) for name in names if name in data.columns]
+    return found
+
+
+def _grid(count: int) -> tuple[Figure, list[Axes]]:
+    across = min(count, ACROSS)
+    down = -(-count // across)
+    figure = Figure(figsize=(3.1 * across + 0.4, 2.4 * down), layout="constrained")
+    axes = list(figure.subplots(down, across, squeeze=False).flat)
+    for spare in axes[count:]:
+        spare.remove()
+    return figure, axes[:count]
+
+
+def _distribution(ax: Axes, space: Space, seen: pd.Series[Any], made: pd.Series[Any]) -> None:
+    if space.is_discrete or (space.is_countable and seen.max() - seen.min() <= MOST_LEVELS):
+        kind: Any = str if space.is_discrete else int
+        data, model = (part.map(kind).value_counts(normalize=True) for part in (seen, made))
+        levels = sorted(set(data.index) | set(model.index))[:MOST_LEVELS]
+        places = np.arange(len(levels))
+        ax.bar(places - 0.2, data.reindex(levels, fill_value=0.0), width=0.4, color=DATA, label="data")
+        ax.bar(places + 0.2, model.reindex(levels, fill_value=0.0), width=0.4, color=MODEL, label="model")
+        ax.set_xticks(places, [str(level) for level in levels], fontsize=SMALL_FONT)
+    else:
+        values, drawn = seen.to_numpy(dtype=float), made.to_numpy(dtype=float)
+        low, high = np.quantile(np.concatenate([values, drawn]), [0.002, 0.998])
+        edges = np.linspace(low, high if high > low else low + 1.0, min(50, max(10, int(len(values) ** 0.5))) + 1)
+        ax.hist(values, edges, weights=np.full(len(values), 1 / len(values)), color=DATA, alpha=0.6, label="data")
+        heights = np.histogram(drawn, edges)[0] / len(drawn)
+        ax.plot((edges[1:] + edges[:-1]) / 2, heights, color=MODEL, linewidth=1.6, label="model")
+    ax.set_ylabel("share", fontsize=SMALL_FONT)
+    ax.tick_params(labelsize=SMALL_FONT)
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def _pair(ax: Axes, data: pd.DataFrame, left: str, below: str, codes: NDArray[Any], groups: int) -> None:
+    for group in range(groups):
+        rows = data[codes == group]
+        if left == below:
+            values = rows[left].dropna().to_numpy(dtype=float)
+            if len(values):
+                ax.hist(values, 15, color=_colour(group), alpha=0.5)
+        else:
+            ax.plot(rows[left], rows[below], "o", color=_colour(group), markersize=2.2, alpha=0.6)
+
+
+def _ends(table: pd.DataFrame, intervals: pd.DataFrame | None) -> tuple[Floats, Floats]:
+    """Ends of the intervals beside the estimates; the estimate itself where there are none."""
+    low, high = (table["value"].to_numpy(dtype=float).copy() for _ in range(2))
+    if intervals is None:
+        return low, high
+    names = intervals.index.to_frame(index=False)
+    for (node, parameter), group in table.reset_index(drop=True).groupby(["node", "parameter"], sort=False):
+        own = intervals[((names["node"] == node) & (names["parameter"] == parameter)).to_numpy()]
+        if len(own) == len(group):
+            low[group.index], high[group.index] = own["lower"], own["upper"]
+    return low, high
+
+
+def _colour(number: int) -> str:
+    return COLOURS[number % len(COLOURS)]
