@@ -19,14 +19,15 @@ from otpdag.spaces import Count, Discrete
 
 __all__ = ["first_model", "write_first_model"]
 
+STANDARD_OUTPUT = Path("-")
 _PYTHON_CATEGORY = re.compile(r"\bm\.Categorical\((\d+)\)")
 _PYTHON_MECHANISM = re.compile(r"\bm\.(\w+)\(\)")
 
 
 def write_first_model(data: Path, out_file: Path | None, *, quiet: bool, force: bool) -> None:
     """Write a model file for a table, beside it unless said otherwise; of standard input, to standard output."""
-    target = data.with_suffix(".yaml") if out_file is None else out_file
-    target = None if target in (Path("-"), Path("-.yaml")) else target
+    beside = None if data == STANDARD_INPUT else data.with_suffix(".yaml")
+    target = {None: beside, STANDARD_OUTPUT: None}.get(out_file, out_file)
     check_file(target, force=force)
     table = table_at(data)
     text = first_model(table, data.name if data != STANDARD_INPUT else "data.csv", target)

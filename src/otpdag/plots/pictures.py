@@ -115,7 +115,7 @@ def plot_missing(data: pd.DataFrame, *, most_rows: int = 500, ax: Axes | None = 
     >>> [text.get_text() for text in figure.axes[0].get_xticklabels()]
     ['x\n50 %', 'y\n50 %']
     """
-    ax = ax or Figure(figsize=(max(4.0, 0.55 * data.shape[1] + 1.5), 3.6), layout="constrained").add_subplot()
+    ax = ax or Figure(figsize=(max(4.0, min(0.95 * data.shape[1], 8.0) + 1.0), 3.6), layout="constrained").add_subplot()
     holes = data.isna().head(most_rows).to_numpy()
     ax.imshow(holes, aspect="auto", interpolation="nearest", cmap=ListedColormap(["#e8eef5", INK]), vmin=0, vmax=1)
     shares = data.isna().mean()
@@ -153,7 +153,8 @@ def plot_hidden(
     by_row = drawn[column].groupby(level=0, sort=False)
     ax = Figure(figsize=(7.5, 3.2), layout="constrained").add_subplot()
     if model.spaces[node].is_discrete:
-        shares = drawn[column].groupby(level=0, sort=False).value_counts(normalize=True).unstack(fill_value=0.0)
+        shares = drawn[column].groupby(level=0, sort=False).value_counts(normalize=True).unstack(fill_value=0)
+        shares = shares.reindex(columns=list(model.labels(node)), fill_value=0.0)
         order = shares.idxmax(axis=1).sort_values(kind="stable").index
         base = np.zeros(len(order))
         for number, label in enumerate(shares.columns):
@@ -164,8 +165,8 @@ def plot_hidden(
         ax.set(xlabel="row, by its most probable category", ylabel="probability", ylim=(0, 1))
     else:
         middle = by_row.mean().sort_values()
-        ends = by_row.quantile([0.05, 0.95]).unstack().loc[middle.index]
-        ax.vlines(range(len(middle)), ends[0.05], ends[0.95], color=PALE_INK, linewidth=2)
+        low, high = (by_row.quantile(q).loc[middle.index] for q in (0.05, 0.95))
+        ax.vlines(range(len(middle)), low, high, color=PALE_INK, linewidth=2)
         ax.plot(range(len(middle)), middle, "o", color=MODEL, markersize=3.5)
         ax.set(xlabel="row, by its mean", ylabel=f"{column} (mean, central 90 %)")
     ax.spines[["top", "right"]].set_visible(False)
@@ -200,7 +201,7 @@ def plot_classes(fitted: Fitted, data: pd.DataFrame, node: str | None = None, *,
             for number, level in enumerate(shares.columns[:MOST_LEVELS]):
                 ax.bar(range(len(labels)), shares[level], bottom=base, color=_colour(number), label=str(level))
                 base += shares[level].to_numpy(dtype=float)
-            ax.legend(frameon=False, fontsize=SMALL_FONT - 1)
+            ax.legend(frameon=False, fontsize=SMALL_FONT - 1, loc="center left", bbox_to_anchor=(1.0, 0.5))
         else:
             values = made[name].astype(float).groupby(made[node])
             middle, low, high = (
@@ -248,7 +249,8 @@ def plot_estimates(
     ax.axvline(0.0, color=PALE_INK, linewidth=0.8, linestyle=":")
     ax.hlines(places, low, high, color=PALE_INK, linewidth=3)
     ax.plot(table["value"], places, "o", color=INK, markersize=4.5)
-    names = [f"{row.node}: {row.parameter}" + (f" ({row.at})" if row.at else "") for row in table.itertuples()]
+    rows = zip(table["node"], table["parameter"], table["at"], strict=True)
+    names = [f"{node}: {name}" + (f" ({at})" if at else "") for node, name, at in rows]
     ax.set_yticks(places, names, fontsize=SMALL_FONT)
     ax.invert_yaxis()
     ax.set_xlabel("estimate" if intervals is None else "estimate and interval")
@@ -344,7 +346,9 @@ def _distribution(ax: Axes, space: Space, seen: pd.Series[Any], made: pd.Series[
         values, drawn = seen.to_numpy(dtype=float), made.to_numpy(dtype=float)
         low, high = np.quantile(np.concatenate([values, drawn]), [0.002, 0.998])
         edges = np.linspace(low, high if high > low else low + 1.0, min(50, max(10, int(len(values) ** 0.5))) + 1)
-        ax.hist(values, edges, weights=np.full(len(values), 1 / len(values)), color=DATA, alpha=0.6, label="data")
+        ax.hist(
+            values, edges.tolist(), weights=np.full(len(values), 1 / len(values)), color=DATA, alpha=0.6, label="data"
+        )
         heights = np.histogram(drawn, edges)[0] / len(drawn)
         ax.plot((edges[1:] + edges[:-1]) / 2, heights, color=MODEL, linewidth=1.6, label="model")
     ax.set_ylabel("share", fontsize=SMALL_FONT)
