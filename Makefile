@@ -23,9 +23,10 @@ PYTEST := OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest -n $(JOBS)
 LOCKED := $(VENV)/.locked
 READY := $(VENV)/.ready
 BENCH := $(VENV)/.bench
+DOCS := $(VENV)/.docs
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all lint types imports pytest format demo bench-setup bench lock clean
+.PHONY: help setup test test-all lint types imports pytest format demo docs bench-setup bench wheel lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | \
@@ -45,6 +46,11 @@ $(READY): $(LOCKED) pyproject.toml
 $(BENCH): requirements-bench.lock $(READY)
 	@echo "Installing requirements-bench.lock into $(VENV)"
 	@$(PIP) install --no-build-isolation -r requirements-bench.lock
+	@touch $@
+
+$(DOCS): requirements-docs.lock $(READY)
+	@echo "Installing requirements-docs.lock into $(VENV)"
+	@$(PIP) install -r requirements-docs.lock
 	@touch $@
 
 setup: $(READY) ## Create the environment: locked dependencies and the package itself
@@ -76,6 +82,13 @@ format: $(READY) ## Repair style and formatting where possible
 demo: $(READY) ## Run the demonstration; results go to demo/
 	MPLBACKEND=Agg $(BIN)/python examples/demo.py $(ARGS)
 
+# Warnings are errors (strict: in mkdocs.yml), broken links among them; the gallery's examples run.
+docs: $(DOCS) ## Build the documentation as a site into build/site
+	NO_MKDOCS_2_WARNING=1 OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -W error::UserWarning -m mkdocs build --clean $(ARGS)
+
+wheel: $(READY) ## Build the wheel into dist/
+	$(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist .
+
 bench-setup: $(BENCH) ## Add the libraries that the benchmarks compare with
 
 bench: $(BENCH) ## Run the benchmarks
@@ -85,7 +98,7 @@ bench: $(BENCH) ## Run the benchmarks
 # off: see docs/decisions/0002-dependencies.md.
 FREEZE = build/lock/bin/python -m pip freeze --all | grep -vE '^(pip|otpdag)[ =]' | sed -E 's/(==[^+]*)\+.*/\1/'
 
-lock: ## Renew both lock files
+lock: ## Renew the lock files
 	"$(PYTHON)" -m venv --clear build/lock
 	build/lock/bin/python -m pip install --quiet "$$(grep '^torch==' requirements.lock)" hatchling editables '.[dev]'
 	{ sed '/^[^#]/,$$d' requirements.lock; $(FREEZE); } > build/requirements.lock
@@ -93,6 +106,10 @@ lock: ## Renew both lock files
 	build/lock/bin/python -m pip install --quiet -c requirements.lock '.[bench]'
 	{ sed '/^[^#-]/,$$d' requirements-bench.lock; $(FREEZE) | grep -vxFf requirements.lock; } > build/requirements-bench.lock
 	mv build/requirements-bench.lock requirements-bench.lock
+	"$(PYTHON)" -m venv --clear build/lock
+	build/lock/bin/python -m pip install --quiet -c requirements.lock "$$(grep '^torch==' requirements.lock)" '.[dev,docs]'
+	{ sed '/^[^#-]/,$$d' requirements-docs.lock; $(FREEZE) | grep -vxFf requirements.lock; } > build/requirements-docs.lock
+	mv build/requirements-docs.lock requirements-docs.lock
 
 clean: ## Remove the environment, caches and outputs
 	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist demo

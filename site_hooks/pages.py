@@ -1,8 +1,7 @@
-"""Pages that live outside docs/, and marks in docstrings that a site writes otherwise."""
+"""Pages that live outside docs/, and links as the site has them."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,6 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
 OUTSIDE = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
-ROLE = re.compile(r":(?:class|func|meth|mod|attr|data):(?=<code>|<a |<autoref)")
-MATH = re.compile(r"<p>\.\. math::(.*?)</p>", re.DOTALL)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -29,11 +26,6 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     return markdown.replace("](../CONTRIBUTING.md", "](contributing.md").replace(
         "](decisions/)", "](decisions/index.md)"
     )
-
-
-def on_page_content(html: str, **_: Any) -> str:
-    """Docstrings hold roles and formulas of Sphinx: show the name, and the formula as it is written."""
-    return MATH.sub(r"<pre><code>\1</code></pre>", ROLE.sub("", html))
 
 
 def _decisions() -> str:

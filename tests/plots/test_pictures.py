@@ -106,3 +106,11 @@ def test_notebooks_show_graphs_and_results(fitted):
     assert "converged" in result._repr_html_()
     with pytest.raises(ModelError, match="what must be one of classes, effects, estimates, fit, hidden; got 'all'"):
         result.plot("all")
+
+
+def test_codes_are_the_same_however_a_column_stores_them():
+    table = pd.DataFrame({"vote": [0.0, 1.0, 1.0, 1.0, None] * 10})  # floats, for the sake of the gap
+    model = otp.Model(otp.Graph([], nodes=["vote"]), {"vote": m.Categorical(2)})
+    otp.fit(model, table, restarts=1)
+    axes = plots.plot_fit(model, table).axes[0]
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["0", "1"]

@@ -16,6 +16,7 @@ from otpdag.engine import FitResult
 from otpdag.errors import DataError, ModelError
 from otpdag.model import Model
 from otpdag.plots.style import COLOURS, INK, PALE_INK, SMALL_FONT, figure_of
+from otpdag.printable import label_text
 from otpdag.spaces import Space
 from otpdag.tables import estimates
 
@@ -294,7 +295,7 @@ def plot_effects(
         ax.plot(places, np.mean(numbers, axis=1), "o-", color=MODEL)
         ax.set_ylabel(f"{outcome} (mean, central 90 %)")
     ax.set_xticks(places, [str(value) for value in made])
-    ax.set_xlabel(f"{treatment}, set to")
+    ax.set(xlabel=f"{treatment}, set to", xlim=(-0.5, len(made) - 0.5))
     ax.spines[["top", "right"]].set_visible(False)
     return figure_of(ax)
 
@@ -335,7 +336,7 @@ def _grid(count: int) -> tuple[Figure, list[Axes]]:
 
 def _distribution(ax: Axes, space: Space, seen: pd.Series[Any], made: pd.Series[Any]) -> None:
     if space.is_discrete or (space.is_countable and seen.max() - seen.min() <= MOST_LEVELS):
-        kind: Any = str if space.is_discrete else int
+        kind: Any = label_text if space.is_discrete else int
         data, model = (part.map(kind).value_counts(normalize=True) for part in (seen, made))
         levels = sorted(set(data.index) | set(model.index))[:MOST_LEVELS]
         places = np.arange(len(levels))

@@ -9,6 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
+from otpdag.printable import label_text
 from otpdag.spaces import Space
 
 __all__ = [
@@ -34,7 +35,7 @@ def against_model(node: str, space: Space, data: pd.Series[Any], made: pd.Series
     """Shares of a column's values beside those of values that the model makes."""
     seen = data.dropna()
     if space.is_discrete:
-        figure = _bars(seen.astype(str), made.astype(str))
+        figure = _bars(seen.map(label_text), made.map(label_text))
     elif space.is_countable and seen.max() - seen.min() <= MOST_LEVELS:
         figure = _bars(seen.astype(int), made.astype(int))
     else:
@@ -45,7 +46,7 @@ def against_model(node: str, space: Space, data: pd.Series[Any], made: pd.Series
 def posteriors(node: str, space: Space, drawn: pd.Series[Any], columns: pd.DataFrame) -> go.Figure:
     """A hidden node as rows tell it: how often each category, or the spread of a number."""
     if space.is_discrete:
-        shares = drawn.astype(str).value_counts(normalize=True).sort_index()
+        shares = drawn.map(label_text).value_counts(normalize=True).sort_index()
         figure = go.Figure(go.Bar(x=shares.index, y=shares.to_numpy(), marker_color=MODEL, name="posterior"))
         figure.update_xaxes(type="category")
     else:
