@@ -17,7 +17,15 @@ from otpdag.engine import (
     paper,
     transport,
 )
-from otpdag.errors import ConvergenceWarning, DataError, GraphError, ModelError, NotFittedError, OtpdagError
+from otpdag.errors import (
+    ApproximationWarning,
+    ConvergenceWarning,
+    DataError,
+    GraphError,
+    ModelError,
+    NotFittedError,
+    OtpdagError,
+)
 from otpdag.graph import Graph, Lag, lag
 from otpdag.mechanisms.parameters import start, tie
 from otpdag.model import Model, load
@@ -28,6 +36,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "ApproximationWarning",
     "ConvergenceWarning",
     "Course",
     "DataError",

@@ -3,7 +3,16 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["ConvergenceWarning", "DataError", "GraphError", "ModelError", "NotFittedError", "OtpdagError", "listed"]
+__all__ = [
+    "ApproximationWarning",
+    "ConvergenceWarning",
+    "DataError",
+    "GraphError",
+    "ModelError",
+    "NotFittedError",
+    "OtpdagError",
+    "listed",
+]
 
 
 class OtpdagError(Exception):
@@ -24,6 +33,10 @@ class DataError(OtpdagError, ValueError):
 
 class NotFittedError(OtpdagError, RuntimeError):
     """The model has no parameters yet."""
+
+
+class ApproximationWarning(UserWarning):
+    """Sums over what rows do not show are approximate: exact ones would need more than the budget."""
 
 
 class ConvergenceWarning(UserWarning):

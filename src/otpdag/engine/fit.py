@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ from otpdag.engine.resolve import Plan, check_arguments, check_honoured, resolve
 from otpdag.engine.result import FitResult, Status
 from otpdag.engine.robust import robust_search
 from otpdag.engine.search import Ended, Searcher, search
-from otpdag.errors import ConvergenceWarning, ModelError
+from otpdag.errors import ApproximationWarning, ConvergenceWarning, ModelError
 from otpdag.model import Model
+from otpdag.objective import Problem
 from otpdag.threads import bounded_threads
 
 __all__ = ["fit"]
@@ -99,7 +101,7 @@ def fit(
         searcher = Searcher(plan.method.optimiser, seed, monitor, journal)
         layout, ended, kept = _searched(kind, plan, searcher)
         kind.adopt(layout, ended)
-    status = _status(ended, plan.method, monitor)
+    status = replace(_status(ended, plan.method, monitor), approximate=ended.problem.approximation is not None)
     if not status.converged:
         warnings.warn(str(status), ConvergenceWarning, stacklevel=2)
     return FitResult(
@@ -112,7 +114,7 @@ def fit(
         rows_used=kind.rows,
         seconds=time.perf_counter() - began,
         seed=seed,
-        notes=_notes(kept),
+        notes=_notes(kept, ended.problem),
         stages=tuple(monitor.stages),
         row_weights=kept,
         problem=ended.problem,
@@ -123,6 +125,8 @@ def _searched(kind: DataKind, plan: Plan, searcher: Searcher) -> tuple[Layout, E
     """Lay out the problem, search, and conclude; also how much of each row was used, where some are left out."""
     layout = kind.lay_out(plan.method, searcher.seed)
     problem = kind.problem(layout, plan.method, searcher.seed)
+    if problem.approximation is not None:
+        warnings.warn(problem.approximation, ApproximationWarning, stacklevel=3)
     kept: NDArray[np.float64] | None = None
     if plan.leaves_out:
         ended, weights = robust_search(kind, layout, problem, plan.method, plan.course, searcher, plan.restarts)
@@ -147,11 +151,12 @@ def _about(kind: DataKind, plan: Plan, seed: int) -> dict[str, str]:
     }
 
 
-def _notes(row_weights: NDArray[np.float64] | None) -> tuple[str, ...]:
+def _notes(row_weights: NDArray[np.float64] | None, problem: Problem) -> tuple[str, ...]:
+    notes = () if problem.approximation is None else (problem.approximation,)
     if row_weights is None:
-        return ()
+        return notes
     out = int((row_weights < 0.5).sum())
-    return (f"left out {out} of {len(row_weights)} rows ({out / len(row_weights):.1%}); see result.dropped",)
+    return (f"left out {out} of {len(row_weights)} rows ({out / len(row_weights):.1%}); see result.dropped", *notes)
 
 
 def _status(ended: Ended, method: Method, monitor: Monitor) -> Status:

@@ -60,6 +60,11 @@ class Problem(ABC):
         """Most steps of an optimiser before the problem is moved; None if it shall converge first."""
         return None
 
+    @property
+    def approximation(self) -> str | None:
+        """What is approximate about sums that are exact elsewhere; None if nothing is."""
+        return None
+
     # -- evaluation ---------------------------------------------------------------------------------------------------
 
     def terms(self, point: Tensor) -> LossTerms:

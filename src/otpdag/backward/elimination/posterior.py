@@ -10,12 +10,16 @@ from torch import Tensor
 from otpdag.backward.elimination.blocks import Block
 from otpdag.backward.elimination.linear_normal import Integrals
 from otpdag.backward.elimination.row_layout import Layout
+from otpdag.backward.elimination.split_messages import drawn_copies
 from otpdag.backward.elimination.sum_product import Step, draws, variable_beliefs
 from otpdag.backward.elimination.sums import Evaluated, Factors, Tempering
 from otpdag.errors import ModelError
 from otpdag.structure import Naturals
 
 __all__ = ["posterior_draws", "state_probabilities"]
+
+PROPOSALS_BEFORE = 8  # draws of variables with copies, before those that count
+DRAWN_ENTRIES = 2**24  # entries of all tables of the proposals that are made at a time
 
 
 def state_probabilities(naturals: Naturals, layout: Layout, node: str) -> Tensor:
@@ -114,7 +118,8 @@ class _Drawn:
 
     def add(self, evaluated: Evaluated) -> None:
         """Draw the pieces of one block."""
-        cells = _draw_cells(evaluated, self.many, self.generator)
+        draw = _draw_cells if evaluated.block.is_exact else _draw_copied_cells
+        cells = draw(evaluated, self.many, self.generator)
         for family in self.layout.families:
             here = torch.nonzero(cells.node == family.place)[:, 0]
             if not len(here):
@@ -213,6 +218,46 @@ def _draw_cells(evaluated: Evaluated, many: int, generator: torch.Generator) -> 
     distinct = block.piece[owner]
     node = block.cell_node[first[distinct] + torch.arange(len(owner)) - offset[owner]]
     return _Cells(states, node, block.piece_row[owner])
+
+
+def _draw_copied_cells(evaluated: Evaluated, many: int, generator: torch.Generator) -> _Cells:
+    """Draw pieces whose variables have copies: proposals, which replace each other as their weights say.
+
+    This is Metropolis' rule for proposals that do not depend on each other: after the first few the draws are those of
+    the exact posterior, however far the beliefs are from it. Pieces that look alike share their draws, unless they were
+    laid out apart.
+    """
+    block, banks = evaluated.block, evaluated.banks
+    if banks is None:
+        raise RuntimeError("a block with copies keeps its banks")
+    kept: list[Tensor] = []
+    current: tuple[Tensor, Tensor] | None = None
+    waiting = many + PROPOSALS_BEFORE
+    at_once = max(1, DRAWN_ENTRIES // max(block.elements, 1))
+    while waiting:
+        number = min(waiting, at_once)
+        waiting -= number
+        some = {sizes: bank[:1].expand(number, -1, -1).clone() for sizes, bank in banks.items()}
+        conditionals, log_weight = drawn_copies(block, some, generator)
+        for draw in range(number):
+            one = [conditional[draw : draw + 1] for conditional in conditionals]
+            proposal = (draws(block.steps, one, len(block.cell_node), 1, generator)[:, 0], log_weight[draw])
+            current = proposal if current is None else _replaced(block, current, proposal, generator)
+            kept.append(current[0])
+    first, offset, owner = _numbering(block)
+    cells = first[block.piece[owner]] + torch.arange(len(owner)) - offset[owner]
+    states = torch.stack(kept[PROPOSALS_BEFORE:], -1)
+    return _Cells(states[cells], block.cell_node[cells], block.piece_row[owner])
+
+
+def _replaced(
+    block: Block, current: tuple[Tensor, Tensor], proposal: tuple[Tensor, Tensor], generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """States (cells,) and log-weights (D,) of the pieces after each accepts its proposal or not."""
+    (states, weight), (other, others) = current, proposal
+    uniform = torch.rand(weight.shape, generator=generator, dtype=weight.dtype)
+    accepted = uniform.log() < others - weight
+    return torch.where(accepted[block.cell_piece], other, states), torch.where(accepted, others, weight)
 
 
 def _numbering(block: Block) -> tuple[Tensor, Tensor, Tensor]:

@@ -133,7 +133,7 @@ def _step_beliefs(steps: Sequence[Step], conditionals: Sequence[Tensor], banks: 
         belief = conditional * above.view(*above.shape[:2], *step.sizes[:-1], 1)
         for axes, rows in step.inputs.items():
             away = [2 + axis for axis in range(len(step.sizes)) if axis not in axes]
-            marginal = (belief.sum(away) if away else belief).flatten(2)
+            marginal = (belief.sum(away) if away else belief).reshape(*belief.shape[:2], -1)
             _add(banks[step.bank(axes)], rows, marginal)
         yield step, belief
 
