@@ -93,8 +93,8 @@ def told(layout: Layout) -> str:
         return "all sums are exact"
     nodes = ", ".join(map(repr, beyond.nodes[:6])) + (" and more" if len(beyond.nodes) > 6 else "")
     return (
-        f"sums over what {beyond.rows} of {layout.batch.rows} rows do not show are approximate: exact ones need a table of "
-        f"{beyond.table:.3g} entries for one row ({len(beyond.nodes)} nodes meet: {nodes}) and {beyond.entries:.3g} entries in "
-        f"all; instead, copies of nodes exchange messages (generalised belief propagation) in tables of at most "
-        f"{layout.largest_table} entries, {layout.elements:.3g} in all"
+        f"sums over what {beyond.rows} of {layout.batch.rows} rows do not show are approximate: exact ones need a table "
+        f"of {beyond.table:.3g} entries for one row ({len(beyond.nodes)} nodes meet: {nodes}) and {beyond.entries:.3g} "
+        "entries in all; instead, copies of nodes exchange messages (generalised belief propagation) in tables of at "
+        f"most {layout.largest_table} entries, {layout.elements:.3g} in all"
     )

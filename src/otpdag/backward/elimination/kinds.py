@@ -150,13 +150,16 @@ class Plan:
         return max(sized, default=(1, ()))
 
 
-def plan(kind: Kind, families: Sequence[FamilyView], points: Callable[[FamilyView], int]) -> Plan:
+def plan(
+    kind: Kind, families: Sequence[FamilyView], points: Callable[[FamilyView], int], *, integrate: bool = True
+) -> Plan:
     """Choose how to integrate a kind of piece out.
 
     Args:
         kind: The unknown nodes and the factors.
         families: All families of the graph.
         points: Number of points of a node that is not a category.
+        integrate: Whether linear normal numbers are integrated exactly; otherwise they have points like all others.
 
     >>> import otpdag as otp
     >>> from otpdag import mechanisms as m
@@ -168,7 +171,7 @@ def plan(kind: Kind, families: Sequence[FamilyView], points: Callable[[FamilyVie
     >>> made.placed, made.clusters[0].coordinates, made.cliques
     ((2,), ((1, 0),), ((2, 0), (2,)))
     """
-    linear = _linear(kind, families)
+    linear = _linear(kind, families) if integrate else set()
     placed = tuple(n for n in kind.nodes if n not in linear and not families[n].mechanism.space.is_discrete)
     _check(kind, placed, families)
     sizes = {n: families[n].mechanism.space.width for n in kind.nodes if n not in linear and n not in placed}

@@ -11,7 +11,7 @@ from otpdag.backward.elimination.blocks import Block
 from otpdag.backward.elimination.linear_normal import Integrals
 from otpdag.backward.elimination.row_layout import Layout
 from otpdag.backward.elimination.split_messages import drawn_copies
-from otpdag.backward.elimination.sum_product import Step, draws, variable_beliefs
+from otpdag.backward.elimination.sum_product import Step, draws, replica_draws, variable_beliefs
 from otpdag.backward.elimination.sums import Evaluated, Factors, Tempering
 from otpdag.errors import ModelError
 from otpdag.structure import Naturals
@@ -230,34 +230,31 @@ def _draw_copied_cells(evaluated: Evaluated, many: int, generator: torch.Generat
     block, banks = evaluated.block, evaluated.banks
     if banks is None:
         raise RuntimeError("a block with copies keeps its banks")
-    kept: list[Tensor] = []
-    current: tuple[Tensor, Tensor] | None = None
-    waiting = many + PROPOSALS_BEFORE
     at_once = max(1, DRAWN_ENTRIES // max(block.elements, 1))
-    while waiting:
-        number = min(waiting, at_once)
-        waiting -= number
+    proposals, weights = [], []
+    for first in range(0, many + PROPOSALS_BEFORE, at_once):
+        number = min(at_once, many + PROPOSALS_BEFORE - first)
         some = {sizes: bank[:1].expand(number, -1, -1).clone() for sizes, bank in banks.items()}
         conditionals, log_weight = drawn_copies(block, some, generator)
-        for draw in range(number):
-            one = [conditional[draw : draw + 1] for conditional in conditionals]
-            proposal = (draws(block.steps, one, len(block.cell_node), 1, generator)[:, 0], log_weight[draw])
-            current = proposal if current is None else _replaced(block, current, proposal, generator)
-            kept.append(current[0])
-    first, offset, owner = _numbering(block)
-    cells = first[block.piece[owner]] + torch.arange(len(owner)) - offset[owner]
-    states = torch.stack(kept[PROPOSALS_BEFORE:], -1)
+        proposals.append(replica_draws(block.steps, conditionals, len(block.cell_node), generator))
+        weights.append(log_weight)
+    taken = _accepted(torch.cat(weights), generator)[PROPOSALS_BEFORE:]
+    states = torch.cat(proposals, 1).gather(1, taken.T[block.cell_piece])
+    first_cell, offset, owner = _numbering(block)
+    cells = first_cell[block.piece[owner]] + torch.arange(len(owner)) - offset[owner]
     return _Cells(states[cells], block.cell_node[cells], block.piece_row[owner])
 
 
-def _replaced(
-    block: Block, current: tuple[Tensor, Tensor], proposal: tuple[Tensor, Tensor], generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """States (cells,) and log-weights (D,) of the pieces after each accepts its proposal or not."""
-    (states, weight), (other, others) = current, proposal
-    uniform = torch.rand(weight.shape, generator=generator, dtype=weight.dtype)
-    accepted = uniform.log() < others - weight
-    return torch.where(accepted[block.cell_piece], other, states), torch.where(accepted, others, weight)
+def _accepted(log_weight: Tensor, generator: torch.Generator) -> Tensor:
+    """Which proposal each piece has after each step of Metropolis' rule, from log-weights (proposals, D)."""
+    uniform = torch.rand(log_weight.shape, generator=generator, dtype=log_weight.dtype).log()
+    now = torch.zeros(log_weight.shape[1], dtype=torch.long)
+    taken = [now]
+    for number in range(1, len(log_weight)):
+        ratio = log_weight[number] - log_weight.gather(0, now.unsqueeze(0))[0]
+        now = torch.where(uniform[number] < ratio, number, now)
+        taken.append(now)
+    return torch.stack(taken)
 
 
 def _numbering(block: Block) -> tuple[Tensor, Tensor, Tensor]:

@@ -321,12 +321,19 @@ class _Builder:
         made = self.plans.get(kind)
         if made is None:
             made = plan(kind, self.families, self._points)
-            needed = made.largest[0]
-            if needed > self.options.largest_table and self.options.split_table:
-                made = split_plan(made, min(self.options.split_table, self.options.largest_table))
+            if made.largest[0] > self.options.largest_table and self.options.split_table:
+                made = self._split(made)
             self._check(made)
             self.plans[kind] = made
         return made
+
+    def _split(self, exact: Plan) -> Plan:
+        """Give nodes copies; where linear normal numbers meet too many categories to be integrated, points as well."""
+        most = min(self.options.split_table, self.options.largest_table)
+        made = split_plan(exact, most)
+        if made.largest[0] <= self.options.largest_family or not exact.clusters:
+            return made
+        return split_plan(plan(exact.kind, self.families, self._points, integrate=False), most)
 
     def _points(self, family: FamilyView) -> int:
         if family.mechanism.space.is_countable:

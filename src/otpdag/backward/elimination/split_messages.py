@@ -26,8 +26,8 @@ from otpdag.backward.elimination.sum_product import Banks, Sizes, beliefs, elimi
 
 __all__ = ["Settled", "drawn_copies", "settle"]
 
-CLOSE = 1e-6  # change of a message's probabilities at which it stands still
-MOST_ROUNDS = 200
+CLOSE = 1e-5  # change of a message's probabilities at which it stands still
+MOST_ROUNDS = 60
 LITTLE_CALMER = 0.95  # a change above this share of the last one says that messages swing
 PART = 0.5  # of the way that swinging messages go
 LEAST = -40.0  # logarithm of the smallest entry of a message: nothing is ruled out for good by a copy
