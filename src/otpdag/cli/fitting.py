@@ -35,7 +35,7 @@ from otpdag.cli.model_file import read_model_file
 from otpdag.cli.printing import estimates_table, headline
 from otpdag.engine import FitResult
 from otpdag.engine import fit as fit_model
-from otpdag.errors import ConvergenceWarning, DataError, ModelError
+from otpdag.errors import ApproximationWarning, ConvergenceWarning, DataError, ModelError
 from otpdag.files import check_writable, folder_transaction, write_bytes
 from otpdag.model import Model
 from otpdag.model.rendering import printable
@@ -103,6 +103,7 @@ def fit(
     check_writable(out_folder)  # before the work: a folder that cannot be made fails at once
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConvergenceWarning)
+        warnings.simplefilter("ignore", ApproximationWarning)  # a note says the same
         result = fit_model(
             model,
             steps_or_rows,
@@ -196,6 +197,7 @@ def _summary(result: FitResult) -> dict[str, Any]:
         "converged": result.status.converged,
         "reason": result.status.reason,
         "advice": result.status.advice,
+        "approximate": result.status.approximate,
         "loss": result.loss if math.isfinite(result.loss) else None,
         "rows": result.rows_used,
         "steps": len(result.history),
