@@ -57,7 +57,7 @@ def test_a_fit_may_refuse_to_approximate():
         fitted(otp.entropic(sums=SumSizes(largest_table=4, approximate=False)))
 
 
-@pytest.mark.parametrize("name", ["largest_table", "memory"])
+@pytest.mark.parametrize("name", ["largest_table", "entries", "memory"])
 def test_a_budget_of_nothing_is_refused(name):
     with pytest.raises(otp.ModelError, match=f"{name} must be at least 1; got 0"):
         SumSizes(**{name: 0})

@@ -202,7 +202,7 @@ def rows_along_graph(
     if objective.direct is not None or not objective.is_likelihood:
         return None
     sums = closed.sums
-    layout = lay_out_within(structure, batch, Budget(sums.largest_table, sums.memory, sums.approximate))
+    layout = lay_out_within(structure, batch, Budget(sums.largest_table, sums.memory, sums.entries, sums.approximate))
     if layout is None:
         return None
     return GraphProblem(structure, batch, shapes, objective, closed, seed, layout, layout)

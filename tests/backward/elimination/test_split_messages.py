@@ -11,6 +11,7 @@ from otpdag import mechanisms as m
 from otpdag.backward.elimination import (
     Budget,
     EliminationOptions,
+    budget,
     expectations,
     lay_out,
     lay_out_within,
@@ -173,3 +174,16 @@ def test_a_budget_that_is_too_small_says_what_exact_sums_would_take():
     assert "belief propagation" in told(layout)
     assert lay_out_within(structure, batch, Budget(largest_table=8, approximate=False)) is None
     assert "exact" in told(lay_out(structure, batch))
+
+
+def test_rows_that_need_large_tables_may_be_too_many(monkeypatch):
+    structure, naturals, batch = lattice(4, 0.5)
+    exact = lay_out(structure, batch)
+    assert lay_out_within(structure, batch, Budget(entries=1)).beyond is None  # many small rows are fine
+    monkeypatch.setattr(budget, "LARGE_ROW", 100)
+    monkeypatch.setattr(budget, "SPLIT_TABLES", (16, 8))
+    assert lay_out_within(structure, batch, Budget(entries=exact.elements)).beyond is None
+    found = lay_out_within(structure, batch, Budget(entries=exact.elements - 1))
+    assert found.beyond.entries > 0
+    assert found.largest_table <= 16 < exact.largest_table
+    torch.testing.assert_close(log_evidence(naturals, found), log_evidence(naturals, exact), rtol=0, atol=0.02)

@@ -15,7 +15,8 @@ __all__ = ["Budget", "lay_out_within", "told"]
 USUAL_TABLE = 2**20  # entries of a table, before coarser points are tried
 COARSE, COARSEST = (16, 32), (9, 18)  # points of a number and of a count, where many meet
 SPLIT_TABLES = (2**12, 2**9, 2**6)  # entries of tables of rows that are approximated: the largest that are affordable
-AFFORDABLE = 2**26  # entries of all tables in one evaluation of approximate sums
+AFFORDABLE = 2**23  # entries of all tables in one evaluation of approximate sums
+LARGE_ROW = 2**15  # entries of all tables of a row, from which on many rows are too many
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Budget:
     Args:
         largest_table: Most entries of one table of one row; rows that need more are approximated.
         memory: Bytes that the tables of one block of rows may take.
+        entries: Most entries of all tables of all rows in one evaluation of exact sums, where rows need large ones.
         approximate: Whether rows that need a larger table are approximated rather than refused.
         finest: Points of a number and of a count that are tried first, if others than usual.
         merged: Whether pieces that show the same are one piece with a weight, where they are approximated.
@@ -32,6 +34,7 @@ class Budget:
 
     largest_table: int = 2**23
     memory: int = 2**27
+    entries: int = 2**31
     approximate: bool = True
     finest: tuple[int, int] | None = None
     merged: bool = True
@@ -73,12 +76,15 @@ def lay_out_within(structure: Structure, batch: Batch, budget: Budget, *, keep: 
     >>> lay_out_within(structure, batch, Budget()).beyond is None
     True
     """
-    layout = lay_out_by_first(structure, batch, tuple(budget.exact()), keep=keep)
-    if layout is not None or not budget.approximate:
-        return layout
+    exact = lay_out_by_first(structure, batch, tuple(budget.exact()), keep=keep)
+    costly = exact is not None and exact.elements > max(budget.entries, LARGE_ROW * batch.rows)
+    if not budget.approximate or (exact is not None and not costly):
+        return exact
+    layout = exact
     for options in budget.approximated():
+        within = replace(options, largest_table=options.split_table) if costly else options
         try:
-            layout = lay_out(structure, batch, options, keep=keep)
+            layout = lay_out(structure, batch, within, keep=keep)
         except (ModelError, DataError):
             continue
         if layout.elements <= AFFORDABLE:
@@ -93,8 +99,8 @@ def told(layout: Layout) -> str:
         return "all sums are exact"
     nodes = ", ".join(map(repr, beyond.nodes[:6])) + (" and more" if len(beyond.nodes) > 6 else "")
     return (
-        f"sums over what {beyond.rows} of {layout.batch.rows} rows do not show are approximate: exact ones need a table "
-        f"of {beyond.table:.3g} entries for one row ({len(beyond.nodes)} nodes meet: {nodes}) and {beyond.entries:.3g} "
-        "entries in all; instead, copies of nodes exchange messages (generalised belief propagation) in tables of at "
-        f"most {layout.largest_table} entries, {layout.elements:.3g} in all"
+        f"sums over what {beyond.rows} of {layout.batch.rows} rows do not show are approximate: exact ones need a "
+        f"table of {beyond.table:.3g} entries for one row ({len(beyond.nodes)} nodes meet: {nodes}) and "
+        f"{beyond.entries:.3g} entries in all; instead, copies of nodes exchange messages (generalised belief "
+        f"propagation) in tables of at most {layout.largest_table} entries, {layout.elements:.3g} in all"
     )

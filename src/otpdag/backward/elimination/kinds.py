@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 
 from otpdag.backward.elimination.families import FamilyView
 from otpdag.backward.elimination.ordering import elimination_order
@@ -131,7 +132,7 @@ class Plan:
     def next_root(self) -> Mapping[int, int]:
         """Copies may leave parts that do not touch: the variable that each part ends with, and that of the next."""
         roots = [clique[-1] for clique in self.cliques if len(clique) == 1]
-        return dict(zip(roots, roots[1:], strict=False))
+        return dict(pairwise(roots))
 
     @property
     def is_exact(self) -> bool:
