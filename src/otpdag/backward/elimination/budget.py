@@ -49,18 +49,16 @@ class Budget:
         yield coarse
         yield replace(coarse, largest_table=self.largest_table)
 
-    def approximated(self) -> Iterator[EliminationOptions]:
-        """The same beyond exact sums, from the largest tables to the smallest, then by the coarsest points."""
-        for grid, count_points in (COARSE, COARSEST):
-            for table in SPLIT_TABLES:
-                yield EliminationOptions(
-                    grid=grid,
-                    count_points=count_points,
-                    largest_table=self.largest_table,
-                    split_table=table,
-                    memory=self.memory,
-                    merged=self.merged,
-                )
+    def approximated(self, points: tuple[int, int], table: int, *, costly: bool) -> EliminationOptions:
+        """The same beyond exact sums; where these are not too large but ``costly``, all larger tables are split."""
+        return EliminationOptions(
+            grid=points[0],
+            count_points=points[1],
+            largest_table=table if costly else self.largest_table,
+            split_table=table,
+            memory=self.memory,
+            merged=self.merged,
+        )
 
 
 def lay_out_within(structure: Structure, batch: Batch, budget: Budget, *, keep: Collection[str] = ()) -> Layout | None:
@@ -80,16 +78,18 @@ def lay_out_within(structure: Structure, batch: Batch, budget: Budget, *, keep: 
     costly = exact is not None and exact.elements > max(budget.entries, LARGE_ROW * batch.rows)
     if not budget.approximate or (exact is not None and not costly):
         return exact
-    layout = exact
-    for options in budget.approximated():
-        within = replace(options, largest_table=options.split_table) if costly else options
-        try:
-            layout = lay_out(structure, batch, within, keep=keep)
-        except (ModelError, DataError):
-            continue
-        if layout.elements <= AFFORDABLE:
-            return layout
-    return layout
+    for points in (COARSE, COARSEST):  # the coarsest only where single families are too large otherwise
+        found: Layout | None = None
+        for table in SPLIT_TABLES:
+            try:
+                found = lay_out(structure, batch, budget.approximated(points, table, costly=costly), keep=keep)
+            except (ModelError, DataError):
+                continue
+            if sum(block.elements for block in found.blocks if not block.is_exact) <= AFFORDABLE:
+                break
+        if found is not None:
+            return found
+    return exact
 
 
 def told(layout: Layout) -> str:

@@ -265,17 +265,20 @@ class _Builder:
         bounds = np.flatnonzero(np.diff(kind_hash[chosen][order])) + 1
         parts = np.split(order, bounds) if len(order) else []
         plans = [self._plan(self._kind(rows, pieces, chosen[part[0]])) for part in parts]
+        which = which.reshape(-1)
         blocks = []
         for exact in (True, False):
-            some = [(plan, part) for plan, part in zip(plans, parts, strict=True) if plan.is_exact == exact]
+            some = [(one, part) for one, part in zip(plans, parts, strict=True) if one.is_exact == exact]
+            if not some:
+                continue
+            distinct = np.sort(np.concatenate([part for _, part in some]))
             number = np.full(len(chosen), -1)
-            made = BlockBuilder(self.table, sum(len(part) for _, part in some))
+            number[distinct] = np.arange(len(distinct))
+            made = BlockBuilder(self.table, len(distinct))
             for one, part in some:
-                number[part] = number.max(initial=-1) + 1 + np.arange(len(part))
                 made.add(one, rows[pieces.row[chosen[part]]], number[part])
-            here = number[which.reshape(-1)] >= 0
-            if some:
-                blocks.append(made.block(rows[pieces.row[here]], number[which.reshape(-1)[here]]))
+            here = number[which] >= 0
+            blocks.append(made.block(rows[pieces.row[here]], number[which[here]]))
         return blocks, pieces.complete
 
     def _hash(self, rows: Ints, pieces: Pieces) -> tuple[Hashes, Hashes]:
