@@ -27,7 +27,6 @@ from otpdag.engine.robust import robust_search
 from otpdag.engine.search import Ended, Searcher, search
 from otpdag.errors import ApproximationWarning, ConvergenceWarning, ModelError
 from otpdag.model import Model
-from otpdag.objective import Problem
 from otpdag.threads import bounded_threads
 
 __all__ = ["fit"]
@@ -114,7 +113,7 @@ def fit(
         rows_used=kind.rows,
         seconds=time.perf_counter() - began,
         seed=seed,
-        notes=_notes(kept, ended.problem),
+        notes=(*_notes(kept), *ended.problem.notes),
         stages=tuple(monitor.stages),
         row_weights=kept,
         problem=ended.problem,
@@ -151,12 +150,11 @@ def _about(kind: DataKind, plan: Plan, seed: int) -> dict[str, str]:
     }
 
 
-def _notes(row_weights: NDArray[np.float64] | None, problem: Problem) -> tuple[str, ...]:
-    notes = () if problem.approximation is None else (problem.approximation,)
+def _notes(row_weights: NDArray[np.float64] | None) -> tuple[str, ...]:
     if row_weights is None:
-        return notes
+        return ()
     out = int((row_weights < 0.5).sum())
-    return (f"left out {out} of {len(row_weights)} rows ({out / len(row_weights):.1%}); see result.dropped", *notes)
+    return (f"left out {out} of {len(row_weights)} rows ({out / len(row_weights):.1%}); see result.dropped",)
 
 
 def _status(ended: Ended, method: Method, monitor: Monitor) -> Status:

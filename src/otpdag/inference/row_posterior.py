@@ -70,13 +70,19 @@ def _on_few_threads(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def _layouts(
-    fitted: Fitted, batch: Batch, notes: list[str] | None, keep: tuple[str, ...] = ()
+    fitted: Fitted,
+    batch: Batch,
+    notes: list[str] | None,
+    keep: tuple[str, ...] = (),
+    *,
+    even_if_few: bool = False,
 ) -> list[tuple[Tensor, elimination.Layout]] | None:
     """Blocks of rows with what they miss laid out along the graph; what is approximate goes to the notes, or warns.
 
-    None where joint enumeration is faster, or all that serves (a vector that is seen in part and is not linear).
+    None where joint enumeration is faster (unless ``even_if_few``), or all that serves (a vector that is seen in part
+    and is not linear).
     """
-    if enumerates_easily(fitted.structure, batch, FINE):
+    if not even_if_few and enumerates_easily(fitted.structure, batch, FINE):
         return None
     layouts = []
     for index in torch.arange(batch.rows).split(ROWS_OF_A_LAYOUT):
@@ -170,9 +176,18 @@ def state_probabilities(
 
 @_on_few_threads
 def posterior_draws(
-    fitted: Fitted, batch: Batch, draws: int, seed: int, notes: list[str] | None = None
+    fitted: Fitted,
+    batch: Batch,
+    draws: int,
+    seed: int,
+    notes: list[str] | None = None,
+    *,
+    stratified: bool = False,
 ) -> dict[str, Tensor]:
-    """Joint draws of every node given what each row shows: node -> (N, draws, width); notes as in `log_likelihood`."""
+    """Joint draws of every node given what each row shows: node -> (N, draws, width); notes as in `log_likelihood`.
+
+    ``stratified`` ones are spread evenly over the distribution of each unknown of a row (where sums are exact).
+    """
     generator = torch.Generator().manual_seed(seed)
     structure = fitted.structure
     drawn = {
@@ -181,10 +196,11 @@ def posterior_draws(
     }
     if not all(m.has_density or m.is_given for n, m in structure.mechanisms.items() if n in structure.graph.observed):
         return _map_draws(fitted, batch, draws, generator)
-    layouts = _layouts(fitted, batch, notes)
+    layouts = _layouts(fitted, batch, notes, even_if_few=stratified)
     if layouts is not None:
         for index, layout in layouts:
-            for node, value in elimination.posterior_draws(fitted.naturals, layout, draws, generator).items():
+            made = elimination.posterior_draws(fitted.naturals, layout, draws, generator, stratified=stratified)
+            for node, value in made.items():
                 drawn[node][index] = value
         return drawn
     for group in _groups(fitted, batch, seed):

@@ -139,6 +139,11 @@ class GraphProblem(Problem):
         """What exact sums would take, and what is done instead."""
         return None if self.unplaced.beyond is None else told(self.unplaced)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is approximate."""
+        return () if self.approximation is None else (self.approximation,)
+
     def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> Problem:
         """Fewer rows."""
         part = random_part(self.rows, rows, self.seed)

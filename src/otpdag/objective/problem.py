@@ -30,6 +30,8 @@ class Moved:
     problem: Problem
     point: Tensor
     what: str
+    curved_alike: bool = False
+    """Whether an optimiser may go on with the curvature that it has learned."""
 
 
 class Problem(ABC):
@@ -64,6 +66,16 @@ class Problem(ABC):
     def approximation(self) -> str | None:
         """What is approximate about sums that are exact elsewhere; None if nothing is."""
         return None
+
+    @property
+    def needed_moves(self) -> int:
+        """How often it must be free to move, also when it is resampled, for its estimates to settle."""
+        return 0
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of estimates by this problem."""
+        return ()
 
     # -- evaluation ---------------------------------------------------------------------------------------------------
 
