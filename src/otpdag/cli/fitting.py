@@ -26,7 +26,7 @@ from otpdag.cli.printing import estimates_table, headline
 from otpdag.cli.table_files import as_steps, csv_text, file_hash, table_at
 from otpdag.engine import FitResult
 from otpdag.engine import fit as fit_model
-from otpdag.errors import ColumnTypeWarning, ConvergenceWarning, DataError, ModelError
+from otpdag.errors import ApproximationWarning, ColumnTypeWarning, ConvergenceWarning, DataError, ModelError
 from otpdag.files import check_writable, folder_transaction, write_bytes
 from otpdag.model import Model
 from otpdag.printable import printable
@@ -65,6 +65,7 @@ def fit_to_folder(
     check_writable(out_folder)  # before the work: a folder that cannot be made fails at once
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConvergenceWarning)
+        warnings.simplefilter("ignore", ApproximationWarning)  # a note says the same
         result = fit_model(
             model,
             steps_or_rows,
@@ -168,6 +169,7 @@ def _summary(result: FitResult) -> dict[str, Any]:
         "converged": result.status.converged,
         "reason": result.status.reason,
         "advice": result.status.advice,
+        "approximate": result.status.approximate,
         "loss": result.loss if math.isfinite(result.loss) else None,
         "rows": result.rows_used,
         "steps": len(result.history),
