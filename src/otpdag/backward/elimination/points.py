@@ -100,10 +100,14 @@ class Placement:
         even = first + stride * torch.arange(self.size).to(first) + (stride - 1) / 2
         if self.size % POINTS_OF_A_GROUP:
             return Points(even.unsqueeze(-1), torch.log(stride).expand_as(even))
-        grouped, length = _growing_groups(stride * self.size, self.size // POINTS_OF_A_GROUP)
-        at_zero = (first == 0) & (stride > 1)
-        values = torch.where(at_zero, grouped, even)
-        return Points(values.unsqueeze(-1), torch.log(torch.where(at_zero, length, stride)))
+        at_zero = ((first == 0) & (stride > 1)).squeeze(-1)
+        values, length = even, stride.expand_as(even)
+        if bool(at_zero.any()):
+            windows, which = torch.unique(self.size * stride.squeeze(-1)[at_zero], return_inverse=True)
+            grouped, lengths = _growing_groups(windows.unsqueeze(-1), self.size // POINTS_OF_A_GROUP)
+            values, length = values.clone(), length.clone()
+            values[at_zero], length[at_zero] = grouped[which], lengths[which]
+        return Points(values.unsqueeze(-1), torch.log(length))
 
     def at(self, rows: Tensor, places: Tensor) -> Placement:
         """The same for some of the rows."""
@@ -175,7 +179,7 @@ class Placement:
 def _growing_groups(window: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     """Three points in each of several groups of whole numbers from zero up, and how many numbers each stands for.
 
-    The first group has three numbers, the others grow by a common ratio until the ``window`` (R, n, 1) is full. The
+    The first group has three numbers, the others grow by a common ratio until the ``window`` (n, 1) is full. The
     points of a group of s numbers have their moments up to the fifth: for s = 3 they are the numbers themselves.
     """
     number = torch.arange(groups + 1).to(window)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,10 +36,9 @@ class Slopes:
         attached = [(output, weight) for output, weight in zip(outputs, weights, strict=True) if output.requires_grad]
         if not attached or not keys:
             return
-        parts = torch.autograd.grad(
-            [output for output, _ in attached], [self.leaves[key] for key in keys],
-            [weight for _, weight in attached], allow_unused=True,
-        )  # fmt: skip
+        with torch.enable_grad():
+            seeded = _Seeded.apply([weight for _, weight in attached], *(output for output, _ in attached))
+        parts = torch.autograd.grad(seeded, [self.leaves[key] for key in keys], allow_unused=True)
         for key, part in zip(keys, parts, strict=True):
             if part is not None:
                 self.total[key] += part
@@ -49,6 +49,20 @@ class Slopes:
         for key in self.leaves:
             grouped.setdefault(key[0], []).append(key)
         return grouped
+
+
+class _Seeded(torch.autograd.Function):
+    """A number whose gradient in some outputs is given: ``grad_outputs=`` would import a second's worth of modules."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Sequence[Tensor], *outputs: Tensor) -> Tensor:
+        ctx.save_for_backward(*weights)
+        return outputs[0].new_zeros(())
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor | None, ...]:
+        return (None, *ctx.saved_tensors)
 
 
 class Summary:
