@@ -9,7 +9,7 @@ The memory that this takes does not grow with rows.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -38,11 +38,14 @@ class Expectations:
         pieces: Weighed sum of the log-sums of all pieces (R,).
         families: The statistics of each node's family.
         power: Power of the densities of complete families.
+        slopes: Of the nodes that were sampled, the gradient of the expected log-density of all rows that do not show
+            their family, in each natural parameter (R, ...).
     """
 
     pieces: Tensor
     families: Mapping[str, tuple[Statistics, ...]]
     power: float = 1.0
+    slopes: Mapping[tuple[str, str], Tensor] = field(default_factory=dict)
 
 
 def log_evidence(naturals: Naturals, layout: Layout, tempering: Tempering = LIKELIHOOD) -> Tensor:
@@ -82,7 +85,12 @@ def _complete_log_prob(factors: Factors, complete: Complete) -> Tensor:
 
 
 def expectations(
-    naturals: Naturals, layout: Layout, weight: Tensor | None = None, tempering: Tempering = LIKELIHOOD
+    naturals: Naturals,
+    layout: Layout,
+    weight: Tensor | None = None,
+    tempering: Tempering = LIKELIHOOD,
+    *,
+    sampled: Mapping[str, int] | None = None,
 ) -> Expectations:
     """Sum the pieces, and summarise the rows for each family.
 
@@ -91,11 +99,30 @@ def expectations(
         layout: The rows.
         weight: Row weights (1 or R, N); by default those of the batch.
         tempering: How likelihood and prior are weighed against each other.
+        sampled: Nodes of which a sample of so many entries stands for the tables of all rows; the gradient of those
+            that do not show the family is still that of all.
     """
+    weight = layout.batch.weight if weight is None else weight
+    sampled = {} if sampled is None else sampled
+    replicas = max(max((len(v) for params in naturals.values() for v in params.values()), default=1), len(weight))
+    slopes = Slopes(
+        {
+            (node, name): value.detach().expand(replicas, *value.shape[1:]).clone().requires_grad_()
+            for node in sampled
+            for name, value in naturals[node].items()
+        }
+    )
     with torch.no_grad():
-        summary = Summary(naturals, layout, layout.batch.weight if weight is None else weight, tempering)
-        families = summary.families()
-        return Expectations(summary.pieces, families, tempering.power)
+        summary = Summary(_at_leaves(naturals, slopes), layout, weight, tempering, slopes, sampled)
+        return Expectations(summary.pieces, summary.families(), tempering.power, slopes.total)
+
+
+def _at_leaves(naturals: Naturals, slopes: Slopes) -> dict[str, dict[str, Tensor]]:
+    """Parameters with the leaves of a gradient in their places."""
+    return {
+        node: {name: slopes.leaves.get((node, name), value.detach()) for name, value in params.items()}
+        for node, params in naturals.items()
+    }
 
 
 def total_evidence(
@@ -118,12 +145,9 @@ def total_evidence(
         if value.requires_grad and torch.is_grad_enabled()
     }
     slopes = Slopes({key: value.detach().requires_grad_() for key, value in wanted.items()})
-    leaves = {
-        node: {name: slopes.leaves.get((node, name), value.detach()) for name, value in params.items()}
-        for node, params in naturals.items()
-    }
+    leaves = _at_leaves(naturals, slopes)
     with torch.no_grad():
-        summary = Summary(leaves, layout, weight, tempering, slopes)
+        summary = Summary(leaves, layout, weight, tempering, slopes, dict.fromkeys(naturals, 0))
         families = summary.families()
     value = summary.pieces
     for node, statistics in families.items():

@@ -7,8 +7,10 @@ completely is read once for all rows. The largest table and the cost of an evalu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -114,6 +116,15 @@ class Layout:
     def has_points(self) -> bool:
         """Whether there are points that follow the posterior."""
         return any(block.placements for block in self.blocks)
+
+    @cached_property
+    def entries_on_points(self) -> Mapping[int, int]:
+        """Of each family without a summary the entries of the tables that rows have of it."""
+        entries = dict.fromkeys(range(len(self.families)), 0)
+        for block in self.blocks:
+            for source in block.row_tables:
+                entries[source.family] += 0 if source.has_moments else len(source.rows) * math.prod(source.sizes)
+        return entries
 
     def serves(self, replicas: int) -> bool:
         """Whether points were placed for this many replicas, or for all alike."""

@@ -12,12 +12,20 @@ from torch import Tensor
 
 from otpdag.backward.elimination.blocks import Block, Complete, RowSource
 from otpdag.backward.elimination.families import FamilyView
-from otpdag.backward.elimination.family_statistics import Counts, Moments, Rows, Statistics
+from otpdag.backward.elimination.family_statistics import (
+    Counts,
+    Moments,
+    Rows,
+    Statistics,
+    WeighedRows,
+    complete_rows,
+    joined,
+)
 from otpdag.backward.elimination.linear_normal import point_moments
 from otpdag.backward.elimination.points import Points
 from otpdag.backward.elimination.row_layout import Layout
 from otpdag.backward.elimination.sum_product import Banks
-from otpdag.backward.elimination.sums import Evaluated, Factors, Tempering, piece_weights, taken
+from otpdag.backward.elimination.sums import Evaluated, Factors, Tempering, piece_weights, row_mask, row_values, taken
 from otpdag.structure import Naturals
 
 __all__ = ["Slopes", "Summary"]
@@ -68,18 +76,28 @@ class _Seeded(torch.autograd.Function):
 class Summary:
     """Statistics of all families while blocks are being added.
 
-    With ``slopes``, rows of families without a summary are not kept: their gradients are added to these at once.
+    Rows of families without a summary are kept with their beliefs, unless ``sampled`` says of a node how many entries
+    of tables are: then some of its rows, evenly spread, stand for all. With ``slopes``, the gradients of all that do
+    not show the family are added to these.
     """
 
     def __init__(
-        self, naturals: Naturals, layout: Layout, weight: Tensor, tempering: Tempering, slopes: Slopes | None = None
+        self,
+        naturals: Naturals,
+        layout: Layout,
+        weight: Tensor,
+        tempering: Tempering,
+        slopes: Slopes | None = None,
+        sampled: Mapping[str, int] | None = None,
     ) -> None:
         self.layout, self.weight, self.tempering, self.slopes = layout, weight, tempering, slopes
+        self.sampled = {} if sampled is None else sampled
         self.factors = Factors(layout, naturals, tempering, attached=slopes is not None)
         self.replicas = max(self.factors.replicas, len(weight))
         self.pieces = torch.zeros(self.replicas).to(weight)
         self.counts: dict[int, Tensor] = {}
         self.rows: dict[int, list[tuple[RowSource, Mapping[int, Points], Tensor]]] = {}
+        self.samples: dict[int, list[WeighedRows]] = {}
         self.moments: dict[int, Tensor] = {}
 
     def families(self) -> dict[str, tuple[Statistics, ...]]:
@@ -108,9 +126,20 @@ class Summary:
             statistics.append(Moments(family, self.layout.shifts[place], seen, expected, equations))
         plain = tuple((part, self.weight[:, part.rows]) for part in parts if part.columns is None)
         rows = tuple(self.rows.get(place, ()))
-        if plain or rows:
-            statistics.append(Rows(self.layout, family, plain, rows))
+        if plain or rows or place in self.samples:
+            sample = self._joined_sample(family, plain) if self.sampled.get(family.node) else None
+            statistics.append(Rows(self.layout, family, plain, rows, sample))
         return tuple(statistics)
+
+    def _joined_sample(self, family: FamilyView, plain: Sequence[tuple[Complete, Tensor]]) -> tuple[WeighedRows, ...]:
+        """Rows that show the family, and rows on points, that stand for all of them; side by side where they can be."""
+        parts = list(self.samples.get(family.place, ()))
+        for complete, weight in plain:
+            step = max(1, len(complete.rows) // self.sampled[family.node])
+            rows = complete.rows[::step]
+            scale = len(complete.rows) / len(rows)
+            parts.append(complete_rows(self.layout, family, rows, scale * weight[:, ::step]))
+        return joined(parts)
 
     def _add(self, block: Block) -> None:
         evaluated = self.factors.evaluate(block)
@@ -143,10 +172,15 @@ class Summary:
             belief = share * taken(beliefs, source.stored, source.start, len(source.rows), source.sizes)
             if source.has_moments:
                 self._add_moments(family, *_row_moments(self.layout, source, family, evaluated.points, belief))
-            elif self.slopes is None:
-                self.rows.setdefault(source.family, []).append((source, evaluated.points, belief))
-            else:
+                continue
+            if self.slopes is not None:
                 attached.append((log_prob, belief))
+            if family.node not in self.sampled:
+                self.rows.setdefault(source.family, []).append((source, evaluated.points, belief))
+            elif self.sampled[family.node]:
+                share = self.sampled[family.node] / max(1, self.layout.entries_on_points[family.place])
+                sample = _sample(self.layout, source, evaluated.points, belief, share)
+                self.samples.setdefault(source.family, []).append(sample)
         if self.slopes is not None:
             nodes = {self.layout.families[source.family].node for source in block.row_tables}
             self.slopes.add(nodes, [log_prob for log_prob, _ in attached], [belief for _, belief in attached])
@@ -182,6 +216,23 @@ class Summary:
             used = len(family.columns) + 1
             own = total[:, first : first + family.configurations, :used, :used]
             self._add_moments(family, torch.arange(family.configurations), own)
+
+
+def _sample(
+    layout: Layout, source: RowSource, points: Mapping[int, Points], belief: Tensor, share: float
+) -> WeighedRows:
+    """Some of a source's rows, evenly spread, with larger weights: one axis for all that they are on."""
+    rows = len(source.rows)
+    kept = max(1, min(rows, math.ceil(share * rows)))
+    chosen = slice(0, rows, rows // kept)
+    values = row_values(layout, source, points, chosen)
+    mask = row_mask(layout, source, chosen)
+    weight = belief[:, chosen]
+    weight = weight * (rows / weight.shape[1])
+    shape = weight.shape[1:]
+    flat = {name: value.expand(len(value), *shape, -1).flatten(1, -2) for name, value in values.items()}
+    mask = None if mask is None else mask.expand(len(mask), *shape, -1).flatten(1, -2)
+    return WeighedRows(flat, weight.flatten(1), mask)
 
 
 def _state_counts(parts: Sequence[Complete], weight: Tensor, size: int) -> Tensor:
