@@ -32,12 +32,15 @@ from otpdag.structure import Naturals, Structure, pack, unpack
 
 __all__ = ["SAME_SUM", "WORST_LOSS", "GraphProblem", "rows_along_graph", "simulated_rows"]
 
+FINE_TABLE = 2048
+"""Entries of one table of one row up to which unknown numbers have more points than they need: fewer would save
+nothing."""
+
 CHOICES = (
-    EliminationOptions(),
-    EliminationOptions(grid=16, count_points=32),
-    EliminationOptions(grid=16, count_points=32, largest_table=2**23),
+    EliminationOptions(fine_table=FINE_TABLE),
+    EliminationOptions(fine_table=FINE_TABLE, largest_table=2**23),
 )
-"""Sizes of sums that are tried in turn: where many numbers meet, coarser points cost far less than larger tables."""
+"""Sizes of sums that are tried in turn."""
 
 SAME_SUM = 1e-6
 """A relative change of the loss below which points of unknown numbers that are placed anew make no difference."""

@@ -12,11 +12,20 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from otpdag.backward.elimination.blocks import Block, LengthSource, LinearSource, RowSource, TableSource
+from otpdag.backward.elimination.blocks import (
+    Block,
+    LengthSource,
+    LinearSource,
+    Part,
+    PointsKey,
+    RowSource,
+    TableSource,
+)
 from otpdag.backward.elimination.clouds import Cloud
 from otpdag.backward.elimination.kinds import Cluster, Factor, Kind, Plan
 from otpdag.backward.elimination.linear_normal import LinearGroup
 from otpdag.backward.elimination.points import Placement, to_line
+from otpdag.backward.elimination.resizing import joined
 from otpdag.backward.elimination.row_table import TableView
 from otpdag.backward.elimination.sum_product import Axes, Sizes, Step
 from otpdag.backward.elimination.unknowns import Ints
@@ -81,6 +90,7 @@ class BlockBuilder:
         self.table = table
         self.sources: dict[_Key, _Growing] = {}
         self.positions: dict[_Growing, list[Mapping[int, Ints]]] = {}
+        self.placed: dict[_Growing, list[Placement | Cloud]] = {}
         self.groups: dict[tuple[object, ...], _GrowingGroup] = {}
         self.steps: dict[tuple[int, Sizes], _GrowingStep] = {}
         self.results: list[tuple[Ints, Input]] = []
@@ -89,14 +99,23 @@ class BlockBuilder:
         self.cell_pieces: list[Ints] = []
         self.cell_rows: list[Ints] = []
 
-    def add(self, made: Plan, rows: Ints, pieces: Ints) -> None:
-        """Add pieces of one kind, with the row of data in which each occurs."""
+    def add(self, made: Plan, rows: Ints, pieces: Ints, placed: Mapping[int, Placement | Cloud] | None = None) -> Part:
+        """Add pieces of one kind, with the row of data in which each occurs.
+
+        Args:
+            made: How they are integrated out.
+            rows: The rows.
+            pieces: Numbers of the pieces.
+            placed: Where the points of placed nodes lie, if the model has said it already.
+        """
         ready: dict[int, list[tuple[tuple[int, ...], Input]]] = {node: [] for node in made.order}
         positions: dict[int, Ints] = {}
         for node in made.placed:
             sizes = made.table_sizes((node,))
             source = self._source(_Key("length", node, (node,), sizes), sizes)
             positions[node] = source.extend(rows)
+            if placed is not None:
+                self.placed.setdefault(source, []).append(placed[node])
             ready[node].append(((node,), (source, positions[node])))
         for factor in made.factors:
             ready[factor.members[-1]].append((factor.members, self._family(made, factor, rows, positions)))
@@ -107,6 +126,7 @@ class BlockBuilder:
             else:
                 self.results.append((pieces, table))
         self._add_steps(made, rows, pieces, ready)
+        return Part(made.kind, rows, pieces, positions)
 
     def _add_steps(
         self, made: Plan, rows: Ints, pieces: Ints, ready: Mapping[int, list[tuple[tuple[int, ...], Input]]]
@@ -169,7 +189,7 @@ class BlockBuilder:
 
     # -- finish ----------------------------------------------------------------------------------------------------
 
-    def block(self, piece_row: Ints, piece: Ints) -> Block:
+    def block(self, piece_row: Ints, piece: Ints, parts: Sequence[Part] = ()) -> Block:
         """The finished block: every source has its place in the banks."""
         banks: dict[Sizes, int] = {(): 1}
         growing = [group.tables for group in self.groups.values()] + [step.messages for step in self.steps.values()]
@@ -177,7 +197,7 @@ class BlockBuilder:
             source.start = banks.get(source.stored, 1)
             banks[source.stored] = source.start + source.count
         tables, row_tables, lengths = [], [], []
-        placements: dict[int, Placement | Cloud] = {}
+        placements: dict[PointsKey, Placement | Cloud] = {}
         for (role, place, members, _), source in self.sources.items():
             if role == "table":
                 tables.append(TableSource(place, members, source.sizes, source.stored, source.count, source.start))
@@ -185,7 +205,8 @@ class BlockBuilder:
                 row_tables.append(self._row_source(place, members, source))
             else:
                 lengths.append(LengthSource(place, source.sizes, source.count, source.start))
-                placements[place] = self._placement(place, source)
+                known = self.placed.get(source)
+                placements[place, source.sizes[0]] = joined(known) if known else self._placement(place, source)
         linear = [LinearSource(self._group(g), g.tables.stored, g.tables.start) for g in self.groups.values()]
         result = np.zeros(self.pieces, dtype=np.int64)
         for pieces, (source, places) in self.results:
@@ -194,7 +215,7 @@ class BlockBuilder:
         return Block(
             tuple(steps), tuple(tables), tuple(row_tables), tuple(lengths), tuple(linear), banks, placements,
             torch.from_numpy(result), torch.from_numpy(piece_row), torch.from_numpy(piece),
-            _joined(self.cell_nodes), _joined(self.cell_pieces), _joined(self.cell_rows),
+            _joined(self.cell_nodes), _joined(self.cell_pieces), _joined(self.cell_rows), tuple(parts),
         )  # fmt: skip
 
     def _row_source(self, place: int, members: tuple[int, ...], source: _Growing) -> RowSource:
@@ -254,8 +275,9 @@ class BlockBuilder:
             values.append(table.numbers[rows[:, None, None], columns])
             cells.append(np.broadcast_to(np.array(part.coordinates), (len(own), size, 2)))
             around.append(np.broadcast_to(np.array((*part.categories, *part.placed), dtype=int), (len(own), len(axes))))
-        placed = [[(c.placed[i], torch.from_numpy(at[c.placed[i]])) for c, _, _, at in group.parts]
-                  for i in range(len(cluster.placed))]  # fmt: skip
+        points = [group.tables.sizes[cluster.members.index(n)] for n in cluster.placed]
+        placed = [[((c.placed[i], size), torch.from_numpy(at[c.placed[i]])) for c, _, _, at in group.parts]
+                  for i, size in enumerate(points)]  # fmt: skip
         return LinearGroup(
             size, state_sizes, tuple(axes), tuple(map(tuple, placed)), group.tables.sizes, _joined(group.tables.rows),
             _joined(instance), _joined(config), _joined(unknown), _joined(seen), _joined(values).to(table.like),

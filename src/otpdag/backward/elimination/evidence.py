@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from otpdag.backward.elimination.blocks import Block, Complete
+from otpdag.backward.elimination.blocks import Block, Complete, PointsKey
 from otpdag.backward.elimination.clouds import Cloud
 from otpdag.backward.elimination.family_statistics import Statistics
 from otpdag.backward.elimination.points import Placement
@@ -27,6 +28,8 @@ from otpdag.structure import Naturals
 __all__ = ["Expectations", "expectations", "log_evidence", "moved", "total_evidence"]
 
 LIKELIHOOD = Tempering()
+FINER, FINEST = 1.4, 2.0  # points of numbers that meet, over what the posterior asks for: to compare, and where unsure
+CLOSE_ENOUGH = 1e-4  # difference of a row's evidence between two numbers of points
 MOST_ROUNDS = 12  # of placing points: a window doubles where it is too narrow
 
 
@@ -182,21 +185,47 @@ def moved(naturals: Naturals, layout: Layout, tempering: Tempering = LIKELIHOOD)
         return layout
     with torch.no_grad():
         factors = Factors(layout, naturals, tempering)
-        return replace(layout, blocks=tuple(_moved_block(factors, block) for block in layout.blocks))
+        blocks: list[Block] = []
+        for block in layout.blocks:
+            placed = _moved_block(factors, block)
+            blocks += _resized(factors, placed) if placed.is_coarse else [placed]
+        return replace(layout, blocks=tuple(blocks))
+
+
+def _resized(factors: Factors, coarse: Block) -> list[Block]:
+    """Give every piece as many points as it needs: those of its posterior, and more where more would tell more."""
+    layout = factors.layout
+    once = layout.resized(coarse, by=1.0)
+    finer = layout.resized(coarse, by=FINER)
+    first = _log_z(factors, once, coarse)
+    error = (_log_z(factors, finer, coarse) - first).abs().amax(0)
+    unsure = (error > CLOSE_ENOUGH).cpu().numpy()
+    if unsure.any():
+        once = layout.resized(coarse, by=np.where(unsure, FINEST, 1.0))
+    return [_moved_block(factors, block) for block in once]
+
+
+def _log_z(factors: Factors, blocks: Sequence[Block], coarse: Block) -> Tensor:
+    """Log-sums of the pieces of a coarse block, each of one row and now in one of several blocks."""
+    found = torch.zeros(factors.replicas, coarse.distinct).to(factors.layout.batch.weight)
+    for block in blocks:
+        assert block.origin is not None
+        found[:, block.origin] = factors.evaluate(block).log_z
+    return found
 
 
 def _moved_block(factors: Factors, block: Block) -> Block:
     """Place points until no window changes."""
-    widened: dict[int, Tensor] = {}
+    widened: dict[PointsKey, Tensor] = {}
     for _ in range(MOST_ROUNDS if block.placements else 0):
         evaluated = factors.evaluate(block)
         beliefs = evaluated.beliefs(torch.ones(1, block.distinct).to(evaluated.log_z))
-        placements: dict[int, Placement | Cloud] = {}
+        placements: dict[PointsKey, Placement | Cloud] = {}
         settled = True
         for source in block.lengths:
             belief = taken(beliefs, source.sizes, source.start, source.count, source.sizes)
-            moved_one = block.placements[source.node].moved(belief, widened.get(source.node))
-            placements[source.node], widened[source.node], enough = moved_one
+            moved_one = block.placements[source.key].moved(belief, widened.get(source.key))
+            placements[source.key], widened[source.key], enough = moved_one
             settled = settled and enough
         block = replace(block, placements=placements)
         if settled:

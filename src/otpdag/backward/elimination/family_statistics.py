@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from otpdag.backward.elimination.blocks import Complete, RowSource
+from otpdag.backward.elimination.blocks import Complete, PointsKey, RowSource
 from otpdag.backward.elimination.families import FamilyView, joint_states
 from otpdag.backward.elimination.points import Points
 from otpdag.backward.elimination.row_layout import Layout
@@ -151,7 +151,7 @@ class Rows:
     layout: Layout
     family: FamilyView
     complete: tuple[tuple[Complete, Tensor], ...]
-    expected: tuple[tuple[RowSource, Mapping[int, Points], Tensor], ...]
+    expected: tuple[tuple[RowSource, Mapping[PointsKey, Points], Tensor], ...]
     sample: tuple[WeighedRows, ...] | None = None
 
     def height(self, params: Params) -> Tensor:

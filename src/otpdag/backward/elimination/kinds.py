@@ -32,11 +32,13 @@ class Kind:
         nodes: Its unknown nodes.
         families: The factors that read them.
         missing: Of vectors that are seen in part, the coordinates that are not.
+        points: Of placed nodes the number of points, where it is not the usual one.
     """
 
     nodes: tuple[int, ...]
     families: tuple[int, ...]
     missing: tuple[tuple[int, Cells], ...] = ()
+    points: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,11 @@ class Plan:
         return tuple(level[node] for node in self.order)
 
     @property
+    def cost(self) -> int:
+        """Entries of all tables."""
+        return sum(math.prod(self.sizes[node][1] for node in clique) for clique in self.cliques)
+
+    @property
     def largest(self) -> tuple[int, tuple[int, ...]]:
         """Entries of the largest table, and its nodes."""
         sized = [(math.prod(self.sizes[node][0] for node in clique), clique) for clique in self.cliques]
@@ -145,7 +152,7 @@ def plan(kind: Kind, families: Sequence[FamilyView], points: Callable[[FamilyVie
     placed = tuple(n for n in kind.nodes if n not in linear and not families[n].mechanism.space.is_discrete)
     _check(kind, placed, families)
     sizes = {n: families[n].mechanism.space.width for n in kind.nodes if n not in linear and n not in placed}
-    sizes |= {n: points(families[n]) for n in placed}
+    sizes |= {n: points(families[n]) for n in placed} | dict(kind.points)
     clusters = _clusters(kind, families, linear)
     inside = {family for _, members in clusters for family in members}
     scopes = {v: [n for n in families[v].members if n in sizes] for v in kind.families if v not in inside}

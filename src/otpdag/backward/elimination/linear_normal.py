@@ -49,7 +49,7 @@ class LinearGroup:
         dim: d, the numbers that are integrated out.
         states: Sizes of the unknown categories, T states in all.
         axes: Order of the axes (categories, then placed numbers) in the table that remains.
-        placed: For each placed number the nodes that it is in turn, and where the rows stand in their placements.
+        placed: For each placed number which points it is on in turn, and where the rows stand in their placements.
         sizes: The axes of the table.
         rows: Number of the row of each piece (n,).
         instance: Which of m distinct systems of equations a piece has (n,).
@@ -64,7 +64,7 @@ class LinearGroup:
     dim: int
     states: tuple[int, ...]
     axes: tuple[int, ...]
-    placed: tuple[tuple[tuple[int, Tensor], ...], ...]
+    placed: tuple[tuple[tuple[tuple[int, int], Tensor], ...], ...]
     sizes: tuple[int, ...]
     rows: Tensor
     instance: Tensor

@@ -145,7 +145,7 @@ class Placement:
         if self.space.is_countable:
             tight = tight & (self._window()[1][..., 0] > 1)  # one by one is close enough
         wider = torch.where(outside, JUMP, WIDEN) * old
-        new = torch.where(at_edge, torch.maximum(spread, wider), torch.where(tight, narrow, old))
+        new = torch.where(at_edge, torch.maximum(spread, wider), torch.where(known & ~widened, narrow, old))
         centre = torch.where(known, mean, self.centre.expand_as(mean))
         settled = not bool((at_edge | tight).any())
         return replace(self, centre=centre, spread=new.clamp(min=SMALLEST_SPREAD)), widened, settled

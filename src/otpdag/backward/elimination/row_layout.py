@@ -8,19 +8,22 @@ completely is read once for all rows. The largest table and the cost of an evalu
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from otpdag.backward.elimination.block_builder import BlockBuilder
-from otpdag.backward.elimination.blocks import Block, Complete
-from otpdag.backward.elimination.clouds import cloud_size
+from otpdag.backward.elimination.blocks import Block, Complete, Part
+from otpdag.backward.elimination.clouds import Cloud, cloud_size
 from otpdag.backward.elimination.families import FamilyView, describe_families
 from otpdag.backward.elimination.kinds import Kind, Plan, plan
+from otpdag.backward.elimination.points import Placement
+from otpdag.backward.elimination.resizing import COARSE_POINTS, needed_points, with_points
 from otpdag.backward.elimination.row_table import TableView
 from otpdag.backward.elimination.unknowns import Flags, Ints, Pieces, cut, needs
 from otpdag.data import Batch
@@ -30,9 +33,11 @@ from otpdag.structure import Structure
 __all__ = ["EliminationOptions", "Layout", "lay_out", "lay_out_by_first"]
 
 Hashes = npt.NDArray[np.uint64]
+Floats = npt.NDArray[np.float64]
 
 PROBED_ROWS = 1024  # rows that tell how many fit into a block
 ROOM = 0.8  # share of the memory that a block is meant to take, as blocks of equal rows differ
+TABLES_OF_A_SUM = 3  # entries of a block over those of its sums, about
 MATRIX_CELLS = 20_000_000  # cells of the tables of flags that are held at a time
 
 
@@ -47,6 +52,8 @@ class EliminationOptions:
         largest_table: Most entries of one table of one row; a graph that needs more is refused.
         memory: Bytes that the tables of one block of rows may take, for all replicas together.
         replicas: How many parameter vectors will be evaluated at a time.
+        fine_table: Entries of one table of one row up to which unknown numbers and counts have all their points.
+            Where larger tables are needed they begin with a few, and get as many as their posteriors ask for.
     """
 
     grid: int = 24
@@ -55,6 +62,117 @@ class EliminationOptions:
     largest_table: int = 2**20
     memory: int = 2**27
     replicas: int = 1
+    fine_table: int | None = None
+
+
+class Resizer:
+    """Plans of kinds of pieces, and blocks of pieces whose points are as many as they need."""
+
+    def __init__(self, table: TableView, options: EliminationOptions) -> None:
+        self.table, self.options = table, options
+        self.plans: dict[Kind, Plan] = {}
+
+    def first_plan(self, kind: Kind) -> Plan:
+        """How a kind of piece is integrated out, before its posteriors are known: coarsely where that is much work."""
+        if kind not in self.plans:
+            made = plan(kind, self.table.families, self._points)
+            if self.options.fine_table is not None and made.largest[0] > self.options.fine_table:
+                few = tuple((n, min(COARSE_POINTS, made.sizes[n][0])) for n in made.placed if self._is_single(n))
+                made = plan(replace(kind, points=few), self.table.families, self._points)
+            self._check(made)
+            self.plans[kind] = made
+        return self.plans[kind]
+
+    def _is_single(self, node: int) -> bool:
+        return self.table.families[node].widths[-1] == 1
+
+    def resized(self, coarse: Block, by: float | Floats) -> list[Block]:
+        """The pieces of a coarse block, with as many points as they need, in blocks that fit into memory."""
+        budget = max(1, self.options.memory // (8 * self.options.replicas))
+        factor = np.broadcast_to(np.asarray(by, dtype=np.float64), coarse.distinct)
+        blocks: list[Block] = []
+        waiting: list[tuple[Plan, Part, dict[int, Placement | Cloud]]] = []
+        cost = 0
+        for made, part, placed in self._resized_parts(coarse, factor):
+            one = TABLES_OF_A_SUM * made.cost
+            for at in range(0, len(part.rows), max(1, budget // one)):
+                some = slice(at, at + max(1, budget // one))
+                here = Part(part.kind, part.rows[some], part.pieces[some], part.positions)
+                own = {n: with_points(p, part.rows[some], np.arange(len(part.rows))[some], made.sizes[n][0])
+                       for n, p in placed.items()}  # fmt: skip
+                if waiting and cost + one * len(here.rows) > budget:
+                    blocks.append(self._finished(waiting))
+                    waiting, cost = [], 0
+                waiting.append((made, here, own))
+                cost += one * len(here.rows)
+        return [*blocks, self._finished(waiting)] if waiting else blocks
+
+    def _resized_parts(
+        self, coarse: Block, by: Floats
+    ) -> Iterator[tuple[Plan, Part, dict[int, Placement | Cloud]]]:
+        """Parts of a coarse block by the points that their pieces need, with where these lie."""
+        for part in coarse.parts:
+            before = self.plans[replace(part.kind, points=())]
+            nodes = before.placed
+            old = {n: coarse.placements[n, before.sizes[n][0]].at(
+                torch.from_numpy(part.rows), torch.from_numpy(part.positions[n])) for n in nodes}  # fmt: skip
+            most = self.options.count_points
+            wanted = np.stack([needed_points(old[n], by[part.pieces], most) for n in nodes], 1)
+            for sizes, here in _groups(wanted):
+                kind = replace(part.kind, points=tuple(zip(nodes, sizes, strict=True)))
+                made = self._within_limits(kind)
+                rows = part.rows[here]
+                yield made, Part(made.kind, rows, part.pieces[here], {}), {
+                    n: with_points(p, rows, here, made.sizes[n][0]) for n, p in old.items()
+                }  # fmt: skip
+
+    def _within_limits(self, kind: Kind) -> Plan:
+        """A plan with these points, or with fewer where its largest table would be too large."""
+        made = plan(kind, self.table.families, self._points)
+        while made.largest[0] > self.options.largest_table and max(size for _, size in kind.points) > COARSE_POINTS:
+            most = max(size for _, size in kind.points)
+            kind = replace(kind, points=tuple((n, max(COARSE_POINTS, size // 2) if size == most else size)
+                                              for n, size in kind.points))  # fmt: skip
+            made = plan(kind, self.table.families, self._points)
+        return made
+
+    def _finished(self, parts: Sequence[tuple[Plan, Part, dict[int, Placement | Cloud]]]) -> Block:
+        """One block of parts, whose pieces are numbered anew."""
+        total = sum(len(part.rows) for _, part, _ in parts)
+        builder, first = BlockBuilder(self.table, total), 0
+        for made, part, placed in parts:
+            builder.add(made, part.rows, first + np.arange(len(part.rows)), placed)
+            first += len(part.rows)
+        block = builder.block(np.concatenate([part.rows for _, part, _ in parts]), np.arange(total))
+        return replace(block, origin=torch.from_numpy(np.concatenate([part.pieces for _, part, _ in parts])))
+
+    def _points(self, family: FamilyView) -> int:
+        if family.mechanism.space.is_countable:
+            return self.table.count_points(family, self.options.count_points)
+        width = family.widths[-1]
+        return self.options.grid if width == 1 else cloud_size(width, self.options.vector_points)
+
+    def _check(self, made: Plan) -> None:
+        entries, clique = made.largest
+        if entries > self.options.largest_table:
+            names = ", ".join(f"{self.table.families[n].node!r} ({made.sizes[n][0]})" for n in clique)
+            raise ModelError(
+                f"unknown nodes {names} meet, whose joint states are a table of {entries} entries for one row; at most "
+                f"{self.options.largest_table} are summed: raise `largest_table`, or use method='paper'"
+            )
+        for node, _ in made.kind.missing:
+            if node in made.placed:
+                raise ModelError(
+                    f"node {self.table.families[node].node!r} is a vector that is seen in part, and not linear and normal "
+                    "with all that depends on it: it cannot be placed on points"
+                )
+
+
+def _groups(wanted: Ints) -> Iterator[tuple[tuple[int, ...], Ints]]:
+    """Rows of a table (n, k) that are equal, with their places."""
+    distinct, which = np.unique(wanted, axis=0, return_inverse=True)
+    for number, sizes in enumerate(distinct.tolist()):
+        yield tuple(sizes), np.flatnonzero(which.reshape(-1) == number)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +198,7 @@ class Layout:
     complete: tuple[Complete, ...]
     offsets: Mapping[int, int]
     shifts: Mapping[int, Tensor] = field(repr=False)
+    resizer: Resizer = field(repr=False)
 
     def __repr__(self) -> str:
         return (
@@ -125,6 +244,10 @@ class Layout:
             for source in block.row_tables:
                 entries[source.family] += 0 if source.has_moments else len(source.rows) * math.prod(source.sizes)
         return entries
+
+    def resized(self, coarse: Block, by: float | Floats) -> list[Block]:
+        """The pieces of a coarse block with as many points as their posteriors ask for, times ``by`` (each piece)."""
+        return self.resizer.resized(coarse, by)
 
     def serves(self, replicas: int) -> bool:
         """Whether points were placed for this many replicas, or for all alike."""
@@ -195,7 +318,7 @@ class _Builder:
         self.structure, self.options, self.keep = structure, options, keep
         self.families = describe_families(structure)
         self.table = TableView(self.families, batch)
-        self.plans: dict[Kind, Plan] = {}
+        self.resizer = Resizer(self.table, options)
         self.hashes = np.random.default_rng(0).integers(2**63, size=(2, len(self.families)), dtype=np.uint64)
 
     def layout(self) -> Layout:
@@ -208,37 +331,53 @@ class _Builder:
         at, probing = 0, size < rows
         while at < rows:
             chosen = np.arange(at, min(at + size, at + most, rows))
-            block, flags = self.block(chosen)
-            fitting = max(1, int(ROOM * budget / max(block.elements, 1) * len(chosen)))
-            too_large = block.elements > budget and len(chosen) > 1
+            made, flags = self.blocks(chosen)
+            elements = sum(block.elements for block in made)
+            fitting = max(1, int(ROOM * budget / max(elements, 1) * len(chosen)))
+            too_large = elements > budget and len(chosen) > 1
             if too_large or (probing and fitting > len(chosen)):
                 size, probing = min(fitting, len(chosen) // 2) if too_large else fitting, False
                 continue
             at += len(chosen)
-            if block.distinct:
-                blocks.append(block)
+            blocks += [block for block in made if block.distinct]
             complete.append((chosen, flags))
         return Layout(
             self.structure, self.table.batch, self.options, self.families, tuple(blocks), self.table.complete(complete),
-            self.table.offsets, self.table.shifts,
+            self.table.offsets, self.table.shifts, self.resizer,
         )  # fmt: skip
 
     # -- pieces ----------------------------------------------------------------------------------------------------
 
-    def block(self, rows: Ints) -> tuple[Block, Flags]:
-        """Lay some rows out; also which families are complete in which of them."""
+    def blocks(self, rows: Ints) -> tuple[list[Block], Flags]:
+        """Lay some rows out, coarse pieces apart; also which families are complete in which of them."""
         seen, partly = self.table.seen[rows], self.table.partly[rows]
         need = needs(self.structure, seen, partly, self.keep)
         pieces = cut(self.structure, need)
         kind_hash, piece_hash = self._hash(rows, pieces)
         _, chosen, which = np.unique(piece_hash, return_index=True, return_inverse=True)
-        made = BlockBuilder(self.table, len(chosen))
         order = np.argsort(kind_hash[chosen], kind="stable")
         bounds = np.flatnonzero(np.diff(kind_hash[chosen][order])) + 1
-        for part in np.split(order, bounds) if len(order) else ():
-            kind = self._kind(rows, pieces, chosen[part[0]])
-            made.add(self._plan(kind), rows[pieces.row[chosen[part]]], part)
-        return made.block(rows[pieces.row], which.reshape(-1)), pieces.complete
+        which = which.reshape(-1)
+        plans = [
+            (part, self.resizer.first_plan(self._kind(rows, pieces, chosen[part[0]])))
+            for part in (np.split(order, bounds) if len(order) else ())
+        ]
+        coarse = np.zeros(len(chosen), dtype=bool)
+        for part, made in plans:
+            coarse[part] = bool(made.kind.points)
+        blocks = []
+        for flag in (False, True):
+            own = coarse == flag
+            number = np.cumsum(own) - 1
+            builder = BlockBuilder(self.table, int(own.sum()))
+            parts = [
+                builder.add(made, rows[pieces.row[chosen[part]]], number[part])
+                for part, made in plans
+                if bool(made.kind.points) == flag
+            ]
+            here = own[which]
+            blocks.append(builder.block(rows[pieces.row[here]], number[which[here]], parts if flag else ()))
+        return blocks, pieces.complete
 
     def _hash(self, rows: Ints, pieces: Pieces) -> tuple[Hashes, Hashes]:
         """Numbers that are equal for pieces of one kind, and for pieces that also show the same."""
@@ -278,34 +417,6 @@ class _Builder:
         row = int(rows[pieces.row[piece]])
         missing = tuple((node, self.table.missing(row, node)) for node in nodes if self.table.partly[row, node])
         return Kind(nodes, tuple(pieces.touch_node[touches].tolist()), missing)
-
-    def _plan(self, kind: Kind) -> Plan:
-        made = self.plans.get(kind)
-        if made is None:
-            made = self.plans[kind] = plan(kind, self.families, self._points)
-            self._check(made)
-        return made
-
-    def _points(self, family: FamilyView) -> int:
-        if family.mechanism.space.is_countable:
-            return self.table.count_points(family, self.options.count_points)
-        width = family.widths[-1]
-        return self.options.grid if width == 1 else cloud_size(width, self.options.vector_points)
-
-    def _check(self, made: Plan) -> None:
-        entries, clique = made.largest
-        if entries > self.options.largest_table:
-            names = ", ".join(f"{self.families[n].node!r} ({made.sizes[n][0]})" for n in clique)
-            raise ModelError(
-                f"unknown nodes {names} meet, whose joint states are a table of {entries} entries for one row; at most "
-                f"{self.options.largest_table} are summed: raise `largest_table`, or use method='paper'"
-            )
-        for node, _ in made.kind.missing:
-            if node in made.placed:
-                raise ModelError(
-                    f"node {self.families[node].node!r} is a vector that is seen in part, and not linear and normal "
-                    "with all that depends on it: it cannot be placed on points"
-                )
 
 
 def _mixed(values: Hashes) -> Hashes:

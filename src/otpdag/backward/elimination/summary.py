@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from otpdag.backward.elimination.blocks import Block, Complete, RowSource
+from otpdag.backward.elimination.blocks import Block, Complete, PointsKey, RowSource
 from otpdag.backward.elimination.families import FamilyView
 from otpdag.backward.elimination.family_statistics import (
     Counts,
@@ -96,7 +96,7 @@ class Summary:
         self.replicas = max(self.factors.replicas, len(weight))
         self.pieces = torch.zeros(self.replicas).to(weight)
         self.counts: dict[int, Tensor] = {}
-        self.rows: dict[int, list[tuple[RowSource, Mapping[int, Points], Tensor]]] = {}
+        self.rows: dict[int, list[tuple[RowSource, Mapping[PointsKey, Points], Tensor]]] = {}
         self.samples: dict[int, list[WeighedRows]] = {}
         self.moments: dict[int, Tensor] = {}
 
@@ -219,7 +219,7 @@ class Summary:
 
 
 def _sample(
-    layout: Layout, source: RowSource, points: Mapping[int, Points], belief: Tensor, share: float
+    layout: Layout, source: RowSource, points: Mapping[PointsKey, Points], belief: Tensor, share: float
 ) -> WeighedRows:
     """Some of a source's rows, evenly spread, with larger weights: one axis for all that they are on."""
     rows = len(source.rows)
@@ -267,7 +267,7 @@ def _moments_by_code(columns: Tensor, code: Tensor, weight: Tensor, configuratio
 
 
 def _row_moments(
-    layout: Layout, source: RowSource, family: FamilyView, points: Mapping[int, Points], belief: Tensor
+    layout: Layout, source: RowSource, family: FamilyView, points: Mapping[PointsKey, Points], belief: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Configurations (K,) and second moments (R, K, W, W) of a linear family whose unknowns are states and points."""
     placed = [n for n in source.members if n in source.positions]
@@ -283,7 +283,7 @@ def _row_moments(
         moments = _moments_by_code(columns, code, belief, len(distinct))
         return (distinct.unsqueeze(-1) + steps).flatten(), moments.flatten(1, 2)
     at = [family.columns.index((n, 0)) for n in placed]
-    values = [points[n].values[:, source.positions[n], :, 0] - layout.shifts[family.place][c] for n, c in
+    values = [points[source.points_of(n)].values[:, source.positions[n], :, 0] - layout.shifts[family.place][c] for n, c in
               zip(placed, at, strict=True)]  # fmt: skip
     columns[:, at] = 0.0
     _, one, two = point_moments(belief, values)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from otpdag.backward.elimination.blocks import Block, LinearSource, RowSource, TableSource
+from otpdag.backward.elimination.blocks import Block, LinearSource, PointsKey, RowSource, TableSource
 from otpdag.backward.elimination.families import FamilyView
 from otpdag.backward.elimination.linear_normal import Equations, Integrals
 from otpdag.backward.elimination.points import Points
@@ -119,7 +119,7 @@ class Factors:
 
     def evaluate(self, block: Block) -> Evaluated:
         """Fill the banks of a block, and sum its pieces."""
-        points = {node: placement.points() for node, placement in block.placements.items()}
+        points = {key: placement.points() for key, placement in block.placements.items()}
         like = self.layout.batch.weight
         banks = {
             sizes: torch.zeros(self.replicas, rows, math.prod(sizes)).to(like) for sizes, rows in block.banks.items()
@@ -133,7 +133,7 @@ class Factors:
             table = self.tempering.of(family, log_prob.detach(), seen=rows.family not in rows.members)
             _put(banks, rows.stored, rows.start, table)
         for lengths in block.lengths:
-            _put(banks, lengths.sizes, lengths.start, points[lengths.node].log_length)
+            _put(banks, lengths.sizes, lengths.start, points[lengths.key].log_length)
         integrals = []
         for linear in block.linear:
             integrals.append(self._integrated(linear, points))
@@ -150,7 +150,7 @@ class Factors:
         table = table.permute(0, *seen, *axes).reshape(len(table), source.count, *source.sizes)
         return self.tempering.of(family, table, seen=source.family not in source.members)
 
-    def _of_rows(self, source: RowSource, points: Mapping[int, Points]) -> Tensor:
+    def _of_rows(self, source: RowSource, points: Mapping[PointsKey, Points]) -> Tensor:
         """(R, n, *sizes)."""
         family = self.layout.families[source.family]
         values = row_values(self.layout, source, points)
@@ -158,8 +158,8 @@ class Factors:
             log_prob = family.log_prob(self.naturals[family.node], values, row_mask(self.layout, source))
             return log_prob.expand(-1, len(source.rows), *source.sizes)
 
-    def _integrated(self, source: LinearSource, points: Mapping[int, Points]) -> Integrals:
-        met = [torch.cat([points[node].values[:, at, :, 0] for node, at in parts], 1) for parts in source.group.placed]
+    def _integrated(self, source: LinearSource, points: Mapping[PointsKey, Points]) -> Integrals:
+        met = [torch.cat([points[key].values[:, at, :, 0] for key, at in parts], 1) for parts in source.group.placed]
         return source.group.integrate(self.equations, met, self.tempering.power)
 
 
@@ -180,7 +180,7 @@ class Evaluated:
     log_z: Tensor
     conditionals: Sequence[Tensor]
     integrals: tuple[Integrals, ...]
-    points: Mapping[int, Points]
+    points: Mapping[PointsKey, Points]
     log_probs: Sequence[Tensor]
 
     def seeds(self, weight: Tensor) -> Banks:
@@ -220,7 +220,7 @@ def taken(banks: Banks, stored: Sizes, start: int, count: int, sizes: Sizes) -> 
 
 
 def row_values(
-    layout: Layout, source: RowSource, points: Mapping[int, Points], chosen: slice = slice(None)
+    layout: Layout, source: RowSource, points: Mapping[PointsKey, Points], chosen: slice = slice(None)
 ) -> dict[str, Tensor]:
     """Values of a family's members with an axis for each unknown one: (1 or R, 1 or n, *axes, width)."""
     family = layout.families[source.family]
@@ -235,7 +235,7 @@ def row_values(
         at = source.members.index(place)
         shape[at] = source.sizes[at]
         if place in source.positions:
-            value = points[place].values[:, source.positions[place][chosen]]
+            value = points[source.points_of(place)].values[:, source.positions[place][chosen]]
             values[name] = value.reshape(*value.shape[:2], *shape, width)
         else:
             values[name] = torch.eye(width).to(layout.batch.weight).reshape(1, 1, *shape, width)
