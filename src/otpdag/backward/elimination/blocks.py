@@ -22,6 +22,8 @@ from otpdag.backward.elimination.unknowns import Ints
 
 __all__ = ["Block", "Complete", "LengthSource", "LinearSource", "Part", "PointsKey", "RowSource", "TableSource"]
 
+VALUES_OF_A_ROW = 4  # that a family reads, about
+
 PointsKey = tuple[int, int]
 """A node that is placed on points, and how many there are."""
 
@@ -176,7 +178,8 @@ class Block:
         """Entries of all tables, for one replica."""
         banks = sum(rows * math.prod(sizes) for sizes, rows in self.banks.items())
         linear = sum(source.group.elements for source in self.linear)
-        return banks + linear + sum(step.elements for step in self.steps)
+        rows = sum(len(source.rows) * math.prod(source.sizes) for source in self.row_tables)
+        return banks + linear + sum(step.elements for step in self.steps) + VALUES_OF_A_ROW * rows
 
 
 @dataclass(frozen=True, eq=False)

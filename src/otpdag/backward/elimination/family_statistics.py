@@ -19,11 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from otpdag.backward.elimination.blocks import Complete, PointsKey, RowSource
+from otpdag.backward.elimination.blocks import Complete
 from otpdag.backward.elimination.families import FamilyView, joint_states
-from otpdag.backward.elimination.points import Points
 from otpdag.backward.elimination.row_layout import Layout
-from otpdag.backward.elimination.sums import row_mask, row_values
 from otpdag.mechanisms.base import Params
 
 __all__ = ["Counts", "Moments", "Rows", "Statistics", "WeighedRows", "complete_rows", "joined"]
@@ -144,14 +142,14 @@ class Rows:
         layout: Where the values are.
         family: Which family.
         complete: Rows that show all of it, with their weights (1 or R, n).
-        expected: Tables over what is unknown, the points that they are on, and beliefs (R, n, *sizes).
+        expected: All that others may be, with weights times beliefs (R, n).
         sample: If the tables were too many to keep, rows that stand for all, complete and expected.
     """
 
     layout: Layout
     family: FamilyView
     complete: tuple[tuple[Complete, Tensor], ...]
-    expected: tuple[tuple[RowSource, Mapping[PointsKey, Points], Tensor], ...]
+    expected: tuple[WeighedRows, ...]
     sample: tuple[WeighedRows, ...] | None = None
 
     def height(self, params: Params) -> Tensor:
@@ -182,12 +180,12 @@ class Rows:
                 yield complete_rows(self.layout, self.family, rows, weight[:, at : at + CHUNK])
 
     def _expected_rows(self) -> Iterator[WeighedRows]:
-        for source, points, belief in self.expected:
-            step = max(1, CHUNK // (math.prod(source.sizes) * len(belief)))
-            for at in range(0, len(source.rows), step):
-                chosen = slice(at, at + step)
-                values = row_values(self.layout, source, points, chosen)
-                yield WeighedRows(values, belief[:, chosen], row_mask(self.layout, source, chosen))
+        for rows in self.expected:
+            step = max(1, CHUNK // len(rows.weight))
+            for at in range(0, rows.weight.shape[1], step):
+                some = slice(at, at + step)
+                values = {name: value[:, some] for name, value in rows.values.items()}
+                yield WeighedRows(values, rows.weight[:, some], None if rows.mask is None else rows.mask[:, some])
 
 
 Statistics = Counts | Moments | Rows

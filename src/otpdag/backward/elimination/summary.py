@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from otpdag.backward.elimination.blocks import Block, Complete, PointsKey, RowSource
+from otpdag.backward.elimination.blocks import Block, Complete
 from otpdag.backward.elimination.families import FamilyView
 from otpdag.backward.elimination.family_statistics import (
     Counts,
@@ -21,11 +21,10 @@ from otpdag.backward.elimination.family_statistics import (
     complete_rows,
     joined,
 )
-from otpdag.backward.elimination.linear_normal import point_moments
-from otpdag.backward.elimination.points import Points
+from otpdag.backward.elimination.flat_rows import FlatRows, LinearRows
 from otpdag.backward.elimination.row_layout import Layout
 from otpdag.backward.elimination.sum_product import Banks
-from otpdag.backward.elimination.sums import Evaluated, Factors, Tempering, piece_weights, row_mask, row_values, taken
+from otpdag.backward.elimination.sums import Evaluated, Factors, Tempering, piece_weights, taken
 from otpdag.structure import Naturals
 
 __all__ = ["Slopes", "Summary"]
@@ -96,7 +95,7 @@ class Summary:
         self.replicas = max(self.factors.replicas, len(weight))
         self.pieces = torch.zeros(self.replicas).to(weight)
         self.counts: dict[int, Tensor] = {}
-        self.rows: dict[int, list[tuple[RowSource, Mapping[PointsKey, Points], Tensor]]] = {}
+        self.rows: dict[int, list[WeighedRows]] = {}
         self.samples: dict[int, list[WeighedRows]] = {}
         self.moments: dict[int, Tensor] = {}
 
@@ -149,7 +148,7 @@ class Summary:
         self.pieces += (weight * counted).sum(-1)
         beliefs = evaluated.beliefs(weight)
         self._add_tables(block, beliefs)
-        self._add_rows(block, evaluated, beliefs)
+        self._add_rows(evaluated, beliefs)
         self._add_linear(block, evaluated, beliefs)
 
     def _add_tables(self, block: Block, beliefs: Banks) -> None:
@@ -164,26 +163,32 @@ class Summary:
             table = table.permute(0, *(1 + order.index(n) for n in family.members)).flatten(1)
             self.counts[source.family] = self.counts.get(source.family, torch.zeros_like(table)) + table
 
-    def _add_rows(self, block: Block, evaluated: Evaluated, beliefs: Banks) -> None:
+    def _add_rows(self, evaluated: Evaluated, beliefs: Banks) -> None:
         attached: list[tuple[Tensor, Tensor]] = []
-        for source, log_prob in zip(block.row_tables, evaluated.log_probs, strict=True):
-            family = self.layout.families[source.family]
-            share = self.tempering.share(family, seen=source.family not in source.members)
-            belief = share * taken(beliefs, source.stored, source.start, len(source.rows), source.sizes)
-            if source.has_moments:
-                self._add_moments(family, *_row_moments(self.layout, source, family, evaluated.points, belief))
+        for rows, log_prob in zip(evaluated.rows, evaluated.log_probs, strict=True):
+            family, belief = rows.family, self._belief(rows, beliefs)
+            if isinstance(rows, LinearRows):
+                self._add_moments(family, torch.arange(family.configurations), rows.moments(belief))
                 continue
             if self.slopes is not None:
                 attached.append((log_prob, belief))
             if family.node not in self.sampled:
-                self.rows.setdefault(source.family, []).append((source, evaluated.points, belief))
+                self.rows.setdefault(family.place, []).append(WeighedRows(rows.values, belief, rows.mask))
             elif self.sampled[family.node]:
                 share = self.sampled[family.node] / max(1, self.layout.entries_on_points[family.place])
-                sample = _sample(self.layout, source, evaluated.points, belief, share)
-                self.samples.setdefault(source.family, []).append(sample)
+                self.samples.setdefault(family.place, []).append(_sample(rows, belief, share))
         if self.slopes is not None:
-            nodes = {self.layout.families[source.family].node for source in block.row_tables}
+            nodes = {rows.family.node for rows in evaluated.rows}
             self.slopes.add(nodes, [log_prob for log_prob, _ in attached], [belief for _, belief in attached])
+
+    def _belief(self, rows: FlatRows | LinearRows, beliefs: Banks) -> Tensor:
+        """Weight times belief of all entries (R, E), times the power that their densities have."""
+        parts = []
+        for source in rows.sources:
+            share = self.tempering.share(rows.family, seen=source.family not in source.members)
+            belief = taken(beliefs, source.stored, source.start, len(source.rows), source.sizes).flatten(1)
+            parts.append(belief if share == 1.0 else share * belief)
+        return torch.cat(parts, 1)
 
     def _add_moments(self, family: FamilyView, config: Tensor, moments: Tensor) -> None:
         """Add second moments (R, n, W, W) to the configurations (n,) of a family."""
@@ -218,21 +223,14 @@ class Summary:
             self._add_moments(family, torch.arange(family.configurations), own)
 
 
-def _sample(
-    layout: Layout, source: RowSource, points: Mapping[PointsKey, Points], belief: Tensor, share: float
-) -> WeighedRows:
-    """Some of a source's rows, evenly spread, with larger weights: one axis for all that they are on."""
-    rows = len(source.rows)
-    kept = max(1, min(rows, math.ceil(share * rows)))
-    chosen = slice(0, rows, rows // kept)
-    values = row_values(layout, source, points, chosen)
-    mask = row_mask(layout, source, chosen)
-    weight = belief[:, chosen]
-    weight = weight * (rows / weight.shape[1])
-    shape = weight.shape[1:]
-    flat = {name: value.expand(len(value), *shape, -1).flatten(1, -2) for name, value in values.items()}
-    mask = None if mask is None else mask.expand(len(mask), *shape, -1).flatten(1, -2)
-    return WeighedRows(flat, weight.flatten(1), mask)
+def _sample(rows: FlatRows, belief: Tensor, share: float) -> WeighedRows:
+    """Some entries, evenly spread, with larger weights."""
+    step = max(1, int(1 / share))
+    weight = belief[:, ::step]
+    values = {name: value[:, ::step] for name, value in rows.values.items()}
+    total, kept = belief.sum(-1, keepdim=True), weight.sum(-1, keepdim=True)
+    scale = total / kept.clamp(min=torch.finfo(kept.dtype).tiny)
+    return WeighedRows(values, scale * weight, None if rows.mask is None else rows.mask[:, ::step])
 
 
 def _state_counts(parts: Sequence[Complete], weight: Tensor, size: int) -> Tensor:
@@ -264,69 +262,3 @@ def _moments_by_code(columns: Tensor, code: Tensor, weight: Tensor, configuratio
         here = torch.nonzero(code == value)[:, 0] if configurations > 1 else slice(None)
         moments[:, value] = (weight[:, here].mT @ products[here]).unflatten(-1, (width, width))
     return moments
-
-
-def _row_moments(
-    layout: Layout, source: RowSource, family: FamilyView, points: Mapping[PointsKey, Points], belief: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Configurations (K,) and second moments (R, K, W, W) of a linear family whose unknowns are states and points."""
-    placed = [n for n in source.members if n in source.positions]
-    states = [n for n in source.members if n not in source.positions]
-    order = [source.members.index(n) for n in (*states, *placed)]
-    belief = belief.permute(0, 1, *(2 + axis for axis in order))
-    sizes = [source.sizes[source.members.index(n)] for n in states]
-    belief = belief.reshape(*belief.shape[:2], math.prod(sizes), *belief.shape[2 + len(states) :])
-    base, steps = _configurations(layout, source, family, states, sizes)
-    columns = _seen_columns(layout, source, family)
-    if not placed:
-        distinct, code = torch.unique(base, return_inverse=True)
-        moments = _moments_by_code(columns, code, belief, len(distinct))
-        return (distinct.unsqueeze(-1) + steps).flatten(), moments.flatten(1, 2)
-    at = [family.columns.index((n, 0)) for n in placed]
-    values = [points[source.points_of(n)].values[:, source.positions[n], :, 0] - layout.shifts[family.place][c] for n, c in
-              zip(placed, at, strict=True)]  # fmt: skip
-    columns[:, at] = 0.0
-    _, one, two = point_moments(belief, values)
-    total = belief.flatten(3).sum(-1)
-    moments = total[..., None, None] * (columns.unsqueeze(-1) * columns.unsqueeze(-2)).unsqueeze(1)
-    first = torch.zeros(*total.shape, len(family.columns) + 1).to(belief)
-    first[..., at] = one
-    cross = first.unsqueeze(-1) * columns[:, None, None]
-    moments = moments + cross + cross.mT
-    for i, row in enumerate(at):
-        for j, column in enumerate(at):
-            moments[..., row, column] += two[..., i, j]
-    return (base.unsqueeze(-1) + steps).flatten(), moments.flatten(1, 2)
-
-
-def _configurations(
-    layout: Layout, source: RowSource, family: FamilyView, states: Sequence[int], sizes: Sequence[int]
-) -> tuple[Tensor, Tensor]:
-    """Configuration of the seen categories (n,), and what each joint state of the unknown ones adds to it (T,)."""
-    base = torch.zeros(len(source.rows), dtype=torch.long)
-    grid = (
-        torch.cartesian_prod(*(torch.arange(size) for size in sizes)).reshape(math.prod(sizes), -1) if sizes else None
-    )
-    steps = torch.zeros(math.prod(sizes), dtype=torch.long)
-    stride = family.configurations
-    for place, size in family.selectors:
-        stride //= size
-        if place in states and grid is not None:
-            steps += stride * grid[:, states.index(place)]
-        else:
-            value = layout.batch.values[layout.families[place].node]
-            base += stride * value[0].index_select(0, source.rows).argmax(-1)
-    return base, steps
-
-
-def _seen_columns(layout: Layout, source: RowSource, family: FamilyView) -> Tensor:
-    """Columns less their shift (n, W); unknown ones are set later."""
-    columns = []
-    for place, cell in family.columns:
-        if place in source.members:
-            columns.append(torch.zeros(len(source.rows)).to(layout.batch.weight))
-        else:
-            value = layout.batch.values[layout.families[place].node]
-            columns.append(value[0, :, cell].index_select(0, source.rows))
-    stacked = torch.stack([*columns, torch.ones(len(source.rows)).to(layout.batch.weight)], -1)
-    return stacked - layout.shifts[family.place]
