@@ -48,7 +48,7 @@ SAME_SUM = 1e-6
 MOST_AT_ONCE = 60
 """Parameters of a node up to which a second derivative of its expected log-density is worth its passes."""
 
-CURVED_ENTRIES = 2**13
+CURVED_ENTRIES = 2**12
 """Entries of the tables of rows, by node, that tell the curvature of its expected log-density."""
 
 FLATTEST = 1e-9
@@ -72,6 +72,8 @@ class GraphProblem(Problem):
     """Rows laid out, with points of numbers and counts around their columns."""
     placed: Layout
     """The same with points where posteriors are."""
+    placed_for: Tensor | None = None
+    """The parameters whose posteriors they are."""
 
     @property
     def rows(self) -> int:
@@ -157,25 +159,38 @@ class GraphProblem(Problem):
             return self
         batch = self.batch.take(part)
         layout = lay_out(self.structure, batch, self.unplaced.options)
-        return replace(self, batch=batch, unplaced=layout, placed=layout)
+        return replace(self, batch=batch, unplaced=layout, placed=layout, placed_for=None)
 
     def laid_out_for(self, points: Tensor, *, precisely: bool = False) -> GraphProblem:
         """Place the points of numbers and counts where the posteriors of these replicas are."""
-        if not self.unplaced.has_points:
+        if not self.unplaced.has_points or (self.placed_for is not None and torch.equal(points, self.placed_for)):
             return self
-        return replace(self, placed=moved(self.naturals(points.detach()), self.unplaced, self.tempering))
+        naturals = self.naturals(points.detach())
+        if self.placed_for is not None and len(points) == len(self.placed_for):
+            near = moved(naturals, self.placed, self.tempering)
+            if not near.is_outgrown:
+                return replace(self, placed=near, placed_for=points.detach())
+        placed = moved(naturals, self.unplaced, self.tempering)
+        return replace(self, placed=placed, placed_for=points.detach())
 
     def moved(self, point: Tensor) -> Moved | None:
         """Points moved to the posteriors, as long as that changes the loss."""
         if not self.unplaced.has_points:
             return None
         anew = self.laid_out_for(point)
-        with torch.no_grad():
-            before, after = self.loss(point), anew.loss(point)
+        if anew is self:
+            return None
+        before, after = self._loss_alone(point), anew._loss_alone(point)
         same = (after - before).abs() <= SAME_SUM * (1 + after.abs())
         if bool(same.all()) or not bool(torch.isfinite(after).all()):
             return None
         return Moved(anew, point, "moved grids")
+
+    def _loss_alone(self, point: Tensor) -> Tensor:
+        """The loss without its gradient."""
+        evidence = log_evidence(self.naturals(point.detach()), self.placed, self.tempering)
+        weight = self.batch.weight
+        return -self.objective.at(1.0).eps * (weight * evidence).sum(-1) / weight.sum(-1)
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
@@ -198,7 +213,7 @@ class GraphProblem(Problem):
         """Rows that the model makes, each with the gaps and covariates of a random row."""
         batch = simulated_rows(self.structure, self.naturals(point.detach()), self.batch, size, seed)
         layout = lay_out(self.structure, batch, self.unplaced.options)
-        return replace(self, batch=batch, unplaced=layout, placed=layout)
+        return replace(self, batch=batch, unplaced=layout, placed=layout, placed_for=None)
 
 
 def rows_along_graph(

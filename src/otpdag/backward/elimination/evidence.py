@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +19,7 @@ from otpdag.backward.elimination.blocks import Block, Complete, PointsKey
 from otpdag.backward.elimination.clouds import Cloud
 from otpdag.backward.elimination.family_statistics import Statistics
 from otpdag.backward.elimination.points import Placement
+from otpdag.backward.elimination.resizing import FINER
 from otpdag.backward.elimination.row_layout import Layout
 from otpdag.backward.elimination.summary import Slopes, Summary
 from otpdag.backward.elimination.sums import Factors, Tempering, taken
@@ -28,7 +28,6 @@ from otpdag.structure import Naturals
 __all__ = ["Expectations", "expectations", "log_evidence", "moved", "total_evidence"]
 
 LIKELIHOOD = Tempering()
-FINER, FINEST = 1.4, 2.0  # points of numbers that meet, over what the posterior asks for: to compare, and where unsure
 CLOSE_ENOUGH = 1e-4  # difference of a row's evidence between two numbers of points
 MOST_ROUNDS = 12  # of placing points: a window doubles where it is too narrow
 
@@ -195,14 +194,12 @@ def moved(naturals: Naturals, layout: Layout, tempering: Tempering = LIKELIHOOD)
 def _resized(factors: Factors, coarse: Block) -> list[Block]:
     """Give every piece as many points as it needs: those of its posterior, and more where more would tell more."""
     layout = factors.layout
-    once = layout.resized(coarse, by=1.0)
-    finer = layout.resized(coarse, by=FINER)
-    first = _log_z(factors, once, coarse)
-    error = (_log_z(factors, finer, coarse) - first).abs().amax(0)
-    unsure = (error > CLOSE_ENOUGH).cpu().numpy()
+    blocks = layout.resized(coarse)
+    finer = _log_z(factors, layout.resized(coarse, by=FINER), coarse)
+    unsure = ((finer - _log_z(factors, blocks, coarse)).abs().amax(0) > CLOSE_ENOUGH).cpu().numpy()
     if unsure.any():
-        once = layout.resized(coarse, by=np.where(unsure, FINEST, 1.0))
-    return [_moved_block(factors, block) for block in once]
+        blocks = layout.resized(coarse, unsure=unsure)
+    return [_moved_block(factors, block) for block in blocks]
 
 
 def _log_z(factors: Factors, blocks: Sequence[Block], coarse: Block) -> Tensor:

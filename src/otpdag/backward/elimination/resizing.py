@@ -19,22 +19,25 @@ from otpdag.backward.elimination.clouds import Cloud
 from otpdag.backward.elimination.points import Placement
 from otpdag.backward.elimination.unknowns import Ints
 
-__all__ = ["COARSE_POINTS", "joined", "needed_points", "with_points"]
+__all__ = ["COARSE_POINTS", "FINER", "FINEST", "joined", "needed_points", "two_sizes", "with_points"]
 
 COARSE_POINTS = 12
 """Points of each number and count that meets others, until it is known where its posterior is."""
+FINER, FINEST = 1.4, 2.0
+"""Points of numbers that meet, over what the posterior asks for: to compare, and where that makes a difference."""
+MOST_ROWS = 0.9  # share of the rows that the smaller of two sizes is for
 SIZES = np.array([6, 9, 12, 18, 24, 36, 48, 72, 96])  # that points are rounded up to, so that pieces share their sums
 TAIL, TAIL_COUNTS = 4.8, 3  # half a window of counts: standard deviations, and more for skewed tails
 
 Floats = npt.NDArray[np.float64]
 
 
-def needed_points(placement: Placement | Cloud, by: float | Floats, most: int) -> Ints:
+def needed_points(placement: Placement | Cloud, by: float, most: int) -> Ints:
     """Number of points of each row (n,): what the posterior asks for, times ``by`` where it is a matter of distance.
 
     Args:
         placement: Where the posteriors are.
-        by: Over twelve points of a number, or the most of a count with a wide posterior (a number, or n of them).
+        by: Over twelve points of a number, or the most of a count with a wide posterior.
         most: Points of a count that has more likely values than these.
 
     >>> from otpdag.spaces import Count
@@ -47,7 +50,7 @@ def needed_points(placement: Placement | Cloud, by: float | Floats, most: int) -
     if isinstance(placement, Cloud):
         return np.full(rows, placement.size)
     if not placement.space.is_countable:
-        return _rounded(COARSE_POINTS * by * np.ones(rows))
+        return _rounded(np.full(rows, COARSE_POINTS * by))
     reach = TAIL * placement.spread + TAIL_COUNTS
     width = torch.minimum(2 * reach, placement.centre + reach).amax(0).numpy()
     return _rounded(np.where(width <= most, width, most * by))
@@ -56,6 +59,16 @@ def needed_points(placement: Placement | Cloud, by: float | Floats, most: int) -
 def _rounded(wanted: Floats) -> Ints:
     at = np.searchsorted(SIZES, wanted - 1e-6).clip(max=len(SIZES) - 1)
     return np.asarray(SIZES[at], dtype=np.int64)
+
+
+def two_sizes(needed: Ints) -> Ints:
+    """Numbers of points, each raised to one of two, that of most rows or the largest: so that sums are shared.
+
+    >>> two_sizes(np.array([9, 12] * 9 + [18, 36])).tolist() == [12] * 18 + [36, 36]
+    True
+    """
+    usual = np.quantile(needed, MOST_ROWS, method="inverted_cdf")
+    return np.where(needed <= usual, usual, needed.max()).astype(np.int64)
 
 
 def with_points(placement: Placement | Cloud, rows: Ints, places: Ints, size: int) -> Placement | Cloud:

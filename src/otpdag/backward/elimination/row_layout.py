@@ -23,7 +23,7 @@ from otpdag.backward.elimination.clouds import Cloud, cloud_size
 from otpdag.backward.elimination.families import FamilyView, describe_families
 from otpdag.backward.elimination.kinds import Kind, Plan, plan
 from otpdag.backward.elimination.points import Placement
-from otpdag.backward.elimination.resizing import COARSE_POINTS, needed_points, with_points
+from otpdag.backward.elimination.resizing import COARSE_POINTS, FINEST, needed_points, two_sizes, with_points
 from otpdag.backward.elimination.row_table import TableView
 from otpdag.backward.elimination.unknowns import Flags, Ints, Pieces, cut, needs
 from otpdag.data import Batch
@@ -33,7 +33,6 @@ from otpdag.structure import Structure
 __all__ = ["EliminationOptions", "Layout", "lay_out", "lay_out_by_first"]
 
 Hashes = npt.NDArray[np.uint64]
-Floats = npt.NDArray[np.float64]
 
 PROBED_ROWS = 1024  # rows that tell how many fit into a block
 ROOM = 0.8  # share of the memory that a block is meant to take, as blocks of equal rows differ
@@ -65,6 +64,30 @@ class EliminationOptions:
     fine_table: int | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class _Resized:
+    """Pieces of one kind that need equally many points: their rows, old numbers, and where the points lie."""
+
+    plan: Plan
+    rows: Ints
+    pieces: Ints
+    places: Mapping[int, tuple[Placement | Cloud, Ints]]
+
+    def split(self, rows: int) -> Iterator[_Resized]:
+        """Not more than so many rows at a time."""
+        for at in range(0, len(self.rows), rows):
+            some = slice(at, at + rows)
+            places = {node: (placement, where[some]) for node, (placement, where) in self.places.items()}
+            yield _Resized(self.plan, self.rows[some], self.pieces[some], places)
+
+    def placed(self) -> dict[int, Placement | Cloud]:
+        """The points, as many as the plan says."""
+        return {
+            node: with_points(placement, self.rows, where, self.plan.sizes[node][0])
+            for node, (placement, where) in self.places.items()
+        }
+
+
 class Resizer:
     """Plans of kinds of pieces, and blocks of pieces whose points are as many as they need."""
 
@@ -86,48 +109,46 @@ class Resizer:
     def _is_single(self, node: int) -> bool:
         return self.table.families[node].widths[-1] == 1
 
-    def resized(self, coarse: Block, by: float | Floats) -> list[Block]:
+    def resized(self, coarse: Block, by: float, unsure: Flags | None = None) -> list[Block]:
         """The pieces of a coarse block, with as many points as they need, in blocks that fit into memory."""
         budget = max(1, self.options.memory // (8 * self.options.replicas))
-        factor = np.broadcast_to(np.asarray(by, dtype=np.float64), coarse.distinct)
         blocks: list[Block] = []
-        waiting: list[tuple[Plan, Part, dict[int, Placement | Cloud]]] = []
+        waiting: list[_Resized] = []
         cost = 0
-        for made, part, placed in self._resized_parts(coarse, factor):
-            one = TABLES_OF_A_SUM * made.cost
-            for at in range(0, len(part.rows), max(1, budget // one)):
-                some = slice(at, at + max(1, budget // one))
-                here = Part(part.kind, part.rows[some], part.pieces[some], part.positions)
-                own = {n: with_points(p, part.rows[some], np.arange(len(part.rows))[some], made.sizes[n][0])
-                       for n, p in placed.items()}  # fmt: skip
-                if waiting and cost + one * len(here.rows) > budget:
+        for one in self._resized_parts(coarse, by, unsure):
+            own = TABLES_OF_A_SUM * one.plan.cost
+            for some in one.split(max(1, budget // own)):
+                if waiting and cost + own * len(some.rows) > budget:
                     blocks.append(self._finished(waiting))
                     waiting, cost = [], 0
-                waiting.append((made, here, own))
-                cost += one * len(here.rows)
+                waiting.append(some)
+                cost += own * len(some.rows)
         return [*blocks, self._finished(waiting)] if waiting else blocks
 
-    def _resized_parts(
-        self, coarse: Block, by: Floats
-    ) -> Iterator[tuple[Plan, Part, dict[int, Placement | Cloud]]]:
+    def _resized_parts(self, coarse: Block, by: float, unsure: Flags | None) -> Iterator[_Resized]:
         """Parts of a coarse block by the points that their pieces need, with where these lie."""
+        most = self.options.count_points
+        needed = {key: two_sizes(needed_points(placement, by, most)) for key, placement in coarse.placements.items()}
+        finest = {key: two_sizes(needed_points(p, FINEST, most)) for key, p in coarse.placements.items()}
         for part in coarse.parts:
-            before = self.plans[replace(part.kind, points=())]
-            nodes = before.placed
-            old = {n: coarse.placements[n, before.sizes[n][0]].at(
-                torch.from_numpy(part.rows), torch.from_numpy(part.positions[n])) for n in nodes}  # fmt: skip
-            most = self.options.count_points
-            wanted = np.stack([needed_points(old[n], by[part.pieces], most) for n in nodes], 1)
+            made = self.plans[replace(part.kind, points=())]
+            keys = {n: (n, made.sizes[n][0]) for n in made.placed}
+            wanted = np.stack([needed[key][part.positions[n]] for n, key in keys.items()], 1)
+            if unsure is not None:
+                finer = np.stack([finest[key][part.positions[n]] for n, key in keys.items()], 1)
+                wanted = np.where(unsure[part.pieces, None], finer, wanted)
             for sizes, here in _groups(wanted):
-                kind = replace(part.kind, points=tuple(zip(nodes, sizes, strict=True)))
-                made = self._within_limits(kind)
-                rows = part.rows[here]
-                yield made, Part(made.kind, rows, part.pieces[here], {}), {
-                    n: with_points(p, rows, here, made.sizes[n][0]) for n, p in old.items()
-                }  # fmt: skip
+                plan = self._within_limits(replace(part.kind, points=tuple(zip(keys, sizes, strict=True))))
+                places = {n: (coarse.placements[key], part.positions[n][here]) for n, key in keys.items()}
+                yield _Resized(plan, part.rows[here], part.pieces[here], places)
 
     def _within_limits(self, kind: Kind) -> Plan:
         """A plan with these points, or with fewer where its largest table would be too large."""
+        if kind not in self.plans:
+            self.plans[kind] = self._plan_within_limits(kind)
+        return self.plans[kind]
+
+    def _plan_within_limits(self, kind: Kind) -> Plan:
         made = plan(kind, self.table.families, self._points)
         while made.largest[0] > self.options.largest_table and max(size for _, size in kind.points) > COARSE_POINTS:
             most = max(size for _, size in kind.points)
@@ -136,15 +157,15 @@ class Resizer:
             made = plan(kind, self.table.families, self._points)
         return made
 
-    def _finished(self, parts: Sequence[tuple[Plan, Part, dict[int, Placement | Cloud]]]) -> Block:
+    def _finished(self, parts: Sequence[_Resized]) -> Block:
         """One block of parts, whose pieces are numbered anew."""
-        total = sum(len(part.rows) for _, part, _ in parts)
+        total = sum(len(part.rows) for part in parts)
         builder, first = BlockBuilder(self.table, total), 0
-        for made, part, placed in parts:
-            builder.add(made, part.rows, first + np.arange(len(part.rows)), placed)
+        for part in parts:
+            builder.add(part.plan, part.rows, first + np.arange(len(part.rows)), part.placed())
             first += len(part.rows)
-        block = builder.block(np.concatenate([part.rows for _, part, _ in parts]), np.arange(total))
-        return replace(block, origin=torch.from_numpy(np.concatenate([part.pieces for _, part, _ in parts])))
+        block = builder.block(np.concatenate([part.rows for part in parts]), np.arange(total))
+        return replace(block, origin=torch.from_numpy(np.concatenate([part.pieces for part in parts])))
 
     def _points(self, family: FamilyView) -> int:
         if family.mechanism.space.is_countable:
@@ -245,9 +266,24 @@ class Layout:
                 entries[source.family] += 0 if source.has_moments else len(source.rows) * math.prod(source.sizes)
         return entries
 
-    def resized(self, coarse: Block, by: float | Floats) -> list[Block]:
-        """The pieces of a coarse block with as many points as their posteriors ask for, times ``by`` (each piece)."""
-        return self.resizer.resized(coarse, by)
+    def resized(self, coarse: Block, by: float = 1.0, unsure: Flags | None = None) -> list[Block]:
+        """The pieces of a coarse block with as many points as their posteriors ask for, times ``by``.
+
+        Pieces that are ``unsure`` (D,) have twice as many.
+        """
+        return self.resizer.resized(coarse, by, unsure)
+
+    @property
+    def is_outgrown(self) -> bool:
+        """Whether posteriors have become too wide for the number of points that was chosen for them."""
+        most = self.options.count_points
+        return any(
+            bool((needed_points(placement, 1.0, most) > size).any())
+            for block in self.blocks
+            if block.origin is not None
+            for (_, size), placement in block.placements.items()
+            if size < most and isinstance(placement, Placement) and placement.space.is_countable
+        )
 
     def serves(self, replicas: int) -> bool:
         """Whether points were placed for this many replicas, or for all alike."""
