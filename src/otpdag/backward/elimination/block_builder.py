@@ -179,7 +179,7 @@ class BlockBuilder:
         sizes, stored = tuple(made.sizes[n][0] for n in cluster.members), made.table_sizes(cluster.members)
         key = (
             len(cluster.coordinates), _power(len(cluster.families)), _power(width), sizes, stored,
-            tuple(n in cluster.placed for n in cluster.members),
+            tuple(n in cluster.placed for n in cluster.members), _power(cluster.band) if cluster.band else 0,
         )  # fmt: skip
         if key not in self.groups:
             self.groups[key] = _GrowingGroup(_Growing(sizes, stored), cluster)
@@ -281,7 +281,7 @@ class BlockBuilder:
         return LinearGroup(
             size, state_sizes, tuple(axes), tuple(map(tuple, placed)), group.tables.sizes, _joined(group.tables.rows),
             _joined(instance), _joined(config), _joined(unknown), _joined(seen), _joined(values).to(table.like),
-            _joined(cells), _joined(around),
+            _joined(cells), _joined(around), _power(cluster.band) if cluster.band else 0,
         )  # fmt: skip
 
     def _configurations(

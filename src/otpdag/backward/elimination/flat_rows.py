@@ -23,6 +23,9 @@ from otpdag.backward.elimination.points import Points
 if TYPE_CHECKING:
     from otpdag.backward.elimination.row_layout import Layout
 
+REMEMBERED = 2
+"""Bytes of a layout, over those of a block, up to which what no parameter changes is kept."""
+
 __all__ = ["FlatRows", "LinearRows", "Prepared", "prepare"]
 
 
@@ -123,7 +126,7 @@ def prepare(layout: Layout, block: Block) -> Prepared:
     for source in block.row_tables:
         by_family.setdefault((source.family, source.has_moments), []).append(source)
     made = Prepared(points, tuple(_flat(layout, sources, points) for sources in by_family.values()))
-    if 8 * layout.elements <= layout.options.memory:
+    if 8 * layout.elements <= REMEMBERED * layout.options.memory:
         block.__dict__["_prepared"] = made
     return made
 

@@ -157,6 +157,11 @@ class Placement:
             low = low & (self._window()[0][..., 0] > 0)
         return low | high
 
+    @property
+    def grouped(self) -> float:
+        """The share of rows whose points stand for several counts each."""
+        return float((self._window()[1] > 1).double().mean()) if self.space.is_countable else 0.0
+
     def _window(self) -> tuple[Tensor, Tensor]:
         """The smallest count of the window and the number of counts that each point stands for (R, n, 1)."""
         reach = torch.ceil(COUNT_REACH * self.spread).unsqueeze(-1)

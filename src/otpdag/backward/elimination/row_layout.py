@@ -37,6 +37,7 @@ Hashes = npt.NDArray[np.uint64]
 PROBED_ROWS = 1024  # rows that tell how many fit into a block
 ROOM = 0.8  # share of the memory that a block is meant to take, as blocks of equal rows differ
 TABLES_OF_A_SUM = 3  # entries of a block over those of its sums, about
+OUTGROWN = 0.05  # share of the rows whose counts no longer have a point each, at which points are counted anew
 MATRIX_CELLS = 20_000_000  # cells of the tables of flags that are held at a time
 
 
@@ -276,13 +277,11 @@ class Layout:
     @property
     def is_outgrown(self) -> bool:
         """Whether posteriors have become too wide for the number of points that was chosen for them."""
-        most = self.options.count_points
         return any(
-            bool((needed_points(placement, 1.0, most) > size).any())
+            size < self.options.count_points and isinstance(placement, Placement) and placement.grouped > OUTGROWN
             for block in self.blocks
             if block.origin is not None
             for (_, size), placement in block.placements.items()
-            if size < most and isinstance(placement, Placement) and placement.space.is_countable
         )
 
     def serves(self, replicas: int) -> bool:
