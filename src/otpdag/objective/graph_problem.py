@@ -21,7 +21,7 @@ from otpdag.backward.elimination import (
     moved,
     total_evidence,
 )
-from otpdag.backward.elimination.family_statistics import Statistics
+from otpdag.backward.elimination.family_statistics import Rows, Statistics
 from otpdag.data import Batch
 from otpdag.inference.ancestral import ancestral
 from otpdag.mechanisms.base import Mechanism, Params
@@ -53,6 +53,9 @@ CURVED_ENTRIES = 2**12
 
 FLATTEST = 1e-9
 """The smallest curvature, relative to the largest, by which a step is divided."""
+
+FLATTEST_OF_SAMPLE = 2e-3
+"""The same where a sample tells the curvature: what it does not show is no rarer than this."""
 
 WORST_LOSS = 1e12
 """What counts as the loss of a row that the model rules out: finite, so that quantiles and means stay so."""
@@ -257,6 +260,8 @@ def _newton_step(
     that show the family, and by ``slopes`` (in natural parameters) of those on points. Also returns the sum of the
     log-densities of rows that show the family (R,).
     """
+    if not statistics:
+        return dict(raw), torch.zeros(len(next(iter(raw.values())))).to(next(iter(raw.values())))
     shapes = {key: tuple(value.shape[1:]) for key, value in raw.items()}
 
     def natural(flat: Tensor) -> dict[str, Tensor]:
@@ -282,7 +287,9 @@ def _newton_step(
         rows = [torch.autograd.grad(one.sum(), leaf, retain_graph=True)[0] for one in own.unbind(-1)]
     with torch.no_grad():
         values, vectors = torch.linalg.eigh(-torch.stack(rows, 1).nan_to_num())
-        bend = values.abs().maximum(FLATTEST * values.abs().amax(-1, keepdim=True)).clamp(min=1e-30)
+        thinned = any(isinstance(one, Rows) and one.thinned for one in statistics)
+        flattest = FLATTEST_OF_SAMPLE if thinned else FLATTEST
+        bend = values.abs().maximum(flattest * values.abs().amax(-1, keepdim=True)).clamp(min=1e-30)
         step = (vectors @ ((vectors.mT @ slope.unsqueeze(-1)) / bend.unsqueeze(-1))).squeeze(-1)
         tilt = ((slope - own) * step).sum(-1)
         reached = leaf.detach()

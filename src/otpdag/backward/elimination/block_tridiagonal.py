@@ -45,7 +45,8 @@ class BlockTridiagonal:
         >>> BlockTridiagonal.of(two, one).diagonal.flatten()
         tensor([0.7500, 1.0000, 0.7500], dtype=torch.float64)
         """
-        inverses, gains = [], []
+        inverses: list[Tensor] = []
+        gains: list[Tensor] = []
         log_determinant = torch.zeros(diagonal.shape[1:-2]).to(diagonal)
         for k in range(len(diagonal)):
             left = diagonal[k] if k == 0 else diagonal[k] - upper[k - 1].mT @ gains[-1]

@@ -12,7 +12,6 @@ expected second moments for each configuration of its categories. Any other need
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -143,7 +142,8 @@ class Rows:
         family: Which family.
         complete: Rows that show all of it, with their weights (1 or R, n).
         expected: All that others may be, with weights times beliefs (R, n).
-        sample: If the tables were too many to keep, rows that stand for all, complete and expected.
+        sample: If rows are too many to keep, some that stand for all, complete and expected.
+        thinned: Whether the sample lacks some of them.
     """
 
     layout: Layout
@@ -151,6 +151,7 @@ class Rows:
     complete: tuple[tuple[Complete, Tensor], ...]
     expected: tuple[WeighedRows, ...]
     sample: tuple[WeighedRows, ...] | None = None
+    thinned: bool = False
 
     def height(self, params: Params) -> Tensor:
         """The sum of all log-densities (R,), or its estimate from the sample."""

@@ -118,9 +118,9 @@ class Prepared:
 
 def prepare(layout: Layout, block: Block) -> Prepared:
     """Write the points and rows of a block down; of a layout that fits into memory only once."""
-    known = block.__dict__.get("_prepared")
+    known: Prepared | None = block.__dict__.get("_prepared")
     if known is not None:
-        return known  # type: ignore[no-any-return]
+        return known
     points = {key: placement.points() for key, placement in block.placements.items()}
     by_family: dict[tuple[int, bool], list[RowSource]] = {}
     for source in block.row_tables:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from otpdag.backward.elimination.block_builder import BlockBuilder
-from otpdag.backward.elimination.blocks import Block, Complete, Part
+from otpdag.backward.elimination.blocks import Block, Complete
 from otpdag.backward.elimination.clouds import Cloud, cloud_size
 from otpdag.backward.elimination.families import FamilyView, describe_families
 from otpdag.backward.elimination.kinds import Kind, Plan, plan
@@ -185,8 +185,8 @@ class Resizer:
         for node, _ in made.kind.missing:
             if node in made.placed:
                 raise ModelError(
-                    f"node {self.table.families[node].node!r} is a vector that is seen in part, and not linear and normal "
-                    "with all that depends on it: it cannot be placed on points"
+                    f"node {self.table.families[node].node!r} is a vector that is seen in part, and not linear and "
+                    "normal with all that depends on it: it cannot be placed on points"
                 )
 
 

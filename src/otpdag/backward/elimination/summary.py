@@ -126,8 +126,10 @@ class Summary:
         plain = tuple((part, self.weight[:, part.rows]) for part in parts if part.columns is None)
         rows = tuple(self.rows.get(place, ()))
         if plain or rows or place in self.samples:
-            sample = self._joined_sample(family, plain) if self.sampled.get(family.node) else None
-            statistics.append(Rows(self.layout, family, plain, rows, sample))
+            most = self.sampled.get(family.node)
+            sample = self._joined_sample(family, plain) if most else None
+            many = max(self.layout.entries_on_points[place], *(len(part.rows) for part, _ in plain), 0)
+            statistics.append(Rows(self.layout, family, plain, rows, sample, most is not None and many > most))
         return tuple(statistics)
 
     def _joined_sample(self, family: FamilyView, plain: Sequence[tuple[Complete, Tensor]]) -> tuple[WeighedRows, ...]:

@@ -131,9 +131,9 @@ class Factors:
             _put(banks, source.stored, source.start, self._of_states(source))
         log_probs = [self._of_rows(rows) for rows in prepared.rows]
         for flat, log_prob in zip(prepared.rows, log_probs, strict=True):
-            for source, table in flat.split(log_prob.detach()):
-                table = self.tempering.of(flat.family, table, seen=source.family not in source.members)
-                _put(banks, source.stored, source.start, table)
+            for rows, table in flat.split(log_prob.detach()):
+                table = self.tempering.of(flat.family, table, seen=rows.family not in rows.members)
+                _put(banks, rows.stored, rows.start, table)
         for lengths in block.lengths:
             _put(banks, lengths.sizes, lengths.start, points[lengths.key].log_length)
         integrals = []
@@ -141,9 +141,7 @@ class Factors:
             integrals.append(self._integrated(linear, points))
             _put(banks, linear.stored, linear.start, integrals[-1].table)
         conditionals = eliminate(block.steps, banks, best=self.tempering.best)
-        return Evaluated(
-            block, banks[()][:, block.result, 0], conditionals, tuple(integrals), prepared.rows, log_probs
-        )
+        return Evaluated(block, banks[()][:, block.result, 0], conditionals, tuple(integrals), prepared.rows, log_probs)
 
     def _of_states(self, source: TableSource) -> Tensor:
         """(R, configurations of seen members, *sizes)."""
