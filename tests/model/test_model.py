@@ -218,6 +218,21 @@ def test_the_right_model_scores_better_than_a_wrong_one():
     assert abs(right.score(held_out)) < 0.01  # the unbiased distance of equal distributions
 
 
+def test_gaps_at_random_do_not_spoil_the_transport_score():
+    """The truth scores best, though cells are missing where another column is large."""
+    rng = np.random.default_rng(0)
+    a = rng.normal(size=1500)
+    b = 0.5 + 1.1 * a + 0.8 * rng.normal(size=1500)
+    table = pd.DataFrame({"a": a, "b": np.where(a > 0, np.nan, b), "c": b + 0.7 * rng.normal(size=1500)})
+    scores = {}
+    for slope in (0.8, 1.1, 1.4):
+        model = otp.Model(otp.Graph([("a", "b"), ("b", "c")]), {name: m.Normal() for name in "abc"})
+        own = {"b": {"loc": 0.5, "weight": [slope], "scale": 0.8}, "c": {"loc": 0.0, "weight": [1.0], "scale": 0.7}}
+        scores[slope] = model.set_params({"a": {"loc": 0.0, "scale": 1.0}, **own}).score(table, seed=1)
+    assert abs(scores[1.1]) < 0.003
+    assert min(scores[0.8], scores[1.4]) > 0.004
+
+
 def test_missing_cells_do_not_spoil_the_transport_score():
     model = chain()
     table = model.sample(1500, seed=0)

@@ -6,8 +6,10 @@ batch; :func:`decode` turns tensors back into a table. NaN, None, ``pd.NA`` and 
 Only this package knows what columns of pandas may hold, and how files of tables are read.
 """
 
-from otpdag.data.batch import Batch, distinct_rows, unique_rows
+from otpdag.data.batch import Batch, distinct_rows, random_part, unique_rows
 from otpdag.data.column import Column, Label
+from otpdag.data.documents import Documents
+from otpdag.data.images import Images
 from otpdag.data.reading import Table
 from otpdag.data.schema import Schema
 from otpdag.data.sequences import (
@@ -25,6 +27,8 @@ from otpdag.data.types import infer_space
 __all__ = [
     "Batch",
     "Column",
+    "Documents",
+    "Images",
     "Label",
     "Schema",
     "SequenceBatch",
@@ -37,6 +41,7 @@ __all__ = [
     "encode",
     "encode_sequences",
     "infer_space",
+    "random_part",
     "read_table",
     "replace_table",
     "unique_rows",

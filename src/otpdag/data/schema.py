@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
 
-from otpdag.data.column import Column, cell_names, column_title
+from otpdag.data.column import Column, Label, cell_names, column_title
 from otpdag.data.reading import Table, read_blocks
 from otpdag.data.types import find_labels
 from otpdag.errors import DataError, ModelError, listed
@@ -75,6 +75,22 @@ class Schema:
         if node not in self.columns:
             raise DataError(f"node {node!r} is not in the schema, which holds {listed(self.nodes)}")
         return self.columns[node]
+
+    def labelled(self, labels: Mapping[str, Sequence[Label]]) -> Schema:
+        """The schema with other names of categories.
+
+        Raises:
+            DataError: A node is no category, or has another number of them.
+        """
+        columns = dict(self.columns)
+        for node, names in labels.items():
+            column = self[node]
+            if not column.space.is_discrete or len(names) != column.space.width or len(set(names)) != len(names):
+                raise DataError(
+                    f"labels of node {node!r} must be one name for each category of {column.space}; got {names!r}"
+                )
+            columns[node] = replace(column, labels=tuple(names))
+        return Schema(columns)
 
     def to_dict(self) -> dict[str, Any]:
         """Write lists, numbers and strings only, for JSON."""

@@ -7,9 +7,9 @@ from typing import Any
 from numpy.typing import ArrayLike
 from scipy import sparse
 
-from otpdag.data.sequences import Sequences
-from otpdag.engine.kinds.document_data import DocumentData, Documents
-from otpdag.engine.kinds.image_data import ImageData, Images
+from otpdag.data import Documents, Images, Sequences
+from otpdag.engine.kinds.document_data import DocumentData
+from otpdag.engine.kinds.image_data import ImageData
 from otpdag.engine.kinds.kind import DataKind
 from otpdag.engine.kinds.sequence_data import SequenceData
 from otpdag.engine.kinds.table_data import TableData

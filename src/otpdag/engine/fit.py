@@ -112,7 +112,7 @@ def fit(
         rows_used=kind.rows,
         seconds=time.perf_counter() - began,
         seed=seed,
-        notes=_notes(kept),
+        notes=(*_notes(kept), *ended.problem.notes),
         stages=tuple(monitor.stages),
         row_weights=kept,
         problem=ended.problem,

@@ -17,17 +17,18 @@ from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from otpdag.backward.topic_shares import Cells, Shares, even_shares, infer_shares
-from otpdag.engine import EM, Course, Documents, FitResult, fit
+from otpdag.backward.topic_shares import Cells, Shares, batches, even_shares, infer_shares
+from otpdag.data import Documents
+from otpdag.engine import EM, Course, FitResult, fit
 from otpdag.engine.kinds.document_data import topic_method
 from otpdag.engine.monitor import Callback
 from otpdag.engine.search import Searcher, search
 from otpdag.errors import ConvergenceWarning, DataError, ModelError
 from otpdag.graph import Graph
+from otpdag.inference.word_pairs import WordPairs
 from otpdag.mechanisms import Dirichlet, Multinomial
 from otpdag.model import Model
-from otpdag.objective.topics import PairProblem, TopicProblem, Topics, batches, document_terms
-from otpdag.objective.word_pairs import WordPairs
+from otpdag.objective.topics import PairProblem, TopicProblem, Topics
 from otpdag.threads import bounded_threads
 
 __all__ = ["LatentDirichletAllocation"]
@@ -216,7 +217,8 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         """
         many, prior = counts.shape[0], problem.sweeps.prior or 0.0
         pace = (many / self._seen) ** FORGETTING
-        swept, _ = replace(problem, documents=counts).swept(self._state, steps=ONLINE_STEPS)
+        sweeps = replace(problem.sweeps, share_steps=ONLINE_STEPS)
+        swept, _ = replace(problem, documents=counts, sweeps=sweeps).swept(self._state)
         old, new = (torch.exp(one.log_counts.double()) - prior for one in (self._state, swept))
         mixed = (1 - pace) * old * (self._seen / max(before, many)) + pace * new * (self._seen / many)
         alpha = self._state.alpha + pace * (swept.alpha - self._state.alpha)
@@ -285,7 +287,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         check_is_fitted(self, "components_")
         alpha = torch.from_numpy(self.alpha_).float()
         parts = self._shares(self._read(X, first=False))
-        return -sum(float(document_terms(counts, shares, alpha).total) for counts, shares in parts)
+        return -sum(float(shares.cost(counts, alpha)) for counts, shares in parts)
 
     def perplexity(self, X: Any) -> float:
         """Exponential of minus the bound by word; smaller is better."""

@@ -48,7 +48,7 @@ __all__ = ["VectorQuantizedAutoencoder"]
 Codes = NDArray[np.int64]
 Floats = NDArray[np.float32]
 KIND = "vector-quantised auto-encoder"
-ROWS_AT_ONCE = 250
+ROWS_AT_ONCE = 250  # images that are encoded or decoded at a time, which bounds memory
 PRIOR = "prior."
 BALANCES = ("codebook", "position")
 

@@ -146,8 +146,15 @@ class Model:
             described[node] = {name: value[0].detach().cpu().numpy().copy() for name, value in shown.items()}
         return described
 
-    def set_params(self, params: Mapping[str, Mapping[str, ArrayLike]]) -> Model:
-        """Give parameters by hand, in the shapes of :meth:`params`; a model that was never fitted can then sample."""
+    def set_params(
+        self, params: Mapping[str, Mapping[str, ArrayLike]], *, labels: Mapping[str, Sequence[Label]] | None = None
+    ) -> Model:
+        """Give parameters by hand, in the shapes of :meth:`params`; a model that was never fitted can then sample.
+
+        Args:
+            params: For each node its parameters; those that are fixed may be left out.
+            labels: What categories are called, in the order of their probabilities; codes 0, 1, ... if left out.
+        """
         self._check_names(params)
         naturals: dict[str, dict[str, Tensor]] = {}
         for node, mechanism in self.structure.mechanisms.items():
@@ -173,7 +180,8 @@ class Model:
                     )
                 naturals[node][name] = value.reshape(1, *parameter.shape)
         self._naturals = naturals
-        self._schema = self._schema or Schema.of(self.spaces, self.graph)
+        schema = self._schema or Schema.of(self.spaces, self.graph)
+        self._schema = schema if labels is None else schema.labelled(labels)
         return self
 
     def _check_names(self, params: Mapping[str, Mapping[str, ArrayLike]]) -> None:
@@ -415,7 +423,8 @@ class Model:
         """How far held-out rows are from the model.
 
         Args:
-            data: Held-out rows; missing cells are missing for the model's samples as well.
+            data: Held-out rows. For ``"transport"`` missing cells are drawn from the model given the rest of their row;
+                where a node has no density, they are missing for the model's samples as well.
             kind: ``"transport"``: the energy distance between standardised rows and as many model samples, smaller is
                 better, comparable across model families. ``"likelihood"``: the mean log-likelihood of a row, larger is
                 better.
@@ -455,15 +464,31 @@ class Model:
         given = {node: batch.values[node] for node in self.structure.given}
         drawn = ancestral(self.structure, self._fitted_naturals(), batch.rows, generator, do=given)
         shuffled = torch.randperm(batch.rows, generator=generator)
+        completed = self._completed(batch, seed)
         left, right = [], []
         for node in self.graph.observed:
-            seen = batch.mask[node].to(torch.float64)
+            seen = completed.mask[node].to(torch.float64)
             seen = seen if seen.shape[-1] == batch.values[node].shape[-1] else seen[..., :1]
             centre, spread = _standard(batch, node, self.mechanisms[node].space)
-            left.append((batch.values[node] - centre) / spread * seen)
+            left.append((completed.values[node] - centre) / spread * seen)
             right.append((drawn[node] - centre) / spread * seen[:, shuffled])
         most = 4000
         return float(Energy()(torch.cat(left, -1)[:, :most], torch.cat(right, -1)[:, :most])[0])
+
+    def _completed(self, batch: Batch, seed: int) -> Batch:
+        """Rows with their gaps drawn from the model, which may depend on what is seen; columns without a value stay so.
+
+        Where a node has no density, rows stay as they are.
+        """
+        observed = [self.mechanisms[node] for node in self.graph.observed]
+        if all(bool(mask.all()) for mask in batch.mask.values()) or not all(
+            one.has_density or one.is_given for one in observed
+        ):
+            return batch
+        drawn = row_posterior.posterior_draws(self.fitted, batch, 1, seed)
+        values = {node: drawn[node].permute(1, 0, 2) for node in batch.values}
+        mask = {node: seen.any(1, keepdim=True).expand_as(seen) for node, seen in batch.mask.items()}
+        return Batch(values, mask, batch.weight)
 
     def _encode_partial(self, data: Table, partial: bool = False) -> Batch:
         self._fitted_naturals()

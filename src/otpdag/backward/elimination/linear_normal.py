@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from otpdag.backward.elimination.block_tridiagonal import BlockTridiagonal, position
+from otpdag.backward.elimination.random_numbers import RandomNumbers
 
 __all__ = ["Equations", "Integrals", "LinearGroup", "point_moments"]
 
@@ -255,11 +256,11 @@ class Integrals:
         cross = drift.unsqueeze(-1) * first.unsqueeze(-2)
         return cross + cross.mT + by_column @ two.unsqueeze(3) @ by_column.mT
 
-    def draws(self, states: Tensor, placed: Sequence[Tensor], generator: torch.Generator) -> Tensor:
+    def draws(self, states: Tensor, placed: Sequence[Tensor], numbers: RandomNumbers) -> Tensor:
         """Draw the unknowns of the first replica given states and placed numbers (n, draws): (n, draws, d)."""
         at = states.unsqueeze(-1).expand(-1, -1, self.group.dim)
         mean = self.mean[0].gather(1, at)
-        noise = torch.randn(mean.shape, generator=generator, dtype=mean.dtype)
+        noise = numbers.normal(mean.shape, mean.dtype)
         instance = self.group.instance.unsqueeze(-1).expand_as(states)
         if isinstance(self.covariance, BlockTridiagonal):
             filled = torch.nn.functional.pad(noise, (0, self.group.blocks * self.group.band - self.group.dim))
