@@ -30,6 +30,8 @@ class Budget:
         approximate: Whether rows that need a larger table are approximated rather than refused.
         finest: Points of a number and of a count that are tried first, if others than usual.
         merged: Whether pieces that show the same are one piece with a weight, where they are approximated.
+        fine_table: Entries of one table of one row, beyond which points are as many as posteriors ask for; None leaves
+            them alone.
     """
 
     largest_table: int = 2**23
@@ -38,15 +40,19 @@ class Budget:
     approximate: bool = True
     finest: tuple[int, int] | None = None
     merged: bool = True
+    fine_table: int | None = None
 
     def exact(self) -> Iterator[EliminationOptions]:
         """Sizes that are tried in turn: where many numbers meet, coarser points cost far less than larger tables."""
-        usual = EliminationOptions(largest_table=min(USUAL_TABLE, self.largest_table), memory=self.memory)
+        table = min(USUAL_TABLE, self.largest_table)
+        usual = EliminationOptions(largest_table=table, memory=self.memory, fine_table=self.fine_table)
         if self.finest is not None:
             yield replace(usual, grid=self.finest[0], count_points=self.finest[1])
         yield usual
-        coarse = replace(usual, grid=COARSE[0], count_points=COARSE[1])
-        yield coarse
+        coarse = usual
+        if self.fine_table is None:
+            coarse = replace(usual, grid=COARSE[0], count_points=COARSE[1])
+            yield coarse
         yield replace(coarse, largest_table=self.largest_table)
 
     def approximated(self, points: tuple[int, int], table: int, *, costly: bool) -> EliminationOptions:

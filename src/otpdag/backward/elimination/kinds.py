@@ -14,6 +14,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 
+import numpy as np
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import reverse_cuthill_mckee
+
 from otpdag.backward.elimination.families import FamilyView
 from otpdag.backward.elimination.ordering import elimination_order
 from otpdag.errors import ModelError
@@ -22,6 +26,8 @@ __all__ = ["Cluster", "Factor", "Kind", "Plan", "plan", "rounded"]
 
 Cells = tuple[int, ...]
 SMALL_COST = 512  # entries of a piece below which one more call costs more than larger tables
+LONG = 24  # unknown linear numbers of a cluster from which on their order is looked for
+NARROW = 6  # by how much a band must be smaller than the cluster to be worth its steps
 ROUNDING = 1.3  # how much larger sums may get for the sake of fewer calls
 
 
@@ -33,11 +39,13 @@ class Kind:
         nodes: Its unknown nodes.
         families: The factors that read them.
         missing: Of vectors that are seen in part, the coordinates that are not.
+        points: Of placed nodes the number of points, where it is not the usual one.
     """
 
     nodes: tuple[int, ...]
     families: tuple[int, ...]
     missing: tuple[tuple[int, Cells], ...] = ()
+    points: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,7 @@ class Cluster:
         placed: Unknown numbers and counts on points of their own that enter the factors.
         members: Categories and placed ones in the order of the axes of the table that remains.
         variables: The same as the sums know them: some may be copies.
+        band: How far apart coordinates that share a factor stand at most, where it is worth knowing; otherwise zero.
     """
 
     coordinates: tuple[tuple[int, int], ...]
@@ -71,6 +80,7 @@ class Cluster:
     placed: tuple[int, ...]
     members: tuple[int, ...]
     variables: tuple[int, ...]
+    band: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,6 +155,11 @@ class Plan:
         return sum(math.prod(self.sizes[node][0] for node in clique) for clique in self.cliques)
 
     @property
+    def room(self) -> int:
+        """Entries of all tables as they are stored."""
+        return sum(math.prod(self.sizes[node][1] for node in clique) for clique in self.cliques)
+
+    @property
     def largest(self) -> tuple[int, tuple[int, ...]]:
         """Entries of the largest table, and its nodes."""
         sized = [(math.prod(self.sizes[node][0] for node in clique), clique) for clique in self.cliques]
@@ -176,7 +191,7 @@ def plan(
     placed = tuple(n for n in kind.nodes if n not in linear and not families[n].mechanism.space.is_discrete)
     _check(kind, placed, families)
     sizes = {n: families[n].mechanism.space.width for n in kind.nodes if n not in linear and n not in placed}
-    sizes |= {n: points(families[n]) for n in placed}
+    sizes |= {n: points(families[n]) for n in placed} | dict(kind.points)
     clusters = _clusters(kind, families, linear)
     inside = {family for _, members in clusters for family in members}
     scopes = {v: [n for n in families[v].members if n in sizes] for v in kind.families if v not in inside}
@@ -230,19 +245,24 @@ def _linear(kind: Kind, families: Sequence[FamilyView]) -> set[int]:
 
 def _clusters(kind: Kind, families: Sequence[FamilyView], linear: set[int]) -> list[tuple[list[int], list[int]]]:
     """Linear numbers that share factors, with these factors."""
-    clusters: list[tuple[list[int], list[int]]] = []
-    for v in kind.families:
-        nodes, members = [n for n in families[v].members if n in linear], [v]
-        if not nodes:
-            continue
-        apart = []
-        for other_nodes, other_members in clusters:
-            if set(nodes) & set(other_nodes):
-                nodes, members = sorted({*nodes, *other_nodes}), [*other_members, *members]
-            else:
-                apart.append((other_nodes, other_members))
-        clusters = [*apart, (nodes, members)]
-    return clusters
+    first: dict[int, int] = {n: n for n in linear}
+
+    def leader(node: int) -> int:
+        while first[node] != node:
+            first[node] = first[first[node]]
+            node = first[node]
+        return node
+
+    read = {v: nodes for v in kind.families if (nodes := [n for n in families[v].members if n in linear])}
+    for nodes in read.values():
+        for other in nodes[1:]:
+            first[leader(other)] = leader(nodes[0])
+    clusters: dict[int, tuple[list[int], list[int]]] = {}
+    for node in sorted(linear):
+        clusters.setdefault(leader(node), ([], []))[0].append(node)
+    for v, nodes in read.items():
+        clusters[leader(nodes[0])][1].append(v)
+    return [cluster for cluster in clusters.values() if cluster[1]]
 
 
 def _cluster(
@@ -256,7 +276,32 @@ def _cluster(
     missing: Mapping[int, Cells] = dict(kind.missing)
     coordinates = tuple((n, cell) for n in nodes for cell in missing.get(n, range(families[n].widths[-1])))
     categories = tuple(n for n in met if n not in placed)
-    return Cluster(coordinates, tuple(members), categories, tuple(n for n in met if n in placed), met, met)
+    on_points = tuple(n for n in met if n in placed)
+    band = 0
+    if len(coordinates) >= LONG and not on_points:
+        coordinates, band = _along_a_band(coordinates, [families[v].columns for v in members])
+    return Cluster(coordinates, tuple(members), categories, on_points, met, met, band)
+
+
+def _along_a_band(
+    coordinates: tuple[tuple[int, int], ...], scopes: Sequence[Sequence[tuple[int, int]]]
+) -> tuple[tuple[tuple[int, int], ...], int]:
+    """Coordinates in an order in which those that share a factor stand close together (Cuthill & McKee 1969).
+
+    Also how far apart they stand at most; zero if that is so far that the order is of no use.
+    """
+    place = {cell: i for i, cell in enumerate(coordinates)}
+    groups = [[place[cell] for cell in scope if cell in place] for scope in scopes]
+    pairs = np.array([(a, b) for group in groups for a in group for b in group], dtype=np.int64)
+    size = len(coordinates)
+    matrix = csr_array((np.ones(len(pairs)), (pairs[:, 0], pairs[:, 1])), shape=(size, size))
+    order = reverse_cuthill_mckee(matrix, symmetric_mode=True)
+    rank = np.empty(size, dtype=np.int64)
+    rank[order] = np.arange(size)
+    band = int(np.abs(rank[pairs[:, 0]] - rank[pairs[:, 1]]).max())
+    if band * NARROW > size:
+        return coordinates, 0
+    return tuple(coordinates[i] for i in order), max(band, 1)
 
 
 def _check(kind: Kind, placed: Sequence[int], families: Sequence[FamilyView]) -> None:

@@ -141,10 +141,16 @@ class _Drawn:
             self._add_linear(integrals)
 
     def _placed(self, block: Block, place: int, rows: Tensor, states: Tensor) -> Tensor:
-        placement = block.placements[place]
-        at = torch.empty(self.layout.batch.rows, dtype=torch.long)
-        at[placement.rows] = torch.arange(len(placement.rows))
-        return placement.at(rows, at[rows]).jittered(states, self.numbers.generator)
+        """Values (n, draws, width) of drawn points; a row has its points in one of the node's placements."""
+        values = torch.zeros(*states.shape, self.layout.families[place].widths[-1]).to(self.layout.batch.weight)
+        for (node, _), placement in block.placements.items():
+            if node == place:
+                at = torch.full((self.layout.batch.rows,), -1)
+                at[placement.rows] = torch.arange(len(placement.rows))
+                here = torch.nonzero(at[rows] >= 0)[:, 0]
+                some = placement.at(rows[here], at[rows[here]])
+                values[here] = some.jittered(states[here], self.numbers.generator)
+        return values
 
     def _add_linear(self, integrals: Integrals) -> None:
         """Draw linear normal numbers given the categories and placed numbers around them."""

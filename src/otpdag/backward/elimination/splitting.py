@@ -128,9 +128,14 @@ def split_plan(exact: Plan, most: int) -> Plan:
     ]
     sized = {variable: (sizes[nodes[variable]],) * 2 for variable in found.order}
     plain = replace(
-        exact, order=found.order, sizes=sized, factors=tuple(factors), clusters=tuple(clusters), copies=found.copies,
+        exact,
+        order=found.order,
+        sizes=sized,
+        factors=tuple(factors),
+        clusters=tuple(clusters),
+        copies=found.copies,
         exact=exact,
-    )  # fmt: skip
+    )
     return replace(plain, sizes=rounded(plain))
 
 
