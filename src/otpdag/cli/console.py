@@ -27,6 +27,7 @@ __all__ = [
     "LONGEST_SEED",
     "RUN_FILES",
     "FriendlyGroup",
+    "Interrupted",
     "as_steps",
     "check_file",
     "check_folder",
@@ -92,6 +93,14 @@ def note_written(path: Path) -> None:
     _WRITTEN.append(str(path))
 
 
+class Interrupted(KeyboardInterrupt):
+    """Somebody asked for the end: what to say about it, and the exit code."""
+
+    def __init__(self, message: str = "", code: int = INTERRUPTED) -> None:
+        super().__init__(message)
+        self.message, self.code = message, code
+
+
 class FriendlyGroup(TyperGroup):
     """Turns what went wrong into one line and an exit code: 2 for a mistake, 1 for a bug, 130 for Ctrl-C."""
 
@@ -117,10 +126,11 @@ class FriendlyGroup(TyperGroup):
         _WRITTEN.clear()
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
+            asked = stop if isinstance(stop, Interrupted) else Interrupted()
             there = f"{', '.join(_WRITTEN)} written before" if _WRITTEN else "nothing was written"
-            _err().print(f"\n[bold]interrupted[/]: {escape(printable(there))}")
-            raise typer.Exit(INTERRUPTED) from None
+            _err().print(f"\n[bold]interrupted[/]: {escape(printable(asked.message or there))}")
+            raise typer.Exit(asked.code) from None
 
 
 def _report(error: Exception) -> NoReturn:

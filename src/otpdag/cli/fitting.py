@@ -18,9 +18,11 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from otpdag import plots
+from otpdag.cli.checkpoints import close_checkpoint, kept_checkpoint
 from otpdag.cli.console import (
     LONGEST_SEED,
     RUN_FILES,
+    Interrupted,
     as_steps,
     check_folder,
     csv_text,
@@ -85,13 +87,21 @@ def fit(
     ] = None,
     time: Annotated[str | None, typer.Option(metavar="COLUMN", help="Lagged edges: column that orders steps.")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    time_limit: Annotated[
+        float | None,
+        typer.Option("--time-limit", metavar="SECONDS", help="End with the best so far after so many seconds."),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a fit that was stopped, from FOLDER.checkpoint.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but warnings and errors.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")] = False,
 ) -> None:
     """Estimate the parameters of a model from a table.
 
     Writes model.otp, params.json, summary.json, history.csv, restarts.csv, graph.png and learning.png; where asked for,
-    intervals.csv and weights.csv, the share of each row that a robust fit used.
+    intervals.csv and weights.csv, the share of each row that a robust fit used. A fit that is stopped leaves
+    FOLDER.checkpoint, from which --resume goes on to the same end.
     """
     _check_device(device)
     check_folder(out_folder, force=force)
@@ -101,7 +111,7 @@ def fit(
     check_cells(frame, model)
     row_weights, steps_or_rows = _weights(frame, weights, model), as_steps(frame, sequence, time)
     check_writable(out_folder)  # before the work: a folder that cannot be made fails at once
-    with warnings.catch_warnings(record=True) as caught:
+    with kept_checkpoint(out_folder, resume=resume) as checkpoint, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConvergenceWarning)
         result = fit_model(
             model,
@@ -113,11 +123,17 @@ def fit(
             weights=row_weights,
             robust=False if robust is None else robust.value,
             device=device,
-            progress=False if quiet else None,
+            progress=not quiet,
+            checkpoint=checkpoint,
+            time_limit=time_limit,
         )
-    bounds = None if intervals is None else result.intervals(draws=intervals, seed=seed)
-    written = write_run(result, out_folder, bounds)
-    note_written(out_folder)
+        if result.status.interrupted:
+            raise Interrupted
+        bounds = None if intervals is None else result.intervals(draws=intervals, seed=seed)
+        written = write_run(result, out_folder, bounds)
+        note_written(out_folder)
+        ended = result.status.converged or result.status.failed
+        close_checkpoint(checkpoint, could_go_on=time_limit is not None and not ended)
     for message in caught:
         warn(str(message.message))
     if not quiet:

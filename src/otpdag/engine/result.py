@@ -27,6 +27,13 @@ __all__ = ["FitResult", "Status"]
 class Status:
     """How a fit ended, and what to do about it.
 
+    Args:
+        converged: Whether there was nothing left to gain.
+        reason: Why it ended.
+        advice: What to do about it.
+        failed: Whether there is no estimate: the loss or a parameter is not a finite number.
+        interrupted: Whether Ctrl-C ended it; the model then holds the best so far.
+
     >>> str(Status(True, "the loss stopped changing"))
     'converged: the loss stopped changing'
     """
@@ -34,9 +41,18 @@ class Status:
     converged: bool
     reason: str
     advice: str = ""
+    failed: bool = False
+    interrupted: bool = False
+
+    @property
+    def name(self) -> str:
+        """``"converged"``, ``"failed"``, ``"interrupted"`` or ``"not converged"``."""
+        if self.converged or self.failed:
+            return "converged" if self.converged else "failed"
+        return "interrupted" if self.interrupted else "not converged"
 
     def __str__(self) -> str:
-        head = "converged" if self.converged else "not converged"
+        head = self.name
         return f"{head}: {self.reason}" + (f" ({self.advice})" if self.advice else "")
 
     def __bool__(self) -> bool:

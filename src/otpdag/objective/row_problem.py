@@ -97,7 +97,8 @@ class RowProblem(Problem):
         """Grids moved to the posteriors, as long as that changes the loss; then features whitened anew."""
         placed = self._at_posteriors(point)
         if placed is not None:
-            return Moved(placed, point, "moved grids")
+            with torch.no_grad():
+                return Moved(placed, point, "moved grids", placed.loss(point))
         if not self.refinements or self.direct is None:
             return None
         seed = self.seed + self.direct.direct.refinements - self.refinements
