@@ -195,12 +195,22 @@ def _run_files(result: FitResult, bounds: pd.DataFrame | None) -> dict[str, byte
     if bounds is not None:
         tables["intervals.csv"] = csv_text(bounds, index=True)
     kept = next((r.number for r in result.restarts if r.kept), None)
-    return {name: text.encode("utf-8") for name, text in tables.items()} | {
-        "params.json": _json(_plain(result.model.params())),
-        "summary.json": _json(_summary(result)),
-        "graph.png": _png(plots.draw_graph(result.model.graph)),
-        "learning.png": _png(plots.search_curve(result.stages, kept=kept)),
-    }
+    return (
+        {name: text.encode("utf-8") for name, text in tables.items()}
+        | {
+            "params.json": _json(_plain(result.model.params())),
+            "summary.json": _json(_summary(result)),
+            "graph.png": _png(plots.draw_graph(result.model.graph)),
+        }
+        | _learning(result, kept)
+    )
+
+
+def _learning(result: FitResult, kept: int | None) -> dict[str, bytes]:
+    """The curve of a search; where nothing is to be learned there is none."""
+    if not any(stage.losses for stage in result.stages):
+        return {}
+    return {"learning.png": _png(plots.search_curve(result.stages, kept=kept))}
 
 
 def _summary(result: FitResult) -> dict[str, Any]:
@@ -212,7 +222,8 @@ def _summary(result: FitResult) -> dict[str, Any]:
         "converged": result.status.converged,
         "reason": result.status.reason,
         "advice": result.status.advice,
-        "loss": result.loss if math.isfinite(result.loss) else None,
+        "status": result.status.name,
+        "loss": result.loss,
         "rows": result.rows_used,
         "steps": len(result.history),
         "starts": len(result.restarts),
@@ -229,8 +240,17 @@ def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
+def _known(value: Any) -> Any:
+    """The same with null for what is not a finite number: JSON knows no other word for it."""
+    if isinstance(value, dict):
+        return {key: _known(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_known(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _json(content: Any) -> bytes:
-    return (json.dumps(content, indent=1) + "\n").encode("utf-8")
+    return (json.dumps(_known(content), indent=1, allow_nan=False) + "\n").encode("utf-8")
 
 
 def _png(figure: Figure) -> bytes:

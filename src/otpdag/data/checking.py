@@ -18,6 +18,9 @@ from otpdag.spaces import SUM_TOLERANCE, Discrete
 
 __all__ = ["checked_cells", "read_weights"]
 
+LARGEST = 1e150
+"""Numbers whose squares, and sums of those over many rows, are still finite."""
+
 
 def read_weights(weights: npt.ArrayLike | Tensor | None, rows: int) -> Floats:
     """Row weights ``(R or 1, rows)``, scaled to mean one."""
@@ -32,10 +35,11 @@ def read_weights(weights: npt.ArrayLike | Tensor | None, rows: int) -> Floats:
     bad = ~(np.isfinite(array) & (array >= 0))
     if bad.any():
         raise DataError(f"weights must be finite and at least 0; found {array[bad][0]} in row {first_row(bad.T)}")
-    total = array.sum(1, keepdims=True)
-    if (total == 0).any():
+    largest = array.max(1, keepdims=True)
+    if (largest == 0).any():
         raise DataError("weights must not all be 0; found only zeros")
-    return array * (rows / total)
+    array = array / largest  # whatever their size, their sum is finite
+    return array * (rows / array.sum(1, keepdims=True))
 
 
 def checked_cells(node: str, column: Column, block: pd.DataFrame, partial: bool) -> Floats:
@@ -95,10 +99,11 @@ def _codes_of_labels(series: pd.Series[Any], where: str, labels: Sequence[Label]
 def _check_support(cells: Floats, node: str, column: Column) -> None:
     expected, seen = column.space.holds, ~np.isnan(cells)
     with np.errstate(invalid="ignore"):
-        bad = seen & (np.isinf(cells) | column.space.outside(cells))
+        bad = seen & ((np.abs(cells) > LARGEST) | column.space.outside(cells))
     if bad.any():
         row, cell = (int(place) for place in np.argwhere(bad)[0])
-        expected = "finite numbers" if np.isinf(cells[row, cell]) else expected
+        if abs(cells[row, cell]) > LARGEST:
+            expected = "finite numbers" if np.isinf(cells[row, cell]) else f"numbers of at most {LARGEST:g} in size"
         where = column_title(node, column.names[cell])
         raise DataError(f"{where} must hold {expected}; found {cells[row, cell]:g} in row {row}")
     if column.space.total is not None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,12 @@ from otpdag.engine.search import Ended, Searcher, search
 from otpdag.engine.stopping import Cause, Stopping
 from otpdag.errors import ConvergenceWarning, ModelError
 from otpdag.model import Model
+from otpdag.structure import unpack
 from otpdag.threads import bounded_threads
 
 __all__ = ["fit"]
+
+FAILURE_ADVICE = "look for outliers, constant or collinear columns, or a mechanism that does not fit its column"
 
 
 def fit(
@@ -111,9 +114,11 @@ def fit(
     with listening, bounded, Monitor(show=progress, callbacks=callbacks, stopping=stopping) as monitor:
         journal.restore(monitor)
         searcher = Searcher(plan.method.optimiser, seed, monitor, journal)
-        layout, ended, kept = _searched(kind, plan, searcher)
+        with _breakdowns_named():
+            layout, ended, kept = _searched(kind, plan, searcher)
+        status = _status(ended, plan.method, monitor)
+        _check_end(layout, ended)
         kind.adopt(layout, ended)
-    status = _status(ended, plan.method, monitor)
     if not status.converged:
         warnings.warn(str(status), ConvergenceWarning, stacklevel=2)
     return FitResult(
@@ -170,13 +175,28 @@ def _notes(row_weights: NDArray[np.float64] | None) -> tuple[str, ...]:
     return (f"left out {out} of {len(row_weights)} rows ({out / len(row_weights):.1%}); see result.dropped",)
 
 
+@contextmanager
+def _breakdowns_named() -> Iterator[None]:
+    """Errors of linear algebra as errors that say what to look for."""
+    try:
+        yield
+    except (torch.linalg.LinAlgError, np.linalg.LinAlgError) as error:  # type: ignore[attr-defined]
+        reason = str(error).split(":")[-1].strip()
+        raise ModelError(f"the fit failed: a matrix became singular ({reason}); {FAILURE_ADVICE}") from error
+
+
+def _check_end(layout: Layout, ended: Ended) -> None:
+    """Refuse an end that is no estimate: the model keeps what it had before."""
+    for key, value in unpack(ended.point, layout.shapes).items():
+        if not bool(torch.isfinite(value).all()):
+            node = next((n for n, names in layout.structure.keys.items() if key in names.values()), key)
+            raise ModelError(f"the fit failed: no finite parameters of node {node!r} were found; {FAILURE_ADVICE}")
+
+
 def _status(ended: Ended, method: Method, monitor: Monitor) -> Status:
-    if bool(ended.failed[0]):
-        return Status(
-            False,
-            "the loss became infinite or not a number; the last good parameters were kept",
-            "look for outliers or a mechanism that does not fit its column, or try a smaller learning rate",
-        )
+    if bool(ended.failed[0]) or not bool(torch.isfinite(ended.loss[0])):
+        reason = "the loss became infinite or not a number; the last good parameters were kept"
+        return Status(False, reason, FAILURE_ADVICE, failed=True)
     if bool(ended.converged[0]):
         stochastic = method.optimiser.is_stochastic
         return Status(True, "the smoothed loss stopped falling" if stochastic else "the loss stopped changing")
