@@ -1,4 +1,4 @@
-"""Fits that cannot succeed say so: no raw error, no estimate that is not a number, nothing written that cannot be read."""
+"""Fits that cannot succeed say so: no raw error, no estimate that is not a number, no file that cannot be read."""
 
 import json
 import re

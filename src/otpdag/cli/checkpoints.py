@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -11,23 +12,29 @@ from types import FrameType
 from typing import NoReturn
 
 from otpdag.cli.console import INTERRUPTED, Interrupted, say
+from otpdag.errors import DataError
 from otpdag.files import make_folder
 
 __all__ = ["close_checkpoint", "kept_checkpoint"]
 
 
 @contextlib.contextmanager
-def kept_checkpoint(folder: Path, *, resume: bool) -> Iterator[Path]:
+def kept_checkpoint(folder: Path, *, resume: bool) -> Iterator[Path | None]:
     """The checkpoint of a fit that writes to ``folder``, beside which it stands.
 
     It stays where the work was stopped, by Ctrl-C, SIGTERM or a kill. It goes after an error, and when the run has been
-    written, unless that was not the end of the fit.
+    written, unless that was not the end of the fit. Where nothing can be written beside the folder there is none.
 
     Args:
         folder: The folder of the run.
         resume: Whether to go on from a checkpoint that is there; otherwise it is removed.
     """
     path = folder.resolve().with_name(f"{folder.resolve().name}.checkpoint")
+    if path.parent.is_dir() and not os.access(path.parent, os.W_OK):
+        if resume:
+            raise DataError(f"--resume needs {str(path)!r}, and that folder cannot be written")
+        yield None
+        return
     with make_folder(path.parent), _terminations_raise():
         if resume and not path.exists():
             say(f"there is no {path}: the fit begins anew")
@@ -45,8 +52,10 @@ def kept_checkpoint(folder: Path, *, resume: bool) -> Iterator[Path]:
             raise
 
 
-def close_checkpoint(path: Path, *, could_go_on: bool) -> None:
+def close_checkpoint(path: Path | None, *, could_go_on: bool) -> None:
     """Remove the checkpoint of a run that was written; one of a fit that could go on stays."""
+    if path is None:
+        return
     if not could_go_on:
         path.unlink(missing_ok=True)
     elif path.exists():

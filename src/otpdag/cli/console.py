@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import logging
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,6 +34,7 @@ __all__ = [
     "check_file",
     "check_folder",
     "csv_text",
+    "log_lines",
     "model_at",
     "note_written",
     "out",
@@ -86,6 +89,23 @@ def fail(message: str, code: int) -> NoReturn:
     """One line on standard error, and the end."""
     _err().print(f"[bold red]error:[/] {escape(printable(' '.join(message.split())))}")
     sys.exit(code)
+
+
+@contextlib.contextmanager
+def log_lines(*, quiet: bool) -> Iterator[None]:
+    """Show what the library logs where there is no terminal for a progress bar: a line now and then."""
+    if quiet or sys.stderr.isatty():
+        yield
+        return
+    logger, handler = logging.getLogger("otpdag"), logging.StreamHandler(sys.stderr)
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def note_written(path: Path) -> None:

@@ -26,6 +26,7 @@ from otpdag.cli.console import (
     as_steps,
     check_folder,
     csv_text,
+    log_lines,
     note_written,
     out,
     say,
@@ -111,7 +112,11 @@ def fit(
     check_cells(frame, model)
     row_weights, steps_or_rows = _weights(frame, weights, model), as_steps(frame, sequence, time)
     check_writable(out_folder)  # before the work: a folder that cannot be made fails at once
-    with kept_checkpoint(out_folder, resume=resume) as checkpoint, warnings.catch_warnings(record=True) as caught:
+    with (
+        log_lines(quiet=quiet),
+        kept_checkpoint(out_folder, resume=resume) as checkpoint,
+        warnings.catch_warnings(record=True) as caught,
+    ):
         warnings.simplefilter("always", ConvergenceWarning)
         result = fit_model(
             model,
@@ -123,7 +128,7 @@ def fit(
             weights=row_weights,
             robust=False if robust is None else robust.value,
             device=device,
-            progress=not quiet,
+            progress=False if quiet else None,
             checkpoint=checkpoint,
             time_limit=time_limit,
         )

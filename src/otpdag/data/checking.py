@@ -48,7 +48,7 @@ def checked_cells(node: str, column: Column, block: pd.DataFrame, partial: bool)
         cells = _read_codes(block.iloc[:, 0], node, column)[:, None]
     else:
         cells = _read_numbers(block, node)
-        _check_support(cells, node, column)
+        _check_support(cells, node, column, np.inf if partial else LARGEST)
     empty = np.isnan(cells).all(0)
     if empty.any() and not partial:
         name = column.names[int(empty.argmax())]
@@ -96,14 +96,14 @@ def _codes_of_labels(series: pd.Series[Any], where: str, labels: Sequence[Label]
     return codes[place]  # a missing value has place -1: the NaN at the end
 
 
-def _check_support(cells: Floats, node: str, column: Column) -> None:
+def _check_support(cells: Floats, node: str, column: Column, largest: float) -> None:
     expected, seen = column.space.holds, ~np.isnan(cells)
     with np.errstate(invalid="ignore"):
-        bad = seen & ((np.abs(cells) > LARGEST) | column.space.outside(cells))
+        bad = seen & ((np.abs(cells) > np.float64(largest)) | np.isinf(cells) | column.space.outside(cells))
     if bad.any():
         row, cell = (int(place) for place in np.argwhere(bad)[0])
-        if abs(cells[row, cell]) > LARGEST:
-            expected = "finite numbers" if np.isinf(cells[row, cell]) else f"numbers of at most {LARGEST:g} in size"
+        if abs(cells[row, cell]) > largest or np.isinf(cells[row, cell]):
+            expected = "finite numbers" if np.isinf(cells[row, cell]) else f"numbers of at most {largest:g} in size"
         where = column_title(node, column.names[cell])
         raise DataError(f"{where} must hold {expected}; found {cells[row, cell]:g} in row {row}")
     if column.space.total is not None:

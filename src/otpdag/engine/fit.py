@@ -71,8 +71,8 @@ def fit(
             reports them; ``"misfit"`` is for a model whose fixed parameters or families are wrong. See
             ``docs/robustness.md``.
         device: ``"cpu"`` or ``"cuda"``.
-        progress: Show a progress bar; by default only on a terminal. Where there is none, True prints a line every ten
-            seconds; the logger ``otpdag`` gets these lines in any case.
+        progress: Show a progress bar; by default only on a terminal. Where there is none, True prints lines instead,
+            and the logger ``otpdag`` gets one every ten seconds in any case.
         callbacks: Called with each record of the history; returning True stops the fit.
         course: Sizes of the stages of the search.
         checkpoint: A file that is written now and then, at Ctrl-C and at SIGTERM; if it exists, the fit goes on from

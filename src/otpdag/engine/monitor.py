@@ -43,8 +43,8 @@ class Stage:
 class Monitor:
     """Collects records; shows a bar on a terminal unless told not to.
 
-    Where there is no terminal, a line every ten seconds tells how far the fit is: on standard error if ``show`` is
-    True, to the logger ``otpdag`` in any case.
+    Where there is no terminal, the logger ``otpdag`` gets a line every ten seconds that tells how far the fit is; if
+    ``show`` is True, standard error gets it as well, and one for every stage.
 
     Args:
         show: True or False, or None for "only if standard error is a terminal".
@@ -99,6 +99,8 @@ class Monitor:
             known = len(self._objectives)
             self._objectives.append(objective)
         self.stages.append(Stage(name, tuple(starts), objective=known))
+        if self.lines:
+            print(f"{name}: at most {steps} steps", file=sys.stderr, flush=True)
         if self._progress is not None:
             self._finish_bar()
             self._task = self._progress.add_task(name, total=steps, loss="")
