@@ -6,7 +6,7 @@ batch; :func:`decode` turns tensors back into a table. NaN, None, ``pd.NA`` and 
 Only this package knows what columns of pandas may hold, and how files of tables are read.
 """
 
-from otpdag.data.batch import Batch, distinct_rows, unique_rows
+from otpdag.data.batch import Batch, canonical_order, distinct_rows, unique_rows
 from otpdag.data.column import Column, Label
 from otpdag.data.reading import Table
 from otpdag.data.schema import Schema
@@ -32,6 +32,7 @@ __all__ = [
     "Sequences",
     "Table",
     "as_sequences",
+    "canonical_order",
     "decode",
     "distinct_rows",
     "encode",

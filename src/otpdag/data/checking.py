@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,7 +40,8 @@ def read_weights(weights: npt.ArrayLike | Tensor | None, rows: int) -> Floats:
     if (largest == 0).any():
         raise DataError("weights must not all be 0; found only zeros")
     array = array / largest  # whatever their size, their sum is finite
-    return array * (rows / array.sum(1, keepdims=True))
+    total = np.array([[math.fsum(one)] for one in array])  # rounded once: the same in any order of the rows
+    return array * (rows / total)
 
 
 def checked_cells(node: str, column: Column, block: pd.DataFrame, partial: bool) -> Floats:

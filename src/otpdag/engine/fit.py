@@ -145,7 +145,7 @@ def _searched(kind: DataKind, plan: Plan, searcher: Searcher) -> tuple[Layout, E
     kept: NDArray[np.float64] | None = None
     if plan.leaves_out:
         ended, weights = robust_search(kind, layout, problem, plan.method, plan.course, searcher, plan.restarts)
-        kept = weights.cpu().numpy()
+        kept = kind.as_given(weights.cpu().numpy())
     else:
         starts = kind.starts(layout, problem, searcher.seed, range(plan.restarts))
         ended = search(problem, starts, plan.course, searcher)
