@@ -25,7 +25,7 @@ READY := $(VENV)/.ready
 BENCH := $(VENV)/.bench
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all lint types imports pytest format demo bench-setup bench lock clean
+.PHONY: help setup test test-all lint types imports pytest format demo bench-setup bench mutants lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | \
@@ -81,17 +81,24 @@ bench-setup: $(BENCH) ## Add the libraries that the benchmarks compare with
 bench: $(BENCH) ## Run the benchmarks
 	MPLBACKEND=Agg $(BIN)/python -m benchmarks $(ARGS)
 
+# For a nightly run: each mutant takes the tests of its module. `make mutants ARGS="--seed 3 --number 40"`.
+mutants: $(READY) ## Change the code in small ways and list what no test notices
+	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m benchmarks.mutants --number 200 $(ARGS)
+
 # The newest versions that fit pyproject.toml; torch stays at the version already locked, and its local suffix is cut
 # off: see docs/decisions/0002-dependencies.md.
 FREEZE = build/lock/bin/python -m pip freeze --all | grep -vE '^(pip|otpdag)[ =]' | sed -E 's/(==[^+]*)\+.*/\1/'
+HASHES = build/lock/bin/python tools/lock_hashes.py
 
 lock: ## Renew both lock files
 	"$(PYTHON)" -m venv --clear build/lock
-	build/lock/bin/python -m pip install --quiet "$$(grep '^torch==' requirements.lock)" hatchling editables '.[dev]'
-	{ sed '/^[^#]/,$$d' requirements.lock; $(FREEZE); } > build/requirements.lock
+	build/lock/bin/python -m pip install --quiet "$$(grep -o '^torch==[^ ]*' requirements.lock)" hatchling editables '.[dev]'
+	$(FREEZE) > build/pins
+	{ sed '/^[^#]/,$$d' requirements.lock; cat build/pins; } > build/requirements.lock
+	build/lock/bin/python -m pip install --quiet -c build/pins '.[bench]'
+	{ sed '/^[^#-]/,$$d' requirements-bench.lock; $(FREEZE) | grep -vxFf build/pins; } > build/requirements-bench.lock
+	$(HASHES) build/requirements.lock build/requirements-bench.lock
 	mv build/requirements.lock requirements.lock
-	build/lock/bin/python -m pip install --quiet -c requirements.lock '.[bench]'
-	{ sed '/^[^#-]/,$$d' requirements-bench.lock; $(FREEZE) | grep -vxFf requirements.lock; } > build/requirements-bench.lock
 	mv build/requirements-bench.lock requirements-bench.lock
 
 clean: ## Remove the environment, caches and outputs

@@ -94,7 +94,7 @@ def _fit(folder: Path, out: str, seed: int) -> None:
     files = [str(folder / "model.yaml"), str(folder / "data.csv"), "--out", str(folder / out)]
     # every second run has intervals: a file that the other must not keep
     more = ["--intervals", "10"] if seed else []
-    app(["fit", *files, "--seed", str(seed), "--restarts", "2", "--quiet", "--force", *more], standalone_mode=False)
+    app(["fit", *files, "--seed", str(seed), "--restarts", "1", "--quiet", "--force", *more], standalone_mode=False)
 
 
 def _contents(folder: Path) -> dict[str, bytes]:
@@ -151,7 +151,7 @@ def _end(case: Case, checkpoint: Path | None) -> bytes:
     return b"".join([np.float64(result.loss).tobytes(), str(result.status).encode(), *numbers])
 
 
-def _table(seed: int, rows: int = 150) -> pd.DataFrame:
+def _table(seed: int, rows: int = 80) -> pd.DataFrame:
     rng = np.random.default_rng(seed)
     k = rng.integers(0, 2, rows)
     return pd.DataFrame({"x": 2.0 * k + rng.normal(size=rows), "n": rng.poisson(2 + 4 * k)})

@@ -30,7 +30,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-__all__ = ["Mutant", "Result", "mutant_of", "number_of_mutants", "run_mutants", "sample", "tests_of"]
+__all__ = ["Mutant", "Result", "mutant_of", "number_of_mutants", "run_mutants", "sample", "test_files_of"]
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "otpdag"
@@ -223,7 +223,7 @@ def _changed_calls(node: ast.Call) -> Iterator[ast.expr]:
 # --- tests ------------------------------------------------------------------------------------------------------------
 
 
-def tests_of(path: Path) -> list[Path]:
+def test_files_of(path: Path) -> list[Path]:
     """The test files of a module: those that mirror it or import from it; else its folder's, up to a few."""
     inside = path.relative_to(SOURCE)
     folder = ROOT / "tests" / inside.parent
@@ -278,7 +278,7 @@ def run_mutants(seed: int, many: int, packages: Sequence[str] = PACKAGES) -> Res
     try:
         for mutant in sample(seed, many, packages):
             began = time.monotonic()
-            here.send((mutant.module, ast.unparse(mutant.tree), [str(file) for file in tests_of(mutant.path)]))
+            here.send((mutant.module, ast.unparse(mutant.tree), [str(file) for file in test_files_of(mutant.path)]))
             noticed = here.recv()
             if isinstance(noticed, RuntimeError):
                 raise noticed
