@@ -88,17 +88,14 @@ mutants: $(READY) ## Change the code in small ways and list what no test notices
 # The newest versions that fit pyproject.toml; torch stays at the version already locked, and its local suffix is cut
 # off: see docs/decisions/0002-dependencies.md.
 FREEZE = build/lock/bin/python -m pip freeze --all | grep -vE '^(pip|otpdag)[ =]' | sed -E 's/(==[^+]*)\+.*/\1/'
-HASHES = build/lock/bin/python tools/lock_hashes.py
 
 lock: ## Renew both lock files
 	"$(PYTHON)" -m venv --clear build/lock
-	build/lock/bin/python -m pip install --quiet "$$(grep -o '^torch==[^ ]*' requirements.lock)" hatchling editables '.[dev]'
-	$(FREEZE) > build/pins
-	{ sed '/^[^#]/,$$d' requirements.lock; cat build/pins; } > build/requirements.lock
-	build/lock/bin/python -m pip install --quiet -c build/pins '.[bench]'
-	{ sed '/^[^#-]/,$$d' requirements-bench.lock; $(FREEZE) | grep -vxFf build/pins; } > build/requirements-bench.lock
-	$(HASHES) build/requirements.lock build/requirements-bench.lock
+	build/lock/bin/python -m pip install --quiet "$$(grep '^torch==' requirements.lock)" hatchling editables '.[dev]'
+	{ sed '/^[^#]/,$$d' requirements.lock; $(FREEZE); } > build/requirements.lock
 	mv build/requirements.lock requirements.lock
+	build/lock/bin/python -m pip install --quiet -c requirements.lock '.[bench]'
+	{ sed '/^[^#-]/,$$d' requirements-bench.lock; $(FREEZE) | grep -vxFf requirements.lock; } > build/requirements-bench.lock
 	mv build/requirements-bench.lock requirements-bench.lock
 
 clean: ## Remove the environment, caches and outputs
