@@ -11,9 +11,10 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from types import FrameType
+from typing import Any
 
 __all__ = ["Cause", "Stopping"]
 
@@ -41,6 +42,7 @@ class Stopping:
         self._deadline = None if seconds is None else time.monotonic() + seconds
         self._cause: Cause | None = None
         self._received: int | None = None
+        self._before: Mapping[int, Any] = {}
 
     @property
     def cause(self) -> Cause | None:
@@ -65,7 +67,7 @@ class Stopping:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        replaced = {}
+        replaced: dict[int, Any] = {}
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             replaced[signal.SIGINT] = signal.signal(signal.SIGINT, self._note)
         if to_terminate and signal.getsignal(signal.SIGTERM) is not None:
@@ -76,12 +78,12 @@ class Stopping:
         finally:
             for number, handler in replaced.items():
                 signal.signal(number, handler)
-        if self._received == signal.SIGTERM:
-            os.kill(os.getpid(), signal.SIGTERM)
+            if self._received == signal.SIGTERM:
+                os.kill(os.getpid(), signal.SIGTERM)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._received is not None:
-            signal.signal(number, self._before[signal.Signals(number)])
+            signal.signal(number, self._before[number])
             os.kill(os.getpid(), number)
             return
         self._received = number
