@@ -25,7 +25,7 @@ import pandas as pd
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.cli import app
-from otpdag.cli.fitting import RUN_FILES
+from otpdag.cli.console import RUN_FILES
 
 __all__ = ["different_ends", "lost_models", "mixed_runs"]
 

@@ -3,7 +3,16 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["ConvergenceWarning", "DataError", "GraphError", "ModelError", "NotFittedError", "OtpdagError", "listed"]
+__all__ = [
+    "ColumnTypeWarning",
+    "ConvergenceWarning",
+    "DataError",
+    "GraphError",
+    "ModelError",
+    "NotFittedError",
+    "OtpdagError",
+    "listed",
+]
 
 
 class OtpdagError(Exception):
@@ -24,6 +33,10 @@ class DataError(OtpdagError, ValueError):
 
 class NotFittedError(OtpdagError, RuntimeError):
     """The model has no parameters yet."""
+
+
+class ColumnTypeWarning(UserWarning):
+    """What a column holds is doubtful."""
 
 
 class ConvergenceWarning(UserWarning):

@@ -121,6 +121,7 @@ def fit(
         kind.adopt(layout, ended)
     if not status.converged:
         warnings.warn(str(status), ConvergenceWarning, stacklevel=2)
+    notes = [] if bool(ended.failed[0]) else kind.notes(ended)
     return FitResult(
         model=model,
         method=plan.method,
@@ -131,7 +132,7 @@ def fit(
         rows_used=kind.rows,
         seconds=time.perf_counter() - began,
         seed=seed,
-        notes=_notes(kept),
+        notes=(*_notes(kept), *ended.problem.notes, *notes),
         stages=tuple(monitor.stages),
         row_weights=kept,
         problem=ended.problem,

@@ -28,7 +28,7 @@ __all__ = ["Fitted", "log_likelihood", "posterior_draws", "state_probabilities"]
 P = ParamSpec("P")
 T = TypeVar("T")
 
-REACH = 7.0
+REACH = 7.0  # of grids, in posterior standard deviations: wider than in a fit, for tails count in draws
 FINE = SumSizes(grid=96, draws=96)
 FINE_POINTS = (  # tried in turn, as a fit does
     EliminationOptions(grid=48, count_points=96),
@@ -37,8 +37,8 @@ FINE_POINTS = (  # tried in turn, as a fit does
     EliminationOptions(grid=16, count_points=32, largest_table=2**23),
 )
 ROWS_OF_A_LAYOUT = 50_000  # that are laid out along the graph at a time, which bounds memory
-MOST_ROWS = 2000
-CHUNK_ELEMENTS = 4_000_000
+MOST_ROWS = 2000  # whose points are evaluated at a time
+CHUNK_ELEMENTS = 4_000_000  # numbers that they may take: 32 MB
 
 
 @dataclass(frozen=True)
@@ -74,13 +74,14 @@ def _on_few_threads(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def _layouts(
-    fitted: Fitted, batch: Batch, keep: tuple[str, ...] = ()
+    fitted: Fitted, batch: Batch, keep: tuple[str, ...] = (), *, even_if_few: bool = False
 ) -> list[tuple[Tensor, elimination.Layout]] | None:
     """Blocks of rows with what they miss laid out along the graph.
 
-    None where joint enumeration is faster, or all that serves (a vector that is seen in part and is not linear).
+    None where joint enumeration is faster (unless ``even_if_few``), or all that serves (a vector that is seen in part
+    and is not linear).
     """
-    if enumerates_easily(fitted.structure, batch, FINE):
+    if not even_if_few and enumerates_easily(fitted.structure, batch, FINE):
         return None
     layouts = []
     for index in torch.arange(batch.rows).split(ROWS_OF_A_LAYOUT):
@@ -163,8 +164,13 @@ def state_probabilities(fitted: Fitted, batch: Batch, node: str, seed: int = 0) 
 
 
 @_on_few_threads
-def posterior_draws(fitted: Fitted, batch: Batch, draws: int, seed: int) -> dict[str, Tensor]:
-    """Joint draws of every node given what each row shows: node -> (N, draws, width)."""
+def posterior_draws(
+    fitted: Fitted, batch: Batch, draws: int, seed: int, *, stratified: bool = False
+) -> dict[str, Tensor]:
+    """Joint draws of every node given what each row shows: node -> (N, draws, width).
+
+    ``stratified`` ones are spread evenly over the distribution of each unknown of a row.
+    """
     generator = torch.Generator().manual_seed(seed)
     structure = fitted.structure
     drawn = {
@@ -173,10 +179,11 @@ def posterior_draws(fitted: Fitted, batch: Batch, draws: int, seed: int) -> dict
     }
     if not all(m.has_density or m.is_given for n, m in structure.mechanisms.items() if n in structure.graph.observed):
         return _map_draws(fitted, batch, draws, generator)
-    layouts = _layouts(fitted, batch)
+    layouts = _layouts(fitted, batch, even_if_few=stratified)
     if layouts is not None:
         for index, layout in layouts:
-            for node, value in elimination.posterior_draws(fitted.naturals, layout, draws, generator).items():
+            made = elimination.posterior_draws(fitted.naturals, layout, draws, generator, stratified=stratified)
+            for node, value in made.items():
                 drawn[node][index] = value
         return drawn
     for group in _groups(fitted, batch, seed):

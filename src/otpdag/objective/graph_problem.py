@@ -22,15 +22,15 @@ from otpdag.backward.elimination import (
     total_evidence,
 )
 from otpdag.backward.elimination.family_statistics import Statistics
-from otpdag.data import Batch
-from otpdag.inference.ancestral import ancestral
+from otpdag.data import Batch, random_part
+from otpdag.inference.simulated import simulated_rows
 from otpdag.mechanisms.base import Mechanism, Params
-from otpdag.objective.problem import Moved, Problem, random_part
+from otpdag.objective.problem import Moved, Problem
 from otpdag.objective.settings import ClosedForm, Objective
 from otpdag.objective.terms import LossTerms
-from otpdag.structure import Naturals, Structure, pack, unpack
+from otpdag.structure import Structure, pack, unpack
 
-__all__ = ["SAME_SUM", "WORST_LOSS", "GraphProblem", "rows_along_graph", "simulated_rows"]
+__all__ = ["SAME_SUM", "WORST_LOSS", "GraphProblem", "rows_along_graph"]
 
 CHOICES = (
     EliminationOptions(),
@@ -208,17 +208,6 @@ def rows_along_graph(
     return GraphProblem(structure, batch, shapes, objective, closed, seed, layout, layout)
 
 
-def simulated_rows(structure: Structure, naturals: Naturals, batch: Batch, size: int, seed: int) -> Batch:
-    """Rows that the model makes, each with the gaps and covariates of a random row of a batch."""
-    generator = torch.Generator().manual_seed(seed)
-    pattern = batch.take(torch.randint(batch.rows, (size,), generator=generator))
-    given = {node: pattern.values[node][:1] for node in structure.given}
-    with torch.no_grad():
-        values = ancestral(structure, naturals, size, generator, do=given)
-    made = {n: torch.where(_cells(pattern.mask[n], values[n]), values[n], 0.0) for n in pattern.values}
-    return Batch(made, pattern.mask, torch.ones(1, size).to(pattern.weight))
-
-
 def _newton_step(
     mechanism: Mechanism, raw: Mapping[str, Tensor], names: Mapping[str, str], statistics: Sequence[Statistics]
 ) -> dict[str, Tensor]:
@@ -256,7 +245,3 @@ def _flat(rows: WeighedRows, name: str, replicas: int) -> Tensor:
     """Values of weighted rows (R, n, width), whatever axes they have."""
     shape = (replicas, *rows.weight.shape[1:], rows.values[name].shape[-1])
     return rows.values[name].expand(shape).flatten(1, -2)
-
-
-def _cells(mask: Tensor, value: Tensor) -> Tensor:
-    return mask if mask.shape[-1] == value.shape[-1] else mask[..., :1]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from otpdag.backward.elimination.blocks import Block
 from otpdag.backward.elimination.linear_normal import Integrals
+from otpdag.backward.elimination.random_numbers import RandomNumbers
 from otpdag.backward.elimination.row_layout import Layout
 from otpdag.backward.elimination.sum_product import Step, draws, variable_beliefs
 from otpdag.backward.elimination.sums import Evaluated, Factors, Tempering
@@ -66,7 +67,9 @@ def _fill_in(probabilities: Tensor, evaluated: Evaluated, place: int) -> None:
     probabilities[block.piece_row[chosen]] = by_piece[block.piece[chosen]]
 
 
-def posterior_draws(naturals: Naturals, layout: Layout, many: int, generator: torch.Generator) -> dict[str, Tensor]:
+def posterior_draws(
+    naturals: Naturals, layout: Layout, many: int, generator: torch.Generator, *, stratified: bool = False
+) -> dict[str, Tensor]:
     """Joint draws of every node given what each row shows: node -> (N, draws, width).
 
     Pieces are drawn backwards along their orders of elimination, linear normal numbers given the rest of their piece,
@@ -77,9 +80,10 @@ def posterior_draws(naturals: Naturals, layout: Layout, many: int, generator: to
         layout: Rows whose points, if there are any, were :func:`~otpdag.backward.elimination.moved`.
         many: Draws of each row.
         generator: The source of the draws.
+        stratified: Spread the draws of a row evenly over each unknown's distribution, so that their means are precise.
     """
     with torch.no_grad():
-        drawn = _Drawn(naturals, layout, many, generator)
+        drawn = _Drawn(naturals, layout, many, RandomNumbers(generator, stratified))
         factors = Factors(layout, naturals, Tempering())
         for block in layout.blocks:
             drawn.add(factors.evaluate(block))
@@ -98,8 +102,8 @@ class _Cells:
 class _Drawn:
     """Values of all nodes while pieces are being drawn."""
 
-    def __init__(self, naturals: Naturals, layout: Layout, many: int, generator: torch.Generator) -> None:
-        self.naturals, self.layout, self.many, self.generator = naturals, layout, many, generator
+    def __init__(self, naturals: Naturals, layout: Layout, many: int, numbers: RandomNumbers) -> None:
+        self.naturals, self.layout, self.many, self.numbers = naturals, layout, many, numbers
         rows, like = layout.batch.rows, layout.batch.weight
         self.values: dict[str, Tensor] = {}
         self.known: dict[str, Tensor] = {}
@@ -114,7 +118,7 @@ class _Drawn:
 
     def add(self, evaluated: Evaluated) -> None:
         """Draw the pieces of one block."""
-        cells = _draw_cells(evaluated, self.many, self.generator)
+        cells = _draw_cells(evaluated, self.many, self.numbers)
         for family in self.layout.families:
             here = torch.nonzero(cells.node == family.place)[:, 0]
             if not len(here):
@@ -133,7 +137,7 @@ class _Drawn:
         placement = block.placements[place]
         at = torch.empty(self.layout.batch.rows, dtype=torch.long)
         at[placement.rows] = torch.arange(len(placement.rows))
-        return placement.at(rows, at[rows]).jittered(states, self.generator)
+        return placement.at(rows, at[rows]).jittered(states, self.numbers.generator)
 
     def _add_linear(self, integrals: Integrals) -> None:
         """Draw linear normal numbers given the categories and placed numbers around them."""
@@ -154,7 +158,7 @@ class _Drawn:
                 here = around[:, axis] == place
                 values[here] = self.values[families[place].node][group.rows[here], :, 0]
             placed.append(values)
-        self._write(integrals, integrals.draws(state, placed, self.generator))
+        self._write(integrals, integrals.draws(state, placed, self.numbers))
 
     def _write(self, integrals: Integrals, value: Tensor) -> None:
         group = integrals.group
@@ -187,11 +191,11 @@ class _Drawn:
         return {node: self.values[node] for node in structure.graph.nodes}
 
     def _noise(self, kind: str, rows: int, dim: int) -> Tensor:
-        sampler = torch.randn if kind == "normal" else torch.rand
-        return sampler(1, rows, self.many, dim, generator=self.generator, dtype=self.layout.batch.weight.dtype)
+        sampler = self.numbers.normal if kind == "normal" else self.numbers.uniform
+        return sampler((1, rows, self.many, dim), self.layout.batch.weight.dtype)
 
 
-def _draw_cells(evaluated: Evaluated, many: int, generator: torch.Generator) -> _Cells:
+def _draw_cells(evaluated: Evaluated, many: int, numbers: RandomNumbers) -> _Cells:
     """Draw each piece by itself, also those that look alike."""
     block = evaluated.block
     first, offset, owner = _numbering(block)
@@ -209,7 +213,7 @@ def _draw_cells(evaluated: Evaluated, many: int, generator: torch.Generator) -> 
         separator = step.separator[take] + moved.unsqueeze(-1)
         steps.append(Step(step.sizes, {}, 0, step.cell[take] + moved, separator))
         conditionals.append(conditional[:, take])
-    states = draws(steps, conditionals, len(owner), many, generator)
+    states = draws(steps, conditionals, len(owner), many, numbers)
     distinct = block.piece[owner]
     node = block.cell_node[first[distinct] + torch.arange(len(owner)) - offset[owner]]
     return _Cells(states, node, block.piece_row[owner])

@@ -23,6 +23,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from otpdag.backward.elimination.random_numbers import RandomNumbers
+
 __all__ = ["Axes", "Banks", "Sizes", "Step", "beliefs", "draws", "eliminate", "variable_beliefs"]
 
 Sizes = tuple[int, ...]
@@ -168,7 +170,7 @@ def _add(bank: Tensor, rows: Tensor, marginal: Tensor) -> None:
 
 
 def draws(
-    steps: Sequence[Step], conditionals: Sequence[Tensor], cells: int, many: int, generator: torch.Generator
+    steps: Sequence[Step], conditionals: Sequence[Tensor], cells: int, many: int, numbers: RandomNumbers
 ) -> Tensor:
     """Joint draws of all variables in the first replica: states (cells, draws)."""
     states = torch.zeros(cells, many, dtype=torch.long)
@@ -178,6 +180,6 @@ def draws(
         for axis, size in enumerate(step.sizes[:-1]):
             at = at * size + states[step.separator[:, axis]]
         chosen = table.gather(1, at.unsqueeze(-1).expand(-1, -1, step.sizes[-1])).cumsum(-1)
-        uniform = torch.rand(*at.shape, 1, generator=generator, dtype=table.dtype) * chosen[..., -1:]
+        uniform = numbers.uniform((*at.shape, 1), table.dtype) * chosen[..., -1:]
         states[step.cell] = (uniform > chosen).sum(-1).clamp(max=step.sizes[-1] - 1)
     return states
