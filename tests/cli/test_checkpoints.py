@@ -116,7 +116,7 @@ def test_time_limits_that_are_none_are_refused(factory, value):
 
 
 def test_an_error_leaves_no_checkpoint(factory, monkeypatch):
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(fitting_module, "write_run", fail)
