@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from otpdag.data import Documents, Images, Sequences
     from otpdag.engine import Course, FitResult, Method, entropic, fit, paper, transport
     from otpdag.errors import (
+        ApproximationWarning,
         ColumnTypeWarning,
         ConvergenceWarning,
         DataError,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "ApproximationWarning",
     "ColumnTypeWarning",
     "ConvergenceWarning",
     "Course",
@@ -80,6 +82,7 @@ _HOME = {
     "otpdag.data": ("Documents", "Images", "Sequences"),
     "otpdag.engine": ("Course", "FitResult", "Method", "entropic", "fit", "paper", "transport"),
     "otpdag.errors": (
+        "ApproximationWarning",
         "ColumnTypeWarning",
         "ConvergenceWarning",
         "DataError",

@@ -27,7 +27,7 @@ from otpdag.cli.printing import estimates_table, headline
 from otpdag.cli.table_files import as_steps, csv_text, file_hash, table_at
 from otpdag.engine import FitResult
 from otpdag.engine import fit as fit_model
-from otpdag.errors import ColumnTypeWarning, ConvergenceWarning, DataError, ModelError
+from otpdag.errors import ApproximationWarning, ColumnTypeWarning, ConvergenceWarning, DataError, ModelError
 from otpdag.files import check_writable, folder_transaction, write_bytes
 from otpdag.model import Model
 from otpdag.printable import printable
@@ -72,6 +72,7 @@ def fit_to_folder(
         warnings.catch_warnings(record=True) as caught,
     ):
         warnings.simplefilter("always", ConvergenceWarning)
+        warnings.simplefilter("ignore", ApproximationWarning)  # a note says the same
         result = fit_model(
             model,
             steps_or_rows,
@@ -192,6 +193,7 @@ def _summary(result: FitResult) -> dict[str, Any]:
         "reason": result.status.reason,
         "advice": result.status.advice,
         "status": result.status.name,
+        "approximate": result.status.approximate,
         "loss": result.loss,
         "rows": result.rows_used,
         "steps": len(result.history),

@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from otpdag.engine.result import FitResult, Status
 from otpdag.engine.robust import robust_search
 from otpdag.engine.search import Ended, Searcher, search
 from otpdag.engine.stopping import Cause, Stopping
-from otpdag.errors import ConvergenceWarning, ModelError
+from otpdag.errors import ApproximationWarning, ConvergenceWarning, ModelError
 from otpdag.model import Model
 from otpdag.structure import unpack
 from otpdag.threads import bounded_threads
@@ -116,7 +117,7 @@ def fit(
         searcher = Searcher(plan.method.optimiser, seed, monitor, journal)
         with _breakdowns_named():
             layout, ended, kept = _searched(kind, plan, searcher)
-        status = _status(ended, plan.method, monitor)
+        status = replace(_status(ended, plan.method, monitor), approximate=ended.problem.approximation is not None)
         _check_end(layout, ended)
         kind.adopt(layout, ended)
     if not status.converged:
@@ -143,6 +144,8 @@ def _searched(kind: DataKind, plan: Plan, searcher: Searcher) -> tuple[Layout, E
     """Lay out the problem, search, and conclude; also how much of each row was used, where some are left out."""
     layout = kind.lay_out(plan.method, searcher.seed)
     problem = kind.problem(layout, plan.method, searcher.seed)
+    if problem.approximation is not None:
+        warnings.warn(problem.approximation, ApproximationWarning, stacklevel=3)
     kept: NDArray[np.float64] | None = None
     if plan.leaves_out:
         ended, weights = robust_search(kind, layout, problem, plan.method, plan.course, searcher, plan.restarts)

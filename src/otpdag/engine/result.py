@@ -27,20 +27,24 @@ __all__ = ["FitResult", "Status"]
 class Status:
     """How a fit ended, and what to do about it.
 
-    Args:
-        converged: Whether there was nothing left to gain.
-        reason: Why it ended.
+    Attributes:
+        converged: Whether the optimiser found an end.
+        reason: Why it stopped.
         advice: What to do about it.
+        approximate: Whether the loss is approximate where it could be exact, with a larger budget.
         failed: Whether there is no estimate: the loss or a parameter is not a finite number.
         interrupted: Whether Ctrl-C ended it; the model then holds the best so far.
 
     >>> str(Status(True, "the loss stopped changing"))
     'converged: the loss stopped changing'
+    >>> str(Status(True, "the loss stopped changing", approximate=True))
+    'converged, approximate: the loss stopped changing'
     """
 
     converged: bool
     reason: str
     advice: str = ""
+    approximate: bool = False
     failed: bool = False
     interrupted: bool = False
 
@@ -52,7 +56,7 @@ class Status:
         return "interrupted" if self.interrupted else "not converged"
 
     def __str__(self) -> str:
-        head = self.name
+        head = self.name + (", approximate" if self.approximate else "")
         return f"{head}: {self.reason}" + (f" ({self.advice})" if self.advice else "")
 
     def __bool__(self) -> bool:
@@ -75,7 +79,7 @@ class FitResult:
         seed: The seed that determines the run.
         stages: The stages of the search, each with the losses of all its starts step by step.
         row_weights: How much of each row a robust fit used; None if it was not robust.
-        notes: What the user should know, for instance how many rows a robust fit left out.
+        notes: What the user should know, for instance how many rows a robust fit left out, or what is approximate.
     """
 
     model: Model

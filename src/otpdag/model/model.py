@@ -35,7 +35,7 @@ from otpdag.data.sequences import (
     replace_table,
 )
 from otpdag.divergences import Energy
-from otpdag.errors import ColumnTypeWarning, DataError, ModelError, NotFittedError
+from otpdag.errors import ApproximationWarning, ColumnTypeWarning, DataError, ModelError, NotFittedError
 from otpdag.graph import Graph
 from otpdag.inference import row_posterior, sequence_posterior
 from otpdag.inference.ancestral import ancestral, ancestral_sequences
@@ -359,7 +359,8 @@ class Model:
         """Draws of the hidden nodes given what each row shows, indexed by row and draw.
 
         Categories are drawn from their exact probabilities, numbers by weighted points; missing cells of a row are
-        integrated out.
+        integrated out. Where exact sums would need too large tables they are approximate: an
+        :class:`~otpdag.ApproximationWarning` tells it, and ``attrs["approximate"]`` of what is returned.
 
         Args:
             data: A table, or sequences, with a column for every observed node; cells may be missing.
@@ -369,16 +370,17 @@ class Model:
         """
         if not self.graph.hidden:
             raise ModelError("the model has no hidden nodes; missing cells are filled in by impute")
-        _, index, values = self._drawn(data, draws, seed, partial)
+        notes: list[str] = []
+        _, index, values = self._drawn(data, draws, seed, partial, notes)
         flat = {node: values[node].reshape(-1, values[node].shape[-1]) for node in self.graph.hidden}
         table = decode(flat, self._known_schema())
         table.index = pd.MultiIndex.from_product([index, range(draws)], names=["row", "draw"])
-        return table
+        return _with_notes(table, notes)
 
     def _drawn(
-        self, data: Table | SequenceTable, draws: int, seed: int, partial: bool
+        self, data: Table | SequenceTable, draws: int, seed: int, partial: bool, notes: list[str]
     ) -> tuple[Batch, pd.Index, dict[str, Tensor]]:
-        """Rows or steps, their index, and joint draws of all nodes given what they show."""
+        """Rows or steps, their index, and joint draws of all nodes given what they show; notes of what is not exact."""
         if draws < 1:
             raise ModelError(f"draws must be at least 1; got {draws}")
         for saved in self._left_out_maps:
@@ -393,7 +395,8 @@ class Model:
             return batch.steps, index, values
         table = _as_table(data)
         rows = self._encode_partial(table, partial)
-        return rows, _row_index(table, rows.rows), row_posterior.posterior_draws(self.fitted, rows, draws, seed)
+        values = row_posterior.posterior_draws(self.fitted, rows, draws, seed, notes)
+        return rows, _row_index(table, rows.rows), values
 
     def _encode_sequences(self, data: Table | SequenceTable, partial: bool) -> tuple[SequenceBatch, pd.Index]:
         self._fitted_naturals()
@@ -419,10 +422,12 @@ class Model:
         return table
 
     def predict_proba(self, data: Table | SequenceTable, node: str, *, partial: bool = False) -> pd.DataFrame:
-        """Posterior probabilities of a hidden category, one row for each row or step of ``data``, exact.
+        """Posterior probabilities of a hidden category, one row for each row or step of ``data``.
 
-        Columns that are absent are refused, unless ``partial`` takes them for missing.
+        They are exact unless ``attrs["approximate"]`` and a warning say otherwise. Columns that are absent are refused,
+        unless ``partial`` takes them for missing.
         """
+        notes: list[str] = []
         if node not in self.graph.hidden or not self.mechanisms[node].space.is_discrete:
             raise ModelError(f"node must be a hidden category; {node!r} is not")
         if self.graph.is_dynamic:
@@ -432,8 +437,8 @@ class Model:
             table = _as_table(data)
             batch = self._encode_partial(table, partial)
             index = _row_index(table, batch.rows)
-            probabilities = row_posterior.state_probabilities(self.fitted, batch, node)
-        return pd.DataFrame(probabilities.numpy(), columns=list(self.labels(node)), index=index)
+            probabilities = row_posterior.state_probabilities(self.fitted, batch, node, notes=notes)
+        return _with_notes(pd.DataFrame(probabilities.numpy(), columns=list(self.labels(node)), index=index), notes)
 
     def impute(
         self,
@@ -453,14 +458,15 @@ class Model:
             random: Fill with one draw instead, as multiple imputation asks for.
             partial: Make columns that are absent; otherwise they are refused.
         """
-        batch, index, values = self._drawn(data, 1 if random else draws, seed, partial)
+        notes: list[str] = []
+        batch, index, values = self._drawn(data, 1 if random else draws, seed, partial, notes)
         filled: dict[str, Tensor] = {}
         for node in self.graph.observed:
             drawn = values[node][:, 0] if random else self.mechanisms[node].space.central(values[node], 1)
             filled[node] = torch.where(batch.mask[node][0], batch.values[node][0], drawn)
         table = decode(filled, self._known_schema())
         table.index = index
-        return table
+        return _with_notes(table, notes)
 
     def score(
         self,
@@ -619,6 +625,14 @@ def load(
 def _listed(names: Sequence[str], most: int = 8) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(map(repr, names[:most])) + more
+
+
+def _with_notes(table: pd.DataFrame, notes: Sequence[str]) -> pd.DataFrame:
+    """Say in a table, and by a warning, what of it is approximate."""
+    table.attrs["approximate"] = "; ".join(notes)
+    for note in notes:
+        warnings.warn(note, ApproximationWarning, stacklevel=3)
+    return table
 
 
 def _as_table(data: Table | SequenceTable) -> Table:

@@ -10,15 +10,16 @@ import torch
 from torch import Tensor
 
 from otpdag.backward.elimination import (
-    EliminationOptions,
+    Budget,
     Layout,
     Tempering,
     WeighedRows,
     expectations,
     lay_out,
-    lay_out_by_first,
+    lay_out_within,
     log_evidence,
     moved,
+    told,
     total_evidence,
 )
 from otpdag.backward.elimination.family_statistics import Statistics
@@ -31,13 +32,6 @@ from otpdag.objective.terms import LossTerms
 from otpdag.structure import Structure, pack, unpack
 
 __all__ = ["SAME_SUM", "WORST_LOSS", "GraphProblem", "rows_along_graph"]
-
-CHOICES = (
-    EliminationOptions(),
-    EliminationOptions(grid=16, count_points=32),
-    EliminationOptions(grid=16, count_points=32, largest_table=2**23),
-)
-"""Sizes of sums that are tried in turn: where many numbers meet, coarser points cost far less than larger tables."""
 
 SAME_SUM = 1e-6
 """A relative change of the loss below which points of unknown numbers that are placed anew make no difference."""
@@ -140,6 +134,16 @@ class GraphProblem(Problem):
         parents = {name: value for name, value in values.items() if name != node}
         return self.structure.mechanisms[node].maximised(params, values[node], parents, weight)
 
+    @property
+    def approximation(self) -> str | None:
+        """What exact sums would take, and what is done instead."""
+        return None if self.unplaced.beyond is None else told(self.unplaced)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is approximate."""
+        return () if self.approximation is None else (self.approximation,)
+
     def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> Problem:
         """Fewer rows."""
         part = random_part(self.rows, rows, self.seed)
@@ -202,7 +206,8 @@ def rows_along_graph(
     """Lay rows out along the graph; None where that does not apply (other terms, nodes without a density)."""
     if objective.direct is not None or not objective.is_likelihood:
         return None
-    layout = lay_out_by_first(structure, batch, CHOICES)
+    sums = closed.sums
+    layout = lay_out_within(structure, batch, Budget(sums.largest_table, sums.memory, sums.entries, sums.approximate))
     if layout is None:
         return None
     return GraphProblem(structure, batch, shapes, objective, closed, seed, layout, layout)

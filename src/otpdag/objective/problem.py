@@ -67,6 +67,11 @@ class Problem(ABC):
         return None
 
     @property
+    def approximation(self) -> str | None:
+        """What is approximate about sums that are exact elsewhere; None if nothing is."""
+        return None
+
+    @property
     def needed_moves(self) -> int:
         """How often it must be free to move, also when it is resampled, for its estimates to settle."""
         return 0
