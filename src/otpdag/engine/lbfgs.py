@@ -129,7 +129,7 @@ def _ascended(leg: Leg) -> Tensor:
         loss = terms.total.expand(len(point))
         worse = ~(loss <= before)
         point = torch.where((worse | ~torch.isfinite(updated).all(-1)).unsqueeze(-1), point, updated)
-        if bool(((before - loss) <= LITTLE_GAINED * (1 + loss.abs())).all()):
+        if bool(((before - loss) <= LITTLE_GAINED * (1 + loss.abs())).all()) or leg.is_over():
             break
         before = torch.where(worse, before, loss)
     return point

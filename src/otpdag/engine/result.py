@@ -32,6 +32,8 @@ class Status:
         reason: Why it stopped.
         advice: What to do about it.
         approximate: Whether the loss is approximate where it could be exact, with a larger budget.
+        failed: Whether there is no estimate: the loss or a parameter is not a finite number.
+        interrupted: Whether Ctrl-C ended it; the model then holds the best so far.
 
     >>> str(Status(True, "the loss stopped changing"))
     'converged: the loss stopped changing'
@@ -43,10 +45,18 @@ class Status:
     reason: str
     advice: str = ""
     approximate: bool = False
+    failed: bool = False
+    interrupted: bool = False
+
+    @property
+    def name(self) -> str:
+        """``"converged"``, ``"failed"``, ``"interrupted"`` or ``"not converged"``."""
+        if self.converged or self.failed:
+            return "converged" if self.converged else "failed"
+        return "interrupted" if self.interrupted else "not converged"
 
     def __str__(self) -> str:
-        head = "converged" if self.converged else "not converged"
-        head += ", approximate" if self.approximate else ""
+        head = self.name + (", approximate" if self.approximate else "")
         return f"{head}: {self.reason}" + (f" ({self.advice})" if self.advice else "")
 
     def __bool__(self) -> bool:

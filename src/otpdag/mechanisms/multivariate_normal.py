@@ -180,7 +180,7 @@ class MultivariateNormal(Predicted):
             covariance = covariance.index_select(-1, index).index_select(-2, index)
             loc = loc.index_select(-1, index)
         size = covariance.shape[-1]
-        factor = torch.linalg.cholesky(covariance).flatten(-2)
+        factor = _factor(covariance).flatten(-2)
         return loc, self.row_of(factor, parents, loc.ndim).unflatten(-1, (size, size))
 
     def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:
@@ -261,6 +261,12 @@ class MultivariateNormal(Predicted):
         gain = torch.linalg.solve(among, covariance.index_select(-2, seen)).mT
         table = gain.flatten(-2)
         return self.row_of(table, parents, like.ndim).unflatten(-1, tuple(gain.shape[-2:]))
+
+
+def _factor(covariance: Tensor) -> Tensor:
+    """The Cholesky factor; not a number where a matrix is singular, so that its density is none either."""
+    factor, failed = torch.linalg.cholesky_ex(covariance)
+    return torch.where((failed > 0)[..., None, None], torch.nan, factor)
 
 
 def _inverse(factor: Tensor) -> Tensor:

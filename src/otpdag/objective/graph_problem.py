@@ -192,7 +192,7 @@ class GraphProblem(Problem):
         same = (after - before).abs() <= SAME_SUM * (1 + after.abs())
         if bool(same.all()) or not bool(torch.isfinite(after).all()):
             return None
-        return Moved(anew, point, "moved grids")
+        return Moved(anew, point, "moved grids", after)
 
     def _loss_alone(self, point: Tensor) -> Tensor:
         """The loss without its gradient."""

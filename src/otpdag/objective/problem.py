@@ -24,11 +24,16 @@ __all__ = ["Moved", "Problem", "WrappedProblem"]
 
 @dataclass(frozen=True)
 class Moved:
-    """What a problem became at a point: itself with something laid out anew, the point in it, and what was done."""
+    """What a problem became at a point: itself with something laid out anew, the point in it, and what was done.
+
+    ``loss`` (R,) is that of the point in it, if it compares with the losses before: sums that are laid out anew
+    estimate the same thing.
+    """
 
     problem: Problem
     point: Tensor
     what: str
+    loss: Tensor | None = None
     curved_alike: bool = False
     """Whether an optimiser may go on with the curvature that it has learned."""
 

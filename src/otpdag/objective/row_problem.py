@@ -127,7 +127,8 @@ class RowProblem(Problem):
         """Grids moved to the posteriors, as long as that changes the loss; then features whitened anew."""
         placed = self._at_posteriors(point)
         if placed is not None:
-            return Moved(placed, point, "moved grids")
+            with torch.no_grad():
+                return Moved(placed, point, "moved grids", placed.loss(point))
         completed = self._completed(point)
         if completed is not None:
             return completed
