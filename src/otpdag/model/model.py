@@ -29,6 +29,7 @@ from otpdag.inference import row_posterior, sequence_posterior
 from otpdag.inference.ancestral import ancestral, ancestral_sequences
 from otpdag.mechanisms import Mechanism, Normal
 from otpdag.model import archive, rendering, residuals
+from otpdag.model.answering import Answering
 from otpdag.model.relabelling import canonical
 from otpdag.spaces import Space
 from otpdag.structure import Structure, plainest
@@ -38,7 +39,7 @@ __all__ = ["Model", "load"]
 Array = NDArray[np.float64]
 
 
-class Model:
+class Model(Answering):
     """A directed graphical model: a graph and, for each node, how its value comes about.
 
     Args:
@@ -231,7 +232,9 @@ class Model:
         Args:
             rows: Number of rows; of sequences, if the graph has lagged edges.
             seed: Determines the draw.
-            do: Interventions: nodes set to a value (or one value for each row), whatever their parents say.
+            do: Interventions: nodes set to a value (or one value for each row), whatever their parents say; or a
+                function of the table as far as it is drawn, in which the node is as it would have been:
+                ``{"dose": lambda rows: rows["dose"] + 1}``. Of sequences, values only.
             given: Values of the nodes that are Given, at least as many rows (or steps of all sequences).
             length: Steps of each sequence, if the graph has lagged edges; the table then has the columns ``sequence``
                 and ``time`` as well.
@@ -241,7 +244,7 @@ class Model:
             raise ModelError(f"rows must be at least 1; got {rows}")
         if self.graph.is_dynamic or length is not None:
             return self._sample_sequences(rows, length, seed, do, given)
-        settings = {node: self._intervention(node, value, rows) for node, value in (do or {}).items()}
+        settings: dict[str, Any] = {node: self._setting(node, value, rows) for node, value in (do or {}).items()}
         settings |= self._given_values(given, rows, settings)
         generator = torch.Generator().manual_seed(seed)
         values = ancestral(self.structure, naturals, rows, generator, do=settings)
@@ -264,6 +267,17 @@ class Model:
         table.insert(0, "sequence", np.repeat(np.arange(sequences), length))
         table.insert(1, "time", np.tile(np.arange(length), sequences))
         return table
+
+    def _setting(self, node: str, value: Any, rows: int) -> Tensor | Callable[[Mapping[str, Tensor]], Tensor]:
+        """A value of an intervention, or a function of what was drawn before."""
+        if not callable(value):
+            return self._intervention(node, value, rows)
+
+        def act(drawn: Mapping[str, Tensor]) -> Tensor:
+            table = decode({name: column[:1] for name, column in drawn.items()}, self._known_schema())
+            return self._intervention(node, value(table), rows)
+
+        return act
 
     def _intervention(self, node: str, value: Any, rows: int) -> Tensor:
         if node not in self.graph.nodes:
@@ -359,23 +373,6 @@ class Model:
         table = decode(one_hot, self._known_schema())
         table.index = index
         return table
-
-    def predict_proba(self, data: Table | SequenceTable, node: str, *, partial: bool = False) -> pd.DataFrame:
-        """Posterior probabilities of a hidden category, one row for each row or step of ``data``, exact.
-
-        Columns that are absent are refused, unless ``partial`` takes them for missing.
-        """
-        if node not in self.graph.hidden or not self.mechanisms[node].space.is_discrete:
-            raise ModelError(f"node must be a hidden category; {node!r} is not")
-        if self.graph.is_dynamic:
-            steps, index = self._encode_sequences(data, partial)
-            probabilities = sequence_posterior.state_probabilities(self.structure, self._fitted_naturals(), steps, node)
-        else:
-            table = _as_table(data)
-            batch = self._encode_partial(table, partial)
-            index = _row_index(table, batch.rows)
-            probabilities = row_posterior.state_probabilities(self.fitted, batch, node)
-        return pd.DataFrame(probabilities.numpy(), columns=list(self.labels(node)), index=index)
 
     def impute(
         self,

@@ -168,7 +168,7 @@ class Integrals:
             Row of the equations (n, T, F), and the sums (R, n, T, F, W, W).
         """
         group, rows = self.group, self.group.config[self.group.instance]
-        weight = self._by_state(weight)  # (R, n, T, *P)
+        weight = self.by_state(weight)  # (R, n, T, *P)
         total = weight.flatten(3).sum(-1) if self.points else weight
         shift = shift[rows][..., : group.values.shape[-1]]
         fixed = torch.nn.functional.pad(self.mean, (0, len(self.points)))
@@ -179,7 +179,7 @@ class Integrals:
             moments = moments + self._of_points(weight, first)
         return rows, moments
 
-    def _by_state(self, weight: Tensor) -> Tensor:
+    def by_state(self, weight: Tensor) -> Tensor:
         """A table (R, n, *sizes) with its states first, as one axis: (R, n, T, *P)."""
         group = self.group
         if not group.sizes:

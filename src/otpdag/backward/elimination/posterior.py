@@ -15,7 +15,7 @@ from otpdag.backward.elimination.sums import Evaluated, Factors, Tempering
 from otpdag.errors import ModelError
 from otpdag.structure import Naturals
 
-__all__ = ["posterior_draws", "state_probabilities"]
+__all__ = ["drawn_states", "posterior_draws", "state_probabilities"]
 
 
 def state_probabilities(naturals: Naturals, layout: Layout, node: str) -> Tensor:
@@ -114,7 +114,7 @@ class _Drawn:
 
     def add(self, evaluated: Evaluated) -> None:
         """Draw the pieces of one block."""
-        cells = _draw_cells(evaluated, self.many, self.generator)
+        cells = drawn_states(evaluated, self.many, self.generator)
         for family in self.layout.families:
             here = torch.nonzero(cells.node == family.place)[:, 0]
             if not len(here):
@@ -191,7 +191,7 @@ class _Drawn:
         return sampler(1, rows, self.many, dim, generator=self.generator, dtype=self.layout.batch.weight.dtype)
 
 
-def _draw_cells(evaluated: Evaluated, many: int, generator: torch.Generator) -> _Cells:
+def drawn_states(evaluated: Evaluated, many: int, generator: torch.Generator) -> _Cells:
     """Draw each piece by itself, also those that look alike."""
     block = evaluated.block
     first, offset, owner = _numbering(block)
