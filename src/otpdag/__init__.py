@@ -5,6 +5,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from otpdag import backward, costs, datasets, divergences, engine, mechanisms, metrics, objective, schedules, tables
+from otpdag.choice import Selection, compare, select
 from otpdag.data.sequences import Sequences
 from otpdag.engine import (
     Course,
@@ -42,8 +43,10 @@ __all__ = [
     "ModelError",
     "NotFittedError",
     "OtpdagError",
+    "Selection",
     "Sequences",
     "backward",
+    "compare",
     "costs",
     "datasets",
     "divergences",
@@ -59,6 +62,7 @@ __all__ = [
     "paper",
     "plots",
     "schedules",
+    "select",
     "start",
     "tables",
     "tie",

@@ -162,7 +162,7 @@ class MultivariateNormal(Predicted):
         """Tables by discrete parents; scalars for scalar nodes."""
         shown = super().describe({name: value for name, value in params.items() if name != "covariance"})
         value = params["covariance"]
-        value = value[:, 0] if value.shape[1] == 1 else self.predictor.by_configuration(value)
+        value = value[:, 0] if value.shape[1] != self.predictor.rows else self.predictor.by_configuration(value)
         return {**shown, "covariance": value[..., 0, 0] if self.dim == 1 else value}
 
     # -- behaviour -----------------------------------------------------------------------------------------------
