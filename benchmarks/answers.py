@@ -21,7 +21,7 @@ from otpdag.datasets import DiscreteNetwork, load_network
 LEVEL = 0.9
 ERROR_ROWS, DRAWS = 1500, 200
 COVERAGE_ROWS, SETS_FOR_EACH_REPEAT = 1000, 12
-EFFECT_ROWS, EFFECT_SETS_FOR_EACH_REPEAT = 500, 20
+EFFECT_ROWS, EFFECT_SETS_FOR_EACH_REPEAT = 500, 80  # of 400 data sets the coverage has a standard error of 0.015
 SELECT_SETS_FOR_EACH_REPEAT, SELECT_ROWS, MOST_CLASSES = 2, 1500, 5
 QUERIES_FOR_EACH_REPEAT = 8
 
@@ -142,7 +142,7 @@ def _confounded(generator: np.random.Generator) -> pd.DataFrame:
 def _our_effect(frame: pd.DataFrame, draws: Streams):
     graph = otp.Graph(EDGES, hidden=["u"])
     model = otp.Model(graph, {node: m.Normal() for node in graph.nodes})
-    return otp.fit(model, frame, seed=draws.fit).effect("t", "y", level=LEVEL)
+    return otp.fit(model, frame, seed=draws.fit, restarts=1).effect("t", "y", level=LEVEL)
 
 
 def _oracle_effect(frame: pd.DataFrame) -> float:

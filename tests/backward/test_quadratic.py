@@ -1,6 +1,7 @@
 """Unknown numbers that are normal and linear: integrals against the multivariate normal distribution."""
 
 import math
+
 import numpy as np
 import pandas as pd
 import pytest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,8 @@ class EffectQuestion:
         shown = {node: value.expand(1, rows, -1) for node, value in {**seen, **set_to}.items()}
         self.treatment, self.outcome = treatment, outcome
         self.question = Question(cut, one_batch(shown, cut.structure), outcome)
+        graph = cut.structure.graph
+        self.relevant = {above for node in (outcome, *seen) for above in (node, *graph.ancestors(node))} - {treatment}
 
     def means(self, naturals: Naturals) -> Tensor:
         """Means, or probabilities, of the outcome for each value of the treatment (values, width)."""
@@ -106,9 +109,15 @@ def _slopes(question: EffectQuestion, fitted: Fitted) -> Tensor:
     """Derivatives of all differences in the raw parameters (differences, P)."""
     structure, point = fitted.structure, pack_raw(fitted)
     shapes = {key: parameter.shape for key, parameter in structure.parameters().items()}
-    columns = []
-    for shift in STEP * torch.eye(point.shape[1]).to(point):
+    # what lies neither above the outcome nor above what is conditioned on has no say
+    moving = {key for node in question.relevant for key in structure.keys[node].values()}
+    free = torch.cat([torch.full((math.prod(shape),), key in moving) for key, shape in shapes.items()])
+    change = question.means(fitted.naturals)[1:].numel()
+    slopes = torch.zeros(change, point.shape[1], dtype=torch.float64)
+    for place in torch.nonzero(free)[:, 0].tolist():
+        shift = torch.zeros_like(point)
+        shift[0, place] = STEP
         ends = [question.means(structure.naturals(unpack(point + sign * shift, shapes))) for sign in (1, -1)]
         above, below = ((end[1:] - end[:1]).flatten() for end in ends)
-        columns.append((above - below) / (2 * STEP))
-    return torch.stack(columns, -1) if columns else torch.zeros(0, 0, dtype=torch.float64)
+        slopes[:, place] = (above - below) / (2 * STEP)
+    return slopes
