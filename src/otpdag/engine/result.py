@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from otpdag.data import Batch
 from otpdag.engine.bootstrap import BootstrapOptions, bootstrap_table
 from otpdag.engine.method import Method
 from otpdag.engine.monitor import Stage
@@ -20,6 +21,8 @@ from otpdag.inference.effects import Effect
 from otpdag.objective import Problem
 from otpdag.tables import estimates
 from otpdag.uncertainty import Errors, Summary, parameter_covariance, standard_errors, summarise
+from otpdag.uncertainty.linear_normal import FitIndices, fit_indices, implied_moments, standardised
+from otpdag.uncertainty.rotation import Rotated, Rotation, rotated_loadings
 from otpdag.uncertainty.standard_errors import point_of
 from otpdag.uncertainty.summary import data_facts
 
@@ -155,9 +158,22 @@ class FitResult:
         facts |= data_facts(self.model, self.problem)
         if errors == "bootstrap":
             table, said = self._bootstrapped(level, draws, seed)
-            return summarise({**facts, "errors": f"bootstrap, {draws} draws"}, table, level, [*warnings, *said])
-        table, said, kind = self._by_curvature(level, errors)
-        return summarise({**facts, "errors": kind}, table, level, [*warnings, *said])
+            kind = f"bootstrap, {draws} draws"
+        else:
+            table, said, kind = self._by_curvature(level, errors)
+        moments = implied_moments(self.model)
+        if moments is not None:
+            table["standardised"] = standardised(self.model, table, moments)
+        return summarise({**facts, "errors": kind}, table, level, [*warnings, *said], self.fit_indices())
+
+    def fit_indices(self) -> FitIndices | None:
+        """Chi-square, CFI, TLI and RMSEA of a linear normal model; None of any other, or where nothing is tested."""
+        batch = getattr(self.problem, "batch", None)
+        return fit_indices(self.model, batch) if isinstance(batch, Batch) else None
+
+    def rotated_loadings(self, method: Rotation = "varimax") -> Rotated:
+        """Loadings of free factors after a rotation: ``"varimax"``, or ``"oblimin"``, which lets factors correlate."""
+        return rotated_loadings(self.model, method)
 
     def _by_curvature(self, level: float, errors: Errors) -> tuple[pd.DataFrame, list[str], str]:
         try:

@@ -17,6 +17,7 @@ from otpdag.inference.parameter_count import free_parameters
 from otpdag.model import Model
 from otpdag.model.rendering import printable
 from otpdag.objective import Problem
+from otpdag.uncertainty.linear_normal import FitIndices
 
 __all__ = ["Summary", "data_facts", "summarise"]
 
@@ -34,17 +35,17 @@ class Summary:
     Attributes:
         facts: Method, status, rows, missing cells, log-likelihood, AIC, BIC and the like.
         table: One row for each parameter: ``node``, ``parameter``, ``at``, ``estimate``, ``std_error``, ``lower``,
-            ``upper``, ``note``.
+            ``upper``, ``note``; of a linear normal model also the ``standardised`` slopes.
         level: Nominal coverage of the intervals.
         warnings: What the reader should know before using any of it.
-        fit_indices: How well a linear normal model reproduces means and covariances; empty for other models.
+        fit_indices: How well a linear normal model reproduces means and covariances; None for other models.
     """
 
     facts: Mapping[str, str | int | float]
     table: pd.DataFrame
     level: float
     warnings: tuple[str, ...] = ()
-    fit_indices: Mapping[str, float] | None = None
+    fit_indices: FitIndices | None = None
 
     def to_frame(self) -> pd.DataFrame:
         """The parameters as a table, indexed by their names."""
@@ -83,10 +84,11 @@ class Summary:
 
     def _heads(self) -> list[str]:
         tail = (1 - self.level) / 2
-        return ["parameter", "estimate", "std err", f"[{tail:.3g}", f"{1 - tail:.3g}]", ""]
+        more = ["standardised"] if "standardised" in self.table else []
+        return ["parameter", "estimate", "std err", f"[{tail:.3g}", f"{1 - tail:.3g}]", *more, ""]
 
     def _all_facts(self) -> dict[str, str | int | float]:
-        return {**self.facts, **(self.fit_indices or {})}
+        return {**self.facts, **({} if self.fit_indices is None else self.fit_indices.facts())}
 
 
 def parameter_names(table: pd.DataFrame) -> list[str]:
@@ -104,7 +106,8 @@ def _fact(value: str | float) -> str:
 
 
 def _cells(row: pd.Series) -> list[str]:
-    numbers = [row["estimate"], row["std_error"], row["lower"], row["upper"]]
+    columns = ["estimate", "std_error", "lower", "upper", "standardised"]
+    numbers = [row[name] for name in columns if name in row]
     return ["" if pd.isna(value) else f"{value:.4g}" for value in numbers] + [str(row["note"])]
 
 
@@ -162,7 +165,7 @@ def summarise(
     table: pd.DataFrame,
     level: float,
     warnings: Sequence[str],
-    fit_indices: Mapping[str, float] | None = None,
+    fit_indices: FitIndices | None = None,
 ) -> Summary:
     """Put a summary together, with a warning for every kind of parameter that has no standard error."""
     names = np.array(parameter_names(table), dtype=object)
