@@ -1,5 +1,7 @@
 """Indices and rotations against closed forms and statsmodels."""
 
+import warnings
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -105,3 +107,24 @@ def test_free_factors_are_rotated_to_what_made_them():
         result.rotated_loadings("quartimax")
     with pytest.raises(ModelError, match="at least two hidden normal roots"):
         otp.fit(one_factor("abc"), two_factor_table(50)[["a", "b", "c"]]).rotated_loadings()
+
+
+def test_indices_and_standardised_loadings_are_those_of_semopy():
+    semopy = pytest.importorskip("semopy", reason="semopy is the outside truth here")
+    table = two_factor_table()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # semopy's own, of numpy
+        theirs = semopy.Model("f =~ a + b + c + d + e + w")
+        theirs.fit(table)
+        stats, inspected = semopy.calc_stats(theirs).iloc[0], theirs.inspect(std_est=True)
+    summary = otp.fit(one_factor("abcdew"), table).summary()
+    ours = summary.fit_indices
+    assert (ours.degrees, stats["DoF"]) == (9, 9)
+    assert ours.chi_square == pytest.approx(stats["chi2"], rel=1e-4)
+    assert (ours.cfi, ours.tli) == pytest.approx((stats["CFI"], stats["TLI"]), abs=1e-4)
+    # semopy divides by n - 1
+    assert ours.rmsea == pytest.approx(stats["RMSEA"] * np.sqrt((len(table) - 1) / len(table)), rel=1e-4)
+    loadings = inspected[(inspected["op"] == "~") & (inspected["rval"] == "f")].set_index("lval")["Est. Std"]
+    found = summary.to_frame()["standardised"]
+    for name in "abcdew":
+        assert abs(found[f"{name}.weight[f]"]) == pytest.approx(abs(loadings[name]), abs=2e-3)
