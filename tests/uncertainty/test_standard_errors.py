@@ -1,5 +1,7 @@
 """Standard errors against closed forms and statsmodels."""
 
+import warnings
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -93,6 +95,19 @@ def test_a_table_of_probabilities_has_binomial_errors_and_no_error_at_its_edge()
     assert found.loc["b.probs[a=u, p]", "note"] == "at the edge"
     assert np.isnan(found.loc["b.probs[a=u, q]", "std_error"])
     assert any("at the edge" in text for text in summary.warnings)
+
+
+def test_a_scale_on_its_floor_has_no_error():
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"k": ["a"] * 80 + ["b"] * 80, "x": np.r_[np.full(80, 2.0), rng.normal(size=80)]})
+    model = otp.Model(otp.Graph([("k", "x")]), {"k": m.Categorical(2), "x": m.Normal(floor=0.05)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", otp.ConvergenceWarning)  # the scale creeps towards its floor
+        found = lines(otp.fit(model, table))
+    assert found.loc["x.scale[k=a]", "note"] == "at the edge"
+    free = found.loc["x.scale[k=b]"]
+    # the floor is added in squares: the error is that of a normal scale
+    assert free["std_error"] == pytest.approx(free["estimate"] / np.sqrt(160), rel=1e-2)
 
 
 def test_directions_that_the_data_do_not_tell_are_named():

@@ -41,6 +41,9 @@ UNTOLD = 1e-3
 EDGE = 1e-5
 """A probability so close to zero or one, or a scale of so small a share of its unit, lies at the edge of its range."""
 
+AT_FLOOR = 0.02
+"""A positive number whose logarithm moves less than this with its raw value lies within a hundredth of its floor."""
+
 REPLICAS = 16
 
 MOST_PARAMETERS = 1500
@@ -179,18 +182,19 @@ def _note(parameter: Parameter | None, value: float, is_fixed: bool, is_untold: 
         return "fixed"
     if slope == 0.0:
         return "reference"
-    if parameter is not None and _at_edge(parameter, value):
+    if parameter is not None and _at_edge(parameter, value, slope):
         return "at the edge"
     return "not identified" if is_untold else ""
 
 
-def _at_edge(parameter: Parameter, value: float) -> bool:
+def _at_edge(parameter: Parameter, value: float, slope: float) -> bool:
     if parameter.support is SIMPLEX or parameter.support is UNIT:
         return not EDGE < value < 1 - EDGE and (parameter.support is UNIT or parameter.shape[-1] > 1)
     if parameter.support is REAL:
         return False
     unit = 1.0 if parameter.unit is None else float(parameter.unit.max())
-    return value < EDGE * unit
+    # a scale that rests on its floor hardly moves with its raw value
+    return value < EDGE * unit or slope < AT_FLOOR * value
 
 
 def _ends(
