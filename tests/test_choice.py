@@ -45,7 +45,7 @@ def test_one_state_is_allowed():
     model = otp.Model(graph, {"z": m.Categorical(1), "x": m.Normal()})
     steps = pd.DataFrame({"x": rng.normal(5.0, 2.0, 200)})
     otp.fit(model, steps)
-    assert float(model.params()["x"]["loc"][0]) == pytest.approx(steps["x"].mean(), abs=1e-4)
+    assert model.params()["x"]["loc"].item() == pytest.approx(steps["x"].mean(), abs=1e-4)
     assert model.n_parameters == 2
 
 

@@ -8,6 +8,7 @@ import random
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import otpdag as otp
-from otpdag.cli import app, console, registry
+from otpdag.cli import app, registry, table_files
 from otpdag.cli import fitting as fitting_module
 from otpdag.cli.model_file import read_model_file
 
@@ -359,7 +360,7 @@ def test_control_characters_do_not_reach_the_terminal(tmp_path):
 
 def test_a_table_on_a_terminal_has_no_control_characters(fitted, monkeypatch, capsys):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    console.put_table(pd.DataFrame({"x": ["a\x1b[2J"]}), None)
+    table_files.put_table(pd.DataFrame({"x": ["a\x1b[2J"]}), None)
     assert capsys.readouterr().out == "x\na\\x1b[2J\n"
 
 
@@ -654,3 +655,18 @@ def test_version_and_help():
         result = run(*arguments)
         assert result.exit_code == 0
         assert "Usage: otpdag" in result.stdout.replace("root", "otpdag")
+
+
+# --- start-up ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["fit", "--help"], ["impute", "--help"]])
+def test_help_and_version_import_nothing_heavy(words):
+    code = (
+        "import sys\n"
+        "from otpdag.cli import app\n"
+        f"try:\n    app({words!r})\nexcept SystemExit as end:\n    assert not end.code\n"
+        "heavy = {'torch', 'pandas', 'numpy', 'scipy', 'matplotlib', 'sklearn', 'ot'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -279,7 +279,7 @@ def test_expectation_maximisation_needs_updates_and_follows_them():
     assert paced.steps < outcome.steps
     with pytest.raises(ModelError, match="Bowls has no closed-form updates"):
         EM().run(Leg(Bowls(at(2.0, 1.0)), at([5.0, 3.0]), 5), lambda progress: False)
-    with pytest.raises(ModelError, match="Bowls is evaluated in closed form: use L-BFGS"):
+    with pytest.raises(ModelError, match=r"Bowls is evaluated in closed form: use otp.engine.LBFGS"):
         Adam().run(Leg(Bowls(at(2.0, 1.0)), at([5.0, 3.0]), 5, seeds=[0]), lambda progress: False)
 
 

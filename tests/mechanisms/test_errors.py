@@ -26,7 +26,7 @@ def drop_axis(parents):
         (lambda: m.Gamma(-1), "dim must be at least 1; got -1"),
         (lambda: m.Beta(0), "dim must be at least 1; got 0"),
         (lambda: m.Poisson(0), "dim must be at least 1; got 0"),
-        (lambda: m.Dirichlet(1), "dim must be at least 2; got 1"),
+        (lambda: m.Dirichlet(0), "dim must be at least 1; got 0"),
         (lambda: m.Categorical(0), "size must be at least 1; got 0"),
         (lambda: m.Multinomial(1), "categories must be at least 2; got 1"),
         (lambda: m.Multinomial(3, total=-2), "total must not be negative; got -2"),

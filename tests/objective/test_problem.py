@@ -12,7 +12,7 @@ from scipy import sparse
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.backward.encoder import EncoderMap
-from otpdag.data import Schema, encode
+from otpdag.data import Schema, encode, random_part
 from otpdag.data.sequences import SequenceBatch
 from otpdag.engine import Adam, Layout, Method
 from otpdag.engine.adapt import adapt
@@ -22,15 +22,14 @@ from otpdag.engine.kinds.table_data import lay_out_rows, one_start, table_proble
 from otpdag.engine.robust import CappedProblem, RobustOptions
 from otpdag.errors import ModelError
 from otpdag.estimators import VectorQuantizedAutoencoder
+from otpdag.inference.mean_features import feature_columns
 from otpdag.objective import ClosedForm, Direct, Objective, Problem, PushForward, Streams
 from otpdag.objective.autoencoder import AutoencoderProblem, CodebookProblem, Encoded
 from otpdag.objective.chain import ChainProblem, chain_problem
 from otpdag.objective.graph_problem import GraphProblem
 from otpdag.objective.hidden_numbers import NumberProblem
-from otpdag.objective.mean_features import feature_columns
 from otpdag.objective.paper_topics import PaperTopicsProblem
 from otpdag.objective.piece_terms import PieceProblem
-from otpdag.objective.problem import random_part
 from otpdag.objective.row_problem import RowProblem
 from otpdag.objective.sampled import DrawnRows
 from otpdag.objective.topics import PairProblem, TopicProblem

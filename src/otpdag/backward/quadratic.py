@@ -21,7 +21,7 @@ from otpdag.structure import Structure
 
 __all__ = ["integrated", "is_quadratic", "stencil"]
 
-MOST_NUMBERS = 16
+MOST_NUMBERS = 16  # integrated together: a stencil has a point for each pair of them
 LARGEST = 1e13  # a log-density beyond which the integral, a difference of two such numbers, is lost in rounding
 
 

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from otpdag.engine import FitResult
 from otpdag.model import Model
-from otpdag.model.rendering import printable
+from otpdag.printable import printable
 from otpdag.tables import estimates
 
 __all__ = ["estimates_table", "headline", "number"]

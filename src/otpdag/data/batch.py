@@ -14,7 +14,7 @@ from torch import Tensor
 
 from otpdag.errors import DataError, listed
 
-__all__ = ["Batch", "distinct_rows", "unique_rows"]
+__all__ = ["Batch", "distinct_rows", "random_part", "unique_rows"]
 
 
 Codes: TypeAlias = npt.NDArray[np.int64]
@@ -61,6 +61,15 @@ class Batch:
     def replicas(self) -> int:
         """Number of replicas; 1 if all tensors are shared."""
         return max(tensor.shape[0] for tensor in (self.weight, *self.values.values(), *self.mask.values()))
+
+    def for_replicas(self, owners: Tensor) -> Batch:
+        """Data sets as replicas in this order, perhaps repeated; what all share stays shared."""
+
+        def pick(value: Tensor) -> Tensor:
+            return value if len(value) == 1 else value[owners]
+
+        values = {node: pick(value) for node, value in self.values.items()}
+        return Batch(values, {node: pick(seen) for node, seen in self.mask.items()}, pick(self.weight))
 
     def take(self, index: Tensor) -> Batch:
         """Pick rows.
@@ -200,6 +209,19 @@ def distinct_rows(tensors: Sequence[Tensor]) -> tuple[Codes, int]:
                 group, groups = _factorize(group)
             group, groups = group * size + codes, groups * size
     return _factorize(group)
+
+
+def random_part(total: int, rows: int | Tensor, seed: int) -> Tensor | None:
+    """Row numbers of a part: those that are given, or so many at random; None if all are wanted.
+
+    >>> random_part(10, 10, seed=0), len(random_part(10, 4, seed=0))
+    (None, 4)
+    """
+    if isinstance(rows, Tensor):
+        return rows
+    if rows >= total:
+        return None
+    return torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:rows]
 
 
 def _pick_rows(tensor: Tensor, index: Tensor) -> Tensor:

@@ -20,13 +20,23 @@ from safetensors.torch import save
 from torch import Tensor
 
 from otpdag.engine.monitor import Monitor, Stage
-from otpdag.engine.optimiser import Leg, Memory, Optimiser, Outcome, Progress, Watch
+from otpdag.engine.optimiser import (
+    Leg,
+    Memory,
+    Optimiser,
+    Outcome,
+    Progress,
+    Watch,
+    as_memory,
+    from_memory,
+    under,
+)
 from otpdag.errors import DataError
 from otpdag.files import write_bytes
 
 __all__ = ["Journal"]
 
-FORMAT = "otpdag checkpoint 1"
+FORMAT = "otpdag checkpoint 2"
 
 
 @dataclass
@@ -136,8 +146,8 @@ class Journal:
             self._records = json.loads(metadata["records"])
             about = json.loads(metadata["about"])
             numbers = sorted({key.split(".")[1] for key in tensors if key.startswith("done.")})
-            self._done = [_outcome(_under(tensors, f"done.{number}.")) for number in numbers]
-            self._under_way = _under(tensors, "now.") or None
+            self._done = [_outcome(under(tensors, f"done.{number}.")) for number in numbers]
+            self._under_way = under(tensors, "now.") or None
         except (SafetensorError, OSError, KeyError, ValueError, TypeError, AttributeError) as error:
             raise DataError(f"{str(path)!r} is not the checkpoint of a run: {error}") from None
         if about != dict(self.about):
@@ -149,21 +159,8 @@ class Journal:
 
 
 def _as_tensors(outcome: Outcome) -> dict[str, Tensor]:
-    own = {"point": outcome.point, "loss": outcome.loss, "converged": outcome.converged, "failed": outcome.failed}
-    memory = {f"memory.{key}": value for key, value in outcome.memory.items()}
-    return {**own, "steps": torch.tensor(outcome.steps), **memory}
+    return {**as_memory(outcome), **{f"memory.{key}": value for key, value in outcome.memory.items()}}
 
 
 def _outcome(tensors: Mapping[str, Tensor]) -> Outcome:
-    return Outcome(
-        point=tensors["point"],
-        loss=tensors["loss"],
-        converged=tensors["converged"],
-        failed=tensors["failed"],
-        steps=int(tensors["steps"]),
-        memory=_under(tensors, "memory."),
-    )
-
-
-def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+    return from_memory(Outcome, tensors, memory=under(tensors, "memory."))

@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from otpdag.engine.resolve import Plan, check_arguments, check_honoured, resolve
 from otpdag.engine.result import FitResult, Status
 from otpdag.engine.robust import robust_search
 from otpdag.engine.search import Ended, Searcher, search
-from otpdag.errors import ConvergenceWarning, ModelError
+from otpdag.errors import ApproximationWarning, ConvergenceWarning, ModelError
 from otpdag.model import Model
 from otpdag.threads import bounded_threads
 
@@ -99,9 +100,10 @@ def fit(
         searcher = Searcher(plan.method.optimiser, seed, monitor, journal)
         layout, ended, kept = _searched(kind, plan, searcher)
         kind.adopt(layout, ended)
-    status = _status(ended, plan.method, monitor)
+    status = replace(_status(ended, plan.method, monitor), approximate=ended.problem.approximation is not None)
     if not status.converged:
         warnings.warn(str(status), ConvergenceWarning, stacklevel=2)
+    notes = [] if bool(ended.failed[0]) else kind.notes(ended)
     return FitResult(
         model=model,
         method=plan.method,
@@ -112,7 +114,7 @@ def fit(
         rows_used=kind.rows,
         seconds=time.perf_counter() - began,
         seed=seed,
-        notes=_notes(kept),
+        notes=(*_notes(kept), *ended.problem.notes, *notes),
         stages=tuple(monitor.stages),
         row_weights=kept,
         problem=ended.problem,
@@ -123,6 +125,8 @@ def _searched(kind: DataKind, plan: Plan, searcher: Searcher) -> tuple[Layout, E
     """Lay out the problem, search, and conclude; also how much of each row was used, where some are left out."""
     layout = kind.lay_out(plan.method, searcher.seed)
     problem = kind.problem(layout, plan.method, searcher.seed)
+    if problem.approximation is not None:
+        warnings.warn(problem.approximation, ApproximationWarning, stacklevel=3)
     kept: NDArray[np.float64] | None = None
     if plan.leaves_out:
         ended, weights = robust_search(kind, layout, problem, plan.method, plan.course, searcher, plan.restarts)

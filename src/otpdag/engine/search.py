@@ -174,7 +174,7 @@ class _Field:
             self.problem.laid_out_for(self.points[alive], precisely=True),
             alive,
             steps=steps,
-            moves=course.moves,
+            moves=max(course.moves, self.problem.needed_moves) if course.moves else 0,
             tolerance=None if memory is None else course.part_tolerance,
             memory=memory,
             keep=True,
@@ -210,7 +210,8 @@ class _Field:
                 outcome = outcome if most is None else replace(outcome, converged=torch.ones_like(outcome.converged))
                 break
             problem = moved.problem.laid_out_for(moved.point)
-            leg = Leg(problem, moved.point, limited, tolerance, self._seeds(alive))
+            learned = _carried(outcome.memory, moved.point) if moved.curved_alike else {}
+            leg = Leg(problem, moved.point, limited, tolerance, self._seeds(alive), learned)
             outcome = self._leg(moved.what, leg, alive, keep=keep)
         self.points[alive] = outcome.point
         return problem, outcome
@@ -226,7 +227,8 @@ class _Field:
             if trace is not None:
                 trace(progress.points)
             losses = progress.losses.reshape(-1)
-            record = {**progress.terms.as_floats(int(_argmin(losses))), "loss": float(_argmin_value(losses))}
+            best = int(losses.nan_to_num(nan=torch.inf).argmin())
+            record = {**progress.terms.as_floats(best), "loss": float(losses[best])}
             return monitor.record(name, progress.step, record, keep=keep, losses=losses.tolist())
 
         outcome, was_read = self.searcher.journal.run(leg, self.searcher.optimiser, monitor, watch)
@@ -269,14 +271,13 @@ class _Field:
         )
 
 
+def _carried(memory: Memory, point: Tensor) -> Memory:
+    """What an optimiser learned, to begin with at another point; nothing where its coordinates are not the point's."""
+    if "axes.origin" not in memory or "axes.matrix" in memory:
+        return {}
+    return {**memory, "point": point - memory["axes.origin"]}
+
+
 def _spoilt(judged: Tensor, failed: Tensor) -> Tensor:
     """Losses, infinite where a start failed."""
     return torch.where(failed.cpu() | ~torch.isfinite(judged), torch.inf, judged)
-
-
-def _argmin(losses: Tensor) -> Tensor:
-    return losses.nan_to_num(nan=torch.inf).argmin()
-
-
-def _argmin_value(losses: Tensor) -> Tensor:
-    return losses[_argmin(losses)]

@@ -18,7 +18,7 @@ from torch import Tensor
 from otpdag.backward import elimination
 from otpdag.data import Batch
 from otpdag.errors import ModelError
-from otpdag.inference.row_posterior import FINE_POINTS, Fitted
+from otpdag.inference.row_posterior import BUDGET, Fitted
 from otpdag.structure import pack, unpack
 from otpdag.threads import bounded_threads
 
@@ -32,6 +32,9 @@ FLAT = 1e-6
 
 REPLICAS = 16
 """Points at which gradients are taken at once."""
+
+REPLICAS_OF_A_LAYOUT = 4
+"""The same for rows along the graph, whose tables are sized for one."""
 
 
 @dataclass(frozen=True)
@@ -93,13 +96,16 @@ def table_information(fitted: Fitted, batch: Batch) -> Information:
     """The observed information of a table about the raw parameters of a fitted model."""
     structure = fitted.structure
     fitted.check_densities("the information of rows")
-    layout = elimination.lay_out_by_first(structure, batch, tuple(replace(o, replicas=REPLICAS) for o in FINE_POINTS))
+    layout = elimination.lay_out_within(structure, batch, replace(BUDGET, approximate=False))
     if layout is None:
         raise ModelError("the information of these rows has no sum along the graph that fits in memory")
     placed = elimination.moved(fitted.naturals, layout) if layout.has_points else layout
     shapes = {key: parameter.shape for key, parameter in structure.parameters().items()}
 
     def gradient(points: Tensor) -> Tensor:
+        return torch.cat([one_gradient(part) for part in points.split(REPLICAS_OF_A_LAYOUT)])
+
+    def one_gradient(points: Tensor) -> Tensor:
         leaf = points.detach().clone().requires_grad_(True)
         total = elimination.total_evidence(structure.naturals(unpack(leaf, shapes)), placed)
         (slope,) = torch.autograd.grad(-total.sum(), leaf)

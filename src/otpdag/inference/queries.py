@@ -19,12 +19,7 @@ from otpdag.backward import elimination
 from otpdag.data import Batch
 from otpdag.errors import ModelError
 from otpdag.graph import Graph
-from otpdag.inference.row_posterior import (
-    FINE_POINTS,
-    Fitted,
-    posterior_draws,
-    state_probabilities,
-)
+from otpdag.inference.row_posterior import BUDGET, Fitted, posterior_draws
 from otpdag.mechanisms import Given
 from otpdag.mechanisms.base import Family
 from otpdag.structure import Naturals, Structure
@@ -32,8 +27,9 @@ from otpdag.threads import bounded_threads
 
 __all__ = ["Belief", "Question", "believe", "most_probable", "with_nodes_set"]
 
+EXACT = replace(BUDGET, approximate=False)
 ROWS_AT_ONCE = 20_000
-DRAWS_INSTEAD = 1000  # where neither sums along the graph nor enumeration serve
+DRAWS_INSTEAD = 1000  # of a number whose exact sums are too large
 
 
 @dataclass(frozen=True)
@@ -81,16 +77,21 @@ class Question:
         batch: What rows show; the node's own cells are looked at too.
         node: The node in question.
 
+    Attributes:
+        note: What of the answer is approximate, if anything: probabilities where exact sums are too large.
+
     Raises:
-        ModelError: The sums do not fit in memory, or a node has no density.
+        ModelError: A node has no density, or the exact sums of a number are too large.
     """
 
     def __init__(self, fitted: Fitted, batch: Batch, node: str) -> None:
         fitted.check_densities("a question")
         self.structure, self.node = fitted.structure, node
-        layout = elimination.lay_out_by_first(fitted.structure, batch, FINE_POINTS, keep=(node,))
+        is_category = fitted.structure.mechanisms[node].space.is_discrete
+        layout = elimination.lay_out_within(fitted.structure, batch, BUDGET if is_category else EXACT, keep=(node,))
         if layout is None:
             raise ModelError(f"the distribution of node {node!r} has no sum along the graph that fits in memory")
+        self.note = "" if layout.beyond is None else elimination.told(layout)
         self.layout = elimination.moved(fitted.naturals, layout) if layout.has_points else layout
 
     def at(self, naturals: Naturals) -> Belief:
@@ -102,15 +103,19 @@ class Question:
             return Belief(mean=mean, variance=variance)
 
 
-def believe(fitted: Fitted, batch: Batch, node: str) -> Belief:
-    """What the model says of a node in each row: exact, by sums along the graph; by draws where these do not fit."""
+def believe(fitted: Fitted, batch: Batch, node: str, notes: list[str]) -> Belief:
+    """What the model says of a node in each row: exact, by sums along the graph; what is not is told in the notes."""
     parts = []
     for index in torch.arange(batch.rows).split(ROWS_AT_ONCE):
         part = batch.take(index)
         try:
-            parts.append(Question(fitted, part, node).at(fitted.naturals))
-        except ModelError:
-            parts.append(_by_draws(fitted, part, node))
+            question = Question(fitted, part, node)
+        except ModelError as error:
+            notes.append(f"node {node!r} is answered by {DRAWS_INSTEAD} draws: {error}")
+            parts.append(_by_draws(fitted, part, node, notes))
+            continue
+        parts.append(question.at(fitted.naturals))
+        notes += [question.note] if question.note else []
     return Belief(*(_joined([getattr(part, name) for part in parts]) for name in ("probabilities", "mean", "variance")))
 
 
@@ -119,16 +124,14 @@ def _joined(parts: list[Tensor | None]) -> Tensor | None:
     return torch.cat(known) if known else None
 
 
-def _by_draws(fitted: Fitted, batch: Batch, node: str) -> Belief:
-    if fitted.structure.mechanisms[node].space.is_discrete and node in fitted.structure.graph.hidden:
-        return Belief(probabilities=state_probabilities(fitted, batch, node))
-    drawn = posterior_draws(fitted, batch, DRAWS_INSTEAD, seed=0)[node]
+def _by_draws(fitted: Fitted, batch: Batch, node: str, notes: list[str]) -> Belief:
+    drawn = posterior_draws(fitted, batch, DRAWS_INSTEAD, 0, notes, stratified=True)[node]
     if fitted.structure.mechanisms[node].space.is_discrete:
         return Belief(probabilities=drawn.mean(1))
     return Belief(mean=drawn.mean(1), variance=drawn.var(1))
 
 
-def most_probable(fitted: Fitted, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
+def most_probable(fitted: Fitted, batch: Batch, notes: list[str]) -> tuple[dict[str, Tensor], Tensor]:
     """The most probable joint state of all unknown categories of each row, and the log-density of the row with it.
 
     Numbers are integrated out first, then take their mean given these categories: values (N, width) of all nodes.
@@ -136,7 +139,7 @@ def most_probable(fitted: Fitted, batch: Batch) -> tuple[dict[str, Tensor], Tens
     structure = fitted.structure
     fitted.check_densities("an explanation")
     categories = [node for node, m in structure.mechanisms.items() if m.space.is_discrete]
-    layout = elimination.lay_out_by_first(structure, batch, FINE_POINTS, keep=categories)
+    layout = elimination.lay_out_within(structure, batch, EXACT, keep=categories)
     if layout is None:
         raise ModelError("the most probable explanation has no sum along the graph that fits in memory")
     with bounded_threads(0):
@@ -150,7 +153,7 @@ def most_probable(fitted: Fitted, batch: Batch) -> tuple[dict[str, Tensor], Tens
     values = dict(states)
     for node in structure.graph.nodes:
         if node not in values:
-            values[node] = believe(known, explained, node).expected
+            values[node] = believe(known, explained, node, notes).expected
     return values, log_density
 
 

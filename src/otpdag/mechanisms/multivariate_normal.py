@@ -21,6 +21,7 @@ __all__ = ["MultivariateNormal"]
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 SMALLEST_VARIANCE = 1e-6  # at the start, as a share of the column's own
+WITH_HIDDEN_PARENTS = 1e-6  # of the column's variance: what few rows cannot tell from a point
 
 
 class _Covariance(Support):
@@ -67,7 +68,8 @@ class MultivariateNormal(Predicted):
         covariance: Covariance of the noise, (dim, dim) or one for each configuration.
         shared_covariance: One covariance for all configurations of the discrete parents.
         floor: Variance that no direction falls below, as a share of the column's own; it keeps a configuration with
-            few rows from collapsing to a point, where the likelihood is infinite.
+            few rows from collapsing to a point, where the likelihood is infinite. Left out, it is 1e-6 where a parent
+            is hidden and none elsewhere.
 
     >>> MultivariateNormal(3).space
     Real(dim=3)
@@ -81,9 +83,9 @@ class MultivariateNormal(Predicted):
         weight: ArrayLike | Setting = None,
         covariance: ArrayLike | Setting = None,
         shared_covariance: bool = False,
-        floor: float = 0.0,
+        floor: float | None = None,
     ) -> None:
-        if floor < 0:
+        if floor is not None and not floor >= 0:
             raise ModelError(f"floor must not be negative; got {floor}")
         self.dim, self.network = check_dim(dim), ()
         self.loc, self.weight, self.covariance = as_setting(loc), as_setting(weight), as_setting(covariance)
@@ -98,7 +100,8 @@ class MultivariateNormal(Predicted):
             covariance = as_setting(torch.eye(self.dim).numpy()) if covariance is None else covariance
         self.predictor = Predictor(self.family, self.dim, "loc", loc, self.weight, no_level=self.family.hidden)
         self.covariance_setting = covariance
-        self.support = _Covariance(self.floor)
+        self.share = self.floor if self.floor is not None else WITH_HIDDEN_PARENTS * self.family.hidden_parents
+        self.support = _Covariance(self.share)
 
     @property
     def space(self) -> Space:
@@ -156,13 +159,13 @@ class MultivariateNormal(Predicted):
         # two rows' worth of the overall covariance keep a nearly empty configuration sane
         pooled = self.pooled(products, self.covariance_rows, parents, weight).unflatten(-1, (self.dim, self.dim))
         spread = centre_and_spread(value, weight)[1]
-        return {**regression, "covariance": pooled + max(SMALLEST_VARIANCE, 2 * self.floor) * torch.diag(spread**2)}
+        return {**regression, "covariance": pooled + max(SMALLEST_VARIANCE, 2 * self.share) * torch.diag(spread**2)}
 
     def describe(self, params: Params) -> dict[str, Tensor]:
         """Tables by discrete parents; scalars for scalar nodes."""
         shown = super().describe({name: value for name, value in params.items() if name != "covariance"})
         value = params["covariance"]
-        value = value[:, 0] if value.shape[1] != self.predictor.rows else self.predictor.by_configuration(value)
+        value = value[:, 0] if value.shape[1] == 1 else self.predictor.by_configuration(value)
         return {**shown, "covariance": value[..., 0, 0] if self.dim == 1 else value}
 
     # -- behaviour -----------------------------------------------------------------------------------------------

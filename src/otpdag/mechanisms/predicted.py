@@ -77,7 +77,7 @@ class Predicted(Mechanism):
 
     def table_axes(self, rows: int) -> tuple[Axis, Axis]:
         """The axes of a table with a row for each configuration, or with one row for all."""
-        return self.predictor.row_axis if rows == self.predictor.rows else Axis(), self.own_axis
+        return Axis() if rows == 1 else self.predictor.row_axis, self.own_axis
 
     def turned(self, params: Params, nodes: Collection[str], sign: Tensor) -> dict[str, Tensor] | None:
         """Turn the slopes of parents, which enter through the predictor alone, and the node as it says itself."""
@@ -104,8 +104,7 @@ class Predicted(Mechanism):
                 continue
             if name != "weight":
                 # a table of one row has no axis for the discrete parents that it does not tell apart
-                shared = value.shape[1] != self.predictor.rows
-                value = value[:, 0] if shared else self.predictor.by_configuration(value)
+                value = value[:, 0] if value.shape[1] == 1 else self.predictor.by_configuration(value)
             shown[name] = value[..., 0] if self.dim == 1 else value
         return shown
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,9 +12,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from otpdag.data import Batch, Label, Schema, Table, decode, encode
+from otpdag.data import Batch, Label, Schema, Table, decode, encode, known_table
 from otpdag.data.sequences import SequenceBatch, Sequences, SequenceTable, as_sequences
-from otpdag.errors import DataError, ModelError
+from otpdag.errors import ApproximationWarning, DataError, ModelError
 from otpdag.graph import Graph
 from otpdag.identification import Identification, identify
 from otpdag.inference import effects, forecasts, queries, row_posterior, sequence_posterior
@@ -88,8 +89,9 @@ class Answering(ABC):
             steps, _ = self._encode_sequences(data, partial)
             by_sequence = sequence_posterior.log_likelihood(self.structure, self.fitted.naturals, steps)
             return by_sequence, pd.RangeIndex(len(by_sequence), name="sequence")
-        batch = self._encode_partial(_as_table(data), partial)
-        return row_posterior.log_likelihood(self.fitted, batch), _row_index(data, batch.rows)
+        table = as_table(data)
+        batch = self._encode_partial(table, partial)
+        return row_posterior.log_likelihood(self.fitted, batch), row_index(table, batch.rows)
 
     def aic(self, data: Table | SequenceTable) -> float:
         """Akaike's criterion, twice the free parameters less twice the log-likelihood; smaller is better."""
@@ -97,7 +99,7 @@ class Answering(ABC):
 
     def bic(self, data: Table | SequenceTable) -> float:
         """Schwarz's criterion, log of the rows (or steps) for each free parameter; smaller is better."""
-        rows = len(as_sequences(data).index) if self.graph.is_dynamic else _rows(data)
+        rows = len(as_sequences(data).index) if self.graph.is_dynamic else _rows(as_table(data))
         return float(np.log(rows)) * self.n_parameters - 2 * float(self._log_likelihoods(data, False)[0].sum())
 
     # -- prediction -----------------------------------------------------------------------------------------------
@@ -123,18 +125,18 @@ class Answering(ABC):
             labels = np.empty(probabilities.shape[1], dtype=object)
             labels[:] = list(probabilities.columns)
             return pd.Series(labels[best], index=probabilities.index, name=node).infer_objects()
-        belief, index = self._belief(data, node, partial)
-        if belief.mean is None:
-            raise RuntimeError("a number has a mean")
+        notes: list[str] = []
+        belief, index = self._belief(data, node, partial, notes)
         names = self._known_schema()[node].names
-        table = pd.DataFrame(belief.mean.numpy(), columns=list(names), index=index)
+        table = with_notes(pd.DataFrame(belief.expected.numpy(), columns=list(names), index=index), notes)
         return table[names[0]] if len(names) == 1 else table
 
     def predict_proba(self, data: Table | SequenceTable, node: str, *, partial: bool = False) -> pd.DataFrame:
-        """Posterior probabilities of a category, one row for each row or step of ``data``, exact.
+        """Posterior probabilities of a category, one row for each row or step of ``data``.
 
-        Of an observed node, given everything else that the row shows: its own cells are not looked at, and its column
-        may be absent. Other columns that are absent are refused, unless ``partial`` takes them for missing.
+        They are exact unless ``attrs["approximate"]`` and a warning say otherwise. Of an observed node, given everything
+        else that the row shows: its own cells are not looked at, and its column may be absent. Other columns that are
+        absent are refused, unless ``partial`` takes them for missing.
         """
         if not self._mechanism(node).space.is_discrete:
             raise ModelError(f"node must be a category; {node!r} is not: use predict")
@@ -147,19 +149,22 @@ class Answering(ABC):
             naturals = self.fitted.naturals
             found = sequence_posterior.state_probabilities(self.structure, naturals, steps, node)
             return pd.DataFrame(found.numpy(), columns=list(self.labels(node)), index=index)
-        belief, index = self._belief(data, node, partial)
-        return pd.DataFrame(belief.expected.numpy(), columns=list(self.labels(node)), index=index)
+        notes: list[str] = []
+        belief, index = self._belief(data, node, partial, notes)
+        return with_notes(pd.DataFrame(belief.expected.numpy(), columns=list(self.labels(node)), index=index), notes)
 
-    def _belief(self, data: Table | SequenceTable, node: str, partial: bool) -> tuple[queries.Belief, pd.Index]:
+    def _belief(
+        self, data: Table | SequenceTable, node: str, partial: bool, notes: list[str]
+    ) -> tuple[queries.Belief, pd.Index]:
         if self.graph.is_dynamic:
             raise ModelError("of sequences, hidden categories can be predicted; for numbers use posterior or forecast")
-        table = _as_table(data)
+        table = as_table(data)
         if node in self.structure.given:
             raise ModelError(f"node {node!r} is Given: nothing is known of its distribution")
         own = self._known_schema()[node].names
         blank = _without(table, own, self._known_schema()) if node not in self.graph.hidden else table
         batch = self._encode_partial(blank, partial)
-        return queries.believe(self.fitted, batch, node), _row_index(table, batch.rows)
+        return queries.believe(self.fitted, batch, node, notes), row_index(table, batch.rows)
 
     # -- queries --------------------------------------------------------------------------------------------------
 
@@ -199,7 +204,9 @@ class Answering(ABC):
         if len(names) > 1:
             return self._joint_query(fitted, names, {**seen, **set_to})
         batch = queries.one_batch({**seen, **set_to}, fitted.structure)
-        belief = queries.believe(fitted, batch, names[0])
+        notes: list[str] = []
+        belief = queries.believe(fitted, batch, names[0], notes)
+        _warn(notes)
         return self._shown(names[0], belief)
 
     def _check_question(self, names: Sequence[str], seen: Mapping[str, Tensor], done: Mapping[str, Tensor]) -> None:
@@ -231,18 +238,20 @@ class Answering(ABC):
         if np.prod(sizes) > MOST_JOINT or any(value.shape[1] > 1 for value in known.values()):
             raise ModelError(f"a query of several nodes lists at most {MOST_JOINT} joint states, of one question")
         total = torch.ones(1, dtype=torch.float64)
+        notes: list[str] = []
         states: dict[str, Tensor] = {}
         for name, size in zip(names, sizes, strict=True):
             inner = queries.with_nodes_set(fitted, shown=tuple(states))
             possible = total > 0  # what is impossible has no distribution given it
             chosen = {n: value[:, possible] for n, value in states.items()}
             own = {n: value.expand(1, int(possible.sum()), -1) for n, value in known.items()}
-            found = queries.believe(inner, queries.one_batch({**own, **chosen}, inner.structure), name).expected
+            found = queries.believe(inner, queries.one_batch({**own, **chosen}, inner.structure), name, notes).expected
             share = torch.zeros(len(total), size, dtype=torch.float64)
             share[possible] = found.expand(int(possible.sum()), size)
             states = {n: value.repeat_interleave(size, 1) for n, value in states.items()}
             states[name] = torch.eye(size, dtype=torch.float64).repeat(len(total), 1).unsqueeze(0)
             total = (total.unsqueeze(-1) * share).flatten()
+        _warn(notes)
         index = pd.MultiIndex.from_product([list(self.labels(name)) for name in names], names=names)
         return pd.Series(total.numpy(), index=index)
 
@@ -257,13 +266,14 @@ class Answering(ABC):
             partial: Take columns that are absent for missing; otherwise they are refused.
         """
         self._refuse_sequences("most_probable", "decode")
-        table = _as_table(data)
+        table = as_table(data)
         batch = self._encode_partial(table, partial)
-        values, log_density = queries.most_probable(self.fitted, batch)
+        notes: list[str] = []
+        values, log_density = queries.most_probable(self.fitted, batch, notes)
         explained = decode(values, self._known_schema())
         explained["log_density"] = log_density.numpy()
-        explained.index = _row_index(table, batch.rows)
-        return explained
+        explained.index = row_index(table, batch.rows)
+        return with_notes(explained, notes)
 
     # -- effects --------------------------------------------------------------------------------------------------
 
@@ -304,7 +314,7 @@ class Answering(ABC):
         >>> float(model.set_params(known).effect("t", "y").difference.iloc[0])
         3.0
         """
-        information = None if data is None else table_information(self.fitted, self._encode_partial(_as_table(data)))
+        information = None if data is None else table_information(self.fitted, self._encode_partial(as_table(data)))
         covariance = None if information is None else information.covariance()
         return self.effect_with(covariance, treatment, outcome, values=values, on=on, level=level)
 
@@ -371,14 +381,14 @@ class Answering(ABC):
         self._refuse_sequences("counterfactual")
         if draws < 1:
             raise ModelError(f"draws must be at least 1; got {draws}")
-        table = _as_table(data)
+        table = as_table(data)
         batch = self._encode_partial(table, partial)
         actions = {node: self._action(node, value, batch.rows, draws) for node, value in do.items()}
         after = counterfactual_draws(self.fitted, batch, actions, draws, seed)
         spaces = {node: mechanism.space for node, mechanism in self.structure.mechanisms.items()}
         central = {node: spaces[node].central(value, 1) for node, value in after.items()}
         result = decode({node: central[node] for node in self.graph.nodes}, self._known_schema())
-        result.index = _row_index(table, batch.rows)
+        result.index = row_index(table, batch.rows)
         return result
 
     def _action(self, node: str, value: Any, rows: int, draws: int) -> Any:
@@ -483,15 +493,29 @@ class Answering(ABC):
         return batch.values[node]
 
 
-def _as_table(data: Table | SequenceTable) -> Table:
-    """Refuse sequences where rows are asked for."""
+def as_table(data: Table | SequenceTable) -> Table:
+    """Refuse sequences where rows are asked for; tables of other libraries become frames."""
+    data = known_table(data)
     if isinstance(data, Sequences | list | tuple):
         raise DataError("data are sequences, but the graph has no lagged edge")
     return data
 
 
-def _row_index(data: Any, rows: int) -> pd.Index:
+def row_index(data: Any, rows: int) -> pd.Index:
+    """The index of a frame; the numbers of the rows of anything else."""
     return data.index if isinstance(data, pd.DataFrame) else pd.RangeIndex(rows)
+
+
+def with_notes(table: pd.DataFrame, notes: Sequence[str]) -> pd.DataFrame:
+    """Say in a table, and by a warning, what of it is approximate."""
+    table.attrs["approximate"] = "; ".join(notes)
+    _warn(notes)
+    return table
+
+
+def _warn(notes: Sequence[str]) -> None:
+    for note in dict.fromkeys(notes):
+        warnings.warn(note, ApproximationWarning, stacklevel=4)
 
 
 def _rows(data: Any) -> int:

@@ -35,7 +35,7 @@ FORMAT_VERSION = 2
 
 WHAT = "otpdag model"
 ENTRIES = 1 << 22  # numbers that a description may ask for without bringing a file of that many bytes
-MOST_LAYERS, MOST_UNITS = 64, 1 << 14
+MOST_LAYERS, MOST_UNITS = 64, 1 << 14  # of a network that a file may ask for
 SINGLE_PRECISION = 1e-4  # how far probabilities in single precision may be from a sum of one
 
 MapFactory = Callable[..., AmortizedMap]

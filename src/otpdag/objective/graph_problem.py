@@ -10,34 +10,28 @@ import torch
 from torch import Tensor
 
 from otpdag.backward.elimination import (
-    EliminationOptions,
+    Budget,
     Layout,
     Tempering,
     WeighedRows,
     expectations,
     lay_out,
-    lay_out_by_first,
+    lay_out_within,
     log_evidence,
     moved,
+    told,
     total_evidence,
 )
 from otpdag.backward.elimination.family_statistics import Statistics
-from otpdag.data import Batch
-from otpdag.inference.ancestral import ancestral
+from otpdag.data import Batch, random_part
+from otpdag.inference.simulated import simulated_rows
 from otpdag.mechanisms.base import Mechanism, Params
-from otpdag.objective.problem import Moved, Problem, random_part
+from otpdag.objective.problem import Moved, Problem
 from otpdag.objective.settings import ClosedForm, Objective
 from otpdag.objective.terms import LossTerms
-from otpdag.structure import Naturals, Structure, pack, unpack
+from otpdag.structure import Structure, pack, unpack
 
-__all__ = ["SAME_SUM", "WORST_LOSS", "GraphProblem", "rows_along_graph", "simulated_rows"]
-
-CHOICES = (
-    EliminationOptions(),
-    EliminationOptions(grid=16, count_points=32),
-    EliminationOptions(grid=16, count_points=32, largest_table=2**23),
-)
-"""Sizes of sums that are tried in turn: where many numbers meet, coarser points cost far less than larger tables."""
+__all__ = ["SAME_SUM", "WORST_LOSS", "GraphProblem", "rows_along_graph"]
 
 SAME_SUM = 1e-6
 """A relative change of the loss below which points of unknown numbers that are placed anew make no difference."""
@@ -150,6 +144,16 @@ class GraphProblem(Problem):
         parents = {name: value for name, value in values.items() if name != node}
         return self.structure.mechanisms[node].maximised(params, values[node], parents, weight)
 
+    @property
+    def approximation(self) -> str | None:
+        """What exact sums would take, and what is done instead."""
+        return None if self.unplaced.beyond is None else told(self.unplaced)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is approximate."""
+        return () if self.approximation is None else (self.approximation,)
+
     def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> Problem:
         """Fewer rows."""
         part = random_part(self.rows, rows, self.seed)
@@ -212,21 +216,11 @@ def rows_along_graph(
     """Lay rows out along the graph; None where that does not apply (other terms, nodes without a density)."""
     if objective.direct is not None or not objective.is_likelihood:
         return None
-    layout = lay_out_by_first(structure, batch, CHOICES)
+    sums = closed.sums
+    layout = lay_out_within(structure, batch, Budget(sums.largest_table, sums.memory, sums.entries, sums.approximate))
     if layout is None:
         return None
     return GraphProblem(structure, batch, shapes, objective, closed, seed, layout, layout)
-
-
-def simulated_rows(structure: Structure, naturals: Naturals, batch: Batch, size: int, seed: int) -> Batch:
-    """Rows that the model makes, each with the gaps and covariates of a random row of a batch."""
-    generator = torch.Generator().manual_seed(seed)
-    pattern = batch.take(torch.randint(batch.rows, (size,), generator=generator))
-    given = {node: pattern.values[node][:1] for node in structure.given}
-    with torch.no_grad():
-        values = ancestral(structure, naturals, size, generator, do=given)
-    made = {n: torch.where(_cells(pattern.mask[n], values[n]), values[n], 0.0) for n in pattern.values}
-    return Batch(made, pattern.mask, torch.ones(1, size).to(pattern.weight))
 
 
 def _newton_step(
@@ -266,7 +260,3 @@ def _flat(rows: WeighedRows, name: str, replicas: int) -> Tensor:
     """Values of weighted rows (R, n, width), whatever axes they have."""
     shape = (replicas, *rows.weight.shape[1:], rows.values[name].shape[-1])
     return rows.values[name].expand(shape).flatten(1, -2)
-
-
-def _cells(mask: Tensor, value: Tensor) -> Tensor:
-    return mask if mask.shape[-1] == value.shape[-1] else mask[..., :1]

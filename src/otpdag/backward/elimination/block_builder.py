@@ -12,7 +12,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from otpdag.backward.elimination.blocks import Block, LengthSource, LinearSource, RowSource, TableSource
+from otpdag.backward.elimination.blocks import (
+    NO_NODE,
+    Block,
+    LengthSource,
+    LinearSource,
+    RowSource,
+    SplitSource,
+    TableSource,
+)
 from otpdag.backward.elimination.clouds import Cloud
 from otpdag.backward.elimination.kinds import Cluster, Factor, Kind, Plan
 from otpdag.backward.elimination.linear_normal import LinearGroup
@@ -66,6 +74,16 @@ class _GrowingStep:
 
 
 @dataclass
+class _GrowingSplits:
+    """Messages of one size between originals and copies while pieces are being added."""
+
+    originals: _Growing
+    copies: _Growing
+    pieces: list[Ints] = field(default_factory=list)
+    ranks: list[Ints] = field(default_factory=list)
+
+
+@dataclass
 class _GrowingGroup:
     """Clusters of one number of unknowns while pieces are being added."""
 
@@ -83,14 +101,16 @@ class BlockBuilder:
         self.positions: dict[_Growing, list[Mapping[int, Ints]]] = {}
         self.groups: dict[tuple[object, ...], _GrowingGroup] = {}
         self.steps: dict[tuple[int, Sizes], _GrowingStep] = {}
+        self.splits: dict[Sizes, _GrowingSplits] = {}
         self.results: list[tuple[Ints, Input]] = []
-        self.pieces, self.cells = pieces, 0
+        self.pieces, self.cells, self.exact_entries = pieces, 0, 0
         self.cell_nodes: list[Ints] = []
         self.cell_pieces: list[Ints] = []
         self.cell_rows: list[Ints] = []
 
     def add(self, made: Plan, rows: Ints, pieces: Ints) -> None:
         """Add pieces of one kind, with the row of data in which each occurs."""
+        self.exact_entries += len(rows) * (made if made.exact is None else made.exact).cost
         ready: dict[int, list[tuple[tuple[int, ...], Input]]] = {node: [] for node in made.order}
         positions: dict[int, Ints] = {}
         for node in made.placed:
@@ -99,14 +119,30 @@ class BlockBuilder:
             positions[node] = source.extend(rows)
             ready[node].append(((node,), (source, positions[node])))
         for factor in made.factors:
-            ready[factor.members[-1]].append((factor.members, self._family(made, factor, rows, positions)))
+            ready[factor.variables[-1]].append((factor.variables, self._family(made, factor, rows, positions)))
         for cluster in made.clusters:
             table = self._cluster(made, cluster, rows, positions)
             if cluster.members:
-                ready[cluster.members[-1]].append((cluster.members, table))
+                ready[cluster.variables[-1]].append((cluster.variables, table))
             else:
                 self.results.append((pieces, table))
+        self._add_splits(made, rows, pieces, ready)
         self._add_steps(made, rows, pieces, ready)
+
+    def _add_splits(
+        self, made: Plan, rows: Ints, pieces: Ints, ready: Mapping[int, list[tuple[tuple[int, ...], Input]]]
+    ) -> None:
+        """Room for the messages between each copy and its original."""
+        rank = {node: i for i, node in enumerate(dict.fromkeys(made.copies.values()))}
+        for copy, node in made.copies.items():
+            sizes = made.table_sizes((node,))
+            if sizes not in self.splits:
+                self.splits[sizes] = _GrowingSplits(_Growing(sizes, sizes), _Growing(sizes, sizes))
+            splits = self.splits[sizes]
+            ready[node].append(((node,), (splits.originals, splits.originals.extend(rows))))
+            ready[copy].append(((copy,), (splits.copies, splits.copies.extend(rows))))
+            splits.pieces.append(pieces)
+            splits.ranks.append(np.full(len(rows), rank[node]))
 
     def _add_steps(
         self, made: Plan, rows: Ints, pieces: Ints, ready: Mapping[int, list[tuple[tuple[int, ...], Input]]]
@@ -115,7 +151,9 @@ class BlockBuilder:
         cells = self.cells + np.arange(len(rows) * many).reshape(len(rows), many)
         column = {node: i for i, node in enumerate(made.order)}
         self.cells += cells.size
-        self.cell_nodes.append(np.tile(np.array(made.order, dtype=np.int64), len(rows)))
+        # a copy is no cell of the data
+        nodes = [NO_NODE if node in made.copies else node for node in made.order]
+        self.cell_nodes.append(np.tile(np.array(nodes, dtype=np.int64), len(rows)))
         self.cell_pieces.append(np.repeat(pieces, many))
         self.cell_rows.append(np.repeat(rows, many))
         for clique, level in zip(made.cliques, made.levels, strict=True):
@@ -132,6 +170,8 @@ class BlockBuilder:
             message = (step.messages, step.messages.extend(rows))
             if len(clique) > 1:
                 ready[clique[-2]].append((clique[:-1], message))
+            elif node in made.next_root:
+                ready[made.next_root[node]].append(((), message))
             else:
                 self.results.append((pieces, message))
 
@@ -173,6 +213,7 @@ class BlockBuilder:
         """The finished block: every source has its place in the banks."""
         banks: dict[Sizes, int] = {(): 1}
         growing = [group.tables for group in self.groups.values()] + [step.messages for step in self.steps.values()]
+        growing += [source for splits in self.splits.values() for source in (splits.originals, splits.copies)]
         for source in (*self.sources.values(), *growing):
             source.start = banks.get(source.stored, 1)
             banks[source.stored] = source.start + source.count
@@ -195,6 +236,9 @@ class BlockBuilder:
             tuple(steps), tuple(tables), tuple(row_tables), tuple(lengths), tuple(linear), banks, placements,
             torch.from_numpy(result), torch.from_numpy(piece_row), torch.from_numpy(piece),
             _joined(self.cell_nodes), _joined(self.cell_pieces), _joined(self.cell_rows),
+            tuple(SplitSource(sizes, splits.originals.start, splits.copies.start, _joined(splits.pieces),
+                              _joined(splits.ranks)) for sizes, splits in self.splits.items()),
+            self.exact_entries,
         )  # fmt: skip
 
     def _row_source(self, place: int, members: tuple[int, ...], source: _Growing) -> RowSource:

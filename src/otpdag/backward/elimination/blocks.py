@@ -18,7 +18,10 @@ from otpdag.backward.elimination.linear_normal import LinearGroup
 from otpdag.backward.elimination.points import Placement
 from otpdag.backward.elimination.sum_product import Sizes, Step
 
-__all__ = ["Block", "Complete", "LengthSource", "LinearSource", "RowSource", "TableSource"]
+__all__ = ["NO_NODE", "Block", "Complete", "LengthSource", "LinearSource", "RowSource", "SplitSource", "TableSource"]
+
+NO_NODE = -1
+"""What stands for the node of a copy, which is no cell of the data."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +91,25 @@ class LinearSource:
 
 
 @dataclass(frozen=True, eq=False)
+class SplitSource:
+    """Messages of one size between copies of variables and their originals.
+
+    Attributes:
+        sizes: The states of the variables.
+        original: Row of the first message to an original in the bank; the others follow.
+        copy: The same of the messages to copies.
+        piece: The distinct piece of each pair (n,).
+        rank: The number of each pair's variable among those of its piece that have copies (n,).
+    """
+
+    sizes: Sizes
+    original: int
+    copy: int
+    piece: Tensor
+    rank: Tensor
+
+
+@dataclass(frozen=True, eq=False)
 class Block:
     """Pieces that are summed together.
 
@@ -105,6 +127,8 @@ class Block:
         cell_node: The node of each variable of the distinct pieces (cells,).
         cell_piece: The distinct piece that it belongs to (cells,).
         cell_row: A row of data in which that occurs (cells,).
+        splits: Messages between copies of variables, where the sums are approximate.
+        exact_entries: Entries of the tables of exact sums over the distinct pieces.
     """
 
     steps: tuple[Step, ...]
@@ -120,6 +144,13 @@ class Block:
     cell_node: Tensor
     cell_piece: Tensor
     cell_row: Tensor
+    splits: tuple[SplitSource, ...] = ()
+    exact_entries: int = 0
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether no variable has copies."""
+        return not self.splits
 
     @property
     def distinct(self) -> int:

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from otpdag.backward.elimination.random_numbers import RandomNumbers
+
 __all__ = ["Equations", "Integrals", "LinearGroup", "point_moments"]
 
 GATHERED = 32  # dimension up to which every row gets its own copy of a covariance: one call for all of them
@@ -208,12 +210,12 @@ class Integrals:
         cross = drift.unsqueeze(-1) * first.unsqueeze(-2)
         return cross + cross.mT + by_column @ two.unsqueeze(3) @ by_column.mT
 
-    def draws(self, states: Tensor, placed: Sequence[Tensor], generator: torch.Generator) -> Tensor:
+    def draws(self, states: Tensor, placed: Sequence[Tensor], numbers: RandomNumbers) -> Tensor:
         """Draw the unknowns of the first replica given states and placed numbers (n, draws): (n, draws, d)."""
         at = states.unsqueeze(-1).expand(-1, -1, self.group.dim)
         mean = self.mean[0].gather(1, at)
         factor, _ = torch.linalg.cholesky_ex(self.covariance[0])
-        noise = torch.randn(mean.shape, generator=generator, dtype=mean.dtype).unsqueeze(-1)
+        noise = numbers.normal(mean.shape, mean.dtype).unsqueeze(-1)
         instance = self.group.instance.unsqueeze(-1).expand_as(states)
         drawn = mean + (factor[instance, states] @ noise).squeeze(-1)
         if placed:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from otpdag.backward.elimination.block_builder import BlockBuilder
@@ -20,6 +21,7 @@ from otpdag.backward.elimination.clouds import cloud_size
 from otpdag.backward.elimination.families import FamilyView, describe_families
 from otpdag.backward.elimination.kinds import Kind, Plan, plan
 from otpdag.backward.elimination.row_table import TableView
+from otpdag.backward.elimination.splitting import split_plan
 from otpdag.backward.elimination.unknowns import Flags, Ints, Pieces, cut, needs
 from otpdag.data import Batch
 from otpdag.errors import DataError, ModelError
@@ -42,17 +44,41 @@ class EliminationOptions:
         grid: Points of an unknown number that is not linear and normal.
         count_points: Most points of an unknown count.
         vector_points: Points of an unknown vector that is not linear and normal.
-        largest_table: Most entries of one table of one row; a graph that needs more is refused.
+        largest_table: Most entries of one table of one row; a piece that needs more is approximated, or refused.
+        split_table: Most entries of a table of a piece that is approximated, but for tables of single families; if
+            zero, such pieces are refused.
+        largest_family: Most entries of the table of a single family (or of linear normal numbers that meet) there.
         memory: Bytes that the tables of one block of rows may take, for all replicas together.
         replicas: How many parameter vectors will be evaluated at a time.
+        merged: Whether pieces that show the same are one piece with a weight.
     """
 
     grid: int = 24
     count_points: int = 48
     vector_points: int = 512
     largest_table: int = 2**20
+    split_table: int = 0
+    largest_family: int = 2**20
     memory: int = 2**27
     replicas: int = 1
+    merged: bool = True
+
+
+@dataclass(frozen=True)
+class Beyond:
+    """What exact sums over some rows would take.
+
+    Attributes:
+        rows: Rows with a piece that is approximated.
+        table: Entries of the largest table that an exact sum over one of them needs.
+        nodes: The nodes of that table.
+        entries: Entries of all tables of exact sums over all of them.
+    """
+
+    rows: int
+    table: int
+    nodes: tuple[str, ...]
+    entries: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +94,7 @@ class Layout:
         complete: What is read without unknowns.
         offsets: First row of each linear family among the equations.
         shifts: What is subtracted from each column of each linear family.
+        beyond: What exact sums would take, where some are approximate.
     """
 
     structure: Structure
@@ -78,6 +105,7 @@ class Layout:
     complete: tuple[Complete, ...]
     offsets: Mapping[int, int]
     shifts: Mapping[int, Tensor] = field(repr=False)
+    beyond: Beyond | None = None
 
     def __repr__(self) -> str:
         return (
@@ -197,37 +225,61 @@ class _Builder:
         at, probing = 0, size < rows
         while at < rows:
             chosen = np.arange(at, min(at + size, at + most, rows))
-            block, flags = self.block(chosen)
-            fitting = max(1, int(ROOM * budget / max(block.elements, 1) * len(chosen)))
-            too_large = block.elements > budget and len(chosen) > 1
+            made, flags = self.block(chosen)
+            elements = sum(block.elements for block in made)
+            fitting = max(1, int(ROOM * budget / max(elements, 1) * len(chosen)))
+            too_large = elements > budget and len(chosen) > 1
             if too_large or (probing and fitting > len(chosen)):
                 size, probing = min(fitting, len(chosen) // 2) if too_large else fitting, False
                 continue
             at += len(chosen)
-            if block.distinct:
-                blocks.append(block)
+            blocks += made
             complete.append((chosen, flags))
         return Layout(
             self.structure, self.table.batch, self.options, self.families, tuple(blocks), self.table.complete(complete),
-            self.table.offsets, self.table.shifts,
+            self.table.offsets, self.table.shifts, self._beyond(blocks),
         )  # fmt: skip
+
+    def _beyond(self, blocks: Sequence[Block]) -> Beyond | None:
+        plans = [made for made in self.plans.values() if made.exact is not None]
+        split_rows = [block.piece_row for block in blocks if not block.is_exact]
+        if not split_rows:
+            return None
+        entries, nodes = max(made.exact.largest for made in plans if made.exact is not None)
+        names = tuple(self.families[n].node for n in nodes)
+        cost = sum(block.exact_entries for block in blocks if not block.is_exact)
+        return Beyond(len(set(torch.cat(split_rows).tolist())), entries, names, cost)
 
     # -- pieces ----------------------------------------------------------------------------------------------------
 
-    def block(self, rows: Ints) -> tuple[Block, Flags]:
-        """Lay some rows out; also which families are complete in which of them."""
+    def block(self, rows: Ints) -> tuple[list[Block], Flags]:
+        """Lay some rows out, exact pieces apart from others; also which families are complete in which of them."""
         seen, partly = self.table.seen[rows], self.table.partly[rows]
         need = needs(self.structure, seen, partly, self.keep)
         pieces = cut(self.structure, need)
         kind_hash, piece_hash = self._hash(rows, pieces)
-        _, chosen, which = np.unique(piece_hash, return_index=True, return_inverse=True)
-        made = BlockBuilder(self.table, len(chosen))
+        chosen = which = np.arange(len(piece_hash))
+        if self.options.merged:
+            _, chosen, which = np.unique(piece_hash, return_index=True, return_inverse=True)
         order = np.argsort(kind_hash[chosen], kind="stable")
         bounds = np.flatnonzero(np.diff(kind_hash[chosen][order])) + 1
-        for part in np.split(order, bounds) if len(order) else ():
-            kind = self._kind(rows, pieces, chosen[part[0]])
-            made.add(self._plan(kind), rows[pieces.row[chosen[part]]], part)
-        return made.block(rows[pieces.row], which.reshape(-1)), pieces.complete
+        parts = np.split(order, bounds) if len(order) else []
+        plans = [self._plan(self._kind(rows, pieces, chosen[part[0]])) for part in parts]
+        which = which.reshape(-1)
+        blocks = []
+        for exact in (True, False):
+            some = [(one, part) for one, part in zip(plans, parts, strict=True) if one.is_exact == exact]
+            if not some:
+                continue
+            distinct = np.sort(np.concatenate([part for _, part in some]))
+            number = np.full(len(chosen), -1)
+            number[distinct] = np.arange(len(distinct))
+            made = BlockBuilder(self.table, len(distinct))
+            for one, part in some:
+                made.add(one, rows[pieces.row[chosen[part]]], number[part])
+            here = number[which] >= 0
+            blocks.append(made.block(rows[pieces.row[here]], number[which[here]]))
+        return blocks, pieces.complete
 
     def _hash(self, rows: Ints, pieces: Pieces) -> tuple[Hashes, Hashes]:
         """Numbers that are equal for pieces of one kind, and for pieces that also show the same."""
@@ -271,9 +323,20 @@ class _Builder:
     def _plan(self, kind: Kind) -> Plan:
         made = self.plans.get(kind)
         if made is None:
-            made = self.plans[kind] = plan(kind, self.families, self._points)
+            made = plan(kind, self.families, self._points)
+            if made.largest[0] > self.options.largest_table and self.options.split_table:
+                made = self._split(made)
             self._check(made)
+            self.plans[kind] = made
         return made
+
+    def _split(self, exact: Plan) -> Plan:
+        """Give nodes copies; where linear normal numbers meet too many categories to be integrated, points as well."""
+        most = min(self.options.split_table, self.options.largest_table)
+        made = split_plan(exact, most)
+        if made.largest[0] <= self.options.largest_family or not exact.clusters:
+            return made
+        return split_plan(plan(exact.kind, self.families, self._points, integrate=False), most)
 
     def _points(self, family: FamilyView) -> int:
         if family.mechanism.space.is_countable:
@@ -283,8 +346,9 @@ class _Builder:
 
     def _check(self, made: Plan) -> None:
         entries, clique = made.largest
-        if entries > self.options.largest_table:
-            names = ", ".join(f"{self.families[n].node!r} ({made.sizes[n][0]})" for n in clique)
+        most = self.options.largest_family if self.options.split_table else self.options.largest_table
+        if entries > max(most, self.options.largest_table):
+            names = ", ".join(f"{self.families[made.copies.get(n, n)].node!r} ({made.sizes[n][0]})" for n in clique)
             raise ModelError(
                 f"unknown nodes {names} meet, whose joint states are a table of {entries} entries for one row; at most "
                 f"{self.options.largest_table} are summed: raise `largest_table`, or use method='paper'"

@@ -14,6 +14,7 @@ from otpdag.backward.elimination.families import FamilyView
 from otpdag.backward.elimination.linear_normal import Equations, Integrals
 from otpdag.backward.elimination.points import Points
 from otpdag.backward.elimination.row_layout import Layout
+from otpdag.backward.elimination.split_messages import settle
 from otpdag.backward.elimination.sum_product import Banks, Sizes, beliefs, eliminate
 from otpdag.errors import ModelError
 from otpdag.structure import Naturals
@@ -157,8 +158,12 @@ class Factors:
         for linear in block.linear:
             integrals.append(self._integrated(linear, points))
             _put(banks, linear.stored, linear.start, integrals[-1].table)
-        conditionals = eliminate(block.steps, banks, best=self.largest)
-        return Evaluated(block, banks[()][:, block.result, 0], conditionals, tuple(integrals), points, log_probs)
+        if block.is_exact:
+            conditionals = eliminate(block.steps, banks, best=self.largest)
+            return Evaluated(block, banks[()][:, block.result, 0], conditionals, tuple(integrals), points, log_probs)
+        settled = settle(block, banks)
+        log_z = banks[()][:, block.result, 0] - settled.overlap
+        return Evaluated(block, log_z, settled.conditionals, tuple(integrals), points, log_probs, banks)
 
     def _of_states(self, source: TableSource) -> Tensor:
         """(R, configurations of seen members, *sizes)."""
@@ -193,6 +198,7 @@ class Evaluated:
         integrals: What was integrated out, by linear source.
         points: The points of placed nodes.
         log_probs: Log-densities of the families that read numbers, by row source.
+        banks: All tables and messages, where variables have copies.
     """
 
     block: Block
@@ -201,6 +207,7 @@ class Evaluated:
     integrals: tuple[Integrals, ...]
     points: Mapping[int, Points]
     log_probs: Sequence[Tensor]
+    banks: Banks | None = None
 
     def seeds(self, weight: Tensor) -> Banks:
         """Banks of beliefs before they are sent to the tables: the weights (1 or R, D) of the pieces' evidence."""

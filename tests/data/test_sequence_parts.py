@@ -3,8 +3,8 @@
 import torch
 
 from otpdag.data import Batch
+from otpdag.data.sequence_parts import PIECE, part_of
 from otpdag.data.sequences import SequenceBatch
-from otpdag.objective.sequence_parts import PIECE, part_of
 
 
 def numbered(lengths):

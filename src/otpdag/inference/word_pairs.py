@@ -16,9 +16,9 @@ from torch import Tensor
 
 __all__ = ["WordPairs", "topic_pairs"]
 
-SMALLEST = 1e-20
-BLOCK_CELLS = 4_000_000
-KEPT_CELLS = 25_000_000  # 100 MB
+SMALLEST = 1e-20  # keeps logarithms finite in single precision
+BLOCK_CELLS = 4_000_000  # pairs that are made dense at a time: 16 MB
+KEPT_CELLS = 25_000_000  # pairs that are kept dense: 100 MB
 
 
 def topic_pairs(alpha: Tensor) -> Tensor:
@@ -44,12 +44,12 @@ class WordPairs:
     def of(cls, documents: sparse.csr_array) -> WordPairs:
         """Count the pairs of sparse documents; a word that is there n times makes n (n - 1) pairs with itself."""
         documents = documents.astype(np.float64)
-        found = sparse.csr_array(documents.T @ documents)
+        pairs = sparse.csr_array(documents.T @ documents)
         with_itself = documents.copy()
         with_itself.data = np.minimum(with_itself.data, with_itself.data**2)
-        found = sparse.csr_array(found - sparse.diags_array(np.asarray(with_itself.sum(0)).ravel()))
-        found.eliminate_zeros()
-        return cls(found, float(found.sum()))
+        pairs = sparse.csr_array(pairs - sparse.diags_array(np.asarray(with_itself.sum(0)).ravel()))
+        pairs.eliminate_zeros()
+        return cls(pairs, float(pairs.sum()))
 
     def __add__(self, other: WordPairs) -> WordPairs:
         """Pairs of both sets of documents."""

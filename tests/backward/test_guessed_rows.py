@@ -9,8 +9,8 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
+from otpdag.backward.guessed_rows import complete_table, row_weights
 from otpdag.data import Schema, encode
-from otpdag.engine.starts import complete_table, scale_to, start_naturals
 
 ROWS = 300
 
@@ -22,6 +22,12 @@ def batch_of(model, table, weights=None):
 def completed(model, table, *, seed=0, first=True, weights=None):
     batch = batch_of(model, table, weights)
     return batch, complete_table(model.structure, batch, 0, np.random.default_rng(seed), first=first)
+
+
+def started(structure, batch, values):
+    """Natural parameters without replica axis."""
+    naturals = structure.start(values, row_weights(structure, batch))
+    return {node: {name: value[0] for name, value in own.items()} for node, own in naturals.items()}
 
 
 def agreement(labels, truth, size):
@@ -52,7 +58,7 @@ def test_mechanisms_start_at_the_moments_of_the_classes():
     truth, table = clusters(np.random.default_rng(0))
     model = mixture()
     batch, guess = completed(model, table)
-    naturals = start_naturals(model.structure, batch, guess, 0)
+    naturals = started(model.structure, batch, guess)
     order = naturals["x"]["loc"][:, 0].argsort()
     means = [table["x"][truth == k].mean() for k in range(3)]
     # soft labels, a tenth of them even, draw the means together
@@ -119,7 +125,7 @@ def test_starts_read_seen_cells_alone():
     table = pd.DataFrame({"k": [0.0] * 30 + [1.0] * 10 + [np.nan] * 60})
     model = otp.Model(otp.Graph([], nodes=["k"]), {"k": m.Categorical(2)})
     batch, filled = completed(model, table)
-    found = start_naturals(model.structure, batch, filled, 0)["k"]["probs"][0].numpy()
+    found = started(model.structure, batch, filled)["k"]["probs"][0].numpy()
     smoothed = np.array([30.0, 10.0]) + np.array([31.0, 11.0]) / 42.0
     np.testing.assert_allclose(found, smoothed / smoothed.sum())
 
@@ -130,7 +136,7 @@ def test_units_are_those_of_the_column():
     table = pd.DataFrame({"x": 5000.0 + 80.0 * rng.normal(size=ROWS)})
     model = otp.Model(otp.Graph([], nodes=["x"]), {"x": m.Normal()})
     batch, filled = completed(model, table)
-    scaled = scale_to(model.structure, batch, filled)
+    scaled = model.structure.scaled_to(filled, row_weights(model.structure, batch))
     zeros = {key: torch.zeros(1, *parameter.shape).double() for key, parameter in scaled.parameters().items()}
     naturals = scaled.naturals(zeros)["x"]
     assert naturals["loc"].item() == pytest.approx(table["x"].mean(), abs=10.0)
@@ -143,7 +149,7 @@ def test_rows_without_weight_do_not_move_a_start():
     table = pd.DataFrame({"x": np.concatenate([kept, np.full(50, 1e4)])})
     model = otp.Model(otp.Graph([], nodes=["x"]), {"x": m.Normal()})
     batch, filled = completed(model, table, weights=np.repeat([1.0, 1e-300], 50))
-    found = start_naturals(model.structure, batch, filled, 0)["x"]
+    found = started(model.structure, batch, filled)["x"]
     assert found["loc"].item() == pytest.approx(kept.mean(), abs=1e-6)
 
 

@@ -8,9 +8,9 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
+from otpdag.backward.guessed_steps import complete_steps, step_weights
 from otpdag.data import Schema
 from otpdag.data.sequences import Sequences, encode_sequences
-from otpdag.engine.sequence_starts import completed_start, lay_out_steps
 from tests.dynamic_models import linear_series, state_space
 
 
@@ -21,8 +21,12 @@ def encoded(model, data):
 
 def started(model, data, *, seed=0, first=True):
     batch = encoded(model, data)
-    structure = lay_out_steps(model.structure, batch, seed)
-    theta, completed = completed_start(structure, batch, seed, first=first)
+    weights = step_weights(model.structure, batch)
+    plain = complete_steps(model.structure, batch, np.random.default_rng([seed, 2**20]), first=True)
+    structure = model.structure.scaled_to(plain, weights)
+    reach = 1 if first else 1 + seed % 4
+    completed = complete_steps(structure, batch, np.random.default_rng(seed), first=first, reach=reach)
+    theta = structure.filled(structure.raw(structure.start(completed, weights)), torch.Generator().manual_seed(seed))
     return structure, theta, completed
 
 

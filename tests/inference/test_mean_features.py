@@ -13,8 +13,8 @@ from otpdag.data import Batch, Schema, encode
 from otpdag.divergences import WhitenedFeatures
 from otpdag.errors import ModelError
 from otpdag.inference.ancestral import ancestral
+from otpdag.inference.mean_features import feature_columns, lay_out, leaf_means, mean_features
 from otpdag.objective.direct import count_ranges
-from otpdag.objective.mean_features import feature_columns, lay_out, leaf_means, mean_features
 from otpdag.spaces import Count, Discrete
 
 RNG = np.random.default_rng(77)

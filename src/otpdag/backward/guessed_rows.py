@@ -1,4 +1,4 @@
-"""Data-driven starts: guess the hidden columns from what they explain, then fit each mechanism to the completed table.
+"""A first guess of what a table does not show, before any parameter is known: starts are fitted to it.
 
 A hidden category starts from k-means on the columns around it, a hidden number from their principal components; what
 one hidden node explains is removed before the next is guessed. Restarts differ in seeds, columns and rotation.
@@ -19,12 +19,12 @@ from otpdag.data import Batch
 from otpdag.spaces import Space
 from otpdag.structure import Structure
 
-__all__ = ["complete_table", "scale_to", "start_naturals"]
+__all__ = ["complete_table", "row_weights"]
 
 Array = NDArray[np.float64]
 Completed = dict[str, Tensor]
-MOST_ROWS = 2000
-SOFTNESS = 0.1
+MOST_ROWS = 2000  # that clusters and components are looked for among: more change neither
+SOFTNESS = 0.1  # share of a label that is spread over all clusters: a table that starts with zeros would keep them
 
 
 @dataclass(frozen=True)
@@ -154,29 +154,8 @@ def _components(columns: Array, dim: int, generator: np.random.Generator, *, fir
     return scores + noise * generator.standard_normal(scores.shape)
 
 
-def scale_to(structure: Structure, batch: Batch, completed: Completed) -> Structure:
-    """Let every mechanism adopt the units of the completed table."""
-    scaled = {}
-    for node, mechanism in structure.mechanisms.items():
-        weight = _row_weight(batch, node, 0)
-        scaled[node] = mechanism.scaled_to(completed[node], structure.parents(node, completed), weight)
-    return structure.with_mechanisms(scaled)
-
-
-def start_naturals(
-    structure: Structure, batch: Batch, completed: Completed, replica: int
-) -> dict[str, dict[str, Tensor]]:
-    """Fit each mechanism to the completed table: natural parameters without replica axis."""
-    found = {}
-    for node, mechanism in structure.mechanisms.items():
-        weight = _row_weight(batch, node, replica)
-        start = mechanism.start(completed[node], structure.parents(node, completed), weight)
-        found[node] = structure.with_settings(node, start)
-    return found
-
-
-def _row_weight(batch: Batch, node: str, replica: int) -> Tensor:
+def row_weights(structure: Structure, batch: Batch, replica: int = 0) -> dict[str, Tensor]:
+    """How much each row tells of each node (N,): its weight, where the node is seen or hidden."""
     weight = batch.weight[min(replica, batch.weight.shape[0] - 1)]
-    if node in batch.mask:
-        weight = weight * batch.mask[node][min(replica, batch.mask[node].shape[0] - 1)].all(-1)
-    return weight
+    seen = {node: mask[min(replica, mask.shape[0] - 1)].all(-1) for node, mask in batch.mask.items()}
+    return {node: weight * seen[node] if node in seen else weight for node in structure.mechanisms}

@@ -3,8 +3,8 @@ import pytest
 import torch
 from scipy import sparse
 
-from otpdag.objective import word_pairs as objective
-from otpdag.objective.word_pairs import WordPairs, topic_pairs
+from otpdag.inference import word_pairs as objective
+from otpdag.inference.word_pairs import WordPairs, topic_pairs
 
 
 def test_pairs_are_those_of_different_words_of_one_document():

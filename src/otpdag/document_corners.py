@@ -1,4 +1,4 @@
-"""Starts of topics: the documents that are most unlike each other."""
+"""Topics of the documents that are most unlike each other: the corners of the simplex that all documents fill."""
 
 from __future__ import annotations
 

@@ -302,7 +302,7 @@ def _leaf_quadrature(mechanism: Mechanism, params: Params, parents: Parents, ker
             f"node {mechanism.family.node!r}: {type(mechanism).__name__} has neither a finite support nor a "
             "differentiable forward map; the direct transport route cannot integrate it"
         )
-    anchor = next(iter(params.values()))
+    anchor = next(iter((*params.values(), *parents.values())))
     if mechanism.noise.dim == 0:
         value = mechanism.forward(params, parents, torch.zeros(1, 1, 0).to(anchor))
         return [kernel(value[..., i : i + 1]) for i, kernel in enumerate(kernels)]

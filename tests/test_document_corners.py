@@ -6,7 +6,7 @@ from scipy import sparse
 from scipy.optimize import linear_sum_assignment
 
 from otpdag.datasets import bars
-from otpdag.engine.topic_starts import CORNER_SHARE, start_topics
+from otpdag.document_corners import CORNER_SHARE, start_topics
 
 
 def overlap(found, topics):

@@ -6,7 +6,7 @@ import torch
 from scipy import stats
 
 from otpdag.mechanisms.base import Noise
-from otpdag.objective import Streams
+from otpdag.noise import Streams
 
 LIKE = torch.zeros(1, dtype=torch.float64)
 
