@@ -1,4 +1,4 @@
-"""Answers: how far standard errors, intervals, effects, choices and queries can be trusted.
+"""Answers: how far standard errors, intervals, effects, choices, column types and queries can be trusted.
 
 ``standard_errors`` and ``coverage90`` should lie near one and near 0.9; the ``ratio`` of each case says what its limits
 ``low`` and ``high``, or its ``limit``, are about.
@@ -12,6 +12,7 @@ import pandas as pd
 from scipy.optimize import minimize
 
 import otpdag as otp
+from benchmarks.column_types import types
 from benchmarks.harness import Case, Record, Settings, Skip, Streams, streams, timed
 from benchmarks.intervals import aligned_truth
 from benchmarks.problems import FACTOR, LATENT_CLASS, MIXTURE, Problem
@@ -301,5 +302,6 @@ CASES: dict[str, Case] = {
     "coverage90": coverage,
     "effects": effects,
     "select": select,
+    "types": types,
     "query": query,
 }
