@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         schedules,
         tables,
     )
+    from otpdag.choice import Selection, compare, select
     from otpdag.data import Documents, Images, Sequences
     from otpdag.engine import Course, FitResult, Method, entropic, fit, paper, transport
     from otpdag.errors import (
@@ -54,8 +55,10 @@ __all__ = [
     "ModelError",
     "NotFittedError",
     "OtpdagError",
+    "Selection",
     "Sequences",
     "backward",
+    "compare",
     "costs",
     "datasets",
     "divergences",
@@ -72,6 +75,7 @@ __all__ = [
     "paper",
     "plots",
     "schedules",
+    "select",
     "start",
     "tables",
     "tie",
@@ -79,6 +83,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "otpdag.choice": ("Selection", "compare", "select"),
     "otpdag.data": ("Documents", "Images", "Sequences"),
     "otpdag.engine": ("Course", "FitResult", "Method", "entropic", "fit", "paper", "transport"),
     "otpdag.errors": (

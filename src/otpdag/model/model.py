@@ -28,19 +28,19 @@ from otpdag.data import (
 )
 from otpdag.data.sequences import (
     SequenceBatch,
-    Sequences,
     SequenceTable,
     as_sequences,
     encode_sequences,
     replace_table,
 )
 from otpdag.divergences import Energy
-from otpdag.errors import ApproximationWarning, ColumnTypeWarning, DataError, ModelError, NotFittedError
+from otpdag.errors import ColumnTypeWarning, DataError, ModelError, NotFittedError
 from otpdag.graph import Graph
 from otpdag.inference import row_posterior, sequence_posterior
 from otpdag.inference.ancestral import ancestral, ancestral_sequences
 from otpdag.mechanisms import Mechanism, Normal
 from otpdag.model import archive, rendering, residuals
+from otpdag.model.answering import Answering, as_table, row_index, with_notes
 from otpdag.model.relabelling import canonical
 from otpdag.spaces import Real, Space
 from otpdag.structure import Structure, plainest
@@ -50,7 +50,7 @@ __all__ = ["Model", "load"]
 Array = NDArray[np.float64]
 
 
-class Model:
+class Model(Answering):
     """A directed graphical model: a graph and, for each node, how its value comes about.
 
     Args:
@@ -272,7 +272,9 @@ class Model:
         Args:
             rows: Number of rows; of sequences, if the graph has lagged edges.
             seed: Determines the draw.
-            do: Interventions: nodes set to a value (or one value for each row), whatever their parents say.
+            do: Interventions: nodes set to a value (or one value for each row), whatever their parents say; or a
+                function of the table as far as it is drawn, in which the node is as it would have been:
+                ``{"dose": lambda rows: rows["dose"] + 1}``. Of sequences, values only.
             given: Values of the nodes that are Given, at least as many rows (or steps of all sequences). Values of
                 other nodes are refused: ``do`` sets them, and ``posterior`` and ``impute`` draw given what rows show.
             length: Steps of each sequence, if the graph has lagged edges; the table then has the columns ``sequence``
@@ -283,7 +285,7 @@ class Model:
             raise ModelError(f"rows must be at least 1; got {rows}")
         if self.graph.is_dynamic or length is not None:
             return self._sample_sequences(rows, length, seed, do, given)
-        settings = {node: self._intervention(node, value, rows) for node, value in (do or {}).items()}
+        settings: dict[str, Any] = {node: self._setting(node, value, rows) for node, value in (do or {}).items()}
         settings |= self._given_values(given, rows, settings)
         generator = torch.Generator().manual_seed(seed)
         values = ancestral(self.structure, naturals, rows, generator, do=settings)
@@ -306,6 +308,17 @@ class Model:
         table.insert(0, "sequence", np.repeat(np.arange(sequences), length))
         table.insert(1, "time", np.tile(np.arange(length), sequences))
         return table
+
+    def _setting(self, node: str, value: Any, rows: int) -> Tensor | Callable[[Mapping[str, Tensor]], Tensor]:
+        """A value of an intervention, or a function of what was drawn before."""
+        if not callable(value):
+            return self._intervention(node, value, rows)
+
+        def act(drawn: Mapping[str, Tensor]) -> Tensor:
+            table = decode({name: column[:1] for name, column in drawn.items()}, self._known_schema())
+            return self._intervention(node, value(table), rows)
+
+        return act
 
     def _intervention(self, node: str, value: Any, rows: int) -> Tensor:
         if node not in self.graph.nodes:
@@ -375,7 +388,7 @@ class Model:
         flat = {node: values[node].reshape(-1, values[node].shape[-1]) for node in self.graph.hidden}
         table = decode(flat, self._known_schema())
         table.index = pd.MultiIndex.from_product([index, range(draws)], names=["row", "draw"])
-        return _with_notes(table, notes)
+        return with_notes(table, notes)
 
     def _drawn(
         self, data: Table | SequenceTable, draws: int, seed: int, partial: bool, notes: list[str]
@@ -393,10 +406,10 @@ class Model:
             generator = torch.Generator().manual_seed(seed)
             values = sequence_posterior.fill_in(self.structure, self._fitted_naturals(), batch, draws, generator)
             return batch.steps, index, values
-        table = _as_table(data)
+        table = as_table(data)
         rows = self._encode_partial(table, partial)
         values = row_posterior.posterior_draws(self.fitted, rows, draws, seed, notes)
-        return rows, _row_index(table, rows.rows), values
+        return rows, row_index(table, rows.rows), values
 
     def _encode_sequences(self, data: Table | SequenceTable, partial: bool) -> tuple[SequenceBatch, pd.Index]:
         self._fitted_naturals()
@@ -420,25 +433,6 @@ class Model:
         table = decode(one_hot, self._known_schema())
         table.index = index
         return table
-
-    def predict_proba(self, data: Table | SequenceTable, node: str, *, partial: bool = False) -> pd.DataFrame:
-        """Posterior probabilities of a hidden category, one row for each row or step of ``data``.
-
-        They are exact unless ``attrs["approximate"]`` and a warning say otherwise. Columns that are absent are refused,
-        unless ``partial`` takes them for missing.
-        """
-        notes: list[str] = []
-        if node not in self.graph.hidden or not self.mechanisms[node].space.is_discrete:
-            raise ModelError(f"node must be a hidden category; {node!r} is not")
-        if self.graph.is_dynamic:
-            steps, index = self._encode_sequences(data, partial)
-            probabilities = sequence_posterior.state_probabilities(self.structure, self._fitted_naturals(), steps, node)
-        else:
-            table = _as_table(data)
-            batch = self._encode_partial(table, partial)
-            index = _row_index(table, batch.rows)
-            probabilities = row_posterior.state_probabilities(self.fitted, batch, node, notes=notes)
-        return _with_notes(pd.DataFrame(probabilities.numpy(), columns=list(self.labels(node)), index=index), notes)
 
     def impute(
         self,
@@ -466,7 +460,7 @@ class Model:
             filled[node] = torch.where(batch.mask[node][0], batch.values[node][0], drawn)
         table = decode(filled, self._known_schema())
         table.index = index
-        return _with_notes(table, notes)
+        return with_notes(table, notes)
 
     def score(
         self,
@@ -489,7 +483,7 @@ class Model:
         """
         if self.graph.is_dynamic:
             return self._score_sequences(data, kind, seed, partial)
-        batch = self._encode_partial(_as_table(data), partial)
+        batch = self._encode_partial(as_table(data), partial)
         if kind == "likelihood":
             return float(row_posterior.log_likelihood(self.fitted, batch).mean())
         if kind != "transport":
@@ -513,7 +507,7 @@ class Model:
         ``expected`` (the same between two fresh samples) and ``excess`` (their difference in standard deviations).
         Columns of ``data`` that are absent are refused, unless ``partial`` takes them for missing.
         """
-        return residuals.node_residuals(self.fitted, self._encode_partial(_as_table(data), partial), seed=seed)
+        return residuals.node_residuals(self.fitted, self._encode_partial(as_table(data), partial), seed=seed)
 
     def _transport_score(self, batch: Batch, seed: int) -> float:
         generator = torch.Generator().manual_seed(seed)
@@ -625,26 +619,6 @@ def load(
 def _listed(names: Sequence[str], most: int = 8) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(map(repr, names[:most])) + more
-
-
-def _with_notes(table: pd.DataFrame, notes: Sequence[str]) -> pd.DataFrame:
-    """Say in a table, and by a warning, what of it is approximate."""
-    table.attrs["approximate"] = "; ".join(notes)
-    for note in notes:
-        warnings.warn(note, ApproximationWarning, stacklevel=3)
-    return table
-
-
-def _as_table(data: Table | SequenceTable) -> Table:
-    """Refuse sequences where rows are asked for; tables of other libraries become frames."""
-    data = known_table(data)
-    if isinstance(data, Sequences | list | tuple):
-        raise DataError("data are sequences, but the graph has no lagged edge")
-    return data
-
-
-def _row_index(data: Table, rows: int) -> pd.Index:
-    return data.index if isinstance(data, pd.DataFrame) else pd.RangeIndex(rows)
 
 
 def _standard(batch: Batch, node: str, space: Space) -> tuple[Tensor, Tensor]:

@@ -60,6 +60,21 @@ class ChainProblem(Problem):
         """Itself: states' probabilities are held fixed in the gradient, and distinct steps are few."""
         return self
 
+    @property
+    def is_likelihood(self) -> bool:
+        """At temperature one."""
+        return self.eps == 1.0
+
+    @property
+    def is_sum(self) -> bool:
+        """Also at another temperature."""
+        return True
+
+    @property
+    def unit_mass(self) -> Tensor:
+        """Steps of each sequence, times its weight (1, N)."""
+        return self.factors[:1] * self.batch.lengths.to(self.factors)
+
     def terms(self, point: Tensor) -> LossTerms:
         """Reconstruction and entropic terms of a step."""
         weight = None if bool((self.factors == 1).all()) else self.factors

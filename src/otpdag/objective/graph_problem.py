@@ -97,6 +97,16 @@ class GraphProblem(Problem):
         return LossTerms.of(loss, reconstruction=loss)
 
     @property
+    def is_likelihood(self) -> bool:
+        """Unless densities are tempered."""
+        return self.tempering == Tempering() and self.objective.at(1.0).eps == 1.0
+
+    @property
+    def is_sum(self) -> bool:
+        """Always."""
+        return True
+
+    @property
     def has_updates(self) -> bool:
         """Whether the objective is the likelihood, and no two nodes share a parameter; networks are left to descent."""
         keys = [key for names in self.structure.keys.values() for key in names.values()]

@@ -131,6 +131,23 @@ class Problem(ABC):
         """What it becomes after it was minimised; None if there is nothing to lay out anew, and the end is the end."""
         return None
 
+    # -- statistics: what standard errors follow from ------------------------------------------------------------------
+
+    @property
+    def is_likelihood(self) -> bool:
+        """Whether the loss is minus the mean log-likelihood, so that its curvature is the observed information."""
+        return False
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether the loss is a mean of single units' losses, as :meth:`unit_losses` tells them."""
+        return self.is_likelihood
+
+    @property
+    def unit_mass(self) -> Tensor:
+        """How much each unit counts in the mean (1, N): its weight; of a sequence, times its steps."""
+        return self.weight[:1]
+
     # -- units: what a weight is given to -----------------------------------------------------------------------------
 
     @property

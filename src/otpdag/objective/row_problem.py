@@ -97,6 +97,19 @@ class RowProblem(Problem):
         )
         return terms if self.direct is None else terms + self.direct.terms(self.structure, naturals)
 
+    @property
+    def is_likelihood(self) -> bool:
+        """The closed form at temperature one, with nothing added."""
+        weights = self.objective.at(1.0)
+        plain = self.direct is None and self.objective.is_likelihood and self.closed.reference == "model"
+        return bool(self.groups) and plain and weights.eps == weights.reconstruction == 1.0
+
+    @property
+    def is_sum(self) -> bool:
+        """Also at another temperature."""
+        plain = self.direct is None and self.objective.is_likelihood and self.closed.reference == "model"
+        return bool(self.groups) and plain and self.objective.reconstruction == 1.0
+
     def for_curvature(self, points: Tensor) -> Problem | None:
         """A part of many rows: a step on all of them costs more than the second derivative there."""
         if self.direct is not None or self.rows < CURVED_FROM:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from otpdag.backward.elimination.blocks import Block, Complete, PointsKey
+from otpdag.backward.elimination.blocks import Block, PointsKey
 from otpdag.backward.elimination.clouds import Cloud
 from otpdag.backward.elimination.family_statistics import Statistics
 from otpdag.backward.elimination.points import Placement
@@ -70,20 +70,10 @@ def log_evidence(naturals: Naturals, layout: Layout, tempering: Tempering = LIKE
         factors = Factors(layout, naturals, tempering)
         total = torch.zeros(factors.replicas, layout.batch.rows).to(layout.batch.weight)
         for complete in layout.complete:
-            total[:, complete.rows] += tempering.power * _complete_log_prob(factors, complete)
+            total[:, complete.rows] += tempering.power * factors.complete_log_prob(complete)
         for block in layout.blocks:
             total.index_add_(1, block.piece_row, factors.evaluate(block).log_z[:, block.piece])
         return total
-
-
-def _complete_log_prob(factors: Factors, complete: Complete) -> Tensor:
-    layout, family = factors.layout, factors.layout.families[complete.family]
-    if family.is_table and complete.code is not None:
-        return factors.log_table(complete.family).flatten(1).index_select(1, complete.code)
-    batch = layout.batch
-    values = {name: batch.values[name].index_select(1, complete.rows) for name in family.names}
-    mask = batch.mask[family.node].index_select(1, complete.rows)
-    return family.log_prob(factors.naturals[family.node], values, None if bool(mask.all()) else mask)
 
 
 def expectations(

@@ -209,7 +209,7 @@ class Integrals:
             Row of the equations (n, T, F), and the sums (R, n, T, F, W, W).
         """
         group, rows = self.group, self.group.config[self.group.instance]
-        weight = self._by_state(weight)  # (R, n, T, *P)
+        weight = self.by_state(weight)  # (R, n, T, *P)
         total = weight.flatten(3).sum(-1) if self.points else weight
         shift = shift[rows][..., : group.values.shape[-1]]
         fixed = torch.nn.functional.pad(self.mean, (0, len(self.points)))
@@ -220,7 +220,7 @@ class Integrals:
             moments = moments + self._of_points(weight, first)
         return rows, moments
 
-    def _by_state(self, weight: Tensor) -> Tensor:
+    def by_state(self, weight: Tensor) -> Tensor:
         """A table (R, n, *sizes) with its states first, as one axis: (R, n, T, *P)."""
         group = self.group
         if not group.sizes:
@@ -228,6 +228,13 @@ class Integrals:
         back = sorted(range(len(group.axes)), key=lambda place: group.axes[place])
         ordered = weight.permute(0, 1, *(2 + axis for axis in back))
         return ordered.flatten(2, 1 + len(group.states)) if group.states else ordered.unsqueeze(2)
+
+    def variances(self) -> Tensor:
+        """Variances of the unknowns (R, m, T, d)."""
+        if isinstance(self.covariance, BlockTridiagonal):
+            by_block = self.covariance.diagonal.diagonal(dim1=-2, dim2=-1)  # (K, R, m, T, w)
+            return by_block.movedim(0, -2).flatten(-2)[..., : self.group.dim]
+        return self.covariance.diagonal(dim1=-2, dim2=-1)
 
     def _spread(self) -> Tensor:
         """The covariance by columns: (R, m, T, F, W, W)."""

@@ -17,7 +17,7 @@ from otpdag.backward.elimination.sums import Evaluated, Factors, Tempering
 from otpdag.errors import ModelError
 from otpdag.structure import Naturals
 
-__all__ = ["posterior_draws", "state_probabilities"]
+__all__ = ["drawn_states", "posterior_draws", "state_probabilities"]
 
 PROPOSALS_BEFORE = 8  # draws of variables with copies, before those that count
 DRAWN_ENTRIES = 2**24  # entries of all tables of the proposals that are made at a time
@@ -123,7 +123,7 @@ class _Drawn:
     def add(self, evaluated: Evaluated) -> None:
         """Draw the pieces of one block."""
         if evaluated.block.is_exact:
-            cells = _draw_cells(evaluated, self.many, self.numbers)
+            cells = drawn_states(evaluated, self.many, self.numbers)
         else:
             cells = _draw_copied_cells(evaluated, self.many, self.numbers.generator)
         for family in self.layout.families:
@@ -208,7 +208,7 @@ class _Drawn:
         return sampler((1, rows, self.many, dim), self.layout.batch.weight.dtype)
 
 
-def _draw_cells(evaluated: Evaluated, many: int, numbers: RandomNumbers) -> _Cells:
+def drawn_states(evaluated: Evaluated, many: int, numbers: RandomNumbers) -> _Cells:
     """Draw each piece by itself, also those that look alike."""
     block = evaluated.block
     first, offset, owner = _numbering(block)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from otpdag.backward.elimination.blocks import Block, LinearSource, PointsKey, TableSource
+from otpdag.backward.elimination.blocks import Block, Complete, LinearSource, PointsKey, TableSource
 from otpdag.backward.elimination.families import FamilyView
 from otpdag.backward.elimination.flat_rows import FlatRows, LinearRows, prepare
 from otpdag.backward.elimination.linear_normal import Equations, Integrals
@@ -61,11 +61,20 @@ class Factors:
     """All tables at some parameters: those that blocks share are computed once.
 
     With ``attached``, what the families say keeps its graph, so that beliefs can be sent on to the parameters; the sums
-    themselves have none.
+    themselves have none. With ``largest``, every sum is the largest of its entries.
     """
 
-    def __init__(self, layout: Layout, naturals: Naturals, tempering: Tempering, *, attached: bool = False) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        naturals: Naturals,
+        tempering: Tempering,
+        *,
+        attached: bool = False,
+        largest: bool = False,
+    ) -> None:
         self.layout, self.naturals, self.tempering, self.attached = layout, naturals, tempering, attached
+        self.largest = largest or tempering.best
         self.replicas = max((len(value) for params in naturals.values() for value in params.values()), default=1)
         if not layout.serves(self.replicas):
             raise ModelError(
@@ -117,6 +126,16 @@ class Factors:
             shift[at, : some.shape[3]] = layout.shifts[family.place]
         return Equations(coefficients, constants, shift)
 
+    def complete_log_prob(self, complete: Complete) -> Tensor:
+        """Log-density of a family in the rows that know all of it (R, n)."""
+        layout, family = self.layout, self.layout.families[complete.family]
+        if family.is_table and complete.code is not None:
+            return self.log_table(complete.family).flatten(1).index_select(1, complete.code)
+        batch = layout.batch
+        values = {name: batch.values[name].index_select(1, complete.rows) for name in family.names}
+        mask = batch.mask[family.node].index_select(1, complete.rows)
+        return family.log_prob(self.naturals[family.node], values, None if bool(mask.all()) else mask)
+
     # -- tables ----------------------------------------------------------------------------------------------------
 
     def evaluate(self, block: Block) -> Evaluated:
@@ -142,7 +161,7 @@ class Factors:
             integrals.append(self._integrated(linear, points))
             _put(banks, linear.stored, linear.start, integrals[-1].table)
         if block.is_exact:
-            conditionals = eliminate(block.steps, banks, best=self.tempering.best)
+            conditionals = eliminate(block.steps, banks, best=self.largest)
             log_z = banks[()][:, block.result, 0]
             return Evaluated(block, log_z, conditionals, tuple(integrals), prepared.rows, log_probs)
         settled = settle(block, banks)
