@@ -30,9 +30,10 @@ CURVED_ROWS, CURVED_FROM = 1_000, 10_000
 MOST_COMPLETIONS = 40
 """How often rows may be completed anew; few suffice unless most of the information is missing."""
 
-SETTLED, SETTLED_RESAMPLE, ROUGHLY_SETTLED = 1e-3, 0.03, 10.0
+SETTLED, SETTLED_RESAMPLE, ROUGHLY_SETTLED = 1e-5, 0.03, 0.01
 """Squared change, in standard errors, below which completing rows anew is of no use: of an estimate, of one of many
-resampled ones, and before weights of features change anyhow."""
+resampled ones, and before weights of features change anyhow. What is left to go is the change divided by the share of
+information that is there, perhaps a tenth: a change of a thirtieth of a standard error would leave a third of one."""
 
 
 @dataclass(frozen=True)
