@@ -28,6 +28,7 @@ from otpdag.objective.chain import ChainProblem, chain_problem
 from otpdag.objective.graph_problem import GraphProblem
 from otpdag.objective.hidden_numbers import NumberProblem
 from otpdag.objective.mean_features import feature_columns
+from otpdag.objective.moment_problem import MomentProblem
 from otpdag.objective.paper_topics import PaperTopicsProblem
 from otpdag.objective.piece_terms import PieceProblem
 from otpdag.objective.problem import random_part
@@ -71,6 +72,19 @@ def counted_table():
     n = rng.poisson(np.where(a == 1, 4.0, 2.0)).astype(float)
     frame = pd.DataFrame({"a": a, "n": n, "y": 0.5 * n + rng.normal(size=40)})
     return frame.mask(rng.random(frame.shape) < 0.15)
+
+
+def lines_model():
+    """A hidden number with three linear children, and a category."""
+    graph = otp.Graph([("u", "x"), ("u", "y"), ("a", "y"), ("u", "w")], hidden=["u"])
+    return otp.Model(graph, {"a": m.Categorical(2), **{name: m.Normal() for name in "uxyw"}})
+
+
+def lines_table():
+    rng = np.random.default_rng(7)
+    u, a = rng.normal(size=60), rng.integers(0, 2, 60)
+    frame = pd.DataFrame({name: u + rng.normal(size=60) for name in "xyw"}).mask(rng.random((60, 3)) < 0.1)
+    return frame.assign(a=a)
 
 
 def state_space(switching=False):
@@ -126,6 +140,7 @@ MADE = {
     "rows pushed forward": (lambda: table_model(LABEL), table, otp.entropic(eta=0.5), RowProblem),
     "rows compared": (lambda: table_model(LABEL), table, otp.transport(features=FEATURES), RowProblem),
     "rows in both ways": (lambda: table_model(LABEL | NUMBER), table, BOTH, RowProblem),
+    "rows summed up": (lines_model, lines_table, otp.entropic(), MomentProblem),
     "rows along the graph": (counted_model, counted_table, otp.entropic(), GraphProblem),
     "drawn rows": (lambda: table_model(LABEL | NUMBER), table, otp.paper(batch_size=16), DrawnRows),
     "abducted rows": (lambda: table_model(NUMBER), table, otp.transport("backward", batch_size=16), DrawnRows),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, replace
+from dataclasses import fields, replace
 from typing import Self
 
 from torch import Tensor
@@ -36,7 +36,7 @@ class Predicted(Mechanism):
     def buffers(self) -> dict[str, Tensor]:
         """The units of the data."""
         units = self.predictor.units
-        return {} if units is None else asdict(units)
+        return {} if units is None else {part.name: getattr(units, part.name) for part in fields(units)}
 
     def with_buffers(self, buffers: Mapping[str, Tensor]) -> Self:
         """Return a copy with the units of the data that was saved."""

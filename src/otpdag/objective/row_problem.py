@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from otpdag.backward.closed_form import RowGroup, enumerates_easily, group_rows
+from otpdag.backward.moments import moments_of
 from otpdag.backward.placed_points import adapted
 from otpdag.data import Batch
 from otpdag.objective.closed import closed_terms, row_losses
 from otpdag.objective.direct import DirectComparison, compare_directly, count_ranges
 from otpdag.objective.graph_problem import SAME_SUM, WORST_LOSS, rows_along_graph, simulated_rows
+from otpdag.objective.moment_problem import MomentProblem
 from otpdag.objective.problem import Moved, Problem, random_part
 from otpdag.objective.settings import ClosedForm, Objective
 from otpdag.objective.terms import LossTerms
@@ -155,10 +159,29 @@ def row_problem(
     closed: ClosedForm,
     seed: int,
 ) -> Problem:
-    """Rows laid out for the closed form: enumerated where what they miss is little, else summed along the graph.
+    """Rows laid out for the closed form: summed up where moments tell all that the model reads, else one by one.
 
     The same seed lays them out alike.
     """
+    about: dict[str, Any] = {"shapes": shapes, "objective": objective, "closed": closed}
+    weights = objective.at(1.0)
+    if objective.is_likelihood and objective.direct is None and weights.eps == weights.reconstruction == 1.0:
+        moments = moments_of(structure, batch, shapes)
+        if moments is not None:
+            in_rows, anew = partial(each_row_problem, structure, **about), partial(row_problem, structure, **about)
+            return MomentProblem(structure, shapes, moments, in_rows, anew, seed)
+    return each_row_problem(structure, batch, seed=seed, **about)
+
+
+def each_row_problem(
+    structure: Structure,
+    batch: Batch,
+    shapes: Mapping[str, tuple[int, ...]],
+    objective: Objective,
+    closed: ClosedForm,
+    seed: int,
+) -> Problem:
+    """Rows one by one: enumerated where what they miss is little, else summed along the graph."""
     if objective.reconstruction and not enumerates_easily(structure, batch, closed.sums):
         along = rows_along_graph(structure, batch, shapes, objective, closed, seed)
         if along is not None:
