@@ -34,6 +34,7 @@ from otpdag.objective.piece_terms import PieceProblem
 from otpdag.objective.problem import random_part
 from otpdag.objective.row_problem import RowProblem
 from otpdag.objective.sampled import DrawnRows
+from otpdag.objective.state_problem import StateProblem
 from otpdag.objective.topics import PairProblem, TopicProblem
 from otpdag.objective.windows import WindowProblem
 from otpdag.spaces import Real
@@ -134,7 +135,8 @@ LABEL, NUMBER = {"z": m.Categorical(2)}, {"u": m.Normal()}
 TWO = {"u": m.Normal(), "v": m.Normal()}
 
 MADE = {
-    "rows": (lambda: table_model(LABEL), table, otp.entropic(), RowProblem),
+    "rows": (lambda: table_model(LABEL), table, otp.entropic(eps=0.9), RowProblem),
+    "rows by states": (lambda: table_model(LABEL), table, otp.entropic(), StateProblem),
     "rows on a grid": (lambda: table_model(NUMBER), table, otp.entropic(), RowProblem),
     "rows with two numbers": (lambda: table_model(TWO), table, otp.entropic(), RowProblem),
     "rows pushed forward": (lambda: table_model(LABEL), table, otp.entropic(eta=0.5), RowProblem),
@@ -273,7 +275,7 @@ def test_a_problem_says_what_it_is_not_evaluated_by(name):
         assert "is drawn anew in every step: use Adam" in answers["terms"]
     elif isinstance(problem, HeldProblem):
         assert "is evaluated in closed form: use L-BFGS" in answers["sampled"]
-    elif not isinstance(problem, TopicProblem | PairProblem | GraphProblem):
+    elif not isinstance(problem, TopicProblem | PairProblem | GraphProblem | StateProblem | ChainProblem):
         assert "is evaluated in closed form: use L-BFGS" in answers["sampled"]
         assert "has no closed-form updates" in answers["updated"]
 

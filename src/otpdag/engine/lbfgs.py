@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from otpdag.engine.accelerated import accelerated_updates
 from otpdag.engine.coordinates import Coordinates
 from otpdag.engine.optimiser import Leg, Memory, Outcome, Progress, Watch
 from otpdag.errors import ModelError
@@ -119,7 +120,12 @@ class LBFGS:
         return False
 
     def run(self, leg: Leg, watch: Watch, resume: Memory | None = None) -> Outcome:
-        """Minimise in the problem's own coordinates, which a leg that goes on shares with the one before."""
+        """Minimise in the problem's own coordinates, which a leg that goes on shares with the one before.
+
+        Where a problem's updates in closed form move every parameter, they are accelerated instead.
+        """
+        if leg.problem.updates_suffice:
+            return accelerated_updates(leg, self.tolerance if leg.tolerance is None else leg.tolerance, watch, resume)
         before = resume or leg.memory
         axes = _axes_of(before) or Coordinates.of(leg.problem, _ascended(leg))
         last: list[LossTerms] = []

@@ -20,6 +20,7 @@ from otpdag.objective.graph_problem import SAME_SUM, WORST_LOSS, rows_along_grap
 from otpdag.objective.moment_problem import MomentProblem
 from otpdag.objective.problem import Moved, Problem, random_part
 from otpdag.objective.settings import ClosedForm, Objective
+from otpdag.objective.state_problem import rows_by_features
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Structure
 
@@ -165,11 +166,15 @@ def row_problem(
     """
     about: dict[str, Any] = {"shapes": shapes, "objective": objective, "closed": closed}
     weights = objective.at(1.0)
-    if objective.is_likelihood and objective.direct is None and weights.eps == weights.reconstruction == 1.0:
+    plain = weights.eps == weights.reconstruction == 1.0 and closed.reference == "model"
+    if plain and objective.is_likelihood and objective.direct is None:
+        in_rows, anew = partial(each_row_problem, structure, **about), partial(row_problem, structure, **about)
         moments = moments_of(structure, batch, shapes)
         if moments is not None:
-            in_rows, anew = partial(each_row_problem, structure, **about), partial(row_problem, structure, **about)
             return MomentProblem(structure, shapes, moments, in_rows, anew, seed)
+        by_states = rows_by_features(structure, batch, shapes, in_rows, seed)
+        if by_states is not None:
+            return by_states
     return each_row_problem(structure, batch, seed=seed, **about)
 
 
