@@ -104,6 +104,8 @@ def emissions_of(
         parents = mechanism.family.parents
         if any(not space.is_discrete for _, space in parents):
             return None
+        if not mechanism.defines_together("log_prob", "features", "coefficients", "maximised_by"):
+            return None
         one = Emission(node, mechanism, *_configurations(parents, states))
         if any(name not in values for name in one.observed):
             return None

@@ -222,6 +222,8 @@ def _is_summed_up(structure: Structure, batch: Batch, family: FamilyView) -> boo
     numbers = not family.categories[-1]
     if not (family.is_linear if numbers else family.is_table and family.mechanism.has_density):
         return False
+    if numbers and not family.mechanism.defines_together("log_prob", "abduct"):
+        return False
     names = family.names[:-1] if numbers or not graph.children(family.node) else family.names
     categories = [name for name in names if structure.mechanisms[name].space.is_discrete]
     if any(name in graph.hidden or not bool(batch.mask[name].all()) for name in categories):

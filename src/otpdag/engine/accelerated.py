@@ -71,6 +71,7 @@ class _State:
         good = finite & (loss <= self.loss + WORSE * (1 + loss.abs()))
         near = good & ((self.loss - loss).abs() <= tolerance * (1 + loss.abs()))
         self.small = torch.where(good, torch.where(near, self.small + 1, 0.0), self.small)
+        good = good & (loss <= self.loss)
         kept = good.unsqueeze(-1)
         known = torch.isfinite(self.loss).unsqueeze(-1)  # the first point has none before it
         move = torch.where(kept & known, self.trial - self.point, 0.0)

@@ -173,6 +173,16 @@ class Mechanism(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} has no closed-form update")
 
+    def defines_together(self, *methods: str) -> bool:
+        """Whether one class defines all of these methods: one that overrides a density alone no longer fits the rest.
+
+        >>> from otpdag.mechanisms import Bernoulli
+        >>> Bernoulli().defines_together("log_prob", "features")
+        True
+        """
+        owners = [next(one for one in type(self).__mro__ if name in vars(one)) for name in methods]
+        return all(one is owners[0] for one in owners)
+
     # -- statistics --------------------------------------------------------------------------------------
     #
     # A log-density that is a product of features of the value and coefficients of the parameters, one row of them for
