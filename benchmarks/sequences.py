@@ -45,7 +45,9 @@ def flat(counts):
 @cache
 def ours(seed: int, repeat: int):
     counts, _, sources = drawn(seed, repeat)
-    hmm = HiddenMarkovModel(STATES, transitions="stay", n_init=STARTS, random_state=sources.fit % 2**31)
+    hmm = HiddenMarkovModel(
+        STATES, transitions="stay", n_init=STARTS, random_state=sources.fit % 2**31, emission="poisson"
+    )
     return timed(lambda: hmm.fit(*flat(counts)))
 
 
@@ -103,7 +105,9 @@ def states_found(settings: Settings) -> Record:
         counts, truth, sources = drawn(settings.seed, repeat)
         true = np.exp(truth["x"]["log_rate"])
         for start in range(STARTS):
-            hmm = HiddenMarkovModel(STATES, transitions="stay", n_init=1, random_state=(sources.fit + start) % 2**31)
+            hmm = HiddenMarkovModel(
+                STATES, transitions="stay", n_init=1, random_state=(sources.fit + start) % 2**31, emission="poisson"
+            )
             us.append(found(true, hmm.fit(*flat(counts)).lambdas_))
         estimate, _ = theirs(settings.seed, repeat)
         them += [found(true, one) for one in estimate.history["rates"]]
@@ -119,7 +123,9 @@ def million(seed: int):
     sources = streams(seed, "poisson_chain_million", 0)
     counts, _, truth = poisson_chain(MILLION, LENGTH, sources.data)
     X, lengths = flat(counts)
-    hmm = HiddenMarkovModel(STATES, transitions="stay", n_init=STARTS, random_state=sources.fit % 2**31)
+    hmm = HiddenMarkovModel(
+        STATES, transitions="stay", n_init=STARTS, random_state=sources.fit % 2**31, emission="poisson"
+    )
     fitted, seconds = timed(lambda: hmm.fit(X, lengths))
     peer = baseline()
     options = {"states": STATES, "starts": 1, "seed": sources.oracle % 2**31}
@@ -157,7 +163,9 @@ def ten_million(settings: Settings) -> Record:
     sources = streams(settings.seed, "poisson_chain_ten_million", 0)
     counts, _, truth = poisson_chain(10 * MILLION, LENGTH, sources.data)
     X, lengths = flat(counts)
-    hmm = HiddenMarkovModel(STATES, transitions="stay", n_init=STARTS, random_state=sources.fit % 2**31)
+    hmm = HiddenMarkovModel(
+        STATES, transitions="stay", n_init=STARTS, random_state=sources.fit % 2**31, emission="poisson"
+    )
     fitted, longer = timed(lambda: hmm.fit(X, lengths))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
     return {
@@ -175,7 +183,9 @@ def earthquakes(settings: Settings) -> Record:
     if not folder:
         raise Skip("the data folder: set OTPDAG_DATA")
     series = pd.read_csv(Path(folder) / "counts" / "earthquakes.csv")
-    hmm, seconds = timed(lambda: HiddenMarkovModel(3, random_state=settings.seed).fit(series[["count"]]))
+    hmm, seconds = timed(
+        lambda: HiddenMarkovModel(3, random_state=settings.seed, emission="poisson").fit(series[["count"]])
+    )
     found = hmm.lambdas_.ravel()
     deviation = float(np.abs(found / EARTHQUAKES - 1).max())
     return {"ratio": deviation, "limit": 0.05, "ours": deviation, "rates": found.tolist(), "seconds": seconds}

@@ -26,7 +26,7 @@ def held_out(counts: np.ndarray, states: int, folds: int, seed: int) -> float:
     gained = 0.0
     for number in range(folds):
         seen = np.where(fold == number, np.nan, counts)[:, None]
-        hmm = HiddenMarkovModel(states, random_state=seed).fit(seen)
+        hmm = HiddenMarkovModel(states, random_state=seed, emission="poisson").fit(seen)
         gained += hmm.score(counts[:, None]) - hmm.score(seen)
     return gained / len(counts)
 
@@ -40,13 +40,13 @@ def main(out: Path, folds: int) -> None:
         table = Table("states", "held-out log-likelihood of a year", "BIC", "rates", box=None, pad_edge=False)
         scores = {}
         for states in (2, 3, 4):
-            hmm = HiddenMarkovModel(states).fit(counts)
+            hmm = HiddenMarkovModel(states, emission="poisson").fit(counts)
             scores[states] = held_out(counts, states, folds, seed=0)
             rates = ", ".join(f"{rate:.2f}" for rate in hmm.lambdas_[:, 0])
             table.add_row(str(states), f"{scores[states]:.4f}", f"{hmm.bic(counts):.1f}", rates)
         console.print(f"[bold]{name}[/bold]")
         console.print(table)
-        best = HiddenMarkovModel(max(scores, key=lambda states: scores[states])).fit(counts)
+        best = HiddenMarkovModel(max(scores, key=lambda states: scores[states]), emission="poisson").fit(counts)
         levels = best.lambdas_[:, 0]
         figure = plot_segments(counts, best.predict(counts), times=series["year"].to_numpy(), levels=levels)
         figure.axes[0].set(title=name.replace("_", " "), xlabel="year", ylabel="count")

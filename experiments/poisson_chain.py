@@ -82,7 +82,9 @@ def _one(seed: int, number: int, size: Size) -> pd.DataFrame:
 
 
 def _ours(X, lengths, transitions, seed):
-    fitted = HiddenMarkovModel(STATES, transitions=transitions, n_init=STARTS, random_state=seed).fit(X, lengths)
+    fitted = HiddenMarkovModel(
+        STATES, transitions=transitions, n_init=STARTS, random_state=seed, emission="poisson"
+    ).fit(X, lengths)
     return fitted.lambdas_[:, 0], float(fitted.transmat_.diagonal().mean())
 
 

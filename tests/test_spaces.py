@@ -11,7 +11,7 @@ from otpdag.backward.closed_form import SumSizes, evaluate, group_rows
 from otpdag.divergences import Energy
 from otpdag.errors import ModelError
 from otpdag.objective import Drawn, Streams
-from otpdag.objective.sampled import Moment, amortized_maps, sampled_terms
+from otpdag.objective.sampled import Moment, sampled_terms
 from otpdag.objective.settings import Weights
 from otpdag.spaces import Count, Discrete, Image, Positive, Real, Simplex, Space, Unit, space_from
 from otpdag.testing import check_mechanism
@@ -139,7 +139,7 @@ def own_table(model, rows=40):
 def test_the_sampled_objective_takes_it(noise):
     model = own_model(hidden=True)
     batch = model._encode_partial(own_table(model))
-    maps = amortized_maps(model.structure, batch, Drawn(hidden_layers=(4,)))
+    maps = Drawn(hidden_layers=(4,)).maps(model.structure, batch)
     phi = {key: value.requires_grad_() for key, value in maps[0].init(2, torch.Generator().manual_seed(0)).items()}
     theta = {key: value.requires_grad_() for key, value in model.structure.raw(model.fitted.naturals).items()}
     moment = Moment(Weights(1.0, 1.0, 0.5), Drawn(noise=noise), 0.5, Energy())

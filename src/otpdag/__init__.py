@@ -1,33 +1,45 @@
 """Parameters of directed graphical models from incomplete data, by optimal transport."""
 
 from importlib import import_module
-from types import ModuleType
-from typing import TYPE_CHECKING
-
-from otpdag import backward, costs, datasets, divergences, engine, mechanisms, metrics, objective, schedules, tables
-from otpdag.data.sequences import Sequences
-from otpdag.engine import (
-    Course,
-    Documents,
-    FitResult,
-    Images,
-    Method,
-    entropic,
-    fit,
-    paper,
-    transport,
-)
-from otpdag.errors import ConvergenceWarning, DataError, GraphError, ModelError, NotFittedError, OtpdagError
-from otpdag.graph import Graph, Lag, lag
-from otpdag.mechanisms.parameters import start, tie
-from otpdag.model import Model, load
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from otpdag import estimators, plots
+    from otpdag import (
+        backward,
+        costs,
+        datasets,
+        divergences,
+        engine,
+        estimators,
+        mechanisms,
+        metrics,
+        neighbours,
+        objective,
+        plots,
+        schedules,
+        tables,
+    )
+    from otpdag.data import Documents, Images, Sequences
+    from otpdag.engine import Course, FitResult, Method, entropic, fit, paper, transport
+    from otpdag.errors import (
+        ApproximationWarning,
+        ColumnTypeWarning,
+        ConvergenceWarning,
+        DataError,
+        GraphError,
+        ModelError,
+        NotFittedError,
+        OtpdagError,
+    )
+    from otpdag.graph import Graph, Lag, lag
+    from otpdag.mechanisms.parameters import start, tie
+    from otpdag.model import Model, load
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "ApproximationWarning",
+    "ColumnTypeWarning",
     "ConvergenceWarning",
     "Course",
     "DataError",
@@ -55,6 +67,7 @@ __all__ = [
     "load",
     "mechanisms",
     "metrics",
+    "neighbours",
     "objective",
     "paper",
     "plots",
@@ -65,12 +78,34 @@ __all__ = [
     "transport",
 ]
 
+_HOME = {
+    "otpdag.data": ("Documents", "Images", "Sequences"),
+    "otpdag.engine": ("Course", "FitResult", "Method", "entropic", "fit", "paper", "transport"),
+    "otpdag.errors": (
+        "ApproximationWarning",
+        "ColumnTypeWarning",
+        "ConvergenceWarning",
+        "DataError",
+        "GraphError",
+        "ModelError",
+        "NotFittedError",
+        "OtpdagError",
+    ),
+    "otpdag.graph": ("Graph", "Lag", "lag"),
+    "otpdag.mechanisms.parameters": ("start", "tie"),
+    "otpdag.model": ("Model", "load"),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
-def __getattr__(name: str) -> ModuleType:
-    """Import scikit-learn and matplotlib, which take as long as all the rest, when they are first used."""
-    if name in ("estimators", "plots"):
-        return import_module(f"otpdag.{name}")
-    raise AttributeError(f"module 'otpdag' has no attribute {name!r}")
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for when it is first used: torch and its like take seconds, which ``--help`` need not."""
+    if name not in __all__:
+        raise AttributeError(f"module 'otpdag' has no attribute {name!r}")
+    home = _MODULE_OF.get(name)
+    value = import_module(f"otpdag.{name}") if home is None else getattr(import_module(home), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -8,13 +8,14 @@ and reduces the last axis, for reconstruction.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from otpdag.errors import DataError, ModelError
+from otpdag.spaces import CostKind
 
 __all__ = [
     "KL",
@@ -268,3 +269,11 @@ def _check_points(x: Tensor, y: Tensor) -> None:
 def _check_floor(floor: float) -> None:
     if not 0 < floor < 1:
         raise ModelError(f"`floor` must lie between 0 and 1; got {floor}")
+
+
+DEFAULT_COSTS: Mapping[CostKind, AbstractCost] = {
+    "squared": SquaredEuclidean(),
+    "smooth l1": SmoothL1(),
+    "cross-entropy": CrossEntropy(),
+}
+"""The cost by a node's type: cross-entropy for categories, smooth L1 for counts, else squared error."""

@@ -3,7 +3,17 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["ConvergenceWarning", "DataError", "GraphError", "ModelError", "NotFittedError", "OtpdagError", "listed"]
+__all__ = [
+    "ApproximationWarning",
+    "ColumnTypeWarning",
+    "ConvergenceWarning",
+    "DataError",
+    "GraphError",
+    "ModelError",
+    "NotFittedError",
+    "OtpdagError",
+    "listed",
+]
 
 
 class OtpdagError(Exception):
@@ -24,6 +34,14 @@ class DataError(OtpdagError, ValueError):
 
 class NotFittedError(OtpdagError, RuntimeError):
     """The model has no parameters yet."""
+
+
+class ColumnTypeWarning(UserWarning):
+    """What a column holds is doubtful."""
+
+
+class ApproximationWarning(UserWarning):
+    """Sums over what rows do not show are approximate: exact ones would need more than the budget."""
 
 
 class ConvergenceWarning(UserWarning):

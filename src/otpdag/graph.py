@@ -26,7 +26,7 @@ MOST_NODES = 10_000  # what enumerates nodes and edges stays within seconds
 MOST_STEPS_BACK = 10_000  # a year of hours; a lag is laid out as that many steps
 
 _REPR_EDGES = 16  # graphs with more edges are shown by their numbers only
-_REPR_HIDDEN = 6
+_REPR_HIDDEN = 6  # hidden nodes that are named
 
 
 @dataclass(frozen=True)

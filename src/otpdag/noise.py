@@ -1,13 +1,17 @@
-"""Draws of a mechanism's noise."""
+"""Draws of a mechanism's noise, and the random streams that they come from."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from otpdag.mechanisms.base import Noise
 
-__all__ = ["draw_noise"]
+__all__ = ["Streams", "draw_noise", "normal_score"]
+
+FURTHEST_UNIFORM = 1e-6  # uniform noise closer to zero or one would be a normal score that outweighs all others
 
 
 def draw_noise(
@@ -20,3 +24,48 @@ def draw_noise(
     """
     sampler = torch.randn if noise.kind == "normal" else torch.rand
     return sampler(*shape, noise.dim, generator=generator, dtype=dtype)
+
+
+def normal_score(prior: Noise, noise: Tensor) -> Tensor:
+    """Bring uniform noise to the scale of normal noise, so that no part of a family outweighs another."""
+    return noise if prior.kind == "normal" else torch.special.ndtri(noise.clamp(FURTHEST_UNIFORM, 1 - FURTHEST_UNIFORM))
+
+
+class Streams:
+    """One random stream for each replica, so that training together equals training apart.
+
+    What a divergence draws, such as directions of projection, is the same for all replicas: ``shared``.
+    """
+
+    def __init__(self, seeds: Sequence[int], *, shared: int = 0) -> None:
+        self.generators = [torch.Generator().manual_seed(int(seed)) for seed in seeds]
+        self.shared = torch.Generator().manual_seed(shared)
+
+    def __len__(self) -> int:
+        return len(self.generators)
+
+    def draw(self, noise: Noise, rows: int, like: Tensor) -> Tensor:
+        """Fresh noise (R, rows, dim)."""
+        drawn = [draw_noise(noise, (rows,), generator, like.dtype) for generator in self.generators]
+        return torch.stack(drawn).to(like.device)
+
+    def rows(self, total: int, size: int) -> Tensor:
+        """Row numbers of a minibatch (R, size), drawn independently; all rows where there are not more."""
+        if size >= total:
+            return torch.arange(total).expand(len(self), total)
+        return torch.stack([torch.randint(total, (size,), generator=g) for g in self.generators])
+
+    def coins(self, shape: tuple[int, ...], chance: float) -> Tensor:
+        """Independent coin tosses (R, *shape)."""
+        return torch.stack([torch.rand(shape, generator=g) < chance for g in self.generators])
+
+    def state(self) -> dict[str, Tensor]:
+        """Where every stream stands, for a checkpoint."""
+        own = {f"stream.{number}": generator.get_state() for number, generator in enumerate(self.generators)}
+        return {"stream.shared": self.shared.get_state(), **own}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from where :meth:`state` was taken."""
+        self.shared.set_state(state["stream.shared"])
+        for number, generator in enumerate(self.generators):
+            generator.set_state(state[f"stream.{number}"])

@@ -7,7 +7,7 @@ ones, ``tie.name``. Everything that evaluates a model is a pure function of a st
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -51,7 +51,8 @@ class Structure:
                 (lag_name(parent, by), mechanisms[parent].space) for parent, by in graph.lagged_parents(node)
             )
             _check_given(node, mechanisms[node], parents + lagged, node in graph.hidden)
-            bound[node] = mechanisms[node].setup(Family(node, parents + lagged, node in graph.hidden))
+            unseen = any(parent in graph.hidden for parent in (*graph.parents(node), *dict(graph.lagged_parents(node))))
+            bound[node] = mechanisms[node].setup(Family(node, parents + lagged, node in graph.hidden, unseen))
             if lagged and node in graph.hidden:
                 first = first_name(node)
                 bound[first] = _first(node, mechanisms).setup(Family(first, parents, hidden=True))
@@ -125,6 +126,32 @@ class Structure:
                 values[name] = parameter.constant(node, name).clone()
         return values
 
+    def scaled_to(self, values: Mapping[str, Tensor], weight: Mapping[str, Tensor]) -> Structure:
+        """Every mechanism in the units of complete values (N, width), over rows by its ``weight`` (N,)."""
+        scaled = {
+            name: mechanism.scaled_to(values[self.base(name)], self.parents(name, values), weight[name])
+            for name, mechanism in self.mechanisms.items()
+        }
+        return self.with_mechanisms(scaled)
+
+    def start(self, values: Mapping[str, Tensor], weight: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+        """Natural parameters (1, ...) of every mechanism, fitted to complete values, or as the user set them."""
+        naturals = {}
+        for name, mechanism in self.mechanisms.items():
+            start = mechanism.start(values[self.base(name)], self.parents(name, values), weight[name])
+            naturals[name] = {key: value.unsqueeze(0) for key, value in self.with_settings(name, start).items()}
+        return naturals
+
+    def filled(self, theta: Theta, generator: torch.Generator, *, first: bool = True) -> dict[str, Tensor]:
+        """Raw parameters (1, ...) with those that no start is known for: of networks their own, else zero."""
+        filled = dict(theta)
+        for node, names in self.keys.items():
+            fresh = self.mechanisms[node].initial_raw(1, generator, first=first)
+            filled |= {names[name]: value for name, value in fresh.items() if names[name] not in filled}
+        for key, parameter in self.parameters().items():
+            filled.setdefault(key, torch.zeros(1, *parameter.shape, dtype=torch.float64))
+        return filled
+
     def check_given(self, mask: Mapping[str, Tensor]) -> None:
         """Refuse missing cells of covariates, for which there is no distribution to fill them from."""
         for node in (n for n in self.given if n in mask):
@@ -137,6 +164,18 @@ class Structure:
     def given(self) -> tuple[str, ...]:
         """Nodes that are conditioned on, never modelled."""
         return tuple(node for node, mechanism in self.mechanisms.items() if mechanism.is_given)
+
+    @property
+    def hidden_numbers(self) -> tuple[str, ...]:
+        """Hidden nodes that are no categories, in the graph's order."""
+        hidden = self.graph.hidden
+        return tuple(n for n in self.graph.order if n in hidden and not self.mechanisms[n].space.is_discrete)
+
+    @property
+    def hidden_categories(self) -> tuple[str, ...]:
+        """Hidden nodes that are categories, in the graph's order."""
+        hidden = self.graph.hidden
+        return tuple(n for n in self.graph.order if n in hidden and self.mechanisms[n].space.is_discrete)
 
 
 def lag_name(node: str, by: int) -> str:
@@ -241,3 +280,12 @@ def unpack(flat: Tensor, like: Mapping[str, tuple[int, ...]]) -> dict[str, Tenso
     # one split, whose gradient is one concatenation: slices would each write a gradient as long as all parameters
     parts = flat[..., : sum(sizes)].split(sizes, -1) if sizes else ()
     return {key: part.reshape(flat.shape[0], *like[key]) for key, part in zip(like, parts, strict=True)}
+
+
+def columns_of(shapes: Mapping[str, tuple[int, ...]], keys: Collection[str]) -> Tensor:
+    """Which columns of a packed matrix hold these parameters (P,).
+
+    >>> columns_of({"a": (2,), "b": (1, 1)}, {"b"}).tolist()
+    [False, False, True]
+    """
+    return pack({key: torch.full((1, *shape), key in keys) for key, shape in shapes.items()})[0].bool()

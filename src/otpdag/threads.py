@@ -9,7 +9,7 @@ import torch
 
 __all__ = ["bounded_threads"]
 
-ELEMENTS_WORTH_A_THREAD = 5_000_000
+ELEMENTS_WORTH_A_THREAD = 5_000_000  # of a tensor: below, starting a thread costs more than it saves
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import random
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import otpdag as otp
-from otpdag.cli import app, console, registry
+from otpdag.cli import app, registry, table_files
 from otpdag.cli import fitting as fitting_module
 from otpdag.cli.model_file import read_model_file
 
@@ -148,7 +149,8 @@ def test_fit_with_intervals_and_without_outliers(factory, tmp_path):
     assert (weights["weight"][:10] < 0.5).all()
     bounds = pd.read_csv(tmp_path / "run" / "intervals.csv")
     heavy = bounds[(bounds["node"] == "weight") & (bounds["parameter"] == "loc")].iloc[1]
-    assert heavy["lower"] < 10.0 < heavy["upper"] or abs(heavy["estimate"] - 10.0) < 0.2
+    assert abs(heavy["estimate"] - 10.0) < 0.2  # with the outliers it would be 13
+    assert heavy["lower"] < heavy["estimate"] < heavy["upper"]
 
 
 def test_fit_overwrites_nothing_unless_forced(factory, tmp_path):
@@ -189,9 +191,10 @@ def test_a_fit_that_fails_leaves_what_was_there(factory, fitted, tmp_path, monke
     for folder in (old, tmp_path / "deep" / "new"):
         result = fit_again(factory, folder, "--intervals", 10)
         assert result.exit_code == (2 if isinstance(stop, otp.DataError) else 130)
-        assert isinstance(stop, otp.DataError) or "interrupted: nothing was written" in result.stderr
+        assert isinstance(stop, otp.DataError) or f"interrupted: {folder}.checkpoint keeps" in result.stderr
     assert contents(old) == before
-    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+    left = [] if isinstance(stop, otp.DataError) else ["deep", "old.checkpoint"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["old", *left])
 
 
 def test_an_interrupt_after_writing_says_what_is_there(factory, tmp_path, monkeypatch):
@@ -359,7 +362,7 @@ def test_control_characters_do_not_reach_the_terminal(tmp_path):
 
 def test_a_table_on_a_terminal_has_no_control_characters(fitted, monkeypatch, capsys):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    console.put_table(pd.DataFrame({"x": ["a\x1b[2J"]}), None)
+    table_files.put_table(pd.DataFrame({"x": ["a\x1b[2J"]}), None)
     assert capsys.readouterr().out == "x\na\\x1b[2J\n"
 
 
@@ -654,3 +657,18 @@ def test_version_and_help():
         result = run(*arguments)
         assert result.exit_code == 0
         assert "Usage: otpdag" in result.stdout.replace("root", "otpdag")
+
+
+# --- start-up ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["fit", "--help"], ["impute", "--help"]])
+def test_help_and_version_import_nothing_heavy(words):
+    code = (
+        "import sys\n"
+        "from otpdag.cli import app\n"
+        f"try:\n    app({words!r})\nexcept SystemExit as end:\n    assert not end.code\n"
+        "heavy = {'torch', 'pandas', 'numpy', 'scipy', 'matplotlib', 'sklearn', 'ot'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -265,6 +265,7 @@ def test_a_file_that_is_too_long_is_not_read(tmp_path):
 # --- cells that are not numbers ---------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore::otpdag.ColumnTypeWarning")
 @pytest.mark.parametrize("cell", ["1,5", "5%", "2024-03-01", "n/k", "1.234,5", "$5"])
 def test_one_bad_cell_in_a_column_of_numbers_is_told_by_its_place(cell):
     data = pd.DataFrame({"x": [str(0.5 + number) for number in range(40)], "y": range(40)})

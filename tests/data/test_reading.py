@@ -108,7 +108,7 @@ def test_duplicate_columns() -> None:
         (np.ones((3, 3)), r"data must have 2 columns \('x', 'y'\); got shape \(3, 3\)"),
         (np.ones(3), r"data must have 2 columns \('x', 'y'\); got shape \(3,\)"),
         ([[1, 2], [3, 4]], r"data must be a DataFrame, a mapping .* torch array; got list$"),
-        ("table.csv", r"data must be a DataFrame.*; got str; read a file with read_table"),
+        ("table.csv", r"data must be a DataFrame.*; got str; read a file with pandas"),
         ({"x": [1, 2], "y": [1, 2, 3]}, r"data must have the same number of rows .*; got \{'x': 2, 'y': 3\}"),
         ({"x": np.ones((2, 2)), "y": [1, 2]}, r"data\['x'\] must have shape \(rows, 1\).*; got \(2, 2\)"),
     ],

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
-from otpdag.data import infer_space
+from benchmarks import column_types as column_types_benchmark
+from benchmarks.harness import Settings
+from otpdag.data import column_type, column_types, infer_space
 from otpdag.errors import DataError
 from otpdag.spaces import Count, Discrete, Real, Space
 
@@ -26,8 +29,9 @@ from otpdag.spaces import Count, Discrete, Real, Space
         ([0, 2, 3], Count()),
         ([1, 2, 3], Count()),
         (pd.array([5, None, 30], dtype="Int64"), Count()),
+        ([5, 30, 5, 30], Discrete(2)),
         ([-1, 0, 1], Real()),
-        ([0.0, 1.0, 2.0], Real()),
+        ([0.0, 1.0, 2.0], Discrete(3)),
         ([0.5, None, 2.0], Real()),
     ],
 )
@@ -40,3 +44,58 @@ def test_infer_space_refuses_dates_and_nothing() -> None:
         infer_space(pd.Series([None, None], name="x"))
     with pytest.raises(DataError, match=r"column 'x' must hold numbers or categories; found '2020-01-01"):
         infer_space(pd.Series(pd.to_datetime(["2020-01-01"]), name="x"))
+
+
+def test_types_of_real_columns_are_those_given_by_hand_and_the_same_with_gaps():
+    pytest.importorskip("statsmodels")
+    record = column_types_benchmark.types(Settings(seed=1, repeats=1))
+    assert record["columns"] >= 60
+    assert record["wrong"] == []
+    assert record["changed"] == []
+
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize(
+    ("column", "kind", "doubt"),
+    [
+        (np.repeat([10, 20, 30], 20), "category", "amounts rather than codes"),
+        ([f"id{i}" for i in range(150)], "category", "150 levels in 150 rows: names or ids"),
+        (RNG.permutation(150), "number", "an id, a row number or a time"),
+        ([*map(str, RNG.normal(size=60)), "n/a"], "number", "1 of the cells hold text, first 'n/a' in row 60"),
+        ([*RNG.normal(size=60), "n/a"], "number", "1 of the cells hold text, first 'n/a' in row 60"),
+        ([*map(str, RNG.normal(size=60))], "number", "the numbers are text"),
+        ([f"2020-01-{day:02}" for day in range(1, 29)] * 4, "category", "dates"),
+        ([f"town {i}" for i in range(40)] * 10, "category", "40 levels need many rows"),
+        (np.ones(30), "number", "constant"),
+        (["yes"] * 30, "category", "constant"),
+        (RNG.negative_binomial(1, 0.05, 200), "count", "m.NegativeBinomial"),
+        (np.repeat([200, 404, 500], 20), "number", "if they are codes, m.Categorical(3)"),
+        (np.maximum(RNG.normal(size=200), 0), "number", "are zero: no normal column"),
+        (np.tile([0.0, 1.0], 20), "category", ""),
+        (RNG.poisson(4.0, 300), "count", ""),
+        (1 + RNG.poisson(1.0, 300) % 4, "category", ""),
+        (RNG.normal(size=100), "number", ""),
+    ],
+)
+def test_doubtful_columns_say_so(column: Any, kind: str, doubt: str) -> None:
+    decided = column_type(pd.Series(column, name="x"))
+    assert decided.kind == kind
+    assert doubt in decided.doubt
+    assert bool(doubt) == bool(decided.doubt)
+
+
+def test_one_empty_cell_changes_nothing():
+    vote = pd.Series(np.tile([0.0, 1.0], 50))
+    codes = pd.Series(np.tile([10, 20, 30], 30))
+    for column in (vote, codes, vote.astype(int), codes.astype(float)):
+        assert infer_space(column.where(column.index != 3)) == infer_space(column)
+
+
+def test_columns_that_can_be_no_node_are_listed_with_the_reason():
+    frame = pd.DataFrame({"day": pd.to_datetime(["2020-01-01"] * 3), "none": [None] * 3, "x": [0.5, 1.5, 3.0]})
+    decided = {one.column: one for one in column_types(frame)}
+    assert {name: one.kind for name, one in decided.items()} == {"day": "none", "none": "none", "x": "number"}
+    assert "a time: make it a number" in decided["day"].reason
+    assert str(decided["x"]) == "x: number, numbers with fractions, 3 values"

@@ -7,7 +7,8 @@ import pytest
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.data import Schema, encode
-from otpdag.engine.outlying_groups import ApartOptions, near_rows
+from otpdag.engine.outlying_groups import near_rows
+from otpdag.outlying_rows import ApartOptions
 
 CENTRES = np.array([[0.0, 0.0], [5.0, 0.0], [10.0, 12.0]])
 

@@ -6,7 +6,10 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import poisson
+from sklearn import exceptions
 from sklearn.base import clone
+from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import otpdag as otp
 from otpdag.datasets import poisson_chain
@@ -23,7 +26,7 @@ def counts():
 
 @pytest.fixture(scope="module")
 def fitted(counts):
-    return HiddenMarkovModel(4, n_init=2).fit(counts[0], LENGTHS)
+    return HiddenMarkovModel(4, emission="poisson", n_init=2).fit(counts[0], LENGTHS)
 
 
 def test_recovery(fitted, counts):
@@ -59,7 +62,7 @@ def test_hmmlearn_finds_no_better_maximum_nearby(fitted, counts):
 
 
 def test_the_likeliest_path_is_the_best_of_all():
-    hmm = HiddenMarkovModel(2, n_init=1).fit(np.random.default_rng(0).poisson([[2], [9]] * 30))
+    hmm = HiddenMarkovModel(2, emission="poisson", n_init=1).fit(np.random.default_rng(0).poisson([[2], [9]] * 30))
     x = np.array([1, 8, 4, 5])
     log_prob, path = hmm.decode(x)
     rate = hmm.lambdas_[:, 0]
@@ -76,7 +79,7 @@ def test_the_likeliest_path_is_the_best_of_all():
 
 def test_the_one_parameter_form(counts):
     X, _, truth = counts
-    hmm = HiddenMarkovModel(4, transitions="stay", startprob="uniform", n_init=1).fit(X, LENGTHS)
+    hmm = HiddenMarkovModel(4, emission="poisson", transitions="stay", startprob="uniform", n_init=1).fit(X, LENGTHS)
     assert hmm.stay_ == pytest.approx(float(truth["z"]["stay"]), abs=0.05)
     np.testing.assert_allclose(hmm.transmat_.diagonal(), hmm.stay_)
     np.testing.assert_allclose(hmm.transmat_.sum(1), 1.0)
@@ -87,7 +90,7 @@ def test_the_one_parameter_form(counts):
 def test_a_fixed_transition_matrix(counts):
     X, _, _ = counts
     moves = np.full((4, 4), 0.05) + 0.8 * np.eye(4)
-    hmm = HiddenMarkovModel(4, transmat=moves, n_init=1).fit(X, LENGTHS)
+    hmm = HiddenMarkovModel(4, emission="poisson", transmat=moves, n_init=1).fit(X, LENGTHS)
     np.testing.assert_allclose(hmm.transmat_, moves)
     assert hmm.n_parameters_ == 4 + 3
 
@@ -138,18 +141,19 @@ def test_it_is_a_scikit_learn_estimator(fitted):
 
 def test_criteria_choose_the_number_of_states(counts):
     X, _, _ = counts
-    scores = [HiddenMarkovModel(k, n_init=2).fit(X, LENGTHS).bic(X, LENGTHS) for k in (3, 4)]
+    scores = [HiddenMarkovModel(k, emission="poisson", n_init=2).fit(X, LENGTHS).bic(X, LENGTHS) for k in (3, 4)]
     assert scores[1] < scores[0]
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"n_components": 1}, "at least 2"),
+        ({"n_components": 0}, "whole number of at least 1"),
+        ({"n_components": 1, "transitions": "stay"}, "at least 2"),
         ({"transitions": "some"}, "'full' or 'stay'"),
         ({"transitions": "stay", "transmat": np.eye(2)}, "not both"),
         ({"startprob": "first"}, "'learn', 'uniform'"),
-        ({"emission": "gamma"}, "must be one of poisson"),
+        ({"emission": "gamma"}, "must be 'auto' or one of poisson"),
         ({"emission": ["poisson", "poisson"]}, "one kind for each of the 1 columns"),
     ],
 )
@@ -161,7 +165,9 @@ def test_bad_settings_are_refused(options, message):
 def test_bad_calls_are_refused(fitted):
     with pytest.raises(otp.NotFittedError, match="not fitted"):
         HiddenMarkovModel(2).predict([1, 2])
-    with pytest.raises(otp.DataError, match="1 columns, as in fit"):
+    with pytest.raises(exceptions.NotFittedError, match="not fitted"):
+        HiddenMarkovModel(2).predict([1, 2])
+    with pytest.raises(otp.DataError, match="X has 2 features, but HiddenMarkovModel is expecting 1"):
         fitted.predict(np.ones((3, 2)))
     with pytest.raises(otp.DataError, match="add up"):
         fitted.predict(np.ones((3, 1)), lengths=[2])
@@ -169,6 +175,60 @@ def test_bad_calls_are_refused(fitted):
 
 def test_earthquakes(data_folder):
     series = pd.read_csv(data_folder / "counts" / "earthquakes.csv")
-    hmm = HiddenMarkovModel(3).fit(series[["count"]])
+    hmm = HiddenMarkovModel(3, emission="poisson").fit(series[["count"]])
     np.testing.assert_allclose(hmm.lambdas_[:, 0], [13.146, 19.721, 29.714], rtol=0.01)
     assert hmm.score(series[["count"]]) == pytest.approx(-328.5275, abs=0.01)
+
+
+SERIES = "a series may have one axis"
+ORDERED = "steps are in the order of time, and score_samples is hmmlearn's: a likelihood and probabilities"
+EXPECTED_FAILURES = {
+    "check_fit1d": SERIES,
+    "check_fit2d_predict1d": SERIES,
+    "check_methods_sample_order_invariance": ORDERED,
+    "check_methods_subset_invariance": ORDERED,
+}
+
+
+@pytest.mark.filterwarnings("ignore::otpdag.ConvergenceWarning")
+@parametrize_with_checks(
+    [HiddenMarkovModel(n_init=1, n_iter=20)], expected_failed_checks=lambda estimator: EXPECTED_FAILURES
+)
+def test_contract_of_scikit_learn(estimator, check):
+    check(estimator)
+
+
+def test_a_target_is_ignored_and_lengths_may_come_second_as_in_hmmlearn(counts):
+    X = counts[0][:60]
+    fits = [
+        HiddenMarkovModel(2, n_init=1).fit(X, [30, 30]),
+        HiddenMarkovModel(2, n_init=1).fit(X, lengths=[30, 30]),
+        HiddenMarkovModel(2, n_init=1).fit(X, np.zeros(60), lengths=[30, 30]),
+    ]
+    for other in fits[1:]:
+        np.testing.assert_array_equal(other.transmat_, fits[0].transmat_)
+    assert fits[0].score(X, [30, 30]) == fits[0].score(X, lengths=[30, 30]) != fits[0].score(X)
+    with pytest.raises(otp.DataError, match="y must have an entry for each of the 60 steps"):
+        fits[0].fit(X, [20, 40], lengths=[30, 30])
+
+
+def test_the_nile_is_gaussian_by_default_and_counts_are_poisson(counts):
+    datasets = pytest.importorskip("statsmodels.datasets")
+    volume = datasets.nile.load_pandas().data[["volume"]]
+    assert HiddenMarkovModel(2).fit(volume).emission_ == ("gaussian",)
+    mixed = np.column_stack([volume["volume"], np.random.default_rng(0).poisson(4.0, len(volume))])
+    assert HiddenMarkovModel(2, n_init=1).fit(mixed).emission_ == ("gaussian", "poisson")
+
+
+def test_one_state_is_one_distribution():
+    X = np.random.default_rng(0).poisson(4.0, 200)
+    hmm = HiddenMarkovModel(1).fit(X)
+    np.testing.assert_allclose(hmm.lambdas_, [[X.mean()]], rtol=1e-6)
+    assert hmm.transmat_.tolist() == [[1.0]]
+    assert hmm.score(X) == pytest.approx(poisson.logpmf(X, X.mean()).sum(), abs=1e-6)
+
+
+def test_without_a_seed_every_draw_is_another(fitted):
+    copy = clone(fitted).set_params(random_state=None, n_init=1, n_components=2)
+    copy.fit(np.random.default_rng(0).poisson(4.0, 50))
+    assert (copy.sample(50)[0] != copy.sample(50)[0]).any()

@@ -3,11 +3,12 @@ import warnings
 import numpy as np
 import pytest
 from scipy import sparse
+from sklearn import exceptions
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from otpdag.datasets import bars
-from otpdag.errors import ConvergenceWarning, DataError, ModelError
+from otpdag.errors import ConvergenceWarning, DataError, ModelError, NotFittedError
 from otpdag.estimators import LatentDirichletAllocation
 from otpdag.metrics import patterns_recovered, topic_errors
 
@@ -236,7 +237,7 @@ def test_documents_of_one_word_have_no_pairs():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"n_components": 1}, "n_components must be a whole number of at least 2; got 1"),
+        ({"n_components": 0}, "n_components must be a whole number of at least 1; got 0"),
         ({"method": "em"}, "method must be 'entropic', 'transport' or 'paper'; got 'em'"),
         ({"topics": "free"}, "topics must be 'fixed' or 'dirichlet'; got 'free'"),
         ({"method": "transport", "topics": "dirichlet"}, "topics='dirichlet' needs"),
@@ -272,23 +273,25 @@ def test_a_callback_stops_the_fit(documents):
     assert "callback" in lda.result_.status.reason
 
 
-ONE_TOPIC = "the check asks for one component, and one topic is no topic model"
-EXPECTED_FAILURES = dict.fromkeys(
-    (
-        "check_dont_overwrite_parameters",
-        "check_fit2d_1feature",
-        "check_fit2d_1sample",
-        "check_fit2d_predict1d",
-        "check_methods_sample_order_invariance",
-        "check_methods_subset_invariance",
-    ),
-    ONE_TOPIC,
-)
-
-
 @pytest.mark.filterwarnings("ignore::otpdag.errors.ConvergenceWarning")
-@parametrize_with_checks(
-    [LatentDirichletAllocation(2, max_iter=20, n_init=1)], expected_failed_checks=lambda _: EXPECTED_FAILURES
-)
+@parametrize_with_checks([LatentDirichletAllocation(2, max_iter=20, n_init=1)])
 def test_scikit_learn_contract(estimator, check):
     check(estimator)
+
+
+def test_one_topic_is_how_often_words_occur(documents):
+    lda = LatentDirichletAllocation(1).fit(documents.counts)
+    total = np.asarray(documents.counts.sum(0), dtype=float).ravel()
+    np.testing.assert_allclose(lda.components_[0], total / total.sum(), atol=1e-6)
+    assert (lda.transform(documents.counts) == 1).all()
+
+
+def test_set_output_and_an_error_that_is_scikit_learns_too(documents):
+    lda = LatentDirichletAllocation(2, max_iter=5, n_init=1, random_state=None).set_output(transform="pandas")
+    with pytest.raises(exceptions.NotFittedError, match="this LatentDirichletAllocation is not fitted yet"):
+        lda.transform(documents.counts)
+    with pytest.raises(NotFittedError):
+        lda.transform(documents.counts)
+    with pytest.warns(ConvergenceWarning):
+        shares = lda.fit_transform(documents.counts)
+    assert list(shares.columns) == ["latentdirichletallocation0", "latentdirichletallocation1"]

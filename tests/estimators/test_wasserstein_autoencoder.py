@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import kstest
+from sklearn import exceptions
 from sklearn.decomposition import PCA
+from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
 from otpdag import mechanisms as m
@@ -96,14 +98,27 @@ def test_settings_that_make_no_sense_are_refused(settings, message):
 
 
 def test_data_that_make_no_sense_are_refused():
-    with pytest.raises(DataError, match="at least 2 rows"):
+    with pytest.raises(DataError, match="a minimum of 2 is required"):
         WassersteinAutoencoder(2, **SMALL).fit(plane(1))
-    with pytest.raises(DataError, match="finite"):
+    with pytest.raises(DataError, match=r"NaN|infinity"):
         WassersteinAutoencoder(2, **SMALL).fit(np.full((5, 3), np.nan))
     with pytest.raises(NotFittedError, match="call fit"):
         WassersteinAutoencoder(2).transform(plane())
     made = WassersteinAutoencoder(2, **SMALL | {"n_epochs": 1}).fit(torch.as_tensor(plane(20)))
-    with pytest.raises(DataError, match="10 features, as in fit; got 9"):
+    with pytest.raises(DataError, match="X has 9 features, but WassersteinAutoencoder is expecting 10"):
         made.transform(plane()[:, :9])
     with pytest.raises(DataError, match=r"\(n, 2\); got \(3, 4\)"):
         made.inverse_transform(np.zeros((3, 4)))
+
+
+@parametrize_with_checks([WassersteinAutoencoder(1, hidden=(4,), n_epochs=1)])
+def test_contract_of_scikit_learn(estimator, check):
+    check(estimator)
+
+
+def test_set_output_and_no_seed():
+    made = WassersteinAutoencoder(2, **{**SMALL, "n_epochs": 1, "random_state": None}).set_output(transform="pandas")
+    with pytest.raises(exceptions.NotFittedError, match="this WassersteinAutoencoder is not fitted yet"):
+        made.transform(plane(50))
+    latents = made.fit_transform(plane(50))
+    assert list(latents.columns) == ["wassersteinautoencoder0", "wassersteinautoencoder1"]

@@ -8,7 +8,7 @@ from scipy import stats
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.errors import ModelError
-from otpdag.objective.mean_features import feature_columns, lay_out, mean_features
+from otpdag.inference.mean_features import feature_columns, lay_out, mean_features
 from otpdag.spaces import Discrete
 
 MEANS = np.array([[0.0, 1.0, -1.0], [2.0, 0.0, 0.5]])

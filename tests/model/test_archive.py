@@ -104,8 +104,8 @@ def test_single_families(mechanism, tmp_path):
     otp.fit(model, table, method=otp.entropic(steps=3))
     again = round_trip(model, tmp_path)
     assert again.score(table, kind="likelihood") == model.score(table, kind="likelihood")
-    sample = again.sample(5, seed=0, given=table)
-    pd.testing.assert_frame_equal(sample, model.sample(5, seed=0, given=table))
+    sample = again.sample(5, seed=0, given=table[["g"]])
+    pd.testing.assert_frame_equal(sample, model.sample(5, seed=0, given=table[["g"]]))
 
 
 @pytest.mark.filterwarnings("ignore::otpdag.ConvergenceWarning")

@@ -218,6 +218,21 @@ def test_the_right_model_scores_better_than_a_wrong_one():
     assert abs(right.score(held_out)) < 0.01  # the unbiased distance of equal distributions
 
 
+def test_gaps_at_random_do_not_spoil_the_transport_score():
+    """The truth scores best, though cells are missing where another column is large."""
+    rng = np.random.default_rng(0)
+    a = rng.normal(size=1500)
+    b = 0.5 + 1.1 * a + 0.8 * rng.normal(size=1500)
+    table = pd.DataFrame({"a": a, "b": np.where(a > 0, np.nan, b), "c": b + 0.7 * rng.normal(size=1500)})
+    scores = {}
+    for slope in (0.8, 1.1, 1.4):
+        model = otp.Model(otp.Graph([("a", "b"), ("b", "c")]), {name: m.Normal() for name in "abc"})
+        own = {"b": {"loc": 0.5, "weight": [slope], "scale": 0.8}, "c": {"loc": 0.0, "weight": [1.0], "scale": 0.7}}
+        scores[slope] = model.set_params({"a": {"loc": 0.0, "scale": 1.0}, **own}).score(table, seed=1)
+    assert abs(scores[1.1]) < 0.003
+    assert min(scores[0.8], scores[1.4]) > 0.004
+
+
 def test_missing_cells_do_not_spoil_the_transport_score():
     model = chain()
     table = model.sample(1500, seed=0)
@@ -257,7 +272,9 @@ def test_hidden_columns_of_a_sample_may_be_passed_back():
     model.set_params({"z": {"probs": [0.5, 0.5]}, "x": {"loc": [-1.0, 1.0], "scale": [1.0, 1.0]}})
     sample = model.sample(20, seed=0)
     assert model.posterior(sample, draws=2).shape == (40, 1)
-    assert model.score(sample, kind="likelihood") < 0
+    x = sample["x"].to_numpy()
+    density = 0.5 * (np.exp(-0.5 * (x + 1) ** 2) + np.exp(-0.5 * (x - 1) ** 2)) / np.sqrt(2 * np.pi)
+    assert model.score(sample, kind="likelihood") == pytest.approx(np.log(density).mean())
     assert model.impute(sample).columns.tolist() == ["x"]
 
 
@@ -365,3 +382,42 @@ def test_a_sequence_that_lacks_columns_is_refused():
         with pytest.raises(DataError, match="lacks the column 'y'"):
             use(table)
     assert len(model.decode(table, partial=True)) == 3
+
+
+def test_values_that_a_draw_would_ignore_are_refused():
+    model = otp.Model(otp.Graph([("g", "y")]), {"g": m.Given(), "y": m.Normal()})
+    model.set_params({"y": {"loc": 0.0, "weight": [1.0], "scale": 1.0}})
+    given = pd.DataFrame({"g": [0.0, 1.0], "y": [5.0, 5.0]})
+    with pytest.raises(ModelError, match="given would not be used for node 'y', which is not Given"):
+        model.sample(2, seed=0, given=given)
+    with pytest.raises(ModelError, match="given would not be used: no node of the model is Given"):
+        model.sample(2, seed=0, given=given[["g"]], do={"g": 1.0})
+    assert len(model.sample(2, seed=0, given=given[["g"]].assign(other=1))) == 2
+    plain = otp.Model(otp.Graph([], nodes=["x"]), {"x": m.Normal()}).set_params({"x": {"loc": 0.0, "scale": 1.0}})
+    with pytest.raises(ModelError, match="posterior and impute draw given what rows show"):
+        plain.sample(2, seed=0, given={"x": [1.0, 2.0]})
+
+
+def test_choices_are_explained_and_doubtful_ones_are_warned_of(capsys):
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"code": np.repeat([10, 20, 30], 20), "x": rng.normal(size=60)})
+    table["vote"] = np.tile([0.0, 1.0], 30)
+    graph = otp.Graph([("code", "x"), ("vote", "x")])
+    with pytest.warns(otp.ColumnTypeWarning, match="'code' is taken for a category, but: amounts rather than codes"):
+        model = otp.Model.from_frame(graph, table, explain=True)
+    said = capsys.readouterr().out
+    assert "vote: category of 2, two values, 0, 1" in said
+    assert "x: number, numbers with fractions, 60 values" in said
+    otp.fit(model, table)
+    assert model.labels("code") == (10, 20, 30)
+    assert set(model.sample(20, seed=0)["code"]) <= {10, 20, 30}
+    with pytest.raises(DataError, match="column 'code' must hold one of 10, 20, 30; found 40 in row 0"):
+        model.score(table.assign(code=[40, *table["code"][1:]]))
+
+
+def test_one_class_is_a_model():
+    x = np.random.default_rng(0).normal(2.0, 3.0, 300)
+    model = otp.Model(otp.Graph([("z", "x")], hidden=["z"]), {"z": m.Categorical(1), "x": m.Normal()})
+    otp.fit(model, {"x": x})
+    assert float(model.params()["x"]["scale"]) == pytest.approx(x.std(), rel=1e-6)
+    assert (model.predict_proba({"x": x}, "z") == 1).all(axis=None)

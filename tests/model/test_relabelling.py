@@ -10,7 +10,6 @@ from otpdag import mechanisms as m
 from otpdag.backward import AmortizedMap, RowCode
 from otpdag.model.relabelling import canonical
 from otpdag.objective import Drawn
-from otpdag.objective.sampled import amortized_maps
 from otpdag.spaces import Discrete
 from tests.mechanisms.own import Chances, LabelledChances, Skewed
 
@@ -218,7 +217,7 @@ def test_maps_follow_labels_and_signs():
     )
     table = model.sample(60, seed=1)[["x", "y"]]
     batch = model._encode_partial(table)
-    (backward,) = amortized_maps(model.structure, batch, Drawn(hidden_layers=(4,)))
+    (backward,) = Drawn(hidden_layers=(4,)).maps(model.structure, batch)
     phi = backward.init(1, torch.Generator().manual_seed(0))
     generator = torch.Generator().manual_seed(1)
     phi = {

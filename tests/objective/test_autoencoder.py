@@ -10,15 +10,16 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.backward.encoder import EncoderMap
 from otpdag.backward.quantized import QuantizedMap
+from otpdag.data import Images
 from otpdag.divergences import Energy
 from otpdag.engine import Adam
-from otpdag.engine.kinds.image_data import ImageData, Images
+from otpdag.engine.kinds.image_data import ImageData
 from otpdag.engine.method import Method
 from otpdag.errors import ModelError
 from otpdag.estimators import VectorQuantizedAutoencoder
 from otpdag.mechanisms.base import Noise
 from otpdag.objective import Objective, PushForward, Streams
-from otpdag.objective.autoencoder import Codewords, Encoded, autoencoder_problem, lloyd
+from otpdag.objective.autoencoder import Codewords, Encoded, autoencoder_problem
 from otpdag.spaces import Real
 
 ROWS = np.random.default_rng(0).normal(1.0, 2.0, (30, 6)).astype(np.float32)
@@ -118,24 +119,6 @@ def test_after_the_warm_up_codewords_are_placed_and_latents_quantised(codebook):
         latents = problem.backward.latents(problem.parts(point)[1], problem.images).reshape(-1, problem.backward.dim)
     nearest = torch.cdist(latents, placed).amin(-1).square().mean()
     assert nearest < (latents - latents.mean(0)).square().sum(-1).mean()
-
-
-def test_k_means_finds_separated_centres_and_what_is_left():
-    rng = np.random.default_rng(3)
-    truth = np.array([[0.0, 0.0], [50.0, 0.0], [0.0, 50.0]])
-    points = torch.as_tensor(np.repeat(truth, 100, 0) + rng.normal(size=(300, 2)) * [1.0, 2.0])
-    means = points.reshape(3, 100, 2).mean(1)
-    expected = (points.reshape(3, 100, 2) - means[:, None]).square().mean((0, 1))
-    found = [lloyd(points, 3, torch.Generator().manual_seed(seed), steps=20) for seed in range(20)]
-    centres, residual = min(found, key=lambda one: float(one[1].sum()))  # one that starts in every cluster
-    torch.testing.assert_close(torch.cdist(means, centres).amin(1), torch.zeros(3).double(), atol=1e-6, rtol=0)
-    torch.testing.assert_close(residual, expected)
-
-
-def test_fewer_points_than_centres_repeat():
-    centres, residual = lloyd(torch.tensor([[0.0], [8.0]]), 5, torch.Generator().manual_seed(0))
-    assert centres.shape == (5, 1)
-    assert float(residual.max()) < 1e-2
 
 
 def test_codewords_and_maps_that_quantise_go_together():

@@ -9,9 +9,10 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.data import Schema, encode
 from otpdag.divergences.whitened import WhitenedFeatures
+from otpdag.inference.mean_features import feature_columns
+from otpdag.inference.simulated import complete_batch
 from otpdag.objective import Direct
-from otpdag.objective.direct import compare_directly, complete_batch, count_ranges
-from otpdag.objective.mean_features import feature_columns
+from otpdag.objective.direct import compare_directly, count_ranges
 
 FEATURES = WhitenedFeatures(features=30)
 

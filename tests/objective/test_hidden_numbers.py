@@ -5,16 +5,10 @@ import pytest
 import torch
 
 import otpdag as otp
+from otpdag.backward.number_steps import padded_features, read_states
 from otpdag.engine.adapt import adapt
 from otpdag.engine.lbfgs import minimise
-from otpdag.objective.hidden_numbers import (
-    SMALL_FALL,
-    NumberProblem,
-    hidden_categories,
-    hidden_numbers,
-    padded_features,
-    read_states,
-)
+from otpdag.objective.hidden_numbers import SMALL_FALL, NumberProblem
 from tests.dynamic_models import kalman, known_state_space, linear_series, switching_model, switching_series
 
 TRUTH = (0.85, 0.7, 0.5, 2.0)
@@ -90,7 +84,7 @@ def test_a_part_is_whole_sequences():
 
 def test_hidden_nodes_are_told_apart():
     structure = switching_model().structure
-    assert (hidden_numbers(structure), hidden_categories(structure)) == (("z",), ("s",))
+    assert (structure.hidden_numbers, structure.hidden_categories) == (("z",), ("s",))
     features = torch.ones(1, 7, 3)
     padded = padded_features(structure, features)
     assert padded.shape == (1, 7, 3 + 2 * 2)
@@ -103,7 +97,7 @@ def test_categories_are_read_now_and_one_step_later():
     problem, _, start = made(switching_model(), data)
     theta, phi = problem.parts(start)
     naturals = problem.structure.naturals(theta)
-    read = read_states(problem.structure, naturals, phi, problem.backward, problem.steps, problem.chain)
+    read = read_states(naturals, phi, problem.backward, problem.steps, problem.chain)
     assert read.features.shape == problem.steps.features.shape
     torch.testing.assert_close(read.features[..., :-4], problem.steps.features[..., :-4])
     now, later = read.features[0, :, -4:-2].reshape(12, 4, 2), read.features[0, :, -2:].reshape(12, 4, 2)

@@ -58,7 +58,7 @@ def made(name, weights=None):
     assert type(problem) is MomentProblem
     start = kind.starts(layout, problem, 0, [0])
     noise = torch.randn(3, start.shape[1], generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    return problem, start + 0.3 * noise
+    return problem, start + 0.1 * noise
 
 
 def gradient(problem, points):

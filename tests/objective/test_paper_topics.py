@@ -85,7 +85,7 @@ def test_streams_decide_and_every_parameter_of_the_loss_has_a_gradient(drawn):
 
 def test_a_start_has_even_shares_and_the_encoder_of_the_problem():
     problem, _, theta = made(seed=4)
-    for name, value in problem.encoder.named_parameters():
+    for name, value in problem.encoder.module.named_parameters():
         assert torch.equal(theta[f"phi.encoder.{name}"][0], value)
     naturals = problem.structure.naturals({k: v for k, v in theta.items() if not k.startswith("phi.")})
     concentration = naturals["shares"]["concentration"].flatten()

@@ -12,7 +12,7 @@ from scipy import sparse
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.backward.encoder import EncoderMap
-from otpdag.data import Schema, encode
+from otpdag.data import Schema, encode, random_part
 from otpdag.data.sequences import SequenceBatch
 from otpdag.engine import Adam, Layout, Method
 from otpdag.engine.adapt import adapt
@@ -22,16 +22,15 @@ from otpdag.engine.kinds.table_data import lay_out_rows, one_start, table_proble
 from otpdag.engine.robust import CappedProblem, RobustOptions
 from otpdag.errors import ModelError
 from otpdag.estimators import VectorQuantizedAutoencoder
+from otpdag.inference.mean_features import feature_columns
 from otpdag.objective import ClosedForm, Direct, Objective, Problem, PushForward, Streams
 from otpdag.objective.autoencoder import AutoencoderProblem, CodebookProblem, Encoded
 from otpdag.objective.chain import ChainProblem, chain_problem
 from otpdag.objective.graph_problem import GraphProblem
 from otpdag.objective.hidden_numbers import NumberProblem
-from otpdag.objective.mean_features import feature_columns
 from otpdag.objective.moment_problem import MomentProblem
 from otpdag.objective.paper_topics import PaperTopicsProblem
 from otpdag.objective.piece_terms import PieceProblem
-from otpdag.objective.problem import random_part
 from otpdag.objective.row_problem import RowProblem
 from otpdag.objective.sampled import DrawnRows
 from otpdag.objective.state_problem import StateProblem
@@ -272,11 +271,11 @@ def test_a_problem_says_what_it_is_not_evaluated_by(name):
         problem, DrawnRows | PieceProblem | AutoencoderProblem | CodebookProblem | PaperTopicsProblem
     )
     if stochastic:
-        assert "is drawn anew in every step: use Adam" in answers["terms"]
+        assert "is drawn anew in every step: use otp.engine.Adam" in answers["terms"]
     elif isinstance(problem, HeldProblem):
-        assert "is evaluated in closed form: use L-BFGS" in answers["sampled"]
+        assert "is evaluated in closed form: use otp.engine.LBFGS" in answers["sampled"]
     elif not isinstance(problem, TopicProblem | PairProblem | GraphProblem | StateProblem | ChainProblem):
-        assert "is evaluated in closed form: use L-BFGS" in answers["sampled"]
+        assert "is evaluated in closed form: use otp.engine.LBFGS" in answers["sampled"]
         assert "has no closed-form updates" in answers["updated"]
 
 
@@ -407,7 +406,9 @@ def test_losses_of_units_add_up_to_the_loss(name):
     assert losses.shape == (2, size)
     assert not losses.requires_grad
     total = problem.weight * (problem.batch.lengths if name == "chain" else 1)
-    np.testing.assert_allclose(problem.weight[0] / problem.weight[0].sum(), weights / weights.sum())
+    kept = problem.weight[0] / problem.weight[0].sum()
+    given = weights / weights.sum()  # rows of a table stand in an order of their own
+    np.testing.assert_allclose(*((kept, given) if name == "chain" else (np.sort(kept), np.sort(given))))
     torch.testing.assert_close((total * losses).sum(-1) / total.sum(-1), problem.loss(points), rtol=1e-8, atol=1e-9)
 
 
@@ -544,7 +545,7 @@ def test_what_a_problem_does_not_have_is_said():
         (lambda: bare.reweighted(torch.ones(1, 1)), "Bare has no rows that could be weighted"),
         (lambda: bare.unit_losses(torch.zeros(1, 1)), "Bare has no loss of single rows"),
         (lambda: bare.simulated(torch.zeros(1, 1), 5, 0), "Bare cannot be simulated"),
-        (lambda: bare.terms(torch.zeros(1, 1)), "Bare is drawn anew in every step: use Adam"),
+        (lambda: bare.terms(torch.zeros(1, 1)), "Bare is drawn anew in every step: use otp.engine.Adam"),
     ):
         with pytest.raises(ModelError, match=message):
             ask()

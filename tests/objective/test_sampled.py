@@ -9,17 +9,16 @@ from scipy import stats
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.backward.amortized import AmortizedMap, RowCode
+from otpdag.costs import DEFAULT_COSTS
 from otpdag.data import Batch, Schema, encode
 from otpdag.divergences import AbstractDivergence, Energy, SlicedWasserstein
 from otpdag.engine import Adam
 from otpdag.mechanisms.base import Noise
+from otpdag.noise import normal_score
 from otpdag.objective import Drawn, Objective, Streams
 from otpdag.objective.sampled import (
     Moment,
-    amortized_maps,
-    default_cost,
     ground_cost,
-    normal_score,
     sampled_terms,
 )
 from otpdag.objective.settings import Weights
@@ -95,7 +94,7 @@ def test_a_parent_counts_as_drawn_only_where_it_is_missing():
     exact[:25] = stats.norm(1.3, np.sqrt(4.81)).logpdf(x2[:25])
     x1[:25] = np.nan
     batch = encode({"x1": x1, "x2": x2}, model._known_schema(), hidden=())
-    (backward,) = amortized_maps(model.structure, batch, Drawn(hidden_layers=()))
+    (backward,) = Drawn(hidden_layers=()).maps(model.structure, batch)
     assert backward.targets == ("x1",)
     phi = backward.init(1, torch.Generator())
     code = {n: (backward.code.shift[n].item(), backward.code.scale[n].item()) for n in ("x1", "x2")}
@@ -112,7 +111,7 @@ def test_the_divergence_of_a_category_is_summed_not_sampled():
     probs = np.array([0.2, 0.3, 0.5])
     model.set_params({"z": {"probs": probs}, "x": {"loc": [0.0, 1.0, 2.0], "scale": [1.0, 1.0, 1.0]}})
     batch = encode(RNG.normal(size=(9, 1)), model._known_schema(), hidden=["z"])
-    (backward,) = amortized_maps(model.structure, batch, Drawn(hidden_layers=()))
+    (backward,) = Drawn(hidden_layers=()).maps(model.structure, batch)
     phi = backward.init(1, torch.Generator())
     phi["phi.joint.z.bias"] = torch.tensor([[0.5, 0.0, -0.5]], dtype=torch.float64)
     q = np.exp([0.5, 0.0, -0.5]) / np.exp([0.5, 0.0, -0.5]).sum()
@@ -156,7 +155,7 @@ def test_at_the_truth_abducted_noise_looks_like_its_prior(missing):
     table = model.sample(800, seed=2).astype(float)
     table = table.mask(np.random.default_rng(0).random(table.shape) < missing).assign(x=table["x"])
     batch = encode(table, model._known_schema(), hidden=())
-    maps = amortized_maps(model.structure, batch, Drawn(hidden_layers=()))
+    maps = Drawn(hidden_layers=()).maps(model.structure, batch)
     settings = options(noise="abducted", eta=1.0)
     truth = terms_of(model.structure, maps, raw_of(model), {}, batch, Streams([1]), settings)
     assert truth.reconstruction.item() == 0
@@ -172,7 +171,7 @@ def test_abducted_noise_has_finite_gradients_where_cells_are_missing():
     table = model.sample(80, seed=2).astype(float)
     table = table.mask(np.random.default_rng(0).random(table.shape) < 0.4)
     batch = encode(table, model._known_schema(), hidden=())
-    maps = amortized_maps(model.structure, batch, Drawn(hidden_layers=()))
+    maps = Drawn(hidden_layers=()).maps(model.structure, batch)
     theta = {key: value.clone().requires_grad_() for key, value in raw_of(model).items()}
     phi = maps[0].init(1, torch.Generator().manual_seed(0))
     loss = terms_of(model.structure, maps, theta, phi, batch, Streams([1]), options(noise="abducted", eta=1.0))
@@ -189,7 +188,7 @@ def test_noise_must_not_depend_on_an_observed_parent_beside_a_hidden_one(scope):
     model = otp.Model(otp.Graph([("z", "y"), ("x", "y")], hidden=["z"]), {n: m.Normal() for n in ("z", "y", "x")})
     model.set_params({"x": {"loc": 0.0, "scale": 1.0}, "y": {"loc": 0.0, "weight": [1.0, 2.0], "scale": 1.0}})
     batch = encode(model.sample(800, seed=0).drop(columns="z"), model._known_schema(), hidden=["z"])
-    maps = amortized_maps(model.structure, batch, Drawn(scope=scope, hidden_layers=()))
+    maps = Drawn(scope=scope, hidden_layers=()).maps(model.structure, batch)
     phi = {}
     for backward in maps:
         phi |= backward.init(1, torch.Generator().manual_seed(0))
@@ -221,7 +220,7 @@ def chain_batch(model, rows=40, missing=0.2):
 def test_replicas_together_equal_replicas_apart(noise, scope, divergence):
     model = hidden_chain()
     batch = chain_batch(model)
-    maps = amortized_maps(model.structure, batch, Drawn(scope=scope, hidden_layers=(4,)))
+    maps = Drawn(scope=scope, hidden_layers=(4,)).maps(model.structure, batch)
     generator = torch.Generator().manual_seed(0)
     theta = {
         key: 0.3 * torch.randn(3, *parameter.shape, generator=generator, dtype=torch.float64)
@@ -249,7 +248,7 @@ def test_missing_cells_cost_nothing():
     model = hidden_chain()
     batch = chain_batch(model, missing=0.5)
     noisy = Batch({n: torch.where(batch.mask[n], v, 77.0) for n, v in batch.values.items()}, batch.mask, batch.weight)
-    maps = amortized_maps(model.structure, batch, Drawn(hidden_layers=()))
+    maps = Drawn(hidden_layers=()).maps(model.structure, batch)
     theta = {
         key: torch.zeros(1, *parameter.shape, dtype=torch.float64)
         for key, parameter in model.structure.parameters().items()
@@ -270,7 +269,7 @@ def test_costs_are_in_units_of_the_columns_variation():
             model = otp.Model(graph, {"z": m.Normal(), "x": mechanism})
             values = torch.tensor(draws * factor, dtype=torch.float64).reshape(1, -1, 1)
             batch = Batch({"x": values}, {"x": torch.ones_like(values).bool()}, torch.ones(1, 400).double())
-            (backward,) = amortized_maps(model.structure, batch, Drawn(hidden_layers=()))
+            (backward,) = Drawn(hidden_layers=()).maps(model.structure, batch)
             spread = backward.code.spread("x", values)
             assert spread.item() == pytest.approx(values.std().item(), rel=0.05)
             mask = batch.mask["x"]
@@ -291,7 +290,7 @@ def test_a_users_cost_is_in_natural_units_and_may_be_a_function():
 
 def test_default_costs_follow_the_nodes_type():
     model = mixed_types_model()
-    names = {node: type(default_cost(mechanism)).__name__ for node, mechanism in model.mechanisms.items()}
+    names = {node: type(DEFAULT_COSTS[mechanism.space.cost]).__name__ for node, mechanism in model.mechanisms.items()}
     assert names["k"] == "CrossEntropy"
     assert names["n"] == "SmoothL1"
     assert names["x"] == names["g"] == "SquaredEuclidean"
@@ -307,7 +306,7 @@ def test_any_divergence_object_serves():
 
     model = hidden_chain()
     batch = chain_batch(model, missing=0.0)
-    maps = amortized_maps(model.structure, batch, Drawn(hidden_layers=()))
+    maps = Drawn(hidden_layers=()).maps(model.structure, batch)
     theta = {k: torch.zeros(2, *p.shape, dtype=torch.float64) for k, p in model.structure.parameters().items()}
     phi = maps[0].init(2, torch.Generator().manual_seed(0))
     settings = options(noise="sampled", eta=2.0, divergence=Shift())
@@ -350,7 +349,7 @@ def test_a_missing_count_with_children_has_gradients_in_every_mode():
     table.loc[:12, "n"] = np.nan
     batch = encode(table, Schema.of(model.spaces, model.graph), hidden=())
     for noise in ("sampled", "abducted", "marginal"):
-        (backward,) = amortized_maps(model.structure, batch, Drawn(hidden_layers=()))
+        (backward,) = Drawn(hidden_layers=()).maps(model.structure, batch)
         phi = {key: value.requires_grad_() for key, value in backward.init(1, torch.Generator()).items()}
         theta = {k: torch.zeros(1, *p.shape).double().requires_grad_() for k, p in model.structure.parameters().items()}
         settings = options(noise=noise, eta=1.0, eps=0.5)
@@ -371,7 +370,7 @@ def category_terms(mechanism, params):
     model.set_params({"a": {"probs": [0.2, 0.3, 0.5]}, "z": params, "x": {"loc": [-2, 0, 2], "scale": [1, 1, 1]}})
     table = pd.DataFrame({"a": [0, 1, 2, 1], "x": [-2.0, 0.3, 1.8, 0.1]})
     batch = encode(table, Schema.of(model.spaces, model.graph), hidden=["z"])
-    maps = amortized_maps(model.structure, batch, Drawn(hidden_layers=(4,)))
+    maps = Drawn(hidden_layers=(4,)).maps(model.structure, batch)
     phi = maps[0].init(2, torch.Generator().manual_seed(0))
     return terms_of(model.structure, maps, raw_of(model), phi, batch, Streams([0, 1]), options(eps=1.0))
 
@@ -393,7 +392,7 @@ def test_a_category_of_a_user_needs_no_more_than_a_density():
         model = otp.Model(graph, {"z": mechanism, "x": m.Normal()})
         model.set_params({"z": {name: [0.3, 0.7]}, "x": {"loc": [-2.0, 2.0], "scale": [1.0, 1.0]}})
         batch = encode(pd.DataFrame({"x": [-2.0, 0.3, 1.8]}), Schema.of(model.spaces, model.graph), hidden=["z"])
-        maps = amortized_maps(model.structure, batch, Drawn(hidden_layers=()))
+        maps = Drawn(hidden_layers=()).maps(model.structure, batch)
         phi = maps[0].init(1, torch.Generator().manual_seed(0))
         settings = options(eps=1.0)
         totals.append(terms_of(model.structure, maps, raw_of(model), phi, batch, Streams([0]), settings).total)

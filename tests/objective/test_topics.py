@@ -5,13 +5,14 @@ from scipy import sparse
 
 import otpdag as otp
 from otpdag import mechanisms as m
+from otpdag.backward.topic_concentrations import newton_concentration, pair_concentration
 from otpdag.datasets import bars
+from otpdag.document_corners import start_topics
 from otpdag.engine import EM, Layout
 from otpdag.engine.kinds.document_data import topic_method
 from otpdag.engine.optimiser import Leg
-from otpdag.engine.topic_starts import start_topics
-from otpdag.objective.topics import PairProblem, Topics, TopicSweeps, _pair_concentration, newton_concentration
-from otpdag.objective.word_pairs import WordPairs, topic_pairs
+from otpdag.inference.word_pairs import WordPairs, topic_pairs
+from otpdag.objective.topics import PairProblem, Topics, TopicSweeps
 
 
 def topic_model(topics, words):
@@ -78,4 +79,4 @@ def test_pairs_made_by_a_model_are_matched():
 
 def test_at_known_topics_pairs_give_the_concentrations():
     alpha = torch.tensor([0.3, 0.9, 0.1])
-    assert _pair_concentration(topic_pairs(alpha)).numpy() == pytest.approx(alpha.numpy(), rel=1e-4)
+    assert pair_concentration(topic_pairs(alpha)).numpy() == pytest.approx(alpha.numpy(), rel=1e-4)

@@ -9,6 +9,8 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
+import otpdag as otp
+from otpdag import mechanisms as m
 from otpdag.engine.monitor import Stage
 from otpdag.errors import DataError
 from otpdag.plots import learning_curve, search_curve
@@ -129,3 +131,16 @@ def test_names_of_short_stages_do_not_lie_on_each_other():
     assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
     left, right = figure.bbox.x0, figure.bbox.x1
     assert all(left <= box.x0 < box.x1 <= right and box.y1 <= figure.bbox.y1 for box in boxes)
+
+
+def test_curves_of_a_result() -> None:
+    model = otp.Model(otp.Graph([("z", "x")], hidden=["z"]), {"z": m.Categorical(2), "x": m.Normal()})
+    result = otp.fit(model, {"x": np.random.default_rng(0).normal(size=60)}, restarts=2)
+    whole, history = (learning_curve(one).axes[0] for one in (result, result.history))
+    losses = [record["loss"] for record in result.history]
+    for axes in (whole, history):
+        line = next(line for line in axes.lines if line.get_label() == "loss")
+        assert line.get_ydata().tolist() == losses
+    assert len(search_curve(result).axes[0].lines) == len(search_curve(result.stages).axes[0].lines)
+    with pytest.raises(DataError, match=r"history must be a result of otp.fit, its history, or a dictionary"):
+        learning_curve([1.0, 2.0])

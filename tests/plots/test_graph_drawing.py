@@ -15,7 +15,10 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch, Polygon
 
+from otpdag import mechanisms as m
+from otpdag.errors import GraphError
 from otpdag.graph import Graph, lag
+from otpdag.model import Model
 from otpdag.plots import draw_graph, learning_curve
 
 ASIA = Graph(
@@ -188,3 +191,12 @@ def test_draws_inside_subfigures() -> None:
 def test_pyplot_stays_out() -> None:
     code = "import otpdag.plots, sys; sys.exit('matplotlib.pyplot' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_model_is_drawn_as_its_graph_and_anything_else_is_refused():
+    graph = Graph([("a", "b")])
+    model = Model(graph, {"a": m.Normal(), "b": m.Normal()})
+    shown = [[text.get_text() for text in draw_graph(one).axes[0].texts] for one in (graph, model)]
+    assert shown[0] == shown[1]
+    with pytest.raises(GraphError, match=r"graph must be an otp.Graph or an otp.Model; got dict"):
+        draw_graph({"a": "b"})

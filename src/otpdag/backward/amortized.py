@@ -20,7 +20,7 @@ from otpdag.mechanisms.predictor import centre_and_spread, weighted_regression
 from otpdag.spaces import Space
 from otpdag.structure import Structure, Theta
 
-__all__ = ["AmortizedMap"]
+__all__ = ["AmortizedMap", "amortized_maps"]
 
 Change = Callable[[Tensor], Tensor]
 
@@ -305,3 +305,23 @@ class AmortizedMap:
         """A relaxed draw of a category, and its log-probabilities."""
         log_probs = torch.log_softmax(self.outputs(phi, node, row, values), -1)
         return gumbel_softmax(log_probs, uniform, temperature, hard=hard), log_probs
+
+
+def amortized_maps(
+    structure: Structure, batch: Batch, layers: tuple[int, ...], *, local: bool = False
+) -> tuple[AmortizedMap, ...]:
+    """One joint map, or one map for each observed node with hidden parents (the paper's local reading)."""
+    graph = structure.graph
+    observed = graph.observed
+    missing = tuple(n for n in observed if graph.children(n) and not bool(batch.mask[n].all()))
+    if not local:
+        hidden = tuple(n for n in graph.hidden if graph.observed_descendants(n))
+        targets = tuple(n for n in graph.order if n in hidden or n in missing)
+        code = RowCode.of(structure, batch, observed)
+        return (AmortizedMap(structure, code, targets, hidden=layers, explains=observed),)
+    maps = []
+    for node in observed:
+        targets = tuple(p for p in graph.order if p in graph.parents(node) and (p in graph.hidden or p in missing))
+        code = RowCode.of(structure, batch, (node,), [n for n in targets if n in observed])
+        maps.append(AmortizedMap(structure, code, targets, hidden=layers, name=f"local.{node}", explains=(node,)))
+    return tuple(maps)

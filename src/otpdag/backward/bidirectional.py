@@ -70,12 +70,9 @@ class BidirectionalMap:
     @classmethod
     def of(cls, structure: Structure, batch: SequenceBatch, width: int = 32) -> BidirectionalMap:
         """A map for all hidden nodes of a structure."""
-        graph, mechanisms = structure.graph, structure.mechanisms
-        hidden = [node for node in graph.order if node in graph.hidden]
-        numbers = tuple(node for node in hidden if not mechanisms[node].space.is_discrete)
-        categories = tuple(node for node in hidden if mechanisms[node].space.is_discrete)
-        code = RowCode.of(structure, batch.steps, graph.observed)
-        return cls(structure, SequenceMap(structure, code, numbers), categories, width)
+        code = RowCode.of(structure, batch.steps, structure.graph.observed)
+        smoother = SequenceMap(structure, code, structure.hidden_numbers)
+        return cls(structure, smoother, structure.hidden_categories, width)
 
     # -- what the objective asks of a map ------------------------------------------------------------------------
 

@@ -71,24 +71,47 @@ class Chain:
         values: What the distinct steps show, (1, U, width), earlier values included.
         mask: Which cells they show.
         phase: How many steps came before, cut off at the longest lag (U,).
-        weight: How many steps are of this kind (U,).
         blocks: The sequences.
         longest_lag: The longest lag.
         varying: Whether the pair potentials depend on what is observed.
-        steps: Number of steps.
-        sequences: Number of sequences.
     """
 
     states: States
     values: Mapping[str, Tensor]
     mask: Mapping[str, Tensor]
     phase: Tensor
-    weight: Tensor
     blocks: tuple[Block, ...]
     longest_lag: int
     varying: bool
-    steps: int
-    sequences: int
+
+    @classmethod
+    def of(
+        cls,
+        structure: Structure,
+        states: States,
+        values: Mapping[str, Tensor],
+        mask: Mapping[str, Tensor],
+        times: Tensor,
+        blocks: tuple[Block, ...],
+    ) -> Chain:
+        """Steps that came after ``times`` (U,) others, in blocks."""
+        longest = max((edge.by for edge in structure.graph.lags), default=0)
+        return cls(states, values, mask, times.clamp(max=longest), blocks, longest, pairs_vary(structure, states))
+
+    @property
+    def steps(self) -> int:
+        """Number of steps."""
+        return sum(len(block.kinds) for block in self.blocks)
+
+    @property
+    def sequences(self) -> int:
+        """Number of sequences."""
+        return sum(block.sizes[0] for block in self.blocks)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of all tables."""
+        return next(iter(self.states.now.values()), torch.zeros(0, dtype=torch.float64)).dtype
 
     def seen(self, names: Sequence[str]) -> Tensor:
         """Kinds of steps (U,) in which all of these nodes are wholly seen."""
@@ -122,19 +145,7 @@ def lay_out_chain(structure: Structure, batch: SequenceBatch, *, block_steps: in
         phase = phase[first]
     else:
         kinds = torch.arange(batch.rows)
-    weight = torch.bincount(kinds, minlength=len(phase)).to(steps.weight)
-    return Chain(
-        states,
-        values,
-        mask,
-        phase,
-        weight,
-        blocks=_blocks(batch, kinds, block_steps // states.size),
-        longest_lag=longest,
-        varying=pairs_vary(structure, states),
-        steps=batch.rows,
-        sequences=len(batch.lengths),
-    )
+    return Chain.of(structure, states, values, mask, phase, _blocks(batch, kinds, block_steps // states.size))
 
 
 def _check_supported(structure: Structure, batch: SequenceBatch) -> None:

@@ -46,13 +46,13 @@ def potentials(structure: Structure, naturals: Naturals, chain: Chain, emitted: 
 
     ``emitted`` (R, U, S) is what observed nodes say of states, if that is known already.
     """
-    states, like = chain.states, chain.weight
-    forbidden = torch.full((), -torch.inf, dtype=like.dtype)
-    begins = torch.where(states.begins, torch.zeros((), dtype=like.dtype), forbidden)
+    states, dtype = chain.states, chain.dtype
+    forbidden = torch.full((), -torch.inf, dtype=dtype)
+    begins = torch.where(states.begins, torch.zeros((), dtype=dtype), forbidden)
     hidden = torch.where((chain.phase == 0).unsqueeze(-1), begins, 0.0).unsqueeze(0)
-    observed = torch.zeros(1, len(chain.phase), states.size, dtype=like.dtype) if emitted is None else emitted
+    observed = torch.zeros(1, len(chain.phase), states.size, dtype=dtype) if emitted is None else emitted
     many = len(chain.phase) if chain.varying else chain.longest_lag + 1
-    pair = torch.zeros(1, many, states.size, states.size, dtype=like.dtype)
+    pair = torch.zeros(1, many, states.size, states.size, dtype=dtype)
     if states.follows is not None:
         pair = pair + torch.where(states.follows, torch.zeros_like(forbidden), forbidden)
     for node, mechanism in structure.mechanisms.items():
@@ -114,7 +114,7 @@ def _term(structure: Structure, naturals: Naturals, chain: Chain, node: str) -> 
 
 def _clamp(chain: Chain) -> Tensor:
     """Zero where a state agrees with what is seen of an otherwise unknown category, minus infinity elsewhere."""
-    agreement = torch.zeros(1, 1, chain.states.size, dtype=chain.weight.dtype)
+    agreement = torch.zeros(1, 1, chain.states.size, dtype=chain.dtype)
     for node in chain.states.nodes:
         if node in chain.values:
             agrees = (chain.values[node] @ chain.states.now[node].T) > 0.5

@@ -146,7 +146,7 @@ class Moments:
         columns[:, -1] = 1.0
         for place, (node, cell) in enumerate(self.cells):
             if not bool(unseen[place]):
-                columns[:, place] = self.batch.values[node][0, rows, cell] - self.shift[place]
+                columns[:, place] = self.batch.values[node][0, rows, cell].double() - self.shift[place]
         return columns
 
     def log_likelihood(self, point: Tensor) -> Tensor:

@@ -23,12 +23,12 @@ from otpdag.structure import Naturals, Structure
 
 __all__ = ["adapted"]
 
-GRID_ROUNDS = 5
-WIDEST = 7.0
-NEWTON_STEPS = 8
-LONGEST_STEP = 3.0
-DIFFERENCE = 1e-4
-CURVATURES = (0.2, 1e12)
+GRID_ROUNDS = 5  # in which a grid closes in on a posterior: each can narrow it to a fifth
+WIDEST = 7.0  # half a grid, in standard deviations of the noise: beyond lies 1e-12 of it
+NEWTON_STEPS = 8  # to the mode of a posterior; digits double in each
+LONGEST_STEP = 3.0  # of these, in standard deviations of the noise: further, the curvature says nothing
+DIFFERENCE = 1e-4  # by which slopes are differenced: errors of step and of rounding are about 1e-8 both
+CURVATURES = (0.2, 1e12)  # at the mode; the prior's is one, and a posterior hardly ever wider than twice the prior
 
 
 def adapted(structure: Structure, naturals: Naturals, group: RowGroup, *, reach: float | None = None) -> RowGroup:
@@ -58,8 +58,8 @@ def _adapted_grid(structure: Structure, naturals: Naturals, group: RowGroup, rea
     unit = torch.linspace(-1.0, 1.0, points, dtype=torch.float64).to(group.log_weight)
     for _ in range(GRID_ROUNDS):
         grid = _present(group.grid)
-        found = evaluate(structure, naturals, group)
-        joint = (found.log_prior + found.log_likelihood).expand(-1, len(group.rows), -1)
+        here = evaluate(structure, naturals, group)
+        joint = (here.log_prior + here.log_likelihood).expand(-1, len(group.rows), -1)
         share = torch.softmax(joint.unflatten(-1, (-1, points)), -1).nan_to_num(1 / points)
         centre = (share * grid).sum(-1, keepdim=True)
         spread = (share * (grid - centre) ** 2).sum(-1, keepdim=True).sqrt()
@@ -88,10 +88,10 @@ def _adapted_cloud(structure: Structure, naturals: Naturals, group: RowGroup) ->
 
     def joint(u: Tensor) -> Tensor:
         """Log-density of a row and its numbers' noise u (R, n, T, dim): (R, n, T)."""
-        found = evaluate(structure, naturals, replace(one_point, noise=_as_noise(kinds, u)))
-        return (found.log_prior + found.log_likelihood).expand(u.shape[:-1]) - 0.5 * u.square().sum(-1)
+        at = evaluate(structure, naturals, replace(one_point, noise=_as_noise(kinds, u)))
+        return (at.log_prior + at.log_likelihood).expand(u.shape[:-1]) - 0.5 * u.square().sum(-1)
 
-    replicas = max((len(value) for found in naturals.values() for value in found.values()), default=1)
+    replicas = max((len(value) for params in naturals.values() for value in params.values()), default=1)
     dim = sum(prior.dim for prior in kinds.values())
     start = group.log_weight.new_zeros(replicas, len(group.rows), one_point.points, dim)
     centre, vectors, curvature = _mode(joint, start)
@@ -159,8 +159,8 @@ def _matched(
     first: tuple[Tensor, Tensor, Tensor],
 ) -> RowGroup:
     """Place the points once more, by the mean and covariance of the weighted ones, where enough of them count."""
-    found = evaluate(structure, naturals, cloud)
-    joint = (found.log_prior + found.log_likelihood).unflatten(-1, (-1, cloud.copies))
+    points = evaluate(structure, naturals, cloud)
+    joint = (points.log_prior + points.log_likelihood).unflatten(-1, (-1, cloud.copies))
     share = torch.softmax(joint, -1).nan_to_num(1 / cloud.copies)
     u = _positions(_present(cloud.base), *first)
     mean = (share.unsqueeze(-1) * u).sum(-2)

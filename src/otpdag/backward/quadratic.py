@@ -21,7 +21,7 @@ from otpdag.structure import Structure
 
 __all__ = ["integrated", "is_quadratic", "stencil"]
 
-MOST_NUMBERS = 16
+MOST_NUMBERS = 16  # integrated together: a stencil has a point for each pair of them
 
 
 def is_quadratic(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -9,10 +10,14 @@ import torch
 from torch import Tensor
 
 from otpdag.backward.encoder import EncoderMap
+from otpdag.clustering import move_centres
+from otpdag.layers import nearest
 
-__all__ = ["QuantizedMap"]
+__all__ = ["QuantizedMap", "lloyd"]
 
 POTENTIAL = "phi.potential"
+START_LATENTS = 20  # for each codeword that k-means places among them
+ROWS_AT_ONCE = 250  # images that are encoded at a time, which bounds memory
 PACE = 30.0  # potentials are in units of squared latents, and must follow them
 
 
@@ -53,3 +58,28 @@ class QuantizedMap:
     def potentials(self, phi: Mapping[str, Tensor]) -> Tensor:
         """Potentials of the codewords: (problems, size)."""
         return PACE * phi[POTENTIAL][0]
+
+    def placed_codewords(
+        self, phi: Mapping[str, Tensor], images: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Codewords (size, dim) among the latents of some images (N, pixels), and scales at what is left of them."""
+        many = min(len(images), math.ceil(START_LATENTS * self.size / self.positions))
+        some = images[torch.randperm(len(images), generator=generator)[:many]]
+        with torch.no_grad():
+            parts = [self.latents(phi, part.unsqueeze(0)) for part in some.split(ROWS_AT_ONCE)]
+        centres, residual = lloyd(torch.cat(parts, 1).reshape(-1, self.dim), self.size, generator)
+        return centres, residual.mean().clamp(min=1e-8).sqrt().expand_as(centres)
+
+
+def lloyd(points: Tensor, size: int, generator: torch.Generator, steps: int = 5) -> tuple[Tensor, Tensor]:
+    """A few steps of k-means from random points (N, D): centres (size, D), and the mean squared residual (D,).
+
+    With fewer points than centres, points repeat with a little noise.
+    """
+    index = torch.randperm(len(points), generator=generator)
+    index = index.repeat(math.ceil(size / len(index)))[:size].to(points.device)
+    jitter = torch.randn(size, points.shape[1], generator=generator).to(points)
+    centres = points[index] + 1e-3 * points.std() * jitter
+    centres = torch.from_numpy(move_centres(points.cpu().numpy(), centres.cpu().numpy(), steps)).to(points)
+    own = nearest(torch.cdist(points, centres))
+    return centres, (points - centres[own]).square().mean(0)

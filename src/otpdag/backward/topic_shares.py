@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 from scipy import sparse
 from torch import Tensor
 
-__all__ = ["Cells", "Shares", "drawn_topic_counts", "even_shares", "infer_shares"]
+__all__ = ["Cells", "Shares", "batches", "drawn_topic_counts", "even_shares", "infer_shares"]
 
 Array = NDArray[np.float64]
+DENSE = 0.05  # a share of filled cells below which matrix products cost more than indices
 SMALLEST = 1e-30  # keeps quotients and logarithms finite in single precision, whose smallest number is 1e-38
 
 
@@ -100,6 +101,18 @@ class Shares:
         normal = torch.lgamma(g.sum(-1)) - torch.lgamma(g).sum(-1)
         prior = torch.lgamma(alpha.sum()) - torch.lgamma(alpha).sum()
         return normal - prior + ((g - alpha) * torch.log(self.weights)).sum(-1)
+
+    def cost(self, counts: Tensor | Cells, alpha: Tensor) -> Tensor:
+        """Minus the bound on the log-likelihood of all documents: what rebuilding costs, and the divergence."""
+        return self.kl(alpha).sum().double() - self.log_prob(counts).double()
+
+
+def batches(documents: sparse.csr_array, size: int) -> Iterator[Tensor | Cells]:
+    """Documents some at a time: dense, or by cells where few are filled."""
+    few = documents.nnz < DENSE * documents.shape[0] * documents.shape[1]
+    for start in range(0, documents.shape[0], size):
+        part = slice(start, min(start + size, documents.shape[0]))
+        yield Cells.of(documents[part]) if few else torch.from_numpy(documents[part].toarray().astype(np.float32))
 
 
 def even_shares(counts: Tensor | Cells, alpha: Tensor) -> Tensor:

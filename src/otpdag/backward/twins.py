@@ -81,7 +81,9 @@ def find_twins(
 def _kind(family: FamilyView) -> str:
     """Equal for families that differ in names, parameters and units only."""
     mechanism = family.mechanism
-    learned = {name: (p.shape, p.learned) for name, p in mechanism.declared().items()}
+    # a floor comes from the data, too, and nodes with different ones are no twins
+    floors = {name: getattr(p.support, "floor", 0.0) for name, p in mechanism.declared().items()}
+    learned = {n: (p.shape, p.learned, torch.as_tensor(floors[n]).tolist()) for n, p in mechanism.declared().items()}
     units = {name: tuple(value.shape) for name, value in mechanism.buffers().items()}
     discrete = [name in dict(mechanism.family.discrete) for name in family.names[:-1]]
     return repr((mechanism.spec(), family.widths, family.categories, discrete, family.hidden, learned, units))

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from otpdag.cli import fitting, reproducing, using
+from otpdag.cli import fit_command, reproducing, use_commands
 from otpdag.cli.console import FriendlyGroup
 
 __all__ = ["app", "main"]
@@ -21,13 +21,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("fit")(fitting.fit)
-app.command("show")(using.show)
-app.command("sample")(using.sample)
-app.command("posterior")(using.posterior)
-app.command("impute")(using.impute)
-app.command("score")(using.score)
-app.command("check")(using.check)
+app.command("fit")(fit_command.fit)
+app.command("show")(use_commands.show)
+app.command("sample")(use_commands.sample)
+app.command("posterior")(use_commands.posterior)
+app.command("impute")(use_commands.impute)
+app.command("score")(use_commands.score)
+app.command("check")(use_commands.check)
+app.command("report")(use_commands.report)
 app.command("reproduce")(reproducing.reproduce)
 
 

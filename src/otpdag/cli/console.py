@@ -1,42 +1,38 @@
-"""What all commands share: one place for output, one for errors, one for the rule that nothing is overwritten."""
+"""What all commands share: one place for output, one for errors, one for the rule that nothing is overwritten.
+
+Nothing here imports torch or pandas: help and usage errors come at once.
+"""
 
 from __future__ import annotations
 
-import io
+import contextlib
+import logging
 import sys
 import traceback
-import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import pandas as pd
 import typer
 from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from otpdag.cli.csv_files import check_digits, check_shape
-from otpdag.data import Sequences, read_table
-from otpdag.errors import DataError, ModelError, OtpdagError
+from otpdag.errors import ModelError, OtpdagError
 from otpdag.files import finish_transaction, is_rubbish, make_folder, write_bytes
-from otpdag.model import Model, load
-from otpdag.model.rendering import printable
+from otpdag.printable import printable
 
 __all__ = [
     "LONGEST_SEED",
     "RUN_FILES",
     "FriendlyGroup",
-    "as_steps",
+    "Interrupted",
     "check_file",
     "check_folder",
-    "csv_text",
-    "model_at",
+    "log_lines",
     "note_written",
     "out",
-    "put_table",
     "say",
-    "table_at",
     "warn",
     "write_file",
     "write_out",
@@ -53,8 +49,8 @@ RUN_FILES = (
     "weights.csv",
     "intervals.csv",
 )  # all that the folder of a fit may hold of ours
-LONGEST_SEED = 2**63 - 1
-MISTAKE, BUG, INTERRUPTED = 2, 1, 130
+LONGEST_SEED = 2**63 - 1  # that a 64-bit generator takes
+MISTAKE, BUG, INTERRUPTED = 2, 1, 130  # exit codes, as other commands have them
 DEBUG = "--debug"
 _WRITTEN: list[str] = []  # by the present command
 
@@ -87,9 +83,34 @@ def fail(message: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
+@contextlib.contextmanager
+def log_lines(*, quiet: bool) -> Iterator[None]:
+    """Show what the library logs where there is no terminal for a progress bar: a line now and then."""
+    if quiet or sys.stderr.isatty():
+        yield
+        return
+    logger, handler = logging.getLogger("otpdag"), logging.StreamHandler(sys.stderr)
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
 def note_written(path: Path) -> None:
     """Remember what the present command has written, for the case of an interrupt."""
     _WRITTEN.append(str(path))
+
+
+class Interrupted(KeyboardInterrupt):
+    """Somebody asked for the end: what to say about it, and the exit code."""
+
+    def __init__(self, message: str = "", code: int = INTERRUPTED) -> None:
+        super().__init__(message)
+        self.message, self.code = message, code
 
 
 class FriendlyGroup(TyperGroup):
@@ -117,10 +138,11 @@ class FriendlyGroup(TyperGroup):
         _WRITTEN.clear()
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
+            asked = stop if isinstance(stop, Interrupted) else Interrupted()
             there = f"{', '.join(_WRITTEN)} written before" if _WRITTEN else "nothing was written"
-            _err().print(f"\n[bold]interrupted[/]: {escape(printable(there))}")
-            raise typer.Exit(INTERRUPTED) from None
+            _err().print(f"\n[bold]interrupted[/]: {escape(printable(asked.message or there))}")
+            raise typer.Exit(asked.code) from None
 
 
 def _report(error: Exception) -> NoReturn:
@@ -143,39 +165,6 @@ def _report(error: Exception) -> NoReturn:
 # --- files ------------------------------------------------------------------------------------------------
 
 
-def table_at(path: Path) -> pd.DataFrame:
-    """Read a table; one whose rows have more cells than its header is refused."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", pd.errors.DtypeWarning)  # mixed columns are told by their cell, later
-            table = read_table(path)
-    except DataError:
-        raise
-    except (ValueError, OSError, OverflowError, MemoryError) as error:  # pandas' parser errors are ValueErrors
-        raise DataError(f"{path}: cannot be read as a table: {error}") from None
-    if path.suffix == ".csv":
-        check_shape(path)
-        check_digits(table)
-    return table
-
-
-def as_steps(table: pd.DataFrame, sequence: str | None, time: str | None) -> pd.DataFrame | Sequences:
-    """The table itself, or its rows as steps of sequences where a column tells them apart or orders them."""
-    return table if sequence is None and time is None else Sequences(table, sequence=sequence, time=time)
-
-
-def model_at(path: Path) -> Model:
-    """Read a saved model; the folder of a fit will do."""
-    if path.is_dir():
-        finish_transaction(path, RUN_FILES)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        model = load(path / "model.otp" if path.is_dir() else path)
-    for message in caught:
-        warn(str(message.message))
-    return model
-
-
 def check_folder(path: Path, *, force: bool) -> None:
     """Refuse a folder that holds something other than the beginning of a run that was killed."""
     if path.exists() and not path.is_dir():
@@ -196,15 +185,6 @@ def check_file(path: Path | None, *, force: bool) -> None:
         raise ModelError(f"--out {str(path)!r} exists; choose another file or add --force to overwrite")
 
 
-def put_table(table: pd.DataFrame, path: Path | None, *, index: bool = False) -> None:
-    """Write CSV to a file, or to standard output."""
-    if path is None:
-        write_out(csv_text(table, index=index))
-        return
-    write_file(path, _as_parquet(table, path, index) if path.suffix == ".parquet" else csv_text(table, index=index))
-    say(f"wrote {len(table):,} rows to {path}")
-
-
 def write_out(text: str) -> None:
     """Write text to standard output; to a terminal, without control characters."""
     sys.stdout.write(printable(text, keep="\n\t") if sys.stdout.isatty() else text)
@@ -215,17 +195,3 @@ def write_file(path: Path, content: bytes | str) -> None:
     with make_folder(path.parent):
         write_bytes(path, content.encode("utf-8") if isinstance(content, str) else content)
     note_written(path)
-
-
-def csv_text(table: pd.DataFrame, *, index: bool = False) -> str:
-    """A table as CSV."""
-    return str(table.to_csv(index=index, lineterminator="\n"))
-
-
-def _as_parquet(table: pd.DataFrame, path: Path, index: bool) -> bytes:
-    buffer = io.BytesIO()
-    try:
-        table.to_parquet(buffer, index=index)
-    except ImportError:
-        raise DataError(f"{str(path)!r} needs the package pyarrow: pip install pyarrow") from None
-    return buffer.getvalue()

@@ -6,119 +6,95 @@ import io
 import json
 import math
 import re
+import shlex
+import sys
 import warnings
-from enum import StrEnum
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
-import typer
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from otpdag import plots
-from otpdag.cli.console import (
-    LONGEST_SEED,
-    RUN_FILES,
-    as_steps,
-    check_folder,
-    csv_text,
-    note_written,
-    out,
-    say,
-    table_at,
-    warn,
-)
+from otpdag.cli.checkpoints import close_checkpoint, kept_checkpoint
+from otpdag.cli.console import RUN_FILES, Interrupted, check_folder, log_lines, note_written, out, say, warn
 from otpdag.cli.csv_files import check_cells
 from otpdag.cli.model_file import read_model_file
 from otpdag.cli.printing import estimates_table, headline
+from otpdag.cli.table_files import as_steps, csv_text, file_hash, table_at
 from otpdag.engine import FitResult
 from otpdag.engine import fit as fit_model
-from otpdag.errors import ConvergenceWarning, DataError, ModelError
+from otpdag.errors import ApproximationWarning, ColumnTypeWarning, ConvergenceWarning, DataError, ModelError
 from otpdag.files import check_writable, folder_transaction, write_bytes
 from otpdag.model import Model
-from otpdag.model.rendering import printable
+from otpdag.printable import printable
 
-__all__ = ["fit", "write_run"]
-
-
-MOST_STARTS, MOST_STEPS = 10_000, 100_000_000
+__all__ = ["fit_to_folder", "write_run"]
 
 
-class Robust(StrEnum):
-    """Against what an estimate shall be robust."""
-
-    outliers = "outliers"
-    misfit = "misfit"
-
-
-class MethodName(StrEnum):
-    """The methods by name."""
-
-    auto = "auto"
-    entropic = "entropic"
-    transport = "transport"
-    paper = "paper"
-
-
-def fit(
-    model_file: Annotated[Path, typer.Argument(metavar="MODEL.YAML", help="Graph and mechanisms.")],
-    data: Annotated[Path, typer.Argument(metavar="DATA", help="A .csv or .parquet table; empty cells are missing.")],
-    out_folder: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="Where results go.")],
-    method: Annotated[MethodName, typer.Option(help="How to estimate.")] = MethodName.auto,
-    seed: Annotated[int, typer.Option(min=0, max=LONGEST_SEED, help="Determines the run.")] = 0,
-    restarts: Annotated[
-        int | None, typer.Option(min=1, max=MOST_STARTS, help="Number of starts; the best is continued.")
-    ] = None,
-    steps: Annotated[int | None, typer.Option(min=1, max=MOST_STEPS, help="Most steps of the optimiser.")] = None,
-    weights: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column with a weight for each row.")] = None,
-    robust: Annotated[
-        Robust | None, typer.Option(help="Leave out rows that do not fit, or bear a model that is wrong.")
-    ] = None,
-    intervals: Annotated[
-        int | None,
-        typer.Option(min=10, max=MOST_STARTS, metavar="DRAWS", help="Bootstrap intervals from so many resampled fits."),
-    ] = None,
-    sequence: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Lagged edges: column that tells sequences apart.")
-    ] = None,
-    time: Annotated[str | None, typer.Option(metavar="COLUMN", help="Lagged edges: column that orders steps.")] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but warnings and errors.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")] = False,
+def fit_to_folder(
+    model_file: Path,
+    data: Path,
+    out_folder: Path,
+    *,
+    method: str = "auto",
+    seed: int = 0,
+    restarts: int | None = None,
+    steps: int | None = None,
+    weights: str | None = None,
+    robust: str | None = None,
+    intervals: int | None = None,
+    sequence: str | None = None,
+    time: str | None = None,
+    device: str = "cpu",
+    time_limit: float | None = None,
+    resume: bool = False,
+    quiet: bool = False,
+    force: bool = False,
 ) -> None:
-    """Estimate the parameters of a model from a table.
-
-    Writes model.otp, params.json, summary.json, history.csv, restarts.csv, graph.png and learning.png; where asked for,
-    intervals.csv and weights.csv, the share of each row that a robust fit used.
-    """
+    """Fit the model of a file to a table; print the estimates and write a folder of results."""
     _check_device(device)
     check_folder(out_folder, force=force)
     specification = read_model_file(model_file)
     frame = table_at(data)
-    model = specification.build(frame)
+    with warnings.catch_warnings(record=True) as doubts:
+        warnings.simplefilter("always", ColumnTypeWarning)
+        model = specification.build(frame)
     check_cells(frame, model)
     row_weights, steps_or_rows = _weights(frame, weights, model), as_steps(frame, sequence, time)
     check_writable(out_folder)  # before the work: a folder that cannot be made fails at once
-    with warnings.catch_warnings(record=True) as caught:
+    with (
+        log_lines(quiet=quiet),
+        kept_checkpoint(out_folder, resume=resume) as checkpoint,
+        warnings.catch_warnings(record=True) as caught,
+    ):
         warnings.simplefilter("always", ConvergenceWarning)
+        warnings.simplefilter("ignore", ApproximationWarning)  # a note says the same
         result = fit_model(
             model,
             steps_or_rows,
-            method=method.value,
+            method=method,
             seed=seed,
             steps=steps,
             restarts=restarts,
             weights=row_weights,
-            robust=False if robust is None else robust.value,
+            robust=False if robust is None else robust,
             device=device,
             progress=False if quiet else None,
+            checkpoint=checkpoint,
+            time_limit=time_limit,
         )
-    bounds = None if intervals is None else result.intervals(draws=intervals, seed=seed)
-    written = write_run(result, out_folder, bounds)
-    note_written(out_folder)
-    for message in caught:
+        if result.status.interrupted:
+            raise Interrupted
+        bounds = None if intervals is None else result.intervals(draws=intervals, seed=seed)
+        written = write_run(result, out_folder, bounds, source=_source(data))
+        note_written(out_folder)
+        ended = result.status.converged or result.status.failed
+        close_checkpoint(checkpoint, could_go_on=time_limit is not None and not ended)
+    for message in (*doubts, *caught):
         warn(str(message.message))
     if not quiet:
         console = out()
@@ -151,23 +127,26 @@ def _weights(frame: pd.DataFrame, column: str | None, model: Model) -> NDArray[n
 # --- the folder -------------------------------------------------------------------------------------------
 
 
-def write_run(result: FitResult, folder: Path, bounds: pd.DataFrame | None = None) -> list[str]:
+def write_run(
+    result: FitResult, folder: Path, bounds: pd.DataFrame | None = None, *, source: Mapping[str, str] | None = None
+) -> list[str]:
     """Write everything that a fit left behind, all of it or nothing; the names of the files.
 
     Args:
         result: The end of the fit.
         folder: Where to. An earlier run there is replaced as a whole, other files stay.
         bounds: Intervals, where they were asked for.
+        source: Where the data came from and by which command, for the summary.
     """
     with folder_transaction(folder, RUN_FILES) as staged:
-        for name, content in _run_files(result, bounds).items():
+        for name, content in _run_files(result, bounds, source or {}).items():
             write_bytes(staged / name, content)
         result.model.save(staged / "model.otp")
         written = {path.name for path in staged.iterdir()}
     return [name for name in RUN_FILES if name in written]
 
 
-def _run_files(result: FitResult, bounds: pd.DataFrame | None) -> dict[str, bytes]:
+def _run_files(result: FitResult, bounds: pd.DataFrame | None, source: Mapping[str, str]) -> dict[str, bytes]:
     starts = [(r.number, r.seed, r.short_loss, r.loss, r.kept) for r in result.restarts]
     tables = {
         "history.csv": csv_text(pd.DataFrame(list(result.history))),
@@ -179,12 +158,29 @@ def _run_files(result: FitResult, bounds: pd.DataFrame | None) -> dict[str, byte
     if bounds is not None:
         tables["intervals.csv"] = csv_text(bounds, index=True)
     kept = next((r.number for r in result.restarts if r.kept), None)
-    return {name: text.encode("utf-8") for name, text in tables.items()} | {
-        "params.json": _json(_plain(result.model.params())),
-        "summary.json": _json(_summary(result)),
-        "graph.png": _png(plots.draw_graph(result.model.graph)),
-        "learning.png": _png(plots.search_curve(result.stages, kept=kept)),
-    }
+    return (
+        {name: text.encode("utf-8") for name, text in tables.items()}
+        | {
+            "params.json": _json(_plain(result.model.params())),
+            "summary.json": _json(_summary(result) | dict(source)),
+            "graph.png": _png(plots.draw_graph(result.model.graph)),
+        }
+        | _learning(result, kept)
+    )
+
+
+def _learning(result: FitResult, kept: int | None) -> dict[str, bytes]:
+    """The curve of a search; where nothing is to be learned there is none."""
+    if not any(stage.losses for stage in result.stages):
+        return {}
+    return {"learning.png": _png(plots.search_curve(result.stages, kept=kept))}
+
+
+def _source(data: Path) -> dict[str, str]:
+    """What a report needs to find the table again, and to tell how the fit was run."""
+    words = ["otpdag", *sys.argv[1:]] if Path(sys.argv[0]).stem == "otpdag" else []
+    command = {"command": shlex.join(words)} if words else {}
+    return {"data": str(data), "data_sha256": file_hash(data), **command}
 
 
 def _summary(result: FitResult) -> dict[str, Any]:
@@ -196,7 +192,9 @@ def _summary(result: FitResult) -> dict[str, Any]:
         "converged": result.status.converged,
         "reason": result.status.reason,
         "advice": result.status.advice,
-        "loss": result.loss if math.isfinite(result.loss) else None,
+        "status": result.status.name,
+        "approximate": result.status.approximate,
+        "loss": result.loss,
         "rows": result.rows_used,
         "steps": len(result.history),
         "starts": len(result.restarts),
@@ -213,8 +211,17 @@ def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
+def _known(value: Any) -> Any:
+    """The same with null for what is not a finite number: JSON knows no other word for it."""
+    if isinstance(value, dict):
+        return {key: _known(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_known(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _json(content: Any) -> bytes:
-    return (json.dumps(content, indent=1) + "\n").encode("utf-8")
+    return (json.dumps(_known(content), indent=1, allow_nan=False) + "\n").encode("utf-8")
 
 
 def _png(figure: Figure) -> bytes:

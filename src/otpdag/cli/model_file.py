@@ -38,7 +38,7 @@ from pydantic import (
 )
 
 from otpdag.cli.csv_files import check_numbers
-from otpdag.data import infer_space
+from otpdag.data import count_categories
 from otpdag.errors import DataError, GraphError, ModelError, listed
 from otpdag.graph import MOST_STEPS_BACK, Graph, Lag
 from otpdag.mechanisms import Mechanism
@@ -234,10 +234,10 @@ def _size_of(node: str, graph: Graph, data: pd.DataFrame) -> int:
         raise ModelError(f"nodes.{node}.size: a hidden category needs its number of categories")
     if node not in data.columns:
         raise DataError(f"node {node!r} has no column; columns are {_listed(list(map(str, data.columns)))}")
-    space = infer_space(data[node])
-    if not space.is_discrete:
+    size = count_categories(data[node])
+    if size is None:
         raise ModelError(f"nodes.{node}.size: column {node!r} shows no categories to count; give the number")
-    return space.width
+    return size
 
 
 def _arguments(node: str, entry: Mapping[str, Any]) -> tuple[type[Mechanism], dict[str, Any]]:

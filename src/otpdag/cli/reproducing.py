@@ -14,7 +14,7 @@ from otpdag.cli.console import LONGEST_SEED, check_folder, note_written, out, sa
 from otpdag.cli.registry import Experiment, Run, discover, find_folder, named_folder, registered
 from otpdag.errors import ModelError
 from otpdag.files import make_folder
-from otpdag.model.rendering import printable
+from otpdag.printable import printable
 
 __all__ = ["reproduce"]
 

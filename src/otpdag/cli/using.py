@@ -1,61 +1,31 @@
-"""Commands that use a saved model: show, sample, posterior, impute, score."""
+"""What the commands that use a saved model do."""
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from otpdag.cli.console import (
-    LONGEST_SEED,
-    as_steps,
-    check_file,
-    model_at,
-    out,
-    put_table,
-    say,
-    table_at,
-    write_file,
-    write_out,
-)
+from otpdag.cli.console import RUN_FILES, check_file, out, say, warn, write_file, write_out
 from otpdag.cli.csv_files import check_cells, read_csv_text
 from otpdag.cli.printing import estimates_table
+from otpdag.cli.table_files import as_steps, file_hash, model_at, put_table, table_at
 from otpdag.errors import ModelError
+from otpdag.files import finish_transaction
 from otpdag.model import Model
-from otpdag.model.rendering import printable
+from otpdag.printable import printable
 
-__all__ = ["check", "impute", "posterior", "sample", "score", "show"]
+if TYPE_CHECKING:
+    from otpdag.report import Run
 
-MOST_ROWS, MOST_DRAWS = 10_000_000, 100_000  # what one machine can hold
-
-ModelPath = Annotated[Path, typer.Argument(metavar="MODEL.OTP", help="A saved model, or the folder of a fit.")]
-DataPath = Annotated[Path, typer.Argument(metavar="DATA", help="A .csv or .parquet table; empty cells are missing.")]
-OutFile = Annotated[
-    Path | None, typer.Option("--out", "-o", metavar="FILE", help="CSV file; standard output if left out.")
-]
-Seed = Annotated[int, typer.Option(min=0, max=LONGEST_SEED, help="Determines the draws.")]
-SequenceColumn = Annotated[
-    str | None, typer.Option("--sequence", metavar="COLUMN", help="Lagged edges: column that tells sequences apart.")
-]
-TimeColumn = Annotated[
-    str | None, typer.Option("--time", metavar="COLUMN", help="Lagged edges: column that orders steps.")
-]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]
+__all__ = ["check", "impute", "posterior", "report", "sample", "score", "show"]
 
 
-class ScoreKind(StrEnum):
-    """What to measure."""
-
-    transport = "transport"
-    likelihood = "likelihood"
-
-
-def show(model_path: ModelPath) -> None:
+def show(model_path: Path) -> None:
     """Print a model's graph, mechanisms and parameters."""
     model = model_at(model_path)
     console = out()
@@ -66,18 +36,15 @@ def show(model_path: ModelPath) -> None:
 
 
 def sample(
-    model_path: ModelPath,
-    rows: Annotated[int, typer.Option(min=1, max=MOST_ROWS, help="Number of rows, or of sequences.")] = 1000,
-    seed: Seed = 0,
-    do: Annotated[
-        list[str] | None, typer.Option(metavar="NODE=VALUE", help="Intervene: set a node. May be repeated.")
-    ] = None,
-    given: Annotated[Path | None, typer.Option(metavar="DATA", help="Table with the nodes that are Given.")] = None,
-    length: Annotated[
-        int | None, typer.Option(min=1, max=MOST_ROWS, help="Lagged edges: steps of each sequence.")
-    ] = None,
-    out_file: OutFile = None,
-    force: Force = False,
+    model_path: Path,
+    *,
+    rows: int,
+    seed: int,
+    do: list[str] | None,
+    given: Path | None,
+    length: int | None,
+    out_file: Path | None,
+    force: bool,
 ) -> None:
     """Draw rows from a model, hidden nodes too; --do sets nodes, whatever their parents say."""
     check_file(out_file, force=force)
@@ -90,20 +57,18 @@ def sample(
 
 
 def posterior(
-    model_path: ModelPath,
-    data: DataPath,
-    draws: Annotated[int, typer.Option(min=1, max=MOST_DRAWS, help="Draws for each row.")] = 200,
-    seed: Seed = 0,
-    all_draws: Annotated[bool, typer.Option("--all-draws", help="Write every draw, not a summary by row.")] = False,
-    sequence: SequenceColumn = None,
-    time: TimeColumn = None,
-    out_file: OutFile = None,
-    force: Force = False,
+    model_path: Path,
+    data: Path,
+    *,
+    draws: int,
+    seed: int,
+    all_draws: bool,
+    sequence: str | None,
+    time: str | None,
+    out_file: Path | None,
+    force: bool,
 ) -> None:
-    """Tell what each row says about the hidden nodes.
-
-    One line for each row: mean, standard deviation and the central 90 % of numbers, probabilities of categories.
-    """
+    """Tell what each row says about the hidden nodes."""
     check_file(out_file, force=force)
     model = model_at(model_path)
     if not model.graph.hidden:
@@ -113,15 +78,16 @@ def posterior(
 
 
 def impute(
-    model_path: ModelPath,
-    data: DataPath,
-    draws: Annotated[int, typer.Option(min=1, max=MOST_DRAWS, help="Draws that a filled cell summarises.")] = 100,
-    seed: Seed = 0,
-    random: Annotated[bool, typer.Option("--random", help="Fill with one draw, for multiple imputation.")] = False,
-    sequence: SequenceColumn = None,
-    time: TimeColumn = None,
-    out_file: OutFile = None,
-    force: Force = False,
+    model_path: Path,
+    data: Path,
+    *,
+    draws: int,
+    seed: int,
+    random: bool,
+    sequence: str | None,
+    time: str | None,
+    out_file: Path | None,
+    force: bool,
 ) -> None:
     """Fill the missing cells of a table; whatever else stands in the file stays as it is written."""
     check_file(out_file, force=force)
@@ -143,25 +109,26 @@ def impute(
 
 
 def score(
-    model_path: ModelPath,
-    data: DataPath,
-    kind: Annotated[ScoreKind, typer.Option(help="What to measure.")] = ScoreKind.transport,
-    seed: Seed = 0,
-    sequence: SequenceColumn = None,
-    time: TimeColumn = None,
+    model_path: Path,
+    data: Path,
+    *,
+    kind: Literal["transport", "likelihood"],
+    seed: int,
+    sequence: str | None,
+    time: str | None,
 ) -> None:
     """Measure how far rows are from a model: a transport distance (small is good) or the mean log-likelihood."""
     model = model_at(model_path)
-    value = model.score(as_steps(_table_for(model, data), sequence, time), kind=kind.value, seed=seed)
+    value = model.score(as_steps(_table_for(model, data), sequence, time), kind=kind, seed=seed)
     say(
         "energy distance between the rows and as many model samples; smaller is better"
-        if kind is ScoreKind.transport
+        if kind == "transport"
         else "mean log-likelihood of a row; larger is better"
     )
     typer.echo(f"{value:.6g}")
 
 
-def check(model_path: ModelPath, data: DataPath, seed: Seed = 0) -> None:
+def check(model_path: Path, data: Path, *, seed: int) -> None:
     """Tell which node fits badly: distances between its recovered noise and fresh noise, the worst node first."""
     model = model_at(model_path)
     residuals = model.check(_table_for(model, data), seed=seed)
@@ -173,6 +140,32 @@ def check(model_path: ModelPath, data: DataPath, seed: Seed = 0) -> None:
         table.add_row(Text(printable(str(node), keep="")), *(f"{value:.4f}" for value in row))
     out().print(table)
     say("excess: standard deviations above what chance gives; above about 3 the node is misspecified")
+
+
+def report(run_folder: Path, data: Path | None, *, out_file: Path | None, seed: int, force: bool) -> None:
+    """Write one HTML page about a fit."""
+    from otpdag.report import read_run, report_page
+
+    finish_transaction(run_folder, RUN_FILES)
+    run = read_run(run_folder)
+    target = out_file or run_folder / "report.html"
+    check_file(target, force=force or out_file is None)
+    table = _fitted_table(run, data)
+    write_file(target, report_page(run, table, seed=seed, command=str(run.summary.get("command", ""))))
+    say(f"wrote {target}")
+
+
+def _fitted_table(run: Run, path: Path | None) -> pd.DataFrame | None:
+    """The table of a fit: the one that is named, or the one that its summary names, if that has not changed."""
+    if path is not None:
+        return _table_for(run.model, path)
+    recorded = run.summary.get("data")
+    if not recorded or not Path(recorded).is_file():
+        say("without the table there are no pictures of data: name it after the folder")
+        return None
+    if file_hash(Path(recorded)) != run.summary.get("data_sha256"):
+        warn(f"{recorded} is not the file that was fitted: it has changed since")
+    return _table_for(run.model, Path(recorded))
 
 
 def _table_for(model: Model, path: Path) -> pd.DataFrame:

@@ -6,8 +6,11 @@ batch; :func:`decode` turns tensors back into a table. NaN, None, ``pd.NA`` and 
 Only this package knows what columns of pandas may hold, and how files of tables are read.
 """
 
-from otpdag.data.batch import Batch, distinct_rows, unique_rows
+from otpdag.data.batch import Batch, canonical_order, distinct_rows, random_part, unique_rows
 from otpdag.data.column import Column, Label
+from otpdag.data.documents import Documents
+from otpdag.data.frames import as_frame, known_table
+from otpdag.data.images import Images
 from otpdag.data.reading import Table
 from otpdag.data.schema import Schema
 from otpdag.data.sequences import (
@@ -20,23 +23,33 @@ from otpdag.data.sequences import (
 )
 from otpdag.data.table import decode, encode
 from otpdag.data.table_files import read_table, write_table
-from otpdag.data.types import infer_space
+from otpdag.data.types import ColumnType, column_type, column_types, count_categories, infer_space
 
 __all__ = [
     "Batch",
     "Column",
+    "ColumnType",
+    "Documents",
+    "Images",
     "Label",
     "Schema",
     "SequenceBatch",
     "SequenceTable",
     "Sequences",
     "Table",
+    "as_frame",
     "as_sequences",
+    "canonical_order",
+    "column_type",
+    "column_types",
+    "count_categories",
     "decode",
     "distinct_rows",
     "encode",
     "encode_sequences",
     "infer_space",
+    "known_table",
+    "random_part",
     "read_table",
     "replace_table",
     "unique_rows",

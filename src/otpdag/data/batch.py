@@ -14,7 +14,7 @@ from torch import Tensor
 
 from otpdag.errors import DataError, listed
 
-__all__ = ["Batch", "distinct_rows", "unique_rows"]
+__all__ = ["Batch", "canonical_order", "distinct_rows", "random_part", "unique_rows"]
 
 
 Codes: TypeAlias = npt.NDArray[np.int64]
@@ -61,6 +61,15 @@ class Batch:
     def replicas(self) -> int:
         """Number of replicas; 1 if all tensors are shared."""
         return max(tensor.shape[0] for tensor in (self.weight, *self.values.values(), *self.mask.values()))
+
+    def for_replicas(self, owners: Tensor) -> Batch:
+        """Data sets as replicas in this order, perhaps repeated; what all share stays shared."""
+
+        def pick(value: Tensor) -> Tensor:
+            return value if len(value) == 1 else value[owners]
+
+        values = {node: pick(value) for node, value in self.values.items()}
+        return Batch(values, {node: pick(seen) for node, seen in self.mask.items()}, pick(self.weight))
 
     def take(self, index: Tensor) -> Batch:
         """Pick rows.
@@ -181,6 +190,29 @@ def unique_rows(batch: Batch, *, shrink: float = 0.5) -> Batch:
     return Batch(collapsed.values, collapsed.mask, summed)
 
 
+def canonical_order(batch: Batch) -> Codes:
+    """Row numbers in an order that depends on what the rows hold, not on where they stand: by a hash of their content.
+
+    What is drawn from rows in that order (parts, donors, minibatches) is then the same however a table was sorted; and
+    sums are taken in the same order, so that nothing at all changes. The order looks random: the first rows of a batch
+    are no special ones.
+
+    >>> values = torch.tensor([[[3.0], [1.0], [2.0]]])
+    >>> batch = Batch({"x": values}, {"x": torch.ones(1, 3, 1).bool()}, torch.ones(1, 3))
+    >>> turned = batch.take(torch.tensor([2, 0, 1]))
+    >>> same = [one.take(torch.as_tensor(canonical_order(one))).values["x"] for one in (batch, turned)]
+    >>> torch.equal(*same)
+    True
+    """
+    hashed = np.zeros(batch.rows, dtype=np.uint64)
+    for tensor in (*batch.values.values(), *batch.mask.values(), batch.weight.unsqueeze(-1)):
+        columns = tensor.transpose(0, 1).flatten(1).cpu().double().numpy() + 0.0  # minus zero becomes zero
+        for column in np.ascontiguousarray(columns.T).view(np.uint64):
+            hashed = (hashed ^ column) * np.uint64(0x9E3779B97F4A7C15)
+            hashed ^= hashed >> np.uint64(29)
+    return np.argsort(hashed, kind="stable")
+
+
 def distinct_rows(tensors: Sequence[Tensor]) -> tuple[Codes, int]:
     """Number the distinct rows of tensors ``(R, N, width)`` taken together.
 
@@ -200,6 +232,19 @@ def distinct_rows(tensors: Sequence[Tensor]) -> tuple[Codes, int]:
                 group, groups = _factorize(group)
             group, groups = group * size + codes, groups * size
     return _factorize(group)
+
+
+def random_part(total: int, rows: int | Tensor, seed: int) -> Tensor | None:
+    """Row numbers of a part: those that are given, or so many at random; None if all are wanted.
+
+    >>> random_part(10, 10, seed=0), len(random_part(10, 4, seed=0))
+    (None, 4)
+    """
+    if isinstance(rows, Tensor):
+        return rows
+    if rows >= total:
+        return None
+    return torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:rows]
 
 
 def _pick_rows(tensor: Tensor, index: Tensor) -> Tensor:

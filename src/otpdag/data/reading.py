@@ -12,6 +12,7 @@ import pandas as pd
 from torch import Tensor
 
 from otpdag.data.column import Column, column_title
+from otpdag.data.frames import known_table
 from otpdag.errors import DataError, listed
 
 __all__ = ["Table", "check_unseen", "read_blocks", "to_numpy"]
@@ -22,13 +23,14 @@ Table: TypeAlias = pd.DataFrame | Mapping[str, Any] | npt.NDArray[Any] | Tensor
 
 def read_blocks(data: object, columns: Mapping[str, Column], *, partial: bool) -> tuple[dict[str, pd.DataFrame], int]:
     """One frame for each node, with the node's columns, and the number of rows."""
+    data = known_table(data)
     if isinstance(data, pd.DataFrame):
         return {node: _from_frame(data, node, column, partial) for node, column in columns.items()}, len(data)
     if isinstance(data, Mapping):
         return _read_mapping(data, columns, partial=partial)
     if isinstance(data, (np.ndarray, Tensor)):
         return _read_array(to_numpy(data), columns)
-    hint = "; read a file with read_table" if isinstance(data, (str, Path)) else ""
+    hint = "; read a file with pandas, for instance pd.read_csv" if isinstance(data, (str, Path)) else ""
     raise DataError(
         "data must be a DataFrame, a mapping from nodes to arrays, or a 2-D numpy or torch array; "
         f"got {type(data).__name__}{hint}"

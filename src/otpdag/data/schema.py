@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
 
-from otpdag.data.column import Column, cell_names, column_title
+from otpdag.data.column import Column, Label, cell_names, column_title
 from otpdag.data.reading import Table, read_blocks
-from otpdag.data.types import find_labels
+from otpdag.data.types import find_labels, find_number_labels
 from otpdag.errors import DataError, ModelError, listed
 from otpdag.graph import Graph
 from otpdag.spaces import Discrete, Space, space_from
@@ -41,8 +41,9 @@ class Schema:
         """Settle column names and category labels.
 
         A discrete column may hold codes 0, 1, ..., K-1, or anything else that names categories: the
-        categories of a pandas Categorical in their order, False and True, or the sorted distinct values of a
-        column of text. Categories that the space has and the table does not show are called ``(unseen k)``.
+        categories of a pandas Categorical in their order, False and True, the sorted distinct values of a
+        column of text, or of a column of numbers if there are exactly K (such as 10, 20, 30, or 1 and 2).
+        Categories that the space has and the table does not show are called ``(unseen k)``.
 
         Args:
             spaces: The space of each node.
@@ -75,6 +76,22 @@ class Schema:
         if node not in self.columns:
             raise DataError(f"node {node!r} is not in the schema, which holds {listed(self.nodes)}")
         return self.columns[node]
+
+    def labelled(self, labels: Mapping[str, Sequence[Label]]) -> Schema:
+        """The schema with other names of categories.
+
+        Raises:
+            DataError: A node is no category, or has another number of them.
+        """
+        columns = dict(self.columns)
+        for node, names in labels.items():
+            column = self[node]
+            if not column.space.is_discrete or len(names) != column.space.width or len(set(names)) != len(names):
+                raise DataError(
+                    f"labels of node {node!r} must be one name for each category of {column.space}; got {names!r}"
+                )
+            columns[node] = replace(column, labels=tuple(names))
+        return Schema(columns)
 
     def to_dict(self) -> dict[str, Any]:
         """Write lists, numbers and strings only, for JSON."""
@@ -132,6 +149,8 @@ def _with_labels(node: str, column: Column, block: pd.DataFrame | None) -> Colum
         return column
     present, size = block.iloc[:, 0].dropna(), column.space.size
     labels = find_labels(present)
+    if labels is None:
+        labels = find_number_labels(present, size)
     if labels is None:
         return column
     if len(labels) > size and isinstance(present.dtype, pd.CategoricalDtype):

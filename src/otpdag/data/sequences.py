@@ -7,7 +7,7 @@ A :class:`Sequences` says which rows belong together and in which order; :func:`
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from otpdag.data.batch import Batch
+from otpdag.data.frames import known_table
 from otpdag.data.reading import Table, to_numpy
 from otpdag.data.schema import Schema
 from otpdag.data.table import encode
@@ -60,6 +61,7 @@ class Sequences:
         time: str | None = None,
         lengths: npt.ArrayLike | None = None,
     ) -> None:
+        data = known_table(data)
         if (sequence is not None or time is not None) and not isinstance(data, pd.DataFrame):
             raise DataError(f"sequence and time name columns of a DataFrame; got {type(data).__name__}")
         if lengths is not None and sequence is not None:
@@ -144,6 +146,19 @@ class SequenceBatch:
         number = torch.arange(int(pieces.sum())) - (pieces.cumsum(0) - pieces).repeat_interleave(pieces)
         left = self.lengths.repeat_interleave(pieces) - number * length
         return SequenceBatch(self.steps, left.clamp(max=length))
+
+    def weighted(self, weights: npt.ArrayLike) -> SequenceBatch:
+        """The same with one weight for each sequence."""
+        given = np.asarray(weights, dtype=float)
+        many = len(self.lengths)
+        if given.shape != (many,) or not np.isfinite(given).all() or (given < 0).any() or not given.any():
+            raise DataError(
+                f"weights of sequences must be {many} numbers, one for each sequence, none negative and not all zero; "
+                f"got shape {given.shape}"
+            )
+        given = given / given.mean()  # only how sequences weigh beside each other counts
+        steps = torch.as_tensor(given).to(self.steps.weight).repeat_interleave(self.lengths).unsqueeze(0)
+        return replace(self, steps=replace(self.steps, weight=steps))
 
     def lagged(self, tensor: Tensor, by: int) -> Tensor:
         """Each step's value (R, M, width) ``by`` steps ago; the first steps repeat their sequence's first one."""

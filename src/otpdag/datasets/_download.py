@@ -13,7 +13,7 @@ from otpdag.errors import DataError
 __all__ = ["fetch", "has_checksum"]
 
 _SECONDS = 30  # without a byte, then the download fails
-_CHUNK = 1 << 20
+_CHUNK = 1 << 20  # bytes at a time
 
 
 def fetch(url: str, sha256: str, folder: str | Path) -> Path:

@@ -45,7 +45,7 @@ SVHN = {
     "test_32x32.mat": "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
 }
 CELEBA_PARTITION_MD5 = "d32c9cbf5e040fd4025c592c306e6668"
-CELEBA_CROP, CELEBA_SIZE = 148, 64
+CELEBA_CROP, CELEBA_SIZE = 148, 64  # the square that is cut out and its size afterwards, as usual for CelebA
 
 
 class Published(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from otpdag.layers import apply_mlp, init_mlp
 
 __all__ = ["JensenShannon"]
 
-LOG_2 = 0.6931471805599453
+LOG_2 = math.log(2)
 
 
 class _Setup(NamedTuple):

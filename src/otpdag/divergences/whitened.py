@@ -82,10 +82,12 @@ class FittedFeatures:
 
     def combine(self, kernel_values: Sequence[Tensor]) -> Tensor:
         """Multiply kernel values (R, S, J_c) of all columns into features (R, S, J)."""
-        columns = side_by_side([*kernel_values, torch.ones_like(kernel_values[0][..., :1])])
-        product = columns[..., self.slots[:, 0]]
-        for slot in range(1, self.slots.shape[1]):
-            product = product * columns[..., self.slots[:, slot]]
+        some = kernel_values[0]  # perhaps of no feature, where there are few
+        columns = side_by_side([*kernel_values, some.new_ones(*some.shape[:-1], 1)])
+        first, *others = self.slots.to(columns.device).unbind(1)
+        product = columns.index_select(-1, first)
+        for slot in others:
+            product = product * columns.index_select(-1, slot)
         return product
 
     def mean_of(self, columns: Sequence[FeatureColumn], weight: Tensor) -> Tensor:

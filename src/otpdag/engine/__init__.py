@@ -7,8 +7,6 @@ from otpdag.engine.adam import Adam
 from otpdag.engine.course import Course
 from otpdag.engine.em import EM
 from otpdag.engine.fit import fit
-from otpdag.engine.kinds.document_data import Documents
-from otpdag.engine.kinds.image_data import Images
 from otpdag.engine.kinds.kind import DataKind
 from otpdag.engine.lbfgs import LBFGS
 from otpdag.engine.method import Method, entropic, paper, transport
@@ -22,9 +20,7 @@ __all__ = [
     "Adam",
     "Course",
     "DataKind",
-    "Documents",
     "FitResult",
-    "Images",
     "Layout",
     "Method",
     "Restart",

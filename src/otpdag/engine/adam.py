@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from otpdag.engine.optimiser import Leg, Memory, Outcome, Progress, Watch
+from otpdag.engine.optimiser import Leg, Memory, Outcome, Progress, Watch, under
 from otpdag.errors import ModelError
-from otpdag.objective import Streams
+from otpdag.noise import Streams
 from otpdag.schedules import Cosine
 
 __all__ = ["Adam"]
@@ -77,7 +77,7 @@ class _State:
     """Where a run stands."""
 
     halves: list[Tensor]
-    optimisers: list[torch.optim.Adam]
+    optimiser: torch.optim.Adam
     streams: Streams
     point: Tensor
     last_good: Tensor
@@ -91,10 +91,9 @@ class _State:
     def begin(cls, adam: Adam, leg: Leg) -> _State:
         halves = _halves(leg.problem.shapes, leg.points)
         fused = leg.points.device.type == "cuda"
-        optimisers = [torch.optim.Adam([half], lr=adam.learning_rate, fused=fused) for half in halves]
         return cls(
             halves,
-            optimisers,
+            torch.optim.Adam(halves, lr=adam.learning_rate, fused=fused),
             Streams(leg.seeds),
             torch.cat(halves, -1),
             last_good=leg.points.detach().clone(),
@@ -105,14 +104,11 @@ class _State:
     @classmethod
     def restore(cls, adam: Adam, leg: Leg, saved: Memory) -> _State:
         state = cls.begin(adam, leg)
-        for number, (half, optimiser) in enumerate(zip(state.halves, state.optimisers, strict=True)):
+        for number, half in enumerate(state.halves):
             half.data.copy_(saved[f"half.{number}"])
-            prefix = f"moments.{number}."
-            moments = {
-                key.removeprefix(prefix): value.clone() for key, value in saved.items() if key.startswith(prefix)
-            }
+            moments = under(saved, f"moments.{number}.")
             if moments:
-                optimiser.state[half] = moments
+                state.optimiser.state[half] = {key: value.clone() for key, value in moments.items()}
         state.streams.restore(saved)
         state.point = torch.cat(state.halves, -1)
         state.last_good, state.failed, state.averaged = saved["last_good"], saved["failed"], saved["averaged"]
@@ -123,8 +119,9 @@ class _State:
     def snapshot(self) -> Memory:
         """All of it as named tensors."""
         tensors = {f"half.{number}": half.detach().clone() for number, half in enumerate(self.halves)}
-        for number, (half, optimiser) in enumerate(zip(self.halves, self.optimisers, strict=True)):
-            tensors |= {f"moments.{number}.{key}": value.clone() for key, value in optimiser.state[half].items()}
+        for number, half in enumerate(self.halves):
+            moments = self.optimiser.state[half]
+            tensors |= {f"moments.{number}.{key}": value.clone() for key, value in moments.items()}
         return {
             **tensors,
             **self.streams.state(),
@@ -146,10 +143,9 @@ class _State:
         gradient = torch.where(self.failed.unsqueeze(-1), 0.0, _clipped(gradient))
         turns = [step % len(self.halves)] if adam.alternating else range(len(self.halves))
         for turn, part in enumerate(gradient.split([half.shape[-1] for half in self.halves], -1)):
-            if turn in turns:
-                self.halves[turn].grad = part.contiguous()
-                self.optimisers[turn].param_groups[0]["lr"] = Cosine(adam.learning_rate)(progress)
-                self.optimisers[turn].step()
+            self.halves[turn].grad = part.contiguous() if turn in turns else None
+        self.optimiser.param_groups[0]["lr"] = Cosine(adam.learning_rate)(progress)
+        self.optimiser.step()
         self.point = torch.cat(self.halves, -1)
         self.step = step + 1
         if progress >= 1 - adam.averaging:
@@ -158,11 +154,7 @@ class _State:
 
     def outcome(self, steps: int, *, converged: bool) -> Outcome:
         """The averaged parameters, with a smoothed loss."""
-        history = (
-            torch.stack(self.losses)
-            if self.losses
-            else torch.full_like(self.failed, torch.nan, dtype=torch.float64)[None]
-        )
+        history = torch.stack(self.losses or [torch.full_like(self.failed, torch.nan, dtype=torch.float64)])
         point = self.averaged / self.averaged_steps if self.averaged_steps else self.point.detach()
         point = torch.where(self.failed.unsqueeze(-1), self.last_good, point)
         settled = _has_settled(history) & ~self.failed & converged & (len(self.losses) == steps)
@@ -173,7 +165,7 @@ class _State:
 def _halves(shapes: Mapping[str, tuple[int, ...]], start: Tensor) -> list[Tensor]:
     """The model's parameters and the backward maps', which follow them, each a leaf; none of them empty.
 
-    Each has an optimiser of its own: in alternating mode, momentum must not move a half whose turn it is not.
+    In alternating mode, momentum must not move a half whose turn it is not: it then has no gradient at all.
     """
     is_map = [key.startswith("phi.") for key in shapes]
     if is_map != sorted(is_map):

@@ -7,9 +7,10 @@ from typing import Any
 from numpy.typing import ArrayLike
 from scipy import sparse
 
-from otpdag.data.sequences import Sequences
-from otpdag.engine.kinds.document_data import DocumentData, Documents
-from otpdag.engine.kinds.image_data import ImageData, Images
+from otpdag.data import Documents, Images, Sequences
+from otpdag.data.frames import known_table
+from otpdag.engine.kinds.document_data import DocumentData
+from otpdag.engine.kinds.image_data import ImageData
 from otpdag.engine.kinds.kind import DataKind
 from otpdag.engine.kinds.sequence_data import SequenceData
 from otpdag.engine.kinds.table_data import TableData
@@ -29,6 +30,7 @@ def adapt(model: Model, data: Any, *, weights: ArrayLike | None, device: str, ev
         return ImageData.of(model, data, device=device)
     if isinstance(data, Documents) or sparse.issparse(data):
         return DocumentData.of(model, data if isinstance(data, Documents) else Documents(data))
+    data = known_table(data)
     if model.graph.is_dynamic:
         return SequenceData.of(model, data, weights=weights)
     if isinstance(data, Sequences | list | tuple):

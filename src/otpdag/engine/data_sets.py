@@ -8,7 +8,7 @@ are parameters like the others, whose gradient is dropped.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -20,10 +20,12 @@ from otpdag.engine.course import Course
 from otpdag.engine.kinds.table_data import lay_out_rows, one_start, table_problem
 from otpdag.engine.method import Method, entropic
 from otpdag.engine.point_layout import Layout
-from otpdag.engine.search import Restart, Searcher, restart_seed, search
+from otpdag.engine.search import Searcher, restart_seed, search
 from otpdag.errors import ModelError
-from otpdag.objective import LossTerms, Problem, Streams
-from otpdag.structure import Structure, pack, unpack
+from otpdag.noise import Streams
+from otpdag.objective import LossTerms
+from otpdag.objective.problem import WrappedProblem
+from otpdag.structure import Structure, columns_of, pack, unpack
 from otpdag.threads import bounded_threads
 
 __all__ = ["FittedSets", "fit_data_sets", "start_data_sets"]
@@ -52,26 +54,10 @@ class FittedSets:
 
 
 @dataclass(frozen=True)
-class HeldProblem(Problem):
+class HeldProblem(WrappedProblem):
     """A problem some of whose parameters stay where they are: their columns of the point have no gradient."""
 
-    base: Problem
     free: Tensor
-
-    @property
-    def structure(self) -> Structure:  # type: ignore[override]
-        """Of the problem itself."""
-        return self.base.structure
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:  # type: ignore[override]
-        """Of the problem itself."""
-        return self.base.shapes
-
-    @property
-    def rows(self) -> int:
-        """Of the problem itself."""
-        return self.base.rows
 
     def terms(self, point: Tensor) -> LossTerms:
         """Terms without gradients of what is held."""
@@ -132,13 +118,15 @@ def fit_data_sets(
     points = _starts(layout, batch, seed, restarts)
     points = _overwrite(layout, points, begin, torch.arange(sets * restarts), (sets, restarts))
     points = _overwrite(layout, points, frozen, owners, (sets,))
-    problem = HeldProblem(table_problem(layout, _repeat(batch, owners), method, seed), _free_columns(layout, frozen))
+    problem = HeldProblem(
+        table_problem(layout, batch.for_replicas(owners), method, seed), _free_columns(layout, frozen)
+    )
     own = sum(math.prod(shape) for shape in _theta_shapes(layout).values())
     visited = [points[:, :own]]
     with bounded_threads(batch.rows * len(owners)):
         searcher = Searcher(method.optimiser, seed, trace=lambda point: visited.append(point[:, :own].clone()))
         ended = search(problem, points, Course(short_steps=0, moves=0), searcher, owners.tolist())
-    visited[-1] = _all_points(ended.restarts, own)  # the last steps may have been averaged
+    visited[-1] = torch.stack([one.point[:own] for one in ended.restarts])  # the last steps may have been averaged
     return FittedSets(
         naturals=_naturals(layout, ended.point),
         loss=ended.loss,
@@ -148,28 +136,10 @@ def fit_data_sets(
     )
 
 
-def _all_points(restarts: Sequence[Restart], own: int) -> Tensor:
-    """Where all starts ended, averaged as an optimiser may have done."""
-    return torch.stack([one.point[:own] for one in restarts])
-
-
 def _starts(layout: Layout, batch: Batch, seed: int, restarts: int) -> Tensor:
     pairs = [(owner, number) for owner in range(batch.replicas) for number in range(restarts)]
     own = [one_start(layout, batch, owner, restart_seed(seed, n), first=n == 0) for owner, n in pairs]
     return torch.cat(own)
-
-
-def _repeat(batch: Batch, owners: Tensor) -> Batch:
-    """Each data set as often as it has starts; what all share stays shared."""
-
-    def pick(value: Tensor) -> Tensor:
-        return value if len(value) == 1 else value[owners]
-
-    return Batch(
-        {node: pick(value) for node, value in batch.values.items()},
-        {node: pick(value) for node, value in batch.mask.items()},
-        pick(batch.weight),
-    )
 
 
 def _theta_shapes(layout: Layout) -> dict[str, tuple[int, ...]]:
@@ -217,5 +187,4 @@ def _named(layout: Layout, values: Values) -> list[tuple[str, str]]:
 def _free_columns(layout: Layout, frozen: Values | None) -> Tensor:
     """Which columns of a point may move (P,)."""
     held = {layout.structure.keys[node][name] for node, name in _named(layout, frozen or {})}
-    parts = {key: torch.full((1, *shape), key not in held) for key, shape in layout.shapes.items()}
-    return pack(parts)[0].bool()
+    return ~columns_of(layout.shapes, held)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from otpdag.engine.optimiser import Leg, Memory, Outcome, Progress, Watch
+from otpdag.engine.optimiser import Leg, Memory, Outcome, Progress, Watch, as_memory, from_memory
 from otpdag.errors import ModelError
 from otpdag.objective import LossTerms
 
@@ -48,13 +49,13 @@ class EM:
 
     def run(self, leg: Leg, watch: Watch, resume: Memory | None = None) -> Outcome:
         """Update until nothing changes; the loss is that of the point before the last update."""
-        state = _State.of(leg.points) if resume is None else _State.restored(resume)
+        state = _State.of(leg.points) if resume is None else from_memory(_State, resume)
         tolerance = self.tolerance if leg.tolerance is None else leg.tolerance
         for step in range(state.step, leg.steps):
             updates, terms = _updated(leg, state.point)
             loss = terms.total.detach().double().expand(len(state.point))
             state.follow(self, updates, loss, tolerance, leg.problem.stretched)
-            progress = Progress(step, terms, loss, state.point, state.as_tensors)
+            progress = Progress(step, terms, loss, state.point, partial(as_memory, state))
             if watch(progress) or bool((state.small_changes >= SMALL_IN_A_ROW).all()):
                 break
         converged = state.small_changes >= SMALL_IN_A_ROW
@@ -65,8 +66,7 @@ class EM:
 def _updated(leg: Leg, points: Tensor) -> tuple[Tensor, LossTerms]:
     """The updates of all replicas, one after another: each is a pass over all of the data."""
     pairs = [leg.problem.updated(point) for point in points.split(1)]
-    names = ("reconstruction", "divergence", "entropic", "direct")
-    terms = LossTerms(*(torch.cat([getattr(one, name).reshape(1) for _, one in pairs]) for name in names))
+    terms = LossTerms(*(torch.cat([getattr(one, f.name).reshape(1) for _, one in pairs]) for f in fields(LossTerms)))
     return torch.cat([point for point, _ in pairs]), terms
 
 
@@ -96,24 +96,3 @@ class _State:
         moved = self.point + pace * (updates - self.point)
         self.point = torch.where(finite.unsqueeze(-1), moved, self.point)
         self.loss, self.step = loss, self.step + 1
-
-    def as_tensors(self) -> Memory:
-        """All of it, for a file."""
-        return {
-            "point": self.point,
-            "loss": self.loss,
-            "pace": self.pace,
-            "small_changes": self.small_changes,
-            "step": torch.tensor(self.step),
-        }
-
-    @classmethod
-    def restored(cls, tensors: Memory) -> _State:
-        """Invert :meth:`as_tensors`."""
-        return cls(
-            point=tensors["point"],
-            loss=tensors["loss"],
-            pace=tensors["pace"],
-            small_changes=tensors["small_changes"],
-            step=int(tensors["step"]),
-        )

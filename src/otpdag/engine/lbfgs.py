@@ -14,7 +14,7 @@ from torch import Tensor
 
 from otpdag.engine.accelerated import accelerated_updates
 from otpdag.engine.coordinates import Coordinates
-from otpdag.engine.optimiser import Leg, Memory, Outcome, Progress, Watch
+from otpdag.engine.optimiser import Leg, Memory, Outcome, Progress, Watch, as_memory, from_memory, under
 from otpdag.errors import ModelError
 from otpdag.objective import LossTerms
 
@@ -22,6 +22,8 @@ __all__ = ["LBFGS", "LBFGSState", "minimise"]
 
 Pair = tuple[Tensor, Tensor, Tensor]
 """A step s, the change y of the gradient, and 1 / (s . y)."""
+
+PAIR = ("s", "y", "rho")
 
 Evaluate = Callable[[Tensor], Tensor]
 """Maps parameters (R, P) to losses (R,)."""
@@ -52,7 +54,7 @@ class LBFGSState:
     converged: Tensor
     failed: Tensor
     steps: int = 0
-    evaluations: int = 0
+    evaluations: int = 1
     history: list[Pair] = field(default_factory=list)
     """Triples (s, y, 1 / (s . y)); the last is zero where the pair carries no curvature."""
     small_changes: Tensor = field(default_factory=lambda: torch.zeros(0))
@@ -60,44 +62,14 @@ class LBFGSState:
 
     def as_tensors(self) -> dict[str, Tensor]:
         """All of it, for a file or a leg that goes on from here."""
-        pairs = {f"pair.{at:02d}.{name}": one for at, pair in enumerate(self.history) for name, one in _named(pair)}
-        counts = torch.tensor([self.steps, self.evaluations])
-        return {
-            "point": self.point,
-            "loss": self.loss,
-            "gradient": self.gradient,
-            "converged": self.converged,
-            "failed": self.failed,
-            "small_changes": self.small_changes,
-            "counts": counts,
-            **pairs,
-        }
-
-    @classmethod
-    def from_tensors(cls, tensors: Memory) -> LBFGSState:
-        """Invert :meth:`as_tensors`."""
-        steps, evaluations = (int(count) for count in tensors["counts"])
-        return cls(
-            point=tensors["point"],
-            loss=tensors["loss"],
-            gradient=tensors["gradient"],
-            converged=tensors["converged"],
-            failed=tensors["failed"],
-            steps=steps,
-            evaluations=evaluations,
-            history=pairs_of(tensors),
-            small_changes=tensors["small_changes"],
-        )
-
-
-def _named(pair: Pair) -> list[tuple[str, Tensor]]:
-    return list(zip(("s", "y", "rho"), pair, strict=True))
+        columns = zip(PAIR, zip(*self.history, strict=True), strict=True) if self.history else ()
+        return {**as_memory(self), **{f"pair.{name}": torch.stack(values) for name, values in columns}}
 
 
 def pairs_of(tensors: Memory) -> list[Pair]:
     """The curvature pairs among named tensors, the oldest first."""
-    numbers = sorted({key.split(".")[1] for key in tensors if key.startswith("pair.")})
-    return [tuple(tensors[f"pair.{number}.{name}"] for name in ("s", "y", "rho")) for number in numbers]  # type: ignore[misc]
+    held = under(tensors, "pair.")
+    return list(zip(*(held[name] for name in PAIR), strict=True)) if held else []
 
 
 @dataclass(frozen=True)
@@ -154,7 +126,7 @@ class LBFGS:
             steps=leg.steps,
             tolerance=self.tolerance if leg.tolerance is None else leg.tolerance,
             history=pairs_of(before),
-            resume=None if resume is None else LBFGSState.from_tensors(resume),
+            resume=None if resume is None else from_memory(LBFGSState, resume, history=pairs_of(resume)),
             on_step=on_step,
         )
         memory = _as_memory(axes, state)
@@ -172,7 +144,7 @@ def _ascended(leg: Leg) -> Tensor:
         loss = terms.total.expand(len(point))
         worse = ~(loss <= before)
         point = torch.where((worse | ~torch.isfinite(updated).all(-1)).unsqueeze(-1), point, updated)
-        if bool(((before - loss) <= LITTLE_GAINED * (1 + loss.abs())).all()):
+        if bool(((before - loss) <= LITTLE_GAINED * (1 + loss.abs())).all()) or leg.is_over():
             break
         before = torch.where(worse, before, loss)
     return point
@@ -212,11 +184,10 @@ def minimise(
     for step in range(state.steps, steps):
         if bool((state.converged | state.failed).all()):
             break
-        direction = _direction(state)
-        moved, previous = _line_search(evaluate, state, direction, first=not state.history), state.loss
-        _remember(state, moved, memory)
-        state.point, state.loss, state.gradient = moved.point, moved.loss, moved.gradient
-        state.evaluations += moved.evaluations
+        point, loss, gradient = _line_search(evaluate, state, _direction(state), first=not state.history)
+        previous = state.loss
+        _remember(state, point - state.point, gradient - state.gradient, memory)
+        state.point, state.loss, state.gradient = point, loss, gradient
         state.steps = step + 1
         small = (previous - state.loss).abs() <= tolerance * (1 + state.loss.abs())
         state.small_changes = torch.where(small, state.small_changes + 1, torch.zeros_like(state.small_changes))
@@ -225,14 +196,6 @@ def minimise(
         if on_step is not None and on_step(step, state):
             break
     return state
-
-
-@dataclass
-class _Move:
-    point: Tensor
-    loss: Tensor
-    gradient: Tensor
-    evaluations: int
 
 
 def _loss_and_gradient(evaluate: Evaluate, point: Tensor) -> tuple[Tensor, Tensor]:
@@ -247,17 +210,8 @@ def _begin(evaluate: Evaluate, start: Tensor, history: Sequence[Pair]) -> LBFGSS
     loss, gradient = _loss_and_gradient(evaluate, start)
     failed = ~torch.isfinite(loss) | ~torch.isfinite(gradient).all(-1)
     gradient = torch.where(failed.unsqueeze(-1), torch.zeros_like(gradient), gradient)
-    converged = torch.zeros_like(failed)
-    return LBFGSState(
-        point=start.detach().clone(),
-        loss=loss,
-        gradient=gradient,
-        converged=converged,
-        failed=failed,
-        evaluations=1,
-        history=list(history),
-        small_changes=torch.zeros_like(loss),
-    )
+    point, converged, unchanged = start.detach().clone(), torch.zeros_like(failed), torch.zeros_like(loss)
+    return LBFGSState(point, loss, gradient, converged, failed, history=list(history), small_changes=unchanged)
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
@@ -288,17 +242,18 @@ def _first_scale(state: LBFGSState) -> Tensor:
     return scale
 
 
-def _line_search(evaluate: Evaluate, state: LBFGSState, direction: Tensor, *, first: bool) -> _Move:
-    """Backtrack until every row has decreased enough (Armijo), rows that cannot stay where they are."""
+def _line_search(
+    evaluate: Evaluate, state: LBFGSState, direction: Tensor, *, first: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Points, losses and gradients after every row has decreased enough (Armijo); rows that cannot stay as they are."""
     slope = _dot(direction, state.gradient)
-    idle = state.converged | state.failed
     step = torch.ones_like(state.loss)
     if first:
         step = step / state.gradient.norm(dim=-1).clamp(min=1.0)
     point, loss, gradient = state.point.clone(), state.loss.clone(), state.gradient.clone()
-    waiting, evaluations = ~idle, 0
-    while evaluations < MOST_TRIALS:
-        evaluations += 1
+    waiting = ~(state.converged | state.failed)
+    for _ in range(MOST_TRIALS):
+        state.evaluations += 1
         trial = torch.where(waiting.unsqueeze(-1), state.point + step.unsqueeze(-1) * direction, point)
         trial_loss, trial_gradient = _loss_and_gradient(evaluate, trial)
         finite = torch.isfinite(trial_loss) & torch.isfinite(trial_gradient).all(-1)
@@ -318,7 +273,7 @@ def _line_search(evaluate: Evaluate, state: LBFGSState, direction: Tensor, *, fi
             state.history[index] = (s, y, torch.where(waiting, torch.zeros_like(rho), rho))
     else:
         state.converged = state.converged | waiting
-    return _Move(point, loss, gradient, evaluations)
+    return point, loss, gradient
 
 
 def _shrink(loss: Tensor, slope: Tensor, step: Tensor, trial_loss: Tensor, finite: Tensor) -> Tensor:
@@ -328,8 +283,7 @@ def _shrink(loss: Tensor, slope: Tensor, step: Tensor, trial_loss: Tensor, finit
     return torch.where(finite, best.nan_to_num(0.5).clamp(0.1, 0.5), torch.full_like(step, 0.1))
 
 
-def _remember(state: LBFGSState, moved: _Move, memory: int) -> None:
-    s, y = moved.point - state.point, moved.gradient - state.gradient
+def _remember(state: LBFGSState, s: Tensor, y: Tensor, memory: int) -> None:
     curvature = _dot(s, y)
     useful = curvature > 1e-12 * _dot(y, y).clamp(min=1e-300)
     rho = torch.where(

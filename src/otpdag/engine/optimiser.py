@@ -3,17 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, fields
+from typing import Any, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from otpdag.objective import LossTerms, Problem
 
-__all__ = ["Leg", "Memory", "Optimiser", "Outcome", "Progress", "Watch"]
+__all__ = ["Leg", "Memory", "Optimiser", "Outcome", "Progress", "Watch", "as_memory", "from_memory", "under"]
 
 Memory = Mapping[str, Tensor]
 """What an optimiser has learned on its way, as named tensors: it can be handed on, and written to a file."""
+
+State = TypeVar("State")
+
+
+def as_memory(state: Any) -> dict[str, Tensor]:
+    """The fields of a state that are tensors or whole numbers, by name."""
+    values = {field.name: getattr(state, field.name) for field in fields(state)}
+    return {name: torch.as_tensor(value) for name, value in values.items() if isinstance(value, Tensor | int)}
+
+
+def from_memory(kind: type[State], memory: Memory, /, **others: Any) -> State:
+    """Invert :func:`as_memory`; fields that it left out are given."""
+    held = [field for field in fields(kind) if field.name not in others]  # type: ignore[arg-type]
+    own = {one.name: int(memory[one.name]) if one.type == "int" else memory[one.name] for one in held}
+    return kind(**own, **others)
+
+
+def under(memory: Memory, prefix: str) -> dict[str, Tensor]:
+    """What stands under a prefix, without it."""
+    return {key.removeprefix(prefix): value for key, value in memory.items() if key.startswith(prefix)}
 
 
 @dataclass(frozen=True)
@@ -27,6 +48,7 @@ class Leg:
         tolerance: Relative change of the loss at which it has converged; the optimiser's own if left out.
         seeds: One for each replica's random stream.
         memory: What an earlier leg learned, if this one goes on from it.
+        is_over: Whether work before the first step shall be cut short: somebody asked for the end.
     """
 
     problem: Problem
@@ -35,6 +57,7 @@ class Leg:
     tolerance: float | None = None
     seeds: Sequence[int] = ()
     memory: Memory = field(default_factory=dict)
+    is_over: Callable[[], bool] = lambda: False
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ as the model's own if the other rows' loss, given that they are not of the group
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,10 +19,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from otpdag.data import Batch
-from otpdag.objective.mean_features import feature_columns
+from otpdag.inference.mean_features import feature_columns
+from otpdag.outlying_rows import ApartOptions, apart_groups, apart_sides
 from otpdag.structure import Structure
 
-__all__ = ["ApartOptions", "RowLosses", "near_rows", "standard_columns"]
+__all__ = ["RowLosses", "near_rows", "standard_columns"]
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -32,34 +32,13 @@ RowLosses = Callable[[Batch], tuple[Array, int]]
 """Fits the model to a batch; the loss of each row, and the number of parameters."""
 
 
-@dataclass(frozen=True)
-class ApartOptions:
-    """What counts as apart; lengths are in robust standard deviations of a column.
-
-    Args:
-        furthest: Distance from the median beyond which a value is apart in any case.
-        gap: Length of an empty stretch beyond which values are apart,
-        middle: which begins at least this far from the median
-        most: and has no more than this share of the rows behind it.
-        smallest_group: Share of rows from which on rows that are apart in the same columns are a group to be tested.
-        rows: Most rows in a test.
-    """
-
-    furthest: float = 6.0
-    gap: float = 0.5
-    middle: float = 1.0
-    most: float = 0.25
-    smallest_group: float = 0.02
-    rows: int = 2000
-
-
 def near_rows(
     structure: Structure, batch: Batch, options: ApartOptions, losses: RowLosses, generator: np.random.Generator
 ) -> Tensor:
     """Numbers of the rows that are not apart, or in a group that the model has room for; all, if too few would be."""
-    apart = _apart(standard_columns(structure, batch), options)
+    apart = apart_sides(standard_columns(structure, batch), options)
     near: Flags = np.logical_not(apart.any(axis=1))
-    for group in _groups(apart, options):
+    for group in apart_groups(apart, options):
         if _has_room(batch, np.flatnonzero(near), group, options, losses, generator):
             near[group] = True
     if 1 - near.mean() > options.most:
@@ -81,36 +60,6 @@ def standard_columns(structure: Structure, batch: Batch) -> Array:
         scaled = torch.where(seen.unsqueeze(-1), (values - middle) / spread, 0.0)
         columns.append(scaled.numpy())
     return np.concatenate(columns, 1)
-
-
-def _apart(columns: Array, options: ApartOptions) -> Flags:
-    """Whether each row lies apart, above and below in each column: (N, 2 * columns)."""
-    sides = [side for column in columns.T for side in (column, -column)]
-    return np.stack([(side > options.furthest) | _beyond_gap(side, options) for side in sides], 1)
-
-
-def _beyond_gap(column: Array, options: ApartOptions) -> Flags:
-    """Which values lie above an empty stretch outside the middle of a column: emptier than what lies above it is full.
-
-    >>> _beyond_gap(np.array([*np.linspace(-2, 2, 96), 5.0, 5.1, 5.2, 5.3]), ApartOptions()).sum()
-    np.int64(4)
-    """
-    ordered = np.sort(column)
-    ends = np.searchsorted(ordered, ordered + options.gap, side="right")
-    inside, above = ends - np.arange(1, len(ordered) + 1), len(ordered) - ends
-    empty = (ordered >= options.middle) & (above > 0) & (inside <= 0.01 * above)
-    empty &= above <= options.most * len(ordered)
-    return column > ordered[empty.argmax()] if empty.any() else np.zeros(len(column), dtype=bool)
-
-
-def _groups(apart: Flags, options: ApartOptions) -> list[NDArray[np.int64]]:
-    """Rows that are apart in the same columns, where they are many; the largest group first."""
-    rows = np.flatnonzero(apart.any(1))
-    if not len(rows):
-        return []
-    _, group, size = np.unique(apart[rows], axis=0, return_inverse=True, return_counts=True)
-    large = [g for g in np.argsort(-size) if size[g] >= max(options.smallest_group * len(apart), 2)]
-    return [rows[group.ravel() == g] for g in large]
 
 
 def _has_room(

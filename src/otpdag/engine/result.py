@@ -27,16 +27,36 @@ __all__ = ["FitResult", "Status"]
 class Status:
     """How a fit ended, and what to do about it.
 
+    Attributes:
+        converged: Whether the optimiser found an end.
+        reason: Why it stopped.
+        advice: What to do about it.
+        approximate: Whether the loss is approximate where it could be exact, with a larger budget.
+        failed: Whether there is no estimate: the loss or a parameter is not a finite number.
+        interrupted: Whether Ctrl-C ended it; the model then holds the best so far.
+
     >>> str(Status(True, "the loss stopped changing"))
     'converged: the loss stopped changing'
+    >>> str(Status(True, "the loss stopped changing", approximate=True))
+    'converged, approximate: the loss stopped changing'
     """
 
     converged: bool
     reason: str
     advice: str = ""
+    approximate: bool = False
+    failed: bool = False
+    interrupted: bool = False
+
+    @property
+    def name(self) -> str:
+        """``"converged"``, ``"failed"``, ``"interrupted"`` or ``"not converged"``."""
+        if self.converged or self.failed:
+            return "converged" if self.converged else "failed"
+        return "interrupted" if self.interrupted else "not converged"
 
     def __str__(self) -> str:
-        head = "converged" if self.converged else "not converged"
+        head = self.name + (", approximate" if self.approximate else "")
         return f"{head}: {self.reason}" + (f" ({self.advice})" if self.advice else "")
 
     def __bool__(self) -> bool:
@@ -59,7 +79,7 @@ class FitResult:
         seed: The seed that determines the run.
         stages: The stages of the search, each with the losses of all its starts step by step.
         row_weights: How much of each row a robust fit used; None if it was not robust.
-        notes: What the user should know, for instance how many rows a robust fit left out.
+        notes: What the user should know, for instance how many rows a robust fit left out, or what is approximate.
     """
 
     model: Model

@@ -12,27 +12,25 @@ the maximum-likelihood estimate of contaminated data is already spoilt.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.spatial import cKDTree
 from torch import Tensor
 
-from otpdag.clustering import k_means, squared_distances
 from otpdag.data import Batch
 from otpdag.engine.course import Course
 from otpdag.engine.kinds.kind import DataKind
 from otpdag.engine.kinds.table_data import TableData
 from otpdag.engine.method import Method
 from otpdag.engine.monitor import Monitor
-from otpdag.engine.outlying_groups import ApartOptions, near_rows, standard_columns
+from otpdag.engine.outlying_groups import near_rows, standard_columns
 from otpdag.engine.point_layout import Layout
 from otpdag.engine.search import Ended, Searcher, search
 from otpdag.objective import LossTerms, Moved, Problem
-from otpdag.structure import Structure
+from otpdag.objective.problem import WrappedProblem
+from otpdag.outlying_rows import ApartOptions, central_rows, dense_rows, joined_rows, tail_weights
 
 __all__ = ["CappedProblem", "RobustOptions", "robust_search"]
 
@@ -74,13 +72,12 @@ class RobustOptions:
 
 
 @dataclass(frozen=True)
-class CappedProblem(Problem):
+class CappedProblem(WrappedProblem):
     """A problem that leaves out units: weights follow from the point, and are found anew whenever the problem is moved.
 
     Starts are compared by what leaving units out costs, on those that lie together.
     """
 
-    base: Problem
     judge: Problem
     options: RobustOptions
     seed: int
@@ -92,26 +89,6 @@ class CappedProblem(Problem):
     """Starts that are never trimmed (R,): those that look at all rows."""
     near: Tensor | None = None
     """Units that lie together; None if all do."""
-
-    @property
-    def structure(self) -> Structure:  # type: ignore[override]
-        """Of the problem itself."""
-        return self.base.structure
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:  # type: ignore[override]
-        """Of the problem itself."""
-        return self.base.shapes
-
-    @property
-    def rows(self) -> int:
-        """Of the problem itself."""
-        return self.base.rows
-
-    @property
-    def points_per_row(self) -> int:
-        """Of the problem itself."""
-        return self.base.points_per_row
 
     def for_curvature(self, points: Tensor) -> Problem | None:
         """Of the problem with its present weights."""
@@ -200,8 +177,9 @@ def robust_search(
     )
     ended = search(capped, points, staged, searcher)
     final = ended.problem
-    if not isinstance(final, CappedProblem) or final.weighted is None or final.weights is None:
-        raise RuntimeError("a robust search ends with weights")
+    assert isinstance(final, CappedProblem), "what was searched"
+    assert final.weighted is not None, "laid out before the last leg"
+    assert final.weights is not None, "laid out before the last leg"
     return replace(ended, problem=final.weighted), final.weights[0]
 
 
@@ -215,7 +193,7 @@ def _near_rows(
         scaled = part.lay_out(method, searcher.seed)
         problem = part.problem(scaled, method, searcher.seed)
         points = part.starts(scaled, problem, searcher.seed, range(restarts))
-        with Monitor(show=False) as quiet:
+        with Monitor(show=False, stopping=searcher.monitor.stopping) as quiet:
             ended = search(problem, points, Course(), Searcher(searcher.optimiser, searcher.seed, quiet))
         return ended.problem.unit_losses(ended.point)[0].cpu().numpy(), ended.point.shape[-1]
 
@@ -236,8 +214,8 @@ def _trimmed_starts(
     batch = kind.batch.take(near)
     columns = standard_columns(layout.structure, batch)
     generator = np.random.default_rng([seed, 7])
-    everyone, joined = np.arange(batch.rows), _joined_rows(columns, generator)
-    guesses = (everyone, joined, _dense_rows(columns, generator), _central_rows(columns))
+    everyone, joined = np.arange(batch.rows), joined_rows(columns, generator)
+    guesses = (everyone, joined, dense_rows(columns, generator), central_rows(columns))
     points = []
     for number in range(restarts):
         rows = guesses[number % GUESSES]
@@ -247,81 +225,22 @@ def _trimmed_starts(
     return torch.cat(points)
 
 
-def _central_rows(columns: Array) -> NDArray[np.int64]:
-    norm = np.abs(columns).max(1)
-    return np.argsort(norm)[: max(2, int(0.75 * len(norm)))]
-
-
-def _dense_rows(columns: Array, generator: np.random.Generator) -> NDArray[np.int64]:
-    """Rows whose tenth neighbour among a sample is near."""
-    jittered = columns + 1e-6 * generator.standard_normal(columns.shape)
-    sample = jittered[generator.choice(len(columns), min(len(columns), 1500), replace=False)]
-    neighbour = min(10, len(sample))
-    distance = np.asarray(cKDTree(sample).query(jittered, k=[neighbour])[0])
-    return np.argsort(distance[:, 0])[: max(2, int(0.8 * len(columns)))]
-
-
-def _joined_rows(columns: Array, generator: np.random.Generator, groups: int = 8) -> NDArray[np.int64]:
-    """Rows without the most isolated of a few groups, up to a quarter of all."""
-    sample = columns[generator.choice(len(columns), min(len(columns), 1500), replace=False)]
-    centres, _ = k_means(sample, min(groups, len(sample)), generator)
-    squared = squared_distances(columns, centres)
-    group, distance = squared.argmin(1), np.sqrt(np.maximum(squared.min(1), 0.0))
-    apart = np.sort(np.linalg.norm(centres[:, None] - centres[None], axis=-1), axis=1)[:, 1]
-    radius = np.array([np.median(distance[group == g]) if (group == g).any() else 1.0 for g in range(len(centres))])
-    kept = np.ones(len(columns), dtype=bool)
-    for g in np.argsort(-apart / np.maximum(radius, 1e-9)):
-        if (group[kept] == g).sum() + (~kept).sum() <= 0.25 * len(columns):
-            kept[group == g] = False
-            break
-    return np.flatnonzero(kept)
-
-
 # -- weights ----------------------------------------------------------------------------------------------------------
 
 
-def _model_losses(problem: Problem, point: Tensor, options: RobustOptions, seed: int) -> Tensor:
-    """Losses of units that the model itself makes, with the data's pattern of missing cells: (sample,)."""
-    return problem.simulated(point, options.sample, seed).unit_losses(point)[0]
+def _model_losses(problem: Problem, points: Tensor, options: RobustOptions, seed: int) -> list[Tensor]:
+    """For each point the losses (sample,) of units that the model itself makes, with the data's missing cells."""
+    samples = [(problem.simulated(point, options.sample, seed), point) for point in points.split(1)]
+    return [sample.unit_losses(point)[0] for sample, point in samples]
 
 
 def _capped_weights(problem: Problem, points: Tensor, options: RobustOptions, seed: int) -> Tensor:
     """Weights (R, N) that keep the data's mass in each tail region near the model's."""
-    losses = problem.unit_losses(points)
-    return torch.stack(
-        [_cap(losses[r], _model_losses(problem, points[r : r + 1], options, seed), options) for r in range(len(points))]
-    )
-
-
-def _cap(losses: Tensor, model: Tensor, options: RobustOptions) -> Tensor:
-    edges = torch.stack([model.quantile(1 - tail) for tail in options.tails])
-    beyond = edges[-1] + 0.5 * (edges[-1] - edges[0])
-    region = torch.bucketize(losses, edges)
-    masses = [
-        options.tails[k] - (options.tails[k + 1] if k + 1 < len(options.tails) else 0.0)
-        for k in range(len(options.tails))
-    ]
-    weights, lowest = torch.ones_like(losses), 1.0
-    for k, mass in enumerate(masses, start=1):
-        inside = region == k
-        share = float(inside.to(losses).mean())
-        allowed = max(options.slack * mass, mass + options.chance * (mass * (1 - mass) / len(losses)) ** 0.5)
-        lowest = min(lowest, allowed / share) if share > 0 else lowest
-        weights[inside] = lowest
-    weights[losses > beyond] = 0.0
-    return _within_limit(weights, losses, options.most_dropped)
-
-
-def _within_limit(weights: Tensor, losses: Tensor, most: float) -> Tensor:
-    """If too much would be left out, keep the most likely rows instead."""
-    if float(1 - weights.mean()) <= most:
-        return weights
-    return (losses <= losses.quantile(1 - most)).to(losses)
+    pairs = zip(problem.unit_losses(points), _model_losses(problem, points, options, seed), strict=True)
+    limits = options.tails, options.slack, options.chance, options.most_dropped
+    return torch.stack([tail_weights(losses, model, *limits) for losses, model in pairs])
 
 
 def _truncated_loss(problem: Problem, points: Tensor, options: RobustOptions, seed: int) -> Tensor:
-    losses = problem.unit_losses(points)
-    caps = [
-        _model_losses(problem, points[r : r + 1], options, seed).quantile(1 - options.cap) for r in range(len(points))
-    ]
-    return torch.minimum(losses, torch.stack(caps).unsqueeze(-1)).mean(-1)
+    caps = [losses.quantile(1 - options.cap) for losses in _model_losses(problem, points, options, seed)]
+    return torch.minimum(problem.unit_losses(points), torch.stack(caps).unsqueeze(-1)).mean(-1)

@@ -18,7 +18,7 @@ from otpdag.errors import DataError, ModelError
 __all__ = ["PictureFormat", "check_accounted", "check_at_least", "read_estimator", "read_format", "write_estimator"]
 
 Floats = NDArray[np.float32]
-CHANNELS = (1, 3)
+CHANNELS = (1, 3)  # grey, or red, green and blue
 MOST_PIXELS = 1 << 14  # along a side
 
 

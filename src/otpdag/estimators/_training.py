@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from otpdag.engine import FitResult, Images, Method, fit
+from otpdag.data import Images
+from otpdag.engine import FitResult, Method, fit
 from otpdag.errors import ConvergenceWarning
 from otpdag.model import Model
 

@@ -16,7 +16,8 @@ from torch.nn.functional import gelu, layer_norm, pad, scaled_dot_product_attent
 
 from otpdag.data import Schema
 from otpdag.engine import Adam, FitResult, Method, fit
-from otpdag.errors import ConvergenceWarning, DataError, ModelError, NotFittedError
+from otpdag.errors import ConvergenceWarning, DataError, ModelError
+from otpdag.estimators._contract import RandomState, check_fitted, seed_of
 from otpdag.graph import Graph
 from otpdag.mechanisms.base import Mechanism, Noise, Params, Parents
 from otpdag.mechanisms.parameters import Parameter
@@ -226,7 +227,7 @@ class CodePrior(BaseEstimator):
         n_epochs: How often every vector of codes is seen.
         batch_size: Vectors in a step.
         learning_rate: Of Adam; falls to zero along a cosine.
-        random_state: Seed.
+        random_state: Seed or generator; None is another each time.
         device: ``"cpu"`` or ``"cuda"``.
 
     Attributes:
@@ -252,7 +253,7 @@ class CodePrior(BaseEstimator):
         n_epochs: int = 10,
         batch_size: int = 32,
         learning_rate: float = 2e-3,
-        random_state: int = 0,
+        random_state: RandomState = 0,
         device: str = "cpu",
     ) -> None:
         self.n_codes = n_codes
@@ -288,7 +289,12 @@ class CodePrior(BaseEstimator):
             # a network is trained for the epochs that were asked for; `result_.status` tells whether more would help
             warnings.simplefilter("ignore", ConvergenceWarning)
             self.result_: FitResult = fit(
-                self.model_, {_NODE: held}, method=method, seed=self.random_state, restarts=1, device=self.device
+                self.model_,
+                {_NODE: held},
+                method=method,
+                seed=seed_of(self.random_state),
+                restarts=1,
+                device=self.device,
             )
         return self
 
@@ -359,8 +365,7 @@ class CodePrior(BaseEstimator):
 
     @property
     def _fitted(self) -> tuple[CodeSequence, Mapping[str, Tensor]]:
-        if not hasattr(self, "model_"):
-            raise NotFittedError("this CodePrior is not fitted yet: call fit(codes) first")
+        check_fitted(self, "fit(codes)")
         mechanism = cast(CodeSequence, self.model_.structure.mechanisms[_NODE])
         return mechanism, _of(self.model_.fitted.naturals[_NODE], 0)
 

@@ -10,11 +10,12 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, DensityMixin
 from sklearn.utils import Tags, check_random_state
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, validate_data
 
 from otpdag import mechanisms as m
 from otpdag.data import Batch
 from otpdag.engine import FitResult, Method, fit
+from otpdag.estimators._contract import check_fitted
 from otpdag.graph import Graph
 from otpdag.inference.row_posterior import log_likelihood, state_probabilities
 from otpdag.mechanisms.base import Mechanism
@@ -237,7 +238,7 @@ class GaussianMixture(DensityMixin, BaseEstimator):
             n_samples: How many.
             random_state: Determines the draw; that of the estimator if None.
         """
-        check_is_fitted(self)
+        check_fitted(self)
         if n_samples < 1:
             raise ValueError(f"n_samples must be at least 1; got {n_samples}")
         source = check_random_state(self.random_state if random_state is None else random_state)
@@ -263,7 +264,7 @@ class GaussianMixture(DensityMixin, BaseEstimator):
         return k * d + covariances + (k - 1 if self.weights is None else 0)
 
     def _checked(self, X: ArrayLike) -> Array:
-        check_is_fitted(self)
+        check_fitted(self)
         return np.asarray(validate_data(self, X, dtype=np.float64, ensure_all_finite="allow-nan", reset=False))
 
     def _log_likelihood(self, X: Array) -> Array:

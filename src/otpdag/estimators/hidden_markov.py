@@ -6,14 +6,17 @@ from collections.abc import Sequence
 from typing import Any, Literal, Self
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
+from sklearn.utils import Tags
 
-from otpdag.data import Schema
+from otpdag.data import Schema, column_type
 from otpdag.data.sequences import SequenceBatch, Sequences, encode_sequences
 from otpdag.engine import FitResult, fit
-from otpdag.errors import DataError, ModelError, NotFittedError
+from otpdag.errors import DataError, ModelError
+from otpdag.estimators._contract import RandomState, check_fitted, checked_rows, seed_of
 from otpdag.graph import Graph, lag
 from otpdag.inference import sequence_posterior
 from otpdag.mechanisms import Bernoulli, Categorical, Mechanism, Normal, Poisson, StayOrMove
@@ -22,7 +25,7 @@ from otpdag.model import Model
 __all__ = ["HiddenMarkovModel"]
 
 Array = NDArray[np.float64]
-Emission = Literal["poisson", "gaussian", "categorical", "bernoulli"]
+Emission = Literal["auto", "poisson", "gaussian", "categorical", "bernoulli"]
 
 _EMISSIONS = ("poisson", "gaussian", "categorical", "bernoulli")
 _STATE = "state"
@@ -41,16 +44,18 @@ class HiddenMarkovModel(BaseEstimator):
     Args:
         n_components: Number of states.
         emission: ``"poisson"``, ``"gaussian"``, ``"categorical"`` or ``"bernoulli"``, or a list with one of them for
-            each column. Columns are independent given the state.
+            each column. ``"auto"`` is Gaussian for a column of numbers and Poisson for whole ones that lie as counts do
+            (:func:`otpdag.data.column_type`); ``emission_`` says what it was. Columns are independent given the state.
         transitions: ``"full"``, a matrix of any probabilities, or ``"stay"``, the paper's one-parameter form: a state
             stays with one probability and else moves to any other.
         startprob: ``"learn"``, ``"uniform"``, or fixed probabilities of the first step's states.
         transmat: A fixed transition matrix; states then are in its order.
         n_init: Number of data-driven starts; the best is kept.
-        random_state: Seed.
+        random_state: Seed or generator; None is another each time.
         n_iter: Most steps of the optimiser.
 
     Attributes:
+        emission_: The kind of each column.
         startprob_: Probabilities of the first step's states (K,).
         transmat_: Transition matrix (K, K), rows sum to one.
         stay_: The probability of no change, with ``transitions="stay"``.
@@ -74,12 +79,12 @@ class HiddenMarkovModel(BaseEstimator):
         self,
         n_components: int = 2,
         *,
-        emission: Emission | Sequence[Emission] = "poisson",
+        emission: Emission | Sequence[Emission] = "auto",
         transitions: Literal["full", "stay"] = "full",
         startprob: Literal["learn", "uniform"] | ArrayLike = "learn",
         transmat: ArrayLike | None = None,
         n_init: int = 4,
-        random_state: int = 0,
+        random_state: RandomState = 0,
         n_iter: int = 400,
     ) -> None:
         self.n_components = n_components
@@ -93,27 +98,29 @@ class HiddenMarkovModel(BaseEstimator):
 
     # -- fit ------------------------------------------------------------------------------------------------------
 
-    def fit(self, X: ArrayLike, lengths: ArrayLike | None = None, y: Any = None) -> Self:
+    def fit(self, X: ArrayLike, y: Any = None, lengths: ArrayLike | None = None) -> Self:
         """Estimate the parameters.
 
         Args:
             X: Steps of all sequences one after another (steps, columns); NaN is missing.
+            y: Lengths of the sequences, as hmmlearn's second argument; a target with an entry for each step, which
+                scikit-learn passes here, is ignored.
             lengths: Lengths of the sequences; one sequence if left out.
-            y: Ignored.
         """
         self._check()
-        table = _as_columns(X)
-        kinds = self._kinds(table.shape[1])
+        table = self._columns(X, first=True)
+        lengths = _lengths(y, lengths, len(table))
+        kinds = self._kinds(table)
+        self.emission_: tuple[str, ...] = kinds
         emissions = {f"x{i}": _mechanism(kind, table[:, i]) for i, kind in enumerate(kinds)}
         self._names = tuple(emissions)
         graph = Graph([lag(_STATE, _STATE), *((_STATE, name) for name in self._names)], hidden=[_STATE])
         self.model_ = Model(graph, {_STATE: self._transition(), f"{_STATE}[0]": self._first(), **emissions})
-        self.n_features_in_ = table.shape[1]
         self.result_: FitResult = fit(
             self.model_,
             Sequences(table, lengths=_all(lengths, len(table))),
             method="entropic",
-            seed=self.random_state,
+            seed=seed_of(self.random_state),
             steps=self.n_iter,
             restarts=self.n_init,
         )
@@ -121,8 +128,10 @@ class HiddenMarkovModel(BaseEstimator):
         return self
 
     def _check(self) -> None:
-        if self.n_components < 2:
-            raise ModelError(f"n_components must be at least 2; got {self.n_components}")
+        if not isinstance(self.n_components, int | np.integer) or self.n_components < 1:
+            raise ModelError(f"n_components must be a whole number of at least 1; got {self.n_components!r}")
+        if self.n_components < 2 and self.transitions == "stay":
+            raise ModelError("transitions='stay' needs n_components of at least 2; got 1")
         if self.transitions not in ("full", "stay"):
             raise ModelError(f"transitions must be 'full' or 'stay'; got {self.transitions!r}")
         if self.transmat is not None and self.transitions == "stay":
@@ -130,14 +139,15 @@ class HiddenMarkovModel(BaseEstimator):
         if isinstance(self.startprob, str) and self.startprob not in ("learn", "uniform"):
             raise ModelError(f"startprob must be 'learn', 'uniform' or probabilities; got {self.startprob!r}")
 
-    def _kinds(self, columns: int) -> tuple[str, ...]:
+    def _kinds(self, table: Array) -> tuple[str, ...]:
+        columns = table.shape[1]
         kinds = (self.emission,) * columns if isinstance(self.emission, str) else tuple(self.emission)
         for kind in kinds:
-            if kind not in _EMISSIONS:
-                raise ModelError(f"emission must be one of {', '.join(_EMISSIONS)}; got {kind!r}")
+            if kind not in ("auto", *_EMISSIONS):
+                raise ModelError(f"emission must be 'auto' or one of {', '.join(_EMISSIONS)}; got {kind!r}")
         if len(kinds) != columns:
             raise ModelError(f"emission must name one kind for each of the {columns} columns; got {len(kinds)}")
-        return kinds
+        return tuple(_kind_of(table[:, i]) if kind == "auto" else kind for i, kind in enumerate(kinds))
 
     def _transition(self) -> Mechanism:
         if self.transitions == "stay":
@@ -163,7 +173,12 @@ class HiddenMarkovModel(BaseEstimator):
             self.transmat_ = params[_STATE]["probs"]
         by_kind: dict[str, list[dict[str, Array]]] = {kind: [] for kind in _EMISSIONS}
         for name, kind in zip(self._names, kinds, strict=True):
-            by_kind[kind].append(params[name])
+            # with one state a table over the states has no axis for them
+            own = {
+                key: value.reshape(size, *value.shape[1:] if size > 1 else value.shape)
+                for key, value in params[name].items()
+            }
+            by_kind[kind].append(own)
         if by_kind["poisson"]:
             self.lambdas_: Array = np.exp(np.stack([emission["log_rate"] for emission in by_kind["poisson"]], 1))
         if by_kind["gaussian"]:
@@ -195,23 +210,25 @@ class HiddenMarkovModel(BaseEstimator):
         smoothed = sequence_posterior.smooth(self._fitted.structure, self._naturals, self._encode(X, lengths))
         return float(smoothed.log_likelihood.sum()), smoothed.of(_STATE).numpy()
 
-    def score(self, X: ArrayLike, lengths: ArrayLike | None = None, y: Any = None) -> float:
-        """The log-likelihood of all sequences."""
-        return self.score_samples(X, lengths)[0]
+    def score(self, X: ArrayLike, y: Any = None, lengths: ArrayLike | None = None) -> float:
+        """The log-likelihood of all sequences; ``y`` as in :meth:`fit`."""
+        check_fitted(self, "fit(X, lengths=...)")
+        return self.score_samples(X, _lengths(y, lengths, len(self._columns(X))))[0]
 
-    def sample(self, n_samples: int = 1, random_state: int | None = None) -> tuple[Array, NDArray[np.int64]]:
+    def sample(self, n_samples: int = 1, random_state: RandomState = None) -> tuple[Array, NDArray[np.int64]]:
         """Draw one sequence: its columns (steps, columns) and its states."""
-        seed = self.random_state if random_state is None else random_state
+        seed = seed_of(self.random_state if random_state is None else random_state)
         table = self._fitted.sample(1, length=n_samples, seed=seed)
         return table[list(self._names)].to_numpy(dtype=float), table[_STATE].to_numpy(dtype=np.int64)
 
     def aic(self, X: ArrayLike, lengths: ArrayLike | None = None) -> float:
         """Akaike's criterion, smaller is better."""
-        return -2 * self.score(X, lengths) + 2 * self.n_parameters_
+        return -2 * self.score(X, lengths=lengths) + 2 * self.n_parameters_
 
     def bic(self, X: ArrayLike, lengths: ArrayLike | None = None) -> float:
         """The Bayesian information criterion, smaller is better."""
-        return -2 * self.score(X, lengths) + float(np.log(len(_as_columns(X)))) * self.n_parameters_
+        steps = len(self._columns(X))
+        return -2 * self.score(X, lengths=lengths) + float(np.log(steps)) * self.n_parameters_
 
     @property
     def n_parameters_(self) -> int:
@@ -225,30 +242,46 @@ class HiddenMarkovModel(BaseEstimator):
 
     @property
     def _fitted(self) -> Model:
-        if not hasattr(self, "model_"):
-            raise NotFittedError("this HiddenMarkovModel is not fitted yet: call fit(X, lengths) first")
+        check_fitted(self, "fit(X, lengths=...)")
         return self.model_
 
     @property
     def _naturals(self) -> dict[str, dict[str, torch.Tensor]]:
         return {node: dict(values) for node, values in self._fitted.fitted.naturals.items()}
 
+    def _columns(self, X: ArrayLike, *, first: bool = False) -> Array:
+        """Steps as columns of numbers; a single series may have one axis."""
+        if isinstance(X, np.ndarray | pd.Series | list) and np.ndim(X) == 1:
+            X = np.reshape(np.asarray(X), (-1, 1))
+        return checked_rows(self, X, first=first, dtype=np.float64, ensure_all_finite="allow-nan")
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
+
     def _encode(self, X: ArrayLike, lengths: ArrayLike | None) -> SequenceBatch:
-        table = _as_columns(X)
-        if table.shape[1] != len(self._names):
-            raise DataError(f"X must have {len(self._names)} columns, as in fit; got {table.shape[1]}")
-        steps = Sequences(table, lengths=_all(lengths, len(table)))
         schema = Schema.of(self._fitted.spaces, self._fitted.graph)
+        table = self._columns(X)
+        steps = Sequences(table, lengths=_all(lengths, len(table)))
         return encode_sequences(steps, schema, hidden=[_STATE], partial=True)
 
 
-def _as_columns(X: ArrayLike) -> Array:
-    table = np.asarray(X, dtype=np.float64)
-    if table.ndim == 1:
-        table = table[:, None]
-    if table.ndim != 2 or not len(table):
-        raise DataError(f"X must have shape (steps, columns); got {np.shape(X)}")
-    return table
+def _lengths(y: Any, lengths: ArrayLike | None, steps: int) -> ArrayLike | None:
+    """Lengths of sequences by their own name or, as hmmlearn takes them, second; a target for each step is ignored."""
+    if y is None or np.size(y) == steps:
+        return lengths
+    if lengths is not None:
+        raise DataError(f"y must have an entry for each of the {steps} steps, if lengths are given; got {np.size(y)}")
+    return np.asarray(y)
+
+
+def _kind_of(column: Array) -> str:
+    """Gaussian for numbers, Poisson for counts and for codes, which are as whole."""
+    seen = column[~np.isnan(column)]
+    if not seen.size or bool((seen < 0).any()) or bool((seen != np.floor(seen)).any()):
+        return "gaussian"
+    return "gaussian" if column_type(pd.Series(seen)).kind == "number" else "poisson"
 
 
 def _all(lengths: ArrayLike | None, rows: int) -> ArrayLike:

@@ -15,19 +15,21 @@ from scipy import sparse
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.utils import Tags, check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import validate_data
 
-from otpdag.backward.topic_shares import Cells, Shares, even_shares, infer_shares
-from otpdag.engine import EM, Course, Documents, FitResult, fit
+from otpdag.backward.topic_shares import Cells, Shares, batches, even_shares, infer_shares
+from otpdag.data import Documents
+from otpdag.engine import EM, Course, FitResult, fit
 from otpdag.engine.kinds.document_data import topic_method
 from otpdag.engine.monitor import Callback
 from otpdag.engine.search import Searcher, search
 from otpdag.errors import ConvergenceWarning, DataError, ModelError
+from otpdag.estimators._contract import check_fitted
 from otpdag.graph import Graph
+from otpdag.inference.word_pairs import WordPairs
 from otpdag.mechanisms import Dirichlet, Multinomial
 from otpdag.model import Model
-from otpdag.objective.topics import PairProblem, TopicProblem, Topics, batches, document_terms
-from otpdag.objective.word_pairs import WordPairs
+from otpdag.objective.topics import PairProblem, TopicProblem, Topics
 from otpdag.threads import bounded_threads
 
 __all__ = ["LatentDirichletAllocation"]
@@ -216,7 +218,8 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         """
         many, prior = counts.shape[0], problem.sweeps.prior or 0.0
         pace = (many / self._seen) ** FORGETTING
-        swept, _ = replace(problem, documents=counts).swept(self._state, steps=ONLINE_STEPS)
+        sweeps = replace(problem.sweeps, share_steps=ONLINE_STEPS)
+        swept, _ = replace(problem, documents=counts, sweeps=sweeps).swept(self._state)
         old, new = (torch.exp(one.log_counts.double()) - prior for one in (self._state, swept))
         mixed = (1 - pace) * old * (self._seen / max(before, many)) + pace * new * (self._seen / many)
         alpha = self._state.alpha + pace * (swept.alpha - self._state.alpha)
@@ -225,11 +228,10 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
     def _check(self) -> None:
         for name in ("n_components", "batch_size", "n_init", "max_iter"):
             value = getattr(self, name)
-            least = 2 if name == "n_components" else 1
             optional = name in ("n_init", "max_iter")
-            if (value is None and optional) or (isinstance(value, Integral) and int(value) >= least):
+            if (value is None and optional) or (isinstance(value, Integral) and int(value) >= 1):
                 continue
-            raise ModelError(f"{name} must be a whole number of at least {least}; got {value!r}")
+            raise ModelError(f"{name} must be a whole number of at least 1; got {value!r}")
         if self.method not in METHODS:
             raise ModelError(f"method must be 'entropic', 'transport' or 'paper'; got {self.method!r}")
         if self.topics not in ("fixed", "dirichlet"):
@@ -275,21 +277,21 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
 
     def transform(self, X: Any) -> Array:
         """Expected shares of the topics in each document (documents, topics); rows sum to one."""
-        check_is_fitted(self, "components_")
+        check_fitted(self)
         parts = [shares.mean.double().numpy() for _, shares in self._shares(self._read(X, first=False))]
         shares = np.concatenate(parts) if parts else np.zeros((0, self.n_components))
         return np.asarray(shares / shares.sum(1, keepdims=True))
 
     def score(self, X: Any, y: Any = None) -> float:
         """A lower bound on the log-likelihood of all documents, words in their order."""
-        check_is_fitted(self, "components_")
+        check_fitted(self)
         alpha = torch.from_numpy(self.alpha_).float()
         parts = self._shares(self._read(X, first=False))
-        return -sum(float(document_terms(counts, shares, alpha).total) for counts, shares in parts)
+        return -sum(float(shares.cost(counts, alpha)) for counts, shares in parts)
 
     def perplexity(self, X: Any) -> float:
         """Exponential of minus the bound by word; smaller is better."""
-        check_is_fitted(self, "components_")
+        check_fitted(self)
         words = float(self._read(X, first=False).sum())
         if not words:
             raise DataError("perplexity needs documents with words; found none")
@@ -310,7 +312,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             relevance: The weight :math:`\lambda`.
             vocabulary: The words of the columns, if they are not known from the documents.
         """
-        check_is_fitted(self, "components_")
+        check_fitted(self)
         names = self._names(vocabulary)
         if not 1 <= n <= len(names):
             raise ModelError(f"n must be from 1 to the {len(names)} words; got {n!r}")

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.utils import Tags
 from torch import Tensor, nn
 
 from otpdag import mechanisms as m
@@ -24,7 +25,8 @@ from otpdag.divergences.base import AbstractDivergence
 from otpdag.engine import Adam, FitResult, Method
 from otpdag.engine.kinds.image_data import initial_theta
 from otpdag.engine.monitor import Callback
-from otpdag.errors import DataError, ModelError, NotFittedError
+from otpdag.errors import DataError, ModelError
+from otpdag.estimators._contract import NotFittedEstimatorError, RandomState, check_fitted, seed_of
 from otpdag.estimators._pictures import (
     PictureFormat,
     check_accounted,
@@ -48,7 +50,7 @@ __all__ = ["VectorQuantizedAutoencoder"]
 Codes = NDArray[np.int64]
 Floats = NDArray[np.float32]
 KIND = "vector-quantised auto-encoder"
-ROWS_AT_ONCE = 250
+ROWS_AT_ONCE = 250  # images that are encoded or decoded at a time, which bounds memory
 PRIOR = "prior."
 BALANCES = ("codebook", "position")
 
@@ -86,7 +88,7 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
         n_epochs: How often every image is seen, on average.
         batch_size: Images in a step.
         learning_rate: Of Adam; falls to zero along a cosine.
-        random_state: Seed.
+        random_state: Seed or generator; None is another each time.
         device: ``"cpu"`` or ``"cuda"``.
 
     Attributes:
@@ -125,7 +127,7 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
         n_epochs: int = 100,
         batch_size: int = 32,
         learning_rate: float = 1e-3,
-        random_state: int = 0,
+        random_state: RandomState = 0,
         device: str = "cpu",
     ) -> None:
         self.n_codes = n_codes
@@ -171,12 +173,13 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
         rows = self.format_.rows(X)
         if len(rows) < 2:
             raise DataError(f"images must be at least 2 to learn from; got {len(rows)}")
-        self._build()
+        seed = seed_of(self.random_state)
+        self._build(seed)
         self.result_: FitResult = train_encoder(
             self.model_,
             rows,
             self._method(len(rows)),
-            seed=self.random_state,
+            seed=seed,
             device=self.device,
             progress=progress,
             callbacks=callbacks,
@@ -199,13 +202,13 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
         if self.device.startswith("cuda") and not torch.cuda.is_available():
             raise ModelError(f"device {self.device!r} was asked for, but no CUDA device is available")
 
-    def _build(self) -> None:
+    def _build(self, seed: int = 0) -> None:
         """The graph with its mechanisms, and the backward map."""
         channels, height, width = self.format_.shape
         if self.encoder is None or self.decoder is None:
             self.grid_ = positions(height, width)
-            encoder = seeded(lambda: image_encoder(channels, self.code_dim, self.width), self.random_state)
-            decoder = seeded(lambda: image_decoder(channels, self.code_dim, self.width), self.random_state + 1)
+            encoder = seeded(lambda: image_encoder(channels, self.code_dim, self.width), seed)
+            decoder = seeded(lambda: image_decoder(channels, self.code_dim, self.width), seed + 1)
         else:
             encoder, decoder = self.encoder, self.decoder
             self.grid_ = self._grid_of(encoder)
@@ -310,7 +313,7 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
         """
         self._check_fitted()
         if not hasattr(self, "prior_"):
-            raise NotFittedError("there is no prior over the codes yet: call fit_prior(images) first")
+            raise NotFittedEstimatorError("there is no prior over the codes yet: call fit_prior(images) first")
         return self.decode(self.prior_.sample(n, seed=seed, temperature=temperature))
 
     def usage(self, X: ArrayLike | Tensor | None = None) -> NDArray[np.float64]:
@@ -359,8 +362,12 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
         return held.astype(np.int64)
 
     def _check_fitted(self) -> None:
-        if not hasattr(self, "model_") or not self.model_.is_fitted:
-            raise NotFittedError("this VectorQuantizedAutoencoder is not fitted yet: call fit(images) first")
+        check_fitted(self, "fit(images)")
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array, tags.input_tags.three_d_array = False, True
+        return tags
 
     # -- files -------------------------------------------------------------------------------------------------------
 

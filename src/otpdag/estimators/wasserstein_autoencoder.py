@@ -12,7 +12,8 @@ from typing import Any, Self
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils import Tags
 from torch import Tensor, nn
 
 from otpdag import mechanisms as m
@@ -24,7 +25,8 @@ from otpdag.divergences.base import AbstractDivergence
 from otpdag.engine import Adam, FitResult, Method
 from otpdag.engine.kinds.image_data import initial_theta
 from otpdag.engine.monitor import Callback
-from otpdag.errors import DataError, ModelError, NotFittedError
+from otpdag.errors import DataError, ModelError
+from otpdag.estimators._contract import RandomState, check_fitted, checked_rows, seed_of
 from otpdag.estimators._pictures import (
     PictureFormat,
     check_accounted,
@@ -51,7 +53,7 @@ ROWS_AT_ONCE = 1000  # bounds memory; changes no result
 DIVERGENCES = ("mmd", "sliced", "sinkhorn")
 
 
-class WassersteinAutoencoder(TransformerMixin, BaseEstimator):
+class WassersteinAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     r"""Continuous representations whose distribution is a given one (Tolstikhin et al. 2018).
 
     .. math:: \min_{\theta, \phi} E\,\|x - \psi_\theta(\phi(x))\|^2 / s^2 + \eta\, D(\phi_\# P_{data}, P_\theta(Z))
@@ -69,7 +71,7 @@ class WassersteinAutoencoder(TransformerMixin, BaseEstimator):
         n_epochs: How often every image is seen, on average.
         batch_size: Images in a step.
         learning_rate: Of Adam; falls to zero along a cosine.
-        random_state: Seed.
+        random_state: Seed or generator; None is another each time.
         device: ``"cpu"`` or ``"cuda"``.
 
     Attributes:
@@ -99,7 +101,7 @@ class WassersteinAutoencoder(TransformerMixin, BaseEstimator):
         n_epochs: int = 20,
         batch_size: int = 128,
         learning_rate: float = 1e-3,
-        random_state: int = 0,
+        random_state: RandomState = 0,
         device: str = "cpu",
     ) -> None:
         self.n_components = n_components
@@ -135,11 +137,12 @@ class WassersteinAutoencoder(TransformerMixin, BaseEstimator):
         """
         divergence = self._checked_divergence()
         self.format_ = None if _is_table(X) else PictureFormat.of(X)
-        rows = _table_rows(X) if self.format_ is None else self.format_.rows(X)
+        rows = self._table_rows(X, first=True) if self.format_ is None else self.format_.rows(X)
         if len(rows) < 2:
             raise DataError(f"X must have at least 2 rows to learn from; got {len(rows)}")
         self.n_features_in_ = rows.shape[1]
-        self._build()
+        seed = seed_of(self.random_state)
+        self._build(seed)
         steps = self.n_epochs * math.ceil(len(rows) / self.batch_size)
         method = Method(
             "wasserstein auto-encoder",
@@ -151,7 +154,7 @@ class WassersteinAutoencoder(TransformerMixin, BaseEstimator):
             self.model_,
             rows,
             method,
-            seed=self.random_state,
+            seed=seed,
             device=self.device,
             progress=progress,
             callbacks=callbacks,
@@ -173,14 +176,12 @@ class WassersteinAutoencoder(TransformerMixin, BaseEstimator):
             )
         return named[self.divergence]
 
-    def _build(self) -> None:
+    def _build(self, seed: int = 0) -> None:
         shape = (self.n_features_in_,) if self.format_ is None else self.format_.shape
         hidden = tuple(self.hidden)
-        encoder = self.encoder or seeded(
-            lambda: dense_encoder(self.n_features_in_, self.n_components, hidden), self.random_state
-        )
+        encoder = self.encoder or seeded(lambda: dense_encoder(self.n_features_in_, self.n_components, hidden), seed)
         decoder = self.decoder or seeded(
-            lambda: dense_decoder(self.n_components, self.n_features_in_, hidden), self.random_state + 1
+            lambda: dense_decoder(self.n_components, self.n_features_in_, hidden), seed + 1
         )
         space = Real(self.n_features_in_) if self.format_ is None else Image(*self.format_.shape)
         self.model_ = Model(
@@ -245,21 +246,28 @@ class WassersteinAutoencoder(TransformerMixin, BaseEstimator):
         """Minus the mean squared error of what is rebuilt, for images with pixels from 0 to 1."""
         rows = self._rows(X)
         rebuilt = self.inverse_transform(self.transform(X))
-        again = _table_rows(rebuilt) if self.format_ is None else self.format_.rows(rebuilt)
+        again = torch.from_numpy(rebuilt) if self.format_ is None else self.format_.rows(rebuilt)
         return -float((again - rows).square().mean())
 
     def _rows(self, X: ArrayLike | Tensor) -> Tensor:
         self._check_fitted()
-        if self.format_ is not None:
-            return self.format_.rows(X)
-        rows = _table_rows(X)
-        if rows.shape[1] != self.n_features_in_:
-            raise DataError(f"X must have {self.n_features_in_} features, as in fit; got {rows.shape[1]}")
-        return rows
+        return self._table_rows(X) if self.format_ is None else self.format_.rows(X)
+
+    def _table_rows(self, X: ArrayLike | Tensor, *, first: bool = False) -> Tensor:
+        held = X.detach().cpu().numpy() if isinstance(X, Tensor) else X
+        return torch.from_numpy(checked_rows(self, held, first=first, dtype=np.float32))
 
     def _check_fitted(self) -> None:
-        if not hasattr(self, "model_") or not self.model_.is_fitted:
-            raise NotFittedError("this WassersteinAutoencoder is not fitted yet: call fit(X) first")
+        check_fitted(self)
+
+    @property
+    def _n_features_out(self) -> int:
+        return int(self.n_components)
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.transformer_tags.preserves_dtype = ["float32"]
+        return tags
 
     # -- files -------------------------------------------------------------------------------------------------------
 
@@ -323,13 +331,6 @@ class WassersteinAutoencoder(TransformerMixin, BaseEstimator):
 
 
 def _is_table(X: ArrayLike | Tensor) -> bool:
-    return (X.ndim if isinstance(X, Tensor) else np.ndim(X)) == 2
-
-
-def _table_rows(X: ArrayLike | Tensor) -> Tensor:
-    held = np.asarray(X.detach().cpu().numpy() if isinstance(X, Tensor) else X, dtype=np.float32)
-    if held.ndim != 2 or not held.size:
-        raise DataError(f"X must have shape (n, features), none of them 0; got {held.shape}")
-    if not np.isfinite(held).all():
-        raise DataError("X must be finite; got NaN or infinity")
-    return torch.from_numpy(held)
+    """Rows rather than images: anything with at most two axes."""
+    axes = getattr(X, "ndim", None)
+    return (np.asarray(X).ndim if axes is None else axes) <= 2

@@ -43,6 +43,8 @@ class Family:
     node: str
     parents: tuple[tuple[str, Space], ...] = ()
     hidden: bool = False
+    hidden_parents: bool = False
+    """Whether one of the parents is never seen."""
 
     @property
     def discrete(self) -> tuple[tuple[str, Space], ...]:
@@ -148,6 +150,12 @@ class Mechanism(ABC):
     def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
         """Natural starting values from a completed table: ``value`` (N, width), weights (N,)."""
         return {}
+
+    @property
+    def rows_needed(self) -> int:
+        """How many rows its parameters need at least: one for each slope, one for each other learned parameter."""
+        learned = {name: parameter for name, parameter in self.declared().items() if parameter.learned}
+        return sum(parameter.shape[0] if name == "weight" else 1 for name, parameter in learned.items())
 
     def initial_raw(self, replicas: int, generator: torch.Generator, *, first: bool = True) -> dict[str, Tensor]:
         """Raw starting values (R, ...) of what no table suggests: the layers of networks.

@@ -50,8 +50,8 @@ class Categorical(Predicted):
         weight: ArrayLike | Setting = None,
         network: Sequence[int] = (),
     ) -> None:
-        if size < 2:
-            raise ModelError(f"size must be at least 2; got {size}")
+        if size < 1:
+            raise ModelError(f"size must be at least 1; got {size}")
         self.size = size
         self.probs, self.logits, self.weight = as_setting(probs), as_setting(logits), as_setting(weight)
         self.network = tuple(network)

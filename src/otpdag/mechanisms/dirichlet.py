@@ -49,8 +49,8 @@ class Dirichlet(Predicted):
     """
 
     def __init__(self, dim: int, *, concentration: ArrayLike | Setting = None, laplace: bool = False) -> None:
-        if dim < 2:
-            raise ModelError(f"dim must be at least 2; got {dim}")
+        if dim < 1:
+            raise ModelError(f"dim must be at least 1; got {dim}")
         self.dim = dim
         self.concentration = as_setting(concentration)
         self.laplace = laplace

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -29,10 +31,13 @@ class LogNormal(LocationScale):
         scale: Standard deviation of the logarithm.
         network: Sizes of hidden layers of a network of the parents that replaces the linear prediction.
         shared_scale: One scale for all configurations of the discrete parents.
+        floor: A scale that none falls below, as a share of the column's own spread; see :class:`Normal`.
 
     >>> LogNormal().space
     Positive(dim=1)
     """
+
+    keeps_rounding: ClassVar[bool] = False
 
     def hidden_scale(self) -> Setting:
         """Learned."""

@@ -22,6 +22,7 @@ __all__ = ["MultivariateNormal"]
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 SMALLEST_UPDATE = 1e-14  # variance in every direction after an update, as a share of the column's own
 SMALLEST_VARIANCE = 1e-6  # at the start, as a share of the column's own
+WITH_HIDDEN_PARENTS = 1e-6  # of the column's variance: what few rows cannot tell from a point
 
 
 class _Covariance(Support):
@@ -68,7 +69,8 @@ class MultivariateNormal(Predicted):
         covariance: Covariance of the noise, (dim, dim) or one for each configuration.
         shared_covariance: One covariance for all configurations of the discrete parents.
         floor: Variance that no direction falls below, as a share of the column's own; it keeps a configuration with
-            few rows from collapsing to a point, where the likelihood is infinite.
+            few rows from collapsing to a point, where the likelihood is infinite. Left out, it is 1e-6 where a parent
+            is hidden and none elsewhere.
 
     >>> MultivariateNormal(3).space
     Real(dim=3)
@@ -82,9 +84,9 @@ class MultivariateNormal(Predicted):
         weight: ArrayLike | Setting = None,
         covariance: ArrayLike | Setting = None,
         shared_covariance: bool = False,
-        floor: float = 0.0,
+        floor: float | None = None,
     ) -> None:
-        if floor < 0:
+        if floor is not None and not floor >= 0:
             raise ModelError(f"floor must not be negative; got {floor}")
         self.dim, self.network = check_dim(dim), ()
         self.loc, self.weight, self.covariance = as_setting(loc), as_setting(weight), as_setting(covariance)
@@ -99,7 +101,8 @@ class MultivariateNormal(Predicted):
             covariance = as_setting(torch.eye(self.dim).numpy()) if covariance is None else covariance
         self.predictor = Predictor(self.family, self.dim, "loc", loc, self.weight, no_level=self.family.hidden)
         self.covariance_setting = covariance
-        self.support = _Covariance(self.floor)
+        self.share = self.floor if self.floor is not None else WITH_HIDDEN_PARENTS * self.family.hidden_parents
+        self.support = _Covariance(self.share)
 
     @property
     def space(self) -> Space:
@@ -157,7 +160,7 @@ class MultivariateNormal(Predicted):
         # two rows' worth of the overall covariance keep a nearly empty configuration sane
         pooled = self.pooled(products, self.covariance_rows, parents, weight).unflatten(-1, (self.dim, self.dim))
         spread = centre_and_spread(value, weight)[1]
-        return {**regression, "covariance": pooled + max(SMALLEST_VARIANCE, 2 * self.floor) * torch.diag(spread**2)}
+        return {**regression, "covariance": pooled + max(SMALLEST_VARIANCE, 2 * self.share) * torch.diag(spread**2)}
 
     def describe(self, params: Params) -> dict[str, Tensor]:
         """Tables by discrete parents; scalars for scalar nodes."""
@@ -229,7 +232,7 @@ class MultivariateNormal(Predicted):
             covariance = covariance.index_select(-1, index).index_select(-2, index)
             loc = loc.index_select(-1, index)
         size = covariance.shape[-1]
-        factor = torch.linalg.cholesky(covariance).flatten(-2)
+        factor = _factor(covariance).flatten(-2)
         return loc, self.row_of(factor, parents, loc.ndim).unflatten(-1, (size, size))
 
     def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:
@@ -310,6 +313,12 @@ class MultivariateNormal(Predicted):
         gain = torch.linalg.solve(among, covariance.index_select(-2, seen)).mT
         table = gain.flatten(-2)
         return self.row_of(table, parents, like.ndim).unflatten(-1, tuple(gain.shape[-2:]))
+
+
+def _factor(covariance: Tensor) -> Tensor:
+    """The Cholesky factor; not a number where a matrix is singular, so that its density is none either."""
+    factor, failed = torch.linalg.cholesky_ex(covariance)
+    return torch.where((failed > 0)[..., None, None], torch.nan, factor)
 
 
 def _inverse(factor: Tensor) -> Tensor:

@@ -14,7 +14,8 @@ from otpdag.divergences.whitened import Kernel
 from otpdag.errors import ModelError
 from otpdag.mechanisms.axes import Axis
 from otpdag.mechanisms.base import Noise, Params, Parents, sum_cells
-from otpdag.mechanisms.parameters import POSITIVE, Floored, Parameter, Setting, as_setting
+from otpdag.mechanisms.floors import default_floor
+from otpdag.mechanisms.parameters import POSITIVE, Floored, Parameter, Setting, Support, Tied, as_setting
 from otpdag.mechanisms.predicted import Predicted, check_dim
 from otpdag.mechanisms.predictor import Predictor, centre_and_spread
 from otpdag.spaces import Real, Space
@@ -31,7 +32,9 @@ class LocationScale(Predicted):
     """Shared parts of nodes with a predicted location and a scale for each discrete configuration."""
 
     isotropic = False
-    floor = 0.0
+    floor: float | None = None
+    smallest: Tensor | None = None
+    """The smallest scale of each coordinate, once the data are known."""
     is_symmetric: ClassVar[bool] = False
     """Whether the noise is as likely as its negative: then the node is turned round with its location."""
 
@@ -44,7 +47,11 @@ class LocationScale(Predicted):
         scale: ArrayLike | Setting = None,
         network: Sequence[int] = (),
         shared_scale: bool = False,
+        floor: float | None = None,
     ) -> None:
+        if floor is not None and not floor >= 0:
+            raise ModelError(f"floor must not be negative; got {floor}")
+        self.floor = floor
         self.dim = check_dim(dim)
         self.loc, self.weight, self.scale = as_setting(loc), as_setting(weight), as_setting(scale)
         self.network = tuple(network)
@@ -82,11 +89,27 @@ class LocationScale(Predicted):
 
     def parameters(self) -> dict[str, Parameter]:
         """Location table, slopes, scale table."""
-        support = Floored(self.floor) if self.floor else POSITIVE
         unit = None if self.unit is None else self._over_coordinates(self.unit)
         columns = 1 if self.isotropic else self.dim
-        scale = Parameter((self.scale_rows, columns), support, self.scale_setting, unit=unit)
+        scale = Parameter((self.scale_rows, columns), self._scale_support(unit), self.scale_setting, unit=unit)
         return {**self.predictor.parameters(), "scale": scale}
+
+    def _scale_support(self, unit: Tensor | None) -> Support:
+        """Positive numbers, above the floor once it is known; nodes that share a scale share none of their floors."""
+        if isinstance(self.scale_setting, Tied):
+            return POSITIVE
+        if self.floor is not None or self.smallest is None or unit is None:
+            return Floored(self.floor) if self.floor else POSITIVE
+        smallest = self.smallest.min().reshape(1) if self.isotropic else self.smallest
+        return Floored(smallest / unit) if bool((smallest > 0).all()) else POSITIVE
+
+    @property
+    def smallest_scale(self) -> Tensor | None:
+        """The floor of the scales, by coordinate, in natural units; None if there is none."""
+        support = self.declared()["scale"].support
+        if not isinstance(support, Floored):
+            return None
+        return support.floor if self.unit is None else support.floor * self._over_coordinates(self.unit)
 
     def axes(self) -> dict[str, tuple[Axis, ...]]:
         """Scales by configuration, or one for all; by coordinate, or one for all."""
@@ -99,20 +122,29 @@ class LocationScale(Predicted):
             return None
         return self.predictor.with_output_turned(params, sign)
 
+    keeps_rounding: ClassVar[bool] = True
+    """Whether values that are evenly spaced are so where location and scale act."""
+
     def on_line(self, value: Tensor) -> Tensor:
         """The value on the real line, where location and scale act."""
         return value
 
     def on_scale(self, value: Tensor, parents: Parents, weight: Tensor) -> None:
         """Adopt the units of the column."""
-        self.predictor = self.predictor.with_units(self.on_line(value), parents, weight)
+        line = self.on_line(value)
+        self.predictor = self.predictor.with_units(line, parents, weight)
+        if not self.family.hidden and self.floor is None:
+            unseen = self.family.hidden_parents
+            self.smallest = default_floor(line, weight, hidden_parents=unseen, rounding=self.keeps_rounding)
 
     def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
         """Weighted regression, then the residuals' spread in each configuration."""
         target = self.on_line(value)
         regression = self.predictor.start(target, parents, weight)
         residual = (target - self.predictor.predict_rows(regression, parents)) ** 2
-        floor = max(SMALLEST_SCALE, 1.5 * self.floor) * centre_and_spread(target, weight)[1]
+        floor = SMALLEST_SCALE * centre_and_spread(target, weight)[1]
+        if self.smallest_scale is not None:
+            floor = torch.maximum(floor, 1.5 * self.smallest_scale.to(floor))
         # two rows' worth of the overall variance keeps a nearly empty configuration sane
         variance = self.pooled(residual, self.scale_rows, parents, weight)
         return {**regression, "scale": self._over_coordinates(variance.sqrt().maximum(floor))}
@@ -148,7 +180,8 @@ class Normal(LocationScale):
         shared_scale: One scale for all configurations of the discrete parents.
         isotropic: One scale for all coordinates.
         floor: A scale that none falls below, as a share of the column's own spread; it keeps a configuration with few
-            rows from collapsing to a point, where the likelihood is infinite.
+            or equal rows from collapsing to a point, where the likelihood is infinite. Left out, it comes from the
+            column: how far apart rounded values are, and a small share of the spread. Zero allows any scale.
 
     >>> Normal(scale=1.0).space
     Real(dim=1)
@@ -166,12 +199,12 @@ class Normal(LocationScale):
         network: Sequence[int] = (),
         shared_scale: bool = False,
         isotropic: bool = False,
-        floor: float = 0.0,
+        floor: float | None = None,
     ) -> None:
-        super().__init__(dim, loc=loc, weight=weight, scale=scale, network=network, shared_scale=shared_scale)
-        if floor < 0:
-            raise ModelError(f"floor must not be negative; got {floor}")
-        self.isotropic, self.floor = isotropic, floor
+        super().__init__(
+            dim, loc=loc, weight=weight, scale=scale, network=network, shared_scale=shared_scale, floor=floor
+        )
+        self.isotropic = isotropic
 
     @property
     def has_maximiser(self) -> bool:
@@ -208,6 +241,8 @@ class Normal(LocationScale):
             residual = (target - self.predictor(fitted, parents, target)).square()
             total = by_row.sum(-1, keepdim=True)
             variance = (by_row @ residual / total.clamp(min=1e-300)).clamp(min=1e-300)
+            if self.smallest_scale is not None:
+                variance = variance.maximum(self.smallest_scale.to(variance) ** 2)
             fitted["scale"] = torch.where(total > 0, variance.sqrt(), fitted["scale"])
         return fitted
 

@@ -76,7 +76,7 @@ class _Positive(Support):
 
 
 class Floored(Support):
-    """Numbers above ``floor``: the root of its square and that of a positive number.
+    """Numbers above ``floor``, one or an array of them: the root of its square and that of a positive number.
 
     >>> Floored(3.0).natural(torch.log(torch.tensor([4.0])))
     tensor([5.])
@@ -84,16 +84,16 @@ class Floored(Support):
 
     name = "a number above zero"
 
-    def __init__(self, floor: float) -> None:
-        self.floor = floor
+    def __init__(self, floor: float | Tensor) -> None:
+        self.floor = torch.as_tensor(floor, dtype=torch.float64)
 
     def natural(self, raw: Tensor) -> Tensor:
         """Add the squares."""
-        return torch.sqrt(POSITIVE.natural(raw) ** 2 + self.floor**2)
+        return torch.sqrt(POSITIVE.natural(raw) ** 2 + self.floor.to(raw) ** 2)
 
     def raw(self, natural: Tensor) -> Tensor:
         """Subtract them; what lies at the floor comes back a sliver above it."""
-        excess = natural**2 - self.floor**2
+        excess = natural**2 - self.floor.to(natural) ** 2
         return POSITIVE.raw(excess.maximum(1e-12 * natural**2).sqrt())
 
     def check(self, value: Tensor) -> bool:

@@ -51,15 +51,15 @@ class _Law:
 
     def slope(self, index: int, x: Array, shapes: tuple[Array, ...], level: Array) -> Array:
         """Derivative in one shape parameter of the distribution function, which is ``level`` at ``x``."""
-        found = np.empty_like(x)
+        slopes = np.empty_like(x)
         lower = level < 0.5
         for part, function, sign in ((lower, self.cdf, 1), (~lower, self.survival, -1)):
             low = [shape[part] for shape in shapes]
             high = list(low)
             low[index], high[index] = low[index] * (1 - STEP), low[index] * (1 + STEP)
             rise = function(x[part], *high) - function(x[part], *low)
-            found[part] = sign * rise / (high[index] - low[index])
-        return found
+            slopes[part] = sign * rise / (high[index] - low[index])
+        return slopes
 
 
 def _student_log_density(x: Array, df: Array) -> Array:
@@ -103,15 +103,15 @@ class _Cdf(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, *shapes = map(_array, ctx.saved_tensors)
-        found: list[Tensor | None] = [None]
+        gradients: list[Tensor | None] = [None]
         with np.errstate(all="ignore"):
             if ctx.needs_input_grad[1]:
-                found.append(_chain(grad, np.exp(ctx.law.log_density(x, *shapes))))
+                gradients.append(_chain(grad, np.exp(ctx.law.log_density(x, *shapes))))
             else:
-                found.append(None)
+                gradients.append(None)
             for index, needed in enumerate(ctx.needs_input_grad[2:]):
-                found.append(_chain(grad, ctx.law.slope(index, x, tuple(shapes), ctx.level)) if needed else None)
-        return tuple(found)
+                gradients.append(_chain(grad, ctx.law.slope(index, x, tuple(shapes), ctx.level)) if needed else None)
+        return tuple(gradients)
 
 
 class _Quantile(torch.autograd.Function):
@@ -126,13 +126,15 @@ class _Quantile(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, (level, *shapes) = ctx.point, map(_array, ctx.saved_tensors)
-        found: list[Tensor | None] = [None]
+        gradients: list[Tensor | None] = [None]
         with np.errstate(all="ignore"):
             density = np.exp(ctx.law.log_density(x, *shapes))
-            found.append(_chain(grad, 1 / density) if ctx.needs_input_grad[1] else None)
+            gradients.append(_chain(grad, 1 / density) if ctx.needs_input_grad[1] else None)
             for index, needed in enumerate(ctx.needs_input_grad[2:]):
-                found.append(_chain(grad, -ctx.law.slope(index, x, tuple(shapes), level) / density) if needed else None)
-        return tuple(found)
+                gradients.append(
+                    _chain(grad, -ctx.law.slope(index, x, tuple(shapes), level) / density) if needed else None
+                )
+        return tuple(gradients)
 
 
 def _chain(grad: Tensor, slope: Array) -> Tensor:

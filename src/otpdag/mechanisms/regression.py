@@ -21,7 +21,7 @@ Fit = Callable[[Tensor | None, Tensor | None, Tensor, Tensor, Tensor], tuple[Ten
 
 # an empty configuration takes the overall mean, a full one hardly notices
 TABLE_RIDGE, SLOPE_RIDGE = 1e-4, 1e-6
-LARGEST_PREDICTION = 30.0
+LARGEST_PREDICTION = 30.0  # of a logarithm: exp of it is 1e13
 
 
 class _Link(ABC):

@@ -86,6 +86,7 @@ def _check_plain(kind: type[Mechanism], argument: str, value: Any, node: str) ->
         "int": type(value) is int,
         "bool": isinstance(value, bool),
         "float": isinstance(value, int | float) and not isinstance(value, bool),
+        "float | None": value is None or (isinstance(value, int | float) and not isinstance(value, bool)),
         "str": isinstance(value, str),
         "Sequence[int]": isinstance(value, list) and all(type(item) is int and item >= 1 for item in value),
     }

@@ -41,6 +41,7 @@ class StudentT(LocationScale):
         df: Degrees of freedom, above one.
         network: Sizes of hidden layers of a network of the parents that replaces the linear prediction.
         shared_scale: One scale for all configurations of the discrete parents.
+        floor: A scale that none falls below, as a share of the column's own spread; see :class:`Normal`.
 
     >>> StudentT(df=4.0).noise
     Noise(dim=1, kind='uniform')
@@ -58,8 +59,11 @@ class StudentT(LocationScale):
         df: ArrayLike | Setting = None,
         network: Sequence[int] = (),
         shared_scale: bool = False,
+        floor: float | None = None,
     ) -> None:
-        super().__init__(dim, loc=loc, weight=weight, scale=scale, network=network, shared_scale=shared_scale)
+        super().__init__(
+            dim, loc=loc, weight=weight, scale=scale, network=network, shared_scale=shared_scale, floor=floor
+        )
         self.df = as_setting(df)
 
     @property
@@ -79,6 +83,8 @@ class StudentT(LocationScale):
         """Expectation-maximisation with the degrees of freedom on a grid (Lange, Little and Taylor 1989)."""
         params = super().start(value, parents, weight)
         floor = SMALLEST_SCALE * centre_and_spread(value, weight)[1]
+        if self.smallest_scale is not None:
+            floor = torch.maximum(floor, 1.5 * self.smallest_scale.to(floor))
         df = self._given_df(value)
         for _ in range(EM_STEPS):
             residual = value - self.predictor.predict_rows(params, parents)

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-_TOLERANCE = 1e-6
+_TOLERANCE = 1e-6  # of the sum of probabilities that were written with seven digits
 
 
 def hellinger(p: ArrayLike, q: ArrayLike) -> float:

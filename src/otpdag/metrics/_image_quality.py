@@ -17,7 +17,7 @@ __all__ = ["code_perplexity", "feature_distance", "fid", "frechet_distance", "lp
 
 _SIGMA, _RADIUS = 1.5, 5  # window and
 _K1, _K2 = 0.01, 0.03  # constants of SSIM as published (Wang, Bovik, Sheikh and Simoncelli 2004)
-_BATCH = 256
+_BATCH = 256  # images at a time, which bounds memory
 _LARGEST_OVERSHOOT = 0.5  # a reconstruction may leave the range from 0 to 1 by so much; more means another unit
 
 Network = Callable[..., Any]

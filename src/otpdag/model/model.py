@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +14,18 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from otpdag.backward.amortized import AmortizedMap
-from otpdag.data import Batch, Label, Schema, Table, decode, encode, infer_space
+from otpdag.data import (
+    Batch,
+    ColumnType,
+    Label,
+    Schema,
+    Table,
+    as_frame,
+    column_type,
+    decode,
+    encode,
+    known_table,
+)
 from otpdag.data.sequences import (
     SequenceBatch,
     Sequences,
@@ -23,14 +35,14 @@ from otpdag.data.sequences import (
     replace_table,
 )
 from otpdag.divergences import Energy
-from otpdag.errors import DataError, ModelError, NotFittedError
+from otpdag.errors import ApproximationWarning, ColumnTypeWarning, DataError, ModelError, NotFittedError
 from otpdag.graph import Graph
 from otpdag.inference import row_posterior, sequence_posterior
 from otpdag.inference.ancestral import ancestral, ancestral_sequences
 from otpdag.mechanisms import Mechanism, Normal
 from otpdag.model import archive, rendering, residuals
 from otpdag.model.relabelling import canonical
-from otpdag.spaces import Space
+from otpdag.spaces import Real, Space
 from otpdag.structure import Structure, plainest
 
 __all__ = ["Model", "load"]
@@ -68,21 +80,35 @@ class Model:
     def from_frame(
         cls,
         graph: Graph,
-        data: pd.DataFrame,
+        data: Table,
         *,
         hidden: Mapping[str, Mechanism] | None = None,
         mechanisms: Mapping[str, Mechanism] | None = None,
+        explain: bool = False,
     ) -> Model:
-        """Choose mechanisms by column type: Normal for numbers, Poisson for counts, Categorical for categories.
+        """Choose mechanisms by what columns hold: Normal for numbers, Poisson for counts, Categorical for categories.
+
+        The values decide, not the dtype, and in the same way with and without gaps: see
+        :func:`otpdag.data.column_type`. A choice that is doubtful is a :class:`otpdag.ColumnTypeWarning`.
 
         Args:
             graph: The graph.
-            data: A table with a column for each observed node.
+            data: A table with a column for each observed node: of pandas, polars or arrow, or a dictionary of columns.
             hidden: Mechanisms of the hidden nodes.
             mechanisms: Mechanisms of observed nodes that shall not be chosen.
+            explain: Print each choice with its reason.
+
+        >>> table = {"vote": [0.0, 1.0, None, 1.0, 0.0], "age": [36.5, 20.2, 24.9, 68.1, 21.4]}
+        >>> model = Model.from_frame(Graph([("age", "vote")]), table, explain=True)
+        age: number, numbers with fractions, 5 values
+        vote: category of 2, two values, 0, 1
         """
+        if not isinstance(graph, Graph):
+            raise ModelError(f"graph must be an otp.Graph, and comes before the data; got {type(graph).__name__}")
+        data = as_frame(data)
         given = {**(hidden or {}), **(mechanisms or {})}
         chosen: dict[str, Mechanism] = {}
+        decided: list[ColumnType] = []
         for node in graph.nodes:
             if node in given:
                 chosen[node] = given[node]
@@ -93,7 +119,14 @@ class Model:
                     f"observed node {node!r} has no column and no mechanism; columns are {list(data.columns)}"
                 )
             else:
-                chosen[node] = plainest(infer_space(data[node])) or Normal()
+                decided.append(column_type(data[node]))
+                chosen[node] = plainest(decided[-1].space or Real()) or Normal()
+        if explain:
+            print(*decided, sep="\n")
+        doubtful = [f"{one.column!r} is taken for a {one.kind}, but: {one.doubt}" for one in decided if one.doubt]
+        if doubtful:
+            hint = "Name a mechanism for such a node to choose yourself"
+            warnings.warn("\n".join([*doubtful, hint]), ColumnTypeWarning, stacklevel=2)
         return cls(graph, {**chosen, **given})
 
     # -- what it is ---------------------------------------------------------------------------------------------
@@ -146,8 +179,15 @@ class Model:
             described[node] = {name: value[0].detach().cpu().numpy().copy() for name, value in shown.items()}
         return described
 
-    def set_params(self, params: Mapping[str, Mapping[str, ArrayLike]]) -> Model:
-        """Give parameters by hand, in the shapes of :meth:`params`; a model that was never fitted can then sample."""
+    def set_params(
+        self, params: Mapping[str, Mapping[str, ArrayLike]], *, labels: Mapping[str, Sequence[Label]] | None = None
+    ) -> Model:
+        """Give parameters by hand, in the shapes of :meth:`params`; a model that was never fitted can then sample.
+
+        Args:
+            params: For each node its parameters; those that are fixed may be left out.
+            labels: What categories are called, in the order of their probabilities; codes 0, 1, ... if left out.
+        """
         self._check_names(params)
         naturals: dict[str, dict[str, Tensor]] = {}
         for node, mechanism in self.structure.mechanisms.items():
@@ -173,7 +213,8 @@ class Model:
                     )
                 naturals[node][name] = value.reshape(1, *parameter.shape)
         self._naturals = naturals
-        self._schema = self._schema or Schema.of(self.spaces, self.graph)
+        schema = self._schema or Schema.of(self.spaces, self.graph)
+        self._schema = schema if labels is None else schema.labelled(labels)
         return self
 
     def _check_names(self, params: Mapping[str, Mapping[str, ArrayLike]]) -> None:
@@ -232,7 +273,8 @@ class Model:
             rows: Number of rows; of sequences, if the graph has lagged edges.
             seed: Determines the draw.
             do: Interventions: nodes set to a value (or one value for each row), whatever their parents say.
-            given: Values of the nodes that are Given, at least as many rows (or steps of all sequences).
+            given: Values of the nodes that are Given, at least as many rows (or steps of all sequences). Values of
+                other nodes are refused: ``do`` sets them, and ``posterior`` and ``impute`` draw given what rows show.
             length: Steps of each sequence, if the graph has lagged edges; the table then has the columns ``sequence``
                 and ``time`` as well.
         """
@@ -284,6 +326,8 @@ class Model:
 
     def _given_values(self, given: Table | None, rows: int, settings: Mapping[str, Tensor]) -> dict[str, Tensor]:
         needed = [node for node in self.structure.given if node not in settings]
+        given = None if given is None else known_table(given)
+        self._check_used(given, needed)
         if not needed:
             return {}
         if given is None:
@@ -295,13 +339,28 @@ class Model:
         self.structure.check_given(batch.mask)
         return {node: batch.values[node][:, :rows] for node in needed}
 
+    def _check_used(self, given: Table | None, needed: Sequence[str]) -> None:
+        """Refuse values that a draw would ignore: of nodes that are not Given, or that ``do`` sets as well."""
+        if given is None:
+            return
+        hint = "do={...} sets a node; posterior and impute draw given what rows show"
+        if not needed:
+            raise ModelError(f"given would not be used: no node of the model is Given (or do sets them all); {hint}")
+        if not isinstance(given, pd.DataFrame | Mapping):
+            return
+        schema = self._known_schema()
+        for node in self.graph.nodes:
+            if node not in needed and any(name in given for name in (node, *schema[node].names)):
+                raise ModelError(f"given would not be used for node {node!r}, which is not Given or set by do; {hint}")
+
     def posterior(
         self, data: Table | SequenceTable, *, draws: int = 100, seed: int = 0, partial: bool = False
     ) -> pd.DataFrame:
         """Draws of the hidden nodes given what each row shows, indexed by row and draw.
 
         Categories are drawn from their exact probabilities, numbers by weighted points; missing cells of a row are
-        integrated out.
+        integrated out. Where exact sums would need too large tables they are approximate: an
+        :class:`~otpdag.ApproximationWarning` tells it, and ``attrs["approximate"]`` of what is returned.
 
         Args:
             data: A table, or sequences, with a column for every observed node; cells may be missing.
@@ -311,16 +370,17 @@ class Model:
         """
         if not self.graph.hidden:
             raise ModelError("the model has no hidden nodes; missing cells are filled in by impute")
-        _, index, values = self._drawn(data, draws, seed, partial)
+        notes: list[str] = []
+        _, index, values = self._drawn(data, draws, seed, partial, notes)
         flat = {node: values[node].reshape(-1, values[node].shape[-1]) for node in self.graph.hidden}
         table = decode(flat, self._known_schema())
         table.index = pd.MultiIndex.from_product([index, range(draws)], names=["row", "draw"])
-        return table
+        return _with_notes(table, notes)
 
     def _drawn(
-        self, data: Table | SequenceTable, draws: int, seed: int, partial: bool
+        self, data: Table | SequenceTable, draws: int, seed: int, partial: bool, notes: list[str]
     ) -> tuple[Batch, pd.Index, dict[str, Tensor]]:
-        """Rows or steps, their index, and joint draws of all nodes given what they show."""
+        """Rows or steps, their index, and joint draws of all nodes given what they show; notes of what is not exact."""
         if draws < 1:
             raise ModelError(f"draws must be at least 1; got {draws}")
         for saved in self._left_out_maps:
@@ -335,7 +395,8 @@ class Model:
             return batch.steps, index, values
         table = _as_table(data)
         rows = self._encode_partial(table, partial)
-        return rows, _row_index(table, rows.rows), row_posterior.posterior_draws(self.fitted, rows, draws, seed)
+        values = row_posterior.posterior_draws(self.fitted, rows, draws, seed, notes)
+        return rows, _row_index(table, rows.rows), values
 
     def _encode_sequences(self, data: Table | SequenceTable, partial: bool) -> tuple[SequenceBatch, pd.Index]:
         self._fitted_naturals()
@@ -361,10 +422,12 @@ class Model:
         return table
 
     def predict_proba(self, data: Table | SequenceTable, node: str, *, partial: bool = False) -> pd.DataFrame:
-        """Posterior probabilities of a hidden category, one row for each row or step of ``data``, exact.
+        """Posterior probabilities of a hidden category, one row for each row or step of ``data``.
 
-        Columns that are absent are refused, unless ``partial`` takes them for missing.
+        They are exact unless ``attrs["approximate"]`` and a warning say otherwise. Columns that are absent are refused,
+        unless ``partial`` takes them for missing.
         """
+        notes: list[str] = []
         if node not in self.graph.hidden or not self.mechanisms[node].space.is_discrete:
             raise ModelError(f"node must be a hidden category; {node!r} is not")
         if self.graph.is_dynamic:
@@ -374,8 +437,8 @@ class Model:
             table = _as_table(data)
             batch = self._encode_partial(table, partial)
             index = _row_index(table, batch.rows)
-            probabilities = row_posterior.state_probabilities(self.fitted, batch, node)
-        return pd.DataFrame(probabilities.numpy(), columns=list(self.labels(node)), index=index)
+            probabilities = row_posterior.state_probabilities(self.fitted, batch, node, notes=notes)
+        return _with_notes(pd.DataFrame(probabilities.numpy(), columns=list(self.labels(node)), index=index), notes)
 
     def impute(
         self,
@@ -395,14 +458,15 @@ class Model:
             random: Fill with one draw instead, as multiple imputation asks for.
             partial: Make columns that are absent; otherwise they are refused.
         """
-        batch, index, values = self._drawn(data, 1 if random else draws, seed, partial)
+        notes: list[str] = []
+        batch, index, values = self._drawn(data, 1 if random else draws, seed, partial, notes)
         filled: dict[str, Tensor] = {}
         for node in self.graph.observed:
             drawn = values[node][:, 0] if random else self.mechanisms[node].space.central(values[node], 1)
             filled[node] = torch.where(batch.mask[node][0], batch.values[node][0], drawn)
         table = decode(filled, self._known_schema())
         table.index = index
-        return table
+        return _with_notes(table, notes)
 
     def score(
         self,
@@ -415,7 +479,8 @@ class Model:
         """How far held-out rows are from the model.
 
         Args:
-            data: Held-out rows; missing cells are missing for the model's samples as well.
+            data: Held-out rows. For ``"transport"`` missing cells are drawn from the model given the rest of their row;
+                where a node has no density, they are missing for the model's samples as well.
             kind: ``"transport"``: the energy distance between standardised rows and as many model samples, smaller is
                 better, comparable across model families. ``"likelihood"``: the mean log-likelihood of a row, larger is
                 better.
@@ -448,22 +513,38 @@ class Model:
         ``expected`` (the same between two fresh samples) and ``excess`` (their difference in standard deviations).
         Columns of ``data`` that are absent are refused, unless ``partial`` takes them for missing.
         """
-        return residuals.node_residuals(self.fitted, self._encode_partial(data, partial), seed=seed)
+        return residuals.node_residuals(self.fitted, self._encode_partial(_as_table(data), partial), seed=seed)
 
     def _transport_score(self, batch: Batch, seed: int) -> float:
         generator = torch.Generator().manual_seed(seed)
         given = {node: batch.values[node] for node in self.structure.given}
         drawn = ancestral(self.structure, self._fitted_naturals(), batch.rows, generator, do=given)
         shuffled = torch.randperm(batch.rows, generator=generator)
+        completed = self._completed(batch, seed)
         left, right = [], []
         for node in self.graph.observed:
-            seen = batch.mask[node].to(torch.float64)
+            seen = completed.mask[node].to(torch.float64)
             seen = seen if seen.shape[-1] == batch.values[node].shape[-1] else seen[..., :1]
             centre, spread = _standard(batch, node, self.mechanisms[node].space)
-            left.append((batch.values[node] - centre) / spread * seen)
+            left.append((completed.values[node] - centre) / spread * seen)
             right.append((drawn[node] - centre) / spread * seen[:, shuffled])
         most = 4000
         return float(Energy()(torch.cat(left, -1)[:, :most], torch.cat(right, -1)[:, :most])[0])
+
+    def _completed(self, batch: Batch, seed: int) -> Batch:
+        """Rows with their gaps drawn from the model, which may depend on what is seen; columns without a value stay so.
+
+        Where a node has no density, rows stay as they are.
+        """
+        observed = [self.mechanisms[node] for node in self.graph.observed]
+        if all(bool(mask.all()) for mask in batch.mask.values()) or not all(
+            one.has_density or one.is_given for one in observed
+        ):
+            return batch
+        drawn = row_posterior.posterior_draws(self.fitted, batch, 1, seed)
+        values = {node: drawn[node].permute(1, 0, 2) for node in batch.values}
+        mask = {node: seen.any(1, keepdim=True).expand_as(seen) for node, seen in batch.mask.items()}
+        return Batch(values, mask, batch.weight)
 
     def _encode_partial(self, data: Table, partial: bool = False) -> Batch:
         self._fitted_naturals()
@@ -546,8 +627,17 @@ def _listed(names: Sequence[str], most: int = 8) -> str:
     return ", ".join(map(repr, names[:most])) + more
 
 
+def _with_notes(table: pd.DataFrame, notes: Sequence[str]) -> pd.DataFrame:
+    """Say in a table, and by a warning, what of it is approximate."""
+    table.attrs["approximate"] = "; ".join(notes)
+    for note in notes:
+        warnings.warn(note, ApproximationWarning, stacklevel=3)
+    return table
+
+
 def _as_table(data: Table | SequenceTable) -> Table:
-    """Refuse sequences where rows are asked for."""
+    """Refuse sequences where rows are asked for; tables of other libraries become frames."""
+    data = known_table(data)
     if isinstance(data, Sequences | list | tuple):
         raise DataError("data are sequences, but the graph has no lagged edge")
     return data

@@ -8,22 +8,12 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from otpdag.printable import printable
 from otpdag.structure import Structure
 
 __all__ = ["as_html", "as_text", "printable"]
 
 Params = Mapping[str, Mapping[str, NDArray[np.float64]]]
-
-
-def printable(text: str, keep: str = "\n") -> str:
-    r"""A text without characters that a terminal would obey: each becomes its escape.
-
-    >>> printable("a\x1b[31mb")
-    'a\\x1b[31mb'
-    """
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def _escaped(text: str) -> str:

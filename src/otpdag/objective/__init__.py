@@ -11,9 +11,9 @@ learned map and drawn or abducted noise (Algorithm 1). A :class:`~otpdag.objecti
 one data set: rows, sequences, documents or images.
 """
 
+from otpdag.noise import Streams
 from otpdag.objective.problem import Moved, Problem
 from otpdag.objective.settings import ClosedForm, Direct, Drawn, Objective, PushForward
-from otpdag.objective.streams import Streams
 from otpdag.objective.terms import LossTerms, split_theta
 
 __all__ = [

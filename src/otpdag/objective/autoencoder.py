@@ -20,26 +20,19 @@ from torch import Tensor
 
 from otpdag.backward.encoder import EncoderMap
 from otpdag.backward.quantized import QuantizedMap
-from otpdag.clustering import move_centres
 from otpdag.divergences.base import AbstractDivergence
 from otpdag.divergences.semidiscrete import reverse_gradient, semi_dual
 from otpdag.errors import ModelError
 from otpdag.layers import nearest
 from otpdag.mechanisms import Codebook
 from otpdag.mechanisms.codebook import copy_gradient, mahalanobis
+from otpdag.noise import Streams
 from otpdag.objective.problem import Moved, Problem
 from otpdag.objective.settings import Objective
-from otpdag.objective.streams import Streams
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Naturals, Structure, Theta, pack, unpack
 
 __all__ = ["AutoencoderProblem", "CodebookProblem", "Codewords", "Encoded", "autoencoder_problem"]
-
-START_LATENTS = 20
-"""Latents for each codeword that k-means places it among."""
-
-ROWS_AT_ONCE = 250
-"""Images that are encoded at a time, which bounds memory."""
 
 
 @dataclass(frozen=True)
@@ -80,48 +73,8 @@ class Encoded:
 
 
 @dataclass(frozen=True)
-class AutoencoderProblem(Problem):
-    """Images (1, N, pixels) whose hidden node an encoder tells: a Wasserstein auto-encoder."""
-
-    structure: Structure
-    images: Tensor
-    shapes: Mapping[str, tuple[int, ...]]
-    objective: Objective
-    encoded: Encoded
-    spread: float
-    """Standard deviation of all pixels."""
-
-    @property
-    def rows(self) -> int:
-        """Images."""
-        return self.images.shape[1]
-
-    def sampled(self, point: Tensor, streams: Streams, progress: float) -> LossTerms:
-        """Loss terms on a fresh minibatch."""
-        theta, phi = self.parts(point)
-        naturals, rows = self.structure.naturals(theta), _minibatch(self.images, self.encoded, streams)
-        (image,) = self.structure.graph.observed
-        (hidden,) = self.structure.graph.parents(image)
-        latents = self.encoded.backward.latents(phi, rows)
-        zero = torch.zeros(1).to(rows)
-        cost = _rebuilding(self.structure, naturals, latents, rows, self.spread)
-        terms = LossTerms.of(zero, reconstruction=self.objective.reconstruction * cost)
-        eta, push = self.objective.at(progress).eta, self.objective.push_forward
-        if not eta or push is None:
-            return terms
-        prior = self.structure.mechanisms[hidden]
-        noise = streams.draw(prior.relaxed_noise, rows.shape[1], rows)
-        drawn = prior.relaxed(naturals[hidden], {}, noise, 1.0).expand_as(latents)
-        gap = push.divergence(latents, drawn.to(latents), generator=streams.shared)
-        return terms + LossTerms.of(zero, divergence=eta * gap)
-
-
-@dataclass(frozen=True)
-class CodebookProblem(Problem):
-    """Images (1, N, pixels) behind which stand codewords; at first latents are not quantised.
-
-    The graph is ``code -> latent -> quantized -> image``, whatever its nodes are called.
-    """
+class _ImageProblem(Problem):
+    """Images (1, N, pixels) and what an encoder makes of them."""
 
     structure: Structure
     images: Tensor
@@ -131,12 +84,60 @@ class CodebookProblem(Problem):
     spread: float
     """Standard deviation of all pixels."""
     seed: int
-    quantizes: bool = True
 
     @property
     def rows(self) -> int:
         """Images."""
         return self.images.shape[1]
+
+    def minibatch(self, streams: Streams) -> Tensor:
+        """Some of the images (1, n, pixels)."""
+        return self.images[:, streams.rows(self.rows, self.encoded.batch_size)[0].to(self.images.device)]
+
+    def rebuilding(self, naturals: Naturals, latents: Tensor, rows: Tensor) -> Tensor:
+        """Mean squared error in units of the pixels' variance."""
+        (image,) = self.structure.graph.observed
+        (parent,) = self.structure.graph.parents(image)
+        decoder = self.structure.mechanisms[image]
+        none = torch.zeros(1, rows.shape[1], decoder.noise.dim).to(rows)
+        rebuilt = decoder.forward(naturals[image], {parent: latents}, none)
+        return ((rebuilt - rows).square().mean() / self.spread**2).reshape(1)
+
+    def begun(self, point: Tensor) -> Tensor:
+        """Where a search starts, given the networks and the user's values."""
+        return point
+
+
+@dataclass(frozen=True)
+class AutoencoderProblem(_ImageProblem):
+    """Images whose hidden node an encoder tells: a Wasserstein auto-encoder."""
+
+    def sampled(self, point: Tensor, streams: Streams, progress: float) -> LossTerms:
+        """Loss terms on a fresh minibatch."""
+        theta, phi = self.parts(point)
+        naturals, rows = self.structure.naturals(theta), self.minibatch(streams)
+        (hidden,) = self.structure.graph.parents(self.structure.graph.observed[0])
+        latents = self.encoded.backward.latents(phi, rows)
+        cost = self.rebuilding(naturals, latents, rows)
+        terms = LossTerms.of(cost, reconstruction=self.objective.reconstruction * cost)
+        eta, push = self.objective.at(progress).eta, self.objective.push_forward
+        if not eta or push is None:
+            return terms
+        prior = self.structure.mechanisms[hidden]
+        noise = streams.draw(prior.relaxed_noise, rows.shape[1], rows)
+        drawn = prior.relaxed(naturals[hidden], {}, noise, 1.0).expand_as(latents)
+        gap = push.divergence(latents, drawn.to(latents), generator=streams.shared)
+        return terms + LossTerms.of(cost, divergence=eta * gap)
+
+
+@dataclass(frozen=True)
+class CodebookProblem(_ImageProblem):
+    """Images behind which stand codewords; at first latents are not quantised.
+
+    The graph is ``code -> latent -> quantized -> image``, whatever its nodes are called.
+    """
+
+    quantizes: bool = True
 
     @property
     def span(self) -> tuple[float, float]:
@@ -166,12 +167,11 @@ class CodebookProblem(Problem):
     def sampled(self, point: Tensor, streams: Streams, progress: float) -> LossTerms:
         """Loss terms on a fresh minibatch: the reconstruction alone, or all four."""
         theta, phi = self.parts(point)
-        naturals, rows = self.structure.naturals(theta), _minibatch(self.images, self.encoded, streams)
-        if not self.quantizes:
-            latents = self.backward.latents(phi, rows)
-            cost = _rebuilding(self.structure, naturals, latents, rows, self.spread)
-            return LossTerms.of(torch.zeros(1).to(rows), reconstruction=cost)
-        return self._quantized_terms(naturals, phi, rows, streams, self.objective.at(progress).eta)
+        naturals, rows = self.structure.naturals(theta), self.minibatch(streams)
+        if self.quantizes:
+            return self._quantized_terms(naturals, phi, rows, streams, self.objective.at(progress).eta)
+        cost = self.rebuilding(naturals, self.backward.latents(phi, rows), rows)
+        return LossTerms.of(cost, reconstruction=cost)
 
     def _quantized_terms(self, naturals: Naturals, phi: Theta, rows: Tensor, streams: Streams, eta: float) -> LossTerms:
         backward, (code, latent) = self.backward, self.chain
@@ -185,15 +185,14 @@ class CodebookProblem(Problem):
             codes = nearest(costs)
         chosen = means.detach()[codes].unflatten(0, at_positions.shape[:2])
         quantized = copy_gradient(latents, chosen.transpose(0, 1).flatten(1).unsqueeze(0))
-        cost = _rebuilding(self.structure, naturals, quantized, rows, self.spread)
+        cost = self.rebuilding(naturals, quantized, rows)
         weights = naturals[code]["weights"][0]
         gap = eta * _transport(self, phi, at_positions, costs, naturals)
         if self.codewords.mixture:
             gap = gap + self.codewords.mixture * _mixture(self, naturals, at_positions, streams)
         even = (weights * (weights.clamp(min=1e-12).log() + math.log(backward.size))).sum()
         uniform = self.codewords.eta_r * even
-        zero = torch.zeros(1).to(rows)
-        return LossTerms.of(zero, reconstruction=cost, divergence=gap.reshape(1), entropic=uniform.reshape(1))
+        return LossTerms.of(cost, reconstruction=cost, divergence=gap.reshape(1), entropic=uniform.reshape(1))
 
     def moved(self, point: Tensor) -> Moved | None:
         """After the warm-up, codewords among the latents of some images, and scales at what is left of them."""
@@ -201,18 +200,15 @@ class CodebookProblem(Problem):
             return None
         return Moved(replace(self, quantizes=True), self.with_codewords_placed(point), "quantised")
 
+    def begun(self, point: Tensor) -> Tensor:
+        """Codewords among latents, if nothing precedes them."""
+        return self.with_codewords_placed(point) if self.quantizes else point
+
     def with_codewords_placed(self, point: Tensor) -> Tensor:
         """The parameters with codewords placed by a few steps of k-means."""
+        parameters, (_, latent) = unpack(point, self.shapes), self.chain
         generator = torch.Generator().manual_seed(self.seed)
-        backward, (_, latent) = self.backward, self.chain
-        parameters = unpack(point, self.shapes)
-        many = min(self.rows, math.ceil(START_LATENTS * backward.size / backward.positions))
-        some = self.images[0, torch.randperm(self.rows, generator=generator)[:many]]
-        with torch.no_grad():
-            parts = [backward.latents(parameters, part.unsqueeze(0)) for part in some.split(ROWS_AT_ONCE)]
-        latents = torch.cat(parts, 1).reshape(-1, backward.dim)
-        centres, residual = lloyd(latents, backward.size, generator)
-        scale = residual.mean().clamp(min=1e-8).sqrt().expand_as(centres)
+        centres, scale = self.backward.placed_codewords(parameters, self.images[0], generator)
         raw = self.structure.mechanisms[latent].raw({"mean": centres.unsqueeze(0), "scale": scale.unsqueeze(0)})
         keys = self.structure.keys[latent]
         return pack({**parameters, **{keys[name]: value for name, value in raw.items()}})
@@ -229,25 +225,11 @@ def autoencoder_problem(
     """The problem of images (1, N, pixels): with codewords, or without."""
     spread = float(images.std()) or 1.0
     if encoded.codewords is None:
-        return AutoencoderProblem(structure, images, shapes, objective, encoded, spread)
+        return AutoencoderProblem(structure, images, shapes, objective, encoded, spread, seed)
     if objective.push_forward is None:
         raise ModelError("codewords are moved by the push-forward term: give the objective one")
     warm = encoded.codewords.warm_up > 0
     return CodebookProblem(structure, images, shapes, objective, encoded, spread, seed, quantizes=not warm)
-
-
-def _minibatch(images: Tensor, encoded: Encoded, streams: Streams) -> Tensor:
-    return images[:, streams.rows(images.shape[1], encoded.batch_size)[0].to(images.device)]
-
-
-def _rebuilding(structure: Structure, naturals: Naturals, latents: Tensor, rows: Tensor, spread: float) -> Tensor:
-    """Mean squared error in units of the pixels' variance."""
-    (image,) = structure.graph.observed
-    (parent,) = structure.graph.parents(image)
-    decoder = structure.mechanisms[image]
-    none = torch.zeros(1, rows.shape[1], decoder.noise.dim).to(rows)
-    rebuilt = decoder.forward(naturals[image], {parent: latents}, none)
-    return ((rebuilt - rows).square().mean() / spread**2).reshape(1)
 
 
 def _transport(problem: CodebookProblem, phi: Theta, at_positions: Tensor, costs: Tensor, naturals: Naturals) -> Tensor:
@@ -286,17 +268,3 @@ def _mixture(problem: CodebookProblem, naturals: Naturals, at_positions: Tensor,
     drawn = problem.backward.at_positions(codebook.forward(own, {code: drawn_codes}, noise))
     divergence = cast(AbstractDivergence, problem.objective.push_forward and problem.objective.push_forward.divergence)
     return divergence(at_positions.detach(), drawn, generator=streams.shared).mean()
-
-
-def lloyd(points: Tensor, size: int, generator: torch.Generator, steps: int = 5) -> tuple[Tensor, Tensor]:
-    """A few steps of k-means from random points (N, D): centres (size, D), and the mean squared residual (D,).
-
-    With fewer points than centres, points repeat with a little noise.
-    """
-    index = torch.randperm(len(points), generator=generator)
-    index = index.repeat(math.ceil(size / len(index)))[:size].to(points.device)
-    jitter = torch.randn(size, points.shape[1], generator=generator).to(points)
-    centres = points[index] + 1e-3 * points.std() * jitter
-    centres = torch.from_numpy(move_centres(points.cpu().numpy(), centres.cpu().numpy(), steps)).to(points)
-    own = nearest(torch.cdist(points, centres))
-    return centres, (points - centres[own]).square().mean(0)

@@ -21,12 +21,11 @@ from otpdag.backward.chain_layout import Chain, lay_out_chain
 from otpdag.backward.chain_marginals import marginals
 from otpdag.backward.chain_potentials import Linear, potentials
 from otpdag.backward.emissions import Emissions, emissions_of
-from otpdag.data import Batch
+from otpdag.data.sequence_parts import part_of
 from otpdag.data.sequences import SequenceBatch
-from otpdag.inference.ancestral import ancestral_sequences
+from otpdag.inference.simulated import simulated_sequences
 from otpdag.mechanisms.base import Params
 from otpdag.objective.problem import Problem
-from otpdag.objective.sequence_parts import part_of
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Naturals, Structure, pack
 
@@ -118,8 +117,8 @@ class ChainProblem(Problem):
         """Of the distinct steps (U, F + 1)."""
         if self.emissions is None:
             raise RuntimeError("there are emissions")
-        values, mask = ({name: one[0] for name, one in held.items()} for held in (self.chain.values, self.chain.mask))
-        return self.emissions.features(values, mask)
+        values = {name: one[0].double() for name, one in self.chain.values.items()}
+        return self.emissions.features(values, {name: one[0] for name, one in self.chain.mask.items()})
 
     @property
     def _weight(self) -> Tensor | None:
@@ -165,29 +164,10 @@ class ChainProblem(Problem):
 
     def simulated(self, point: Tensor, size: int, seed: int) -> ChainProblem:
         """Sequences that the model makes, each as long as a random one of the data, with its gaps and covariates."""
-        generator = torch.Generator().manual_seed(seed)
         most = SIMULATED_STEPS * len(self.batch.lengths) // self.rows
         many = max(FEWEST_UNITS, min(size, most))
-        pattern = self.batch.take(torch.randint(len(self.batch.lengths), (many,), generator=generator))
-        longest = int(pattern.lengths.max())
-        column = torch.arange(longest).unsqueeze(0)
-        last = (pattern.lengths - 1).unsqueeze(1)
-        rows = pattern.starts.unsqueeze(1) + torch.minimum(column, last)
-        given = {n: pattern.steps.values[n][:1, rows.flatten()].unflatten(1, rows.shape) for n in self.structure.given}
-        with torch.no_grad():
-            naturals = self.naturals(point.detach())
-            drawn = ancestral_sequences(self.structure, naturals, many, longest, generator, do=given)
-        inside = (column <= last).flatten()
-        values = {n: drawn[n].flatten(1, 2)[:, inside] for n in pattern.steps.values}
-        seen = pattern.steps.mask
-        made = {n: torch.where(_cells(seen[n], value), value, 0.0) for n, value in values.items()}
-        steps = Batch(made, seen, torch.ones_like(pattern.steps.weight))
-        sample = SequenceBatch(steps, pattern.lengths)
+        sample = simulated_sequences(self.structure, self.naturals(point.detach()), self.batch, many, seed)
         return chain_problem(self.structure, sample, self.shapes, self.eps, seed)
-
-
-def _cells(mask: Tensor, value: Tensor) -> Tensor:
-    return mask if mask.shape[-1] == value.shape[-1] else mask[..., :1]
 
 
 def chain_problem(

@@ -15,6 +15,7 @@ from torch import Tensor
 from otpdag.backward.closed_form import Evaluation, RowGroup, evaluate
 from otpdag.backward.quadratic import integrated
 from otpdag.divergences.base import AbstractDivergence
+from otpdag.joint_codes import joint_codes
 from otpdag.objective.settings import Weights
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Naturals, Structure
@@ -148,8 +149,7 @@ def _family_weights(group: RowGroup, posterior: Tensor, family: Sequence[str], s
 
 def _joint_states(sizes: Sequence[int]) -> Tensor:
     """All joint states of categories, the last fastest, as one-hot vectors side by side: (1, C, width)."""
-    codes = torch.cartesian_prod(*(torch.arange(size) for size in sizes)).reshape(-1, len(sizes))
-    columns = [torch.nn.functional.one_hot(codes[:, i], size) for i, size in enumerate(sizes)]
+    columns = [torch.nn.functional.one_hot(codes, size) for codes, size in zip(joint_codes(sizes), sizes, strict=True)]
     return torch.cat(columns, -1).unsqueeze(0)
 
 

@@ -1,7 +1,13 @@
 r"""The direct term for rows: the left side of Theorem 1, :math:`\kappa\, D(P_{data}(X_O), P_\theta(X_O))`.
 
 The data's side is laid out once, as mean features; the model's side has its leaves integrated out
-(:mod:`~otpdag.objective.mean_features`), so that the distance is a smooth function of the parameters.
+(:mod:`~otpdag.inference.mean_features`), so that the distance is a smooth function of the parameters.
+
+Where cells are missing, a first estimate compares each feature with the rows that show it. From then on the data's side
+is that of rows completed by the backward map at the estimate so far (:mod:`~otpdag.inference.completion`), held fixed
+while the model moves and completed anew until estimate and completion agree, as in expectation-maximisation: with
+features whitened by their covariance in complete rows, the equations that are solved then are the likelihood's, seen
+through the features.
 """
 
 from __future__ import annotations
@@ -14,15 +20,20 @@ from torch import Tensor
 from otpdag.data import Batch
 from otpdag.divergences.whitened import FittedFeatures
 from otpdag.inference.ancestral import ancestral
-from otpdag.objective.mean_features import Measure, feature_columns, lay_out, mean_features
+from otpdag.inference.completion import CompletedRows, can_be_completed, complete_rows
+from otpdag.inference.mean_features import Measure, feature_columns, lay_out, mean_features
+from otpdag.inference.simulated import complete_batch
 from otpdag.objective.settings import Direct
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Naturals, Structure
 
-__all__ = ["DirectComparison", "compare_directly", "complete_batch", "count_ranges"]
+__all__ = ["DirectComparison", "compare_directly", "count_ranges"]
 
 WHITENING_ROWS = 8000
 """Rows drawn from the model for the covariance of its features: ten times as many as there are features by default."""
+
+FEWEST_EFFECTIVE = 0.5
+"""Share of the draws that must still count; below, rows are drawn anew."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +44,54 @@ class DirectComparison:
     batch: Batch
     features: FittedFeatures
     measure: Measure
+    completed: CompletedRows | None = None
+    """Rows with their gaps filled in, once there is a first estimate."""
+
+    @property
+    def size(self) -> Tensor:
+        """Total weight of the rows (R or 1,), in whose root the distances of estimates by chance fall."""
+        return self.batch.weight.sum(-1)
 
     def terms(self, structure: Structure, naturals: Naturals) -> LossTerms:
         """The squared distance of mean features, weighted."""
         distance = self.features.distance(mean_features(structure, naturals, self.measure, self.features))
         return LossTerms.of(distance, direct=self.direct.kappa * distance)
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether some cell is missing."""
+        return not all(bool(mask.all()) for mask in self.batch.mask.values())
+
+    def can_complete(self, structure: Structure) -> bool:
+        """Whether rows have gaps, and the backward map is known."""
+        return self.has_gaps and can_be_completed(structure, self.batch)
+
+    def completed_at(self, structure: Structure, naturals: Naturals, seed: int) -> DirectComparison:
+        """The same with gaps filled in by the backward map at these parameters, on features placed for that at first.
+
+        Draws are weighed anew as long as most of them count, and drawn anew otherwise.
+        """
+        if self.completed is not None:
+            weighed = self.completed.weighed_for(structure, naturals)
+            if weighed.effective >= FEWEST_EFFECTIVE:
+                return self._with_rows(structure, weighed, self.features)
+        rows = complete_rows(structure, naturals, self.batch, count_ranges(structure, self.batch), seed)
+        if self.completed is not None:
+            return self._with_rows(structure, rows.keeping(structure, self.features), self.features)
+        generator = torch.Generator().manual_seed(seed)
+        placed = compare_directly(structure, rows.one_each(structure), self.direct, generator)
+        rows = rows.keeping(structure, placed.features)
+        return replace(self, measure=placed.measure)._with_rows(structure, rows, placed.features)
+
+    def _with_rows(self, structure: Structure, rows: CompletedRows, features: FittedFeatures) -> DirectComparison:
+        mean = rows.mean_features(structure, features)
+        return replace(self, completed=rows, features=replace(features, mean=mean))
+
+    def change(self, structure: Structure, before: Naturals, after: Naturals) -> Tensor:
+        """How far parameters moved, in standard errors of what the features know of complete rows, squared (R,)."""
+        with torch.no_grad():
+            old, new = (mean_features(structure, one, self.measure, self.features) for one in (before, after))
+            return replace(self.features, mean=old).distance(new) * self.size
 
     def whitened_by_model(self, structure: Structure, naturals: Naturals, seed: int) -> DirectComparison:
         """The same with features whitened by their covariance under the model, which is less noisy than the data's."""
@@ -52,6 +106,9 @@ class DirectComparison:
     def reweighted(self, structure: Structure, factors: Tensor) -> DirectComparison:
         """The same with the data's mean features over rows whose weights are multiplied by ``factors`` (R, N)."""
         batch = replace(self.batch, weight=self.batch.weight * factors)
+        if self.completed is not None:
+            rows = self.completed.with_weights(batch)
+            return replace(self, batch=batch)._with_rows(structure, rows, self.features)
         mean = self.features.mean_of(feature_columns(structure, batch), batch.weight)
         return replace(self, batch=batch, features=replace(self.features, mean=mean))
 
@@ -69,14 +126,6 @@ def count_ranges(structure: Structure, batch: Batch) -> dict[str, float]:
     """How far the support of each count must reach: somewhat beyond the largest that is seen."""
     reaches = {n: structure.mechanisms[n].space.reach(batch.values[n]) for n in structure.graph.observed}
     return {node: reach for node, reach in reaches.items() if reach is not None}
-
-
-def complete_batch(structure: Structure, values: dict[str, Tensor]) -> Batch:
-    """Sampled values (1, N, width) as a batch in which every cell is seen."""
-    observed = structure.graph.observed
-    rows = values[observed[0]].shape[1]
-    seen = {n: torch.ones(1, rows, structure.mechanisms[n].space.cells, dtype=torch.bool) for n in observed}
-    return Batch({n: values[n] for n in observed}, seen, torch.ones(1, rows, dtype=torch.float64))
 
 
 def _recycled(values: Tensor, rows: int) -> Tensor:

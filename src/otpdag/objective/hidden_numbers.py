@@ -7,36 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from otpdag.backward.chain_layout import Block, Chain, one_block, pairs_vary
-from otpdag.backward.chain_marginals import Marginals, marginals
-from otpdag.backward.chain_potentials import Linear, Potentials, potentials
-from otpdag.backward.chain_states import joint_states
-from otpdag.backward.smoother import SequenceDraw, SequenceMap
+from otpdag.backward.chain_layout import Chain
+from otpdag.backward.number_steps import (
+    Steps,
+    given_numbers,
+    lay_out_steps,
+    lay_out_switching,
+    read_states,
+    with_earlier,
+)
+from otpdag.backward.smoother import SequenceMap
+from otpdag.data.sequence_parts import part_of
 from otpdag.data.sequences import SequenceBatch
 from otpdag.objective.chain import expected_log_potential
 from otpdag.objective.problem import Moved, Problem
-from otpdag.objective.sequence_parts import part_of
 from otpdag.objective.terms import LossTerms
-from otpdag.structure import Naturals, Structure, Theta, lag_name
+from otpdag.structure import Naturals, Structure, Theta
 
-__all__ = [
-    "NumberProblem",
-    "Steps",
-    "hidden_categories",
-    "hidden_numbers",
-    "lay_out_steps",
-    "lay_out_switching",
-    "number_problem",
-    "padded_features",
-    "read_states",
-    "smoother_terms",
-    "switching_terms",
-]
+__all__ = ["NumberProblem", "number_problem", "smoother_terms", "switching_terms"]
 
 DRAWN = 8000
 """Draws of hidden numbers in all, each with its mirror image, where the steps are fewer."""
@@ -86,8 +78,8 @@ class NumberProblem(Problem):
         theta, phi = self.parts(point)
         naturals = self.structure.naturals(theta)
         if self.chain is not None:
-            return switching_terms(self.structure, naturals, phi, self.backward, self.steps, self.chain)
-        return smoother_terms(self.structure, naturals, phi, self.backward, self.steps, eps=self.eps)
+            return switching_terms(naturals, phi, self.backward, self.steps, self.chain)
+        return smoother_terms(naturals, phi, self.backward, self.steps, eps=self.eps)
 
     def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> NumberProblem:
         """About so many steps, or these sequences."""
@@ -106,7 +98,7 @@ class NumberProblem(Problem):
             return None
         theta, phi = self.parts(point.detach())
         naturals = self.structure.naturals(theta)
-        steps = read_states(self.structure, naturals, phi, self.backward, self.steps, self.chain)
+        steps = read_states(naturals, phi, self.backward, self.steps, self.chain)
         read = replace(self, steps=steps, readings=self.readings - 1, last_loss=loss)
         return Moved(read, point, f"categories read {READINGS - self.readings + 1}")
 
@@ -120,83 +112,23 @@ def number_problem(
     seed: int,
 ) -> NumberProblem:
     """Draw the noise once, each with its mirror image, and lay out the hidden categories beside the numbers."""
-    mixed = bool(hidden_categories(structure))
+    mixed = bool(structure.hidden_categories)
     generator = torch.Generator().manual_seed(seed)
     draws = min(MOST_SWITCHING_DRAWS if mixed else MOST_DRAWS, max(1, DRAWN // batch.rows))
     noise = torch.randn(1, draws, batch.rows, sum(backward.widths), generator=generator, dtype=torch.float64)
-    steps = lay_out_steps(structure, batch, backward, torch.cat([noise, -noise], 1))
-    steps = replace(steps, features=padded_features(structure, steps.features))
-    chain = lay_out_switching(structure, steps, backward.targets) if mixed else None
+    steps = lay_out_steps(batch, backward, torch.cat([noise, -noise], 1))
+    chain = lay_out_switching(structure, steps) if mixed else None
     readings = READINGS if mixed else 0
     return NumberProblem(structure, batch, backward, shapes, eps, seed, steps, chain, readings)
 
 
-def padded_features(structure: Structure, features: Tensor) -> Tensor:
-    """Features with room for the probabilities of hidden categories, now and one step later."""
-    categories = hidden_categories(structure)
-    states = joint_states(structure, categories).size if categories else 0
-    return torch.nn.functional.pad(features, (0, 2 * states))
-
-
-def hidden_numbers(structure: Structure) -> tuple[str, ...]:
-    """Hidden nodes that are numbers, in the graph's order."""
-    hidden = structure.graph.hidden
-    return tuple(n for n in structure.graph.order if n in hidden and not structure.mechanisms[n].space.is_discrete)
-
-
-def hidden_categories(structure: Structure) -> tuple[str, ...]:
-    """Hidden nodes that are categories, in the graph's order."""
-    hidden = structure.graph.hidden
-    return tuple(n for n in structure.graph.order if n in hidden and structure.mechanisms[n].space.is_discrete)
-
-
-@dataclass(frozen=True)
-class Steps:
-    """Sequences in the order of a block's columns, for draws of hidden numbers.
-
-    Attributes:
-        values: What is seen, with earlier values under their own names (1, 1, M, width).
-        mask: Which cells are seen.
-        times: How many steps came before (M,).
-        back: For each lag the column that many steps before.
-        block: The order.
-        features: What the map reads (1, M, F).
-        noise: The map's noise (1, D, M, d), the same in every evaluation.
-    """
-
-    values: Mapping[str, Tensor]
-    mask: Mapping[str, Tensor]
-    times: Tensor
-    back: Mapping[int, Tensor]
-    block: Block
-    features: Tensor
-    noise: Tensor
-
-
-def lay_out_steps(structure: Structure, batch: SequenceBatch, backward: SequenceMap, noise: Tensor) -> Steps:
-    """Put everything in the order of time once."""
-    (block,) = one_block(batch)
-    rows = block.rows
-    column = torch.empty_like(rows)
-    column[rows] = torch.arange(len(rows))
-    times = batch.times
-    values = {node: value[:, None, rows] for node, value in batch.steps.values.items()}
-    mask = {node: seen[:, None, rows] for node, seen in batch.steps.mask.items()}
-    back = {}
-    for edge in structure.graph.lags:
-        back[edge.by] = column[(rows - times[rows].clamp(max=edge.by))]
-        if edge.parent in values:
-            name = lag_name(edge.parent, edge.by)
-            values[name], mask[name] = values[edge.parent][:, :, back[edge.by]], mask[edge.parent][:, :, back[edge.by]]
-    return Steps(values, mask, times[rows], back, block, backward.features(batch)[:, rows], noise[:, :, rows])
-
-
 def smoother_terms(
-    structure: Structure, naturals: Naturals, phi: Theta, backward: SequenceMap, steps: Steps, *, eps: float = 1.0
+    naturals: Naturals, phi: Theta, backward: SequenceMap, steps: Steps, *, eps: float = 1.0
 ) -> LossTerms:
     """Reconstruction and entropic terms of a step, with hidden numbers drawn from their backward map."""
+    structure = backward.structure
     drawn = backward.draw(phi, steps.block, steps.features, steps.noise)
-    values = {**steps.values, **_with_earlier(structure, drawn.values, steps)}
+    values = {**steps.values, **with_earlier(structure, drawn.values, steps)}
     cost, prior = torch.zeros_like(drawn.log_prob), torch.zeros_like(drawn.log_prob)
     for name, mechanism in structure.mechanisms.items():
         if mechanism.is_given:
@@ -217,52 +149,7 @@ def smoother_terms(
     return LossTerms.of(reconstruction, reconstruction=reconstruction, entropic=entropic)
 
 
-def _with_earlier(structure: Structure, drawn: Mapping[str, Tensor], steps: Steps) -> dict[str, Tensor]:
-    """Drawn numbers (R, D, M, width), and their earlier values under their own names."""
-    values = dict(drawn)
-    for edge in structure.graph.lags:
-        if edge.parent in drawn:
-            values[lag_name(edge.parent, edge.by)] = drawn[edge.parent][:, :, steps.back[edge.by]]
-    return values
-
-
-# --- categories and numbers together ---------------------------------------------------------------------------------
-
-
-def lay_out_switching(structure: Structure, steps: Steps, numbers: tuple[str, ...]) -> Chain:
-    """Every draw of the numbers as a set of sequences of its own, on which the categories are a chain."""
-    draws, total = steps.noise.shape[1], len(steps.times)
-    hidden = structure.graph.hidden
-    states = joint_states(structure, [n for n in structure.graph.order if n in hidden and n not in numbers])
-    longest = max((edge.by for edge in structure.graph.lags), default=0)
-    values = {name: value.expand(1, draws, -1, -1).flatten(1, 2) for name, value in steps.values.items()}
-    mask = {name: seen.expand(1, draws, -1, -1).flatten(1, 2) for name, seen in steps.mask.items()}
-    for node in numbers:
-        cells = structure.mechanisms[node].space.cells
-        lagged = [lag_name(edge.parent, edge.by) for edge in structure.graph.lags if edge.parent == node]
-        mask |= {name: torch.ones(1, draws * total, cells, dtype=torch.bool) for name in (node, *lagged)}
-    shift = total * torch.arange(draws).unsqueeze(1)
-    kinds = torch.cat([(shift + torch.arange(at, at + size)).flatten() for at, size in steps.block.spans])
-    sizes = tuple(draws * size for size in steps.block.sizes)
-    block = Block(kinds, kinds, sizes, torch.arange(sizes[0]))
-    phase = steps.times.clamp(max=longest).repeat(draws)
-    return Chain(
-        states=states,
-        values=values,
-        mask=mask,
-        phase=phase,
-        weight=torch.ones(draws * total).to(steps.features),
-        blocks=(block,),
-        longest_lag=longest,
-        varying=pairs_vary(structure, states),
-        steps=draws * total,
-        sequences=sizes[0],
-    )
-
-
-def switching_terms(
-    structure: Structure, naturals: Naturals, phi: Theta, backward: SequenceMap, steps: Steps, chain: Chain
-) -> LossTerms:
+def switching_terms(naturals: Naturals, phi: Theta, backward: SequenceMap, steps: Steps, chain: Chain) -> LossTerms:
     r"""Terms of a step with hidden categories s and numbers z.
 
     .. math:: E_{\phi(z \mid x)} [\log \phi(z \mid x) - \log \textstyle\sum_s P(x, z, s)]
@@ -271,43 +158,10 @@ def switching_terms(
     The gradient, in the parameters as in the draws, is that of the expected complete-data cost.
     """
     drawn = backward.draw(phi, steps.block, steps.features, steps.noise)
-    given, part, state = _given_numbers(structure, naturals, drawn, steps, chain)
+    given, part, state = given_numbers(backward.structure, naturals, drawn, steps, chain)
     expected = expected_log_potential(state.transpose(1, 2), given.observed + given.hidden)
     expected = expected + expected_log_potential(part.pair, given.pair)
     surrogate = -expected / chain.steps
     cost = surrogate + (-part.log_scale.sum(-1) / chain.steps - surrogate).detach()
     entropic = drawn.log_prob.mean((1, 2))
     return LossTerms.of(cost, reconstruction=cost, entropic=entropic)
-
-
-def _given_numbers(
-    structure: Structure, naturals: Naturals, drawn: SequenceDraw, steps: Steps, chain: Chain
-) -> tuple[Potentials, Marginals, Tensor]:
-    """Potentials and marginals of the categories given each draw; also the states in the order of the draws."""
-    numbers = {name: value.flatten(1, 2) for name, value in _with_earlier(structure, drawn.values, steps).items()}
-    laid = replace(chain, values={**chain.values, **numbers})
-    log_potentials = potentials(structure, naturals, laid)
-    (block,) = chain.blocks
-    part = marginals(block, Linear.of(log_potentials), laid)
-    state = torch.empty_like(part.state)
-    state[:, :, block.kinds] = part.state
-    return log_potentials, part, state
-
-
-def read_states(
-    structure: Structure, naturals: Naturals, phi: Theta, backward: SequenceMap, steps: Steps, chain: Chain
-) -> Steps:
-    """The same steps, whose features end with the probabilities of the categories now and one step later.
-
-    Given the categories, the potentials of linear Gaussian numbers are linear in them: what the map reads of them it
-    need not guess from what is seen.
-    """
-    with torch.no_grad():
-        drawn = backward.draw(phi, steps.block, steps.features, steps.noise)
-        _, _, state = _given_numbers(structure, naturals, drawn, steps, chain)
-    size, total = chain.states.size, len(steps.times)
-    now = state[:1].reshape(1, size, -1, total).mean(2).transpose(1, 2)
-    later = torch.zeros_like(now)
-    for (at, _), (after, many) in pairwise(steps.block.spans):
-        later[:, at : at + many] = now[:, after : after + many]
-    return replace(steps, features=torch.cat([steps.features[..., : -2 * size], now, later], -1))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from otpdag.backward.moments import Moments
 from otpdag.data import Batch
-from otpdag.objective.graph_problem import simulated_rows
+from otpdag.inference.simulated import simulated_rows
 from otpdag.objective.problem import Problem
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Structure

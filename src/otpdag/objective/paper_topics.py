@@ -18,21 +18,19 @@ import numpy as np
 import torch
 from scipy import sparse
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from otpdag.image_networks import seeded
+from otpdag.backward.word_encoder import WordEncoder
+from otpdag.data.documents import shuffled_words
 from otpdag.layers import gumbel_softmax
 from otpdag.mechanisms.dirichlet import laplace_moments
+from otpdag.noise import Streams
 from otpdag.objective.problem import Problem
 from otpdag.objective.settings import Objective
-from otpdag.objective.streams import Streams
 from otpdag.objective.terms import LossTerms
 from otpdag.objective.topics import topic_nodes
-from otpdag.structure import Structure, unpack
+from otpdag.structure import Structure
 
-__all__ = ["PaperTopics", "PaperTopicsProblem", "paper_topics_problem", "paper_topics_start"]
-
-ENCODER = "phi.encoder."
+__all__ = ["PaperTopics", "PaperTopicsProblem", "paper_topics_problem", "paper_topics_start", "word_encoder"]
 
 
 @dataclass(frozen=True)
@@ -52,27 +50,13 @@ class PaperTopics:
     hidden: int = 64
 
 
-class _Encoder(nn.Module):
-    """The backward map: an LSTM over the words of a document."""
-
-    def __init__(self, words: int, topics: int, hidden: int) -> None:
-        super().__init__()
-        self.read = nn.Embedding(words, hidden)  # a linear layer of one-hot words
-        self.recur = nn.LSTM(hidden, hidden, batch_first=True)
-        self.head = nn.Linear(hidden, topics)
-
-    def forward(self, words: Tensor) -> Tensor:
-        """Log-probabilities of the topics of each word (documents, words, K)."""
-        return torch.log_softmax(self.head(self.recur(self.read(words))[0]), -1)
-
-
 @dataclass(frozen=True)
 class PaperTopicsProblem(Problem):
     """The paper's loss of a minibatch of documents."""
 
     structure: Structure
     documents: Sequence[Tensor]
-    encoder: _Encoder
+    encoder: WordEncoder
     shapes: Mapping[str, tuple[int, ...]]
     objective: Objective
     settings: PaperTopics
@@ -84,19 +68,17 @@ class PaperTopicsProblem(Problem):
 
     def sampled(self, point: Tensor, streams: Streams, progress: float) -> LossTerms:
         """Reconstruction and push-forward terms."""
-        raw = {name: value[0] for name, value in unpack(point, self.shapes).items()}
+        theta, phi = self.parts(point)
         shares_node, words_node = topic_nodes(self.structure)
-        gamma = raw[self.structure.keys[words_node]["topics"]]
+        gamma = theta[self.structure.keys[words_node]["topics"]][0]
         words, there = self._batch(streams)
-        weights = {name.removeprefix(ENCODER): value for name, value in raw.items() if name.startswith(ENCODER)}
-        log_q = functional_call(self.encoder, weights, (words,))
+        log_q = self.encoder.log_probs(phi, words)
         cost = self._reconstruction(log_q, words, there, gamma, streams.generators[0]).reshape(1)
         terms = LossTerms.of(cost, reconstruction=self.objective.reconstruction * cost)
         eta, push = self.objective.at(progress).eta, self.objective.push_forward
         if not eta or push is None:
             return terms
-        theta = {key: value.unsqueeze(0) for key, value in raw.items() if not key.startswith("phi.")}
-        alpha = self.structure.naturals(theta)[shares_node]["concentration"].reshape(-1).to(gamma)
+        alpha = self.structure.naturals(theta)[shares_node]["concentration"][0].reshape(-1).to(gamma)
         shares = (torch.exp(log_q) * there.unsqueeze(-1)).sum(1) / there.sum(1, keepdim=True)
         drawn = _softmax_gaussian(torch.log(alpha), streams.generators[0], len(shares))
         prior = torch.softmax(drawn, -1)
@@ -136,14 +118,13 @@ def paper_topics_start(structure: Structure, settings: PaperTopics, seed: int) -
     topics = structure.keys[topic_nodes(structure)[1]]["topics"]
     theta = {key: torch.zeros(1, *parameter.shape) for key, parameter in parameters.items()}
     theta[topics] = 0.1 * torch.randn(1, *parameters[topics].shape, generator=generator)
-    encoder = _encoder(structure, settings, seed)
-    phi = {ENCODER + name: value.detach().unsqueeze(0) for name, value in encoder.named_parameters()}
-    return theta | phi
+    return theta | word_encoder(structure, settings, seed).init()
 
 
-def _encoder(structure: Structure, settings: PaperTopics, seed: int) -> _Encoder:
+def word_encoder(structure: Structure, settings: PaperTopics, seed: int) -> WordEncoder:
+    """The encoder of the words of a structure's documents."""
     shares, words = (structure.mechanisms[node].space.width for node in topic_nodes(structure))
-    return seeded(lambda: _Encoder(words, shares, settings.hidden), seed)
+    return WordEncoder(words, shares, settings.hidden, seed)
 
 
 def paper_topics_problem(
@@ -155,17 +136,6 @@ def paper_topics_problem(
     seed: int,
 ) -> PaperTopicsProblem:
     """Documents as words in random order."""
-    encoder = _encoder(structure, settings, seed)
-    words = _sequences(documents, np.random.default_rng([seed, 9]))
+    encoder = word_encoder(structure, settings, seed)
+    words = shuffled_words(documents, np.random.default_rng([seed, 9]))
     return PaperTopicsProblem(structure, words, encoder, shapes, objective, settings)
-
-
-def _sequences(documents: sparse.csr_array, generator: np.random.Generator) -> list[Tensor]:
-    """Word numbers of each document, in random order; fractions are rounded, and no document is left empty."""
-    words = []
-    for at in range(documents.shape[0]):
-        part = slice(documents.indptr[at], documents.indptr[at + 1])
-        often = np.maximum(np.rint(documents.data[part]), 1).astype(np.int64)
-        shuffled = generator.permutation(np.repeat(documents.indices[part], often))
-        words.append(torch.from_numpy(shuffled.astype(np.int64)))
-    return words

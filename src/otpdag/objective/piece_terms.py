@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from otpdag.backward.bidirectional import BidirectionalMap, ChainMarginals
-from otpdag.backward.chain_layout import Chain, pairs_vary
+from otpdag.backward.chain_layout import Chain
 from otpdag.backward.chain_marginals import marginals
 from otpdag.backward.chain_potentials import Linear, Potentials, potentials
 from otpdag.backward.chain_states import joint_states
@@ -24,17 +24,14 @@ from otpdag.data import Batch
 from otpdag.data.sequences import SequenceBatch
 from otpdag.layers import side_by_side
 from otpdag.mechanisms.base import Noise
+from otpdag.noise import Streams
 from otpdag.objective.problem import Problem
 from otpdag.objective.sampled import Draw, Moment, family, noise_family, rebuild
 from otpdag.objective.settings import Drawn, Objective
-from otpdag.objective.streams import Streams
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Naturals, Structure, Theta, lag_name
 
 __all__ = ["PieceContext", "PieceProblem", "piece_problem", "piece_terms"]
-
-COMPARED = 256  # steps of a family that the push-forward term compares
-
 
 FEWEST_PIECES = 8
 """Pieces in a step of Adam, however long: fewer would show too few beginnings and ends."""
@@ -103,20 +100,8 @@ class PieceContext:
 
     def chain(self, categories: tuple[str, ...]) -> Chain:
         """The pieces in the shape in which the potentials of mechanisms are evaluated."""
-        states = joint_states(self.structure, categories)
-        longest = max((edge.by for edge in self.structure.graph.lags), default=0)
-        return Chain(
-            states=states,
-            values=self.pieces.values,
-            mask=self.pieces.mask,
-            phase=self.pieces.times.clamp(max=longest),
-            weight=self.counted,
-            blocks=(self.pieces.block,),
-            longest_lag=longest,
-            varying=pairs_vary(self.structure, states),
-            steps=len(self.pieces.times),
-            sequences=self.pieces.many,
-        )
+        states, pieces = joint_states(self.structure, categories), self.pieces
+        return Chain.of(self.structure, states, pieces.values, pieces.mask, pieces.times, (pieces.block,))
 
 
 def piece_terms(context: PieceContext, streams: Streams, moment: Moment) -> LossTerms:
@@ -237,40 +222,26 @@ def _number_kl(context: PieceContext, values: Mapping[str, Tensor], log_q: Tenso
     return total
 
 
-@dataclass(frozen=True)
-class _Family:
-    """The steps of one family: the mechanism that makes them, and which they are."""
-
-    name: str
-    rows: Tensor
-    share: float
-
-
 def _push_forward(context: PieceContext, draw: Draw, noises: Mapping[str, Tensor]) -> Tensor:
     """Sum of divergences between backward and forward families, first steps and later ones by their shares."""
-    structure, pieces, streams = context.structure, context.pieces, draw.streams
+    structure, pieces, streams, most = context.structure, context.pieces, draw.streams, draw.moment.drawn.compared
     total = torch.zeros(len(streams)).to(pieces.features)
     owners = [name for name in structure.mechanisms if structure.base(name) in context.backward.targets]
     for name in (*owners, *noises):
-        one = _family_of(structure, pieces, name, streams)
-        if len(one.rows) < 2:
+        made = pieces.made(structure, name)
+        rows = made.nonzero()[:, 0]
+        if len(rows) > most:
+            rows = rows[torch.randperm(len(rows), generator=streams.shared)[:most]]
+        if len(rows) < 2:
             continue
-        batch = Batch({}, {}, torch.ones(1, len(one.rows)).to(pieces.features))
-        part = {node: value[:, one.rows] for node, value in draw.values.items()}
-        noise = {node: value[:, one.rows] for node, value in noises.items()}
+        batch = Batch({}, {}, torch.ones(1, len(rows)).to(pieces.features))
+        part = {node: value[:, rows] for node, value in draw.values.items()}
+        noise = {node: value[:, rows] for node, value in noises.items()}
         if name in owners:
             part[name] = part[structure.base(name)]
         here = replace(draw, batch=batch, values=part)
         pushed, forward = family(here, name, noise) if name in owners else noise_family(here, name, noise)
         if pushed:
-            sides = side_by_side(pushed), side_by_side(forward)
-            total = total + one.share * draw.moment.compares(*sides, None, None, generator=streams.shared)
+            sides, share = (side_by_side(pushed), side_by_side(forward)), float(made.sum() / pieces.counted.sum())
+            total = total + share * draw.moment.divergence(*sides, None, None, generator=streams.shared)
     return total
-
-
-def _family_of(structure: Structure, pieces: Pieces, name: str, streams: Streams) -> _Family:
-    made = pieces.made(structure, name)
-    rows = made.nonzero()[:, 0]
-    if len(rows) > COMPARED:
-        rows = rows[torch.randperm(len(rows), generator=streams.shared)[:COMPARED]]
-    return _Family(name, rows, float(made.sum() / pieces.counted.sum()))

@@ -12,24 +12,30 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from otpdag.errors import ModelError
-from otpdag.objective.streams import Streams
+from otpdag.noise import Streams
 from otpdag.objective.terms import LossTerms, split_theta
 from otpdag.structure import Naturals, Structure, unpack
 
-__all__ = ["Moved", "Problem"]
+__all__ = ["Moved", "Problem", "WrappedProblem"]
 
 
 @dataclass(frozen=True)
 class Moved:
-    """What a problem became at a point: itself with something laid out anew, the point in it, and what was done."""
+    """What a problem became at a point: itself with something laid out anew, the point in it, and what was done.
+
+    ``loss`` (R,) is that of the point in it, if it compares with the losses before: sums that are laid out anew
+    estimate the same thing.
+    """
 
     problem: Problem
     point: Tensor
     what: str
+    loss: Tensor | None = None
+    curved_alike: bool = False
+    """Whether an optimiser may go on with the curvature that it has learned."""
 
 
 class Problem(ABC):
@@ -60,15 +66,30 @@ class Problem(ABC):
         """Most steps of an optimiser before the problem is moved; None if it shall converge first."""
         return None
 
+    @property
+    def approximation(self) -> str | None:
+        """What is approximate about sums that are exact elsewhere; None if nothing is."""
+        return None
+
+    @property
+    def needed_moves(self) -> int:
+        """How often it must be free to move, also when it is resampled, for its estimates to settle."""
+        return 0
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of estimates by this problem."""
+        return ()
+
     # -- evaluation ---------------------------------------------------------------------------------------------------
 
     def terms(self, point: Tensor) -> LossTerms:
         """Loss terms of every replica at ``point`` (R, P), the same in every evaluation."""
-        raise ModelError(f"{type(self).__name__} is drawn anew in every step: use Adam")
+        raise ModelError(f"{type(self).__name__} is drawn anew in every step: use otp.engine.Adam")
 
     def sampled(self, point: Tensor, streams: Streams, progress: float) -> LossTerms:
         """Loss terms of every replica on a fresh minibatch with fresh noise, at a share of all steps."""
-        raise ModelError(f"{type(self).__name__} is evaluated in closed form: use L-BFGS")
+        raise ModelError(f"{type(self).__name__} is evaluated in closed form: use otp.engine.LBFGS")
 
     def loss(self, point: Tensor) -> Tensor:
         """Total loss of every replica (R,)."""
@@ -149,14 +170,28 @@ class Problem(ABC):
         return self.structure.naturals(self.parts(point)[0])
 
 
-def random_part(total: int, rows: int | Tensor, seed: int) -> Tensor | None:
-    """Row numbers of a part: those that are given, or so many at random; None if all are wanted.
+@dataclass(frozen=True)
+class WrappedProblem(Problem):
+    """Another problem, minimised in another way."""
 
-    >>> random_part(10, 10, seed=0), len(random_part(10, 4, seed=0))
-    (None, 4)
-    """
-    if isinstance(rows, Tensor):
-        return rows
-    if rows >= total:
-        return None
-    return torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:rows]
+    base: Problem
+
+    @property
+    def structure(self) -> Structure:  # type: ignore[override]
+        """Of the problem itself."""
+        return self.base.structure
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:  # type: ignore[override]
+        """Of the problem itself."""
+        return self.base.shapes
+
+    @property
+    def rows(self) -> int:
+        """Of the problem itself."""
+        return self.base.rows
+
+    @property
+    def points_per_row(self) -> int:
+        """Of the problem itself."""
+        return self.base.points_per_row

@@ -13,12 +13,15 @@ from torch import Tensor
 from otpdag.backward.closed_form import RowGroup, enumerates_easily, group_rows
 from otpdag.backward.moments import moments_of
 from otpdag.backward.placed_points import adapted
-from otpdag.data import Batch
+from otpdag.data import Batch, random_part
+from otpdag.errors import ModelError
+from otpdag.inference.simulated import simulated_rows
 from otpdag.objective.closed import closed_terms, row_losses
 from otpdag.objective.direct import DirectComparison, compare_directly, count_ranges
-from otpdag.objective.graph_problem import SAME_SUM, WORST_LOSS, rows_along_graph, simulated_rows
+from otpdag.objective.fixed_point import FixedPoint
+from otpdag.objective.graph_problem import SAME_SUM, WORST_LOSS, rows_along_graph
 from otpdag.objective.moment_problem import MomentProblem
-from otpdag.objective.problem import Moved, Problem, random_part
+from otpdag.objective.problem import Moved, Problem
 from otpdag.objective.settings import ClosedForm, Objective
 from otpdag.objective.state_problem import rows_by_features
 from otpdag.objective.terms import LossTerms
@@ -28,6 +31,13 @@ __all__ = ["RowProblem", "row_problem"]
 
 CURVED_ROWS, CURVED_FROM = 1_000, 10_000
 """Rows of which the curvature is taken, and rows from which on that pays (steps fall to a third: 15 to 7, 30 to 10)."""
+
+MOST_COMPLETIONS = 40
+"""How often rows may be completed anew; few suffice unless most of the information is missing."""
+
+SETTLED, SETTLED_RESAMPLE, ROUGHLY_SETTLED = 1e-3, 0.03, 10.0
+"""Squared change, in standard errors, below which completing rows anew is of no use: of an estimate, of one of many
+resampled ones, and before weights of features change anyhow."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +54,10 @@ class RowProblem(Problem):
     direct: DirectComparison | None = None
     refinements: int = 0
     """How often features are still whitened anew."""
+    completing: FixedPoint | None = None
+    """Where gaps were completed for the direct term, and what became of the estimates; None if they are not yet."""
+    settled: float = SETTLED
+    """The squared change at which estimates and completed rows agree."""
 
     @property
     def rows(self) -> int:
@@ -54,6 +68,22 @@ class RowProblem(Problem):
     def points_per_row(self) -> int:
         """Of the group that has most, once points are placed."""
         return max((group.least_points for group in self.groups), default=1)
+
+    @property
+    def needed_moves(self) -> int:
+        """Many where gaps are completed for the direct term."""
+        completes = self.direct is not None and self.direct.can_complete(self.structure)
+        return MOST_COMPLETIONS if completes else 0
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Whether gaps were taken for completely random."""
+        if self.direct is None or self.direct.completed is not None or not self.direct.has_gaps:
+            return ()
+        return (
+            "rows with gaps could not be completed: features were compared over the rows that show them, which is "
+            "right if gaps do not depend on any value; see docs/missing-data.md",
+        )
 
     def terms(self, point: Tensor) -> LossTerms:
         """Loss terms with all points fixed."""
@@ -102,12 +132,38 @@ class RowProblem(Problem):
         """Grids moved to the posteriors, as long as that changes the loss; then features whitened anew."""
         placed = self._at_posteriors(point)
         if placed is not None:
-            return Moved(placed, point, "moved grids")
+            with torch.no_grad():
+                return Moved(placed, point, "moved grids", placed.loss(point))
+        completed = self._completed(point)
+        if completed is not None:
+            return completed
         if not self.refinements or self.direct is None:
             return None
         seed = self.seed + self.direct.direct.refinements - self.refinements
         direct = self.direct.whitened_by_model(self.structure, self.naturals(point.detach()), seed)
-        return Moved(replace(self, direct=direct, refinements=self.refinements - 1), point, "refined weights")
+        again = None if self.completing is None else FixedPoint().at(self.completing.begin)
+        refined = replace(self, direct=direct, refinements=self.refinements - 1, completing=again)
+        return Moved(refined, point, "refined weights")
+
+    def _completed(self, point: Tensor) -> Moved | None:
+        """Gaps filled in at the estimate, for the direct term; None if there are none, or estimates have settled."""
+        if self.direct is None or not self.direct.can_complete(self.structure):
+            return None
+        point = point.detach()
+        course = FixedPoint()
+        if self.completing is not None:
+            begin = self.completing.begin
+            change = self.direct.change(self.structure, self.naturals(begin), self.naturals(point))
+            if bool((change <= (ROUGHLY_SETTLED if self.refinements else self.settled)).all()):
+                return None
+            course = self.completing.with_image(point)
+            point = course.best()
+        try:
+            direct = self.direct.completed_at(self.structure, self.naturals(point), self.seed)
+        except ModelError:  # what a row misses is beyond the budget of sums: its notes say so
+            return None
+        completed = replace(self, direct=direct, completing=course.at(point))
+        return Moved(completed, point, "completed rows", curved_alike=self.completing is not None)
 
     def _at_posteriors(self, points: Tensor) -> RowProblem | None:
         """The problem with its points where the posteriors are, if that makes a difference to the loss."""
@@ -134,7 +190,8 @@ class RowProblem(Problem):
         groups = tuple(replace(group, weight=group.weight * factors[:, group.rows]) for group in self.groups)
         direct = None if self.direct is None else self.direct.reweighted(self.structure, factors)
         batch = replace(self.batch, weight=self.batch.weight * factors)
-        return replace(self, batch=batch, groups=groups, direct=direct)
+        completing = None if self.completing is None else FixedPoint().at(self.completing.begin)
+        return replace(self, batch=batch, groups=groups, direct=direct, completing=completing, settled=SETTLED_RESAMPLE)
 
     def unit_losses(self, points: Tensor) -> Tensor:
         """The loss of every row (R, N)."""

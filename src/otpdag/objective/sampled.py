@@ -8,25 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from otpdag.backward.amortized import AmortizedMap, RowCode
-from otpdag.costs import AbstractCost, CrossEntropy, PointFunction, SmoothL1, SquaredEuclidean, as_cost
+from otpdag.backward.amortized import AmortizedMap
+from otpdag.backward.bidirectional import BidirectionalMap
+from otpdag.costs import DEFAULT_COSTS, AbstractCost, PointFunction, as_cost
 from otpdag.data import Batch
+from otpdag.divergences import Energy
 from otpdag.divergences.base import AbstractDivergence
 from otpdag.errors import ModelError
 from otpdag.layers import side_by_side
 from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.base import Noise, Params, Parents
+from otpdag.noise import Streams, normal_score
 from otpdag.objective.direct import DirectComparison, compare_directly
 from otpdag.objective.problem import Problem
-from otpdag.objective.settings import Drawn, Objective, Weights
-from otpdag.objective.streams import Streams
+from otpdag.objective.settings import Drawn, Objective, PushForward, Weights
 from otpdag.objective.terms import LossTerms
-from otpdag.spaces import CostKind, Space
 from otpdag.structure import Naturals, Structure, Theta
 
 __all__ = [
@@ -34,7 +34,6 @@ __all__ = [
     "DrawnBy",
     "DrawnRows",
     "Moment",
-    "amortized_maps",
     "drawn_rows",
     "family",
     "noise_family",
@@ -44,35 +43,8 @@ __all__ = [
 
 Values = Mapping[str, Tensor]
 
-DEFAULT_COSTS: Mapping[CostKind, AbstractCost] = {
-    "squared": SquaredEuclidean(),
-    "smooth l1": SmoothL1(),
-    "cross-entropy": CrossEntropy(),
-}
-FURTHEST_UNIFORM = 1e-6  # uniform noise closer to zero or one would be a normal score that outweighs all others
-
-
-class DrawnBy(Protocol):
-    """What the terms ask of the map that made the draws, whether of rows or of sequences."""
-
-    @property
-    def code(self) -> RowCode:
-        """How cells become a vector."""
-        ...
-
-    @property
-    def targets(self) -> tuple[str, ...]:
-        """Nodes that are drawn."""
-        ...
-
-    @property
-    def explains(self) -> tuple[str, ...]:
-        """Observed nodes that the draws have to explain."""
-        ...
-
-    def space(self, node: str) -> Space:
-        """The space of a node."""
-        ...
+DrawnBy = AmortizedMap | BidirectionalMap
+"""The maps that make draws, of rows or of sequences."""
 
 
 @dataclass(frozen=True)
@@ -82,20 +54,13 @@ class Moment:
     weights: Weights
     drawn: Drawn
     temperature: float
-    divergence: AbstractDivergence | None = None
+    divergence: AbstractDivergence = field(default_factory=Energy)
 
     @classmethod
     def of(cls, objective: Objective, drawn: Drawn, progress: float) -> Moment:
         """At a share of all steps."""
-        divergence = None if objective.push_forward is None else objective.push_forward.divergence
-        return cls(objective.at(progress), drawn, drawn.temperature_at(progress), divergence)
-
-    @property
-    def compares(self) -> AbstractDivergence:
-        """The divergence of the push-forward term."""
-        if self.divergence is None:
-            raise RuntimeError("a weight of the push-forward term without a divergence")
-        return self.divergence
+        push = objective.push_forward or PushForward()
+        return cls(objective.at(progress), drawn, drawn.temperature_at(progress), push.divergence)
 
 
 @dataclass(frozen=True)
@@ -179,27 +144,6 @@ def drawn_rows(
     generator = torch.Generator().manual_seed(seed)
     direct = None if objective.direct is None else compare_directly(structure, batch, objective.direct, generator)
     return DrawnRows(structure, batch, maps, shapes, objective, drawn, direct)
-
-
-def amortized_maps(structure: Structure, batch: Batch, drawn: Drawn) -> tuple[AmortizedMap, ...]:
-    """One joint map, one map for each observed node with hidden parents (the paper's local reading), or the user's."""
-    if drawn.backward is not None:
-        return tuple(drawn.backward(structure, batch))
-    graph = structure.graph
-    observed = graph.observed
-    missing = tuple(n for n in observed if graph.children(n) and not bool(batch.mask[n].all()))
-    if drawn.scope == "joint":
-        hidden = tuple(n for n in graph.hidden if graph.observed_descendants(n))
-        targets = tuple(n for n in graph.order if n in hidden or n in missing)
-        code = RowCode.of(structure, batch, observed)
-        return (AmortizedMap(structure, code, targets, hidden=drawn.hidden_layers, explains=observed),)
-    maps = []
-    for node in observed:
-        targets = tuple(p for p in graph.order if p in graph.parents(node) and (p in graph.hidden or p in missing))
-        code = RowCode.of(structure, batch, (node,), [n for n in targets if n in observed])
-        layers = drawn.hidden_layers
-        maps.append(AmortizedMap(structure, code, targets, hidden=layers, name=f"local.{node}", explains=(node,)))
-    return tuple(maps)
 
 
 # --- terms -----------------------------------------------------------------------------------------------------------
@@ -315,11 +259,6 @@ def _abduct(draw: Draw, node: str, parents: Parents) -> Tensor:
     return torch.where(mask if mask.shape[-1] == noise.shape[-1] else mask.all(-1, keepdim=True), noise, fresh)
 
 
-def default_cost(mechanism: Mechanism) -> AbstractCost:
-    """The cost by the node's type: cross-entropy for categories, smooth L1 for counts, else squared error."""
-    return DEFAULT_COSTS[mechanism.space.cost]
-
-
 def ground_cost(
     mechanism: Mechanism,
     value: Tensor,
@@ -332,7 +271,7 @@ def ground_cost(
 
     Numbers are in units of the column's spread, for a cost that the user gave in the column's own.
     """
-    chosen = default_cost(mechanism) if cost is None else as_cost(cost)
+    chosen = DEFAULT_COSTS[mechanism.space.cost] if cost is None else as_cost(cost)
     if mechanism.space.is_discrete:
         return chosen.between(value, rebuilt) * mask[..., 0]
     seen = mask.to(value) if cost is not None else mask.to(value) / spread
@@ -356,7 +295,7 @@ def _push_forward(draw: Draw, noises: Values, share: Tensor) -> Tensor:
     for pushed, forward in pairs:
         if pushed:
             pair = side_by_side(pushed), side_by_side(forward)
-            total = total + draw.moment.compares(*pair, mass, mass, generator=draw.streams.shared)
+            total = total + draw.moment.divergence(*pair, mass, mass, generator=draw.streams.shared)
     return total
 
 
@@ -402,11 +341,6 @@ def _fresh(draw: Draw, node: str) -> Tensor:
     """Normal noise of a node's dimension."""
     dim = draw.structure.mechanisms[node].noise.dim
     return draw.streams.draw(Noise(dim, "normal"), draw.batch.rows, draw.batch.weight)
-
-
-def normal_score(prior: Noise, noise: Tensor) -> Tensor:
-    """Bring uniform noise to the scale of normal noise, so that no part of a family outweighs another."""
-    return noise if prior.kind == "normal" else torch.special.ndtri(noise.clamp(FURTHEST_UNIFORM, 1 - FURTHEST_UNIFORM))
 
 
 def _ancestral(draw: Draw, maps: Sequence[AmortizedMap]) -> dict[str, Tensor]:

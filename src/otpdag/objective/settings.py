@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from otpdag.backward.amortized import AmortizedMap
+from otpdag.backward.amortized import AmortizedMap, amortized_maps
 from otpdag.backward.closed_form import SumSizes
 from otpdag.costs import AbstractCost, PointFunction, as_cost
 from otpdag.data import Batch
@@ -47,16 +47,21 @@ class Direct:
         kappa: The weight.
         features: What compares the two.
         refinements: How often features are whitened anew, by the model's own covariance, and the fit continued.
+        window: Of sequences: neighbouring steps that are compared together, fewer where states are many. Two already
+            tell transitions and emissions apart.
     """
 
     kappa: float = 1.0
     features: WhitenedFeatures = field(default_factory=WhitenedFeatures)
     refinements: int = 1
+    window: int = 3
 
     def __post_init__(self) -> None:
         """Refuse weights that mean nothing."""
         if not self.kappa > 0:
             raise ModelError(f"kappa must be above zero, or the direct term left out; got {self.kappa}")
+        if self.window < 1:
+            raise ModelError(f"window must be at least 1; got {self.window}")
 
 
 @dataclass(frozen=True)
@@ -137,6 +142,7 @@ class Drawn:
         extra_masking: Chance that a seen cell is hidden from the backward map during training.
         hidden_layers: Of the backward map.
         batch_size: Rows in a step.
+        compared: Of sequences: most steps of a family that the push-forward term compares, in each step.
         costs: Ground costs of nodes that shall not have their type's default, objects or functions of two values in
             the column's own units.
         backward: Builds your own backward maps, in place of the amortised ones.
@@ -149,6 +155,7 @@ class Drawn:
     extra_masking: float = 0.0
     hidden_layers: tuple[int, ...] = (16,)
     batch_size: int = 256
+    compared: int = 256
     costs: Mapping[str, AbstractCost | PointFunction] = field(default_factory=dict)
     backward: MapFactory | None = None
 
@@ -162,6 +169,12 @@ class Drawn:
             raise ModelError(f"backward must be a function that builds maps; got {self.backward!r}")
         for cost in self.costs.values():
             as_cost(cost)
+
+    def maps(self, structure: Structure, batch: Batch) -> tuple[AmortizedMap, ...]:
+        """The maps that draw what is unknown: the user's own, or amortised ones."""
+        if self.backward is not None:
+            return tuple(self.backward(structure, batch))
+        return amortized_maps(structure, batch, self.hidden_layers, local=self.scope == "local")
 
     def temperature_at(self, progress: float) -> float:
         """The temperature at a share of the steps."""

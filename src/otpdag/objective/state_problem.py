@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from otpdag.backward.emissions import Emissions, emissions_of
-from otpdag.data import Batch
+from otpdag.data import Batch, random_part
+from otpdag.inference.simulated import simulated_rows
 from otpdag.joint_codes import joint_codes
-from otpdag.objective.graph_problem import simulated_rows
-from otpdag.objective.problem import Problem, random_part
+from otpdag.objective.problem import Problem
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Naturals, Structure, pack
 
@@ -138,7 +138,7 @@ class StateProblem(Problem):
         return kept
 
     def _features(self, rows: slice) -> Tensor:
-        values = {name: value[0, rows] for name, value in self.batch.values.items()}
+        values = {name: value[0, rows].double() for name, value in self.batch.values.items()}
         return self.emissions.features(values, {name: seen[0, rows] for name, seen in self.batch.mask.items()})
 
     def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> StateProblem:

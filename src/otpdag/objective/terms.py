@@ -37,8 +37,8 @@ class LossTerms:
 
     def as_floats(self, replica: int) -> dict[str, float]:
         """The terms of one replica, for a history."""
-        found = {f.name: float(getattr(self, f.name).detach().reshape(-1)[replica]) for f in fields(self)}
-        return {"loss": float(self.total.detach().reshape(-1)[replica]), **found}
+        terms = {f.name: float(getattr(self, f.name).detach().reshape(-1)[replica]) for f in fields(self)}
+        return {"loss": float(self.total.detach().reshape(-1)[replica]), **terms}
 
 
 def split_theta(parameters: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

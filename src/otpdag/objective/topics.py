@@ -3,43 +3,33 @@ r"""The objective of documents: topics :math:`\gamma`, concentrations :math:`\al
 Two evaluations, both with closed-form updates. :class:`TopicProblem` is the reconstruction and the entropic term
 (eps = 1) with the backward map of :mod:`otpdag.backward.topic_shares`: minus the variational bound on the likelihood.
 :class:`PairProblem` is the direct term on the simplest thing that shows a topic, two words of one document
-(:class:`~otpdag.objective.word_pairs.WordPairs`), with the Kullback-Leibler divergence as D.
+(:class:`~otpdag.inference.word_pairs.WordPairs`), with the Kullback-Leibler divergence as D.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy import sparse
 from torch import Tensor
 
-from otpdag.backward.topic_shares import Cells, Shares, drawn_topic_counts, even_shares, infer_shares
+from otpdag.backward.topic_concentrations import exact_alpha, newton_concentration, pair_concentration
+from otpdag.backward.topic_shares import batches, even_shares, infer_shares
 from otpdag.errors import ModelError
+from otpdag.inference.word_pairs import WordPairs
 from otpdag.objective.problem import Problem
 from otpdag.objective.terms import LossTerms
-from otpdag.objective.word_pairs import WordPairs
-from otpdag.structure import Structure, pack, unpack
+from otpdag.structure import Structure, columns_of, pack, unpack
 
-__all__ = ["PairProblem", "TopicProblem", "TopicSweeps", "Topics", "batches", "document_terms", "topic_nodes"]
+__all__ = ["PairProblem", "TopicProblem", "TopicSweeps", "Topics", "topic_nodes"]
 
-Array = NDArray[np.float64]
 Documents = sparse.csr_array
 
-SHARE_STEPS = 10
-"""Steps of the shares of a document in a sweep, from even shares: more lower the loss little, and change no topic."""
-
-DENSE = 0.05
-"""A share of filled cells below which matrix products cost more than indices."""
-
-SMALLEST = 1e-30
-ALPHA_RANGE = (1e-4, 1e3)
-ALPHA_CELLS, ALPHA_BURN, ALPHA_SWEEPS = 30_000, 15, 45
-"""Cells of documents from which exact concentrations are drawn, and sweeps of the draws before and after they count."""
+SMALLEST = 1e-30  # a count of a word, whose logarithm must be finite in single precision
 
 FIRST_DOCUMENTS, DOCUMENTS_A_TOPIC = 1000, 40
 """Documents on which starts are compared, and at least so many for each topic."""
@@ -56,11 +46,13 @@ class TopicSweeps:
         pairs: Compare pairs of words (the direct term) instead of whole documents (the entropic objective).
         prior: Concentration of a Dirichlet prior on the topics' words; None makes the topics plain parameters.
         batch: Documents that are taken at a time, and made dense unless nearly all of their counts are zero.
+        share_steps: Steps of the shares of a document in a sweep, from even shares: more lower the loss little.
     """
 
     pairs: bool = False
     prior: float | None = None
     batch: int = 2048
+    share_steps: int = 10
 
     def __post_init__(self) -> None:
         """Refuse a prior where only means are compared."""
@@ -159,8 +151,7 @@ class _Documents(Problem):
     @property
     def stretched(self) -> Tensor:
         """Topics may be over-relaxed; words that a topic does not have fall to zero slowly otherwise."""
-        parts = {key: torch.full((1, *shape), key == self.topics_key) for key, shape in self.shapes.items()}
-        return pack(parts)[0].bool()
+        return columns_of(self.shapes, {self.topics_key})
 
     def _part(self, most: int, generator: np.random.Generator) -> Documents:
         if self.rows <= most:
@@ -184,7 +175,7 @@ class TopicProblem(_Documents):
         after, terms = self.swept(self.topics(point))
         return self.point(after), terms
 
-    def swept(self, before: Topics, steps: int = SHARE_STEPS) -> tuple[Topics, LossTerms]:
+    def swept(self, before: Topics) -> tuple[Topics, LossTerms]:
         """One sweep: the best topics and alpha for the shares at ``before``, and the terms there.
 
         The steps of each document start afresh from even shares, in every sweep. Going on from the last sweep's would
@@ -193,17 +184,18 @@ class TopicProblem(_Documents):
         """
         prior, potentials, alpha = self.sweeps.prior, before.potentials(self.sweeps.prior), before.alpha
         counts, logs = torch.zeros_like(potentials), torch.zeros(len(alpha), dtype=torch.float64)
-        terms = LossTerms.of(torch.zeros(1, dtype=torch.float64))
+        cost, divergence = torch.zeros(2, 1, dtype=torch.float64)
         for part in batches(self.documents, self.sweeps.batch):
-            shares = infer_shares(part, potentials, alpha, even_shares(part, alpha), steps=steps)
+            shares = infer_shares(part, potentials, alpha, even_shares(part, alpha), steps=self.sweeps.share_steps)
             counts += shares.expected_counts(part, potentials)
             logs += torch.log(shares.weights).sum(0).double()
-            terms = terms + document_terms(part, shares, alpha)
-        entropic = (terms.entropic + before.prior_cost(prior)) / self.rows
-        total = LossTerms.of(terms.total, reconstruction=terms.reconstruction / self.rows, entropic=entropic)
+            cost -= shares.log_prob(part).double()
+            divergence += shares.kl(alpha).sum().double()
+        entropic = (divergence + before.prior_cost(prior)) / self.rows
+        terms = LossTerms.of(cost, reconstruction=cost / self.rows, entropic=entropic)
         if self.alpha_key is not None and not self.holds_alpha:
             alpha = newton_concentration(alpha, logs / self.rows)
-        return Topics(_log_counts(counts, before, prior), alpha), total
+        return Topics(_log_counts(counts, before, prior), alpha), terms
 
     def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> TopicProblem:
         """Enough documents to compare starts, alpha held."""
@@ -215,7 +207,8 @@ class TopicProblem(_Documents):
         """Concentrations from draws of the exact distribution of the assignments."""
         if self.alpha_key is None:
             return topics
-        return replace(topics, alpha=exact_alpha(self.documents, topics, np.random.default_rng([self.seed, 5])))
+        generator = np.random.default_rng([self.seed, 5])
+        return replace(topics, alpha=exact_alpha(self.documents, topics.probabilities, topics.alpha, generator))
 
     def at_topics(self, topics: Topics) -> Topics:
         """The same topics with concentrations learned from documents: by the map on a part, then exactly."""
@@ -239,7 +232,7 @@ class PairProblem(_Documents):
         """Expected counts of the latent topics of pairs, and concentrations under which topics meet as often."""
         before = self.topics(point)
         loss, counts, among = self.pairs.expected(before.probabilities.float(), before.alpha)
-        alpha = before.alpha if self.alpha_key is None else _pair_concentration(among)
+        alpha = before.alpha if self.alpha_key is None else pair_concentration(among)
         terms = LossTerms.of(torch.zeros(1, dtype=torch.float64), direct=torch.tensor([loss], dtype=torch.float64))
         return self.point(Topics(_log_counts(counts, before, None), alpha)), terms
 
@@ -250,81 +243,9 @@ class PairProblem(_Documents):
         return whole.at_topics(topics)
 
 
-def batches(documents: Documents, size: int) -> Iterator[Tensor | Cells]:
-    """Documents some at a time: dense, or by cells where few are filled."""
-    few = documents.nnz < DENSE * documents.shape[0] * documents.shape[1]
-    for start in range(0, documents.shape[0], size):
-        part = slice(start, min(start + size, documents.shape[0]))
-        yield Cells.of(documents[part]) if few else torch.from_numpy(documents[part].toarray().astype(np.float32))
-
-
-def document_terms(counts: Tensor | Cells, shares: Shares, alpha: Tensor) -> LossTerms:
-    """Cost of rebuilding the words and divergence of the shares, summed over documents; one replica."""
-    reconstruction = -shares.log_prob(counts).double().reshape(1)
-    return LossTerms.of(
-        reconstruction, reconstruction=reconstruction, entropic=shares.kl(alpha).sum().double().reshape(1)
-    )
-
-
 def _log_counts(counts: Tensor, before: Topics, prior: float | None) -> Tensor:
     """Logarithms of the counts and the prior; a topic that no word came from stays as it was, at a low level."""
     level = counts.double() if prior is None else counts.double() + prior
     alive = counts.sum(-1, keepdim=True) > 0
     lost = before.log_counts.double() + np.log(1e-6)
     return torch.where(alive, torch.log(level.clamp(min=SMALLEST)), lost)
-
-
-# -- concentrations ---------------------------------------------------------------------------------------------------
-
-
-def newton_concentration(alpha: Tensor, mean_logs: Tensor, steps: int = 8) -> Tensor:
-    """Concentrations that are likeliest for these mean logarithms of shares, by Newton's method (Minka 2000)."""
-    a, logs = alpha.double(), mean_logs.double()
-    for _ in range(steps):
-        gradient = torch.digamma(a.sum()) - torch.digamma(a) + logs
-        curvature, common = -torch.polygamma(1, a), torch.polygamma(1, a.sum())
-        shift = (gradient / curvature).sum() / (1 / common + (1 / curvature).sum())
-        moved = a - (gradient - shift) / curvature
-        a = torch.where(moved > 0, moved, a / 2).clamp(*ALPHA_RANGE)
-    return a.to(alpha)
-
-
-def exact_alpha(documents: Documents, topics: Topics, generator: np.random.Generator) -> Tensor:
-    """Concentrations that are likeliest at the topics, by draws from the exact distribution of the assignments.
-
-    The closed-form backward map is too sharp in short documents, which makes concentrations too small: 8 % for a
-    hundred words of ten topics. Stochastic EM on some documents removes that. Counts that are not whole cannot be
-    drawn; their concentrations stay as they are.
-    """
-    if not np.equal(documents.data, np.floor(documents.data)).all():
-        return topics.alpha
-    filled = np.flatnonzero(np.diff(documents.indptr))
-    cells = max(1.0, documents.nnz / max(1, len(filled)))
-    many = min(len(filled), max(200, int(ALPHA_CELLS / cells)))
-    part = documents[np.sort(generator.choice(filled, many, replace=False))]
-    alpha = topics.alpha.double().numpy().copy()
-    logs, kept = None, []
-    sweeps = drawn_topic_counts(
-        part, topics.probabilities.double().numpy(), alpha, generator, ALPHA_BURN + ALPHA_SWEEPS
-    )
-    for number, counts in enumerate(sweeps):
-        if number < ALPHA_BURN:
-            continue
-        shape = torch.from_numpy(alpha + counts)
-        now = (torch.digamma(shape) - torch.digamma(shape.sum(-1, keepdim=True))).mean(0)
-        logs = now if logs is None else 0.8 * logs + 0.2 * now
-        alpha[:] = newton_concentration(torch.from_numpy(alpha), logs).numpy()
-        if number >= ALPHA_BURN + ALPHA_SWEEPS // 2:
-            kept.append(alpha.copy())
-    return torch.from_numpy(np.mean(kept, 0)).to(topics.alpha)
-
-
-def _pair_concentration(among: Tensor) -> Tensor:
-    r"""Concentrations under which topics meet as often as in these shares of pairs of topics (K, K).
-
-    A pair has one topic twice with probability :math:`(1 + s \sum \pi_k^2) / (1 + s)`, where :math:`\alpha = s \pi`.
-    """
-    share = among.double().sum(-1) / among.double().sum()
-    twice, by_chance = among.double().trace() / among.double().sum(), (share**2).sum()
-    total = (1 - twice) / (twice - by_chance).clamp(min=1e-9)
-    return (share * total).clamp(*ALPHA_RANGE).to(among)

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from otpdag.engine.monitor import Stage
+from otpdag.engine.result import FitResult
 from otpdag.errors import DataError
 from otpdag.plots.stage_names import name_stages
 from otpdag.plots.style import COLOURS, PALE_INK, SMALL_FONT, figure_of, tidy_steps
@@ -22,15 +23,19 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 _SMOOTHED_FROM = 20  # steps; noisy losses of longer stages are drawn with a running mean
 
 
-def learning_curve(history: Mapping[str, Sequence[float]], *, ax: Axes | None = None) -> Figure:
+History: TypeAlias = Mapping[str, Sequence[float]] | Sequence[Mapping[str, float]] | FitResult
+
+
+def learning_curve(history: History, *, ax: Axes | None = None) -> Figure:
     """Draw every term of a loss over the steps of a fit.
 
     The scale is logarithmic if all values are positive and the largest is more than a hundred times the
     smallest.
 
     Args:
-        history: For each term its values, one for each step, in the order of the steps; NaN is left out. An
-            entry ``step`` gives the numbers of the steps; without it they are 1, 2, and so on.
+        history: The result of a fit, its ``history``, or for each term its values, one for each step, in the order of
+            the steps; NaN is left out. An entry ``step`` gives the numbers of the steps; without it they are 1, 2, and
+            so on.
         ax: Where to draw; if left out, a figure is made.
 
     Returns:
@@ -43,7 +48,7 @@ def learning_curve(history: Mapping[str, Sequence[float]], *, ax: Axes | None = 
     >>> figure.axes[0].get_xlabel()
     'step'
     """
-    terms = {name: _series(name, values) for name, values in history.items()}
+    terms = {name: _series(name, values) for name, values in _by_term(history).items()}
     steps = terms.pop("step", None)
     if not terms:
         raise DataError("history must hold at least one term; got none")
@@ -66,7 +71,20 @@ def learning_curve(history: Mapping[str, Sequence[float]], *, ax: Axes | None = 
     return figure_of(ax)
 
 
-def search_curve(stages: Sequence[Stage], *, kept: int | None = None, ax: Axes | None = None) -> Figure:
+def _by_term(history: History) -> Mapping[str, Sequence[float]]:
+    """The values of each term, NaN at steps whose record lacks it."""
+    records = history.history if isinstance(history, FitResult) else history
+    if isinstance(records, Mapping):
+        return records
+    if not isinstance(records, Sequence) or not all(isinstance(record, Mapping) for record in records):
+        raise DataError(
+            f"history must be a result of otp.fit, its history, or a dictionary of terms; got {type(history).__name__}"
+        )
+    names = dict.fromkeys(name for record in records for name in record)
+    return {name: [float(record.get(name, np.nan)) for record in records] for name in names}
+
+
+def search_curve(stages: Sequence[Stage] | FitResult, *, kept: int | None = None, ax: Axes | None = None) -> Figure:
     """Draw the losses of all starts along the stages of a search, the kept one on top.
 
     Where losses only fall, as those of a quasi-Newton method do, the height of a line is how far it lies above the
@@ -74,7 +92,7 @@ def search_curve(stages: Sequence[Stage], *, kept: int | None = None, ax: Axes |
     losses are drawn as they are, with a running mean.
 
     Args:
-        stages: The ``stages`` of a :class:`~otpdag.FitResult`.
+        stages: The result of a fit, or its ``stages``.
         kept: Number of the start that was kept; if left out, the first of the last stage.
         ax: Where to draw; if left out, a figure is made.
 
@@ -90,6 +108,7 @@ def search_curve(stages: Sequence[Stage], *, kept: int | None = None, ax: Axes |
     >>> [text.get_text() for text in figure.axes[0].texts]
     ['2 short starts', 'best']
     """
+    stages = stages.stages if isinstance(stages, FitResult) else stages
     tables = [(stage, np.array(stage.losses, dtype=np.float64)) for stage in stages if stage.losses]
     if not tables:
         raise DataError("stages must hold at least one step; got none")

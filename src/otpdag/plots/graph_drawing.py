@@ -11,7 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch, Polygon
 from matplotlib.path import Path
 
+from otpdag.errors import GraphError
 from otpdag.graph import Graph
+from otpdag.model import Model
 from otpdag.plots.graph_layout import CORNER_RADIUS, FONT, LABEL_FONT, LINE_HEIGHT, LOOP_WIDTH, PAGE_WIDTH, Layout
 from otpdag.plots.graph_routes import (
     CURVE_TO,
@@ -32,14 +34,14 @@ _DASHES = (0, (4, 2.5))
 _QUARTER_CIRCLE = 0.5523  # where a Bezier curve that is nearly a quarter circle has its inner points, in radii
 
 
-def draw_graph(graph: Graph, *, ax: Axes | None = None) -> Figure:
+def draw_graph(graph: Graph | Model, *, ax: Axes | None = None) -> Figure:
     """Draw a graph, parents above their children.
 
     Observed nodes are shaded, hidden ones are open with a dashed border. Lagged edges are dashed and say how
     many steps they span.
 
     Args:
-        graph: The graph; made for up to about 40 nodes.
+        graph: The graph, or a model; made for up to about 40 nodes.
         ax: Where to draw; if left out, a figure of fitting size is made.
 
     Returns:
@@ -49,6 +51,10 @@ def draw_graph(graph: Graph, *, ax: Axes | None = None) -> Figure:
     >>> [text.get_text() for text in figure.axes[0].texts]
     ['season', 'load', 'price']
     """
+    if isinstance(graph, Model):
+        graph = graph.graph
+    if not isinstance(graph, Graph):
+        raise GraphError(f"graph must be an otp.Graph or an otp.Model; got {type(graph).__name__}")
     layout = Layout(graph, text_width)
     left, right, bottom, top = layout.bounds
     if ax is None:

@@ -25,15 +25,15 @@ TextWidth: TypeAlias = Callable[[str, float], float]
 """The width of a text in a font of this size."""
 Floats: TypeAlias = npt.NDArray[np.float64]
 
-FONT, LABEL_FONT = 10.0, 8.0
-LINE_HEIGHT = 12.0
+FONT, LABEL_FONT = 10.0, 8.0  # all lengths are in points
+LINE_HEIGHT = 12.0  # of a name of several lines
 CORNER_RADIUS = 13.0  # of a node's border; a node as small as that is a circle
 LOOP_WIDTH = 15.0  # of the arrow from a node to itself
 PAGE_WIDTH = 1080.0  # fifteen inches; a larger drawing is scaled down
 _PADDING = 7.0  # between a name and its node's border
-_NODE_GAP, _BEND_GAP = 18.0, 12.0
-_LAYER_GAP, _MOST_LAYER_GAP = 40.0, 84.0
-_MARGIN = 10.0
+_NODE_GAP, _BEND_GAP = 18.0, 12.0  # between neighbours of a layer
+_LAYER_GAP, _MOST_LAYER_GAP = 40.0, 84.0  # between layers; more where edges are many
+_MARGIN = 10.0  # around the drawing
 _BOW = 28.0  # between edges that join the same two nodes
 _LINE_LENGTHS = (16, 11, 8)  # letters in a line of a name: the first with which all rows fit the page
 

@@ -14,7 +14,7 @@ __all__ = ["COLOURS", "INK", "PALE_INK", "SMALL_FONT", "figure_of", "place_axes"
 
 INK, PALE_INK = "#2b3a55", "#9aa5b4"
 COLOURS = ("#2f5d9b", "#d1762b", "#3d8b5a", "#a8434b", "#7a5aa6", "#6f6f6f", "#c2599b", "#8a7a2b")
-SMALL_FONT = 8.0
+SMALL_FONT = 8.0  # of ticks and legends, in points
 
 
 def figure_of(ax: Axes) -> Figure:

@@ -7,9 +7,10 @@ from scipy import sparse
 
 import otpdag as otp
 from otpdag import mechanisms as m
+from otpdag.data import Documents
 from otpdag.datasets import bars
 from otpdag.engine import EM, Adam
-from otpdag.engine.kinds.document_data import DocumentData, Documents, topic_method
+from otpdag.engine.kinds.document_data import DocumentData, topic_method
 from otpdag.errors import ModelError
 from otpdag.objective import ClosedForm, Direct, Objective
 from otpdag.objective.paper_topics import PaperTopics

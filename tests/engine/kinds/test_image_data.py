@@ -7,8 +7,9 @@ import torch
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.backward.encoder import EncoderMap
+from otpdag.data import Images
 from otpdag.engine import Adam, Method
-from otpdag.engine.kinds.image_data import ImageData, Images, initial_theta
+from otpdag.engine.kinds.image_data import ImageData, initial_theta
 from otpdag.errors import ModelError
 from otpdag.objective import Objective
 from otpdag.objective.autoencoder import Encoded

@@ -72,7 +72,15 @@ def test_of_many_starts_each_looks_at_a_part():
     assert not torch.allclose(alone, few[:1])
     units = torch.arange(100)
     given = problem.naturals(data.starts(layout, problem, 0, [0], units))
-    assert given["x"]["loc"].item() == pytest.approx(frame["x"][:100].mean(), abs=1e-3)
+    assert given["x"]["loc"].item() == pytest.approx(frame["x"][data.order[:100]].mean(), abs=1e-3)
+
+
+def test_numbers_of_rows_come_back_in_the_order_of_the_table():
+    frame = table(50)
+    data = TableData.of(model(), frame)
+    assert sorted(data.order) == list(range(50))
+    assert not np.array_equal(data.order, np.arange(50))
+    np.testing.assert_array_equal(data.as_given(data.batch.values["x"][0, :, 0].numpy()), frame["x"])
 
 
 def test_too_few_rows_and_other_evaluations_are_refused():
@@ -85,3 +93,64 @@ def test_too_few_rows_and_other_evaluations_are_refused():
         data.check(otp.entropic(network=False))
     with pytest.raises(ModelError, match="robust='outliers' needs the entropic method; got 'transport'"):
         data.check_robust(otp.transport())
+
+
+# -- transport with gaps ----------------------------------------------------------------------------------------------
+
+FEW_FEATURES = otp.transport(features=otp.divergences.WhitenedFeatures(features=150))
+
+
+def chain_with_gaps(rows=1200):
+    """Three normal nodes, the middle one empty where the first is above zero; and the table without gaps."""
+    rng = np.random.default_rng(12)
+    a = rng.normal(size=rows)
+    b = 0.5 + 1.1 * a + 0.8 * rng.normal(size=rows)
+    complete = pd.DataFrame({"a": a, "b": b, "c": -0.5 + b + 0.7 * rng.normal(size=rows)})
+    return complete.assign(b=complete["b"].where(complete["a"] <= 0)), complete
+
+
+def chain_model():
+    return otp.Model(otp.Graph([("a", "b"), ("b", "c")]), {name: m.Normal() for name in "abc"})
+
+
+def test_transport_takes_gaps_that_depend_on_another_column():
+    """Maximum likelihood is the truth that it must come near; available cases are far from it."""
+    table, _ = chain_with_gaps()
+    found = {}
+    for name, method, course in (
+        ("likelihood", "entropic", None),
+        ("transport", FEW_FEATURES, None),
+        ("available", FEW_FEATURES, otp.Course(moves=0)),
+    ):
+        model = chain_model()
+        result = otp.fit(model, table, method=method, course=course, seed=3)
+        assert result.status.converged
+        found[name] = np.concatenate([np.ravel(model.params()[n][k]) for n, k in CHAIN_PARAMETERS])
+    off = {name: np.abs(found[name] - found["likelihood"]).max() for name in ("transport", "available")}
+    assert off["transport"] < 0.06
+    assert off["available"] > 3 * off["transport"]
+
+
+CHAIN_PARAMETERS = [("a", "loc"), ("b", "loc"), ("b", "weight"), ("b", "scale"), ("c", "weight"), ("c", "scale")]
+
+
+def test_transport_completes_rows_only_where_there_are_gaps():
+    table, complete = chain_with_gaps(300)
+    stages = {}
+    for name, data in (("gaps", table), ("complete", complete)):
+        result = otp.fit(chain_model(), data, method=FEW_FEATURES, seed=3)
+        assert result.notes == ()
+        stages[name] = [stage.name for stage in result.stages]
+    assert "completed rows" in stages["gaps"]
+    assert stages["complete"] == ["best start", "refined weights"]
+
+
+def test_transport_says_where_it_takes_gaps_for_completely_random():
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"a": rng.normal(size=80)})
+    table["b"] = 2 * table["a"]
+    table.loc[:9, "b"] = np.nan
+    double = m.Deterministic(lambda parents: 2 * parents["a"])
+    model = otp.Model(otp.Graph([("a", "b")]), {"a": m.Normal(), "b": double})
+    result = otp.fit(model, table, method=FEW_FEATURES, seed=0)
+    assert "rows with gaps could not be completed" in result.notes[0]

@@ -53,9 +53,12 @@ class FamilyView:
         """Whether the noise is normal and an affine function of node and numeric parents, which can be computed."""
         mechanism, noise = self.mechanism, self.mechanism.noise
         return (
-            mechanism.is_linear and mechanism.can_abduct and mechanism.has_density
-            and noise.kind == "normal" and noise.dim == mechanism.space.width
-        )  # fmt: skip
+            mechanism.is_linear
+            and mechanism.can_abduct
+            and mechanism.has_density
+            and noise.kind == "normal"
+            and noise.dim == mechanism.space.width
+        )
 
     @cached_property
     def selectors(self) -> tuple[tuple[int, int], ...]:

@@ -158,6 +158,9 @@ def _links(structure: Structure, need: Needs, cell_of: Ints) -> tuple[Ints, Ints
             right.append(column[linked])
     empty = [np.zeros(0, dtype=np.int64)]
     return (
-        np.concatenate(left + empty), np.concatenate(right + empty), np.concatenate(touch_cell + empty),
-        np.concatenate(touch_node + empty), complete,
-    )  # fmt: skip
+        np.concatenate(left + empty),
+        np.concatenate(right + empty),
+        np.concatenate(touch_cell + empty),
+        np.concatenate(touch_node + empty),
+        complete,
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,8 +11,9 @@ from scipy import sparse
 from torch import Tensor
 
 from otpdag.costs import KL
-from otpdag.data import Schema
+from otpdag.data import Documents, Schema
 from otpdag.divergences import Wasserstein
+from otpdag.document_corners import start_topics
 from otpdag.engine.adam import Adam
 from otpdag.engine.course import Course
 from otpdag.engine.em import EM
@@ -21,16 +21,21 @@ from otpdag.engine.kinds.kind import DataKind
 from otpdag.engine.method import Method
 from otpdag.engine.point_layout import Layout
 from otpdag.engine.search import Ended, Searcher, restart_seed
-from otpdag.engine.topic_starts import start_topics
 from otpdag.errors import DataError, ModelError
+from otpdag.inference.word_pairs import WordPairs
 from otpdag.model import Model
 from otpdag.objective import Direct, Objective, Problem, PushForward
-from otpdag.objective.paper_topics import PaperTopics, PaperTopicsProblem, paper_topics_problem, paper_topics_start
+from otpdag.objective.paper_topics import (
+    PaperTopics,
+    PaperTopicsProblem,
+    paper_topics_problem,
+    paper_topics_start,
+    word_encoder,
+)
 from otpdag.objective.topics import PairProblem, TopicProblem, Topics, TopicSweeps, topic_nodes
-from otpdag.objective.word_pairs import WordPairs
 from otpdag.structure import unpack
 
-__all__ = ["DocumentData", "Documents", "topic_method"]
+__all__ = ["DocumentData", "topic_method"]
 
 Counts = sparse.csr_array
 
@@ -39,30 +44,8 @@ PAPER_TEMPERATURE = {False: 1.0, True: 2.0}
 PAPER_EPOCHS, PAPER_BATCH = 300, 50
 """Settings of the paper's Appendix C.1, for fixed topics and for topics with a distribution."""
 
-STARTS = {"entropic": 6, "transport": 4, "paper": 1}
-"""Starts by method: of bars, entropic fits lost one in fifty from three, none from six."""
-
-
-class Documents:
-    """Counts of words in documents, for :func:`otpdag.fit`.
-
-    Args:
-        counts: A matrix (documents, words), sparse or dense; counts need not be whole, fractions weigh words.
-
-    >>> Documents([[2, 0, 1], [0, 3, 0]]).counts.shape
-    (2, 3)
-    """
-
-    def __init__(self, counts: Any) -> None:
-        held: Any = counts if sparse.issparse(counts) else np.asarray(counts, dtype=float)
-        matrix: Counts = sparse.csr_array(held, dtype=np.float64, copy=True)  # what follows works in place
-        matrix.sum_duplicates()
-        if matrix.ndim != 2 or not matrix.shape[0]:
-            raise DataError(f"documents must be a matrix (documents, words); got shape {matrix.shape}")
-        if matrix.nnz and (not np.isfinite(matrix.data).all() or matrix.data.min() < 0):
-            raise DataError("counts of words must be finite and at least 0")
-        matrix.eliminate_zeros()
-        self.counts: Counts = matrix
+STARTS, PAIR_STARTS = 6, 4
+"""Of bars, entropic fits lost one in fifty from three starts, none from six; pairs of words have fewer optima."""
 
 
 @dataclass(frozen=True)
@@ -104,9 +87,9 @@ class DocumentData(DataKind):
 
     def restarts(self, method: Method) -> int:
         """Several, unless the paper's own way is gone."""
-        if isinstance(method.evaluation, TopicSweeps):
-            return STARTS["transport" if method.evaluation.pairs else "entropic"]
-        return STARTS["paper"]
+        if not isinstance(method.evaluation, TopicSweeps):
+            return 1
+        return PAIR_STARTS if method.evaluation.pairs else STARTS
 
     def course(self, method: Method) -> Course:
         """Short runs of all starts, the best alone goes on."""
@@ -116,18 +99,16 @@ class DocumentData(DataKind):
     def lay_out(self, method: Method, seed: int) -> Layout:
         """The model's parameters, and those of the paper's encoder."""
         structure = self.model.structure
-        if not isinstance(method.evaluation, PaperTopics):
-            return Layout.of(structure)
-        start = paper_topics_start(structure, method.evaluation, seed)
-        return Layout.of(structure, {key: value for key, value in start.items() if key.startswith("phi.")})
+        if isinstance(method.evaluation, PaperTopics):
+            return Layout.of(structure, word_encoder(structure, method.evaluation, seed).init())
+        return Layout.of(structure)
 
     def problem(self, layout: Layout, method: Method, seed: int) -> Problem:
         """Documents, pairs of their words, or words in random order for the paper's encoder."""
         structure, shapes, evaluation = layout.structure, layout.shapes, method.evaluation
         if isinstance(evaluation, PaperTopics):
             return paper_topics_problem(structure, self.counts, shapes, method.objective, evaluation, seed)
-        if not isinstance(evaluation, TopicSweeps):
-            raise RuntimeError("documents are evaluated by TopicSweeps or PaperTopics")
+        assert isinstance(evaluation, TopicSweeps), "checked before"
         if not evaluation.pairs:
             return TopicProblem(structure, self.counts, shapes, evaluation, seed)
         pairs = WordPairs.of(self.counts)

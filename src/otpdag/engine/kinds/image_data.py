@@ -6,43 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import ArrayLike
 from torch import Tensor
 
-from otpdag.data import Schema
+from otpdag.data import Images
 from otpdag.engine.course import Course
 from otpdag.engine.kinds.kind import DataKind
 from otpdag.engine.method import Method
 from otpdag.engine.point_layout import Layout
-from otpdag.engine.search import Ended
 from otpdag.errors import DataError, ModelError
 from otpdag.model import Model
 from otpdag.objective import Problem
 from otpdag.objective.autoencoder import AutoencoderProblem, CodebookProblem, Encoded, autoencoder_problem
-from otpdag.structure import Structure, unpack
+from otpdag.structure import Structure
 
-__all__ = ["ImageData", "Images", "initial_theta"]
-
-
-class Images:
-    """Images, or rows of numbers, for :func:`otpdag.fit` of an auto-encoder.
-
-    Args:
-        pixels: An array (n, ...): each image is flattened, channels first.
-
-    >>> Images(np.zeros((5, 1, 8, 8))).rows.shape
-    torch.Size([5, 64])
-    """
-
-    def __init__(self, pixels: ArrayLike | Tensor) -> None:
-        held = pixels.detach().cpu().numpy() if isinstance(pixels, Tensor) else np.asarray(pixels)
-        if held.ndim < 2 or len(held) < 2:
-            raise DataError(f"images must have shape (n, ...) with at least 2 of them; got {held.shape}")
-        if not np.isfinite(held).all():
-            raise DataError("images must be finite; got NaN or infinity")
-        self.rows = torch.from_numpy(np.ascontiguousarray(held.reshape(len(held), -1), dtype=np.float32))
+__all__ = ["ImageData", "initial_theta"]
 
 
 @dataclass(frozen=True)
@@ -80,8 +58,12 @@ class ImageData(DataKind):
         if not isinstance(method.evaluation, Encoded):
             raise ModelError(f"images are evaluated by Encoded; got {type(method.evaluation).__name__}")
 
+    def restarts(self, method: Method) -> int:
+        """One: starts differ in nothing but their seed."""
+        return 1
+
     def course(self, method: Method) -> Course:
-        """No short runs: starts differ in nothing but their seed."""
+        """No short runs."""
         return Course(short_steps=0, moves=1)
 
     def work(self, method: Method) -> None:
@@ -100,41 +82,20 @@ class ImageData(DataKind):
         self, layout: Layout, problem: Problem, seed: int, numbers: Sequence[int], units: Tensor | None = None
     ) -> Tensor:
         """Networks as they are, of all else what the user gave; codewords among latents, if nothing precedes them."""
-        if not isinstance(problem, AutoencoderProblem | CodebookProblem):
-            raise RuntimeError("images are evaluated by Encoded")
-        points = [self._start(layout, problem, seed + number) for number in numbers]
-        return torch.cat(points)
-
-    def _start(self, layout: Layout, problem: AutoencoderProblem | CodebookProblem, seed: int) -> Tensor:
-        theta = initial_theta(layout.structure, seed) | problem.encoded.backward.init()
-        point = layout.pack(theta).to(self.images.device)
-        if isinstance(problem, CodebookProblem) and problem.quantizes:
-            return problem.with_codewords_placed(point)
-        return point
-
-    def adopt(self, layout: Layout, ended: Ended) -> None:
-        """Networks, codewords and the encoder's parameters."""
-        schema = Schema.of(self.model.spaces, self.model.graph)
-        self.model.adopt(layout.structure, unpack(ended.point.cpu(), layout.shapes), schema, ())
+        assert isinstance(problem, AutoencoderProblem | CodebookProblem), "checked before"
+        own = [initial_theta(layout.structure, seed + number) for number in numbers]
+        points = [layout.pack(theta | problem.encoded.backward.init()).to(self.images.device) for theta in own]
+        return torch.cat([problem.begun(point) for point in points])
 
 
 def _encoded(method: Method) -> Encoded:
-    if not isinstance(method.evaluation, Encoded):
-        raise RuntimeError("images are evaluated by Encoded")
+    assert isinstance(method.evaluation, Encoded), "checked before"
     return method.evaluation
 
 
 def initial_theta(structure: Structure, seed: int) -> dict[str, Tensor]:
     """Raw parameters (1, ...) in single precision: of networks their own, of others what the user gave, or neutral."""
-    generator = torch.Generator().manual_seed(seed)
-    theta: dict[str, Tensor] = {}
-    for node, names in structure.keys.items():
-        mechanism = structure.mechanisms[node]
-        given = {name: value.unsqueeze(0) for name, value in structure.with_settings(node, {}).items()}
-        raw = mechanism.initial_raw(1, generator) | (mechanism.raw(given) if given else {})
-        for name, key in names.items():
-            if name in raw:
-                theta.setdefault(key, raw[name])
-    for key, parameter in structure.parameters().items():
-        theta.setdefault(key, torch.zeros(1, *parameter.shape))
+    given = {node: structure.with_settings(node, {}) for node in structure.mechanisms}
+    lifted = {node: {name: value.unsqueeze(0) for name, value in own.items()} for node, own in given.items()}
+    theta = structure.filled(structure.raw(lifted), torch.Generator().manual_seed(seed))
     return {key: value.float() for key, value in theta.items()}

@@ -6,20 +6,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-from otpdag.data import Batch
+from otpdag.data import Batch, Schema
 from otpdag.engine.course import Course
 from otpdag.engine.method import Method, entropic, paper, transport
 from otpdag.engine.point_layout import Layout
 from otpdag.engine.search import Ended, Searcher
 from otpdag.errors import DataError, ModelError
-from otpdag.mechanisms import Mechanism
 from otpdag.model import Model
 from otpdag.objective import Problem
-from otpdag.structure import Structure
+from otpdag.structure import Structure, unpack
 
-__all__ = ["DataKind", "check_rows", "default_restarts", "named_method"]
+__all__ = ["DataKind", "check_rows", "named_method"]
 
 MANY_STARTS, FEW_STARTS = 16, 4
 """Of 95 fits with hidden categories and sixteen starts none was stuck; hidden numbers have few local optima."""
@@ -36,6 +37,11 @@ class DataKind(ABC):
     """Which of ``weights``, ``robust`` and ``device`` a fit of such data can honour."""
 
     model: Model
+
+    @property
+    def structure(self) -> Structure:
+        """Graph and mechanisms."""
+        return self.model.structure
 
     @property
     @abstractmethod
@@ -67,8 +73,13 @@ class DataKind(ABC):
         """
 
     def restarts(self, method: Method) -> int:
-        """How many starts there are if the user does not say."""
-        return 1
+        """How many starts there are if the user does not say.
+
+        Hidden categories and counts have many local optima, hidden numbers few, complete data none.
+        """
+        hidden = [self.structure.mechanisms[node].space for node in self.structure.graph.hidden]
+        many = any(space.is_countable for space in hidden) and not method.optimiser.is_stochastic
+        return (MANY_STARTS if many else FEW_STARTS) if hidden else 1
 
     def course(self, method: Method) -> Course:
         """Sizes of the search's stages if the user does not say."""
@@ -82,13 +93,22 @@ class DataKind(ABC):
         """Refuse to leave out rows where that has no meaning."""
         raise ModelError("robust is for tables and for many sequences with hidden categories")
 
+    def as_given(self, per_unit: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Numbers for each unit of the problem, in the order in which the units were given."""
+        return per_unit
+
     def concluded(self, layout: Layout, ended: Ended, method: Method, searcher: Searcher) -> tuple[Layout, Ended]:
         """What is done once the search has ended, with the parameters that there are then."""
         return layout, ended
 
-    @abstractmethod
     def adopt(self, layout: Layout, ended: Ended) -> None:
         """Leave the end in the model."""
+        schema = Schema.of(self.model.spaces, self.model.graph)
+        self.model.adopt(layout.structure, unpack(ended.point.cpu(), layout.shapes), schema, layout.maps)
+
+    def notes(self, ended: Ended) -> list[str]:
+        """What a user should know of the end, once it is adopted: what the data do not tell."""
+        return []
 
 
 def named_method(name: str) -> Method:
@@ -99,24 +119,9 @@ def named_method(name: str) -> Method:
     return named[name]()
 
 
-def default_restarts(structure: Structure, method: Method) -> int:
-    """Hidden categories and counts have many local optima, hidden numbers few, complete data none."""
-    if not structure.graph.hidden:
-        return 1
-    countable = any(structure.mechanisms[node].space.is_countable for node in structure.graph.hidden)
-    many = countable and not method.optimiser.is_stochastic
-    return MANY_STARTS if many else FEW_STARTS
-
-
 def check_rows(structure: Structure, batch: Batch) -> None:
     """Refuse fewer rows than a node has slopes and other parameters, and missing covariates."""
-    needed = max((_numbers(mechanism) for mechanism in structure.mechanisms.values()), default=1)
+    needed = max((mechanism.rows_needed for mechanism in structure.mechanisms.values()), default=1)
     if batch.rows <= needed:
         raise DataError(f"the table has {batch.rows} rows; at least {needed + 1} are needed for this model")
     structure.check_given(batch.mask)
-
-
-def _numbers(mechanism: Mechanism) -> int:
-    """How many rows a node's parameters need: one for each slope, one for each other parameter."""
-    learned = {name: p for name, p in mechanism.declared().items() if p.learned}
-    return sum(parameter.shape[0] if name == "weight" else 1 for name, parameter in learned.items())

@@ -13,25 +13,28 @@ from torch import Tensor
 
 from otpdag.backward.amortized import RowCode
 from otpdag.backward.bidirectional import BidirectionalMap
+from otpdag.backward.guessed_steps import complete_steps, step_weights
+from otpdag.backward.number_steps import padded_features
 from otpdag.backward.pieces import CONTEXT, check_context
 from otpdag.backward.smoother import SequenceMap
 from otpdag.data import Schema
+from otpdag.data.sequence_parts import part_of
 from otpdag.data.sequences import SequenceBatch, SequenceTable, as_sequences, encode_sequences
 from otpdag.engine.adam import Adam
 from otpdag.engine.course import Course
-from otpdag.engine.kinds.kind import DataKind, check_rows, default_restarts, named_method
+from otpdag.engine.diagnosis import notes_on_scales
+from otpdag.engine.kinds.kind import DataKind, check_rows, named_method
 from otpdag.engine.method import Method, entropic, transport
 from otpdag.engine.point_layout import Layout
 from otpdag.engine.search import Ended, Searcher, restart_seed, search
-from otpdag.engine.sequence_starts import completed_start, lay_out_steps
 from otpdag.errors import DataError, ModelError
+from otpdag.inference.window_features import check_windows
 from otpdag.model import Model
 from otpdag.objective import ClosedForm, Drawn, Problem, Streams
 from otpdag.objective.chain import FEWEST_UNITS, chain_problem
-from otpdag.objective.hidden_numbers import hidden_categories, hidden_numbers, number_problem, padded_features
+from otpdag.objective.hidden_numbers import number_problem
 from otpdag.objective.piece_terms import PieceProblem, piece_problem
-from otpdag.objective.sequence_parts import part_of
-from otpdag.objective.windows import check_windows, window_problem
+from otpdag.objective.windows import window_problem
 from otpdag.structure import Structure, pack, unpack
 
 __all__ = ["SequenceData"]
@@ -75,17 +78,12 @@ class SequenceData(DataKind):
         check_rows(model.structure, batch.steps)
         if weights is None:
             return cls(model, schema, batch)
-        return cls(model, schema, _weighted(batch, weights), is_weighted=True)
+        return cls(model, schema, batch.weighted(weights), is_weighted=True)
 
     @property
     def rows(self) -> int:
         """Steps of all sequences."""
         return self.batch.rows
-
-    @property
-    def structure(self) -> Structure:
-        """Graph and mechanisms."""
-        return self.model.structure
 
     # -- methods ------------------------------------------------------------------------------------------------------
 
@@ -99,11 +97,13 @@ class SequenceData(DataKind):
         """Refuse what sequences are not fitted by."""
         objective = method.objective
         chains = isinstance(method.evaluation, ClosedForm) and objective.direct is None
-        if self.is_weighted and (not chains or hidden_numbers(self.structure)):
+        if self.is_weighted and (not chains or self.structure.hidden_numbers):
             raise ModelError("weights of sequences are for the entropic method, with hidden categories alone")
         if isinstance(method.evaluation, Drawn):
             if objective.direct is not None:
-                raise ModelError("the direct term of sequences is minimised by L-BFGS: use ClosedForm, or leave it out")
+                raise ModelError(
+                    "the direct term of sequences is minimised by L-BFGS: use otp.objective.ClosedForm, or leave it out"
+                )
             _check_drawn(self.structure, method, method.evaluation)
             return
         if not isinstance(method.evaluation, ClosedForm):
@@ -117,9 +117,10 @@ class SequenceData(DataKind):
             return
         if not objective.at(1.0).eps > 0 or objective.push_forward is not None:
             raise ModelError(
-                "sequences in closed form need eps above 0 and no push-forward term; with Drawn both are free"
+                "sequences in closed form need eps above 0 and no push-forward term; with otp.objective.Drawn both "
+                "are free"
             )
-        if hidden_numbers(self.structure):
+        if self.structure.hidden_numbers:
             _check_numbers(self.structure, method, method.evaluation)
         elif method.evaluation.network is not None:
             raise ModelError("network is for sequences with hidden numbers; these have none")
@@ -128,7 +129,7 @@ class SequenceData(DataKind):
         """Whole sequences are left out, by their likelihood."""
         if not isinstance(method.evaluation, ClosedForm) or not method.objective.reconstruction:
             raise ModelError(f"robust='outliers' needs the entropic method; got {method.name!r}")
-        if hidden_numbers(self.structure):
+        if self.structure.hidden_numbers:
             raise ModelError("robust='outliers' is for sequences whose hidden nodes are categories")
         many = len(self.batch.lengths)
         if many < FEWEST_UNITS:
@@ -136,26 +137,24 @@ class SequenceData(DataKind):
                 f"robust='outliers' leaves out whole sequences: it needs at least {FEWEST_UNITS}; got {many}"
             )
 
-    def restarts(self, method: Method) -> int:
-        """Many with hidden categories."""
-        return default_restarts(self.structure, method)
-
     def course(self, method: Method) -> Course:
         """By what is hidden, and what is compared."""
         if method.objective.direct is not None:
             return WINDOWS
-        return NUMBERS if hidden_numbers(self.structure) else CHAIN
+        return NUMBERS if self.structure.hidden_numbers else CHAIN
 
     # -- problems -----------------------------------------------------------------------------------------------------
 
     def lay_out(self, method: Method, seed: int) -> Layout:
         """The units of some completed steps, and the map where one is learned."""
         few = self._few(seed)
-        structure = lay_out_steps(self.structure, few, seed)
+        generator = np.random.default_rng([seed, 2**20])
+        completed = complete_steps(self.structure, few, generator, first=True)
+        structure = self.structure.scaled_to(completed, step_weights(self.structure, few))
         backward = self._map(structure, method)
         if backward is None:
             return Layout.of(structure)
-        _, completed = completed_start(structure, few, restart_seed(seed, 0), first=True)
+        completed = _guessed(structure, few, restart_seed(seed, 0), first=True)
         return Layout.of(structure, _map_start(backward, few, completed, seed), sequence_map=backward)
 
     def _few(self, seed: int) -> SequenceBatch:
@@ -164,13 +163,13 @@ class SequenceData(DataKind):
     @property
     def _pieces(self) -> SequenceBatch:
         """Sequences with hidden numbers are cut where they are long."""
-        return self.batch.cut(LONGEST_PIECE) if hidden_numbers(self.structure) else self.batch
+        return self.batch.cut(LONGEST_PIECE) if self.structure.hidden_numbers else self.batch
 
     def _map(self, structure: Structure, method: Method) -> SequenceMap | BidirectionalMap | None:
         """The map that a method learns: none where the closed form serves."""
         if isinstance(method.evaluation, Drawn):
             return _bidirectional(structure, self.batch, method.evaluation)
-        numbers = hidden_numbers(structure)
+        numbers = structure.hidden_numbers
         if not numbers or method.objective.direct is not None:
             return None
         return SequenceMap(structure, RowCode.of(structure, self.batch.steps, structure.graph.observed), numbers)
@@ -191,14 +190,17 @@ class SequenceData(DataKind):
         self, layout: Layout, problem: Problem, seed: int, numbers: Sequence[int], units: Tensor | None = None
     ) -> Tensor:
         """Guesses from some steps, with earlier values as further columns."""
+        structure = layout.structure
         few = self._few(seed) if units is None else part_of(self.batch.take(units), START_STEPS, seed)
         points = []
         for number in numbers:
             own = restart_seed(seed, number)
-            theta, completed = completed_start(layout.structure, few, own, first=number == 0)
+            completed = _guessed(structure, few, own, first=number == 0)
+            start = structure.start(completed, step_weights(structure, few))
+            theta = structure.filled(structure.raw(start), torch.Generator().manual_seed(own))
             if layout.sequence_map is not None:
                 theta |= _map_start(layout.sequence_map, few, completed, own)
-            points.append(layout.pack(theta))
+            points.append(layout.pack({key: value.to(few.steps.weight) for key, value in theta.items()}))
         return torch.cat(points)
 
     # -- the end ------------------------------------------------------------------------------------------------------
@@ -212,22 +214,19 @@ class SequenceData(DataKind):
             return layout, ended
         return _with_network(layout, ended, self.batch, method, searcher)
 
+    def notes(self, ended: Ended) -> list[str]:
+        """Scales at their floor."""
+        return notes_on_scales(self.model)
+
     def adopt(self, layout: Layout, ended: Ended) -> None:
         """Parameters and units; hidden values of sequences are drawn by filters, not by the learned map."""
         self.model.adopt(layout.structure, unpack(ended.point.cpu(), layout.shapes), self.schema, ())
 
 
-def _weighted(batch: SequenceBatch, weights: ArrayLike) -> SequenceBatch:
-    given = np.asarray(weights, dtype=float)
-    many = len(batch.lengths)
-    if given.shape != (many,) or not np.isfinite(given).all() or (given < 0).any() or not given.any():
-        raise DataError(
-            f"weights of sequences must be {many} numbers, one for each sequence, none negative and not all zero; got "
-            f"shape {given.shape}"
-        )
-    given = given / given.mean()  # only how sequences weigh beside each other counts
-    steps = torch.as_tensor(given).to(batch.steps.weight).repeat_interleave(batch.lengths).unsqueeze(0)
-    return replace(batch, steps=replace(batch.steps, weight=steps))
+def _guessed(structure: Structure, few: SequenceBatch, seed: int, *, first: bool) -> dict[str, Tensor]:
+    """Completed steps of one start, hidden numbers smoothed over one to four steps around."""
+    reach = 1 if first else 1 + seed % 4
+    return complete_steps(structure, few, np.random.default_rng(seed), first=first, reach=reach)
 
 
 # -- what methods serve -----------------------------------------------------------------------------------------------
@@ -258,9 +257,9 @@ def _check_numbers(structure: Structure, method: Method, closed: ClosedForm) -> 
     """Refuse what sequences with hidden numbers are not fitted by."""
     _check_no_counts(structure)
     eps = method.objective.at(1.0).eps
-    if hidden_categories(structure) and eps != 1:
+    if structure.hidden_categories and eps != 1:
         raise ModelError(f"hidden categories and numbers together need eps = 1; got {eps}")
-    if hidden_categories(structure) and closed.network:
+    if structure.hidden_categories and closed.network:
         raise ModelError("hidden categories and numbers with a network need Drawn and Adam")
     if closed.network:
         check_context(structure)
@@ -296,9 +295,9 @@ def _network_may_help(structure: Structure, closed: ClosedForm) -> bool:
     """Not where it is unwanted, and not in linear Gaussian models, whose smoother is exact."""
     if closed.network is not None:
         return closed.network
-    if hidden_categories(structure) or max(edge.by for edge in structure.graph.lags) > CONTEXT:
+    if structure.hidden_categories or max(edge.by for edge in structure.graph.lags) > CONTEXT:
         return False
-    numbers = hidden_numbers(structure)
+    numbers = structure.hidden_numbers
     touched = [
         mechanism
         for name, mechanism in structure.mechanisms.items()

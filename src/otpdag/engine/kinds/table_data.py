@@ -9,23 +9,31 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from otpdag.backward.closed_form import SumSizes
-from otpdag.data import Batch, Schema, Table, encode, unique_rows
-from otpdag.engine.kinds.kind import DataKind, check_rows, default_restarts, named_method
+from otpdag.backward.guessed_rows import complete_table, row_weights
+from otpdag.data import Batch, Schema, Table, canonical_order, encode, random_part, unique_rows
+from otpdag.engine.diagnosis import (
+    notes_on_columns,
+    notes_on_identification,
+    notes_on_independence,
+    notes_on_scales,
+    notes_on_separation,
+    separated,
+)
+from otpdag.engine.kinds.kind import DataKind, check_rows, named_method
 from otpdag.engine.method import Method, entropic, paper, transport
 from otpdag.engine.point_layout import Layout
 from otpdag.engine.search import Ended, restart_seed
-from otpdag.engine.starts import complete_table, scale_to, start_naturals
 from otpdag.errors import ModelError
 from otpdag.model import Model
 from otpdag.objective import ClosedForm, Drawn, Problem
 from otpdag.objective.direct import count_ranges
-from otpdag.objective.problem import random_part
-from otpdag.objective.row_problem import row_problem
-from otpdag.objective.sampled import amortized_maps, drawn_rows
+from otpdag.objective.graph_problem import GraphProblem
+from otpdag.objective.row_problem import RowProblem, row_problem
+from otpdag.objective.sampled import drawn_rows
 from otpdag.structure import Structure, unpack
 
 __all__ = ["TableData", "lay_out_rows", "one_start"]
@@ -43,7 +51,8 @@ class TableData(DataKind):
     model: Model
     schema: Schema
     batch: Batch
-    rows_given: int
+    order: NDArray[np.int64]
+    """Which row of the table each row of the batch is, where every row is kept."""
 
     @classmethod
     def of(
@@ -55,24 +64,30 @@ class TableData(DataKind):
         device: str = "cpu",
         every_row: bool = False,
     ) -> TableData:
-        """Read a table; rows that are alike become one with a weight, unless every row is wanted."""
+        """Read a table, in an order of its rows that does not depend on how it was sorted.
+
+        Rows that are alike become one with a weight, unless every row is wanted.
+        """
         structure = model.structure
         schema = Schema.of(model.spaces, model.graph, table)
         full = encode(table, schema, hidden=model.graph.hidden, weights=weights)
         check_rows(structure, full)
         discrete = all(structure.mechanisms[node].space.is_discrete for node in structure.graph.observed)
-        batch = unique_rows(full) if discrete and not every_row else full
-        return cls(model, schema, batch.to(device), full.rows)
+        order = canonical_order(full)
+        ordered = full.take(torch.from_numpy(order))
+        batch = unique_rows(ordered) if discrete and not every_row else ordered
+        return cls(model, schema, batch.to(device), order)
 
     @property
     def rows(self) -> int:
         """Rows of the table."""
-        return self.rows_given
+        return len(self.order)
 
-    @property
-    def structure(self) -> Structure:
-        """Graph and mechanisms."""
-        return self.model.structure
+    def as_given(self, per_unit: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Back from the order of the batch to that of the table."""
+        given = np.empty_like(per_unit)
+        given[self.order] = per_unit
+        return given
 
     def named(self, name: str) -> Method:
         """``"auto"`` looks at the graph and the mechanisms alone."""
@@ -89,10 +104,6 @@ class TableData(DataKind):
         """Rows are left out by their likelihood."""
         if not isinstance(method.evaluation, ClosedForm) or not method.objective.reconstruction:
             raise ModelError(f"robust='outliers' needs the entropic method; got {method.name!r}")
-
-    def restarts(self, method: Method) -> int:
-        """Many with hidden categories."""
-        return default_restarts(self.structure, method)
 
     def work(self, method: Method) -> int:
         """Rows times points of a number, or a minibatch."""
@@ -125,6 +136,15 @@ class TableData(DataKind):
         self.model.adopt(layout.structure, unpack(ended.point.cpu(), layout.shapes), self.schema, layout.maps)
         self.model.note_ranges(count_ranges(self.structure, self.batch))
 
+    def notes(self, ended: Ended) -> list[str]:
+        """Constant columns, boundaries, parameters that are not determined, dependence that the graph denies."""
+        batch = self.batch.to("cpu")
+        notes = notes_on_columns(self.structure, batch) + notes_on_scales(self.model)
+        notes += notes_on_separation(self.model, batch)
+        if isinstance(ended.problem, RowProblem | GraphProblem) and bool(ended.converged[0]):
+            notes += notes_on_identification(self.model, ended.problem, told=separated(self.model, batch))
+        return notes + notes_on_independence(self.model, batch)
+
 
 def automatic(structure: Structure) -> Method:
     """The entropic end where every density is known, transport where one is not.
@@ -146,8 +166,9 @@ def automatic(structure: Structure) -> Method:
 def lay_out_rows(structure: Structure, batch: Batch, method: Method, seed: int) -> Layout:
     """Adopt the data's units and declare all parameters."""
     generator = np.random.default_rng([seed, 2**20])
-    scaled = scale_to(structure, batch, complete_table(structure, batch, 0, generator, first=True))
-    maps = amortized_maps(scaled, batch, method.evaluation) if isinstance(method.evaluation, Drawn) else ()
+    completed = complete_table(structure, batch, 0, generator, first=True)
+    scaled = structure.scaled_to(completed, row_weights(structure, batch))
+    maps = method.evaluation.maps(scaled, batch) if isinstance(method.evaluation, Drawn) else ()
     phi = {key: value for one in maps for key, value in one.init(1, torch.Generator().manual_seed(0)).items()}
     return Layout.of(scaled, phi, maps)
 
@@ -157,24 +178,16 @@ def table_problem(layout: Layout, batch: Batch, method: Method, seed: int) -> Pr
     structure, shapes, objective = layout.structure, layout.shapes, method.objective
     if isinstance(method.evaluation, Drawn):
         return drawn_rows(structure, batch, layout.maps, shapes, objective, method.evaluation, seed)
-    if isinstance(method.evaluation, ClosedForm):
-        return row_problem(structure, batch, shapes, objective, method.evaluation, seed)
-    raise RuntimeError("a table is evaluated in closed form or drawn")
+    assert isinstance(method.evaluation, ClosedForm), "checked before"
+    return row_problem(structure, batch, shapes, objective, method.evaluation, seed)
 
 
 def one_start(layout: Layout, batch: Batch, owner: int, seed: int, *, first: bool) -> Tensor:
     """Starting parameters (1, P) from a guess of what is hidden; ``owner`` says which of several data sets it is of."""
-    structure = layout.structure
+    structure, generator = layout.structure, torch.Generator().manual_seed(seed)
     completed = complete_table(structure, batch, owner, np.random.default_rng(seed), first=first)
-    naturals = start_naturals(structure, batch, completed, owner)
-    lifted = {node: {name: value.unsqueeze(0) for name, value in own.items()} for node, own in naturals.items()}
-    theta = structure.raw(lifted)
-    generator = torch.Generator().manual_seed(seed)
-    for node, names in structure.keys.items():
-        fresh = structure.mechanisms[node].initial_raw(1, generator, first=first)
-        theta |= {names[name]: value for name, value in fresh.items() if names[name] not in theta}
-    for key, parameter in structure.parameters().items():
-        theta.setdefault(key, torch.zeros(1, *parameter.shape, dtype=torch.float64))
+    start = structure.start(completed, row_weights(structure, batch, owner))
+    theta = structure.filled(structure.raw(start), generator, first=first)
     for backward in layout.maps:
         phi = backward.init(1, generator)
         backward.start_from(phi, 0, batch, completed, owner)

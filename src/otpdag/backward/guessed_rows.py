@@ -1,0 +1,161 @@
+"""A first guess of what a table does not show, before any parameter is known: starts are fitted to it.
+
+A hidden category starts from k-means on the columns around it, a hidden number from their principal components; what
+one hidden node explains is removed before the next is guessed. Restarts differ in seeds, columns and rotation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from otpdag.clustering import k_means, squared_distances
+from otpdag.data import Batch
+from otpdag.spaces import Space
+from otpdag.structure import Structure
+
+__all__ = ["complete_table", "row_weights"]
+
+Array = NDArray[np.float64]
+Completed = dict[str, Tensor]
+MOST_ROWS = 2000  # that clusters and components are looked for among: more change neither
+SOFTNESS = 0.1  # share of a label that is spread over all clusters: a table that starts with zeros would keep them
+
+
+@dataclass(frozen=True)
+class _Guess:
+    """A guessed hidden column, and the node it belongs to."""
+
+    node: str
+    value: Array
+
+
+def complete_table(
+    structure: Structure, batch: Batch, replica: int, generator: np.random.Generator, *, first: bool
+) -> Completed:
+    """One completed table (N, width) for each node: missing cells filled, hidden nodes guessed."""
+    at = min(replica, batch.replicas - 1)
+    filled = {node: _fill(structure, batch, node, at, generator) for node in structure.graph.observed}
+    weight = batch.weight[min(replica, batch.weight.shape[0] - 1)].double().cpu().numpy()
+    share = weight / weight.sum()
+    guesses: list[_Guess] = []
+    # nodes near the leaves first: they explain the columns, and are explained by what lies above
+    for node in [n for n in reversed(structure.graph.order) if n in structure.graph.hidden]:
+        columns = _columns_around(structure, node, filled, guesses)
+        space = structure.mechanisms[node].space
+        value = _guess(space, columns, share, generator, first=first and not guesses)
+        guesses.append(_Guess(node, value))
+    like = next(iter(batch.values.values()))
+    completed = {node: torch.as_tensor(value).to(like) for node, value in filled.items()}
+    return completed | {guess.node: torch.as_tensor(guess.value).to(like) for guess in guesses}
+
+
+def _fill(structure: Structure, batch: Batch, node: str, at: int, generator: np.random.Generator) -> Array:
+    """A column with missing cells drawn from its seen ones; only starts and units come from this."""
+    value = batch.values[node][min(at, batch.values[node].shape[0] - 1)].cpu().numpy().astype(float).copy()
+    seen = batch.mask[node][min(at, batch.mask[node].shape[0] - 1)].cpu().numpy()
+    for cell in range(seen.shape[-1]):
+        missing = np.flatnonzero(~seen[:, cell])
+        known = np.flatnonzero(seen[:, cell])
+        if len(missing) and len(known):
+            donors = generator.choice(known, size=len(missing))
+            if structure.mechanisms[node].space.is_discrete:
+                value[missing] = value[donors]
+            else:
+                value[missing, cell] = value[donors, cell]
+    return value
+
+
+def _columns_around(structure: Structure, node: str, filled: Mapping[str, Array], guesses: list[_Guess]) -> Array:
+    """Standardised columns that tell of a hidden node: its blanket's observed nodes and guessed hidden children."""
+    graph = structure.graph
+    blanket = graph.markov_blanket(node)
+    near = [n for n in blanket if n in filled]
+    children = {guess.node: guess.value for guess in guesses if guess.node in graph.children(node)}
+    if not near and not children:
+        near = list(graph.observed_descendants(node))
+    columns = [structure.mechanisms[n].space.comparable(filled[n]) for n in near]
+    rows = len(next(iter(filled.values())))
+    explained = [g for g in guesses if g.node not in children and set(graph.children(g.node)) & set(near)]
+    matrix = np.concatenate(columns, 1) if columns else np.zeros((rows, 0))
+    if explained and matrix.shape[1]:
+        matrix = _residual(matrix, np.concatenate([g.value for g in explained], 1))
+    extra = [structure.mechanisms[n].space.comparable(value) for n, value in children.items()]
+    return np.concatenate([matrix, *extra], 1) if extra else matrix
+
+
+def _residual(matrix: Array, explained: Array) -> Array:
+    design = np.concatenate([explained, np.ones((len(matrix), 1))], 1)
+    coefficients, *_ = np.linalg.lstsq(design, matrix, rcond=None)
+    residual = matrix - design @ coefficients
+    spread = residual.std(0)
+    return residual / np.where(spread > 1e-9, spread, 1.0)
+
+
+def _guess(space: Space, columns: Array, share: Array, generator: np.random.Generator, *, first: bool) -> Array:
+    if columns.shape[1] == 0:
+        columns = generator.standard_normal((len(columns), 2))
+    if space.is_discrete:
+        return _clusters(columns, share, space.width, generator, first=first)
+    scores = _components(columns, space.width, generator, first=first)
+    if space.is_skewed:
+        scores = _leaning_right(scores, generator, first=first)
+    return space.from_scores(scores)
+
+
+def _leaning_right(scores: Array, generator: np.random.Generator, *, first: bool) -> Array:
+    """Components that point the way in which they are skewed, as counts and positive numbers are; restarts try both."""
+    sign = np.where((scores**3).mean(0) < 0, -1.0, 1.0)
+    return scores * (sign if first else sign * generator.choice([-1.0, 1.0], scores.shape[1]))
+
+
+def _clusters(columns: Array, share: Array, size: int, generator: np.random.Generator, *, first: bool) -> Array:
+    """Soft labels of the rows; restarts look at a random rescaling of the columns, some at random directions.
+
+    Labels are never quite hard: a table that starts with zeros would keep them.
+    """
+    if not first:
+        columns = columns * np.exp(generator.normal(0.0, 1.0, columns.shape[1]))
+    if not first and generator.random() < 0.4:
+        scores = columns @ generator.standard_normal((columns.shape[1], size))
+        return _softmax(2 * scores / np.maximum(scores.std(0), 1e-9))
+    sample = columns[generator.choice(len(columns), min(len(columns), MOST_ROWS), p=share)]
+    runs = [k_means(sample, size, generator) for _ in range(3 if first else 1)]
+    centres = min(runs, key=lambda run: run[1])[0]
+    labels = np.eye(size)[squared_distances(columns, centres).argmin(1)]
+    return (1 - SOFTNESS) * labels + SOFTNESS / size
+
+
+def _softmax(scores: Array) -> Array:
+    weights = np.exp(scores - scores.max(1, keepdims=True))
+    return weights / weights.sum(1, keepdims=True)
+
+
+def _components(columns: Array, dim: int, generator: np.random.Generator, *, first: bool) -> Array:
+    """Standardised principal components; restarts rotate the leading ones and rescale the columns."""
+    if not first:
+        columns = columns * np.exp(generator.normal(0.0, 0.3, columns.shape[1]))
+    centred = columns - columns.mean(0)
+    _, _, directions = np.linalg.svd(centred[:: max(1, len(centred) // MOST_ROWS)], full_matrices=False)
+    scores = centred @ directions[:dim].T
+    if scores.shape[1] < dim:
+        scores = np.concatenate([scores, generator.standard_normal((len(scores), dim - scores.shape[1]))], 1)
+    if dim > 1 and not first:
+        rotation, _ = np.linalg.qr(generator.standard_normal((dim, dim)))
+        scores = (scores / np.maximum(scores.std(0), 1e-9)) @ rotation
+    spread = scores.std(0)
+    noise = 0.0 if first else 0.3
+    scores = scores / np.where(spread > 1e-9, spread, 1.0)
+    return scores + noise * generator.standard_normal(scores.shape)
+
+
+def row_weights(structure: Structure, batch: Batch, replica: int = 0) -> dict[str, Tensor]:
+    """How much each row tells of each node (N,): its weight, where the node is seen or hidden."""
+    weight = batch.weight[min(replica, batch.weight.shape[0] - 1)]
+    seen = {node: mask[min(replica, mask.shape[0] - 1)].all(-1) for node, mask in batch.mask.items()}
+    return {node: weight * seen[node] if node in seen else weight for node in structure.mechanisms}

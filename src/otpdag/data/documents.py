@@ -1,0 +1,47 @@
+"""Documents: sparse counts of words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import sparse
+from torch import Tensor
+
+from otpdag.errors import DataError
+
+__all__ = ["Documents", "shuffled_words"]
+
+
+class Documents:
+    """Counts of words in documents, for :func:`otpdag.fit`.
+
+    Args:
+        counts: A matrix (documents, words), sparse or dense; counts need not be whole, fractions weigh words.
+
+    >>> Documents([[2, 0, 1], [0, 3, 0]]).counts.shape
+    (2, 3)
+    """
+
+    def __init__(self, counts: Any) -> None:
+        held: Any = counts if sparse.issparse(counts) else np.asarray(counts, dtype=float)
+        matrix: sparse.csr_array = sparse.csr_array(held, dtype=np.float64, copy=True)  # what follows works in place
+        matrix.sum_duplicates()
+        if matrix.ndim != 2 or not matrix.shape[0]:
+            raise DataError(f"documents must be a matrix (documents, words); got shape {matrix.shape}")
+        if matrix.nnz and (not np.isfinite(matrix.data).all() or matrix.data.min() < 0):
+            raise DataError("counts of words must be finite and at least 0")
+        matrix.eliminate_zeros()
+        self.counts: sparse.csr_array = matrix
+
+
+def shuffled_words(documents: sparse.csr_array, generator: np.random.Generator) -> list[Tensor]:
+    """Word numbers of each document, in random order; fractions are rounded, and no document is left empty."""
+    words = []
+    for at in range(documents.shape[0]):
+        part = slice(documents.indptr[at], documents.indptr[at + 1])
+        often = np.maximum(np.rint(documents.data[part]), 1).astype(np.int64)
+        shuffled = generator.permutation(np.repeat(documents.indices[part], often))
+        words.append(torch.from_numpy(shuffled.astype(np.int64)))
+    return words

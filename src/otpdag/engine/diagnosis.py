@@ -1,0 +1,273 @@
+"""What a user should know of a fit to a table: what the data do not tell, in words that name the parameter.
+
+Each check is cheap beside a fit. Parameters that the data do not determine are looked for in models of up to
+:data:`MOST_PARAMETERS` parameters without networks; larger ones are not checked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+
+import torch
+from torch import Tensor
+
+from otpdag.data import Batch
+from otpdag.engine.identification import FlatDirection, ParameterName, flat_directions
+from otpdag.errors import ModelError, listed
+from otpdag.mechanisms import Categorical, Mechanism
+from otpdag.mechanisms.normal import LocationScale
+from otpdag.mechanisms.predicted import Predicted
+from otpdag.model import Model
+from otpdag.objective import Problem
+from otpdag.structure import Structure, pack
+
+__all__ = [
+    "notes_on_columns",
+    "notes_on_identification",
+    "notes_on_independence",
+    "notes_on_scales",
+    "notes_on_separation",
+    "separated",
+]
+
+MOST_PARAMETERS = 120
+"""Parameters up to which flat directions are looked for; two gradients are taken for each."""
+MOST_WORK = 2_000_000
+"""Rows times points times parameters beyond which a check would take longer than most fits."""
+CHECKED_ROWS = 400
+AT_THE_FLOOR = 1.05
+CLEAR_CORRELATION, CLEAR_ERRORS = 0.15, 5.0
+"""A correlation that matters, and by how many standard errors it must differ from none."""
+MOST_PAIRS = 5
+SEPARATED = 1e-3
+"""Mean loss of a logit, in nats, below which its categories are told apart without error."""
+
+
+# -- columns -----------------------------------------------------------------------------------------------------------
+
+
+def notes_on_columns(structure: Structure, batch: Batch) -> list[str]:
+    """Columns that are constant, of which nothing can be learned."""
+    notes = []
+    for node in structure.graph.observed:
+        seen = batch.values[node][0][batch.mask[node][0].all(-1)]
+        if len(seen) > 1 and bool((seen == seen[0]).all()):
+            notes.append(f"column {node!r} is constant: it tells nothing, and its slopes and scale mean nothing")
+    return notes
+
+
+# -- boundaries --------------------------------------------------------------------------------------------------------
+
+
+def notes_on_scales(model: Model) -> list[str]:
+    """Scales at their floor."""
+    return [_scale_note(model, node, rows) for node, rows in collapsed_scales(model).items()]
+
+
+def notes_on_separation(model: Model, batch: Batch) -> list[str]:
+    """Logits that separate their categories."""
+    return [
+        f"the parents of {node!r} separate its categories without error: its slopes grow without end, and their size "
+        "means nothing"
+        for node in separated(model, batch)
+    ]
+
+
+def collapsed_scales(model: Model) -> dict[str, list[int]]:
+    """Nodes with scales at their floor, and in which configurations of their discrete parents."""
+    found = {}
+    for node, mechanism in model.structure.mechanisms.items():
+        if not isinstance(mechanism, LocationScale) or not mechanism.declared()["scale"].learned:
+            continue
+        floor, scale = mechanism.smallest_scale, model.fitted.naturals[node]["scale"][0]
+        if floor is not None and bool((low := (scale <= AT_THE_FLOOR * floor.to(scale)).any(-1)).any()):
+            found[node] = low.nonzero().flatten().tolist()
+    return found
+
+
+def _scale_note(model: Model, node: str, rows: Sequence[int]) -> str:
+    mechanism = model.structure.mechanisms[node]
+    assert isinstance(mechanism, LocationScale)
+    floor = mechanism.smallest_scale
+    assert floor is not None
+    where = [_configuration(model, mechanism, row) for row in rows] if mechanism.scale_rows > 1 else []
+    place = f" where {listed(where, most=4, show=str)}" if where else ""
+    numbers = [name for name, _ in mechanism.family.continuous if name in model.graph.hidden]
+    if numbers:
+        why = f"a Heywood case: {', '.join(map(repr, numbers))} explains it without error"
+    elif where:
+        why = "its rows there are as good as equal"
+    else:
+        why = "its parents explain it without error" if mechanism.family.parents else "its rows are as good as equal"
+    return (
+        f"the scale of {node!r}{place} is at its floor, {float(floor.min()):.3g}: {why}. floor= of its mechanism sets "
+        "another"
+    )
+
+
+def separated(model: Model, batch: Batch) -> list[str]:
+    """Nodes whose numeric parents tell their categories apart without error."""
+    logits = [n for n, one in model.structure.mechanisms.items() if isinstance(one, Categorical) and not one.is_table]
+    return [node for node in logits if _is_separated(model, node, batch)]
+
+
+def _is_separated(model: Model, node: str, batch: Batch) -> bool:
+    mechanism = model.structure.mechanisms[node]
+    family = model.structure.graph.parents(node)
+    if node not in batch.values or any(parent not in batch.values for parent in family):
+        return False
+    complete = torch.stack([batch.mask[name][0].all(-1) for name in (node, *family)]).all(0)
+    if not bool(complete.any()) or not mechanism.family.continuous:
+        return False
+    parents = {name: batch.values[name][:, complete] for name in family}
+    with torch.no_grad():
+        fit = mechanism.log_prob(model.fitted.naturals[node], batch.values[node][:, complete], parents)
+    return float(-fit.mean()) < SEPARATED
+
+
+# -- identification ----------------------------------------------------------------------------------------------------
+
+
+def notes_on_identification(model: Model, problem: Problem, told: Collection[str] = ()) -> list[str]:
+    """Parameters that the data do not determine; nothing is said of models that are too large to be checked.
+
+    ``told`` are nodes of which other notes say that their parameters mean nothing.
+    """
+    if not can_be_checked(problem):
+        return []
+    raw = problem.structure.raw(model.fitted.naturals) | dict(model.fitted.phi)
+    point = pack({key: raw[key] for key in problem.shapes}).to(problem.weight)
+    try:
+        directions = flat_directions(problem, point, rows=CHECKED_ROWS)
+    except (ModelError, RuntimeError):  # a density without a derivative there
+        return []
+    directions = [one for one in directions if not {node for node, _, _ in one.names} <= set(told)]
+    return [_flat_note(model, own) for own in _joined(directions)]
+
+
+def can_be_checked(problem: Problem) -> bool:
+    """Whether a look for flat directions is cheap."""
+    size = sum(math.prod(shape) for shape in problem.shapes.values())
+    if not 0 < size <= MOST_PARAMETERS or any(".network." in key or ".module." in key for key in problem.shapes):
+        return False
+    return min(problem.rows, CHECKED_ROWS) * problem.points_per_row * size <= MOST_WORK
+
+
+def _joined(directions: Sequence[FlatDirection]) -> list[list[FlatDirection]]:
+    """Directions that move parameters of the same nodes, together."""
+    sets: list[list[FlatDirection]] = []
+    for direction in directions:
+        nodes = {node for node, _, _ in direction.names}
+        near = [own for own in sets if any(node in nodes for one in own for node, _, _ in one.names)]
+        sets = [own for own in sets if own not in near]
+        sets.append([*(one for own in near for one in own), direction])
+    return sets
+
+
+def _flat_note(model: Model, directions: Sequence[FlatDirection]) -> str:
+    names = list(dict.fromkeys(_parameter(model, name) for one in directions for name in one.names))
+    shown = listed(names, most=6, show=str)
+    if len(names) == 1:
+        return f"the data do not determine the {shown}: whatever it is, the likelihood is the same; fix it"
+    many = "" if len(directions) == 1 else f" in {len(directions)} ways"
+    return (
+        f"the data do not determine the {shown}: moved together{many}, they leave the likelihood as it is; fix or tie "
+        "a parameter"
+    )
+
+
+def _parameter(model: Model, name: ParameterName) -> str:
+    node, parameter, index = name
+    mechanism = model.structure.mechanisms[node]
+    text = f"{parameter} of {node!r}"
+    if not isinstance(mechanism, Predicted) or not index:
+        return text
+    if parameter == "weight":
+        inputs = [parent for parent, space in mechanism.family.continuous for _ in range(space.width)]
+        return f"{text} on {inputs[index[0]]!r}"
+    rows = mechanism.declared()[parameter].shape[0]
+    return f"{text} where {_configuration(model, mechanism, index[0])}" if rows > 1 else text
+
+
+def _configuration(model: Model, mechanism: Mechanism, row: int) -> str:
+    """The categories of the parents in a row of a table: ``z = 1, season = wet``."""
+    parts = []
+    for parent, space in reversed(mechanism.family.discrete):
+        row, code = divmod(row, space.width)
+        label = model.labels(parent)[code] if parent in model.graph else code
+        parts.append(f"{parent} = {label}")
+    return ", ".join(reversed(parts))
+
+
+# -- independence ------------------------------------------------------------------------------------------------------
+
+
+def notes_on_independence(model: Model, batch: Batch, *, seed: int = 0) -> list[str]:
+    """Pairs of nodes whose noise is independent by the graph, though the data say otherwise."""
+    names, noise, seen = _noise(model, batch, seed)
+    if len(names) < 2:
+        return []
+    pairs = []
+    for left in range(len(names)):
+        for right in range(left):
+            if names[left] in model.graph.parents(names[right]) or names[right] in model.graph.parents(names[left]):
+                continue
+            both = seen[:, left] & seen[:, right]
+            correlation = _correlation(noise[both][:, [left, right]])
+            if abs(correlation) > max(CLEAR_CORRELATION, CLEAR_ERRORS / math.sqrt(max(int(both.sum()), 1))):
+                pairs.append((abs(correlation), names[right], names[left], correlation))
+    pairs.sort(reverse=True)
+    notes = [_dependence(model, one, other, correlation) for _, one, other, correlation in pairs[:MOST_PAIRS]]
+    left_out = len(pairs) - len(notes)
+    return [*notes, *([f"{left_out} more pairs of nodes are correlated against the graph"] if left_out else [])]
+
+
+def _dependence(model: Model, one: str, other: str, correlation: float) -> str:
+    roots = not model.graph.parents(one) and not model.graph.parents(other)
+    what = f"{one!r} and {other!r} are" if roots else f"the noise of {one!r} and of {other!r} is"
+    return (
+        f"{what} independent by the graph, but correlated in the data ({correlation:.2f}): samples will not be. "
+        "An edge or a common parent is missing"
+    )
+
+
+def _noise(model: Model, batch: Batch, seed: int) -> tuple[Sequence[str], Tensor, Tensor]:
+    """Normal scores (N, nodes) of the noise of nodes whose parents are seen, and where they are known."""
+    generator = torch.Generator().manual_seed(seed)
+    names, columns, known = [], [], []
+    structure, collapsed = model.structure, collapsed_scales(model)
+    for node in structure.graph.observed:
+        if node in collapsed:
+            continue  # what is left of it is rounding
+        mechanism, family = structure.mechanisms[node], structure.graph.parents(node)
+        if mechanism.is_given or not mechanism.can_abduct or mechanism.space.cells != 1:
+            continue
+        if any(parent not in batch.values for parent in family):
+            continue
+        rows = torch.stack([batch.mask[name][0].all(-1) for name in (node, *family)]).all(0)
+        parents = {parent: batch.values[parent] for parent in family}
+        value = batch.values[node]
+        uniform = torch.rand(*value.shape[:-1], mechanism.noise.dim, generator=generator, dtype=value.dtype)
+        with torch.no_grad():
+            noise = mechanism.abduct(model.fitted.naturals[node], value, parents, uniform)
+        score = noise if mechanism.noise.kind == "normal" else torch.special.ndtri(noise.clamp(1e-6, 1 - 1e-6))
+        if score.shape[-1] != 1:
+            continue
+        rows = rows & torch.isfinite(score[0, :, 0])
+        names.append(node)
+        columns.append(score[0, :, 0])
+        known.append(rows)
+    if not names:
+        return names, torch.zeros(0, 0), torch.zeros(0, 0, dtype=torch.bool)
+    return names, torch.stack(columns, -1), torch.stack(known, -1)
+
+
+def _correlation(pair: Tensor) -> float:
+    """The correlation of two columns (n, 2), each by its ranks' normal scores, so that single rows do not make it."""
+    if len(pair) < 3:
+        return 0.0
+    ranks = pair.argsort(0).argsort(0).to(pair)
+    scores = torch.special.ndtri((ranks + 0.5) / len(pair))
+    centred = scores - scores.mean(0)
+    return float((centred[:, 0] * centred[:, 1]).sum() / centred.square().sum(0).prod().sqrt().clamp(min=1e-300))

@@ -1,0 +1,161 @@
+r"""Which parameters the data do not tell: flat directions of the loss at its minimum.
+
+The information of a row is the mean square of its scores, :math:`I = E\, s s^\top`. A direction :math:`v` of length one
+with :math:`n\, v^\top I v` near zero changes the likelihood of all :math:`n` rows by nothing that could be noticed: its
+standard error, :math:`1 / \sqrt{n\, v^\top I v}`, is many times the columns' spread. Where such a move also changes
+parameters as a user reads them (other than the level of a softmax, which changes nothing), these are not identified.
+
+Scores serve better than second derivatives: a symmetry of the model makes every row's score along it zero at any point,
+while its curvature is zero at the very minimum only. Rows are taken in small groups, each a replica of the problem.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from otpdag.mechanisms import Categorical
+from otpdag.objective import Problem
+from otpdag.structure import pack
+
+__all__ = ["FlatDirection", "ParameterName", "flat_directions", "information"]
+
+STEP = 1e-4  # of differences of gradients, in units of the data
+WIDE_STEP = 3e-3  # with which a direction that is flat on some rows is tried on all
+LARGEST_ERROR = 5.0  # a standard error of so many spreads is none
+AT_ONCE = 32  # replicas
+NOTHING = 1e-3  # a change of parameters, in units of the data, that is as good as none
+TAKES_PART = 0.2  # of the largest change, from which on a parameter is named
+
+ParameterName = tuple[str, str, tuple[int, ...]]
+"""Node, parameter and index in the layout of the mechanism, without the replica axis."""
+
+
+@dataclass(frozen=True)
+class FlatDirection:
+    """A move of parameters that the data do not notice.
+
+    Attributes:
+        names: The parameters that it changes most, in the order of the graph.
+        error: Its standard error in spreads of the columns, infinite if the loss does not change at all.
+    """
+
+    names: tuple[ParameterName, ...]
+    error: float
+
+
+def information(problem: Problem, point: Tensor, *, rows: int | None = None, groups: int | None = None) -> Tensor:
+    """The information of one row, (P, P): the mean square of scores at ``point`` (1, P), in raw parameters.
+
+    Args:
+        problem: What was minimised; it must be the same in every evaluation.
+        point: Where.
+        rows: On so many random rows; on all if left out.
+        groups: How many groups of rows the scores are taken of; each row is its own if left out.
+    """
+    part = problem if rows is None else problem.on_part(rows)
+    part = part.laid_out_for(point) if part is not problem else part
+    units = part.weight.shape[1]
+    groups = units if groups is None else min(groups, units)
+    member = torch.arange(units) % groups
+    total = point.new_zeros(point.shape[1], point.shape[1])
+    for chosen in torch.arange(groups).split(AT_ONCE):
+        factors = (member == chosen.unsqueeze(1)).to(part.weight)
+        share = (factors * part.weight).sum(-1, keepdim=True)
+        scores = share * _gradients(part.reweighted(factors), point.expand(len(chosen), -1))
+        total += scores.T @ scores
+    return total / part.weight.sum()
+
+
+def flat_directions(problem: Problem, point: Tensor, *, rows: int = 400) -> list[FlatDirection]:
+    """Moves at a minimum (1, P) that the data do not notice, and the parameters that they change.
+
+    Args:
+        problem: What was minimised, as a mean over rows.
+        point: Its minimum.
+        rows: Rows on which directions are looked for; those that are found are tried on all.
+    """
+    if not point.shape[1]:
+        return []
+    size, total = point.shape[1], float(problem.weight.sum())
+    if total < 2 * size:
+        return []  # too few rows to tell what is flat from what they lack
+    small = 1 / (LARGEST_ERROR**2 * total)
+    values, vectors = torch.linalg.eigh(information(problem, point, rows=max(rows, 2 * size), groups=2 * size))
+    if not bool(torch.isfinite(values).all()):
+        return []
+    flat = vectors[:, values < small]
+    changes = _changes(problem, point, flat)
+    if not changes.numel():
+        return []
+    slope = float(_gradients(problem, point).norm())
+    # of the flat moves those that change parameters, as few and as plain as there are
+    _, strengths, mixed = torch.linalg.svd(changes, full_matrices=False)
+    found = []
+    for weights in mixed[strengths > NOTHING]:
+        direction = flat @ weights
+        curvature = _curvature(problem, point, direction)
+        if curvature < small + 4 * slope:  # along a symmetry the loss bends as much as it still falls
+            names = _named(problem, changes @ weights)
+            found.append(FlatDirection(names, (total * max(curvature, 1e-300)) ** -0.5))
+    return found
+
+
+def _gradients(problem: Problem, points: Tensor) -> Tensor:
+    with torch.enable_grad():
+        leaf = points.detach().clone().requires_grad_(True)
+        (gradient,) = torch.autograd.grad(problem.loss(leaf).sum(), leaf)
+    return gradient.detach()
+
+
+def _curvature(problem: Problem, point: Tensor, direction: Tensor) -> float:
+    """The second derivative along a direction on all rows."""
+    moves = torch.tensor([[-WIDE_STEP], [0.0], [WIDE_STEP]], dtype=point.dtype)
+    with torch.no_grad():
+        losses = problem.loss(point + moves * direction)
+    return float((losses[0] - 2 * losses[1] + losses[2]).abs() / WIDE_STEP**2)
+
+
+# -- parameters as a user reads them -----------------------------------------------------------------------------------
+
+
+def _changes(problem: Problem, point: Tensor, directions: Tensor) -> Tensor:
+    """How fast natural parameters change along directions (P, K), in units of the data: (entries, K)."""
+    if not directions.shape[1]:
+        return torch.zeros(0, 0, dtype=point.dtype)
+    moved = torch.cat([point + STEP * directions.T, point - STEP * directions.T])
+    after, before = _readable(problem, moved).chunk(2)
+    return ((after - before) / (2 * STEP)).T
+
+
+def _readable(problem: Problem, points: Tensor) -> Tensor:
+    """Natural parameters of every replica (R, entries), each divided by its unit; logits without their level."""
+    values = {}
+    naturals = problem.naturals(points)
+    for node, name in _learned(problem):
+        mechanism = problem.structure.mechanisms[node]
+        value = naturals[node][name].detach().expand(len(points), *mechanism.declared()[name].shape)
+        if isinstance(mechanism, Categorical) and name in ("logits", "weight"):
+            value = value - value.mean(-1, keepdim=True)
+        unit = mechanism.declared()[name].unit
+        values[f"{node}.{name}"] = value if unit is None else value / unit.to(value)
+    return pack(values)
+
+
+def _learned(problem: Problem) -> Iterator[tuple[str, str]]:
+    for node, mechanism in problem.structure.mechanisms.items():
+        for name, parameter in mechanism.declared().items():
+            if parameter.learned and not name.startswith(("network.", "module.")):
+                yield node, name
+
+
+def _named(problem: Problem, change: Tensor) -> tuple[ParameterName, ...]:
+    entries: list[ParameterName] = []
+    for node, name in _learned(problem):
+        shape = problem.structure.mechanisms[node].declared()[name].shape
+        entries += [(node, name, tuple(map(int, index))) for index in torch.ones(shape).nonzero().tolist()]
+    size = change.abs()
+    return tuple(entry for entry, own in zip(entries, size, strict=True) if own >= TAKES_PART * size.max())

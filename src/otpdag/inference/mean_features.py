@@ -1,0 +1,316 @@
+"""The model's distribution of what is observed, as weighted points with leaves integrated out.
+
+Nodes that have children are filled in: categories enumerated with their probabilities, numbers by a fixed grid or
+quasi-random noise. Leaves are independent given those, so the mean of a product of kernels is a product of means, each
+in closed form or by a sum over the leaf's own support. The result is smooth in the parameters, without sampling noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from otpdag.data import Batch
+from otpdag.divergences.whitened import FeatureColumn, FittedFeatures, Kernel
+from otpdag.errors import ModelError
+from otpdag.mechanisms import Mechanism
+from otpdag.mechanisms.base import Params, Parents
+from otpdag.quadrature import quadrature
+from otpdag.spaces import Space
+from otpdag.structure import Naturals, Structure
+
+__all__ = ["Measure", "feature_columns", "lay_out", "mean_features"]
+
+GRID_POINTS = 48  # of the noise of a single inner number
+LEAF_POINTS = (32, 160)  # of a leaf's noise: at least, at most
+LEAF_ELEMENTS = 16_384  # numbers that a leaf's points may take for all points of its parents
+QUASI_RANDOM_POINTS = 512  # of the noise of several inner numbers
+MOST_STATES = 4096  # joint states of inner categories
+MOST_POINTS = 4096  # points of inner nodes in all, states times noise
+FEWEST_POINTS = 8  # of noise for each state
+MOST_ATOMS = 400  # of a leaf with a finite support
+COUNTS_LISTED = 96  # of an inner count; beyond, every few stand for all
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Fixed points for the inner nodes: enumerated supports (1, S, width), noise (1, S, dim), log-weights (1, S)."""
+
+    inner: tuple[str, ...]
+    states: Mapping[str, Tensor]
+    noise: Mapping[str, Tensor]
+    given: Mapping[str, Tensor]
+    log_weight: Tensor
+
+
+def columns_of(structure: Structure, node: str) -> int:
+    """Number of feature columns of a node: one for a category, one for each coordinate of a number."""
+    space = structure.mechanisms[node].space
+    return space.cells
+
+
+def feature_columns(structure: Structure, batch: Batch) -> list[FeatureColumn]:
+    """The observed nodes of a batch as feature columns, in the graph's order."""
+    columns = []
+    for node in structure.graph.observed:
+        columns += node_columns(structure.mechanisms[node].space, batch.values[node], batch.mask[node])
+    return columns
+
+
+def node_columns(space: Space, values: Tensor, mask: Tensor) -> list[FeatureColumn]:
+    """The cells of one node's values (B, N, width) as feature columns."""
+    return [
+        FeatureColumn(
+            space.cell_of(values, cell), mask[..., cell], is_discrete=space.is_discrete, root=space.kernels_read_roots
+        )
+        for cell in range(space.cells)
+    ]
+
+
+def inner_nodes(structure: Structure) -> tuple[str, ...]:
+    """Nodes that have an observed descendant, and leaves whose coordinates cannot be integrated one by one."""
+    graph = structure.graph
+    vectors = [n for n in graph.observed if structure.mechanisms[n].correlated]
+    return tuple(node for node in graph.order if graph.observed_descendants(node) or node in vectors)
+
+
+def lay_out(
+    structure: Structure,
+    batch: Batch,
+    count_range: Mapping[str, float],
+    *,
+    generator: torch.Generator,
+    points: int = QUASI_RANDOM_POINTS,
+) -> Measure:
+    """Choose the fixed points of all inner nodes."""
+    inner = inner_nodes(structure)
+    like = next(iter(batch.values.values()))
+    supports, log_stride = _supports(structure, inner, count_range, like)
+    numeric = [n for n in inner if n not in supports and not structure.mechanisms[n].is_given]
+    total = math.prod(len(s) for s in supports.values())
+    if structure.given:
+        points = max(points, MOST_POINTS // total)
+    points = min(points, max(FEWEST_POINTS, MOST_POINTS // total))
+    drawing = _Drawing(generator, points, total)
+    noise, log_noise = _noise(structure, numeric, drawing, like)
+    given, noise, log_noise = _given_rows(structure, batch, noise, log_noise, drawing)
+    draws = len(log_noise)
+    states, repeat = {}, total
+    for node, support in supports.items():
+        repeat //= len(support)
+        index = torch.arange(total).div(repeat, rounding_mode="floor") % len(support)
+        states[node] = support[index].repeat_interleave(draws, 0).unsqueeze(0)
+    rows = {node: value.repeat(total, 1).unsqueeze(0) for node, value in given.items()}
+    log_weight = (log_noise.repeat(total) + log_stride).unsqueeze(0)
+    return Measure(inner, states, {node: value.unsqueeze(0) for node, value in noise.items()}, rows, log_weight)
+
+
+def _supports(
+    structure: Structure, inner: Sequence[str], count_range: Mapping[str, float], like: Tensor
+) -> tuple[dict[str, Tensor], float]:
+    supports, log_stride = {}, 0.0
+    for node in inner:
+        mechanism = structure.mechanisms[node]
+        if mechanism.is_given:
+            continue
+        if mechanism.space.is_countable:
+            listed = mechanism.space.points(count_range.get(node), COUNTS_LISTED)
+            if listed is None:
+                reason = "that depend on each other" if mechanism.correlated else "with children"
+                raise ModelError(
+                    f"node {node!r}: the direct transport route takes no vector of counts {reason}: use "
+                    "method='entropic'"
+                )
+            supports[node] = listed.values.to(like)
+            log_stride += listed.log_stride
+    total = math.prod(len(s) for s in supports.values())
+    if total > MOST_STATES:
+        raise ModelError(
+            f"the inner categories {', '.join(map(repr, supports))} have {total} joint states; the direct transport "
+            f"route enumerates at most {MOST_STATES}: use method='entropic'"
+        )
+    return supports, log_stride
+
+
+@dataclass(frozen=True)
+class _Drawing:
+    """Where random numbers come from, and how many: ``points`` for each of ``states`` joint states."""
+
+    generator: torch.Generator
+    points: int
+    states: int
+
+
+def _noise(
+    structure: Structure, numeric: Sequence[str], drawing: _Drawing, like: Tensor
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Noise (states * D, dim) of the numeric nodes, D points for each joint state, and their log-weights (D,)."""
+    points, states = drawing.points, drawing.states
+    kinds = {node: structure.mechanisms[node].noise for node in numeric}
+    dim = sum(noise.dim for noise in kinds.values())
+    if dim == 0:
+        return {node: torch.zeros(states, 0).to(like) for node in numeric}, torch.zeros(1).to(like)
+    if dim == 1 and not structure.given:
+        node = next(n for n in numeric if kinds[n].dim)
+        nodes, log_weight = quadrature(kinds[node].kind, GRID_POINTS)
+        none = {n: torch.zeros(states * len(nodes), 0).to(like) for n in numeric}
+        return none | {node: nodes.to(like).unsqueeze(-1).repeat(states, 1)}, log_weight.to(like)
+    seed = int(torch.randint(2**31 - 1, (1,), generator=drawing.generator))
+    sobol = torch.quasirandom.SobolEngine(dim, scramble=True, seed=seed)
+    # every state has points of its own, so that few of them suffice where there are many states
+    uniform = sobol.draw(states * points, dtype=torch.float64).clamp(1e-6, 1 - 1e-6).to(like)
+    pieces = uniform.split([noise.dim for noise in kinds.values()], -1)
+    noise = {
+        node: torch.special.ndtri(piece) if kinds[node].kind == "normal" else piece
+        for node, piece in zip(kinds, pieces, strict=True)
+    }
+    return noise, torch.full((points,), -math.log(points)).to(like)
+
+
+def _given_rows(
+    structure: Structure, batch: Batch, noise: dict[str, Tensor], log_noise: Tensor, drawing: _Drawing
+) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
+    """Covariates are not modelled: their rows are taken from the data, and paired with the noise points.
+
+    The data's mean features are over all rows, so that few rows here would leave a gap that no parameter closes.
+    """
+    if not structure.given:
+        return {}, noise, log_noise
+    share = batch.weight[0] / batch.weight[0].sum()
+    points = drawing.points
+    if len(log_noise) == 1 and batch.rows <= points:
+        index, log_weight = torch.arange(batch.rows), torch.log(share)
+    else:
+        index, log_weight = (
+            _proportional(share, points, drawing.generator),
+            torch.full((points,), -math.log(points)).to(share),
+        )
+    given = {node: batch.values[node][0, index] for node in structure.given}
+    paired = {
+        node: value if value.shape[-1] else value.new_zeros(drawing.states * len(index), 0)
+        for node, value in noise.items()
+    }
+    return given, paired, log_weight
+
+
+def _proportional(share: Tensor, size: int, generator: torch.Generator) -> Tensor:
+    """Row numbers in proportion to their weights, in random order (systematic sampling)."""
+    order = torch.randperm(len(share), generator=generator)
+    steps = (torch.arange(size, dtype=torch.float64) + float(torch.rand(1, generator=generator))) / size
+    cumulative = share[order].double().cumsum(0)
+    index = order[torch.searchsorted(cumulative, steps * cumulative[-1]).clamp(max=len(share) - 1)]
+    return index[torch.randperm(size, generator=generator)]
+
+
+def mean_features(structure: Structure, naturals: Naturals, measure: Measure, fitted: FittedFeatures) -> Tensor:
+    """Mean features of the model: (R, J)."""
+    values, log_weight = _inner_values(structure, naturals, measure)
+    kernels = iter(fitted.kernels)
+    kernel_values: list[Tensor] = []
+    for node in structure.graph.observed:
+        own = [next(kernels) for _ in range(columns_of(structure, node))]
+        kernel_values += _kernel_means(structure, naturals, node, own, values)
+    features = fitted.combine(kernel_values)
+    weight = torch.exp(log_weight)
+    return (weight.unsqueeze(-1) * features).sum(-2) / weight.sum(-1, keepdim=True)
+
+
+def _inner_values(structure: Structure, naturals: Naturals, measure: Measure) -> tuple[dict[str, Tensor], Tensor]:
+    values: dict[str, Tensor] = dict(measure.given)
+    log_weight = measure.log_weight
+    for node in measure.inner:
+        if node in values:
+            continue
+        mechanism, params, parents = (
+            structure.mechanisms[node],
+            naturals[node],
+            structure.parents(node, values),
+        )
+        if node in measure.states:
+            values[node] = measure.states[node]
+            log_weight = log_weight + mechanism.log_prob(params, values[node], parents)
+        else:
+            values[node] = mechanism.forward(params, parents, measure.noise[node])
+    return values, log_weight
+
+
+def _kernel_means(
+    structure: Structure,
+    naturals: Naturals,
+    node: str,
+    kernels: Sequence[Kernel],
+    values: Mapping[str, Tensor],
+) -> list[Tensor]:
+    """For each column of a node, the mean of its kernels at every point: (R, S, J_c)."""
+    mechanism, params = structure.mechanisms[node], naturals[node]
+    if node in values:
+        value = values[node]
+        return [kernel(value if kernel.is_discrete else value[..., i : i + 1]) for i, kernel in enumerate(kernels)]
+    return leaf_means(mechanism, params, structure.parents(node, values), kernels)
+
+
+def leaf_means(mechanism: Mechanism, params: Params, parents: Parents, kernels: Sequence[Kernel]) -> list[Tensor]:
+    """Integrate a leaf out of its kernels: in closed form, over its support, or over a grid of its noise."""
+    closed = mechanism.kernel_means(params, parents, kernels)
+    if closed is not None:
+        return closed
+    if mechanism.has_density and not mechanism.correlated:
+        summed = _summed_means(mechanism, params, parents, kernels)
+        if summed is not None:
+            return summed
+    atoms = mechanism.atoms(params, parents, MOST_ATOMS)
+    if atoms is not None:
+        probs = torch.exp(atoms.log_probs)
+        return [probs @ kernel(atoms.values) for kernel in kernels]
+    return _leaf_quadrature(mechanism, params, parents, kernels)
+
+
+def _summed_means(
+    mechanism: Mechanism, params: Params, parents: Parents, kernels: Sequence[Kernel]
+) -> list[Tensor] | None:
+    """Sum over counts as far as a kernel reaches, which does not depend on the parameters; None of other values."""
+    spread = {name: value.unsqueeze(-2) for name, value in parents.items()}
+    means = []
+    for cell, kernel in enumerate(kernels):
+        summands = mechanism.space.summands(_reach(kernel))
+        if summands is None:
+            return None
+        counts, weight = (value.to(kernel.landmarks) for value in summands)
+        grid = counts.reshape(1, 1, -1, 1).expand(1, 1, -1, mechanism.space.width)
+        own = torch.arange(mechanism.space.width, device=counts.device) == cell
+        probs = torch.exp(mechanism.log_prob(params, grid, spread, own.reshape(1, 1, 1, -1)))
+        means.append((probs * weight.to(probs)) @ kernel(counts.unsqueeze(-1)).to(probs))
+    return means
+
+
+def _reach(kernel: Kernel) -> float:
+    """The count beyond which all kernels of a column vanish."""
+    if not kernel.landmarks.numel():
+        return 0.0
+    furthest = kernel.centre + kernel.spread * float((kernel.landmarks + 6 * kernel.bandwidths).max())
+    return max(furthest, 0.0) ** 2 if kernel.root else max(furthest, 0.0)
+
+
+def _leaf_quadrature(mechanism: Mechanism, params: Params, parents: Parents, kernels: Sequence[Kernel]) -> list[Tensor]:
+    """Coordinates with one noise each are independent: one grid serves them all."""
+    if not mechanism.reparameterised:
+        raise ModelError(
+            f"node {mechanism.family.node!r}: {type(mechanism).__name__} has neither a finite support nor a "
+            "differentiable forward map; the direct transport route cannot integrate it"
+        )
+    anchor = next(iter((*params.values(), *parents.values())))
+    if mechanism.noise.dim == 0:
+        value = mechanism.forward(params, parents, torch.zeros(1, 1, 0).to(anchor))
+        return [kernel(value[..., i : i + 1]) for i, kernel in enumerate(kernels)]
+    rows = max((value.shape[-2] for value in parents.values()), default=1)
+    least, most = LEAF_POINTS
+    nodes, log_weight = quadrature(mechanism.noise.kind, min(most, max(least, LEAF_ELEMENTS // rows)))
+    noise = nodes.to(anchor).reshape(1, 1, -1, 1).expand(1, 1, -1, mechanism.noise.dim)
+    spread = {name: value.unsqueeze(-2) for name, value in parents.items()}
+    value = mechanism.forward(params, spread, noise)  # (R, S, A, width)
+    weight = torch.exp(log_weight).to(anchor)
+    return [torch.einsum("a,...aj->...j", weight, kernel(value[..., i : i + 1])) for i, kernel in enumerate(kernels)]

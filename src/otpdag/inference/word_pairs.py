@@ -1,0 +1,87 @@
+r"""Pairs of words of one document, the simplest thing that shows a topic: their distribution in data and model.
+
+.. math:: P_\theta(v, w) = \sum_{k, l} A_{kl} \gamma_{kv} \gamma_{lw}, \qquad
+          A_{kl} = \frac{\alpha_k (\alpha_l + [k = l])}{\alpha_\cdot (\alpha_\cdot + 1)}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from scipy import sparse
+from torch import Tensor
+
+__all__ = ["WordPairs", "topic_pairs"]
+
+SMALLEST = 1e-20  # keeps logarithms finite in single precision
+BLOCK_CELLS = 4_000_000  # pairs that are made dense at a time: 16 MB
+KEPT_CELLS = 25_000_000  # pairs that are kept dense: 100 MB
+
+
+def topic_pairs(alpha: Tensor) -> Tensor:
+    """Probabilities that two words of a document come from two topics (K, K)."""
+    total = alpha.sum()
+    return (torch.outer(alpha, alpha) + torch.diag(alpha)) / (total * (total + 1))
+
+
+@dataclass
+class WordPairs:
+    """How often two words are together in a document, counted once and kept sparse.
+
+    Attributes:
+        counts: Ordered pairs of different words of one document (words, words).
+        total: Number of all pairs.
+    """
+
+    counts: sparse.csr_array
+    total: float
+    _kept: list[tuple[slice, Tensor]] = field(default_factory=list, init=False, repr=False)
+
+    @classmethod
+    def of(cls, documents: sparse.csr_array) -> WordPairs:
+        """Count the pairs of sparse documents; a word that is there n times makes n (n - 1) pairs with itself."""
+        documents = documents.astype(np.float64)
+        pairs = sparse.csr_array(documents.T @ documents)
+        with_itself = documents.copy()
+        with_itself.data = np.minimum(with_itself.data, with_itself.data**2)
+        pairs = sparse.csr_array(pairs - sparse.diags_array(np.asarray(with_itself.sum(0)).ravel()))
+        pairs.eliminate_zeros()
+        return cls(pairs, float(pairs.sum()))
+
+    def __add__(self, other: WordPairs) -> WordPairs:
+        """Pairs of both sets of documents."""
+        return WordPairs(sparse.csr_array(self.counts + other.counts), self.total + other.total)
+
+    def blocks(self) -> Iterable[tuple[slice, Tensor]]:
+        """Shares of the pairs, dense, some rows at a time; of a small vocabulary they are kept for the next time."""
+        if self.counts.shape[0] ** 2 > KEPT_CELLS:
+            return self._blocks()
+        self._kept = self._kept or list(self._blocks())
+        return self._kept
+
+    def _blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        words = self.counts.shape[0]
+        rows = max(1, min(words, BLOCK_CELLS // words))
+        for start in range(0, words, rows):
+            part = slice(start, min(start + rows, words))
+            yield part, torch.from_numpy((self.counts[part].toarray() / self.total).astype(np.float32))
+
+    def expected(self, topics: Tensor, alpha: Tensor) -> tuple[float, Tensor, Tensor]:
+        r"""Cross-entropy :math:`-\sum P_{data} \log P_\theta`, and expected counts of the latent topics.
+
+        The second result is how often a topic gave a word (K, words), the third how often two topics met (K, K);
+        each sums to one.
+        """
+        among = topic_pairs(alpha)
+        mixed = among @ topics
+        ratios = torch.zeros_like(topics)
+        loss = 0.0
+        for part, seen in self.blocks():
+            model = topics[:, part].T @ mixed + SMALLEST
+            loss -= float((seen * torch.log(model)).sum())
+            ratios[:, part] = topics @ (seen / model).T
+        # the pairs are symmetric, so that the product from one side serves both
+        return loss, topics * (among @ ratios), among * (ratios @ topics.T)

@@ -1,0 +1,69 @@
+r"""How small a scale may become: what rounding leaves open, and what few rows cannot tell.
+
+A density has no upper bound. Where a class holds rows that are equal, as rounded values are, or one row alone, its
+scale falls to zero and the likelihood grows without end, though nothing is learned. Two floors keep it from that:
+
+- **Rounding.** Values that are :math:`\delta` apart stand for intervals of that length. What is known of a value inside
+  its interval has a standard deviation of :math:`\delta / \sqrt{12}`, and no scale of noise below it can be told from
+  another. A column that was rounded honestly has residuals at least that large, so that the floor binds only where
+  values stand in one place. It is at most a quarter of the column's spread: few values tell more than that.
+- **Few rows.** Below a share of the spread, 1e-3 where a parent is hidden (rows choose their class, and a class may
+  choose one row) and 1e-6 elsewhere, a scale is taken for zero.
+
+The spread is the smaller of the standard deviation and what quartiles say, so that outliers raise no floor.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+__all__ = ["default_floor", "resolution"]
+
+OF_SPREAD_WITH_HIDDEN_PARENTS, OF_SPREAD = 1e-3, 1e-6
+MOST_OF_SPREAD = 0.25
+QUARTILES_OF_NORMAL = 1.349  # between the quartiles of a standard normal variable
+
+
+def default_floor(target: Tensor, weight: Tensor, *, hidden_parents: bool, rounding: bool = True) -> Tensor:
+    """The smallest scale of each column (dim,) of ``target`` (N, dim), of rows that have a weight (N,).
+
+    >>> answers = torch.tensor([[1.0], [2.0], [3.0], [2.0], [1.0], [3.0]])
+    >>> default_floor(answers, torch.ones(6), hidden_parents=True)
+    tensor([0.1853])
+    """
+    seen = target[weight > 0]
+    if not len(seen):
+        return torch.zeros(target.shape[-1], dtype=target.dtype, device=target.device)
+    spread = _spread(seen)
+    least = (OF_SPREAD_WITH_HIDDEN_PARENTS if hidden_parents else OF_SPREAD) * spread
+    if not rounding:
+        return least
+    rounded = torch.stack([resolution(column) for column in seen.unbind(-1)]) / math.sqrt(12)
+    return torch.maximum(least, torch.minimum(rounded, MOST_OF_SPREAD * spread))
+
+
+def resolution(column: Tensor) -> Tensor:
+    """How far apart the values (N,) of a rounded column are; zero if fewer than every second value comes back.
+
+    >>> resolution(torch.tensor([0.1, 0.3, 0.1, 0.2, 0.3, 0.2]))
+    tensor(0.1000)
+    """
+    distinct = torch.unique(column)
+    if len(distinct) < 2 or 2 * len(distinct) > len(column):
+        return torch.zeros_like(column[0])
+    return distinct.diff().min()
+
+
+def _spread(seen: Tensor) -> Tensor:
+    deviation = seen.std(0, unbiased=False)
+    ordered = seen.sort(0).values
+    last = len(seen) - 1
+    between = ordered[last * 3 // 4] - ordered[last // 4]
+    quartiles = between / QUARTILES_OF_NORMAL
+    spread = torch.where(quartiles > 0, torch.minimum(deviation, quartiles), deviation)
+    # a constant column has no spread: its own size stands for it
+    size = seen[0].abs()
+    return torch.where(spread > 1e-12 * size, spread, torch.where(size > 0, size, torch.ones_like(size)))

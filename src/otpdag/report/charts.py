@@ -1,0 +1,156 @@
+"""The charts of a report, as Plotly figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+
+from otpdag.spaces import Space
+
+__all__ = ["against_model", "gaps_by_column", "gaps_together", "learning", "posteriors", "residuals"]
+
+DATA, MODEL, ALARM = "#4c78a8", "#e08214", "#c0392b"
+MOST_LEVELS = 30  # bars of a category that can be told apart on a phone
+MOST_PATTERNS = 25
+
+
+def against_model(node: str, space: Space, data: pd.Series[Any], made: pd.Series[Any]) -> go.Figure:
+    """Shares of a column's values beside those of values that the model makes."""
+    seen = data.dropna()
+    if space.is_discrete:
+        figure = _bars(seen.astype(str), made.astype(str))
+    elif space.is_countable and seen.max() - seen.min() <= MOST_LEVELS:
+        figure = _bars(seen.astype(int), made.astype(int))
+    else:
+        figure = _histograms(seen.to_numpy(dtype=float), made.to_numpy(dtype=float))
+    return _dressed(figure, x=node, y="share of rows")
+
+
+def posteriors(node: str, space: Space, drawn: pd.Series[Any], columns: pd.DataFrame) -> go.Figure:
+    """A hidden node as rows tell it: how often each category, or the spread of a number."""
+    if space.is_discrete:
+        shares = drawn.astype(str).value_counts(normalize=True).sort_index()
+        figure = go.Figure(go.Bar(x=shares.index, y=shares.to_numpy(), marker_color=MODEL, name="posterior"))
+        figure.update_xaxes(type="category")
+    else:
+        values = drawn.to_numpy(dtype=float)
+        figure = go.Figure(go.Histogram(x=values, histnorm="probability", marker_color=MODEL, name="posterior"))
+    return _dressed(figure, x=f"{node} (hidden)", y="share of draws")
+
+
+def gaps_by_column(table: pd.DataFrame) -> go.Figure:
+    """How much of each column is empty."""
+    shares = table.isna().mean()
+    hover = [f"{name}: {int(n):,} of {len(table):,} cells empty" for name, n in table.isna().sum().items()]
+    bar = go.Bar(x=shares.index.astype(str), y=shares.to_numpy(), marker_color=DATA, hovertext=hover, hoverinfo="text")
+    figure = go.Figure(bar)
+    figure.update_xaxes(type="category")
+    return _dressed(figure, x="column", y="share of cells that are empty")
+
+
+def gaps_together(table: pd.DataFrame) -> go.Figure:
+    """Which columns are empty together: the commonest patterns, one a line."""
+    patterns = table.isna().value_counts().head(MOST_PATTERNS)
+    holes = np.array([list(map(int, key)) for key in patterns.index], dtype=int)
+    names = [f"{count:,} rows" for count in patterns]
+    figure = go.Figure(
+        go.Heatmap(
+            z=holes,
+            x=[str(column) for column in table.columns],
+            y=[f"{name} ({number + 1})" for number, name in enumerate(names)],
+            colorscale=[[0, "#e8eef5"], [1, ALARM]],
+            zmin=0,
+            zmax=1,
+            showscale=False,
+            xgap=1,
+            ygap=1,
+            customdata=np.where(holes == 1, "empty", "filled"),
+            hovertemplate="%{x}: %{customdata}<br>%{y}<extra></extra>",
+        )
+    )
+    figure.update_yaxes(autorange="reversed", type="category")
+    figure.update_xaxes(type="category")
+    return _dressed(figure, x="column", y="", height=max(220, 24 * len(names) + 120))
+
+
+def residuals(check: pd.DataFrame) -> go.Figure:
+    """How many standard deviations each node's recovered noise is from fresh noise, the worst first."""
+    excess = check["excess"]
+    colors = [ALARM if value > 3 else DATA for value in excess]
+    bar = go.Bar(
+        x=excess.to_numpy(),
+        y=[str(node) for node in excess.index],
+        orientation="h",
+        marker_color=colors,
+        hovertemplate="%{y}: %{x:.1f} standard deviations above chance<extra></extra>",
+    )
+    figure = go.Figure(bar)
+    figure.update_yaxes(autorange="reversed", type="category")
+    figure.add_vline(x=3, line_dash="dot", line_color=ALARM)
+    height = max(220, 22 * len(excess) + 110)
+    return _dressed(figure, x="standard deviations above chance (3 and more: misspecified)", y="", height=height)
+
+
+def learning(history: pd.DataFrame) -> go.Figure:
+    """The loss of the start that was kept, and its terms."""
+    figure = go.Figure()
+    for column in [name for name in history.columns if name not in ("step", "seconds")]:
+        values = history[column].to_numpy(dtype=float)
+        if column != "loss" and (not np.isfinite(values).any() or np.allclose(values, 0) or _same(history, column)):
+            continue
+        figure.add_scatter(x=np.arange(len(values)), y=values, mode="lines", name=column)
+    figure.update_layout(showlegend=len(figure.data) > 1)
+    return _dressed(figure, x="step", y="loss")
+
+
+def _same(history: pd.DataFrame, column: str) -> bool:
+    return "loss" in history and bool(np.allclose(history[column], history["loss"], equal_nan=True))
+
+
+def _bars(seen: pd.Series[Any], made: pd.Series[Any]) -> go.Figure:
+    """Two bars for each value: in the data, and by the model."""
+    data, model = seen.value_counts(normalize=True), made.value_counts(normalize=True)
+    levels = sorted(set(data.index) | set(model.index))
+    levels = sorted(levels, key=lambda level: -float(data.get(level, 0.0)))[:MOST_LEVELS]
+    figure = go.Figure()
+    for name, shares, color in (("data", data, DATA), ("model", model, MODEL)):
+        heights = [float(shares.get(level, 0.0)) for level in sorted(levels)]
+        figure.add_bar(x=[str(level) for level in sorted(levels)], y=heights, name=name, marker_color=color)
+    figure.update_layout(barmode="group")
+    figure.update_xaxes(type="category")
+    return figure
+
+
+def _histograms(seen: NDArray[np.float64], made: NDArray[np.float64]) -> go.Figure:
+    """Bars of the data under a line of the model, in bins of the data."""
+    low, high = np.quantile(np.concatenate([seen, made]), [0.002, 0.998])
+    edges = np.linspace(low, high if high > low else low + 1.0, min(50, max(10, int(len(seen) ** 0.5))) + 1)
+    middles = (edges[1:] + edges[:-1]) / 2
+    figure = go.Figure()
+    figure.add_bar(x=middles, y=_shares(seen, edges), name="data", marker_color=DATA, opacity=0.75)
+    figure.add_scatter(x=middles, y=_shares(made, edges), name="model", mode="lines", line_color=MODEL)
+    figure.update_layout(bargap=0.03)
+    return figure
+
+
+def _shares(values: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[np.float64]:
+    inside: NDArray[np.float64] = np.histogram(np.clip(values, edges[0], edges[-1]), edges)[0] / max(len(values), 1)
+    return inside
+
+
+def _dressed(figure: go.Figure, *, x: str, y: str, height: int = 300) -> go.Figure:
+    """The same look for all: no toolbar, room for names, colours that stand on white and on paper."""
+    figure.update_layout(
+        template="plotly_white",
+        height=height,
+        margin={"l": 10, "r": 10, "t": 26, "b": 10},
+        font={"family": "system-ui, sans-serif", "size": 13, "color": "#222"},
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+        xaxis={"title": {"text": x}, "automargin": True},
+        yaxis={"title": {"text": y}, "automargin": True},
+    )
+    return figure
