@@ -28,10 +28,12 @@ from otpdag.objective.autoencoder import AutoencoderProblem, CodebookProblem, En
 from otpdag.objective.chain import ChainProblem, chain_problem
 from otpdag.objective.graph_problem import GraphProblem
 from otpdag.objective.hidden_numbers import NumberProblem
+from otpdag.objective.moment_problem import MomentProblem
 from otpdag.objective.paper_topics import PaperTopicsProblem
 from otpdag.objective.piece_terms import PieceProblem
 from otpdag.objective.row_problem import RowProblem
 from otpdag.objective.sampled import DrawnRows
+from otpdag.objective.state_problem import StateProblem
 from otpdag.objective.topics import PairProblem, TopicProblem
 from otpdag.objective.windows import WindowProblem
 from otpdag.spaces import Real
@@ -70,6 +72,19 @@ def counted_table():
     n = rng.poisson(np.where(a == 1, 4.0, 2.0)).astype(float)
     frame = pd.DataFrame({"a": a, "n": n, "y": 0.5 * n + rng.normal(size=40)})
     return frame.mask(rng.random(frame.shape) < 0.15)
+
+
+def lines_model():
+    """A hidden number with three linear children, and a category."""
+    graph = otp.Graph([("u", "x"), ("u", "y"), ("a", "y"), ("u", "w")], hidden=["u"])
+    return otp.Model(graph, {"a": m.Categorical(2), **{name: m.Normal() for name in "uxyw"}})
+
+
+def lines_table():
+    rng = np.random.default_rng(7)
+    u, a = rng.normal(size=60), rng.integers(0, 2, 60)
+    frame = pd.DataFrame({name: u + rng.normal(size=60) for name in "xyw"}).mask(rng.random((60, 3)) < 0.1)
+    return frame.assign(a=a)
 
 
 def state_space(switching=False):
@@ -119,12 +134,14 @@ LABEL, NUMBER = {"z": m.Categorical(2)}, {"u": m.Normal()}
 TWO = {"u": m.Normal(), "v": m.Normal()}
 
 MADE = {
-    "rows": (lambda: table_model(LABEL), table, otp.entropic(), RowProblem),
+    "rows": (lambda: table_model(LABEL), table, otp.entropic(eps=0.9), RowProblem),
+    "rows by states": (lambda: table_model(LABEL), table, otp.entropic(), StateProblem),
     "rows on a grid": (lambda: table_model(NUMBER), table, otp.entropic(), RowProblem),
     "rows with two numbers": (lambda: table_model(TWO), table, otp.entropic(), RowProblem),
     "rows pushed forward": (lambda: table_model(LABEL), table, otp.entropic(eta=0.5), RowProblem),
     "rows compared": (lambda: table_model(LABEL), table, otp.transport(features=FEATURES), RowProblem),
     "rows in both ways": (lambda: table_model(LABEL | NUMBER), table, BOTH, RowProblem),
+    "rows summed up": (lines_model, lines_table, otp.entropic(), MomentProblem),
     "rows along the graph": (counted_model, counted_table, otp.entropic(), GraphProblem),
     "drawn rows": (lambda: table_model(LABEL | NUMBER), table, otp.paper(batch_size=16), DrawnRows),
     "abducted rows": (lambda: table_model(NUMBER), table, otp.transport("backward", batch_size=16), DrawnRows),
@@ -257,7 +274,7 @@ def test_a_problem_says_what_it_is_not_evaluated_by(name):
         assert "is drawn anew in every step: use otp.engine.Adam" in answers["terms"]
     elif isinstance(problem, HeldProblem):
         assert "is evaluated in closed form: use otp.engine.LBFGS" in answers["sampled"]
-    elif not isinstance(problem, TopicProblem | PairProblem | GraphProblem):
+    elif not isinstance(problem, TopicProblem | PairProblem | GraphProblem | StateProblem | ChainProblem):
         assert "is evaluated in closed form: use otp.engine.LBFGS" in answers["sampled"]
         assert "has no closed-form updates" in answers["updated"]
 

@@ -104,8 +104,13 @@ class Problem(ABC):
         """Whether :meth:`updated` serves all replicas at once, so that a quasi-Newton method may begin with it."""
         return False
 
+    @property
+    def updates_suffice(self) -> bool:
+        """Whether every parameter has a closed-form update of its own, so that nothing is left to descent."""
+        return False
+
     def updated(self, point: Tensor) -> tuple[Tensor, LossTerms]:
-        """The point (1, P) that expectation-maximisation goes to from ``point``, and the terms at ``point``."""
+        """The point (R, P) that expectation-maximisation goes to from ``point``, and the terms at ``point``."""
         raise ModelError(f"{type(self).__name__} has no closed-form updates")
 
     @property

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from otpdag.backward.closed_form import RowGroup, enumerates_easily, group_rows
+from otpdag.backward.moments import moments_of
 from otpdag.backward.placed_points import adapted
 from otpdag.data import Batch, random_part
 from otpdag.errors import ModelError
@@ -17,8 +20,10 @@ from otpdag.objective.closed import closed_terms, row_losses
 from otpdag.objective.direct import DirectComparison, compare_directly, count_ranges
 from otpdag.objective.fixed_point import FixedPoint
 from otpdag.objective.graph_problem import SAME_SUM, WORST_LOSS, rows_along_graph
+from otpdag.objective.moment_problem import MomentProblem
 from otpdag.objective.problem import Moved, Problem
 from otpdag.objective.settings import ClosedForm, Objective
+from otpdag.objective.state_problem import rows_by_features
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Structure
 
@@ -226,10 +231,33 @@ def row_problem(
     closed: ClosedForm,
     seed: int,
 ) -> Problem:
-    """Rows laid out for the closed form: enumerated where what they miss is little, else summed along the graph.
+    """Rows laid out for the closed form: summed up where moments tell all that the model reads, else one by one.
 
     The same seed lays them out alike.
     """
+    about: dict[str, Any] = {"shapes": shapes, "objective": objective, "closed": closed}
+    weights = objective.at(1.0)
+    plain = weights.eps == weights.reconstruction == 1.0 and closed.reference == "model"
+    if plain and objective.is_likelihood and objective.direct is None:
+        in_rows, anew = partial(each_row_problem, structure, **about), partial(row_problem, structure, **about)
+        moments = moments_of(structure, batch, shapes)
+        if moments is not None:
+            return MomentProblem(structure, shapes, moments, in_rows, anew, seed)
+        by_states = rows_by_features(structure, batch, shapes, in_rows, seed)
+        if by_states is not None:
+            return by_states
+    return each_row_problem(structure, batch, seed=seed, **about)
+
+
+def each_row_problem(
+    structure: Structure,
+    batch: Batch,
+    shapes: Mapping[str, tuple[int, ...]],
+    objective: Objective,
+    closed: ClosedForm,
+    seed: int,
+) -> Problem:
+    """Rows one by one: enumerated where what they miss is little, else summed along the graph."""
     if objective.reconstruction and not enumerates_easily(structure, batch, closed.sums):
         along = rows_along_graph(structure, batch, shapes, objective, closed, seed)
         if along is not None:

@@ -38,8 +38,8 @@ from otpdag.structure import Structure, unpack
 
 __all__ = ["TableData", "lay_out_rows", "one_start"]
 
-START_ROWS = 600
-"""Rows that each of several starts is guessed from: those that the short runs see."""
+START_ROWS, ONE_START_ROWS = 600, 10_000
+"""Rows that each of several starts is guessed from, those that the short runs see; and a single one, or the units."""
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,9 @@ class TableData(DataKind):
         return self.batch.rows * (grid if numbers else 1)
 
     def lay_out(self, method: Method, seed: int) -> Layout:
-        """The units of the completed table, and maps where they are learned."""
-        return lay_out_rows(self.structure, self.batch, method, seed)
+        """The units of (a part of) the completed table, and maps where they are learned."""
+        part = random_part(self.batch.rows, ONE_START_ROWS, seed)
+        return lay_out_rows(self.structure, self.batch if part is None else self.batch.take(part), method, seed)
 
     def problem(self, layout: Layout, method: Method, seed: int) -> Problem:
         """Rows in closed form, or drawn."""
@@ -124,9 +125,9 @@ class TableData(DataKind):
     def starts(
         self, layout: Layout, problem: Problem, seed: int, numbers: Sequence[int], units: Tensor | None = None
     ) -> Tensor:
-        """One start looks at all rows; of many, each looks at a part."""
-        if units is None and len(numbers) > 1:
-            units = random_part(self.batch.rows, START_ROWS, seed)
+        """Each start looks at a part of the rows, a single one at more of them."""
+        if units is None:
+            units = random_part(self.batch.rows, START_ROWS if len(numbers) > 1 else ONE_START_ROWS, seed)
         seen = self.batch if units is None else self.batch.take(units)
         return torch.cat([one_start(layout, seen, 0, restart_seed(seed, n), first=n == 0) for n in numbers])
 
