@@ -19,9 +19,11 @@ if TYPE_CHECKING:
         schedules,
         tables,
     )
+    from otpdag.choice import Selection, compare, select
     from otpdag.data import Documents, Images, Sequences
     from otpdag.engine import Course, FitResult, Method, entropic, fit, paper, transport
     from otpdag.errors import (
+        ApproximationWarning,
         ColumnTypeWarning,
         ConvergenceWarning,
         DataError,
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "ApproximationWarning",
     "ColumnTypeWarning",
     "ConvergenceWarning",
     "Course",
@@ -52,8 +55,10 @@ __all__ = [
     "ModelError",
     "NotFittedError",
     "OtpdagError",
+    "Selection",
     "Sequences",
     "backward",
+    "compare",
     "costs",
     "datasets",
     "divergences",
@@ -70,6 +75,7 @@ __all__ = [
     "paper",
     "plots",
     "schedules",
+    "select",
     "start",
     "tables",
     "tie",
@@ -77,9 +83,11 @@ __all__ = [
 ]
 
 _HOME = {
+    "otpdag.choice": ("Selection", "compare", "select"),
     "otpdag.data": ("Documents", "Images", "Sequences"),
     "otpdag.engine": ("Course", "FitResult", "Method", "entropic", "fit", "paper", "transport"),
     "otpdag.errors": (
+        "ApproximationWarning",
         "ColumnTypeWarning",
         "ConvergenceWarning",
         "DataError",

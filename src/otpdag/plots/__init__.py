@@ -1,8 +1,9 @@
-"""Figures: the graph of a model, the course of a fit, a model beside its data, and segments of a series.
+"""Figures: the graph of a model, the course of a fit, a model beside its data, the choice of a model, series.
 
 Every function returns a :class:`matplotlib.figure.Figure`, shows nothing, and leaves pyplot alone.
 """
 
+from otpdag.plots.choices import plot_forecast, plot_selection
 from otpdag.plots.curves import learning_curve, search_curve
 from otpdag.plots.graph_drawing import draw_graph
 from otpdag.plots.pictures import (
@@ -23,9 +24,11 @@ __all__ = [
     "plot_effects",
     "plot_estimates",
     "plot_fit",
+    "plot_forecast",
     "plot_hidden",
     "plot_missing",
     "plot_pairs",
     "plot_segments",
+    "plot_selection",
     "search_curve",
 ]

@@ -9,12 +9,12 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from otpdag.backward.closed_form import SumSizes
 from otpdag.backward.guessed_rows import complete_table, row_weights
-from otpdag.data import Batch, Schema, Table, encode, random_part, unique_rows
+from otpdag.data import Batch, Schema, Table, canonical_order, encode, random_part, unique_rows
 from otpdag.engine.diagnosis import (
     notes_on_columns,
     notes_on_identification,
@@ -38,8 +38,8 @@ from otpdag.structure import Structure, unpack
 
 __all__ = ["TableData", "lay_out_rows", "one_start"]
 
-START_ROWS = 600
-"""Rows that each of several starts is guessed from: those that the short runs see."""
+START_ROWS, ONE_START_ROWS = 600, 10_000
+"""Rows that each of several starts is guessed from, those that the short runs see; and a single one, or the units."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ class TableData(DataKind):
     model: Model
     schema: Schema
     batch: Batch
-    rows_given: int
+    order: NDArray[np.int64]
+    """Which row of the table each row of the batch is, where every row is kept."""
 
     @classmethod
     def of(
@@ -63,19 +64,30 @@ class TableData(DataKind):
         device: str = "cpu",
         every_row: bool = False,
     ) -> TableData:
-        """Read a table; rows that are alike become one with a weight, unless every row is wanted."""
+        """Read a table, in an order of its rows that does not depend on how it was sorted.
+
+        Rows that are alike become one with a weight, unless every row is wanted.
+        """
         structure = model.structure
         schema = Schema.of(model.spaces, model.graph, table)
         full = encode(table, schema, hidden=model.graph.hidden, weights=weights)
         check_rows(structure, full)
         discrete = all(structure.mechanisms[node].space.is_discrete for node in structure.graph.observed)
-        batch = unique_rows(full) if discrete and not every_row else full
-        return cls(model, schema, batch.to(device), full.rows)
+        order = canonical_order(full)
+        ordered = full.take(torch.from_numpy(order))
+        batch = unique_rows(ordered) if discrete and not every_row else ordered
+        return cls(model, schema, batch.to(device), order)
 
     @property
     def rows(self) -> int:
         """Rows of the table."""
-        return self.rows_given
+        return len(self.order)
+
+    def as_given(self, per_unit: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Back from the order of the batch to that of the table."""
+        given = np.empty_like(per_unit)
+        given[self.order] = per_unit
+        return given
 
     def named(self, name: str) -> Method:
         """``"auto"`` looks at the graph and the mechanisms alone."""
@@ -102,8 +114,9 @@ class TableData(DataKind):
         return self.batch.rows * (grid if numbers else 1)
 
     def lay_out(self, method: Method, seed: int) -> Layout:
-        """The units of the completed table, and maps where they are learned."""
-        return lay_out_rows(self.structure, self.batch, method, seed)
+        """The units of (a part of) the completed table, and maps where they are learned."""
+        part = random_part(self.batch.rows, ONE_START_ROWS, seed)
+        return lay_out_rows(self.structure, self.batch if part is None else self.batch.take(part), method, seed)
 
     def problem(self, layout: Layout, method: Method, seed: int) -> Problem:
         """Rows in closed form, or drawn."""
@@ -112,9 +125,9 @@ class TableData(DataKind):
     def starts(
         self, layout: Layout, problem: Problem, seed: int, numbers: Sequence[int], units: Tensor | None = None
     ) -> Tensor:
-        """One start looks at all rows; of many, each looks at a part."""
-        if units is None and len(numbers) > 1:
-            units = random_part(self.batch.rows, START_ROWS, seed)
+        """Each start looks at a part of the rows, a single one at more of them."""
+        if units is None:
+            units = random_part(self.batch.rows, START_ROWS if len(numbers) > 1 else ONE_START_ROWS, seed)
         seen = self.batch if units is None else self.batch.take(units)
         return torch.cat([one_start(layout, seen, 0, restart_seed(seed, n), first=n == 0) for n in numbers])
 
