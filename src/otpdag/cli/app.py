@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from otpdag.cli import fit_command, init_command, reproducing, use_commands
+from otpdag.cli import answer_commands, fit_command, init_command, reproducing, use_commands
 from otpdag.cli.console import FriendlyGroup
 
 __all__ = ["app", "main"]
@@ -23,12 +23,18 @@ app = typer.Typer(
 )
 app.command("init")(init_command.init)
 app.command("fit")(fit_command.fit)
+app.command("summary")(answer_commands.summary)
 app.command("show")(use_commands.show)
 app.command("sample")(use_commands.sample)
 app.command("posterior")(use_commands.posterior)
 app.command("impute")(use_commands.impute)
 app.command("score")(use_commands.score)
 app.command("check")(use_commands.check)
+app.command("predict")(answer_commands.predict)
+app.command("forecast")(answer_commands.forecast)
+app.command("effect")(answer_commands.effect)
+app.command("compare")(answer_commands.compare)
+app.command("select")(answer_commands.select)
 app.command("report")(use_commands.report)
 app.command("schema")(init_command.schema)
 app.command("reproduce")(reproducing.reproduce)

@@ -23,7 +23,7 @@ from otpdag.printable import printable
 if TYPE_CHECKING:
     from otpdag.report import Run
 
-__all__ = ["check", "impute", "posterior", "report", "sample", "score", "show"]
+__all__ = ["check", "impute", "posterior", "report", "sample", "score", "setting", "show", "table_for"]
 
 
 def show(model_path: Path, *, as_json: bool) -> None:
@@ -55,8 +55,8 @@ def sample(
     model = model_at(model_path)
     if model.graph.is_dynamic and length is None:
         raise ModelError("the graph has lagged edges: say how long the sequences are with --length")
-    settings = dict(_setting(model, text) for text in do or [])
-    table = None if given is None else _table_for(model, given)
+    settings = dict(setting(model, text) for text in do or [])
+    table = None if given is None else table_for(model, given)
     put_table(model.sample(rows, seed=seed, do=settings, given=table, length=length), out_file)
 
 
@@ -77,7 +77,7 @@ def posterior(
     model = model_at(model_path)
     if not model.graph.hidden:
         raise ModelError("the model has no hidden nodes; `otpdag impute` fills missing cells")
-    drawn = model.posterior(as_steps(_table_for(model, data), sequence, time), draws=draws, seed=seed)
+    drawn = model.posterior(as_steps(table_for(model, data), sequence, time), draws=draws, seed=seed)
     put_table(drawn.reset_index() if all_draws else _summary(model, drawn), out_file)
 
 
@@ -96,7 +96,7 @@ def impute(
     """Fill the missing cells of a table; whatever else stands in the file stays as it is written."""
     check_file(out_file, force=force)
     model = model_at(model_path)
-    table = _table_for(model, data)
+    table = table_for(model, data)
     filled = model.impute(as_steps(table, sequence, time), draws=draws, seed=seed, random=random)
     merged = _merged(table, filled)
     count = int((table.isna() & merged.notna()).to_numpy().sum())
@@ -124,7 +124,7 @@ def score(
 ) -> None:
     """Measure how far rows are from a model: a transport distance (small is good) or the mean log-likelihood."""
     model = model_at(model_path)
-    value = model.score(as_steps(_table_for(model, data), sequence, time), kind=kind, seed=seed)
+    value = model.score(as_steps(table_for(model, data), sequence, time), kind=kind, seed=seed)
     if as_json:
         _put_json({"kind": kind, "score": value})
         return
@@ -139,7 +139,7 @@ def score(
 def check(model_path: Path, data: Path, *, seed: int, as_json: bool) -> None:
     """Tell which node fits badly: distances between its recovered noise and fresh noise, the worst node first."""
     model = model_at(model_path)
-    residuals = model.check(_table_for(model, data), seed=seed)
+    residuals = model.check(table_for(model, data), seed=seed)
     if as_json:
         _put_json([{"node": str(node), **row.to_dict()} for node, row in residuals.iterrows()])
         return
@@ -188,42 +188,44 @@ def _described(model: Model) -> dict[str, Any]:
 def _fitted_table(run: Run, path: Path | None) -> pd.DataFrame | None:
     """The table of a fit: the one that is named, or the one that its summary names, if that has not changed."""
     if path is not None:
-        return _table_for(run.model, path)
+        return table_for(run.model, path)
     recorded = run.summary.get("data")
     if not recorded or not Path(recorded).is_file():
         say("without the table there are no pictures of data: name it after the folder")
         return None
     if file_hash(Path(recorded)) != run.summary.get("data_sha256"):
         warn(f"{recorded} is not the file that was fitted: it has changed since")
-    return _table_for(run.model, Path(recorded))
+    return table_for(run.model, Path(recorded))
 
 
-def _table_for(model: Model, path: Path) -> pd.DataFrame:
+def table_for(model: Model, path: Path) -> pd.DataFrame:
     """A table whose numbers are numbers."""
     table = table_at(path)
     check_cells(table, model)
     return table
 
 
-def _setting(model: Model, text: str) -> tuple[str, Any]:
+def setting(model: Model, text: str, option: str = "--do") -> tuple[str, Any]:
     """Read ``node=value``: a label of a category, a number, or several numbers with commas between."""
     node, equals, value = text.partition("=")
     if not equals or not node or not value:
-        raise ModelError(f"--do must be NODE=VALUE; got {text!r}")
+        raise ModelError(f"{option} must be NODE=VALUE; got {text!r}")
     if node not in model.graph.nodes:
-        raise ModelError(f"--do names node {node!r}, which is not in the graph; it has {', '.join(model.graph.nodes)}")
+        raise ModelError(
+            f"{option} names node {node!r}, which is not in the graph; it has {', '.join(model.graph.nodes)}"
+        )
     if model.spaces[node].is_discrete:
         labels = {str(label): label for label in model.labels(node)}
         if value not in labels:
-            raise ModelError(f"--do {text}: node {node!r} takes {', '.join(labels)}; got {value!r}")
+            raise ModelError(f"{option} {text}: node {node!r} takes {', '.join(labels)}; got {value!r}")
         return node, labels[value]
     try:
         numbers = [float(part) for part in value.split(",")]
     except ValueError:
-        raise ModelError(f"--do {text}: node {node!r} takes numbers; got {value!r}") from None
+        raise ModelError(f"{option} {text}: node {node!r} takes numbers; got {value!r}") from None
     width = model.spaces[node].width
     if len(numbers) != width:
-        raise ModelError(f"--do {text}: node {node!r} takes {width} number(s); got {len(numbers)}")
+        raise ModelError(f"{option} {text}: node {node!r} takes {width} number(s); got {len(numbers)}")
     return node, numbers[0] if width == 1 else numbers
 
 
