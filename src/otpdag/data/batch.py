@@ -193,9 +193,9 @@ def unique_rows(batch: Batch, *, shrink: float = 0.5) -> Batch:
 def canonical_order(batch: Batch) -> Codes:
     """Row numbers in an order that depends on what the rows hold, not on where they stand: by a hash of their content.
 
-    It reads ranks, so that the units of a column do not matter either. What is drawn from rows in that order (parts, donors, minibatches) is then the same however a table was sorted; and
-    sums are taken in the same order, so that nothing at all changes. The order looks random: the first rows of a batch
-    are no special ones.
+    It reads ranks, so that the units of a column do not matter either. What is drawn from rows in that order (parts,
+    donors, minibatches) is then the same however a table was sorted; and sums are taken in the same order, so that
+    nothing at all changes. The order looks random: the first rows of a batch are no special ones.
 
     >>> values = torch.tensor([[[3.0], [1.0], [2.0]]])
     >>> batch = Batch({"x": values}, {"x": torch.ones(1, 3, 1).bool()}, torch.ones(1, 3))
