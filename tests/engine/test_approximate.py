@@ -10,7 +10,7 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.backward import SumSizes
 from otpdag.backward.elimination import Budget
-from otpdag.inference import row_posterior
+from otpdag.inference import queries, row_posterior
 
 SIZE, ROWS = 4, 300
 
@@ -95,7 +95,8 @@ def test_probabilities_of_a_hidden_node_say_it_too(exactly, monkeypatch):
     hidden = otp.Model(graph, {node: m.Bernoulli() for node in graph.nodes}).set_params(model.params())
     rows = frame.drop(columns="v11").head(30)
     exact = hidden.predict_proba(rows, "v11")
-    monkeypatch.setattr(row_posterior, "BUDGET", Budget(largest_table=4, merged=False))
+    for module in (row_posterior, queries):
+        monkeypatch.setattr(module, "BUDGET", Budget(largest_table=4, merged=False))
     with pytest.warns(otp.ApproximationWarning, match="are approximate"):
         found = hidden.predict_proba(rows, "v11")
     assert "are approximate" in found.attrs["approximate"]

@@ -31,8 +31,7 @@ from otpdag.errors import ModelError
 from otpdag.model import Model
 from otpdag.objective import ClosedForm, Drawn, Problem
 from otpdag.objective.direct import count_ranges
-from otpdag.objective.graph_problem import GraphProblem
-from otpdag.objective.row_problem import RowProblem, row_problem
+from otpdag.objective.row_problem import row_problem
 from otpdag.objective.sampled import drawn_rows
 from otpdag.structure import Structure, unpack
 
@@ -141,7 +140,7 @@ class TableData(DataKind):
         batch = self.batch.to("cpu")
         notes = notes_on_columns(self.structure, batch) + notes_on_scales(self.model)
         notes += notes_on_separation(self.model, batch)
-        if isinstance(ended.problem, RowProblem | GraphProblem) and bool(ended.converged[0]):
+        if ended.problem.is_sum and bool(ended.converged[0]):
             notes += notes_on_identification(self.model, ended.problem, told=separated(self.model, batch))
         return notes + notes_on_independence(self.model, batch)
 
