@@ -10,6 +10,7 @@ from otpdag.cli.model_file import (
     MOST_COORDINATES,
     MOST_LAYERS,
     MOST_UNITS,
+    OR_NONE,
     SIZES,
     needs_code,
 )
@@ -83,7 +84,8 @@ def _argument(name: str, annotation: str) -> dict[str, Any]:
         "float": {"type": "number"},
         "Sequence[int]": {"type": "array", "items": layer, "maxItems": MOST_LAYERS},
     }
-    return plain.get(annotation, {})
+    known = plain.get(annotation.removesuffix(OR_NONE), {})
+    return {"anyOf": [known, {"type": "null"}]} if known and annotation.endswith(OR_NONE) else known
 
 
 def _setting() -> dict[str, Any]:

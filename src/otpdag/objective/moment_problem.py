@@ -34,11 +34,6 @@ class MomentProblem(Problem):
     seed: int
 
     @property
-    def is_likelihood(self) -> bool:
-        """Always: only likelihoods are laid out like this."""
-        return True
-
-    @property
     def batch(self) -> Batch:
         """The rows."""
         return self.moments.batch

@@ -51,11 +51,6 @@ class StateProblem(Problem):
     seed: int
 
     @property
-    def is_likelihood(self) -> bool:
-        """Always: only likelihoods are laid out like this."""
-        return True
-
-    @property
     def rows(self) -> int:
         """Rows of the table."""
         return self.batch.rows
