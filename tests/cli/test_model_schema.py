@@ -60,7 +60,7 @@ GOOD = (
     "{edges: [[z, x]], hidden: [z], nodes: {z: {type: Categorical, size: 3}, x: Normal}}",
     "nodes: {x: {type: Normal, scale: 0.5, loc: {start: 1.0}}, y: {type: Normal, scale: {tie: s}}}",
     "nodes: {x: {type: Categorical, size: 2, probs: [0.5, 0.5]}, y: null}",
-    "nodes: {x: {type: Normal, floor: 0.01}, y: {type: Normal, floor: null}}",
+    "nodes: {x: {type: Normal, floor: 0.01}}",
     "nodes: {x: {type: Given, space: {type: Discrete, size: 3}}, y: {type: Given, space: Real}}",
 )
 BAD = (
@@ -81,6 +81,7 @@ BAD = (
     "nodes: {x: {type: Categorical, size: 2.5}}",
     "nodes: {x: {type: Normal, scale: wide}}",
     "nodes: {x: {type: Normal, floor: big}}",
+    "nodes: {x: {type: Normal, floor: null}}",
     "nodes: {x: {type: Normal, scale: {begin: 1}}}",
     "nodes: {x: {type: Given, space: {type: Round}}}",
     "nodes: {x: Deterministic}",

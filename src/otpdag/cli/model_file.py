@@ -19,7 +19,7 @@ import inspect
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, Optional, cast
+from typing import Annotated, Any, NoReturn, cast
 
 import numpy as np
 import pandas as pd
@@ -53,7 +53,7 @@ MOST_ERRORS = 3  # that one message names
 MOST_BYTES, MOST_DEPTH, MOST_VALUES = 4 << 20, 24, 200_000  # of a file: beyond any model that was written by hand
 MOST_COORDINATES, MOST_LAYERS, MOST_UNITS = 100_000, 32, 10_000  # of a node and its networks
 SIZES = ("dim", "size", "categories", "positions")  # arguments that say how many coordinates a node has
-OR_NONE = " | None"  # at the end of an annotation: may be left empty
+OR_NONE = " | None"  # at the end of an annotation: may be left out
 NAME_HINT = "put a name that YAML reads as something else (yes, no, on, 12) in quotes"
 
 
@@ -346,15 +346,8 @@ def _field_type(name: str, annotation: str) -> Any:
         return Annotated[Any, BeforeValidator(_read_space)]
     whole = Annotated[StrictInt, Field(le=MOST_COORDINATES if name in SIZES else 2**62)]
     layers = Annotated[list[Annotated[StrictInt, Field(ge=1, le=MOST_UNITS)]], Field(max_length=MOST_LAYERS)]
-    plain: dict[str, Any] = {
-        "int": whole,
-        "bool": StrictBool,
-        "str": StrictStr,
-        "float": float,
-        "Sequence[int]": layers,
-    }
-    known = plain.get(annotation.removesuffix(OR_NONE), Any)
-    return Optional[known] if annotation.endswith(OR_NONE) else known  # noqa: UP045, since it is made at run time
+    plain = {"int": whole, "bool": StrictBool, "str": StrictStr, "float": float, "Sequence[int]": layers}
+    return plain.get(annotation.removesuffix(OR_NONE), Any)  # what may be left out is not written as null
 
 
 # --- messages ---------------------------------------------------------------------------------------------

@@ -84,8 +84,7 @@ def _argument(name: str, annotation: str) -> dict[str, Any]:
         "float": {"type": "number"},
         "Sequence[int]": {"type": "array", "items": layer, "maxItems": MOST_LAYERS},
     }
-    known = plain.get(annotation.removesuffix(OR_NONE), {})
-    return {"anyOf": [known, {"type": "null"}]} if known and annotation.endswith(OR_NONE) else known
+    return plain.get(annotation.removesuffix(OR_NONE), {})
 
 
 def _setting() -> dict[str, Any]:
