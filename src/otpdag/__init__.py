@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         schedules,
         tables,
     )
-    from otpdag.data import Documents, Images, Sequences
+    from otpdag.data import Documents, Images, Partitioned, Sequences
     from otpdag.engine import Course, FitResult, Method, entropic, fit, paper, transport
     from otpdag.errors import (
         ColumnTypeWarning,
@@ -52,6 +52,7 @@ __all__ = [
     "ModelError",
     "NotFittedError",
     "OtpdagError",
+    "Partitioned",
     "Sequences",
     "backward",
     "costs",
@@ -77,7 +78,7 @@ __all__ = [
 ]
 
 _HOME = {
-    "otpdag.data": ("Documents", "Images", "Sequences"),
+    "otpdag.data": ("Documents", "Images", "Partitioned", "Sequences"),
     "otpdag.engine": ("Course", "FitResult", "Method", "entropic", "fit", "paper", "transport"),
     "otpdag.errors": (
         "ColumnTypeWarning",

@@ -1,0 +1,151 @@
+r"""Rows in parts that stay where they are, as one problem: the loss is a sum over rows, and so is its gradient.
+
+.. math:: \ell(\theta) = \frac{\sum_k w_k \ell_k(\theta)}{\sum_k w_k}, \qquad
+    \nabla \ell(\theta) = \frac{\sum_k w_k \nabla \ell_k(\theta)}{\sum_k w_k}
+
+A step sends parameters to the parts, and brings a loss and a gradient back from each. Whatever needs single rows (short
+runs of many starts, curvature, checks) looks at a random part that is held in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from otpdag.data import Parts, Reading
+from otpdag.errors import ModelError
+from otpdag.objective.problem import Moved, Problem
+from otpdag.objective.row_problem import RowProblem, row_problem
+from otpdag.objective.settings import ClosedForm, Objective
+from otpdag.objective.terms import LossTerms
+from otpdag.structure import Structure
+
+__all__ = ["PartitionedProblem", "part_problem"]
+
+CURVED_ROWS = 5_000
+"""Rows at hand of which the curvature is taken."""
+
+
+@dataclass(frozen=True)
+class PartitionedProblem(Problem):
+    """Parts of the rows, each a problem of its own, and some of the rows at hand."""
+
+    structure: Structure
+    shapes: Mapping[str, tuple[int, ...]]
+    problems: Parts
+    """Those of the parts, where they are."""
+    sample: Problem
+    """Random rows, laid out as the parts are."""
+    total: int
+    """Rows of all parts."""
+    placed: Tensor | None = None
+    """Parameters at which points of unknown numbers are placed; None if none were placed yet."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of all parts."""
+        return self.total
+
+    @property
+    def points_per_row(self) -> int:
+        """As in the rows at hand."""
+        return self.sample.points_per_row
+
+    def terms(self, point: Tensor) -> LossTerms:
+        """The loss of a row: reported as reconstruction, since its parts are not told apart."""
+        loss = _Gathered.apply(point, self)
+        return LossTerms.of(loss, reconstruction=loss)
+
+    def gathered(self, point: Tensor, *, slope: bool) -> tuple[Tensor, Tensor]:
+        """Loss (R,) and gradient (R, P) from all parts; without ``slope`` the latter is zero."""
+        weight, loss, gradient = torch.zeros(1).to(point), point.new_zeros(len(point)), torch.zeros_like(point)
+        for own, part_loss, part_gradient in self.problems.each(_evaluated, point.detach(), self.placed, slope):
+            weight, loss, gradient = weight + own, loss + part_loss, gradient + part_gradient
+        return loss / weight, gradient / weight.unsqueeze(-1)
+
+    @property
+    def renews_curvature(self) -> bool:
+        """Where rows are enumerated: few passes over all parts follow, each nearly a step of Newton's method."""
+        return isinstance(self.sample, RowProblem)
+
+    def for_curvature(self, points: Tensor) -> Problem | None:
+        """Of many of the rows at hand: a second derivative there costs less than a pass over all parts."""
+        return self.sample.on_part(CURVED_ROWS).laid_out_for(points) if self.renews_curvature else None
+
+    def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> Problem:
+        """Of the rows at hand, as many as there are."""
+        if isinstance(rows, Tensor):
+            raise ModelError("rows of a partitioned table cannot be picked by their numbers")
+        return self.sample.on_part(min(rows, self.sample.rows), coarse=coarse)
+
+    def laid_out_for(self, points: Tensor, *, precisely: bool = False) -> PartitionedProblem:
+        """Points of unknown numbers placed for these replicas, in all parts."""
+        sample = self.sample.laid_out_for(points, precisely=precisely)
+        return self if sample is self.sample else replace(self, sample=sample, placed=points.detach().clone())
+
+    def moved(self, point: Tensor) -> Moved | None:
+        """What the rows at hand are moved to, as long as that changes their loss."""
+        moved = self.sample.moved(point)
+        if moved is None:
+            return None
+        problem = replace(self, sample=moved.problem, placed=moved.point.detach().clone())
+        return Moved(problem, moved.point, moved.what, moved.curved_alike)
+
+    @property
+    def weight(self) -> Tensor:
+        """Rows beyond memory have no weights at hand."""
+        raise ModelError(
+            "rows of a partitioned table are not at hand, so that they cannot be resampled: for intervals, fit a "
+            "random part of them in memory"
+        )
+
+
+def part_problem(
+    frame: Any,
+    number: int,
+    reading: Reading,
+    structure: Structure,
+    shapes: Mapping[str, tuple[int, ...]],
+    objective: Objective,
+    closed: ClosedForm,
+    seed: int,
+) -> Problem:
+    """The problem of one part, made where the part is."""
+    batch = reading.batch(frame, number)
+    return row_problem(structure, batch, shapes, objective, closed, seed + number)
+
+
+def _evaluated(
+    problem: Problem, number: int, point: Tensor, placed: Tensor | None, slope: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Weight, loss (R,) and gradient (R, P) of one part, both times the weight."""
+    if placed is not None:
+        problem = problem.laid_out_for(placed, precisely=True)
+    weight = problem.weight.sum(-1)
+    if not slope:
+        with torch.no_grad():
+            return weight, weight * problem.loss(point), torch.zeros_like(point)
+    with torch.enable_grad():
+        leaf = point.detach().clone().requires_grad_(True)
+        loss = weight * problem.loss(leaf)
+        (gradient,) = torch.autograd.grad(loss.sum(), leaf)
+    return weight, loss.detach(), gradient
+
+
+class _Gathered(torch.autograd.Function):
+    """The loss with the gradient that came with it."""
+
+    @staticmethod
+    def forward(ctx: Any, point: Tensor, problem: PartitionedProblem) -> Tensor:
+        loss, gradient = problem.gathered(point, slope=point.requires_grad)
+        ctx.save_for_backward(gradient)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = ctx.saved_tensors
+        return outer[0].unsqueeze(-1) * gradient, None
