@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from otpdag.graph import Graph, Lag, lag
     from otpdag.mechanisms.parameters import start, tie
     from otpdag.model import Model, load
+    from otpdag.model.part_by_part import impute_to, posterior_to, score_to
 
 __version__ = "0.1.0"
 
@@ -62,6 +63,7 @@ __all__ = [
     "entropic",
     "estimators",
     "fit",
+    "impute_to",
     "lag",
     "load",
     "mechanisms",
@@ -70,7 +72,9 @@ __all__ = [
     "objective",
     "paper",
     "plots",
+    "posterior_to",
     "schedules",
+    "score_to",
     "start",
     "tables",
     "tie",
@@ -92,6 +96,7 @@ _HOME = {
     "otpdag.graph": ("Graph", "Lag", "lag"),
     "otpdag.mechanisms.parameters": ("start", "tie"),
     "otpdag.model": ("Model", "load"),
+    "otpdag.model.part_by_part": ("impute_to", "posterior_to", "score_to"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -54,7 +54,8 @@ def fit(
         data: A DataFrame, a dictionary of arrays, or a 2-D array or tensor; NaN is missing. If the graph has lagged
             edges: what :class:`~otpdag.Sequences` takes, or one. :class:`~otpdag.Documents` for the graph of topics,
             :class:`~otpdag.Images` for auto-encoders. A Parquet file, folder or pattern, an Arrow dataset or a Dask
-            frame, which need not fit into memory (see ``docs/scale.md``); or a :class:`~otpdag.engine.DataKind` of your own.
+            frame, which need not fit into memory (see ``docs/scale.md``); or a :class:`~otpdag.engine.DataKind` of your
+            own.
         method: ``"auto"``, ``"entropic"``, ``"transport"``, ``"paper"``, or a :class:`~otpdag.Method`.
         seed: Fully determines the run.
         steps: Most steps of the method's optimiser; the method's own if left out.
