@@ -10,6 +10,7 @@ from otpdag import mechanisms as m
 from otpdag.engine.kinds.partitioned_data import PartitionedData
 from otpdag.engine.kinds.table_data import TableData, table_problem
 from otpdag.errors import ModelError
+from otpdag.objective import partitioned
 
 pytest.importorskip("pyarrow")
 
@@ -74,5 +75,27 @@ def test_a_part_of_the_rows_is_at_hand(tmp_path):
     assert parts.rows == 400
     assert parts.on_part(10**6).rows == 100
     assert parts.on_part(30).rows == 30
-    with pytest.raises(ModelError, match="cannot be picked"):
+    with pytest.raises(ModelError, match="not at hand"):
         parts.on_part(torch.arange(5))
+
+
+def test_many_rows_in_memory_are_worked_on_in_blocks(monkeypatch):
+    graph, nodes, frame = classes()
+    whole = TableData.of(otp.Model(graph, nodes), frame)
+    layout = whole.lay_out(METHOD, 0)
+    plain = whole.problem(layout, METHOD, 0)
+    for name, size in {"HELD_ROWS": 100, "FROM_ROWS": 200, "BLOCK_ROWS": 90}.items():
+        monkeypatch.setattr(partitioned, name, size)
+    graph, nodes = otp.Graph([("z", "x"), ("x", "y")], hidden=["z"]), {k: nodes[k] for k in ("z", "x", "y")}
+    whole = TableData.of(otp.Model(graph, nodes), frame[["x", "y"]])
+    layout = whole.lay_out(METHOD, 0)
+    blocks = whole.problem(layout, METHOD, 0)
+    points = whole.starts(layout, blocks, 0, [0, 1])
+    assert isinstance(blocks, partitioned.PartitionedProblem)
+    assert not isinstance(plain, partitioned.PartitionedProblem)
+    for ours, theirs in zip(with_gradient(blocks, points), with_gradient(blocks.in_units(), points), strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-10, atol=1e-12)
+    assert blocks.weight.shape == (1, 400)
+    assert blocks.unit_losses(points).shape == (2, 400)
+    assert blocks.on_part(torch.arange(7)).rows == 7
+    assert torch.allclose(blocks.reweighted(torch.ones(1, 400)).loss(points), blocks.loss(points))

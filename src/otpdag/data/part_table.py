@@ -154,9 +154,19 @@ def _sampled(
     """Check every part, and take the rows that are held."""
     chosen = random_part(rows, table.held_rows, table.seed)
     assert chosen is not None, "the table has more rows than are held"
+    chosen = chosen.clone()  # of a permutation of all rows
     order = chosen.argsort()
-    looks = list(parts.each(_second_look, reading, chosen[order].numpy()))
-    seen = {node: np.sum([look.seen[node] for look in looks], 0) for node in observed}
+    sample: Batch | None = None
+    seen: dict[str, npt.NDArray[np.int64]] = {}
+    largest: dict[str, float] = {}
+    for look in parts.each(_second_look, reading, chosen[order].numpy()):
+        if sample is None:  # all of it at once: many small pieces that stay would keep memory from being given back
+            sample = _empty_like(look.sample, len(chosen))
+        _put(sample, order[look.begin : look.begin + look.sample.rows], look.sample)
+        for node in observed:
+            seen[node] = look.seen[node] + seen.get(node, 0)
+            largest[node] = max(look.largest[node], largest.get(node, -np.inf))
+    assert sample is not None, "there are rows"
     for node, counts in seen.items():
         if (counts == 0).any():
             name = reading.schema[node].names[int((counts == 0).argmax())]
@@ -164,9 +174,23 @@ def _sampled(
                 f"{column_title(node, name)} must hold at least one value; all {rows} are missing. "
                 f"If {node!r} is never seen, drop the column and make it hidden"
             )
-    sample = _joined([look.sample for look in looks]).take(order.argsort())
-    largest = {node: max(look.largest[node] for look in looks) for node in observed}
     return PartTable(parts, reading, rows, elsewhere, sample, seen, largest)
+
+
+def _empty_like(batch: Batch, rows: int) -> Batch:
+    def empty(tensor: Tensor) -> Tensor:
+        return tensor.new_zeros(1, rows, *tensor.shape[2:])
+
+    values = {node: empty(value) for node, value in batch.values.items()}
+    return Batch(values, {node: empty(mask) for node, mask in batch.mask.items()}, empty(batch.weight))
+
+
+def _put(batch: Batch, places: Tensor, rows: Batch) -> None:
+    """Write rows to their places."""
+    batch.weight[:, places] = rows.weight
+    for node in batch.nodes:
+        batch.values[node][:, places] = rows.values[node]
+        batch.mask[node][:, places] = rows.mask[node]
 
 
 # -- work that is done where a part is ---------------------------------------------------------------------------------
@@ -181,6 +205,8 @@ class _FirstLook:
 
 @dataclass(frozen=True)
 class _SecondLook:
+    begin: int
+    """How many chosen rows are in parts before."""
     sample: Batch
     seen: dict[str, npt.NDArray[np.int64]]
     largest: dict[str, float]
@@ -203,6 +229,7 @@ def _second_look(frame: pd.DataFrame, number: int, reading: Reading, chosen: npt
     first = reading.starts[number]
     begin, end = np.searchsorted(chosen, [first, first + batch.rows])
     return _SecondLook(
+        int(begin),
         batch.take(torch.from_numpy(chosen[begin:end] - first)),
         {node: mask[0].sum(0).numpy() for node, mask in batch.mask.items()},
         {node: float(value.max()) for node, value in batch.values.items()},

@@ -165,11 +165,14 @@ class ArrowParts(LocalParts):
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
+        import pyarrow.dataset as pds
 
-        try:  # few batches ahead: each may be large
-            yield from self.dataset.to_batches(
-                columns=self.columns, batch_size=self.block_rows, batch_readahead=1, fragment_readahead=1
-            )
+        ahead: dict[str, Any] = {"batch_readahead": 1, "fragment_readahead": 1, "use_threads": False}
+        formats = {getattr(fragment, "format", None).__class__.__name__ for fragment in self.dataset.get_fragments()}
+        if formats == {"ParquetFileFormat"}:  # a stream of pages in place of whole groups of rows
+            ahead["fragment_scan_options"] = pds.ParquetFragmentScanOptions(pre_buffer=False, use_buffered_stream=True)
+        try:
+            yield from self.dataset.to_batches(columns=self.columns, batch_size=self.block_rows, **ahead)
         except (pa.ArrowInvalid, OSError) as error:
             raise DataError(f"the dataset cannot be read: {error}") from None
 

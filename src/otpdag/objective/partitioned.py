@@ -9,14 +9,16 @@ runs of many starts, curvature, checks) looks at a random part that is held in m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from otpdag.data import Parts, Reading
+from otpdag.data import Batch, Parts, Reading, random_part
+from otpdag.data.parts import LocalParts
 from otpdag.errors import ModelError
 from otpdag.objective.problem import Moved, Problem
 from otpdag.objective.row_problem import RowProblem, row_problem
@@ -24,7 +26,10 @@ from otpdag.objective.settings import ClosedForm, Objective
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Structure
 
-__all__ = ["PartitionedProblem", "part_problem"]
+__all__ = ["FROM_ROWS", "HELD_ROWS", "PartitionedProblem", "is_sum_over_rows", "part_problem", "rows_in_blocks"]
+
+HELD_ROWS, FROM_ROWS, BLOCK_ROWS = 50_000, 200_000, 2**15
+"""Of a table in memory: random rows on which a search settles, rows from which on this pays, and rows of a block."""
 
 CURVED_ROWS = 5_000
 """Rows at hand of which the curvature is taken."""
@@ -44,6 +49,8 @@ class PartitionedProblem(Problem):
     """Rows of all parts."""
     placed: Tensor | None = None
     """Parameters at which points of unknown numbers are placed; None if none were placed yet."""
+    whole: Callable[[], Problem] | None = None
+    """Lays all rows out at once, where they are in memory anyway."""
 
     @property
     def rows(self) -> int:
@@ -79,7 +86,7 @@ class PartitionedProblem(Problem):
     def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> Problem:
         """Of the rows at hand, as many as there are."""
         if isinstance(rows, Tensor):
-            raise ModelError("rows of a partitioned table cannot be picked by their numbers")
+            return self.in_units().on_part(rows, coarse=coarse)
         return self.sample.on_part(min(rows, self.sample.rows), coarse=coarse)
 
     def laid_out_for(self, points: Tensor, *, precisely: bool = False) -> PartitionedProblem:
@@ -95,13 +102,59 @@ class PartitionedProblem(Problem):
         problem = replace(self, sample=moved.problem, placed=moved.point.detach().clone())
         return Moved(problem, moved.point, moved.what, moved.curved_alike)
 
+    # -- rows: all of them at once, if they are in memory -------------------------------------------------------------
+
+    def in_units(self) -> Problem:
+        """All rows laid out at once."""
+        if self.whole is None:
+            raise ModelError(
+                "rows of a partitioned table are not at hand, so that they cannot be picked, weighted or resampled: "
+                "for intervals, fit a random part of them in memory"
+            )
+        return self.whole()
+
     @property
     def weight(self) -> Tensor:
-        """Rows beyond memory have no weights at hand."""
-        raise ModelError(
-            "rows of a partitioned table are not at hand, so that they cannot be resampled: for intervals, fit a "
-            "random part of them in memory"
-        )
+        """Weights of the rows (1, N)."""
+        return self.in_units().weight
+
+    def reweighted(self, factors: Tensor) -> Problem:
+        """The same rows with other weights."""
+        return self.in_units().reweighted(factors)
+
+    def unit_losses(self, points: Tensor) -> Tensor:
+        """The loss of every row (R, N)."""
+        return self.in_units().unit_losses(points)
+
+    def simulated(self, point: Tensor, size: int, seed: int) -> Problem:
+        """Like the rows at hand."""
+        return self.sample.simulated(point, size, seed)
+
+
+def rows_in_blocks(
+    structure: Structure,
+    batch: Batch,
+    shapes: Mapping[str, tuple[int, ...]],
+    objective: Objective,
+    closed: ClosedForm,
+    seed: int,
+) -> Problem:
+    """Rows in memory: many of them block by block, which takes less memory and no more time, few as they are."""
+    lay_out = partial(row_problem, structure, shapes=shapes, objective=objective, closed=closed, seed=seed)
+    part = random_part(batch.rows, HELD_ROWS, seed)
+    if part is None or batch.rows < FROM_ROWS or batch.replicas > 1 or not is_sum_over_rows(objective):
+        return lay_out(batch=batch)
+    sample = lay_out(batch=batch.take(part))
+    if not isinstance(sample, RowProblem):
+        return lay_out(batch=batch)  # rows are summed up, or laid out in blocks already
+    blocks = torch.arange(batch.rows).split(BLOCK_ROWS)
+    problems = LocalParts(lambda: (lay_out(batch=batch.take(rows)) for rows in blocks))
+    return PartitionedProblem(structure, shapes, problems, sample, batch.rows, whole=lambda: lay_out(batch=batch))
+
+
+def is_sum_over_rows(objective: Objective) -> bool:
+    """Whether the objective is a mean over rows: no term compares all of them with the model."""
+    return objective.direct is None and objective.push_forward is None
 
 
 def part_problem(

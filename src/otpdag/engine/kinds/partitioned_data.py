@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from numpy.typing import ArrayLike
@@ -19,7 +19,7 @@ from otpdag.engine.search import Ended
 from otpdag.errors import DataError, ModelError
 from otpdag.model import Model
 from otpdag.objective import ClosedForm, Problem
-from otpdag.objective.partitioned import PartitionedProblem, part_problem
+from otpdag.objective.partitioned import PartitionedProblem, is_sum_over_rows, part_problem
 from otpdag.structure import unpack
 
 __all__ = ["PartitionedData"]
@@ -78,13 +78,12 @@ class PartitionedData(DataKind):
     def check(self, method: Method) -> None:
         """Refuse what is no sum over rows."""
         self.held.check(method)
-        objective = method.objective
         if not isinstance(method.evaluation, ClosedForm):
             raise ModelError(
                 f"method {method.name!r} draws minibatches, which a table in parts does not serve: use "
                 "method='entropic', or fit a random part of the rows in memory"
             )
-        if objective.direct is not None or objective.push_forward is not None:
+        if not is_sum_over_rows(method.objective):
             raise ModelError(
                 f"method {method.name!r} compares the rows with the model as a whole, which is no sum over the parts "
                 "of a table: use method='entropic', or fit a random part of the rows in memory"
@@ -139,10 +138,7 @@ class PartitionedData(DataKind):
 
     def notes(self, ended: Ended) -> list[str]:
         """What the rows at hand tell."""
-        problem = ended.problem
-        return self.held.notes(
-            replace(ended, problem=problem.sample) if isinstance(problem, PartitionedProblem) else ended
-        )
+        return self.held.notes(ended)
 
 
 def size_of(problem: object) -> int:

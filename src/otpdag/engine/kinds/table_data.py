@@ -15,6 +15,7 @@ from torch import Tensor
 from otpdag.backward.closed_form import SumSizes
 from otpdag.backward.guessed_rows import complete_table, row_weights
 from otpdag.data import Batch, Schema, Table, encode, random_part, unique_rows
+from otpdag.engine.course import Course
 from otpdag.engine.diagnosis import (
     notes_on_columns,
     notes_on_identification,
@@ -32,14 +33,15 @@ from otpdag.model import Model
 from otpdag.objective import ClosedForm, Drawn, Problem
 from otpdag.objective.direct import count_ranges
 from otpdag.objective.graph_problem import GraphProblem
-from otpdag.objective.row_problem import RowProblem, row_problem
+from otpdag.objective.partitioned import FROM_ROWS, HELD_ROWS, PartitionedProblem, rows_in_blocks
+from otpdag.objective.row_problem import RowProblem
 from otpdag.objective.sampled import drawn_rows
 from otpdag.structure import Structure, unpack
 
 __all__ = ["TableData", "lay_out_rows", "one_start"]
 
-START_ROWS = 600
-"""Rows that each of several starts is guessed from: those that the short runs see."""
+START_ROWS, ONE_START_ROWS = 600, 10_000
+"""Rows that each of several starts is guessed from, those that the short runs see; and a single one, or the units."""
 
 
 @dataclass(frozen=True)
@@ -101,9 +103,17 @@ class TableData(DataKind):
         grid = method.evaluation.sums.grid if isinstance(method.evaluation, ClosedForm) else 1
         return self.batch.rows * (grid if numbers else 1)
 
+    def course(self, method: Method) -> Course:
+        """Of many rows, all but the last leg on a part of them."""
+        if self.batch.rows < FROM_ROWS or not isinstance(method.evaluation, ClosedForm):
+            return Course()
+        tolerance = getattr(method.optimiser, "tolerance", 1e-9)
+        return Course(finalist_rows=HELD_ROWS, part_rows=HELD_ROWS, part_tolerance=tolerance)
+
     def lay_out(self, method: Method, seed: int) -> Layout:
-        """The units of the completed table, and maps where they are learned."""
-        return lay_out_rows(self.structure, self.batch, method, seed)
+        """The units of (a part of) the completed table, and maps where they are learned."""
+        part = random_part(self.batch.rows, ONE_START_ROWS, seed)
+        return lay_out_rows(self.structure, self.batch if part is None else self.batch.take(part), method, seed)
 
     def problem(self, layout: Layout, method: Method, seed: int) -> Problem:
         """Rows in closed form, or drawn."""
@@ -112,9 +122,9 @@ class TableData(DataKind):
     def starts(
         self, layout: Layout, problem: Problem, seed: int, numbers: Sequence[int], units: Tensor | None = None
     ) -> Tensor:
-        """One start looks at all rows; of many, each looks at a part."""
-        if units is None and len(numbers) > 1:
-            units = random_part(self.batch.rows, START_ROWS, seed)
+        """Each start looks at a part of the rows, a single one at more of them."""
+        if units is None:
+            units = random_part(self.batch.rows, START_ROWS if len(numbers) > 1 else ONE_START_ROWS, seed)
         seen = self.batch if units is None else self.batch.take(units)
         return torch.cat([one_start(layout, seen, 0, restart_seed(seed, n), first=n == 0) for n in numbers])
 
@@ -127,9 +137,12 @@ class TableData(DataKind):
         """Constant columns, boundaries, parameters that are not determined, dependence that the graph denies."""
         batch = self.batch.to("cpu")
         notes = notes_on_columns(self.structure, batch) + notes_on_scales(self.model)
+        part = random_part(batch.rows, HELD_ROWS, seed=0) if batch.rows >= FROM_ROWS else None
+        batch = batch if part is None else batch.take(part)
         notes += notes_on_separation(self.model, batch)
-        if isinstance(ended.problem, RowProblem | GraphProblem) and bool(ended.converged[0]):
-            notes += notes_on_identification(self.model, ended.problem, told=separated(self.model, batch))
+        problem = ended.problem.sample if isinstance(ended.problem, PartitionedProblem) else ended.problem
+        if isinstance(problem, RowProblem | GraphProblem) and bool(ended.converged[0]):
+            notes += notes_on_identification(self.model, problem, told=separated(self.model, batch))
         return notes + notes_on_independence(self.model, batch)
 
 
@@ -166,7 +179,7 @@ def table_problem(layout: Layout, batch: Batch, method: Method, seed: int) -> Pr
     if isinstance(method.evaluation, Drawn):
         return drawn_rows(structure, batch, layout.maps, shapes, objective, method.evaluation, seed)
     assert isinstance(method.evaluation, ClosedForm), "checked before"
-    return row_problem(structure, batch, shapes, objective, method.evaluation, seed)
+    return rows_in_blocks(structure, batch, shapes, objective, method.evaluation, seed)
 
 
 def one_start(layout: Layout, batch: Batch, owner: int, seed: int, *, first: bool) -> Tensor:
