@@ -25,7 +25,7 @@ READY := $(VENV)/.ready
 BENCH := $(VENV)/.bench
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all lint types imports pytest format demo bench-setup bench lock clean
+.PHONY: help setup test test-all lint types imports pytest format demo bench-setup bench mutants lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | \
@@ -80,6 +80,10 @@ bench-setup: $(BENCH) ## Add the libraries that the benchmarks compare with
 
 bench: $(BENCH) ## Run the benchmarks
 	MPLBACKEND=Agg $(BIN)/python -m benchmarks $(ARGS)
+
+# For a nightly run: each mutant takes the tests of its module. `make mutants ARGS="--seed 3 --number 40"`.
+mutants: $(READY) ## Change the code in small ways and list what no test notices
+	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m benchmarks.mutants --number 200 $(ARGS)
 
 # The newest versions that fit pyproject.toml; torch stays at the version already locked, and its local suffix is cut
 # off: see docs/decisions/0002-dependencies.md.

@@ -38,12 +38,17 @@ def coverage(problem: Problem, settings: Settings) -> Record:
 
 def _held(problem: Problem, truth: Truth, params: Truth, table) -> list[bool]:
     """For every parameter: does its interval hold the truth, in the labelling that is closest to the estimate?"""
-    aligned = ALIGN[problem.name](truth, params)
+    aligned = aligned_truth(problem, truth, params)
     held = []
     for (node, name, index), row in table.iterrows():
         true = np.asarray(aligned[node][name])[index]
         held.append(bool(row["lower"] <= true <= row["upper"]))
     return held
+
+
+def aligned_truth(problem: Problem, truth: Truth, estimate: Truth) -> Truth:
+    """The truth in the labelling and with the signs that are closest to the estimate."""
+    return ALIGN[problem.name](truth, estimate)
 
 
 def _same_sign(truth: Truth, estimate: Truth) -> Truth:
@@ -64,7 +69,14 @@ def _same_labels(truth: Truth, estimate: Truth) -> Truth:
     return {node: {name: np.asarray(value)[order] for name, value in found.items()} for node, found in truth.items()}
 
 
-ALIGN = {"factor": _same_sign, "mixture": _same_labels}
+def _same_classes(truth: Truth, estimate: Truth) -> Truth:
+    """The truth with the classes in the estimate's order."""
+    tables = [np.concatenate([np.asarray(p[n]["probs"]) for n in p if n != "z"], -1) for p in (estimate, truth)]
+    order = match_states(*tables)
+    return {node: {name: np.asarray(value)[order] for name, value in found.items()} for node, found in truth.items()}
+
+
+ALIGN = {"factor": _same_sign, "mixture": _same_labels, "latent_class": _same_classes}
 
 CASES: dict[str, Case] = {
     "coverage_factor": partial(coverage, FACTOR),

@@ -43,6 +43,7 @@ def fit_all(tasks: Sequence[Task], warm: Task) -> list[Fitted]:
     """Run fits one after another; before them a small one that pays for imports and caches and is not counted."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", otp.ConvergenceWarning)
+        warnings.simplefilter("ignore", otp.ApproximationWarning)
         _fit(warm)
         return [_fit(task) for task in tasks]
 

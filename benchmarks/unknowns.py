@@ -241,7 +241,7 @@ def approximate(settings: Settings) -> Record:
 
 def small_budget() -> "otp.Method":
     """Maximum likelihood that may not sum exactly over more than a few states at a time."""
-    return otp.entropic(sums=SumSizes(states=FEW_STATES))
+    return otp.entropic(sums=SumSizes(largest_table=FEW_STATES))
 
 
 # -- random graphs ---------------------------------------------------------------------------------------------------

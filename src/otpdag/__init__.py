@@ -19,9 +19,11 @@ if TYPE_CHECKING:
         schedules,
         tables,
     )
+    from otpdag.choice import Selection, compare, select
     from otpdag.data import Documents, Images, Partitioned, Sequences
     from otpdag.engine import Course, FitResult, Method, entropic, fit, paper, transport
     from otpdag.errors import (
+        ApproximationWarning,
         ColumnTypeWarning,
         ConvergenceWarning,
         DataError,
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "ApproximationWarning",
     "ColumnTypeWarning",
     "ConvergenceWarning",
     "Course",
@@ -54,8 +57,10 @@ __all__ = [
     "NotFittedError",
     "OtpdagError",
     "Partitioned",
+    "Selection",
     "Sequences",
     "backward",
+    "compare",
     "costs",
     "datasets",
     "divergences",
@@ -75,6 +80,7 @@ __all__ = [
     "posterior_to",
     "schedules",
     "score_to",
+    "select",
     "start",
     "tables",
     "tie",
@@ -82,9 +88,11 @@ __all__ = [
 ]
 
 _HOME = {
+    "otpdag.choice": ("Selection", "compare", "select"),
     "otpdag.data": ("Documents", "Images", "Partitioned", "Sequences"),
     "otpdag.engine": ("Course", "FitResult", "Method", "entropic", "fit", "paper", "transport"),
     "otpdag.errors": (
+        "ApproximationWarning",
         "ColumnTypeWarning",
         "ConvergenceWarning",
         "DataError",

@@ -58,9 +58,16 @@ def write_bundle(path: str | Path, name: str, state: Mapping[str, Any], tensors:
     except (ValueError, TypeError) as error:
         raise ModelError(f"this cannot be saved: {error}") from None
     with replacing(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(name, text)
+        archive.writestr(_entry(name), text, compress_type=zipfile.ZIP_DEFLATED)
         # floating numbers hardly shrink, and what is stored as it is needs no trust in a declared size
-        archive.writestr(TENSORS, save_tensors(content), compress_type=zipfile.ZIP_STORED)
+        archive.writestr(_entry(TENSORS), save_tensors(content), compress_type=zipfile.ZIP_STORED)
+
+
+def _entry(name: str) -> zipfile.ZipInfo:
+    """An entry without a date: the same content makes the same file."""
+    entry = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
+    entry.external_attr = 0o600 << 16
+    return entry
 
 
 def read_bundle(path: str | Path, name: str, what: str) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 __all__ = [
+    "ApproximationWarning",
     "ColumnTypeWarning",
     "ConvergenceWarning",
     "DataError",
@@ -37,6 +38,10 @@ class NotFittedError(OtpdagError, RuntimeError):
 
 class ColumnTypeWarning(UserWarning):
     """What a column holds is doubtful."""
+
+
+class ApproximationWarning(UserWarning):
+    """Sums over what rows do not show are approximate: exact ones would need more than the budget."""
 
 
 class ConvergenceWarning(UserWarning):

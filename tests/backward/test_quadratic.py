@@ -1,5 +1,7 @@
 """Unknown numbers that are normal and linear: integrals against the multivariate normal distribution."""
 
+import math
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -128,3 +130,15 @@ def test_only_linear_normal_children_are_integrated_exactly(child, serves):
         model.structure, batch, generator=torch.Generator(), options=SumSizes(), count_range={}, exact=True
     )
     assert bool(group.quadratic) is serves
+
+
+def test_what_is_lost_in_rounding_is_ruled_out():
+    # a scale of 1e-9: two numbers of 1e17 and more are subtracted, of which no digit behind the point is left
+    u = stencil(1)[:, 0]
+    row = (-0.5 * ((0.7 - 3.0 * u) / 1e-9) ** 2).reshape(1, 1, 3)
+    found, _ = integrated(torch.zeros(1, 1, 3, dtype=torch.float64), row, 1.0, 1, split=False)
+    assert torch.isneginf(found).all()
+    row = (-0.5 * ((0.7 - 3.0 * u) / 1e-5) ** 2).reshape(1, 1, 3)
+    found, _ = integrated(torch.zeros(1, 1, 3, dtype=torch.float64), row, 1.0, 1, split=False)
+    exact = -0.5 * 0.7**2 / (1e-10 + 9) - 0.5 * math.log(1 + 9e10)
+    assert float(found) == pytest.approx(exact, abs=1e-4)

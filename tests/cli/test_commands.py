@@ -149,7 +149,8 @@ def test_fit_with_intervals_and_without_outliers(factory, tmp_path):
     assert (weights["weight"][:10] < 0.5).all()
     bounds = pd.read_csv(tmp_path / "run" / "intervals.csv")
     heavy = bounds[(bounds["node"] == "weight") & (bounds["parameter"] == "loc")].iloc[1]
-    assert heavy["lower"] < 10.0 < heavy["upper"] or abs(heavy["estimate"] - 10.0) < 0.2
+    assert abs(heavy["estimate"] - 10.0) < 0.2  # with the outliers it would be 13
+    assert heavy["lower"] < heavy["estimate"] < heavy["upper"]
 
 
 def test_fit_overwrites_nothing_unless_forced(factory, tmp_path):
@@ -190,9 +191,10 @@ def test_a_fit_that_fails_leaves_what_was_there(factory, fitted, tmp_path, monke
     for folder in (old, tmp_path / "deep" / "new"):
         result = fit_again(factory, folder, "--intervals", 10)
         assert result.exit_code == (2 if isinstance(stop, otp.DataError) else 130)
-        assert isinstance(stop, otp.DataError) or "interrupted: nothing was written" in result.stderr
+        assert isinstance(stop, otp.DataError) or f"interrupted: {folder}.checkpoint keeps" in result.stderr
     assert contents(old) == before
-    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+    left = [] if isinstance(stop, otp.DataError) else ["deep", "old.checkpoint"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["old", *left])
 
 
 def test_an_interrupt_after_writing_says_what_is_there(factory, tmp_path, monkeypatch):

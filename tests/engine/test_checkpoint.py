@@ -188,6 +188,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
         (mixture, TABLE, {"method": "transport"}, "belongs to another run: its method is entropic"),
         (mixture, TABLE, {"steps": 7}, "belongs to another run: its method is entropic, 400 steps"),
         (mixture, TABLE.iloc[:100], {}, "belongs to another run: its rows is 150, not 100"),
+        (mixture, TABLE.assign(x=TABLE["x"] + 1e-9), {}, "belongs to another run: its data's fingerprint is"),
         (factor, FACTORS, {}, "belongs to another run: its nodes is z, x, n, not u, x, y"),
     ):
         with pytest.raises(DataError, match=message):
@@ -199,7 +200,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
 def test_a_checkpoint_of_a_model_of_another_size_is_refused(restarts, tmp_path):
     settings = {"seed": 3, "restarts": restarts, "course": QUICK, "checkpoint": tmp_path / "run.checkpoint"}
     otp.fit(mixture(2), TABLE, callbacks=[stop_at(2)], **settings)
-    with pytest.raises(DataError, match="another model"):
+    with pytest.raises(DataError, match="belongs to another run: its model's fingerprint is"):
         otp.fit(mixture(3), TABLE, **settings)
 
 

@@ -134,3 +134,12 @@ def test_a_watch_may_stop_it():
 def test_no_steps_are_refused():
     with pytest.raises(ModelError, match="steps must be at least 1; got 0"):
         EM(steps=0)
+
+
+def test_three_small_changes_in_a_row_make_an_end():
+    """The first step compares with nothing; one step that happens to change little is no end."""
+    outcome, points, _ = trail(EM(), Pulled(at(2.0, -1.0)), at([10.0, -1.0]), 50, tolerance=1e9)
+    assert len(points) == outcome.steps == 4
+    assert bool(outcome.converged.all())
+    cut, _, _ = trail(EM(), Pulled(at(2.0, -1.0)), at([10.0, -1.0]), 3, tolerance=1e9)
+    assert not bool(cut.converged.any())

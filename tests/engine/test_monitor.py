@@ -82,3 +82,29 @@ def test_a_bar_is_shown_on_a_terminal_unless_told_not_to(monkeypatch, show):
     assert ("best start" in shown and "2.5" in shown) is (show is not False)
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     assert Monitor().show is False
+
+
+def test_lines_tell_how_far_a_fit_is_where_there_is_no_terminal(monkeypatch, caplog):
+    paper = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", paper)
+    monkeypatch.setattr("otpdag.engine.monitor.LINE_SECONDS", 0.0)
+    with caplog.at_level("INFO", logger="otpdag"), Monitor(show=True) as monitor:
+        monitor.stage("best start", 4)
+        monitor.record("best start", 2, TERMS, keep=True)
+    assert paper.getvalue().splitlines()[0] == "best start: at most 4 steps"
+    assert paper.getvalue().splitlines()[1].startswith("best start: step 3, loss 2.5, 0 s")
+    assert caplog.messages == paper.getvalue().splitlines()[1:]
+    monkeypatch.setattr("otpdag.engine.monitor.LINE_SECONDS", 1e9)
+    Monitor(show=True).record("best start", 3, TERMS, keep=True)
+    assert len(paper.getvalue().splitlines()) == 2
+
+
+def test_nothing_is_printed_by_default_where_there_is_no_terminal(monkeypatch, caplog):
+    paper = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", paper)
+    monkeypatch.setattr("otpdag.engine.monitor.LINE_SECONDS", 0.0)
+    with caplog.at_level("INFO", logger="otpdag"), Monitor() as monitor:
+        monitor.stage("best start", 4)
+        monitor.record("best start", 2, TERMS, keep=True)
+    assert paper.getvalue() == ""
+    assert len(caplog.messages) == 1

@@ -291,3 +291,48 @@ def test_courses_that_make_no_sense_are_refused():
     ):
         with pytest.raises(ModelError, match=message):
             Course(**settings)
+
+
+# -- moves that gain nothing ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Circling(Bowls):
+    """A problem that is laid out anew without end, and tells a loss each time."""
+
+    told: tuple[float, ...] = ()
+    number: int = 0
+
+    def moved(self, point):
+        loss = None if self.number >= len(self.told) else at(self.told[self.number])
+        return Moved(replace(self, number=self.number + 1), point + self.number, f"move {self.number}", loss)
+
+
+def moves_of(told, **options):
+    searcher = quiet()
+    ended = search(Circling(at(2.0, 1.0), told=told), at([3.0, 0.5]), Course(**options), searcher)
+    return ended, [stage.name for stage in searcher.monitor.stages]
+
+
+def test_two_moves_in_a_row_without_a_gain_make_an_end_at_the_best():
+    ended, stages = moves_of((12.865, 12.863, 12.8629, 12.864, 12.80))
+    assert stages == ["best start", "move 0", "move 1", "move 2"]
+    assert ended.loss.tolist() == [12.8629]
+    assert ended.converged.tolist() == [True]
+    torch.testing.assert_close(ended.point, at([4.0, 3.0]))  # where the third move was made, not where a leg ended
+    assert ended.problem.number == 3
+
+
+def test_moves_go_on_as_long_as_one_of_two_gains():
+    falling = tuple(12.0 - 0.01 * step for step in range(20))
+    _, stages = moves_of(falling)
+    assert len(stages) == 1 + Course().moves
+    _, stages = moves_of((12.0, 12.1, 11.9, 12.1, 11.8, 12.1, 12.1))
+    assert len(stages) == 1 + 6
+    _, stages = moves_of(falling, small_gain=0.01)  # a hundredth of 1 + 12 is more than each gains
+    assert len(stages) == 1 + 2
+
+
+def test_losses_that_do_not_compare_make_no_end():
+    _, stages = moves_of(())
+    assert len(stages) == 1 + Course().moves

@@ -234,7 +234,7 @@ def test_without_a_density_and_a_map_draws_are_refused():
 def test_bad_requests_are_named():
     model = factor_model()
     table = factor_rows(5)
-    with pytest.raises(ModelError, match="node must be a hidden category; 'z' is not"):
+    with pytest.raises(ModelError, match="node must be a category; 'z' is not: use predict"):
         model.predict_proba(table, "z")
     with pytest.raises(ModelError, match="draws must be at least 1; got 0"):
         model.posterior(table, draws=0)

@@ -12,7 +12,7 @@ from otpdag.backward.smoother import SequenceMap
 from otpdag.data.sequences import as_sequences, encode_sequences
 from otpdag.objective.chain import chain_terms
 from otpdag.objective.hidden_numbers import switching_terms
-from tests.dynamic_models import by_paths, laid_out, random_poisson_hmm, switching_model, switching_series
+from tests.dynamic_models import by_paths, laid_out, log_poisson, random_poisson_hmm, switching_model, switching_series
 
 
 def naturals(model):
@@ -42,9 +42,12 @@ def test_the_loss_splits_into_cost_and_entropic_term():
     model = random_poisson_hmm()
     data = [np.array([1.0, 7.0, 12.0])]
     terms = chain_terms(model.structure, naturals(model), laid_out(model, data))
-    assert float(terms.total) == pytest.approx(-by_paths(model, data[0])[0] / 3)
-    assert float(terms.reconstruction) > 0
-    assert float(terms.entropic) > 0
+    log_likelihood, states = by_paths(model, data[0])
+    assert float(terms.total) == pytest.approx(-log_likelihood / 3)
+    rates = np.exp(model.params()["x"]["log_rate"])
+    cost = -sum(states[t, k] * log_poisson(x, rates[k]) for t, x in enumerate(data[0]) for k in range(3)) / 3
+    assert float(terms.reconstruction) == pytest.approx(cost)
+    assert float(terms.entropic) == pytest.approx(-log_likelihood / 3 - cost)
 
 
 def test_categories_are_summed_over_exactly_given_the_numbers():

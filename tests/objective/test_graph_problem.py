@@ -16,7 +16,7 @@ from otpdag.engine.lbfgs import minimise
 from otpdag.engine.optimiser import Leg
 from otpdag.objective import ClosedForm, Direct, Objective, PushForward
 from otpdag.objective.graph_problem import WORST_LOSS, GraphProblem, rows_along_graph
-from otpdag.objective.row_problem import RowProblem, row_problem
+from otpdag.objective.row_problem import RowProblem, each_row_problem
 
 ROWS = 60
 
@@ -76,7 +76,7 @@ def made(world, objective=None, weights=None, rows=None):
     layout = lay_out_rows(model.structure, whole, otp.entropic(), 0)
     start = one_start(layout, whole, 0, 0, first=True)
     held = layout.structure, batch, layout.shapes, objective or Objective(eps=1.0)
-    enumerated = row_problem(*held, ClosedForm(sums=SumSizes(easy_states=10**6, patterns=1000)), 0)
+    enumerated = each_row_problem(*held, ClosedForm(sums=SumSizes(easy_states=10**6, patterns=1000)), 0)
     along = rows_along_graph(*held, ClosedForm(), 0)
     assert (type(along), type(enumerated)) == (GraphProblem, RowProblem)
     return along.laid_out_for(start), enumerated, start

@@ -13,16 +13,23 @@ from otpdag.backward.chain_stretches import marginals_by_stretches
 __all__ = ["Marginals", "marginals"]
 
 
-# A sequence of more than a thousand steps is cut in stretches that run side by side, unless there are a twentieth as
-# many sequences as steps, which run side by side as they are. The choice changes time, not the result.
-_LONG_STEPS = 1000
-_STEPS_FOR_EACH_SEQUENCE = 20
+# Stretches of sequences run side by side, unless enough sequences do so as they are, most of a block would be filled up
+# to the longest, or states are many, for products of matrices cost their cube. The choice changes time, not the result.
+_LONG_STEPS, _SIDE_BY_SIDE, _PADDED, _FEW_STATES = 64, 400, 1.5, 12
 
 
 def marginals(block: Block, potential: Linear, chain: Chain, weight: Tensor | None = None) -> Marginals:
     """Run forward and backward over one block; pairs of states count by the ``weight`` (R or 1, n) of a sequence."""
     with torch.no_grad():
-        few = block.sizes[0] * _STEPS_FOR_EACH_SEQUENCE < len(block.sizes)
-        if len(block.sizes) > _LONG_STEPS and few and not chain.varying and chain.longest_lag <= 1:
-            return marginals_by_stretches(block, potential, weight)
+        if _suits_stretches(block, potential, chain):
+            found = marginals_by_stretches(block, potential, weight)
+            if found is not None:
+                return found
         return marginals_by_steps(block, potential, chain, weight)
+
+
+def _suits_stretches(block: Block, potential: Linear, chain: Chain) -> bool:
+    longest, many, size = len(block.sizes), block.sizes[0], chain.states.size
+    if chain.varying or chain.longest_lag > 1 or size > _FEW_STATES or longest < _LONG_STEPS:
+        return False
+    return many * len(potential.unary) <= _SIDE_BY_SIDE and longest * many <= _PADDED * len(block.kinds)

@@ -41,13 +41,16 @@ class Potentials:
     pair: Tensor
 
 
-def potentials(structure: Structure, naturals: Naturals, chain: Chain) -> Potentials:
-    """Evaluate every mechanism once on the distinct steps and all states."""
+def potentials(structure: Structure, naturals: Naturals, chain: Chain, emitted: Tensor | None = None) -> Potentials:
+    """Evaluate every mechanism once on the distinct steps and all states.
+
+    ``emitted`` (R, U, S) is what observed nodes say of states, if that is known already.
+    """
     states, dtype = chain.states, chain.dtype
     forbidden = torch.full((), -torch.inf, dtype=dtype)
     begins = torch.where(states.begins, torch.zeros((), dtype=dtype), forbidden)
     hidden = torch.where((chain.phase == 0).unsqueeze(-1), begins, 0.0).unsqueeze(0)
-    observed = torch.zeros(1, len(chain.phase), states.size, dtype=dtype)
+    observed = torch.zeros(1, len(chain.phase), states.size, dtype=dtype) if emitted is None else emitted
     many = len(chain.phase) if chain.varying else chain.longest_lag + 1
     pair = torch.zeros(1, many, states.size, states.size, dtype=dtype)
     if states.follows is not None:
@@ -56,6 +59,8 @@ def potentials(structure: Structure, naturals: Naturals, chain: Chain) -> Potent
         if mechanism.is_given:
             continue
         base = structure.base(node)
+        if emitted is not None and base not in states.nodes:
+            continue
         table, joins = _term(structure, naturals, chain, node)
         lag = structure.longest_lag(base)
         if joins:

@@ -1,9 +1,12 @@
-"""Forward-backward for few long sequences: stretches of each run side by side and are joined by transfer matrices."""
+r"""Forward-backward for few or long sequences: short stretches of all run side by side and are joined by products.
+
+A stretch turns the state before it into that at its end by a transfer matrix, the product of :math:`A_t(i, j) = P(i, j)
+U_t(j)`. Products of two stretches, of four, and so on up to the whole sequence tell, on the way back down, the filtered
+probabilities before each stretch and the backward messages after it (Blelloch 1990; Särkkä and García-Fernández 2021).
+So all that is done step by step is as many steps as a stretch has.
+"""
 
 from __future__ import annotations
-
-import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,96 +17,144 @@ from otpdag.backward.chain_recursion import Marginals
 
 __all__ = ["marginals_by_stretches"]
 
+STRETCH = 16
+"""Steps of a stretch."""
 
-def marginals_by_stretches(block: Block, potential: Linear, weight: Tensor | None = None) -> Marginals:
-    """Marginals of a block whose pair potentials are the same at every step but the first."""
-    parts = [_one_long(block.kinds[columns], potential) for columns in block.columns]
-    state = torch.empty_like(
-        potential.unary[:, :, :1].expand(-1, -1, len(block.kinds)), memory_format=torch.contiguous_format
-    )
-    log_scale = state.new_empty(state.shape[0], len(block.kinds))
-    pair = torch.zeros_like(potential.pair)
-    for number, (columns, part) in enumerate(zip(block.columns, parts, strict=True)):
-        state[:, :, columns], log_scale[:, columns] = part.state, part.log_scale
-        pair += part.pair if weight is None else part.pair * weight[:, number, None, None, None]
-    return Marginals(state, log_scale, pair)
+SMALLEST = 1e-280
+"""A sum of probabilities below which digits are lost in products of many matrices."""
 
 
-def _one_long(kinds: Tensor, potential: Linear) -> Marginals:
-    """One sequence, cut in about sqrt(T) stretches of equal length (the last may be shorter)."""
-    total = len(kinds)
-    length = math.isqrt(total - 1) + 1
-    many = -(-total // length)
-    filled = torch.cat([kinds, kinds.new_zeros(many * length - total)]).reshape(many, length)
-    emission = potential.unary[:, :, filled]  # (R, S, stretches, length)
-    matrix = potential.pair[:, -1]
-    used = [many if step < total - (many - 1) * length else many - 1 for step in range(length)]
-    transfer, log_weight = _transfers(emission, matrix, used)
-    entry = _entries(transfer, log_weight)
-    # forward inside the stretches
-    alpha, scale = torch.empty_like(emission), torch.ones_like(emission[:, 0])
-    for step, size in enumerate(used):
-        before = entry[:, :, :size] if step == 0 else alpha[:, :, :size, step - 1]
-        message = torch.bmm(matrix.transpose(1, 2), before)
-        if step == 0:
-            message[:, :, 0] = 1.0  # the sequence begins here: its first step's potentials say all
-        message *= emission[:, :, :size, step]
-        scale[:, :size, step] = message.sum(1)
-        alpha[:, :, :size, step] = message / scale[:, :size, step].unsqueeze(1)
-    # backward inside the stretches
-    ends = torch.stack([alpha[:, :, g, (length if g < many - 1 else total - g * length) - 1] for g in range(many)], -1)
-    exits = _exits(transfer, log_weight, ends)
-    state = torch.empty_like(emission)
-    pair = torch.zeros_like(potential.pair)
-    later = emission.new_zeros(*emission.shape[:2], 0)
-    for step in range(length - 1, -1, -1):
-        size = used[step]
-        message = exits[:, :, :size].clone()
-        if later.shape[2]:
-            pair[:, -1] += torch.bmm(alpha[:, :, : later.shape[2], step], later.transpose(1, 2)) * matrix
-            message[:, :, : later.shape[2]] = torch.bmm(matrix, later)
-        state[:, :, :size, step] = alpha[:, :, :size, step] * message
-        later = emission[:, :, :size, step] * message / scale[:, :size, step].unsqueeze(1)
-    pair[:, -1] += torch.bmm(ends[:, :, :-1], later[:, :, 1:].transpose(1, 2)) * matrix
-    log_scale = torch.log(scale).flatten(1)[:, :total] + potential.log_unit[:, kinds]
-    return Marginals(state.flatten(2)[:, :, :total], log_scale, pair)
+def marginals_by_stretches(block: Block, potential: Linear, weight: Tensor | None = None) -> Marginals | None:
+    """Marginals of a block whose pair potentials are the same at every step but the first.
 
-
-def _transfers(emission: Tensor, matrix: Tensor, used: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """How a stretch turns the state before it into that at its end: (R, S end, stretches, S before), with log-weights.
-
-    Normalised for each state before; the first stretch has none before, and all its columns agree.
+    None where a product has lost a state that the data later ask for.
     """
-    replicas, size, many, _ = emission.shape
-    message = torch.eye(size, dtype=emission.dtype).reshape(1, size, 1, size).repeat(replicas, 1, many, 1)
-    log_weight = emission.new_zeros(replicas, many, size)
-    for step, count in enumerate(used):
-        moved = torch.bmm(matrix.transpose(1, 2), message[:, :, :count].flatten(2)).unflatten(2, (count, size))
+    columns, inside = _grid(block)  # (stretch, sequences * stretches)
+    many, replicas, size = block.sizes[0], *potential.unary.shape[:2]
+    emission = potential.unary[:, :, block.kinds[columns]]  # (R, S, L, B)
+    matrix = potential.pair[:, -1]
+    begins = slice(0, None, columns.shape[1] // many)  # the first stretch of each sequence
+    transfer = _transfers(emission, matrix, inside, begins).unflatten(-1, (many, -1)).permute(0, 3, 4, 1, 2)
+    levels = _products(transfer)
+    count = transfer.shape[2]
+    entry = _before(levels, emission.new_full((replicas, many, size), 1 / size))[:, :, :count]
+    exits = _after(levels, emission.new_ones(replicas, many, size))[:, :, :count]
+    entry, exits = (one.flatten(1, 2).transpose(1, 2) for one in (entry, exits))  # (R, S, B)
+    alpha, scale = _forward(emission, matrix, inside, begins, entry)
+    beta = _backward(emission, matrix, inside, scale, exits)
+    state = alpha * beta
+    total = state.sum(1, keepdim=True)
+    if not bool((total > SMALLEST).all()) or not bool(torch.isfinite(total).all()):
+        return None
+    place = columns[inside]
+    by_column = emission.new_empty(replicas, size, len(block.kinds))
+    by_column[:, :, place] = (state / total)[:, :, inside]
+    log_scale = emission.new_empty(replicas, len(block.kinds))
+    log_scale[:, place] = scale[:, inside].log()
+    pair = torch.zeros_like(potential.pair)
+    before = torch.cat([entry.unsqueeze(2), alpha[:, :, :-1]], 2)
+    pair[:, -1] = _pairs(before, emission * beta, matrix, _shares(inside, begins, many, weight))
+    return Marginals(by_column, log_scale + potential.log_unit[:, block.kinds], pair)
+
+
+def _grid(block: Block) -> tuple[Tensor, Tensor]:
+    """Column of each step of each stretch, and whether there is one: (L, sequences * stretches)."""
+    longest, many = len(block.sizes), block.sizes[0]
+    sequence = torch.arange(many).unsqueeze(1)
+    begins = torch.tensor([at for at, _ in block.spans])
+    inside = torch.tensor(block.sizes).unsqueeze(0) > sequence  # (n, T)
+    columns = torch.where(inside, begins + sequence, 0)
+    missing = -longest % STRETCH
+    columns, inside = (torch.nn.functional.pad(one, (0, missing)) for one in (columns, inside))
+    return columns.reshape(-1, STRETCH).T.contiguous(), inside.reshape(-1, STRETCH).T.contiguous()
+
+
+def _transfers(emission: Tensor, matrix: Tensor, inside: Tensor, begins: slice) -> Tensor:
+    """From the state before each stretch to that at its end: (R, S before, S end, B), each up to a factor."""
+    replicas, size, length, many = emission.shape
+    back = matrix.mT.unsqueeze(1)
+    message = torch.eye(size).to(emission).reshape(1, size, size, 1).repeat(replicas, 1, 1, many)
+    for step in range(length):
+        moved = back @ message
         if step == 0:
-            moved[:, :, 0] = 1.0
-        moved = moved * emission[:, :, :count, step].unsqueeze(-1)
-        total = moved.sum(1).clamp(min=1e-300)
-        message[:, :, :count] = moved / total.unsqueeze(1)
-        log_weight[:, :count] += torch.log(total)
-    return message, log_weight
+            moved[..., begins] = 1.0  # a sequence begins here: its first step's potentials say all
+        moved *= emission[:, None, :, step]
+        message = moved if bool(inside[step].all()) else torch.where(inside[step], moved, message)
+        if step % 4 == 3:
+            message = message / message.amax((1, 2), keepdim=True)
+    return message
 
 
-def _entries(transfer: Tensor, log_weight: Tensor) -> Tensor:
-    """Filtered probabilities of the state before each stretch (R, S, stretches); the first column is unused."""
-    replicas, size, many, _ = transfer.shape
-    entry = transfer.new_full((replicas, size, many), 1.0 / size)
-    weight = torch.exp(log_weight - log_weight.amax(-1, keepdim=True))
-    for g in range(many - 1):
-        left = transfer[:, :, g] @ (entry[:, :, g] * weight[:, g]).unsqueeze(-1)
-        entry[:, :, g + 1] = (left / left.sum(1, keepdim=True)).squeeze(-1)
-    return entry
+def _forward(emission: Tensor, matrix: Tensor, inside: Tensor, begins: slice, entry: Tensor) -> tuple[Tensor, Tensor]:
+    """Filtered probabilities (R, S, L, B) and normalisers (R, L, B)."""
+    alpha, scale, back = torch.empty_like(emission), torch.ones_like(emission[:, 0]), matrix.mT
+    last = entry
+    for step in range(emission.shape[2]):
+        moved = back @ last
+        if step == 0:
+            moved[..., begins] = 1.0
+        moved *= emission[:, :, step]
+        total = moved.sum(1)
+        moved /= total.unsqueeze(1)
+        last = moved if bool(inside[step].all()) else torch.where(inside[step], moved, last)
+        alpha[:, :, step], scale[:, step] = last, total
+    return alpha, scale
 
 
-def _exits(transfer: Tensor, log_weight: Tensor, ends: Tensor) -> Tensor:
-    """Backward messages at the end of each stretch (R, S, stretches), scaled so that they meet ``ends`` in one."""
-    exits = torch.ones_like(ends)
-    weight = torch.exp(log_weight - log_weight.amax(-1, keepdim=True))
-    for g in range(ends.shape[2] - 1, 0, -1):
-        message = (transfer[:, :, g] * exits[:, :, g].unsqueeze(-1)).sum(1) * weight[:, g]
-        exits[:, :, g - 1] = message / (message * ends[:, :, g - 1]).sum(1, keepdim=True)
-    return exits
+def _backward(emission: Tensor, matrix: Tensor, inside: Tensor, scale: Tensor, exits: Tensor) -> Tensor:
+    """Backward messages (R, S, L, B), each up to a factor."""
+    beta, last = torch.empty_like(emission), exits
+    for step in range(emission.shape[2] - 1, -1, -1):
+        beta[:, :, step] = last
+        before = matrix @ (emission[:, :, step] * last / scale[:, None, step])
+        last = before if bool(inside[step].all()) else torch.where(inside[step], before, last)
+    return beta
+
+
+def _shares(inside: Tensor, begins: slice, many: int, weight: Tensor | None) -> Tensor:
+    """By how much each step's pair of states counts (R or 1, L, B): not the first of a sequence, which has no pair."""
+    counted = inside.clone()
+    counted[0, begins] = False
+    share = counted.to(torch.float64).unsqueeze(0)
+    return share if weight is None else share * weight.repeat_interleave(inside.shape[1] // many, 1).unsqueeze(1)
+
+
+def _pairs(before: Tensor, later: Tensor, matrix: Tensor, share: Tensor) -> Tensor:
+    """Sums of the probabilities of pairs of states (R, S, S)."""
+    before, later, share = before.flatten(2), later.flatten(2), share.flatten(1)
+    meet = (before * (matrix @ later)).sum(1)
+    later = later * torch.where(share > 0, share / meet, 0.0).unsqueeze(1)
+    return (before @ later.mT) * matrix
+
+
+def _products(matrices: Tensor) -> list[Tensor]:
+    """The matrices (..., N, S, S), products of two, of four, and so on; each scaled by its largest entry."""
+    levels = [matrices]
+    while levels[-1].shape[-3] > 1:
+        last = levels[-1]
+        if last.shape[-3] % 2:
+            last = torch.cat([last, torch.eye(last.shape[-1]).to(last).expand_as(last[..., :1, :, :])], -3)
+            levels[-1] = last
+        product = last[..., 0::2, :, :] @ last[..., 1::2, :, :]
+        levels.append(product / product.amax((-1, -2), keepdim=True))
+    return levels
+
+
+def _before(levels: list[Tensor], first: Tensor) -> Tensor:
+    """Probabilities of the state before each matrix (..., N, S)."""
+    values = first.unsqueeze(-2)
+    for level in reversed(levels[:-1]):
+        values = values[..., : level.shape[-3] // 2, :]
+        second = (values.unsqueeze(-2) @ level[..., 0::2, :, :]).squeeze(-2)
+        values = torch.stack([values, second / second.sum(-1, keepdim=True)], -2).flatten(-3, -2)
+    return values
+
+
+def _after(levels: list[Tensor], last: Tensor) -> Tensor:
+    """Backward messages after each matrix (..., N, S), up to a factor."""
+    values = last.unsqueeze(-2)
+    for level in reversed(levels[:-1]):
+        values = values[..., : level.shape[-3] // 2, :]
+        first = (level[..., 1::2, :, :] @ values.unsqueeze(-1)).squeeze(-1)
+        values = torch.stack([first / first.amax(-1, keepdim=True), values], -2).flatten(-3, -2)
+    return values

@@ -54,6 +54,11 @@ class SumSizes:
         prior_draws: The same, the same for all rows, before that is known.
         patterns: Most patterns of missing parents that are summed separately; rarer ones are merged.
         count_atoms: Most support points of an unknown count.
+        largest_table: Along the graph: most entries of one table of one row. Rows that need more are approximated.
+        entries: Along the graph: most entries of all tables of all rows in one evaluation of exact sums, where rows
+            have large ones.
+        approximate: Whether rows beyond these two are approximated rather than refused.
+        memory: Along the graph: bytes that the tables of a block of rows may take.
     """
 
     states: int = 4096
@@ -63,6 +68,16 @@ class SumSizes:
     prior_draws: int = 512
     patterns: int = 12
     count_atoms: int = 96
+    largest_table: int = 2**23
+    entries: int = 2**31
+    approximate: bool = True
+    memory: int = 2**27
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that hold nothing."""
+        for name in ("largest_table", "entries", "memory"):
+            if getattr(self, name) < 1:
+                raise ModelError(f"{name} must be at least 1; got {getattr(self, name)}")
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from otpdag.structure import Structure
 __all__ = ["integrated", "is_quadratic", "stencil"]
 
 MOST_NUMBERS = 16  # integrated together: a stencil has a point for each pair of them
+LARGEST = 1e13  # a log-density beyond which the integral, a difference of two such numbers, is lost in rounding
 
 
 def is_quadratic(
@@ -74,7 +75,9 @@ def integrated(prior: Tensor, likelihood: Tensor, eps: float, dim: int, *, split
     half = _solve(factor, slope.unsqueeze(-1), upper=False)
     log_determinant = 2 * torch.log(factor.diagonal(dim1=-2, dim2=-1)).sum(-1)
     whole = origin + 0.5 * half.square().sum((-2, -1)) - 0.5 * log_determinant
-    whole = torch.where(possible[..., 0], whole, -torch.inf)
+    # far from all sense (scales near zero) rounding alone could make a density large: such a point is ruled out
+    known = possible[..., 0] & (origin.detach().abs() < LARGEST)
+    whole = torch.where(known, whole, -torch.inf)
     if not split:
         return whole, torch.zeros_like(whole)
     with torch.no_grad():

@@ -5,9 +5,11 @@ Nothing here imports torch or pandas: help and usage errors come at once.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,8 +26,10 @@ __all__ = [
     "LONGEST_SEED",
     "RUN_FILES",
     "FriendlyGroup",
+    "Interrupted",
     "check_file",
     "check_folder",
+    "log_lines",
     "note_written",
     "out",
     "say",
@@ -79,9 +83,34 @@ def fail(message: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
+@contextlib.contextmanager
+def log_lines(*, quiet: bool) -> Iterator[None]:
+    """Show what the library logs where there is no terminal for a progress bar: a line now and then."""
+    if quiet or sys.stderr.isatty():
+        yield
+        return
+    logger, handler = logging.getLogger("otpdag"), logging.StreamHandler(sys.stderr)
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
 def note_written(path: Path) -> None:
     """Remember what the present command has written, for the case of an interrupt."""
     _WRITTEN.append(str(path))
+
+
+class Interrupted(KeyboardInterrupt):
+    """Somebody asked for the end: what to say about it, and the exit code."""
+
+    def __init__(self, message: str = "", code: int = INTERRUPTED) -> None:
+        super().__init__(message)
+        self.message, self.code = message, code
 
 
 class FriendlyGroup(TyperGroup):
@@ -109,10 +138,11 @@ class FriendlyGroup(TyperGroup):
         _WRITTEN.clear()
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
+            asked = stop if isinstance(stop, Interrupted) else Interrupted()
             there = f"{', '.join(_WRITTEN)} written before" if _WRITTEN else "nothing was written"
-            _err().print(f"\n[bold]interrupted[/]: {escape(printable(there))}")
-            raise typer.Exit(INTERRUPTED) from None
+            _err().print(f"\n[bold]interrupted[/]: {escape(printable(asked.message or there))}")
+            raise typer.Exit(asked.code) from None
 
 
 def _report(error: Exception) -> NoReturn:

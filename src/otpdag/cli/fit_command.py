@@ -55,13 +55,21 @@ def fit(
     ] = None,
     time: Annotated[str | None, typer.Option(metavar="COLUMN", help="Lagged edges: column that orders steps.")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    time_limit: Annotated[
+        float | None,
+        typer.Option("--time-limit", metavar="SECONDS", help="End with the best so far after so many seconds."),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a fit that was stopped, from FOLDER.checkpoint.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but warnings and errors.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")] = False,
 ) -> None:
     """Estimate the parameters of a model from a table.
 
     Writes model.otp, params.json, summary.json, history.csv, restarts.csv, graph.png and learning.png; where asked for,
-    intervals.csv and weights.csv, the share of each row that a robust fit used.
+    intervals.csv and weights.csv, the share of each row that a robust fit used. A fit that is stopped leaves
+    FOLDER.checkpoint, from which --resume goes on to the same end.
     """
     from otpdag.cli.fitting import fit_to_folder
 
@@ -79,6 +87,8 @@ def fit(
         sequence=sequence,
         time=time,
         device=device,
+        time_limit=time_limit,
+        resume=resume,
         quiet=quiet,
         force=force,
     )

@@ -19,14 +19,15 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from otpdag import plots
-from otpdag.cli.console import RUN_FILES, check_folder, note_written, out, say, warn
+from otpdag.cli.checkpoints import close_checkpoint, kept_checkpoint
+from otpdag.cli.console import RUN_FILES, Interrupted, check_folder, log_lines, note_written, out, say, warn
 from otpdag.cli.csv_files import check_cells
 from otpdag.cli.model_file import read_model_file
 from otpdag.cli.printing import estimates_table, headline
 from otpdag.cli.table_files import as_steps, csv_text, file_hash, table_at
 from otpdag.engine import FitResult
 from otpdag.engine import fit as fit_model
-from otpdag.errors import ColumnTypeWarning, ConvergenceWarning, DataError, ModelError
+from otpdag.errors import ApproximationWarning, ColumnTypeWarning, ConvergenceWarning, DataError, ModelError
 from otpdag.files import check_writable, folder_transaction, write_bytes
 from otpdag.model import Model
 from otpdag.printable import printable
@@ -49,6 +50,8 @@ def fit_to_folder(
     sequence: str | None = None,
     time: str | None = None,
     device: str = "cpu",
+    time_limit: float | None = None,
+    resume: bool = False,
     quiet: bool = False,
     force: bool = False,
 ) -> None:
@@ -63,8 +66,13 @@ def fit_to_folder(
     check_cells(frame, model)
     row_weights, steps_or_rows = _weights(frame, weights, model), as_steps(frame, sequence, time)
     check_writable(out_folder)  # before the work: a folder that cannot be made fails at once
-    with warnings.catch_warnings(record=True) as caught:
+    with (
+        log_lines(quiet=quiet),
+        kept_checkpoint(out_folder, resume=resume) as checkpoint,
+        warnings.catch_warnings(record=True) as caught,
+    ):
         warnings.simplefilter("always", ConvergenceWarning)
+        warnings.simplefilter("ignore", ApproximationWarning)  # a note says the same
         result = fit_model(
             model,
             steps_or_rows,
@@ -76,10 +84,16 @@ def fit_to_folder(
             robust=False if robust is None else robust,
             device=device,
             progress=False if quiet else None,
+            checkpoint=checkpoint,
+            time_limit=time_limit,
         )
-    bounds = None if intervals is None else result.intervals(draws=intervals, seed=seed)
-    written = write_run(result, out_folder, bounds, source=_source(data))
-    note_written(out_folder)
+        if result.status.interrupted:
+            raise Interrupted
+        bounds = None if intervals is None else result.intervals(draws=intervals, seed=seed)
+        written = write_run(result, out_folder, bounds, source=_source(data))
+        note_written(out_folder)
+        ended = result.status.converged or result.status.failed
+        close_checkpoint(checkpoint, could_go_on=time_limit is not None and not ended)
     for message in (*doubts, *caught):
         warn(str(message.message))
     if not quiet:
@@ -144,12 +158,22 @@ def _run_files(result: FitResult, bounds: pd.DataFrame | None, source: Mapping[s
     if bounds is not None:
         tables["intervals.csv"] = csv_text(bounds, index=True)
     kept = next((r.number for r in result.restarts if r.kept), None)
-    return {name: text.encode("utf-8") for name, text in tables.items()} | {
-        "params.json": _json(_plain(result.model.params())),
-        "summary.json": _json(_summary(result) | dict(source)),
-        "graph.png": _png(plots.draw_graph(result.model.graph)),
-        "learning.png": _png(plots.search_curve(result.stages, kept=kept)),
-    }
+    return (
+        {name: text.encode("utf-8") for name, text in tables.items()}
+        | {
+            "params.json": _json(_plain(result.model.params())),
+            "summary.json": _json(_summary(result) | dict(source)),
+            "graph.png": _png(plots.draw_graph(result.model.graph)),
+        }
+        | _learning(result, kept)
+    )
+
+
+def _learning(result: FitResult, kept: int | None) -> dict[str, bytes]:
+    """The curve of a search; where nothing is to be learned there is none."""
+    if not any(stage.losses for stage in result.stages):
+        return {}
+    return {"learning.png": _png(plots.search_curve(result.stages, kept=kept))}
 
 
 def _source(data: Path) -> dict[str, str]:
@@ -168,7 +192,9 @@ def _summary(result: FitResult) -> dict[str, Any]:
         "converged": result.status.converged,
         "reason": result.status.reason,
         "advice": result.status.advice,
-        "loss": result.loss if math.isfinite(result.loss) else None,
+        "status": result.status.name,
+        "approximate": result.status.approximate,
+        "loss": result.loss,
         "rows": result.rows_used,
         "steps": len(result.history),
         "starts": len(result.restarts),
@@ -185,8 +211,17 @@ def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
+def _known(value: Any) -> Any:
+    """The same with null for what is not a finite number: JSON knows no other word for it."""
+    if isinstance(value, dict):
+        return {key: _known(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_known(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _json(content: Any) -> bytes:
-    return (json.dumps(content, indent=1) + "\n").encode("utf-8")
+    return (json.dumps(_known(content), indent=1, allow_nan=False) + "\n").encode("utf-8")
 
 
 def _png(figure: Figure) -> bytes:

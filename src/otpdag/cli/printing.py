@@ -28,7 +28,7 @@ def number(value: float) -> str:
 
 def headline(result: FitResult) -> Text:
     """How a fit ended, in a line or two."""
-    state = Text("converged", style="bold green") if result.status else Text("not converged", style="bold yellow")
+    state = Text(result.status.name, style="bold green" if result.status else "bold yellow")
     kept = next((r.number + 1 for r in result.restarts if r.kept), 1)
     steps = sum(len(stage.losses) for stage in result.stages) or len(result.history)
     details = (

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from otpdag.errors import DataError, listed
 
-__all__ = ["Batch", "distinct_rows", "random_part", "unique_rows"]
+__all__ = ["Batch", "canonical_order", "distinct_rows", "random_part", "unique_rows"]
 
 
 Codes: TypeAlias = npt.NDArray[np.int64]
@@ -188,6 +188,31 @@ def unique_rows(batch: Batch, *, shrink: float = 0.5) -> Batch:
     summed = torch.zeros_like(collapsed.weight)
     summed.index_add_(1, torch.from_numpy(group).to(batch.weight.device), batch.weight)
     return Batch(collapsed.values, collapsed.mask, summed)
+
+
+def canonical_order(batch: Batch) -> Codes:
+    """Row numbers in an order that depends on what the rows hold, not on where they stand: by a hash of their content.
+
+    It reads ranks, so that the units of a column do not matter either. What is drawn from rows in that order (parts, donors, minibatches) is then the same however a table was sorted; and
+    sums are taken in the same order, so that nothing at all changes. The order looks random: the first rows of a batch
+    are no special ones.
+
+    >>> values = torch.tensor([[[3.0], [1.0], [2.0]]])
+    >>> batch = Batch({"x": values}, {"x": torch.ones(1, 3, 1).bool()}, torch.ones(1, 3))
+    >>> turned = batch.take(torch.tensor([2, 0, 1]))
+    >>> same = [one.take(torch.as_tensor(canonical_order(one))).values["x"] for one in (batch, turned)]
+    >>> torch.equal(*same)
+    True
+    """
+    hashed = np.zeros(batch.rows, dtype=np.uint64)
+    seen = [torch.where(batch.mask[node], value, -torch.inf) for node, value in batch.values.items()]
+    for tensor in (*seen, *batch.mask.values(), batch.weight.unsqueeze(-1)):
+        columns = tensor.transpose(0, 1).flatten(1).cpu().double().numpy()
+        for column in columns.T:
+            ranks = np.unique(column, return_inverse=True)[1].astype(np.uint64)
+            hashed = (hashed ^ ranks) * np.uint64(0x9E3779B97F4A7C15)
+            hashed ^= hashed >> np.uint64(29)
+    return np.argsort(hashed, kind="stable")
 
 
 def distinct_rows(tensors: Sequence[Tensor]) -> tuple[Codes, int]:

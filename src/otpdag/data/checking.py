@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,9 @@ from otpdag.spaces import SUM_TOLERANCE, Discrete
 
 __all__ = ["checked_cells", "read_weights"]
 
+LARGEST = 1e150
+"""Numbers whose squares, and sums of those over many rows, are still finite."""
+
 
 def read_weights(weights: npt.ArrayLike | Tensor | None, rows: int) -> Floats:
     """Row weights ``(R or 1, rows)``, scaled to mean one."""
@@ -32,9 +36,11 @@ def read_weights(weights: npt.ArrayLike | Tensor | None, rows: int) -> Floats:
     bad = ~(np.isfinite(array) & (array >= 0))
     if bad.any():
         raise DataError(f"weights must be finite and at least 0; found {array[bad][0]} in row {first_row(bad.T)}")
-    total = array.sum(1, keepdims=True)
-    if (total == 0).any():
+    largest = array.max(1, keepdims=True)
+    if (largest == 0).any():
         raise DataError("weights must not all be 0; found only zeros")
+    array = array / largest  # whatever their size, their sum is finite
+    total = np.array([[math.fsum(one)] for one in array])  # rounded once: the same in any order of the rows
     return array * (rows / total)
 
 
@@ -44,7 +50,7 @@ def checked_cells(node: str, column: Column, block: pd.DataFrame, partial: bool)
         cells = _read_codes(block.iloc[:, 0], node, column)[:, None]
     else:
         cells = _read_numbers(block, node)
-        _check_support(cells, node, column)
+        _check_support(cells, node, column, np.inf if partial else LARGEST)
     empty = np.isnan(cells).all(0)
     if empty.any() and not partial:
         name = column.names[int(empty.argmax())]
@@ -92,13 +98,14 @@ def _codes_of_labels(series: pd.Series[Any], where: str, labels: Sequence[Label]
     return codes[place]  # a missing value has place -1: the NaN at the end
 
 
-def _check_support(cells: Floats, node: str, column: Column) -> None:
+def _check_support(cells: Floats, node: str, column: Column, largest: float) -> None:
     expected, seen = column.space.holds, ~np.isnan(cells)
     with np.errstate(invalid="ignore"):
-        bad = seen & (np.isinf(cells) | column.space.outside(cells))
+        bad = seen & ((np.abs(cells) > np.float64(largest)) | np.isinf(cells) | column.space.outside(cells))
     if bad.any():
         row, cell = (int(place) for place in np.argwhere(bad)[0])
-        expected = "finite numbers" if np.isinf(cells[row, cell]) else expected
+        if abs(cells[row, cell]) > largest or np.isinf(cells[row, cell]):
+            expected = "finite numbers" if np.isinf(cells[row, cell]) else f"numbers of at most {largest:g} in size"
         where = column_title(node, column.names[cell])
         raise DataError(f"{where} must hold {expected}; found {cells[row, cell]:g} in row {row}")
     if column.space.total is not None:

@@ -57,6 +57,8 @@ class BootstrapOptions:
 def bootstrap_table(problem: Problem, point: Tensor, options: BootstrapOptions) -> pd.DataFrame:
     """Percentile intervals of every learned parameter, in the layout of ``Model.params()``.
 
+    ``attrs["stuck"]`` of the table is the number of draws that failed or were still falling when their steps ended.
+
     Args:
         problem: The problem that was solved.
         point: Its solution (1, P), from which every draw starts.
@@ -70,12 +72,14 @@ def bootstrap_table(problem: Problem, point: Tensor, options: BootstrapOptions) 
         delayed(_one_chunk)(problem, point, size, int(seed), options.steps)
         for size, seed in zip(sizes, seeds, strict=True)
     )
-    draws = torch.cat(list(chunks))
-    return _summarise(problem, point, draws, options.level)
+    draws, settled = (torch.cat(list(parts)) for parts in zip(*chunks, strict=True))
+    table = _summarise(problem, point, draws, options.level)
+    table.attrs["stuck"] = int((~settled).sum())
+    return table
 
 
-def _one_chunk(problem: Problem, point: Tensor, draws: int, seed: int, steps: int) -> Tensor:
-    """Resampled fits of a chunk: every draw is a data set of its own, with one start."""
+def _one_chunk(problem: Problem, point: Tensor, draws: int, seed: int, steps: int) -> tuple[Tensor, Tensor]:
+    """Where the resampled fits of a chunk ended, and which settled: every draw is a data set with one start."""
     generator = np.random.default_rng(seed)
     base = problem.weight[0].double().numpy()
     total = max(round(float(base.sum())), 2)
@@ -89,7 +93,8 @@ def _one_chunk(problem: Problem, point: Tensor, draws: int, seed: int, steps: in
             Searcher(LBFGS(steps=steps, tolerance=1e-8)),
             owners=range(draws),
         )
-    return torch.where(ended.failed.unsqueeze(-1), torch.nan, ended.point)
+    settled = ended.converged & ~ended.failed
+    return torch.where(ended.failed.unsqueeze(-1), torch.nan, ended.point), settled
 
 
 def _summarise(problem: Problem, point: Tensor, draws: Tensor, level: float) -> pd.DataFrame:
@@ -100,10 +105,12 @@ def _summarise(problem: Problem, point: Tensor, draws: Tensor, level: float) -> 
         if not problem.structure.mechanisms[node].declared()[name].learned:
             continue
         lower, upper = np.nanquantile(values, [tail, 1 - tail], axis=0)
+        error = np.nanstd(values, axis=0, ddof=1)
         for index in np.ndindex(values.shape[1:]):
             place = estimate[node, name][0][index]
-            rows.append((node, name, index, float(place), float(lower[index]), float(upper[index])))
-    table = pd.DataFrame(rows, columns=["node", "parameter", "index", "estimate", "lower", "upper"])
+            ends = float(lower[index]), float(upper[index])
+            rows.append((node, name, index, float(place), *ends, float(error[index])))
+    table = pd.DataFrame(rows, columns=["node", "parameter", "index", "estimate", "lower", "upper", "std_error"])
     return table.set_index(["node", "parameter", "index"])
 
 

@@ -2,7 +2,8 @@
 
 A search is a fixed sequence of legs, each a function of where the ones before ended. The journal keeps those ends and,
 of the leg that is under way, the optimiser's last snapshot. A run that is resumed reads the legs that are done instead
-of running them, and comes to the same end, bit for bit.
+of running them, and comes to the same end, bit for bit. After somebody has asked for the end, legs are cut short; what
+they reach is therefore never written.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -89,23 +90,34 @@ class Journal:
             outcome = self._done[number]
             self._check_size(outcome.point.shape[-1], leg)
             return outcome, True
+        if monitor.stopped:
+            return optimiser.run(replace(leg, steps=min(1, leg.steps)), watch), False
         resume, self._under_way = self._under_way, None
         if resume is not None:
             self._check_size(int(resume["parameters"]), leg)
+        hurried = False
+
+        def is_over() -> bool:
+            nonlocal hurried
+            hurried = hurried or monitor.stopped
+            return hurried
 
         def watched(progress: Progress) -> bool:
             stop = watch(progress)
-            if self.path is not None and (stop or time.monotonic() - self._written > self.seconds):
+            if self.path is not None and not hurried and (stop or self._is_due()):
                 self._under_way = {**progress.snapshot(), "parameters": torch.tensor(leg.points.shape[-1])}
                 self._write(monitor)
             return stop
 
-        outcome = optimiser.run(leg, watched, resume)
+        outcome = optimiser.run(replace(leg, is_over=is_over), watched, resume)
         if self.path is not None and not monitor.stopped:
             self._done.append(outcome)
             self._under_way = None
             self._write(monitor)
         return outcome, False
+
+    def _is_due(self) -> bool:
+        return time.monotonic() - self._written > self.seconds
 
     def _check_size(self, parameters: int, leg: Leg) -> None:
         if parameters != leg.points.shape[-1]:
@@ -151,7 +163,7 @@ class Journal:
         except (SafetensorError, OSError, KeyError, ValueError, TypeError, AttributeError) as error:
             raise DataError(f"{str(path)!r} is not the checkpoint of a run: {error}") from None
         if about != dict(self.about):
-            other = next(key for key in {*about, *self.about} if about.get(key) != self.about.get(key))
+            other = next(key for key in {**self.about, **about} if about.get(key) != self.about.get(key))
             raise DataError(
                 f"the checkpoint {str(path)!r} belongs to another run: its {other} is {about.get(other)}, not "
                 f"{self.about.get(other)}; choose another file, or remove it"

@@ -30,6 +30,7 @@ class Course:
         part_rows: Rows on which the best settles before it sees everything, if there are more.
         part_tolerance: Relative change of the loss at which it has settled there; all rows then need no finer one.
         moves: How often the problem of the best may be moved to its end.
+        small_gain: Relative fall of the loss that two moves in a row must reach, or the best of them is the end.
         same_loss: Relative difference below which two starts count as having reached the same optimum.
     """
 
@@ -46,6 +47,7 @@ class Course:
     part_rows: int | None = None
     part_tolerance: float = 1e-7
     moves: int = 12
+    small_gain: float = 1e-5
     same_loss: float = 2e-4
 
     def __post_init__(self) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +17,24 @@ from numpy.typing import ArrayLike, NDArray
 from otpdag.engine.adapt import adapt
 from otpdag.engine.checkpoint import Journal
 from otpdag.engine.course import Course
+from otpdag.engine.fingerprint import fingerprint
 from otpdag.engine.kinds.kind import DataKind
 from otpdag.engine.method import Method
 from otpdag.engine.monitor import Callback, Monitor
 from otpdag.engine.point_layout import Layout
-from otpdag.engine.resolve import Plan, check_arguments, check_honoured, resolve, robust_kind
+from otpdag.engine.resolve import Plan, check_arguments, check_honoured, check_seconds, resolve, robust_kind
 from otpdag.engine.result import FitResult, Status
 from otpdag.engine.robust import robust_search
 from otpdag.engine.search import Ended, Searcher, search
-from otpdag.errors import ConvergenceWarning, ModelError
+from otpdag.engine.stopping import Cause, Stopping
+from otpdag.errors import ApproximationWarning, ConvergenceWarning, ModelError
 from otpdag.model import Model
+from otpdag.structure import unpack
 from otpdag.threads import bounded_threads
 
 __all__ = ["fit"]
+
+FAILURE_ADVICE = "look for outliers, constant or collinear columns, or a mechanism that does not fit its column"
 
 
 def fit(
@@ -46,6 +52,8 @@ def fit(
     callbacks: Sequence[Callback] = (),
     course: Course | None = None,
     checkpoint: str | Path | None = None,
+    checkpoint_seconds: float = 20.0,
+    time_limit: float | None = None,
 ) -> FitResult:
     """Estimate a model's parameters from data with hidden nodes and missing cells.
 
@@ -66,13 +74,18 @@ def fit(
             reports them; ``"misfit"`` is for a model whose fixed parameters or families are wrong. See
             ``docs/robustness.md``.
         device: ``"cpu"`` or ``"cuda"``.
-        progress: Show a progress bar; by default only on a terminal.
+        progress: Show a progress bar; by default only on a terminal. Where there is none, True prints lines instead,
+            and the logger ``otpdag`` gets one every ten seconds in any case.
         callbacks: Called with each record of the history; returning True stops the fit.
         course: Sizes of the stages of the search.
-        checkpoint: A file that is written now and then; if it exists, the fit goes on from there, to the same end.
+        checkpoint: A file that is written now and then, at Ctrl-C and at SIGTERM; if it exists, the fit goes on from
+            there, to the same end.
+        checkpoint_seconds: How often it is written, at most; it is also written whenever a stage of the search ends.
+        time_limit: Seconds after which the fit ends with the best parameters so far.
 
     Returns:
-        The result, with status, history and all restarts.
+        The result, with status, history and all restarts. After Ctrl-C it holds the best so far, and
+        ``result.status.interrupted`` is True; a second Ctrl-C raises ``KeyboardInterrupt``.
 
     Example:
         >>> import numpy as np, pandas as pd, otpdag as otp
@@ -89,19 +102,26 @@ def fit(
     if not isinstance(model, Model):
         raise ModelError(f"model must be an otp.Model, and comes before the data; got {type(model).__name__}")
     check_arguments(seed, steps, restarts, device)
+    check_seconds("time_limit", time_limit)
+    check_seconds("checkpoint_seconds", checkpoint_seconds)
+    stopping = Stopping(time_limit)
     robustness = robust_kind(robust)
     kind = adapt(model, data, weights=weights, device=device, every_row=robustness == "outliers")
     check_honoured(kind, weights=weights is not None, robust=robustness is not None, device=device)
     plan = resolve(kind, method, robust=robustness, steps=steps, restarts=restarts, course=course)
     work = kind.work(plan.method)
     bounded = nullcontext() if work is None else bounded_threads(work)
-    journal = Journal.open(checkpoint, about=_about(kind, plan, seed))
-    with bounded, Monitor(show=progress, callbacks=callbacks) as monitor:
+    about = {} if checkpoint is None else _about(kind, plan, seed)
+    journal = Journal.open(checkpoint, about, checkpoint_seconds)
+    listening = stopping.listening(to_terminate=checkpoint is not None)
+    with listening, bounded, Monitor(show=progress, callbacks=callbacks, stopping=stopping) as monitor:
         journal.restore(monitor)
         searcher = Searcher(plan.method.optimiser, seed, monitor, journal)
-        layout, ended, kept = _searched(kind, plan, searcher)
+        with _breakdowns_named():
+            layout, ended, kept = _searched(kind, plan, searcher)
+        status = replace(_status(ended, plan.method, monitor), approximate=ended.problem.approximation is not None)
+        _check_end(layout, ended)
         kind.adopt(layout, ended)
-    status = _status(ended, plan.method, monitor)
     if not status.converged:
         warnings.warn(str(status), ConvergenceWarning, stacklevel=2)
     notes = [] if bool(ended.failed[0]) else kind.notes(ended)
@@ -126,10 +146,12 @@ def _searched(kind: DataKind, plan: Plan, searcher: Searcher) -> tuple[Layout, E
     """Lay out the problem, search, and conclude; also how much of each row was used, where some are left out."""
     layout = kind.lay_out(plan.method, searcher.seed)
     problem = kind.problem(layout, plan.method, searcher.seed)
+    if problem.approximation is not None:
+        warnings.warn(problem.approximation, ApproximationWarning, stacklevel=3)
     kept: NDArray[np.float64] | None = None
     if plan.leaves_out:
         ended, weights = robust_search(kind, layout, problem, plan.method, plan.course, searcher, plan.restarts)
-        kept = weights.cpu().numpy()
+        kept = kind.as_given(weights.cpu().numpy())
     else:
         starts = kind.starts(layout, problem, searcher.seed, range(plan.restarts))
         ended = search(problem, starts, plan.course, searcher)
@@ -147,6 +169,8 @@ def _about(kind: DataKind, plan: Plan, seed: int) -> dict[str, str]:
         "restarts": str(plan.restarts),
         "seed": str(seed),
         "torch": torch.__version__,
+        "model's fingerprint": fingerprint([(node, one.spec()) for node, one in kind.model.mechanisms.items()]),
+        "data's fingerprint": fingerprint(kind),
     }
 
 
@@ -157,16 +181,42 @@ def _notes(row_weights: NDArray[np.float64] | None) -> tuple[str, ...]:
     return (f"left out {out} of {len(row_weights)} rows ({out / len(row_weights):.1%}); see result.dropped",)
 
 
+@contextmanager
+def _breakdowns_named() -> Iterator[None]:
+    """Errors of linear algebra as errors that say what to look for."""
+    try:
+        yield
+    except (torch.linalg.LinAlgError, np.linalg.LinAlgError) as error:  # type: ignore[attr-defined]
+        reason = str(error).split(":")[-1].strip()
+        raise ModelError(f"the fit failed: a matrix became singular ({reason}); {FAILURE_ADVICE}") from error
+
+
+def _check_end(layout: Layout, ended: Ended) -> None:
+    """Refuse an end that is no estimate: the model keeps what it had before."""
+    for key, value in unpack(ended.point, layout.shapes).items():
+        if not bool(torch.isfinite(value).all()):
+            node = next((n for n, names in layout.structure.keys.items() if key in names.values()), key)
+            raise ModelError(f"the fit failed: no finite parameters of node {node!r} were found; {FAILURE_ADVICE}")
+
+
 def _status(ended: Ended, method: Method, monitor: Monitor) -> Status:
-    if bool(ended.failed[0]):
-        return Status(
-            False,
-            "the loss became infinite or not a number; the last good parameters were kept",
-            "look for outliers or a mechanism that does not fit its column, or try a smaller learning rate",
-        )
+    if bool(ended.failed[0]) or not bool(torch.isfinite(ended.loss[0])):
+        reason = "the loss became infinite or not a number; the last good parameters were kept"
+        return Status(False, reason, FAILURE_ADVICE, failed=True)
     if bool(ended.converged[0]):
         stochastic = method.optimiser.is_stochastic
         return Status(True, "the smoothed loss stopped falling" if stochastic else "the loss stopped changing")
-    if monitor.stopped:
-        return Status(False, f"a callback stopped the fit after {len(monitor.history)} steps", "")
+    steps = sum(len(stage.losses) for stage in monitor.stages)
+    if monitor.stopping.cause is Cause.INTERRUPT:
+        reason = f"{Cause.INTERRUPT.value} after {steps} steps; these are the best parameters so far"
+        return Status(False, reason, interrupted=True)
+    if monitor.stopping.cause is Cause.TIME:
+        return Status(
+            False,
+            f"the time limit of {monitor.stopping.seconds:g} s was reached after {steps} steps; these are the best "
+            "parameters so far",
+            "allow more time, or go on from a checkpoint",
+        )
+    if monitor.stopping.cause is Cause.CALLBACK:
+        return Status(False, f"{Cause.CALLBACK.value} after {len(monitor.history)} steps", "")
     return Status(False, f"the loss was still falling after {ended.steps} steps", "allow more steps in the method")

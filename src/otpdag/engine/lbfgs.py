@@ -7,11 +7,12 @@ one evaluation serves all rows. Rows do not influence each other, so the result 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from otpdag.engine.accelerated import accelerated_updates
 from otpdag.engine.coordinates import Coordinates
 from otpdag.engine.optimiser import Leg, Memory, Outcome, Progress, Watch, as_memory, from_memory, under
 from otpdag.errors import ModelError
@@ -32,6 +33,9 @@ MOST_TRIALS = 20
 
 MOST_UPDATES, LITTLE_GAINED = 40, 1e-7
 """Closed-form updates before L-BFGS, at most, and a relative gain below which they stop."""
+
+MOST_ALONE = 120
+"""Closed-form updates of all parameters after which descent takes over."""
 
 SMALL_IN_A_ROW = 3
 """Small changes in a row that make an end: one or two happen in narrow valleys."""
@@ -91,7 +95,18 @@ class LBFGS:
         return False
 
     def run(self, leg: Leg, watch: Watch, resume: Memory | None = None) -> Outcome:
-        """Minimise in the problem's own coordinates, which a leg that goes on shares with the one before."""
+        """Minimise in the problem's own coordinates, which a leg that goes on shares with the one before.
+
+        Where a problem's updates in closed form move every parameter, they come first, accelerated; what they have not
+        settled after many steps, such as a probability that goes to zero, is left to descent.
+        """
+        if leg.problem.updates_suffice and "axes.origin" not in (resume or {}):
+            tolerance = self.tolerance if leg.tolerance is None else leg.tolerance
+            first = accelerated_updates(replace(leg, steps=min(leg.steps, MOST_ALONE)), tolerance, watch, resume)
+            settled = bool((first.converged | first.failed).all()) or first.steps < MOST_ALONE
+            if settled or leg.steps <= MOST_ALONE:
+                return first
+            leg, resume = replace(leg, points=first.point, steps=leg.steps - MOST_ALONE, memory={}), None
         before = resume or leg.memory
         axes = _axes_of(before) or Coordinates.of(leg.problem, _ascended(leg))
         last: list[LossTerms] = []
@@ -129,7 +144,7 @@ def _ascended(leg: Leg) -> Tensor:
         loss = terms.total.expand(len(point))
         worse = ~(loss <= before)
         point = torch.where((worse | ~torch.isfinite(updated).all(-1)).unsqueeze(-1), point, updated)
-        if bool(((before - loss) <= LITTLE_GAINED * (1 + loss.abs())).all()):
+        if bool(((before - loss) <= LITTLE_GAINED * (1 + loss.abs())).all()) or leg.is_over():
             break
         before = torch.where(worse, before, loss)
     return point

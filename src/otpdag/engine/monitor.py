@@ -1,7 +1,8 @@
-"""What a fit shows while it runs: a progress bar, a history, and the user's callbacks."""
+"""What a fit shows while it runs: a progress bar or lines, a history, and the user's callbacks."""
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -12,10 +13,17 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from otpdag.engine.stopping import Cause, Stopping
+
 __all__ = ["Callback", "Monitor", "Stage"]
 
 Callback = Callable[[dict[str, float]], bool | None]
 """Receives the latest record of the history; returning True stops the fit."""
+
+LINE_SECONDS = 10.0
+"""How often there is a line where there is no terminal."""
+
+log = logging.getLogger("otpdag")
 
 
 @dataclass(frozen=True)
@@ -35,19 +43,28 @@ class Stage:
 class Monitor:
     """Collects records; shows a bar on a terminal unless told not to.
 
+    Where there is no terminal, the logger ``otpdag`` gets a line every ten seconds that tells how far the fit is; if
+    ``show`` is True, standard error gets it as well, and one for every stage.
+
     Args:
         show: True or False, or None for "only if standard error is a terminal".
         callbacks: Called with every record.
+        stopping: Says whether the fit shall end now.
     """
 
-    def __init__(self, *, show: bool | None = None, callbacks: Sequence[Callback] = ()) -> None:
-        self.show = sys.stderr.isatty() if show is None else show
+    def __init__(
+        self, *, show: bool | None = None, callbacks: Sequence[Callback] = (), stopping: Stopping | None = None
+    ) -> None:
+        terminal = sys.stderr.isatty()
+        self.show = terminal and show is not False
+        self.lines = bool(show) and not terminal
         self.callbacks = tuple(callbacks)
+        self.stopping = stopping or Stopping()
         self.history: list[dict[str, float]] = []
         self.stages: list[Stage] = []
         self._objectives: list[object] = []
-        self.stopped = False
         self.began = time.perf_counter()
+        self._said = self.began
         self._progress: Progress | None = None
         self._task: TaskID | None = None
 
@@ -70,6 +87,11 @@ class Monitor:
         if self._progress is not None:
             self._progress.stop()
 
+    @property
+    def stopped(self) -> bool:
+        """Whether the fit shall end now."""
+        return self.stopping.cause is not None
+
     def stage(self, name: str, steps: int, starts: Iterable[int] = (0,), objective: object = None) -> None:
         """Begin a stage of the fit, in which these starts take part; stages that share an objective compare."""
         known = next((number for number, other in enumerate(self._objectives) if other is objective), None)
@@ -77,6 +99,8 @@ class Monitor:
             known = len(self._objectives)
             self._objectives.append(objective)
         self.stages.append(Stage(name, tuple(starts), objective=known))
+        if self.lines:
+            print(f"{name}: at most {steps} steps", file=sys.stderr, flush=True)
         if self._progress is not None:
             self._finish_bar()
             self._task = self._progress.add_task(name, total=steps, loss="")
@@ -94,10 +118,22 @@ class Monitor:
             self.stages[-1].losses.append(tuple(losses))
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=step + 1, loss=f"{terms['loss']:.6g}")
-        if not keep:
-            return False
-        entry = {"step": float(len(self.history)), **terms, "seconds": time.perf_counter() - self.began}
-        self.history.append(entry)
-        answers = [callback(entry) for callback in self.callbacks]  # every callback sees every record
-        self.stopped = any(bool(answer) for answer in answers)
+        self._tell(stage, step, terms["loss"])
+        if keep:
+            entry = {"step": float(len(self.history)), **terms, "seconds": time.perf_counter() - self.began}
+            self.history.append(entry)
+            answers = [callback(entry) for callback in self.callbacks]  # every callback sees every record
+            if any(bool(answer) for answer in answers):
+                self.stopping.stop(Cause.CALLBACK)
         return self.stopped
+
+    def _tell(self, stage: str, step: int, loss: float) -> None:
+        """A line, if the last one was a while ago."""
+        now = time.perf_counter()
+        if self.show or now - self._said < LINE_SECONDS:
+            return
+        self._said = now
+        line = f"{stage}: step {step + 1}, loss {loss:.6g}, {now - self.began:.0f} s"
+        log.info(line)
+        if self.lines:
+            print(line, file=sys.stderr, flush=True)

@@ -48,6 +48,7 @@ class Leg:
         tolerance: Relative change of the loss at which it has converged; the optimiser's own if left out.
         seeds: One for each replica's random stream.
         memory: What an earlier leg learned, if this one goes on from it.
+        is_over: Whether work before the first step shall be cut short: somebody asked for the end.
     """
 
     problem: Problem
@@ -56,6 +57,7 @@ class Leg:
     tolerance: float | None = None
     seeds: Sequence[int] = ()
     memory: Memory = field(default_factory=dict)
+    is_over: Callable[[], bool] = lambda: False
 
 
 @dataclass(frozen=True)

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from otpdag.data import Batch
 from otpdag.engine.bootstrap import BootstrapOptions, bootstrap_table
 from otpdag.engine.method import Method
 from otpdag.engine.monitor import Stage
 from otpdag.engine.search import Restart
 from otpdag.errors import ModelError
+from otpdag.inference.effects import Effect
 from otpdag.objective import Problem
-from otpdag.structure import pack
+from otpdag.tables import estimates
+from otpdag.uncertainty import Errors, Summary, parameter_covariance, standard_errors, summarise
+from otpdag.uncertainty.linear_normal import FitIndices, fit_indices, implied_moments, standardised
+from otpdag.uncertainty.rotation import Rotated, Rotation, rotated_loadings
+from otpdag.uncertainty.standard_errors import point_of
+from otpdag.uncertainty.summary import data_facts
 
 if TYPE_CHECKING:
     from otpdag.model import Model
@@ -27,16 +36,36 @@ __all__ = ["FitResult", "Status"]
 class Status:
     """How a fit ended, and what to do about it.
 
+    Attributes:
+        converged: Whether the optimiser found an end.
+        reason: Why it stopped.
+        advice: What to do about it.
+        approximate: Whether the loss is approximate where it could be exact, with a larger budget.
+        failed: Whether there is no estimate: the loss or a parameter is not a finite number.
+        interrupted: Whether Ctrl-C ended it; the model then holds the best so far.
+
     >>> str(Status(True, "the loss stopped changing"))
     'converged: the loss stopped changing'
+    >>> str(Status(True, "the loss stopped changing", approximate=True))
+    'converged, approximate: the loss stopped changing'
     """
 
     converged: bool
     reason: str
     advice: str = ""
+    approximate: bool = False
+    failed: bool = False
+    interrupted: bool = False
+
+    @property
+    def name(self) -> str:
+        """``"converged"``, ``"failed"``, ``"interrupted"`` or ``"not converged"``."""
+        if self.converged or self.failed:
+            return "converged" if self.converged else "failed"
+        return "interrupted" if self.interrupted else "not converged"
 
     def __str__(self) -> str:
-        head = "converged" if self.converged else "not converged"
+        head = self.name + (", approximate" if self.approximate else "")
         return f"{head}: {self.reason}" + (f" ({self.advice})" if self.advice else "")
 
     def __bool__(self) -> bool:
@@ -59,7 +88,7 @@ class FitResult:
         seed: The seed that determines the run.
         stages: The stages of the search, each with the losses of all its starts step by step.
         row_weights: How much of each row a robust fit used; None if it was not robust.
-        notes: What the user should know, for instance how many rows a robust fit left out.
+        notes: What the user should know, for instance how many rows a robust fit left out, or what is approximate.
     """
 
     model: Model
@@ -95,14 +124,116 @@ class FitResult:
             jobs: Processes that share the work; -1 takes all cores.
 
         Returns:
-            A table indexed by node, parameter and index, with estimate, lower and upper end.
+            A table indexed by node, parameter and index, with estimate, lower and upper end, standard error, and what
+            the index means (``at``); its ``attrs["stuck"]`` says how many draws did not settle.
         """
-        if self.problem is None or self.method.optimiser.is_stochastic:
-            raise ModelError(f"intervals need a deterministic method; {self.method.name!r} draws noise at every step")
-        raw = self.problem.structure.raw(self.model.fitted.naturals) | dict(self.model.fitted.phi)
-        point = pack({key: raw[key] for key in self.problem.shapes})
+        problem = self._deterministic("intervals need")
         options = BootstrapOptions(draws=draws, level=level, seed=seed, jobs=jobs)
-        return bootstrap_table(self.problem.in_units(), point, options)
+        table = bootstrap_table(problem.in_units(), point_of(self.model, problem), options)
+        named = estimates(self.model)
+        names = named.loc[~named["fixed"], "at"]
+        if len(names) == len(table):
+            table["at"] = names.to_numpy()
+        return table
+
+    def _deterministic(self, who: str) -> Problem:
+        if self.problem is None or self.method.optimiser.is_stochastic:
+            raise ModelError(f"{who} a deterministic method; {self.method.name!r} draws noise at every step")
+        return self.problem
+
+    def standard_errors(self, *, level: float = 0.95, errors: Errors = "information") -> pd.DataFrame:
+        """Standard errors and intervals of all parameters from the curvature of the likelihood, in one table.
+
+        Args:
+            level: Nominal coverage of the intervals.
+            errors: ``"information"``: the inverse of the observed information; ``"sandwich"``: also valid where the
+                model is wrong; ``"bootstrap"``: as :meth:`intervals`, with its default number of draws.
+        """
+        return self.summary(level=level, errors=errors).table
+
+    def summary(
+        self, *, level: float = 0.95, errors: Errors = "information", draws: int = 200, seed: int = 0
+    ) -> Summary:
+        """Parameters with standard errors and intervals, likelihood, AIC, BIC, rows, gaps and warnings.
+
+        ``print`` shows it as text, a notebook as HTML; ``to_frame()`` is a DataFrame.
+
+        Args:
+            level: Nominal coverage of the intervals.
+            errors: Where standard errors come from: ``"information"`` (the observed information), ``"sandwich"``
+                (also valid where the model is wrong) or ``"bootstrap"``.
+            draws: Draws of the bootstrap.
+            seed: Determines them.
+        """
+        if errors not in ("information", "sandwich", "bootstrap"):
+            raise ModelError(f"errors must be 'information', 'sandwich' or 'bootstrap'; got {errors!r}")
+        if not 0 < level < 1:
+            raise ModelError(f"level must lie between 0 and 1; got {level}")
+        warnings = [*self.notes] if self.status.converged else [str(self.status), *self.notes]
+        facts: dict[str, str | int | float] = {
+            "method": self.method.name,
+            "status": "converged" if self.status.converged else "not converged",
+            "rows": self.rows_used,
+        }
+        facts |= data_facts(self.model, self.problem)
+        if errors == "bootstrap":
+            table, said = self._bootstrapped(level, draws, seed)
+            kind = f"bootstrap, {draws} draws"
+        else:
+            table, said, kind = self._by_curvature(level, errors)
+        moments = implied_moments(self.model)
+        if moments is not None:
+            table["standardised"] = standardised(self.model, table, moments)
+        return summarise({**facts, "errors": kind}, table, level, [*warnings, *said], self.fit_indices())
+
+    def fit_indices(self) -> FitIndices | None:
+        """Chi-square, CFI, TLI and RMSEA of a linear normal model; None of any other, or where nothing is tested."""
+        batch = getattr(self.problem, "batch", None)
+        return fit_indices(self.model, batch) if isinstance(batch, Batch) else None
+
+    def rotated_loadings(self, method: Rotation = "varimax") -> Rotated:
+        """Loadings of free factors after a rotation: ``"varimax"``, or ``"oblimin"``, which lets factors correlate."""
+        return rotated_loadings(self.model, method)
+
+    def _by_curvature(self, level: float, errors: Errors) -> tuple[pd.DataFrame, list[str], str]:
+        try:
+            problem = self._deterministic("standard errors need")
+            table, is_maximum = standard_errors(self.model, problem, level=level, errors=errors)
+        except ModelError as error:
+            table = estimates(self.model).rename(columns={"value": "estimate"})
+            table["std_error"] = table["lower"] = table["upper"] = np.nan
+            table["note"] = np.where(table.pop("fixed"), "fixed", "")
+            return table, [f"no standard errors: {error}"], "none"
+        said = [] if is_maximum else ["the likelihood still rises from here: standard errors are not to be trusted"]
+        kind = errors if problem.is_likelihood else "sandwich"
+        return table, said, "observed information" if kind == "information" else kind
+
+    def _bootstrapped(self, level: float, draws: int, seed: int) -> tuple[pd.DataFrame, list[str]]:
+        drawn = self.intervals(draws=draws, level=level, seed=seed)
+        table = estimates(self.model).rename(columns={"value": "estimate"})
+        fixed = table.pop("fixed").to_numpy()
+        for column in ("std_error", "lower", "upper"):
+            table[column] = np.nan
+            table.loc[~fixed, column] = drawn[column].to_numpy()
+        table["note"] = np.where(fixed, "fixed", "")
+        stuck = drawn.attrs["stuck"]
+        return table, [f"{stuck} of {draws} draws of the bootstrap did not settle"] if stuck else []
+
+    def effect(
+        self,
+        treatment: str,
+        outcome: str,
+        *,
+        values: Sequence[Any] = (0, 1),
+        on: Mapping[str, Any] | None = None,
+        level: float = 0.9,
+        errors: Errors = "information",
+    ) -> Effect:
+        """:meth:`otpdag.Model.effect` with an interval, from the same curvature as :meth:`summary`."""
+        problem = self._deterministic("the interval of an effect needs")
+        covariance = parameter_covariance(problem, point_of(self.model, problem), errors).matrix
+        own = sum(math.prod(shape) for key, shape in problem.shapes.items() if not key.startswith("phi."))
+        return self.model.effect_with(covariance[:own, :own], treatment, outcome, values=values, on=on, level=level)
 
     def __repr__(self) -> str:
         kept = next((r.number for r in self.restarts if r.kept), 0)

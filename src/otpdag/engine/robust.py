@@ -195,7 +195,7 @@ def _near_rows(
         scaled = part.lay_out(method, searcher.seed)
         problem = part.problem(scaled, method, searcher.seed)
         points = part.starts(scaled, problem, searcher.seed, range(restarts))
-        with Monitor(show=False) as quiet:
+        with Monitor(show=False, stopping=searcher.monitor.stopping) as quiet:
             ended = search(problem, points, Course(), Searcher(searcher.optimiser, searcher.seed, quiet))
         return ended.problem.unit_losses(ended.point)[0].cpu().numpy(), ended.point.shape[-1]
 

@@ -17,9 +17,12 @@ from otpdag.engine.checkpoint import Journal
 from otpdag.engine.course import Course
 from otpdag.engine.monitor import Monitor
 from otpdag.engine.optimiser import Leg, Memory, Optimiser, Outcome, Progress
-from otpdag.objective import Problem
+from otpdag.objective import Moved, Problem
 
 __all__ = ["Ended", "Restart", "Searcher", "restart_seed", "search"]
+
+IDLE_MOVES = 2
+"""Moves in a row without a gain that make an end."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +105,10 @@ class _Field:
         compete = len(alive) > sets
         if compete and self.course.short_steps:
             alive = self._short_runs(alive)
-        if compete and len(alive) > sets and self.course.short_steps:
+        if compete and len(alive) > sets and self.course.short_steps and not self._is_over:
             alive = self._finalists(alive)
+        if self._is_over:  # one step of the best, on all rows, is all that is still done
+            alive = self._best(alive, self.short_losses[alive], None, 1)
         memory = self._on_part(alive)
         problem, outcome = self._finish(alive, memory)
         judged = problem.judged(outcome.point, outcome.loss)
@@ -120,6 +125,10 @@ class _Field:
             restarts=self._reports(best),
         )
 
+    @property
+    def _is_over(self) -> bool:
+        return self.searcher.monitor.stopped
+
     # -- stages -------------------------------------------------------------------------------------------------------
 
     def _short_runs(self, alive: Tensor) -> Tensor:
@@ -134,7 +143,7 @@ class _Field:
         first = steps // 2 if halves else steps
         moves = course.short_moves
         part, judged = self._short_run(f"{len(alive)} short starts", part, alive, first, moves)
-        if halves:
+        if halves and not self._is_over:
             alive = self._best(alive, judged[alive], None, max(course.finalists, (len(alive) + 1) // 2))
             part, judged = self._short_run(f"better {len(alive)} starts", part, alive, steps - first, moves)
         finalists = 1 if optimiser.is_stochastic else course.finalists
@@ -160,7 +169,7 @@ class _Field:
     def _on_part(self, alive: Tensor) -> Memory | None:
         """Let the best settle on a part of the rows, if there are many: what was learned there serves for all."""
         rows = self.course.part_rows
-        if rows is None or rows >= self.problem.rows or self.searcher.optimiser.is_stochastic:
+        if rows is None or rows >= self.problem.rows or self.searcher.optimiser.is_stochastic or self._is_over:
             return None
         part = self.problem.on_part(rows).laid_out_for(self.points[alive])
         tolerance, steps = self.course.part_tolerance, self.searcher.optimiser.steps
@@ -204,12 +213,16 @@ class _Field:
         problem = problem.laid_out_for(self.points[alive])
         leg = Leg(problem, self.points[alive], limited, tolerance, self._seeds(alive), memory or {})
         outcome = self._leg(name, leg, alive, keep=keep)
+        gains = _Gains(self.course.small_gain)
         for _ in range(moves):
-            if bool(outcome.failed.all()) or self.searcher.monitor.stopped:
+            if bool(outcome.failed.all()) or self._is_over:
                 break
             moved = problem.moved(outcome.point)
             if moved is None:
                 outcome = outcome if most is None else replace(outcome, converged=torch.ones_like(outcome.converged))
+                break
+            if gains.have_ended(moved):
+                problem, outcome = gains.end(outcome)
                 break
             problem = moved.problem.laid_out_for(moved.point)
             learned = _carried(outcome.memory, moved.point) if moved.curved_alike else {}
@@ -271,6 +284,35 @@ class _Field:
             )
             for number in range(len(self.points))
         )
+
+
+@dataclass
+class _Gains:
+    """Whether moving a problem still pays: an optimiser may go round in circles, as it exploits each new layout."""
+
+    small: float
+    best: Moved | None = None
+    idle: int = 0
+
+    def have_ended(self, moved: Moved) -> bool:
+        """Compare what a move found with the best before; two moves in a row without a gain are enough."""
+        if moved.loss is None:
+            return False
+        loss, lowest = _mean(moved), torch.inf if self.best is None else _mean(self.best)
+        self.idle = 0 if loss < lowest - self.small * (1 + abs(loss)) else self.idle + 1
+        self.best = moved if loss < lowest else self.best
+        return self.idle >= IDLE_MOVES
+
+    def end(self, outcome: Outcome) -> tuple[Problem, Outcome]:
+        """The best that was found, as an end."""
+        if self.best is None or self.best.loss is None:
+            raise RuntimeError("nothing was moved")
+        converged = torch.ones_like(outcome.converged)
+        return self.best.problem, replace(outcome, point=self.best.point, loss=self.best.loss, converged=converged)
+
+
+def _mean(moved: Moved) -> float:
+    return torch.inf if moved.loss is None else float(moved.loss.mean())
 
 
 def _carried(memory: Memory, point: Tensor) -> Memory:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -24,15 +24,21 @@ def ancestral(
     rows: int,
     generator: torch.Generator,
     *,
-    do: Mapping[str, Tensor] | None = None,
+    do: Mapping[str, Tensor | Callable[[Mapping[str, Tensor]], Tensor]] | None = None,
 ) -> dict[str, Tensor]:
-    """Draw every node from its mechanism, in topological order; nodes in ``do`` are set instead: (1, rows, width)."""
+    """Draw every node from its mechanism, in topological order; nodes in ``do`` are set instead: (1, rows, width).
+
+    A function in ``do`` is given what was drawn so far, the node itself as it would have been included.
+    """
     values: dict[str, Tensor] = {}
     for node in structure.graph.order:
-        if do is not None and node in do:
-            values[node] = do[node].expand(-1, rows, -1)
+        action = None if do is None else do.get(node)
+        if isinstance(action, Tensor):
+            values[node] = action.expand(-1, rows, -1)
             continue
         values[node] = _draw(structure, naturals, node, values, rows, generator)
+        if action is not None:
+            values[node] = action(values)
     return values
 
 

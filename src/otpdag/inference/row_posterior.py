@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import ParamSpec, TypeVar
@@ -13,11 +14,11 @@ from torch import Tensor
 from otpdag.backward import elimination
 from otpdag.backward.amortized import AmortizedMap
 from otpdag.backward.closed_form import RowGroup, SumSizes, enumerates_easily, evaluate, group_rows
-from otpdag.backward.elimination import EliminationOptions
+from otpdag.backward.elimination import Budget
 from otpdag.backward.placed_points import adapted
 from otpdag.backward.quadratic import integrated
 from otpdag.data import Batch
-from otpdag.errors import ModelError
+from otpdag.errors import ApproximationWarning, ModelError
 from otpdag.mechanisms.base import Mechanism, Noise, Params, Parents
 from otpdag.noise import draw_noise
 from otpdag.structure import Naturals, Structure
@@ -30,12 +31,7 @@ T = TypeVar("T")
 
 REACH = 7.0  # of grids, in posterior standard deviations: wider than in a fit, for tails count in draws
 FINE = SumSizes(grid=96, draws=96)
-FINE_POINTS = (  # tried in turn, as a fit does
-    EliminationOptions(grid=48, count_points=96),
-    EliminationOptions(),
-    EliminationOptions(grid=16, count_points=32),
-    EliminationOptions(grid=16, count_points=32, largest_table=2**23),
-)
+BUDGET = Budget(finest=(48, 96), merged=False)
 ROWS_OF_A_LAYOUT = 50_000  # that are laid out along the graph at a time, which bounds memory
 MOST_ROWS = 2000  # whose points are evaluated at a time
 CHUNK_ELEMENTS = 4_000_000  # numbers that they may take: 32 MB
@@ -74,9 +70,14 @@ def _on_few_threads(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def _layouts(
-    fitted: Fitted, batch: Batch, keep: tuple[str, ...] = (), *, even_if_few: bool = False
+    fitted: Fitted,
+    batch: Batch,
+    notes: list[str] | None,
+    keep: tuple[str, ...] = (),
+    *,
+    even_if_few: bool = False,
 ) -> list[tuple[Tensor, elimination.Layout]] | None:
-    """Blocks of rows with what they miss laid out along the graph.
+    """Blocks of rows with what they miss laid out along the graph; what is approximate goes to the notes, or warns.
 
     None where joint enumeration is faster (unless ``even_if_few``), or all that serves (a vector that is seen in part
     and is not linear).
@@ -85,10 +86,15 @@ def _layouts(
         return None
     layouts = []
     for index in torch.arange(batch.rows).split(ROWS_OF_A_LAYOUT):
-        layout = elimination.lay_out_by_first(fitted.structure, batch.take(index), FINE_POINTS, keep=keep)
+        layout = elimination.lay_out_within(fitted.structure, batch.take(index), BUDGET, keep=keep)
         if layout is None:
             return None
         layouts.append((index, elimination.moved(fitted.naturals, layout) if layout.has_points else layout))
+    for _, layout in layouts:
+        if layout.beyond is not None and notes is None:
+            warnings.warn(elimination.told(layout), ApproximationWarning, stacklevel=4)
+        elif layout.beyond is not None and notes is not None:
+            notes.append(elimination.told(layout))
     return layouts
 
 
@@ -118,11 +124,14 @@ def _groups(fitted: Fitted, batch: Batch, seed: int, *, exact: bool = False) -> 
 
 
 @_on_few_threads
-def log_likelihood(fitted: Fitted, batch: Batch, seed: int = 0) -> Tensor:
-    """Log-likelihood of each row's seen cells, hidden and missing values integrated out: (N,)."""
+def log_likelihood(fitted: Fitted, batch: Batch, seed: int = 0, notes: list[str] | None = None) -> Tensor:
+    """Log-likelihood of each row's seen cells, hidden and missing values integrated out: (N,).
+
+    What is approximate is added to the notes; without them, an :class:`~otpdag.ApproximationWarning` says it.
+    """
     fitted.check_densities("a likelihood")
     by_row = torch.zeros(batch.rows, dtype=torch.float64)
-    layouts = _layouts(fitted, batch)
+    layouts = _layouts(fitted, batch, notes)
     if layouts is not None:
         for index, layout in layouts:
             by_row[index] = elimination.log_evidence(fitted.naturals, layout)[0]
@@ -143,12 +152,14 @@ def _joint(fitted: Fitted, group: RowGroup) -> Tensor:
 
 
 @_on_few_threads
-def state_probabilities(fitted: Fitted, batch: Batch, node: str, seed: int = 0) -> Tensor:
-    """Posterior probabilities of a hidden or missing category, row by row: (N, K)."""
+def state_probabilities(
+    fitted: Fitted, batch: Batch, node: str, seed: int = 0, notes: list[str] | None = None
+) -> Tensor:
+    """Posterior probabilities of a hidden or missing category, row by row: (N, K); notes as in `log_likelihood`."""
     fitted.check_densities("state probabilities")
     size = fitted.structure.mechanisms[node].space.width
     by_row = torch.zeros(batch.rows, size, dtype=torch.float64)
-    layouts = _layouts(fitted, batch, keep=(node,))
+    layouts = _layouts(fitted, batch, notes, keep=(node,))
     if layouts is not None:
         for index, layout in layouts:
             by_row[index] = elimination.state_probabilities(fitted.naturals, layout, node)
@@ -165,11 +176,17 @@ def state_probabilities(fitted: Fitted, batch: Batch, node: str, seed: int = 0) 
 
 @_on_few_threads
 def posterior_draws(
-    fitted: Fitted, batch: Batch, draws: int, seed: int, *, stratified: bool = False
+    fitted: Fitted,
+    batch: Batch,
+    draws: int,
+    seed: int,
+    notes: list[str] | None = None,
+    *,
+    stratified: bool = False,
 ) -> dict[str, Tensor]:
-    """Joint draws of every node given what each row shows: node -> (N, draws, width).
+    """Joint draws of every node given what each row shows: node -> (N, draws, width); notes as in `log_likelihood`.
 
-    ``stratified`` ones are spread evenly over the distribution of each unknown of a row.
+    ``stratified`` ones are spread evenly over the distribution of each unknown of a row (where sums are exact).
     """
     generator = torch.Generator().manual_seed(seed)
     structure = fitted.structure
@@ -179,7 +196,7 @@ def posterior_draws(
     }
     if not all(m.has_density or m.is_given for n, m in structure.mechanisms.items() if n in structure.graph.observed):
         return _map_draws(fitted, batch, draws, generator)
-    layouts = _layouts(fitted, batch, even_if_few=stratified)
+    layouts = _layouts(fitted, batch, notes, even_if_few=stratified)
     if layouts is not None:
         for index, layout in layouts:
             made = elimination.posterior_draws(fitted.naturals, layout, draws, generator, stratified=stratified)

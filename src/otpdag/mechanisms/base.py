@@ -181,6 +181,39 @@ class Mechanism(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} has no closed-form update")
 
+    def defines_together(self, *methods: str) -> bool:
+        """Whether one class defines all of these methods: one that overrides a density alone no longer fits the rest.
+
+        >>> from otpdag.mechanisms import Bernoulli
+        >>> Bernoulli().defines_together("log_prob", "features")
+        True
+        """
+        owners = [next(one for one in type(self).__mro__ if name in vars(one)) for name in methods]
+        return all(one is owners[0] for one in owners)
+
+    # -- statistics --------------------------------------------------------------------------------------
+    #
+    # A log-density that is a product of features of the value and coefficients of the parameters, one row of them for
+    # each configuration of the discrete parents, reads any number of weighted values through the features' sums.
+
+    def features(self, value: Tensor, mask: Tensor) -> Tensor | None:
+        r"""Features (n, F) of values (n, width), :math:`\log p(x \mid c) = \mathrm{features}(x) \cdot \eta_c`.
+
+        Cells that ``mask`` (n, cells) does not keep add nothing. None where there are no such features.
+        """
+        return None
+
+    def coefficients(self, params: Params) -> Tensor:
+        r"""The coefficients :math:`\eta` (R, C, F) of :meth:`features`, for each configuration."""
+        raise NotImplementedError(f"{type(self).__name__} has no features")
+
+    def maximised_by(self, params: Params, sums: Tensor) -> dict[str, Tensor]:
+        """The likeliest natural parameters for weighted sums of features (R, C, F) in each configuration.
+
+        What is given stays, and what no row tells stays as it is in ``params``.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no features")
+
     def buffers(self) -> dict[str, Tensor]:
         """What :meth:`scaled_to` took from the data; a file needs it beside the parameters."""
         return {}

@@ -124,6 +124,21 @@ class Categorical(Predicted):
         counts = self.weights_by_row(self.predictor.rows, parents, weight).mT @ value + BRAKE * params["probs"]
         return {"probs": counts / counts.sum(-1, keepdim=True)}
 
+    def features(self, value: Tensor, mask: Tensor) -> Tensor | None:
+        """The category."""
+        return value * mask if self.is_table else None
+
+    def coefficients(self, params: Params) -> Tensor:
+        """Logarithms of the probabilities."""
+        return torch.log(params["probs"].clamp(min=SMALLEST_PROBABILITY))
+
+    def maximised_by(self, params: Params, sums: Tensor) -> dict[str, Tensor]:
+        """Frequencies, slowed as in :meth:`maximised`."""
+        if not self.declared()["probs"].learned:
+            return dict(params)
+        counts = sums + BRAKE * params["probs"]
+        return {"probs": counts / counts.sum(-1, keepdim=True)}
+
     def log_probs(self, params: Params, parents: Parents, like: Tensor | None = None) -> Tensor:
         """Log-probabilities of all categories: (R, ..., size).
 

@@ -24,6 +24,7 @@ __all__ = ["NegativeBinomial", "Poisson"]
 
 LARGEST_LOG_RATE = 25.0  # beyond, counts are no longer exact in floating point
 DISPERSIONS = (1e-2, 1e3)  # where learning may start
+FEWEST_COUNTED = 1e-6  # what a sum of no counts counts as in an update, so that its logarithm is finite
 RARE = 1e-9  # mass of the tail that a list of counts leaves out
 
 
@@ -127,6 +128,26 @@ class Poisson(LogLinearCount):
     >>> Poisson().space
     Count(dim=1)
     """
+
+    def features(self, value: Tensor, mask: Tensor) -> Tensor | None:
+        """One and the count of every cell that is seen, and the logarithm of the factorials."""
+        if not self.has_only_tables:
+            return None
+        seen = mask.expand_as(value).to(value)
+        return torch.cat([seen, seen * value, (seen * torch.lgamma(value + 1)).sum(-1, keepdim=True)], -1)
+
+    def coefficients(self, params: Params) -> Tensor:
+        """Those of the Poisson log-probability."""
+        log_rate = params["log_rate"].clamp(max=LARGEST_LOG_RATE)
+        return torch.cat([-torch.exp(log_rate), log_rate, -torch.ones_like(log_rate[..., :1])], -1)
+
+    def maximised_by(self, params: Params, sums: Tensor) -> dict[str, Tensor]:
+        """The mean counts; where none was seen, a small share of one."""
+        if not self.declared()["log_rate"].learned:
+            return dict(params)
+        count, total = sums[..., : self.dim], sums[..., self.dim : 2 * self.dim]
+        log_rate = torch.log(total.clamp(min=FEWEST_COUNTED) / count.clamp(min=1e-300))
+        return {"log_rate": torch.where(count > 0, log_rate, params["log_rate"])}
 
     def variance(self, params: Params, parents: Parents, log_rate: Tensor) -> Tensor:
         """The rate."""

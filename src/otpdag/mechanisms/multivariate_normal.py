@@ -20,6 +20,7 @@ from otpdag.spaces import Real, Space
 __all__ = ["MultivariateNormal"]
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+SMALLEST_UPDATE = 1e-14  # variance in every direction after an update, as a share of the column's own
 SMALLEST_VARIANCE = 1e-6  # at the start, as a share of the column's own
 WITH_HIDDEN_PARENTS = 1e-6  # of the column's variance: what few rows cannot tell from a point
 
@@ -168,6 +169,57 @@ class MultivariateNormal(Predicted):
         value = value[:, 0] if value.shape[1] == 1 else self.predictor.by_configuration(value)
         return {**shown, "covariance": value[..., 0, 0] if self.dim == 1 else value}
 
+    # -- statistics ----------------------------------------------------------------------------------------------
+
+    def features(self, value: Tensor, mask: Tensor) -> Tensor | None:
+        """One, the values in their units, and their products; of rows that are seen wholly or not at all."""
+        seen = mask.expand_as(value).all(-1, keepdim=True)
+        if not self.has_only_tables or bool((mask & ~seen).any()):
+            return None
+        shift, unit = self.centre_and_unit(value)
+        inside = (value - shift) / unit * seen
+        first, second = torch.triu_indices(self.dim, self.dim, device=value.device)
+        return torch.cat([seen.to(value), inside, inside[:, first] * inside[:, second]], -1)
+
+    def coefficients(self, params: Params) -> Tensor:
+        """Those of the normal log-density: of products of two coordinates twice."""
+        loc, covariance = params["loc"], params["covariance"]
+        shift, unit = self.centre_and_unit(loc)
+        factor = torch.linalg.cholesky(covariance / torch.outer(unit, unit))
+        inside = ((loc - shift) / unit).unsqueeze(-1)
+        precision = torch.cholesky_inverse(factor)
+        pull = precision @ inside
+        log_det = torch.log(factor.diagonal(dim1=-2, dim2=-1)).sum(-1, keepdim=True) + torch.log(unit).sum()
+        one = -0.5 * (pull * inside).sum(-2) - log_det - self.dim * LOG_SQRT_2PI
+        first, second = torch.triu_indices(self.dim, self.dim, device=loc.device)
+        products = -precision[..., first, second] * torch.where(first == second, 0.5, 1.0)
+        rows = (*one.shape[:2], -1)
+        return torch.cat([one, pull.squeeze(-1), products.expand(rows)], -1)
+
+    def maximised_by(self, params: Params, sums: Tensor) -> dict[str, Tensor]:
+        """Means, then the covariance around them."""
+        declared, dim = self.declared(), self.dim
+        shift, unit = self.centre_and_unit(sums)
+        count, first, pairs = sums[..., :1], sums[..., 1 : dim + 1], sums[..., dim + 1 :]
+        loc, covariance, total = params["loc"].expand_as(first), params["covariance"], count.clamp(min=1e-300)
+        if declared["loc"].learned:
+            loc = torch.where(count > 0, shift + unit * first / total, loc)
+        if declared["covariance"].learned:
+            i, j = torch.triu_indices(dim, dim, device=sums.device)
+            second = sums.new_zeros(*sums.shape[:2], dim, dim)
+            second[..., i, j] = pairs
+            second[..., j, i] = pairs
+            inside, first = ((loc - shift) / unit).unsqueeze(-1), first.unsqueeze(-1)
+            cross = inside @ first.mT
+            around = second - cross - cross.mT + count.unsqueeze(-1) * inside @ inside.mT
+            if self.covariance_rows == 1:
+                around, count = around.sum(1, keepdim=True), count.sum(1, keepdim=True)
+            # fewer rows than coordinates span no volume: a sliver keeps the matrix one
+            sliver = SMALLEST_UPDATE * torch.eye(dim).to(sums)
+            spread = (around / count.clamp(min=1e-300).unsqueeze(-1) + sliver) * torch.outer(unit, unit)
+            covariance = torch.where(count.unsqueeze(-1) > 0, spread, covariance)
+        return {"loc": loc, "covariance": covariance}
+
     # -- behaviour -----------------------------------------------------------------------------------------------
 
     def location_and_factor(
@@ -180,7 +232,7 @@ class MultivariateNormal(Predicted):
             covariance = covariance.index_select(-1, index).index_select(-2, index)
             loc = loc.index_select(-1, index)
         size = covariance.shape[-1]
-        factor = torch.linalg.cholesky(covariance).flatten(-2)
+        factor = _factor(covariance).flatten(-2)
         return loc, self.row_of(factor, parents, loc.ndim).unflatten(-1, (size, size))
 
     def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:
@@ -261,6 +313,12 @@ class MultivariateNormal(Predicted):
         gain = torch.linalg.solve(among, covariance.index_select(-2, seen)).mT
         table = gain.flatten(-2)
         return self.row_of(table, parents, like.ndim).unflatten(-1, tuple(gain.shape[-2:]))
+
+
+def _factor(covariance: Tensor) -> Tensor:
+    """The Cholesky factor; not a number where a matrix is singular, so that its density is none either."""
+    factor, failed = torch.linalg.cholesky_ex(covariance)
+    return torch.where((failed > 0)[..., None, None], torch.nan, factor)
 
 
 def _inverse(factor: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ __all__ = ["LocationScale", "Normal"]
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 RIDGE = 1e-12  # pulls a direction that no row tells to where it was
+SMALLEST_UPDATE = 1e-8  # of a scale in an update, as a share of the column's spread: below it digits are lost
 SMALLEST_SCALE = 1e-3  # at the start, as a share of the column's spread
 
 
@@ -244,6 +245,42 @@ class Normal(LocationScale):
                 variance = variance.maximum(self.smallest_scale.to(variance) ** 2)
             fitted["scale"] = torch.where(total > 0, variance.sqrt(), fitted["scale"])
         return fitted
+
+    def features(self, value: Tensor, mask: Tensor) -> Tensor | None:
+        """One, the value in its units, and its square: of every cell that is seen."""
+        if not self.has_only_tables:
+            return None
+        shift, unit = self.centre_and_unit(value)
+        seen = mask.expand_as(value).to(value)
+        inside = seen * (value - shift) / unit
+        return torch.cat([seen, inside, inside.square()], -1)
+
+    def coefficients(self, params: Params) -> Tensor:
+        """Those of the normal log-density."""
+        loc, scale = params["loc"], params["scale"]
+        shift, unit = self.centre_and_unit(loc)
+        inside, precision = (loc - shift) / unit, (unit / scale).square()
+        one = -0.5 * precision * inside.square() - torch.log(scale) - LOG_SQRT_2PI
+        return torch.cat(torch.broadcast_tensors(one, precision * inside, -0.5 * precision), -1)
+
+    def maximised_by(self, params: Params, sums: Tensor) -> dict[str, Tensor]:
+        """Means, then the spread around them."""
+        declared, (count, first, second) = self.declared(), sums.split(self.dim, -1)
+        shift, unit = self.centre_and_unit(sums)
+        loc, scale, total = params["loc"].expand_as(first), params["scale"], count.clamp(min=1e-300)
+        if declared["loc"].learned:
+            loc = torch.where(count > 0, shift + unit * first / total, loc)
+        if declared["scale"].learned:
+            inside = (loc - shift) / unit
+            around = (second - 2 * inside * first + inside.square() * count) * unit.square()
+            if self.scale_rows == 1:
+                around, count = around.sum(1, keepdim=True), count.sum(1, keepdim=True)
+            if self.isotropic:
+                around, count = around.sum(-1, keepdim=True), count.sum(-1, keepdim=True)
+            smallest = (SMALLEST_UPDATE * unit.amax()).square()
+            spread = (around / count.clamp(min=1e-300)).clamp(min=smallest).sqrt()
+            scale = torch.where(count > 0, spread, scale)
+        return {"loc": loc, "scale": scale}
 
     @property
     def is_linear(self) -> bool:

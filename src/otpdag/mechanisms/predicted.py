@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, replace
+from dataclasses import fields, replace
 from typing import Self
 
+import torch
 from torch import Tensor
 
 from otpdag.errors import ModelError
@@ -36,7 +37,7 @@ class Predicted(Mechanism):
     def buffers(self) -> dict[str, Tensor]:
         """The units of the data."""
         units = self.predictor.units
-        return {} if units is None else asdict(units)
+        return {} if units is None else {part.name: getattr(units, part.name) for part in fields(units)}
 
     def with_buffers(self, buffers: Mapping[str, Tensor]) -> Self:
         """Return a copy with the units of the data that was saved."""
@@ -49,6 +50,17 @@ class Predicted(Mechanism):
     def unit(self) -> Tensor | None:
         """Spread of the predicted quantity in the data, once known."""
         return None if self.predictor.units is None else self.predictor.units.out_scale
+
+    @property
+    def has_only_tables(self) -> bool:
+        """Whether the prediction is a table over discrete parents: no numeric parent, no network."""
+        return not self.network and not self.family.continuous
+
+    def centre_and_unit(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Where values are centred and how they are scaled before squares are taken: in them no digits are lost."""
+        units = self.predictor.units
+        zero = torch.zeros(self.dim).to(like)
+        return (zero, zero + 1.0) if units is None else (units.out_shift.to(like), units.out_scale.to(like))
 
     def row_of(self, table: Tensor, parents: Parents, ndim: int) -> Tensor:
         """A table (R, rows, d) at these parents: (R, ..., d). A table of one row serves all of them."""

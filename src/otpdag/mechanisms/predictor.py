@@ -269,8 +269,17 @@ class Predictor:
 
 
 def centre_and_spread(values: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Weighted mean and standard deviation per column; a constant column has spread one."""
+    """Weighted mean and standard deviation per column; a constant column has spread one.
+
+    Constant is what varies by no more than rounding does, at the size of its values.
+
+    >>> centre_and_spread(torch.tensor([[1e-30, 5.0], [3e-30, 5.0]], dtype=torch.float64), torch.ones(2))
+    (tensor([2.0000e-30, 5.0000e+00], dtype=torch.float64), tensor([1.0000e-30, 1.0000e+00], dtype=torch.float64))
+    """
     share = (weight / weight.sum().clamp(min=1e-12)).unsqueeze(-1)
     mean = (share * values).sum(0)
-    spread = (share * (values - mean) ** 2).sum(0).sqrt()
-    return mean, torch.where(spread > 1e-12, spread, torch.ones_like(spread))
+    gaps = values - mean
+    largest = gaps.abs().amax(0).clamp(min=torch.finfo(gaps.dtype).tiny)  # squares of tiny gaps would vanish
+    spread = largest * (share * (gaps / largest) ** 2).sum(0).sqrt()
+    rounding = 32 * torch.finfo(gaps.dtype).eps * mean.abs()
+    return mean, torch.where(spread > rounding, spread, torch.ones_like(spread))

@@ -76,6 +76,17 @@ class StayOrMove(Mechanism):
         share = ((weight * kept).sum() + 0.5) / (weight.sum() + 1.0)
         return {"stay": share.clamp(*STAYS_BETWEEN).reshape(1)}
 
+    @property
+    def has_maximiser(self) -> bool:
+        """Unless the probability is given."""
+        return self.stay is None
+
+    def maximised(self, params: Params, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
+        """The weighted share of rows without a change."""
+        kept = (weight * (value * self._parent(parents)).sum(-1)).sum(-1, keepdim=True)
+        total = weight.sum(-1, keepdim=True)
+        return {"stay": torch.where(total > 0, kept / total.clamp(min=1e-300), params["stay"])}
+
     def axes(self) -> dict[str, tuple[Axis, ...]]:
         """One number, which no label has a share in."""
         return {"stay": (Axis(),)}

@@ -88,7 +88,8 @@ class ModelState:
 
 
 def write_archive(path: str | Path, structure: Structure, state: ModelState) -> None:
-    """Write a model to ``path``."""
+    """Write a model to ``path``; one that could not be read again is refused."""
+    _check_finite(state)
     tensors: dict[str, Tensor] = {f"phi/{key}": value for key, value in state.phi.items()}
     for node, naturals in (state.naturals or {}).items():
         tensors |= {f"natural/{node}/{name}": value for name, value in naturals.items()}
@@ -112,6 +113,15 @@ def write_archive(path: str | Path, structure: Structure, state: ModelState) -> 
         "count_range": dict(state.count_range),
     }
     write_bundle(path, "model.json", description, tensors)
+
+
+def _check_finite(state: ModelState) -> None:
+    for node, naturals in (state.naturals or {}).items():
+        for name, value in naturals.items():
+            if not bool(torch.isfinite(value).all()):
+                raise ModelError(
+                    f"parameter {name!r} of node {node!r} is not finite: the fit failed, and the model cannot be saved"
+                )
 
 
 def read_archive(

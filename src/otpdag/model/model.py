@@ -28,7 +28,6 @@ from otpdag.data import (
 )
 from otpdag.data.sequences import (
     SequenceBatch,
-    Sequences,
     SequenceTable,
     as_sequences,
     encode_sequences,
@@ -41,6 +40,7 @@ from otpdag.inference import row_posterior, sequence_posterior
 from otpdag.inference.ancestral import ancestral, ancestral_sequences
 from otpdag.mechanisms import Mechanism, Normal
 from otpdag.model import archive, rendering, residuals
+from otpdag.model.answering import Answering, as_table, row_index, with_notes
 from otpdag.model.relabelling import canonical
 from otpdag.spaces import Real, Space
 from otpdag.structure import Structure, plainest
@@ -50,7 +50,7 @@ __all__ = ["Model", "load"]
 Array = NDArray[np.float64]
 
 
-class Model:
+class Model(Answering):
     """A directed graphical model: a graph and, for each node, how its value comes about.
 
     Args:
@@ -272,7 +272,9 @@ class Model:
         Args:
             rows: Number of rows; of sequences, if the graph has lagged edges.
             seed: Determines the draw.
-            do: Interventions: nodes set to a value (or one value for each row), whatever their parents say.
+            do: Interventions: nodes set to a value (or one value for each row), whatever their parents say; or a
+                function of the table as far as it is drawn, in which the node is as it would have been:
+                ``{"dose": lambda rows: rows["dose"] + 1}``. Of sequences, values only.
             given: Values of the nodes that are Given, at least as many rows (or steps of all sequences). Values of
                 other nodes are refused: ``do`` sets them, and ``posterior`` and ``impute`` draw given what rows show.
             length: Steps of each sequence, if the graph has lagged edges; the table then has the columns ``sequence``
@@ -283,7 +285,7 @@ class Model:
             raise ModelError(f"rows must be at least 1; got {rows}")
         if self.graph.is_dynamic or length is not None:
             return self._sample_sequences(rows, length, seed, do, given)
-        settings = {node: self._intervention(node, value, rows) for node, value in (do or {}).items()}
+        settings: dict[str, Any] = {node: self._setting(node, value, rows) for node, value in (do or {}).items()}
         settings |= self._given_values(given, rows, settings)
         generator = torch.Generator().manual_seed(seed)
         values = ancestral(self.structure, naturals, rows, generator, do=settings)
@@ -306,6 +308,17 @@ class Model:
         table.insert(0, "sequence", np.repeat(np.arange(sequences), length))
         table.insert(1, "time", np.tile(np.arange(length), sequences))
         return table
+
+    def _setting(self, node: str, value: Any, rows: int) -> Tensor | Callable[[Mapping[str, Tensor]], Tensor]:
+        """A value of an intervention, or a function of what was drawn before."""
+        if not callable(value):
+            return self._intervention(node, value, rows)
+
+        def act(drawn: Mapping[str, Tensor]) -> Tensor:
+            table = decode({name: column[:1] for name, column in drawn.items()}, self._known_schema())
+            return self._intervention(node, value(table), rows)
+
+        return act
 
     def _intervention(self, node: str, value: Any, rows: int) -> Tensor:
         if node not in self.graph.nodes:
@@ -359,7 +372,8 @@ class Model:
         """Draws of the hidden nodes given what each row shows, indexed by row and draw.
 
         Categories are drawn from their exact probabilities, numbers by weighted points; missing cells of a row are
-        integrated out.
+        integrated out. Where exact sums would need too large tables they are approximate: an
+        :class:`~otpdag.ApproximationWarning` tells it, and ``attrs["approximate"]`` of what is returned.
 
         Args:
             data: A table, or sequences, with a column for every observed node; cells may be missing.
@@ -369,16 +383,17 @@ class Model:
         """
         if not self.graph.hidden:
             raise ModelError("the model has no hidden nodes; missing cells are filled in by impute")
-        _, index, values = self._drawn(data, draws, seed, partial)
+        notes: list[str] = []
+        _, index, values = self._drawn(data, draws, seed, partial, notes)
         flat = {node: values[node].reshape(-1, values[node].shape[-1]) for node in self.graph.hidden}
         table = decode(flat, self._known_schema())
         table.index = pd.MultiIndex.from_product([index, range(draws)], names=["row", "draw"])
-        return table
+        return with_notes(table, notes)
 
     def _drawn(
-        self, data: Table | SequenceTable, draws: int, seed: int, partial: bool
+        self, data: Table | SequenceTable, draws: int, seed: int, partial: bool, notes: list[str]
     ) -> tuple[Batch, pd.Index, dict[str, Tensor]]:
-        """Rows or steps, their index, and joint draws of all nodes given what they show."""
+        """Rows or steps, their index, and joint draws of all nodes given what they show; notes of what is not exact."""
         if draws < 1:
             raise ModelError(f"draws must be at least 1; got {draws}")
         for saved in self._left_out_maps:
@@ -391,9 +406,10 @@ class Model:
             generator = torch.Generator().manual_seed(seed)
             values = sequence_posterior.fill_in(self.structure, self._fitted_naturals(), batch, draws, generator)
             return batch.steps, index, values
-        table = _as_table(data)
+        table = as_table(data)
         rows = self._encode_partial(table, partial)
-        return rows, _row_index(table, rows.rows), row_posterior.posterior_draws(self.fitted, rows, draws, seed)
+        values = row_posterior.posterior_draws(self.fitted, rows, draws, seed, notes)
+        return rows, row_index(table, rows.rows), values
 
     def _encode_sequences(self, data: Table | SequenceTable, partial: bool) -> tuple[SequenceBatch, pd.Index]:
         self._fitted_naturals()
@@ -418,23 +434,6 @@ class Model:
         table.index = index
         return table
 
-    def predict_proba(self, data: Table | SequenceTable, node: str, *, partial: bool = False) -> pd.DataFrame:
-        """Posterior probabilities of a hidden category, one row for each row or step of ``data``, exact.
-
-        Columns that are absent are refused, unless ``partial`` takes them for missing.
-        """
-        if node not in self.graph.hidden or not self.mechanisms[node].space.is_discrete:
-            raise ModelError(f"node must be a hidden category; {node!r} is not")
-        if self.graph.is_dynamic:
-            steps, index = self._encode_sequences(data, partial)
-            probabilities = sequence_posterior.state_probabilities(self.structure, self._fitted_naturals(), steps, node)
-        else:
-            table = _as_table(data)
-            batch = self._encode_partial(table, partial)
-            index = _row_index(table, batch.rows)
-            probabilities = row_posterior.state_probabilities(self.fitted, batch, node)
-        return pd.DataFrame(probabilities.numpy(), columns=list(self.labels(node)), index=index)
-
     def impute(
         self,
         data: Table | SequenceTable,
@@ -453,14 +452,15 @@ class Model:
             random: Fill with one draw instead, as multiple imputation asks for.
             partial: Make columns that are absent; otherwise they are refused.
         """
-        batch, index, values = self._drawn(data, 1 if random else draws, seed, partial)
+        notes: list[str] = []
+        batch, index, values = self._drawn(data, 1 if random else draws, seed, partial, notes)
         filled: dict[str, Tensor] = {}
         for node in self.graph.observed:
             drawn = values[node][:, 0] if random else self.mechanisms[node].space.central(values[node], 1)
             filled[node] = torch.where(batch.mask[node][0], batch.values[node][0], drawn)
         table = decode(filled, self._known_schema())
         table.index = index
-        return table
+        return with_notes(table, notes)
 
     def score(
         self,
@@ -483,7 +483,7 @@ class Model:
         """
         if self.graph.is_dynamic:
             return self._score_sequences(data, kind, seed, partial)
-        batch = self._encode_partial(_as_table(data), partial)
+        batch = self._encode_partial(as_table(data), partial)
         if kind == "likelihood":
             return float(row_posterior.log_likelihood(self.fitted, batch).mean())
         if kind != "transport":
@@ -507,7 +507,7 @@ class Model:
         ``expected`` (the same between two fresh samples) and ``excess`` (their difference in standard deviations).
         Columns of ``data`` that are absent are refused, unless ``partial`` takes them for missing.
         """
-        return residuals.node_residuals(self.fitted, self._encode_partial(_as_table(data), partial), seed=seed)
+        return residuals.node_residuals(self.fitted, self._encode_partial(as_table(data), partial), seed=seed)
 
     def _transport_score(self, batch: Batch, seed: int) -> float:
         generator = torch.Generator().manual_seed(seed)
@@ -619,18 +619,6 @@ def load(
 def _listed(names: Sequence[str], most: int = 8) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(map(repr, names[:most])) + more
-
-
-def _as_table(data: Table | SequenceTable) -> Table:
-    """Refuse sequences where rows are asked for; tables of other libraries become frames."""
-    data = known_table(data)
-    if isinstance(data, Sequences | list | tuple):
-        raise DataError("data are sequences, but the graph has no lagged edge")
-    return data
-
-
-def _row_index(data: Table, rows: int) -> pd.Index:
-    return data.index if isinstance(data, pd.DataFrame) else pd.RangeIndex(rows)
 
 
 def _standard(batch: Batch, node: str, space: Space) -> tuple[Tensor, Tensor]:

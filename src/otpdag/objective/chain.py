@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -19,12 +20,14 @@ from torch import Tensor
 from otpdag.backward.chain_layout import Chain, lay_out_chain
 from otpdag.backward.chain_marginals import marginals
 from otpdag.backward.chain_potentials import Linear, potentials
+from otpdag.backward.emissions import Emissions, emissions_of
 from otpdag.data.sequence_parts import part_of
 from otpdag.data.sequences import SequenceBatch
 from otpdag.inference.simulated import simulated_sequences
+from otpdag.mechanisms.base import Params
 from otpdag.objective.problem import Problem
 from otpdag.objective.terms import LossTerms
-from otpdag.structure import Naturals, Structure
+from otpdag.structure import Naturals, Structure, pack
 
 __all__ = ["ChainProblem", "chain_problem", "chain_terms", "expected_log_potential"]
 
@@ -50,6 +53,8 @@ class ChainProblem(Problem):
     chain: Chain
     factors: Tensor
     """Weights of the sequences (R or 1, N)."""
+    emissions: Emissions | None = None
+    """How distinct steps are read through features, where every parameter has an update in closed form."""
 
     @property
     def rows(self) -> int:
@@ -60,10 +65,79 @@ class ChainProblem(Problem):
         """Itself: states' probabilities are held fixed in the gradient, and distinct steps are few."""
         return self
 
+    @property
+    def is_likelihood(self) -> bool:
+        """At temperature one."""
+        return self.eps == 1.0
+
+    @property
+    def is_sum(self) -> bool:
+        """Also at another temperature."""
+        return True
+
+    @property
+    def unit_mass(self) -> Tensor:
+        """Steps of each sequence, times its weight (1, N)."""
+        return self.factors[:1] * self.batch.lengths.to(self.factors)
+
     def terms(self, point: Tensor) -> LossTerms:
         """Reconstruction and entropic terms of a step."""
-        weight = None if bool((self.factors == 1).all()) else self.factors
-        return chain_terms(self.structure, self.naturals(point), self.chain, eps=self.eps, weight=weight)
+        return chain_terms(self.structure, self.naturals(point), self.chain, eps=self.eps, weight=self._weight)
+
+    @property
+    def updates_suffice(self) -> bool:
+        """Whether emissions, transitions and first steps all have a maximum in closed form."""
+        return self.emissions is not None
+
+    def updated(self, point: Tensor) -> tuple[Tensor, LossTerms]:
+        """Probabilities of states and of pairs of states, then each mechanism's maximum (Baum and Welch)."""
+        if self.emissions is None:
+            return super().updated(point)
+        with torch.no_grad():
+            theta, naturals = self.parts(point.detach())[0], self.naturals(point.detach())
+            even = point.new_zeros(1, self.chain.states.size)
+            table = self.emissions.coefficients(naturals, even)
+            logs = potentials(self.structure, naturals, self.chain, self._features @ table.mT)
+            log_likelihood, total, state, pair = _expected(Linear.of(logs), self.chain, self._weight)
+            found = dict(self.emissions.maximised(naturals, state.mT @ self._features))
+            for name in self.structure.mechanisms:
+                if self.structure.base(name) in self.structure.graph.hidden and self.structure.keys[name]:
+                    found[name] = self._maximised(name, naturals[name], state, pair)
+            for name, params in found.items():
+                raw = self.structure.mechanisms[name].raw(params)
+                theta |= {key: raw[own] for own, key in self.structure.keys[name].items()}
+            moved = pack({key: theta[key].expand(len(point), *shape) for key, shape in self.shapes.items()})
+            loss = -log_likelihood / total
+        return moved, LossTerms.of(loss, reconstruction=loss)
+
+    def _maximised(self, name: str, params: Params, state: Tensor, pair: Tensor) -> dict[str, Tensor]:
+        """A hidden node's parameters from expected counts of states (R, U, S) and of pairs (R, phases, S, S)."""
+        mechanism, states, base = self.structure.mechanisms[name], self.chain.states, self.structure.base(name)
+        parents = [parent for parent, _ in mechanism.family.parents]
+        if any(parent not in states.now for parent in parents):
+            spread = {
+                parent: states.now[parent].repeat(states.size, 1) for parent in (base, *parents) if parent in states.now
+            }
+            spread |= {p: states.before[p].repeat_interleave(states.size, 0) for p in parents if p not in states.now}
+            weight = pair[:, 1:].sum(1).flatten(1)
+        else:
+            spread = {parent: states.now[parent] for parent in (base, *parents)}
+            first = self.chain.phase < self.structure.longest_lag(base)
+            weight = state[:, first if name != base else ~first].sum(1)
+        lifted = {parent: value.unsqueeze(0) for parent, value in spread.items()}
+        return mechanism.maximised(params, lifted[base], {parent: lifted[parent] for parent in parents}, weight)
+
+    @cached_property
+    def _features(self) -> Tensor:
+        """Of the distinct steps (U, F + 1)."""
+        if self.emissions is None:
+            raise RuntimeError("there are emissions")
+        values = {name: one[0].double() for name, one in self.chain.values.items()}
+        return self.emissions.features(values, {name: one[0] for name, one in self.chain.mask.items()})
+
+    @property
+    def _weight(self) -> Tensor | None:
+        return None if bool((self.factors == 1).all()) else self.factors
 
     def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> ChainProblem:
         """About so many steps, or these sequences."""
@@ -115,8 +189,30 @@ def chain_problem(
     structure: Structure, batch: SequenceBatch, shapes: Mapping[str, tuple[int, ...]], eps: float, seed: int
 ) -> ChainProblem:
     """Lay out states and distinct steps once; sequences have the weight of their first step."""
-    factors = batch.steps.weight[:, batch.starts]
-    return ChainProblem(structure, batch, shapes, eps, seed, lay_out_chain(structure, batch), factors)
+    factors, chain = batch.steps.weight[:, batch.starts], lay_out_chain(structure, batch)
+    emissions = _emissions(structure, chain) if eps == 1.0 else None
+    return ChainProblem(structure, batch, shapes, eps, seed, chain, factors, emissions)
+
+
+def _emissions(structure: Structure, chain: Chain) -> Emissions | None:
+    """How observed nodes are read; None where something has no update in closed form."""
+    graph, states = structure.graph, chain.states
+    keys = [key for names in structure.keys.values() for key in names.values()]
+    if chain.varying or chain.longest_lag > 1 or set(states.nodes) != set(graph.hidden) or len(keys) != len(set(keys)):
+        return None
+    for name, mechanism in structure.mechanisms.items():
+        hidden = structure.base(name) in graph.hidden
+        if hidden and structure.keys[name] and not mechanism.has_maximiser:
+            return None
+        observed = [parent for parent, _ in mechanism.family.parents if structure.base(parent) not in graph.hidden]
+        if observed and (hidden or any(parent not in graph.observed for parent in observed)):
+            return None
+        if any(not bool(chain.mask[parent].all()) for parent in observed):
+            return None
+        if not hidden and any(structure.base(p) != p for p, _ in mechanism.family.parents):
+            return None
+    values, mask = ({name: one[0] for name, one in held.items()} for held in (chain.values, chain.mask))
+    return emissions_of(structure, states.now, values, mask)
 
 
 def chain_terms(
@@ -128,6 +224,16 @@ def chain_terms(
     """
     log_potentials = potentials(structure, naturals, chain)
     linear = Linear.of(log_potentials, eps)
+    log_likelihood, total, state, pair = _expected(linear, chain, weight)
+    cost = -expected_log_potential(state, log_potentials.observed) / total
+    hidden = expected_log_potential(state, log_potentials.hidden) + expected_log_potential(pair, log_potentials.pair)
+    surrogate = cost - eps * hidden / total
+    loss = surrogate + (-eps * log_likelihood / total - surrogate).detach()
+    return LossTerms.of(loss, reconstruction=cost.detach(), entropic=loss - cost.detach())
+
+
+def _expected(linear: Linear, chain: Chain, weight: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Log-likelihood (R,), steps, and expected counts of states by kind (R, U, S) and of pairs of states."""
     if weight is not None:
         linear = linear.for_replicas(len(weight))
     replicas, size, kinds = linear.unary.shape
@@ -142,11 +248,7 @@ def chain_terms(
         total = total + (len(block.kinds) if columns is None else columns.sum(-1))
         pair += part.pair
         state += _by_kind(part.state if columns is None else part.state * columns.unsqueeze(1), block.kinds, kinds)
-    cost = -expected_log_potential(state, log_potentials.observed) / total
-    hidden = expected_log_potential(state, log_potentials.hidden) + expected_log_potential(pair, log_potentials.pair)
-    surrogate = cost - eps * hidden / total
-    loss = surrogate + (-eps * log_likelihood / total - surrogate).detach()
-    return LossTerms.of(loss, reconstruction=cost.detach(), entropic=loss - cost.detach())
+    return log_likelihood, total, state, pair
 
 
 def _by_kind(state: Tensor, kinds: Tensor, many: int) -> Tensor:

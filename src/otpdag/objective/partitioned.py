@@ -20,9 +20,11 @@ from torch import Tensor
 from otpdag.data import Batch, Parts, Reading, random_part
 from otpdag.data.parts import LocalParts
 from otpdag.errors import ModelError
+from otpdag.objective.moment_problem import MomentProblem
 from otpdag.objective.problem import Moved, Problem
 from otpdag.objective.row_problem import RowProblem, row_problem
 from otpdag.objective.settings import ClosedForm, Objective
+from otpdag.objective.state_problem import StateProblem
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Structure
 
@@ -75,13 +77,27 @@ class PartitionedProblem(Problem):
         return loss / weight, gradient / weight.unsqueeze(-1)
 
     @property
+    def approximation(self) -> str | None:
+        """As of the rows at hand."""
+        return self.sample.approximation
+
+    @property
     def renews_curvature(self) -> bool:
-        """Where rows are enumerated: few passes over all parts follow, each nearly a step of Newton's method."""
-        return isinstance(self.sample, RowProblem)
+        """Where rows can be enumerated: few passes over all parts follow, each nearly a step of Newton's method."""
+        return self._curved() is not None
 
     def for_curvature(self, points: Tensor) -> Problem | None:
         """Of many of the rows at hand: a second derivative there costs less than a pass over all parts."""
-        return self.sample.on_part(CURVED_ROWS).laid_out_for(points) if self.renews_curvature else None
+        curved = self._curved()
+        return None if curved is None else curved.laid_out_for(points)
+
+    def _curved(self) -> Problem | None:
+        """Some of the rows at hand one by one, which alone have second derivatives."""
+        sample = self.sample
+        if isinstance(sample, MomentProblem | StateProblem):
+            part = random_part(sample.rows, CURVED_ROWS, sample.seed)
+            sample = sample.in_rows(batch=sample.batch if part is None else sample.batch.take(part), seed=sample.seed)
+        return sample.on_part(CURVED_ROWS) if isinstance(sample, RowProblem) else None
 
     def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> Problem:
         """Of the rows at hand, as many as there are."""
@@ -100,7 +116,7 @@ class PartitionedProblem(Problem):
         if moved is None:
             return None
         problem = replace(self, sample=moved.problem, placed=moved.point.detach().clone())
-        return Moved(problem, moved.point, moved.what, moved.curved_alike)
+        return replace(moved, problem=problem)
 
     # -- rows: all of them at once, if they are in memory -------------------------------------------------------------
 

@@ -24,11 +24,16 @@ __all__ = ["Moved", "Problem", "WrappedProblem"]
 
 @dataclass(frozen=True)
 class Moved:
-    """What a problem became at a point: itself with something laid out anew, the point in it, and what was done."""
+    """What a problem became at a point: itself with something laid out anew, the point in it, and what was done.
+
+    ``loss`` (R,) is that of the point in it, if it compares with the losses before: sums that are laid out anew
+    estimate the same thing.
+    """
 
     problem: Problem
     point: Tensor
     what: str
+    loss: Tensor | None = None
     curved_alike: bool = False
     """Whether an optimiser may go on with the curvature that it has learned."""
 
@@ -59,6 +64,11 @@ class Problem(ABC):
     @property
     def steps_before_move(self) -> int | None:
         """Most steps of an optimiser before the problem is moved; None if it shall converge first."""
+        return None
+
+    @property
+    def approximation(self) -> str | None:
+        """What is approximate about sums that are exact elsewhere; None if nothing is."""
         return None
 
     @property
@@ -99,8 +109,13 @@ class Problem(ABC):
         """Whether :meth:`updated` serves all replicas at once, so that a quasi-Newton method may begin with it."""
         return False
 
+    @property
+    def updates_suffice(self) -> bool:
+        """Whether every parameter has a closed-form update of its own, so that nothing is left to descent."""
+        return False
+
     def updated(self, point: Tensor) -> tuple[Tensor, LossTerms]:
-        """The point (1, P) that expectation-maximisation goes to from ``point``, and the terms at ``point``."""
+        """The point (R, P) that expectation-maximisation goes to from ``point``, and the terms at ``point``."""
         raise ModelError(f"{type(self).__name__} has no closed-form updates")
 
     @property
@@ -125,6 +140,23 @@ class Problem(ABC):
     def moved(self, point: Tensor) -> Moved | None:
         """What it becomes after it was minimised; None if there is nothing to lay out anew, and the end is the end."""
         return None
+
+    # -- statistics: what standard errors follow from ------------------------------------------------------------------
+
+    @property
+    def is_likelihood(self) -> bool:
+        """Whether the loss is minus the mean log-likelihood, so that its curvature is the observed information."""
+        return False
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether the loss is a mean of single units' losses, as :meth:`unit_losses` tells them."""
+        return self.is_likelihood
+
+    @property
+    def unit_mass(self) -> Tensor:
+        """How much each unit counts in the mean (1, N): its weight; of a sequence, times its steps."""
+        return self.weight[:1]
 
     # -- units: what a weight is given to -----------------------------------------------------------------------------
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from otpdag.backward.closed_form import RowGroup, enumerates_easily, group_rows
+from otpdag.backward.moments import moments_of
 from otpdag.backward.placed_points import adapted
 from otpdag.data import Batch, random_part
 from otpdag.errors import ModelError
@@ -17,8 +20,10 @@ from otpdag.objective.closed import closed_terms, row_losses
 from otpdag.objective.direct import DirectComparison, compare_directly, count_ranges
 from otpdag.objective.fixed_point import FixedPoint
 from otpdag.objective.graph_problem import SAME_SUM, WORST_LOSS, rows_along_graph
+from otpdag.objective.moment_problem import MomentProblem
 from otpdag.objective.problem import Moved, Problem
 from otpdag.objective.settings import ClosedForm, Objective
+from otpdag.objective.state_problem import rows_by_features
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Structure
 
@@ -30,9 +35,10 @@ CURVED_ROWS, CURVED_FROM = 1_000, 10_000
 MOST_COMPLETIONS = 40
 """How often rows may be completed anew; few suffice unless most of the information is missing."""
 
-SETTLED, SETTLED_RESAMPLE, ROUGHLY_SETTLED = 1e-3, 0.03, 10.0
+SETTLED, SETTLED_RESAMPLE, ROUGHLY_SETTLED = 1e-5, 0.03, 0.01
 """Squared change, in standard errors, below which completing rows anew is of no use: of an estimate, of one of many
-resampled ones, and before weights of features change anyhow."""
+resampled ones, and before weights of features change anyhow. What is left to go is the change divided by the share of
+information that is there, perhaps a tenth: a change of a thirtieth of a standard error would leave a third of one."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +103,19 @@ class RowProblem(Problem):
         )
         return terms if self.direct is None else terms + self.direct.terms(self.structure, naturals)
 
+    @property
+    def is_likelihood(self) -> bool:
+        """The closed form at temperature one, with nothing added."""
+        weights = self.objective.at(1.0)
+        plain = self.direct is None and self.objective.is_likelihood and self.closed.reference == "model"
+        return bool(self.groups) and plain and weights.eps == weights.reconstruction == 1.0
+
+    @property
+    def is_sum(self) -> bool:
+        """Also at another temperature."""
+        plain = self.direct is None and self.objective.is_likelihood and self.closed.reference == "model"
+        return bool(self.groups) and plain and self.objective.reconstruction == 1.0
+
     def for_curvature(self, points: Tensor) -> Problem | None:
         """A part of many rows: a step on all of them costs more than the second derivative there."""
         if self.direct is not None or self.rows < CURVED_FROM:
@@ -127,7 +146,8 @@ class RowProblem(Problem):
         """Grids moved to the posteriors, as long as that changes the loss; then features whitened anew."""
         placed = self._at_posteriors(point)
         if placed is not None:
-            return Moved(placed, point, "moved grids")
+            with torch.no_grad():
+                return Moved(placed, point, "moved grids", placed.loss(point))
         completed = self._completed(point)
         if completed is not None:
             return completed
@@ -211,10 +231,33 @@ def row_problem(
     closed: ClosedForm,
     seed: int,
 ) -> Problem:
-    """Rows laid out for the closed form: enumerated where what they miss is little, else summed along the graph.
+    """Rows laid out for the closed form: summed up where moments tell all that the model reads, else one by one.
 
     The same seed lays them out alike.
     """
+    about: dict[str, Any] = {"shapes": shapes, "objective": objective, "closed": closed}
+    weights = objective.at(1.0)
+    plain = weights.eps == weights.reconstruction == 1.0 and closed.reference == "model"
+    if plain and objective.is_likelihood and objective.direct is None:
+        in_rows, anew = partial(each_row_problem, structure, **about), partial(row_problem, structure, **about)
+        moments = moments_of(structure, batch, shapes)
+        if moments is not None:
+            return MomentProblem(structure, shapes, moments, in_rows, anew, seed)
+        by_states = rows_by_features(structure, batch, shapes, in_rows, seed)
+        if by_states is not None:
+            return by_states
+    return each_row_problem(structure, batch, seed=seed, **about)
+
+
+def each_row_problem(
+    structure: Structure,
+    batch: Batch,
+    shapes: Mapping[str, tuple[int, ...]],
+    objective: Objective,
+    closed: ClosedForm,
+    seed: int,
+) -> Problem:
+    """Rows one by one: enumerated where what they miss is little, else summed along the graph."""
     if objective.reconstruction and not enumerates_easily(structure, batch, closed.sums):
         along = rows_along_graph(structure, batch, shapes, objective, closed, seed)
         if along is not None:

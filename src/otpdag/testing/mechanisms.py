@@ -408,6 +408,32 @@ def check_log_probs(case: Case) -> None:
         case.require_close(log_probs, torch.stack(one_by_one, -1), "log_probs are not those of log_prob")
 
 
+def check_features(case: Case) -> None:
+    """Features times coefficients are log_prob, and their sums lead to parameters that are likelier than others."""
+    mechanism = case.mechanism
+    if mechanism.is_given:
+        return
+    value = case.draws()[0]
+    seen = torch.ones_like(value[:, :1] if mechanism.space.is_discrete else value, dtype=torch.bool)
+    features = mechanism.features(value, seen)
+    if features is None:
+        return
+    code = torch.zeros(case.rows, dtype=torch.long)
+    for name, space in mechanism.family.discrete:
+        code = code * space.width + case.parents[name][0].argmax(-1)
+    parents = {name: parent[:1] for name, parent in case.parents.items()}
+    log_prob = mechanism.log_prob(case.params, value.unsqueeze(0), parents).expand(case.replicas, -1)
+    table = mechanism.coefficients(case.params)
+    case.require_close((features * table[:, code]).sum(-1), log_prob, "features times coefficients are not log_prob")
+    none = torch.zeros(case.replicas, *table.shape[1:], dtype=torch.float64)
+    sums = none.index_add(1, code, features.expand(case.replicas, -1, -1))
+    found = mechanism.natural(mechanism.raw(mechanism.maximised_by(case.params, sums)))
+    gain = (mechanism.coefficients(found) * sums - table * sums).flatten(1).sum(-1)
+    case.require(bool((gain >= -1e-8).all()), f"maximised_by makes the rows less likely by {-gain.min():.2e}")
+    unseen = mechanism.features(value, ~seen)
+    case.require(unseen is None or not unseen.any(), "cells that are not seen have features")
+
+
 def check_axes(case: Case) -> None:
     """The axes of parameters are as long as what they run over."""
     declared = case.mechanism.declared()
@@ -526,6 +552,7 @@ MECHANISM_CHECKS: tuple[Callable[[Case], None], ...] = (
     check_complete,
     check_atoms,
     check_log_probs,
+    check_features,
     check_axes,
     check_relabelling,
     check_turning,

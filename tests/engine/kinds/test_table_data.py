@@ -72,7 +72,15 @@ def test_of_many_starts_each_looks_at_a_part():
     assert not torch.allclose(alone, few[:1])
     units = torch.arange(100)
     given = problem.naturals(data.starts(layout, problem, 0, [0], units))
-    assert given["x"]["loc"].item() == pytest.approx(frame["x"][:100].mean(), abs=1e-3)
+    assert given["x"]["loc"].item() == pytest.approx(frame["x"][data.order[:100]].mean(), abs=1e-3)
+
+
+def test_numbers_of_rows_come_back_in_the_order_of_the_table():
+    frame = table(50)
+    data = TableData.of(model(), frame)
+    assert sorted(data.order) == list(range(50))
+    assert not np.array_equal(data.order, np.arange(50))
+    np.testing.assert_array_equal(data.as_given(data.batch.values["x"][0, :, 0].numpy()), frame["x"])
 
 
 def test_too_few_rows_and_other_evaluations_are_refused():

@@ -2,17 +2,30 @@
 
 Lay a table out once (:func:`lay_out`); then, at any parameters, read the evidence of rows (:func:`log_evidence`), its
 weighed sum with a gradient (:func:`total_evidence`), the statistics of every family (:func:`expectations`),
-probabilities of categories (:func:`state_probabilities`) and joint draws of everything unknown
-(:func:`posterior_draws`). Points of numbers that have no closed form follow the posterior by :func:`moved`.
+probabilities of categories (:func:`state_probabilities`), means and variances of numbers (:func:`node_moments`), the
+likeliest joint state (:func:`likeliest_states`) and joint draws of everything unknown (:func:`posterior_draws`).
+Points of numbers that have no closed form follow the posterior by :func:`moved`. Rows that need larger tables than a
+:class:`Budget` allows are approximated (:func:`lay_out_within`).
 """
 
+from otpdag.backward.elimination.budget import Budget, lay_out_within, told
 from otpdag.backward.elimination.evidence import Expectations, expectations, log_evidence, moved, total_evidence
 from otpdag.backward.elimination.family_statistics import Counts, Moments, Rows, WeighedRows
+from otpdag.backward.elimination.likeliest import likeliest_states
+from otpdag.backward.elimination.moments import node_moments
 from otpdag.backward.elimination.posterior import posterior_draws, state_probabilities
-from otpdag.backward.elimination.row_layout import EliminationOptions, Layout, lay_out, lay_out_by_first
+from otpdag.backward.elimination.row_layout import (
+    Beyond,
+    EliminationOptions,
+    Layout,
+    lay_out,
+    lay_out_by_first,
+)
 from otpdag.backward.elimination.sums import Tempering
 
 __all__ = [
+    "Beyond",
+    "Budget",
     "Counts",
     "EliminationOptions",
     "Expectations",
@@ -24,9 +37,13 @@ __all__ = [
     "expectations",
     "lay_out",
     "lay_out_by_first",
+    "lay_out_within",
+    "likeliest_states",
     "log_evidence",
     "moved",
+    "node_moments",
     "posterior_draws",
     "state_probabilities",
+    "told",
     "total_evidence",
 ]

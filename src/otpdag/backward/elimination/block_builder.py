@@ -12,11 +12,22 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from otpdag.backward.elimination.blocks import Block, LengthSource, LinearSource, RowSource, TableSource
+from otpdag.backward.elimination.blocks import (
+    NO_NODE,
+    Block,
+    LengthSource,
+    LinearSource,
+    Part,
+    PointsKey,
+    RowSource,
+    SplitSource,
+    TableSource,
+)
 from otpdag.backward.elimination.clouds import Cloud
 from otpdag.backward.elimination.kinds import Cluster, Factor, Kind, Plan
 from otpdag.backward.elimination.linear_normal import LinearGroup
 from otpdag.backward.elimination.points import Placement, to_line
+from otpdag.backward.elimination.resizing import joined
 from otpdag.backward.elimination.row_table import TableView
 from otpdag.backward.elimination.sum_product import Axes, Sizes, Step
 from otpdag.backward.elimination.unknowns import Ints
@@ -66,6 +77,16 @@ class _GrowingStep:
 
 
 @dataclass
+class _GrowingSplits:
+    """Messages of one size between originals and copies while pieces are being added."""
+
+    originals: _Growing
+    copies: _Growing
+    pieces: list[Ints] = field(default_factory=list)
+    ranks: list[Ints] = field(default_factory=list)
+
+
+@dataclass
 class _GrowingGroup:
     """Clusters of one number of unknowns while pieces are being added."""
 
@@ -81,32 +102,61 @@ class BlockBuilder:
         self.table = table
         self.sources: dict[_Key, _Growing] = {}
         self.positions: dict[_Growing, list[Mapping[int, Ints]]] = {}
+        self.placed: dict[_Growing, list[Placement | Cloud]] = {}
         self.groups: dict[tuple[object, ...], _GrowingGroup] = {}
         self.steps: dict[tuple[int, Sizes], _GrowingStep] = {}
+        self.splits: dict[Sizes, _GrowingSplits] = {}
         self.results: list[tuple[Ints, Input]] = []
-        self.pieces, self.cells = pieces, 0
+        self.pieces, self.cells, self.exact_entries = pieces, 0, 0
         self.cell_nodes: list[Ints] = []
         self.cell_pieces: list[Ints] = []
         self.cell_rows: list[Ints] = []
 
-    def add(self, made: Plan, rows: Ints, pieces: Ints) -> None:
-        """Add pieces of one kind, with the row of data in which each occurs."""
+    def add(self, made: Plan, rows: Ints, pieces: Ints, placed: Mapping[int, Placement | Cloud] | None = None) -> Part:
+        """Add pieces of one kind, with the row of data in which each occurs.
+
+        Args:
+            made: How they are integrated out.
+            rows: The rows.
+            pieces: Numbers of the pieces.
+            placed: Where the points of placed nodes lie, if the model has said it already.
+        """
+        self.exact_entries += len(rows) * (made if made.exact is None else made.exact).cost
         ready: dict[int, list[tuple[tuple[int, ...], Input]]] = {node: [] for node in made.order}
         positions: dict[int, Ints] = {}
         for node in made.placed:
             sizes = made.table_sizes((node,))
             source = self._source(_Key("length", node, (node,), sizes), sizes)
             positions[node] = source.extend(rows)
+            if placed is not None:
+                self.placed.setdefault(source, []).append(placed[node])
             ready[node].append(((node,), (source, positions[node])))
         for factor in made.factors:
-            ready[factor.members[-1]].append((factor.members, self._family(made, factor, rows, positions)))
+            ready[factor.variables[-1]].append((factor.variables, self._family(made, factor, rows, positions)))
         for cluster in made.clusters:
             table = self._cluster(made, cluster, rows, positions)
             if cluster.members:
-                ready[cluster.members[-1]].append((cluster.members, table))
+                ready[cluster.variables[-1]].append((cluster.variables, table))
             else:
                 self.results.append((pieces, table))
+        self._add_splits(made, rows, pieces, ready)
         self._add_steps(made, rows, pieces, ready)
+        return Part(made.kind, rows, pieces, positions)
+
+    def _add_splits(
+        self, made: Plan, rows: Ints, pieces: Ints, ready: Mapping[int, list[tuple[tuple[int, ...], Input]]]
+    ) -> None:
+        """Room for the messages between each copy and its original."""
+        rank = {node: i for i, node in enumerate(dict.fromkeys(made.copies.values()))}
+        for copy, node in made.copies.items():
+            sizes = made.table_sizes((node,))
+            if sizes not in self.splits:
+                self.splits[sizes] = _GrowingSplits(_Growing(sizes, sizes), _Growing(sizes, sizes))
+            splits = self.splits[sizes]
+            ready[node].append(((node,), (splits.originals, splits.originals.extend(rows))))
+            ready[copy].append(((copy,), (splits.copies, splits.copies.extend(rows))))
+            splits.pieces.append(pieces)
+            splits.ranks.append(np.full(len(rows), rank[node]))
 
     def _add_steps(
         self, made: Plan, rows: Ints, pieces: Ints, ready: Mapping[int, list[tuple[tuple[int, ...], Input]]]
@@ -115,7 +165,9 @@ class BlockBuilder:
         cells = self.cells + np.arange(len(rows) * many).reshape(len(rows), many)
         column = {node: i for i, node in enumerate(made.order)}
         self.cells += cells.size
-        self.cell_nodes.append(np.tile(np.array(made.order, dtype=np.int64), len(rows)))
+        # a copy is no cell of the data
+        nodes = [NO_NODE if node in made.copies else node for node in made.order]
+        self.cell_nodes.append(np.tile(np.array(nodes, dtype=np.int64), len(rows)))
         self.cell_pieces.append(np.repeat(pieces, many))
         self.cell_rows.append(np.repeat(rows, many))
         for clique, level in zip(made.cliques, made.levels, strict=True):
@@ -132,6 +184,8 @@ class BlockBuilder:
             message = (step.messages, step.messages.extend(rows))
             if len(clique) > 1:
                 ready[clique[-2]].append((clique[:-1], message))
+            elif node in made.next_root:
+                ready[made.next_root[node]].append(((), message))
             else:
                 self.results.append((pieces, message))
 
@@ -158,9 +212,14 @@ class BlockBuilder:
         width = max(len(families[v].columns) for v in cluster.families)
         sizes, stored = tuple(made.sizes[n][0] for n in cluster.members), made.table_sizes(cluster.members)
         key = (
-            len(cluster.coordinates), _power(len(cluster.families)), _power(width), sizes, stored,
+            len(cluster.coordinates),
+            _power(len(cluster.families)),
+            _power(width),
+            sizes,
+            stored,
             tuple(n in cluster.placed for n in cluster.members),
-        )  # fmt: skip
+            _power(cluster.band) if cluster.band else 0,
+        )
         if key not in self.groups:
             self.groups[key] = _GrowingGroup(_Growing(sizes, stored), cluster)
         group = self.groups[key]
@@ -169,15 +228,16 @@ class BlockBuilder:
 
     # -- finish ----------------------------------------------------------------------------------------------------
 
-    def block(self, piece_row: Ints, piece: Ints) -> Block:
+    def block(self, piece_row: Ints, piece: Ints, parts: Sequence[Part] = ()) -> Block:
         """The finished block: every source has its place in the banks."""
         banks: dict[Sizes, int] = {(): 1}
         growing = [group.tables for group in self.groups.values()] + [step.messages for step in self.steps.values()]
+        growing += [source for splits in self.splits.values() for source in (splits.originals, splits.copies)]
         for source in (*self.sources.values(), *growing):
             source.start = banks.get(source.stored, 1)
             banks[source.stored] = source.start + source.count
         tables, row_tables, lengths = [], [], []
-        placements: dict[int, Placement | Cloud] = {}
+        placements: dict[PointsKey, Placement | Cloud] = {}
         for (role, place, members, _), source in self.sources.items():
             if role == "table":
                 tables.append(TableSource(place, members, source.sizes, source.stored, source.count, source.start))
@@ -185,17 +245,36 @@ class BlockBuilder:
                 row_tables.append(self._row_source(place, members, source))
             else:
                 lengths.append(LengthSource(place, source.sizes, source.count, source.start))
-                placements[place] = self._placement(place, source)
+                known = self.placed.get(source)
+                placements[place, source.sizes[0]] = joined(known) if known else self._placement(place, source)
         linear = [LinearSource(self._group(g), g.tables.stored, g.tables.start) for g in self.groups.values()]
         result = np.zeros(self.pieces, dtype=np.int64)
         for pieces, (source, places) in self.results:
             result[pieces] = source.start + places
         steps = [_step(sizes, step) for (_, sizes), step in sorted(self.steps.items(), key=lambda item: item[0][0])]
         return Block(
-            tuple(steps), tuple(tables), tuple(row_tables), tuple(lengths), tuple(linear), banks, placements,
-            torch.from_numpy(result), torch.from_numpy(piece_row), torch.from_numpy(piece),
-            _joined(self.cell_nodes), _joined(self.cell_pieces), _joined(self.cell_rows),
-        )  # fmt: skip
+            tuple(steps),
+            tuple(tables),
+            tuple(row_tables),
+            tuple(lengths),
+            tuple(linear),
+            banks,
+            placements,
+            torch.from_numpy(result),
+            torch.from_numpy(piece_row),
+            torch.from_numpy(piece),
+            _joined(self.cell_nodes),
+            _joined(self.cell_pieces),
+            _joined(self.cell_rows),
+            parts=tuple(parts),
+            splits=tuple(
+                SplitSource(
+                    sizes, splits.originals.start, splits.copies.start, _joined(splits.pieces), _joined(splits.ranks)
+                )
+                for sizes, splits in self.splits.items()
+            ),
+            exact_entries=self.exact_entries,
+        )
 
     def _row_source(self, place: int, members: tuple[int, ...], source: _Growing) -> RowSource:
         parts = self.positions[source]
@@ -254,13 +333,27 @@ class BlockBuilder:
             values.append(table.numbers[rows[:, None, None], columns])
             cells.append(np.broadcast_to(np.array(part.coordinates), (len(own), size, 2)))
             around.append(np.broadcast_to(np.array((*part.categories, *part.placed), dtype=int), (len(own), len(axes))))
-        placed = [[(c.placed[i], torch.from_numpy(at[c.placed[i]])) for c, _, _, at in group.parts]
-                  for i in range(len(cluster.placed))]  # fmt: skip
+        points = [group.tables.sizes[cluster.members.index(n)] for n in cluster.placed]
+        placed = [
+            [((c.placed[i], size), torch.from_numpy(at[c.placed[i]])) for c, _, _, at in group.parts]
+            for i, size in enumerate(points)
+        ]
         return LinearGroup(
-            size, state_sizes, tuple(axes), tuple(map(tuple, placed)), group.tables.sizes, _joined(group.tables.rows),
-            _joined(instance), _joined(config), _joined(unknown), _joined(seen), _joined(values).to(table.like),
-            _joined(cells), _joined(around),
-        )  # fmt: skip
+            size,
+            state_sizes,
+            tuple(axes),
+            tuple(map(tuple, placed)),
+            group.tables.sizes,
+            _joined(group.tables.rows),
+            _joined(instance),
+            _joined(config),
+            _joined(unknown),
+            _joined(seen),
+            _joined(values).to(table.like),
+            _joined(cells),
+            _joined(around),
+            _power(cluster.band) if cluster.band else 0,
+        )
 
     def _configurations(
         self, cluster: Cluster, kind: Kind, rows: Ints, state_sizes: Sizes, many: int

@@ -14,11 +14,32 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from otpdag.backward.elimination.clouds import Cloud
+from otpdag.backward.elimination.kinds import Kind
 from otpdag.backward.elimination.linear_normal import LinearGroup
 from otpdag.backward.elimination.points import Placement
 from otpdag.backward.elimination.sum_product import Sizes, Step
+from otpdag.backward.elimination.unknowns import Ints
 
-__all__ = ["Block", "Complete", "LengthSource", "LinearSource", "RowSource", "TableSource"]
+__all__ = [
+    "NO_NODE",
+    "Block",
+    "Complete",
+    "LengthSource",
+    "LinearSource",
+    "Part",
+    "PointsKey",
+    "RowSource",
+    "SplitSource",
+    "TableSource",
+]
+
+NO_NODE = -1
+"""What stands for the node of a copy, which is no cell of the data."""
+
+VALUES_OF_A_ROW = 4  # that a family reads, about
+
+PointsKey = tuple[int, int]
+"""A node that is placed on points, and how many there are."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +88,10 @@ class RowSource:
     start: int
     has_moments: bool
 
+    def points_of(self, node: int) -> PointsKey:
+        """Which points a placed member is on."""
+        return node, self.sizes[self.members.index(node)]
+
 
 @dataclass(frozen=True, eq=False)
 class LengthSource:
@@ -77,6 +102,11 @@ class LengthSource:
     count: int
     start: int
 
+    @property
+    def key(self) -> PointsKey:
+        """Which points they are."""
+        return self.node, self.sizes[0]
+
 
 @dataclass(frozen=True, eq=False)
 class LinearSource:
@@ -85,6 +115,42 @@ class LinearSource:
     group: LinearGroup
     stored: Sizes
     start: int
+
+
+@dataclass(frozen=True, eq=False)
+class SplitSource:
+    """Messages of one size between copies of variables and their originals.
+
+    Attributes:
+        sizes: The states of the variables.
+        original: Row of the first message to an original in the bank; the others follow.
+        copy: The same of the messages to copies.
+        piece: The distinct piece of each pair (n,).
+        rank: The number of each pair's variable among those of its piece that have copies (n,).
+    """
+
+    sizes: Sizes
+    original: int
+    copy: int
+    piece: Tensor
+    rank: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Pieces of one kind, each of one row.
+
+    Attributes:
+        kind: The kind.
+        rows: The rows of data (n,).
+        pieces: Numbers of the pieces in their block (n,).
+        positions: For nodes that are placed on points, where the rows stand in their placement (n,).
+    """
+
+    kind: Kind
+    rows: Ints
+    pieces: Ints
+    positions: Mapping[int, Ints]
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,13 +164,17 @@ class Block:
         lengths: Sources of the lengths of points.
         linear: Sources of integrals over linear normal numbers.
         banks: Number of rows of each bank.
-        placements: Where the points of placed nodes lie, by node.
+        placements: Where the points of placed nodes lie, by node and number of points.
         result: Row of each distinct piece's evidence in the bank of single numbers (D,).
         piece_row: The row of data of each piece (P,).
         piece: The distinct piece that it is (P,).
         cell_node: The node of each variable of the distinct pieces (cells,).
         cell_piece: The distinct piece that it belongs to (cells,).
         cell_row: A row of data in which that occurs (cells,).
+        parts: If numbers meet, so that each should have no more points than it needs: the pieces of each kind.
+        origin: The number that each piece had in the block from which this one was made (D,).
+        splits: Messages between copies of variables, where the sums are approximate.
+        exact_entries: Entries of the tables of exact sums over the distinct pieces.
     """
 
     steps: tuple[Step, ...]
@@ -113,18 +183,32 @@ class Block:
     lengths: tuple[LengthSource, ...]
     linear: tuple[LinearSource, ...]
     banks: Mapping[Sizes, int]
-    placements: Mapping[int, Placement | Cloud]
+    placements: Mapping[PointsKey, Placement | Cloud]
     result: Tensor
     piece_row: Tensor
     piece: Tensor
     cell_node: Tensor
     cell_piece: Tensor
     cell_row: Tensor
+    parts: tuple[Part, ...] = ()
+    origin: Tensor | None = None
+    splits: tuple[SplitSource, ...] = ()
+    exact_entries: int = 0
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether no variable has copies."""
+        return not self.splits
 
     @property
     def distinct(self) -> int:
         """Number of distinct pieces."""
         return len(self.result)
+
+    @property
+    def is_coarse(self) -> bool:
+        """Whether its points only serve to find out how many are needed."""
+        return bool(self.parts)
 
     @property
     def largest_table(self) -> int:
@@ -136,7 +220,8 @@ class Block:
         """Entries of all tables, for one replica."""
         banks = sum(rows * math.prod(sizes) for sizes, rows in self.banks.items())
         linear = sum(source.group.elements for source in self.linear)
-        return banks + linear + sum(step.elements for step in self.steps)
+        rows = sum(len(source.rows) * math.prod(source.sizes) for source in self.row_tables)
+        return banks + linear + sum(step.elements for step in self.steps) + VALUES_OF_A_ROW * rows
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,16 +9,17 @@ The memory that this takes does not grow with rows.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from otpdag.backward.elimination.blocks import Block, Complete
+from otpdag.backward.elimination.blocks import Block, PointsKey
 from otpdag.backward.elimination.clouds import Cloud
 from otpdag.backward.elimination.family_statistics import Statistics
 from otpdag.backward.elimination.points import Placement
+from otpdag.backward.elimination.resizing import FINER
 from otpdag.backward.elimination.row_layout import Layout
 from otpdag.backward.elimination.summary import Slopes, Summary
 from otpdag.backward.elimination.sums import Factors, Tempering, taken
@@ -27,6 +28,7 @@ from otpdag.structure import Naturals
 __all__ = ["Expectations", "expectations", "log_evidence", "moved", "total_evidence"]
 
 LIKELIHOOD = Tempering()
+CLOSE_ENOUGH = 1e-4  # difference of a row's evidence between two numbers of points
 MOST_ROUNDS = 12  # of placing points: a window doubles where it is too narrow
 
 
@@ -38,11 +40,14 @@ class Expectations:
         pieces: Weighed sum of the log-sums of all pieces (R,).
         families: The statistics of each node's family.
         power: Power of the densities of complete families.
+        slopes: Of the nodes that were sampled, the gradient of the expected log-density of all rows that do not show
+            their family, in each natural parameter (R, ...).
     """
 
     pieces: Tensor
     families: Mapping[str, tuple[Statistics, ...]]
     power: float = 1.0
+    slopes: Mapping[tuple[str, str], Tensor] = field(default_factory=dict)
 
 
 def log_evidence(naturals: Naturals, layout: Layout, tempering: Tempering = LIKELIHOOD) -> Tensor:
@@ -65,24 +70,19 @@ def log_evidence(naturals: Naturals, layout: Layout, tempering: Tempering = LIKE
         factors = Factors(layout, naturals, tempering)
         total = torch.zeros(factors.replicas, layout.batch.rows).to(layout.batch.weight)
         for complete in layout.complete:
-            total[:, complete.rows] += tempering.power * _complete_log_prob(factors, complete)
+            total[:, complete.rows] += tempering.power * factors.complete_log_prob(complete)
         for block in layout.blocks:
             total.index_add_(1, block.piece_row, factors.evaluate(block).log_z[:, block.piece])
         return total
 
 
-def _complete_log_prob(factors: Factors, complete: Complete) -> Tensor:
-    layout, family = factors.layout, factors.layout.families[complete.family]
-    if family.is_table and complete.code is not None:
-        return factors.log_table(complete.family).flatten(1).index_select(1, complete.code)
-    batch = layout.batch
-    values = {name: batch.values[name].index_select(1, complete.rows) for name in family.names}
-    mask = batch.mask[family.node].index_select(1, complete.rows)
-    return family.log_prob(factors.naturals[family.node], values, None if bool(mask.all()) else mask)
-
-
 def expectations(
-    naturals: Naturals, layout: Layout, weight: Tensor | None = None, tempering: Tempering = LIKELIHOOD
+    naturals: Naturals,
+    layout: Layout,
+    weight: Tensor | None = None,
+    tempering: Tempering = LIKELIHOOD,
+    *,
+    sampled: Mapping[str, int] | None = None,
 ) -> Expectations:
     """Sum the pieces, and summarise the rows for each family.
 
@@ -91,11 +91,30 @@ def expectations(
         layout: The rows.
         weight: Row weights (1 or R, N); by default those of the batch.
         tempering: How likelihood and prior are weighed against each other.
+        sampled: Nodes of which a sample of so many entries stands for the tables of all rows; the gradient of those
+            that do not show the family is still that of all.
     """
+    weight = layout.batch.weight if weight is None else weight
+    sampled = {} if sampled is None else sampled
+    replicas = max(max((len(v) for params in naturals.values() for v in params.values()), default=1), len(weight))
+    slopes = Slopes(
+        {
+            (node, name): value.detach().expand(replicas, *value.shape[1:]).clone().requires_grad_()
+            for node in sampled
+            for name, value in naturals[node].items()
+        }
+    )
     with torch.no_grad():
-        summary = Summary(naturals, layout, layout.batch.weight if weight is None else weight, tempering)
-        families = summary.families()
-        return Expectations(summary.pieces, families, tempering.power)
+        summary = Summary(_at_leaves(naturals, slopes), layout, weight, tempering, slopes, sampled)
+        return Expectations(summary.pieces, summary.families(), tempering.power, slopes.total)
+
+
+def _at_leaves(naturals: Naturals, slopes: Slopes) -> dict[str, dict[str, Tensor]]:
+    """Parameters with the leaves of a gradient in their places."""
+    return {
+        node: {name: slopes.leaves.get((node, name), value.detach()) for name, value in params.items()}
+        for node, params in naturals.items()
+    }
 
 
 def total_evidence(
@@ -118,12 +137,9 @@ def total_evidence(
         if value.requires_grad and torch.is_grad_enabled()
     }
     slopes = Slopes({key: value.detach().requires_grad_() for key, value in wanted.items()})
-    leaves = {
-        node: {name: slopes.leaves.get((node, name), value.detach()) for name, value in params.items()}
-        for node, params in naturals.items()
-    }
+    leaves = _at_leaves(naturals, slopes)
     with torch.no_grad():
-        summary = Summary(leaves, layout, weight, tempering, slopes)
+        summary = Summary(leaves, layout, weight, tempering, slopes, dict.fromkeys(naturals, 0))
         families = summary.families()
     value = summary.pieces
     for node, statistics in families.items():
@@ -158,21 +174,45 @@ def moved(naturals: Naturals, layout: Layout, tempering: Tempering = LIKELIHOOD)
         return layout
     with torch.no_grad():
         factors = Factors(layout, naturals, tempering)
-        return replace(layout, blocks=tuple(_moved_block(factors, block) for block in layout.blocks))
+        blocks: list[Block] = []
+        for block in layout.blocks:
+            placed = _moved_block(factors, block)
+            blocks += _resized(factors, placed) if placed.is_coarse else [placed]
+        return replace(layout, blocks=tuple(blocks))
+
+
+def _resized(factors: Factors, coarse: Block) -> list[Block]:
+    """Give every piece as many points as it needs: those of its posterior, and more where more would tell more."""
+    layout = factors.layout
+    blocks = layout.resized(coarse)
+    finer = _log_z(factors, layout.resized(coarse, by=FINER), coarse)
+    unsure = ((finer - _log_z(factors, blocks, coarse)).abs().amax(0) > CLOSE_ENOUGH).cpu().numpy()
+    if unsure.any():
+        blocks = layout.resized(coarse, unsure=unsure)
+    return [_moved_block(factors, block) for block in blocks]
+
+
+def _log_z(factors: Factors, blocks: Sequence[Block], coarse: Block) -> Tensor:
+    """Log-sums of the pieces of a coarse block, each of one row and now in one of several blocks."""
+    found = torch.zeros(factors.replicas, coarse.distinct).to(factors.layout.batch.weight)
+    for block in blocks:
+        assert block.origin is not None
+        found[:, block.origin] = factors.evaluate(block).log_z
+    return found
 
 
 def _moved_block(factors: Factors, block: Block) -> Block:
     """Place points until no window changes."""
-    widened: dict[int, Tensor] = {}
+    widened: dict[PointsKey, Tensor] = {}
     for _ in range(MOST_ROUNDS if block.placements else 0):
         evaluated = factors.evaluate(block)
         beliefs = evaluated.beliefs(torch.ones(1, block.distinct).to(evaluated.log_z))
-        placements: dict[int, Placement | Cloud] = {}
+        placements: dict[PointsKey, Placement | Cloud] = {}
         settled = True
         for source in block.lengths:
             belief = taken(beliefs, source.sizes, source.start, source.count, source.sizes)
-            moved_one = block.placements[source.node].moved(belief, widened.get(source.node))
-            placements[source.node], widened[source.node], enough = moved_one
+            moved_one = block.placements[source.key].moved(belief, widened.get(source.key))
+            placements[source.key], widened[source.key], enough = moved_one
             settled = settled and enough
         block = replace(block, placements=placements)
         if settled:

@@ -12,21 +12,18 @@ expected second moments for each configuration of its categories. Any other need
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from otpdag.backward.elimination.blocks import Complete, RowSource
+from otpdag.backward.elimination.blocks import Complete
 from otpdag.backward.elimination.families import FamilyView, joint_states
-from otpdag.backward.elimination.points import Points
 from otpdag.backward.elimination.row_layout import Layout
-from otpdag.backward.elimination.sums import row_mask, row_values
 from otpdag.mechanisms.base import Params
 
-__all__ = ["Counts", "Moments", "Rows", "Statistics", "WeighedRows"]
+__all__ = ["Counts", "Moments", "Rows", "Statistics", "WeighedRows", "complete_rows", "joined"]
 
 CHUNK = 2**21  # entries of a log-density with its gradient that are held at a time
 
@@ -55,6 +52,10 @@ class Counts:
     complete: Tensor
     expected: Tensor
     log_table: Tensor | None = None
+
+    def height(self, params: Params) -> Tensor:
+        """The sum of all log-densities (R,)."""
+        return _total(self.parts(params))
 
     def table(self) -> Tensor:
         """All counts: (R, *parents, states)."""
@@ -90,6 +91,10 @@ class Moments:
     complete: Tensor
     expected: Tensor
     equations: tuple[Tensor, Tensor] | None = None
+
+    def height(self, params: Params) -> Tensor:
+        """The sum of all log-densities (R,)."""
+        return _total(self.parts(params))
 
     def parts(self, params: Params) -> Iterator[tuple[Tensor, Tensor]]:
         r"""Sums of log-densities: :math:`\sum_c n_c \log c_c - \tfrac12 \mathrm{tr}(A_c M_c A_c^\top)`."""
@@ -136,13 +141,24 @@ class Rows:
         layout: Where the values are.
         family: Which family.
         complete: Rows that show all of it, with their weights (1 or R, n).
-        expected: Tables over what is unknown, the points that they are on, and beliefs (R, n, *sizes).
+        expected: All that others may be, with weights times beliefs (R, n).
+        sample: If rows are too many to keep, some that stand for all, complete and expected.
+        thinned: Whether the sample lacks some of them.
     """
 
     layout: Layout
     family: FamilyView
     complete: tuple[tuple[Complete, Tensor], ...]
-    expected: tuple[tuple[RowSource, Mapping[int, Points], Tensor], ...]
+    expected: tuple[WeighedRows, ...]
+    sample: tuple[WeighedRows, ...] | None = None
+    thinned: bool = False
+
+    def height(self, params: Params) -> Tensor:
+        """The sum of all log-densities (R,), or its estimate from the sample."""
+        if self.sample is None:
+            return _total(self.parts(params))
+        sums = [_weighed(one.weight, self.family.log_prob(params, one.values, one.mask)) for one in self.sample]
+        return torch.stack(torch.broadcast_tensors(*sums)).sum(0)
 
     def parts(self, params: Params) -> Iterator[tuple[Tensor, Tensor]]:
         """Sums of log-densities (R,) over complete and over expected rows, in chunks."""
@@ -159,24 +175,48 @@ class Rows:
         yield from self._expected_rows()
 
     def _complete_rows(self) -> Iterator[WeighedRows]:
-        batch = self.layout.batch
         for complete, weight in self.complete:
             for at in range(0, len(complete.rows), CHUNK):
                 rows = complete.rows[at : at + CHUNK]
-                values = {name: batch.values[name].index_select(1, rows) for name in self.family.names}
-                mask = batch.mask[self.family.node].index_select(1, rows)
-                yield WeighedRows(values, weight[:, at : at + CHUNK], None if bool(mask.all()) else mask)
+                yield complete_rows(self.layout, self.family, rows, weight[:, at : at + CHUNK])
 
     def _expected_rows(self) -> Iterator[WeighedRows]:
-        for source, points, belief in self.expected:
-            step = max(1, CHUNK // (math.prod(source.sizes) * len(belief)))
-            for at in range(0, len(source.rows), step):
-                chosen = slice(at, at + step)
-                values = row_values(self.layout, source, points, chosen)
-                yield WeighedRows(values, belief[:, chosen], row_mask(self.layout, source, chosen))
+        for rows in self.expected:
+            step = max(1, CHUNK // len(rows.weight))
+            for at in range(0, rows.weight.shape[1], step):
+                some = slice(at, at + step)
+                values = {name: value[:, some] for name, value in rows.values.items()}
+                yield WeighedRows(values, rows.weight[:, some], None if rows.mask is None else rows.mask[:, some])
 
 
 Statistics = Counts | Moments | Rows
+
+
+def complete_rows(layout: Layout, family: FamilyView, rows: Tensor, weight: Tensor) -> WeighedRows:
+    """Rows of data that show a family."""
+    values = {name: layout.batch.values[name].index_select(1, rows) for name in family.names}
+    mask = layout.batch.mask[family.node].index_select(1, rows)
+    return WeighedRows(values, weight, None if bool(mask.all()) else mask)
+
+
+def joined(parts: Sequence[WeighedRows]) -> tuple[WeighedRows, ...]:
+    """Rows side by side (R, n, width): those that show all of a node, and one by one those that show a part of it."""
+    whole = [part for part in parts if part.mask is None]
+    apart = tuple(part for part in parts if part.mask is not None)
+    if not whole:
+        return apart
+    replicas = max(len(one) for part in whole for one in (part.weight, *part.values.values()))
+
+    def side_by_side(tensors: Iterable[Tensor]) -> Tensor:
+        return torch.cat([one.expand(replicas, *one.shape[1:]) for one in tensors], 1)
+
+    values = {name: side_by_side(part.values[name] for part in whole) for name in whole[0].values}
+    return (WeighedRows(values, side_by_side(part.weight for part in whole)), *apart)
+
+
+def _total(parts: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+    sums = [complete + expected for complete, expected in parts]
+    return torch.stack(torch.broadcast_tensors(*sums)).sum(0)
 
 
 def _weighed(weight: Tensor, log_prob: Tensor) -> Tensor:

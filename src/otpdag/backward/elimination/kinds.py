@@ -10,17 +10,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import reverse_cuthill_mckee
 
 from otpdag.backward.elimination.families import FamilyView
 from otpdag.backward.elimination.ordering import elimination_order
 from otpdag.errors import ModelError
 
-__all__ = ["Cluster", "Factor", "Kind", "Plan", "plan"]
+__all__ = ["Cluster", "Factor", "Kind", "Plan", "plan", "rounded"]
 
 Cells = tuple[int, ...]
 SMALL_COST = 512  # entries of a piece below which one more call costs more than larger tables
+LONG = 24  # unknown linear numbers of a cluster from which on their order is looked for
+NARROW = 6  # by how much a band must be smaller than the cluster to be worth its steps
 ROUNDING = 1.3  # how much larger sums may get for the sake of fewer calls
 
 
@@ -32,19 +39,25 @@ class Kind:
         nodes: Its unknown nodes.
         families: The factors that read them.
         missing: Of vectors that are seen in part, the coordinates that are not.
+        points: Of placed nodes the number of points, where it is not the usual one.
     """
 
     nodes: tuple[int, ...]
     families: tuple[int, ...]
     missing: tuple[tuple[int, Cells], ...] = ()
+    points: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
 class Factor:
-    """A table that one family gives over its unknown members, the one that is eliminated last first."""
+    """A table that one family gives over its unknown members, the one that is eliminated last first.
+
+    ``variables`` are the same members as the sums know them: some may be copies.
+    """
 
     family: int
     members: tuple[int, ...]
+    variables: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -57,6 +70,8 @@ class Cluster:
         categories: Unknown categories on which coefficients depend.
         placed: Unknown numbers and counts on points of their own that enter the factors.
         members: Categories and placed ones in the order of the axes of the table that remains.
+        variables: The same as the sums know them: some may be copies.
+        band: How far apart coordinates that share a factor stand at most, where it is worth knowing; otherwise zero.
     """
 
     coordinates: tuple[tuple[int, int], ...]
@@ -64,6 +79,8 @@ class Cluster:
     categories: tuple[int, ...]
     placed: tuple[int, ...]
     members: tuple[int, ...]
+    variables: tuple[int, ...]
+    band: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +94,8 @@ class Plan:
         placed: Nodes with points of their own in each row.
         factors: Tables from single families.
         clusters: Tables from linear normal numbers.
+        copies: Variables that are copies of nodes, where an exact plan would need too large a table.
+        exact: The plan without copies, if there are some.
     """
 
     kind: Kind
@@ -85,6 +104,8 @@ class Plan:
     placed: tuple[int, ...]
     factors: tuple[Factor, ...]
     clusters: tuple[Cluster, ...]
+    copies: Mapping[int, int] = field(default_factory=dict)
+    exact: Plan | None = None
 
     def table_sizes(self, members: Iterable[int]) -> tuple[int, ...]:
         """The axes of a table over these nodes, as it is stored."""
@@ -95,9 +116,9 @@ class Plan:
         """The nodes of the table that each node is summed out of, that node last."""
         rank = {node: i for i, node in enumerate(self.order)}
         separators: dict[int, list[set[int]]] = {node: [] for node in self.order}
-        for members in (*(factor.members for factor in self.factors), *(cluster.members for cluster in self.clusters)):
-            if members:
-                separators[members[-1]].append(set(members))
+        for variables in (*(one.variables for one in self.factors), *(one.variables for one in self.clusters)):
+            if variables:
+                separators[variables[-1]].append(set(variables))
         cliques = []
         for node in self.order:
             joined = set().union({node}, *separators[node])
@@ -112,9 +133,31 @@ class Plan:
         """How many steps must come before each: zero for those that read factors alone."""
         level = dict.fromkeys(self.order, 0)
         for clique in self.cliques:
-            if len(clique) > 1:
-                level[clique[-2]] = max(level[clique[-2]], level[clique[-1]] + 1)
+            after = clique[-2] if len(clique) > 1 else self.next_root.get(clique[-1])
+            if after is not None:
+                level[after] = max(level[after], level[clique[-1]] + 1)
         return tuple(level[node] for node in self.order)
+
+    @cached_property
+    def next_root(self) -> Mapping[int, int]:
+        """Copies may leave parts that do not touch: the variable that each part ends with, and that of the next."""
+        roots = [clique[-1] for clique in self.cliques if len(clique) == 1]
+        return dict(pairwise(roots))
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether no node has copies."""
+        return not self.copies
+
+    @property
+    def cost(self) -> int:
+        """Entries of all tables."""
+        return sum(math.prod(self.sizes[node][0] for node in clique) for clique in self.cliques)
+
+    @property
+    def room(self) -> int:
+        """Entries of all tables as they are stored."""
+        return sum(math.prod(self.sizes[node][1] for node in clique) for clique in self.cliques)
 
     @property
     def largest(self) -> tuple[int, tuple[int, ...]]:
@@ -123,13 +166,16 @@ class Plan:
         return max(sized, default=(1, ()))
 
 
-def plan(kind: Kind, families: Sequence[FamilyView], points: Callable[[FamilyView], int]) -> Plan:
+def plan(
+    kind: Kind, families: Sequence[FamilyView], points: Callable[[FamilyView], int], *, integrate: bool = True
+) -> Plan:
     """Choose how to integrate a kind of piece out.
 
     Args:
         kind: The unknown nodes and the factors.
         families: All families of the graph.
         points: Number of points of a node that is not a category.
+        integrate: Whether linear normal numbers are integrated exactly; otherwise they have points like all others.
 
     >>> import otpdag as otp
     >>> from otpdag import mechanisms as m
@@ -141,11 +187,11 @@ def plan(kind: Kind, families: Sequence[FamilyView], points: Callable[[FamilyVie
     >>> made.placed, made.clusters[0].coordinates, made.cliques
     ((2,), ((1, 0),), ((2, 0), (2,)))
     """
-    linear = _linear(kind, families)
+    linear = _linear(kind, families) if integrate else set()
     placed = tuple(n for n in kind.nodes if n not in linear and not families[n].mechanism.space.is_discrete)
     _check(kind, placed, families)
     sizes = {n: families[n].mechanism.space.width for n in kind.nodes if n not in linear and n not in placed}
-    sizes |= {n: points(families[n]) for n in placed}
+    sizes |= {n: points(families[n]) for n in placed} | dict(kind.points)
     clusters = _clusters(kind, families, linear)
     inside = {family for _, members in clusters for family in members}
     scopes = {v: [n for n in families[v].members if n in sizes] for v in kind.families if v not in inside}
@@ -156,21 +202,22 @@ def plan(kind: Kind, families: Sequence[FamilyView], points: Callable[[FamilyVie
     def descending(nodes: Sequence[int]) -> tuple[int, ...]:
         return tuple(sorted(nodes, key=lambda node: -rank[node]))
 
-    factors = tuple(Factor(v, descending(scope)) for v, scope in scopes.items())
+    factors = tuple(Factor(v, descending(scope), descending(scope)) for v, scope in scopes.items())
     made = tuple(
         _cluster(nodes, members, descending(met), placed, kind, families)
         for (nodes, members), met in zip(clusters, around, strict=True)
     )
     exact = Plan(kind, order, {n: (size, size) for n, size in sizes.items()}, placed, factors, made)
-    return replace(exact, sizes=_rounded(exact))
+    return replace(exact, sizes=rounded(exact))
 
 
-def _rounded(exact: Plan) -> dict[int, tuple[int, int]]:
+def rounded(exact: Plan) -> dict[int, tuple[int, int]]:
     """Sizes rounded up as far as that costs little: all categories alike, or each to a power of two, or not at all."""
     sizes = {node: size for node, (size, _) in exact.sizes.items()}
-    powers = {node: size if node in exact.placed else 1 << (size - 1).bit_length() for node, size in sizes.items()}
-    largest = max((size for node, size in sizes.items() if node not in exact.placed), default=1)
-    alike = {node: size if node in exact.placed else largest for node, size in sizes.items()}
+    placed = {node for node in sizes if exact.copies.get(node, node) in exact.placed}
+    powers = {node: size if node in placed else 1 << (size - 1).bit_length() for node, size in sizes.items()}
+    largest = max((size for node, size in sizes.items() if node not in placed), default=1)
+    alike = {node: size if node in placed else largest for node, size in sizes.items()}
 
     def cost(chosen: Mapping[int, int]) -> int:
         return sum(math.prod(chosen[node] for node in clique) for clique in exact.cliques)
@@ -198,19 +245,24 @@ def _linear(kind: Kind, families: Sequence[FamilyView]) -> set[int]:
 
 def _clusters(kind: Kind, families: Sequence[FamilyView], linear: set[int]) -> list[tuple[list[int], list[int]]]:
     """Linear numbers that share factors, with these factors."""
-    clusters: list[tuple[list[int], list[int]]] = []
-    for v in kind.families:
-        nodes, members = [n for n in families[v].members if n in linear], [v]
-        if not nodes:
-            continue
-        apart = []
-        for other_nodes, other_members in clusters:
-            if set(nodes) & set(other_nodes):
-                nodes, members = sorted({*nodes, *other_nodes}), [*other_members, *members]
-            else:
-                apart.append((other_nodes, other_members))
-        clusters = [*apart, (nodes, members)]
-    return clusters
+    first: dict[int, int] = {n: n for n in linear}
+
+    def leader(node: int) -> int:
+        while first[node] != node:
+            first[node] = first[first[node]]
+            node = first[node]
+        return node
+
+    read = {v: nodes for v in kind.families if (nodes := [n for n in families[v].members if n in linear])}
+    for nodes in read.values():
+        for other in nodes[1:]:
+            first[leader(other)] = leader(nodes[0])
+    clusters: dict[int, tuple[list[int], list[int]]] = {}
+    for node in sorted(linear):
+        clusters.setdefault(leader(node), ([], []))[0].append(node)
+    for v, nodes in read.items():
+        clusters[leader(nodes[0])][1].append(v)
+    return [cluster for cluster in clusters.values() if cluster[1]]
 
 
 def _cluster(
@@ -224,7 +276,32 @@ def _cluster(
     missing: Mapping[int, Cells] = dict(kind.missing)
     coordinates = tuple((n, cell) for n in nodes for cell in missing.get(n, range(families[n].widths[-1])))
     categories = tuple(n for n in met if n not in placed)
-    return Cluster(coordinates, tuple(members), categories, tuple(n for n in met if n in placed), met)
+    on_points = tuple(n for n in met if n in placed)
+    band = 0
+    if len(coordinates) >= LONG and not on_points:
+        coordinates, band = _along_a_band(coordinates, [families[v].columns for v in members])
+    return Cluster(coordinates, tuple(members), categories, on_points, met, met, band)
+
+
+def _along_a_band(
+    coordinates: tuple[tuple[int, int], ...], scopes: Sequence[Sequence[tuple[int, int]]]
+) -> tuple[tuple[tuple[int, int], ...], int]:
+    """Coordinates in an order in which those that share a factor stand close together (Cuthill & McKee 1969).
+
+    Also how far apart they stand at most; zero if that is so far that the order is of no use.
+    """
+    place = {cell: i for i, cell in enumerate(coordinates)}
+    groups = [[place[cell] for cell in scope if cell in place] for scope in scopes]
+    pairs = np.array([(a, b) for group in groups for a in group for b in group], dtype=np.int64)
+    size = len(coordinates)
+    matrix = csr_array((np.ones(len(pairs)), (pairs[:, 0], pairs[:, 1])), shape=(size, size))
+    order = reverse_cuthill_mckee(matrix, symmetric_mode=True)
+    rank = np.empty(size, dtype=np.int64)
+    rank[order] = np.arange(size)
+    band = int(np.abs(rank[pairs[:, 0]] - rank[pairs[:, 1]]).max())
+    if band * NARROW > size:
+        return coordinates, 0
+    return tuple(coordinates[i] for i in order), max(band, 1)
 
 
 def _check(kind: Kind, placed: Sequence[int], families: Sequence[FamilyView]) -> None:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from otpdag.backward.elimination.block_tridiagonal import BlockTridiagonal, position
 from otpdag.backward.elimination.random_numbers import RandomNumbers
 
 __all__ = ["Equations", "Integrals", "LinearGroup", "point_moments"]
@@ -51,7 +52,7 @@ class LinearGroup:
         dim: d, the numbers that are integrated out.
         states: Sizes of the unknown categories, T states in all.
         axes: Order of the axes (categories, then placed numbers) in the table that remains.
-        placed: For each placed number the nodes that it is in turn, and where the rows stand in their placements.
+        placed: For each placed number which points it is on in turn, and where the rows stand in their placements.
         sizes: The axes of the table.
         rows: Number of the row of each piece (n,).
         instance: Which of m distinct systems of equations a piece has (n,).
@@ -61,12 +62,13 @@ class LinearGroup:
         values: Columns that are seen, zero for unknown ones (n, F, W).
         cells: Node and coordinate of each unknown (m, d, 2).
         around: Nodes of the categories and placed numbers (m, axes).
+        band: Where the unknowns that share a family stand close to each other, how far apart at most; otherwise zero.
     """
 
     dim: int
     states: tuple[int, ...]
     axes: tuple[int, ...]
-    placed: tuple[tuple[tuple[int, Tensor], ...], ...]
+    placed: tuple[tuple[tuple[tuple[int, int], Tensor], ...], ...]
     sizes: tuple[int, ...]
     rows: Tensor
     instance: Tensor
@@ -76,12 +78,20 @@ class LinearGroup:
     values: Tensor
     cells: Tensor
     around: Tensor
+    band: int = 0
 
     @property
     def elements(self) -> int:
         """Entries of the largest arrays, for the budget."""
         rows, families, width = self.values.shape
-        return rows * math.prod(self.states) * families * width * (width + 2) + len(self.config) * self.dim**2
+        matrix = self.dim**2 if self.band == 0 else 6 * self.blocks * self.band**2
+        per_row = families * width * (width + 2)
+        return math.prod(self.states) * (rows * per_row + len(self.config) * matrix)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks along the diagonal of a banded precision, the last one filled up."""
+        return -(-self.dim // self.band)
 
     def integrate(self, equations: Equations, points: Sequence[Tensor], power: float = 1.0) -> Integrals:
         """Integrate the clusters out of the product of their families, those of seen nodes to a power."""
@@ -89,12 +99,14 @@ class LinearGroup:
         scale = 1 + (math.sqrt(power) - 1) * self.seen.to(self.values)
         coefficients = equations.coefficients[:, self.config, :, :width] * scale[:, None, :, None, None]
         constants = (equations.constants[:, self.config] * scale.square().unsqueeze(1)).sum(-1)
-        precision = self._assemble(coefficients.mT @ coefficients)
+        products = coefficients.mT @ coefficients
         own = coefficients[:, self.instance]
         noise = (own @ self.values[:, None, :, :, None]).squeeze(-1)  # (R, n, T, F, dim)
         pull = self._scatter(-(noise.unsqueeze(-2) @ own).squeeze(-2))  # (R, n, T, d + b)
         constant = constants[:, self.instance] - 0.5 * noise.square().sum((-1, -2))
-        return Integrals.of(self, precision, pull, constant, points)
+        if self.band:
+            return Integrals.of_band(self, self._assemble_band(products), pull, constant)
+        return Integrals.of(self, self._assemble(products), pull, constant, points)
 
     def _assemble(self, products: Tensor) -> Tensor:
         """Sum products of coefficients (R, m, T, F, W, W) into precisions (R, m, T, d + b, d + b)."""
@@ -104,6 +116,21 @@ class LinearGroup:
         index = index.flatten(1)[None, :, None].expand_as(flat)
         total = flat.new_zeros(*flat.shape[:3], (size + 1) ** 2).scatter_add_(-1, index, flat)
         return total.unflatten(-1, (size + 1, size + 1))[..., :size, :size]
+
+    def _assemble_band(self, products: Tensor) -> BlockTridiagonal:
+        """The same for a band, as an inverse; what fills the last block up has unit precision."""
+        width, blocks = self.band, self.blocks
+        many = (2 * blocks - 1) * width**2
+        one, other = self.unknown.unsqueeze(-1), self.unknown.unsqueeze(-2)
+        place = position(one, other, width, blocks)
+        place = torch.where((one < self.dim) & (other < self.dim) & (place >= 0), place, many)
+        flat = products.flatten(3)
+        index = place.flatten(1)[None, :, None].expand_as(flat)
+        total = flat.new_zeros(*flat.shape[:3], many + 1).scatter_add_(-1, index, flat)[..., :many]
+        extra = torch.arange(self.dim, blocks * width)
+        total[..., position(extra, extra, width, blocks)] = 1.0
+        chain = total.unflatten(-1, (2 * blocks - 1, width, width)).movedim(-3, 0)
+        return BlockTridiagonal.of(chain[:blocks], chain[blocks:])
 
     def _scatter(self, columns: Tensor) -> Tensor:
         """Sum columns (R, n, T, F, W) into unknowns (R, n, T, d + b)."""
@@ -128,7 +155,7 @@ class Integrals:
         group: The clusters.
         table: Logarithms of the integrals (R, n, *sizes).
         points: Values of the placed numbers (R, n, P).
-        covariance: Of the unknowns (R, m, T, d, d).
+        covariance: Of the unknowns (R, m, T, d, d), or of neighbours along a band.
         mean: Of the unknowns, where the placed numbers are zero (R, n, T, d).
         gain: How the mean follows the placed numbers (R, m, T, d, b).
     """
@@ -136,7 +163,7 @@ class Integrals:
     group: LinearGroup
     table: Tensor
     points: tuple[Tensor, ...]
-    covariance: Tensor
+    covariance: Tensor | BlockTridiagonal
     mean: Tensor
     gain: Tensor
 
@@ -159,6 +186,18 @@ class Integrals:
         table = table.permute(0, 1, *(2 + axis for axis in group.axes))
         return cls(group, table, tuple(points), covariance, mean, gain)
 
+    @classmethod
+    def of_band(cls, group: LinearGroup, covariance: BlockTridiagonal, pull: Tensor, constant: Tensor) -> Integrals:
+        """The same along a band, without placed numbers."""
+        d = group.dim
+        filled = torch.nn.functional.pad(pull, (0, group.blocks * group.band - d))
+        mean = covariance.times(filled, group.instance)[..., :d]
+        fit = 0.5 * (pull * mean).sum(-1) - 0.5 * covariance.log_determinant[:, group.instance]
+        table = constant + fit + 0.5 * d * math.log(2 * math.pi)
+        table = table.unflatten(2, group.states) if group.states else table.squeeze(2)
+        table = table.permute(0, 1, *(2 + axis for axis in group.axes))
+        return cls(group, table, (), covariance, mean, mean[..., :0])
+
     def moments(self, weight: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
         """Second moments of every family's columns under the posterior, weighed.
 
@@ -170,7 +209,7 @@ class Integrals:
             Row of the equations (n, T, F), and the sums (R, n, T, F, W, W).
         """
         group, rows = self.group, self.group.config[self.group.instance]
-        weight = self._by_state(weight)  # (R, n, T, *P)
+        weight = self.by_state(weight)  # (R, n, T, *P)
         total = weight.flatten(3).sum(-1) if self.points else weight
         shift = shift[rows][..., : group.values.shape[-1]]
         fixed = torch.nn.functional.pad(self.mean, (0, len(self.points)))
@@ -181,7 +220,7 @@ class Integrals:
             moments = moments + self._of_points(weight, first)
         return rows, moments
 
-    def _by_state(self, weight: Tensor) -> Tensor:
+    def by_state(self, weight: Tensor) -> Tensor:
         """A table (R, n, *sizes) with its states first, as one axis: (R, n, T, *P)."""
         group = self.group
         if not group.sizes:
@@ -190,10 +229,24 @@ class Integrals:
         ordered = weight.permute(0, 1, *(2 + axis for axis in back))
         return ordered.flatten(2, 1 + len(group.states)) if group.states else ordered.unsqueeze(2)
 
+    def variances(self) -> Tensor:
+        """Variances of the unknowns (R, m, T, d)."""
+        if isinstance(self.covariance, BlockTridiagonal):
+            by_block = self.covariance.diagonal.diagonal(dim1=-2, dim2=-1)  # (K, R, m, T, w)
+            return by_block.movedim(0, -2).flatten(-2)[..., : self.group.dim]
+        return self.covariance.diagonal(dim1=-2, dim2=-1)
+
     def _spread(self) -> Tensor:
         """The covariance by columns: (R, m, T, F, W, W)."""
         group, size = self.group, self.group.dim
         index = group.unknown.clamp(max=size)  # placed numbers are no part of it
+        if isinstance(self.covariance, BlockTridiagonal):
+            one, other = index.unsqueeze(-1), index.unsqueeze(-2)
+            place = position(torch.minimum(one, other), torch.maximum(one, other), group.band, group.blocks)
+            known = torch.nn.functional.pad(self.covariance.pairs(), (0, 1))
+            place = torch.where((one < size) & (other < size), place, known.shape[-1] - 1).flatten(1)
+            chosen = known.gather(-1, place[None, :, None].expand(*known.shape[:3], -1))
+            return chosen.unflatten(-1, (*index.shape[1:], index.shape[-1]))
         padded = torch.nn.functional.pad(self.covariance, (0, 1, 0, 1)).flatten(3)
         pairs = (index.unsqueeze(-1) * (size + 1) + index.unsqueeze(-2)).flatten(1)
         flat = padded.gather(-1, pairs[None, :, None].expand(*padded.shape[:3], -1))
@@ -214,10 +267,13 @@ class Integrals:
         """Draw the unknowns of the first replica given states and placed numbers (n, draws): (n, draws, d)."""
         at = states.unsqueeze(-1).expand(-1, -1, self.group.dim)
         mean = self.mean[0].gather(1, at)
-        factor, _ = torch.linalg.cholesky_ex(self.covariance[0])
-        noise = numbers.normal(mean.shape, mean.dtype).unsqueeze(-1)
+        noise = numbers.normal(mean.shape, mean.dtype)
         instance = self.group.instance.unsqueeze(-1).expand_as(states)
-        drawn = mean + (factor[instance, states] @ noise).squeeze(-1)
+        if isinstance(self.covariance, BlockTridiagonal):
+            filled = torch.nn.functional.pad(noise, (0, self.group.blocks * self.group.band - self.group.dim))
+            return mean + self.covariance.noise(filled, (instance, states))[..., : self.group.dim]
+        factor, _ = torch.linalg.cholesky_ex(self.covariance[0])
+        drawn = mean + (factor[instance, states] @ noise.unsqueeze(-1)).squeeze(-1)
         if placed:
             y = torch.stack(list(placed), -1).unsqueeze(-1)
             drawn = drawn - (self.gain[0][instance, states] @ y).squeeze(-1)

@@ -100,10 +100,14 @@ class Placement:
         even = first + stride * torch.arange(self.size).to(first) + (stride - 1) / 2
         if self.size % POINTS_OF_A_GROUP:
             return Points(even.unsqueeze(-1), torch.log(stride).expand_as(even))
-        grouped, length = _growing_groups(stride * self.size, self.size // POINTS_OF_A_GROUP)
-        at_zero = (first == 0) & (stride > 1)
-        values = torch.where(at_zero, grouped, even)
-        return Points(values.unsqueeze(-1), torch.log(torch.where(at_zero, length, stride)))
+        at_zero = ((first == 0) & (stride > 1)).squeeze(-1)
+        values, length = even, stride.expand_as(even)
+        if bool(at_zero.any()):
+            windows, which = torch.unique(self.size * stride.squeeze(-1)[at_zero], return_inverse=True)
+            grouped, lengths = _growing_groups(windows.unsqueeze(-1), self.size // POINTS_OF_A_GROUP)
+            values, length = values.clone(), length.clone()
+            values[at_zero], length[at_zero] = grouped[which], lengths[which]
+        return Points(values.unsqueeze(-1), torch.log(length))
 
     def at(self, rows: Tensor, places: Tensor) -> Placement:
         """The same for some of the rows."""
@@ -141,7 +145,7 @@ class Placement:
         if self.space.is_countable:
             tight = tight & (self._window()[1][..., 0] > 1)  # one by one is close enough
         wider = torch.where(outside, JUMP, WIDEN) * old
-        new = torch.where(at_edge, torch.maximum(spread, wider), torch.where(tight, narrow, old))
+        new = torch.where(at_edge, torch.maximum(spread, wider), torch.where(known & ~widened, narrow, old))
         centre = torch.where(known, mean, self.centre.expand_as(mean))
         settled = not bool((at_edge | tight).any())
         return replace(self, centre=centre, spread=new.clamp(min=SMALLEST_SPREAD)), widened, settled
@@ -152,6 +156,11 @@ class Placement:
         if self.space.is_countable:
             low = low & (self._window()[0][..., 0] > 0)
         return low | high
+
+    @property
+    def grouped(self) -> float:
+        """The share of rows whose points stand for several counts each."""
+        return float((self._window()[1] > 1).double().mean()) if self.space.is_countable else 0.0
 
     def _window(self) -> tuple[Tensor, Tensor]:
         """The smallest count of the window and the number of counts that each point stands for (R, n, 1)."""
@@ -175,7 +184,7 @@ class Placement:
 def _growing_groups(window: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     """Three points in each of several groups of whole numbers from zero up, and how many numbers each stands for.
 
-    The first group has three numbers, the others grow by a common ratio until the ``window`` (R, n, 1) is full. The
+    The first group has three numbers, the others grow by a common ratio until the ``window`` (n, 1) is full. The
     points of a group of s numbers have their moments up to the fifth: for s = 3 they are the numbers themselves.
     """
     number = torch.arange(groups + 1).to(window)

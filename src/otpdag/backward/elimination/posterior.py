@@ -11,12 +11,16 @@ from otpdag.backward.elimination.blocks import Block
 from otpdag.backward.elimination.linear_normal import Integrals
 from otpdag.backward.elimination.random_numbers import RandomNumbers
 from otpdag.backward.elimination.row_layout import Layout
-from otpdag.backward.elimination.sum_product import Step, draws, variable_beliefs
+from otpdag.backward.elimination.split_messages import drawn_copies
+from otpdag.backward.elimination.sum_product import Step, draws, replica_draws, variable_beliefs
 from otpdag.backward.elimination.sums import Evaluated, Factors, Tempering
 from otpdag.errors import ModelError
 from otpdag.structure import Naturals
 
-__all__ = ["posterior_draws", "state_probabilities"]
+__all__ = ["drawn_states", "posterior_draws", "state_probabilities"]
+
+PROPOSALS_BEFORE = 8  # draws of variables with copies, before those that count
+DRAWN_ENTRIES = 2**24  # entries of all tables of the proposals that are made at a time
 
 
 def state_probabilities(naturals: Naturals, layout: Layout, node: str) -> Tensor:
@@ -118,7 +122,10 @@ class _Drawn:
 
     def add(self, evaluated: Evaluated) -> None:
         """Draw the pieces of one block."""
-        cells = _draw_cells(evaluated, self.many, self.numbers)
+        if evaluated.block.is_exact:
+            cells = drawn_states(evaluated, self.many, self.numbers)
+        else:
+            cells = _draw_copied_cells(evaluated, self.many, self.numbers.generator)
         for family in self.layout.families:
             here = torch.nonzero(cells.node == family.place)[:, 0]
             if not len(here):
@@ -134,10 +141,16 @@ class _Drawn:
             self._add_linear(integrals)
 
     def _placed(self, block: Block, place: int, rows: Tensor, states: Tensor) -> Tensor:
-        placement = block.placements[place]
-        at = torch.empty(self.layout.batch.rows, dtype=torch.long)
-        at[placement.rows] = torch.arange(len(placement.rows))
-        return placement.at(rows, at[rows]).jittered(states, self.numbers.generator)
+        """Values (n, draws, width) of drawn points; a row has its points in one of the node's placements."""
+        values = torch.zeros(*states.shape, self.layout.families[place].widths[-1]).to(self.layout.batch.weight)
+        for (node, _), placement in block.placements.items():
+            if node == place:
+                at = torch.full((self.layout.batch.rows,), -1)
+                at[placement.rows] = torch.arange(len(placement.rows))
+                here = torch.nonzero(at[rows] >= 0)[:, 0]
+                some = placement.at(rows[here], at[rows[here]])
+                values[here] = some.jittered(states[here], self.numbers.generator)
+        return values
 
     def _add_linear(self, integrals: Integrals) -> None:
         """Draw linear normal numbers given the categories and placed numbers around them."""
@@ -195,7 +208,7 @@ class _Drawn:
         return sampler((1, rows, self.many, dim), self.layout.batch.weight.dtype)
 
 
-def _draw_cells(evaluated: Evaluated, many: int, numbers: RandomNumbers) -> _Cells:
+def drawn_states(evaluated: Evaluated, many: int, numbers: RandomNumbers) -> _Cells:
     """Draw each piece by itself, also those that look alike."""
     block = evaluated.block
     first, offset, owner = _numbering(block)
@@ -217,6 +230,43 @@ def _draw_cells(evaluated: Evaluated, many: int, numbers: RandomNumbers) -> _Cel
     distinct = block.piece[owner]
     node = block.cell_node[first[distinct] + torch.arange(len(owner)) - offset[owner]]
     return _Cells(states, node, block.piece_row[owner])
+
+
+def _draw_copied_cells(evaluated: Evaluated, many: int, generator: torch.Generator) -> _Cells:
+    """Draw pieces whose variables have copies: proposals, which replace each other as their weights say.
+
+    This is Metropolis' rule for proposals that do not depend on each other: after the first few the draws are those of
+    the exact posterior, however far the beliefs are from it. Pieces that look alike share their draws, unless they were
+    laid out apart.
+    """
+    block, banks = evaluated.block, evaluated.banks
+    if banks is None:
+        raise RuntimeError("a block with copies keeps its banks")
+    at_once = max(1, DRAWN_ENTRIES // max(block.elements, 1))
+    proposals, weights = [], []
+    for first in range(0, many + PROPOSALS_BEFORE, at_once):
+        number = min(at_once, many + PROPOSALS_BEFORE - first)
+        some = {sizes: bank[:1].expand(number, -1, -1).clone() for sizes, bank in banks.items()}
+        conditionals, log_weight = drawn_copies(block, some, generator)
+        proposals.append(replica_draws(block.steps, conditionals, len(block.cell_node), generator))
+        weights.append(log_weight)
+    taken = _accepted(torch.cat(weights), generator)[PROPOSALS_BEFORE:]
+    states = torch.cat(proposals, 1).gather(1, taken.T[block.cell_piece])
+    first_cell, offset, owner = _numbering(block)
+    cells = first_cell[block.piece[owner]] + torch.arange(len(owner)) - offset[owner]
+    return _Cells(states[cells], block.cell_node[cells], block.piece_row[owner])
+
+
+def _accepted(log_weight: Tensor, generator: torch.Generator) -> Tensor:
+    """Which proposal each piece has after each step of Metropolis' rule, from log-weights (proposals, D)."""
+    uniform = torch.rand(log_weight.shape, generator=generator, dtype=log_weight.dtype).log()
+    now = torch.zeros(log_weight.shape[1], dtype=torch.long)
+    taken = [now]
+    for number in range(1, len(log_weight)):
+        ratio = log_weight[number] - log_weight.gather(0, now.unsqueeze(0))[0]
+        now = torch.where(uniform[number] < ratio, number, now)
+        taken.append(now)
+    return torch.stack(taken)
 
 
 def _numbering(block: Block) -> tuple[Tensor, Tensor, Tensor]:

@@ -7,19 +7,25 @@ completely is read once for all rows. The largest table and the cost of an evalu
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from otpdag.backward.elimination.block_builder import BlockBuilder
 from otpdag.backward.elimination.blocks import Block, Complete
-from otpdag.backward.elimination.clouds import cloud_size
+from otpdag.backward.elimination.clouds import Cloud, cloud_size
 from otpdag.backward.elimination.families import FamilyView, describe_families
 from otpdag.backward.elimination.kinds import Kind, Plan, plan
+from otpdag.backward.elimination.points import Placement
+from otpdag.backward.elimination.resizing import COARSE_POINTS, FINEST, needed_points, two_sizes, with_points
 from otpdag.backward.elimination.row_table import TableView
+from otpdag.backward.elimination.splitting import split_plan
 from otpdag.backward.elimination.unknowns import Flags, Ints, Pieces, cut, needs
 from otpdag.data import Batch
 from otpdag.errors import DataError, ModelError
@@ -31,6 +37,8 @@ Hashes = npt.NDArray[np.uint64]
 
 PROBED_ROWS = 1024  # rows that tell how many fit into a block
 ROOM = 0.8  # share of the memory that a block is meant to take, as blocks of equal rows differ
+TABLES_OF_A_SUM = 3  # entries of a block over those of its sums, about
+OUTGROWN = 0.05  # share of the rows whose counts no longer have a point each, at which points are counted anew
 MATRIX_CELLS = 20_000_000  # cells of the tables of flags that are held at a time
 
 
@@ -42,17 +50,200 @@ class EliminationOptions:
         grid: Points of an unknown number that is not linear and normal.
         count_points: Most points of an unknown count.
         vector_points: Points of an unknown vector that is not linear and normal.
-        largest_table: Most entries of one table of one row; a graph that needs more is refused.
+        largest_table: Most entries of one table of one row; a piece that needs more is approximated, or refused.
+        split_table: Most entries of a table of a piece that is approximated, but for tables of single families; if
+            zero, such pieces are refused.
+        largest_family: Most entries of the table of a single family (or of linear normal numbers that meet) there.
         memory: Bytes that the tables of one block of rows may take, for all replicas together.
         replicas: How many parameter vectors will be evaluated at a time.
+        merged: Whether pieces that show the same are one piece with a weight.
+        fine_table: Entries of one table of one row up to which unknown numbers and counts have all their points.
+            Where larger tables are needed they begin with a few, and get as many as their posteriors ask for.
     """
 
     grid: int = 24
     count_points: int = 48
     vector_points: int = 512
     largest_table: int = 2**20
+    split_table: int = 0
+    largest_family: int = 2**20
     memory: int = 2**27
     replicas: int = 1
+    merged: bool = True
+    fine_table: int | None = None
+
+
+@dataclass(frozen=True)
+class Beyond:
+    """What exact sums over some rows would take.
+
+    Attributes:
+        rows: Rows with a piece that is approximated.
+        table: Entries of the largest table that an exact sum over one of them needs.
+        nodes: The nodes of that table.
+        entries: Entries of all tables of exact sums over all of them.
+    """
+
+    rows: int
+    table: int
+    nodes: tuple[str, ...]
+    entries: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Resized:
+    """Pieces of one kind that need equally many points: their rows, old numbers, and where the points lie."""
+
+    plan: Plan
+    rows: Ints
+    pieces: Ints
+    places: Mapping[int, tuple[Placement | Cloud, Ints]]
+
+    def split(self, rows: int) -> Iterator[_Resized]:
+        """Not more than so many rows at a time."""
+        for at in range(0, len(self.rows), rows):
+            some = slice(at, at + rows)
+            places = {node: (placement, where[some]) for node, (placement, where) in self.places.items()}
+            yield _Resized(self.plan, self.rows[some], self.pieces[some], places)
+
+    def placed(self) -> dict[int, Placement | Cloud]:
+        """The points, as many as the plan says."""
+        return {
+            node: with_points(placement, self.rows, where, self.plan.sizes[node][0])
+            for node, (placement, where) in self.places.items()
+        }
+
+
+class Resizer:
+    """Plans of kinds of pieces, and blocks of pieces whose points are as many as they need."""
+
+    def __init__(self, table: TableView, options: EliminationOptions) -> None:
+        self.table, self.options = table, options
+        self.plans: dict[Kind, Plan] = {}
+
+    def first_plan(self, kind: Kind) -> Plan:
+        """How a kind of piece is integrated out, before its posteriors are known: coarsely where that is much work."""
+        if kind not in self.plans:
+            made = plan(kind, self.table.families, self._points)
+            if self.options.fine_table is not None and made.largest[0] > self.options.fine_table:
+                few = tuple((n, min(COARSE_POINTS, made.sizes[n][0])) for n in made.placed if self._is_single(n))
+                made = plan(replace(kind, points=few), self.table.families, self._points)
+            if made.largest[0] > self.options.largest_table and self.options.split_table:
+                made = self._split(made)
+            self._check(made)
+            self.plans[kind] = made
+        return self.plans[kind]
+
+    def _split(self, exact: Plan) -> Plan:
+        """Give nodes copies; where linear normal numbers meet too many categories to be integrated, points as well."""
+        most = min(self.options.split_table, self.options.largest_table)
+        made = split_plan(exact, most)
+        if made.largest[0] <= self.options.largest_family or not exact.clusters:
+            return made
+        return split_plan(plan(exact.kind, self.table.families, self._points, integrate=False), most)
+
+    def _is_single(self, node: int) -> bool:
+        return self.table.families[node].widths[-1] == 1
+
+    def resized(self, coarse: Block, by: float, unsure: Flags | None = None) -> list[Block]:
+        """The pieces of a coarse block, with as many points as they need, in blocks that fit into memory."""
+        budget = max(1, self.options.memory // (8 * self.options.replicas))
+        blocks: list[Block] = []
+        waiting: list[_Resized] = []
+        cost = 0
+        for one in self._resized_parts(coarse, by, unsure):
+            own = TABLES_OF_A_SUM * one.plan.room
+            for some in one.split(max(1, budget // own)):
+                if waiting and cost + own * len(some.rows) > budget:
+                    blocks.append(self._finished(waiting))
+                    waiting, cost = [], 0
+                waiting.append(some)
+                cost += own * len(some.rows)
+        return [*blocks, self._finished(waiting)] if waiting else blocks
+
+    def _resized_parts(self, coarse: Block, by: float, unsure: Flags | None) -> Iterator[_Resized]:
+        """Parts of a coarse block by the points that their pieces need, with where these lie."""
+        most = self.options.count_points
+        needed = {key: two_sizes(needed_points(placement, by, most)) for key, placement in coarse.placements.items()}
+        finest = {key: two_sizes(needed_points(p, FINEST, most)) for key, p in coarse.placements.items()}
+        for part in coarse.parts:
+            made = self.plans[replace(part.kind, points=())]
+            keys = {n: (n, made.sizes[n][0]) for n in made.placed}
+            wanted = np.stack([needed[key][part.positions[n]] for n, key in keys.items()], 1)
+            if unsure is not None:
+                finer = np.stack([finest[key][part.positions[n]] for n, key in keys.items()], 1)
+                wanted = np.where(unsure[part.pieces, None], finer, wanted)
+            for sizes, here in _groups(wanted):
+                plan = self._within_limits(replace(part.kind, points=tuple(zip(keys, sizes, strict=True))))
+                places = {n: (coarse.placements[key], part.positions[n][here]) for n, key in keys.items()}
+                yield _Resized(plan, part.rows[here], part.pieces[here], places)
+
+    def _within_limits(self, kind: Kind) -> Plan:
+        """A plan with these points, or with fewer where its largest table would be too large."""
+        if kind not in self.plans:
+            self.plans[kind] = self._plan_within_limits(kind)
+        return self.plans[kind]
+
+    def _plan_within_limits(self, kind: Kind) -> Plan:
+        made = plan(kind, self.table.families, self._points)
+        while made.largest[0] > self.options.largest_table and max(size for _, size in kind.points) > COARSE_POINTS:
+            most = max(size for _, size in kind.points)
+            kind = replace(
+                kind,
+                points=tuple((n, max(COARSE_POINTS, size // 2) if size == most else size) for n, size in kind.points),
+            )
+            made = plan(kind, self.table.families, self._points)
+        return made
+
+    def _finished(self, parts: Sequence[_Resized]) -> Block:
+        """One block of parts, whose pieces are numbered anew."""
+        total = sum(len(part.rows) for part in parts)
+        builder, first = BlockBuilder(self.table, total), 0
+        for part in parts:
+            builder.add(part.plan, part.rows, first + np.arange(len(part.rows)), part.placed())
+            first += len(part.rows)
+        block = builder.block(np.concatenate([part.rows for part in parts]), np.arange(total))
+        return replace(block, origin=torch.from_numpy(np.concatenate([part.pieces for part in parts])))
+
+    def _points(self, family: FamilyView) -> int:
+        if family.mechanism.space.is_countable:
+            return self.table.count_points(family, self.options.count_points)
+        width = family.widths[-1]
+        return self.options.grid if width == 1 else cloud_size(width, self.options.vector_points)
+
+    def _check(self, made: Plan) -> None:
+        entries, clique = made.largest
+        most = self.options.largest_family if self.options.split_table else self.options.largest_table
+        if entries > max(most, self.options.largest_table):
+            families = self.table.families
+            names = ", ".join(f"{families[made.copies.get(n, n)].node!r} ({made.sizes[n][0]})" for n in clique)
+            raise ModelError(
+                f"unknown nodes {names} meet, whose joint states are a table of {entries} entries for one row; at most "
+                f"{self.options.largest_table} are summed: raise `largest_table`, or use method='paper'"
+            )
+        for node, _ in made.kind.missing:
+            if node in made.placed:
+                raise ModelError(
+                    f"node {self.table.families[node].node!r} is a vector that is seen in part, and not linear and "
+                    "normal with all that depends on it: it cannot be placed on points"
+                )
+
+
+_FINE, _COARSE, _SPLIT = range(3)
+
+
+def _room_of(made: Plan) -> int:
+    """Pieces whose points are counted later, and those with copies, have blocks of their own."""
+    if not made.is_exact:
+        return _SPLIT
+    return _COARSE if made.kind.points else _FINE
+
+
+def _groups(wanted: Ints) -> Iterator[tuple[tuple[int, ...], Ints]]:
+    """Rows of a table (n, k) that are equal, with their places."""
+    distinct, which = np.unique(wanted, axis=0, return_inverse=True)
+    for number, sizes in enumerate(distinct.tolist()):
+        yield tuple(sizes), np.flatnonzero(which.reshape(-1) == number)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +259,7 @@ class Layout:
         complete: What is read without unknowns.
         offsets: First row of each linear family among the equations.
         shifts: What is subtracted from each column of each linear family.
+        beyond: What exact sums would take, where some are approximate.
     """
 
     structure: Structure
@@ -78,6 +270,8 @@ class Layout:
     complete: tuple[Complete, ...]
     offsets: Mapping[int, int]
     shifts: Mapping[int, Tensor] = field(repr=False)
+    resizer: Resizer = field(repr=False)
+    beyond: Beyond | None = None
 
     def __repr__(self) -> str:
         return (
@@ -114,6 +308,32 @@ class Layout:
     def has_points(self) -> bool:
         """Whether there are points that follow the posterior."""
         return any(block.placements for block in self.blocks)
+
+    @cached_property
+    def entries_on_points(self) -> Mapping[int, int]:
+        """Of each family without a summary the entries of the tables that rows have of it."""
+        entries = dict.fromkeys(range(len(self.families)), 0)
+        for block in self.blocks:
+            for source in block.row_tables:
+                entries[source.family] += 0 if source.has_moments else len(source.rows) * math.prod(source.sizes)
+        return entries
+
+    def resized(self, coarse: Block, by: float = 1.0, unsure: Flags | None = None) -> list[Block]:
+        """The pieces of a coarse block with as many points as their posteriors ask for, times ``by``.
+
+        Pieces that are ``unsure`` (D,) have twice as many.
+        """
+        return self.resizer.resized(coarse, by, unsure)
+
+    @property
+    def is_outgrown(self) -> bool:
+        """Whether posteriors have become too wide for the number of points that was chosen for them."""
+        return any(
+            size < self.options.count_points and isinstance(placement, Placement) and placement.grouped > OUTGROWN
+            for block in self.blocks
+            if block.origin is not None
+            for (_, size), placement in block.placements.items()
+        )
 
     def serves(self, replicas: int) -> bool:
         """Whether points were placed for this many replicas, or for all alike."""
@@ -184,7 +404,7 @@ class _Builder:
         self.structure, self.options, self.keep = structure, options, keep
         self.families = describe_families(structure)
         self.table = TableView(self.families, batch)
-        self.plans: dict[Kind, Plan] = {}
+        self.resizer = Resizer(self.table, options)
         self.hashes = np.random.default_rng(0).integers(2**63, size=(2, len(self.families)), dtype=np.uint64)
 
     def layout(self) -> Layout:
@@ -197,37 +417,74 @@ class _Builder:
         at, probing = 0, size < rows
         while at < rows:
             chosen = np.arange(at, min(at + size, at + most, rows))
-            block, flags = self.block(chosen)
-            fitting = max(1, int(ROOM * budget / max(block.elements, 1) * len(chosen)))
-            too_large = block.elements > budget and len(chosen) > 1
+            made, flags = self.blocks(chosen)
+            elements = sum(block.elements for block in made)
+            fitting = max(1, int(ROOM * budget / max(elements, 1) * len(chosen)))
+            too_large = elements > budget and len(chosen) > 1
             if too_large or (probing and fitting > len(chosen)):
                 size, probing = min(fitting, len(chosen) // 2) if too_large else fitting, False
                 continue
             at += len(chosen)
-            if block.distinct:
-                blocks.append(block)
+            blocks += [block for block in made if block.distinct]
             complete.append((chosen, flags))
         return Layout(
-            self.structure, self.table.batch, self.options, self.families, tuple(blocks), self.table.complete(complete),
-            self.table.offsets, self.table.shifts,
-        )  # fmt: skip
+            self.structure,
+            self.table.batch,
+            self.options,
+            self.families,
+            tuple(blocks),
+            self.table.complete(complete),
+            self.table.offsets,
+            self.table.shifts,
+            self.resizer,
+            self._beyond(blocks),
+        )
+
+    def _beyond(self, blocks: Sequence[Block]) -> Beyond | None:
+        plans = [made for made in self.resizer.plans.values() if made.exact is not None]
+        split_rows = [block.piece_row for block in blocks if not block.is_exact]
+        if not split_rows:
+            return None
+        entries, nodes = max(made.exact.largest for made in plans if made.exact is not None)
+        names = tuple(self.families[n].node for n in nodes)
+        cost = sum(block.exact_entries for block in blocks if not block.is_exact)
+        return Beyond(len(set(torch.cat(split_rows).tolist())), entries, names, cost)
 
     # -- pieces ----------------------------------------------------------------------------------------------------
 
-    def block(self, rows: Ints) -> tuple[Block, Flags]:
-        """Lay some rows out; also which families are complete in which of them."""
+    def blocks(self, rows: Ints) -> tuple[list[Block], Flags]:
+        """Lay some rows out, coarse and approximate pieces apart; also which families are complete in which of them."""
         seen, partly = self.table.seen[rows], self.table.partly[rows]
         need = needs(self.structure, seen, partly, self.keep)
         pieces = cut(self.structure, need)
         kind_hash, piece_hash = self._hash(rows, pieces)
-        _, chosen, which = np.unique(piece_hash, return_index=True, return_inverse=True)
-        made = BlockBuilder(self.table, len(chosen))
+        chosen = which = np.arange(len(piece_hash))
+        if self.options.merged:
+            _, chosen, which = np.unique(piece_hash, return_index=True, return_inverse=True)
         order = np.argsort(kind_hash[chosen], kind="stable")
         bounds = np.flatnonzero(np.diff(kind_hash[chosen][order])) + 1
-        for part in np.split(order, bounds) if len(order) else ():
-            kind = self._kind(rows, pieces, chosen[part[0]])
-            made.add(self._plan(kind), rows[pieces.row[chosen[part]]], part)
-        return made.block(rows[pieces.row], which.reshape(-1)), pieces.complete
+        which = which.reshape(-1)
+        plans = [
+            (part, self.resizer.first_plan(self._kind(rows, pieces, chosen[part[0]])))
+            for part in (np.split(order, bounds) if len(order) else ())
+        ]
+        room = np.zeros(len(chosen), dtype=np.int64)
+        for part, made in plans:
+            room[part] = _room_of(made)
+        blocks = []
+        for number_of_room in (_FINE, _COARSE, _SPLIT):
+            own = room == number_of_room
+            number = np.cumsum(own) - 1
+            builder = BlockBuilder(self.table, int(own.sum()))
+            parts = [
+                builder.add(made, rows[pieces.row[chosen[part]]], number[part])
+                for part, made in plans
+                if _room_of(made) == number_of_room
+            ]
+            here = own[which]
+            resizable = parts if number_of_room == _COARSE else ()
+            blocks.append(builder.block(rows[pieces.row[here]], number[which[here]], resizable))
+        return blocks, pieces.complete
 
     def _hash(self, rows: Ints, pieces: Pieces) -> tuple[Hashes, Hashes]:
         """Numbers that are equal for pieces of one kind, and for pieces that also show the same."""
@@ -267,34 +524,6 @@ class _Builder:
         row = int(rows[pieces.row[piece]])
         missing = tuple((node, self.table.missing(row, node)) for node in nodes if self.table.partly[row, node])
         return Kind(nodes, tuple(pieces.touch_node[touches].tolist()), missing)
-
-    def _plan(self, kind: Kind) -> Plan:
-        made = self.plans.get(kind)
-        if made is None:
-            made = self.plans[kind] = plan(kind, self.families, self._points)
-            self._check(made)
-        return made
-
-    def _points(self, family: FamilyView) -> int:
-        if family.mechanism.space.is_countable:
-            return self.table.count_points(family, self.options.count_points)
-        width = family.widths[-1]
-        return self.options.grid if width == 1 else cloud_size(width, self.options.vector_points)
-
-    def _check(self, made: Plan) -> None:
-        entries, clique = made.largest
-        if entries > self.options.largest_table:
-            names = ", ".join(f"{self.families[n].node!r} ({made.sizes[n][0]})" for n in clique)
-            raise ModelError(
-                f"unknown nodes {names} meet, whose joint states are a table of {entries} entries for one row; at most "
-                f"{self.options.largest_table} are summed: raise `largest_table`, or use method='paper'"
-            )
-        for node, _ in made.kind.missing:
-            if node in made.placed:
-                raise ModelError(
-                    f"node {self.families[node].node!r} is a vector that is seen in part, and not linear and normal "
-                    "with all that depends on it: it cannot be placed on points"
-                )
 
 
 def _mixed(values: Hashes) -> Hashes:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from otpdag.backward.elimination.random_numbers import RandomNumbers
 
-__all__ = ["Axes", "Banks", "Sizes", "Step", "beliefs", "draws", "eliminate", "variable_beliefs"]
+__all__ = ["Axes", "Banks", "Sizes", "Step", "beliefs", "draws", "eliminate", "replica_draws", "variable_beliefs"]
 
 Sizes = tuple[int, ...]
 Axes = tuple[int, ...]
@@ -135,7 +135,7 @@ def _step_beliefs(steps: Sequence[Step], conditionals: Sequence[Tensor], banks: 
         belief = conditional * above.view(*above.shape[:2], *step.sizes[:-1], 1)
         for axes, rows in step.inputs.items():
             away = [2 + axis for axis in range(len(step.sizes)) if axis not in axes]
-            marginal = (belief.sum(away) if away else belief).flatten(2)
+            marginal = (belief.sum(away) if away else belief).reshape(*belief.shape[:2], -1)
             _add(banks[step.bank(axes)], rows, marginal)
         yield step, belief
 
@@ -182,4 +182,21 @@ def draws(
         chosen = table.gather(1, at.unsqueeze(-1).expand(-1, -1, step.sizes[-1])).cumsum(-1)
         uniform = numbers.uniform((*at.shape, 1), table.dtype) * chosen[..., -1:]
         states[step.cell] = (uniform > chosen).sum(-1).clamp(max=step.sizes[-1] - 1)
+    return states
+
+
+def replica_draws(
+    steps: Sequence[Step], conditionals: Sequence[Tensor], cells: int, generator: torch.Generator
+) -> Tensor:
+    """One joint draw of all variables in every replica: states (cells, R)."""
+    replicas = len(conditionals[0])
+    states = torch.zeros(cells, replicas, dtype=torch.long)
+    for step, conditional in zip(reversed(steps), reversed(conditionals), strict=True):
+        table = conditional.reshape(replicas, len(step.cell), -1, step.sizes[-1])
+        at = torch.zeros(replicas, len(step.cell), 1, 1, dtype=torch.long)
+        for axis, size in enumerate(step.sizes[:-1]):
+            at = at * size + states[step.separator[:, axis]].T[..., None, None]
+        chosen = table.gather(2, at.expand(-1, -1, -1, step.sizes[-1])).squeeze(2).cumsum(-1)
+        uniform = torch.rand(*chosen.shape[:2], 1, generator=generator, dtype=table.dtype) * chosen[..., -1:]
+        states[step.cell] = (uniform > chosen).sum(-1).clamp(max=step.sizes[-1] - 1).T
     return states

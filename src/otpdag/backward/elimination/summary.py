@@ -5,15 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from otpdag.backward.elimination.blocks import Block, Complete, RowSource
+from otpdag.backward.elimination.blocks import Block, Complete
 from otpdag.backward.elimination.families import FamilyView
-from otpdag.backward.elimination.family_statistics import Counts, Moments, Rows, Statistics
-from otpdag.backward.elimination.linear_normal import point_moments
-from otpdag.backward.elimination.points import Points
+from otpdag.backward.elimination.family_statistics import (
+    Counts,
+    Moments,
+    Rows,
+    Statistics,
+    WeighedRows,
+    complete_rows,
+    joined,
+)
+from otpdag.backward.elimination.flat_rows import FlatRows, LinearRows
 from otpdag.backward.elimination.row_layout import Layout
 from otpdag.backward.elimination.sum_product import Banks
 from otpdag.backward.elimination.sums import Evaluated, Factors, Tempering, piece_weights, taken
@@ -35,10 +43,9 @@ class Slopes:
         attached = [(output, weight) for output, weight in zip(outputs, weights, strict=True) if output.requires_grad]
         if not attached or not keys:
             return
-        parts = torch.autograd.grad(
-            [output for output, _ in attached], [self.leaves[key] for key in keys],
-            [weight for _, weight in attached], allow_unused=True,
-        )  # fmt: skip
+        with torch.enable_grad():
+            seeded = _Seeded.apply([weight for _, weight in attached], *(output for output, _ in attached))
+        parts = torch.autograd.grad(seeded, [self.leaves[key] for key in keys], allow_unused=True)
         for key, part in zip(keys, parts, strict=True):
             if part is not None:
                 self.total[key] += part
@@ -51,21 +58,45 @@ class Slopes:
         return grouped
 
 
+class _Seeded(torch.autograd.Function):
+    """A number whose gradient in some outputs is given: ``grad_outputs=`` would import a second's worth of modules."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Sequence[Tensor], *outputs: Tensor) -> Tensor:
+        ctx.save_for_backward(*weights)
+        return outputs[0].new_zeros(())
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor | None, ...]:
+        return (None, *ctx.saved_tensors)
+
+
 class Summary:
     """Statistics of all families while blocks are being added.
 
-    With ``slopes``, rows of families without a summary are not kept: their gradients are added to these at once.
+    Rows of families without a summary are kept with their beliefs, unless ``sampled`` says of a node how many entries
+    of tables are: then some of its rows, evenly spread, stand for all. With ``slopes``, the gradients of all that do
+    not show the family are added to these.
     """
 
     def __init__(
-        self, naturals: Naturals, layout: Layout, weight: Tensor, tempering: Tempering, slopes: Slopes | None = None
+        self,
+        naturals: Naturals,
+        layout: Layout,
+        weight: Tensor,
+        tempering: Tempering,
+        slopes: Slopes | None = None,
+        sampled: Mapping[str, int] | None = None,
     ) -> None:
         self.layout, self.weight, self.tempering, self.slopes = layout, weight, tempering, slopes
+        self.sampled = {} if sampled is None else sampled
         self.factors = Factors(layout, naturals, tempering, attached=slopes is not None)
         self.replicas = max(self.factors.replicas, len(weight))
         self.pieces = torch.zeros(self.replicas).to(weight)
         self.counts: dict[int, Tensor] = {}
-        self.rows: dict[int, list[tuple[RowSource, Mapping[int, Points], Tensor]]] = {}
+        self.rows: dict[int, list[WeighedRows]] = {}
+        self.samples: dict[int, list[WeighedRows]] = {}
         self.moments: dict[int, Tensor] = {}
 
     def families(self) -> dict[str, tuple[Statistics, ...]]:
@@ -94,9 +125,22 @@ class Summary:
             statistics.append(Moments(family, self.layout.shifts[place], seen, expected, equations))
         plain = tuple((part, self.weight[:, part.rows]) for part in parts if part.columns is None)
         rows = tuple(self.rows.get(place, ()))
-        if plain or rows:
-            statistics.append(Rows(self.layout, family, plain, rows))
+        if plain or rows or place in self.samples:
+            most = self.sampled.get(family.node)
+            sample = self._joined_sample(family, plain) if most else None
+            many = max(self.layout.entries_on_points[place], *(len(part.rows) for part, _ in plain), 0)
+            statistics.append(Rows(self.layout, family, plain, rows, sample, most is not None and many > most))
         return tuple(statistics)
+
+    def _joined_sample(self, family: FamilyView, plain: Sequence[tuple[Complete, Tensor]]) -> tuple[WeighedRows, ...]:
+        """Rows that show the family, and rows on points, that stand for all of them; side by side where they can be."""
+        parts = list(self.samples.get(family.place, ()))
+        for complete, weight in plain:
+            step = max(1, len(complete.rows) // self.sampled[family.node])
+            rows = complete.rows[::step]
+            scale = len(complete.rows) / len(rows)
+            parts.append(complete_rows(self.layout, family, rows, scale * weight[:, ::step]))
+        return joined(parts)
 
     def _add(self, block: Block) -> None:
         evaluated = self.factors.evaluate(block)
@@ -106,7 +150,7 @@ class Summary:
         self.pieces += (weight * counted).sum(-1)
         beliefs = evaluated.beliefs(weight)
         self._add_tables(block, beliefs)
-        self._add_rows(block, evaluated, beliefs)
+        self._add_rows(evaluated, beliefs)
         self._add_linear(block, evaluated, beliefs)
 
     def _add_tables(self, block: Block, beliefs: Banks) -> None:
@@ -121,21 +165,32 @@ class Summary:
             table = table.permute(0, *(1 + order.index(n) for n in family.members)).flatten(1)
             self.counts[source.family] = self.counts.get(source.family, torch.zeros_like(table)) + table
 
-    def _add_rows(self, block: Block, evaluated: Evaluated, beliefs: Banks) -> None:
+    def _add_rows(self, evaluated: Evaluated, beliefs: Banks) -> None:
         attached: list[tuple[Tensor, Tensor]] = []
-        for source, log_prob in zip(block.row_tables, evaluated.log_probs, strict=True):
-            family = self.layout.families[source.family]
-            share = self.tempering.share(family, seen=source.family not in source.members)
-            belief = share * taken(beliefs, source.stored, source.start, len(source.rows), source.sizes)
-            if source.has_moments:
-                self._add_moments(family, *_row_moments(self.layout, source, family, evaluated.points, belief))
-            elif self.slopes is None:
-                self.rows.setdefault(source.family, []).append((source, evaluated.points, belief))
-            else:
+        for rows, log_prob in zip(evaluated.rows, evaluated.log_probs, strict=True):
+            family, belief = rows.family, self._belief(rows, beliefs)
+            if isinstance(rows, LinearRows):
+                self._add_moments(family, torch.arange(family.configurations), rows.moments(belief))
+                continue
+            if self.slopes is not None:
                 attached.append((log_prob, belief))
+            if family.node not in self.sampled:
+                self.rows.setdefault(family.place, []).append(WeighedRows(rows.values, belief, rows.mask))
+            elif self.sampled[family.node]:
+                share = self.sampled[family.node] / max(1, self.layout.entries_on_points[family.place])
+                self.samples.setdefault(family.place, []).append(_sample(rows, belief, share))
         if self.slopes is not None:
-            nodes = {self.layout.families[source.family].node for source in block.row_tables}
+            nodes = {rows.family.node for rows in evaluated.rows}
             self.slopes.add(nodes, [log_prob for log_prob, _ in attached], [belief for _, belief in attached])
+
+    def _belief(self, rows: FlatRows | LinearRows, beliefs: Banks) -> Tensor:
+        """Weight times belief of all entries (R, E), times the power that their densities have."""
+        parts = []
+        for source in rows.sources:
+            share = self.tempering.share(rows.family, seen=source.family not in source.members)
+            belief = taken(beliefs, source.stored, source.start, len(source.rows), source.sizes).flatten(1)
+            parts.append(belief if share == 1.0 else share * belief)
+        return torch.cat(parts, 1)
 
     def _add_moments(self, family: FamilyView, config: Tensor, moments: Tensor) -> None:
         """Add second moments (R, n, W, W) to the configurations (n,) of a family."""
@@ -170,6 +225,16 @@ class Summary:
             self._add_moments(family, torch.arange(family.configurations), own)
 
 
+def _sample(rows: FlatRows, belief: Tensor, share: float) -> WeighedRows:
+    """Some entries, evenly spread, with larger weights."""
+    step = max(1, int(1 / share))
+    weight = belief[:, ::step]
+    values = {name: value[:, ::step] for name, value in rows.values.items()}
+    total, kept = belief.sum(-1, keepdim=True), weight.sum(-1, keepdim=True)
+    scale = total / kept.clamp(min=torch.finfo(kept.dtype).tiny)
+    return WeighedRows(values, scale * weight, None if rows.mask is None else rows.mask[:, ::step])
+
+
 def _state_counts(parts: Sequence[Complete], weight: Tensor, size: int) -> Tensor:
     """Weighed counts of joint states (1 or R, size)."""
     counts = weight.new_zeros(len(weight), size)
@@ -199,69 +264,3 @@ def _moments_by_code(columns: Tensor, code: Tensor, weight: Tensor, configuratio
         here = torch.nonzero(code == value)[:, 0] if configurations > 1 else slice(None)
         moments[:, value] = (weight[:, here].mT @ products[here]).unflatten(-1, (width, width))
     return moments
-
-
-def _row_moments(
-    layout: Layout, source: RowSource, family: FamilyView, points: Mapping[int, Points], belief: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Configurations (K,) and second moments (R, K, W, W) of a linear family whose unknowns are states and points."""
-    placed = [n for n in source.members if n in source.positions]
-    states = [n for n in source.members if n not in source.positions]
-    order = [source.members.index(n) for n in (*states, *placed)]
-    belief = belief.permute(0, 1, *(2 + axis for axis in order))
-    sizes = [source.sizes[source.members.index(n)] for n in states]
-    belief = belief.reshape(*belief.shape[:2], math.prod(sizes), *belief.shape[2 + len(states) :])
-    base, steps = _configurations(layout, source, family, states, sizes)
-    columns = _seen_columns(layout, source, family)
-    if not placed:
-        distinct, code = torch.unique(base, return_inverse=True)
-        moments = _moments_by_code(columns, code, belief, len(distinct))
-        return (distinct.unsqueeze(-1) + steps).flatten(), moments.flatten(1, 2)
-    at = [family.columns.index((n, 0)) for n in placed]
-    values = [points[n].values[:, source.positions[n], :, 0] - layout.shifts[family.place][c] for n, c in
-              zip(placed, at, strict=True)]  # fmt: skip
-    columns[:, at] = 0.0
-    _, one, two = point_moments(belief, values)
-    total = belief.flatten(3).sum(-1)
-    moments = total[..., None, None] * (columns.unsqueeze(-1) * columns.unsqueeze(-2)).unsqueeze(1)
-    first = torch.zeros(*total.shape, len(family.columns) + 1).to(belief)
-    first[..., at] = one
-    cross = first.unsqueeze(-1) * columns[:, None, None]
-    moments = moments + cross + cross.mT
-    for i, row in enumerate(at):
-        for j, column in enumerate(at):
-            moments[..., row, column] += two[..., i, j]
-    return (base.unsqueeze(-1) + steps).flatten(), moments.flatten(1, 2)
-
-
-def _configurations(
-    layout: Layout, source: RowSource, family: FamilyView, states: Sequence[int], sizes: Sequence[int]
-) -> tuple[Tensor, Tensor]:
-    """Configuration of the seen categories (n,), and what each joint state of the unknown ones adds to it (T,)."""
-    base = torch.zeros(len(source.rows), dtype=torch.long)
-    grid = (
-        torch.cartesian_prod(*(torch.arange(size) for size in sizes)).reshape(math.prod(sizes), -1) if sizes else None
-    )
-    steps = torch.zeros(math.prod(sizes), dtype=torch.long)
-    stride = family.configurations
-    for place, size in family.selectors:
-        stride //= size
-        if place in states and grid is not None:
-            steps += stride * grid[:, states.index(place)]
-        else:
-            value = layout.batch.values[layout.families[place].node]
-            base += stride * value[0].index_select(0, source.rows).argmax(-1)
-    return base, steps
-
-
-def _seen_columns(layout: Layout, source: RowSource, family: FamilyView) -> Tensor:
-    """Columns less their shift (n, W); unknown ones are set later."""
-    columns = []
-    for place, cell in family.columns:
-        if place in source.members:
-            columns.append(torch.zeros(len(source.rows)).to(layout.batch.weight))
-        else:
-            value = layout.batch.values[layout.families[place].node]
-            columns.append(value[0, :, cell].index_select(0, source.rows))
-    stacked = torch.stack([*columns, torch.ones(len(source.rows)).to(layout.batch.weight)], -1)
-    return stacked - layout.shifts[family.place]

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from otpdag.backward.elimination.blocks import Block, LinearSource, RowSource, TableSource
+from otpdag.backward.elimination.blocks import Block, Complete, LinearSource, PointsKey, TableSource
 from otpdag.backward.elimination.families import FamilyView
+from otpdag.backward.elimination.flat_rows import FlatRows, LinearRows, prepare
 from otpdag.backward.elimination.linear_normal import Equations, Integrals
 from otpdag.backward.elimination.points import Points
 from otpdag.backward.elimination.row_layout import Layout
+from otpdag.backward.elimination.split_messages import settle
 from otpdag.backward.elimination.sum_product import Banks, Sizes, beliefs, eliminate
 from otpdag.errors import ModelError
 from otpdag.structure import Naturals
@@ -59,11 +61,20 @@ class Factors:
     """All tables at some parameters: those that blocks share are computed once.
 
     With ``attached``, what the families say keeps its graph, so that beliefs can be sent on to the parameters; the sums
-    themselves have none.
+    themselves have none. With ``largest``, every sum is the largest of its entries.
     """
 
-    def __init__(self, layout: Layout, naturals: Naturals, tempering: Tempering, *, attached: bool = False) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        naturals: Naturals,
+        tempering: Tempering,
+        *,
+        attached: bool = False,
+        largest: bool = False,
+    ) -> None:
         self.layout, self.naturals, self.tempering, self.attached = layout, naturals, tempering, attached
+        self.largest = largest or tempering.best
         self.replicas = max((len(value) for params in naturals.values() for value in params.values()), default=1)
         if not layout.serves(self.replicas):
             raise ModelError(
@@ -115,11 +126,22 @@ class Factors:
             shift[at, : some.shape[3]] = layout.shifts[family.place]
         return Equations(coefficients, constants, shift)
 
+    def complete_log_prob(self, complete: Complete) -> Tensor:
+        """Log-density of a family in the rows that know all of it (R, n)."""
+        layout, family = self.layout, self.layout.families[complete.family]
+        if family.is_table and complete.code is not None:
+            return self.log_table(complete.family).flatten(1).index_select(1, complete.code)
+        batch = layout.batch
+        values = {name: batch.values[name].index_select(1, complete.rows) for name in family.names}
+        mask = batch.mask[family.node].index_select(1, complete.rows)
+        return family.log_prob(self.naturals[family.node], values, None if bool(mask.all()) else mask)
+
     # -- tables ----------------------------------------------------------------------------------------------------
 
     def evaluate(self, block: Block) -> Evaluated:
         """Fill the banks of a block, and sum its pieces."""
-        points = {node: placement.points() for node, placement in block.placements.items()}
+        prepared = prepare(self.layout, block)
+        points = prepared.points
         like = self.layout.batch.weight
         banks = {
             sizes: torch.zeros(self.replicas, rows, math.prod(sizes)).to(like) for sizes, rows in block.banks.items()
@@ -127,19 +149,24 @@ class Factors:
 
         for source in block.tables:
             _put(banks, source.stored, source.start, self._of_states(source))
-        log_probs = [self._of_rows(rows, points) for rows in block.row_tables]
-        for rows, log_prob in zip(block.row_tables, log_probs, strict=True):
-            family = self.layout.families[rows.family]
-            table = self.tempering.of(family, log_prob.detach(), seen=rows.family not in rows.members)
-            _put(banks, rows.stored, rows.start, table)
+        log_probs = [self._of_rows(rows) for rows in prepared.rows]
+        for flat, log_prob in zip(prepared.rows, log_probs, strict=True):
+            for rows, table in flat.split(log_prob.detach()):
+                table = self.tempering.of(flat.family, table, seen=rows.family not in rows.members)
+                _put(banks, rows.stored, rows.start, table)
         for lengths in block.lengths:
-            _put(banks, lengths.sizes, lengths.start, points[lengths.node].log_length)
+            _put(banks, lengths.sizes, lengths.start, points[lengths.key].log_length)
         integrals = []
         for linear in block.linear:
             integrals.append(self._integrated(linear, points))
             _put(banks, linear.stored, linear.start, integrals[-1].table)
-        conditionals = eliminate(block.steps, banks, best=self.tempering.best)
-        return Evaluated(block, banks[()][:, block.result, 0], conditionals, tuple(integrals), points, log_probs)
+        if block.is_exact:
+            conditionals = eliminate(block.steps, banks, best=self.largest)
+            log_z = banks[()][:, block.result, 0]
+            return Evaluated(block, log_z, conditionals, tuple(integrals), prepared.rows, log_probs)
+        settled = settle(block, banks)
+        log_z = banks[()][:, block.result, 0] - settled.overlap
+        return Evaluated(block, log_z, settled.conditionals, tuple(integrals), prepared.rows, log_probs, banks)
 
     def _of_states(self, source: TableSource) -> Tensor:
         """(R, configurations of seen members, *sizes)."""
@@ -150,16 +177,17 @@ class Factors:
         table = table.permute(0, *seen, *axes).reshape(len(table), source.count, *source.sizes)
         return self.tempering.of(family, table, seen=source.family not in source.members)
 
-    def _of_rows(self, source: RowSource, points: Mapping[int, Points]) -> Tensor:
-        """(R, n, *sizes)."""
-        family = self.layout.families[source.family]
-        values = row_values(self.layout, source, points)
-        with torch.set_grad_enabled(self.attached and not source.has_moments):
-            log_prob = family.log_prob(self.naturals[family.node], values, row_mask(self.layout, source))
-            return log_prob.expand(-1, len(source.rows), *source.sizes)
+    def _of_rows(self, rows: FlatRows | LinearRows) -> Tensor:
+        """(R, E)."""
+        family = rows.family
+        if isinstance(rows, LinearRows):
+            coefficients, constants = self.family_equations(family.place)
+            return rows.log_prob(coefficients.detach(), constants.detach()).expand(self.replicas, -1)
+        with torch.set_grad_enabled(self.attached):
+            return family.log_prob(self.naturals[family.node], rows.values, rows.mask).expand(self.replicas, -1)
 
-    def _integrated(self, source: LinearSource, points: Mapping[int, Points]) -> Integrals:
-        met = [torch.cat([points[node].values[:, at, :, 0] for node, at in parts], 1) for parts in source.group.placed]
+    def _integrated(self, source: LinearSource, points: Mapping[PointsKey, Points]) -> Integrals:
+        met = [torch.cat([points[key].values[:, at, :, 0] for key, at in parts], 1) for parts in source.group.placed]
         return source.group.integrate(self.equations, met, self.tempering.power)
 
 
@@ -172,16 +200,18 @@ class Evaluated:
         log_z: Log-sums of the distinct pieces (R, D).
         conditionals: Probabilities of each step's variable given its separator.
         integrals: What was integrated out, by linear source.
-        points: The points of placed nodes.
-        log_probs: Log-densities of the families that read numbers, by row source.
+        rows: Rows of the families that read numbers.
+        log_probs: Their log-densities (R, E).
+        banks: All tables and messages, where variables have copies.
     """
 
     block: Block
     log_z: Tensor
     conditionals: Sequence[Tensor]
     integrals: tuple[Integrals, ...]
-    points: Mapping[int, Points]
+    rows: tuple[FlatRows | LinearRows, ...]
     log_probs: Sequence[Tensor]
+    banks: Banks | None = None
 
     def seeds(self, weight: Tensor) -> Banks:
         """Banks of beliefs before they are sent to the tables: the weights (1 or R, D) of the pieces' evidence."""
@@ -217,38 +247,6 @@ def taken(banks: Banks, stored: Sizes, start: int, count: int, sizes: Sizes) -> 
     for axis, size in enumerate(sizes):
         table = table.narrow(2 + axis, 0, size)
     return table
-
-
-def row_values(
-    layout: Layout, source: RowSource, points: Mapping[int, Points], chosen: slice = slice(None)
-) -> dict[str, Tensor]:
-    """Values of a family's members with an axis for each unknown one: (1 or R, 1 or n, *axes, width)."""
-    family = layout.families[source.family]
-    rows, axes = source.rows[chosen], len(source.members)
-    values: dict[str, Tensor] = {}
-    for name, place, width in zip(family.names, family.members, family.widths, strict=True):
-        if place not in source.members:
-            value = layout.batch.values[name].index_select(1, rows)
-            values[name] = value.reshape(*value.shape[:2], *[1] * axes, width)
-            continue
-        shape = [1] * axes
-        at = source.members.index(place)
-        shape[at] = source.sizes[at]
-        if place in source.positions:
-            value = points[place].values[:, source.positions[place][chosen]]
-            values[name] = value.reshape(*value.shape[:2], *shape, width)
-        else:
-            values[name] = torch.eye(width).to(layout.batch.weight).reshape(1, 1, *shape, width)
-    return values
-
-
-def row_mask(layout: Layout, source: RowSource, chosen: slice = slice(None)) -> Tensor | None:
-    """Which cells of the node are seen, where it is a vector that is seen in part."""
-    family = layout.families[source.family]
-    if source.family in source.members or family.widths[-1] == 1:
-        return None
-    mask = layout.batch.mask[family.node].index_select(1, source.rows[chosen])
-    return None if bool(mask.all()) else mask.reshape(*mask.shape[:2], *[1] * len(source.members), -1)
 
 
 def piece_weights(block: Block, weight: Tensor) -> Tensor:

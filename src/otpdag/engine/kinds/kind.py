@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from otpdag.data import Batch, Schema
@@ -90,6 +92,10 @@ class DataKind(ABC):
     def check_robust(self, method: Method) -> None:
         """Refuse to leave out rows where that has no meaning."""
         raise ModelError("robust is for tables and for many sequences with hidden categories")
+
+    def as_given(self, per_unit: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Numbers for each unit of the problem, in the order in which the units were given."""
+        return per_unit
 
     def concluded(self, layout: Layout, ended: Ended, method: Method, searcher: Searcher) -> tuple[Layout, Ended]:
         """What is done once the search has ended, with the parameters that there are then."""

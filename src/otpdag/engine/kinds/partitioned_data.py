@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor
 
@@ -62,8 +63,8 @@ class PartitionedData(DataKind):
         if all(model.structure.mechanisms[node].space.is_discrete for node in model.graph.observed) and not every_row:
             distinct = table.distinct()
             if distinct is not None:
-                return TableData(model, schema, distinct.to(device), table.rows)
-        held = TableData(model, schema, table.sample, table.sample.rows)
+                return TableData(model, schema, distinct.to(device), np.broadcast_to(np.int64(0), (table.rows,)))
+        held = TableData(model, schema, table.sample, np.arange(table.sample.rows))
         return cls(model, table, held, partitioned.memory)
 
     @property

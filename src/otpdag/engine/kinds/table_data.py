@@ -9,12 +9,12 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from otpdag.backward.closed_form import SumSizes
 from otpdag.backward.guessed_rows import complete_table, row_weights
-from otpdag.data import Batch, Schema, Table, encode, random_part, unique_rows
+from otpdag.data import Batch, Schema, Table, canonical_order, encode, random_part, unique_rows
 from otpdag.engine.course import Course
 from otpdag.engine.diagnosis import (
     notes_on_columns,
@@ -53,7 +53,8 @@ class TableData(DataKind):
     model: Model
     schema: Schema
     batch: Batch
-    rows_given: int
+    order: NDArray[np.int64]
+    """Which row of the table each row of the batch is, where every row is kept."""
 
     @classmethod
     def of(
@@ -65,19 +66,30 @@ class TableData(DataKind):
         device: str = "cpu",
         every_row: bool = False,
     ) -> TableData:
-        """Read a table; rows that are alike become one with a weight, unless every row is wanted."""
+        """Read a table, in an order of its rows that does not depend on how it was sorted.
+
+        Rows that are alike become one with a weight, unless every row is wanted.
+        """
         structure = model.structure
         schema = Schema.of(model.spaces, model.graph, table)
         full = encode(table, schema, hidden=model.graph.hidden, weights=weights)
         check_rows(structure, full)
         discrete = all(structure.mechanisms[node].space.is_discrete for node in structure.graph.observed)
-        batch = unique_rows(full) if discrete and not every_row else full
-        return cls(model, schema, batch.to(device), full.rows)
+        order = canonical_order(full)
+        ordered = full.take(torch.from_numpy(order))
+        batch = unique_rows(ordered) if discrete and not every_row else ordered
+        return cls(model, schema, batch.to(device), order)
 
     @property
     def rows(self) -> int:
         """Rows of the table."""
-        return self.rows_given
+        return len(self.order)
+
+    def as_given(self, per_unit: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Back from the order of the batch to that of the table."""
+        given = np.empty_like(per_unit)
+        given[self.order] = per_unit
+        return given
 
     def named(self, name: str) -> Method:
         """``"auto"`` looks at the graph and the mechanisms alone."""

@@ -1,0 +1,292 @@
+r"""Rows of a linear normal model, as moments: what is unknown is integrated out of them, not out of rows.
+
+Given its categories c, the log-density of all numbers q (seen x and unseen u) is a quadratic form of (q, 1) with matrix
+:math:`K_c = \sum_v A_v^\top A_v`, where :math:`A_v` are the coefficients of a family's noise. With the unseen ones
+integrated out, rows that show the same numbers and categories add up to
+
+.. math:: n \left(k_c + \tfrac{d_u}{2} \log 2\pi - \tfrac12 \log |K_{uu}|\right)
+          - \tfrac12 \mathrm{tr}\left\{(K_{ss} - K_{su} K_{uu}^{-1} K_{us}) M\right\},
+
+so rows are read once, for their second moments M; tables of categories read counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from otpdag.backward.elimination.families import FamilyView, describe_families
+from otpdag.backward.twins import Twins, find_twins
+from otpdag.data import Batch, distinct_rows
+from otpdag.structure import Structure
+
+__all__ = ["Moments", "moments_of"]
+
+MOST_GROUPS = 512
+"""Groups of rows that show the same cells and categories, beyond which rows are not summed up."""
+
+COLUMNS_FOR_EACH_ROW = 4
+"""A group costs about as much as this many columns' worth of rows: with more groups than that, rows are faster."""
+
+BLOCK = 2**13  # rows whose columns are held at a time: few enough for a processor's cache
+
+
+@dataclass(frozen=True, eq=False)
+class _Equations:
+    """Linear families of a kind: their entries of K, what was subtracted from columns (n, W), configurations (n, G)."""
+
+    twins: Twins
+    entries: Tensor
+    shift: Tensor
+    configuration: Tensor
+
+    def evaluated(self, point: Tensor) -> tuple[Tensor, Tensor]:
+        """Products of coefficients (R, n, G, W, W) and constants (R, n, G), in every group."""
+        if self.twins.columns:
+            return self._evaluated(point)
+        return self._constant  # a hidden standard normal number, and the like
+
+    @cached_property
+    def _constant(self) -> tuple[Tensor, Tensor]:
+        return self._evaluated(self.shift.new_zeros(1, 0))
+
+    def _evaluated(self, point: Tensor) -> tuple[Tensor, Tensor]:
+        many = len(self.twins.families)
+        coefficients, constants = self.twins.families[0].equations(self.twins.naturals(point))
+        coefficients, constants = coefficients.unflatten(0, (-1, many)), constants.unflatten(0, (-1, many))
+        moved = (coefficients * self.shift[:, None, None]).sum(-1, keepdim=True)
+        coefficients = torch.cat([coefficients[..., :-1], coefficients[..., -1:] + moved], -1)
+        products = coefficients.mT @ coefficients
+        if products.shape[2] == 1:
+            groups = self.configuration.shape[1]
+            return products.expand(-1, -1, groups, -1, -1), constants.expand(-1, -1, groups)
+        node = torch.arange(many).unsqueeze(-1)
+        return products[:, node, self.configuration], constants[:, node, self.configuration]
+
+
+@dataclass(frozen=True, eq=False)
+class _Tables:
+    """Families of categories of a kind, and how often each joint state occurs (1 or R, n, states)."""
+
+    twins: Twins
+    codes: Tensor
+    seen: Tensor
+    counts: Tensor
+
+    def log_likelihood(self, point: Tensor) -> Tensor:
+        """Sum over all rows (R,)."""
+        log_table = self.twins.families[0].log_table(self.twins.naturals(point)).flatten(1)
+        log_table = log_table.unflatten(0, (-1, len(self.twins.families)))
+        return (self.counts * torch.where(self.counts > 0, log_table, 0.0)).flatten(1).sum(-1)
+
+    def counted(self, weight: Tensor) -> _Tables:
+        """The same with the counts of rows of these weights (1 or R, N)."""
+        states = math.prod(self.twins.families[0].widths)
+        counts = [
+            [
+                torch.bincount(code[seen], own[seen], minlength=states)
+                for code, seen in zip(self.codes, self.seen, strict=True)
+            ]
+            for own in weight
+        ]
+        return replace(self, counts=torch.stack([torch.stack(own) for own in counts]))
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """All that a linear normal model reads of a table.
+
+    Attributes:
+        second: Second moments of the columns (numbers less their shift, 1) in each group (1 or R, G, D + 1, D + 1).
+        unseen: Which numbers each group misses (G, D).
+    """
+
+    batch: Batch
+    cells: tuple[tuple[str, int], ...]
+    shift: Tensor
+    group: Tensor
+    unseen: Tensor
+    equations: tuple[_Equations, ...]
+    tables: tuple[_Tables, ...]
+    second: Tensor
+
+    def reweighted(self, factors: Tensor) -> Moments:
+        """Moments and counts of the same rows with other weights."""
+        batch = replace(self.batch, weight=self.batch.weight * factors)
+        return replace(self, batch=batch)._summed()
+
+    def _summed(self) -> Moments:
+        tables = tuple(one.counted(self.batch.weight) for one in self.tables)
+        return replace(self, tables=tables, second=self._second())
+
+    def _second(self) -> Tensor:
+        batch, many, size = self.batch, len(self.unseen), len(self.cells) + 1
+        total = torch.zeros(len(batch.weight), many, size, size, dtype=torch.float64)
+        order = torch.argsort(self.group) if many > 1 else torch.arange(batch.rows)
+        ends = torch.bincount(self.group, minlength=many).cumsum(0).tolist()
+        begin = 0
+        for number, end in enumerate(ends):
+            for at in range(begin, end, BLOCK):
+                rows = order[at : min(at + BLOCK, end)] if many > 1 else slice(at, min(at + BLOCK, end))
+                columns = self._columns(rows, self.unseen[number])
+                for replica, weight in enumerate(batch.weight[:, rows]):
+                    total[replica, number] += (columns * weight.unsqueeze(-1)).T @ columns
+            begin = end
+        return total
+
+    def _columns(self, rows: Tensor | slice, unseen: Tensor) -> Tensor:
+        """Numbers less their shift, zero where they are not seen, and a one (n, D + 1)."""
+        weight = self.batch.weight[0, rows]
+        columns = torch.zeros(len(weight), len(self.cells) + 1, dtype=torch.float64)
+        columns[:, -1] = 1.0
+        for place, (node, cell) in enumerate(self.cells):
+            if not bool(unseen[place]):
+                columns[:, place] = self.batch.values[node][0, rows, cell].double() - self.shift[place]
+        return columns
+
+    def log_likelihood(self, point: Tensor) -> Tensor:
+        """Sum over all rows (R,) at ``point`` (R, P)."""
+        total = torch.zeros((), dtype=torch.float64)
+        for tables in self.tables:
+            total = total + tables.log_likelihood(point)
+        return total + self._of_numbers(point) if self.cells else total
+
+    def _of_numbers(self, point: Tensor) -> Tensor:
+        precision, constant = self._precision(point)
+        count = self.second[..., -1, -1]
+        squares = (precision * self.second).flatten(2).sum(-1)
+        maybe = torch.nonzero(self.unseen.any(0))[:, 0]
+        if len(maybe):
+            unseen = self.unseen[:, maybe].to(precision)
+            among = precision[..., maybe, :][..., maybe] * (unseen.unsqueeze(-1) * unseen.unsqueeze(-2))
+            factor, failed = torch.linalg.cholesky_ex(among + torch.diag_embed(1 - unseen))
+            factor = torch.where((failed > 0)[..., None, None], torch.nan, factor)
+            shown = 1 - torch.nn.functional.pad(self.unseen.to(precision), (0, 1))
+            pull = precision[..., maybe, :] * unseen.unsqueeze(-1) * shown.unsqueeze(-2)
+            half = torch.linalg.solve_triangular(factor, pull, upper=False)
+            squares = squares - ((half @ self.second) * half).flatten(2).sum(-1)
+            log_determinant = 2 * torch.log(factor.diagonal(dim1=-2, dim2=-1)).sum(-1)
+            constant = constant - 0.5 * log_determinant + 0.5 * math.log(2 * math.pi) * unseen.sum(-1)
+        return (count * constant - 0.5 * squares).sum(-1)
+
+    def _precision(self, point: Tensor) -> tuple[Tensor, Tensor]:
+        """K (R, G, D + 1, D + 1) and the constants of the densities (R, G)."""
+        many, size = self.unseen.shape[0], len(self.cells) + 1
+        precision = torch.zeros(len(point), many, size * size, dtype=torch.float64)
+        constant = torch.zeros(len(point), many, dtype=torch.float64)
+        for one in self.equations:
+            products, constants = one.evaluated(point)
+            products = products.transpose(1, 2).flatten(2).expand(len(point), -1, -1)
+            precision = precision.index_add(2, one.entries, products)
+            constant = constant + constants.sum(1)
+        return precision.unflatten(-1, (size, size)), constant
+
+
+def moments_of(structure: Structure, batch: Batch, shapes: Mapping[str, tuple[int, ...]]) -> Moments | None:
+    """Sum rows up; None where the model or its gaps do not allow it, or where there would be too many groups."""
+    if batch.replicas > len(batch.weight) or batch.weight.device.type != "cpu":
+        return None
+    families = describe_families(structure)
+    given = set(structure.given)
+    modelled = [family for family in families if family.node not in given]
+    if not all(_is_summed_up(structure, batch, family) for family in modelled):
+        return None
+    linear = [family for family in modelled if not family.is_table]
+    read = {place for family in linear for place, _ in family.columns}
+    cells = [(f.node, c) for f in families if f.place in read for c in range(f.widths[-1])]
+    selectors = {place for family in linear for place, _ in family.selectors}
+    group, first = _groups(batch, [families[place].node for place in sorted(selectors)], [node for node, _ in cells])
+    if len(first) > min(MOST_GROUPS, max(1, COLUMNS_FOR_EACH_ROW * batch.rows // (len(cells) + 1))):
+        return None
+    unseen = [~_seen(batch, node, cell)[first] for node, cell in cells]
+    stacked = torch.stack(unseen, -1) if unseen else torch.zeros(1, 0, dtype=torch.bool)
+    shift = torch.stack([_centre(batch, node, cell) for node, cell in cells]) if cells else torch.zeros(0).double()
+    equations = [
+        _equations(batch, twins, families, cells, shift, first) for twins in find_twins(structure, linear, shapes)
+    ]
+    tables = [family for family in modelled if family.is_table]
+    counted = [_tables(batch, twins) for twins in find_twins(structure, tables, shapes)]
+    none = torch.zeros(0)
+    found = Moments(batch, tuple(cells), shift, group, stacked, tuple(equations), tuple(counted), none)
+    return found._summed()
+
+
+def _is_summed_up(structure: Structure, batch: Batch, family: FamilyView) -> bool:
+    """Whether a family is linear, or a table, and all categories that it needs are seen."""
+    graph = structure.graph
+    numbers = not family.categories[-1]
+    if not (family.is_linear if numbers else family.is_table and family.mechanism.has_density):
+        return False
+    if numbers and not family.mechanism.defines_together("log_prob", "abduct"):
+        return False
+    names = family.names[:-1] if numbers or not graph.children(family.node) else family.names
+    categories = [name for name in names if structure.mechanisms[name].space.is_discrete]
+    if any(name in graph.hidden or not bool(batch.mask[name].all()) for name in categories):
+        return False
+    return numbers or family.node not in graph.hidden
+
+
+def _groups(batch: Batch, categories: Sequence[str], numbers: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """The group of each row, and a row of each group."""
+    masks = {node: batch.mask[node] for node in numbers if node in batch.mask and not bool(batch.mask[node].all())}
+    tensors = [*(batch.values[node] for node in categories), *masks.values()]
+    if not tensors:
+        return torch.zeros(batch.rows, dtype=torch.long), torch.zeros(1, dtype=torch.long)
+    code, many = distinct_rows(tensors)
+    group = torch.from_numpy(code)
+    first = torch.empty(many, dtype=torch.long)
+    first[group.flip(0)] = torch.arange(batch.rows).flip(0)
+    return group, first
+
+
+def _seen(batch: Batch, node: str, cell: int) -> Tensor:
+    """In which rows a cell is seen (N,)."""
+    if node not in batch.mask:
+        return torch.zeros(batch.rows, dtype=torch.bool)
+    return batch.mask[node][0, :, min(cell, batch.mask[node].shape[-1] - 1)]
+
+
+def _centre(batch: Batch, node: str, cell: int) -> Tensor:
+    """The mean of what is seen of a column, zero of one that never is: moments about it lose no digits."""
+    seen = _seen(batch, node, cell)
+    if not bool(seen.any()):
+        return torch.zeros((), dtype=torch.float64)
+    value = batch.values[node][0, :, cell]
+    return (value if bool(seen.all()) else value[seen]).double().mean()
+
+
+def _equations(
+    batch: Batch,
+    twins: Twins,
+    families: Sequence[FamilyView],
+    cells: list[tuple[str, int]],
+    shift: Tensor,
+    first: Tensor,
+) -> _Equations:
+    places = [[cells.index((families[place].node, cell)) for place, cell in f.columns] for f in twins.families]
+    at = torch.tensor([[*own, len(cells)] for own in places])
+    own_shift = torch.nn.functional.pad(shift, (0, 1))[at]
+    codes = []
+    for family in twins.families:
+        code = torch.zeros(len(first), dtype=torch.long)
+        for place, size in family.selectors:
+            code = code * size + batch.values[families[place].node][0].index_select(0, first).argmax(-1)
+        codes.append(code)
+    entries = at.unsqueeze(-1) * (len(cells) + 1) + at.unsqueeze(-2)
+    return _Equations(twins, entries.flatten(), own_shift, torch.stack(codes))
+
+
+def _tables(batch: Batch, twins: Twins) -> _Tables:
+    codes, seen = [], []
+    for family in twins.families:
+        code = torch.zeros(batch.rows, dtype=torch.long)
+        for name, size in zip(family.names, family.widths, strict=True):
+            code = code * size + batch.values[name][0].argmax(-1)
+        codes.append(code)
+        seen.append(batch.mask[family.node][0].all(-1))
+    return _Tables(twins, torch.stack(codes), torch.stack(seen), torch.zeros(0))

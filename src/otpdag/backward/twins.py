@@ -1,0 +1,105 @@
+"""Nodes that are alike, evaluated together: twins differ in their names, their parameters and their units only.
+
+A graph of a thousand columns has few kinds of nodes. What a mechanism computes from natural parameters does not depend
+on the node's name, so twins stand side by side on the replica axis; from raw to natural parameters their units differ,
+over which one call is mapped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from otpdag.backward.elimination.families import FamilyView
+from otpdag.structure import Structure
+
+__all__ = ["Twins", "find_twins"]
+
+
+@dataclass(frozen=True, eq=False)
+class Twins:
+    """Families of one kind.
+
+    Attributes:
+        families: The families; the first stands for all.
+        columns: For each learned parameter the columns of a flat point that hold it (n, *shape).
+        buffers: Their units, stacked (n, ...).
+    """
+
+    families: tuple[FamilyView, ...]
+    columns: Mapping[str, Tensor]
+    buffers: Mapping[str, Tensor]
+
+    def naturals(self, point: Tensor) -> dict[str, Tensor]:
+        """Natural parameters (R * n, ...) at ``point`` (R, P), replica by replica."""
+        raw = {name: point[:, at] for name, at in self.columns.items()}
+        many, mechanism = len(self.families), self.families[0].mechanism
+        if many == 1 or not raw:
+            single = mechanism.natural({name: value.squeeze(1) for name, value in raw.items()})
+            return {k: v.to(point).expand(len(point) * many, *v.shape[1:]) for k, v in single.items()}
+
+        def one(*tensors: Tensor) -> tuple[Tensor, ...]:
+            own, units = (
+                dict(zip(raw, tensors, strict=False)),
+                dict(zip(self.buffers, tensors[len(raw) :], strict=True)),
+            )
+            return tuple(mechanism.with_buffers(units).natural(own).values())
+
+        places = (*(1 for _ in raw), *(0 for _ in self.buffers))
+        mapped = torch.func.vmap(one, places, out_dims=1)(*raw.values(), *self.buffers.values())
+        named = zip(mechanism.declared(), mapped, strict=True)
+        return {name: value.expand(len(point), many, *value.shape[2:]).flatten(0, 1) for name, value in named}
+
+
+def find_twins(
+    structure: Structure, families: Sequence[FamilyView], shapes: Mapping[str, tuple[int, ...]]
+) -> list[Twins]:
+    """Sort families into kinds; one whose units cannot be mapped over stands alone.
+
+    ``shapes`` are those of all parameters of a flat point, in their order.
+    """
+    first, places = 0, {}
+    for key, shape in shapes.items():
+        size = math.prod(shape)
+        places[key] = torch.arange(first, first + size).reshape(shape)
+        first += size
+    kinds: dict[str, list[FamilyView]] = {}
+    for family in families:
+        kinds.setdefault(_kind(family), []).append(family)
+    found = []
+    for alike in kinds.values():
+        twins = _stacked(structure, alike, places)
+        serves = len(alike) == 1 or _can_be_mapped(twins, first)
+        found += [twins] if serves else [_stacked(structure, [one], places) for one in alike]
+    return found
+
+
+def _kind(family: FamilyView) -> str:
+    """Equal for families that differ in names, parameters and units only."""
+    mechanism = family.mechanism
+    # a floor comes from the data, too, and nodes with different ones are no twins
+    floors = {name: getattr(p.support, "floor", 0.0) for name, p in mechanism.declared().items()}
+    learned = {n: (p.shape, p.learned, torch.as_tensor(floors[n]).tolist()) for n, p in mechanism.declared().items()}
+    units = {name: tuple(value.shape) for name, value in mechanism.buffers().items()}
+    discrete = [name in dict(mechanism.family.discrete) for name in family.names[:-1]]
+    return repr((mechanism.spec(), family.widths, family.categories, discrete, family.hidden, learned, units))
+
+
+def _stacked(structure: Structure, families: Sequence[FamilyView], places: Mapping[str, Tensor]) -> Twins:
+    keys = [structure.keys[family.node] for family in families]
+    columns = {name: torch.stack([places[own[name]] for own in keys]) for name in keys[0]}
+    units = [family.mechanism.buffers() for family in families]
+    return Twins(tuple(families), columns, {name: torch.stack([own[name] for own in units]) for name in units[0]})
+
+
+def _can_be_mapped(twins: Twins, size: int) -> bool:
+    """Whether a mechanism's natural parameters are computed without looking at single numbers."""
+    try:
+        twins.naturals(torch.zeros(1, size, dtype=torch.float64))
+    except RuntimeError:
+        return False
+    return True

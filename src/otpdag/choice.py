@@ -1,0 +1,228 @@
+"""Choosing between models: criteria of one data set, and cross-validation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from otpdag.data.sequences import Sequences, as_sequences
+from otpdag.engine import FitResult, fit
+from otpdag.errors import DataError, ModelError
+from otpdag.model import Model
+
+__all__ = ["Selection", "compare", "select"]
+
+Criterion = Literal["bic", "aic", "cv"]
+
+COLUMNS = {"bic": "BIC", "aic": "AIC", "cv": "cv_log_likelihood"}
+
+
+def compare(
+    models: Mapping[str, Model] | Sequence[Model],
+    data: Any,
+    *,
+    folds: int = 0,
+    seed: int = 0,
+    **options: Any,
+) -> pd.DataFrame:
+    """Compare models of the same columns; those that have no parameters yet are fitted first.
+
+    Args:
+        models: Models by name, or in a list.
+        data: A table, or sequences.
+        folds: Parts of a cross-validation, for which models are fitted anew; none by default.
+        seed: Determines fits and parts.
+        options: Passed on to :func:`otpdag.fit`.
+
+    Returns:
+        One row for each model, in the order given: ``log_likelihood``, ``parameters``, ``AIC``, ``BIC`` and, with
+        folds, ``cv_log_likelihood``, the mean of a held-out row (or step), with its standard error ``cv_std_error``.
+
+    >>> import numpy as np, otpdag as otp
+    >>> from otpdag import mechanisms as m
+    >>> rng = np.random.default_rng(0)
+    >>> x = rng.normal(size=200)
+    >>> table = pd.DataFrame({"x": x, "y": 2 * x + rng.normal(size=200)})
+    >>> nodes = {"x": m.Normal(), "y": m.Normal()}
+    >>> models = {"joined": otp.Model(otp.Graph([("x", "y")]), nodes)}
+    >>> models["apart"] = otp.Model(otp.Graph([], nodes=["x", "y"]), nodes)
+    >>> compare(models, table)["BIC"].idxmin()
+    'joined'
+    """
+    named = dict(models) if isinstance(models, Mapping) else {str(i): model for i, model in enumerate(models)}
+    if not named:
+        raise ModelError("models must hold at least one model; got none")
+    _check_comparable(named)
+    rows = {}
+    for name, model in named.items():
+        if not model.is_fitted:
+            fit(model, data, seed=seed, **options)
+        rows[name] = _criteria(model, data) | (_validated(model, data, folds, seed, options) if folds else {})
+    table = pd.DataFrame.from_dict(rows, orient="index")
+    table.index.name = "model"
+    return table
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What :func:`select` found.
+
+    Attributes:
+        best: The value that was chosen.
+        criterion: By what.
+        table: One row for each value, with the columns of :func:`compare`, and whether its fit converged.
+        results: The fit of each value.
+    """
+
+    best: Any
+    criterion: Criterion
+    table: pd.DataFrame
+    results: Mapping[Any, FitResult] = field(repr=False)
+
+    @property
+    def model(self) -> Model:
+        """The model that was chosen, fitted to all rows."""
+        return self.results[self.best].model
+
+    @property
+    def result(self) -> FitResult:
+        """Its fit."""
+        return self.results[self.best]
+
+    def __str__(self) -> str:
+        shown = self.table.to_string(float_format=lambda x: f"{x:.6g}")
+        return f"{self.best!r} is best by {COLUMNS[self.criterion]}\n{shown}"
+
+
+def select(
+    builder: Callable[[Any], Model],
+    values: Iterable[Any],
+    data: Any,
+    *,
+    criterion: Criterion = "bic",
+    folds: int = 5,
+    seed: int = 0,
+    **options: Any,
+) -> Selection:
+    """Fit a model for each of some values, such as numbers of classes, and choose between them.
+
+    ``otp.plots.plot_selection`` draws the criterion.
+
+    Args:
+        builder: Makes the model of a value, unfitted.
+        values: What to try; one class or one state is allowed: ``range(1, 8)``.
+        data: A table, or sequences.
+        criterion: ``"bic"`` or ``"aic"``, which are smallest, or ``"cv"``: the log-likelihood of held-out rows.
+        folds: Parts of the cross-validation.
+        seed: Determines fits and parts.
+        options: Passed on to :func:`otpdag.fit`.
+
+    >>> import numpy as np, otpdag as otp
+    >>> from otpdag import mechanisms as m
+    >>> rng = np.random.default_rng(0)
+    >>> table = pd.DataFrame({"x": np.where(rng.random(300) < 0.5, -4.0, 4.0) + rng.normal(size=300)})
+    >>> graph = otp.Graph([("z", "x")], hidden=["z"])
+    >>> select(lambda k: otp.Model(graph, {"z": m.Categorical(k), "x": m.Normal()}), range(1, 4), table).best
+    2
+    """
+    if criterion not in COLUMNS:
+        raise ModelError(f"criterion must be 'bic', 'aic' or 'cv'; got {criterion!r}")
+    tried = list(dict.fromkeys(values))
+    if not tried:
+        raise ModelError("values must hold at least one value; got none")
+    results, rows = {}, {}
+    for value in tried:
+        model = builder(value)
+        results[value] = fit(model, data, seed=seed, **options)
+        extra = _validated(model, data, folds, seed, options) if criterion == "cv" else {}
+        rows[value] = _criteria(model, data) | extra | {"converged": bool(results[value].status)}
+    _check_comparable({str(value): result.model for value, result in results.items()})
+    table = pd.DataFrame.from_dict(rows, orient="index")
+    scores = table[COLUMNS[criterion]]
+    at = scores.argmax() if criterion == "cv" else scores.argmin()
+    return Selection(tried[int(at)], criterion, table, results)
+
+
+def _criteria(model: Model, data: Any) -> dict[str, Any]:
+    return {
+        "log_likelihood": model.log_likelihood(data),
+        "parameters": model.n_parameters,
+        "AIC": model.aic(data),
+        "BIC": model.bic(data),
+    }
+
+
+def _check_comparable(models: Mapping[str, Model]) -> None:
+    """Refuse models whose likelihoods are of different things."""
+    first_name, first = next(iter(models.items()))
+    shown = {node: first.spaces[node].is_countable for node in first.graph.observed}
+    for name, model in models.items():
+        own = {node: model.spaces[node].is_countable for node in model.graph.observed}
+        given = set(model.structure.given) ^ set(first.structure.given)
+        if set(own) != set(shown) or given:
+            differ = sorted((set(own) ^ set(shown)) | given)
+            raise ModelError(
+                f"models must describe the same columns; {first_name!r} and {name!r} differ in "
+                f"{', '.join(map(repr, differ))}, so that their likelihoods do not compare"
+            )
+        for node, countable in own.items():
+            if countable != shown[node]:
+                raise ModelError(
+                    f"node {node!r} has densities in one of the models {first_name!r} and {name!r} and probabilities "
+                    "in the other: their likelihoods do not compare"
+                )
+
+
+def _validated(model: Model, data: Any, folds: int, seed: int, options: Mapping[str, Any]) -> dict[str, float]:
+    """The mean log-likelihood of a held-out row or step, and its standard error over rows or sequences."""
+    if "weights" in options:
+        raise ModelError("cross-validation does not take weights")
+    scores, sizes = [], []
+    for train, test, steps in _parts(model, data, folds, seed):
+        fresh = Model(model.graph, model.mechanisms)
+        fit(fresh, train, seed=seed, **options)
+        held = fresh.log_likelihood(test, per_row=True)
+        scores.append(np.asarray(held, dtype=float))
+        sizes.append(steps)
+    score, size = np.concatenate(scores), np.concatenate(sizes)
+    mean = score.sum() / size.sum()
+    spread = np.sqrt(((score - mean * size) ** 2).sum()) / size.sum()
+    return {"cv_log_likelihood": float(mean), "cv_std_error": float(spread)}
+
+
+def _parts(model: Model, data: Any, folds: int, seed: int) -> Iterator[tuple[Any, Any, NDArray[np.float64]]]:
+    """Rows (or sequences) to fit, those held out, and how many steps each of these has."""
+    if folds < 2:
+        raise ModelError(f"folds must be at least 2; got {folds}")
+    if model.graph.is_dynamic:
+        sequences = as_sequences(data)
+        if not isinstance(sequences.table, pd.DataFrame):
+            raise DataError("cross-validation of sequences needs a DataFrame of steps, or a list of frames")
+        units, owner = len(sequences.lengths), np.repeat(np.arange(len(sequences.lengths)), sequences.lengths)
+        table = _with_all_levels(sequences.table)
+    elif isinstance(data, pd.DataFrame):
+        units, table = len(data), _with_all_levels(data)
+    else:
+        raise DataError(f"cross-validation needs a DataFrame; got {type(data).__name__}")
+    if units < folds:
+        raise DataError(f"cross-validation in {folds} parts needs as many rows or sequences; got {units}")
+    fold = np.random.default_rng(seed).permutation(np.arange(units) % folds)
+    for part in range(folds):
+        out = fold == part
+        if model.graph.is_dynamic:
+            lengths = sequences.lengths
+            train = Sequences(table[~out[owner]], lengths=lengths[~out])
+            yield train, Sequences(table[out[owner]], lengths=lengths[out]), lengths[out].astype(float)
+        else:
+            yield table[~out], table[out], np.ones(int(out.sum()))
+
+
+def _with_all_levels(table: pd.DataFrame) -> pd.DataFrame:
+    """Columns of names as categories, so that a part that lacks a level still knows it."""
+    named = [name for name in table.columns if table[name].dtype == object or pd.api.types.is_string_dtype(table[name])]
+    return table.astype(dict.fromkeys(named, "category"))

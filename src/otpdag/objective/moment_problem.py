@@ -1,0 +1,76 @@
+"""Rows of a linear normal table as a problem that reads them once: a step costs the same whatever their number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from otpdag.backward.moments import Moments
+from otpdag.data import Batch
+from otpdag.inference.simulated import simulated_rows
+from otpdag.objective.problem import Problem
+from otpdag.objective.terms import LossTerms
+from otpdag.structure import Structure
+
+__all__ = ["MomentProblem"]
+
+LayOut = Callable[..., Problem]
+"""Lays a ``batch`` out for the same objective, by a ``seed``."""
+
+
+@dataclass(frozen=True)
+class MomentProblem(Problem):
+    """Moments of rows, and the rows themselves for whoever asks about single ones."""
+
+    structure: Structure
+    shapes: Mapping[str, tuple[int, ...]]
+    moments: Moments
+    in_rows: LayOut
+    """Makes the problem of the same objective that looks at every row."""
+    anew: LayOut
+    """Makes the problem that is best for other rows."""
+    seed: int
+
+    @property
+    def batch(self) -> Batch:
+        """The rows."""
+        return self.moments.batch
+
+    @property
+    def rows(self) -> int:
+        """Rows of the table."""
+        return self.batch.rows
+
+    def terms(self, point: Tensor) -> LossTerms:
+        """The loss of a row: reported as reconstruction, since its parts are not told apart."""
+        loss = -self.moments.log_likelihood(point) / self.weight_of_all
+        return LossTerms.of(loss, reconstruction=loss)
+
+    @property
+    def weight_of_all(self) -> Tensor:
+        """Sum of the weights (1 or R,)."""
+        return self.batch.weight.sum(-1)
+
+    def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> Problem:
+        """These rows; or all of them instead of fewer, since more do not cost more."""
+        return self.anew(batch=self.batch.take(rows), seed=self.seed) if isinstance(rows, Tensor) else self
+
+    @property
+    def weight(self) -> Tensor:
+        """Weights of the rows (1, N)."""
+        return self.batch.weight
+
+    def reweighted(self, factors: Tensor) -> MomentProblem:
+        """Moments of the same rows with other weights."""
+        return replace(self, moments=self.moments.reweighted(factors))
+
+    def unit_losses(self, points: Tensor) -> Tensor:
+        """The loss of every row (R, N)."""
+        return self.in_rows(batch=self.batch, seed=self.seed).unit_losses(points)
+
+    def simulated(self, point: Tensor, size: int, seed: int) -> Problem:
+        """Rows that the model makes, each with the gaps and covariates of a random row."""
+        batch = simulated_rows(self.structure, self.naturals(point.detach()), self.batch, size, seed)
+        return self.anew(batch=batch, seed=seed)

@@ -1,0 +1,206 @@
+r"""Rows whose unknowns are hidden categories alone, read through features: mixtures and latent classes.
+
+A pass is two products of matrices for all starts: log-densities of all states, and expected sums of features. By
+Fisher's identity the gradient is that of the expected complete-data log-density; its maximum in closed form is the
+update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from otpdag.backward.emissions import Emissions, emissions_of
+from otpdag.data import Batch, random_part
+from otpdag.inference.simulated import simulated_rows
+from otpdag.joint_codes import joint_codes
+from otpdag.objective.problem import Problem
+from otpdag.objective.terms import LossTerms
+from otpdag.structure import Naturals, Structure, pack
+
+__all__ = ["StateProblem", "rows_by_features"]
+
+MOST_STATES = 64
+"""Joint states up to which they are enumerated."""
+
+BLOCK_ENTRIES = 2**20
+"""Rows times states times replicas, or rows times features, that are held at a time."""
+
+KEPT_ENTRIES, FILLED_ROWS = 2**23, 2**13
+"""Features that are kept rather than computed in every pass, and rows for which they are computed at a time."""
+
+ROWS_FOR_EACH_PARAMETER = 2
+"""Rows of a part for each parameter of the model: fewer would not tell starts apart."""
+
+
+@dataclass(frozen=True)
+class StateProblem(Problem):
+    """Rows, and how they are read in every joint state of the hidden categories."""
+
+    structure: Structure
+    batch: Batch
+    shapes: Mapping[str, tuple[int, ...]]
+    emissions: Emissions
+    states: Mapping[str, Tensor]
+    in_rows: Callable[..., Problem]
+    """Makes the problem of the same objective that enumerates."""
+    seed: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of the table."""
+        return self.batch.rows
+
+    def terms(self, point: Tensor) -> LossTerms:
+        """The loss of a row: reported as reconstruction, since its parts are not told apart."""
+        coefficients = self._coefficients(self.naturals(point))
+        loss, sums = self._expected(coefficients.detach())
+        surrogate = -(coefficients * sums).flatten(1).sum(-1) / self.batch.weight.sum(-1)
+        loss = surrogate + (loss - surrogate).detach()
+        return LossTerms.of(loss, reconstruction=loss)
+
+    @property
+    def has_updates(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def updates_suffice(self) -> bool:
+        """Always: every node has a maximum in closed form."""
+        return True
+
+    def updated(self, point: Tensor) -> tuple[Tensor, LossTerms]:
+        """Expected sums, then each mechanism's maximum."""
+        with torch.no_grad():
+            theta, naturals = self.parts(point.detach())[0], self.naturals(point.detach())
+            loss, sums = self._expected(self._coefficients(naturals))
+            found = dict(self.emissions.maximised(naturals, sums))
+            count = sums[..., -1]
+            for node in self.structure.graph.hidden:
+                if self.structure.keys[node]:
+                    parents = {name: self.states[name].unsqueeze(0) for name in self.structure.graph.parents(node)}
+                    value, mechanism = self.states[node].unsqueeze(0), self.structure.mechanisms[node]
+                    found[node] = mechanism.maximised(naturals[node], value, parents, count)
+            for node, params in found.items():
+                raw = self.structure.mechanisms[node].raw(params)
+                theta |= {key: raw[name] for name, key in self.structure.keys[node].items()}
+            moved = pack({key: theta[key].expand(len(point), *shape) for key, shape in self.shapes.items()})
+        return moved, LossTerms.of(loss, reconstruction=loss)
+
+    def _coefficients(self, naturals: Naturals) -> Tensor:
+        states = {name: value.unsqueeze(0) for name, value in self.states.items()}
+        log_prior = torch.zeros(1, len(next(iter(self.states.values()))), dtype=torch.float64)
+        for node in self.structure.graph.hidden:
+            mechanism = self.structure.mechanisms[node]
+            log_prior = log_prior + mechanism.log_prob(
+                naturals[node], states[node], {name: states[name] for name in self.structure.graph.parents(node)}
+            )
+        return self.emissions.coefficients(naturals, log_prior)
+
+    def _expected(self, coefficients: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss (R,) and expected sums of features (R, S, F + 1)."""
+        weight = self.batch.weight
+        replicas = max(len(coefficients), len(weight))
+        coefficients = coefficients.expand(replicas, -1, -1)
+        _, size, features = coefficients.shape
+        table = coefficients.reshape(-1, features)
+        sums, total = torch.zeros_like(table), table.new_zeros(replicas)
+        for rows, block in self._blocks(max(1, BLOCK_ENTRIES // len(table))):
+            posterior = (block @ table.T).unflatten(-1, (replicas, size))
+            top = posterior.amax(-1, keepdim=True)
+            posterior.sub_(top).exp_()
+            whole = posterior.sum(-1, keepdim=True)
+            own = weight[:, rows].T.unsqueeze(-1)
+            total += (own * (top + whole.log())).sum((0, 2))
+            posterior.mul_(own / whole)
+            sums += posterior.flatten(1).T @ block
+        return -total / weight.sum(-1), sums.unflatten(0, (replicas, size))
+
+    def _blocks(self, most: int) -> Iterator[tuple[slice, Tensor]]:
+        """Features of all rows, a block at a time."""
+        most = min(most, max(1, BLOCK_ENTRIES // (sum(self.emissions.sizes) + 1)))
+        for at in range(0, self.rows, most):
+            rows = slice(at, min(at + most, self.rows))
+            yield rows, self._features(rows) if self._kept is None else self._kept[rows]
+
+    @cached_property
+    def _kept(self) -> Tensor | None:
+        size = sum(self.emissions.sizes) + 1
+        if self.rows * size > KEPT_ENTRIES:
+            return None
+        kept = torch.empty(self.rows, size, dtype=torch.float64)
+        for at in range(0, self.rows, FILLED_ROWS):
+            kept[at : at + FILLED_ROWS] = self._features(slice(at, at + FILLED_ROWS))
+        return kept
+
+    def _features(self, rows: slice) -> Tensor:
+        values = {name: value[0, rows].double() for name, value in self.batch.values.items()}
+        return self.emissions.features(values, {name: seen[0, rows] for name, seen in self.batch.mask.items()})
+
+    def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> StateProblem:
+        """Fewer rows, but enough for the parameters."""
+        if not isinstance(rows, Tensor):
+            parameters = sum(torch.Size(shape).numel() for shape in self.shapes.values())
+            rows = max(rows, ROWS_FOR_EACH_PARAMETER * parameters)
+        part = random_part(self.rows, rows, self.seed)
+        return self if part is None else replace(self, batch=self.batch.take(part))
+
+    # -- rows ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def weight(self) -> Tensor:
+        """Weights of the rows (1, N)."""
+        return self.batch.weight
+
+    def reweighted(self, factors: Tensor) -> StateProblem:
+        """The same rows with other weights."""
+        return replace(self, batch=replace(self.batch, weight=self.batch.weight * factors))
+
+    def unit_losses(self, points: Tensor) -> Tensor:
+        """The loss of every row (R, N)."""
+        return self.in_rows(batch=self.batch, seed=self.seed).unit_losses(points)
+
+    def simulated(self, point: Tensor, size: int, seed: int) -> StateProblem:
+        """Rows that the model makes, each with the gaps and covariates of a random row."""
+        return replace(
+            self, batch=simulated_rows(self.structure, self.naturals(point.detach()), self.batch, size, seed)
+        )
+
+
+def rows_by_features(
+    structure: Structure,
+    batch: Batch,
+    shapes: Mapping[str, tuple[int, ...]],
+    in_rows: Callable[..., Problem],
+    seed: int,
+) -> StateProblem | None:
+    """Lay rows out; None where something else than hidden categories is unknown, or a node has no features."""
+    graph, mechanisms = structure.graph, structure.mechanisms
+    keys = [key for names in structure.keys.values() for key in names.values()]
+    if not graph.hidden or batch.replicas > len(batch.weight) or len(keys) != len(set(keys)):
+        return None
+    for node in graph.hidden:
+        own = mechanisms[node]
+        if not own.space.is_discrete or not own.has_density or not (own.has_maximiser or not structure.keys[node]):
+            return None
+        if not set(graph.parents(node)) <= set(graph.hidden):
+            return None
+    if any(graph.children(node) and not bool(batch.mask[node].all()) for node in graph.observed):
+        return None
+    hidden = [node for node in graph.order if node in graph.hidden]
+    sizes = [mechanisms[node].space.width for node in hidden]
+    if torch.Size(sizes).numel() > MOST_STATES or batch.weight.device.type != "cpu":
+        return None
+    codes = joint_codes(sizes)
+    states = {
+        node: torch.eye(size, dtype=torch.float64)[code] for node, size, code in zip(hidden, sizes, codes, strict=True)
+    }
+    gaps = torch.stack([~seen[0].all(-1) for seen in batch.mask.values()]).any(0)
+    tried = batch.take(torch.cat([torch.arange(2), torch.nonzero(gaps)[:, 0]]))
+    values, mask = ({name: one[0] for name, one in held.items()} for held in (tried.values, tried.mask))
+    emissions = emissions_of(structure, states, values, mask)
+    return None if emissions is None else StateProblem(structure, batch, shapes, emissions, states, in_rows, seed)

@@ -1,0 +1,218 @@
+r"""Standard errors of a fitted model's parameters, from the curvature of what was minimised.
+
+Where that is a log-likelihood the covariance of the raw parameters is the inverse of the observed information,
+:math:`I^{-1}`; of any other sum over rows, and where the model may be wrong, the sandwich
+:math:`I^{-1} (\sum_n s_n s_n^\top) I^{-1}` with the slopes :math:`s_n` of single rows (Huber, 1967). The delta method
+carries it to the parameters that a user reads. Intervals are even on the line on which a parameter is free: logarithms
+of scales and rates, logits of probabilities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from scipy.stats import norm
+from torch import Tensor
+
+from otpdag.errors import ModelError
+from otpdag.inference.information import Information, observed_information
+from otpdag.mechanisms.parameters import REAL, SIMPLEX, UNIT, Parameter
+from otpdag.model import Model
+from otpdag.objective import Problem
+from otpdag.structure import pack
+from otpdag.tables import estimates
+from otpdag.threads import bounded_threads
+
+__all__ = ["Errors", "parameter_covariance", "point_of", "standard_errors"]
+
+Errors = Literal["information", "sandwich", "bootstrap"]
+
+SCORE_STEP = 1e-3
+"""Of the differences of single rows' losses, whose points may move with the parameters."""
+
+UNTOLD = 1e-3
+"""Share of a parameter's slope along directions that the data do not tell, from which on it is not identified."""
+
+EDGE = 1e-5
+"""A probability so close to zero or one, or a scale of so small a share of its unit, lies at the edge of its range."""
+
+AT_FLOOR = 0.02
+"""A positive number whose logarithm moves less than this with its raw value lies within a hundredth of its floor."""
+
+REPLICAS = 16
+
+MOST_PARAMETERS = 1500
+"""Raw parameters up to which the matrix of second derivatives is computed."""
+
+
+@dataclass(frozen=True)
+class Covariance:
+    """Of the raw parameters (P, P), with the directions (P, k) that the data do not tell."""
+
+    matrix: Tensor
+    flat: Tensor
+    is_maximum: bool
+
+
+def point_of(model: Model, problem: Problem) -> Tensor:
+    """The model's parameters as a point (1, P) of the problem that it was fitted by."""
+    raw = problem.structure.raw(model.fitted.naturals) | dict(model.fitted.phi)
+    return pack({key: raw[key] for key in problem.shapes})
+
+
+def parameter_covariance(problem: Problem, point: Tensor, errors: Errors = "information") -> Covariance:
+    """The covariance of the raw parameters at the end of a fit (1, P)."""
+    if not problem.is_sum:
+        raise ModelError(
+            f"{type(problem).__name__} is no sum over rows: standard errors need a likelihood; use errors='bootstrap'"
+        )
+    if point.shape[1] > MOST_PARAMETERS:
+        raise ModelError(
+            f"standard errors need a matrix of all {point.shape[1]} parameters; at most {MOST_PARAMETERS} are "
+            "supported: use errors='bootstrap'"
+        )
+    placed = problem.laid_out_for(point, precisely=True)
+    mass = float(problem.unit_mass.sum())
+
+    def gradient(points: Tensor) -> Tensor:
+        leaf = points.detach().clone().requires_grad_(True)
+        (slope,) = torch.autograd.grad(placed.loss(leaf).sum(), leaf)
+        return mass * slope
+
+    with torch.enable_grad(), bounded_threads(problem.rows):
+        information = observed_information(gradient, point)
+    inverse = information.covariance()
+    if errors == "sandwich" or not problem.is_likelihood:
+        scores = _unit_slopes(problem, point)
+        inverse = inverse @ (scores.mT @ scores) @ inverse
+    return Covariance(inverse, information.flat, _is_maximum(information))
+
+
+def _is_maximum(information: Information) -> bool:
+    matrix = information.matrix
+    values = torch.linalg.eigvalsh(matrix)
+    return len(values) == 0 or bool(values[0] > -1e-4 * values[-1].abs().clamp(min=1e-300))
+
+
+def _unit_slopes(problem: Problem, point: Tensor) -> Tensor:
+    """Slopes of each unit's own loss, times the root of its weight (N, P): central differences.
+
+    A weight is a number of equal rows, as where rows that agree were collapsed into one.
+    """
+    size = point.shape[1]
+    shifts = SCORE_STEP * torch.eye(size).to(point)
+    shifted = torch.cat([point + shifts, point - shifts])
+    losses = torch.cat([problem.unit_losses(part) for part in shifted.split(REPLICAS)])
+    weight = problem.weight[:1].clamp(min=1e-300)
+    return ((losses[:size] - losses[size:]) / (2 * SCORE_STEP) * problem.unit_mass / weight.sqrt()).mT
+
+
+def standard_errors(
+    model: Model, problem: Problem, *, level: float = 0.95, errors: Errors = "information"
+) -> tuple[pd.DataFrame, bool]:
+    """Estimate, standard error and interval of every parameter, in the order of :func:`otpdag.tables.estimates`.
+
+    Args:
+        model: The fitted model.
+        problem: What it was fitted by.
+        level: Nominal coverage of the intervals.
+        errors: ``"information"`` or ``"sandwich"``.
+
+    Returns:
+        The columns ``node``, ``parameter``, ``at``, ``estimate``, ``std_error``, ``lower``, ``upper`` and ``note``
+        (``fixed``, ``reference``, ``at the edge``, ``not identified``), and whether the estimate is a maximum.
+    """
+    point = point_of(model, problem)
+    covariance = parameter_covariance(problem, point, errors)
+    table = estimates(model).rename(columns={"value": "estimate"})
+    slopes = _slopes(model, problem, point)
+    if len(slopes) != len(table):
+        raise RuntimeError("a parameter has no slope")
+    error = ((slopes @ covariance.matrix) * slopes).sum(-1).clamp(min=0.0).sqrt().numpy()
+    untold = _untold(slopes, covariance.flat)
+    parameters = _declared(model, table)
+    fixed = table.pop("fixed").to_numpy()
+    notes = [
+        _note(parameter, float(value), bool(is_fixed), bool(unknown), float(slope))
+        for parameter, value, is_fixed, unknown, slope in zip(
+            parameters, table["estimate"], fixed, untold, slopes.abs().amax(-1) if slopes.numel() else [], strict=True
+        )
+    ]
+    table["std_error"] = np.where([note == "" for note in notes], error, np.nan)
+    table["lower"], table["upper"] = _ends(parameters, table["estimate"], table["std_error"], level)
+    table["note"] = notes
+    return table, covariance.is_maximum
+
+
+def _declared(model: Model, table: pd.DataFrame) -> list[Parameter | None]:
+    """The declaration of each line's parameter, where it has one."""
+    named = zip(table["node"], table["parameter"], strict=True)
+    return [model.mechanisms[str(node)].declared().get(str(name)) for node, name in named]
+
+
+def _slopes(model: Model, problem: Problem, point: Tensor) -> Tensor:
+    """Derivatives of all numbers that a user reads in the raw parameters (numbers, P)."""
+    names = [(node, name) for node, own in model.params().items() for name in own]
+    shown = [key for key in names if not key[1].startswith(("network.", "module."))]
+
+    def described(flat: Tensor) -> Tensor:
+        naturals = problem.naturals(flat.unsqueeze(0))
+        tables = {node: problem.structure.mechanisms[node].describe(own) for node, own in naturals.items()}
+        return torch.cat([tables[node][name][0].flatten() for node, name in shown])
+
+    derivative = torch.autograd.functional.jacobian(described, point[0])
+    return derivative.detach()
+
+
+def _untold(slopes: Tensor, flat: Tensor) -> Sequence[bool]:
+    """Which numbers move along a direction that the data do not tell."""
+    if not flat.shape[1]:
+        return [False] * len(slopes)
+    size = slopes.norm(dim=-1).clamp(min=1e-300)
+    return ((slopes @ flat).abs().amax(-1) > UNTOLD * size).tolist()
+
+
+def _note(parameter: Parameter | None, value: float, is_fixed: bool, is_untold: bool, slope: float) -> str:
+    if is_fixed:
+        return "fixed"
+    if slope == 0.0:
+        return "reference"
+    if parameter is not None and _at_edge(parameter, value, slope):
+        return "at the edge"
+    return "not identified" if is_untold else ""
+
+
+def _at_edge(parameter: Parameter, value: float, slope: float) -> bool:
+    if parameter.support is SIMPLEX or parameter.support is UNIT:
+        return not EDGE < value < 1 - EDGE and (parameter.support is UNIT or parameter.shape[-1] > 1)
+    if parameter.support is REAL:
+        return False
+    unit = 1.0 if parameter.unit is None else float(parameter.unit.max())
+    # a scale that rests on its floor hardly moves with its raw value
+    return value < EDGE * unit or slope < AT_FLOOR * value
+
+
+def _ends(
+    parameters: Sequence[Parameter | None], estimate: pd.Series, error: pd.Series, level: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Intervals that are even on the line on which each parameter is free."""
+    reach = float(norm.ppf((1 + level) / 2))
+    ends = np.full((2, len(estimate)), np.nan)
+    for place, (parameter, value, spread) in enumerate(zip(parameters, estimate, error, strict=True)):
+        if not np.isfinite(spread):
+            continue
+        for side, sign in enumerate((-1, 1)):
+            step = sign * reach * spread
+            if parameter is None or parameter.support is REAL:
+                ends[side, place] = value + step
+            elif parameter.support is SIMPLEX or parameter.support is UNIT:
+                odds = np.log(value) - np.log1p(-value) + step / (value * (1 - value))
+                ends[side, place] = 1 / (1 + np.exp(-odds))
+            else:
+                ends[side, place] = value * np.exp(step / value)
+    return ends[0], ends[1]

@@ -1,0 +1,181 @@
+"""The summary of a fit: a table of parameters below the facts, as statisticians print it."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+
+from otpdag.data import Batch
+from otpdag.data.sequences import SequenceBatch
+from otpdag.inference import row_posterior, sequence_posterior
+from otpdag.inference.parameter_count import free_parameters
+from otpdag.model import Model
+from otpdag.model.rendering import printable
+from otpdag.objective import Problem
+from otpdag.uncertainty.linear_normal import FitIndices
+
+__all__ = ["Summary", "data_facts", "summarise"]
+
+MOST_LINES = 200
+"""Parameters that are printed; ``to_frame`` has all of them."""
+
+MOST_NAMED = 6
+"""Parameters that one warning names."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a fit found and how sure it is of it.
+
+    Attributes:
+        facts: Method, status, rows, missing cells, log-likelihood, AIC, BIC and the like.
+        table: One row for each parameter: ``node``, ``parameter``, ``at``, ``estimate``, ``std_error``, ``lower``,
+            ``upper``, ``note``; of a linear normal model also the ``standardised`` slopes.
+        level: Nominal coverage of the intervals.
+        warnings: What the reader should know before using any of it.
+        fit_indices: How well a linear normal model reproduces means and covariances; None for other models.
+    """
+
+    facts: Mapping[str, str | int | float]
+    table: pd.DataFrame
+    level: float
+    warnings: tuple[str, ...] = ()
+    fit_indices: FitIndices | None = None
+
+    def to_frame(self) -> pd.DataFrame:
+        """The parameters as a table, indexed by their names."""
+        names = pd.Index(parameter_names(self.table), name="parameter")
+        return self.table.drop(columns=["node", "parameter", "at"]).set_index(names)
+
+    def __str__(self) -> str:
+        frame = self.to_frame()
+        lines = _columns(self._heads(), [[str(name), *_cells(row)] for name, row in frame.head(MOST_LINES).iterrows()])
+        width = max(len(line) for line in lines)
+        facts = [f"{name}: {_fact(value)}" for name, value in self._all_facts().items()]
+        if len(frame) > MOST_LINES:
+            lines.append(f"... and {len(frame) - MOST_LINES} more: to_frame() has all of them")
+        rule, thin = "=" * width, "-" * width
+        body = [rule, *_two_columns(facts, width), rule, lines[0], thin, *lines[1:], rule]
+        notes = [f"[{place}] {text}" for place, text in enumerate(self.warnings, 1)]
+        return "\n".join(printable(line, keep="") for line in [*body, *notes])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        facts = "".join(
+            f"<tr><th style='text-align:left'>{html.escape(name)}</th><td>{html.escape(_fact(value))}</td></tr>"
+            for name, value in self._all_facts().items()
+        )
+        heads = "".join(f"<th>{html.escape(name)}</th>" for name in self._heads())
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{html.escape(printable(str(name), keep=''))}</th>"
+            + "".join(f"<td style='text-align:right'>{html.escape(cell)}</td>" for cell in _cells(row))
+            + "</tr>"
+            for name, row in self.to_frame().iterrows()
+        )
+        notes = "".join(f"<li>{html.escape(printable(text, keep=''))}</li>" for text in self.warnings)
+        table = f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
+        return f"<div><table>{facts}</table>{table}<ol>{notes}</ol></div>"
+
+    def _heads(self) -> list[str]:
+        tail = (1 - self.level) / 2
+        more = ["standardised"] if "standardised" in self.table else []
+        return ["parameter", "estimate", "std err", f"[{tail:.3g}", f"{1 - tail:.3g}]", *more, ""]
+
+    def _all_facts(self) -> dict[str, str | int | float]:
+        return {**self.facts, **({} if self.fit_indices is None else self.fit_indices.facts())}
+
+
+def parameter_names(table: pd.DataFrame) -> list[str]:
+    """What single numbers are called: node, parameter and where, ``y.loc[z=1]``."""
+    return [
+        f"{node}.{name}" + (f"[{at}]" if at else "")
+        for node, name, at in zip(table["node"], table["parameter"], table["at"], strict=True)
+    ]
+
+
+def _fact(value: str | float) -> str:
+    if isinstance(value, str):
+        return value
+    return f"{value:,}" if isinstance(value, int | np.integer) else f"{value:.6g}"
+
+
+def _cells(row: pd.Series) -> list[str]:
+    columns = ["estimate", "std_error", "lower", "upper", "standardised"]
+    numbers = [row[name] for name in columns if name in row]
+    return ["" if pd.isna(value) else f"{value:.4g}" for value in numbers] + [str(row["note"])]
+
+
+def _columns(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Text set in columns, the first to the left, numbers to the right, notes to the left."""
+    widths = [max([len(heads[i]), *(len(row[i]) for row in rows)]) for i in range(len(heads))]
+    lines = []
+    for cells in (heads, *rows):
+        first, *numbers, note = cells
+        middle = "  ".join(cell.rjust(width) for cell, width in zip(numbers, widths[1:-1], strict=True))
+        lines.append(f"{first.ljust(widths[0])}  {middle}  {note.ljust(widths[-1])}".rstrip())
+    return lines
+
+
+def _two_columns(facts: Sequence[str], width: int) -> list[str]:
+    half = -(-len(facts) // 2)
+    left = max((len(fact) for fact in facts[:half]), default=0) + 3
+    left = max(left, width // 2)
+    right = [*facts[half:], ""][:half]
+    return [f"{one.ljust(left)}{two}".rstrip() for one, two in zip(facts[:half], right, strict=True)]
+
+
+def data_facts(model: Model, problem: Problem | None) -> dict[str, str | int | float]:
+    """Rows, gaps, and the likelihood of what a model was fitted to, with the criteria that follow from it."""
+    batch = getattr(problem, "batch", None)
+    facts: dict[str, str | int | float] = {"parameters": free_parameters(model.structure)}
+    if not isinstance(batch, Batch | SequenceBatch):
+        return facts
+    steps = batch.steps if isinstance(batch, SequenceBatch) else batch
+    if isinstance(batch, SequenceBatch):
+        facts["sequences"] = len(batch.lengths)
+    weight = steps.weight[0]
+    cells = sum(float((weight * mask[0].sum(-1)).sum()) for mask in steps.mask.values())
+    every = sum(float(weight.sum()) * mask.shape[-1] for mask in steps.mask.values())
+    missing = round(every - cells)
+    facts["missing cells"] = f"{missing:,} ({missing / max(every, 1):.1%})"
+    if not all(m.has_density or m.is_given for m in model.mechanisms.values()):
+        return facts
+    if isinstance(batch, SequenceBatch):
+        own = weight[batch.starts]
+        values = sequence_posterior.log_likelihood(model.structure, model.fitted.naturals, batch)
+    else:
+        own, values = weight, row_posterior.log_likelihood(model.fitted, batch)
+    with torch.no_grad():
+        log_likelihood = float((own * values).sum())
+    size = int(facts["parameters"])
+    facts["log-likelihood"] = log_likelihood
+    facts["AIC"] = 2 * size - 2 * log_likelihood
+    facts["BIC"] = float(np.log(float(weight.sum()))) * size - 2 * log_likelihood
+    return facts
+
+
+def summarise(
+    facts: Mapping[str, str | int | float],
+    table: pd.DataFrame,
+    level: float,
+    warnings: Sequence[str],
+    fit_indices: FitIndices | None = None,
+) -> Summary:
+    """Put a summary together, with a warning for every kind of parameter that has no standard error."""
+    names = np.array(parameter_names(table), dtype=object)
+    said = list(warnings)
+    for note, text in (
+        ("not identified", "the data do not tell"),
+        ("at the edge", "at the edge of the range, where no standard error holds:"),
+    ):
+        which = names[(table["note"] == note).to_numpy()]
+        if len(which):
+            more = f" and {len(which) - MOST_NAMED} more" if len(which) > MOST_NAMED else ""
+            said.append(f"{text} {', '.join(which[:MOST_NAMED])}{more}")
+    return Summary(facts, table, level, tuple(said), fit_indices)

@@ -1,0 +1,81 @@
+"""Accelerated updates end where plain ones do, sooner, and go on from a snapshot as if they had never stopped."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+import otpdag as otp
+from otpdag import mechanisms as m
+from otpdag.engine.accelerated import accelerated_updates
+from otpdag.engine.optimiser import Leg
+from otpdag.objective import LossTerms, Problem
+
+RATES = torch.tensor([0.99, 0.9, 0.5, 0.1], dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Contraction(Problem):
+    """Updates that come closer to a goal by a rate of their own in each coordinate; the loss falls with them."""
+
+    goal: torch.Tensor
+
+    @property
+    def rows(self):
+        return 1
+
+    def updated(self, point):
+        loss = ((1 - RATES) * (point - self.goal) ** 2).sum(-1)
+        return self.goal + RATES * (point - self.goal), LossTerms.of(loss, reconstruction=loss)
+
+
+def leg(steps=200):
+    goal = torch.tensor([[1.0, 2.0, 3.0, 4.0]], dtype=torch.float64)
+    return Leg(Contraction(goal), torch.zeros(3, 4, dtype=torch.float64), steps)
+
+
+def test_a_slow_contraction_ends_in_few_steps():
+    outcome = accelerated_updates(leg(), 1e-14, lambda progress: False)
+    assert bool(outcome.converged.all())
+    assert outcome.steps < 20  # plain updates would need two thousand
+    torch.testing.assert_close(outcome.point, leg().problem.goal.expand(3, -1), atol=1e-5, rtol=0)
+
+
+def test_it_goes_on_from_a_snapshot():
+    whole = accelerated_updates(leg(9), 1e-14, lambda progress: False)
+    kept = {}
+
+    def stop(progress):
+        kept.update({name: value.clone() for name, value in progress.snapshot().items()})
+        return progress.step == 4
+
+    accelerated_updates(leg(9), 1e-14, stop)
+    resumed = accelerated_updates(leg(9), 1e-14, lambda progress: False, resume=kept)
+    torch.testing.assert_close(resumed.point, whole.point, rtol=0, atol=0)
+    torch.testing.assert_close(resumed.loss, whole.loss, rtol=0, atol=0)
+
+
+def chain(kind):
+    rng = np.random.default_rng(3)
+    states = (rng.random((6, 150)) < 0.1).cumsum(1) % 2
+    x = rng.poisson(2.0 + 3.0 * states) if kind == "counts" else 1.5 * states + rng.normal(size=states.shape)
+    graph = otp.Graph([otp.lag("z", "z"), ("z", "x")], hidden=["z"])
+    return otp.Model(graph, {"z": m.Categorical(2), "x": m.Poisson() if kind == "counts" else m.Normal()}), x.astype(
+        float
+    )
+
+
+@pytest.mark.parametrize("kind", ["counts", "numbers"])
+def test_chains_end_where_descent_ends(kind):
+    model, x = chain(kind)
+    result = otp.fit(model, x, seed=0, restarts=2)
+    assert result.problem.updates_suffice
+    point = next(one for one in result.restarts if one.kept).point.unsqueeze(0).requires_grad_(True)
+    (gradient,) = torch.autograd.grad(result.problem.loss(point).sum(), point)
+    assert float(gradient.abs().max()) < 1e-4
+    losses, at = [], point.detach()
+    for _ in range(100):
+        at, terms = result.problem.updated(at)
+        losses.append(float(terms.total))
+    assert result.loss == pytest.approx(min(losses), abs=1e-6)

@@ -1,0 +1,40 @@
+"""Forecasts against the closed form of an autoregression and of a Markov chain."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import otpdag as otp
+from otpdag import mechanisms as m
+from otpdag.errors import ModelError
+
+
+def test_an_autoregression_returns_to_its_mean():
+    model = otp.Model(otp.Graph([otp.lag("x", "x")], nodes=["x"]), {"x": m.Normal()})
+    model.set_params({"x": {"loc": 1.0, "weight": 0.5, "scale": 2.0}})
+    table = model.forecast(otp.Sequences([pd.DataFrame({"x": [0.0, 10.0]})]), 3, level=0.9, draws=20_000)
+    mean = [1 + 0.5 * 10, 1 + 0.5 * 6, 1 + 0.5 * 4]
+    variance = np.cumsum(4.0 * 0.25 ** np.arange(3))
+    assert table["x"].tolist() == pytest.approx(mean, abs=0.07)
+    reach = 1.645 * np.sqrt(variance)
+    assert (table["x.upper"] - table["x"]).tolist() == pytest.approx(reach, rel=0.04)
+    assert list(table.index) == [(0, 1), (0, 2), (0, 3)]
+
+
+def test_a_hidden_chain_forgets_its_state():
+    graph = otp.Graph([otp.lag("z", "z"), ("z", "x")], hidden=["z"])
+    model = otp.Model(graph, {"z": m.Categorical(2), "x": m.Categorical(2)})
+    stay = np.array([[0.9, 0.1], [0.3, 0.7]])
+    model.set_params({"z": {"probs": stay}, "z[0]": {"probs": [0.5, 0.5]}, "x": {"probs": [[1.0, 0.0], [0.0, 1.0]]}})
+    table = model.forecast(otp.Sequences([pd.DataFrame({"x": [0, 1, 1]})]), 30, draws=5000)
+    after = np.array([0.0, 1.0])
+    for step in range(1, 31):
+        after = after @ stay
+        assert table.loc[(0, step), "x.probability"] == pytest.approx(after.max(), abs=0.03)
+    assert table.loc[(0, 30), "x"] == 0
+
+
+def test_only_sequences_have_a_future():
+    model = otp.Model(otp.Graph([], nodes=["x"]), {"x": m.Normal(loc=0.0, scale=1.0)}).set_params({})
+    with pytest.raises(ModelError, match="forecast is for graphs with lagged edges"):
+        model.forecast(pd.DataFrame({"x": [1.0]}), 2)

@@ -1,0 +1,182 @@
+"""Questions against closed forms of the normal distribution, brute force over categories, and pyAgrum."""
+
+import os
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import otpdag as otp
+from otpdag import mechanisms as m
+from otpdag.datasets import load_network
+from otpdag.errors import ModelError
+
+
+def linear_model() -> tuple[otp.Model, list[str], np.ndarray, np.ndarray]:
+    """a -> b -> c, a -> c, c -> d with h hidden above b and d; its joint mean and covariance."""
+    edges = [("a", "b"), ("h", "b"), ("a", "c"), ("b", "c"), ("c", "d"), ("h", "d")]
+    weight = {"b": {"a": 0.5, "h": 1.0}, "c": {"a": -1.0, "b": 2.0}, "d": {"c": 0.7, "h": -0.4}}
+    loc = {"a": 1.0, "h": 0.0, "b": -2.0, "c": 0.5, "d": 3.0}
+    scale = {"a": 2.0, "h": 1.0, "b": 0.5, "c": 1.5, "d": 0.3}
+    graph = otp.Graph(edges, hidden=["h"])
+    model = otp.Model(graph, {node: m.Normal() for node in graph.nodes})
+    params = {
+        node: {"loc": loc[node], "scale": scale[node]}
+        | ({"weight": [weight[node][p] for p in graph.parents(node)]} if node in weight else {})
+        for node in graph.nodes
+        if node != "h"
+    }
+    nodes = list(graph.order)
+    slopes = np.array([[weight.get(child, {}).get(parent, 0.0) for parent in nodes] for child in nodes])
+    total = np.linalg.inv(np.eye(len(nodes)) - slopes)
+    mean = total @ [loc[n] for n in nodes]
+    covariance = total @ np.diag([scale[n] ** 2 for n in nodes]) @ total.T
+    return model.set_params(params), nodes, mean, covariance
+
+
+def conditional(nodes, mean, covariance, target, given):
+    at, seen = nodes.index(target), [nodes.index(n) for n in given]
+    gain = np.linalg.solve(covariance[np.ix_(seen, seen)], covariance[seen, at])
+    return (
+        mean[at] + gain @ (np.array(list(given.values())) - mean[seen]),
+        covariance[at, at] - gain @ covariance[seen, at],
+    )
+
+
+@pytest.mark.parametrize(("target", "given"), [("b", {"d": 2.0}), ("h", {"b": 1.0, "d": 0.0}), ("d", {"a": 4.0})])
+def test_linear_normal_queries_are_conditionals_of_the_joint_normal(target, given):
+    model, nodes, mean, covariance = linear_model()
+    expected, variance = conditional(nodes, mean, covariance, target, given)
+    found = model.query(target, given=given)
+    assert found["mean"] == pytest.approx(expected, abs=1e-9)
+    assert found["std"] == pytest.approx(np.sqrt(variance), abs=1e-9)
+
+
+def test_a_linear_intervention_cuts_the_edges_into_its_node():
+    model, *_ = linear_model()
+    # c = 0.5 - a + 2 b with b set: mean of a is 1
+    found = model.query("c", do={"b": 3.0})
+    assert found["mean"] == pytest.approx(0.5 - 1.0 + 6.0, abs=1e-9)
+    assert found["std"] == pytest.approx(np.hypot(2.0, 1.5), abs=1e-9)
+    # h stays independent of b, so that d given do(b) keeps its noise
+    assert model.query("h", do={"b": 3.0})["std"] == pytest.approx(1.0)
+    assert model.query("h", given={"b": 3.0})["std"] < 0.9
+
+
+def test_several_questions_at_once_are_answered_row_by_row():
+    model, *_ = linear_model()
+    many = model.query("d", given={"a": [0.0, 1.0, 2.0]})
+    singles = [model.query("d", given={"a": value})["mean"] for value in (0.0, 1.0, 2.0)]
+    assert many["mean"].tolist() == pytest.approx(singles)
+
+
+def test_predictions_do_not_look_at_the_node_itself():
+    model, nodes, mean, covariance = linear_model()
+    table = model.sample(6, seed=0)[["a", "b", "c", "d"]]
+    table.loc[2, "a"] = np.nan
+    predicted = model.predict(table, "c")
+    for row in range(6):
+        given = {n: table.loc[row, n] for n in ("a", "b", "d") if not np.isnan(table.loc[row, n])}
+        assert predicted[row] == pytest.approx(conditional(nodes, mean, covariance, "c", given)[0], abs=1e-9)
+    pd.testing.assert_series_equal(predicted, model.predict(table.drop(columns="c"), "c"))
+
+
+def mixed_model() -> otp.Model:
+    graph = otp.Graph([("k", "x"), ("k", "y"), ("x", "n")], hidden=["k"])
+    model = otp.Model(graph, {"k": m.Categorical(3), "x": m.Normal(), "y": m.Categorical(2), "n": m.Poisson()})
+    return model.set_params(
+        {
+            "k": {"probs": [0.2, 0.5, 0.3]},
+            "x": {"loc": [-2.0, 0.0, 3.0], "scale": [1.0, 0.5, 2.0]},
+            "y": {"probs": [[0.9, 0.1], [0.4, 0.6], [0.2, 0.8]]},
+            "n": {"log_rate": 0.3, "weight": 0.4},
+        }
+    )
+
+
+def test_a_number_on_points_agrees_with_a_fine_sum():
+    model = mixed_model()
+    x = np.linspace(-15, 20, 200_001)
+    weights = np.array([0.2, 0.5, 0.3]) * np.array([0.1, 0.6, 0.8])
+    prior = sum(
+        w * np.exp(-0.5 * ((x - mu) / s) ** 2) / s for w, mu, s in zip(weights, [-2, 0, 3], [1, 0.5, 2], strict=True)
+    )
+    rate = np.exp(0.3 + 0.4 * x)
+    density = prior * rate**4 * np.exp(-rate)
+    mean = (x * density).sum() / density.sum()
+    spread = np.sqrt(((x - mean) ** 2 * density).sum() / density.sum())
+    found = model.query("x", given={"y": 1, "n": 4})
+    assert found["mean"] == pytest.approx(mean, abs=1e-6)
+    assert found["std"] == pytest.approx(spread, abs=1e-5)
+
+
+def test_hidden_nodes_may_be_given_and_joint_queries_follow_the_chain_rule():
+    model = mixed_model()
+    assert model.query("y", given={"k": 2}).tolist() == pytest.approx([0.2, 0.8])
+    joint = model.query(["k", "y"])
+    expected = np.array([0.2, 0.5, 0.3])[:, None] * np.array([[0.9, 0.1], [0.4, 0.6], [0.2, 0.8]])
+    assert joint.to_numpy() == pytest.approx(expected.ravel())
+    assert joint.index.names == ["k", "y"]
+
+
+def network_model(name: str, hidden: tuple[str, ...] = ()) -> tuple[otp.Model, object]:
+    if not os.environ.get("OTPDAG_DATA"):
+        pytest.skip("set OTPDAG_DATA")
+    network = load_network(name)
+    graph = otp.Graph(network.graph.edges, nodes=network.nodes, hidden=hidden)
+    model = otp.Model(graph, {node: m.Categorical(len(network.states[node])) for node in network.nodes})
+    return model.set_params({node: {"probs": table} for node, table in network.tables.items()}), network
+
+
+def test_the_most_probable_explanation_is_the_best_of_all_states():
+    model, network = network_model("asia")
+    evidence = {"xray": 0, "dysp": 1}
+    row = pd.DataFrame([evidence])
+    found = model.most_probable(row, partial=True)
+    free = [n for n in network.nodes if n not in evidence]
+    joint = model.query(free, given=evidence)
+    best = dict(zip(free, joint.idxmax(), strict=True))
+    assert {n: int(found[n].iloc[0]) for n in free} == {n: int(v) for n, v in best.items()}
+    evidence_log = float(model.log_likelihood(row, partial=True))
+    assert found["log_density"].iloc[0] == pytest.approx(np.log(joint.max()) + evidence_log, abs=1e-9)
+
+
+def test_mixed_explanations_integrate_numbers_out():
+    model = mixed_model()
+    fixed = model.graph
+    linear = otp.Model(otp.Graph([e for e in fixed.edges if e[1] != "n"], hidden=["k"]), {
+        node: model.mechanisms[node] for node in ("k", "x", "y")
+    }).set_params({node: value for node, value in model.params().items() if node != "n"})  # fmt: skip
+    found = linear.most_probable(pd.DataFrame({"y": [1, 0]}), partial=True)
+    assert found["k"].tolist() == [1, 1]  # 0.5 * 0.6 and 0.5 * 0.4 beat the rest
+    assert found["x"].tolist() == pytest.approx([0.0, 0.0])
+    with pytest.raises(ModelError, match="stands on points"):
+        model.most_probable(pd.DataFrame({"y": [1], "n": [2], "x": [np.nan]}))
+
+
+def test_questions_that_make_no_sense_are_refused():
+    model = mixed_model()
+    with pytest.raises(ModelError, match="there is no node 'q'"):
+        model.query("q")
+    with pytest.raises(ModelError, match="'y' is given"):
+        model.query("y", given={"y": 1})
+    with pytest.raises(ModelError, match="'y' is set by do"):
+        model.query("x", given={"y": 1}, do={"y": 0})
+    with pytest.raises(ModelError, match="must be a category; 'x' is not"):
+        model.predict_proba(pd.DataFrame({"y": [1]}), "x")
+
+
+def test_alarm_agrees_with_pyagrum():
+    pyagrum = pytest.importorskip("pyagrum", exc_type=ImportError)
+    from benchmarks.answers import agrum_network
+
+    model, network = network_model("alarm")
+    net = agrum_network(network)
+    engine = pyagrum.LazyPropagation(net)
+    evidence = {"HRBP": 1, "SAO2": 0, "BP": 2}
+    engine.setEvidence(evidence)
+    engine.makeInference()
+    for node in ("LVFAILURE", "INTUBATION", "CATECHOL", "PVSAT"):
+        assert model.query(node, given=evidence).to_numpy() == pytest.approx(
+            engine.posterior(node).toarray(), abs=1e-10
+        )

@@ -1,0 +1,129 @@
+"""Features of rows give the loss, the gradient and the estimates that enumeration gives; updates climb to them."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy import stats
+
+import otpdag as otp
+from otpdag import mechanisms as m
+from otpdag.engine.adapt import adapt
+from otpdag.engine.lbfgs import minimise
+from otpdag.objective.state_problem import StateProblem
+
+ROWS = 200
+
+
+def mixture(rng):
+    graph = otp.Graph([("z", name) for name in "xync"], hidden=["z"])
+    z = rng.integers(0, 2, ROWS)
+    frame = pd.DataFrame({"x": 2.0 * z + rng.normal(size=ROWS), "n": rng.poisson(2.0 + 4.0 * z).astype(float)})
+    frame["c"] = (rng.random(ROWS) < 0.3 + 0.4 * z).astype(float)
+    frame = frame.mask(rng.random(frame.shape) < 0.1)
+    y = 3.0 * z[:, None] + rng.normal(size=(ROWS, 2)) @ rng.normal(size=(2, 2))
+    frame[["y.0", "y.1"]] = y
+    made = {"z": m.Categorical(2), "x": m.Normal(shared_scale=True), "n": m.Poisson(), "c": m.Bernoulli()}
+    return otp.Model(graph, made | {"y": m.MultivariateNormal(2, floor=1e-6)}), frame
+
+
+def two_labels(rng):
+    """Two hidden categories, one the parent of the other, and an observed one beside them."""
+    graph = otp.Graph([("a", "b"), ("a", "x"), ("b", "x"), ("b", "y"), ("g", "y")], hidden=["a", "b"])
+    a, g = rng.integers(0, 2, ROWS), rng.integers(0, 3, ROWS)
+    b = np.where(rng.random(ROWS) < 0.8, a, 1 - a)
+    frame = pd.DataFrame({"g": g, "x": 3.0 * a + 5.0 * b + rng.normal(size=ROWS), "y": b - g + rng.normal(size=ROWS)})
+    made = {"a": m.Categorical(2), "b": m.Categorical(2), "g": m.Categorical(3), "x": m.Normal(floor=1e-3)}
+    return otp.Model(graph, made | {"y": m.Normal(isotropic=True)}), frame
+
+
+def given_parts(rng):
+    model, frame = mixture(rng)
+    made = {"z": m.Categorical(2, probs=[0.4, 0.6]), "x": m.Normal(scale=1.0), "n": m.Poisson(rate=[2.0, 6.0])}
+    return otp.Model(
+        model.graph, made | {"c": m.Bernoulli(), "y": m.MultivariateNormal(2, loc=[[0, 0], [3, 3]])}
+    ), frame
+
+
+WORLDS = {one.__name__: one for one in (mixture, two_labels, given_parts)}
+
+
+def made(name, weights=None):
+    model, frame = WORLDS[name](np.random.default_rng(5))
+    kind = adapt(model, frame, weights=weights, device="cpu", every_row=False)
+    layout = kind.lay_out(otp.entropic(), 0)
+    problem = kind.problem(layout, otp.entropic(), 0)
+    assert type(problem) is StateProblem
+    return problem, kind.starts(layout, problem, 0, range(3))
+
+
+def gradient(problem, points):
+    leaf = points.clone().requires_grad_(True)
+    return torch.autograd.grad(problem.loss(leaf).sum(), leaf)[0]
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_loss_and_gradient_are_those_of_enumeration(name):
+    problem, points = made(name, weights=np.random.default_rng(0).random(ROWS))
+    rows = problem.in_rows(batch=problem.batch, seed=0).laid_out_for(points)
+    torch.testing.assert_close(problem.loss(points), rows.loss(points), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(gradient(problem, points), gradient(rows, points), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_an_update_never_raises_the_loss_and_rests_where_the_gradient_is_zero(name):
+    problem, point = made(name)
+    losses = []
+    for _ in range(300):
+        point, terms = problem.updated(point)
+        losses.append(terms.total)
+    rises = torch.stack(losses).diff(dim=0)
+    assert float(rises.max()) < 1e-10
+    best = int(losses[-1].argmin())
+    assert float(gradient(problem, point)[best].abs().max()) < 1e-3
+
+
+@pytest.mark.parametrize("name", ["mixture", "two_labels"])
+def test_a_fit_ends_where_descent_on_enumerated_rows_ends(name):
+    model, frame = WORLDS[name](np.random.default_rng(5))
+    result = otp.fit(model, frame, seed=0)
+    assert type(result.problem) is StateProblem
+    assert result.status.converged
+    kept = next(one for one in result.restarts if one.kept)
+    rows = result.problem.in_rows(batch=result.problem.batch, seed=0)
+    lowest = minimise(rows.loss, kept.point.unsqueeze(0), steps=300, tolerance=1e-12)
+    assert result.loss == pytest.approx(float(lowest.loss), abs=1e-6)
+
+
+def test_weights_are_repetitions():
+    problem, points = made("mixture")
+    counts = torch.randint(0, 3, (2, ROWS), generator=torch.Generator().manual_seed(2)).double()
+    weighted = problem.reweighted(counts).loss(points[:2])
+    for replica in range(2):
+        rows = torch.arange(ROWS).repeat_interleave(counts[replica].long())
+        repeated = problem.on_part(rows).loss(points[replica : replica + 1])
+        torch.testing.assert_close(weighted[replica : replica + 1], repeated)
+
+
+def test_blocks_of_rows_add_up(monkeypatch):
+    problem, points = made("mixture")
+    whole = problem.updated(points)[0]
+    monkeypatch.setattr("otpdag.objective.state_problem.BLOCK_ENTRIES", 300)
+    monkeypatch.setattr("otpdag.objective.state_problem.KEPT_ENTRIES", 10)
+    in_blocks, _ = made("mixture")
+    torch.testing.assert_close(in_blocks.updated(points)[0], whole)
+
+
+def test_a_mixture_has_the_density_of_its_parts():
+    x = np.random.default_rng(1).normal(size=(60, 2))
+    graph = otp.Graph([("z", "x")], hidden=["z"])
+    model = otp.Model(graph, {"z": m.Categorical(2), "x": m.MultivariateNormal(2)})
+    result = otp.fit(model, {"x": x}, seed=0, restarts=2)
+    found = model.params()
+    parts = [
+        weight * stats.multivariate_normal(loc, covariance).pdf(x)
+        for weight, loc, covariance in zip(
+            found["z"]["probs"], found["x"]["loc"], found["x"]["covariance"], strict=True
+        )
+    ]
+    assert result.loss == pytest.approx(-np.log(sum(parts)).mean(), rel=1e-9)

@@ -1,0 +1,176 @@
+"""Standard errors against closed forms and statsmodels."""
+
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import otpdag as otp
+from otpdag import mechanisms as m
+from otpdag.errors import ModelError
+
+sm = pytest.importorskip("statsmodels.api", reason="statsmodels is the outside truth here")
+
+
+def lines(result: otp.FitResult, **options) -> pd.DataFrame:
+    return result.summary(**options).to_frame()
+
+
+def regression_table(rows: int = 300) -> pd.DataFrame:
+    rng = np.random.default_rng(4)
+    a, b = rng.normal(2.0, 3.0, rows), rng.normal(size=rows)
+    y = 1.0 + 0.5 * a - b + (0.5 + np.abs(b)) * rng.normal(size=rows)
+    n = rng.poisson(np.exp(0.2 + 0.1 * a))
+    k = (rng.random(rows) < 1 / (1 + np.exp(-0.5 * a + b))).astype(int)
+    return pd.DataFrame({"a": a, "b": b, "y": y, "n": n, "k": k})
+
+
+@pytest.fixture(scope="module")
+def regression() -> tuple[pd.DataFrame, otp.FitResult]:
+    table = regression_table()
+    graph = otp.Graph([(p, c) for c in ("y", "n", "k") for p in ("a", "b")])
+    nodes = {"a": m.Normal(), "b": m.Normal(), "y": m.Normal(), "n": m.Poisson(), "k": m.Categorical(2)}
+    return table, otp.fit(otp.Model(graph, nodes), table)
+
+
+def test_a_linear_regression_has_the_errors_of_statsmodels(regression):
+    table, result = regression
+    design = sm.add_constant(table[["a", "b"]])
+    truth = sm.OLS(table["y"], design).fit()
+    shrink = np.sqrt(truth.df_resid / len(table))  # maximum likelihood divides by n
+    found = lines(result)
+    names = ["y.loc", "y.weight[a]", "y.weight[b]"]
+    np.testing.assert_allclose(found.loc[names, "estimate"], truth.params, atol=1e-5)
+    np.testing.assert_allclose(found.loc[names, "std_error"], truth.bse * shrink, rtol=1e-4)
+    reach = 1.959964 * truth.bse["a"] * shrink
+    assert found.loc["y.weight[a]", "upper"] == pytest.approx(truth.params["a"] + reach, abs=1e-4)
+    scale = found.loc["y.scale"]
+    assert scale["std_error"] == pytest.approx(scale["estimate"] / np.sqrt(2 * len(table)), rel=1e-3)
+
+
+def test_the_sandwich_is_that_of_statsmodels(regression):
+    table, result = regression
+    truth = sm.OLS(table["y"], sm.add_constant(table[["a", "b"]])).fit(cov_type="HC0")
+    found = lines(result, errors="sandwich")
+    np.testing.assert_allclose(found.loc[["y.loc", "y.weight[a]", "y.weight[b]"], "std_error"], truth.bse, rtol=1e-3)
+
+
+def test_counts_and_categories_have_the_errors_of_statsmodels(regression):
+    table, result = regression
+    design = sm.add_constant(table[["a", "b"]])
+    found = lines(result)
+    counts = sm.GLM(table["n"], design, family=sm.families.Poisson()).fit()
+    np.testing.assert_allclose(
+        found.loc[["n.log_rate", "n.weight[a]", "n.weight[b]"], "std_error"], counts.bse, rtol=1e-3
+    )
+    logit = sm.Logit(table["k"], design).fit(disp=False)
+    names = ["k.logits[1]", "k.weight[a, 1]", "k.weight[b, 1]"]
+    np.testing.assert_allclose(found.loc[names, "std_error"], logit.bse, rtol=1e-3)
+    assert found.loc["k.logits[0]", "note"] == "reference"
+
+
+def test_the_facts_are_those_of_the_data(regression):
+    table, result = regression
+    facts = result.summary().facts
+    model = result.model
+    assert facts["log-likelihood"] == pytest.approx(model.log_likelihood(table))
+    assert facts["parameters"] == model.n_parameters == 2 + 2 + 4 + 3 + 3
+    assert facts["AIC"] == pytest.approx(model.aic(table))
+    assert facts["BIC"] == pytest.approx(model.bic(table))
+    text = str(result.summary())
+    assert "missing cells: 0" in text
+    assert "k.weight[b, 1]" in text
+    assert "<table>" in result.summary()._repr_html_()
+
+
+def test_a_table_of_probabilities_has_binomial_errors_and_no_error_at_its_edge():
+    table = pd.DataFrame({"a": ["u"] * 60 + ["v"] * 60, "b": ["p"] * 60 + ["p", "q", "r", "r"] * 15})
+    model = otp.Model.from_frame(otp.Graph([("a", "b")]), table)
+    summary = otp.fit(model, table).summary()
+    found = summary.to_frame()
+    share = (table.loc[table["a"] == "v", "b"] == "q").mean()
+    assert found.loc["b.probs[a=v, q]", "std_error"] == pytest.approx(np.sqrt(share * (1 - share) / 60), rel=1e-3)
+    assert 0 < found.loc["b.probs[a=v, q]", "lower"] < share < found.loc["b.probs[a=v, q]", "upper"] < 1
+    assert found.loc["b.probs[a=u, p]", "note"] == "at the edge"
+    assert np.isnan(found.loc["b.probs[a=u, q]", "std_error"])
+    assert any("at the edge" in text for text in summary.warnings)
+
+
+def test_a_scale_on_its_floor_has_no_error():
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"k": ["a"] * 80 + ["b"] * 80, "x": np.r_[np.full(80, 2.0), rng.normal(size=80)]})
+    model = otp.Model(otp.Graph([("k", "x")]), {"k": m.Categorical(2), "x": m.Normal(floor=0.05)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", otp.ConvergenceWarning)  # the scale creeps towards its floor
+        found = lines(otp.fit(model, table))
+    assert found.loc["x.scale[k=a]", "note"] == "at the edge"
+    free = found.loc["x.scale[k=b]"]
+    # the floor is added in squares: the error is that of a normal scale
+    assert free["std_error"] == pytest.approx(free["estimate"] / np.sqrt(160), rel=1e-2)
+
+
+def test_directions_that_the_data_do_not_tell_are_named():
+    rng = np.random.default_rng(0)
+    a = rng.normal(size=200)
+    table = pd.DataFrame({"a": a, "b": 2 * a, "c": rng.normal(size=200), "y": a + rng.normal(size=200)})
+    graph = otp.Graph([("a", "y"), ("b", "y"), ("c", "y")])
+    nodes = {"a": m.Given(), "b": m.Given(), "c": m.Given(), "y": m.Normal()}
+    summary = otp.fit(otp.Model(graph, nodes), table).summary()
+    found = summary.to_frame()
+    assert found.loc[["y.weight[a]", "y.weight[b]"], "note"].tolist() == ["not identified"] * 2
+    assert np.isnan(found.loc["y.weight[a]", "lower"])
+    assert found.loc["y.weight[c]", "std_error"] > 0
+    assert any("y.weight[a], y.weight[b]" in text for text in summary.warnings)
+
+
+def test_two_free_factors_are_not_identified():
+    rng = np.random.default_rng(1)
+    loadings = rng.normal(size=(6, 2))
+    table = pd.DataFrame(rng.normal(size=(500, 2)) @ loadings.T + rng.normal(size=(500, 6)), columns=list("abcdew"))
+    graph = otp.Graph([(f, x) for f in ("f", "g") for x in "abcdew"], hidden=["f", "g"])
+    summary = otp.fit(otp.Model(graph, {node: m.Normal() for node in graph.nodes}), table).summary()
+    found = summary.to_frame()
+    weights = found[found.index.str.contains("weight")]
+    assert (weights["note"] == "not identified").all()
+    assert (found.loc[found.index.str.endswith(".scale") & ~found.index.str.startswith(("f", "g")), "note"] == "").all()
+
+
+def test_sequences_have_the_errors_of_their_chain():
+    # a Markov chain that is seen: transitions are multinomial counts
+    rng = np.random.default_rng(0)
+    stay = np.array([[0.8, 0.2], [0.4, 0.6]])
+    state, states = 0, []
+    for _ in range(1500):
+        state = int(rng.random() < stay[state, 1])
+        states.append(state)
+    x = np.where(np.array(states) == 1, 40.0, -40.0) + rng.normal(size=1500)  # states as good as seen
+    graph = otp.Graph([otp.lag("z", "z"), ("z", "x")], hidden=["z"])
+    model = otp.Model(graph, {"z": m.Categorical(2), "x": m.Normal()})
+    found = lines(otp.fit(model, otp.Sequences([pd.DataFrame({"x": x})])))
+    visits = np.bincount(states[:-1], minlength=2)
+    share = found.loc["z.probs[z[-1]=0, 1]", "estimate"]
+    expected = np.sqrt(share * (1 - share) / visits[0])
+    assert found.loc["z.probs[z[-1]=0, 1]", "std_error"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_other_methods_and_bad_arguments():
+    table = regression_table(60)[["a", "y"]]
+    result = otp.fit(otp.Model(otp.Graph([("a", "y")]), {"a": m.Normal(), "y": m.Normal()}), table)
+    with pytest.raises(ModelError, match="errors must be 'information', 'sandwich' or 'bootstrap'; got 'magic'"):
+        result.summary(errors="magic")
+    with pytest.warns(otp.ConvergenceWarning):
+        transported = otp.fit(result.model, table, method="transport", steps=5)
+    summary = transported.summary()
+    assert summary.facts["errors"] == "none"
+    assert any("errors='bootstrap'" in text for text in summary.warnings)
+
+
+def test_the_bootstrap_on_request_is_labelled_by_names():
+    table = regression_table(120)[["a", "y"]]
+    result = otp.fit(otp.Model(otp.Graph([("a", "y")]), {"a": m.Normal(), "y": m.Normal()}), table)
+    # the noise is not normal: the bootstrap agrees with the sandwich, not with the information
+    by_curvature, drawn = lines(result, errors="sandwich"), lines(result, errors="bootstrap", draws=100)
+    assert list(by_curvature.index) == list(drawn.index)
+    np.testing.assert_allclose(drawn["std_error"], by_curvature["std_error"], rtol=0.25)
+    assert result.intervals(draws=10).loc[("y", "weight", (0,)), "at"] == "a"
