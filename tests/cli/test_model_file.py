@@ -170,7 +170,7 @@ def test_a_mistake_in_the_file_is_told_by_its_place(text, message):
         ("{edges: [[season, cost]]}", "observed node 'cost' has no column and no mechanism"),
         ("{edges: [[a, price]], nodes: {a: Categorical}}", "node 'a' has no column; columns are season, price"),
         ("{edges: [[season, price]], nodes: {price: {type: Normal, scale: -1}}}", "'scale' of node 'price' must be"),
-        ("{edges: [[season, price]], nodes: {season: {type: Categorical, size: 1}}}", "nodes.season: size must be"),
+        ("{edges: [[season, price]], nodes: {season: {type: Categorical, size: 0}}}", "nodes.season: size must be"),
     ],
 )
 def test_a_mistake_that_only_the_table_shows(text, message):

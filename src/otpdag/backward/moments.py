@@ -33,6 +33,8 @@ MOST_GROUPS = 512
 COLUMNS_FOR_EACH_ROW = 4
 """A group costs about as much as this many columns' worth of rows: with more groups than that, rows are faster."""
 
+SMALLEST_DEVIATION, LARGEST_DEVIATION = 1e-60, 1e60  # in whose fourth powers no digit is lost
+
 BLOCK = 2**13  # rows whose columns are held at a time: few enough for a processor's cache
 
 
@@ -206,6 +208,8 @@ def moments_of(structure: Structure, batch: Batch, shapes: Mapping[str, tuple[in
     unseen = [~_seen(batch, node, cell)[first] for node, cell in cells]
     stacked = torch.stack(unseen, -1) if unseen else torch.zeros(1, 0, dtype=torch.bool)
     shift = torch.stack([_centre(batch, node, cell) for node, cell in cells]) if cells else torch.zeros(0).double()
+    if not all(_can_be_squared(batch, node, cell, shift[at]) for at, (node, cell) in enumerate(cells)):
+        return None
     equations = [
         _equations(batch, twins, families, cells, shift, first) for twins in find_twins(structure, linear, shapes)
     ]
@@ -214,6 +218,15 @@ def moments_of(structure: Structure, batch: Batch, shapes: Mapping[str, tuple[in
     none = torch.zeros(0)
     found = Moments(batch, tuple(cells), shift, group, stacked, tuple(equations), tuple(counted), none)
     return found._summed()
+
+
+def _can_be_squared(batch: Batch, node: str, cell: int, centre: Tensor) -> bool:
+    """Whether fourth powers of a column's deviations, which gradients of its moments hold, are ordinary numbers."""
+    if node not in batch.values:
+        return True
+    seen = batch.values[node][0, :, cell][_seen(batch, node, cell)]
+    furthest = float((seen - centre).abs().max()) if seen.numel() else 0.0
+    return furthest == 0 or SMALLEST_DEVIATION < furthest < LARGEST_DEVIATION
 
 
 def _is_summed_up(structure: Structure, batch: Batch, family: FamilyView) -> bool:

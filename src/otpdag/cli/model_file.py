@@ -338,7 +338,7 @@ def _field_type(name: str, annotation: str) -> Any:
     whole = Annotated[StrictInt, Field(le=MOST_COORDINATES if name in SIZES else 2**62)]
     layers = Annotated[list[Annotated[StrictInt, Field(ge=1, le=MOST_UNITS)]], Field(max_length=MOST_LAYERS)]
     plain = {"int": whole, "bool": StrictBool, "str": StrictStr, "float": float, "Sequence[int]": layers}
-    return plain.get(annotation, Any)
+    return plain.get(annotation.removesuffix(" | None"), Any)  # what may be left out is not written as null
 
 
 # --- messages ---------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -193,9 +194,9 @@ def unique_rows(batch: Batch, *, shrink: float = 0.5) -> Batch:
 def canonical_order(batch: Batch) -> Codes:
     """Row numbers in an order that depends on what the rows hold, not on where they stand: by a hash of their content.
 
-    It reads ranks, so that the units of a column do not matter either. What is drawn from rows in that order (parts, donors, minibatches) is then the same however a table was sorted; and
-    sums are taken in the same order, so that nothing at all changes. The order looks random: the first rows of a batch
-    are no special ones.
+    It reads ranks, so that the units of a column do not matter either. What is drawn from rows in that order (parts,
+    donors, minibatches) is then the same however a table was sorted; and sums are taken in the same order, so that
+    nothing at all changes. The order looks random: the first rows of a batch are no special ones.
 
     >>> values = torch.tensor([[[3.0], [1.0], [2.0]]])
     >>> batch = Batch({"x": values}, {"x": torch.ones(1, 3, 1).bool()}, torch.ones(1, 3))
@@ -205,8 +206,8 @@ def canonical_order(batch: Batch) -> Codes:
     True
     """
     hashed = np.zeros(batch.rows, dtype=np.uint64)
-    seen = [torch.where(batch.mask[node], value, -torch.inf) for node, value in batch.values.items()]
-    for tensor in (*seen, *batch.mask.values(), batch.weight.unsqueeze(-1)):
+    seen = (torch.where(batch.mask[node], value, -torch.inf) for node, value in batch.values.items())
+    for tensor in chain(seen, batch.mask.values(), [batch.weight.unsqueeze(-1)]):  # one at a time: tables are large
         columns = tensor.transpose(0, 1).flatten(1).cpu().double().numpy()
         for column in columns.T:
             ranks = np.unique(column, return_inverse=True)[1].astype(np.uint64)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from otpdag.data import random_part
 from otpdag.mechanisms import Categorical
 from otpdag.objective import Problem
 from otpdag.structure import pack
@@ -56,7 +57,8 @@ def information(problem: Problem, point: Tensor, *, rows: int | None = None, gro
         rows: On so many random rows; on all if left out.
         groups: How many groups of rows the scores are taken of; each row is its own if left out.
     """
-    part = problem if rows is None else problem.on_part(rows)
+    chosen_rows = None if rows is None else random_part(problem.rows, rows, seed=0)
+    part = problem if chosen_rows is None else problem.on_part(chosen_rows)
     part = part.laid_out_for(point) if part is not problem else part
     units = part.weight.shape[1]
     groups = units if groups is None else min(groups, units)

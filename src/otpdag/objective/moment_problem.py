@@ -43,6 +43,11 @@ class MomentProblem(Problem):
         """Rows of the table."""
         return self.batch.rows
 
+    @property
+    def is_likelihood(self) -> bool:
+        """Always: other objectives are not laid out so."""
+        return True
+
     def terms(self, point: Tensor) -> LossTerms:
         """The loss of a row: reported as reconstruction, since its parts are not told apart."""
         loss = -self.moments.log_likelihood(point) / self.weight_of_all

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -35,6 +35,9 @@ HELD_ROWS, FROM_ROWS, BLOCK_ROWS = 50_000, 200_000, 2**15
 
 CURVED_ROWS = 5_000
 """Rows at hand of which the curvature is taken."""
+
+AT_ONCE = 4
+"""Replicas that a part is evaluated for at a time: more would take more memory than rows do."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,11 @@ class PartitionedProblem(Problem):
         for own, part_loss, part_gradient in self.problems.each(_evaluated, point.detach(), self.placed, slope):
             weight, loss, gradient = weight + own, loss + part_loss, gradient + part_gradient
         return loss / weight, gradient / weight.unsqueeze(-1)
+
+    @property
+    def is_likelihood(self) -> bool:
+        """As of the rows at hand."""
+        return self.sample.is_likelihood
 
     @property
     def approximation(self) -> str | None:
@@ -134,6 +142,11 @@ class PartitionedProblem(Problem):
         """Weights of the rows (1, N)."""
         return self.in_units().weight
 
+    @property
+    def unit_mass(self) -> Tensor:
+        """Weights of the rows (1, N), whose mean is one; of rows that are not at hand, their sum (1, 1)."""
+        return self.weight[:1] if self.whole is not None else torch.full((1, 1), float(self.total)).double()
+
     def reweighted(self, factors: Tensor) -> Problem:
         """The same rows with other weights."""
         return self.in_units().reweighted(factors)
@@ -165,7 +178,8 @@ def rows_in_blocks(
         return lay_out(batch=batch)  # rows are summed up, or laid out in blocks already
     blocks = torch.arange(batch.rows).split(BLOCK_ROWS)
     problems = LocalParts(lambda: (lay_out(batch=batch.take(rows)) for rows in blocks))
-    return PartitionedProblem(structure, shapes, problems, sample, batch.rows, whole=lambda: lay_out(batch=batch))
+    whole = cache(partial(lay_out, batch=batch))
+    return PartitionedProblem(structure, shapes, problems, sample, batch.rows, whole=whole)
 
 
 def is_sum_over_rows(objective: Objective) -> bool:
@@ -195,14 +209,20 @@ def _evaluated(
     if placed is not None:
         problem = problem.laid_out_for(placed, precisely=True)
     weight = problem.weight.sum(-1)
+    alike = placed is None or len(placed) == 1
+    found = [_loss_and_slope(problem, few, slope) for few in (point.split(AT_ONCE) if alike else (point,))]
+    return weight, weight * torch.cat([loss for loss, _ in found]), weight * torch.cat([own for _, own in found])
+
+
+def _loss_and_slope(problem: Problem, point: Tensor, slope: bool) -> tuple[Tensor, Tensor]:
     if not slope:
         with torch.no_grad():
-            return weight, weight * problem.loss(point), torch.zeros_like(point)
+            return problem.loss(point), torch.zeros_like(point)
     with torch.enable_grad():
         leaf = point.detach().clone().requires_grad_(True)
-        loss = weight * problem.loss(leaf)
+        loss = problem.loss(leaf)
         (gradient,) = torch.autograd.grad(loss.sum(), leaf)
-    return weight, loss.detach(), gradient
+    return loss.detach(), gradient
 
 
 class _Gathered(torch.autograd.Function):

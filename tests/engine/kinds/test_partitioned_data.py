@@ -140,6 +140,13 @@ def test_the_curvature_of_the_rows_at_hand_makes_few_passes(folder):
     assert [stage.name for stage in result.stages][-2:] == ["best start, part", "best start"]
 
 
+def test_standard_errors_are_those_of_memory(folder, in_memory):
+    result = otp.fit(mixed_model(), small(folder), method=TIGHT, weights="share", restarts=2)
+    ours, theirs = (one.standard_errors()["std_error"].to_numpy(dtype=float) for one in (result, in_memory))
+    assert np.isfinite(ours).any()
+    np.testing.assert_allclose(ours, theirs, rtol=1e-3)
+
+
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 

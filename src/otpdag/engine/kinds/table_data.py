@@ -32,9 +32,7 @@ from otpdag.errors import ModelError
 from otpdag.model import Model
 from otpdag.objective import ClosedForm, Drawn, Problem
 from otpdag.objective.direct import count_ranges
-from otpdag.objective.graph_problem import GraphProblem
 from otpdag.objective.partitioned import FROM_ROWS, HELD_ROWS, PartitionedProblem, rows_in_blocks
-from otpdag.objective.row_problem import RowProblem
 from otpdag.objective.sampled import drawn_rows
 from otpdag.structure import Structure, unpack
 
@@ -76,7 +74,7 @@ class TableData(DataKind):
         check_rows(structure, full)
         discrete = all(structure.mechanisms[node].space.is_discrete for node in structure.graph.observed)
         order = canonical_order(full)
-        ordered = full.take(torch.from_numpy(order))
+        ordered = _reordered(full, torch.from_numpy(order))
         batch = unique_rows(ordered) if discrete and not every_row else ordered
         return cls(model, schema, batch.to(device), order)
 
@@ -153,9 +151,16 @@ class TableData(DataKind):
         batch = batch if part is None else batch.take(part)
         notes += notes_on_separation(self.model, batch)
         problem = ended.problem.sample if isinstance(ended.problem, PartitionedProblem) else ended.problem
-        if isinstance(problem, RowProblem | GraphProblem) and bool(ended.converged[0]):
+        if problem.is_sum and bool(ended.converged[0]):
             notes += notes_on_identification(self.model, problem, told=separated(self.model, batch))
         return notes + notes_on_independence(self.model, batch)
+
+
+def _reordered(batch: Batch, order: Tensor) -> Batch:
+    """Rows in another order, column by column: the batch itself is used up, so that there are never two of it."""
+    values = {node: batch.values.pop(node).index_select(1, order) for node in list(batch.values)}
+    mask = {node: batch.mask.pop(node).index_select(1, order) for node in list(batch.mask)}
+    return Batch(values, mask, batch.weight.index_select(1, order))
 
 
 def automatic(structure: Structure) -> Method:
