@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         tables,
     )
     from otpdag.choice import Selection, compare, select
-    from otpdag.data import Documents, Images, Sequences
+    from otpdag.data import Documents, Images, Partitioned, Sequences
     from otpdag.engine import Course, FitResult, Method, entropic, fit, paper, transport
     from otpdag.errors import (
         ApproximationWarning,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from otpdag.graph import Graph, Lag, lag
     from otpdag.mechanisms.parameters import start, tie
     from otpdag.model import Model, load
+    from otpdag.model.part_by_part import impute_to, posterior_to, score_to
 
 __version__ = "0.1.0"
 
@@ -55,6 +56,7 @@ __all__ = [
     "ModelError",
     "NotFittedError",
     "OtpdagError",
+    "Partitioned",
     "Selection",
     "Sequences",
     "backward",
@@ -66,6 +68,7 @@ __all__ = [
     "entropic",
     "estimators",
     "fit",
+    "impute_to",
     "lag",
     "load",
     "mechanisms",
@@ -74,7 +77,9 @@ __all__ = [
     "objective",
     "paper",
     "plots",
+    "posterior_to",
     "schedules",
+    "score_to",
     "select",
     "start",
     "tables",
@@ -84,7 +89,7 @@ __all__ = [
 
 _HOME = {
     "otpdag.choice": ("Selection", "compare", "select"),
-    "otpdag.data": ("Documents", "Images", "Sequences"),
+    "otpdag.data": ("Documents", "Images", "Partitioned", "Sequences"),
     "otpdag.engine": ("Course", "FitResult", "Method", "entropic", "fit", "paper", "transport"),
     "otpdag.errors": (
         "ApproximationWarning",
@@ -99,6 +104,7 @@ _HOME = {
     "otpdag.graph": ("Graph", "Lag", "lag"),
     "otpdag.mechanisms.parameters": ("start", "tie"),
     "otpdag.model": ("Model", "load"),
+    "otpdag.model.part_by_part": ("impute_to", "posterior_to", "score_to"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

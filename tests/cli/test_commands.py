@@ -487,6 +487,19 @@ def test_impute(factory, fitted, tmp_path):
     assert len(other.stdout.splitlines()) == 241
 
 
+def test_impute_reads_and_writes_parquet_block_by_block(factory, fitted, tmp_path):
+    pytest.importorskip("pyarrow")
+    before = pd.read_csv(factory / "data.csv")
+    before.to_parquet(tmp_path / "data.parquet")
+    path = tmp_path / "new" / "filled.parquet"
+    result = run("impute", fitted[0], tmp_path / "data.parquet", "--out", path, "--draws", 20)
+    after = pd.read_parquet(path)
+    assert list(after.columns) == list(before.columns)
+    assert not after.isna().to_numpy().any()
+    assert f"filled {before[['shift', 'weight', 'faults']].isna().to_numpy().sum()} cells" in result.stderr
+    assert (after["batch"] == before["batch"]).all()
+
+
 def test_posterior(factory, fitted):
     folder, _ = fitted
     result = run("posterior", folder, factory / "data.csv", "--draws", 50)

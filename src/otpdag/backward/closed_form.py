@@ -38,6 +38,9 @@ __all__ = [
     "numeric_unknowns",
 ]
 
+MOST_BITS = 16
+"""Flags of a row up to which all their combinations are counted."""
+
 
 @dataclass(frozen=True)
 class SumSizes:
@@ -234,7 +237,7 @@ def _patterns(structure: Structure, batch: Batch, options: SumSizes) -> list[_Pa
     same = bool((known == known[:1]).all())
     if not same:
         return [_pattern(structure, None, merged, inner)]
-    codes, inverse, counts = torch.unique(known[0], dim=0, return_inverse=True, return_counts=True)
+    codes, inverse, counts = _distinct_flags(known[0])
     patterns: list[_Pattern] = []
     kept = counts.argsort(descending=True)[: options.patterns - 1].tolist()
     for number in kept:
@@ -247,6 +250,24 @@ def _patterns(structure: Structure, batch: Batch, options: SumSizes) -> list[_Pa
     if len(rest):
         patterns.append(_pattern(structure, rest, merged, inner))
     return patterns
+
+
+def _distinct_flags(flags: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The distinct rows of flags (N, k) in their order, which of them each row is, and how often each comes."""
+    size = flags.shape[1]
+    if size > MOST_BITS:
+        codes, inverse, counts = torch.unique(flags, dim=0, return_inverse=True, return_counts=True)
+        return codes, inverse, counts
+    # as numbers, the first flag the highest bit: sorted many times faster than rows are
+    bits = 2 ** torch.arange(size - 1, -1, -1, device=flags.device)
+    numbers = torch.zeros(len(flags), dtype=torch.long, device=flags.device)
+    for place, bit in enumerate(bits):
+        numbers += flags[:, place] * bit
+    often = torch.bincount(numbers, minlength=2**size)
+    shown = torch.nonzero(often)[:, 0]
+    place_of = torch.zeros_like(often)
+    place_of[shown] = torch.arange(len(shown), device=flags.device)
+    return (shown[:, None] & bits) != 0, place_of[numbers], often[shown]
 
 
 def _pattern(structure: Structure, rows: Tensor | None, seen: Mapping[str, bool], partly: Sequence[str]) -> _Pattern:

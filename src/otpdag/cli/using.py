@@ -11,12 +11,12 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from otpdag.cli.console import RUN_FILES, check_file, out, say, warn, write_file, write_out
+from otpdag.cli.console import RUN_FILES, check_file, note_written, out, say, warn, write_file, write_out
 from otpdag.cli.csv_files import check_cells, read_csv_text
 from otpdag.cli.printing import estimates_table
 from otpdag.cli.table_files import as_steps, file_hash, model_at, put_table, table_at
 from otpdag.errors import ModelError
-from otpdag.files import finish_transaction
+from otpdag.files import finish_transaction, make_folder
 from otpdag.model import Model
 from otpdag.printable import printable
 
@@ -96,6 +96,9 @@ def impute(
     """Fill the missing cells of a table; whatever else stands in the file stays as it is written."""
     check_file(out_file, force=force)
     model = model_at(model_path)
+    if out_file is not None and data.suffix == out_file.suffix == ".parquet" and not model.graph.is_dynamic:
+        _impute_blocks(model, data, out_file, draws=draws, seed=seed, random=random)
+        return
     table = table_for(model, data)
     filled = model.impute(as_steps(table, sequence, time), draws=draws, seed=seed, random=random)
     merged = _merged(table, filled)
@@ -110,6 +113,17 @@ def impute(
         return
     write_file(out_file, text)
     say(f"wrote {len(table):,} rows to {out_file}")
+
+
+def _impute_blocks(model: Model, data: Path, out_file: Path, *, draws: int, seed: int, random: bool) -> None:
+    """Fill a Parquet file block by block into another: it need not fit into memory."""
+    from otpdag.model.part_by_part import impute_to
+
+    with make_folder(out_file.parent):
+        count = impute_to(model, data, out_file, draws=draws, seed=seed, random=random)
+    note_written(out_file)
+    say(f"filled {count:,} cells")
+    say(f"wrote {out_file}")
 
 
 def score(

@@ -11,6 +11,9 @@ from otpdag.data.column import Column, Label
 from otpdag.data.documents import Documents
 from otpdag.data.frames import as_frame, known_table
 from otpdag.data.images import Images
+from otpdag.data.part_table import PartTable, Reading, open_table
+from otpdag.data.partitioned import Partitioned, is_partitioned
+from otpdag.data.parts import Parts
 from otpdag.data.reading import Table
 from otpdag.data.schema import Schema
 from otpdag.data.sequences import (
@@ -32,6 +35,10 @@ __all__ = [
     "Documents",
     "Images",
     "Label",
+    "PartTable",
+    "Partitioned",
+    "Parts",
+    "Reading",
     "Schema",
     "SequenceBatch",
     "SequenceTable",
@@ -48,7 +55,9 @@ __all__ = [
     "encode",
     "encode_sequences",
     "infer_space",
+    "is_partitioned",
     "known_table",
+    "open_table",
     "random_part",
     "read_table",
     "replace_table",

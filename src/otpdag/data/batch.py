@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -205,8 +206,8 @@ def canonical_order(batch: Batch) -> Codes:
     True
     """
     hashed = np.zeros(batch.rows, dtype=np.uint64)
-    seen = [torch.where(batch.mask[node], value, -torch.inf) for node, value in batch.values.items()]
-    for tensor in (*seen, *batch.mask.values(), batch.weight.unsqueeze(-1)):
+    seen = (torch.where(batch.mask[node], value, -torch.inf) for node, value in batch.values.items())
+    for tensor in chain(seen, batch.mask.values(), [batch.weight.unsqueeze(-1)]):  # one at a time: tables are large
         columns = tensor.transpose(0, 1).flatten(1).cpu().double().numpy()
         for column in columns.T:
             ranks = np.unique(column, return_inverse=True)[1].astype(np.uint64)

@@ -67,6 +67,18 @@ class Schema:
         blocks, _ = read_blocks(data, seen, partial=True)
         return cls({node: _with_labels(node, column, blocks.get(node)) for node, column in plain.items()})
 
+    @classmethod
+    def of_levels(cls, spaces: Mapping[str, Space], graph: Graph, levels: Mapping[str, pd.Series[Any]]) -> Schema:
+        """Settle category labels by the distinct values of columns, which tell the same as the columns themselves.
+
+        >>> levels = {"season": pd.Series(["wet", "dry"])}
+        >>> Schema.of_levels({"season": Discrete(2)}, Graph([], nodes=["season"]), levels)["season"].labels
+        ('dry', 'wet')
+        """
+        plain = cls.of(spaces, graph).columns
+        shown = {node: series.to_frame() for node, series in levels.items()}
+        return cls({node: _with_labels(node, column, shown.get(node)) for node, column in plain.items()})
+
     @property
     def nodes(self) -> tuple[str, ...]:
         """All nodes, in the order of the graph."""

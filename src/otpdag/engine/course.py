@@ -14,7 +14,7 @@ FEWEST_ROWS = 300
 
 @dataclass(frozen=True)
 class Course:
-    """Sizes of the stages: short runs of all starts, finalists on all rows, a part for the best, the finish.
+    """Sizes of the stages: short runs of all starts, finalists on (nearly) all rows, a part for the best, the finish.
 
     Args:
         short_rows: Most rows (steps of sequences) in the short runs.
@@ -26,6 +26,7 @@ class Course:
         finalists: How many continue on all rows.
         finalist_steps: For how many steps, before the best alone goes on.
         finalist_moves: How often their problem may be moved.
+        finalist_rows: Most rows that they see; all if left out.
         part_rows: Rows on which the best settles before it sees everything, if there are more.
         part_tolerance: Relative change of the loss at which it has settled there; all rows then need no finer one.
         moves: How often the problem of the best may be moved to its end.
@@ -42,6 +43,7 @@ class Course:
     finalists: int = 3
     finalist_steps: int = 15
     finalist_moves: int = 0
+    finalist_rows: int | None = None
     part_rows: int | None = None
     part_tolerance: float = 1e-7
     moves: int = 12

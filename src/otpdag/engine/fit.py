@@ -45,7 +45,7 @@ def fit(
     seed: int = 0,
     steps: int | None = None,
     restarts: int | None = None,
-    weights: ArrayLike | None = None,
+    weights: ArrayLike | str | None = None,
     robust: bool | str = False,
     device: str = "cpu",
     progress: bool | None = None,
@@ -61,13 +61,15 @@ def fit(
         model: The model; its parameters are set by the fit.
         data: A DataFrame, a dictionary of arrays, or a 2-D array or tensor; NaN is missing. If the graph has lagged
             edges: what :class:`~otpdag.Sequences` takes, or one. :class:`~otpdag.Documents` for the graph of topics,
-            :class:`~otpdag.Images` for auto-encoders; or a :class:`~otpdag.engine.DataKind` of your own.
+            :class:`~otpdag.Images` for auto-encoders. A Parquet file, folder or pattern, an Arrow dataset or a Dask
+            frame, which need not fit into memory (see ``docs/scale.md``); or a :class:`~otpdag.engine.DataKind` of your
+            own.
         method: ``"auto"``, ``"entropic"``, ``"transport"``, ``"paper"``, or a :class:`~otpdag.Method`.
         seed: Fully determines the run.
         steps: Most steps of the method's optimiser; the method's own if left out.
         restarts: Number of data-driven starts that train together; the best is continued. By default sixteen with
             hidden categories, four with other hidden nodes, one without.
-        weights: One weight for each row of a table, or for each sequence.
+        weights: One weight for each row of a table, or for each sequence; or the name of a column that holds them.
         robust: ``"outliers"`` (or True) lets the model leave out rows (or sequences) that it cannot explain, and
             reports them; ``"misfit"`` is for a model whose fixed parameters or families are wrong. See
             ``docs/robustness.md``.

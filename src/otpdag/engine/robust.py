@@ -155,6 +155,7 @@ def robust_search(
     options, seed = options or RobustOptions(), searcher.seed
     near = None
     if isinstance(kind, TableData):
+        problem = problem.in_units()
         near = _near_rows(kind, layout, method, options, searcher, restarts)
         points = _trimmed_starts(kind, layout, problem, near, seed, restarts)
     else:
@@ -172,6 +173,7 @@ def robust_search(
         halving=False,
         finalist_steps=options.round_steps,
         finalist_moves=options.rounds - 1,
+        finalist_rows=None,
         part_rows=None,
         moves=0,
     )

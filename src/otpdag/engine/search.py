@@ -156,10 +156,12 @@ class _Field:
         return part, torch.where(self.short_losses.isnan(), torch.inf, self.short_losses)
 
     def _finalists(self, alive: Tensor) -> Tensor:
-        """The best few on all rows: the best of them."""
-        course, name = self.course, f"best {len(alive)} on all rows"
+        """The best few on all rows, or as many as the course says: the best of them."""
+        course, rows = self.course, self.course.finalist_rows
+        part = self.problem if rows is None or rows >= self.problem.rows else self.problem.on_part(rows)
+        name = f"best {len(alive)} on {'all' if part is self.problem else 'many'} rows"
         steps, moves = course.finalist_steps, course.finalist_moves
-        problem, outcome = self._settled(name, self.problem, alive, steps=steps, moves=moves, keep=False)
+        problem, outcome = self._settled(name, part, alive, steps=steps, moves=moves, keep=False)
         judged = problem.judged(outcome.point, outcome.loss).cpu().double()
         self.losses[alive] = judged
         return self._best(alive, judged, outcome.failed, 1)
@@ -169,12 +171,12 @@ class _Field:
         rows = self.course.part_rows
         if rows is None or rows >= self.problem.rows or self.searcher.optimiser.is_stochastic or self._is_over:
             return None
-        part = self.problem.on_part(rows)
+        part = self.problem.on_part(rows).laid_out_for(self.points[alive])
         tolerance, steps = self.course.part_tolerance, self.searcher.optimiser.steps
         leg = Leg(part, self.points[alive], steps, tolerance, self._seeds(alive))
         outcome = self._leg("best start, part", leg, alive, keep=False)
         self.points[alive] = outcome.point
-        return outcome.memory
+        return None if self.problem.renews_curvature else outcome.memory
 
     def _finish(self, alive: Tensor, memory: Memory | None) -> tuple[Problem, Outcome]:
         course, steps = self.course, self.searcher.optimiser.steps

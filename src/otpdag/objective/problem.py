@@ -100,6 +100,11 @@ class Problem(ABC):
         return None
 
     @property
+    def renews_curvature(self) -> bool:
+        """Whether curvature taken where a part of the rows has settled serves better than what was learned there."""
+        return False
+
+    @property
     def has_updates(self) -> bool:
         """Whether :meth:`updated` serves all replicas at once, so that a quasi-Newton method may begin with it."""
         return False

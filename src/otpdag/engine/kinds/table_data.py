@@ -15,6 +15,7 @@ from torch import Tensor
 from otpdag.backward.closed_form import SumSizes
 from otpdag.backward.guessed_rows import complete_table, row_weights
 from otpdag.data import Batch, Schema, Table, canonical_order, encode, random_part, unique_rows
+from otpdag.engine.course import Course
 from otpdag.engine.diagnosis import (
     notes_on_columns,
     notes_on_identification,
@@ -31,7 +32,7 @@ from otpdag.errors import ModelError
 from otpdag.model import Model
 from otpdag.objective import ClosedForm, Drawn, Problem
 from otpdag.objective.direct import count_ranges
-from otpdag.objective.row_problem import row_problem
+from otpdag.objective.partitioned import FROM_ROWS, HELD_ROWS, PartitionedProblem, rows_in_blocks
 from otpdag.objective.sampled import drawn_rows
 from otpdag.structure import Structure, unpack
 
@@ -73,7 +74,7 @@ class TableData(DataKind):
         check_rows(structure, full)
         discrete = all(structure.mechanisms[node].space.is_discrete for node in structure.graph.observed)
         order = canonical_order(full)
-        ordered = full.take(torch.from_numpy(order))
+        ordered = _reordered(full, torch.from_numpy(order))
         batch = unique_rows(ordered) if discrete and not every_row else ordered
         return cls(model, schema, batch.to(device), order)
 
@@ -112,6 +113,13 @@ class TableData(DataKind):
         grid = method.evaluation.sums.grid if isinstance(method.evaluation, ClosedForm) else 1
         return self.batch.rows * (grid if numbers else 1)
 
+    def course(self, method: Method) -> Course:
+        """Of many rows, all but the last leg on a part of them."""
+        if self.batch.rows < FROM_ROWS or not isinstance(method.evaluation, ClosedForm):
+            return Course()
+        tolerance = getattr(method.optimiser, "tolerance", 1e-9)
+        return Course(finalist_rows=HELD_ROWS, part_rows=HELD_ROWS, part_tolerance=tolerance)
+
     def lay_out(self, method: Method, seed: int) -> Layout:
         """The units of (a part of) the completed table, and maps where they are learned."""
         part = random_part(self.batch.rows, ONE_START_ROWS, seed)
@@ -139,10 +147,20 @@ class TableData(DataKind):
         """Constant columns, boundaries, parameters that are not determined, dependence that the graph denies."""
         batch = self.batch.to("cpu")
         notes = notes_on_columns(self.structure, batch) + notes_on_scales(self.model)
+        part = random_part(batch.rows, HELD_ROWS, seed=0) if batch.rows >= FROM_ROWS else None
+        batch = batch if part is None else batch.take(part)
         notes += notes_on_separation(self.model, batch)
-        if ended.problem.is_sum and bool(ended.converged[0]):
-            notes += notes_on_identification(self.model, ended.problem, told=separated(self.model, batch))
+        problem = ended.problem.sample if isinstance(ended.problem, PartitionedProblem) else ended.problem
+        if problem.is_sum and bool(ended.converged[0]):
+            notes += notes_on_identification(self.model, problem, told=separated(self.model, batch))
         return notes + notes_on_independence(self.model, batch)
+
+
+def _reordered(batch: Batch, order: Tensor) -> Batch:
+    """Rows in another order, column by column: the batch itself is used up, so that there are never two of it."""
+    values = {node: batch.values.pop(node).index_select(1, order) for node in list(batch.values)}
+    mask = {node: batch.mask.pop(node).index_select(1, order) for node in list(batch.mask)}
+    return Batch(values, mask, batch.weight.index_select(1, order))
 
 
 def automatic(structure: Structure) -> Method:
@@ -178,7 +196,7 @@ def table_problem(layout: Layout, batch: Batch, method: Method, seed: int) -> Pr
     if isinstance(method.evaluation, Drawn):
         return drawn_rows(structure, batch, layout.maps, shapes, objective, method.evaluation, seed)
     assert isinstance(method.evaluation, ClosedForm), "checked before"
-    return row_problem(structure, batch, shapes, objective, method.evaluation, seed)
+    return rows_in_blocks(structure, batch, shapes, objective, method.evaluation, seed)
 
 
 def one_start(layout: Layout, batch: Batch, owner: int, seed: int, *, first: bool) -> Tensor:

@@ -1,0 +1,185 @@
+"""Tables that need not fit into memory: Parquet files, Arrow datasets and Dask frames, read part by part."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from otpdag.data.parts import LocalParts, Parts
+from otpdag.errors import DataError, listed
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.dataset as pds
+
+__all__ = ["Partitioned", "arrow_dataset", "is_dask", "is_partitioned"]
+
+SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".arrow": "feather", ".feather": "feather"}
+
+
+@dataclass(frozen=True)
+class Partitioned:
+    """A table in parts, with how much of it may be held.
+
+    A plain path, folder, pattern, Arrow dataset or Dask frame is taken for one with these defaults.
+
+    Args:
+        data: The path of a Parquet or Arrow file, of a folder of them, or a pattern such as ``"sales/*.parquet"``; a
+            ``pyarrow.dataset.Dataset``; or a ``dask.dataframe.DataFrame``.
+        block_rows: Rows of a file that are read at a time; a Dask frame keeps its partitions.
+        held_rows: Random rows that are held: a search begins with them. A table of no more rows is read whole.
+        memory: Bytes of a file's table that may be kept between passes; what does not fit is read again.
+        seed: Determines which rows are held.
+    """
+
+    data: Any
+    block_rows: int = 2**16
+    held_rows: int = 50_000
+    memory: int = 2**29
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that hold nothing."""
+        for name in ("block_rows", "held_rows"):
+            if getattr(self, name) < 2:
+                raise DataError(f"{name} must be at least 2; got {getattr(self, name)}")
+        if self.memory < 0:
+            raise DataError(f"memory must not be negative; got {self.memory}")
+
+    def opened(self) -> tuple[Parts, tuple[str, ...], bool]:
+        """The parts as frames, the names of their columns, and whether they are on other machines."""
+        if is_dask(self.data):
+            from otpdag.data.dask_parts import dask_parts
+
+            return dask_parts(self.data), tuple(map(str, self.data.columns)), True
+        dataset = arrow_dataset(self.data)
+        return ArrowParts(dataset, self.block_rows), tuple(dataset.schema.names), False
+
+
+def is_partitioned(data: object) -> bool:
+    """Whether data are a path, an Arrow dataset, a Dask frame or a :class:`Partitioned`."""
+    return isinstance(data, str | Path | Partitioned) or _is_arrow_dataset(data) or is_dask(data)
+
+
+def is_dask(data: object) -> bool:
+    """Whether data are a Dask frame, told without importing Dask."""
+    return any(base.__module__.partition(".")[0] in ("dask", "dask_expr") for base in type(data).__mro__) and hasattr(
+        data, "to_delayed"
+    )
+
+
+def _is_arrow_dataset(data: object) -> bool:
+    return any(base.__module__ == "pyarrow._dataset" and base.__name__ == "Dataset" for base in type(data).__mro__)
+
+
+def arrow_dataset(data: Any) -> pds.Dataset:
+    """Open files as one dataset whose columns have one type each.
+
+    Raises:
+        DataError: There is no such file, files differ in their columns, or pyarrow is not installed.
+    """
+    if _is_arrow_dataset(data):
+        return data
+    if not isinstance(data, str | Path):
+        raise DataError(f"data must be a path, an Arrow dataset or a Dask frame; got {type(data).__name__}")
+    paths, form = _files(data)
+    try:
+        import pyarrow as pa
+        import pyarrow.dataset as pds
+    except ImportError:
+        raise DataError(f"path {str(data)!r} needs the package pyarrow: pip install 'otpdag[parquet]'") from None
+    try:
+        schemas = [pds.dataset(path, format=form).schema for path in paths]
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DataError(f"path {str(data)!r} holds a file that is not {form}: {error}") from None
+    _check_alike(paths, schemas)
+    try:
+        schema = pa.unify_schemas([one.remove_metadata() for one in schemas], promote_options="permissive")
+    except pa.ArrowTypeError as error:
+        raise DataError(f"the files of {str(data)!r} differ in the type of a column: {error}") from None
+    return pds.dataset(paths, schema=schema, format=form)
+
+
+def _files(data: str | Path) -> tuple[list[str], str]:
+    """The files behind a path, a folder or a pattern, in the order of their names, and their format."""
+    path = Path(data)
+    if path.is_dir():
+        found = sorted(str(file) for file in path.rglob("*") if file.suffix in SUFFIXES)
+        where = f"folder {str(data)!r} must hold files"
+    elif path.is_file():
+        found, where = [str(path)], f"path {str(data)!r} must be a file"
+    else:
+        found = sorted(glob.glob(str(data), recursive=True))
+        where = f"path {str(data)!r} must be a file, folder or pattern of files that exist,"
+    odd = [file for file in found if Path(file).suffix not in SUFFIXES]
+    if odd or not found:
+        hint = "; read other files with pandas, for instance pd.read_csv" if odd else ""
+        raise DataError(f"{where} with one of the endings {', '.join(SUFFIXES)}; got {odd[0] if odd else 'none'}{hint}")
+    forms = {SUFFIXES[Path(file).suffix] for file in found}
+    if len(forms) > 1:
+        raise DataError(f"path {str(data)!r} must hold files of one format; got {listed(sorted(forms))}")
+    return found, forms.pop()
+
+
+def _check_alike(paths: Sequence[str], schemas: Sequence[pa.Schema]) -> None:
+    """Refuse files whose columns have other names: a column that a file lacks would be read as missing."""
+    first = set(schemas[0].names)
+    for path, schema in zip(paths, schemas, strict=True):
+        odd = sorted(first ^ set(schema.names))
+        if odd:
+            lacking, having = (path, paths[0]) if odd[0] in first else (paths[0], path)
+            raise DataError(f"files must have the same columns; {lacking!r} lacks {odd[0]!r}, which {having!r} has")
+
+
+class ArrowParts(LocalParts):
+    """Blocks of about equally many rows, read one after another."""
+
+    def __init__(
+        self, dataset: pds.Dataset, block_rows: int, columns: Sequence[str] | None = None, *, coded: bool = False
+    ) -> None:
+        super().__init__(self._blocks)
+        self.dataset, self.block_rows, self.columns, self.coded = dataset, block_rows, columns, coded
+
+    def with_columns(self, names: Sequence[str], *, coded: bool = False) -> ArrowParts:
+        """Other columns are not read; text is read as categories in any order, many times faster, if ``coded``."""
+        return ArrowParts(self.dataset, self.block_rows, list(names), coded=coded)
+
+    def _blocks(self) -> Iterator[pd.DataFrame]:
+        held: list[pa.RecordBatch] = []
+        rows = 0
+        for batch in self._batches():
+            while rows + batch.num_rows >= self.block_rows:
+                wanted = self.block_rows - rows
+                yield self._frame([*held, batch.slice(0, wanted)])
+                held, rows, batch = [], 0, batch.slice(wanted)
+            if batch.num_rows:
+                held.append(batch)
+                rows += batch.num_rows
+        if held:
+            yield self._frame(held)
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+        import pyarrow.dataset as pds
+
+        ahead: dict[str, Any] = {"batch_readahead": 1, "fragment_readahead": 1, "use_threads": False}
+        formats = {getattr(fragment, "format", None).__class__.__name__ for fragment in self.dataset.get_fragments()}
+        if formats == {"ParquetFileFormat"}:  # a stream of pages in place of whole groups of rows
+            ahead["fragment_scan_options"] = pds.ParquetFragmentScanOptions(pre_buffer=False, use_buffered_stream=True)
+        try:
+            yield from self.dataset.to_batches(columns=self.columns, batch_size=self.block_rows, **ahead)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise DataError(f"the dataset cannot be read: {error}") from None
+
+    def _frame(self, batches: Sequence[pa.RecordBatch]) -> pd.DataFrame:
+        import pyarrow as pa
+
+        frame: pd.DataFrame = pa.Table.from_batches(batches).to_pandas(
+            ignore_metadata=True, split_blocks=True, strings_to_categorical=self.coded
+        )
+        return frame

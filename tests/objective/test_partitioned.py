@@ -1,0 +1,101 @@
+"""The loss of parts is that of all rows, and so is its gradient."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import otpdag as otp
+from otpdag import mechanisms as m
+from otpdag.engine.kinds.partitioned_data import PartitionedData
+from otpdag.engine.kinds.table_data import TableData, table_problem
+from otpdag.errors import ModelError
+from otpdag.objective import partitioned
+
+pytest.importorskip("pyarrow")
+
+METHOD = otp.entropic()
+
+
+def laid_out(tmp_path, graph, nodes, frame):
+    frame.to_parquet(tmp_path / "table.parquet", row_group_size=70)
+    data = otp.Partitioned(tmp_path / "table.parquet", block_rows=90, held_rows=100)
+    kind = PartitionedData.of(otp.Model(graph, nodes), data)
+    layout = kind.lay_out(METHOD, 0)
+    whole = TableData.of(otp.Model(graph, nodes), frame)
+    parts = kind.problem(layout, METHOD, 0)
+    return parts, table_problem(layout, whole.batch, METHOD, 0), kind.starts(layout, parts, 0, [0, 1])
+
+
+def with_gradient(problem, points):
+    leaf = points.clone().requires_grad_(True)
+    loss = problem.loss(leaf)
+    return loss.detach(), torch.autograd.grad(loss.sum(), leaf)[0]
+
+
+def classes(rows=400):
+    rng = np.random.default_rng(2)
+    frame = pd.DataFrame(rng.normal(size=(rows, 3)), columns=["x", "y", "w"])
+    frame["k"] = rng.poisson(3.0, rows).astype(float)
+    frame = frame.mask(rng.random(frame.shape) < 0.1)
+    graph = otp.Graph([("z", "x"), ("z", "k"), ("x", "y"), ("k", "w")], hidden=["z"])
+    nodes = {"z": m.Categorical(2), "x": m.Normal(), "y": m.Normal(), "w": m.Normal(), "k": m.Poisson()}
+    return graph, nodes, frame
+
+
+def bent_factor(rows=400):
+    """A hidden number behind counts, whose points follow the posterior."""
+    rng = np.random.default_rng(3)
+    u = rng.normal(size=rows)
+    frame = pd.DataFrame({name: rng.poisson(np.exp(0.5 + 0.6 * u)) for name in "abc"})
+    nodes = {"u": m.Normal(loc=0.0, scale=1.0), **{name: m.Poisson() for name in "abc"}}
+    return otp.Graph([("u", name) for name in "abc"], hidden=["u"]), nodes, frame
+
+
+def test_loss_and_gradient_of_parts_are_those_of_all_rows(tmp_path):
+    parts, whole, points = laid_out(tmp_path, *classes())
+    for ours, theirs in zip(with_gradient(parts, points), with_gradient(whole, points), strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-10, atol=1e-12)
+    with torch.no_grad():
+        assert torch.allclose(parts.loss(points), whole.loss(points), rtol=1e-12)
+
+
+def test_points_of_hidden_numbers_are_placed_in_all_parts(tmp_path):
+    parts, whole, points = laid_out(tmp_path, *bent_factor())
+    point = points[:1]
+    placed, whole = parts.laid_out_for(point, precisely=True), whole.laid_out_for(point, precisely=True)
+    moved = placed.moved(point)
+    placed = placed if moved is None else moved.problem
+    for ours, theirs in zip(with_gradient(placed, point), with_gradient(whole, point), strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_a_part_of_the_rows_is_at_hand(tmp_path):
+    parts, _, _ = laid_out(tmp_path, *classes())
+    assert parts.rows == 400
+    assert parts.on_part(10**6).rows == 100
+    assert parts.on_part(30).rows == 30
+    with pytest.raises(ModelError, match="not at hand"):
+        parts.on_part(torch.arange(5))
+
+
+def test_many_rows_in_memory_are_worked_on_in_blocks(monkeypatch):
+    graph, nodes, frame = classes()
+    whole = TableData.of(otp.Model(graph, nodes), frame)
+    layout = whole.lay_out(METHOD, 0)
+    plain = whole.problem(layout, METHOD, 0)
+    for name, size in {"HELD_ROWS": 100, "FROM_ROWS": 200, "BLOCK_ROWS": 90}.items():
+        monkeypatch.setattr(partitioned, name, size)
+    graph, nodes = otp.Graph([("z", "x"), ("x", "y")], hidden=["z"]), {k: nodes[k] for k in ("z", "x", "y")}
+    whole = TableData.of(otp.Model(graph, nodes), frame[["x", "y"]])
+    layout = whole.lay_out(METHOD, 0)
+    blocks = whole.problem(layout, METHOD, 0)
+    points = whole.starts(layout, blocks, 0, [0, 1])
+    assert isinstance(blocks, partitioned.PartitionedProblem)
+    assert not isinstance(plain, partitioned.PartitionedProblem)
+    for ours, theirs in zip(with_gradient(blocks, points), with_gradient(blocks.in_units(), points), strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-10, atol=1e-12)
+    assert blocks.weight.shape == (1, 400)
+    assert blocks.unit_losses(points).shape == (2, 400)
+    assert blocks.on_part(torch.arange(7)).rows == 7
+    assert torch.allclose(blocks.reweighted(torch.ones(1, 400)).loss(points), blocks.loss(points))
