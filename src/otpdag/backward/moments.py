@@ -191,7 +191,7 @@ class Moments:
 
 def moments_of(structure: Structure, batch: Batch, shapes: Mapping[str, tuple[int, ...]]) -> Moments | None:
     """Sum rows up; None where the model or its gaps do not allow it, or where there would be too many groups."""
-    if batch.replicas > len(batch.weight) or batch.weight.device.type != "cpu":
+    if not batch.shares_rows or batch.weight.device.type != "cpu":
         return None
     families = describe_families(structure)
     given = set(structure.given)

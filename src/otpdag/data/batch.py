@@ -59,6 +59,11 @@ class Batch:
         return self.weight.shape[1]
 
     @property
+    def shares_rows(self) -> bool:
+        """Whether all replicas read the same rows with the same gaps; their weights may differ."""
+        return all(len(one) == 1 for one in (*self.values.values(), *self.mask.values()))
+
+    @property
     def replicas(self) -> int:
         """Number of replicas; 1 if all tensors are shared."""
         return max(tensor.shape[0] for tensor in (self.weight, *self.values.values(), *self.mask.values()))

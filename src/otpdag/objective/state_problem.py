@@ -186,7 +186,7 @@ def rows_by_features(
     """Lay rows out; None where something else than hidden categories is unknown, or a node has no features."""
     graph, mechanisms = structure.graph, structure.mechanisms
     keys = [key for names in structure.keys.values() for key in names.values()]
-    if not graph.hidden or batch.replicas > len(batch.weight) or len(keys) != len(set(keys)):
+    if not graph.hidden or not batch.shares_rows or len(keys) != len(set(keys)):
         return None
     for node in graph.hidden:
         own = mechanisms[node]
