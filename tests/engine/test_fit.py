@@ -438,7 +438,10 @@ def test_a_device_that_is_not_there_is_refused():
         (lambda t: t.assign(x="a"), "column 'x' must hold numbers; found 'a' in row 0"),
         (lambda t: t.iloc[:1], "data must have at least 2 rows; got 1"),
         (lambda t: t.iloc[:2], "the table has 2 rows; at least 3 are needed for this model"),
-        (lambda t: "table.csv", "data must be a DataFrame.*got str; read a file with pandas"),
+        (
+            lambda t: "table.csv",
+            "path 'table.csv' must be a file, folder or pattern of files.*read other files with pandas",
+        ),
         (lambda t: [t], "data are sequences, but the graph has no lagged edge"),
     ],
 )

@@ -13,6 +13,7 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.backward.encoder import EncoderMap
 from otpdag.data import Schema, encode, random_part
+from otpdag.data.parts import LocalParts
 from otpdag.data.sequences import SequenceBatch
 from otpdag.engine import Adam, Layout, Method
 from otpdag.engine.adapt import adapt
@@ -30,6 +31,7 @@ from otpdag.objective.graph_problem import GraphProblem
 from otpdag.objective.hidden_numbers import NumberProblem
 from otpdag.objective.moment_problem import MomentProblem
 from otpdag.objective.paper_topics import PaperTopicsProblem
+from otpdag.objective.partitioned import PartitionedProblem
 from otpdag.objective.piece_terms import PieceProblem
 from otpdag.objective.row_problem import RowProblem
 from otpdag.objective.sampled import DrawnRows
@@ -156,6 +158,7 @@ MADE = {
     "auto-encoder": (encoder_model, images, encoded(), AutoencoderProblem),
 }
 OTHERS = {"codebook": CodebookProblem, "warm-up": CodebookProblem, "held": HeldProblem, "capped": CappedProblem}
+OTHERS["parts"] = PartitionedProblem
 
 
 def made(name, weights=None, replicas=2):
@@ -177,6 +180,11 @@ def problem_of(name):
         problem = estimator.result_.problem
         return replace(problem, quantizes=name == "codebook"), estimator.result_.restarts[0].point.unsqueeze(0)
     problem, points = made("rows")
+    if name == "parts":
+        problem, points = made("rows with two numbers")
+        parts = LocalParts(lambda: (problem.on_part(rows) for rows in torch.arange(problem.rows).split(20)))
+        whole = PartitionedProblem(problem.structure, problem.shapes, parts, problem, problem.rows)
+        return whole.laid_out_for(points), points
     if name == "held":
         return HeldProblem(problem, torch.arange(points.shape[1]) > 1), points
     options = RobustOptions(sample=100)

@@ -36,7 +36,7 @@ def model_schema() -> dict[str, Any]:
     >>> sorted(model_schema()["properties"])
     ['edges', 'hidden', 'nodes']
     """
-    kinds = {name: kind for name, kind in registered().items() if not needs_code(kind)}
+    kinds = {name: kind for name, kind in registered().items() if not needs_code(kind) and _is_ours(kind)}
     lag = {"type": "integer", "minimum": 1, "maximum": MOST_STEPS_BACK}
     edge = {"type": "array", "prefixItems": [_NAME, _NAME, lag], "minItems": 2, "maxItems": 3}
     entries = [{"type": "null"}, {"enum": sorted(kinds)}, *(_entry(name, kind) for name, kind in sorted(kinds.items()))]
@@ -61,6 +61,11 @@ def model_schema() -> dict[str, Any]:
         },
         "$defs": {"numbers": _NUMBERS, "setting": _setting(), "space": _space()},
     }
+
+
+def _is_ours(kind: type) -> bool:
+    """Whether a class is the library's: what users register is not published."""
+    return kind.__module__.startswith("otpdag.")
 
 
 def _entry(name: str, kind: type[Mechanism]) -> dict[str, Any]:
@@ -99,7 +104,7 @@ def _setting() -> dict[str, Any]:
 
 def _space() -> dict[str, Any]:
     size = {"type": "integer", "minimum": 1, "maximum": MOST_COORDINATES}
-    kinds = {"enum": sorted(Space.kinds)}
+    kinds = {"enum": sorted(name for name, kind in Space.kinds.items() if _is_ours(kind))}
     return {
         "anyOf": [
             kinds,

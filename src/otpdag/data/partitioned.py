@@ -118,7 +118,7 @@ def _files(data: str | Path) -> tuple[list[str], str]:
         where = f"path {str(data)!r} must be a file, folder or pattern of files that exist,"
     odd = [file for file in found if Path(file).suffix not in SUFFIXES]
     if odd or not found:
-        hint = "; read other files with pandas, for instance pd.read_csv" if odd else ""
+        hint = "; read other files with pandas, for instance pd.read_csv" if odd or path.suffix not in SUFFIXES else ""
         raise DataError(f"{where} with one of the endings {', '.join(SUFFIXES)}; got {odd[0] if odd else 'none'}{hint}")
     forms = {SUFFIXES[Path(file).suffix] for file in found}
     if len(forms) > 1:
