@@ -1,11 +1,7 @@
-r"""Closed-form updates, accelerated: as few passes as a quasi-Newton method takes, without a gradient or a step length.
+"""Closed-form updates, accelerated: as few passes as a quasi-Newton method takes, without a gradient or a step length.
 
-With the update M and :math:`f(x) = M(x) - x`, the next point is that combination of the last ones at which f, taken as
-linear, is smallest (Anderson 1965; for updates of expectation-maximisation Henderson and Varadhan 2019),
-
-.. math:: x_{k+1} = x_k + f_k - (\Delta X + \Delta F) \gamma, \qquad \gamma = \arg\min \|f_k - \Delta F \gamma\|^2.
-
-Where that raises the loss, the plain update is taken, which never does, and the history forgotten.
+Updates are combined by Anderson's mixing (:mod:`otpdag.anderson`; for those of expectation-maximisation see Henderson
+and Varadhan 2019). Where that raises the loss, the plain update is taken, which never does, and the history forgotten.
 """
 
 from __future__ import annotations
@@ -15,15 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from otpdag.anderson import correction
 from otpdag.engine.optimiser import Leg, Memory, Outcome, Progress, Watch
 
 __all__ = ["accelerated_updates"]
 
 REMEMBERED = 8
 """Differences of points and of updates that are combined."""
-
-RIDGE = 1e-10
-"""Relative to the largest difference: what keeps a combination of nearly equal ones small."""
 
 SMALL_IN_A_ROW = 3
 """Small changes in a row that make an end."""
@@ -84,17 +78,10 @@ class _State:
         self.point = torch.where(kept, self.trial, self.point)
         self.change = torch.where(kept, change, self.change)
         self.loss = torch.where(good, loss, self.loss)
-        ahead = torch.where(kept, plain - self._combined(), plain)
+        ahead = torch.where(kept, plain - correction(self.change, self.moves, self.changes), plain)
         self.plain = plain
         self.trial = torch.where(torch.isfinite(ahead).all(-1, keepdim=True), ahead, plain)
         self.step = self.step + 1
-
-    def _combined(self) -> Tensor:
-        products = self.changes @ self.changes.mT
-        level = products.diagonal(dim1=-2, dim2=-1).amax(-1).clamp(min=1e-300)
-        ridge = RIDGE * level[:, None, None] * torch.eye(REMEMBERED).to(products)
-        share = torch.linalg.solve(products + ridge, self.changes @ self.change.unsqueeze(-1))
-        return ((self.moves + self.changes).mT @ share).squeeze(-1)
 
 
 def accelerated_updates(leg: Leg, tolerance: float, watch: Watch, resume: Memory | None = None) -> Outcome:

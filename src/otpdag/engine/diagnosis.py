@@ -62,7 +62,7 @@ def notes_on_columns(structure: Structure, batch: Batch) -> list[str]:
 
 def notes_on_scales(model: Model) -> list[str]:
     """Scales at their floor."""
-    return [_scale_note(model, node, rows) for node, rows in collapsed_scales(model).items()]
+    return [_scale_note(model, *low) for low in _scales_at_floors(model)]
 
 
 def notes_on_separation(model: Model, batch: Batch) -> list[str]:
@@ -76,21 +76,22 @@ def notes_on_separation(model: Model, batch: Batch) -> list[str]:
 
 def collapsed_scales(model: Model) -> dict[str, list[int]]:
     """Nodes with scales at their floor, and in which configurations of their discrete parents."""
-    found = {}
+    return {mechanism.family.node: rows for mechanism, _, rows in _scales_at_floors(model)}
+
+
+def _scales_at_floors(model: Model) -> list[tuple[LocationScale, Tensor, list[int]]]:
+    """Their mechanisms, the floors, and the configurations."""
+    found = []
     for node, mechanism in model.structure.mechanisms.items():
         if not isinstance(mechanism, LocationScale) or not mechanism.declared()["scale"].learned:
             continue
         floor, scale = mechanism.smallest_scale, model.fitted.naturals[node]["scale"][0]
         if floor is not None and bool((low := (scale <= AT_THE_FLOOR * floor.to(scale)).any(-1)).any()):
-            found[node] = low.nonzero().flatten().tolist()
+            found.append((mechanism, floor, low.nonzero().flatten().tolist()))
     return found
 
 
-def _scale_note(model: Model, node: str, rows: Sequence[int]) -> str:
-    mechanism = model.structure.mechanisms[node]
-    assert isinstance(mechanism, LocationScale)
-    floor = mechanism.smallest_scale
-    assert floor is not None
+def _scale_note(model: Model, mechanism: LocationScale, floor: Tensor, rows: Sequence[int]) -> str:
     where = [_configuration(model, mechanism, row) for row in rows] if mechanism.scale_rows > 1 else []
     place = f" where {listed(where, most=4, show=str)}" if where else ""
     numbers = [name for name, _ in mechanism.family.continuous if name in model.graph.hidden]
@@ -101,8 +102,8 @@ def _scale_note(model: Model, node: str, rows: Sequence[int]) -> str:
     else:
         why = "its parents explain it without error" if mechanism.family.parents else "its rows are as good as equal"
     return (
-        f"the scale of {node!r}{place} is at its floor, {float(floor.min()):.3g}: {why}. floor= of its mechanism sets "
-        "another"
+        f"the scale of {mechanism.family.node!r}{place} is at its floor, {float(floor.min()):.3g}: {why}. floor= of "
+        "its mechanism sets another"
     )
 
 

@@ -228,6 +228,9 @@ class _Field:
             learned = _carried(outcome.memory, moved.point) if moved.curved_alike else {}
             leg = Leg(problem, moved.point, limited, tolerance, self._seeds(alive), learned)
             outcome = self._leg(moved.what, leg, alive, keep=keep)
+        else:
+            if keep and moves and problem.needed_moves:  # it was still moving: its end is not the end
+                outcome = replace(outcome, converged=torch.zeros_like(outcome.converged))
         self.points[alive] = outcome.point
         return problem, outcome
 

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from otpdag.anderson import correction
+
 __all__ = ["FixedPoint"]
 
 DEPTH = 5  # images that are combined
-RIDGE = 1e-10  # of their least squares, relative to the largest
 FURTHEST = 50.0  # steps of the map that a combination may go beyond its image
 
 
@@ -55,11 +56,7 @@ class FixedPoint:
         left = images - torch.stack(self.points)
         if len(images) == 1:
             return images[-1]
-        change, image_change = left[1:] - left[:-1], images[1:] - images[:-1]
-        gram = torch.einsum("krp,lrp->rkl", change, change)
-        scale = gram.diagonal(dim1=-2, dim2=-1).amax(-1).clamp(min=1e-300)
-        gram = gram + RIDGE * scale[:, None, None] * torch.eye(len(change)).to(gram)
-        share = torch.linalg.solve(gram, torch.einsum("krp,rp->rk", change, left[-1]))
-        correction = torch.einsum("rk,krp->rp", share, image_change)
-        usable = torch.isfinite(correction).all(-1) & (correction.norm(dim=-1) <= FURTHEST * left[-1].norm(dim=-1))
-        return torch.where(usable.unsqueeze(-1), images[-1] - correction, images[-1])
+        moves = torch.stack(self.points).diff(dim=0).transpose(0, 1)
+        step = correction(left[-1], moves, left.diff(dim=0).transpose(0, 1))
+        usable = torch.isfinite(step).all(-1) & (step.norm(dim=-1) <= FURTHEST * left[-1].norm(dim=-1))
+        return torch.where(usable.unsqueeze(-1), images[-1] - step, images[-1])

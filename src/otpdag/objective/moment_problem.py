@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -11,17 +11,15 @@ from otpdag.backward.moments import Moments
 from otpdag.data import Batch
 from otpdag.inference.simulated import simulated_rows
 from otpdag.objective.problem import Problem
+from otpdag.objective.summed_rows import LayOut, SummedRows
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Structure
 
 __all__ = ["MomentProblem"]
 
-LayOut = Callable[..., Problem]
-"""Lays a ``batch`` out for the same objective, by a ``seed``."""
-
 
 @dataclass(frozen=True)
-class MomentProblem(Problem):
+class MomentProblem(SummedRows):
     """Moments of rows, and the rows themselves for whoever asks about single ones."""
 
     structure: Structure
@@ -34,19 +32,9 @@ class MomentProblem(Problem):
     seed: int
 
     @property
-    def batch(self) -> Batch:
+    def batch(self) -> Batch:  # type: ignore[override]  # all fields are frozen, this one is derived
         """The rows."""
         return self.moments.batch
-
-    @property
-    def rows(self) -> int:
-        """Rows of the table."""
-        return self.batch.rows
-
-    @property
-    def is_likelihood(self) -> bool:
-        """Always: other objectives are not laid out so."""
-        return True
 
     def terms(self, point: Tensor) -> LossTerms:
         """The loss of a row: reported as reconstruction, since its parts are not told apart."""
@@ -62,18 +50,9 @@ class MomentProblem(Problem):
         """These rows; or all of them instead of fewer, since more do not cost more."""
         return self.anew(batch=self.batch.take(rows), seed=self.seed) if isinstance(rows, Tensor) else self
 
-    @property
-    def weight(self) -> Tensor:
-        """Weights of the rows (1, N)."""
-        return self.batch.weight
-
     def reweighted(self, factors: Tensor) -> MomentProblem:
         """Moments of the same rows with other weights."""
         return replace(self, moments=self.moments.reweighted(factors))
-
-    def unit_losses(self, points: Tensor) -> Tensor:
-        """The loss of every row (R, N)."""
-        return self.in_rows(batch=self.batch, seed=self.seed).unit_losses(points)
 
     def simulated(self, point: Tensor, size: int, seed: int) -> Problem:
         """Rows that the model makes, each with the gaps and covariates of a random row."""

@@ -20,11 +20,9 @@ from torch import Tensor
 from otpdag.data import Batch, Parts, Reading, random_part
 from otpdag.data.parts import LocalParts
 from otpdag.errors import ModelError
-from otpdag.objective.moment_problem import MomentProblem
 from otpdag.objective.problem import Moved, Problem
 from otpdag.objective.row_problem import RowProblem, row_problem
 from otpdag.objective.settings import ClosedForm, Objective
-from otpdag.objective.state_problem import StateProblem
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Structure
 
@@ -101,11 +99,8 @@ class PartitionedProblem(Problem):
 
     def _curved(self) -> Problem | None:
         """Some of the rows at hand one by one, which alone have second derivatives."""
-        sample = self.sample
-        if isinstance(sample, MomentProblem | StateProblem):
-            part = random_part(sample.rows, CURVED_ROWS, sample.seed)
-            sample = sample.in_rows(batch=sample.batch if part is None else sample.batch.take(part), seed=sample.seed)
-        return sample.on_part(CURVED_ROWS) if isinstance(sample, RowProblem) else None
+        rows = self.sample.row_by_row(CURVED_ROWS)
+        return rows if isinstance(rows, RowProblem) else None
 
     def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> Problem:
         """Of the rows at hand, as many as there are."""

@@ -104,6 +104,10 @@ class Problem(ABC):
         """Whether curvature taken where a part of the rows has settled serves better than what was learned there."""
         return False
 
+    def row_by_row(self, rows: int) -> Problem:
+        """The problem on so many random rows, each looked at for itself, which has second derivatives."""
+        return self.on_part(rows)
+
     @property
     def has_updates(self) -> bool:
         """Whether :meth:`updated` serves all replicas at once, so that a quasi-Newton method may begin with it."""

@@ -7,7 +7,7 @@ update.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -18,7 +18,7 @@ from otpdag.backward.emissions import Emissions, emissions_of
 from otpdag.data import Batch, random_part
 from otpdag.inference.simulated import simulated_rows
 from otpdag.joint_codes import joint_codes
-from otpdag.objective.problem import Problem
+from otpdag.objective.summed_rows import LayOut, SummedRows
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Naturals, Structure, pack
 
@@ -38,7 +38,7 @@ ROWS_FOR_EACH_PARAMETER = 2
 
 
 @dataclass(frozen=True)
-class StateProblem(Problem):
+class StateProblem(SummedRows):
     """Rows, and how they are read in every joint state of the hidden categories."""
 
     structure: Structure
@@ -46,19 +46,9 @@ class StateProblem(Problem):
     shapes: Mapping[str, tuple[int, ...]]
     emissions: Emissions
     states: Mapping[str, Tensor]
-    in_rows: Callable[..., Problem]
+    in_rows: LayOut
     """Makes the problem of the same objective that enumerates."""
     seed: int
-
-    @property
-    def rows(self) -> int:
-        """Rows of the table."""
-        return self.batch.rows
-
-    @property
-    def is_likelihood(self) -> bool:
-        """Always: other objectives are not laid out so."""
-        return True
 
     def terms(self, point: Tensor) -> LossTerms:
         """The loss of a row: reported as reconstruction, since its parts are not told apart."""
@@ -156,18 +146,9 @@ class StateProblem(Problem):
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
-    @property
-    def weight(self) -> Tensor:
-        """Weights of the rows (1, N)."""
-        return self.batch.weight
-
     def reweighted(self, factors: Tensor) -> StateProblem:
         """The same rows with other weights."""
         return replace(self, batch=replace(self.batch, weight=self.batch.weight * factors))
-
-    def unit_losses(self, points: Tensor) -> Tensor:
-        """The loss of every row (R, N)."""
-        return self.in_rows(batch=self.batch, seed=self.seed).unit_losses(points)
 
     def simulated(self, point: Tensor, size: int, seed: int) -> StateProblem:
         """Rows that the model makes, each with the gaps and covariates of a random row."""
@@ -180,7 +161,7 @@ def rows_by_features(
     structure: Structure,
     batch: Batch,
     shapes: Mapping[str, tuple[int, ...]],
-    in_rows: Callable[..., Problem],
+    in_rows: LayOut,
     seed: int,
 ) -> StateProblem | None:
     """Lay rows out; None where something else than hidden categories is unknown, or a node has no features."""
