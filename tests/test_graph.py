@@ -284,3 +284,8 @@ def test_bad_states_are_refused(grid: Graph) -> None:
 def test_undirected_graph_is_refused() -> None:
     with pytest.raises(GraphError, match="graph must be a directed networkx graph; got Graph"):
         Graph.from_networkx(nx.Graph([("a", "b")]))
+
+
+def test_a_lag_without_its_child() -> None:
+    with pytest.raises(GraphError, match=r"lag\('s', 1\): .*write lag\('s', 's', by=1\)"):
+        lag("s", 1)  # type: ignore[arg-type]

@@ -112,11 +112,20 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 def __getattr__(name: str) -> Any:
     """Import what is asked for when it is first used: torch and its like take seconds, which ``--help`` need not."""
     if name not in __all__:
-        raise AttributeError(f"module 'otpdag' has no attribute {name!r}")
+        raise AttributeError(f"module 'otpdag' has no attribute {name!r}{_elsewhere(name)}")
     home = _MODULE_OF.get(name)
     value = import_module(f"otpdag.{name}") if home is None else getattr(import_module(home), name)
     globals()[name] = value
     return value
+
+
+def _elsewhere(name: str) -> str:
+    """Where a name lives that was looked for here."""
+    if name.startswith("_"):  # what tools look for
+        return ""
+    rooms = ("mechanisms", "divergences", "estimators", "plots", "costs", "neighbours", "metrics")
+    homes = [room for room in rooms if name in getattr(import_module(f"otpdag.{room}"), "__all__", ())]
+    return f"; it is otpdag.{homes[0]}.{name}" if homes else ""
 
 
 def __dir__() -> list[str]:

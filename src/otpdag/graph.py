@@ -41,6 +41,9 @@ class Lag:
 
     def __post_init__(self) -> None:
         call = f"lag({self.parent!r}, {self.child!r})"
+        if isinstance(self.child, int):  # lag("x", 1), as other libraries write it
+            own = f"lag({self.parent!r}, {self.parent!r}, by={self.child!r:.60})"
+            raise GraphError(f"{call}: a lag is an edge from a node to a node; write {own} or the child's name second")
         _check_name(self.parent, call)
         _check_name(self.child, call)
         if isinstance(self.by, bool) or not isinstance(self.by, int) or self.by < 1:
