@@ -16,5 +16,5 @@ def test_a_name_from_another_room_is_pointed_at(name: str, home: str) -> None:
 
 
 def test_a_name_from_nowhere() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'nonsense'$"):
+    with pytest.raises(AttributeError, match=r"no attribute 'nonsense'$"):
         _ = otpdag.nonsense
