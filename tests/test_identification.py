@@ -16,11 +16,15 @@ from otpdag.identification import identify
         ([("u", "z"), ("v", "z"), ("u", "t"), ("v", "y"), ("t", "y")], ["u", "v"], "back-door", ()),
         ([("u", "t"), ("u", "y"), ("t", "m"), ("m", "y")], ["u"], "front-door", ("m",)),
         # the napkin (Pearl and Mackenzie, 2018): neither door
-        ([("w", "z"), ("z", "t"), ("t", "y"), ("u", "w"), ("u", "t"), ("v", "w"), ("v", "y")], ["u", "v"],
-         "do-calculus", ()),
+        (
+            [("w", "z"), ("z", "t"), ("t", "y"), ("u", "w"), ("u", "t"), ("v", "w"), ("v", "y")],
+            ["u", "v"],
+            "do-calculus",
+            (),
+        ),
         ([("y", "t")], [], "no effect", ()),
     ],
-)  # fmt: skip
+)
 def test_identified(edges, hidden, by, nodes):
     found = identify(Graph(edges, hidden=hidden), "t", "y")
     assert (bool(found), found.by, found.nodes) == (True, by, nodes)

@@ -41,9 +41,7 @@ class Lag:
 
     def __post_init__(self) -> None:
         call = f"lag({self.parent!r}, {self.child!r})"
-        if isinstance(self.child, int):  # lag("x", 1), as other libraries write it
-            own = f"lag({self.parent!r}, {self.parent!r}, by={self.child!r:.60})"
-            raise GraphError(f"{call}: a lag is an edge from a node to a node; write {own} or the child's name second")
+        _check_child(self.parent, self.child, call)
         _check_name(self.parent, call)
         _check_name(self.child, call)
         if isinstance(self.by, bool) or not isinstance(self.by, int) or self.by < 1:
@@ -385,6 +383,12 @@ class Graph:
 
     def _ordered(self, names: set[str]) -> tuple[str, ...]:
         return tuple(node for node in self.nodes if node in names)
+
+
+def _check_child(parent: object, child: object, call: str) -> None:
+    if isinstance(child, int):  # lag("x", 1), as other libraries write it
+        own = f"lag({parent!r}, {parent!r}, by={child!r:.60})"
+        raise GraphError(f"{call}: a lag is an edge from a node to a node; write {own} or the child's name second")
 
 
 def _check_name(name: object, where: str) -> None:

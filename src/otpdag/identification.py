@@ -170,7 +170,7 @@ class _Mixed:
 
         def reached(node: str) -> set[str]:
             """Observed nodes below, with only hidden ones between."""
-            found: set[str] = set()
+            ends: set[str] = set()
             stack, passed = list(graph.children(node)), set()
             while stack:
                 child = stack.pop()
@@ -179,8 +179,8 @@ class _Mixed:
                         passed.add(child)
                         stack += graph.children(child)
                 else:
-                    found.add(child)
-            return found
+                    ends.add(child)
+            return ends
 
         parents: dict[str, set[str]] = {node: set() for node in graph.observed}
         siblings: dict[str, set[str]] = {node: set() for node in graph.observed}
@@ -198,26 +198,26 @@ class _Mixed:
 
     def ancestors(self, nodes: Collection[str], within: Nodes) -> Nodes:
         """These nodes and all above them, in the graph of some nodes."""
-        found, stack = set(), list(nodes)
+        above, stack = set(), list(nodes)
         while stack:
             node = stack.pop()
-            if node not in found:
-                found.add(node)
+            if node not in above:
+                above.add(node)
                 stack += self.parents[node] & within
-        return frozenset(found)
+        return frozenset(above)
 
     def components(self, within: Nodes) -> list[Nodes]:
         """Groups of nodes that two-headed edges join."""
         groups, left = [], set(within)
         while left:
-            found, stack = set(), [next(iter(left))]
+            group, stack = set(), [next(iter(left))]
             while stack:
                 node = stack.pop()
-                if node not in found:
-                    found.add(node)
+                if node not in group:
+                    group.add(node)
                     stack += self.siblings[node] & within
-            groups.append(frozenset(found))
-            left -= found
+            groups.append(frozenset(group))
+            left -= group
         return groups
 
     def identifies(self, treatment: str, outcome: str) -> bool:

@@ -27,9 +27,14 @@ def test_one_step_is_that_of_scikit_learn(problem):
     found = em.fit(data, means=starts, variances=VARIANCES, weights=WEIGHTS, steps=1)
     for sim in range(2):
         peer = GaussianMixture(
-            2, covariance_type="diag", means_init=starts[sim], weights_init=WEIGHTS[sim],
-            precisions_init=1 / VARIANCES[sim], max_iter=1, tol=0.0,
-        ).fit(data[sim])  # fmt: skip
+            2,
+            covariance_type="diag",
+            means_init=starts[sim],
+            weights_init=WEIGHTS[sim],
+            precisions_init=1 / VARIANCES[sim],
+            max_iter=1,
+            tol=0.0,
+        ).fit(data[sim])
         np.testing.assert_allclose(found.params["means"][sim], peer.means_, rtol=1e-8)
 
 

@@ -65,8 +65,11 @@ def as_linear(params):
     for at, node in enumerate(names):
         for name, slope in zip(CHAIN[node], np.atleast_1d(params[node].get("weight", [])), strict=True):
             weight[at, names.index(name)] = slope
-    return LinearNormal(*(np.array([float(params[n][key]) for n in names]) for key in ("loc",)), weight,
-                        np.array([float(params[n]["scale"]) for n in names]))  # fmt: skip
+    return LinearNormal(
+        *(np.array([float(params[n][key]) for n in names]) for key in ("loc",)),
+        weight,
+        np.array([float(params[n]["scale"]) for n in names]),
+    )
 
 
 @pytest.fixture
@@ -245,8 +248,10 @@ def test_mixed_worlds_are_sparse_and_moderate():
     world = mixed_world(60, np.random.default_rng(11))
     frame = world.sample(2000, np.random.default_rng(12))
     assert {kind: list(world.kinds.values()).count(kind) for kind in ("number", "count", "category")} == {
-        "number": 20, "count": 20, "category": 20,
-    }  # fmt: skip
+        "number": 20,
+        "count": 20,
+        "category": 20,
+    }
     assert max(len(parents) for parents in world.parents.values()) <= 3
     assert frame.to_numpy().max() < 100
     assert frame.std().min() > 0.1
@@ -341,8 +346,13 @@ SETTINGS = Settings(seed=3, repeats=1)
 
 
 def test_random_graphs_have_records(in_process):
-    for case in (partial(unknowns.gaussian, 4), partial(unknowns.gaussian_time, 4), partial(unknowns.mixed, 4),
-                 partial(unknowns.mixed_time, 4), partial(unknowns.mixed_memory, 4)):  # fmt: skip
+    for case in (
+        partial(unknowns.gaussian, 4),
+        partial(unknowns.gaussian_time, 4),
+        partial(unknowns.mixed, 4),
+        partial(unknowns.mixed_time, 4),
+        partial(unknowns.mixed_memory, 4),
+    ):
         record = case(SETTINGS)
         assert np.isfinite(record["ratio"])
         assert record["limit"] > 0

@@ -31,8 +31,14 @@ nodes:
   faults: Poisson
 """
 RUN_FILES = {
-    "model.otp", "params.json", "summary.json", "history.csv", "restarts.csv", "graph.png", "learning.png",
-}  # fmt: skip
+    "model.otp",
+    "params.json",
+    "summary.json",
+    "history.csv",
+    "restarts.csv",
+    "graph.png",
+    "learning.png",
+}
 
 
 def run(*arguments: object) -> Result:
@@ -124,9 +130,20 @@ def test_fit_is_determined_by_its_seed(factory, fitted, tmp_path):
 
 def test_fit_with_weights_method_and_steps(factory, tmp_path):
     result = run(
-        "fit", factory / "model.yaml", factory / "data.csv", "--out", tmp_path / "run", "--weights", "importance",
-        "--method", "transport", "--restarts", 1, "--steps", 3,
-    )  # fmt: skip
+        "fit",
+        factory / "model.yaml",
+        factory / "data.csv",
+        "--out",
+        tmp_path / "run",
+        "--weights",
+        "importance",
+        "--method",
+        "transport",
+        "--restarts",
+        1,
+        "--steps",
+        3,
+    )
     assert result.exit_code == 0  # not converged is a warning
     assert result.stdout.startswith("not converged")
     assert "warning: not converged: the loss was still falling after 3 steps" in result.stderr
@@ -138,9 +155,18 @@ def test_fit_with_intervals_and_without_outliers(factory, tmp_path):
     table.loc[:9, "weight"] = 50.0
     table.to_csv(tmp_path / "data.csv", index=False)
     result = run(
-        "fit", factory / "model.yaml", tmp_path / "data.csv", "--out", tmp_path / "run", "--restarts", 2,
-        "--robust", "outliers", "--intervals", 10,
-    )  # fmt: skip
+        "fit",
+        factory / "model.yaml",
+        tmp_path / "data.csv",
+        "--out",
+        tmp_path / "run",
+        "--restarts",
+        2,
+        "--robust",
+        "outliers",
+        "--intervals",
+        10,
+    )
     assert result.exit_code == 0, result.output
     assert "left out 1" in result.stdout  # ten rows and perhaps a few more
     assert "lower" in result.stdout

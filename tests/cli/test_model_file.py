@@ -44,8 +44,11 @@ def test_a_file_becomes_a_model():
     assert model.graph.edges == (("season", "load"), ("load", "price"), ("load", "outages"))
     assert model.graph.hidden == ("load",)
     assert {node: type(mechanism).__name__ for node, mechanism in model.mechanisms.items()} == {
-        "season": "Categorical", "load": "Normal", "price": "Normal", "outages": "Poisson",
-    }  # fmt: skip
+        "season": "Categorical",
+        "load": "Normal",
+        "price": "Normal",
+        "outages": "Poisson",
+    }
     assert not model.mechanisms["price"].declared()["scale"].learned
 
 
@@ -54,8 +57,12 @@ def test_nodes_that_are_not_listed_are_chosen_by_their_column():
         "{edges: [[load, price], [load, outages], [load, season], [load, kind]], hidden: [load], nodes: {load: Normal}}"
     )
     assert kinds(text) == {
-        "load": "Normal", "price": "Normal", "outages": "Poisson", "season": "Categorical", "kind": "Categorical",
-    }  # fmt: skip
+        "load": "Normal",
+        "price": "Normal",
+        "outages": "Poisson",
+        "season": "Categorical",
+        "kind": "Categorical",
+    }
 
 
 def test_the_number_of_categories_is_counted_where_it_is_not_given():

@@ -126,9 +126,11 @@ def test_no_component_falls_below_the_floor(kind):
         warnings.simplefilter("ignore", otp.ConvergenceWarning)
         found = GaussianMixture(3, covariance_type=kind, reg_covar=1e-3, random_state=0).fit(X)
     matrices = {
-        "full": lambda c: c, "tied": lambda c: c[None], "diag": lambda c: np.stack([np.diag(v) for v in c]),
+        "full": lambda c: c,
+        "tied": lambda c: c[None],
+        "diag": lambda c: np.stack([np.diag(v) for v in c]),
         "spherical": lambda c: np.stack([v * np.eye(2) for v in c]),
-    }[kind](found.covariances_)  # fmt: skip
+    }[kind](found.covariances_)
     assert np.linalg.eigvalsh(matrices).min() >= 0.99 * 1e-3 * X.var(0).min()
     assert np.isfinite(found.score(X))
 

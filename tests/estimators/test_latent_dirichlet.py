@@ -161,9 +161,15 @@ def test_the_papers_way_runs_in_both_forms(topics):
 # --- documents of every kind --------------------------------------------------------------------------------------
 
 TEXTS = [
-    "the cat sat on the mat", "a dog and a cat", "dogs chase cats", "the cat and the dog sleep",
-    "stocks fell on monday", "the market and the stocks rose", "bond market news", "stocks and bonds",
-]  # fmt: skip
+    "the cat sat on the mat",
+    "a dog and a cat",
+    "dogs chase cats",
+    "the cat and the dog sleep",
+    "stocks fell on monday",
+    "the market and the stocks rose",
+    "bond market news",
+    "stocks and bonds",
+]
 
 
 def test_strings_and_word_lists_and_counts_agree():

@@ -9,8 +9,15 @@ from torch import nn
 from otpdag.errors import DataError, ModelError, NotFittedError
 from otpdag.estimators import VectorQuantizedAutoencoder
 
-SMALL = {"n_codes": 16, "code_dim": 8, "width": 16, "n_epochs": 20, "batch_size": 16,
-         "learning_rate": 5e-3, "random_state": 0}  # fmt: skip
+SMALL = {
+    "n_codes": 16,
+    "code_dim": 8,
+    "width": 16,
+    "n_epochs": 20,
+    "batch_size": 16,
+    "learning_rate": 5e-3,
+    "random_state": 0,
+}
 
 
 def tiles(count=160, seed=0):

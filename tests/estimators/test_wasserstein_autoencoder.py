@@ -63,8 +63,10 @@ def test_images_own_networks_and_a_file(tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (50, 8, 8, 3), dtype=np.uint8)
 
     def networks():
-        return {"encoder": nn.Sequential(nn.Conv2d(3, 4, 4, 4), nn.Flatten(), nn.Linear(16, 2)),
-                "decoder": nn.Linear(2, 192)}  # fmt: skip
+        return {
+            "encoder": nn.Sequential(nn.Conv2d(3, 4, 4, 4), nn.Flatten(), nn.Linear(16, 2)),
+            "decoder": nn.Linear(2, 192),
+        }
 
     made = WassersteinAutoencoder(2, **SMALL | {"n_epochs": 2}, **networks()).fit(images)
     assert made.transform(images).shape == (50, 2)

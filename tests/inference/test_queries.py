@@ -144,9 +144,10 @@ def test_the_most_probable_explanation_is_the_best_of_all_states():
 def test_mixed_explanations_integrate_numbers_out():
     model = mixed_model()
     fixed = model.graph
-    linear = otp.Model(otp.Graph([e for e in fixed.edges if e[1] != "n"], hidden=["k"]), {
-        node: model.mechanisms[node] for node in ("k", "x", "y")
-    }).set_params({node: value for node, value in model.params().items() if node != "n"})  # fmt: skip
+    linear = otp.Model(
+        otp.Graph([e for e in fixed.edges if e[1] != "n"], hidden=["k"]),
+        {node: model.mechanisms[node] for node in ("k", "x", "y")},
+    ).set_params({node: value for node, value in model.params().items() if node != "n"})
     found = linear.most_probable(pd.DataFrame({"y": [1, 0]}), partial=True)
     assert found["k"].tolist() == [1, 1]  # 0.5 * 0.6 and 0.5 * 0.4 beat the rest
     assert found["x"].tolist() == pytest.approx([0.0, 0.0])

@@ -22,9 +22,9 @@ def marginals(block: Block, potential: Linear, chain: Chain, weight: Tensor | No
     """Run forward and backward over one block; pairs of states count by the ``weight`` (R or 1, n) of a sequence."""
     with torch.no_grad():
         if _suits_stretches(block, potential, chain):
-            found = marginals_by_stretches(block, potential, weight)
-            if found is not None:
-                return found
+            quickly = marginals_by_stretches(block, potential, weight)
+            if quickly is not None:
+                return quickly
         return marginals_by_steps(block, potential, chain, weight)
 
 

@@ -216,8 +216,8 @@ def moments_of(structure: Structure, batch: Batch, shapes: Mapping[str, tuple[in
     tables = [family for family in modelled if family.is_table]
     counted = [_tables(batch, twins) for twins in find_twins(structure, tables, shapes)]
     none = torch.zeros(0)
-    found = Moments(batch, tuple(cells), shift, group, stacked, tuple(equations), tuple(counted), none)
-    return found._summed()
+    moments = Moments(batch, tuple(cells), shift, group, stacked, tuple(equations), tuple(counted), none)
+    return moments._summed()
 
 
 def _can_be_squared(batch: Batch, node: str, cell: int, centre: Tensor) -> bool:

@@ -70,12 +70,12 @@ def find_twins(
     kinds: dict[str, list[FamilyView]] = {}
     for family in families:
         kinds.setdefault(_kind(family), []).append(family)
-    found = []
+    twins_of_all = []
     for alike in kinds.values():
         twins = _stacked(structure, alike, places)
         serves = len(alike) == 1 or _can_be_mapped(twins, first)
-        found += [twins] if serves else [_stacked(structure, [one], places) for one in alike]
-    return found
+        twins_of_all += [twins] if serves else [_stacked(structure, [one], places) for one in alike]
+    return twins_of_all
 
 
 def _kind(family: FamilyView) -> str:

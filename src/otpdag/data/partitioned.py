@@ -109,21 +109,21 @@ def _files(data: str | Path) -> tuple[list[str], str]:
     """The files behind a path, a folder or a pattern, in the order of their names, and their format."""
     path = Path(data)
     if path.is_dir():
-        found = sorted(str(file) for file in path.rglob("*") if file.suffix in SUFFIXES)
+        files = sorted(str(file) for file in path.rglob("*") if file.suffix in SUFFIXES)
         where = f"folder {str(data)!r} must hold files"
     elif path.is_file():
-        found, where = [str(path)], f"path {str(data)!r} must be a file"
+        files, where = [str(path)], f"path {str(data)!r} must be a file"
     else:
-        found = sorted(glob.glob(str(data), recursive=True))
+        files = sorted(glob.glob(str(data), recursive=True))
         where = f"path {str(data)!r} must be a file, folder or pattern of files that exist,"
-    odd = [file for file in found if Path(file).suffix not in SUFFIXES]
-    if odd or not found:
+    odd = [file for file in files if Path(file).suffix not in SUFFIXES]
+    if odd or not files:
         hint = "; read other files with pandas, for instance pd.read_csv" if odd or path.suffix not in SUFFIXES else ""
         raise DataError(f"{where} with one of the endings {', '.join(SUFFIXES)}; got {odd[0] if odd else 'none'}{hint}")
-    forms = {SUFFIXES[Path(file).suffix] for file in found}
+    forms = {SUFFIXES[Path(file).suffix] for file in files}
     if len(forms) > 1:
         raise DataError(f"path {str(data)!r} must hold files of one format; got {listed(sorted(forms))}")
-    return found, forms.pop()
+    return files, forms.pop()
 
 
 def _check_alike(paths: Sequence[str], schemas: Sequence[pa.Schema]) -> None:

@@ -99,13 +99,13 @@ def column_types(frame: pd.DataFrame) -> list[ColumnType]:
     >>> [(one.column, one.kind) for one in column_types(frame)]
     [('vote', 'category'), ('day', 'none')]
     """
-    found = []
+    types = []
     for place, name in enumerate(frame.columns):
         try:
-            found.append(column_type(frame.iloc[:, place]))
+            types.append(column_type(frame.iloc[:, place]))
         except DataError as error:
-            found.append(ColumnType(str(name), None, str(error)))
-    return found
+            types.append(ColumnType(str(name), None, str(error)))
+    return types
 
 
 def column_type(series: pd.Series[Any]) -> ColumnType:

@@ -81,14 +81,14 @@ def collapsed_scales(model: Model) -> dict[str, list[int]]:
 
 def _scales_at_floors(model: Model) -> list[tuple[LocationScale, Tensor, list[int]]]:
     """Their mechanisms, the floors, and the configurations."""
-    found = []
+    at_floors = []
     for node, mechanism in model.structure.mechanisms.items():
         if not isinstance(mechanism, LocationScale) or not mechanism.declared()["scale"].learned:
             continue
         floor, scale = mechanism.smallest_scale, model.fitted.naturals[node]["scale"][0]
         if floor is not None and bool((low := (scale <= AT_THE_FLOOR * floor.to(scale)).any(-1)).any()):
-            found.append((mechanism, floor, low.nonzero().flatten().tolist()))
-    return found
+            at_floors.append((mechanism, floor, low.nonzero().flatten().tolist()))
+    return at_floors
 
 
 def _scale_note(model: Model, mechanism: LocationScale, floor: Tensor, rows: Sequence[int]) -> str:

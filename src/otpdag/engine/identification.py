@@ -78,7 +78,7 @@ def flat_directions(problem: Problem, point: Tensor, *, rows: int = 400) -> list
     Args:
         problem: What was minimised, as a mean over rows.
         point: Its minimum.
-        rows: Rows on which directions are looked for; those that are found are tried on all.
+        rows: Rows on which directions are looked for; those that are directions are tried on all.
     """
     if not point.shape[1]:
         return []
@@ -96,14 +96,14 @@ def flat_directions(problem: Problem, point: Tensor, *, rows: int = 400) -> list
     slope = float(_gradients(problem, point).norm())
     # of the flat moves those that change parameters, as few and as plain as there are
     _, strengths, mixed = torch.linalg.svd(changes, full_matrices=False)
-    found = []
+    directions = []
     for weights in mixed[strengths > NOTHING]:
         direction = flat @ weights
         curvature = _curvature(problem, point, direction)
         if curvature < small + 4 * slope:  # along a symmetry the loss bends as much as it still falls
             names = _named(problem, changes @ weights)
-            found.append(FlatDirection(names, (total * max(curvature, 1e-300)) ** -0.5))
-    return found
+            directions.append(FlatDirection(names, (total * max(curvature, 1e-300)) ** -0.5))
+    return directions
 
 
 def _gradients(problem: Problem, points: Tensor) -> Tensor:

@@ -43,10 +43,10 @@ class Belief:
     @property
     def expected(self) -> Tensor:
         """Probabilities (N, K), or the mean (N, width)."""
-        found = self.mean if self.probabilities is None else self.probabilities
-        if found is None:
+        value = self.mean if self.probabilities is None else self.probabilities
+        if value is None:
             raise RuntimeError("a belief has probabilities or a mean")
-        return found
+        return value
 
 
 def with_nodes_set(fitted: Fitted, done: Collection[str] = (), shown: Collection[str] = ()) -> Fitted:

@@ -147,8 +147,8 @@ class Answering(ABC):
                 )
             steps, index = self._encode_sequences(data, partial)
             naturals = self.fitted.naturals
-            found = sequence_posterior.state_probabilities(self.structure, naturals, steps, node)
-            return pd.DataFrame(found.numpy(), columns=list(self.labels(node)), index=index)
+            probabilities = sequence_posterior.state_probabilities(self.structure, naturals, steps, node)
+            return pd.DataFrame(probabilities.numpy(), columns=list(self.labels(node)), index=index)
         notes: list[str] = []
         belief, index = self._belief(data, node, partial, notes)
         return with_notes(pd.DataFrame(belief.expected.numpy(), columns=list(self.labels(node)), index=index), notes)
@@ -245,9 +245,9 @@ class Answering(ABC):
             possible = total > 0  # what is impossible has no distribution given it
             chosen = {n: value[:, possible] for n, value in states.items()}
             own = {n: value.expand(1, int(possible.sum()), -1) for n, value in known.items()}
-            found = queries.believe(inner, queries.one_batch({**own, **chosen}, inner.structure), name, notes).expected
+            likely = queries.believe(inner, queries.one_batch({**own, **chosen}, inner.structure), name, notes).expected
             share = torch.zeros(len(total), size, dtype=torch.float64)
-            share[possible] = found.expand(int(possible.sum()), size)
+            share[possible] = likely.expand(int(possible.sum()), size)
             states = {n: value.repeat_interleave(size, 1) for n, value in states.items()}
             states[name] = torch.eye(size, dtype=torch.float64).repeat(len(total), 1).unsqueeze(0)
             total = (total.unsqueeze(-1) * share).flatten()

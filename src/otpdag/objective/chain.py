@@ -99,11 +99,11 @@ class ChainProblem(Problem):
             table = self.emissions.coefficients(naturals, even)
             logs = potentials(self.structure, naturals, self.chain, self._features @ table.mT)
             log_likelihood, total, state, pair = _expected(Linear.of(logs), self.chain, self._weight)
-            found = dict(self.emissions.maximised(naturals, state.mT @ self._features))
+            maximised = dict(self.emissions.maximised(naturals, state.mT @ self._features))
             for name in self.structure.mechanisms:
                 if self.structure.base(name) in self.structure.graph.hidden and self.structure.keys[name]:
-                    found[name] = self._maximised(name, naturals[name], state, pair)
-            for name, params in found.items():
+                    maximised[name] = self._maximised(name, naturals[name], state, pair)
+            for name, params in maximised.items():
                 raw = self.structure.mechanisms[name].raw(params)
                 theta |= {key: raw[own] for own, key in self.structure.keys[name].items()}
             moved = pack({key: theta[key].expand(len(point), *shape) for key, shape in self.shapes.items()})

@@ -140,8 +140,8 @@ class GraphProblem(Problem):
             with torch.no_grad():
                 total += sum(complete for one in statistics for complete, _ in one.parts(naturals[node]))
                 if names:
-                    found = mechanism.raw(self._maximised(node, naturals[node], statistics))
-                    after |= {key: found[name] for name, key in names.items()}
+                    own = mechanism.raw(self._maximised(node, naturals[node], statistics))
+                    after |= {key: own[name] for name, key in names.items()}
         loss = -total / weight.sum(-1)
         moved_to = pack({key: after[key].expand(len(point), *shape) for key, shape in self.shapes.items()})
         return moved_to, LossTerms.of(loss, reconstruction=loss)

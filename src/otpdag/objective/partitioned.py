@@ -205,8 +205,8 @@ def _evaluated(
         problem = problem.laid_out_for(placed, precisely=True)
     weight = problem.weight.sum(-1)
     alike = placed is None or len(placed) == 1
-    found = [_loss_and_slope(problem, few, slope) for few in (point.split(AT_ONCE) if alike else (point,))]
-    return weight, weight * torch.cat([loss for loss, _ in found]), weight * torch.cat([own for _, own in found])
+    told = [_loss_and_slope(problem, few, slope) for few in (point.split(AT_ONCE) if alike else (point,))]
+    return weight, weight * torch.cat([loss for loss, _ in told]), weight * torch.cat([own for _, own in told])
 
 
 def _loss_and_slope(problem: Problem, point: Tensor, slope: bool) -> tuple[Tensor, Tensor]:

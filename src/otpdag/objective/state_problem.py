@@ -73,14 +73,14 @@ class StateProblem(SummedRows):
         with torch.no_grad():
             theta, naturals = self.parts(point.detach())[0], self.naturals(point.detach())
             loss, sums = self._expected(self._coefficients(naturals))
-            found = dict(self.emissions.maximised(naturals, sums))
+            maximised = dict(self.emissions.maximised(naturals, sums))
             count = sums[..., -1]
             for node in self.structure.graph.hidden:
                 if self.structure.keys[node]:
                     parents = {name: self.states[name].unsqueeze(0) for name in self.structure.graph.parents(node)}
                     value, mechanism = self.states[node].unsqueeze(0), self.structure.mechanisms[node]
-                    found[node] = mechanism.maximised(naturals[node], value, parents, count)
-            for node, params in found.items():
+                    maximised[node] = mechanism.maximised(naturals[node], value, parents, count)
+            for node, params in maximised.items():
                 raw = self.structure.mechanisms[node].raw(params)
                 theta |= {key: raw[name] for name, key in self.structure.keys[node].items()}
             moved = pack({key: theta[key].expand(len(point), *shape) for key, shape in self.shapes.items()})

@@ -33,9 +33,16 @@ def plot_selection(selection: Selection, *, ax: Axes | None = None) -> Figure:
     for number, name in enumerate(shown):
         spread = selection.table["cv_std_error"] if name == "cv_log_likelihood" else None
         ax.errorbar(
-            places, selection.table[name], yerr=spread, marker="o", markersize=4, linewidth=1.4, capsize=3,
-            color=COLOURS[number], label=name.replace("_", " "),
-        )  # fmt: skip
+            places,
+            selection.table[name],
+            yerr=spread,
+            marker="o",
+            markersize=4,
+            linewidth=1.4,
+            capsize=3,
+            color=COLOURS[number],
+            label=name.replace("_", " "),
+        )
     at = values.index(selection.best)
     height = float(selection.table[COLUMNS[selection.criterion]].iloc[at])
     ax.plot([at], [height], "o", markersize=11, markerfacecolor="none", markeredgecolor=INK, label="chosen")

@@ -317,11 +317,11 @@ def _refuse_sequences(model: Model, name: str) -> None:
 
 def _columns(model: Model, data: pd.DataFrame) -> list[tuple[str, str]]:
     """Observed nodes with the columns that show them, in the order of the graph."""
-    found = []
+    columns = []
     for node in model.graph.observed:
         names = [node] if node in data.columns else [f"{node}.{k}" for k in range(model.spaces[node].cells)]
-        found += [(node, name) for name in names if name in data.columns]
-    return found
+        columns += [(node, name) for name in names if name in data.columns]
+    return columns
 
 
 def _grid(count: int) -> tuple[Figure, list[Axes]]:

@@ -100,14 +100,14 @@ def _cells(node: str, width: int) -> list[str]:
 def standardised(model: Model, table: pd.DataFrame, moments: Moments) -> pd.Series:
     """Slopes in units of standard deviations, for the lines of a summary's table; NaN for what is no slope."""
     spread = dict(zip(moments.names, np.sqrt(np.diag(moments.covariance)), strict=True))
-    found = np.full(len(table), np.nan)
+    slopes = np.full(len(table), np.nan)
     for place, (node, name, at, value) in enumerate(
         zip(table["node"], table["parameter"], table["at"], table["estimate"], strict=True)
     ):
         parent, _, child = str(at).partition(", ")
         if name == "weight" and parent in spread:
-            found[place] = value * spread[parent] / spread[child or str(node)]
-    return pd.Series(found, index=table.index, name="standardised")
+            slopes[place] = value * spread[parent] / spread[child or str(node)]
+    return pd.Series(slopes, index=table.index, name="standardised")
 
 
 def fit_indices(model: Model, batch: Batch) -> FitIndices | None:

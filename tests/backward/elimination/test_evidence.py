@@ -73,9 +73,12 @@ def test_tempered_gradients(tempering):
     structure, naturals, batch = discrete_world(5)
     options = {"power": tempering.power, "uniform": tempering.uniform, "best": tempering.best}
     assert_same_gradients(
-        naturals, batch, lay_out(structure, batch),
-        lambda own: enumerated(structure, own, batch, {}, **options), tempering=tempering,
-    )  # fmt: skip
+        naturals,
+        batch,
+        lay_out(structure, batch),
+        lambda own: enumerated(structure, own, batch, {}, **options),
+        tempering=tempering,
+    )
 
 
 def linear_world(seed, **kwargs):
@@ -91,8 +94,13 @@ def normal_evidence(structure, naturals, batch, replica):
     mean, covariance, at = linear_moments(structure, naturals, replica)
     rows = []
     for row in range(batch.rows):
-        seen = [i for n, s in at.items() if n in batch.mask
-                for i, known in zip(range(s.start, s.stop), batch.mask[n][0, row], strict=True) if known]  # fmt: skip
+        seen = [
+            i
+            for n, s in at.items()
+            if n in batch.mask
+            for i, known in zip(range(s.start, s.stop), batch.mask[n][0, row], strict=True)
+            if known
+        ]
         values = np.concatenate([batch.values[n][0, row] for n in at if n in batch.mask] or [[]])
         known = np.concatenate([batch.mask[n][0, row] for n in at if n in batch.mask] or [[]]).astype(bool)
         part = np.ix_(seen, seen)

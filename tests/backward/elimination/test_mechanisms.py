@@ -111,9 +111,13 @@ def test_an_unknown_vector_with_counts_below_it_is_the_same_as_its_coordinates(d
     names = [f"f{i}" for i in range(dim)]
     children = {"k": m.Poisson(), "w": m.Bernoulli(), "x": m.Normal()}
     apart, naturals, batch = make_world(
-        {n: m.Normal() for n in names} | children, [(n, c) for n in names for c in children], rng, rows=10, gaps=0.0,
+        {n: m.Normal() for n in names} | children,
+        [(n, c) for n in names for c in children],
+        rng,
+        rows=10,
+        gaps=0.0,
         hidden=names,
-    )  # fmt: skip
+    )
     from otpdag import Graph
     from otpdag.structure import Structure
 

@@ -30,8 +30,10 @@ def joint_states(structure, naturals, batch, row):
         seen = node in batch.mask and bool(batch.mask[node][0, row].all())
         choices.append([int(batch.values[node][0, row].argmax())] if seen else range(width))
     codes = torch.tensor(list(itertools.product(*choices)))
-    values = {n: torch.eye(structure.mechanisms[n].space.width).double()[codes[:, i]].unsqueeze(0)
-              for i, n in enumerate(order)}  # fmt: skip
+    values = {
+        n: torch.eye(structure.mechanisms[n].space.width).double()[codes[:, i]].unsqueeze(0)
+        for i, n in enumerate(order)
+    }
     log_prob = sum(
         mechanism.log_prob(naturals[n], values[n], structure.parents(n, values))
         for n, mechanism in structure.mechanisms.items()

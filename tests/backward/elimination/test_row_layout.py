@@ -118,9 +118,11 @@ def test_tables_that_differ_between_replicas_are_refused():
 
 def test_a_table_without_gaps_is_its_complete_families():
     structure, naturals, batch = make_world(
-        {"z": m.Bernoulli(), "x": m.Normal(), "k": m.Poisson()}, [("z", "x"), ("x", "k")], np.random.default_rng(0),
+        {"z": m.Bernoulli(), "x": m.Normal(), "k": m.Poisson()},
+        [("z", "x"), ("x", "k")],
+        np.random.default_rng(0),
         gaps=0.0,
-    )  # fmt: skip
+    )
     layout = lay_out(structure, batch)
     truth = sum(
         mechanism.log_prob(naturals[n], batch.values[n], structure.parents(n, batch.values))
@@ -144,9 +146,12 @@ def test_a_family_seen_in_no_row_has_no_gradient():
 def test_moments_are_summarised_by_a_few_rows():
     """Weighed points stand for all rows of a linear family: any mechanism's own regression sees the same."""
     structure, naturals, batch = make_world(
-        {"z": m.Bernoulli(), "a": m.Normal(), "x": m.Normal()}, [("z", "x"), ("a", "x")], np.random.default_rng(0),
-        rows=300, gaps=0.0,
-    )  # fmt: skip
+        {"z": m.Bernoulli(), "a": m.Normal(), "x": m.Normal()},
+        [("z", "x"), ("a", "x")],
+        np.random.default_rng(0),
+        rows=300,
+        gaps=0.0,
+    )
     (moments,) = expectations(naturals, lay_out(structure, batch)).families["x"]
     few = moments.rows()
     mechanism = structure.mechanisms["x"]
@@ -187,9 +192,12 @@ def test_covariates_are_conditioned_on():
     structure = Structure.bind(graph, nodes)
     naturals = random_naturals(structure, np.random.default_rng(0))
     rows = 6
-    values = {"c": torch.linspace(-1, 1, rows).double().reshape(1, rows, 1),
-              "d": torch.eye(2).double()[torch.arange(rows) % 2].unsqueeze(0),
-              "x": torch.ones(1, rows, 1).double(), "y": torch.ones(1, rows, 1).double()}  # fmt: skip
+    values = {
+        "c": torch.linspace(-1, 1, rows).double().reshape(1, rows, 1),
+        "d": torch.eye(2).double()[torch.arange(rows) % 2].unsqueeze(0),
+        "x": torch.ones(1, rows, 1).double(),
+        "y": torch.ones(1, rows, 1).double(),
+    }
     mask = {n: torch.ones(1, rows, 1).bool() for n in values}
     mask["x"] = torch.zeros(1, rows, 1).bool()
     batch = Batch(values, mask, torch.ones(1, rows).double())

@@ -79,10 +79,10 @@ class BlockTridiagonal:
         forward = [parts[0]]
         for k in range(len(self.gains)):
             forward.append(parts[k + 1] - own(self.gains[k]).mT @ forward[-1])
-        found = [own(self.inverses[-1]) @ forward[-1]]
+        solved = [own(self.inverses[-1]) @ forward[-1]]
         for k in range(len(self.gains) - 1, -1, -1):
-            found.append(own(self.inverses[k]) @ forward[k] - own(self.gains[k]) @ found[-1])
-        return torch.stack(found[::-1], -3).squeeze(-1).flatten(-2)
+            solved.append(own(self.inverses[k]) @ forward[k] - own(self.gains[k]) @ solved[-1])
+        return torch.stack(solved[::-1], -3).squeeze(-1).flatten(-2)
 
     def pairs(self) -> Tensor:
         """All covariances of neighbours in one row (..., entries), where :func:`position` says."""
@@ -112,5 +112,5 @@ def position(row: Tensor, column: Tensor, width: int, blocks: int) -> Tensor:
     """
     above, left = row.div(width, rounding_mode="floor"), column.div(width, rounding_mode="floor")
     inside = (row % width) * width + column % width
-    found = torch.where(above == left, above, blocks + above) * width * width + inside
-    return torch.where((left == above) | (left == above + 1), found, -1)
+    entry = torch.where(above == left, above, blocks + above) * width * width + inside
+    return torch.where((left == above) | (left == above + 1), entry, -1)

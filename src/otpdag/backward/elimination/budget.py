@@ -85,16 +85,16 @@ def lay_out_within(structure: Structure, batch: Batch, budget: Budget, *, keep: 
     if not budget.approximate or (exact is not None and not costly):
         return exact
     for points in (COARSE, COARSEST):  # the coarsest only where single families are too large otherwise
-        found: Layout | None = None
+        approximate: Layout | None = None
         for table in SPLIT_TABLES:
             try:
-                found = lay_out(structure, batch, budget.approximated(points, table, costly=costly), keep=keep)
+                approximate = lay_out(structure, batch, budget.approximated(points, table, costly=costly), keep=keep)
             except (ModelError, DataError):
                 continue
-            if sum(block.elements for block in found.blocks if not block.is_exact) <= AFFORDABLE:
+            if sum(block.elements for block in approximate.blocks if not block.is_exact) <= AFFORDABLE:
                 break
-        if found is not None:
-            return found
+        if approximate is not None:
+            return approximate
     return exact
 
 

@@ -194,11 +194,11 @@ def _resized(factors: Factors, coarse: Block) -> list[Block]:
 
 def _log_z(factors: Factors, blocks: Sequence[Block], coarse: Block) -> Tensor:
     """Log-sums of the pieces of a coarse block, each of one row and now in one of several blocks."""
-    found = torch.zeros(factors.replicas, coarse.distinct).to(factors.layout.batch.weight)
+    log_z = torch.zeros(factors.replicas, coarse.distinct).to(factors.layout.batch.weight)
     for block in blocks:
         assert block.origin is not None
-        found[:, block.origin] = factors.evaluate(block).log_z
-    return found
+        log_z[:, block.origin] = factors.evaluate(block).log_z
+    return log_z
 
 
 def _moved_block(factors: Factors, block: Block) -> Block:

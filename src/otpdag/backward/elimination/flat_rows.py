@@ -87,11 +87,11 @@ class LinearRows(_Tables):
             constants[:, c, None] - 0.5 * (self.columns[:, begin:end] @ coefficients[:, c].mT).square().sum(-1)
             for c, (begin, end) in enumerate(self._spans)
         ]
-        found = torch.cat(parts, 1)
+        by_code = torch.cat(parts, 1)
         if self.order is None:
-            return found
-        unsorted = torch.empty_like(found)
-        unsorted[:, self.order] = found
+            return by_code
+        unsorted = torch.empty_like(by_code)
+        unsorted[:, self.order] = by_code
         return unsorted
 
     def moments(self, weight: Tensor) -> Tensor:

@@ -63,13 +63,13 @@ def settle(block: Block, banks: Banks) -> Settled:
     while rounds < MOST_ROUNDS:
         rounds += 1
         conditionals = eliminate(block.steps, banks)
-        found = _replies(block, banks, back, conditionals)
-        changes = [_change(banks, split, found[split.sizes]) for split in block.splits]
+        replies = _replies(block, banks, back, conditionals)
+        changes = [_change(banks, split, replies[split.sizes]) for split in block.splits]
         if max(float(change.max()) for change in changes) <= CLOSE:
             break
         for split, change, last in zip(block.splits, changes, before, strict=True):
             part = torch.where(change > LITTLE_CALMER * last, PART, 1.0)
-            _send(banks, split, found[split.sizes], part.unsqueeze(-1))
+            _send(banks, split, replies[split.sizes], part.unsqueeze(-1))
         before = changes
     else:
         conditionals = eliminate(block.steps, banks)
@@ -97,13 +97,13 @@ def drawn_copies(block: Block, banks: Banks, generator: torch.Generator) -> tupl
     log_chance = single.new_zeros(len(single), block.distinct)
     for number in range(1 + max(int(split.rank.max()) for split in block.splits)):
         conditionals = eliminate(block.steps, banks)
-        found = _replies(block, banks, back, conditionals)
+        replies = _replies(block, banks, back, conditionals)
         uniform = torch.rand(len(single), block.distinct, 1, generator=generator, dtype=single.dtype)
         chance = torch.ones_like(log_chance)  # the copies of one variable share their draw and its chance
         for split in block.splits:
             belief = back[split.sizes][:, split.original : split.original + len(split.piece)]
             waiting = (split.rank > number).to(belief).unsqueeze(-1)
-            _send(banks, split, found[split.sizes], waiting)
+            _send(banks, split, replies[split.sizes], waiting)
             drawn = torch.nonzero(split.rank == number)[:, 0]
             chance[:, split.piece[drawn]] = _hold(banks, split, drawn, belief[:, drawn], uniform)
         log_chance += chance.log()

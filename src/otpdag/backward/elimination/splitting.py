@@ -110,12 +110,12 @@ def split_plan(exact: Plan, most: int) -> Plan:
     """The same plan with copies, so that no table has more entries than ``most``, or than the largest factor."""
     sizes = {node: size for node, (size, _) in exact.sizes.items()}
     scopes = [*(one.members for one in exact.factors), *(one.members for one in exact.clusters)]
-    found = split(scopes, sizes, exact.order, most)
-    if not found.copies:
+    cut = split(scopes, sizes, exact.order, most)
+    if not cut.copies:
         return exact
-    rank = {variable: i for i, variable in enumerate(found.order)}
-    nodes = {variable: variable for variable in exact.order} | dict(found.copies)
-    renamed = [tuple(sorted(scope, key=lambda variable: -rank[variable])) for scope in found.scopes]
+    rank = {variable: i for i, variable in enumerate(cut.order)}
+    nodes = {variable: variable for variable in exact.order} | dict(cut.copies)
+    renamed = [tuple(sorted(scope, key=lambda variable: -rank[variable])) for scope in cut.scopes]
     members = [tuple(nodes[variable] for variable in scope) for scope in renamed]
     many = len(exact.factors)
     factors = [
@@ -126,14 +126,14 @@ def split_plan(exact: Plan, most: int) -> Plan:
         _reordered(one, nodes_of, names)
         for one, nodes_of, names in zip(exact.clusters, members[many:], renamed[many:], strict=True)
     ]
-    sized = {variable: (sizes[nodes[variable]],) * 2 for variable in found.order}
+    sized = {variable: (sizes[nodes[variable]],) * 2 for variable in cut.order}
     plain = replace(
         exact,
-        order=found.order,
+        order=cut.order,
         sizes=sized,
         factors=tuple(factors),
         clusters=tuple(clusters),
-        copies=found.copies,
+        copies=cut.copies,
         exact=exact,
     )
     return replace(plain, sizes=rounded(plain))
