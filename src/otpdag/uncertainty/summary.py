@@ -108,7 +108,7 @@ def _fact(value: str | float) -> str:
 def _cells(row: pd.Series) -> list[str]:
     columns = ["estimate", "std_error", "lower", "upper", "standardised"]
     numbers = [row[name] for name in columns if name in row]
-    return ["" if pd.isna(value) else f"{value:.4g}" for value in numbers] + [str(row["note"])]
+    return ["" if pd.isna(value) else f"{value + 0.0:.4g}" for value in numbers] + [str(row["note"])]
 
 
 def _columns(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
