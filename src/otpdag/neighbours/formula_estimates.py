@@ -57,10 +57,9 @@ def formula_estimates(
     slopes = torch.autograd.functional.jacobian(listed, point[0]).detach()
     error = ((slopes @ covariance.matrix) * slopes).sum(-1).clamp(min=0.0).sqrt().numpy()
     free = slopes.abs().amax(-1).numpy() > 1e-9  # what is given moves by rounding only
-    untold = (slopes @ covariance.flat).abs().amax(-1).numpy() > 1e-3 if covariance.flat.shape[1] else ~free
     table = pd.DataFrame(_lines(formulas), columns=["left", "operator", "right"])
     table["estimate"] = listed(point[0]).detach().numpy()
-    table["std_error"] = np.where(free & ~untold, error, np.nan)
+    table["std_error"] = np.where(free & ~covariance.untold(slopes), error, np.nan)
     reach = float(norm.ppf((1 + level) / 2))
     table["lower"] = table["estimate"] - reach * table["std_error"]
     table["upper"] = table["estimate"] + reach * table["std_error"]
