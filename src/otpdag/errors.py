@@ -1,7 +1,7 @@
 """The errors and warnings that the library raises, all under one root, and how their messages list names."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 __all__ = [
     "ApproximationWarning",
@@ -32,8 +32,22 @@ class DataError(OtpdagError, ValueError):
     """The table does not fit the model."""
 
 
-class NotFittedError(OtpdagError, RuntimeError):
-    """The model has no parameters yet."""
+if TYPE_CHECKING:
+
+    class NotFittedError(OtpdagError, RuntimeError):
+        """The model or estimator has no parameters yet; scikit-learn's ``NotFittedError`` too."""
+
+
+def __getattr__(name: str) -> Any:
+    """Make ``NotFittedError`` when it is first asked for: its second parent is scikit-learn's, slow to import."""
+    if name != "NotFittedError":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from sklearn.exceptions import NotFittedError as ScikitLearnError
+
+    text = "The model or estimator has no parameters yet; scikit-learn's ``NotFittedError`` too."
+    made = type(name, (OtpdagError, RuntimeError, ScikitLearnError), {"__doc__": text, "__module__": __name__})
+    globals()[name] = made
+    return made
 
 
 class ColumnTypeWarning(UserWarning):

@@ -17,7 +17,7 @@ import networkx as nx
 from otpdag.errors import GraphError
 from otpdag.graph import Graph
 
-__all__ = ["Identification", "identify"]
+__all__ = ["Identification", "MixedGraph", "identify"]
 
 Nodes = frozenset[str]
 
@@ -94,7 +94,7 @@ def identify(graph: Graph, treatment: str, outcome: str) -> Identification:
     between = _front_door(graph, full, treatment, outcome)
     if between is not None:
         return Identification(treatment, outcome, True, "front-door", between)
-    mixed = _Mixed.projected(graph)
+    mixed = MixedGraph.projected(graph)
     if mixed.identifies(treatment, outcome):
         return Identification(treatment, outcome, True, "do-calculus")
     return Identification(treatment, outcome, False, confounders=_confounders(graph, treatment, outcome))
@@ -157,14 +157,14 @@ def _confounders(graph: Graph, treatment: str, outcome: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class _Mixed:
+class MixedGraph:
     """Observed nodes with directed edges, and two-headed ones where an unseen cause is shared."""
 
     parents: dict[str, Nodes]
     siblings: dict[str, Nodes]
 
     @classmethod
-    def projected(cls, graph: Graph) -> _Mixed:
+    def projected(cls, graph: Graph) -> MixedGraph:
         """The latent projection."""
         hidden = set(graph.hidden)
 

@@ -122,7 +122,9 @@ class Structure:
     def with_settings(self, node: str, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """Overwrite data-driven starting values (without replica axis) by what the user fixed or started."""
         for name, parameter in self.mechanisms[node].declared().items():
-            if isinstance(parameter.setting, Fixed | Start):
+            if parameter.is_given_in_part:
+                values[name] = parameter.with_fixed(values[name])
+            elif isinstance(parameter.setting, Fixed | Start):
                 values[name] = parameter.constant(node, name).clone()
         return values
 

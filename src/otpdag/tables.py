@@ -7,10 +7,11 @@ from itertools import product
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from otpdag.data import Label
 from otpdag.mechanisms import Axis
+from otpdag.mechanisms.parameters import Parameter
 from otpdag.model import Model
 
 __all__ = ["estimates"]
@@ -48,13 +49,20 @@ def estimates(model: Model, params: Mapping[str, Mapping[str, ArrayLike]] | None
             if name.startswith(("network.", "module.")):
                 continue
             array = np.asarray(value, dtype=float)
-            fixed = name in declared and not declared[name].learned
+            fixed = _fixed(declared.get(name), array.size)
             places = product(*_places(model, node, name, array.shape))
             rows += [
-                (node, name, ", ".join(filter(None, place)), float(number), fixed)
-                for place, number in zip(places, array.flat, strict=True)
+                (node, name, ", ".join(filter(None, place)), float(number), bool(is_fixed))
+                for place, number, is_fixed in zip(places, array.flat, fixed, strict=True)
             ]
     return pd.DataFrame(rows, columns=["node", "parameter", "at", "value", "fixed"])
+
+
+def _fixed(parameter: Parameter | None, size: int) -> NDArray[np.bool_]:
+    """Which numbers of a parameter are given."""
+    if parameter is not None and parameter.is_given_in_part:
+        return parameter.fixed_entries().ravel()
+    return np.full(size, parameter is not None and not parameter.learned)
 
 
 def _places(model: Model, node: str, name: str, shape: tuple[int, ...]) -> list[list[str]]:

@@ -421,3 +421,11 @@ def test_one_class_is_a_model():
     otp.fit(model, {"x": x})
     assert float(model.params()["x"]["scale"]) == pytest.approx(x.std(), rel=1e-6)
     assert (model.predict_proba({"x": x}, "z") == 1).all(axis=None)
+
+
+def test_a_model_without_parameters_raises_the_error_of_scikit_learn_too():
+    from sklearn.exceptions import NotFittedError as TheirError
+
+    assert issubclass(NotFittedError, TheirError)
+    with pytest.raises(TheirError, match="no parameters yet"):
+        otp.Model(otp.Graph([("a", "b")]), {"a": m.Normal(), "b": m.Normal()}).params()

@@ -21,7 +21,7 @@ from otpdag.errors import ModelError
 from otpdag.objective import Problem
 from otpdag.threads import bounded_threads
 
-__all__ = ["BootstrapOptions", "bootstrap_table"]
+__all__ = ["BootstrapOptions", "bootstrap_draws", "bootstrap_table", "described_parameters"]
 
 Array = NDArray[np.float64]
 
@@ -64,6 +64,14 @@ def bootstrap_table(problem: Problem, point: Tensor, options: BootstrapOptions) 
         point: Its solution (1, P), from which every draw starts.
         options: Number of draws, level, seed.
     """
+    draws, settled = bootstrap_draws(problem, point, options)
+    table = _summarise(problem, point, draws, options.level)
+    table.attrs["stuck"] = int((~settled).sum())
+    return table
+
+
+def bootstrap_draws(problem: Problem, point: Tensor, options: BootstrapOptions) -> tuple[Tensor, Tensor]:
+    """Where the fits of resampled rows ended (draws, P), and which of them settled (draws,)."""
     from joblib import Parallel, delayed
 
     seeds = np.random.SeedSequence(options.seed).generate_state(-(-options.draws // options.chunk))
@@ -73,9 +81,7 @@ def bootstrap_table(problem: Problem, point: Tensor, options: BootstrapOptions) 
         for size, seed in zip(sizes, seeds, strict=True)
     )
     draws, settled = (torch.cat(list(parts)) for parts in zip(*chunks, strict=True))
-    table = _summarise(problem, point, draws, options.level)
-    table.attrs["stuck"] = int((~settled).sum())
-    return table
+    return draws, settled
 
 
 def _one_chunk(problem: Problem, point: Tensor, draws: int, seed: int, steps: int) -> tuple[Tensor, Tensor]:
@@ -102,11 +108,15 @@ def _summarise(problem: Problem, point: Tensor, draws: Tensor, level: float) -> 
     tail = (1 - level) / 2
     rows = []
     for (node, name), values in spread.items():
-        if not problem.structure.mechanisms[node].declared()[name].learned:
+        parameter = problem.structure.mechanisms[node].declared()[name]
+        if not parameter.learned:
             continue
+        held = parameter.fixed_entries().reshape(values.shape[1:]) if parameter.is_given_in_part else None
         lower, upper = np.nanquantile(values, [tail, 1 - tail], axis=0)
         error = np.nanstd(values, axis=0, ddof=1)
         for index in np.ndindex(values.shape[1:]):
+            if held is not None and held[index]:
+                continue
             place = estimate[node, name][0][index]
             ends = float(lower[index]), float(upper[index])
             rows.append((node, name, index, float(place), *ends, float(error[index])))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -14,11 +15,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from otpdag.data import Batch
-from otpdag.engine.bootstrap import BootstrapOptions, bootstrap_table
+from otpdag.engine.bootstrap import BootstrapOptions, bootstrap_draws, bootstrap_table, described_parameters
 from otpdag.engine.method import Method
 from otpdag.engine.monitor import Stage
 from otpdag.engine.search import Restart
-from otpdag.errors import ModelError
+from otpdag.errors import ConvergenceWarning, ModelError
 from otpdag.inference.effects import Effect
 from otpdag.objective import Problem
 from otpdag.tables import estimates
@@ -134,7 +135,31 @@ class FitResult:
             the index means (``at``); its ``attrs["stuck"]`` says how many draws did not settle.
         """
         problem = self._deterministic("intervals need")
-        options = BootstrapOptions(draws=draws, level=level, seed=seed, jobs=jobs)
+        table = self._intervals(problem, BootstrapOptions(draws=draws, level=level, seed=seed, jobs=jobs))
+        if table.attrs["stuck"]:
+            text = f"{table.attrs['stuck']} of {draws} draws of the bootstrap did not settle: the intervals may be wide"
+            warnings.warn(text, ConvergenceWarning, stacklevel=2)
+        return table
+
+    def bootstrap(
+        self, *, draws: int = 200, seed: int = 0, jobs: int = 1
+    ) -> dict[tuple[str, str], NDArray[np.float64]]:
+        """Draws of the parameters: the fit repeated on resampled rows, as :meth:`intervals` sums them up.
+
+        Args:
+            draws: Number of resampled fits.
+            seed: Determines the resamples.
+            jobs: Processes that share the work; -1 takes all cores.
+
+        Returns:
+            For node and parameter an array (draws, ...) in the shape of ``model.params()``; NaN where a fit failed.
+        """
+        problem = self._deterministic("a bootstrap needs").in_units()
+        options = BootstrapOptions(draws=draws, seed=seed, jobs=jobs)
+        points, _ = bootstrap_draws(problem, point_of(self.model, problem), options)
+        return described_parameters(problem, points)
+
+    def _intervals(self, problem: Problem, options: BootstrapOptions) -> pd.DataFrame:
         table = bootstrap_table(problem.in_units(), point_of(self.model, problem), options)
         named = estimates(self.model)
         names = named.loc[~named["fixed"], "at"]
@@ -175,7 +200,7 @@ class FitResult:
             raise ModelError(f"errors must be 'information', 'sandwich' or 'bootstrap'; got {errors!r}")
         if not 0 < level < 1:
             raise ModelError(f"level must lie between 0 and 1; got {level}")
-        warnings = [*self.notes] if self.status.converged else [str(self.status), *self.notes]
+        notes = [*self.notes] if self.status.converged else [str(self.status), *self.notes]
         facts: dict[str, str | int | float] = {
             "method": self.method.name,
             "status": "converged" if self.status.converged else "not converged",
@@ -190,7 +215,7 @@ class FitResult:
         moments = implied_moments(self.model)
         if moments is not None:
             table["standardised"] = standardised(self.model, table, moments)
-        return summarise({**facts, "errors": kind}, table, level, [*warnings, *said], self.fit_indices())
+        return summarise({**facts, "errors": kind}, table, level, [*notes, *said], self.fit_indices())
 
     def fit_indices(self) -> FitIndices | None:
         """Chi-square, CFI, TLI and RMSEA of a linear normal model; None of any other, or where nothing is tested."""
@@ -215,7 +240,8 @@ class FitResult:
         return table, said, "observed information" if kind == "information" else kind
 
     def _bootstrapped(self, level: float, draws: int, seed: int) -> tuple[pd.DataFrame, list[str]]:
-        drawn = self.intervals(draws=draws, level=level, seed=seed)
+        problem = self._deterministic("intervals need")
+        drawn = self._intervals(problem, BootstrapOptions(draws=draws, level=level, seed=seed))
         table = estimates(self.model).rename(columns={"value": "estimate"})
         fixed = table.pop("fixed").to_numpy()
         for column in ("std_error", "lower", "upper"):

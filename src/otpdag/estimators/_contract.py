@@ -6,19 +6,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
-from sklearn import exceptions
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import validate_data
 
 from otpdag.errors import DataError, NotFittedError
 
-__all__ = ["NotFittedEstimatorError", "RandomState", "check_fitted", "checked_rows", "seed_of"]
+__all__ = ["RandomState", "check_fitted", "checked_rows", "seed_of"]
 
 RandomState = int | np.random.RandomState | None
-
-
-class NotFittedEstimatorError(NotFittedError, exceptions.NotFittedError):
-    """An estimator has no parameters yet: this library's error and scikit-learn's."""
 
 
 def seed_of(random_state: RandomState) -> int:
@@ -36,7 +31,7 @@ def check_fitted(estimator: object, call: str = "fit(X)") -> None:
     """Refuse to use an estimator before its ``fit``."""
     model = getattr(estimator, "model_", None)
     if model is None or not model.is_fitted:
-        raise NotFittedEstimatorError(f"this {type(estimator).__name__} is not fitted yet: call {call} first")
+        raise NotFittedError(f"this {type(estimator).__name__} is not fitted yet: call {call} first")
 
 
 def checked_rows(estimator: object, X: Any, *, first: bool, dtype: DTypeLike, **options: Any) -> NDArray[Any]:

@@ -25,8 +25,8 @@ from otpdag.divergences.base import AbstractDivergence
 from otpdag.engine import Adam, FitResult, Method
 from otpdag.engine.kinds.image_data import initial_theta
 from otpdag.engine.monitor import Callback
-from otpdag.errors import DataError, ModelError
-from otpdag.estimators._contract import NotFittedEstimatorError, RandomState, check_fitted, seed_of
+from otpdag.errors import DataError, ModelError, NotFittedError
+from otpdag.estimators._contract import RandomState, check_fitted, seed_of
 from otpdag.estimators._pictures import (
     PictureFormat,
     check_accounted,
@@ -313,7 +313,7 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
         """
         self._check_fitted()
         if not hasattr(self, "prior_"):
-            raise NotFittedEstimatorError("there is no prior over the codes yet: call fit_prior(images) first")
+            raise NotFittedError("there is no prior over the codes yet: call fit_prior(images) first")
         return self.decode(self.prior_.sample(n, seed=seed, temperature=temperature))
 
     def usage(self, X: ArrayLike | Tensor | None = None) -> NDArray[np.float64]:

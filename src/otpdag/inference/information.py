@@ -50,7 +50,9 @@ class Information:
     def _scaled(self) -> tuple[Tensor, Tensor, Tensor]:
         """Each coordinate in units of its own curvature; eigenvalues and eigenvectors there."""
         own = self.matrix.diagonal().abs()
-        unit = torch.where(own > FLAT * own.max().clamp(min=1e-300), own, own.max().clamp(min=1e-300)).rsqrt()
+        most = own.max().clamp(min=1e-300)
+        # raw coordinates are of order one: a curvature of one tells something even beside that of a constant column
+        unit = torch.where(own > (FLAT * most).clamp(max=1.0), own, most).rsqrt()
         values, vectors = torch.linalg.eigh(unit.unsqueeze(0) * self.matrix * unit.unsqueeze(1))
         return unit, values, vectors
 
@@ -60,6 +62,20 @@ class Information:
         unit, values, vectors = self._scaled()
         directions = unit.unsqueeze(1) * vectors[:, values <= FLAT]
         return directions / directions.norm(dim=0, keepdim=True).clamp(min=1e-300)
+
+    @property
+    def blur(self) -> float:
+        r"""How far flat directions may lean towards others.
+
+        A matrix without negative eigenvalues whose entry along a direction is :math:`\epsilon`, and along another
+        :math:`\lambda`, has at most :math:`\sqrt{\epsilon \lambda}` between them, which turns the former by
+        :math:`\sqrt{\epsilon / \lambda}`.
+        """
+        _, values, _ = self._scaled()
+        flat, others = values[values <= FLAT], values[values > FLAT]
+        if not len(flat) or not len(others):
+            return 0.0
+        return float((flat.abs().max() / others.min()).sqrt())
 
     def covariance(self) -> Tensor:
         """The inverse along all directions that the data tell (P, P); zero along the others.

@@ -173,7 +173,7 @@ class Normal(LocationScale):
     Args:
         dim: Number of coordinates of the node (columns ``x.0``, ``x.1``, ... in a table).
         loc: Intercept; a number fixes it, ``otp.start(v)`` starts it, ``otp.tie(name)`` shares it.
-        weight: Slopes of the numeric parents, in the order of the edges.
+        weight: Slopes of the numeric parents, in the order of the edges; NaN for one that is to be learned.
         scale: Standard deviation of the noise. Hidden nodes have it fixed at one unless it is given: the
             scale of something never seen can be moved into its children without changing what is seen.
         network: Sizes of hidden layers of a network of the parents that replaces the linear prediction.

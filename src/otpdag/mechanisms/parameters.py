@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from otpdag.errors import ModelError
@@ -147,7 +147,10 @@ REAL, POSITIVE, ABOVE_ONE, UNIT, SIMPLEX = _Real(), _Positive(), _AboveOne(), _U
 
 @dataclass(frozen=True)
 class Fixed:
-    """A parameter held at ``value``; a plain number or array given to a mechanism means this."""
+    """A parameter held at ``value``; a plain number or array given to a mechanism means this.
+
+    Of slopes some may be held and others learned: the value of these is NaN.
+    """
 
     value: ArrayLike
 
@@ -201,12 +204,28 @@ class Parameter:
     origin: Tensor | None = None
     unit: Tensor | None = None
     init_scale: float = 0.0
+    in_part: bool = False
+    """Whether single entries may be given, the others NaN."""
     _cache: Tensor | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def learned(self) -> bool:
-        """Whether the optimiser moves it."""
-        return not isinstance(self.setting, Fixed)
+        """Whether the optimiser moves it, or some of it."""
+        return not isinstance(self.setting, Fixed) or self.is_given_in_part
+
+    @property
+    def is_given_in_part(self) -> bool:
+        """Whether some of its entries are fixed and others learned."""
+        if not self.in_part or not isinstance(self.setting, Fixed):
+            return False
+        unknown = np.isnan(np.asarray(self.setting.value, dtype=float))
+        return bool(unknown.any() and not unknown.all())
+
+    def fixed_entries(self) -> NDArray[np.bool_]:
+        """Which entries are held at a given value, in the parameter's shape."""
+        if not isinstance(self.setting, Fixed):
+            return np.zeros(self.shape, dtype=bool)
+        return ~np.isnan(self.constant("", "").numpy())
 
     @property
     def has_value(self) -> bool:
@@ -222,7 +241,14 @@ class Parameter:
             value = value * self.unit.to(value)
         if self.origin is not None:
             value = value + self.origin.to(value)
-        return value
+        return self.with_fixed(value) if self.is_given_in_part else value
+
+    def with_fixed(self, value: Tensor) -> Tensor:
+        """Natural values (..., *shape) with those entries put in that are given."""
+        if not isinstance(self.setting, Fixed):
+            return value
+        given = self.constant("", "").to(value)
+        return torch.where(given.isnan(), value, given)
 
     def raw(self, natural: Tensor) -> Tensor:
         """Invert :meth:`natural`."""
@@ -258,7 +284,7 @@ class Parameter:
                 f"parameter {name!r} of node {node!r} must have a shape that broadcasts to {self.shape}; "
                 f"got {tuple(value.shape)}"
             ) from None
-        if not self.support.check(value):
+        if not self.support.check(value[~value.isnan()] if self.is_given_in_part else value):
             raise ModelError(
                 f"parameter {name!r} of node {node!r} must be {self.support.name}; got {self.setting.value}"
             )

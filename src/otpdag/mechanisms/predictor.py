@@ -107,7 +107,7 @@ class Predictor:
         declared = {self.name: Parameter((self.rows, self.dim), REAL, self.intercept, origin=origin, unit=unit)}
         if self.inputs and not self.network:
             slope_unit = units.out_scale / units.in_scale.unsqueeze(-1) if units else None
-            declared["weight"] = Parameter((self.inputs, self.dim), REAL, self.weight, unit=slope_unit)
+            declared["weight"] = Parameter((self.inputs, self.dim), REAL, self.weight, unit=slope_unit, in_part=True)
         if self.network:
             width = self.inputs + sum(space.width for _, space in self.family.discrete)
             sizes: Sequence[int] = (width, *self.network, self.dim)
@@ -199,13 +199,14 @@ class Predictor:
             shift = torch.zeros_like(shift)
             offset = config @ given[self.name]
         values = (values - shift) / spread
-        if "weight" in given:
-            slopes = given["weight"] * spread.unsqueeze(-1)
-            offset = offset + values @ slopes
+        slopes = given.get("weight", target.new_full((self.inputs, self.dim), torch.nan))
+        free = slopes.isnan().any(-1)
+        offset = offset + values @ (slopes.nan_to_num() * spread.unsqueeze(-1))
         free_config = None if self.name in given else config
-        free_values = None if "weight" in given else values
-        table, found_slopes = fit(free_config, free_values, target, weight, offset)
-        slopes = given["weight"] if "weight" in given else found_slopes / spread.unsqueeze(-1)
+        table, fitted_slopes = fit(free_config, values[:, free] if bool(free.any()) else None, target, weight, offset)
+        if bool(free.any()):
+            own = slopes[free]
+            slopes = slopes.index_put((free,), own.where(~own.isnan(), fitted_slopes / spread[free].unsqueeze(-1)))
         intercept = given[self.name] if self.name in given else table - shift @ slopes
         return {self.name: intercept, "weight": slopes}
 

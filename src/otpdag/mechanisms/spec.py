@@ -133,7 +133,7 @@ def _encode(value: Any, owner: type, name: str) -> Any:
         case None | bool() | int() | float() | str():
             return value
         case Fixed():
-            return {"fixed": np.asarray(value.value, dtype=float).tolist()}
+            return {"fixed": _without_nan(np.asarray(value.value, dtype=float).tolist())}
         case Start():
             return {"start": np.asarray(value.value, dtype=float).tolist()}
         case Tied():
@@ -148,6 +148,13 @@ def _encode(value: Any, owner: type, name: str) -> Any:
         case _ if callable(value):
             return dict(_FUNCTION)
     raise ModelError(f"{owner.__name__} cannot be saved: its {name!r} is {value!r}, neither plain data nor a function")
+
+
+def _without_nan(value: Any) -> Any:
+    """Numbers in nested lists, None for those that are NaN: entries to be learned."""
+    if isinstance(value, list):
+        return [_without_nan(item) for item in value]
+    return None if np.isnan(value) else value
 
 
 def _decode(value: Any) -> Any:

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from otpdag import errors
 from otpdag.backward.amortized import AmortizedMap
 from otpdag.data import (
     Batch,
@@ -34,7 +35,7 @@ from otpdag.data.sequences import (
     replace_table,
 )
 from otpdag.divergences import Energy
-from otpdag.errors import ColumnTypeWarning, DataError, ModelError, NotFittedError
+from otpdag.errors import ColumnTypeWarning, DataError, ModelError
 from otpdag.graph import Graph
 from otpdag.inference import row_posterior, sequence_posterior
 from otpdag.inference.ancestral import ancestral, ancestral_sequences
@@ -247,7 +248,7 @@ class Model(Answering):
 
     def _fitted_naturals(self) -> dict[str, dict[str, Tensor]]:
         if self._naturals is None:
-            raise NotFittedError("the model has no parameters yet: call otpdag.fit(model, data) first")
+            raise errors.NotFittedError("the model has no parameters yet: call otpdag.fit(model, data) first")
         return self._naturals
 
     @property
@@ -570,7 +571,7 @@ class Model(Answering):
 
     def _known_schema(self) -> Schema:
         if self._schema is None:
-            raise NotFittedError("the model has seen no table yet: call otpdag.fit(model, data) first")
+            raise errors.NotFittedError("the model has seen no table yet: call otpdag.fit(model, data) first")
         return self._schema
 
     # -- files --------------------------------------------------------------------------------------------------

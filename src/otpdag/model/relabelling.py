@@ -73,11 +73,13 @@ def _changed(
 
 def _keeps_settings(mechanism: Mechanism, before: Params, after: Params) -> bool:
     """Whether all that a user fixed or tied is as it was."""
-    return all(
-        torch.allclose(after[name], before[name])
-        for name, parameter in mechanism.declared().items()
-        if isinstance(parameter.setting, Fixed | Tied)
-    )
+    for name, parameter in mechanism.declared().items():
+        if not isinstance(parameter.setting, Fixed | Tied):
+            continue
+        held = torch.as_tensor(parameter.fixed_entries() | isinstance(parameter.setting, Tied))
+        if not torch.allclose(after[name][:, held], before[name][:, held]):
+            return False
+    return True
 
 
 # -- labels -----------------------------------------------------------------------------------------------------------

@@ -6,10 +6,14 @@ Each function imports its library when it is called, so that none of them has to
 from otpdag.neighbours.arviz_data import to_arviz
 from otpdag.neighbours.bif import from_bif, to_bif
 from otpdag.neighbours.discrete_networks import from_pgmpy, from_pyagrum, to_pgmpy, to_pyagrum
+from otpdag.neighbours.estimands import estimand, to_y0
 from otpdag.neighbours.fitted_estimators import from_hmmlearn, from_sklearn_mixture
+from otpdag.neighbours.formula_estimates import formula_estimates
 from otpdag.neighbours.formulas import from_formulas
 
 __all__ = [
+    "estimand",
+    "formula_estimates",
     "from_bif",
     "from_formulas",
     "from_hmmlearn",
@@ -20,4 +24,5 @@ __all__ = [
     "to_bif",
     "to_pgmpy",
     "to_pyagrum",
+    "to_y0",
 ]

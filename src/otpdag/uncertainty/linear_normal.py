@@ -25,6 +25,8 @@ __all__ = ["FitIndices", "Moments", "fit_indices", "implied_moments", "standardi
 Array = NDArray[np.float64]
 
 EM_STEPS, EM_GAIN = 2000, 1e-9
+SINGULAR = 1e-10
+"""Smallest eigenvalue of the correlations from which on columns follow from each other."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,8 @@ def fit_indices(model: Model, batch: Batch) -> FitIndices | None:
     if degrees <= 0:
         return None
     names = tuple(n for node in model.graph.observed for n in _cells(node, model.mechanisms[node].space.width))
+    if not _has_density(values, weight):
+        return None
     best = _log_density(values, weight, *_best_moments(values, weight))
     own = _log_density(values, weight, *moments.of(names))
     mean, variance = _column_moments(values, weight)
@@ -137,6 +141,14 @@ def fit_indices(model: Model, batch: Batch) -> FitIndices | None:
         tli=(ratio - statistic / degrees) / (ratio - 1) if ratio > 1 else 1.0,
         rmsea=float(np.sqrt(excess / (degrees * total))),
     )
+
+
+def _has_density(values: Array, weight: Array) -> bool:
+    """Whether columns vary and none follows from the others: else the best likelihood is infinite."""
+    complete = values[~np.isnan(values).any(1) & (weight > 0)]
+    if len(complete) <= values.shape[1] or not (np.ptp(complete, axis=0) > 0).all():
+        return False
+    return bool(np.linalg.eigvalsh(np.corrcoef(complete.T)).min() > SINGULAR) if values.shape[1] > 1 else True
 
 
 def _columns(model: Model, batch: Batch) -> tuple[Array, Array]:

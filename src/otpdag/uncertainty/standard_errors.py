@@ -16,6 +16,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 from scipy.stats import norm
 from torch import Tensor
 
@@ -38,6 +39,9 @@ SCORE_STEP = 1e-3
 UNTOLD = 1e-3
 """Share of a parameter's slope along directions that the data do not tell, from which on it is not identified."""
 
+MOST_BLUR = 0.02
+"""A share that is never put down to how exactly those directions are known."""
+
 EDGE = 1e-5
 """A probability so close to zero or one, or a scale of so small a share of its unit, lies at the edge of its range."""
 
@@ -52,11 +56,20 @@ MOST_PARAMETERS = 1500
 
 @dataclass(frozen=True)
 class Covariance:
-    """Of the raw parameters (P, P), with the directions (P, k) that the data do not tell."""
+    """Of the raw parameters (P, P), with the directions (P, k) that the data do not tell, known up to a ``blur``."""
 
     matrix: Tensor
     flat: Tensor
+    blur: float
     is_maximum: bool
+
+    def untold(self, slopes: Tensor) -> NDArray[np.bool_]:
+        """Which numbers, by their slopes (numbers, P), move along a direction that the data do not tell."""
+        if not self.flat.shape[1]:
+            return np.zeros(len(slopes), dtype=bool)
+        size = slopes.norm(dim=-1).clamp(min=1e-300)
+        least = max(UNTOLD, min(self.blur, MOST_BLUR))
+        return ((slopes @ self.flat).abs().amax(-1) > least * size).numpy()
 
 
 def point_of(model: Model, problem: Problem) -> Tensor:
@@ -90,7 +103,7 @@ def parameter_covariance(problem: Problem, point: Tensor, errors: Errors = "info
     if errors == "sandwich" or not problem.is_likelihood:
         scores = _unit_slopes(problem, point)
         inverse = inverse @ (scores.mT @ scores) @ inverse
-    return Covariance(inverse, information.flat, _is_maximum(information))
+    return Covariance(inverse, information.flat, information.blur, _is_maximum(information))
 
 
 def _is_maximum(information: Information) -> bool:
@@ -134,7 +147,7 @@ def standard_errors(
     if len(slopes) != len(table):
         raise RuntimeError("a parameter has no slope")
     error = ((slopes @ covariance.matrix) * slopes).sum(-1).clamp(min=0.0).sqrt().numpy()
-    untold = _untold(slopes, covariance.flat)
+    untold = covariance.untold(slopes)
     parameters = _declared(model, table)
     fixed = table.pop("fixed").to_numpy()
     notes = [
@@ -167,14 +180,6 @@ def _slopes(model: Model, problem: Problem, point: Tensor) -> Tensor:
 
     derivative = torch.autograd.functional.jacobian(described, point[0])
     return derivative.detach()
-
-
-def _untold(slopes: Tensor, flat: Tensor) -> Sequence[bool]:
-    """Which numbers move along a direction that the data do not tell."""
-    if not flat.shape[1]:
-        return [False] * len(slopes)
-    size = slopes.norm(dim=-1).clamp(min=1e-300)
-    return ((slopes @ flat).abs().amax(-1) > UNTOLD * size).tolist()
 
 
 def _note(parameter: Parameter | None, value: float, is_fixed: bool, is_untold: bool, slope: float) -> str:

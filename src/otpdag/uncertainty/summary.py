@@ -12,11 +12,13 @@ import torch
 
 from otpdag.data import Batch
 from otpdag.data.sequences import SequenceBatch
+from otpdag.errors import listed
 from otpdag.inference import row_posterior, sequence_posterior
 from otpdag.inference.parameter_count import free_parameters
 from otpdag.model import Model
 from otpdag.model.rendering import printable
 from otpdag.objective import Problem
+from otpdag.uncertainty.diagnosis import UNDETERMINED
 from otpdag.uncertainty.linear_normal import FitIndices
 
 __all__ = ["Summary", "data_facts", "summarise"]
@@ -108,7 +110,7 @@ def _fact(value: str | float) -> str:
 def _cells(row: pd.Series) -> list[str]:
     columns = ["estimate", "std_error", "lower", "upper", "standardised"]
     numbers = [row[name] for name in columns if name in row]
-    return ["" if pd.isna(value) else f"{value:.4g}" for value in numbers] + [str(row["note"])]
+    return ["" if pd.isna(value) else f"{value + 0.0:.4g}" for value in numbers] + [str(row["note"])]
 
 
 def _columns(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -170,12 +172,13 @@ def summarise(
     """Put a summary together, with a warning for every kind of parameter that has no standard error."""
     names = np.array(parameter_names(table), dtype=object)
     said = list(warnings)
-    for note, text in (
-        ("not identified", "the data do not tell"),
-        ("at the edge", "at the edge of the range, where no standard error holds:"),
+    for note, text, advice in (
+        ("not identified", UNDETERMINED, ": moved together, they leave the likelihood as it is; fix or tie some"),
+        ("at the edge", "at the edge of the range, where no standard error holds:", ""),
     ):
-        which = names[(table["note"] == note).to_numpy()]
-        if len(which):
-            more = f" and {len(which) - MOST_NAMED} more" if len(which) > MOST_NAMED else ""
-            said.append(f"{text} {', '.join(which[:MOST_NAMED])}{more}")
+        which = list(names[(table["note"] == note).to_numpy()])
+        if which:
+            # what the fit noted of the same parameters is said by the one line that names all of them
+            said = [other for other in said if not other.startswith(text)]
+            said.append(f"{text} {listed(which, most=MOST_NAMED, show=str)}{advice}")
     return Summary(facts, table, level, tuple(said), fit_indices)

@@ -22,7 +22,6 @@ from otpdag.data.sequence_parts import part_of
 from otpdag.data.sequences import SequenceBatch, SequenceTable, as_sequences, encode_sequences
 from otpdag.engine.adam import Adam
 from otpdag.engine.course import Course
-from otpdag.engine.diagnosis import notes_on_scales
 from otpdag.engine.kinds.kind import DataKind, check_rows, named_method
 from otpdag.engine.method import Method, entropic, transport
 from otpdag.engine.point_layout import Layout
@@ -36,6 +35,7 @@ from otpdag.objective.hidden_numbers import number_problem
 from otpdag.objective.piece_terms import PieceProblem, piece_problem
 from otpdag.objective.windows import window_problem
 from otpdag.structure import Structure, pack, unpack
+from otpdag.uncertainty.diagnosis import notes_on_scales
 
 __all__ = ["SequenceData"]
 

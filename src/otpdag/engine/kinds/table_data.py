@@ -16,14 +16,6 @@ from otpdag.backward.closed_form import SumSizes
 from otpdag.backward.guessed_rows import complete_table, row_weights
 from otpdag.data import Batch, Schema, Table, canonical_order, encode, random_part, unique_rows
 from otpdag.engine.course import Course
-from otpdag.engine.diagnosis import (
-    notes_on_columns,
-    notes_on_identification,
-    notes_on_independence,
-    notes_on_scales,
-    notes_on_separation,
-    separated,
-)
 from otpdag.engine.kinds.kind import DataKind, check_rows, named_method
 from otpdag.engine.method import Method, entropic, paper, transport
 from otpdag.engine.point_layout import Layout
@@ -35,6 +27,14 @@ from otpdag.objective.direct import count_ranges
 from otpdag.objective.partitioned import FROM_ROWS, HELD_ROWS, PartitionedProblem, rows_in_blocks
 from otpdag.objective.sampled import drawn_rows
 from otpdag.structure import Structure, unpack
+from otpdag.uncertainty.diagnosis import (
+    notes_on_columns,
+    notes_on_identification,
+    notes_on_independence,
+    notes_on_scales,
+    notes_on_separation,
+    separated,
+)
 
 __all__ = ["TableData", "lay_out_rows", "one_start"]
 

@@ -8,8 +8,8 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.engine.identification import flat_directions, information
 from otpdag.structure import pack
+from otpdag.uncertainty.flat_directions import flat_directions, information
 
 
 def solved(edges, mechanisms, table, hidden=()):

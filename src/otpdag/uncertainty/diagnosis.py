@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from otpdag.data import Batch
-from otpdag.engine.identification import FlatDirection, ParameterName, flat_directions
 from otpdag.errors import ModelError, listed
 from otpdag.mechanisms import Categorical, Mechanism
 from otpdag.mechanisms.normal import LocationScale
@@ -21,6 +20,7 @@ from otpdag.mechanisms.predicted import Predicted
 from otpdag.model import Model
 from otpdag.objective import Problem
 from otpdag.structure import Structure, pack
+from otpdag.uncertainty.flat_directions import FlatDirection, ParameterName, flat_directions
 
 __all__ = [
     "notes_on_columns",
@@ -40,6 +40,8 @@ AT_THE_FLOOR = 1.05
 CLEAR_CORRELATION, CLEAR_ERRORS = 0.15, 5.0
 """A correlation that matters, and by how many standard errors it must differ from none."""
 MOST_PAIRS = 5
+UNDETERMINED = "the data do not determine"
+"""How notes on flat directions begin."""
 SEPARATED = 1e-3
 """Mean loss of a logit, in nats, below which its categories are told apart without error."""
 
@@ -170,11 +172,10 @@ def _flat_note(model: Model, directions: Sequence[FlatDirection]) -> str:
     names = list(dict.fromkeys(_parameter(model, name) for one in directions for name in one.names))
     shown = listed(names, most=6, show=str)
     if len(names) == 1:
-        return f"the data do not determine the {shown}: whatever it is, the likelihood is the same; fix it"
+        return f"{UNDETERMINED} the {shown}: whatever it is, the likelihood is the same; fix it"
     many = "" if len(directions) == 1 else f" in {len(directions)} ways"
     return (
-        f"the data do not determine the {shown}: moved together{many}, they leave the likelihood as it is; fix or tie "
-        "a parameter"
+        f"{UNDETERMINED} the {shown}: moved together{many}, they leave the likelihood as it is; fix or tie a parameter"
     )
 
 

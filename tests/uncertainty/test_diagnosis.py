@@ -33,6 +33,36 @@ def test_collinear_parents_and_a_column_that_follows_from_another():
     assert said[1].startswith("the data do not determine the weight of 'y' on 'a', weight of 'y' on 'b'")
 
 
+def test_collinear_parents_that_the_graph_makes_independent():
+    table = pd.DataFrame({"a": A, "b": 2 * A, "y": Y})
+    said = notes([("a", "y"), ("b", "y")], normals("aby"), table)
+    assert any(
+        one.startswith("the data do not determine the weight of 'y' on 'a', weight of 'y' on 'b'") for one in said
+    )
+    assert len(said) == 2
+
+
+def test_a_summary_says_once_what_the_data_do_not_determine():
+    factors = RNG.normal(size=(ROWS, 2)) @ RNG.normal(size=(2, 5))
+    table = pd.DataFrame(factors + 0.6 * RNG.normal(size=(ROWS, 5)), columns=list("vwxyz"))
+    graph = otp.Graph([(factor, name) for factor in "fg" for name in table], hidden=["f", "g"])
+    summary = otp.fit(otp.Model(graph, normals("fgvwxyz")), table).summary()
+    (said,) = summary.warnings
+    assert said.startswith("the data do not determine v.weight[f], v.weight[g]")
+    marked = summary.table["note"] == "not identified"
+    assert list(summary.table.loc[marked, "parameter"].unique()) == ["weight"]
+    assert marked.sum() == 10
+
+
+def test_a_constant_column_leaves_the_errors_of_others():
+    table = pd.DataFrame({"a": A, "c": np.full(ROWS, 3.0), "y": Y})
+    result = otp.fit(otp.Model(otp.Graph([("a", "y"), ("c", "y")]), normals("acy")), table)
+    errors = result.summary().to_frame()["std_error"]
+    assert errors["a.loc"] == pytest.approx(A.std() / np.sqrt(ROWS), rel=1e-3)
+    assert np.isnan(errors["y.weight[c]"])
+    assert result.fit_indices() is None  # no likelihood is best
+
+
 def test_two_free_factors():
     table = pd.DataFrame(RNG.normal(size=(ROWS, 2)) @ RNG.normal(size=(2, 5)) + 0.6 * RNG.normal(size=(ROWS, 5)))
     table.columns = [f"x{i}" for i in range(5)]

@@ -89,11 +89,11 @@ def flat_directions(problem: Problem, point: Tensor, *, rows: int = 400) -> list
     values, vectors = torch.linalg.eigh(information(problem, point, rows=max(rows, 2 * size), groups=2 * size))
     if not bool(torch.isfinite(values).all()):
         return []
-    flat = vectors[:, values < small]
+    slope = float(_gradients(problem, point).norm())
+    flat = _without_curvature(problem, point, vectors[:, values < small], small + 4 * slope)
     changes = _changes(problem, point, flat)
     if not changes.numel():
         return []
-    slope = float(_gradients(problem, point).norm())
     # of the flat moves those that change parameters, as few and as plain as there are
     _, strengths, mixed = torch.linalg.svd(changes, full_matrices=False)
     directions = []
@@ -111,6 +111,21 @@ def _gradients(problem: Problem, points: Tensor) -> Tensor:
         leaf = points.detach().clone().requires_grad_(True)
         (gradient,) = torch.autograd.grad(problem.loss(leaf).sum(), leaf)
     return gradient.detach()
+
+
+def _without_curvature(problem: Problem, point: Tensor, directions: Tensor, most: float) -> Tensor:
+    """Those among the moves (P, K) and their mixtures along which the loss of all rows does not bend.
+
+    Scores of columns that follow from each other cancel too, though each has a curvature of its own.
+    """
+    if not directions.shape[1]:
+        return directions
+    moves = WIDE_STEP * directions.T
+    slopes = torch.cat([_gradients(problem, part) for part in torch.cat([point + moves, point - moves]).split(AT_ONCE)])
+    ahead, behind = slopes.chunk(2)
+    bending = directions.T @ (ahead - behind).T / (2 * WIDE_STEP)
+    values, mixed = torch.linalg.eigh(0.5 * (bending + bending.T))
+    return directions @ mixed[:, values.abs() < most]
 
 
 def _curvature(problem: Problem, point: Tensor, direction: Tensor) -> float:
