@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from otpdag.backward.elimination.families import FamilyView, describe_families
+from otpdag.backward.structural_equations import StructuralEquations, structural_equations
 from otpdag.backward.twins import Twins, find_twins
 from otpdag.data import Batch, distinct_rows
 from otpdag.structure import Structure
@@ -116,6 +117,8 @@ class Moments:
     equations: tuple[_Equations, ...]
     tables: tuple[_Tables, ...]
     second: Tensor
+    structural: StructuralEquations | None
+    """The same as structural equations, where all families are normal nodes."""
 
     def reweighted(self, factors: Tensor) -> Moments:
         """Moments and counts of the same rows with other weights."""
@@ -210,14 +213,19 @@ def moments_of(structure: Structure, batch: Batch, shapes: Mapping[str, tuple[in
     shift = torch.stack([_centre(batch, node, cell) for node, cell in cells]) if cells else torch.zeros(0).double()
     if not all(_can_be_squared(batch, node, cell, shift[at]) for at, (node, cell) in enumerate(cells)):
         return None
-    equations = [
-        _equations(batch, twins, families, cells, shift, first) for twins in find_twins(structure, linear, shapes)
-    ]
+    at = {family.node: [cells.index((families[place].node, cell)) for place, cell in family.columns] for family in linear}
+    codes = {family.node: _configuration(batch, family, families, first) for family in linear}
+    equations = [_equations(twins, at, codes, shift) for twins in find_twins(structure, linear, shapes)]
     tables = [family for family in modelled if family.is_table]
     counted = [_tables(batch, twins) for twins in find_twins(structure, tables, shapes)]
-    none = torch.zeros(0)
-    found = Moments(batch, tuple(cells), shift, group, stacked, tuple(equations), tuple(counted), none)
-    return found._summed()
+    structural = None
+    if not given and not tables:
+        own = [(at[family.node], codes[family.node]) for family in linear]
+        structural = structural_equations(structure, linear, shapes, *zip(*own, strict=True), ~stacked, shift)
+    summed = Moments(
+        batch, tuple(cells), shift, group, stacked, tuple(equations), tuple(counted), torch.zeros(0), structural
+    )
+    return summed._summed()
 
 
 def _can_be_squared(batch: Batch, node: str, cell: int, centre: Tensor) -> bool:
@@ -273,25 +281,21 @@ def _centre(batch: Batch, node: str, cell: int) -> Tensor:
     return (value if bool(seen.all()) else value[seen]).double().mean()
 
 
+def _configuration(batch: Batch, family: FamilyView, families: Sequence[FamilyView], first: Tensor) -> Tensor:
+    """That of a family's categories in each group (G,)."""
+    code = torch.zeros(len(first), dtype=torch.long)
+    for place, size in family.selectors:
+        code = code * size + batch.values[families[place].node][0].index_select(0, first).argmax(-1)
+    return code
+
+
 def _equations(
-    batch: Batch,
-    twins: Twins,
-    families: Sequence[FamilyView],
-    cells: list[tuple[str, int]],
-    shift: Tensor,
-    first: Tensor,
+    twins: Twins, places: Mapping[str, list[int]], codes: Mapping[str, Tensor], shift: Tensor
 ) -> _Equations:
-    places = [[cells.index((families[place].node, cell)) for place, cell in f.columns] for f in twins.families]
-    at = torch.tensor([[*own, len(cells)] for own in places])
+    at = torch.tensor([[*places[family.node], len(shift)] for family in twins.families])
     own_shift = torch.nn.functional.pad(shift, (0, 1))[at]
-    codes = []
-    for family in twins.families:
-        code = torch.zeros(len(first), dtype=torch.long)
-        for place, size in family.selectors:
-            code = code * size + batch.values[families[place].node][0].index_select(0, first).argmax(-1)
-        codes.append(code)
-    entries = at.unsqueeze(-1) * (len(cells) + 1) + at.unsqueeze(-2)
-    return _Equations(twins, entries.flatten(), own_shift, torch.stack(codes))
+    entries = at.unsqueeze(-1) * (len(shift) + 1) + at.unsqueeze(-2)
+    return _Equations(twins, entries.flatten(), own_shift, torch.stack([codes[f.node] for f in twins.families]))
 
 
 def _tables(batch: Batch, twins: Twins) -> _Tables:
