@@ -4,11 +4,11 @@ With the levels a, slopes B and scales s of all numbers, :math:`x = a + B x + s 
 
 .. math:: T = (I - B)^{-1}, \qquad m = T a, \qquad \Sigma = T \,\mathrm{diag}(s^2)\, T^\top .
 
-Rows that show the same cells are draws of a normal vector with the mean and covariance of these. Let W be the inverse of
-that covariance, zero at cells that are not shown, and E the mean of :math:`(x - m)(x - m)^\top`. An entry i of a, B or s
-in the equation of number k moves the mean by :math:`\mu_i T e_k`, and the covariance by
-:math:`T e_k v_i^\top + v_i e_k^\top T^\top`, where v is a column of :math:`\Sigma` for a slope, one of T times its scale
-for a scale, and zero for a level. Gradient and expected information are entries of a few products,
+Rows that show the same cells are draws of a normal vector with the mean and covariance of these. Let W be the inverse
+of that covariance, zero at cells that are not shown, and E the mean of :math:`(x - m)(x - m)^\top`. An entry i of a, B
+or s in the equation of number k moves the mean by :math:`\mu_i T e_k`, and the covariance by
+:math:`T e_k v_i^\top + v_i e_k^\top T^\top`, where v is a column of :math:`\Sigma` for a slope, one of T times its
+scale for a scale, and zero for a level. Gradient and expected information are entries of a few products,
 
 .. math:: g_i &= e_k^\top T^\top (W - W E W)\, v_i - \mu_i\, e_k^\top T^\top W (\bar x - m), \\
           I_{ij} &= (T^\top W T)_{kk'} (v_i^\top W v_j + \mu_i \mu_j) + (T^\top W v_j)_k (T^\top W v_i)_{k'} ,
@@ -62,6 +62,10 @@ class Scored:
         ridge = (RIDGE * level + 1e-30)[..., None] * np.eye(level.shape[-1])
         step = -np.linalg.solve(self.information + ridge, self.gradient[..., None])[..., 0]
         return step * (LONGEST_STEP / np.abs(step).max(-1, keepdims=True, initial=LONGEST_STEP))
+
+    def gain(self, step: Array) -> Array:
+        """By how much a step lowers the loss (R,), as far as the gradient tells."""
+        return -(self.gradient * step).sum(-1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,8 +19,8 @@ from otpdag.structure import Structure
 
 __all__ = ["MomentProblem"]
 
-MOST_HALVINGS = 10
-"""Of a step that raises the loss; one that still does then is not taken."""
+MOST_HALVINGS, ROUNDING = 10, 1e-13
+"""Of a step that raises the loss; one that still does then is not taken. And a change of the loss that is none."""
 
 
 @dataclass(frozen=True)
@@ -62,16 +63,23 @@ class MomentProblem(SummedRows):
             return super().updated(point)
         at, second = point.detach().numpy(), self.moments.second.numpy()
         scored = equations.scored(at, second)
-        step = scored.step()
+        step, rounding = scored.step(), ROUNDING * (1 + np.abs(scored.loss))
+        worse = scored.gain(step) > rounding
         for _ in range(MOST_HALVINGS):
-            worse = ~(equations.loss(at + step, second) <= scored.loss)
             if not worse.any():
                 break
+            worse &= ~(equations.loss(at + step, second) <= scored.loss + rounding)
             step[worse] *= 0.5
-        else:
-            step[worse] = 0.0
+        step[worse] = 0.0
         loss = torch.from_numpy(scored.loss)
         return torch.from_numpy(at + step), LossTerms.of(loss, reconstruction=loss)
+
+    def expected_information(self, point: Tensor) -> Tensor | None:
+        """That of the covariance that the model implies, where it is written as structural equations."""
+        equations = self.moments.structural
+        if equations is None:
+            return None
+        return torch.from_numpy(equations.scored(point.detach().numpy(), self.moments.second.numpy()).information[0])
 
     def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> Problem:
         """These rows; or all of them instead of fewer, since more do not cost more."""
