@@ -101,8 +101,9 @@ class Space(ABC):
         return np.isinf(cells)
 
     def encode(self, cells: Array, dtype: torch.dtype = torch.float64) -> Tensor:
-        """Values (N, width) from cells (N, cells), zeros where these are NaN."""
-        return torch.tensor(np.where(np.isnan(cells), 0.0, cells), dtype=dtype)
+        """Values (N, width) from cells (N, cells), zeros where these are NaN; they may share the cells' memory."""
+        gaps = cells.size and np.isnan(cells.min())
+        return torch.from_numpy(np.where(np.isnan(cells), 0.0, cells) if gaps else cells).to(dtype)
 
     def decode(self, values: Array) -> Array:
         """Cells (N, cells) from values (N, width): numbers as they are, codes of categories; NaN where unknown."""

@@ -284,6 +284,17 @@ def unpack(flat: Tensor, like: Mapping[str, tuple[int, ...]]) -> dict[str, Tenso
     return {key: part.reshape(flat.shape[0], *like[key]) for key, part in zip(like, parts, strict=True)}
 
 
+def parameter_places(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """The columns of a packed matrix that hold each parameter (*shape).
+
+    >>> parameter_places({"a": (2,), "b": (1, 1)})
+    {'a': tensor([0, 1]), 'b': tensor([[2]])}
+    """
+    sizes = [math.prod(shape) for shape in shapes.values()]
+    columns = torch.arange(sum(sizes)).split(sizes) if sizes else ()
+    return {key: own.reshape(shape) for (key, shape), own in zip(shapes.items(), columns, strict=True)}
+
+
 def columns_of(shapes: Mapping[str, tuple[int, ...]], keys: Collection[str]) -> Tensor:
     """Which columns of a packed matrix hold these parameters (P,).
 

@@ -13,7 +13,7 @@ so rows are read once, for their second moments M; tables of categories read cou
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from otpdag.backward.elimination.families import FamilyView, describe_families
+from otpdag.backward.structural_equations import StructuralEquations, structural_equations
 from otpdag.backward.twins import Twins, find_twins
 from otpdag.data import Batch, distinct_rows
 from otpdag.structure import Structure
@@ -35,7 +36,7 @@ COLUMNS_FOR_EACH_ROW = 4
 
 SMALLEST_DEVIATION, LARGEST_DEVIATION = 1e-60, 1e60  # in whose fourth powers no digit is lost
 
-BLOCK = 2**13  # rows whose columns are held at a time: few enough for a processor's cache
+BLOCK_ENTRIES = 2**18  # of rows whose columns are held at a time: few enough for a processor's cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +70,37 @@ class _Equations:
             return products.expand(-1, -1, groups, -1, -1), constants.expand(-1, -1, groups)
         node = torch.arange(many).unsqueeze(-1)
         return products[:, node, self.configuration], constants[:, node, self.configuration]
+
+
+@dataclass(frozen=True, eq=False)
+class _FamiliesOfKinds:
+    """All linear families, sorted into kinds when they are first evaluated: scoring needs none of that.
+
+    Attributes:
+        columns: For each family the numbers that its columns are.
+        codes: For each family the configuration of its categories in each group (G,).
+        shift: What was subtracted from the numbers (D,).
+    """
+
+    structure: Structure
+    linear: tuple[FamilyView, ...]
+    shapes: Mapping[str, tuple[int, ...]]
+    columns: Mapping[str, list[int]]
+    codes: Mapping[str, Tensor]
+    shift: Tensor
+
+    @cached_property
+    def all(self) -> list[_Equations]:
+        """The equations of every kind."""
+        return [self._of(twins) for twins in find_twins(self.structure, self.linear, self.shapes)]
+
+    def _of(self, twins: Twins) -> _Equations:
+        size = len(self.shift)
+        at = torch.tensor([[*self.columns[family.node], size] for family in twins.families])
+        own_shift = torch.nn.functional.pad(self.shift, (0, 1))[at]
+        entries = at.unsqueeze(-1) * (size + 1) + at.unsqueeze(-2)
+        codes = torch.stack([self.codes[family.node] for family in twins.families])
+        return _Equations(twins, entries.flatten(), own_shift, codes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,9 +145,11 @@ class Moments:
     shift: Tensor
     group: Tensor
     unseen: Tensor
-    equations: tuple[_Equations, ...]
+    equations: _FamiliesOfKinds
     tables: tuple[_Tables, ...]
     second: Tensor
+    structural: StructuralEquations | None
+    """The same as structural equations, where all families are normal nodes."""
 
     def reweighted(self, factors: Tensor) -> Moments:
         """Moments and counts of the same rows with other weights."""
@@ -127,29 +161,35 @@ class Moments:
         return replace(self, tables=tables, second=self._second())
 
     def _second(self) -> Tensor:
-        batch, many, size = self.batch, len(self.unseen), len(self.cells) + 1
-        total = torch.zeros(len(batch.weight), many, size, size, dtype=torch.float64)
-        order = torch.argsort(self.group) if many > 1 else torch.arange(batch.rows)
-        ends = torch.bincount(self.group, minlength=many).cumsum(0).tolist()
-        begin = 0
-        for number, end in enumerate(ends):
-            for at in range(begin, end, BLOCK):
-                rows = order[at : min(at + BLOCK, end)] if many > 1 else slice(at, min(at + BLOCK, end))
-                columns = self._columns(rows, self.unseen[number])
-                for replica, weight in enumerate(batch.weight[:, rows]):
-                    total[replica, number] += (columns * weight.unsqueeze(-1)).T @ columns
-            begin = end
+        weight, many, size = self.batch.weight, len(self.unseen), len(self.cells) + 1
+        total = torch.zeros(len(weight), many, size, size, dtype=torch.float64)
+        members = [slice(None)] if many == 1 else _split_by(self.group, many)
+        alike = bool((weight == weight[:, :1]).all())
+        for number, (rows, unseen) in enumerate(zip(members, self.unseen, strict=True)):
+            seen = torch.nonzero(~unseen)[:, 0]
+            at = torch.cat([seen, torch.tensor([size - 1])])
+            place = (at.unsqueeze(-1), at)
+            cells, shift = [self.cells[cell] for cell in seen.tolist()], self.shift[seen].unsqueeze(-1)
+            for part, own in self._blocks(rows, cells):
+                part[:-1] -= shift
+                if alike:
+                    total[:, number][:, *place] += own[:, :1, None] * (part @ part.T)
+                    continue
+                for replica, each in enumerate(own):
+                    total[replica, number][place] += (part * each) @ part.T
         return total
 
-    def _columns(self, rows: Tensor | slice, unseen: Tensor) -> Tensor:
-        """Numbers less their shift, zero where they are not seen, and a one (n, D + 1)."""
-        weight = self.batch.weight[0, rows]
-        columns = torch.zeros(len(weight), len(self.cells) + 1, dtype=torch.float64)
-        columns[:, -1] = 1.0
-        for place, (node, cell) in enumerate(self.cells):
-            if not bool(unseen[place]):
-                columns[:, place] = self.batch.values[node][0, rows, cell].double() - self.shift[place]
-        return columns
+    def _blocks(self, rows: Tensor | slice, cells: Sequence[tuple[str, int]]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Cells of rows and a one below them (d + 1, n), and the rows' weights (1 or R, n), block by block."""
+        values, weight = self.batch.values, self.batch.weight
+        columns = [values[node][0, :, cell] for node, cell in cells]
+        if isinstance(rows, Tensor):
+            columns, weight = [column[rows] for column in columns], weight[:, rows]
+        columns.append(torch.ones((), dtype=torch.float64).expand(weight.shape[1]))
+        step = max(1, BLOCK_ENTRIES // len(columns))
+        for begin in range(0, weight.shape[1], step):
+            part = slice(begin, begin + step)
+            yield torch.stack([column[part] for column in columns]).double(), weight[:, part]
 
     def log_likelihood(self, point: Tensor) -> Tensor:
         """Sum over all rows (R,) at ``point`` (R, P)."""
@@ -181,7 +221,7 @@ class Moments:
         many, size = self.unseen.shape[0], len(self.cells) + 1
         precision = torch.zeros(len(point), many, size * size, dtype=torch.float64)
         constant = torch.zeros(len(point), many, dtype=torch.float64)
-        for one in self.equations:
+        for one in self.equations.all:
             products, constants = one.evaluated(point)
             products = products.transpose(1, 2).flatten(2).expand(len(point), -1, -1)
             precision = precision.index_add(2, one.entries, products)
@@ -210,22 +250,34 @@ def moments_of(structure: Structure, batch: Batch, shapes: Mapping[str, tuple[in
     shift = torch.stack([_centre(batch, node, cell) for node, cell in cells]) if cells else torch.zeros(0).double()
     if not all(_can_be_squared(batch, node, cell, shift[at]) for at, (node, cell) in enumerate(cells)):
         return None
-    equations = [
-        _equations(batch, twins, families, cells, shift, first) for twins in find_twins(structure, linear, shapes)
-    ]
+    number = {cell: at for at, cell in enumerate(cells)}
+    columns = {f.node: [number[families[place].node, cell] for place, cell in f.columns] for f in linear}
+    codes = {family.node: _configuration(batch, family, families, first) for family in linear}
+    equations = _FamiliesOfKinds(structure, tuple(linear), shapes, columns, codes, shift)
     tables = [family for family in modelled if family.is_table]
     counted = [_tables(batch, twins) for twins in find_twins(structure, tables, shapes)]
-    none = torch.zeros(0)
-    moments = Moments(batch, tuple(cells), shift, group, stacked, tuple(equations), tuple(counted), none)
-    return moments._summed()
+    structural = None
+    if not given and not tables:
+        own = [(columns[family.node], codes[family.node]) for family in linear]
+        structural = structural_equations(structure, linear, shapes, *zip(*own, strict=True), ~stacked, shift)
+    summed = Moments(
+        batch, tuple(cells), shift, group, stacked, equations, tuple(counted), torch.zeros(0), structural
+    )
+    return summed._summed()
+
+
+def _split_by(group: Tensor, many: int) -> tuple[Tensor, ...]:
+    """The rows of each group, in their order."""
+    return torch.argsort(group, stable=True).split(torch.bincount(group, minlength=many).tolist())
 
 
 def _can_be_squared(batch: Batch, node: str, cell: int, centre: Tensor) -> bool:
     """Whether fourth powers of a column's deviations, which gradients of its moments hold, are ordinary numbers."""
     if node not in batch.values:
         return True
-    seen = batch.values[node][0, :, cell][_seen(batch, node, cell)]
-    furthest = float((seen - centre).abs().max()) if seen.numel() else 0.0
+    values, seen = batch.values[node][0, :, cell], _seen(batch, node, cell)
+    values = values if bool(seen.all()) else values[seen]
+    furthest = float((torch.stack(values.aminmax()) - centre).abs().max()) if values.numel() else 0.0
     return furthest == 0 or SMALLEST_DEVIATION < furthest < LARGEST_DEVIATION
 
 
@@ -273,25 +325,12 @@ def _centre(batch: Batch, node: str, cell: int) -> Tensor:
     return (value if bool(seen.all()) else value[seen]).double().mean()
 
 
-def _equations(
-    batch: Batch,
-    twins: Twins,
-    families: Sequence[FamilyView],
-    cells: list[tuple[str, int]],
-    shift: Tensor,
-    first: Tensor,
-) -> _Equations:
-    places = [[cells.index((families[place].node, cell)) for place, cell in f.columns] for f in twins.families]
-    at = torch.tensor([[*own, len(cells)] for own in places])
-    own_shift = torch.nn.functional.pad(shift, (0, 1))[at]
-    codes = []
-    for family in twins.families:
-        code = torch.zeros(len(first), dtype=torch.long)
-        for place, size in family.selectors:
-            code = code * size + batch.values[families[place].node][0].index_select(0, first).argmax(-1)
-        codes.append(code)
-    entries = at.unsqueeze(-1) * (len(cells) + 1) + at.unsqueeze(-2)
-    return _Equations(twins, entries.flatten(), own_shift, torch.stack(codes))
+def _configuration(batch: Batch, family: FamilyView, families: Sequence[FamilyView], first: Tensor) -> Tensor:
+    """That of a family's categories in each group (G,)."""
+    code = torch.zeros(len(first), dtype=torch.long)
+    for place, size in family.selectors:
+        code = code * size + batch.values[families[place].node][0].index_select(0, first).argmax(-1)
+    return code
 
 
 def _tables(batch: Batch, twins: Twins) -> _Tables:

@@ -7,7 +7,6 @@ over which one call is mapped.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from otpdag.backward.elimination.families import FamilyView
-from otpdag.structure import Structure
+from otpdag.structure import Structure, parameter_places
 
 __all__ = ["Twins", "find_twins"]
 
@@ -62,18 +61,15 @@ def find_twins(
 
     ``shapes`` are those of all parameters of a flat point, in their order.
     """
-    first, places = 0, {}
-    for key, shape in shapes.items():
-        size = math.prod(shape)
-        places[key] = torch.arange(first, first + size).reshape(shape)
-        first += size
+    places = parameter_places(shapes)
+    total = sum(place.numel() for place in places.values())
     kinds: dict[str, list[FamilyView]] = {}
     for family in families:
         kinds.setdefault(_kind(family), []).append(family)
     twins_of_all = []
     for alike in kinds.values():
         twins = _stacked(structure, alike, places)
-        serves = len(alike) == 1 or _can_be_mapped(twins, first)
+        serves = len(alike) == 1 or _can_be_mapped(twins, total)
         twins_of_all += [twins] if serves else [_stacked(structure, [one], places) for one in alike]
     return twins_of_all
 

@@ -24,12 +24,13 @@ from otpdag.data.sequences import (
     encode_sequences,
     replace_table,
 )
-from otpdag.data.table import decode, encode
+from otpdag.data.table import Cells, decode, encode, read_cells
 from otpdag.data.table_files import read_table, write_table
 from otpdag.data.types import ColumnType, column_type, column_types, count_categories, infer_space
 
 __all__ = [
     "Batch",
+    "Cells",
     "Column",
     "ColumnType",
     "Documents",
@@ -59,6 +60,7 @@ __all__ = [
     "known_table",
     "open_table",
     "random_part",
+    "read_cells",
     "read_table",
     "replace_table",
     "unique_rows",

@@ -44,16 +44,19 @@ def read_weights(weights: npt.ArrayLike | Tensor | None, rows: int) -> Floats:
     return array * (rows / total)
 
 
-def checked_cells(node: str, column: Column, block: pd.DataFrame, partial: bool) -> Floats:
+def checked_cells(node: str, column: Column, block: pd.DataFrame | Floats, partial: bool) -> Floats:
     """The cells of a node as numbers, codes for categories, NaN where missing."""
-    if isinstance(column.space, Discrete):
+    if isinstance(block, np.ndarray):
+        cells = block
+        _check_support(cells, node, column, np.inf if partial else LARGEST)
+    elif isinstance(column.space, Discrete):
         cells = _read_codes(block.iloc[:, 0], node, column)[:, None]
     else:
         cells = _read_numbers(block, node)
         _check_support(cells, node, column, np.inf if partial else LARGEST)
-    empty = np.isnan(cells).all(0)
-    if empty.any() and not partial:
-        name = column.names[int(empty.argmax())]
+    empty = np.isnan(cells[:1]).any() and np.isnan(cells).all(0)
+    if not partial and np.any(empty):
+        name = column.names[int(np.argmax(empty))]
         raise DataError(
             f"{column_title(node, name)} must hold at least one value; all {len(cells)} are missing. "
             f"If {node!r} is never seen, drop the column and make it hidden"
@@ -99,6 +102,8 @@ def _codes_of_labels(series: pd.Series[Any], where: str, labels: Sequence[Label]
 
 
 def _check_support(cells: Floats, node: str, column: Column, largest: float) -> None:
+    if column.space.is_unbounded and len(cells) and -largest <= cells.min() <= cells.max() <= largest < np.inf:
+        return  # there are no gaps either: the smallest of numbers with a gap among them is a gap
     expected, seen = column.space.holds, ~np.isnan(cells)
     with np.errstate(invalid="ignore"):
         bad = seen & ((np.abs(cells) > np.float64(largest)) | np.isinf(cells) | column.space.outside(cells))

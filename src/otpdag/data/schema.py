@@ -64,6 +64,8 @@ class Schema:
         if data is None:
             return cls(plain)
         seen = {node: column for node, column in plain.items() if node not in graph.hidden}
+        if isinstance(data, pd.DataFrame):  # whose columns stand for themselves: only categories have names to find
+            seen = {node: column for node, column in seen.items() if isinstance(column.space, Discrete)}
         blocks, _ = read_blocks(data, seen, partial=True)
         return cls({node: _with_labels(node, column, blocks.get(node)) for node, column in plain.items()})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,50 @@ from otpdag.data.checking import checked_cells, read_weights
 from otpdag.data.column import Column, Label
 from otpdag.data.reading import Table, check_unseen, read_blocks, to_numpy
 from otpdag.data.schema import Schema
+from otpdag.data.types import Floats
 from otpdag.errors import DataError
 
-__all__ = ["decode", "encode"]
+__all__ = ["Cells", "decode", "encode", "read_cells"]
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The checked cells of a table, which need not be copies of the table's own.
+
+    Attributes:
+        columns: What they mean, for each node.
+        numbers: For each node numbers or codes of categories (N, cells), NaN where missing.
+        weight: Weights of the rows (R or 1, N), whose mean is one.
+    """
+
+    columns: Mapping[str, Column]
+    numbers: dict[str, Floats]
+    weight: Floats
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return self.weight.shape[1]
+
+    def batch(self, dtype: torch.dtype = torch.float64, order: npt.NDArray[np.int64] | None = None) -> Batch:
+        """The rows as tensors of their own, in another order where one is given.
+
+        The cells are used up on the way, so that a table is never held twice.
+        """
+        values, mask = {}, {}
+        complete: dict[int, Tensor] = {}  # flags of columns without gaps, which share them
+        for node in list(self.numbers):
+            cells = self.numbers.pop(node)
+            width = cells.shape[1]
+            cells = cells.copy() if order is None else np.take(cells, order, axis=0)
+            values[node] = self.columns[node].space.encode(cells, dtype)[None]
+            if cells.size and np.isnan(cells.min()):
+                mask[node] = torch.from_numpy(~np.isnan(cells))[None]
+            else:
+                mask[node] = complete.setdefault(width, torch.ones(1, len(cells), width, dtype=torch.bool))
+        alike = bool((self.weight == self.weight[:, :1]).all())
+        weight = self.weight if order is None or alike else self.weight[:, order]
+        return Batch(values, mask, torch.from_numpy(weight).to(dtype))
 
 
 def encode(
@@ -58,21 +100,42 @@ def encode(
     >>> batch.values["a"][0].tolist(), batch.mask["b"][0, :, 0].tolist()
     ([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 0.0]], [True, False, True])
     """
+    return read_cells(data, schema, hidden=hidden, weights=weights, partial=partial).batch(dtype)
+
+
+def read_cells(
+    data: Table,
+    schema: Schema,
+    *,
+    hidden: Iterable[str],
+    weights: npt.ArrayLike | Tensor | None = None,
+    partial: bool = False,
+) -> Cells:
+    """Check a table, as :func:`encode` does, and leave its cells where they are."""
     hidden = set(hidden)
     read = {node: column for node, column in schema.columns.items() if node not in hidden}
     for node in schema.nodes:
         if node in hidden:
             check_unseen(data, node, schema[node])
-    blocks, rows = read_blocks(data, read, partial=partial)
+    plain = _plain_columns(data, read)
+    blocks, rows = read_blocks(data, {node: read[node] for node in read if node not in plain}, partial=partial)
     if rows < (1 if partial else 2):
         raise DataError(f"data must have at least {1 if partial else 2} rows; got {rows}")
     weight = read_weights(weights, rows)
-    cells = {node: checked_cells(node, read[node], block, partial) for node, block in blocks.items()}
-    return Batch(
-        {node: read[node].space.encode(cells[node], dtype)[None] for node in read},
-        {node: torch.from_numpy(~np.isnan(cells[node]))[None] for node in read},
-        torch.from_numpy(weight).to(dtype),
-    )
+    cells = {node: checked_cells(node, read[node], (plain | blocks)[node], partial) for node in read}
+    return Cells(read, cells, weight)
+
+
+def _plain_columns(data: object, columns: Mapping[str, Column]) -> dict[str, Floats]:
+    """Columns of a frame that hold numbers as they are: reading them needs no frame for each."""
+    if not isinstance(data, pd.DataFrame) or not data.columns.is_unique:
+        return {}
+    single = {node: column.names[0] for node, column in columns.items() if len(column.names) == 1}
+    held = {node: data[name] for node, name in single.items() if name in data.columns}
+    numbers = {node: series for node, series in held.items() if series.dtype == np.float64}
+    return {
+        node: series.to_numpy()[:, None] for node, series in numbers.items() if not columns[node].space.is_discrete
+    }
 
 
 def decode(

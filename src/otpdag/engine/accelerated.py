@@ -7,14 +7,19 @@ and Varadhan 2019). Where that raises the loss, the plain update is taken, which
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from otpdag.anderson import correction
-from otpdag.engine.optimiser import Leg, Memory, Outcome, Progress, Watch
+from otpdag.engine.optimiser import Leg, Memory, Outcome, Progress, Watch, under
 
 __all__ = ["accelerated_updates"]
+
+Array: TypeAlias = NDArray[np.float64]
 
 REMEMBERED = 8
 """Differences of points and of updates that are combined."""
@@ -28,70 +33,77 @@ WORSE = 1e-11
 
 @dataclass
 class _State:
-    """Where all replicas stand: a point whose loss is known, and the trial that comes next."""
+    """Where all replicas stand: a point whose loss is known, and the trial that comes next.
 
-    point: Tensor
-    loss: Tensor
-    trial: Tensor
-    plain: Tensor
-    change: Tensor
-    moves: Tensor
-    changes: Tensor
-    small: Tensor
-    step: Tensor
+    Arrays, not tensors: with few parameters the calls are what a step costs, and these are cheaper.
+    """
+
+    point: Array
+    loss: Array
+    trial: Array
+    plain: Array
+    change: Array
+    moves: Array
+    changes: Array
+    small: Array
+    step: int
 
     @classmethod
     def of(cls, points: Tensor) -> _State:
-        replicas, size = points.shape
-        none = torch.zeros(replicas, dtype=torch.float64)
-        empty = points.new_zeros(replicas, REMEMBERED, size)
-        start, step = points.detach().clone(), torch.tensor(0)
-        infinite = torch.full_like(none, torch.inf)
-        return cls(start, infinite, start, start, torch.zeros_like(start), empty, empty.clone(), none, step)
+        start = points.detach().cpu().double().numpy().copy()
+        empty, none = np.zeros((len(start), REMEMBERED, start.shape[1])), np.zeros(len(start))
+        infinite = np.full_like(none, np.inf)
+        return cls(start, infinite, start, start, np.zeros_like(start), empty, empty.copy(), none, 0)
 
     def as_tensors(self) -> Memory:
         """All of it, for a file."""
-        return {f"update.{name}": value for name, value in vars(self).items()}
+        return {f"update.{name}": torch.as_tensor(value) for name, value in vars(self).items()}
 
     @classmethod
     def restored(cls, tensors: Memory) -> _State:
         """Invert :meth:`as_tensors`."""
-        return cls(**{key.removeprefix("update."): one for key, one in tensors.items() if key.startswith("update.")})
+        arrays = {name: one.numpy().copy() for name, one in under(tensors, "update.").items()}
+        return cls(**arrays | {"step": int(arrays["step"])})
 
-    def follow(self, updates: Tensor, loss: Tensor, tolerance: float) -> None:
+    def follow(self, updates: Array, loss: Array, tolerance: float) -> None:
         """Keep or refuse the trial, and choose the next one."""
         change = updates - self.trial
-        finite = torch.isfinite(loss) & torch.isfinite(change).all(-1)
-        good = finite & (loss <= self.loss + WORSE * (1 + loss.abs()))
-        near = good & ((self.loss - loss).abs() <= tolerance * (1 + loss.abs()))
-        self.small = torch.where(good, torch.where(near, self.small + 1, 0.0), self.small)
+        finite = np.isfinite(loss) & np.isfinite(change).all(-1)
+        with np.errstate(invalid="ignore"):
+            fallen = self.loss - loss
+            good = finite & (fallen >= -WORSE * (1 + np.abs(loss)))
+            near = good & (np.abs(fallen) <= tolerance * (1 + np.abs(loss)))
+        self.small = np.where(good, np.where(near, self.small + 1, 0.0), self.small)
         good = good & (loss <= self.loss)
-        kept = good.unsqueeze(-1)
-        known = torch.isfinite(self.loss).unsqueeze(-1)  # the first point has none before it
-        move = torch.where(kept & known, self.trial - self.point, 0.0)
-        turn = torch.where(kept & known, change - self.change, 0.0)
-        slot = int(self.step) % REMEMBERED
-        self.moves = torch.where(kept.unsqueeze(-1), self.moves, 0.0)
-        self.changes = torch.where(kept.unsqueeze(-1), self.changes, 0.0)
-        self.moves[:, slot], self.changes[:, slot] = move, turn
-        plain = torch.where(kept, updates, self.plain)
-        self.point = torch.where(kept, self.trial, self.point)
-        self.change = torch.where(kept, change, self.change)
-        self.loss = torch.where(good, loss, self.loss)
-        ahead = torch.where(kept, plain - correction(self.change, self.moves, self.changes), plain)
-        self.plain = plain
-        self.trial = torch.where(torch.isfinite(ahead).all(-1, keepdim=True), ahead, plain)
-        self.step = self.step + 1
+        kept, known = good[:, None], np.isfinite(self.loss)[:, None]  # the first point has none before it
+        slot = self.step % REMEMBERED
+        self.moves, self.changes = (np.where(kept[..., None], held, 0.0) for held in (self.moves, self.changes))
+        self.moves[:, slot] = np.where(kept & known, self.trial - self.point, 0.0)
+        self.changes[:, slot] = np.where(kept & known, change - self.change, 0.0)
+        self.plain = np.where(kept, updates, self.plain)
+        self.point = np.where(kept, self.trial, self.point)
+        self.change = np.where(kept, change, self.change)
+        self.loss = np.where(good, loss, self.loss)
+        combined = correction(*map(torch.from_numpy, (self.change, self.moves, self.changes))).numpy()
+        ahead = np.where(kept, self.plain - combined, self.plain)
+        self.trial = np.where(np.isfinite(ahead).all(-1, keepdims=True), ahead, self.plain)
+        self.step += 1
 
 
 def accelerated_updates(leg: Leg, tolerance: float, watch: Watch, resume: Memory | None = None) -> Outcome:
     """Update all replicas of a leg until nothing changes."""
     state = _State.of(leg.points) if resume is None else _State.restored(resume)
-    for step in range(int(state.step), leg.steps):
-        updates, terms = leg.problem.updated(state.trial)
-        state.follow(updates, terms.total.detach().double().expand(len(state.point)), tolerance)
-        stop = watch(Progress(step, terms, state.loss, state.point, state.as_tensors))
+
+    def placed(array: Array) -> Tensor:
+        return torch.from_numpy(array).to(leg.points)
+
+    for step in range(state.step, leg.steps):
+        updates, terms = leg.problem.updated(placed(state.trial))
+        loss = terms.total.detach().double().expand(len(state.point))
+        state.follow(updates.detach().cpu().double().numpy(), loss.cpu().numpy(), tolerance)
+        stop = watch(Progress(step, terms, placed(state.loss), placed(state.point), state.as_tensors))
         if stop or bool((state.small >= SMALL_IN_A_ROW).all()):
             break
-    converged, failed = state.small >= SMALL_IN_A_ROW, ~torch.isfinite(state.loss)
-    return Outcome(state.point, state.loss, converged, failed, int(state.step))
+    converged = torch.from_numpy(state.small >= SMALL_IN_A_ROW)
+    loss = placed(state.loss)
+    return Outcome(placed(state.point), loss, converged.to(loss.device), ~torch.isfinite(loss), state.step)

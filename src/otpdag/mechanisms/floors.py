@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,18 +52,19 @@ def resolution(column: Tensor) -> Tensor:
     >>> resolution(torch.tensor([0.1, 0.3, 0.1, 0.2, 0.3, 0.2]))
     tensor(0.1000)
     """
-    distinct = torch.unique(column)
-    if len(distinct) < 2 or 2 * len(distinct) > len(column):
+    gaps = np.diff(np.sort(column.cpu().numpy()))
+    gaps = gaps[gaps > 0]
+    if not len(gaps) or 2 * (len(gaps) + 1) > len(column):
         return torch.zeros_like(column[0])
-    return distinct.diff().min()
+    return torch.as_tensor(gaps.min()).to(column)
 
 
 def _spread(seen: Tensor) -> Tensor:
     deviation = seen.std(0, unbiased=False)
-    ordered = seen.sort(0).values
     last = len(seen) - 1
-    between = ordered[last * 3 // 4] - ordered[last // 4]
-    quartiles = between / QUARTILES_OF_NORMAL
+    low, high = last // 4, last * 3 // 4
+    ordered = np.partition(seen.cpu().numpy(), (low, high), axis=0)
+    quartiles = torch.as_tensor(ordered[high] - ordered[low]).to(seen) / QUARTILES_OF_NORMAL
     spread = torch.where(quartiles > 0, torch.minimum(deviation, quartiles), deviation)
     # a constant column has no spread: its own size stands for it
     size = seen[0].abs()

@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 
+MOST_LOGARITHM = 60.0  # of a parameter above zero, either way
 MOST_SPREAD = 1 << 22  # entries over which a single given number is spread out: 32 MB
 
 
@@ -66,7 +67,7 @@ class _Positive(Support):
 
     def natural(self, raw: Tensor) -> Tensor:
         # exp overflows long before a double runs out of room for any sensible parameter
-        return torch.exp(raw.clamp(-60.0, 60.0))
+        return torch.exp(raw.clamp(-MOST_LOGARITHM, MOST_LOGARITHM))
 
     def raw(self, natural: Tensor) -> Tensor:
         return torch.log(natural.clamp(min=1e-26))
@@ -249,6 +250,14 @@ class Parameter:
             return value
         given = self.constant("", "").to(value)
         return torch.where(given.isnan(), value, given)
+
+    @property
+    def origin_and_unit(self) -> tuple[Tensor, Tensor]:
+        """By which a value of the support becomes natural; zero and one where it is so already."""
+        scaled = not isinstance(self.setting, Tied)
+        zero = torch.zeros((), dtype=torch.float64)
+        origin = self.origin if scaled and self.origin is not None else zero
+        return origin, self.unit if scaled and self.unit is not None else zero + 1
 
     def raw(self, natural: Tensor) -> Tensor:
         """Invert :meth:`natural`."""

@@ -133,7 +133,7 @@ class Predictor:
         """Turn the intercept at the parents' centre into the intercept at zero."""
         if self._centred:
             params[self.name] = params[self.name] - self._centre_effect(params["weight"])
-        if self.no_level and self.intercept is None:
+        if self.is_levelled:
             params[self.name] = params[self.name] - params[self.name].mean(1, keepdim=True)
         return params
 
@@ -147,6 +147,16 @@ class Predictor:
                 )
             params[self.name] = params[self.name] + self._centre_effect(params["weight"])
         return params
+
+    @property
+    def is_levelled(self) -> bool:
+        """Whether the intercepts of all configurations average zero."""
+        return self.no_level and self.intercept is None
+
+    @property
+    def centre(self) -> Tensor:
+        """The numeric parents' values (inputs,) at which the raw intercept is taken."""
+        return self.units.in_shift if self.units is not None and self._centred else torch.zeros(self.inputs).double()
 
     @property
     def _centred(self) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from otpdag.backward.moments import Moments
@@ -16,6 +18,9 @@ from otpdag.objective.terms import LossTerms
 from otpdag.structure import Structure
 
 __all__ = ["MomentProblem"]
+
+MOST_HALVINGS, ROUNDING = 10, 1e-13
+"""Of a step that raises the loss; one that still does then is not taken. And a change of the loss that is none."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,36 @@ class MomentProblem(SummedRows):
     def weight_of_all(self) -> Tensor:
         """Sum of the weights (1 or R,)."""
         return self.batch.weight.sum(-1)
+
+    @property
+    def updates_suffice(self) -> bool:
+        """Whether scoring moves every parameter."""
+        return self.moments.structural is not None
+
+    def updated(self, point: Tensor) -> tuple[Tensor, LossTerms]:
+        """A step of Fisher's scoring, as long as it lowers the loss, and the terms at ``point``."""
+        equations = self.moments.structural
+        if equations is None:
+            return super().updated(point)
+        at, second = point.detach().numpy(), self.moments.second.numpy()
+        scored = equations.scored(at, second)
+        step, rounding = scored.step(), ROUNDING * (1 + np.abs(scored.loss))
+        worse = scored.gain(step) > rounding
+        for _ in range(MOST_HALVINGS):
+            if not worse.any():
+                break
+            worse &= ~(equations.loss(at + step, second) <= scored.loss + rounding)
+            step[worse] *= 0.5
+        step[worse] = 0.0
+        loss = torch.from_numpy(scored.loss)
+        return torch.from_numpy(at + step), LossTerms.of(loss, reconstruction=loss)
+
+    def expected_information(self, point: Tensor) -> Tensor | None:
+        """That of the covariance that the model implies, where it is written as structural equations."""
+        equations = self.moments.structural
+        if equations is None:
+            return None
+        return torch.from_numpy(equations.scored(point.detach().numpy(), self.moments.second.numpy()).information[0])
 
     def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> Problem:
         """These rows; or all of them instead of fewer, since more do not cost more."""

@@ -165,8 +165,9 @@ def rows_in_blocks(
 ) -> Problem:
     """Rows in memory: many of them block by block, which takes less memory and no more time, few as they are."""
     lay_out = partial(row_problem, structure, shapes=shapes, objective=objective, closed=closed, seed=seed)
-    part = random_part(batch.rows, HELD_ROWS, seed)
-    if part is None or batch.rows < FROM_ROWS or batch.replicas > 1 or not is_sum_over_rows(objective):
+    few = batch.rows < FROM_ROWS or batch.replicas > 1 or not is_sum_over_rows(objective)
+    part = None if few else random_part(batch.rows, HELD_ROWS, seed)
+    if part is None:
         return lay_out(batch=batch)
     sample = lay_out(batch=batch.take(part))
     if not isinstance(sample, RowProblem):

@@ -35,7 +35,7 @@ MOST_PARAMETERS = 120
 """Parameters up to which flat directions are looked for; two gradients are taken for each."""
 MOST_WORK = 2_000_000
 """Rows times points times parameters beyond which a check would take longer than most fits."""
-CHECKED_ROWS = 400
+CHECKED_ROWS, FIRST_ROWS = 400, 100
 AT_THE_FLOOR = 1.05
 CLEAR_CORRELATION, CLEAR_ERRORS = 0.15, 5.0
 """A correlation that matters, and by how many standard errors it must differ from none."""
@@ -53,8 +53,9 @@ def notes_on_columns(structure: Structure, batch: Batch) -> list[str]:
     """Columns that are constant, of which nothing can be learned."""
     notes = []
     for node in structure.graph.observed:
-        seen = batch.values[node][0][batch.mask[node][0].all(-1)]
-        if len(seen) > 1 and bool((seen == seen[0]).all()):
+        known = batch.mask[node][0].all(-1)
+        seen = batch.values[node][0] if bool(known.all()) else batch.values[node][0][known]
+        if len(seen) > 1 and all(bool((rows == seen[0]).all()) for rows in (seen[:FIRST_ROWS], seen)):
             notes.append(f"column {node!r} is constant: it tells nothing, and its slopes and scale mean nothing")
     return notes
 

@@ -86,7 +86,10 @@ def flat_directions(problem: Problem, point: Tensor, *, rows: int = 400) -> list
     if total < 2 * size:
         return []  # too few rows to tell what is flat from what they lack
     small = 1 / (LARGEST_ERROR**2 * total)
-    values, vectors = torch.linalg.eigh(information(problem, point, rows=max(rows, 2 * size), groups=2 * size))
+    known = problem.expected_information(point)
+    if known is None:
+        known = information(problem, point, rows=max(rows, 2 * size), groups=2 * size)
+    values, vectors = torch.linalg.eigh(known)
     if not bool(torch.isfinite(values).all()):
         return []
     slope = float(_gradients(problem, point).norm())

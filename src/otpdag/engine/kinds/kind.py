@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from otpdag.data import Batch, Schema
+from otpdag.data import Schema
 from otpdag.engine.course import Course
 from otpdag.engine.method import Method, entropic, paper, transport
 from otpdag.engine.point_layout import Layout
@@ -119,9 +119,8 @@ def named_method(name: str) -> Method:
     return named[name]()
 
 
-def check_rows(structure: Structure, batch: Batch) -> None:
-    """Refuse fewer rows than a node has slopes and other parameters, and missing covariates."""
+def check_rows(structure: Structure, rows: int) -> None:
+    """Refuse fewer rows than a node has slopes and other parameters."""
     needed = max((mechanism.rows_needed for mechanism in structure.mechanisms.values()), default=1)
-    if batch.rows <= needed:
-        raise DataError(f"the table has {batch.rows} rows; at least {needed + 1} are needed for this model")
-    structure.check_given(batch.mask)
+    if rows <= needed:
+        raise DataError(f"the table has {rows} rows; at least {needed + 1} are needed for this model")

@@ -55,7 +55,8 @@ class PartitionedData(DataKind):
         if not isinstance(table, PartTable):
             frame, own = table
             return TableData.of(model, frame, weights=own, device=device, every_row=every_row)
-        check_rows(model.structure, table.sample)
+        check_rows(model.structure, table.sample.rows)
+        model.structure.check_given(table.sample.mask)
         for node in model.structure.given:
             if node in table.seen and (table.seen[node] < table.rows).any():
                 raise DataError(f"node {node!r} is Given: its cells must not be missing; some are")

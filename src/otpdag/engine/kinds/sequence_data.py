@@ -75,7 +75,8 @@ class SequenceData(DataKind):
         sequences = as_sequences(data)
         schema = Schema.of(model.spaces, model.graph, sequences.table)
         batch = encode_sequences(sequences, schema, hidden=model.graph.hidden)
-        check_rows(model.structure, batch.steps)
+        check_rows(model.structure, batch.steps.rows)
+        model.structure.check_given(batch.steps.mask)
         if weights is None:
             return cls(model, schema, batch)
         return cls(model, schema, batch.weighted(weights), is_weighted=True)

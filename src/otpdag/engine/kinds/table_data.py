@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from otpdag.backward.closed_form import SumSizes
 from otpdag.backward.guessed_rows import complete_table, row_weights
-from otpdag.data import Batch, Schema, Table, canonical_order, encode, random_part, unique_rows
+from otpdag.data import Batch, Cells, Schema, Table, canonical_order, random_part, read_cells, unique_rows
 from otpdag.engine.course import Course
 from otpdag.engine.kinds.kind import DataKind, check_rows, named_method
 from otpdag.engine.method import Method, entropic, paper, transport
@@ -39,7 +39,9 @@ from otpdag.uncertainty.diagnosis import (
 __all__ = ["TableData", "lay_out_rows", "one_start"]
 
 START_ROWS, ONE_START_ROWS = 600, 10_000
-"""Rows that each of several starts is guessed from, those that the short runs see; and a single one, or the units."""
+"""Rows that each of several starts is guessed from, those that the short runs see; and a single one, or the units.
+
+The latter are the first ones: the order of rows looks random."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +72,12 @@ class TableData(DataKind):
         """
         structure = model.structure
         schema = Schema.of(model.spaces, model.graph, table)
-        full = encode(table, schema, hidden=model.graph.hidden, weights=weights)
-        check_rows(structure, full)
+        cells = read_cells(table, schema, hidden=model.graph.hidden, weights=weights)
+        check_rows(structure, cells.rows)
+        structure.check_given({node: torch.from_numpy(~np.isnan(cells.numbers[node])) for node in structure.given})
         discrete = all(structure.mechanisms[node].space.is_discrete for node in structure.graph.observed)
-        order = canonical_order(full)
-        ordered = _reordered(full, torch.from_numpy(order))
+        order = canonical_order(_by_content(cells), cells.rows)
+        ordered = cells.batch(order=order)
         batch = unique_rows(ordered) if discrete and not every_row else ordered
         return cls(model, schema, batch.to(device), order)
 
@@ -122,8 +125,7 @@ class TableData(DataKind):
 
     def lay_out(self, method: Method, seed: int) -> Layout:
         """The units of (a part of) the completed table, and maps where they are learned."""
-        part = random_part(self.batch.rows, ONE_START_ROWS, seed)
-        return lay_out_rows(self.structure, self.batch if part is None else self.batch.take(part), method, seed)
+        return lay_out_rows(self.structure, self.batch.first(ONE_START_ROWS), method, seed)
 
     def problem(self, layout: Layout, method: Method, seed: int) -> Problem:
         """Rows in closed form, or drawn."""
@@ -133,9 +135,11 @@ class TableData(DataKind):
         self, layout: Layout, problem: Problem, seed: int, numbers: Sequence[int], units: Tensor | None = None
     ) -> Tensor:
         """Each start looks at a part of the rows, a single one at more of them."""
-        if units is None:
-            units = random_part(self.batch.rows, START_ROWS if len(numbers) > 1 else ONE_START_ROWS, seed)
-        seen = self.batch if units is None else self.batch.take(units)
+        if units is None and len(numbers) == 1:
+            seen = self.batch.first(ONE_START_ROWS)
+        else:
+            units = random_part(self.batch.rows, START_ROWS, seed) if units is None else units
+            seen = self.batch if units is None else self.batch.take(units)
         return torch.cat([one_start(layout, seen, 0, restart_seed(seed, n), first=n == 0) for n in numbers])
 
     def adopt(self, layout: Layout, ended: Ended) -> None:
@@ -156,11 +160,11 @@ class TableData(DataKind):
         return notes + notes_on_independence(self.model, batch)
 
 
-def _reordered(batch: Batch, order: Tensor) -> Batch:
-    """Rows in another order, column by column: the batch itself is used up, so that there are never two of it."""
-    values = {node: batch.values.pop(node).index_select(1, order) for node in list(batch.values)}
-    mask = {node: batch.mask.pop(node).index_select(1, order) for node in list(batch.mask)}
-    return Batch(values, mask, batch.weight.index_select(1, order))
+def _by_content(cells: Cells) -> Iterator[NDArray[np.float64]]:
+    """All columns of a table, numbers before categories, then weights unless they are equal."""
+    for node in sorted(cells.numbers, key=lambda name: cells.columns[name].space.is_discrete):
+        yield from cells.numbers[node].T
+    yield from (weight for weight in cells.weight if (weight != weight[0]).any())
 
 
 def automatic(structure: Structure) -> Method:

@@ -1,0 +1,307 @@
+r"""Linear normal nodes as structural equations, read through the covariance that they imply: no Python for each node.
+
+With the levels a, slopes B and scales s of all numbers, :math:`x = a + B x + s u`, so that
+
+.. math:: T = (I - B)^{-1}, \qquad m = T a, \qquad \Sigma = T \,\mathrm{diag}(s^2)\, T^\top .
+
+Rows that show the same cells are draws of a normal vector with the mean and covariance of these. Let W be the inverse
+of that covariance, zero at cells that are not shown, and E the mean of :math:`(x - m)(x - m)^\top`. An entry i of a, B
+or s in the equation of number k moves the mean by :math:`\mu_i T e_k`, and the covariance by
+:math:`T e_k v_i^\top + v_i e_k^\top T^\top`, where v is a column of :math:`\Sigma` for a slope, one of T times its
+scale for a scale, and zero for a level. Gradient and expected information are entries of a few products,
+
+.. math:: g_i &= e_k^\top T^\top (W - W E W)\, v_i - \mu_i\, e_k^\top T^\top W (\bar x - m), \\
+          I_{ij} &= (T^\top W T)_{kk'} (v_i^\top W v_j + \mu_i \mu_j) + (T^\top W v_j)_k (T^\top W v_i)_{k'} ,
+
+and steps of :math:`I^{-1} g`, Fisher's scoring, need a handful where descent needs dozens (Lee and Jennrich 1979).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from otpdag.backward.elimination.families import FamilyView
+from otpdag.mechanisms import Normal
+from otpdag.mechanisms.parameters import MOST_LOGARITHM, POSITIVE, REAL, Floored
+from otpdag.structure import Structure, parameter_places
+
+__all__ = ["Scored", "StructuralEquations", "structural_equations"]
+
+Array: TypeAlias = NDArray[np.float64]
+Codes: TypeAlias = NDArray[np.int64]
+
+MOST_INFORMATION = 4_000_000
+"""Entries of the information of all groups of rows beyond which steps by gradients alone cost less."""
+
+RIDGE, LONGEST_STEP = 1e-9, 2.0
+"""What keeps a step along flat directions short, as a share of the information; and the longest one."""
+
+HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The loss of a row (R,), its gradient (R, P) and its expected information (R, P, P)."""
+
+    loss: Array
+    gradient: Array
+    information: Array
+
+    def step(self) -> Array:
+        """Where the loss is lowest by what is known here (R, P): no parameter moves far in the units of the data."""
+        level = np.diagonal(self.information, axis1=-2, axis2=-1)
+        ridge = (RIDGE * level + 1e-30)[..., None] * np.eye(level.shape[-1])
+        step = -np.linalg.solve(self.information + ridge, self.gradient[..., None])[..., 0]
+        return step * (LONGEST_STEP / np.abs(step).max(-1, keepdims=True, initial=LONGEST_STEP))
+
+    def gain(self, step: Array) -> Array:
+        """By how much a step lowers the loss (R,), as far as the gradient tells."""
+        return -(self.gradient * step).sum(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class _Implied:
+    """What the model says of each group of rows, and what it misses there.
+
+    Attributes:
+        effects: T (R, G, D, D).
+        scaled: T times the scales of the noise (R, G, D, D).
+        mean: Of the numbers less their shift (R, G, D, 1).
+        covariance: Of all numbers (R, G, D, D).
+        inverse: That of the cells that are shown, zero elsewhere (R, G, D, D).
+        missed: The mean of what is shown less the model's (R, G, D, 1).
+        around: The mean of squares and products around the model's mean (R, G, D, D).
+        loss: Of a row (R, G).
+    """
+
+    effects: Array
+    scaled: Array
+    mean: Array
+    covariance: Array
+    inverse: Array
+    missed: Array
+    around: Array
+    loss: Array
+
+
+@dataclass(frozen=True, eq=False)
+class StructuralEquations:
+    """Where the entries of the equations come from and where they stand.
+
+    Attributes:
+        is_positive: Which raw parameters (P,) are logarithms.
+        floor: The root of whose square and that of their exponential is the parameter (P,).
+        origin: The entries (E,) where all parameters are zero.
+        by_parameter: How they change with parameters that are no logarithms any more (E, P).
+        place: Where they stand among all slopes, levels and scales (E,).
+        row: In which number's equation (E,).
+        moved_by: Which column of covariance, scaled effects and zero moves the covariance with an entry (E,).
+        times: Which of the means, one and zero multiplies the move of a mean (E,).
+        centre: Where the level is taken that stays when a slope changes (E,).
+        active: In which groups of rows an entry counts (G, E).
+        shown: Which numbers each group of rows shows (G, D).
+        shift: What was subtracted from numbers before moments were taken (D,).
+    """
+
+    is_positive: NDArray[np.bool_]
+    floor: Array
+    origin: Array
+    by_parameter: Array
+    place: Codes
+    row: Codes
+    moved_by: Codes
+    times: Codes
+    centre: Array
+    active: NDArray[np.bool_]
+    shown: NDArray[np.bool_]
+    shift: Array
+
+    def loss(self, point: Array, second: Array) -> Array:
+        """The loss of a row (R,) at ``point`` (R, P), from second moments (1 or R, G, D + 1, D + 1)."""
+        return (_share(second) * self._implied(self._off_logarithm(point), second).loss).sum(-1)
+
+    def scored(self, point: Array, second: Array) -> Scored:
+        """Loss, gradient and expected information of a row."""
+        plain = self._off_logarithm(point)
+        implied, share = self._implied(plain, second), _share(second)
+        effects, inverse = implied.effects, implied.inverse
+        zero = np.zeros((*effects.shape[:-1], 1))
+        columns = np.concatenate([implied.covariance, implied.scaled, zero], -1)
+        times = np.concatenate([implied.mean[..., 0] + self.shift, zero[..., 0, :] + 1, zero[..., 0, :]], -1)
+        times = times[..., self.times] - self.centre
+        counted = share[..., None] * self.active
+
+        reach = effects.swapaxes(-1, -2) @ inverse
+        pull = (reach - reach @ implied.around @ inverse) @ columns
+        drift = (reach @ implied.missed)[..., self.row, 0]
+        by_entry = (counted * (pull[..., self.row, self.moved_by] - times * drift)).sum(1)
+
+        row, other = self.row[:, None], self.moved_by[:, None]
+        products = (columns.swapaxes(-1, -2) @ inverse @ columns)[..., other, self.moved_by]
+        products += times[..., None] * times[..., None, :]
+        products *= (reach @ effects)[..., row, self.row]
+        crossed = (reach @ columns)[..., row, self.moved_by]
+        products += crossed * crossed.swapaxes(-1, -2)
+        if len(self.active) > 1:
+            products *= self.active[..., None] & self.active[:, None]
+        information = (share[..., None, None] * products).sum(1)
+
+        slope = self.by_parameter * self._slope_of_logarithm(plain)[:, None]
+        gradient = (by_entry[:, None] @ slope)[:, 0]
+        return Scored((share * implied.loss).sum(-1), gradient, slope.swapaxes(-1, -2) @ information @ slope)
+
+    @cached_property
+    def centres(self) -> Array:
+        """The centre of each slope, in the place of the slope (D, D)."""
+        size, is_slope = len(self.shift), self.place < len(self.shift) ** 2
+        centres = np.zeros(size * size)
+        centres[self.place[is_slope]] = self.centre[is_slope]
+        return centres.reshape(size, size)
+
+    def _off_logarithm(self, point: Array) -> Array:
+        with np.errstate(over="ignore"):
+            root = np.sqrt(np.exp(2 * np.clip(point, -MOST_LOGARITHM, MOST_LOGARITHM)) + self.floor**2)
+        return np.where(self.is_positive, root, point)
+
+    def _slope_of_logarithm(self, plain: Array) -> Array:
+        return np.where(self.is_positive, plain - self.floor**2 / np.where(self.is_positive, plain, 1.0), 1.0)
+
+    def _implied(self, plain: Array, second: Array) -> _Implied:
+        size = len(self.shift)
+        entries = self.origin + plain @ self.by_parameter.T
+        everything = np.zeros((len(plain), len(self.shown), size * (size + 2)))
+        for group, active in enumerate(self.active):
+            everything[:, group, self.place[active]] = entries[:, active]
+        slopes = everything[..., : size * size].reshape(len(plain), -1, size, size)
+        level, scale = everything[..., size * size : -size, None], everything[..., None, -size:]
+        ahead = np.eye(size) - slopes
+        effects = np.linalg.inv(ahead)
+        level = level - (slopes * self.centres).sum(-1, keepdims=True)
+        mean = effects @ (level - ahead @ self.shift[:, None])
+        scaled = effects * scale
+        covariance = scaled @ scaled.swapaxes(-1, -2)
+        both = self.shown[..., None] & self.shown[:, None]
+        factor = _cholesky(np.where(both, covariance, np.eye(size)))
+        upper = np.linalg.inv(factor)
+        inverse = (upper.swapaxes(-1, -2) @ upper) * both
+        average = second / np.maximum(second[..., -1:, -1:], 1e-300)
+        missed = average[..., :-1, -1:] - mean
+        crossed = average[..., :-1, -1:] @ mean.swapaxes(-1, -2)
+        around = average[..., :-1, :-1] - crossed - crossed.swapaxes(-1, -2) + mean @ mean.swapaxes(-1, -2)
+        half_log_determinant = np.log(np.diagonal(factor, axis1=-2, axis2=-1)).sum(-1)
+        loss = half_log_determinant + 0.5 * (inverse * around).sum((-1, -2)) + HALF_LOG_2PI * self.shown.sum(-1)
+        return _Implied(effects, scaled, mean, covariance, inverse, missed, around, loss)
+
+
+def _cholesky(matrices: Array) -> Array:
+    """Lower factors; not numbers where a matrix is not positive."""
+    try:
+        return np.linalg.cholesky(matrices)
+    except np.linalg.LinAlgError:
+        factor, failed = torch.linalg.cholesky_ex(torch.from_numpy(matrices))
+        return torch.where((failed > 0)[..., None, None], torch.nan, factor).numpy()
+
+
+def _share(second: Array) -> Array:
+    """Of each group among all rows (1 or R, G)."""
+    count = second[..., -1, -1]
+    return count / count.sum(-1, keepdims=True)
+
+
+def structural_equations(
+    structure: Structure,
+    families: Sequence[FamilyView],
+    shapes: Mapping[str, tuple[int, ...]],
+    places: Sequence[Sequence[int]],
+    codes: Sequence[Tensor],
+    shown: Tensor,
+    shift: Tensor,
+) -> StructuralEquations | None:
+    """Write families down as equations; None unless all are normal nodes, or if there are too many parameters.
+
+    Args:
+        structure: Of the model.
+        families: All families of numbers, parents first.
+        shapes: Of all parameters of a flat point, in their order.
+        places: For each family the numbers that its columns are.
+        codes: For each family the configuration of its categories in each group of rows (G,).
+        shown: Which numbers each group shows (G, D).
+        shift: What was subtracted from the numbers (D,).
+    """
+    at = {key: place.numpy() for key, place in parameter_places(shapes).items()}
+    learned = {key for family in families for key in structure.keys[family.node].values()}
+    total = sum(place.size for place in at.values())
+    if not all(_is_plain(family) for family in families) or set(at) != learned or total**2 > MOST_INFORMATION:
+        return None
+    is_positive, floor = np.zeros(total, dtype=bool), np.zeros(total)
+    entries: list[_Entry] = []
+    for family, own, code in zip(families, places, codes, strict=True):
+        for name, parameter in family.mechanism.declared().items():
+            column = at[structure.keys[family.node][name]] if parameter.learned else np.full(parameter.shape, -1)
+            if parameter.learned:
+                is_positive[column] = parameter.support is not REAL
+            if parameter.learned and isinstance(parameter.support, Floored):
+                floor[column] = parameter.support.floor.numpy()
+            entries.append(_entry(family, name, column, own, code.numpy(), len(shift)))
+    column, origin, unit, place, row, moved_by, times, centre, active = map(np.concatenate, zip(*entries, strict=True))
+    if len(shown) * len(row) ** 2 > MOST_INFORMATION:
+        return None
+    by_parameter = unit[:, None] * (column[:, None] == np.arange(total))
+    return StructuralEquations(
+        is_positive,
+        floor,
+        origin,
+        by_parameter,
+        place,
+        row,
+        moved_by,
+        times,
+        centre,
+        np.ascontiguousarray(active.T),
+        shown.numpy(),
+        shift.numpy(),
+    )
+
+
+_Entry: TypeAlias = tuple[NDArray[Any], ...]
+"""Columns of a point, origins, units, places, rows and so on of the entries that one parameter makes."""
+
+
+def _is_plain(family: FamilyView) -> bool:
+    """Whether a family is a normal node as the library has it, whose parameters each make entries of their own."""
+    supports = [parameter.support for parameter in family.mechanism.declared().values()]
+    plain = all(one is REAL or one is POSITIVE or isinstance(one, Floored) for one in supports)
+    return type(family.mechanism) is Normal and not family.mechanism.predictor.is_levelled and plain
+
+
+def _entry(
+    family: FamilyView, name: str, column: Codes, own: Sequence[int], code: Codes, size: int
+) -> _Entry:
+    """What a table of levels or scales, or the slopes of a family, put into its equations."""
+    mechanism = family.mechanism
+    parameter, dim, many = mechanism.declared()[name], family.widths[-1], column.shape[0]
+    if parameter.learned:
+        origin, unit = (one.numpy() for one in parameter.origin_and_unit)
+    else:
+        origin, unit = parameter.constant(family.node, name).numpy(), np.zeros(())
+    column, origin, unit = (np.broadcast_to(one, (many, dim)).ravel() for one in (column, origin, unit))
+    cell, line = np.tile(own[:dim], many), np.repeat(np.arange(many), dim)
+    always, centre = np.ones((len(cell), len(code)), dtype=bool), np.zeros(len(cell))
+    if name == "weight":
+        source = np.asarray(own[dim:])[line]
+        centre = mechanism.predictor.centre.numpy()[line]
+        return column, origin, unit, cell * size + source, cell, source, source, centre, always
+    is_scale = name == "scale"
+    moved_by = size + cell if is_scale else np.full_like(cell, 2 * size)
+    active = always if many == 1 else line[:, None] == code
+    place, times = size * (size + is_scale) + cell, np.full_like(cell, size + is_scale)
+    return column, origin, unit, place, cell, moved_by, times, centre, active
