@@ -83,17 +83,21 @@ class DiscreteAutoencoder(ABC):
         """Mean squared error in units of the pixels' variance."""
         return (rebuilt - rows).square().mean() / self.spread**2
 
+    def codes_of(self, latents):
+        """Numbers of the codewords that latents (n, code_dim) are sent to."""
+        return squared_distances(latents, self.codebook(self.parameters)).argmin(1)
+
     def encode(self, X):
-        book, found = self.codebook(self.parameters), []
+        parts = []
         with torch.no_grad():
             for part in self.format.rows(X).split(ROWS_AT_ONCE):
                 latents = self.map.latents(self.parameters, part.unsqueeze(0))[0].reshape(-1, self.code_dim)
-                found.append(squared_distances(latents, book).argmin(1).reshape(len(part), -1))
-        return torch.cat(found).numpy()
+                parts.append(self.codes_of(latents).reshape(len(part), -1))
+        return torch.cat(parts).numpy()
 
     def decode(self, codes):
-        book = self.codebook(self.parameters)
         with torch.no_grad():
+            book = self.codebook(self.parameters)
             parts = [self._decode(self.parameters, book[part]) for part in torch.as_tensor(codes).split(ROWS_AT_ONCE)]
         return self.format.pictures(torch.cat(parts))
 

@@ -66,16 +66,34 @@ def test_temperature_ends_where_the_authors_decay_does():
     assert pytest.approx(math.exp(-1e-5 * 156_250)) == LAST_TEMPERATURE
 
 
-@pytest.mark.parametrize("method", [VQVAE, VQVAEEMA, SQVAE])
-def test_each_learns_something(method):
-    made = method(16, 8, random_state=0, **SMALL).fit(tiles())
+def check_learned(made, size):
     images = tiles(40, seed=1)
     codes = made.encode(images)
     assert codes.shape == (40, 4)
     assert not made.failed
     error = np.square(made.reconstruct(images) - images.astype(float)).mean()
     assert error < 0.8 * images.var()
-    assert 1 < made.perplexity(images) <= 16
+    assert 1 < made.perplexity(images) <= size
+
+
+@pytest.mark.parametrize("method", [VQVAE, VQVAEEMA, SQVAE])
+def test_each_learns_something(method):
+    check_learned(method(16, 8, random_state=0, **SMALL).fit(tiles()), 16)
+
+
+@pytest.mark.parametrize("method", ["VQEMA", "RevivedVQEMA", "SimulatedVQ", "FiniteScalar"])
+def test_quantisers_of_vector_quantize_pytorch_learn_and_leave_the_global_state_alone(method):
+    pytest.importorskip("vector_quantize_pytorch", exc_type=ImportError)
+    from baselines import library_quantizers
+
+    before = torch.get_rng_state()
+    made = getattr(library_quantizers, method)(27, 8, random_state=0, **SMALL).fit(tiles())
+    assert bool((torch.get_rng_state() == before).all())
+    check_learned(made, 27)
+    latents = torch.randn(50, 8, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected, codes = made.module(latents.unsqueeze(0))[:2]
+        assert torch.allclose(made.codebook(made.parameters)[codes[0].long()], expected[0], atol=1e-5)
 
 
 def test_the_variational_bound_is_that_of_torch_distributions():
