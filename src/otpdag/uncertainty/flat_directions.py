@@ -113,9 +113,12 @@ def flat_directions(problem: Problem, point: Tensor, *, rows: int = CHECKED_ROWS
     # of the flat moves those that change parameters, as few and as plain as there are
     _, strengths, mixed = torch.linalg.svd(changes, full_matrices=False)
     directions = []
-    for weights in mixed[strengths > NOTHING]:
+    for weights, strength in zip(mixed, strengths.tolist(), strict=True):
+        if strength <= NOTHING:
+            continue
         direction = flat @ weights
-        curvature = _curvature(problem, point, direction)
+        # per unit of change in what a user reads, lest a move that changes next to nothing pass for a flat one
+        curvature = _curvature(problem, point, direction) / strength**2
         if curvature < small + 4 * slope:  # along a symmetry the loss bends as much as it still falls
             names = _named(problem, changes @ weights)
             error = (total * max(curvature, 1e-300)) ** -0.5
