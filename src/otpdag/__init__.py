@@ -1,5 +1,6 @@
 """Parameters of directed graphical models from incomplete data, by optimal transport."""
 
+from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -106,26 +107,40 @@ _HOME = {
     "otpdag.model": ("Model", "load"),
     "otpdag.model.part_by_part": ("impute_to", "posterior_to", "score_to"),
 }
+_SEARCHED = ("mechanisms", "estimators", "neighbours", "plots", "divergences", "datasets", "metrics", "backward")
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
     """Import what is asked for when it is first used: torch and its like take seconds, which ``--help`` need not."""
     if name not in __all__:
-        raise AttributeError(f"module 'otpdag' has no attribute {name!r}{_elsewhere(name)}")
+        raise AttributeError(f"module 'otpdag' has no attribute {name!r}{_where(name)}")
     home = _MODULE_OF.get(name)
     value = import_module(f"otpdag.{name}") if home is None else getattr(import_module(home), name)
     globals()[name] = value
     return value
 
 
-def _elsewhere(name: str) -> str:
-    """Where a name lives that was looked for here."""
-    if name.startswith("_"):  # what tools look for
+def _where(name: str) -> str:
+    """A hint at the module that has what a user looked for in the package itself: ``otpdag.mechanisms.Normal``."""
+    if name.startswith("_"):
         return ""
-    rooms = ("mechanisms", "divergences", "estimators", "plots", "costs", "neighbours", "metrics")
-    homes = [room for room in rooms if name in getattr(import_module(f"otpdag.{room}"), "__all__", ())]
-    return f"; it is otpdag.{homes[0]}.{name}" if homes else ""
+    homes = (
+        "mechanisms",
+        "estimators",
+        "neighbours",
+        "plots",
+        "divergences",
+        "datasets",
+        "metrics",
+        "backward",
+        "costs",
+    )
+    home = next((one for one in homes if name in import_module(f"otpdag.{one}").__all__), None)
+    if home is not None:
+        return f"; it is otpdag.{home}.{name}"
+    near = get_close_matches(name, __all__, n=1)
+    return f"; is it {near[0]!r}?" if near else ""
 
 
 def __dir__() -> list[str]:

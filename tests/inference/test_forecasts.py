@@ -38,3 +38,14 @@ def test_only_sequences_have_a_future():
     model = otp.Model(otp.Graph([], nodes=["x"]), {"x": m.Normal(loc=0.0, scale=1.0)}).set_params({})
     with pytest.raises(ModelError, match="forecast is for graphs with lagged edges"):
         model.forecast(pd.DataFrame({"x": [1.0]}), 2)
+
+
+def test_few_steps_leave_the_parameters_open_and_a_result_says_so():
+    rng = np.random.default_rng(0)
+    steps = pd.DataFrame({"x": np.cumsum(rng.normal(size=30))})
+    result = otp.fit(otp.Model(otp.Graph([otp.lag("x", "x")], nodes=["x"]), {"x": m.Normal()}), steps, seed=0)
+    known, unsure = result.model.forecast(steps, 8, draws=4000), result.forecast(steps, 8, draws=4000)
+    reach = [float((one["x.upper"] - one["x.lower"]).iloc[-1]) for one in (known, unsure)]
+    assert 1.1 < reach[1] / reach[0] < 3
+    assert list(unsure.columns) == list(known.columns)
+    pd.testing.assert_frame_equal(result.forecast(steps, 3, draws=100), result.forecast(steps, 3, draws=100))

@@ -44,7 +44,7 @@ class BootstrapOptions:
     seed: int = 0
     jobs: int = 1
     chunk: int = 20
-    steps: int = 60
+    steps: int = 300
 
     def __post_init__(self) -> None:
         """Refuse what gives no interval."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+import torch
 from numpy.typing import NDArray
 
 from otpdag.data import Batch
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from otpdag.model import Model
 
 __all__ = ["FitResult", "Status"]
+
+PARAMETER_DRAWS = 50
+"""Sets of parameters from which a forecast draws futures: the variance between them is known to a fifth."""
 
 PICTURES = ("classes", "effects", "estimates", "fit", "hidden")
 
@@ -266,6 +270,32 @@ class FitResult:
         covariance = parameter_covariance(problem, point_of(self.model, problem), errors).matrix
         own = sum(math.prod(shape) for key, shape in problem.shapes.items() if not key.startswith("phi."))
         return self.model.effect_with(covariance[:own, :own], treatment, outcome, values=values, on=on, level=level)
+
+    def forecast(
+        self,
+        data: Any,
+        steps: int,
+        *,
+        level: float = 0.9,
+        draws: int = 1000,
+        seed: int = 0,
+        given: Any = None,
+        errors: Errors = "information",
+    ) -> pd.DataFrame:
+        """:meth:`otpdag.Model.forecast` with intervals that also count how sure the parameters are.
+
+        Futures are drawn from parameters that are drawn around the estimate, with the covariance of :meth:`summary`;
+        what the data do not determine stays where it is.
+        """
+        problem = self._deterministic("the uncertainty of a forecast needs")
+        point = point_of(self.model, problem)
+        matrix = parameter_covariance(problem, point, errors).matrix
+        values, vectors = torch.linalg.eigh(matrix)
+        generator = torch.Generator().manual_seed(seed)
+        noise = torch.randn(PARAMETER_DRAWS, len(values), generator=generator, dtype=values.dtype)
+        points = point + noise * values.clamp(min=0.0).sqrt() @ vectors.mT
+        naturals = [problem.naturals(one.unsqueeze(0)) for one in points]
+        return self.model.forecast_with(naturals, data, steps, level=level, draws=draws, seed=seed, given=given)
 
     def plot(self, what: str = "estimates", *arguments: Any, **options: Any) -> Figure:
         """A picture: ``result.plot("fit", table)`` is ``otp.plots.plot_fit(result, table)``.

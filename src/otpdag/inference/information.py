@@ -47,6 +47,14 @@ class Information:
 
     matrix: Tensor
 
+    def without(self, flat: Tensor) -> Information:
+        """The same with no curvature along directions (P, k) that are known to be flat."""
+        if not flat.shape[1]:
+            return self
+        basis = torch.linalg.qr(flat).Q
+        rest = torch.eye(len(flat)).to(basis) - basis @ basis.mT
+        return Information(rest @ self.matrix @ rest)
+
     def _scaled(self) -> tuple[Tensor, Tensor, Tensor]:
         """Each coordinate in units of its own curvature; eigenvalues and eigenvectors there."""
         own = self.matrix.diagonal().abs()

@@ -21,7 +21,7 @@ from otpdag.inference import effects, forecasts, queries, row_posterior, sequenc
 from otpdag.inference.counterfactuals import counterfactual_draws
 from otpdag.inference.information import table_information
 from otpdag.inference.parameter_count import free_parameters
-from otpdag.structure import Structure
+from otpdag.structure import Naturals, Structure
 
 __all__ = ["Answering"]
 
@@ -417,7 +417,8 @@ class Answering(ABC):
     ) -> pd.DataFrame:
         """What comes after each sequence: mean (or likeliest category) and interval of every observed node.
 
-        The states at the end follow from the whole sequence; futures are drawn from there on.
+        The states at the end follow from the whole sequence; futures are drawn from there on. The parameters are taken
+        for known: :meth:`otpdag.FitResult.forecast` also counts how sure they are.
 
         Args:
             data: Sequences as a fit takes them.
@@ -431,6 +432,20 @@ class Answering(ABC):
             One row for each sequence and step (the first step after the end is 1), and for a number the columns ``x``,
             ``x.lower`` and ``x.upper``; for a category the likeliest one, and its probability as ``x.probability``.
         """
+        return self.forecast_with([self.fitted.naturals], data, steps, level=level, draws=draws, seed=seed, given=given)
+
+    def forecast_with(
+        self,
+        parameters: Sequence[Naturals],
+        data: Table | SequenceTable,
+        steps: int,
+        *,
+        level: float = 0.9,
+        draws: int = 1000,
+        seed: int = 0,
+        given: Table | None = None,
+    ) -> pd.DataFrame:
+        """:meth:`forecast` with futures of several sets of natural parameters, an equal share of the draws of each."""
         if not self.graph.is_dynamic:
             raise ModelError("forecast is for graphs with lagged edges; this one has none: use predict")
         if steps < 1 or draws < 2:
@@ -439,7 +454,12 @@ class Answering(ABC):
             raise ModelError(f"level must lie between 0 and 1; got {level}")
         batch, _ = self._encode_sequences(data, False)
         known = self._given_steps(given, steps * len(batch.lengths))
-        drawn = forecasts.future_draws(self.structure, self.fitted.naturals, batch, steps, draws, seed, known)
+        each = -(-draws // len(parameters))
+        parts = [
+            forecasts.future_draws(self.structure, naturals, batch, steps, each, seed + number, known)
+            for number, naturals in enumerate(parameters)
+        ]
+        drawn = {node: torch.cat([part[node] for part in parts], 2) for node in parts[0]}
         return forecasts.forecast_table(drawn, self._known_schema(), self.graph.observed, level)
 
     def _given_steps(self, given: Table | None, rows: int) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from otpdag.errors import GraphError, ModelError
 from otpdag.graph import Graph
-from otpdag.identification import MixedGraph
+from otpdag.identification import Identification, MixedGraph, identify
 from otpdag.model import Model
 
 __all__ = ["estimand", "to_y0"]
@@ -15,19 +15,25 @@ __all__ = ["estimand", "to_y0"]
 def estimand(model: Model | Graph, treatment: str, outcome: str, *, latex: bool = False) -> str | None:
     r"""The formula for :math:`P(outcome \mid do(treatment))` in distributions of observed nodes; None if there is none.
 
-    :meth:`otpdag.Model.identified` says in words whether there is one. The formula comes from y0, by the algorithm of
-    Shpitser and Pearl (2006): ``pip install "otpdag[causal]"``.
+    :meth:`otpdag.Model.identified` says in words whether there is one. Where it is no plain adjustment for other nodes,
+    the formula comes from y0, by the algorithm of Shpitser and Pearl (2006): ``pip install "otpdag[causal]"``.
 
     Args:
         model: A model or its graph.
         treatment: The node that is set.
         outcome: The node that is looked at.
         latex: Whether the formula is written in LaTeX.
+
+    >>> estimand(Graph([("z", "t"), ("z", "y"), ("t", "y")]), "t", "y")
+    'Sum[z](P(y | t, z) * P(z))'
     """
     graph = model.graph if isinstance(model, Model) else model
     for node in (treatment, outcome):
         if node not in graph.observed:
             raise GraphError(f"{node!r} must be an observed node of the graph; these are {', '.join(graph.observed)}")
+    verdict = identify(graph, treatment, outcome)
+    if verdict.by in ("no effect", "back-door"):
+        return _adjusted(verdict, latex)
     mixed = to_y0(graph)
     from y0.algorithm.identify import identify_outcomes
     from y0.dsl import Variable
@@ -36,6 +42,17 @@ def estimand(model: Model | Graph, treatment: str, outcome: str, *, latex: bool 
     if formula is None:
         return None
     return str(formula.to_latex() if latex else formula)
+
+
+def _adjusted(verdict: Identification, latex: bool) -> str:
+    """The formula of a plain adjustment."""
+    if verdict.by == "no effect":
+        return f"P({verdict.outcome})"
+    if not verdict.nodes:
+        return f"P({verdict.outcome} | {verdict.treatment})"
+    given = ", ".join(verdict.nodes)
+    inside = f"P({verdict.outcome} | {verdict.treatment}, {given})"
+    return f"\\sum_{{{given}}} {inside} P({given})" if latex else f"Sum[{given}]({inside} * P({given}))"
 
 
 def to_y0(graph: Graph) -> Any:

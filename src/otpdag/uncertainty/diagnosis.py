@@ -1,7 +1,7 @@
 """What a user should know of a fit to a table: what the data do not tell, in words that name the parameter.
 
 Each check is cheap beside a fit. Parameters that the data do not determine are looked for in models of up to
-:data:`MOST_PARAMETERS` parameters without networks; larger ones are not checked.
+:data:`~otpdag.uncertainty.flat_directions.MOST_PARAMETERS` parameters without networks; larger ones are not checked.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from otpdag.mechanisms.predicted import Predicted
 from otpdag.model import Model
 from otpdag.objective import Problem
 from otpdag.structure import Structure, pack
-from otpdag.uncertainty.flat_directions import FlatDirection, ParameterName, flat_directions
+from otpdag.uncertainty.flat_directions import FlatDirection, ParameterName, can_be_checked, flat_directions
 
 __all__ = [
     "notes_on_columns",
@@ -31,11 +31,7 @@ __all__ = [
     "separated",
 ]
 
-MOST_PARAMETERS = 120
-"""Parameters up to which flat directions are looked for; two gradients are taken for each."""
-MOST_WORK = 2_000_000
-"""Rows times points times parameters beyond which a check would take longer than most fits."""
-CHECKED_ROWS, FIRST_ROWS = 400, 100
+FIRST_ROWS = 100  # that tell of almost every column that it is not constant
 AT_THE_FLOOR = 1.05
 CLEAR_CORRELATION, CLEAR_ERRORS = 0.15, 5.0
 """A correlation that matters, and by how many standard errors it must differ from none."""
@@ -143,19 +139,11 @@ def notes_on_identification(model: Model, problem: Problem, told: Collection[str
     raw = problem.structure.raw(model.fitted.naturals) | dict(model.fitted.phi)
     point = pack({key: raw[key] for key in problem.shapes}).to(problem.weight)
     try:
-        directions = flat_directions(problem, point, rows=CHECKED_ROWS)
+        directions = flat_directions(problem, point)
     except (ModelError, RuntimeError):  # a density without a derivative there
         return []
     directions = [one for one in directions if not {node for node, _, _ in one.names} <= set(told)]
     return [_flat_note(model, own) for own in _joined(directions)]
-
-
-def can_be_checked(problem: Problem) -> bool:
-    """Whether a look for flat directions is cheap."""
-    size = sum(math.prod(shape) for shape in problem.shapes.values())
-    if not 0 < size <= MOST_PARAMETERS or any(".network." in key or ".module." in key for key in problem.shapes):
-        return False
-    return min(problem.rows, CHECKED_ROWS) * problem.points_per_row * size <= MOST_WORK
 
 
 def _joined(directions: Sequence[FlatDirection]) -> list[list[FlatDirection]]:

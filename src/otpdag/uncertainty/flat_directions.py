@@ -11,8 +11,9 @@ while its curvature is zero at the very minimum only. Rows are taken in small gr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -22,8 +23,13 @@ from otpdag.mechanisms import Categorical
 from otpdag.objective import Problem
 from otpdag.structure import pack
 
-__all__ = ["FlatDirection", "ParameterName", "flat_directions", "information"]
+__all__ = ["FlatDirection", "ParameterName", "can_be_checked", "flat_directions", "information"]
 
+MOST_PARAMETERS = 120
+"""Parameters up to which flat directions are looked for; two gradients are taken for each."""
+MOST_WORK = 2_000_000
+"""Rows times points times parameters beyond which a check would take longer than most fits."""
+CHECKED_ROWS = 400
 STEP = 1e-4  # of differences of gradients, in units of the data
 WIDE_STEP = 3e-3  # with which a direction that is flat on some rows is tried on all
 LARGEST_ERROR = 5.0  # a standard error of so many spreads is none
@@ -42,10 +48,12 @@ class FlatDirection:
     Attributes:
         names: The parameters that it changes most, in the order of the graph.
         error: Its standard error in spreads of the columns, infinite if the loss does not change at all.
+        move: The raw parameters (P,) along it, of length one.
     """
 
     names: tuple[ParameterName, ...]
     error: float
+    move: Tensor = field(repr=False, compare=False)
 
 
 def information(problem: Problem, point: Tensor, *, rows: int | None = None, groups: int | None = None) -> Tensor:
@@ -72,7 +80,15 @@ def information(problem: Problem, point: Tensor, *, rows: int | None = None, gro
     return total / part.weight.sum()
 
 
-def flat_directions(problem: Problem, point: Tensor, *, rows: int = 400) -> list[FlatDirection]:
+def can_be_checked(problem: Problem) -> bool:
+    """Whether a look for flat directions is cheap."""
+    size = sum(math.prod(shape) for shape in problem.shapes.values())
+    if not 0 < size <= MOST_PARAMETERS or any(".network." in key or ".module." in key for key in problem.shapes):
+        return False
+    return min(problem.rows, CHECKED_ROWS) * problem.points_per_row * size <= MOST_WORK
+
+
+def flat_directions(problem: Problem, point: Tensor, *, rows: int = CHECKED_ROWS) -> list[FlatDirection]:
     """Moves at a minimum (1, P) that the data do not notice, and the parameters that they change.
 
     Args:
@@ -100,12 +116,16 @@ def flat_directions(problem: Problem, point: Tensor, *, rows: int = 400) -> list
     # of the flat moves those that change parameters, as few and as plain as there are
     _, strengths, mixed = torch.linalg.svd(changes, full_matrices=False)
     directions = []
-    for weights in mixed[strengths > NOTHING]:
+    for weights, strength in zip(mixed, strengths.tolist(), strict=True):
+        if strength <= NOTHING:
+            continue
         direction = flat @ weights
-        curvature = _curvature(problem, point, direction)
+        # per unit of change in what a user reads, lest a move that changes next to nothing pass for a flat one
+        curvature = _curvature(problem, point, direction) / strength**2
         if curvature < small + 4 * slope:  # along a symmetry the loss bends as much as it still falls
             names = _named(problem, changes @ weights)
-            directions.append(FlatDirection(names, (total * max(curvature, 1e-300)) ** -0.5))
+            error = (total * max(curvature, 1e-300)) ** -0.5
+            directions.append(FlatDirection(names, error, direction / direction.norm()))
     return directions
 
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 from torch import Tensor
 
+from otpdag.data import Batch
 from otpdag.errors import ModelError
 from otpdag.inference.information import Information, observed_information
 from otpdag.mechanisms.parameters import REAL, SIMPLEX, UNIT, Parameter
@@ -28,6 +29,7 @@ from otpdag.objective import Problem
 from otpdag.structure import pack
 from otpdag.tables import estimates
 from otpdag.threads import bounded_threads
+from otpdag.uncertainty.flat_directions import can_be_checked, flat_directions
 
 __all__ = ["Errors", "parameter_covariance", "point_of", "standard_errors"]
 
@@ -98,12 +100,28 @@ def parameter_covariance(problem: Problem, point: Tensor, errors: Errors = "info
         return mass * slope
 
     with torch.enable_grad(), bounded_threads(problem.rows):
-        information = observed_information(gradient, point)
+        information, moves = observed_information(gradient, point), _flat_moves(problem, point)
+    information = information.without(moves)
     inverse = information.covariance()
     if errors == "sandwich" or not problem.is_likelihood:
         scores = _unit_slopes(problem, point)
         inverse = inverse @ (scores.mT @ scores) @ inverse
-    return Covariance(inverse, information.flat, information.blur, _is_maximum(information))
+    blur = 0.0 if moves.shape[1] else information.blur
+    return Covariance(inverse, information.flat, blur, _is_maximum(information))
+
+
+def _flat_moves(problem: Problem, point: Tensor) -> Tensor:
+    """Directions (P, K) of which the scores of single rows say that no data tell them.
+
+    Second derivatives alone know a symmetry of the model only at the very maximum.
+    """
+    if not isinstance(getattr(problem, "batch", None), Batch) or not can_be_checked(problem):
+        return point.new_zeros(point.shape[1], 0)
+    try:
+        moves = [direction.move for direction in flat_directions(problem, point.to(problem.weight))]
+    except (ModelError, RuntimeError):  # a density without a derivative there
+        moves = []
+    return torch.stack(moves, -1).to(point) if moves else point.new_zeros(point.shape[1], 0)
 
 
 def _is_maximum(information: Information) -> bool:
