@@ -45,6 +45,8 @@ MOST_INFORMATION = 4_000_000
 RIDGE, LONGEST_STEP = 1e-9, 2.0
 """What keeps a step along flat directions short, as a share of the information; and the longest one."""
 
+SLIVER = 1e-12  # of the square of a parameter at its floor
+
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
@@ -158,6 +160,13 @@ class StructuralEquations:
         slope = self.by_parameter * self._slope_of_logarithm(plain)[:, None]
         gradient = (by_entry[:, None] @ slope)[:, 0]
         return Scored((share * implied.loss).sum(-1), gradient, slope.swapaxes(-1, -2) @ information @ slope)
+
+    def raw(self, entries: Array) -> Array:
+        """The point (P,) at which the entries are these; of entries that share a parameter the first counts."""
+        entry = (self.by_parameter != 0).argmax(0)
+        plain = (entries - self.origin)[entry] / self.by_parameter[entry, np.arange(len(entry))]
+        above = np.maximum(plain**2 - self.floor**2, SLIVER * plain**2)  # what lies at the floor starts just above it
+        return np.where(self.is_positive, 0.5 * np.log(np.maximum(above, 1e-300)), plain)
 
     @cached_property
     def centres(self) -> Array:
