@@ -19,6 +19,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from otpdag.backward.elimination.families import FamilyView, describe_families
@@ -200,27 +201,27 @@ class Moments:
             seen = torch.nonzero(~unseen)[:, 0]
             at = torch.cat([seen, torch.tensor([size - 1])])
             place = (at.unsqueeze(-1), at)
-            cells, shift = [self.cells[cell] for cell in seen.tolist()], self.shift[seen].unsqueeze(-1)
-            for part, own in self._blocks(rows, cells):
-                part[:-1] -= shift
-                if alike:  # numpy knows that such a product is symmetric
-                    total[:, number][:, *place] += own[:, :1, None] * torch.from_numpy(part.numpy() @ part.numpy().T)
+            for part, own in self._blocks(rows, seen.tolist()):
+                if alike:  # a product that numpy knows to be symmetric
+                    total[:, number][:, *place] += own[:, :1, None] * torch.from_numpy(part @ part.T)
                     continue
-                for replica, each in enumerate(own):
-                    total[replica, number][place] += (part * each) @ part.T
+                for replica, each in enumerate(own.numpy()):
+                    total[replica, number][place] += torch.from_numpy((part * each) @ part.T)
         return total
 
-    def _blocks(self, rows: Tensor | slice, cells: Sequence[tuple[str, int]]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Cells of rows and a one below them (d + 1, n), and the rows' weights (1 or R, n), block by block."""
-        values, weight = self.batch.values, self.batch.weight
-        columns = [values[node][0, :, cell] for node, cell in cells]
+    def _blocks(self, rows: Tensor | slice, seen: Sequence[int]) -> Iterator[tuple[NDArray[np.float64], Tensor]]:
+        """Cells less their shift and a one below them (d + 1, n), and rows' weights (1 or R, n), block by block."""
+        own, shift, weight = [self.cells[at] for at in seen], self.shift.tolist(), self.batch.weight
+        columns = [self.batch.values[node][0, :, cell].numpy() for node, cell in own]
         if isinstance(rows, Tensor):
-            columns, weight = [column[rows] for column in columns], weight[:, rows]
-        columns.append(torch.ones((), dtype=torch.float64).expand(weight.shape[1]))
-        step = max(1, BLOCK_ENTRIES // len(columns))
-        for begin in range(0, weight.shape[1], step):
-            part = slice(begin, begin + step)
-            yield torch.stack([column[part] for column in columns]).double(), weight[:, part]
+            columns, weight = [column[rows.numpy()] for column in columns], weight[:, rows]
+        held = np.ones((len(columns) + 1, min(weight.shape[1], max(1, BLOCK_ENTRIES // (len(columns) + 1)))))
+        for begin in range(0, weight.shape[1], held.shape[1]):
+            part = weight[:, begin : begin + held.shape[1]]
+            block = held[:, : part.shape[1]]
+            for line, at, column in zip(block, seen, columns, strict=False):
+                np.subtract(column[begin : begin + len(line)], shift[at], out=line)
+            yield block, part
 
     def log_likelihood(self, point: Tensor) -> Tensor:
         """Sum over all rows (R,) at ``point`` (R, P)."""
@@ -318,8 +319,9 @@ def _is_summed_up(structure: Structure, batch: Batch, family: FamilyView) -> boo
 
 def _groups(batch: Batch, categories: Sequence[str], numbers: Sequence[str]) -> tuple[Tensor, Tensor]:
     """The group of each row, and a row of each group."""
-    masks = {node: batch.mask[node] for node in numbers if node in batch.mask and not bool(batch.mask[node].all())}
-    tensors = [*(batch.values[node] for node in categories), *masks.values()]
+    masks = {id(batch.mask[node]): batch.mask[node] for node in numbers if node in batch.mask}  # some are shared
+    gaps = [mask for mask in masks.values() if not bool(mask.all())]
+    tensors = [*(batch.values[node] for node in categories), *gaps]
     if not tensors:
         return torch.zeros(batch.rows, dtype=torch.long), torch.zeros(1, dtype=torch.long)
     code, many = distinct_rows(tensors)
