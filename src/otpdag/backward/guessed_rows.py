@@ -24,6 +24,7 @@ __all__ = ["complete_table", "row_weights"]
 Array = NDArray[np.float64]
 Completed = dict[str, Tensor]
 MOST_ROWS = 2000  # that clusters and components are looked for among: more change neither
+RESCALED, NOISE = 0.3, 0.3  # by how much restarts rescale columns, in logarithms, and what they add to components
 SOFTNESS = 0.1  # share of a label that is spread over all clusters: a table that starts with zeros would keep them
 
 
@@ -57,9 +58,9 @@ def complete_table(
 
 def _fill(structure: Structure, batch: Batch, node: str, at: int, generator: np.random.Generator) -> Array:
     """A column with missing cells drawn from its seen ones; only starts and units come from this."""
-    value = batch.values[node][min(at, batch.values[node].shape[0] - 1)].cpu().numpy().astype(float).copy()
+    value = batch.values[node][min(at, batch.values[node].shape[0] - 1)].cpu().numpy().astype(float)
     seen = batch.mask[node][min(at, batch.mask[node].shape[0] - 1)].cpu().numpy()
-    for cell in range(seen.shape[-1]):
+    for cell in range(0 if seen.all() else seen.shape[-1]):
         missing = np.flatnonzero(~seen[:, cell])
         known = np.flatnonzero(seen[:, cell])
         if len(missing) and len(known):
@@ -139,7 +140,7 @@ def _softmax(scores: Array) -> Array:
 def _components(columns: Array, dim: int, generator: np.random.Generator, *, first: bool) -> Array:
     """Standardised principal components; restarts rotate the leading ones and rescale the columns."""
     if not first:
-        columns = columns * np.exp(generator.normal(0.0, 0.3, columns.shape[1]))
+        columns = columns * np.exp(generator.normal(0.0, RESCALED, columns.shape[1]))
     centred = columns - columns.mean(0)
     _, _, directions = np.linalg.svd(centred[:: max(1, len(centred) // MOST_ROWS)], full_matrices=False)
     scores = centred @ directions[:dim].T
@@ -149,7 +150,7 @@ def _components(columns: Array, dim: int, generator: np.random.Generator, *, fir
         rotation, _ = np.linalg.qr(generator.standard_normal((dim, dim)))
         scores = (scores / np.maximum(scores.std(0), 1e-9)) @ rotation
     spread = scores.std(0)
-    noise = 0.0 if first else 0.3
+    noise = 0.0 if first else NOISE
     scores = scores / np.where(spread > 1e-9, spread, 1.0)
     return scores + noise * generator.standard_normal(scores.shape)
 

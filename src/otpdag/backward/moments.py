@@ -17,13 +17,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from otpdag.backward.elimination.families import FamilyView, describe_families
+from otpdag.backward.guessed_moments import can_be_guessed, completed_moments, regressed_entries
 from otpdag.backward.structural_equations import StructuralEquations, structural_equations
 from otpdag.backward.twins import Twins, find_twins
 from otpdag.data import Batch, distinct_rows
+from otpdag.graph import Graph
 from otpdag.structure import Structure
 
 __all__ = ["Moments", "moments_of"]
@@ -36,6 +40,7 @@ COLUMNS_FOR_EACH_ROW = 4
 
 SMALLEST_DEVIATION, LARGEST_DEVIATION = 1e-60, 1e60  # in whose fourth powers no digit is lost
 
+CENTRE_ROWS = 1000  # whose mean is close enough to that of all
 BLOCK_ENTRIES = 2**18  # of rows whose columns are held at a time: few enough for a processor's cache
 
 
@@ -151,6 +156,18 @@ class Moments:
     structural: StructuralEquations | None
     """The same as structural equations, where all families are normal nodes."""
 
+    def guessed(self, graph: Graph, seed: int, *, first: bool) -> Tensor | None:
+        """A start (1, P) with hidden numbers guessed; None where rows have other gaps, or parameters given starts."""
+        linear, columns = self.equations.linear, self.equations.columns
+        alike = len(self.unseen) == len(self.second) == 1
+        hidden = [node in graph.hidden for node, _ in self.cells]
+        if self.structural is None or not alike or self.unseen[0].tolist() != hidden or not can_be_guessed(linear):
+            return None
+        second, generator = self.second[0, 0].numpy(), np.random.default_rng(seed)
+        mean, covariance = completed_moments(graph, self.cells, second, generator, first=first)
+        entries = regressed_entries(linear, [columns[f.node] for f in linear], mean + self.shift.numpy(), covariance)
+        return torch.from_numpy(self.structural.raw(entries)).unsqueeze(0)
+
     def reweighted(self, factors: Tensor) -> Moments:
         """Moments and counts of the same rows with other weights."""
         batch = replace(self.batch, weight=self.batch.weight * factors)
@@ -159,6 +176,21 @@ class Moments:
     def _summed(self) -> Moments:
         tables = tuple(one.counted(self.batch.weight) for one in self.tables)
         return replace(self, tables=tables, second=self._second())
+
+    @property
+    def can_be_squared(self) -> bool:
+        """Whether fourth powers of columns' deviations, which gradients of moments hold, are ordinary numbers."""
+        count, squares = self.second[..., -1, -1].sum(), self.second.diagonal(dim1=-2, dim2=-1)[..., :-1].sum((0, 1))
+        deviation = torch.sqrt(squares / count)
+        ordinary = (deviation > SMALLEST_DEVIATION) & (deviation < LARGEST_DEVIATION)
+        return all(bool(ordinary[at]) or self._is_constant(*cell) for at, cell in enumerate(self.cells))
+
+    def _is_constant(self, node: str, cell: int) -> bool:
+        """Whether a column has no deviations at all, or is never seen."""
+        if node not in self.batch.values:
+            return True
+        seen = self.batch.values[node][0, :, cell][_seen(self.batch, node, cell)]
+        return not seen.numel() or bool((seen == seen[0]).all())
 
     def _second(self) -> Tensor:
         weight, many, size = self.batch.weight, len(self.unseen), len(self.cells) + 1
@@ -169,27 +201,27 @@ class Moments:
             seen = torch.nonzero(~unseen)[:, 0]
             at = torch.cat([seen, torch.tensor([size - 1])])
             place = (at.unsqueeze(-1), at)
-            cells, shift = [self.cells[cell] for cell in seen.tolist()], self.shift[seen].unsqueeze(-1)
-            for part, own in self._blocks(rows, cells):
-                part[:-1] -= shift
-                if alike:
-                    total[:, number][:, *place] += own[:, :1, None] * (part @ part.T)
+            for part, own in self._blocks(rows, seen.tolist()):
+                if alike:  # a product that numpy knows to be symmetric
+                    total[:, number][:, *place] += own[:, :1, None] * torch.from_numpy(part @ part.T)
                     continue
-                for replica, each in enumerate(own):
-                    total[replica, number][place] += (part * each) @ part.T
+                for replica, each in enumerate(own.numpy()):
+                    total[replica, number][place] += torch.from_numpy((part * each) @ part.T)
         return total
 
-    def _blocks(self, rows: Tensor | slice, cells: Sequence[tuple[str, int]]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Cells of rows and a one below them (d + 1, n), and the rows' weights (1 or R, n), block by block."""
-        values, weight = self.batch.values, self.batch.weight
-        columns = [values[node][0, :, cell] for node, cell in cells]
+    def _blocks(self, rows: Tensor | slice, seen: Sequence[int]) -> Iterator[tuple[NDArray[np.float64], Tensor]]:
+        """Cells less their shift and a one below them (d + 1, n), and rows' weights (1 or R, n), block by block."""
+        own, shift, weight = [self.cells[at] for at in seen], self.shift.tolist(), self.batch.weight
+        columns = [self.batch.values[node][0, :, cell].numpy() for node, cell in own]
         if isinstance(rows, Tensor):
-            columns, weight = [column[rows] for column in columns], weight[:, rows]
-        columns.append(torch.ones((), dtype=torch.float64).expand(weight.shape[1]))
-        step = max(1, BLOCK_ENTRIES // len(columns))
-        for begin in range(0, weight.shape[1], step):
-            part = slice(begin, begin + step)
-            yield torch.stack([column[part] for column in columns]).double(), weight[:, part]
+            columns, weight = [column[rows.numpy()] for column in columns], weight[:, rows]
+        held = np.ones((len(columns) + 1, min(weight.shape[1], max(1, BLOCK_ENTRIES // (len(columns) + 1)))))
+        for begin in range(0, weight.shape[1], held.shape[1]):
+            part = weight[:, begin : begin + held.shape[1]]
+            block = held[:, : part.shape[1]]
+            for line, at, column in zip(block, seen, columns, strict=False):
+                np.subtract(column[begin : begin + len(line)], shift[at], out=line)
+            yield block, part
 
     def log_likelihood(self, point: Tensor) -> Tensor:
         """Sum over all rows (R,) at ``point`` (R, P)."""
@@ -248,8 +280,6 @@ def moments_of(structure: Structure, batch: Batch, shapes: Mapping[str, tuple[in
     unseen = [~_seen(batch, node, cell)[first] for node, cell in cells]
     stacked = torch.stack(unseen, -1) if unseen else torch.zeros(1, 0, dtype=torch.bool)
     shift = torch.stack([_centre(batch, node, cell) for node, cell in cells]) if cells else torch.zeros(0).double()
-    if not all(_can_be_squared(batch, node, cell, shift[at]) for at, (node, cell) in enumerate(cells)):
-        return None
     number = {cell: at for at, cell in enumerate(cells)}
     columns = {f.node: [number[families[place].node, cell] for place, cell in f.columns] for f in linear}
     codes = {family.node: _configuration(batch, family, families, first) for family in linear}
@@ -263,22 +293,13 @@ def moments_of(structure: Structure, batch: Batch, shapes: Mapping[str, tuple[in
     summed = Moments(
         batch, tuple(cells), shift, group, stacked, equations, tuple(counted), torch.zeros(0), structural
     )
-    return summed._summed()
+    summed = summed._summed()
+    return summed if summed.can_be_squared else None
 
 
 def _split_by(group: Tensor, many: int) -> tuple[Tensor, ...]:
     """The rows of each group, in their order."""
     return torch.argsort(group, stable=True).split(torch.bincount(group, minlength=many).tolist())
-
-
-def _can_be_squared(batch: Batch, node: str, cell: int, centre: Tensor) -> bool:
-    """Whether fourth powers of a column's deviations, which gradients of its moments hold, are ordinary numbers."""
-    if node not in batch.values:
-        return True
-    values, seen = batch.values[node][0, :, cell], _seen(batch, node, cell)
-    values = values if bool(seen.all()) else values[seen]
-    furthest = float((torch.stack(values.aminmax()) - centre).abs().max()) if values.numel() else 0.0
-    return furthest == 0 or SMALLEST_DEVIATION < furthest < LARGEST_DEVIATION
 
 
 def _is_summed_up(structure: Structure, batch: Batch, family: FamilyView) -> bool:
@@ -298,8 +319,9 @@ def _is_summed_up(structure: Structure, batch: Batch, family: FamilyView) -> boo
 
 def _groups(batch: Batch, categories: Sequence[str], numbers: Sequence[str]) -> tuple[Tensor, Tensor]:
     """The group of each row, and a row of each group."""
-    masks = {node: batch.mask[node] for node in numbers if node in batch.mask and not bool(batch.mask[node].all())}
-    tensors = [*(batch.values[node] for node in categories), *masks.values()]
+    masks = {id(batch.mask[node]): batch.mask[node] for node in numbers if node in batch.mask}  # some are shared
+    gaps = [mask for mask in masks.values() if not bool(mask.all())]
+    tensors = [*(batch.values[node] for node in categories), *gaps]
     if not tensors:
         return torch.zeros(batch.rows, dtype=torch.long), torch.zeros(1, dtype=torch.long)
     code, many = distinct_rows(tensors)
@@ -317,12 +339,12 @@ def _seen(batch: Batch, node: str, cell: int) -> Tensor:
 
 
 def _centre(batch: Batch, node: str, cell: int) -> Tensor:
-    """The mean of what is seen of a column, zero of one that never is: moments about it lose no digits."""
-    seen = _seen(batch, node, cell)
-    if not bool(seen.any()):
+    """About the mean of what is seen of a column, zero of one that never is: moments about it lose no digits."""
+    if node not in batch.values:
         return torch.zeros((), dtype=torch.float64)
-    value = batch.values[node][0, :, cell]
-    return (value if bool(seen.all()) else value[seen]).double().mean()
+    value, seen = batch.values[node][0, :, cell], _seen(batch, node, cell)
+    few = [part for part in (slice(CENTRE_ROWS), slice(None)) if bool(seen[part].any())]
+    return value[few[0]][seen[few[0]]].double().mean() if few else torch.zeros((), dtype=torch.float64)
 
 
 def _configuration(batch: Batch, family: FamilyView, families: Sequence[FamilyView], first: Tensor) -> Tensor:

@@ -45,6 +45,8 @@ MOST_INFORMATION = 4_000_000
 RIDGE, LONGEST_STEP = 1e-9, 2.0
 """What keeps a step along flat directions short, as a share of the information; and the longest one."""
 
+SLIVER = 1e-12  # of the square of a parameter at its floor
+
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
@@ -160,6 +162,21 @@ class StructuralEquations:
         return Scored((share * implied.loss).sum(-1), gradient, slope.swapaxes(-1, -2) @ information @ slope)
 
     @cached_property
+    def _eye(self) -> Array:
+        return np.eye(len(self.shift))
+
+    @cached_property
+    def _shown_together(self) -> NDArray[np.bool_]:
+        return self.shown[..., None] & self.shown[:, None]
+
+    def raw(self, entries: Array) -> Array:
+        """The point (P,) at which the entries are these; of entries that share a parameter the first counts."""
+        entry = (self.by_parameter != 0).argmax(0)
+        plain = (entries - self.origin)[entry] / self.by_parameter[entry, np.arange(len(entry))]
+        above = np.maximum(plain**2 - self.floor**2, SLIVER * plain**2)  # what lies at the floor starts just above it
+        return np.where(self.is_positive, 0.5 * np.log(np.maximum(above, 1e-300)), plain)
+
+    @cached_property
     def centres(self) -> Array:
         """The centre of each slope, in the place of the slope (D, D)."""
         size, is_slope = len(self.shift), self.place < len(self.shift) ** 2
@@ -168,29 +185,28 @@ class StructuralEquations:
         return centres.reshape(size, size)
 
     def _off_logarithm(self, point: Array) -> Array:
-        with np.errstate(over="ignore"):
-            root = np.sqrt(np.exp(2 * np.clip(point, -MOST_LOGARITHM, MOST_LOGARITHM)) + self.floor**2)
-        return np.where(self.is_positive, root, point)
+        logarithm = np.minimum(np.maximum(point, -MOST_LOGARITHM), MOST_LOGARITHM)
+        return np.where(self.is_positive, np.sqrt(np.exp(2 * logarithm) + self.floor**2), point)
 
     def _slope_of_logarithm(self, plain: Array) -> Array:
         return np.where(self.is_positive, plain - self.floor**2 / np.where(self.is_positive, plain, 1.0), 1.0)
 
     def _implied(self, plain: Array, second: Array) -> _Implied:
-        size = len(self.shift)
+        size, eye = len(self.shift), self._eye
         entries = self.origin + plain @ self.by_parameter.T
         everything = np.zeros((len(plain), len(self.shown), size * (size + 2)))
         for group, active in enumerate(self.active):
             everything[:, group, self.place[active]] = entries[:, active]
         slopes = everything[..., : size * size].reshape(len(plain), -1, size, size)
         level, scale = everything[..., size * size : -size, None], everything[..., None, -size:]
-        ahead = np.eye(size) - slopes
+        ahead = eye - slopes
         effects = np.linalg.inv(ahead)
         level = level - (slopes * self.centres).sum(-1, keepdims=True)
         mean = effects @ (level - ahead @ self.shift[:, None])
         scaled = effects * scale
         covariance = scaled @ scaled.swapaxes(-1, -2)
-        both = self.shown[..., None] & self.shown[:, None]
-        factor = _cholesky(np.where(both, covariance, np.eye(size)))
+        both = self._shown_together
+        factor = _cholesky(np.where(both, covariance, eye))
         upper = np.linalg.inv(factor)
         inverse = (upper.swapaxes(-1, -2) @ upper) * both
         average = second / np.maximum(second[..., -1:, -1:], 1e-300)
@@ -293,8 +309,8 @@ def _entry(
         origin, unit = (one.numpy() for one in parameter.origin_and_unit)
     else:
         origin, unit = parameter.constant(family.node, name).numpy(), np.zeros(())
-    column, origin, unit = (np.broadcast_to(one, (many, dim)).ravel() for one in (column, origin, unit))
-    cell, line = np.tile(own[:dim], many), np.repeat(np.arange(many), dim)
+    column, origin, unit = ((np.zeros((many, dim), dtype=one.dtype) + one).ravel() for one in (column, origin, unit))
+    cell, line = (np.zeros((many, dim), dtype=np.int64) + own[:dim]).ravel(), np.arange(many * dim) // dim
     always, centre = np.ones((len(cell), len(code)), dtype=bool), np.zeros(len(cell))
     if name == "weight":
         source = np.asarray(own[dim:])[line]

@@ -221,34 +221,29 @@ def canonical_order(columns: Iterable[npt.NDArray[np.float64]], rows: int) -> Co
     np.True_
     """
     hashed = np.zeros(rows, dtype=np.uint64)
-    alike: Codes | None = None  # rows that no column so far tells apart from all others; at first all of them
+    alike = np.arange(rows)  # rows that no column so far tells apart from all others
     for column in columns:
-        ranks, repeated = _ranks(column if alike is None else column[alike])
-        mixed = ((hashed if alike is None else hashed[alike]) ^ ranks) * np.uint64(0x9E3779B97F4A7C15)
-        mixed ^= mixed >> np.uint64(29)
-        if alike is None:
-            hashed, alike = mixed, np.flatnonzero(repeated)
-        else:
-            hashed[alike], alike = mixed, alike[repeated]
+        order, differs = _ordered(column if len(alike) == rows else column[alike])
+        if len(alike) == rows and differs.all():
+            return order[np.random.default_rng(rows).permutation(rows)]
+        ranks = np.zeros(len(alike), dtype=np.uint64)
+        np.cumsum(differs, out=ranks[1:])
+        mixed = (hashed[alike[order]] ^ ranks) * np.uint64(0x9E3779B97F4A7C15)
+        hashed[alike[order]] = mixed ^ (mixed >> np.uint64(29))
+        again = np.append(False, ~differs) | np.append(~differs, False)
+        alike = alike[np.sort(order[again])]
         if not len(alike):
             break
     return np.argsort(hashed)
 
 
-def _ranks(column: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_]]:
-    """Ranks of values, equal ones alike, and which values occur more than once."""
+def _ordered(column: npt.NDArray[np.float64]) -> tuple[Codes, npt.NDArray[np.bool_]]:
+    """Places in ascending order, gaps last, and where one value differs from the next."""
     order = np.argsort(column)
     ordered = column[order]
-    if np.isnan(ordered[-1]):  # gaps stand last, and are all the same
-        ordered[np.isnan(ordered)] = np.inf
-    differs = ordered[1:] != ordered[:-1]
-    steps, again = np.zeros(len(column), dtype=np.uint64), np.zeros(len(column), dtype=bool)
-    np.cumsum(differs, out=steps[1:])
-    again[1:] |= ~differs
-    again[:-1] |= ~differs
-    ranks, repeated = np.empty_like(steps), np.empty_like(again)
-    ranks[order], repeated[order] = steps, again
-    return ranks, repeated
+    if np.isnan(ordered[-1]):
+        ordered[np.isnan(ordered)] = np.inf  # gaps are all alike, and no cell is infinite
+    return order, ordered[1:] != ordered[:-1]
 
 
 def distinct_rows(tensors: Sequence[Tensor]) -> tuple[Codes, int]:

@@ -102,8 +102,10 @@ def _codes_of_labels(series: pd.Series[Any], where: str, labels: Sequence[Label]
 
 
 def _check_support(cells: Floats, node: str, column: Column, largest: float) -> None:
-    if column.space.is_unbounded and len(cells) and -largest <= cells.min() <= cells.max() <= largest < np.inf:
-        return  # there are no gaps either: the smallest of numbers with a gap among them is a gap
+    if column.space.is_unbounded and cells.size and largest < np.inf:
+        lowest, highest = np.float64(cells.min()), np.float64(cells.max())
+        if -largest <= lowest <= highest <= largest:
+            return  # there are no gaps either: the smallest of numbers with a gap among them is a gap
     expected, seen = column.space.holds, ~np.isnan(cells)
     with np.errstate(invalid="ignore"):
         bad = seen & ((np.abs(cells) > np.float64(largest)) | np.isinf(cells) | column.space.outside(cells))

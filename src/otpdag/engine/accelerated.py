@@ -27,6 +27,12 @@ REMEMBERED = 8
 SMALL_IN_A_ROW = 3
 """Small changes in a row that make an end."""
 
+QUICK = 0.3
+"""Where changes shrink to this share of the one before, updates need no help: old differences would mislead them."""
+
+AT_THE_END = 1e-8
+"""A change of all parameters, in units of the data, that makes an end by itself: updates have nowhere to go."""
+
 WORSE = 1e-11
 """A relative rise of the loss below which it is rounding."""
 
@@ -73,9 +79,11 @@ class _State:
             fallen = self.loss - loss
             good = finite & (fallen >= -WORSE * (1 + np.abs(loss)))
             near = good & (np.abs(fallen) <= tolerance * (1 + np.abs(loss)))
-        self.small = np.where(good, np.where(near, self.small + 1, 0.0), self.small)
+        small = np.where(_size(change)[:, 0] <= AT_THE_END, SMALL_IN_A_ROW, self.small + 1)
+        self.small = np.where(good, np.where(near, small, 0.0), self.small)
         good = good & (loss <= self.loss)
         kept, known = good[:, None], np.isfinite(self.loss)[:, None]  # the first point has none before it
+        quick = kept & known & (_size(change) <= QUICK * _size(self.change))
         slot = self.step % REMEMBERED
         self.moves, self.changes = (np.where(kept[..., None], held, 0.0) for held in (self.moves, self.changes))
         self.moves[:, slot] = np.where(kept & known, self.trial - self.point, 0.0)
@@ -84,10 +92,17 @@ class _State:
         self.point = np.where(kept, self.trial, self.point)
         self.change = np.where(kept, change, self.change)
         self.loss = np.where(good, loss, self.loss)
-        combined = correction(*map(torch.from_numpy, (self.change, self.moves, self.changes))).numpy()
-        ahead = np.where(kept, self.plain - combined, self.plain)
-        self.trial = np.where(np.isfinite(ahead).all(-1, keepdims=True), ahead, self.plain)
+        self.trial = self.plain
+        if not quick.all():
+            ahead = self.plain - correction(*map(torch.from_numpy, (self.change, self.moves, self.changes))).numpy()
+            helped = kept & ~quick & np.isfinite(ahead).all(-1, keepdims=True)
+            self.trial = np.where(helped, ahead, self.plain)
         self.step += 1
+
+
+def _size(change: Array) -> Array:
+    """Of the largest change of each replica (R, 1)."""
+    return np.abs(change).max(-1, keepdims=True, initial=0.0)
 
 
 def accelerated_updates(leg: Leg, tolerance: float, watch: Watch, resume: Memory | None = None) -> Outcome:

@@ -16,9 +16,11 @@ The spread is the smaller of the standard deviation and what quartiles say, so t
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 __all__ = ["default_floor", "resolution"]
@@ -35,36 +37,34 @@ def default_floor(target: Tensor, weight: Tensor, *, hidden_parents: bool, round
     >>> default_floor(answers, torch.ones(6), hidden_parents=True)
     tensor([0.1853])
     """
-    seen = target[weight > 0]
+    counts = weight > 0
+    seen = target if bool(counts.all()) else target[counts]
     if not len(seen):
         return torch.zeros(target.shape[-1], dtype=target.dtype, device=target.device)
-    spread = _spread(seen)
+    ordered = np.sort(seen.cpu().numpy(), axis=0)
+    spread = _spread(seen, ordered)
     least = (OF_SPREAD_WITH_HIDDEN_PARENTS if hidden_parents else OF_SPREAD) * spread
     if not rounding:
         return least
-    rounded = torch.stack([resolution(column) for column in seen.unbind(-1)]) / math.sqrt(12)
+    rounded = torch.tensor([resolution(column) for column in ordered.T]).to(seen) / math.sqrt(12)
     return torch.maximum(least, torch.minimum(rounded, MOST_OF_SPREAD * spread))
 
 
-def resolution(column: Tensor) -> Tensor:
-    """How far apart the values (N,) of a rounded column are; zero if fewer than every second value comes back.
+def resolution(ordered: NDArray[np.floating[Any]]) -> float:
+    """How far apart the sorted values (N,) of a rounded column are; zero if fewer than every second comes back.
 
-    >>> resolution(torch.tensor([0.1, 0.3, 0.1, 0.2, 0.3, 0.2]))
-    tensor(0.1000)
+    >>> resolution(np.array([1.0, 1.0, 1.5, 1.5, 2.0, 2.0]))
+    0.5
     """
-    gaps = np.diff(np.sort(column.cpu().numpy()))
+    gaps = ordered[1:] - ordered[:-1]
     gaps = gaps[gaps > 0]
-    if not len(gaps) or 2 * (len(gaps) + 1) > len(column):
-        return torch.zeros_like(column[0])
-    return torch.as_tensor(gaps.min()).to(column)
+    return float(gaps.min()) if len(gaps) and 2 * (len(gaps) + 1) <= len(ordered) else 0.0
 
 
-def _spread(seen: Tensor) -> Tensor:
+def _spread(seen: Tensor, ordered: NDArray[np.floating[Any]]) -> Tensor:
     deviation = seen.std(0, unbiased=False)
     last = len(seen) - 1
-    low, high = last // 4, last * 3 // 4
-    ordered = np.partition(seen.cpu().numpy(), (low, high), axis=0)
-    quartiles = torch.as_tensor(ordered[high] - ordered[low]).to(seen) / QUARTILES_OF_NORMAL
+    quartiles = torch.from_numpy(ordered[last * 3 // 4] - ordered[last // 4]).to(seen) / QUARTILES_OF_NORMAL
     spread = torch.where(quartiles > 0, torch.minimum(deviation, quartiles), deviation)
     # a constant column has no spread: its own size stands for it
     size = seen[0].abs()

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -287,10 +288,13 @@ def centre_and_spread(values: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     >>> centre_and_spread(torch.tensor([[1e-30, 5.0], [3e-30, 5.0]], dtype=torch.float64), torch.ones(2))
     (tensor([2.0000e-30, 5.0000e+00], dtype=torch.float64), tensor([1.0000e-30, 1.0000e+00], dtype=torch.float64))
     """
-    share = (weight / weight.sum().clamp(min=1e-12)).unsqueeze(-1)
-    mean = (share * values).sum(0)
-    gaps = values - mean
-    largest = gaps.abs().amax(0).clamp(min=torch.finfo(gaps.dtype).tiny)  # squares of tiny gaps would vanish
-    spread = largest * (share * (gaps / largest) ** 2).sum(0).sqrt()
-    rounding = 32 * torch.finfo(gaps.dtype).eps * mean.abs()
-    return mean, torch.where(spread > rounding, spread, torch.ones_like(spread))
+    numbers, counted = values.detach().cpu().numpy(), weight.detach().cpu().numpy()
+    precision = np.finfo(numbers.dtype)
+    share = (counted / max(counted.sum(), 1e-12)).astype(numbers.dtype)
+    mean = share @ numbers
+    gaps = numbers - mean
+    largest = np.maximum(np.abs(gaps).max(0, initial=0.0), precision.tiny)  # squares of tiny gaps would vanish
+    gaps /= largest
+    spread = largest * np.sqrt(share @ np.square(gaps, out=gaps))
+    spread = np.where(spread > 32 * precision.eps * np.abs(mean), spread, 1.0).astype(numbers.dtype)
+    return torch.from_numpy(mean).to(values), torch.from_numpy(spread).to(values)

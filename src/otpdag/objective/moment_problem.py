@@ -74,6 +74,10 @@ class MomentProblem(SummedRows):
         loss = torch.from_numpy(scored.loss)
         return torch.from_numpy(at + step), LossTerms.of(loss, reconstruction=loss)
 
+    def guessed(self, seed: int, *, first: bool) -> Tensor | None:
+        """From the moments of complete rows."""
+        return self.moments.guessed(self.structure.graph, seed, first=first)
+
     def expected_information(self, point: Tensor) -> Tensor | None:
         """That of the covariance that the model implies, where it is written as structural equations."""
         equations = self.moments.structural

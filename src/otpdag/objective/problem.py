@@ -127,6 +127,10 @@ class Problem(ABC):
         """Coordinates (P,) in which such updates may be over-relaxed; None for all."""
         return None
 
+    def guessed(self, seed: int, *, first: bool) -> Tensor | None:
+        """A start (1, P) from what the problem has read of the data already; None if rows must be looked at."""
+        return None
+
     def judged(self, points: Tensor, losses: Tensor) -> Tensor:
         """By what starts are compared (R,), the lower the better: their losses."""
         return losses

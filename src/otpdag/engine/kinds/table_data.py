@@ -134,13 +134,19 @@ class TableData(DataKind):
     def starts(
         self, layout: Layout, problem: Problem, seed: int, numbers: Sequence[int], units: Tensor | None = None
     ) -> Tensor:
-        """Each start looks at a part of the rows, a single one at more of them."""
+        """Each start looks at a part of the rows, a single one at more of them, unless the problem knows enough."""
+        seeds = [restart_seed(seed, n) for n in numbers]
+        if units is None:
+            made = [problem.guessed(one, first=n == 0) for n, one in zip(numbers, seeds, strict=True)]
+            if all(start is not None for start in made):
+                return torch.cat([start for start in made if start is not None])
         if units is None and len(numbers) == 1:
             seen = self.batch.first(ONE_START_ROWS)
         else:
             units = random_part(self.batch.rows, START_ROWS, seed) if units is None else units
             seen = self.batch if units is None else self.batch.take(units)
-        return torch.cat([one_start(layout, seen, 0, restart_seed(seed, n), first=n == 0) for n in numbers])
+        each = zip(numbers, seeds, strict=True)
+        return torch.cat([one_start(layout, seen, 0, one, first=n == 0) for n, one in each])
 
     def adopt(self, layout: Layout, ended: Ended) -> None:
         """Parameters, units and maps, and how far counts reach."""
