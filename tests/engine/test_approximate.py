@@ -9,7 +9,7 @@ import pytest
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.backward import SumSizes
-from otpdag.backward.elimination import Budget
+from otpdag.backward.elimination import Budget, split_messages
 from otpdag.inference import queries, row_posterior
 
 SIZE, ROWS = 4, 300
@@ -50,6 +50,14 @@ def test_a_fit_beyond_its_budget_says_so_and_is_near_the_exact_one(exactly):
     assert any("belief propagation" in note for note in result.notes)
     gap = [np.abs(model.params()[n]["probs"] - exact_model.params()[n]["probs"]).mean() for n in frame]
     assert np.mean(gap) < 0.01  # standard errors are five times as large and more
+
+
+@pytest.mark.filterwarnings("ignore::otpdag.ApproximationWarning", "ignore::otpdag.ConvergenceWarning")
+@pytest.mark.parametrize(("rounds", "told"), [(1, True), (60, False)])
+def test_messages_that_have_not_come_to_rest_are_told(rounds, told, monkeypatch):
+    monkeypatch.setattr(split_messages, "MOST_ROUNDS", rounds)
+    _, _, result = fitted(otp.entropic(sums=SumSizes(largest_table=4), steps=2))
+    assert any("had not come to rest" in note for note in result.notes) == told
 
 
 def test_a_fit_may_refuse_to_approximate():

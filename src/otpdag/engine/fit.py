@@ -135,7 +135,7 @@ def fit(
         rows_used=kind.rows,
         seconds=time.perf_counter() - began,
         seed=seed,
-        notes=(*_notes(kept), *ended.problem.notes, *notes),
+        notes=(*_notes(kept), *ended.problem.notes_at(ended.point), *notes),
         stages=tuple(monitor.stages),
         row_weights=kept,
         problem=ended.problem,

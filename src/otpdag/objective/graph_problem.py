@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,6 +19,7 @@ from otpdag.backward.elimination import (
     lay_out_within,
     log_evidence,
     moved,
+    restless_copies,
     told,
     total_evidence,
 )
@@ -165,10 +166,18 @@ class GraphProblem(Problem):
         """What exact sums would take, and what is done instead."""
         return None if self.unplaced.beyond is None else told(self.unplaced)
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What is approximate."""
-        return () if self.approximation is None else (self.approximation,)
+    def notes_at(self, point: Tensor) -> tuple[str, ...]:
+        """What is approximate, and whether its messages came to rest."""
+        if self.approximation is None:
+            return ()
+        restless, pairs = restless_copies(self.naturals(point.detach()), self.placed, self.tempering)
+        if not restless:
+            return (self.approximation,)
+        return (
+            self.approximation,
+            f"messages between {restless} of {pairs} pairs of copies had not come to rest: sums there are rougher than "
+            "elsewhere; a larger `largest_table` needs fewer copies",
+        )
 
     def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> Problem:
         """Fewer rows."""
@@ -288,11 +297,9 @@ def _newton_step(
             exact = exact + (shown + expected).sum()
         exact = exact + sum((value * slopes[name]).sum() for name, value in params.items() if name in slopes)
         (slope,) = torch.autograd.grad(exact, leaf)
-        before = height(leaf)
-        (own,) = torch.autograd.grad(before.sum(), leaf, create_graph=True)
-        rows = [torch.autograd.grad(one.sum(), leaf, retain_graph=True)[0] for one in own.unbind(-1)]
+        before, own, curvature = _curved(height, leaf)
     with torch.no_grad():
-        values, vectors = torch.linalg.eigh(-torch.stack(rows, 1).nan_to_num())
+        values, vectors = torch.linalg.eigh(-curvature.nan_to_num())
         thinned = any(isinstance(one, Rows) and one.thinned for one in statistics)
         flattest = FLATTEST_OF_SAMPLE if thinned else FLATTEST
         bend = values.abs().maximum(flattest * values.abs().amax(-1, keepdim=True)).clamp(min=1e-30)
@@ -308,6 +315,24 @@ def _newton_step(
             if not bool(waiting.any()):
                 break
     return unpack(reached, shapes), complete
+
+
+def _curved(height: Callable[[Tensor], Tensor], leaf: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A height (R,), its gradient (R, P) and its second derivative (R, P, P) at ``leaf`` (R, P).
+
+    A single replica stands P times on the replica axis, so that one pass gives all rows of its second derivative.
+    """
+    size = leaf.shape[-1]
+    if len(leaf) > 1:
+        before = height(leaf)
+        (own,) = torch.autograd.grad(before.sum(), leaf, create_graph=True)
+        rows = [torch.autograd.grad(one.sum(), leaf, retain_graph=True)[0] for one in own.unbind(-1)]
+        return before, own, torch.stack(rows, 1)
+    copies = leaf.detach().expand(size, size).clone().requires_grad_(True)
+    before = height(copies)
+    (own,) = torch.autograd.grad(before.sum(), copies, create_graph=True)
+    (rows_of_one,) = torch.autograd.grad(own.diagonal().sum(), copies)
+    return before[:1], own[:1], rows_of_one.unsqueeze(0)
 
 
 def _flat(rows: WeighedRows, name: str, replicas: int) -> Tensor:

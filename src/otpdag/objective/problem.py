@@ -76,9 +76,8 @@ class Problem(ABC):
         """How often it must be free to move, also when it is resampled, for its estimates to settle."""
         return 0
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What a user should know of estimates by this problem."""
+    def notes_at(self, point: Tensor) -> tuple[str, ...]:
+        """What a user should know of the estimate ``point`` (R, P) by this problem."""
         return ()
 
     # -- evaluation ---------------------------------------------------------------------------------------------------

@@ -76,8 +76,7 @@ class RowProblem(Problem):
         completes = self.direct is not None and self.direct.can_complete(self.structure)
         return MOST_COMPLETIONS if completes else 0
 
-    @property
-    def notes(self) -> tuple[str, ...]:
+    def notes_at(self, point: Tensor) -> tuple[str, ...]:
         """Whether gaps were taken for completely random."""
         if self.direct is None or self.direct.completed is not None or not self.direct.has_gaps:
             return ()

@@ -199,17 +199,15 @@ def notes_on_independence(model: Model, batch: Batch, *, seed: int = 0) -> list[
     names, noise, seen = _noise(model, batch, seed)
     if len(names) < 2:
         return []
+    correlation, both = _correlations(noise, seen)
+    clear = correlation.abs() > (CLEAR_ERRORS / both.clamp(min=1).sqrt()).clamp(min=CLEAR_CORRELATION)
     pairs = []
-    for left in range(len(names)):
-        for right in range(left):
-            if names[left] in model.graph.parents(names[right]) or names[right] in model.graph.parents(names[left]):
-                continue
-            both = seen[:, left] & seen[:, right]
-            correlation = _correlation(noise[both][:, [left, right]])
-            if abs(correlation) > max(CLEAR_CORRELATION, CLEAR_ERRORS / math.sqrt(max(int(both.sum()), 1))):
-                pairs.append((abs(correlation), names[right], names[left], correlation))
+    for left, right in torch.nonzero(clear.tril(-1)).tolist():
+        one, other, by = names[right], names[left], float(correlation[left, right])
+        if one not in model.graph.parents(other) and other not in model.graph.parents(one):
+            pairs.append((abs(by), one, other, by))
     pairs.sort(reverse=True)
-    notes = [_dependence(model, one, other, correlation) for _, one, other, correlation in pairs[:MOST_PAIRS]]
+    notes = [_dependence(model, one, other, by) for _, one, other, by in pairs[:MOST_PAIRS]]
     left_out = len(pairs) - len(notes)
     return [*notes, *([f"{left_out} more pairs of nodes are correlated against the graph"] if left_out else [])]
 
@@ -254,11 +252,19 @@ def _noise(model: Model, batch: Batch, seed: int) -> tuple[Sequence[str], Tensor
     return names, torch.stack(columns, -1), torch.stack(known, -1)
 
 
-def _correlation(pair: Tensor) -> float:
-    """The correlation of two columns (n, 2), each by its ranks' normal scores, so that single rows do not make it."""
-    if len(pair) < 3:
-        return 0.0
-    ranks = pair.argsort(0).argsort(0).to(pair)
-    scores = torch.special.ndtri((ranks + 0.5) / len(pair))
-    centred = scores - scores.mean(0)
-    return float((centred[:, 0] * centred[:, 1]).sum() / centred.square().sum(0).prod().sqrt().clamp(min=1e-300))
+def _correlations(noise: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    """Correlations of all pairs of columns (n, k) over the rows that show both (k, k), and the number of these rows.
+
+    Each column by its ranks' normal scores, so that single rows do not make it.
+    """
+    scores = torch.zeros_like(noise)
+    for column, known in enumerate(seen.unbind(-1)):
+        ranks = noise[known, column].argsort().argsort().to(noise)
+        scores[known, column] = torch.special.ndtri((ranks + 0.5) / len(ranks))
+    known = seen.to(noise)
+    both, total = known.T @ known, scores.T @ known
+    count = both.clamp(min=1)
+    covariance = scores.T @ scores - total * total.T / count
+    spread = scores.square().T @ known - total.square() / count
+    correlation = covariance / (spread * spread.T).sqrt().clamp(min=1e-300)
+    return torch.where(both < 3, 0.0, correlation), both

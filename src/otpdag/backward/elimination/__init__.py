@@ -9,7 +9,14 @@ Points of numbers that have no closed form follow the posterior by :func:`moved`
 """
 
 from otpdag.backward.elimination.budget import Budget, lay_out_within, told
-from otpdag.backward.elimination.evidence import Expectations, expectations, log_evidence, moved, total_evidence
+from otpdag.backward.elimination.evidence import (
+    Expectations,
+    expectations,
+    log_evidence,
+    moved,
+    restless_copies,
+    total_evidence,
+)
 from otpdag.backward.elimination.family_statistics import Counts, Moments, Rows, WeighedRows
 from otpdag.backward.elimination.likeliest import likeliest_states
 from otpdag.backward.elimination.moments import node_moments
@@ -43,6 +50,7 @@ __all__ = [
     "moved",
     "node_moments",
     "posterior_draws",
+    "restless_copies",
     "state_probabilities",
     "told",
     "total_evidence",

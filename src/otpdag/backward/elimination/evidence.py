@@ -25,7 +25,7 @@ from otpdag.backward.elimination.summary import Slopes, Summary
 from otpdag.backward.elimination.sums import Factors, Tempering, taken
 from otpdag.structure import Naturals
 
-__all__ = ["Expectations", "expectations", "log_evidence", "moved", "total_evidence"]
+__all__ = ["Expectations", "expectations", "log_evidence", "moved", "restless_copies", "total_evidence"]
 
 LIKELIHOOD = Tempering()
 CLOSE_ENOUGH = 1e-4  # difference of a row's evidence between two numbers of points
@@ -148,6 +148,15 @@ def total_evidence(
                 value += tempering.power * complete.detach()
                 slopes.add([node], [tempering.power * complete + expected], [torch.ones_like(expected)])
     return _WithGradient.apply(value, list(slopes.total.values()), *wanted.values())
+
+
+def restless_copies(naturals: Naturals, layout: Layout, tempering: Tempering = LIKELIHOOD) -> tuple[int, int]:
+    """Pairs of copies whose messages had not come to rest at these parameters, and pairs of copies in all."""
+    blocks = [block for block in layout.blocks if not block.is_exact]
+    with torch.no_grad():
+        factors = Factors(layout, naturals, tempering)
+        restless = sum(factors.evaluate(block).restless for block in blocks)
+    return restless, sum(len(split.piece) for block in blocks for split in block.splits)
 
 
 class _WithGradient(torch.autograd.Function):

@@ -166,7 +166,8 @@ class Factors:
             return Evaluated(block, log_z, conditionals, tuple(integrals), prepared.rows, log_probs)
         settled = settle(block, banks)
         log_z = banks[()][:, block.result, 0] - settled.overlap
-        return Evaluated(block, log_z, settled.conditionals, tuple(integrals), prepared.rows, log_probs, banks)
+        made = (settled.conditionals, tuple(integrals), prepared.rows, log_probs)
+        return Evaluated(block, log_z, *made, banks, settled.restless)
 
     def _of_states(self, source: TableSource) -> Tensor:
         """(R, configurations of seen members, *sizes)."""
@@ -203,6 +204,7 @@ class Evaluated:
         rows: Rows of the families that read numbers.
         log_probs: Their log-densities (R, E).
         banks: All tables and messages, where variables have copies.
+        restless: Pairs of copies whose messages had not come to rest.
     """
 
     block: Block
@@ -212,6 +214,7 @@ class Evaluated:
     rows: tuple[FlatRows | LinearRows, ...]
     log_probs: Sequence[Tensor]
     banks: Banks | None = None
+    restless: int = 0
 
     def seeds(self, weight: Tensor) -> Banks:
         """Banks of beliefs before they are sent to the tables: the weights (1 or R, D) of the pieces' evidence."""
