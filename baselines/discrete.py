@@ -11,8 +11,10 @@ from torch.func import functional_call
 from baselines.network_problem import train
 from otpdag.backward.encoder import EncoderMap
 from otpdag.estimators._pictures import PictureFormat
-from otpdag.image_networks import Flat, Grid, image_decoder, image_encoder, positions, seeded
+from otpdag.estimators.vector_quantized import START_IMAGES
+from otpdag.image_networks import Flat, Grid, image_decoder, image_encoder, positions, seeded, started_from_data
 from otpdag.objective import LossTerms
+from otpdag.objective.autoencoder import rebuilding_cost
 from otpdag.structure import unpack
 
 ROWS_AT_ONCE = 250
@@ -29,14 +31,25 @@ class DiscreteAutoencoder(ABC):
         batch_size: Images in a step.
         learning_rate: Of Adam; falls to zero along a cosine.
         random_state: Seed; networks and minibatches are those of the library's estimator with this seed.
+        as_ours: Take the start of the networks and the cost of rebuilt images from the library's estimator too, so that
+            only the quantiser differs. Without it networks start as torch draws them; the cost is the squared error.
     """
 
     def __init__(
-        self, n_codes=512, code_dim=64, *, width=128, n_epochs=100, batch_size=32, learning_rate=1e-3, random_state=0
+        self,
+        n_codes=512,
+        code_dim=64,
+        *,
+        width=128,
+        n_epochs=100,
+        batch_size=32,
+        learning_rate=1e-3,
+        random_state=0,
+        as_ours=False,
     ):
         self.n_codes, self.code_dim, self.width = n_codes, code_dim, width
         self.n_epochs, self.batch_size, self.learning_rate = n_epochs, batch_size, learning_rate
-        self.random_state = random_state
+        self.random_state, self.as_ours = random_state, as_ours
 
     @abstractmethod
     def start(self, generator):
@@ -57,6 +70,9 @@ class DiscreteAutoencoder(ABC):
         self.grid = positions(height, width)
         encoder = seeded(lambda: image_encoder(channels, self.code_dim, self.width), self.random_state)
         decoder = seeded(lambda: image_decoder(channels, self.code_dim, self.width), self.random_state + 1)
+        if self.as_ours:
+            some = rows[:: math.ceil(len(rows) / START_IMAGES)]
+            started_from_data(encoder, decoder, some.reshape(-1, *self.format.shape))
         self.decoder: nn.Module = Grid(decoder, *self.grid, self.code_dim)
         self.map = EncoderMap(Flat(encoder), math.prod(self.grid) * self.code_dim, self.format.shape)
         self.spread = float(rows.std())
@@ -80,8 +96,8 @@ class DiscreteAutoencoder(ABC):
         return functional_call(self.decoder, state, (latents.reshape(-1, math.prod(self.grid) * self.code_dim),))
 
     def relative_error(self, rebuilt, rows):
-        """Mean squared error in units of the pixels' variance."""
-        return (rebuilt - rows).square().mean() / self.spread**2
+        """Mean squared error in units of the pixels' variance, or the cost of the library's estimator."""
+        return rebuilding_cost(rebuilt, rows, self.spread, own_noise=self.as_ours)
 
     def codes_of(self, latents):
         """Numbers of the codewords that latents (n, code_dim) are sent to."""

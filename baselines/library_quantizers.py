@@ -2,7 +2,6 @@
 
 from abc import abstractmethod
 
-import numpy as np
 import torch
 from torch.func import functional_call
 from vector_quantize_pytorch import FSQ, SimVQ, VectorQuantize
@@ -10,7 +9,6 @@ from vector_quantize_pytorch import FSQ, SimVQ, VectorQuantize
 from baselines.discrete import DiscreteAutoencoder
 
 PREFIX = "quantizer."
-REVIVED = {"kmeans_init": True, "threshold_ema_dead_code": 2}
 
 
 class LibraryQuantizer(DiscreteAutoencoder):
@@ -28,8 +26,7 @@ class LibraryQuantizer(DiscreteAutoencoder):
         with torch.random.fork_rng(devices=[]):  # the modules draw from torch's own state
             torch.manual_seed(self.random_state)
             super().fit(X, on_step)
-        own = {name.removeprefix(PREFIX): value[0] for name, value in self.parameters.items() if name.startswith(PREFIX)}
-        self.module.load_state_dict(own, strict=False)
+        self.module.load_state_dict(own_state(self.parameters), strict=False)
         self.module.eval()
         return self
 
@@ -38,8 +35,7 @@ class LibraryQuantizer(DiscreteAutoencoder):
         return {PREFIX + name: value.detach().clone() for name, value in self.module.named_parameters()}
 
     def terms(self, theta, latents, rows, decode, streams, progress):
-        own = {name.removeprefix(PREFIX): value[0] for name, value in theta.items() if name.startswith(PREFIX)}
-        quantized, _, *losses = functional_call(self.module, own, (latents.unsqueeze(0),))
+        quantized, _, *losses = functional_call(self.module, own_state(theta), (latents.unsqueeze(0),))
         return self.relative_error(decode(quantized[0]), rows) + sum(loss.sum() for loss in losses)
 
     def codes_of(self, latents):
@@ -50,19 +46,24 @@ class LibraryQuantizer(DiscreteAutoencoder):
         return self.module.codebook
 
 
+def own_state(parameters):
+    """The module's learned tensors."""
+    return {name.removeprefix(PREFIX): value[0] for name, value in parameters.items() if name.startswith(PREFIX)}
+
+
 class VQEMA(LibraryQuantizer):
     """``VectorQuantize``: codewords as moving averages, decay 0.99, from random ones."""
 
-    options: dict[str, object] = {}
-
     def make(self):
-        return VectorQuantize(self.code_dim, self.n_codes, decay=0.99, **self.options)
+        return VectorQuantize(self.code_dim, self.n_codes, decay=0.99)
 
 
-class RevivedVQEMA(VQEMA):
+class RevivedVQEMA(LibraryQuantizer):
     """The same from k-means of the first batch; codewords in little use are replaced by latents of the batch."""
 
-    options = REVIVED
+    def make(self):
+        options = {"kmeans_init": True, "threshold_ema_dead_code": 2, "decay": 0.99}
+        return VectorQuantize(self.code_dim, self.n_codes, **options)
 
 
 class SimulatedVQ(LibraryQuantizer):
@@ -73,7 +74,7 @@ class SimulatedVQ(LibraryQuantizer):
 
 
 class FiniteScalar(LibraryQuantizer):
-    """``FSQ`` (Mentzer et al. 2023): three bounded coordinates, rounded; the grid of all combinations is the codebook."""
+    """``FSQ`` (Mentzer et al. 2023): three bounded coordinates, rounded; their grid is the codebook."""
 
     def make(self):
         side = round(self.n_codes ** (1 / 3))

@@ -19,7 +19,7 @@ PAPER = {
 def table4(run: Run) -> None:
     """Fit both to every data set and write what they rebuild."""
     size = Size.of(run.quick)
-    found = compare(run, ("vq_vae", "vq_vae_ema", "ours"), size)
+    found = compare(run, ("vq_vae", "vq_vae_ema", "vq_ema_revived", "ours"), size)
     found.to_csv(run.folder / "table4.csv", index=False, float_format="%.6g")
     text = as_markdown("Table 4: VQ-VAE and ours", found, size, PAPER)
     (run.folder / "table4.md").write_text(text)

@@ -21,6 +21,7 @@ __all__ = [
     "image_encoder",
     "positions",
     "seeded",
+    "started_from_data",
 ]
 
 SHRINK = 4  # two convolutions of stride two
@@ -110,6 +111,44 @@ def seeded(make: Callable[[], Network], seed: int) -> Network:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return make()
+
+
+def started_from_data(encoder: nn.Module, decoder: nn.Module, images: Tensor) -> tuple[nn.Module, nn.Module]:
+    r"""The default networks with their last layers in the data's units, in place: a start, and no other network.
+
+    Latents of the first steps have mean zero in each channel and variance one over all, and what is decoded from them
+    has the images' own mean. As torch draws them, layers shrink what passes through: latents of the default encoder are
+    a constant that images move by a fortieth, and the decoder is blind to them until they have grown.
+
+    Args:
+        encoder: Made by :func:`image_encoder`.
+        decoder: Made by :func:`image_decoder`.
+        images: Some of the data, (n, channels, height, width).
+
+    Returns:
+        The two.
+
+    >>> images = torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    >>> networks = image_encoder(3, dim=8, width=16), image_decoder(3, dim=8, width=16)
+    >>> encoder, decoder = started_from_data(*networks, images)
+    >>> round(encoder(images).std().item(), 2)
+    1.0
+    """
+    channels = (0, 2, 3)
+    with torch.no_grad():
+        latents = encoder(images)
+        centre = latents.mean(channels)
+        spread = (latents - centre[:, None, None]).std()
+        if spread <= 1e-4 * centre.abs().max():  # images without contrast have no units to give
+            return encoder, decoder
+        _last(encoder).weight.div_(spread)
+        _last(encoder).bias.sub_(centre).div_(spread)
+        _last(decoder).bias.add_(images.mean(channels) - decoder(encoder(images)).mean(channels))
+    return encoder, decoder
+
+
+def _last(network: nn.Module) -> nn.Conv2d:
+    return [layer for layer in network.modules() if isinstance(layer, nn.Conv2d | nn.ConvTranspose2d)][-1]  # type: ignore[return-value]
 
 
 def positions(height: int, width: int) -> tuple[int, int]:

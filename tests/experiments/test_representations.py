@@ -54,7 +54,7 @@ def made_up(monkeypatch):
             fitted.append(name)
             return Mosaic()
 
-        return replace(representations.METHODS[name], fit=fit)
+        return replace(representations.METHODS[name], fit=fit, needs=None)
 
     for name in representations.METHODS:
         monkeypatch.setitem(representations.METHODS, name, entry(name))
@@ -84,7 +84,7 @@ def test_every_method_makes_codes_and_images(method, tmp_path):
 def test_tables_are_measured_written_and_resumed(made_up, tmp_path):
     images, fitted = made_up
     table4.table4(Run(tmp_path, seed=101, quick=True))
-    assert fitted == ["vq_vae", "vq_vae_ema", "ours"] * 2
+    assert fitted == ["vq_vae", "vq_vae_ema", "vq_ema_revived", "ours"] * 2
     found = pd.read_csv(tmp_path / "table4.csv")
     assert found["latent"].unique().tolist() == ["8 x 8"]
     assert found["psnr"].to_numpy() == pytest.approx(
@@ -95,9 +95,18 @@ def test_tables_are_measured_written_and_resumed(made_up, tmp_path):
     assert "| CIFAR10 | VQ-VAE | 8 x 8 | 0.70 | 23.14 | 0.35 | 77.3 | 69.8 |" in text  # the paper's
     assert "80 + 60 images of made up" in text
     table5.table5(Run(tmp_path, seed=101, quick=True, resume=True))
-    assert fitted[6:] == ["sq_vae"] * 2  # ours was there
+    assert "feature distance (not LPIPS)" in text
+    assert fitted[8:] == ["sq_vae"] * 2  # ours was there
     table5.table5(Run(tmp_path, seed=102, quick=True, resume=True))
-    assert len(fitted) == 12  # another seed is another run
+    assert len(fitted) == 14  # another seed is another run
+
+
+def test_a_method_whose_library_is_missing_is_left_out(made_up, tmp_path, monkeypatch, capsys):
+    absent = replace(representations.METHODS["vq_ema_revived"], needs="no_such_library")
+    monkeypatch.setitem(representations.METHODS, "vq_ema_revived", absent)
+    table4.table4(Run(tmp_path, seed=103, quick=True))
+    assert made_up[1] == ["vq_vae", "vq_vae_ema", "ours"] * 2
+    assert "it needs no_such_library, of the extra `bench`" in " ".join(capsys.readouterr().err.split())
 
 
 def test_sheets_of_reconstructions_are_drawn(made_up, tmp_path):

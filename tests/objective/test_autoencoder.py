@@ -19,7 +19,7 @@ from otpdag.errors import ModelError
 from otpdag.estimators import VectorQuantizedAutoencoder
 from otpdag.mechanisms.base import Noise
 from otpdag.objective import Objective, PushForward, Streams
-from otpdag.objective.autoencoder import Codewords, Encoded, autoencoder_problem
+from otpdag.objective.autoencoder import Codewords, Encoded, autoencoder_problem, rebuilding_cost
 from otpdag.spaces import Real
 
 ROWS = np.random.default_rng(0).normal(1.0, 2.0, (30, 6)).astype(np.float32)
@@ -77,6 +77,17 @@ def test_images_that_are_all_alike_are_not_divided_by_zero():
     problem, *_ = made(Objective())
     flat = autoencoder_problem(problem.structure, torch.ones(1, 4, 6), problem.shapes, Objective(), encoded, 0)
     assert flat.spread == 1.0
+
+
+def test_with_noise_of_its_own_an_image_costs_what_its_best_normal_density_does():
+    rows = torch.rand(1, 5, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rebuilt = rows + torch.linspace(0.05, 0.5, 5, dtype=torch.float64)[:, None] * torch.ones(40).double()
+    scale = (rebuilt - rows).square().mean(-1, keepdim=True).sqrt()
+    per_pixel = -torch.distributions.Normal(rebuilt, scale).log_prob(rows).mean()
+    one_grey_level = -torch.distributions.Normal(rows, 1 / 255).log_prob(rows + 1 / 255).mean()
+    found = rebuilding_cost(rebuilt, rows, 1.0, own_noise=True)
+    assert found.item() == pytest.approx((per_pixel - one_grey_level).item(), abs=0.01)
+    assert rebuilding_cost(rows, rows, 1.0, own_noise=True).item() == 0.0
 
 
 # -- codewords --------------------------------------------------------------------------------------------------------

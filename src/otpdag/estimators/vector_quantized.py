@@ -38,7 +38,7 @@ from otpdag.estimators._pictures import (
 from otpdag.estimators._training import train_encoder
 from otpdag.estimators.code_prior import CodePrior
 from otpdag.graph import Graph
-from otpdag.image_networks import Flat, Grid, image_decoder, image_encoder, positions, seeded
+from otpdag.image_networks import Flat, Grid, image_decoder, image_encoder, positions, seeded, started_from_data
 from otpdag.mechanisms.codebook import Quantized
 from otpdag.model import Model
 from otpdag.objective import Objective, PushForward
@@ -51,8 +51,9 @@ Codes = NDArray[np.int64]
 Floats = NDArray[np.float32]
 KIND = "vector-quantised auto-encoder"
 ROWS_AT_ONCE = 250  # images that are encoded or decoded at a time, which bounds memory
+START_IMAGES = 64  # that give default networks their units: thousands of latents
 PRIOR = "prior."
-BALANCES = ("codebook", "position")
+CHOICES = {"balance": ("codebook", "position"), "noise": ("image", "shared")}
 
 
 class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
@@ -84,6 +85,8 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
         divergence: Of the second term; sliced Wasserstein if left out.
         balance: ``"codebook"``: the weights of all positions together are held by one transport problem;
             ``"position"``: every position's own by a problem of its own, as the paper reads it.
+        noise: ``"image"``: what is decoded has a noise scale of its own for every image, at its maximum, so that all
+            images count alike; ``"shared"``: one scale for all, which is the squared error.
         warm_up: Share of the steps in which latents are not quantised.
         n_epochs: How often every image is seen, on average.
         batch_size: Images in a step.
@@ -123,6 +126,7 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
         eta_r: float = 1.0,
         divergence: AbstractDivergence | None = None,
         balance: Literal["codebook", "position"] = "codebook",
+        noise: Literal["image", "shared"] = "image",
         warm_up: float = 0.2,
         n_epochs: int = 100,
         batch_size: int = 32,
@@ -141,6 +145,7 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
         self.eta_r = eta_r
         self.divergence = divergence
         self.balance = balance
+        self.noise = noise
         self.warm_up = warm_up
         self.n_epochs = n_epochs
         self.batch_size = batch_size
@@ -174,7 +179,7 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
         if len(rows) < 2:
             raise DataError(f"images must be at least 2 to learn from; got {len(rows)}")
         seed = seed_of(self.random_state)
-        self._build(seed)
+        self._build(seed, rows)
         self.result_: FitResult = train_encoder(
             self.model_,
             rows,
@@ -195,20 +200,24 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
         check_at_least(0, eta=self.eta, pull=self.pull, mixture=self.mixture, eta_r=self.eta_r, warm_up=self.warm_up)
         if self.warm_up >= 1:
             raise ModelError(f"warm_up must be a share below 1; got {self.warm_up}")
-        if self.balance not in BALANCES:
-            raise ModelError(f"balance must be one of {', '.join(map(repr, BALANCES))}; got {self.balance!r}")
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ModelError(f"{name} must be one of {', '.join(map(repr, choices))}; got {getattr(self, name)!r}")
         if (self.encoder is None) != (self.decoder is None):
             raise ModelError("encoder and decoder must be given together, or neither")
         if self.device.startswith("cuda") and not torch.cuda.is_available():
             raise ModelError(f"device {self.device!r} was asked for, but no CUDA device is available")
 
-    def _build(self, seed: int = 0) -> None:
-        """The graph with its mechanisms, and the backward map."""
+    def _build(self, seed: int = 0, rows: Tensor | None = None) -> None:
+        """The graph with its mechanisms, and the backward map; default networks start in the units of the rows."""
         channels, height, width = self.format_.shape
         if self.encoder is None or self.decoder is None:
             self.grid_ = positions(height, width)
             encoder = seeded(lambda: image_encoder(channels, self.code_dim, self.width), seed)
             decoder = seeded(lambda: image_decoder(channels, self.code_dim, self.width), seed + 1)
+            if rows is not None:
+                some = rows[:: math.ceil(len(rows) / START_IMAGES)]
+                started_from_data(encoder, decoder, some.reshape(-1, *self.format_.shape))
         else:
             encoder, decoder = self.encoder, self.decoder
             self.grid_ = self._grid_of(encoder)
@@ -253,7 +262,7 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
         return Method(
             "vector-quantised",
             Objective(push_forward=PushForward(self.eta, divergence)),
-            Encoded(self._map, batch_size=self.batch_size, codewords=codewords),
+            Encoded(self._map, self.batch_size, codewords, own_noise=self.noise == "image"),
             Adam(steps=steps, learning_rate=self.learning_rate, averaging=0.0),
         )
 

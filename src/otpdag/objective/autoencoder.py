@@ -25,14 +25,16 @@ from otpdag.divergences.semidiscrete import reverse_gradient, semi_dual
 from otpdag.errors import ModelError
 from otpdag.layers import nearest
 from otpdag.mechanisms import Codebook
-from otpdag.mechanisms.codebook import copy_gradient, mahalanobis
+from otpdag.mechanisms.codebook import mahalanobis, turn_gradient
 from otpdag.noise import Streams
 from otpdag.objective.problem import Moved, Problem
 from otpdag.objective.settings import Objective
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Naturals, Structure, Theta, pack, unpack
 
-__all__ = ["AutoencoderProblem", "CodebookProblem", "Codewords", "Encoded", "autoencoder_problem"]
+__all__ = ["AutoencoderProblem", "CodebookProblem", "Codewords", "Encoded", "autoencoder_problem", "rebuilding_cost"]
+
+GREY_LEVEL = 1 / 255  # of images in bytes: a smaller error cannot be seen in them
 
 
 @dataclass(frozen=True)
@@ -60,11 +62,13 @@ class Encoded:
         backward: The encoder, with codewords or without.
         batch_size: Images in a step.
         codewords: Weights of their terms, if there are codewords.
+        own_noise: Whether every image has a noise scale of its own (:func:`rebuilding_cost`).
     """
 
     backward: EncoderMap | QuantizedMap
     batch_size: int = 128
     codewords: Codewords | None = None
+    own_noise: bool = False
 
     def __post_init__(self) -> None:
         """Refuse codewords without a map that quantises, and the reverse."""
@@ -95,17 +99,38 @@ class _ImageProblem(Problem):
         return self.images[:, streams.rows(self.rows, self.encoded.batch_size)[0].to(self.images.device)]
 
     def rebuilding(self, naturals: Naturals, latents: Tensor, rows: Tensor) -> Tensor:
-        """Mean squared error in units of the pixels' variance."""
+        """Cost of images as they are decoded, in units of the pixels' variance."""
         (image,) = self.structure.graph.observed
         (parent,) = self.structure.graph.parents(image)
         decoder = self.structure.mechanisms[image]
         none = torch.zeros(1, rows.shape[1], decoder.noise.dim).to(rows)
         rebuilt = decoder.forward(naturals[image], {parent: latents}, none)
-        return ((rebuilt - rows).square().mean() / self.spread**2).reshape(1)
+        return rebuilding_cost(rebuilt, rows, self.spread, own_noise=self.encoded.own_noise).reshape(1)
 
     def begun(self, point: Tensor) -> Tensor:
         """Where a search starts, given the networks and the user's values."""
         return point
+
+
+def rebuilding_cost(rebuilt: Tensor, rows: Tensor, spread: float, *, own_noise: bool = False) -> Tensor:
+    r"""Mean cost of rebuilt rows (1, n, pixels): the squared error, or its logarithm row by row.
+
+    .. math:: c(x, \hat x) = \frac{\|x - \hat x\|^2}{D s^2} \quad\text{or}\quad
+              \tfrac12 \log\Big(1 + \frac{\|x - \hat x\|^2}{D\,\delta^2}\Big)
+
+    The first is a normal density with one scale for all images. In the second every image has a scale of its own, at
+    its maximum; below a grey level, :math:`\delta = 1/255`, nothing is left to gain. Only equal images cost nothing.
+
+    Args:
+        rebuilt: What was decoded.
+        rows: What was seen, pixels from 0 to 1.
+        spread: Standard deviation of all pixels, s.
+        own_noise: The second.
+    """
+    errors = (rebuilt - rows).square().mean(-1)
+    if own_noise:
+        return 0.5 * torch.log1p(errors / GREY_LEVEL**2).mean()
+    return errors.mean() / spread**2
 
 
 @dataclass(frozen=True)
@@ -184,7 +209,7 @@ class CodebookProblem(_ImageProblem):
             costs = mahalanobis(at_positions.flatten(0, 1), means, scale * unit.rsqrt())
             codes = nearest(costs)
         chosen = means.detach()[codes].unflatten(0, at_positions.shape[:2])
-        quantized = copy_gradient(latents, chosen.transpose(0, 1).flatten(1).unsqueeze(0))
+        quantized = turn_gradient(at_positions, chosen).transpose(0, 1).flatten(1).unsqueeze(0)
         cost = self.rebuilding(naturals, quantized, rows)
         weights = naturals[code]["weights"][0]
         gap = eta * _transport(self, phi, at_positions, costs, naturals)
