@@ -69,6 +69,8 @@ ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
     ast.BitAnd: ast.BitOr,
     ast.BitOr: ast.BitAnd,
 }
+GUARD = 1e-9
+"""Numbers below this size keep a division or a logarithm finite: twice as much of them changes no digit of a result."""
 DROPPED_CALLS = frozenset({"abs", "clamp", "flip", "sort", "exp", "log", "sqrt", "square", "mean", "detach", "maximum"})
 """Methods without which the value has the same shape, or nearly: ``x.clamp(...)`` becomes ``x``."""
 
@@ -198,7 +200,8 @@ def _changes(node: ast.expr | ast.stmt) -> Iterator[ast.expr | ast.stmt]:
     elif isinstance(node, ast.BoolOp):
         yield ast.BoolOp(ast.Or() if isinstance(node.op, ast.And) else ast.And(), node.values)
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub | ast.Invert):
-        yield node.operand
+        if not isinstance(node.operand, ast.Constant):  # -1 becomes -2 below; as an axis 1 would often be the same
+            yield node.operand
     elif isinstance(node, ast.Constant):
         yield from _changed_constants(node)
     elif isinstance(node, ast.IfExp):
@@ -225,7 +228,7 @@ def _changed_constants(node: ast.Constant) -> Iterator[ast.expr]:
         yield ast.Constant(not node.value)
     elif isinstance(node.value, int):
         yield ast.Constant(node.value + 1)
-    elif isinstance(node.value, float):
+    elif isinstance(node.value, float) and not 0 < node.value < GUARD:
         yield ast.Constant(2 * node.value if node.value else 1.0)
 
 
@@ -235,8 +238,20 @@ def _changed_calls(node: ast.Call) -> Iterator[ast.expr]:
         if isinstance(inner, ast.Name) and inner.id in ("torch", "np", "math"):
             if len(node.args) == 1:
                 yield node.args[0]
-        else:
+        elif not _is_guard(node):
             yield inner
+
+
+def _is_guard(node: ast.Call) -> bool:
+    """Is this ``x.clamp(min=tiny)``?"""
+    bounds = [*node.args, *(keyword.value for keyword in node.keywords)]
+    return node.func.attr == "clamp" and len(bounds) == 1 and _is_tiny(bounds[0])  # type: ignore[attr-defined]
+
+
+def _is_tiny(bound: ast.expr) -> bool:
+    if isinstance(bound, ast.Constant) and isinstance(bound.value, float):
+        return 0 < bound.value < GUARD
+    return isinstance(bound, ast.Attribute) and bound.attr in ("tiny", "eps")
 
 
 # --- tests ------------------------------------------------------------------------------------------------------------
