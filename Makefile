@@ -34,12 +34,13 @@ help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | \
 		while IFS='|' read -r name text; do printf '  %-12s %s\n' "$$name" "$$text"; done
 
-$(LOCKED): requirements.lock requirements-cuda.lock
+$(LOCKED): requirements.lock requirements-torch.lock requirements-cuda.lock
 	@test -n "$(PYTHON)" || { echo "No Python >= 3.11 with venv found; set PYTHON=/path/to/python" >&2; exit 1; }
 	@echo "Installing requirements.lock into $(VENV)"
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear $(VENV)
-	@$(PIP) install $(LOCKED_ONLY) -r requirements.lock
-	@$(PIP) check >/dev/null || $(PIP) install $(LOCKED_ONLY) -r requirements-cuda.lock # a build of torch with CUDA
+	@$(PIP) install $(LOCKED_ONLY) -r requirements.lock -r requirements-torch.lock || \
+		{ echo "No build of torch for the processor was found: taking the one with CUDA"; \
+		$(PIP) install $(LOCKED_ONLY) -r requirements.lock -r requirements-cuda.lock; }
 	@$(PIP) check
 	@touch $@
 
@@ -104,7 +105,7 @@ mutants: $(READY) ## Change the code in small ways and list what no test notices
 
 # The newest versions that fit pyproject.toml; torch stays at the version already locked, and its local suffix is cut
 # off: see docs/decisions/0002-dependencies.md. Hashes are those of all files of a version: 0029-hashes.md.
-FREEZE = build/lock/bin/python -m pip freeze --all | grep -vE '^(pip|otpdag)[ =]' | sed -E 's/(==[^+]*)\+.*/\1/'
+FREEZE = build/lock/bin/python -m pip freeze --all | grep -vE '^(pip|otpdag|torch)[ =]' | sed -E 's/(==[^+]*)\+.*/\1/'
 
 # `make lock KEEP=1` changes only what pyproject.toml asks for: what is locked stays where it fits.
 lock: ## Renew the lock files

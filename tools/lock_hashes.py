@@ -3,11 +3,13 @@
 ``python tools/lock_hashes.py < pins > requirements.lock`` asks the package index (``PIP_INDEX_URL``, else PyPI) for all files
 of each pinned version. Kept are sources and the wheels for Python 3.11 and newer on common systems, and the file that pip
 itself would take here, which may come from elsewhere: a build of torch for the processor only, for instance. Comments,
-options and markers stay as they are. Why not another tool: ``docs/decisions/0029-hashes.md``.
+options and markers stay as they are, hashes that are there already are found again. Why not another tool:
+``docs/decisions/0029-hashes.md``.
 """
 
 from __future__ import annotations
 
+import argparse
 import html
 import json
 import os
@@ -38,18 +40,22 @@ class File(NamedTuple):
 
 def main() -> None:
     """Read pins, write them with hashes."""
-    lines = re.sub(r" *\\\n +--hash=\S+", "", sys.stdin.read()).splitlines()  # hashes that are there are found again
+    parser = argparse.ArgumentParser(description="Add hashes to the pins on the standard input.")
+    parser.add_argument("--skip", default="$^", metavar="REGEX", help="leave out files of the index whose name holds this")
+    parser.add_argument("--index-only", action="store_true", help="do not ask pip, which downloads what it would take")
+    options = parser.parse_args()
+    lines = re.sub(r" *\\\n +--hash=\S+", "", sys.stdin.read()).splitlines()
     pins = [match for line in lines if (match := PIN.match(line))]
     with ThreadPoolExecutor(8) as pool:
         on_index = dict(zip(map(_key, pins), pool.map(lambda pin: files_of(pin[1], pin[2]), pins), strict=True))
-    index_only = sys.argv[1:] == ["--index-only"]  # for files that nobody wants to download for their hash
-    here = {} if index_only else _taken_here([f"{pin[1]}=={pin[2]}{pin[3]}" for pin in pins])
+    here = {} if options.index_only else _taken_here([f"{pin[1]}=={pin[2]}{pin[3]}" for pin in pins])
     for line in lines:
         pin = PIN.match(line)
         if pin is None:
             print(line)
             continue
-        hashes = {file.sha256 for file in on_index[_key(pin)] if is_wanted(file.name)} | here.get(_key(pin), set())
+        files = [file for file in on_index[_key(pin)] if is_wanted(file.name) and not re.search(options.skip, file.name)]
+        hashes = {file.sha256 for file in files} | here.get(_key(pin), set())
         if not hashes:
             raise SystemExit(f"{pin[0]}: neither the index nor pip knows a file of this version")
         print(" \\\n    ".join([line, *(f"--hash=sha256:{one}" for one in sorted(hashes))]))
