@@ -7,6 +7,8 @@ PYTHON ?= $(shell for p in python3.11 python3; do \
 	"$$p" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; \
 	done)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# Only files whose hash is in the lock file, and nothing that is not in it.
+LOCKED_ONLY := --no-deps --require-hashes
 # Test processes; `make test JOBS=0` runs all in one process (for a debugger).
 JOBS ?= 2
 # Extra arguments, for instance `make pytest ARGS="-k graph -x"`.
@@ -32,11 +34,14 @@ help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | \
 		while IFS='|' read -r name text; do printf '  %-12s %s\n' "$$name" "$$text"; done
 
-$(LOCKED): requirements.lock
+$(LOCKED): requirements.lock requirements-torch.lock requirements-cuda.lock
 	@test -n "$(PYTHON)" || { echo "No Python >= 3.11 with venv found; set PYTHON=/path/to/python" >&2; exit 1; }
 	@echo "Installing requirements.lock into $(VENV)"
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear $(VENV)
-	@$(PIP) install -r requirements.lock
+	@$(PIP) install $(LOCKED_ONLY) -r requirements.lock -r requirements-torch.lock || \
+		{ echo "No build of torch for the processor was found: taking the one with CUDA"; \
+		$(PIP) install $(LOCKED_ONLY) -r requirements.lock -r requirements-cuda.lock; }
+	@$(PIP) check
 	@touch $@
 
 $(READY): $(LOCKED) pyproject.toml
@@ -45,12 +50,12 @@ $(READY): $(LOCKED) pyproject.toml
 
 $(BENCH): requirements-bench.lock $(READY)
 	@echo "Installing requirements-bench.lock into $(VENV)"
-	@$(PIP) install --no-build-isolation -r requirements-bench.lock
+	@$(PIP) install $(LOCKED_ONLY) --no-build-isolation -r requirements-bench.lock
 	@touch $@
 
 $(DOCS): requirements-docs.lock $(READY)
 	@echo "Installing requirements-docs.lock into $(VENV)"
-	@$(PIP) install -r requirements-docs.lock
+	@$(PIP) install $(LOCKED_ONLY) -r requirements-docs.lock
 	@touch $@
 
 setup: $(READY) ## Create the environment: locked dependencies and the package itself
@@ -99,21 +104,25 @@ mutants: $(READY) ## Change the code in small ways and list what no test notices
 	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m benchmarks.mutants --number 200 $(ARGS)
 
 # The newest versions that fit pyproject.toml; torch stays at the version already locked, and its local suffix is cut
-# off: see docs/decisions/0002-dependencies.md.
-FREEZE = build/lock/bin/python -m pip freeze --all | grep -vE '^(pip|otpdag)[ =]' | sed -E 's/(==[^+]*)\+.*/\1/'
+# off: see docs/decisions/0002-dependencies.md. Hashes are those of all files of a version: 0029-hashes.md.
+FREEZE = build/lock/bin/python -m pip freeze --all | grep -vE '^(pip|otpdag|torch)[ =]' | sed -E 's/(==[^+]*)\+.*/\1/'
 
+# `make lock KEEP=1` changes only what pyproject.toml asks for: what is locked stays where it fits.
 lock: ## Renew the lock files
 	"$(PYTHON)" -m venv --clear build/lock
-	build/lock/bin/python -m pip install --quiet "$$(grep '^torch==' requirements.lock)" hatchling editables '.[dev]'
-	{ sed '/^[^#]/,$$d' requirements.lock; $(FREEZE); } > build/requirements.lock
-	mv build/requirements.lock requirements.lock
-	build/lock/bin/python -m pip install --quiet -c requirements.lock '.[bench]'
-	{ sed '/^[^#-]/,$$d' requirements-bench.lock; $(FREEZE) | grep -vxFf requirements.lock; } > build/requirements-bench.lock
-	mv build/requirements-bench.lock requirements-bench.lock
+	grep -hoE '^[A-Za-z0-9._-]+==[^ ]+' requirements*.lock | grep $(if $(KEEP),.,'^torch==') > build/kept.pins
+	build/lock/bin/python -m pip install --quiet -c build/kept.pins torch hatchling editables '.[dev]'
+	$(FREEZE) > build/core.pins
+	build/lock/bin/python -m pip install --quiet -c build/kept.pins -c build/core.pins '.[bench]'
+	$(FREEZE) | grep -vxFf build/core.pins > build/bench.pins
 	"$(PYTHON)" -m venv --clear build/lock
-	build/lock/bin/python -m pip install --quiet -c requirements.lock "$$(grep '^torch==' requirements.lock)" '.[dev,docs]'
-	{ sed '/^[^#-]/,$$d' requirements-docs.lock; $(FREEZE) | grep -vxFf requirements.lock; } > build/requirements-docs.lock
-	mv build/requirements-docs.lock requirements-docs.lock
+	build/lock/bin/python -m pip install --quiet -c build/kept.pins -c build/core.pins '.[dev,docs]'
+	$(FREEZE) | grep -vxFf build/core.pins > build/docs.pins
+	for file in core bench docs; do \
+		lock=requirements-$$file.lock; test $$file = core && lock=requirements.lock; \
+		{ sed '/^[^#]/,$$d' $$lock; cat build/$$file.pins; } > build/$$file.headed; \
+		build/lock/bin/python tools/lock_hashes.py < build/$$file.headed > build/$$lock && mv build/$$lock $$lock || exit 1; \
+	done
 
 clean: ## Remove the environment, caches and outputs
 	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist demo

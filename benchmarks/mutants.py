@@ -1,7 +1,7 @@
 """Mutants: single small changes of the code, each of which some test should notice.
 
-``python -m benchmarks.mutants --seed S --number N`` draws mutants of the packages below, runs the tests of the changed
-module against each until the first failure, and lists the survivors; a test that fails without a change is an error.
+``python -m benchmarks.mutants --seed S --number N`` draws mutants of the packages below, runs tests that enter the changed
+function against each until the first failure, and lists the survivors; a test that fails without a change is an error.
 Nothing on the disk is changed: a process with everything but this library imported forks once for each mutant, and the
 child imports the changed module in place of the file. ``docs/decisions/0021-mutants.md`` says why no tool is used.
 """
@@ -30,16 +30,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-__all__ = ["Mutant", "Result", "mutant_of", "number_of_mutants", "run_mutants", "sample", "test_files_of"]
+from benchmarks.tests_by_function import ROOMS, ROOT, SOURCE, TestsByFunction
 
-ROOT = Path(__file__).resolve().parent.parent
-SOURCE = ROOT / "src" / "otpdag"
-PACKAGES = ("engine", "objective", "backward", "mechanisms", "divergences")
+__all__ = ["Mutant", "Result", "mutant_of", "number_of_mutants", "run_mutants", "sample", "tests_of"]
+
 SECONDS = 600.0
 """After so long a mutant is given up, and counts neither as noticed nor as a survivor."""
 TIME = "time"
+MOST_SECONDS = 60.0
+"""Of tests that are run against a mutant, when nothing else runs on the machine."""
 MOST_FILES = 6
-"""Test files that are run against a mutant, those that mirror its module first."""
+"""Test files that are run against a mutant of a function that no known test enters."""
 PASSED = "passed"
 
 
@@ -68,16 +69,19 @@ ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
     ast.BitAnd: ast.BitOr,
     ast.BitOr: ast.BitAnd,
 }
+GUARD = 1e-9
+"""Numbers below this size keep a division or a logarithm finite: twice as much of them changes no digit of a result."""
 DROPPED_CALLS = frozenset({"abs", "clamp", "flip", "sort", "exp", "log", "sqrt", "square", "mean", "detach", "maximum"})
 """Methods without which the value has the same shape, or nearly: ``x.clamp(...)`` becomes ``x``."""
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A change: of which file, at which line, what became what, and the whole changed module."""
+    """A change: of which file, at which line, in which function, what became what, and the whole changed module."""
 
     path: Path
     line: int
+    function: str
     change: str
     tree: ast.Module
 
@@ -99,15 +103,30 @@ def mutant_of(path: Path, number: int) -> Mutant:
     """
     tree = ast.parse(path.read_text())
     place = next(one for at, one in enumerate(_places(tree)) if at == number)
-    before = ast.unparse(place.node)
+    before, line = ast.unparse(place.node), place.node.lineno
+    function = _function_at(tree, line)
     place.apply()
     ast.fix_missing_locations(tree)
-    return Mutant(path, place.node.lineno, f"{_short(before)} -> {_short(ast.unparse(place.changed))}", tree)
+    return Mutant(path, line, function, f"{_short(before)} -> {_short(ast.unparse(place.changed))}", tree)
 
 
 def number_of_mutants(path: Path) -> int:
     """How many mutants a file has."""
     return sum(1 for _ in _places(ast.parse(path.read_text())))
+
+
+def _function_at(tree: ast.Module, line: int) -> str:
+    """The function or class around a line, as ``Class.method``; empty at the level of the module."""
+    names: list[str] = []
+    inside: Sequence[ast.stmt] = tree.body
+    while here := [
+        node
+        for node in inside
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.lineno <= line <= (node.end_lineno or line)
+    ]:
+        names.append(here[0].name)
+        inside = here[0].body if isinstance(here[0], ast.ClassDef) else []
+    return ".".join(names)
 
 
 def _short(text: str) -> str:
@@ -181,7 +200,8 @@ def _changes(node: ast.expr | ast.stmt) -> Iterator[ast.expr | ast.stmt]:
     elif isinstance(node, ast.BoolOp):
         yield ast.BoolOp(ast.Or() if isinstance(node.op, ast.And) else ast.And(), node.values)
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub | ast.Invert):
-        yield node.operand
+        if not isinstance(node.operand, ast.Constant):  # -1 becomes -2 below; as an axis 1 would often be the same
+            yield node.operand
     elif isinstance(node, ast.Constant):
         yield from _changed_constants(node)
     elif isinstance(node, ast.IfExp):
@@ -197,8 +217,10 @@ def _changes(node: ast.expr | ast.stmt) -> Iterator[ast.expr | ast.stmt]:
 
 
 def _is_text(node: ast.BinOp) -> bool:
-    return any(isinstance(side, ast.JoinedStr | ast.Constant | ast.Subscript) and "str" in ast.dump(side)[:40]
-               for side in (node.left, node.right))  # fmt: skip
+    return any(
+        isinstance(side, ast.JoinedStr) or (isinstance(side, ast.Constant) and isinstance(side.value, str))
+        for side in (node.left, node.right)
+    )
 
 
 def _changed_constants(node: ast.Constant) -> Iterator[ast.expr]:
@@ -206,7 +228,7 @@ def _changed_constants(node: ast.Constant) -> Iterator[ast.expr]:
         yield ast.Constant(not node.value)
     elif isinstance(node.value, int):
         yield ast.Constant(node.value + 1)
-    elif isinstance(node.value, float):
+    elif isinstance(node.value, float) and not 0 < node.value < GUARD:
         yield ast.Constant(2 * node.value if node.value else 1.0)
 
 
@@ -216,29 +238,56 @@ def _changed_calls(node: ast.Call) -> Iterator[ast.expr]:
         if isinstance(inner, ast.Name) and inner.id in ("torch", "np", "math"):
             if len(node.args) == 1:
                 yield node.args[0]
-        else:
+        elif not _is_guard(node):
             yield inner
+
+
+def _is_guard(node: ast.Call) -> bool:
+    """Is this ``x.clamp(min=tiny)``?"""
+    bounds = [*node.args, *(keyword.value for keyword in node.keywords)]
+    return node.func.attr == "clamp" and len(bounds) == 1 and _is_tiny(bounds[0])  # type: ignore[attr-defined]
+
+
+def _is_tiny(bound: ast.expr) -> bool:
+    if isinstance(bound, ast.Constant) and isinstance(bound.value, float):
+        return 0 < bound.value < GUARD
+    return isinstance(bound, ast.Attribute) and bound.attr in ("tiny", "eps")
 
 
 # --- tests ------------------------------------------------------------------------------------------------------------
 
 
-def test_files_of(path: Path) -> list[Path]:
-    """The test files of a module: those that mirror it or import from it; else its folder's, up to a few."""
+def tests_of(mutant: Mutant, known: TestsByFunction) -> list[str]:
+    """The tests that enter the changed function, those that mirror its module first, then the quickest, up to a minute.
+
+    Without any, whole files: those that mirror the module or import from it.
+    """
+    mirrors = {str(file.relative_to(ROOT)) for file in _mirrors(mutant.path)}
+    own = str(mutant.path.relative_to(ROOT))  # its own doctests
+    chosen, seconds = [], 0.0
+    tests = known.of(str(mutant.path.relative_to(SOURCE)), mutant.function)
+    for name, took in sorted(tests, key=lambda test: test[0].partition("::")[0] not in mirrors | {own}):
+        if (ROOT / name.partition("::")[0]).exists() and seconds + took < MOST_SECONDS:
+            chosen.append(name)
+            seconds += took
+    return chosen or [str(file.relative_to(ROOT)) for file in _files_of(mutant.path)]
+
+
+def _mirrors(path: Path) -> list[Path]:
+    inside = path.relative_to(SOURCE)
+    return [file for file in (ROOT / "tests" / inside.parent).rglob(f"test_{inside.stem}*.py")]
+
+
+def _files_of(path: Path) -> list[Path]:
     inside = path.relative_to(SOURCE)
     folder = ROOT / "tests" / inside.parent
     while not folder.is_dir():
         folder = folder.parent
     module = ".".join(("otpdag", *inside.with_suffix("").parts))
-    near = sorted(folder.glob("test_*.py"))
     every = sorted((ROOT / "tests").rglob("test_*.py"))
-    mirrored = [file for file in near if file.stem == f"test_{inside.stem}"]
     imported = [file for file in every if re.search(rf"\b{re.escape(module)}\b", file.read_text())]
-    names = {f"_{word}" for word in inside.stem.split("_")}
-    akin = [file for file in near if any(name in file.stem for name in names)]
-    contracts = [file for file in near if file.stem in ("test_contract", "test_densities", "test_start")]
-    chosen = list(dict.fromkeys([*mirrored, *imported, *akin, *contracts]))
-    return (chosen or near)[:MOST_FILES]
+    chosen = list(dict.fromkeys([*_mirrors(path), *imported]))
+    return (chosen or sorted(folder.glob("test_*.py")))[:MOST_FILES]
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
@@ -262,7 +311,7 @@ class Result:
         return self.killed / self.judged
 
 
-def run_mutants(seed: int, many: int, packages: Sequence[str] = PACKAGES) -> Result:
+def run_mutants(seed: int, many: int, packages: Sequence[str] = ROOMS) -> Result:
     """Judge a random sample of mutants, as many of each package."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
@@ -274,11 +323,12 @@ def run_mutants(seed: int, many: int, packages: Sequence[str] = PACKAGES) -> Res
     finally:
         for name, value in before.items():
             os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
+    known = TestsByFunction.read()
     killed, survivors = 0, []
     try:
         for mutant in sample(seed, many, packages):
             began = time.monotonic()
-            here.send((mutant.module, ast.unparse(mutant.tree), [str(file) for file in test_files_of(mutant.path)]))
+            here.send((mutant.module, ast.unparse(mutant.tree), tests_of(mutant, known)))
             noticed = here.recv()
             if isinstance(noticed, RuntimeError):
                 raise noticed
@@ -293,7 +343,7 @@ def run_mutants(seed: int, many: int, packages: Sequence[str] = PACKAGES) -> Res
     return Result(killed, survivors)
 
 
-def sample(seed: int, many: int, packages: Sequence[str] = PACKAGES) -> list[Mutant]:
+def sample(seed: int, many: int, packages: Sequence[str] = ROOMS) -> list[Mutant]:
     """Draw mutants, of the packages in turn."""
     chance = random.Random(seed)
     pools = {
@@ -367,12 +417,24 @@ def _tested(module: str, source: str | None, tests: Sequence[str]) -> str:
     if source is not None:
         sys.meta_path.insert(0, _Changed(module, source))
     options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow", "--no-header"]
+    files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
     first = _FirstFailure()
     try:
-        code = int(pytest.main([*options, *tests], plugins=[first]))
+        code = int(pytest.main([*options, *files], plugins=[first, _Chosen(tests)]))
     except BaseException:
         return first.name or tests[0]
-    return PASSED if code == 0 else first.name or tests[0]
+    return PASSED if code in (0, 5) else first.name or tests[0]  # 5: none of them is there any more
+
+
+class _Chosen:
+    """A plugin of pytest that runs some tests of the files only, in the order in which they are given."""
+
+    def __init__(self, tests: Sequence[str]) -> None:
+        self.place = {name: at for at, name in enumerate(tests)}
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        if any("::" in name for name in self.place):
+            items[:] = sorted((one for one in items if one.nodeid in self.place), key=lambda one: self.place[one.nodeid])
 
 
 class _FirstFailure:
@@ -411,9 +473,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.mutants", description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--number", type=int, default=100)
-    parser.add_argument("--package", action="append", help=f"one of {', '.join(PACKAGES)}; may be repeated")
+    parser.add_argument("--package", action="append", help=f"one of {', '.join(ROOMS)}; may be repeated")
     options = parser.parse_args()
-    result = run_mutants(options.seed, options.number, options.package or PACKAGES)
+    result = run_mutants(options.seed, options.number, options.package or ROOMS)
     print(json.dumps({"killed": result.killed_share, "of": result.judged, "survivors": result.survivors}, indent=1))
 
 

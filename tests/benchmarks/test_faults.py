@@ -2,6 +2,7 @@
 
 import ast
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ import pytest
 import otpdag as otp
 from benchmarks import kills, mutants
 from benchmarks.faults import CASES
-from benchmarks.mutants import SOURCE, _places, mutant_of, number_of_mutants, sample
+from benchmarks.mutants import SOURCE, _function_at, _places, mutant_of, number_of_mutants, sample
+from benchmarks.tests_by_function import TestsByFunction
 
 
 def test_the_cases():
@@ -50,6 +52,13 @@ def test_changes_of_a_line():
         "x > 1 -> x <= 1",
     ]
     assert changes("x.clamp(y)") == ["x.clamp(y) -> pass", "x.clamp(y) -> x"]
+    assert changes("z = x.sum(-1)") == ["1 -> 2"]  # of an axis, not its sign
+
+
+def test_guards_against_a_division_by_zero_are_left_alone():
+    assert changes("z = y / x.clamp(min=1e-12)") == ["y / x.clamp(min=1e-12) -> y * x.clamp(min=1e-12)"]
+    assert changes("z = x.clamp(min=torch.finfo(x.dtype).tiny)") == []
+    assert changes("z = x.clamp(min=0.5)") == ["0.5 -> 1.0", "x.clamp(min=0.5) -> x"]
 
 
 def test_texts_errors_and_annotations_are_left_alone():
@@ -70,7 +79,24 @@ def test_mutants_are_drawn_by_the_seed_and_differ_from_the_file_in_one_place():
     assert first == again != other
 
 
-def test_the_test_files_of_a_module_begin_with_those_that_mirror_it():
-    found = mutants.test_files_of(SOURCE / "engine" / "search.py")
-    assert found[0].name == "test_search.py"
-    assert all(mutants.test_files_of(path) for path in SOURCE.rglob("*.py") if path.parent.name != "otpdag")
+def test_the_tests_of_a_function_begin_with_those_that_mirror_its_module():
+    known = TestsByFunction(
+        [("tests/engine/test_fit.py::a", 0.1), ("tests/engine/test_search.py::b", 0.5), ("tests/gone.py::c", 0.0)],
+        {"engine/search.py": {"Searcher.run": [0, 1, 2], "search": [0]}},
+    )
+    assert [name for name, _ in known.of("engine/search.py", "Searcher")] == [
+        "tests/gone.py::c",
+        "tests/engine/test_fit.py::a",
+        "tests/engine/test_search.py::b",
+    ]
+    path = SOURCE / "engine" / "search.py"
+    mutant = replace(mutant_of(path, 0), function="Searcher.run")
+    assert mutants.tests_of(mutant, known) == ["tests/engine/test_search.py::b", "tests/engine/test_fit.py::a"]
+    assert mutants.tests_of(replace(mutant, function="search"), known) == ["tests/engine/test_fit.py::a"]
+    nothing = TestsByFunction([], {})
+    assert mutants.tests_of(mutant, nothing)[0] == "tests/engine/test_search.py"
+
+
+def test_the_function_around_a_line():
+    tree = ast.parse("class A:\n    b: int = 1\n\n    def f(self):\n        def g():\n            return 2\n\nC = 3")
+    assert [_function_at(tree, line) for line in (2, 4, 6, 8)] == ["A", "A.f", "A.f", ""]

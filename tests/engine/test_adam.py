@@ -1,7 +1,9 @@
 """Adam on the sampled objective: noise modes, scopes, alternation, schedules, replicas."""
 
+import math
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -15,11 +17,11 @@ from otpdag.backward import AmortizedMap, RowCode
 from otpdag.data import Schema, encode
 from otpdag.divergences import AbstractDivergence, Energy
 from otpdag.engine import Adam
-from otpdag.engine.adam import FEWEST_STEPS, _has_settled
+from otpdag.engine.adam import FEWEST_STEPS, LARGEST_GRADIENT, _has_settled
 from otpdag.engine.kinds.table_data import lay_out_rows, one_start, table_problem
 from otpdag.engine.optimiser import Leg
 from otpdag.engine.search import restart_seed
-from otpdag.objective import Direct, Drawn, Objective, PushForward, Streams, split_theta
+from otpdag.objective import Direct, Drawn, LossTerms, Objective, Problem, PushForward, Streams, split_theta
 from otpdag.structure import unpack
 
 RNG = np.random.default_rng(8)
@@ -284,3 +286,44 @@ def test_a_map_of_the_users_own_is_learned():
     np.testing.assert_allclose([model.params()[name]["weight"][0] for name in frame], 1.0, atol=0.25)
     with pytest.raises(otp.ModelError, match="what is Drawn is minimised by Adam; got LBFGS"):
         replace(otp.entropic(), evaluation=Drawn(backward=build))
+
+
+@dataclass(frozen=True)
+class Valley(Problem):
+    """A steep and a flat direction, the same in every step."""
+
+    structure = None
+    shapes: ClassVar = {"a": (1,), "b": (1,)}
+    rows = 10
+
+    def sampled(self, point, streams, progress):
+        loss = 300 * point[:, 0].square() + (point[:, 1] - 2).abs()
+        return LossTerms.of(loss, reconstruction=loss)
+
+
+def test_steps_are_those_of_torchs_adam_under_a_cosine_with_gradients_of_bounded_length():
+    start = torch.tensor([[1.0, 0.0], [1e-3, 5.0]], dtype=torch.float64)
+    outcome = descend(Adam(steps=40, learning_rate=0.1, averaging=0.0), Valley(), start, [1, 2])
+    for row in range(2):
+        point = start[row].clone().requires_grad_(True)
+        optimiser, losses = torch.optim.Adam([point], lr=0.1), []
+        for step in range(40):
+            loss = 300 * point[0].square() + (point[1] - 2).abs()
+            (gradient,) = torch.autograd.grad(loss, point)
+            length = gradient.norm().item()
+            point.grad = gradient * min(1.0, LARGEST_GRADIENT / length)
+            optimiser.param_groups[0]["lr"] = 0.05 * (1 + math.cos(math.pi * step / 40))
+            optimiser.step()
+            losses.append(loss.item())
+        np.testing.assert_allclose(outcome.point[row], point.detach(), rtol=1e-9)
+        assert outcome.loss[row].item() == pytest.approx(np.mean(losses[-4:]))  # the last tenth
+    assert LARGEST_GRADIENT < 600  # so that the first gradient was cut
+
+
+def test_a_leg_that_was_cut_short_has_not_converged():
+    start = torch.tensor([[0.0, 2.0]], dtype=torch.float64)
+    whole = descend(Adam(steps=60), Valley(), start, [1])
+    assert whole.converged.tolist() == [True]
+    cut = descend(Adam(steps=60), Valley(), start, [1], watch=lambda progress: progress.step == 58)
+    assert cut.converged.tolist() == [False]
+    assert cut.steps == 59

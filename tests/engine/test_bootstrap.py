@@ -3,10 +3,12 @@
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.datasets import poisson_chain
+from otpdag.engine.bootstrap import _summarise
 
 
 def regression(rows=400, seed=0):
@@ -119,3 +121,30 @@ def test_intervals_of_a_table_do_not_depend_on_the_unit_of_the_weights(scale):
     plain = result.intervals(draws=40, seed=3)
     scaled = otp.fit(model, frame, seed=0, weights=np.full(120, scale)).intervals(draws=40, seed=3)
     np.testing.assert_allclose(scaled["upper"] - scaled["lower"], plain["upper"] - plain["lower"], rtol=0.1)
+
+
+@pytest.mark.parametrize("level", [0.5, 0.8, 0.9])
+def test_ends_are_the_quantiles_of_the_draws_and_errors_their_spread(level):
+    _, _, result = regression(rows=60)
+    point = result.restarts[0].point.unsqueeze(0)
+    draws = point + 0.1 * torch.randn(101, point.shape[1], generator=torch.Generator().manual_seed(0)).to(point)
+    draws[7] = torch.nan  # a draw that failed
+    table = _summarise(result.problem, point, draws, level).sort_index()
+    naturals = result.problem.naturals(draws)
+    for name in ("loc", "weight", "scale"):
+        own = np.delete(naturals["y"][name].reshape(101).numpy(), 7)
+        row = table.loc[("y", name)].iloc[0]
+        assert row["estimate"] == pytest.approx(result.problem.naturals(point)["y"][name].item())
+        assert row["lower"] == pytest.approx(np.quantile(own, (1 - level) / 2))
+        assert row["upper"] == pytest.approx(np.quantile(own, (1 + level) / 2))
+        assert row["std_error"] == pytest.approx(own.std(ddof=1))
+
+
+def test_every_draw_is_a_resample_of_the_rows():
+    """The mean of a column moves as means of resamples do, and its weights count rows."""
+    rng = np.random.default_rng(0)
+    x = rng.exponential(size=50)
+    result = otp.fit(otp.Model(otp.Graph([], nodes=["x"]), {"x": m.Normal()}), {"x": x}, weights=np.full(50, 4.0))
+    row = result.intervals(draws=150, seed=0).sort_index().loc[("x", "loc")].iloc[0]
+    assert row["estimate"] == pytest.approx(x.mean(), rel=1e-5)
+    assert row["std_error"] == pytest.approx(x.std() / np.sqrt(50), rel=0.2)

@@ -145,3 +145,52 @@ def test_rows_in_any_order_give_the_same_fit_bit_for_bit(options):
     if ends[0][1].row_weights is not None:  # told in the order in which rows were given
         assert (ends[0][1].row_weights < 1).any()
         np.testing.assert_array_equal(ends[0][1].row_weights[order], ends[1][1].row_weights)
+
+
+@pytest.mark.parametrize(
+    "method", [otp.entropic(steps=12), otp.transport(steps=3), otp.paper(steps=6, batch_size=4)], ids=lambda one: one.name
+)
+def test_sequences_in_any_order_give_the_same_fit_bit_for_bit(method):
+    rng = np.random.default_rng(1)
+    paths = [np.cumsum(rng.normal(size=length)) for length in (4, 9, 9, 6, 12, 5, 7, 8)]
+    order = rng.permutation(len(paths))
+    ends = []
+    for rows in (range(len(paths)), order):
+        graph = otp.Graph([otp.lag("z", "z"), ("z", "x")], hidden=["z"])
+        model = otp.Model(graph, {"z": m.Categorical(2), "x": m.Normal()})
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", otp.ConvergenceWarning)
+            otp.fit(model, [paths[row] for row in rows], method=method, restarts=2, course=QUICK)
+        ends.append(numbers_of(model))
+    np.testing.assert_array_equal(*ends)
+
+
+@pytest.mark.parametrize("method", ["entropic", "transport"])
+def test_documents_in_any_order_give_the_same_fit_bit_for_bit(method):
+    rng = np.random.default_rng(2)
+    counts = rng.poisson(0.7, (30, 8))
+    counts[3] = 0  # says nothing
+    ends = []
+    for rows in (np.arange(30), rng.permutation(30)):
+        graph = otp.Graph([("shares", "words")], hidden=["shares"])
+        model = otp.Model(graph, {"shares": m.Dirichlet(2), "words": m.Multinomial(8)})
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", otp.ConvergenceWarning)
+            otp.fit(model, otp.Documents(counts[rows]), method=method, restarts=2)
+        ends.append(numbers_of(model))
+    np.testing.assert_array_equal(*ends)
+
+
+def test_sequences_that_are_left_out_are_told_in_the_order_in_which_they_were_given():
+    rng = np.random.default_rng(0)
+    paths = [rng.normal(size=8) for _ in range(40)]
+    wild = {5: 25.0, 7: -60.0, 31: 110.0}  # a category can follow one of them, not all
+    for row, shift in wild.items():
+        paths[row] = paths[row] + shift
+    graph = otp.Graph([otp.lag("z", "z"), ("z", "x")], hidden=["z"])
+    model = otp.Model(graph, {"z": m.Categorical(2), "x": m.Normal()})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", otp.ConvergenceWarning)
+        result = otp.fit(model, paths, robust="outliers", restarts=2, course=QUICK)
+    assert len(result.dropped) >= 2
+    assert set(result.dropped.tolist()) <= set(wild)

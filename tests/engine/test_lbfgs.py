@@ -6,7 +6,7 @@ import torch
 from scipy import optimize
 from sklearn.datasets import make_classification
 
-from otpdag.engine.lbfgs import minimise
+from otpdag.engine.lbfgs import _first_scale, _remember, _shrink, minimise
 
 
 def rosenbrock(point):
@@ -165,3 +165,69 @@ def test_a_large_change_starts_the_count_of_small_ones_anew():
         raise AssertionError("no such tolerance")
     state = minimise(rosenbrock, start, steps=200, tolerance=float(tolerance), gradient_tolerance=0.0)
     assert state.steps == three[0]
+
+
+def textbook(loss, start, steps):
+    """Nocedal and Wright's algorithm 7.5 for one row, with matrices in place of the two loops: points, one after another.
+
+    The first step is no longer than one; a step is taken if the loss falls by 1e-4 of what the slope promises, else cut to
+    the lowest point of the parabola through what is known, between a tenth and a half.
+    """
+
+    def evaluate(x):
+        leaf = torch.tensor(x, requires_grad=True)
+        value = loss(leaf[None])[0]
+        return value.item(), torch.autograd.grad(value, leaf)[0].numpy()
+
+    x = np.array(start)
+    height, gradient = evaluate(x)
+    pairs, points = [], []
+    for _ in range(steps):
+        inverse = np.eye(len(x))
+        for s, y in pairs[-1:]:
+            inverse *= (s @ y) / (y @ y)
+        for s, y in pairs:
+            turn = np.eye(len(x)) - np.outer(y, s) / (s @ y)
+            inverse = turn.T @ inverse @ turn + np.outer(s, s) / (s @ y)
+        direction = -inverse @ gradient
+        slope, step = direction @ gradient, 1.0 if pairs else 1.0 / max(1.0, np.linalg.norm(gradient))
+        while True:
+            trial, new_gradient = evaluate(x + step * direction)
+            if trial <= height + 1e-4 * step * slope:
+                break
+            lowest = -slope * step / (2 * (trial - height - step * slope))
+            step *= min(max(lowest, 0.1), 0.5)
+        pairs = [*pairs, (step * direction, new_gradient - gradient)][-12:]
+        x, height, gradient = x + step * direction, trial, new_gradient
+        points.append(x)
+    return np.stack(points)
+
+
+@pytest.mark.parametrize("start", [-1.2, 0.3])
+def test_every_step_is_the_textbooks(start):
+    begin = torch.full((1, 5), start, dtype=torch.float64)
+    begin[0, 2] = -0.4
+    seen = []
+    minimise(rosenbrock, begin, steps=18, on_step=lambda _, state: seen.append(state.point[0].clone()))
+    np.testing.assert_allclose(torch.stack(seen), textbook(rosenbrock, begin[0].numpy(), 18), rtol=1e-6, atol=1e-8)
+
+
+def test_a_step_that_is_too_long_is_cut_to_the_lowest_point_of_a_parabola():
+    one = torch.ones(3, dtype=torch.float64)
+    # f(0) = 0 with slope -1; at one step the loss is 1.5, 100 and below what any parabola through it would cut
+    found = _shrink(0 * one, -one, one, torch.tensor([1.5, 100.0, -0.5], dtype=torch.float64), one.bool())
+    assert found.tolist() == pytest.approx([1 / (2 * 2.5), 0.1, 0.5])
+    blown = _shrink(0 * one, -one, one, torch.full_like(one, torch.nan), torch.zeros(3, dtype=torch.bool))
+    assert blown.tolist() == [0.1] * 3
+
+
+def test_pairs_without_curvature_do_not_count_and_only_the_last_twelve_are_kept():
+    state = minimise(rosenbrock, starts(), steps=1)
+    for _ in range(20):
+        _remember(state, starts(), starts(), memory=12)
+    assert len(state.history) == 12
+    _remember(state, starts(), -starts(), memory=12)
+    assert state.history[-1][2].tolist() == [0.0] * 5
+    norm = starts().square().sum(-1)
+    torch.testing.assert_close(state.history[-2][2], 1 / norm)
+    torch.testing.assert_close(_first_scale(state), torch.ones(5).double())  # of the last pair that tells: s.y / y.y

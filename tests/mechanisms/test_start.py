@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from scipy import stats
 
 from otpdag import mechanisms as m
 from otpdag.spaces import Discrete, Real, Simplex
@@ -49,6 +50,18 @@ def test_start_finds_the_parameters(name):
     for key, value in truth.items():
         error = (found[key] - torch.tensor(value, dtype=torch.float64)).abs().max()
         assert error < tolerance, key
+
+
+@pytest.mark.parametrize("df", [1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0, 10.0, 15.0, 25.0, 50.0])
+def test_start_finds_degrees_of_freedom_from_nearly_cauchy_to_nearly_normal(df):
+    at = (torch.arange(20_000).double() + 0.5) / 20_000
+    noise = torch.as_tensor(stats.t.ppf(at, df)).unsqueeze(-1)  # a sample without any chance in it
+    node = m.StudentT().setup(m.Family("x"))
+    assert node._best_df(noise.square(), torch.ones(20_000).double()).tolist() == [[df]]
+    # rows without weight do not count
+    weight = torch.cat([torch.ones(20_000), torch.zeros(20_000)]).double()
+    spoilt = torch.cat([noise, torch.full_like(noise, 1e6)])
+    assert node._best_df(spoilt.square(), weight).tolist() == [[df]]
 
 
 @pytest.mark.parametrize("laplace", [False, True])

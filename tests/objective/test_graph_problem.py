@@ -167,6 +167,28 @@ def test_weights_are_repetitions(name):
         torch.testing.assert_close(one[node], other[node], rtol=1e-6, atol=1e-8)
 
 
+def test_a_hidden_number_with_a_parent_climbs_by_its_moments():
+    """It has no maximiser of its own, for its level is given: Newton's step must see the height at other slopes."""
+    rng = np.random.default_rng(4)
+    t = rng.normal(size=ROWS)
+    u = 0.9 * t + rng.normal(size=ROWS)
+    frame = pd.DataFrame({"t": t, "x": 2 * u + rng.normal(size=ROWS), "y": 1 - u + rng.normal(size=ROWS)})
+    graph = otp.Graph([("t", "u"), ("u", "x"), ("u", "y"), ("u", "n")], hidden=["u"])
+    model = otp.Model(graph, {name: m.Normal() for name in "tuxy"} | {"n": m.Poisson()})
+    frame = gappy(frame, rng).assign(n=rng.poisson(np.exp(0.3 * u)))
+    along, _, start = made(lambda: (model, frame))
+    assert not model.structure.mechanisms["u"].has_maximiser
+    point = torch.cat([start, start + 0.1])
+    losses = []
+    for _ in range(12):
+        along = along.laid_out_for(point)
+        point, terms = along.updated(point)
+        losses.append(terms.total)
+    assert (torch.stack(losses).diff(dim=0) < 1e-6).all()
+    slopes = along.naturals(point)["u"]["weight"].flatten() - along.naturals(start)["u"]["weight"].flatten()
+    assert (slopes.abs() > 1e-3).all()
+
+
 def test_replicas_are_independent():
     along, _, start = made(mixed)
     points = around(start)

@@ -10,7 +10,7 @@ from otpdag import mechanisms as m
 from otpdag.divergences import Energy
 from otpdag.engine import Layout
 from otpdag.objective import Objective, PushForward, Streams
-from otpdag.objective.paper_topics import PaperTopics, paper_topics_problem, paper_topics_start
+from otpdag.objective.paper_topics import PaperTopics, _softmax_gaussian, paper_topics_problem, paper_topics_start
 
 COUNTS = sparse.csr_array(np.random.default_rng(0).poisson(1.5, (40, 5)) + np.eye(5, dtype=int)[np.arange(40) % 5])
 
@@ -65,6 +65,30 @@ def test_the_push_forward_term_compares_mean_assignments_with_the_prior():
     assert two.divergence.item() == pytest.approx(2 * one.divergence.item(), rel=1e-5)
     assert two.reconstruction.item() == one.reconstruction.item()
     assert made()[0].sampled(point, Streams([3]), 0.0).divergence.item() == 0.0
+
+
+def test_the_prior_of_the_shares_is_that_of_their_concentrations():
+    """Of large concentrations the prior is nearly a point: a power of them, as the approximation's means are."""
+    problem, layout, theta = made(eta=1.0)
+    theta["shares.concentration"] = torch.log(torch.tensor([1e6, 2e6, 5e6])).reshape(theta["shares.concentration"].shape)
+    point = layout.pack(theta)
+    found = problem.sampled(point, Streams([3], shared=1), 0.0).divergence.item()
+    words, there = problem._batch(Streams([3], shared=1))
+    with torch.no_grad():
+        log_q = problem.encoder.log_probs({k: v for k, v in theta.items() if k.startswith("phi.")}, words)
+    shares = (log_q.exp() * there.unsqueeze(-1)).sum(1) / there.sum(1, keepdim=True)
+    expected = torch.tensor([0.125, 0.25, 0.625]).expand(1, len(shares), 3)
+    assert found == pytest.approx(Energy()(shares.unsqueeze(0), expected).item(), rel=1e-2)
+
+
+def test_draws_of_the_prior_have_the_moments_of_the_laplace_approximation():
+    alpha = torch.tensor([0.8, 2.0, 5.0])
+    drawn = _softmax_gaussian(torch.log(alpha), torch.Generator().manual_seed(0), 40_000)
+    inverse = 1 / alpha.double().numpy()
+    mean = np.log(alpha.double().numpy()) - np.log(alpha.double().numpy()).mean()
+    variance = inverse * (1 - 2 / 3) + inverse.sum() / 9
+    np.testing.assert_allclose(drawn.mean(0), mean, atol=0.02)
+    np.testing.assert_allclose(drawn.var(0), variance, rtol=0.03)
 
 
 @pytest.mark.parametrize("drawn", [False, True])

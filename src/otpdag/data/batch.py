@@ -14,10 +14,11 @@ from torch import Tensor
 
 from otpdag.errors import DataError, listed
 
-__all__ = ["Batch", "canonical_order", "distinct_rows", "random_part", "unique_rows"]
+__all__ = ["Batch", "canonical_order", "distinct_rows", "mixed", "random_part", "row_hashes", "unique_rows"]
 
 
 Codes: TypeAlias = npt.NDArray[np.int64]
+Hashes: TypeAlias = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,8 +229,7 @@ def canonical_order(columns: Iterable[npt.NDArray[np.float64]], rows: int) -> Co
             return order[np.random.default_rng(rows).permutation(rows)]
         ranks = np.zeros(len(alike), dtype=np.uint64)
         np.cumsum(differs, out=ranks[1:])
-        mixed = (hashed[alike[order]] ^ ranks) * np.uint64(0x9E3779B97F4A7C15)
-        hashed[alike[order]] = mixed ^ (mixed >> np.uint64(29))
+        hashed[alike[order]] = mixed(hashed[alike[order]] ^ ranks)
         again = np.append(False, ~differs) | np.append(~differs, False)
         alike = alike[np.sort(order[again])]
         if not len(alike):
@@ -244,6 +244,24 @@ def _ordered(column: npt.NDArray[np.float64]) -> tuple[Codes, npt.NDArray[np.boo
     if np.isnan(ordered[-1]):
         ordered[np.isnan(ordered)] = np.inf  # gaps are all alike, and no cell is infinite
     return order, ordered[1:] != ordered[:-1]
+
+
+def row_hashes(batch: Batch) -> Hashes:
+    """A number for what each row holds, by ranks: equal for rows that are alike, whatever their order and units."""
+    hashed = np.zeros(batch.rows, dtype=np.uint64)
+    seen = (torch.where(batch.mask[node], value, -torch.inf) for node, value in batch.values.items())
+    for tensor in chain(seen, batch.mask.values(), [batch.weight.unsqueeze(-1)]):  # one at a time: tables are large
+        columns = tensor.transpose(0, 1).flatten(1).cpu().double().numpy()
+        for column in columns.T:
+            ranks = np.unique(column, return_inverse=True)[1].astype(np.uint64)
+            hashed = mixed(hashed ^ ranks)
+    return hashed
+
+
+def mixed(numbers: Hashes) -> Hashes:
+    """The same whole numbers spread over 64 bits (Knuth's multiplicative hashing)."""
+    spread = numbers * np.uint64(0x9E3779B97F4A7C15)
+    return spread ^ (spread >> np.uint64(29))
 
 
 def distinct_rows(tensors: Sequence[Tensor]) -> tuple[Codes, int]:

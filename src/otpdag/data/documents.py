@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from scipy import sparse
 from torch import Tensor
 
+from otpdag.data.batch import mixed
 from otpdag.errors import DataError
 
 __all__ = ["Documents", "shuffled_words"]
@@ -34,6 +36,14 @@ class Documents:
             raise DataError("counts of words must be finite and at least 0")
         matrix.eliminate_zeros()
         self.counts: sparse.csr_array = matrix
+
+    @property
+    def canonical_order(self) -> npt.NDArray[np.int64]:
+        """Numbers of the documents that have words, in an order that depends on what they hold, not where they stand."""
+        filled = np.flatnonzero(np.diff(self.counts.indptr))
+        words = mixed(mixed(self.counts.data.view(np.uint64)) ^ self.counts.indices.astype(np.uint64))
+        hashed = np.add.reduceat(words, self.counts.indptr[filled]) if len(filled) else filled
+        return filled[np.argsort(hashed, kind="stable")]
 
 
 def shuffled_words(documents: sparse.csr_array, generator: np.random.Generator) -> list[Tensor]:

@@ -16,7 +16,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from otpdag.data.batch import Batch
+from otpdag.data.batch import Batch, mixed, row_hashes
 from otpdag.data.frames import known_table
 from otpdag.data.reading import Table, to_numpy
 from otpdag.data.schema import Schema
@@ -133,6 +133,12 @@ class SequenceBatch:
     def times(self) -> Tensor:
         """How many steps of its sequence come before each row."""
         return torch.arange(self.rows) - self.starts.repeat_interleave(self.lengths)
+
+    @property
+    def canonical_order(self) -> npt.NDArray[np.int64]:
+        """Numbers of the sequences in an order that depends on what they hold; see :func:`canonical_order` of rows."""
+        steps = mixed(row_hashes(self.steps) ^ self.times.numpy().astype(np.uint64))
+        return np.argsort(np.add.reduceat(steps, self.starts.numpy()), kind="stable")
 
     def take(self, index: Tensor) -> SequenceBatch:
         """Pick sequences."""

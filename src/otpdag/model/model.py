@@ -508,6 +508,7 @@ class Model(Answering):
         ``expected`` (the same between two fresh samples) and ``excess`` (their difference in standard deviations).
         Columns of ``data`` that are absent are refused, unless ``partial`` takes them for missing.
         """
+        self._refuse_sequences("check", "score")
         return residuals.node_residuals(self.fitted, self._encode_partial(as_table(data), partial), seed=seed)
 
     def _transport_score(self, batch: Batch, seed: int) -> float:

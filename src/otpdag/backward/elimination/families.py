@@ -16,6 +16,9 @@ from otpdag.structure import Structure
 
 __all__ = ["FamilyView", "describe_families", "joint_states"]
 
+FAR = 2.0**60
+"""Where slopes are read off: further out than any mean in units of its scale, so that differences lose no digits."""
+
 
 @dataclass(frozen=True, eq=False)
 class FamilyView:
@@ -93,22 +96,22 @@ class FamilyView:
         r"""Coefficients of the noise :math:`u = A (x, pa, 1)^\top`, and :math:`\log |du/dx| - d/2 \log 2\pi`.
 
         Both for each configuration of the categories: (R, C, dim, columns + 1) and (R, C). The noise is affine, so its
-        values at the origin and at the unit vectors tell all of it.
+        values at the origin and far out on each axis tell all of it.
         """
-        values = self._unit_points
+        values = self._far_points
         parents: Parents = {name: values[name] for name in self.names[:-1]}
         noise = self.mechanism.abduct(params, values[self.node], parents, torch.zeros_like(values[self.node]))
         noise = noise.expand(-1, self.configurations, -1, -1).mT
         origin = noise[..., :1]
-        slopes = noise[..., 1:] - origin
+        slopes = (noise[..., 1:] - origin) / FAR
         dim = self.widths[-1]
         own = slopes[..., :dim]
         log_slope = own[..., 0, 0].abs().log() if dim == 1 else torch.linalg.slogdet(own)[1]
         return torch.cat([slopes, origin], -1), log_slope - 0.5 * dim * math.log(2 * math.pi)
 
     @cached_property
-    def _unit_points(self) -> dict[str, Tensor]:
-        """Zero and each unit vector of the numeric columns, for each configuration: (1, C, columns + 1, width)."""
+    def _far_points(self) -> dict[str, Tensor]:
+        """Zero and a point far out on each numeric axis, for each configuration: (1, C, columns + 1, width)."""
         points = len(self.columns) + 1
         like = torch.zeros(1, dtype=torch.float64)
         names = [name for name, c in zip(self.names[:-1], self.categories[:-1], strict=True) if c]
@@ -117,7 +120,7 @@ class FamilyView:
         for name, place, width in zip(self.names, self.members, self.widths, strict=True):
             if name not in values:
                 column = torch.zeros(points, width, dtype=torch.float64)
-                column[[1 + self.columns.index((place, cell)) for cell in range(width)], range(width)] = 1.0
+                column[[1 + self.columns.index((place, cell)) for cell in range(width)], range(width)] = FAR
                 values[name] = column.reshape(1, 1, points, width).expand(1, self.configurations, -1, -1)
         return values
 

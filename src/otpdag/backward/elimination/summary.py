@@ -111,17 +111,19 @@ class Summary:
     def _statistics(self, family: FamilyView, parts: Sequence[Complete]) -> tuple[Statistics, ...]:
         """A summary of the rows that have one, and the rest of the rows."""
         place = family.place
+        # what is known of a family holds at these parameters; one of which a sample is kept will be tried at others
+        is_known = self.slopes is not None and not self.sampled.get(family.node)
         if family.is_table:
             seen = _state_counts(parts, self.weight, math.prod(family.widths))
             expected = self.counts.get(place)
             expected = torch.zeros_like(seen) if expected is None else expected
-            return (Counts(family, seen, expected, self.factors.log_table(place) if self.slopes else None),)
+            return (Counts(family, seen, expected, self.factors.log_table(place) if is_known else None),)
         statistics: list[Statistics] = []
         if family.is_linear:
             seen = _column_moments(parts, self.weight, family)
             expected = self.moments.get(place)
             expected = torch.zeros_like(seen) if expected is None else expected
-            equations = self.factors.family_equations(place) if self.slopes else None
+            equations = self.factors.family_equations(place) if is_known else None
             statistics.append(Moments(family, self.layout.shifts[place], seen, expected, equations))
         plain = tuple((part, self.weight[:, part.rows]) for part in parts if part.columns is None)
         rows = tuple(self.rows.get(place, ()))

@@ -57,17 +57,17 @@ class DocumentData(DataKind):
 
     @classmethod
     def of(cls, model: Model, documents: Documents) -> DocumentData:
-        """Check documents against the model; those without words say nothing and are left out."""
+        """Check documents against the model, in an order of their own; those without words say nothing and are left out."""
         shares, words = (model.structure.mechanisms[node].space.width for node in topic_nodes(model.structure))
         counts = documents.counts
         if counts.shape[1] != words:
             raise DataError(f"the model has {words} words; the documents have {counts.shape[1]} columns")
-        filled = np.flatnonzero(np.diff(counts.indptr))
-        if len(filled) < shares:
+        order = documents.canonical_order
+        if len(order) < shares:
             raise DataError(
-                f"there must be at least as many documents with words as topics, {shares}; got {len(filled)}"
+                f"there must be at least as many documents with words as topics, {shares}; got {len(order)}"
             )
-        return cls(model, counts if len(filled) == counts.shape[0] else counts[filled])
+        return cls(model, counts[order])
 
     @property
     def rows(self) -> int:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from otpdag.backward.amortized import RowCode
@@ -67,24 +67,32 @@ class SequenceData(DataKind):
     model: Model
     schema: Schema
     batch: SequenceBatch
+    order: NDArray[np.int64]
+    """Which of the given sequences each one of the batch is."""
     is_weighted: bool = False
 
     @classmethod
     def of(cls, model: Model, data: SequenceTable, *, weights: ArrayLike | None = None) -> SequenceData:
-        """Read sequences; a weight is given to each of them."""
+        """Read sequences, in an order that does not depend on how they were given; a weight is given to each of them."""
         sequences = as_sequences(data)
         schema = Schema.of(model.spaces, model.graph, sequences.table)
         batch = encode_sequences(sequences, schema, hidden=model.graph.hidden)
         check_rows(model.structure, batch.steps.rows)
         model.structure.check_given(batch.steps.mask)
-        if weights is None:
-            return cls(model, schema, batch)
-        return cls(model, schema, batch.weighted(weights), is_weighted=True)
+        weighted = batch if weights is None else batch.weighted(weights)
+        order = weighted.canonical_order
+        return cls(model, schema, weighted.take(torch.from_numpy(order)), order, is_weighted=weights is not None)
 
     @property
     def rows(self) -> int:
         """Steps of all sequences."""
         return self.batch.rows
+
+    def as_given(self, per_unit: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Back from the order of the batch to that of the data."""
+        given = np.empty_like(per_unit)
+        given[self.order] = per_unit
+        return given
 
     # -- methods ------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,167 @@
+"""Which tests run which function of the library, and how long they take.
+
+``python -m benchmarks.tests_by_function`` runs the tests once, notes every function that each of them enters, and writes
+``tests_by_function.json`` beside this file. :mod:`benchmarks.mutants` reads it to try the right tests first. It is a
+guide, not a record: where it is old, tests that are gone are left out and functions that are new have their module's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+
+__all__ = ["FILE", "ROOMS", "TestsByFunction", "record"]
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src" / "otpdag"
+ROOMS = ("engine", "objective", "backward", "mechanisms", "divergences")
+"""The packages of the library whose functions are noted."""
+FILE = Path(__file__).with_suffix(".json")
+MOST_MIRRORS, MOST_QUICK, MOST_THOROUGH = 20, 8, 8
+"""Tests of each function that are kept: of the file that mirrors its module, others by their speed, others by their length."""
+THOROUGH = 4.0
+"""Seconds of the longest of these."""
+MOST_ALIKE = 3
+"""Of the tests of a function, those that differ only in their parameters."""
+
+
+class TestsByFunction:
+    """For each function of a file, tests that enter it and their seconds, the quickest first."""
+
+    __test__ = False
+
+    def __init__(self, tests: list[tuple[str, float]], functions: dict[str, dict[str, list[int]]]) -> None:
+        self._tests, self._functions = tests, functions
+
+    @classmethod
+    def read(cls, file: Path = FILE) -> TestsByFunction:
+        """Read the file; one that is not there has no tests."""
+        if not file.exists():
+            return cls([], {})
+        content = json.loads(file.read_text())
+        return cls([(name, float(seconds)) for name, seconds in content["tests"]], content["functions"])
+
+    def of(self, path: str, function: str) -> list[tuple[str, float]]:
+        """Tests of a function (``Class.method``), or of a class, or, with an empty or unknown name, of a whole file."""
+        own = self._functions.get(path, {})
+        near = [name for name in own if name == function] or [name for name in own if name.startswith(f"{function}.")]
+        numbers = {number for name in near or own for number in own[name]}
+        return sorted((self._tests[number] for number in numbers), key=lambda test: (test[1], test[0]))
+
+
+class _Recorder:
+    """A plugin of pytest that notes what each test enters.
+
+    What a file's fixtures enter counts for those of its tests that enter nothing themselves: they look at a result.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.entered: dict[str, set[str]] = defaultdict(set)
+        self.prepared: dict[str, set[str]] = defaultdict(set)
+        self.failed: set[str] = set()
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
+        yield from self._watched(item, self.prepared[item.nodeid.partition("::")[0]])
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        yield from self._watched(item, self.entered[item.nodeid])
+
+    def _watched(self, item: pytest.Item, names: set[str]) -> Iterator[None]:
+        codes: set[CodeType] = set()
+
+        def note(frame: FrameType, event: str, value: Any) -> None:
+            codes.add(frame.f_code)
+
+        began = time.process_time()
+        sys.settrace(note)
+        yield
+        sys.settrace(None)
+        self.seconds[item.nodeid] += time.process_time() - began
+        names |= {name for code in codes if (name := _name_of(code))}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.failed |= {report.nodeid} if report.failed else set()
+
+    def pytest_sessionfinish(self) -> None:
+        found = [
+            (name, self.seconds[name], sorted(entered or self.prepared[name.partition("::")[0]]))
+            for name, entered in self.entered.items()
+            if name not in self.failed
+        ]
+        (self.folder / f"{os.getpid()}.json").write_text(json.dumps(found))
+
+
+def _name_of(code: CodeType) -> str:
+    """``path:Class.method``, without what is defined inside; empty for what is not ours."""
+    if not code.co_filename.startswith(str(SOURCE)) or "<module>" in code.co_qualname:
+        return ""
+    path = Path(code.co_filename).relative_to(SOURCE)
+    return f"{path}:{code.co_qualname.partition('.<')[0]}" if path.parts[0] in ROOMS else ""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Begin to record, in each process that runs tests."""
+    folder = os.environ.get("OTPDAG_TESTS_BY_FUNCTION")
+    if folder:
+        config.pluginmanager.register(_Recorder(Path(folder)))
+
+
+def record(jobs: int = 2) -> None:
+    """Run all quick tests and write the file."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["OTPDAG_TESTS_BY_FUNCTION"] = folder
+        pytest.main(["-q", "-n", str(jobs), "-m", "not slow", "-p", "benchmarks.tests_by_function"])
+        parts = [json.loads(part.read_text()) for part in sorted(Path(folder).glob("*.json"))]
+    FILE.write_text(_as_text([entry for part in parts for entry in part]))
+
+
+def _as_text(entries: Iterable[tuple[str, float, list[str]]]) -> str:
+    """Keep some tests of each function, and write one line for each test and each file."""
+    tests = sorted((round(seconds, 2), name, functions) for name, seconds, functions in entries)
+    entering: dict[str, list[int]] = defaultdict(list)
+    alike: dict[tuple[str, str], int] = defaultdict(int)
+    for number, (_, name, functions) in enumerate(tests):
+        for function in functions:
+            same = (function, name.partition("[")[0])
+            alike[same] += 1
+            if alike[same] <= MOST_ALIKE:
+                entering[function].append(number)
+    kept = {function: _some(function, numbers, tests) for function, numbers in entering.items()}
+    used = sorted({number for numbers in kept.values() for number in numbers})
+    place = {number: at for at, number in enumerate(used)}
+    files: dict[str, dict[str, list[int]]] = defaultdict(dict)
+    for function in sorted(kept):
+        path, _, name = function.partition(":")
+        files[path][name] = [place[number] for number in kept[function]]
+    lines = [json.dumps([tests[number][1], tests[number][0]]) for number in used]
+    rows = [f"{json.dumps(path)}: {json.dumps(functions)}" for path, functions in files.items()]
+    return '{"tests": [\n' + ",\n".join(lines) + '\n],\n"functions": {\n' + ",\n".join(rows) + "\n}}\n"
+
+
+def _some(function: str, numbers: list[int], tests: list[tuple[float, str, list[str]]]) -> list[int]:
+    """Of the tests of a function, from the quickest to the longest: its own, the quickest and the most thorough."""
+    module = Path(function.partition(":")[0])
+    own = {f"test_{module.stem}", module.stem}
+    mirrors = [number for number in numbers if Path(tests[number][1].partition("::")[0]).stem in own]
+    others = [number for number in numbers if number not in set(mirrors) and tests[number][0] <= THOROUGH]
+    near = [number for number in others if tests[number][1].startswith(f"tests/{module.parts[0]}/")]
+    chosen = {*mirrors[:MOST_MIRRORS], *(near or others)[:MOST_QUICK], *(near or others)[-MOST_THOROUGH:]}
+    return sorted(chosen | set(others[-MOST_THOROUGH:]))
+
+
+if __name__ == "__main__":
+    record()

@@ -1,0 +1,129 @@
+"""What is done if nothing is said: a default that changes, changes everybody's estimates, so it is written here, too."""
+
+import inspect
+
+import pytest
+
+import otpdag as otp
+
+DEFAULTS = {
+    "divergences.Energy": {"unbiased": True},
+    "divergences.JensenShannon": {"hidden": (64, 64), "steps": 5, "learning_rate": 0.005, "seed": 0},
+    "divergences.MMD": {"kernel": "gaussian", "bandwidth": "median", "scales": (1.0,), "unbiased": True},
+    "divergences.Sinkhorn": {
+        "epsilon": 0.05,
+        "relative": True,
+        "debiased": True,
+        "iterations": 1000,
+        "tolerance": 0.001,
+        "scaling": 0.25,
+    },
+    "divergences.SlicedWasserstein": {"projections": 50, "p": 2.0},
+    "divergences.Wasserstein": {"p": 1.0, "workers": 2},
+    "divergences.WhitenedFeatures": {
+        "features": 500,
+        "largest_subset": 4,
+        "bandwidths": (0.5, 1.0, 2.0, 4.0),
+        "ridge": 0.001,
+        "model_ridge": 1e-05,
+        "seed": 0,
+    },
+    "mechanisms.Beta": {"dim": 1},
+    "mechanisms.Categorical": {"size": 2},
+    "mechanisms.Dirichlet": {"laplace": False},
+    "mechanisms.Gamma": {"dim": 1},
+    "mechanisms.LogNormal": {"dim": 1, "shared_scale": False},
+    "mechanisms.MultivariateNormal": {"dim": 2, "shared_covariance": False},
+    "mechanisms.NegativeBinomial": {"dim": 1},
+    "mechanisms.Normal": {"dim": 1, "shared_scale": False, "isotropic": False},
+    "mechanisms.Poisson": {"dim": 1},
+    "mechanisms.StayOrMove": {"size": 2},
+    "mechanisms.StudentT": {"dim": 1, "shared_scale": False},
+    "backward.AmortizedMap": {"hidden": (16,)},
+    "backward.SumSizes": {
+        "states": 4096,
+        "easy_states": 32,
+        "grid": 48,
+        "draws": 32,
+        "prior_draws": 512,
+        "patterns": 12,
+        "count_atoms": 96,
+        "largest_table": 8388608,
+        "entries": 2147483648,
+        "approximate": True,
+        "memory": 134217728,
+    },
+    "objective.ClosedForm": {"reference": "model"},
+    "objective.Direct": {"kappa": 1.0, "refinements": 1, "window": 3},
+    "objective.Drawn": {
+        "noise": "sampled",
+        "scope": "joint",
+        "temperature": 0.5,
+        "straight_through": False,
+        "extra_masking": 0.0,
+        "hidden_layers": (16,),
+        "batch_size": 256,
+        "compared": 256,
+    },
+    "objective.Objective": {"reconstruction": 1.0, "eps": 0.0},
+    "objective.PushForward": {"eta": 1.0},
+    "engine.Adam": {"steps": 300, "learning_rate": 0.01, "averaging": 0.25, "alternating": False},
+    "engine.Course": {
+        "short_rows": 600,
+        "short_elements": 150000,
+        "short_steps": 24,
+        "short_share": 0.15,
+        "short_moves": 0,
+        "halving": True,
+        "finalists": 3,
+        "finalist_steps": 15,
+        "finalist_moves": 0,
+        "part_tolerance": 1e-07,
+        "moves": 12,
+        "small_gain": 1e-05,
+        "same_loss": 0.0002,
+    },
+    "engine.EM": {"steps": 100, "tolerance": 1e-06, "growth": 1.1, "longest": 4.0},
+    "engine.LBFGS": {"steps": 400, "tolerance": 1e-09},
+    "engine.FitResult.intervals": {"draws": 200, "level": 0.9, "seed": 0, "jobs": 1},
+    "engine.robust.RobustOptions": {
+        "most_dropped": 0.25,
+        "slack": 1.25,
+        "chance": 2.0,
+        "tails": (0.1, 0.05, 0.02, 0.01, 0.004, 0.001),
+        "cap": 0.004,
+        "rounds": 8,
+        "round_steps": 15,
+        "same_weights": 5e-4,
+        "concentration": 3,
+        "sample": 4000,
+    },
+    "engine.entropic": {"eps": 1.0, "eta": 0.0, "reference": "model", "steps": 400},
+    "engine.fit": {"method": "auto", "seed": 0, "robust": False, "device": "cpu", "checkpoint_seconds": 20.0},
+    "engine.paper": {
+        "eta": 1.0,
+        "eps": 0.0,
+        "scope": "joint",
+        "temperature": 0.5,
+        "steps": 1000,
+        "batch_size": 128,
+        "learning_rate": 0.02,
+        "hidden_layers": (32,),
+    },
+    "engine.transport": {
+        "route": "direct",
+        "refinements": 1,
+        "batch_size": 512,
+        "learning_rate": 0.01,
+        "hidden_layers": (32,),
+    },
+}
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_defaults_are_what_they_are_said_to_be(name):
+    made = otp
+    for part in name.split("."):
+        made = getattr(made, part)
+    parameters = inspect.signature(made).parameters
+    assert {key: parameters[key].default for key in DEFAULTS[name]} == DEFAULTS[name]
