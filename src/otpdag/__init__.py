@@ -107,7 +107,7 @@ _HOME = {
     "otpdag.model": ("Model", "load"),
     "otpdag.model.part_by_part": ("impute_to", "posterior_to", "score_to"),
 }
-_SEARCHED = ("mechanisms", "estimators", "neighbours", "plots", "divergences", "datasets", "metrics", "backward")
+_SEARCHED = ("mechanisms", "estimators", "neighbours", "plots", "divergences", "datasets", "metrics", "costs")
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 
@@ -125,18 +125,7 @@ def _where(name: str) -> str:
     """A hint at the module that has what a user looked for in the package itself: ``otpdag.mechanisms.Normal``."""
     if name.startswith("_"):
         return ""
-    homes = (
-        "mechanisms",
-        "estimators",
-        "neighbours",
-        "plots",
-        "divergences",
-        "datasets",
-        "metrics",
-        "backward",
-        "costs",
-    )
-    home = next((one for one in homes if name in import_module(f"otpdag.{one}").__all__), None)
+    home = next((one for one in _SEARCHED if name in import_module(f"otpdag.{one}").__all__), None)
     if home is not None:
         return f"; it is otpdag.{home}.{name}"
     near = get_close_matches(name, __all__, n=1)

@@ -6,7 +6,6 @@ Each check is cheap beside a fit. Parameters that the data do not determine are 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 
 import torch
