@@ -23,7 +23,8 @@ from otpdag.cli.checkpoints import close_checkpoint, kept_checkpoint
 from otpdag.cli.console import RUN_FILES, Interrupted, check_folder, log_lines, note_written, out, say, warn
 from otpdag.cli.csv_files import check_cells
 from otpdag.cli.model_file import read_model_file
-from otpdag.cli.printing import estimates_table, headline
+from otpdag.cli.printing import described, estimate_lines, estimates_table, headline
+from otpdag.cli.showing import SHOWN, shown_bytes
 from otpdag.cli.table_files import STANDARD_INPUT, as_steps, csv_text, file_hash, table_at
 from otpdag.engine import FitResult
 from otpdag.engine import fit as fit_model
@@ -142,6 +143,9 @@ def write_run(
         for name, content in _run_files(result, bounds, source or {}).items():
             write_bytes(staged / name, content)
         result.model.save(staged / "model.otp")
+        archive = (staged / "model.otp").read_bytes()
+        lines = estimate_lines(result.model) if result.model.is_fitted else []
+        write_bytes(staged / SHOWN, shown_bytes(archive, str(result.model), described(result.model), lines))
         written = {path.name for path in staged.iterdir()}
     return [name for name in RUN_FILES if name in written]
 
