@@ -32,7 +32,7 @@ nodes:
 """
 RUN_FILES = {
     "model.otp", "params.json", "summary.json", "history.csv", "restarts.csv", "graph.png", "learning.png",
-    "shown.json",
+    "shown.json", "errors.csv",
 }  # fmt: skip
 
 

@@ -32,8 +32,15 @@ from otpdag.errors import ApproximationWarning, ColumnTypeWarning, ConvergenceWa
 from otpdag.files import check_writable, folder_transaction, write_bytes
 from otpdag.model import Model
 from otpdag.printable import printable
+from otpdag.uncertainty import Summary
 
 __all__ = ["fit_to_folder", "write_run"]
+
+MOST_WORK_FOR_ERRORS = 20_000_000
+"""Rows times points times parameters beyond which a run has no standard errors: some ten seconds."""
+
+FACTS = ("log-likelihood", "AIC", "BIC", "chi-square", "degrees of freedom", "p-value", "CFI", "TLI", "RMSEA")
+"""Of the summary that are kept in ``summary.json``."""
 
 
 def fit_to_folder(
@@ -161,12 +168,15 @@ def _run_files(result: FitResult, bounds: pd.DataFrame | None, source: Mapping[s
         tables["weights.csv"] = csv_text(weights)
     if bounds is not None:
         tables["intervals.csv"] = csv_text(bounds, index=True)
+    errors = _standard_errors(result)
+    if errors is not None:
+        tables["errors.csv"] = csv_text(errors.table)
     kept = next((r.number for r in result.restarts if r.kept), None)
     return (
         {name: text.encode("utf-8") for name, text in tables.items()}
         | {
             "params.json": _json(_plain(result.model.params())),
-            "summary.json": _json(_summary(result) | dict(source)),
+            "summary.json": _json(_summary(result, errors) | dict(source)),
             "graph.png": _png(plots.draw_graph(result.model.graph)),
         }
         | _learning(result, kept)
@@ -189,8 +199,23 @@ def _source(data: Path, sequence: str | None, time: str | None) -> dict[str, str
     return {**place, **order, **command}
 
 
-def _summary(result: FitResult) -> dict[str, Any]:
+def _standard_errors(result: FitResult) -> Summary | None:
+    """The summary with its standard errors; None where they would take longer than a fit should, or there are none."""
+    problem = result.problem
+    if problem is None or result.status.failed:
+        return None
+    size = sum(math.prod(shape) for shape in problem.shapes.values())
+    if problem.rows * problem.points_per_row * size > MOST_WORK_FOR_ERRORS:
+        return None
+    summary = result.summary()
+    return summary if summary.table["std_error"].notna().any() else None
+
+
+def _summary(result: FitResult, errors: Summary | None) -> dict[str, Any]:
     from otpdag import __version__
+
+    facts = {} if errors is None else {name: errors.all_facts().get(name) for name in FACTS}
+    notes = [note for note in (result.notes if errors is None else errors.warnings) if note != str(result.status)]
 
     return {
         "otpdag": __version__,
@@ -207,7 +232,8 @@ def _summary(result: FitResult) -> dict[str, Any]:
         "seed": result.seed,
         "seconds": round(result.seconds, 3),
         "hidden": list(result.model.graph.hidden),
-        "notes": list(result.notes),
+        "notes": notes,
+        **{name: value for name, value in facts.items() if value is not None},
     }
 
 
