@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -97,6 +98,12 @@ class Selection:
     def __str__(self) -> str:
         shown = self.table.to_string(float_format=lambda x: f"{x:.6g}")
         return f"{self.best!r} is best by {COLUMNS[self.criterion]}\n{shown}"
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        head = html.escape(f"{self.best!r} is best by {COLUMNS[self.criterion]}")
+        return f"<p>{head}</p>{self.table.to_html(float_format=lambda x: f'{x:.6g}')}"
 
 
 def select(

@@ -67,6 +67,8 @@ class Identification:
             "(families, proxies of what is hidden), and on no comparison of observed rows"
         )
 
+    __repr__ = __str__
+
 
 def identify(graph: Graph, treatment: str, outcome: str) -> Identification:
     """Decide whether :math:`P(outcome | do(treatment))` is identified from the observed nodes of a graph.

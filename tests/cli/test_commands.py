@@ -38,6 +38,8 @@ RUN_FILES = {
     "restarts.csv",
     "graph.png",
     "learning.png",
+    "shown.json",
+    "errors.csv",
 }
 
 
@@ -449,6 +451,22 @@ def test_show(fitted):
     assert by_folder.stdout == by_file.stdout
     assert "quality: Categorical, hidden <- shift" in by_folder.stdout
     assert "shift=day, 0" in by_folder.stdout
+
+
+def test_show_needs_no_heavy_library_and_never_shows_another_model(fitted, tmp_path):
+    folder, _ = fitted
+    code = "import sys; from otpdag.cli import app; app(['show', sys.argv[1]], standalone_mode=False)"
+    heavy = "; print({'torch', 'pandas', 'numpy'} & set(sys.modules))"
+    said = subprocess.run([sys.executable, "-c", code + heavy, folder], capture_output=True, text=True, check=True)
+    assert said.stdout.splitlines()[-1] == "set()"
+    assert said.stdout.splitlines()[:-1] == run("show", folder).stdout.splitlines()
+    copy = tmp_path / "run"
+    shutil.copytree(folder, copy)
+    kept = json.loads((copy / "shown.json").read_text())
+    (copy / "shown.json").write_text(json.dumps(kept | {"text": "another", "model_sha256": "0"}))
+    assert run("show", copy).stdout == run("show", folder).stdout
+    (copy / "shown.json").write_text("[1]")
+    assert run("show", copy, "--json").stdout == run("show", folder, "--json").stdout
 
 
 def test_sample(fitted, tmp_path):

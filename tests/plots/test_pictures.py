@@ -114,3 +114,8 @@ def test_codes_are_the_same_however_a_column_stores_them():
     otp.fit(model, table, restarts=1)
     axes = plots.plot_fit(model, table).axes[0]
     assert [text.get_text() for text in axes.get_xticklabels()] == ["0", "1"]
+
+
+def test_a_notebook_shows_pictures_without_pyplot():
+    picture = otp.plots.draw_graph(otp.Graph([("a", "b")]))
+    assert picture._repr_png_().startswith(b"\x89PNG")

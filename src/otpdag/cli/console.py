@@ -48,6 +48,8 @@ RUN_FILES = (
     "learning.png",
     "weights.csv",
     "intervals.csv",
+    "errors.csv",
+    "shown.json",
 )  # all that the folder of a fit may hold of ours
 LONGEST_SEED = 2**63 - 1  # that a 64-bit generator takes
 MISTAKE, BUG, INTERRUPTED = 2, 1, 130  # exit codes, as other commands have them

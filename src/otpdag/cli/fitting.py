@@ -23,7 +23,8 @@ from otpdag.cli.checkpoints import close_checkpoint, kept_checkpoint
 from otpdag.cli.console import RUN_FILES, Interrupted, check_folder, log_lines, note_written, out, say, warn
 from otpdag.cli.csv_files import check_cells
 from otpdag.cli.model_file import read_model_file
-from otpdag.cli.printing import estimates_table, headline
+from otpdag.cli.printing import described, estimate_lines, estimates_table, headline
+from otpdag.cli.showing import SHOWN, shown_bytes
 from otpdag.cli.table_files import STANDARD_INPUT, as_steps, csv_text, file_hash, table_at
 from otpdag.engine import FitResult
 from otpdag.engine import fit as fit_model
@@ -31,8 +32,15 @@ from otpdag.errors import ApproximationWarning, ColumnTypeWarning, ConvergenceWa
 from otpdag.files import check_writable, folder_transaction, write_bytes
 from otpdag.model import Model
 from otpdag.printable import printable
+from otpdag.uncertainty import Summary
 
 __all__ = ["fit_to_folder", "write_run"]
+
+MOST_WORK_FOR_ERRORS = 20_000_000
+"""Rows times points times parameters beyond which a run has no standard errors: some ten seconds."""
+
+FACTS = ("log-likelihood", "AIC", "BIC", "chi-square", "degrees of freedom", "p-value", "CFI", "TLI", "RMSEA")
+"""Of the summary that are kept in ``summary.json``."""
 
 
 def fit_to_folder(
@@ -142,6 +150,9 @@ def write_run(
         for name, content in _run_files(result, bounds, source or {}).items():
             write_bytes(staged / name, content)
         result.model.save(staged / "model.otp")
+        archive = (staged / "model.otp").read_bytes()
+        lines = estimate_lines(result.model) if result.model.is_fitted else []
+        write_bytes(staged / SHOWN, shown_bytes(archive, str(result.model), described(result.model), lines))
         written = {path.name for path in staged.iterdir()}
     return [name for name in RUN_FILES if name in written]
 
@@ -157,12 +168,15 @@ def _run_files(result: FitResult, bounds: pd.DataFrame | None, source: Mapping[s
         tables["weights.csv"] = csv_text(weights)
     if bounds is not None:
         tables["intervals.csv"] = csv_text(bounds, index=True)
+    errors = _standard_errors(result)
+    if errors is not None:
+        tables["errors.csv"] = csv_text(errors.table)
     kept = next((r.number for r in result.restarts if r.kept), None)
     return (
         {name: text.encode("utf-8") for name, text in tables.items()}
         | {
             "params.json": _json(_plain(result.model.params())),
-            "summary.json": _json(_summary(result) | dict(source)),
+            "summary.json": _json(_summary(result, errors) | dict(source)),
             "graph.png": _png(plots.draw_graph(result.model.graph)),
         }
         | _learning(result, kept)
@@ -185,8 +199,23 @@ def _source(data: Path, sequence: str | None, time: str | None) -> dict[str, str
     return {**place, **order, **command}
 
 
-def _summary(result: FitResult) -> dict[str, Any]:
+def _standard_errors(result: FitResult) -> Summary | None:
+    """The summary with its standard errors; None where they would take longer than a fit should, or there are none."""
+    problem = result.problem
+    if problem is None or result.status.failed:
+        return None
+    size = sum(math.prod(shape) for shape in problem.shapes.values())
+    if problem.rows * problem.points_per_row * size > MOST_WORK_FOR_ERRORS:
+        return None
+    summary = result.summary()
+    return summary if summary.table["std_error"].notna().any() else None
+
+
+def _summary(result: FitResult, errors: Summary | None) -> dict[str, Any]:
     from otpdag import __version__
+
+    facts = {} if errors is None else {name: errors.all_facts().get(name) for name in FACTS}
+    notes = [note for note in (result.notes if errors is None else errors.warnings) if note != str(result.status)]
 
     return {
         "otpdag": __version__,
@@ -203,7 +232,8 @@ def _summary(result: FitResult) -> dict[str, Any]:
         "seed": result.seed,
         "seconds": round(result.seconds, 3),
         "hidden": list(result.model.graph.hidden),
-        "notes": list(result.notes),
+        "notes": notes,
+        **{name: value for name, value in facts.items() if value is not None},
     }
 
 

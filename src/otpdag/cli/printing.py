@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
-from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.console import RenderableType
 from rich.text import Text
 
+from otpdag.cli.showing import EstimateLine, lines_table, number
 from otpdag.engine import FitResult
 from otpdag.model import Model
-from otpdag.printable import printable
 from otpdag.tables import estimates
 
-__all__ = ["estimates_table", "headline", "number"]
-
-MOST_ENTRIES = 40  # of one parameter
-
-
-def number(value: float) -> str:
-    """Five significant digits.
-
-    >>> number(0.123456), number(123456.7), number(-2.0)
-    ('0.12346', '1.2346e+05', '-2')
-    """
-    return f"{value:.5g}"
+__all__ = ["described", "estimate_lines", "estimates_table", "headline"]
 
 
 def headline(result: FitResult) -> Text:
@@ -40,32 +30,41 @@ def headline(result: FitResult) -> Text:
 
 def estimates_table(model: Model, intervals: pd.DataFrame | None = None) -> RenderableType:
     """Every estimate, grouped by node; with the ends of its interval where they are known."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("node", "parameter", "at"):
-        table.add_column(title, overflow="fold")
-    for title in ("estimate", "lower", "upper")[: 1 if intervals is None else 3]:
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    last, cut = "", False
+    return lines_table(estimate_lines(model, intervals), ends=intervals is not None)
+
+
+def estimate_lines(model: Model, intervals: pd.DataFrame | None = None) -> list[EstimateLine]:
+    """One line for each number of a fitted model."""
+    lines = []
     for (node, parameter), group in estimates(model).groupby(["node", "parameter"], sort=False):
-        ends = _ends(intervals, str(node), str(parameter), len(group))
-        for position, row in enumerate(group.head(MOST_ENTRIES).itertuples(index=False)):
-            whose = _node(model, str(node)) if node != last else Text("")
-            which = Text("" if position else printable(str(parameter), keep=""))
-            numbers = [number(float(str(row.value))), *ends[position]]
-            table.add_row(whose, which, Text(printable(str(row.at), keep="")), *numbers, "fixed" if row.fixed else "")
-            last = str(node)
-        if len(group) > MOST_ENTRIES:
-            table.add_row("", "", f"... and {len(group) - MOST_ENTRIES} more")
-            cut = True
-    note = [Text("The rest of the long tables is in params.json.", style="dim")] if cut else []
-    return Group(table, *note)
+        ends = iter(_ends(intervals, str(node), str(parameter), int((~group["fixed"]).sum())))
+        for row in group.itertuples(index=False):
+            own = [] if intervals is None else ["", ""] if row.fixed else next(ends)
+            value = number(float(str(row.value)))
+            line = EstimateLine(
+                str(node), _kind(model, str(node)), str(parameter), str(row.at), value, bool(row.fixed), own
+            )
+            lines.append(line)
+    return lines
+
+
+def described(model: Model) -> dict[str, Any]:
+    """A model as plain data, for JSON."""
+    graph, params = model.graph, None
+    if model.is_fitted:
+        params = {node: {name: value.tolist() for name, value in own.items()} for node, own in model.params().items()}
+    return {
+        "edges": [*map(list, graph.edges), *([edge.parent, edge.child, edge.by] for edge in graph.lags)],
+        "hidden": list(graph.hidden),
+        "nodes": {node: type(mechanism).__name__ for node, mechanism in model.mechanisms.items()},
+        "params": params,
+    }
 
 
 def _ends(intervals: pd.DataFrame | None, node: str, parameter: str, size: int) -> list[list[str]]:
     """Lower and upper ends of each entry of a parameter, empty where there are none."""
     if intervals is None:
-        return [[] for _ in range(size)]
+        return []
     names = intervals.index.to_frame(index=False)
     own = intervals[((names["node"] == node) & (names["parameter"] == parameter)).to_numpy()]
     if own.empty:
@@ -73,7 +72,6 @@ def _ends(intervals: pd.DataFrame | None, node: str, parameter: str, size: int) 
     return [[number(low), number(high)] for low, high in zip(own["lower"], own["upper"], strict=True)]
 
 
-def _node(model: Model, node: str) -> Text:
-    kind = type(model.mechanisms[node]).__name__
+def _kind(model: Model, node: str) -> str:
     hidden = ", hidden" if model.structure.base(node) in model.graph.hidden else ""
-    return Text(printable(node, keep=""), style="bold") + Text(f" ({kind}{hidden})", style="not bold dim")
+    return f"{type(model.mechanisms[node]).__name__}{hidden}"

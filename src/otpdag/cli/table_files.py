@@ -14,7 +14,7 @@ import typer
 from otpdag.cli.console import RUN_FILES, say, warn, write_file, write_out
 from otpdag.cli.csv_files import check_digits, check_shape
 from otpdag.data import Sequences, read_table
-from otpdag.errors import DataError
+from otpdag.errors import DataError, ModelError
 from otpdag.files import finish_transaction
 from otpdag.model import Model, load
 
@@ -60,6 +60,8 @@ def model_at(path: Path) -> Model:
     """Read a saved model; the folder of a fit will do."""
     if path.is_dir():
         finish_transaction(path, RUN_FILES)
+    if path.suffix in (".yaml", ".yml", ".json"):
+        raise ModelError(f"{path} is a model file, which has no parameters yet: otpdag fit {path} DATA finds them")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         model = load(path / "model.otp" if path.is_dir() else path)

@@ -42,6 +42,10 @@ class ScoreKind(StrEnum):
 
 def show(model_path: ModelPath, as_json: AsJson = False) -> None:
     """Print a model's graph, mechanisms and parameters."""
+    from otpdag.cli.showing import show_saved
+
+    if show_saved(model_path, as_json=as_json):
+        return
     from otpdag.cli import using
 
     using.show(model_path, as_json=as_json)

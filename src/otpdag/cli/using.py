@@ -13,7 +13,7 @@ from rich.text import Text
 
 from otpdag.cli.console import RUN_FILES, check_file, note_written, out, say, warn, write_file, write_out
 from otpdag.cli.csv_files import check_cells, read_csv_text
-from otpdag.cli.printing import estimates_table
+from otpdag.cli.printing import described, estimates_table
 from otpdag.cli.table_files import as_steps, file_hash, model_at, put_table, table_at
 from otpdag.errors import ModelError
 from otpdag.files import finish_transaction, make_folder
@@ -30,7 +30,7 @@ def show(model_path: Path, *, as_json: bool) -> None:
     """Print a model's graph, mechanisms and parameters."""
     model = model_at(model_path)
     if as_json:
-        _put_json(_described(model))
+        _put_json(described(model))
         return
     console = out()
     console.print(str(model), markup=False)
@@ -183,20 +183,6 @@ def report(run_folder: Path, data: Path | None, *, out_file: Path | None, seed: 
 
 def _put_json(content: Any) -> None:
     write_out(json.dumps(content, indent=1) + "\n")
-
-
-def _described(model: Model) -> dict[str, Any]:
-    graph = model.graph
-    return {
-        "edges": [*map(list, graph.edges), *([edge.parent, edge.child, edge.by] for edge in graph.lags)],
-        "hidden": list(graph.hidden),
-        "nodes": {node: type(mechanism).__name__ for node, mechanism in model.mechanisms.items()},
-        "params": {
-            node: {name: value.tolist() for name, value in values.items()} for node, values in model.params().items()
-        }
-        if model.is_fitted
-        else None,
-    }
 
 
 def _fitted_table(run: Run, path: Path | None) -> pd.DataFrame | None:

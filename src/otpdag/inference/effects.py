@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -102,7 +103,8 @@ class Effect:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return self.table.to_html()
+        head = html.escape(f"effect of {self.treatment} on {self.outcome}, against {self.means.index[0]}")
+        return f"<p>{head}</p>{self.table.to_html()}<p>{html.escape(str(self.identification))}</p>"
 
 
 def _slopes(question: EffectQuestion, fitted: Fitted) -> Tensor:

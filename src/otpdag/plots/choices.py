@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from otpdag.choice import COLUMNS, Selection
 from otpdag.errors import DataError
-from otpdag.plots.style import COLOURS, INK, figure_of, tidy_steps
+from otpdag.plots.style import COLOURS, INK, Picture, figure_of, tidy_steps
 
 __all__ = ["plot_forecast", "plot_selection"]
 
@@ -26,7 +26,7 @@ def plot_selection(selection: Selection, *, ax: Axes | None = None) -> Figure:
         The figure.
     """
     if ax is None:
-        ax = Figure(figsize=(6.4, 3.8), layout="constrained").add_subplot()
+        ax = Picture(figsize=(6.4, 3.8), layout="constrained").add_subplot()
     values = list(selection.table.index)
     places = np.arange(len(values))
     shown = [COLUMNS[selection.criterion]] if selection.criterion == "cv" else ["BIC", "AIC"]
@@ -79,7 +79,7 @@ def plot_forecast(
     if node not in forecast or f"{node}.lower" not in forecast:
         raise DataError(f"forecast must hold the number {node!r} with its interval; it has {list(forecast.columns)}")
     if ax is None:
-        ax = Figure(figsize=(6.4, 3.8), layout="constrained").add_subplot()
+        ax = Picture(figsize=(6.4, 3.8), layout="constrained").add_subplot()
     own = forecast.xs(sequence, level="sequence")
     past = np.zeros(0) if history is None else np.asarray(history, dtype=float).ravel()
     ahead = len(past) + np.asarray(own.index, dtype=float) - 1

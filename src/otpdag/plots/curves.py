@@ -14,7 +14,7 @@ from otpdag.engine.monitor import Stage
 from otpdag.engine.result import FitResult
 from otpdag.errors import DataError
 from otpdag.plots.stage_names import name_stages
-from otpdag.plots.style import COLOURS, PALE_INK, SMALL_FONT, figure_of, tidy_steps
+from otpdag.plots.style import COLOURS, PALE_INK, SMALL_FONT, Picture, figure_of, tidy_steps
 
 __all__ = ["learning_curve", "search_curve"]
 
@@ -53,7 +53,7 @@ def learning_curve(history: History, *, ax: Axes | None = None) -> Figure:
     if not terms:
         raise DataError("history must hold at least one term; got none")
     if ax is None:
-        ax = Figure(figsize=(6.4, 3.8), layout="constrained").add_subplot()
+        ax = Picture(figsize=(6.4, 3.8), layout="constrained").add_subplot()
     for number, (name, values) in enumerate(terms.items()):
         x = np.arange(1, len(values) + 1) if steps is None else steps[: len(values)]
         if len(x) != len(values):
@@ -113,7 +113,7 @@ def search_curve(stages: Sequence[Stage] | FitResult, *, kept: int | None = None
     if not tables:
         raise DataError("stages must hold at least one step; got none")
     if ax is None:
-        ax = Figure(figsize=(6.4, 3.8), layout="constrained").add_subplot()
+        ax = Picture(figsize=(6.4, 3.8), layout="constrained").add_subplot()
     falling = all(_only_falls(losses) for _, losses in tables)
     kept = tables[-1][0].starts[0] if kept is None else kept
     begin = 0

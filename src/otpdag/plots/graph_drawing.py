@@ -25,7 +25,7 @@ from otpdag.plots.graph_routes import (
     label_places,
     routes,
 )
-from otpdag.plots.style import INK, figure_of, place_axes, text_width
+from otpdag.plots.style import INK, Picture, figure_of, place_axes, text_width
 
 __all__ = ["draw_graph"]
 
@@ -59,7 +59,7 @@ def draw_graph(graph: Graph | Model, *, ax: Axes | None = None) -> Figure:
     left, right, bottom, top = layout.bounds
     if ax is None:
         inches = min(1.0, PAGE_WIDTH / max(right - left, top - bottom)) / 72
-        figure = Figure(figsize=((right - left) * inches, (top - bottom) * inches))
+        figure = Picture(figsize=((right - left) * inches, (top - bottom) * inches))
         ax = figure.add_axes((0, 0, 1, 1))
     ax.set(xlim=(left, right), ylim=(bottom, top), aspect="equal")
     ax.set_axis_off()

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from otpdag.engine import FitResult
 from otpdag.errors import DataError, ModelError
 from otpdag.model import Model
-from otpdag.plots.style import COLOURS, INK, PALE_INK, SMALL_FONT, figure_of
+from otpdag.plots.style import COLOURS, INK, PALE_INK, SMALL_FONT, Picture, figure_of
 from otpdag.printable import label_text
 from otpdag.spaces import Space
 from otpdag.tables import estimates
@@ -94,7 +94,7 @@ def plot_pairs(
     if len(codes) != len(data):
         raise DataError(f"groups must have a label for each of {len(data)} rows; got {len(codes)}")
     side = max(3.2, 1.9 * len(names))
-    figure = Figure(figsize=(side, side), layout="constrained")
+    figure = Picture(figsize=(side, side), layout="constrained")
     grid = figure.subplots(len(names), len(names), squeeze=False)
     for row, below in enumerate(names):
         for column, left in enumerate(names):
@@ -116,7 +116,9 @@ def plot_missing(data: pd.DataFrame, *, most_rows: int = 500, ax: Axes | None = 
     >>> [text.get_text() for text in figure.axes[0].get_xticklabels()]
     ['x\n50 %', 'y\n50 %']
     """
-    ax = ax or Figure(figsize=(max(4.0, min(0.95 * data.shape[1], 8.0) + 1.0), 3.6), layout="constrained").add_subplot()
+    ax = (
+        ax or Picture(figsize=(max(4.0, min(0.95 * data.shape[1], 8.0) + 1.0), 3.6), layout="constrained").add_subplot()
+    )
     holes = data.isna().head(most_rows).to_numpy()
     ax.imshow(holes, aspect="auto", interpolation="nearest", cmap=ListedColormap(["#e8eef5", INK]), vmin=0, vmax=1)
     shares = data.isna().mean()
@@ -152,7 +154,7 @@ def plot_hidden(
     drawn = model.posterior(data.head(rows), draws=draws, seed=seed)
     column = node if node in drawn.columns else f"{node}.0"
     by_row = drawn[column].groupby(level=0, sort=False)
-    ax = Figure(figsize=(7.5, 3.2), layout="constrained").add_subplot()
+    ax = Picture(figsize=(7.5, 3.2), layout="constrained").add_subplot()
     if model.spaces[node].is_discrete:
         shares = drawn[column].groupby(level=0, sort=False).value_counts(normalize=True).unstack(fill_value=0)
         shares = shares.reindex(columns=list(model.labels(node)), fill_value=0.0)
@@ -246,7 +248,7 @@ def plot_estimates(
         raise ModelError(f"nodes and parameter leave nothing to draw; nodes are {', '.join(model.graph.nodes)}")
     low, high = _ends(table, intervals)
     places = np.arange(len(table))
-    ax = Figure(figsize=(7.0, 0.26 * len(table) + 1.1), layout="constrained").add_subplot()
+    ax = Picture(figsize=(7.0, 0.26 * len(table) + 1.1), layout="constrained").add_subplot()
     ax.axvline(0.0, color=PALE_INK, linewidth=0.8, linestyle=":")
     ax.hlines(places, low, high, color=PALE_INK, linewidth=3)
     ax.plot(table["value"], places, "o", color=INK, markersize=4.5)
@@ -279,7 +281,7 @@ def plot_effects(
         if name not in model.graph.nodes:
             raise ModelError(f"node {name!r} is not in the graph; it has {', '.join(model.graph.nodes)}")
     made = {value: model.sample(rows, seed=seed, do={treatment: value})[outcome] for value in values}
-    ax = Figure(figsize=(5.5, 3.2), layout="constrained").add_subplot()
+    ax = Picture(figsize=(5.5, 3.2), layout="constrained").add_subplot()
     places = np.arange(len(made))
     if model.spaces[outcome].is_discrete:
         base = np.zeros(len(made))
@@ -327,7 +329,7 @@ def _columns(model: Model, data: pd.DataFrame) -> list[tuple[str, str]]:
 def _grid(count: int) -> tuple[Figure, list[Axes]]:
     across = min(count, ACROSS)
     down = -(-count // across)
-    figure = Figure(figsize=(3.1 * across + 0.4, 2.4 * down), layout="constrained")
+    figure = Picture(figsize=(3.1 * across + 0.4, 2.4 * down), layout="constrained")
     axes = list(figure.subplots(down, across, squeeze=False).flat)
     for spare in axes[count:]:
         spare.remove()

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from otpdag.errors import DataError
-from otpdag.plots.style import COLOURS, INK, figure_of
+from otpdag.plots.style import COLOURS, INK, Picture, figure_of
 
 __all__ = ["plot_segments"]
 
@@ -60,7 +60,7 @@ def plot_segments(
     if not len(series) or codes.dtype.kind not in "iu" or (codes < 0).any():
         raise DataError("states must be whole numbers of at least 0, one for each step")
     if ax is None:
-        ax = Figure(figsize=(8.0, 3.2), layout="constrained").add_subplot()
+        ax = Picture(figsize=(8.0, 3.2), layout="constrained").add_subplot()
     bands: dict[int, Artist] = {}
     half = np.diff(where) / 2 if len(where) > 1 else np.array([0.5])
     left = where - np.concatenate([half[:1], half])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -10,11 +11,20 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextToPath
 from matplotlib.ticker import MaxNLocator
 
-__all__ = ["COLOURS", "INK", "PALE_INK", "SMALL_FONT", "figure_of", "place_axes", "text_width", "tidy_steps"]
+__all__ = ["COLOURS", "INK", "PALE_INK", "SMALL_FONT", "Picture", "figure_of", "place_axes", "text_width", "tidy_steps"]
 
 INK, PALE_INK = "#2b3a55", "#9aa5b4"
 COLOURS = ("#2f5d9b", "#d1762b", "#3d8b5a", "#a8434b", "#7a5aa6", "#6f6f6f", "#c2599b", "#8a7a2b")
 SMALL_FONT = 8.0  # of ticks and legends, in points
+
+
+class Picture(Figure):
+    """A figure that a notebook shows though pyplot, which would tell it how, was never imported."""
+
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png", dpi=110)
+        return buffer.getvalue()
 
 
 def figure_of(ax: Axes) -> Figure:

@@ -28,6 +28,9 @@ POSTERIOR_ROWS, POSTERIOR_DRAWS = 1_000, 20
 MOST_CHARTS = 60
 """Nodes with a picture of their own; a page of more is not read."""
 
+FACTS = ("log-likelihood", "AIC", "BIC", "CFI", "RMSEA")
+"""Of the summary that stand in the head of the page."""
+
 TITLES = {
     "graph": "Graph",
     "estimates": "Estimates",
@@ -74,7 +77,7 @@ def report_page(run: Run, table: pd.DataFrame | None = None, *, seed: int = 0, c
 def _sections(run: Run, table: pd.DataFrame | None, seed: int, command: str) -> Iterator[_Section]:
     counter = Charts()
     yield _Section("graph", _graph(run))
-    yield _Section("estimates", f'<div class="scroll">{_estimates(run)}</div>')
+    yield _Section("estimates", f'{_about_errors(run)}<div class="scroll">{_estimates(run)}</div>')
     if table is not None and run.model.graph.is_dynamic:
         steps = Steps.of(run, table)
         yield _Section("data", series(run.model, steps, seed, counter))
@@ -101,6 +104,7 @@ def _head(run: Run, table: pd.DataFrame | None) -> str:
         "empty cells": None if table is None else f"{_share_empty(run.model, table):.1%}",
         "method": summary.get("method"),
         "loss": number(summary.get("loss")),
+        **{name: number(summary[name]) for name in FACTS if isinstance(summary.get(name), int | float)},
         "starts": summary.get("starts"),
         "seconds": summary.get("seconds"),
         "seed": summary.get("seed"),
@@ -145,8 +149,10 @@ def _graph(run: Run) -> str:
 def _estimates(run: Run, node: str | None = None) -> str:
     """A table of estimates, of all nodes or one; with ends of intervals where there are any."""
     table = estimates(run.model)
-    ends = _ends(run, table)
-    columns = ["node", "parameter", "at", "estimate"] + ([] if ends is None else ["lower", "upper"])
+    ends, errors = _ends(run, table), _errors(run, table)
+    columns = ["node", "parameter", "at", "estimate"] + ([] if errors is None else ["std error"])
+    columns += [] if ends is None else ["lower", "upper"]
+    columns += [] if errors is None else ["note"]
     head = "".join(f'<th class="{_align(name)}">{name}</th>' for name in columns)
     rows, last = [], ("", "")
     for place, row in enumerate(table.itertuples(index=False)):
@@ -157,9 +163,11 @@ def _estimates(run: Run, node: str | None = None) -> str:
             "" if owner[0] == last[0] else text(owner[0]),
             "" if owner == last else text(owner[1]),
             text(row.at),
-            number(row.value) + (" (fixed)" if row.fixed else ""),
+            number(row.value) + (" (fixed)" if row.fixed and errors is None else ""),
         ]
+        cells += [] if errors is None else [number(errors["std_error"].iloc[place])]
         cells += [] if ends is None else [number(ends[0][place]), number(ends[1][place])]
+        cells += [] if errors is None else [text(errors["note"].iloc[place])]
         marks = zip(columns, cells, strict=True)
         rows.append("<tr>" + "".join(f'<td class="{_align(name)}">{cell}</td>' for name, cell in marks) + "</tr>")
         last = owner
@@ -168,14 +176,37 @@ def _estimates(run: Run, node: str | None = None) -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 
+def _about_errors(run: Run) -> str:
+    """What the intervals are."""
+    if run.intervals is not None:
+        return '<p class="soft">Lower and upper are the ends of bootstrap intervals.</p>'
+    if run.errors is None:
+        return ""
+    return (
+        '<p class="soft">Standard errors come from the curvature of the likelihood; lower and upper are the ends of '
+        "95 % intervals. They hold where the model is right and rows are many.</p>"
+    )
+
+
 def _align(name: str) -> str:
-    return "number" if name in ("estimate", "lower", "upper") else ""
+    return "number" if name in ("estimate", "std error", "lower", "upper") else ""
+
+
+def _errors(run: Run, table: pd.DataFrame) -> pd.DataFrame | None:
+    """Standard errors of the same estimates; None where there are none."""
+    columns = ["node", "parameter", "std_error", "lower", "upper", "note"]
+    if run.errors is None or not set(columns) <= set(run.errors.columns) or len(run.errors) != len(table):
+        return None
+    if not (run.errors[["node", "parameter"]].astype(str).to_numpy() == table[["node", "parameter"]].to_numpy()).all():
+        return None
+    return run.errors[columns].assign(note=run.errors["note"].fillna(""))
 
 
 def _ends(run: Run, table: pd.DataFrame) -> tuple[list[Any], list[Any]] | None:
     """Lower and upper ends beside the estimates; None where a parameter has none."""
     if run.intervals is None or not {"node", "parameter", "lower", "upper"} <= set(run.intervals.columns):
-        return None
+        errors = _errors(run, table)
+        return None if errors is None else (list(errors["lower"]), list(errors["upper"]))
     lower: list[Any] = [None] * len(table)
     upper: list[Any] = [None] * len(table)
     for (node, parameter), group in table.groupby(["node", "parameter"], sort=False):

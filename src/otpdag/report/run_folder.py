@@ -25,6 +25,7 @@ class Run:
         history: Loss and its terms at each step of the start that was kept.
         restarts: Every start with its loss.
         intervals: Ends of intervals by node, parameter and index, where they were asked for.
+        errors: Standard errors, intervals and notes of all estimates, in their order, where there are any.
     """
 
     model: Model
@@ -32,6 +33,7 @@ class Run:
     history: pd.DataFrame = field(default_factory=pd.DataFrame)
     restarts: pd.DataFrame = field(default_factory=pd.DataFrame)
     intervals: pd.DataFrame | None = None
+    errors: pd.DataFrame | None = None
 
 
 def read_run(folder: str | Path) -> Run:
@@ -44,13 +46,14 @@ def read_run(folder: str | Path) -> Run:
     folder = Path(folder)
     if not (folder / "model.otp").is_file():
         raise ModelError(f"{str(folder)!r} must be the folder of a fit; it has no model.otp")
-    intervals = folder / "intervals.csv"
+    intervals, errors = folder / "intervals.csv", folder / "errors.csv"
     return Run(
         model=load(folder / "model.otp"),
         summary=_summary(folder / "summary.json"),
         history=_table(folder / "history.csv"),
         restarts=_table(folder / "restarts.csv"),
         intervals=_table(intervals) if intervals.is_file() else None,
+        errors=_table(errors) if errors.is_file() else None,
     )
 
 

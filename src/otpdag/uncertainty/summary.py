@@ -58,7 +58,7 @@ class Summary:
         frame = self.to_frame()
         lines = _columns(self._heads(), [[str(name), *_cells(row)] for name, row in frame.head(MOST_LINES).iterrows()])
         width = max(len(line) for line in lines)
-        facts = [f"{name}: {_fact(value)}" for name, value in self._all_facts().items()]
+        facts = [f"{name}: {_fact(value)}" for name, value in self.all_facts().items()]
         if len(frame) > MOST_LINES:
             lines.append(f"... and {len(frame) - MOST_LINES} more: to_frame() has all of them")
         rule, thin = "=" * width, "-" * width
@@ -71,7 +71,7 @@ class Summary:
     def _repr_html_(self) -> str:
         facts = "".join(
             f"<tr><th style='text-align:left'>{html.escape(name)}</th><td>{html.escape(_fact(value))}</td></tr>"
-            for name, value in self._all_facts().items()
+            for name, value in self.all_facts().items()
         )
         heads = "".join(f"<th>{html.escape(name)}</th>" for name in self._heads())
         rows = "".join(
@@ -89,7 +89,8 @@ class Summary:
         more = ["standardised"] if "standardised" in self.table else []
         return ["parameter", "estimate", "std err", f"[{tail:.3g}", f"{1 - tail:.3g}]", *more, ""]
 
-    def _all_facts(self) -> dict[str, str | int | float]:
+    def all_facts(self) -> dict[str, str | int | float]:
+        """The facts, with how well a linear normal model fits."""
         return {**self.facts, **({} if self.fit_indices is None else self.fit_indices.facts())}
 
 
