@@ -338,9 +338,7 @@ def _is_plain(family: FamilyView) -> bool:
     return type(family.mechanism) is Normal and not family.mechanism.predictor.is_levelled and plain
 
 
-def _entry(
-    family: FamilyView, name: str, column: Codes, own: Sequence[int], code: Codes, size: int
-) -> _Entry:
+def _entry(family: FamilyView, name: str, column: Codes, own: Sequence[int], code: Codes, size: int) -> _Entry:
     """What a table of levels or scales, or the slopes of a family, put into its equations."""
     mechanism = family.mechanism
     parameter, dim, many = mechanism.declared()[name], family.widths[-1], column.shape[0]

@@ -133,9 +133,7 @@ def _plain_columns(data: object, columns: Mapping[str, Column]) -> dict[str, Flo
     single = {node: column.names[0] for node, column in columns.items() if len(column.names) == 1}
     held = {node: data[name] for node, name in single.items() if name in data.columns}
     numbers = {node: series for node, series in held.items() if series.dtype == np.float64}
-    return {
-        node: series.to_numpy()[:, None] for node, series in numbers.items() if not columns[node].space.is_discrete
-    }
+    return {node: series.to_numpy()[:, None] for node, series in numbers.items() if not columns[node].space.is_discrete}
 
 
 def decode(
