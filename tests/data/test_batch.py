@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from otpdag.data import Batch, Schema, encode, unique_rows
+from otpdag.data import Batch, Schema, canonical_order, encode, unique_rows
 from otpdag.errors import DataError
 from otpdag.graph import Graph
 from otpdag.spaces import Discrete, Real, Space
@@ -126,3 +126,14 @@ def test_unique_rows_of_many_columns() -> None:
 def test_unique_rows_leave_continuous_tables_alone() -> None:
     batch = read(np.random.default_rng(0).random((50, 1)), x=Real())
     assert unique_rows(batch) is batch
+
+
+def test_the_canonical_order_depends_on_content_alone():
+    rng = np.random.default_rng(0)
+    number, kind = rng.normal(size=60), rng.integers(0, 2, 60).astype(float)
+    number[:20], number[20:30] = np.nan, 1.5  # which leaves rows to the second column, and equal ones
+    rows = np.stack([number, kind], 1)
+    shuffled = rows[rng.permutation(60)]
+    orders = [canonical_order(list(table.T), 60) for table in (rows, shuffled)]
+    assert sorted(orders[0]) == list(range(60))
+    np.testing.assert_array_equal(rows[orders[0]], shuffled[orders[1]])

@@ -69,7 +69,8 @@ def test_two_free_factors():
     table = pd.DataFrame(RNG.normal(size=(ROWS, 2)) @ RNG.normal(size=(2, 5)) + 0.6 * RNG.normal(size=(ROWS, 5)))
     table.columns = [f"x{i}" for i in range(5)]
     edges = [(factor, name) for factor in "fg" for name in table]
-    (said,) = notes(edges, normals(["f", "g", *table]), table, ["f", "g"])
+    heywood, said = notes(edges, normals(["f", "g", *table]), table, ["f", "g"])
+    assert "'x4' is at its floor" in heywood  # where the likelihood of these rows is highest
     assert said.startswith("the data do not determine the weight of 'x")
     assert "moved together, they leave the likelihood as it is" in said
 

@@ -1,4 +1,4 @@
-"""A first guess of hidden numbers from the moments of complete rows: the same as :mod:`otpdag.backward.guessed_rows`.
+"""A first guess of hidden numbers from the moments of complete rows, as :mod:`otpdag.backward.guessed_rows` makes it.
 
 Principal components, residuals and regressions are functions of second moments, so that rows need not be read again. A
 guessed number is a sum of the columns around it; in a restart that sum is a rougher one, with noise of its own.

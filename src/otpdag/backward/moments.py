@@ -290,9 +290,7 @@ def moments_of(structure: Structure, batch: Batch, shapes: Mapping[str, tuple[in
     if not given and not tables:
         own = [(columns[family.node], codes[family.node]) for family in linear]
         structural = structural_equations(structure, linear, shapes, *zip(*own, strict=True), ~stacked, shift)
-    summed = Moments(
-        batch, tuple(cells), shift, group, stacked, equations, tuple(counted), torch.zeros(0), structural
-    )
+    summed = Moments(batch, tuple(cells), shift, group, stacked, equations, tuple(counted), torch.zeros(0), structural)
     summed = summed._summed()
     return summed if summed.can_be_squared else None
 

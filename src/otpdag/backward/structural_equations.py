@@ -42,32 +42,42 @@ Codes: TypeAlias = NDArray[np.int64]
 MOST_INFORMATION = 4_000_000
 """Entries of the information of all groups of rows beyond which steps by gradients alone cost less."""
 
-RIDGE, LONGEST_STEP = 1e-9, 2.0
-"""What keeps a step along flat directions short, as a share of the information; and the longest one."""
+DAMPING = 0.3
+"""Of a step, in lengths of the gradient: one over the longest step, which is three spreads of a column."""
 
-SLIVER = 1e-12  # of the square of a parameter at its floor
+SLIVER = 1e-6  # of a parameter at its floor, by which it stays above
+
+MOST_HALVINGS, ROUNDING = 10, 1e-13
+"""Of a step that raises the loss; one that still does then is not taken. And a change of the loss that is none."""
 
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
 @dataclass(frozen=True)
 class Scored:
-    """The loss of a row (R,), its gradient (R, P) and its expected information (R, P, P)."""
+    """The loss of a row (R,), its gradient (R, P) and its expected information (R, P, P).
+
+    Both are taken in ``plain`` parameters (R, P), which are no logarithms any more; ``slope`` (R, P) is how fast these
+    change with raw ones.
+    """
 
     loss: Array
     gradient: Array
     information: Array
+    plain: Array
+    slope: Array
 
-    def step(self) -> Array:
-        """Where the loss is lowest by what is known here (R, P): no parameter moves far in the units of the data."""
-        level = np.diagonal(self.information, axis1=-2, axis2=-1)
-        ridge = (RIDGE * level + 1e-30)[..., None] * np.eye(level.shape[-1])
-        step = -np.linalg.solve(self.information + ridge, self.gradient[..., None])[..., 0]
-        return step * (LONGEST_STEP / np.abs(step).max(-1, keepdims=True, initial=LONGEST_STEP))
+    def direction(self, free: NDArray[np.bool_]) -> Array:
+        r"""Scoring of the parameters that are free to move, damped: :math:`-(I + c |g|)^{-1} g` (R, P).
 
-    def gain(self, step: Array) -> Array:
-        """By how much a step lowers the loss (R,), as far as the gradient tells."""
-        return -(self.gradient * step).sum(-1)
+        No step is longer than 1 / c in the units of the data, also along directions that the data do not tell; and the
+        damping vanishes so fast that the last steps are not shorter (Fan and Yuan 2005).
+        """
+        gradient = np.where(free, self.gradient, 0.0)
+        damping = DAMPING * np.sqrt((gradient**2).sum(-1))[:, None, None] + 1e-30
+        eye = np.eye(free.shape[-1])
+        information = np.where(free[..., None] & free[:, None], self.information, eye)
+        return -np.linalg.solve(information + damping * eye, gradient[..., None])[..., 0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,9 +167,39 @@ class StructuralEquations:
             products *= self.active[..., None] & self.active[:, None]
         information = (share[..., None, None] * products).sum(1)
 
-        slope = self.by_parameter * self._slope_of_logarithm(plain)[:, None]
-        gradient = (by_entry[:, None] @ slope)[:, 0]
-        return Scored((share * implied.loss).sum(-1), gradient, slope.swapaxes(-1, -2) @ information @ slope)
+        information = self.by_parameter.T @ information @ self.by_parameter
+        loss = (share * implied.loss).sum(-1)
+        return Scored(loss, by_entry @ self.by_parameter, information, plain, self._slope_of_logarithm(plain))
+
+    def improved(self, scored: Scored, second: Array) -> Array:
+        """A point (R, P) with a lower loss than the one that was scored; the same one where there is none near.
+
+        Scales move in their own units, at most by half or to the double, and not below their floors; those that rest
+        there, and would go further, take no part.
+        """
+        resting = self.is_positive & (scored.plain <= (1 + 2 * SLIVER) * self.floor) & (scored.gradient > 0)
+        step = scored.direction(~resting)
+        rounding = ROUNDING * (1 + np.abs(scored.loss))
+        point = self._on_logarithm(scored.plain)
+        worse = -(scored.gradient * step).sum(-1) > rounding
+        moved = self._moved(scored.plain, step)
+        for _ in range(MOST_HALVINGS):
+            if not worse.any():
+                break
+            worse &= ~(self.loss(moved, second) <= scored.loss + rounding)
+            step[worse] *= 0.5
+            moved = np.where(worse[:, None], self._moved(scored.plain, step), moved)
+        return np.where(worse[:, None], point, moved)
+
+    def _moved(self, plain: Array, step: Array) -> Array:
+        lowest = np.maximum(0.5 * plain, (1 + SLIVER) * self.floor)
+        bounded = np.minimum(np.maximum(plain + step, lowest), 2 * plain)
+        return self._on_logarithm(np.where(self.is_positive, bounded, plain + step))
+
+    def _on_logarithm(self, plain: Array) -> Array:
+        """Invert :meth:`_off_logarithm`; what lies at the floor comes back a sliver above it."""
+        above = np.maximum(plain**2 - self.floor**2, SLIVER * plain**2)
+        return np.where(self.is_positive, 0.5 * np.log(np.maximum(above, 1e-300)), plain)
 
     @cached_property
     def _eye(self) -> Array:
@@ -173,8 +213,7 @@ class StructuralEquations:
         """The point (P,) at which the entries are these; of entries that share a parameter the first counts."""
         entry = (self.by_parameter != 0).argmax(0)
         plain = (entries - self.origin)[entry] / self.by_parameter[entry, np.arange(len(entry))]
-        above = np.maximum(plain**2 - self.floor**2, SLIVER * plain**2)  # what lies at the floor starts just above it
-        return np.where(self.is_positive, 0.5 * np.log(np.maximum(above, 1e-300)), plain)
+        return self._on_logarithm(plain)
 
     @cached_property
     def centres(self) -> Array:
@@ -299,9 +338,7 @@ def _is_plain(family: FamilyView) -> bool:
     return type(family.mechanism) is Normal and not family.mechanism.predictor.is_levelled and plain
 
 
-def _entry(
-    family: FamilyView, name: str, column: Codes, own: Sequence[int], code: Codes, size: int
-) -> _Entry:
+def _entry(family: FamilyView, name: str, column: Codes, own: Sequence[int], code: Codes, size: int) -> _Entry:
     """What a table of levels or scales, or the slopes of a family, put into its equations."""
     mechanism = family.mechanism
     parameter, dim, many = mechanism.declared()[name], family.widths[-1], column.shape[0]

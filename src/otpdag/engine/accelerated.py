@@ -74,7 +74,8 @@ class _State:
     def follow(self, updates: Array, loss: Array, tolerance: float) -> None:
         """Keep or refuse the trial, and choose the next one."""
         change = updates - self.trial
-        finite = np.isfinite(loss) & np.isfinite(change).all(-1)
+        # one that has ended stays where it is: it depends on no other
+        finite = np.isfinite(loss) & np.isfinite(change).all(-1) & (self.small < SMALL_IN_A_ROW)
         with np.errstate(invalid="ignore"):
             fallen = self.loss - loss
             good = finite & (fallen >= -WORSE * (1 + np.abs(loss)))

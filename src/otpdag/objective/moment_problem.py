@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,9 +17,6 @@ from otpdag.objective.terms import LossTerms
 from otpdag.structure import Structure
 
 __all__ = ["MomentProblem"]
-
-MOST_HALVINGS, ROUNDING = 10, 1e-13
-"""Of a step that raises the loss; one that still does then is not taken. And a change of the loss that is none."""
 
 
 @dataclass(frozen=True)
@@ -63,16 +59,8 @@ class MomentProblem(SummedRows):
             return super().updated(point)
         at, second = point.detach().numpy(), self.moments.second.numpy()
         scored = equations.scored(at, second)
-        step, rounding = scored.step(), ROUNDING * (1 + np.abs(scored.loss))
-        worse = scored.gain(step) > rounding
-        for _ in range(MOST_HALVINGS):
-            if not worse.any():
-                break
-            worse &= ~(equations.loss(at + step, second) <= scored.loss + rounding)
-            step[worse] *= 0.5
-        step[worse] = 0.0
         loss = torch.from_numpy(scored.loss)
-        return torch.from_numpy(at + step), LossTerms.of(loss, reconstruction=loss)
+        return torch.from_numpy(equations.improved(scored, second)), LossTerms.of(loss, reconstruction=loss)
 
     def guessed(self, seed: int, *, first: bool) -> Tensor | None:
         """From the moments of complete rows."""
@@ -83,7 +71,8 @@ class MomentProblem(SummedRows):
         equations = self.moments.structural
         if equations is None:
             return None
-        return torch.from_numpy(equations.scored(point.detach().numpy(), self.moments.second.numpy()).information[0])
+        scored = equations.scored(point.detach().numpy(), self.moments.second.numpy())
+        return torch.from_numpy(scored.slope.T * scored.information[0] * scored.slope)
 
     def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> Problem:
         """These rows; or all of them instead of fewer, since more do not cost more."""

@@ -34,6 +34,7 @@ STEP = 1e-4  # of differences of gradients, in units of the data
 WIDE_STEP = 3e-3  # with which a direction that is flat on some rows is tried on all
 LARGEST_ERROR = 5.0  # a standard error of so many spreads is none
 AT_ONCE = 32  # replicas
+WELL_KNOWN = 1e7  # information of a parameter beyond which rounding bends the flat directions of others
 NOTHING = 1e-3  # a change of parameters, in units of the data, that is as good as none
 TAKES_PART = 0.2  # of the largest change, from which on a parameter is named
 
@@ -103,7 +104,7 @@ def flat_directions(problem: Problem, point: Tensor, *, rows: int = CHECKED_ROWS
         return []  # too few rows to tell what is flat from what they lack
     small = 1 / (LARGEST_ERROR**2 * total)
     known = problem.expected_information(point)
-    if known is None:
+    if known is None or not float(known.diagonal().max()) < WELL_KNOWN:
         known = information(problem, point, rows=max(rows, 2 * size), groups=2 * size)
     values, vectors = torch.linalg.eigh(known)
     if not bool(torch.isfinite(values).all()):
