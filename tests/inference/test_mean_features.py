@@ -13,7 +13,16 @@ from otpdag.data import Batch, Schema, encode
 from otpdag.divergences import WhitenedFeatures
 from otpdag.errors import ModelError
 from otpdag.inference.ancestral import ancestral
-from otpdag.inference.mean_features import feature_columns, lay_out, leaf_means, mean_features
+from otpdag.inference.mean_features import (
+    FINE_POINTS,
+    THINNED_POINTS,
+    feature_columns,
+    lay_out,
+    leaf_means,
+    mean_features,
+    shortfall,
+    thinned,
+)
 from otpdag.objective.direct import count_ranges
 from otpdag.spaces import Count, Discrete
 
@@ -131,6 +140,41 @@ def test_a_large_inner_count_is_summed_in_strides():
     model = otp.Model(otp.Graph([("n", "x")]), {"n": m.Poisson(), "x": m.Normal()})
     model.set_params({"n": {"log_rate": np.log(400.0)}, "x": {"loc": 0.0, "weight": 0.05, "scale": 1.0}})
     check(model, batch_of(model, model.sample(200, seed=1)), bias=1e-3)
+
+
+def test_many_points_at_an_estimate_tell_what_few_lack():
+    model = otp.Model(otp.Graph([("a", "b"), ("b", "c"), ("c", "d")]), {name: m.Normal() for name in "abcd"})
+    below = {name: {"loc": 0.3, "weight": 0.9, "scale": 0.8} for name in "bcd"}
+    model.set_params({"a": {"loc": 0.0, "scale": 1.0}, **below})
+    batch = batch_of(model, model.sample(200, seed=1))
+    naturals = model.fitted.naturals
+    fitted, few = setup(model, batch, points=32)
+    _, many = setup(model, batch, seed=1, points=FINE_POINTS, most=FINE_POINTS)
+    rough = mean_features(model.structure, naturals, few, fitted)
+    found = rough + shortfall(model.structure, naturals, few, many, fitted)
+    expected, error = monte_carlo(model, fitted, 60_000)
+    assert (np.abs(found[0].numpy() - expected) < 4.5 * error + 1e-4).all()
+    assert (np.abs(rough[0].numpy() - expected) > 4.5 * error + 1e-4).any()
+
+
+def test_few_points_of_a_count_stand_for_all_where_they_weigh_most():
+    model = otp.Model(otp.Graph([("a", "n"), ("n", "x")]), {"a": m.Normal(), "n": m.Poisson(), "x": m.Normal()})
+    below = {"n": {"log_rate": 0.5, "weight": 1.1}, "x": {"loc": 0.0, "weight": 0.5, "scale": 1.0}}
+    model.set_params({"a": {"loc": 0.0, "scale": 1.0}, **below})
+    batch = batch_of(model, model.sample(300, seed=1))
+    fitted, every = setup(model, batch)
+    fewer = thinned(model.structure, model.fitted.naturals, every, torch.Generator().manual_seed(0))
+    assert fewer.size == THINNED_POINTS < every.size
+
+    def mean_and_slope(measure):
+        rate = model.fitted.naturals["n"]["log_rate"].clone().requires_grad_(True)
+        naturals = {**model.fitted.naturals, "n": {**model.fitted.naturals["n"], "log_rate": rate}}
+        mean = mean_features(model.structure, naturals, measure, fitted)
+        return mean.detach(), torch.autograd.grad(mean.sum(), rate)[0]
+
+    (mean, slope), (whole, steepness) = mean_and_slope(fewer), mean_and_slope(every)
+    torch.testing.assert_close(mean, whole, atol=0.01, rtol=0.0)
+    torch.testing.assert_close(slope, steepness, rtol=0.05, atol=0.0)
 
 
 def test_given_rows_are_those_of_the_data():

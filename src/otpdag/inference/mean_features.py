@@ -3,13 +3,16 @@
 Nodes that have children are filled in: categories enumerated with their probabilities, numbers by a fixed grid or
 quasi-random noise. Leaves are independent given those, so the mean of a product of kernels is a product of means, each
 in closed form or by a sum over the leaf's own support. The result is smooth in the parameters, without sampling noise.
+
+Few points serve while parameters move; what they get wrong is told by many points at one estimate, and added
+(:func:`shortfall`): near that estimate the mean is then that of many points.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -23,7 +26,7 @@ from otpdag.quadrature import quadrature
 from otpdag.spaces import Space
 from otpdag.structure import Naturals, Structure
 
-__all__ = ["Measure", "feature_columns", "lay_out", "mean_features"]
+__all__ = ["Measure", "feature_columns", "lay_out", "mean_features", "shortfall", "thinned"]
 
 GRID_POINTS = 48  # of the noise of a single inner number
 LEAF_POINTS = (32, 160)  # of a leaf's noise: at least, at most
@@ -32,6 +35,10 @@ QUASI_RANDOM_POINTS = 512  # of the noise of several inner numbers
 MOST_STATES = 4096  # joint states of inner categories
 MOST_POINTS = 4096  # points of inner nodes in all, states times noise
 FEWEST_POINTS = 8  # of noise for each state
+FINE_POINTS = 16_384  # of inner nodes in all, where a mean is taken once: errors of a thousandth of a feature's spread
+FINE_STEP = 1024  # points that are evaluated at a time, which bounds memory
+THINNED_POINTS = 1024  # of inner nodes in all, once an estimate tells which of them count
+LEAST_SHARE = 0.1  # of them are spread evenly, for estimates that move
 MOST_ATOMS = 400  # of a leaf with a finite support
 COUNTS_LISTED = 96  # of an inner count; beyond, every few stand for all
 
@@ -45,6 +52,20 @@ class Measure:
     noise: Mapping[str, Tensor]
     given: Mapping[str, Tensor]
     log_weight: Tensor
+    is_exact: bool = False
+    """Whether the points are all states and a grid, not a random few."""
+
+    @property
+    def size(self) -> int:
+        """Number of points."""
+        return self.log_weight.shape[-1]
+
+    def take(self, index: Tensor) -> Measure:
+        """Some of the points."""
+        states, noise, given = (
+            {node: value[:, index] for node, value in part.items()} for part in (self.states, self.noise, self.given)
+        )
+        return Measure(self.inner, states, noise, given, self.log_weight[:, index])
 
 
 def columns_of(structure: Structure, node: str) -> int:
@@ -85,16 +106,17 @@ def lay_out(
     *,
     generator: torch.Generator,
     points: int = QUASI_RANDOM_POINTS,
+    most: int = MOST_POINTS,
 ) -> Measure:
-    """Choose the fixed points of all inner nodes."""
+    """Choose the fixed points of all inner nodes: ``points`` of noise for each state, but not more than ``most``."""
     inner = inner_nodes(structure)
     like = next(iter(batch.values.values()))
     supports, log_stride = _supports(structure, inner, count_range, like)
     numeric = [n for n in inner if n not in supports and not structure.mechanisms[n].is_given]
     total = math.prod(len(s) for s in supports.values())
     if structure.given:
-        points = max(points, MOST_POINTS // total)
-    points = min(points, max(FEWEST_POINTS, MOST_POINTS // total))
+        points = max(points, most // total)
+    points = min(points, max(FEWEST_POINTS, most // total))
     drawing = _Drawing(generator, points, total)
     noise, log_noise = _noise(structure, numeric, drawing, like)
     given, noise, log_noise = _given_rows(structure, batch, noise, log_noise, drawing)
@@ -106,7 +128,9 @@ def lay_out(
         states[node] = support[index].repeat_interleave(draws, 0).unsqueeze(0)
     rows = {node: value.repeat(total, 1).unsqueeze(0) for node, value in given.items()}
     log_weight = (log_noise.repeat(total) + log_stride).unsqueeze(0)
-    return Measure(inner, states, {node: value.unsqueeze(0) for node, value in noise.items()}, rows, log_weight)
+    every_noise = {node: value.unsqueeze(0) for node, value in noise.items()}
+    is_exact = not given and sum(value.shape[-1] for value in noise.values()) <= 1
+    return Measure(inner, states, every_noise, rows, log_weight, is_exact)
 
 
 def _supports(
@@ -208,6 +232,42 @@ def _proportional(share: Tensor, size: int, generator: torch.Generator) -> Tenso
 
 def mean_features(structure: Structure, naturals: Naturals, measure: Measure, fitted: FittedFeatures) -> Tensor:
     """Mean features of the model: (R, J)."""
+    total, weight = _summed_features(structure, naturals, measure, fitted)
+    return total / weight
+
+
+def shortfall(structure: Structure, naturals: Naturals, few: Measure, many: Measure, fitted: FittedFeatures) -> Tensor:
+    """What mean features over few points lack at these parameters of those over many: (R, J)."""
+    with torch.no_grad():
+        parts = [
+            _summed_features(structure, naturals, many.take(index), fitted)
+            for index in torch.arange(many.size).split(FINE_STEP)
+        ]
+        total, weight = (torch.stack(sums).sum(0) for sums in zip(*parts, strict=True))
+        return total / weight - mean_features(structure, naturals, few, fitted)
+
+
+def thinned(structure: Structure, naturals: Naturals, measure: Measure, generator: torch.Generator) -> Measure:
+    """Fewer points where counts have many: in proportion to what they weigh at an estimate, each standing for others.
+
+    States of categories stay: each may be the only one that tells of some row of a table.
+    """
+    counts = [node for node in measure.states if not structure.mechanisms[node].space.is_discrete]
+    if measure.size <= THINNED_POINTS or not counts:
+        return measure
+    with torch.no_grad():
+        log_weight = _inner_values(structure, naturals, measure)[1]
+        share = torch.softmax(log_weight, -1).mean(0).expand(measure.size)
+        chance = LEAST_SHARE / measure.size + (1 - LEAST_SHARE) * share
+        index = _proportional(chance, THINNED_POINTS, generator)
+        kept = measure.take(index)
+        return replace(kept, log_weight=kept.log_weight - torch.log(chance[index]))
+
+
+def _summed_features(
+    structure: Structure, naturals: Naturals, measure: Measure, fitted: FittedFeatures
+) -> tuple[Tensor, Tensor]:
+    """Weighted sum of the features (R, J) and of the weights (R, 1) over all points."""
     values, log_weight = _inner_values(structure, naturals, measure)
     kernels = iter(fitted.kernels)
     kernel_values: list[Tensor] = []
@@ -216,7 +276,7 @@ def mean_features(structure: Structure, naturals: Naturals, measure: Measure, fi
         kernel_values += _kernel_means(structure, naturals, node, own, values)
     features = fitted.combine(kernel_values)
     weight = torch.exp(log_weight)
-    return (weight.unsqueeze(-1) * features).sum(-2) / weight.sum(-1, keepdim=True)
+    return (weight.unsqueeze(-1) * features).sum(-2), weight.sum(-1, keepdim=True)
 
 
 def _inner_values(structure: Structure, naturals: Naturals, measure: Measure) -> tuple[dict[str, Tensor], Tensor]:

@@ -13,6 +13,7 @@ through the features.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,7 +22,15 @@ from otpdag.data import Batch
 from otpdag.divergences.whitened import FittedFeatures
 from otpdag.inference.ancestral import ancestral
 from otpdag.inference.completion import CompletedRows, can_be_completed, complete_rows
-from otpdag.inference.mean_features import Measure, feature_columns, lay_out, mean_features
+from otpdag.inference.mean_features import (
+    FINE_POINTS,
+    Measure,
+    feature_columns,
+    lay_out,
+    mean_features,
+    shortfall,
+    thinned,
+)
 from otpdag.inference.simulated import complete_batch
 from otpdag.objective.settings import Direct
 from otpdag.objective.terms import LossTerms
@@ -29,11 +38,15 @@ from otpdag.structure import Naturals, Structure
 
 __all__ = ["DirectComparison", "compare_directly", "count_ranges"]
 
-WHITENING_ROWS = 8000
-"""Rows drawn from the model for the covariance of its features: ten times as many as there are features by default."""
+WHITENING_ROWS = 16_000
+"""Rows drawn from the model for the covariance of its features: thirty times as many as there are features by default.
+Chance in the weights adds features over rows to the variance of estimates, and more where gaps leave less to know."""
 
-FEWEST_EFFECTIVE = 0.5
-"""Share of the draws that must still count; below, rows are drawn anew."""
+FEWEST_EFFECTIVE, ROUGHLY_EFFECTIVE = 0.9, 0.5
+"""Share of the draws that must still count at an end, and on the way there; below, rows are drawn anew. A mean over
+few draws that are weighed falls short of the change that the weights stand for, by about the change over their number,
+and what is missing of the information multiplies that: with half of the draws of 16 it was as large as the standard
+errors."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +57,12 @@ class DirectComparison:
     batch: Batch
     features: FittedFeatures
     measure: Measure
+    many: Measure
+    """More points than the model's mean features are taken over in every step: those that tell what few lack."""
     completed: CompletedRows | None = None
     """Rows with their gaps filled in, once there is a first estimate."""
+    lacking: Tensor | None = None
+    """What the model's mean features (R or 1, J) lack over these points, as told by many at an estimate."""
 
     @property
     def size(self) -> Tensor:
@@ -54,7 +71,8 @@ class DirectComparison:
 
     def terms(self, structure: Structure, naturals: Naturals) -> LossTerms:
         """The squared distance of mean features, weighted."""
-        distance = self.features.distance(mean_features(structure, naturals, self.measure, self.features))
+        mean = mean_features(structure, naturals, self.measure, self.features)
+        distance = self.features.distance(mean if self.lacking is None else mean + self.lacking.to(mean))
         return LossTerms.of(distance, direct=self.direct.kappa * distance)
 
     @property
@@ -66,22 +84,38 @@ class DirectComparison:
         """Whether rows have gaps, and the backward map is known."""
         return self.has_gaps and can_be_completed(structure, self.batch)
 
-    def completed_at(self, structure: Structure, naturals: Naturals, seed: int) -> DirectComparison:
+    def completed_at(
+        self, structure: Structure, naturals: Naturals, seed: int, *, roughly: bool = False
+    ) -> DirectComparison:
         """The same with gaps filled in by the backward map at these parameters, on features placed for that at first.
 
-        Draws are weighed anew as long as most of them count, and drawn anew otherwise.
+        Draws are weighed anew as long as most of them count (if ``roughly``, half), and drawn anew otherwise.
         """
         if self.completed is not None:
             weighed = self.completed.weighed_for(structure, naturals)
-            if weighed.effective >= FEWEST_EFFECTIVE:
+            if weighed.effective >= (ROUGHLY_EFFECTIVE if roughly else FEWEST_EFFECTIVE):
                 return self._with_rows(structure, weighed, self.features)
+            return self.drawn_anew(structure, naturals, seed)
         rows = complete_rows(structure, naturals, self.batch, count_ranges(structure, self.batch), seed)
-        if self.completed is not None:
-            return self._with_rows(structure, rows.keeping(structure, self.features), self.features)
         generator = torch.Generator().manual_seed(seed)
         placed = compare_directly(structure, rows.one_each(structure), self.direct, generator)
         rows = rows.keeping(structure, placed.features)
-        return replace(self, measure=placed.measure)._with_rows(structure, rows, placed.features)
+        own = replace(self, measure=placed.measure, many=placed.many)._with_rows(structure, rows, placed.features)
+        return own.precise_at(structure, naturals, generator)
+
+    def drawn_anew(self, structure: Structure, naturals: Naturals, seed: int) -> DirectComparison:
+        """The same with completed rows drawn at these parameters, if rows are completed."""
+        if self.completed is None:
+            return self
+        rows = complete_rows(structure, naturals, self.batch, count_ranges(structure, self.batch), seed)
+        return self._with_rows(structure, rows.keeping(structure, self.features), self.features)
+
+    def precise_at(self, structure: Structure, naturals: Naturals, generator: torch.Generator) -> DirectComparison:
+        """The same with the model's mean features those over many points, at these parameters and nearby."""
+        few = thinned(structure, naturals, self.measure, generator)
+        if few is self.many:
+            return self
+        return replace(self, measure=few, lacking=shortfall(structure, naturals, few, self.many, self.features))
 
     def _with_rows(self, structure: Structure, rows: CompletedRows, features: FittedFeatures) -> DirectComparison:
         mean = rows.mean_features(structure, features)
@@ -101,7 +135,8 @@ class DirectComparison:
         sample = complete_batch(structure, values)
         columns = feature_columns(structure, sample)
         ridge = self.direct.features.model_ridge
-        return replace(self, features=self.features.rewhitened(columns, sample.weight, ridge))
+        whitened = replace(self, features=self.features.rewhitened(columns, sample.weight, ridge))
+        return whitened.precise_at(structure, naturals, generator)
 
     def reweighted(self, structure: Structure, factors: Tensor) -> DirectComparison:
         """The same with the data's mean features over rows whose weights are multiplied by ``factors`` (R, N)."""
@@ -118,8 +153,10 @@ def compare_directly(
 ) -> DirectComparison:
     """Place features on the data, and points for the model's inner nodes."""
     features = direct.features.fit(feature_columns(structure, batch), batch.weight, generator)
-    measure = lay_out(structure, batch, count_ranges(structure, batch), generator=generator)
-    return DirectComparison(direct, batch, features, measure)
+    points = partial(lay_out, structure, batch, count_ranges(structure, batch), generator=generator)
+    measure = points()
+    many = measure if measure.is_exact else points(points=FINE_POINTS, most=FINE_POINTS)
+    return DirectComparison(direct, batch, features, measure, many)
 
 
 def count_ranges(structure: Structure, batch: Batch) -> dict[str, float]:
