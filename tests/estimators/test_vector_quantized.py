@@ -128,6 +128,7 @@ def test_use_refuses_other_images_than_those_of_the_fit(fitted):
         ({"eta": -1.0}, "eta must be"),
         ({"warm_up": 1.0}, "share below 1"),
         ({"balance": "all"}, "balance must be one of 'codebook', 'position'"),
+        ({"noise": "none"}, "noise must be one of 'image', 'shared'"),
         ({"encoder": nn.Identity()}, "given together"),
         ({"encoder": nn.Flatten(), "decoder": nn.Identity()}, r"grid \(1, 8, h, w\)"),
     ],

@@ -66,7 +66,8 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
     transport gives every codeword its share of the latents, the whole codebook is used.
 
     Training has two stages under one learning-rate schedule. In the first the latents are not quantised; then
-    the codewords are placed among them by a few steps of k-means, and the four terms are minimised.
+    the codewords are placed among them by a few steps of k-means, and the four terms are minimised. The default
+    networks start with their last layers in the units of the data.
 
     Images may be bytes or numbers from 0 to 1, channels first or last or, if grey, without an axis for them; what is
     rebuilt has the layout and range of what was fitted.
@@ -127,7 +128,7 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
         divergence: AbstractDivergence | None = None,
         balance: Literal["codebook", "position"] = "codebook",
         noise: Literal["image", "shared"] = "image",
-        warm_up: float = 0.2,
+        warm_up: float = 0.1,
         n_epochs: int = 100,
         batch_size: int = 32,
         learning_rate: float = 1e-3,

@@ -51,7 +51,7 @@ class Codewords:
     pull: float = 0.25
     mixture: float = 0.01
     eta_r: float = 1.0
-    warm_up: float = 0.2
+    warm_up: float = 0.1
 
 
 @dataclass(frozen=True)
