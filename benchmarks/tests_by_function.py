@@ -58,6 +58,10 @@ class TestsByFunction:
         numbers = {number for name in near or own for number in own[name]}
         return sorted((self._tests[number] for number in numbers), key=lambda test: (test[1], test[0]))
 
+    def seconds_of(self, file: str) -> float:
+        """What the known tests of a file take together."""
+        return sum(seconds for name, seconds in self._tests if name.startswith(f"{file}::"))
+
 
 class _Recorder:
     """A plugin of pytest that notes what each test enters.

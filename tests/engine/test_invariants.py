@@ -148,7 +148,9 @@ def test_rows_in_any_order_give_the_same_fit_bit_for_bit(options):
 
 
 @pytest.mark.parametrize(
-    "method", [otp.entropic(steps=12), otp.transport(steps=3), otp.paper(steps=6, batch_size=4)], ids=lambda one: one.name
+    "method",
+    [otp.entropic(steps=12), otp.transport(steps=3), otp.paper(steps=6, batch_size=4)],
+    ids=lambda one: one.name,
 )
 def test_sequences_in_any_order_give_the_same_fit_bit_for_bit(method):
     rng = np.random.default_rng(1)
