@@ -1,8 +1,8 @@
 """Mutants: single small changes of the code, each of which some test should notice.
 
-``python -m benchmarks.mutants --seed S --number N`` draws mutants of the packages below, runs tests that enter the changed
-function against each until the first failure, and lists the survivors; a test that fails without a change is an error.
-Nothing on the disk is changed: a process with everything but this library imported forks once for each mutant, and the
+``python -m benchmarks.mutants --seed S --number N`` draws mutants of the packages below, runs tests that enter the
+changed function against each until the first failure, and lists the survivors; a test that fails without a change is an
+error. Nothing on the disk is changed: a process with everything but this library imported forks once for each mutant, and the
 child imports the changed module in place of the file. ``docs/decisions/0021-mutants.md`` says why no tool is used.
 """
 
@@ -260,8 +260,8 @@ def _is_tiny(bound: ast.expr) -> bool:
 def tests_of(mutant: Mutant, known: TestsByFunction) -> list[str]:
     """The tests that enter the changed function: those that mirror its module, then the quickest, up to a minute.
 
-    Files that mirror the module are run as a whole where they are quick, tests that are not yet known among them. Without
-    any test, whole files: those that mirror the module or import from it.
+    Files that mirror the module are run as a whole where they are quick, tests that are not yet known among them.
+    Without any test, whole files: those that mirror the module or import from it.
     """
     mirrors = [str(file.relative_to(ROOT)) for file in _mirrors(mutant.path)]
     mirrors = [*mirrors, str(mutant.path.relative_to(ROOT))]  # its own doctests
@@ -278,7 +278,7 @@ def tests_of(mutant: Mutant, known: TestsByFunction) -> list[str]:
 
 def _mirrors(path: Path) -> list[Path]:
     inside = path.relative_to(SOURCE)
-    return [file for file in (ROOT / "tests" / inside.parent).rglob(f"test_{inside.stem}*.py")]
+    return sorted((ROOT / "tests" / inside.parent).rglob(f"test_{inside.stem}*.py"))
 
 
 def _files_of(path: Path) -> list[Path]:

@@ -1,7 +1,7 @@
 """Which tests run which function of the library, and how long they take.
 
-``python -m benchmarks.tests_by_function`` runs the tests once, notes every function that each of them enters, and writes
-``tests_by_function.json`` beside this file. :mod:`benchmarks.mutants` reads it to try the right tests first. It is a
+``python -m benchmarks.tests_by_function`` runs the tests once, notes every function that each of them enters, and
+writes ``tests_by_function.json`` beside this file. :mod:`benchmarks.mutants` reads it to try the right tests first. It is a
 guide, not a record: where it is old, tests that are gone are left out and functions that are new have their module's.
 """
 
@@ -28,7 +28,7 @@ ROOMS = ("engine", "objective", "backward", "mechanisms", "divergences")
 """The packages of the library whose functions are noted."""
 FILE = Path(__file__).with_suffix(".json")
 MOST_MIRRORS, MOST_QUICK, MOST_THOROUGH = 20, 8, 8
-"""Tests of each function that are kept: of the file that mirrors its module, others by their speed, others by their length."""
+"""Tests of each function that are kept: of the file that mirrors its module, the quickest and the longest of others."""
 THOROUGH = 4.0
 """Seconds of the longest of these."""
 MOST_ALIKE = 3
