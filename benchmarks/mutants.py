@@ -2,8 +2,8 @@
 
 ``python -m benchmarks.mutants --seed S --number N`` draws mutants of the packages below, runs tests that enter the
 changed function against each until the first failure, and lists the survivors; a test that fails without a change is an
-error. Nothing on the disk is changed: a process with everything but this library imported forks once for each mutant, and the
-child imports the changed module in place of the file. ``docs/decisions/0021-mutants.md`` says why no tool is used.
+error. Nothing on the disk is changed: a process with everything but this library imported forks once for each mutant,
+and the child imports the changed module in place of the file. ``docs/decisions/0021-mutants.md`` says why.
 """
 
 from __future__ import annotations

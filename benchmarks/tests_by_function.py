@@ -1,8 +1,8 @@
 """Which tests run which function of the library, and how long they take.
 
 ``python -m benchmarks.tests_by_function`` runs the tests once, notes every function that each of them enters, and
-writes ``tests_by_function.json`` beside this file. :mod:`benchmarks.mutants` reads it to try the right tests first. It is a
-guide, not a record: where it is old, tests that are gone are left out and functions that are new have their module's.
+writes ``tests_by_function.json`` beside this file. :mod:`benchmarks.mutants` reads it to try the right tests first. It
+is a guide, not a record: where it is old, tests that are gone are left out, and new functions have their module's.
 """
 
 from __future__ import annotations

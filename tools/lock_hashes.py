@@ -1,9 +1,9 @@
 """Add to pinned requirements the hashes of their files, so that pip refuses any other file.
 
-``python tools/lock_hashes.py < pins > requirements.lock`` asks the package index (``PIP_INDEX_URL``, else PyPI) for all files
-of each pinned version. Kept are sources and the wheels for Python 3.11 and newer on common systems, and the file that pip
-itself would take here, which may come from elsewhere: a build of torch for the processor only, for instance. Comments,
-options and markers stay as they are, hashes that are there already are found again. Why not another tool:
+``python tools/lock_hashes.py < pins > requirements.lock`` asks the package index (``PIP_INDEX_URL``, else PyPI) for all
+files of each pinned version. Kept are sources and the wheels for Python 3.11 and newer on common systems, and the file
+that pip itself would take here, which may come from elsewhere: a build of torch for the processor only, for instance.
+Comments, options and markers stay as they are, hashes that are there already are found again. Why not another tool:
 ``docs/decisions/0029-hashes.md``.
 """
 
