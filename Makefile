@@ -28,11 +28,12 @@ BENCH := $(VENV)/.bench
 DOCS := $(VENV)/.docs
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all lint types imports pytest format demo docs bench-setup bench wheel mutants lock clean
+.PHONY: help setup test test-all lint types imports pytest format demo docs bench-setup bench wheel mutants tests-by-function \
+	lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | \
-		while IFS='|' read -r name text; do printf '  %-12s %s\n' "$$name" "$$text"; done
+		while IFS='|' read -r name text; do printf '  %-18s %s\n' "$$name" "$$text"; done
 
 $(LOCKED): requirements.lock requirements-torch.lock requirements-cuda.lock
 	@test -n "$(PYTHON)" || { echo "No Python >= 3.11 with venv found; set PYTHON=/path/to/python" >&2; exit 1; }
@@ -99,9 +100,12 @@ bench-setup: $(BENCH) ## Add the libraries that the benchmarks compare with
 bench: $(BENCH) ## Run the benchmarks
 	MPLBACKEND=Agg $(BIN)/python -m benchmarks $(ARGS)
 
-# For a nightly run: each mutant takes the tests of its module. `make mutants ARGS="--seed 3 --number 40"`.
+# For a nightly run: each mutant takes tests that enter the changed function. `make mutants ARGS="--seed 3 --number 40"`.
 mutants: $(READY) ## Change the code in small ways and list what no test notices
 	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m benchmarks.mutants --number 200 $(ARGS)
+
+tests-by-function: $(READY) ## Note which tests enter which function, for the mutants
+	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m benchmarks.tests_by_function
 
 # The newest versions that fit pyproject.toml; torch stays at the version already locked, and its local suffix is cut
 # off: see docs/decisions/0002-dependencies.md. Hashes are those of all files of a version: 0029-hashes.md.

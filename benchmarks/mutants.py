@@ -1,9 +1,9 @@
 """Mutants: single small changes of the code, each of which some test should notice.
 
-``python -m benchmarks.mutants --seed S --number N`` draws mutants of the packages below, runs tests that enter the changed
-function against each until the first failure, and lists the survivors; a test that fails without a change is an error.
-Nothing on the disk is changed: a process with everything but this library imported forks once for each mutant, and the
-child imports the changed module in place of the file. ``docs/decisions/0021-mutants.md`` says why no tool is used.
+``python -m benchmarks.mutants --seed S --number N`` draws mutants of the packages below, runs tests that enter the
+changed function against each until the first failure, and lists the survivors; a test that fails without a change is an
+error. Nothing on the disk is changed: a process with everything but this library imported forks once for each mutant,
+and the child imports the changed module in place of the file. ``docs/decisions/0021-mutants.md`` says why.
 """
 
 from __future__ import annotations
@@ -258,24 +258,27 @@ def _is_tiny(bound: ast.expr) -> bool:
 
 
 def tests_of(mutant: Mutant, known: TestsByFunction) -> list[str]:
-    """The tests that enter the changed function, those that mirror its module first, then the quickest, up to a minute.
+    """The tests that enter the changed function: those that mirror its module, then the quickest, up to a minute.
 
-    Without any, whole files: those that mirror the module or import from it.
+    Files that mirror the module are run as a whole where they are quick, tests that are not yet known among them.
+    Without any test, whole files: those that mirror the module or import from it.
     """
-    mirrors = {str(file.relative_to(ROOT)) for file in _mirrors(mutant.path)}
-    own = str(mutant.path.relative_to(ROOT))  # its own doctests
-    chosen, seconds = [], 0.0
+    mirrors = [str(file.relative_to(ROOT)) for file in _mirrors(mutant.path)]
+    mirrors = [*mirrors, str(mutant.path.relative_to(ROOT))]  # its own doctests
+    whole = [file for file in mirrors if known.seconds_of(file) < MOST_SECONDS / 2]
+    chosen, seconds = list(whole), sum(map(known.seconds_of, whole))
     tests = known.of(str(mutant.path.relative_to(SOURCE)), mutant.function)
-    for name, took in sorted(tests, key=lambda test: test[0].partition("::")[0] not in mirrors | {own}):
-        if (ROOT / name.partition("::")[0]).exists() and seconds + took < MOST_SECONDS:
+    for name, took in sorted(tests, key=lambda test: test[0].partition("::")[0] not in mirrors):
+        file = name.partition("::")[0]
+        if file not in whole and (ROOT / file).exists() and seconds + took < MOST_SECONDS:
             chosen.append(name)
             seconds += took
-    return chosen or [str(file.relative_to(ROOT)) for file in _files_of(mutant.path)]
+    return chosen if tests else [str(file.relative_to(ROOT)) for file in _files_of(mutant.path)]
 
 
 def _mirrors(path: Path) -> list[Path]:
     inside = path.relative_to(SOURCE)
-    return [file for file in (ROOT / "tests" / inside.parent).rglob(f"test_{inside.stem}*.py")]
+    return sorted((ROOT / "tests" / inside.parent).rglob(f"test_{inside.stem}*.py"))
 
 
 def _files_of(path: Path) -> list[Path]:
@@ -417,6 +420,7 @@ def _tested(module: str, source: str | None, tests: Sequence[str]) -> str:
     if source is not None:
         sys.meta_path.insert(0, _Changed(module, source))
     options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow", "--no-header"]
+    options += ["--assert=plain"]  # pytest would rewrite, and so read from the disk, a module whose doctests it runs
     files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
     first = _FirstFailure()
     try:
@@ -433,8 +437,12 @@ class _Chosen:
         self.place = {name: at for at, name in enumerate(tests)}
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        if any("::" in name for name in self.place):
-            items[:] = sorted((one for one in items if one.nodeid in self.place), key=lambda one: self.place[one.nodeid])
+        chosen = [(self._place_of(one.nodeid), one) for one in items]
+        items[:] = [one for place, one in sorted(chosen, key=lambda pair: pair[0]) if place < len(self.place)]
+
+    def _place_of(self, name: str) -> int:
+        """Of the test, or of its file if that is wanted as a whole."""
+        return self.place.get(name, self.place.get(name.partition("::")[0], len(self.place)))
 
 
 class _FirstFailure:

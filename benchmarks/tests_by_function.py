@@ -1,8 +1,8 @@
 """Which tests run which function of the library, and how long they take.
 
-``python -m benchmarks.tests_by_function`` runs the tests once, notes every function that each of them enters, and writes
-``tests_by_function.json`` beside this file. :mod:`benchmarks.mutants` reads it to try the right tests first. It is a
-guide, not a record: where it is old, tests that are gone are left out and functions that are new have their module's.
+``python -m benchmarks.tests_by_function`` runs the tests once, notes every function that each of them enters, and
+writes ``tests_by_function.json`` beside this file. :mod:`benchmarks.mutants` reads it to try the right tests first. It
+is a guide, not a record: where it is old, tests that are gone are left out, and new functions have their module's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROOMS = ("engine", "objective", "backward", "mechanisms", "divergences")
 """The packages of the library whose functions are noted."""
 FILE = Path(__file__).with_suffix(".json")
 MOST_MIRRORS, MOST_QUICK, MOST_THOROUGH = 20, 8, 8
-"""Tests of each function that are kept: of the file that mirrors its module, others by their speed, others by their length."""
+"""Tests of each function that are kept: of the file that mirrors its module, the quickest and the longest of others."""
 THOROUGH = 4.0
 """Seconds of the longest of these."""
 MOST_ALIKE = 3
@@ -57,6 +57,10 @@ class TestsByFunction:
         near = [name for name in own if name == function] or [name for name in own if name.startswith(f"{function}.")]
         numbers = {number for name in near or own for number in own[name]}
         return sorted((self._tests[number] for number in numbers), key=lambda test: (test[1], test[0]))
+
+    def seconds_of(self, file: str) -> float:
+        """What the known tests of a file take together."""
+        return sum(seconds for name, seconds in self._tests if name.startswith(f"{file}::"))
 
 
 class _Recorder:

@@ -1,4 +1,4 @@
-"""What is done if nothing is said: a default that changes, changes everybody's estimates, so it is written here, too."""
+"""What is done if nothing is said: a default that changes, changes everybody's estimates, so it is written here."""
 
 import inspect
 

@@ -1,9 +1,9 @@
 """Add to pinned requirements the hashes of their files, so that pip refuses any other file.
 
-``python tools/lock_hashes.py < pins > requirements.lock`` asks the package index (``PIP_INDEX_URL``, else PyPI) for all files
-of each pinned version. Kept are sources and the wheels for Python 3.11 and newer on common systems, and the file that pip
-itself would take here, which may come from elsewhere: a build of torch for the processor only, for instance. Comments,
-options and markers stay as they are, hashes that are there already are found again. Why not another tool:
+``python tools/lock_hashes.py < pins > requirements.lock`` asks the package index (``PIP_INDEX_URL``, else PyPI) for all
+files of each pinned version. Kept are sources and the wheels for Python 3.11 and newer on common systems, and the file
+that pip itself would take here, which may come from elsewhere: a build of torch for the processor only, for instance.
+Comments, options and markers stay as they are, hashes that are there already are found again. Why not another tool:
 ``docs/decisions/0029-hashes.md``.
 """
 
@@ -41,7 +41,9 @@ class File(NamedTuple):
 def main() -> None:
     """Read pins, write them with hashes."""
     parser = argparse.ArgumentParser(description="Add hashes to the pins on the standard input.")
-    parser.add_argument("--skip", default="$^", metavar="REGEX", help="leave out files of the index whose name holds this")
+    parser.add_argument(
+        "--skip", default="$^", metavar="REGEX", help="leave out files of the index whose name holds this"
+    )
     parser.add_argument("--index-only", action="store_true", help="do not ask pip, which downloads what it would take")
     options = parser.parse_args()
     lines = re.sub(r" *\\\n +--hash=\S+", "", sys.stdin.read()).splitlines()
@@ -54,7 +56,9 @@ def main() -> None:
         if pin is None:
             print(line)
             continue
-        files = [file for file in on_index[_key(pin)] if is_wanted(file.name) and not re.search(options.skip, file.name)]
+        files = [
+            file for file in on_index[_key(pin)] if is_wanted(file.name) and not re.search(options.skip, file.name)
+        ]
         hashes = {file.sha256 for file in files} | here.get(_key(pin), set())
         if not hashes:
             raise SystemExit(f"{pin[0]}: neither the index nor pip knows a file of this version")
@@ -109,7 +113,9 @@ def _taken_here(pins: list[str]) -> dict[tuple[str, str], set[str]]:
     for item in report["install"]:
         metadata, archive = item["metadata"], item["download_info"].get("archive_info", {})
         key = canonicalize_name(metadata["name"]), metadata["version"].partition("+")[0]
-        here.setdefault(key, set()).update([archive["hashes"]["sha256"]] if "sha256" in archive.get("hashes", {}) else [])
+        here.setdefault(key, set()).update(
+            [archive["hashes"]["sha256"]] if "sha256" in archive.get("hashes", {}) else []
+        )
     return here
 
 

@@ -56,8 +56,8 @@ def test_exact_concentrations_are_those_that_made_the_documents():
     logs = np.log(shares + 1e-300).mean(0)
     best = newton_concentration(torch.ones(2).double(), torch.as_tensor(logs), steps=60).numpy()
     np.testing.assert_allclose(found, best, rtol=0.1)  # as well as from the shares themselves
-    halves = counts / 2.0
-    assert exact_alpha(halves, torch.as_tensor(topics), torch.tensor([0.7, 0.9]), rng).tolist() == pytest.approx([0.7, 0.9])
+    same = exact_alpha(counts / 2.0, torch.as_tensor(topics), torch.tensor([0.75, 0.5]), rng)
+    assert same.tolist() == [0.75, 0.5]
 
 
 def test_the_density_at_the_optimum_is_that_of_scipy():

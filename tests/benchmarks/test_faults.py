@@ -91,8 +91,11 @@ def test_the_tests_of_a_function_begin_with_those_that_mirror_its_module():
     ]
     path = SOURCE / "engine" / "search.py"
     mutant = replace(mutant_of(path, 0), function="Searcher.run")
-    assert mutants.tests_of(mutant, known) == ["tests/engine/test_search.py::b", "tests/engine/test_fit.py::a"]
-    assert mutants.tests_of(replace(mutant, function="search"), known) == ["tests/engine/test_fit.py::a"]
+    own = ["tests/engine/test_search.py", "src/otpdag/engine/search.py"]
+    assert mutants.tests_of(mutant, known) == [*own, "tests/engine/test_fit.py::a"]
+    slow = TestsByFunction([("tests/engine/test_search.py::b", 50.0)], {"engine/search.py": {"search": [0]}})
+    expected = ["src/otpdag/engine/search.py", "tests/engine/test_search.py::b"]
+    assert mutants.tests_of(replace(mutant, function="search"), slow) == expected
     nothing = TestsByFunction([], {})
     assert mutants.tests_of(mutant, nothing)[0] == "tests/engine/test_search.py"
 

@@ -1,5 +1,6 @@
 """Accelerated updates end where plain ones do, sooner, and go on from a snapshot as if they had never stopped."""
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.engine.accelerated import accelerated_updates
+from otpdag.engine.accelerated import REMEMBERED, accelerated_updates
 from otpdag.engine.optimiser import Leg
 from otpdag.objective import LossTerms, Problem
 
@@ -40,6 +41,54 @@ def test_a_slow_contraction_ends_in_few_steps():
     assert bool(outcome.converged.all())
     assert outcome.steps < 20  # plain updates would need two thousand
     torch.testing.assert_close(outcome.point, leg().problem.goal.expand(3, -1), atol=1e-5, rtol=0)
+
+
+def test_every_step_is_andersons():
+    """Type II acceleration (Walker and Ni 2011) by least squares; steps that raise the loss are checked below."""
+    problem, start = leg().problem, torch.tensor([[0.0, 5.0, -2.0, 1.0]], dtype=torch.float64)
+    seen = []
+    accelerated_updates(Leg(problem, start, 5), 0.0, lambda one: seen.append((one.points.clone(), one.losses.clone())))
+    trial, moves, changes, last = start[0].numpy(), [], [], None
+    for points, _ in seen:
+        np.testing.assert_allclose(points[0], trial, rtol=1e-5, atol=1e-6)
+        image = problem.updated(torch.as_tensor(trial)[None])[0][0].numpy()
+        change = image - trial
+        if last is not None:
+            moves, changes = [*moves, trial - last[0]][-REMEMBERED:], [*changes, change - last[1]][-REMEMBERED:]
+        last, trial = (trial, change), image
+        if moves:
+            share = np.linalg.lstsq(np.stack(changes, 1), change, rcond=None)[0]
+            trial = image - (np.stack(moves, 1) + np.stack(changes, 1)) @ share
+    assert all(later <= earlier for (_, earlier), (_, later) in itertools.pairwise(seen))
+
+
+@dataclass(frozen=True)
+class Walled(Contraction):
+    """The same, with a loss that is high, or not a number, beyond a wall: a step too far must be taken back."""
+
+    beyond: float = torch.inf
+
+    def updated(self, point):
+        image, terms = super().updated(point)
+        loss = torch.where(point[:, 0] > 0.5, self.beyond, terms.total)
+        return image, LossTerms.of(loss, reconstruction=loss)
+
+
+@pytest.mark.parametrize("beyond", [1e3, torch.nan])
+def test_a_step_that_raises_the_loss_is_replaced_by_the_plain_one(beyond):
+    goal = leg().problem.goal
+    start = torch.zeros(2, 4, dtype=torch.float64)
+    seen = []
+    problem = Walled(goal, beyond)
+    accelerated_updates(Leg(problem, start, 12), 0.0, lambda one: seen.append((one.points.clone(), one.losses.clone())))
+    for (_, higher), (after, lower) in itertools.pairwise(seen):
+        assert (lower <= higher).all()
+        assert (after[:, 0] <= 0.5).all()
+    points = torch.stack([points[0] for points, _ in seen])
+    assert any(torch.equal(one, two) for one, two in itertools.pairwise(points))
+    # after a refusal the update of the last good point comes next
+    refused = next(at for at, (one, two) in enumerate(itertools.pairwise(points)) if torch.equal(one, two))
+    torch.testing.assert_close(points[refused + 2], problem.updated(points[refused][None])[0][0])
 
 
 def test_it_goes_on_from_a_snapshot():

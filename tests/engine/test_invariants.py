@@ -147,9 +147,10 @@ def test_rows_in_any_order_give_the_same_fit_bit_for_bit(options):
         np.testing.assert_array_equal(ends[0][1].row_weights[order], ends[1][1].row_weights)
 
 
-@pytest.mark.parametrize(
-    "method", [otp.entropic(steps=12), otp.transport(steps=3), otp.paper(steps=6, batch_size=4)], ids=lambda one: one.name
-)
+SHORT = [otp.entropic(steps=12), otp.transport(steps=3), otp.paper(steps=6, batch_size=4)]
+
+
+@pytest.mark.parametrize("method", SHORT, ids=lambda one: one.name)
 def test_sequences_in_any_order_give_the_same_fit_bit_for_bit(method):
     rng = np.random.default_rng(1)
     paths = [np.cumsum(rng.normal(size=length)) for length in (4, 9, 9, 6, 12, 5, 7, 8)]

@@ -168,10 +168,10 @@ def test_a_large_change_starts_the_count_of_small_ones_anew():
 
 
 def textbook(loss, start, steps):
-    """Nocedal and Wright's algorithm 7.5 for one row, with matrices in place of the two loops: points, one after another.
+    """Nocedal and Wright's algorithm 7.5 for one row, with matrices in place of the two loops: all points.
 
-    The first step is no longer than one; a step is taken if the loss falls by 1e-4 of what the slope promises, else cut to
-    the lowest point of the parabola through what is known, between a tenth and a half.
+    The first step is no longer than one; a step is taken if the loss falls by 1e-4 of what the slope promises, else cut
+    to the lowest point of the parabola through what is known, between a tenth and a half.
     """
 
     def evaluate(x):

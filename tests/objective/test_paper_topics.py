@@ -70,7 +70,9 @@ def test_the_push_forward_term_compares_mean_assignments_with_the_prior():
 def test_the_prior_of_the_shares_is_that_of_their_concentrations():
     """Of large concentrations the prior is nearly a point: a power of them, as the approximation's means are."""
     problem, layout, theta = made(eta=1.0)
-    theta["shares.concentration"] = torch.log(torch.tensor([1e6, 2e6, 5e6])).reshape(theta["shares.concentration"].shape)
+    theta["shares.concentration"] = torch.log(torch.tensor([1e6, 2e6, 5e6])).reshape(
+        theta["shares.concentration"].shape
+    )
     point = layout.pack(theta)
     found = problem.sampled(point, Streams([3], shared=1), 0.0).divergence.item()
     words, there = problem._batch(Streams([3], shared=1))

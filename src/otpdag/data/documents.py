@@ -39,7 +39,7 @@ class Documents:
 
     @property
     def canonical_order(self) -> npt.NDArray[np.int64]:
-        """Numbers of the documents that have words, in an order that depends on what they hold, not where they stand."""
+        """Numbers of the documents that have words, in an order that depends on what they hold alone."""
         filled = np.flatnonzero(np.diff(self.counts.indptr))
         words = mixed(mixed(self.counts.data.view(np.uint64)) ^ self.counts.indices.astype(np.uint64))
         hashed = np.add.reduceat(words, self.counts.indptr[filled]) if len(filled) else filled

@@ -57,7 +57,7 @@ class DocumentData(DataKind):
 
     @classmethod
     def of(cls, model: Model, documents: Documents) -> DocumentData:
-        """Check documents against the model, in an order of their own; those without words say nothing and are left out."""
+        """Check documents against the model, put them in an order of their own; those without words are left out."""
         shares, words = (model.structure.mechanisms[node].space.width for node in topic_nodes(model.structure))
         counts = documents.counts
         if counts.shape[1] != words:

@@ -73,7 +73,7 @@ class SequenceData(DataKind):
 
     @classmethod
     def of(cls, model: Model, data: SequenceTable, *, weights: ArrayLike | None = None) -> SequenceData:
-        """Read sequences, in an order that does not depend on how they were given; a weight is given to each of them."""
+        """Read sequences, in an order that does not depend on how they were given, with a weight for each of them."""
         sequences = as_sequences(data)
         schema = Schema.of(model.spaces, model.graph, sequences.table)
         batch = encode_sequences(sequences, schema, hidden=model.graph.hidden)

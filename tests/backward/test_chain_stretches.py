@@ -1,0 +1,52 @@
+"""Stretches of sequences side by side, beside the same recursion step by step."""
+
+import numpy as np
+import pytest
+import torch
+
+from otpdag.backward import chain_stretches
+from otpdag.backward.chain_potentials import Linear, potentials
+from otpdag.backward.chain_recursion import marginals_by_steps
+from otpdag.backward.chain_stretches import marginals_by_stretches
+from tests.dynamic_models import laid_out, random_poisson_hmm
+
+
+def two_replicas(chain, model):
+    """Potentials of a model, and of the same with other rates."""
+    naturals = model._naturals
+    other = {**naturals, "x": {"log_rate": naturals["x"]["log_rate"] + 0.3}}
+    parts = [Linear.of(potentials(model.structure, one, chain)) for one in (naturals, other)]
+    return Linear(*(torch.cat([getattr(part, name) for part in parts]) for name in ("unary", "log_unit", "pair")))
+
+
+@pytest.mark.parametrize("stretch", [3, 16])
+@pytest.mark.parametrize("lengths", [(41,), (37, 16, 5, 1), (33, 33, 32)])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_stretches_give_what_steps_give(stretch, lengths, weighted, monkeypatch):
+    monkeypatch.setattr(chain_stretches, "STRETCH", stretch)
+    rng = np.random.default_rng(0)
+    data = [rng.poisson(6, length).astype(float) for length in lengths]
+    data[0][3:9] = np.nan
+    model = random_poisson_hmm()
+    chain = laid_out(model, data)
+    (block,) = chain.blocks
+    linear = two_replicas(chain, model)
+    weight = torch.as_tensor(rng.uniform(0.2, 3.0, (2, len(lengths)))) if weighted else None
+    found, expected = marginals_by_stretches(block, linear, weight), marginals_by_steps(block, linear, chain, weight)
+    torch.testing.assert_close(found.state, expected.state, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(found.log_scale, expected.log_scale, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(found.pair, expected.pair, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(found.state.sum(1), torch.ones(2, sum(lengths)).double())
+    # every step but the first of a sequence has a pair of states
+    steps = torch.tensor(lengths).sort(descending=True).values - 1
+    counted = steps.double().sum().expand(2) if weight is None else (weight * steps).sum(-1)
+    torch.testing.assert_close(found.pair.sum((1, 2, 3)), counted)
+
+
+def test_states_that_are_lost_are_left_to_the_steps():
+    model = random_poisson_hmm()
+    chain = laid_out(model, [np.full(40, 5.0)])
+    (block,) = chain.blocks
+    linear = Linear.of(potentials(model.structure, model._naturals, chain))
+    nothing = Linear(torch.zeros_like(linear.unary), linear.log_unit, linear.pair)
+    assert marginals_by_stretches(block, nothing) is None
