@@ -119,3 +119,10 @@ def test_codes_are_the_same_however_a_column_stores_them():
 def test_a_notebook_shows_pictures_without_pyplot():
     picture = otp.plots.draw_graph(otp.Graph([("a", "b")]))
     assert picture._repr_png_().startswith(b"\x89PNG")
+
+
+def test_a_picture_that_lacks_its_table_says_so():
+    table = pd.DataFrame({"x": np.random.default_rng(0).normal(size=30)})
+    result = otp.fit(otp.Model(otp.Graph([], nodes=["x"]), {"x": m.Normal()}), table)
+    with pytest.raises(otp.ModelError, match="plot_classes takes: missing a required argument: 'data'"):
+        result.plot("classes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import inspect
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -311,7 +312,12 @@ class FitResult:
         if what not in PICTURES:
             raise ModelError(f"what must be one of {', '.join(PICTURES)}; got {what!r}")
         # pictures lie above fits, so that they are looked up when one is asked for
-        figure: Figure = getattr(import_module("otpdag.plots"), f"plot_{what}")(self, *arguments, **options)
+        draw = getattr(import_module("otpdag.plots"), f"plot_{what}")
+        try:
+            inspect.signature(draw).bind(self, *arguments, **options)
+        except TypeError as error:
+            raise ModelError(f"plot({what!r}, ...) takes what otp.plots.plot_{what} takes: {error}") from None
+        figure: Figure = draw(self, *arguments, **options)
         return figure
 
     def _repr_html_(self) -> str:

@@ -199,7 +199,8 @@ def _errors(run: Run, table: pd.DataFrame) -> pd.DataFrame | None:
         return None
     if not (run.errors[["node", "parameter"]].astype(str).to_numpy() == table[["node", "parameter"]].to_numpy()).all():
         return None
-    return run.errors[columns].assign(note=run.errors["note"].fillna(""))
+    notes = ["" if pd.isna(said) else str(said) for said in run.errors["note"]]
+    return run.errors[columns].assign(note=notes)
 
 
 def _ends(run: Run, table: pd.DataFrame) -> tuple[list[Any], list[Any]] | None:

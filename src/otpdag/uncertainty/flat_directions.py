@@ -36,6 +36,7 @@ LARGEST_ERROR = 5.0  # a standard error of so many spreads is none
 AT_ONCE = 32  # replicas
 WELL_KNOWN = 1e7  # information of a parameter beyond which rounding bends the flat directions of others
 NOTHING = 1e-3  # a change of parameters, in units of the data, that is as good as none
+BY_CHANCE = 0.01  # of the largest share in a direction, below which a parameter has it from the choice of rows
 TAKES_PART = 0.2  # of the largest change, from which on a parameter is named
 
 ParameterName = tuple[str, str, tuple[int, ...]]
@@ -126,7 +127,8 @@ def flat_directions(problem: Problem, point: Tensor, *, rows: int = CHECKED_ROWS
         if curvature < small + 4 * slope:  # along a symmetry the loss bends as much as it still falls
             names = _named(problem, changes @ weights)
             error = (total * max(curvature, 1e-300)) ** -0.5
-            directions.append(FlatDirection(names, error, direction / direction.norm()))
+            move = direction.where(direction.abs() > BY_CHANCE * direction.abs().max(), 0.0)
+            directions.append(FlatDirection(names, error, move / move.norm()))
     return directions
 
 
