@@ -96,7 +96,7 @@ def test_a_guess_from_moments_is_that_from_rows():
     model, frame = factors()
     graph = otp.Graph([("u", f"x{i}") for i in range(3)], hidden=["u"])
     one = otp.Model(graph, {name: m.Normal() for name in graph.nodes})
-    kind, layout, problem, points = laid_out(one, frame[["x0", "x1", "x2"]])
+    kind, layout, _, points = laid_out(one, frame[["x0", "x1", "x2"]])
     from_rows = one_start(layout, kind.batch, 0, 0, first=True)
     torch.testing.assert_close(points[:1].abs(), from_rows.abs(), atol=0.05, rtol=0)
     assert laid_out(model, factors(gaps=True)[1])[2].guessed(0, first=True) is None
