@@ -287,7 +287,7 @@ def moments_of(structure: Structure, batch: Batch, shapes: Mapping[str, tuple[in
     tables = [family for family in modelled if family.is_table]
     counted = [_tables(batch, twins) for twins in find_twins(structure, tables, shapes)]
     structural = None
-    if not given and not tables:
+    if linear and not given and not tables:
         own = [(columns[family.node], codes[family.node]) for family in linear]
         structural = structural_equations(structure, linear, shapes, *zip(*own, strict=True), ~stacked, shift)
     summed = Moments(batch, tuple(cells), shift, group, stacked, equations, tuple(counted), torch.zeros(0), structural)
