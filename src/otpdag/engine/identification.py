@@ -87,7 +87,7 @@ def flat_directions(problem: Problem, point: Tensor, *, rows: int = 400) -> list
     if total < 2 * size:
         return []  # too few rows to tell what is flat from what they lack
     small = 1 / (LARGEST_ERROR**2 * total)
-    known = problem.expected_information(point)
+    known = problem.curvature(point)
     if known is None or not float(known.diagonal().max()) < WELL_KNOWN:
         known = information(problem, point, rows=max(rows, 2 * size), groups=2 * size)
     values, vectors = torch.linalg.eigh(known)
