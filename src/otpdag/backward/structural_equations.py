@@ -241,7 +241,7 @@ class StructuralEquations:
         slopes = everything[..., : size * size].reshape(len(plain), -1, size, size)
         level, scale = everything[..., size * size : -size, None], everything[..., None, -size:]
         ahead = eye - slopes
-        effects = np.linalg.inv(ahead)
+        effects = np.asarray(np.linalg.inv(ahead), dtype=np.float64)
         level = level - (slopes * self.centres).sum(-1, keepdims=True)
         mean = effects @ (level - ahead @ self.shift[:, None])
         scaled = effects * scale
@@ -296,7 +296,7 @@ class _Moves:
 def _cholesky(matrices: Array) -> Array:
     """Lower factors; not numbers where a matrix is not positive."""
     try:
-        return np.linalg.cholesky(matrices)
+        return np.asarray(np.linalg.cholesky(matrices), dtype=np.float64)
     except np.linalg.LinAlgError:
         factor, failed = torch.linalg.cholesky_ex(torch.from_numpy(matrices))
         return np.where((failed > 0)[..., None, None].numpy(), np.nan, factor.numpy())
