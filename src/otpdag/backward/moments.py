@@ -195,7 +195,7 @@ class Moments:
     def _second(self) -> Tensor:
         weight, many, size = self.batch.weight, len(self.unseen), len(self.cells) + 1
         total = torch.zeros(len(weight), many, size, size, dtype=torch.float64)
-        members = [slice(None)] if many == 1 else _split_by(self.group, many)
+        members: Sequence[Tensor | slice] = [slice(None)] if many == 1 else _split_by(self.group, many)
         alike = bool((weight == weight[:, :1]).all())
         for number, (rows, unseen) in enumerate(zip(members, self.unseen, strict=True)):
             seen = torch.nonzero(~unseen)[:, 0]
@@ -287,9 +287,9 @@ def moments_of(structure: Structure, batch: Batch, shapes: Mapping[str, tuple[in
     tables = [family for family in modelled if family.is_table]
     counted = [_tables(batch, twins) for twins in find_twins(structure, tables, shapes)]
     structural = None
-    if not given and not tables:
-        own = [(columns[family.node], codes[family.node]) for family in linear]
-        structural = structural_equations(structure, linear, shapes, *zip(*own, strict=True), ~stacked, shift)
+    if linear and not given and not tables:
+        own, configurations = [columns[f.node] for f in linear], [codes[f.node] for f in linear]
+        structural = structural_equations(structure, linear, shapes, own, configurations, ~stacked, shift)
     summed = Moments(batch, tuple(cells), shift, group, stacked, equations, tuple(counted), torch.zeros(0), structural)
     summed = summed._summed()
     return summed if summed.can_be_squared else None

@@ -45,6 +45,8 @@ MOST_INFORMATION = 4_000_000
 DAMPING = 0.3
 """Of a step, in lengths of the gradient: one over the longest step, which is three spreads of a column."""
 
+RIDGE = 1e-12  # of the information: where parents are collinear it has no inverse
+
 SLIVER = 1e-6  # of a parameter at its floor, by which it stays above
 
 MOST_HALVINGS, ROUNDING = 10, 1e-13
@@ -74,10 +76,11 @@ class Scored:
         damping vanishes so fast that the last steps are not shorter (Fan and Yuan 2005).
         """
         gradient = np.where(free, self.gradient, 0.0)
-        damping = DAMPING * np.sqrt((gradient**2).sum(-1))[:, None, None] + 1e-30
+        damping = DAMPING * np.sqrt((gradient**2).sum(-1))[:, None, None]
         eye = np.eye(free.shape[-1])
         information = np.where(free[..., None] & free[:, None], self.information, eye)
-        return -np.linalg.solve(information + damping * eye, gradient[..., None])[..., 0]
+        ridge = RIDGE * (1 + np.abs(information).max((-1, -2), keepdims=True))
+        return -np.linalg.solve(information + (damping + ridge) * eye, gradient[..., None])[..., 0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,21 +144,19 @@ class StructuralEquations:
         """The loss of a row (R,) at ``point`` (R, P), from second moments (1 or R, G, D + 1, D + 1)."""
         return (_share(second) * self._implied(self._off_logarithm(point), second).loss).sum(-1)
 
+    def gradient(self, point: Array, second: Array) -> Array:
+        """That of the loss of a row, in raw parameters (R, P)."""
+        plain = self._off_logarithm(point)
+        moves = _Moves.of(self, self._implied(plain, second))
+        return moves.gradient(self, _share(second)) @ self.by_parameter * self._slope_of_logarithm(plain)
+
     def scored(self, point: Array, second: Array) -> Scored:
         """Loss, gradient and expected information of a row."""
         plain = self._off_logarithm(point)
         implied, share = self._implied(plain, second), _share(second)
         effects, inverse = implied.effects, implied.inverse
-        zero = np.zeros((*effects.shape[:-1], 1))
-        columns = np.concatenate([implied.covariance, implied.scaled, zero], -1)
-        times = np.concatenate([implied.mean[..., 0] + self.shift, zero[..., 0, :] + 1, zero[..., 0, :]], -1)
-        times = times[..., self.times] - self.centre
-        counted = share[..., None] * self.active
-
-        reach = effects.swapaxes(-1, -2) @ inverse
-        pull = (reach - reach @ implied.around @ inverse) @ columns
-        drift = (reach @ implied.missed)[..., self.row, 0]
-        by_entry = (counted * (pull[..., self.row, self.moved_by] - times * drift)).sum(1)
+        moves = _Moves.of(self, implied)
+        reach, columns, times = moves.reach, moves.columns, moves.times
 
         row, other = self.row[:, None], self.moved_by[:, None]
         products = (columns.swapaxes(-1, -2) @ inverse @ columns)[..., other, self.moved_by]
@@ -169,7 +170,8 @@ class StructuralEquations:
 
         information = self.by_parameter.T @ information @ self.by_parameter
         loss = (share * implied.loss).sum(-1)
-        return Scored(loss, by_entry @ self.by_parameter, information, plain, self._slope_of_logarithm(plain))
+        gradient = moves.gradient(self, share) @ self.by_parameter
+        return Scored(loss, gradient, information, plain, self._slope_of_logarithm(plain))
 
     def improved(self, scored: Scored, second: Array) -> Array:
         """A point (R, P) with a lower loss than the one that was scored; the same one where there is none near.
@@ -239,7 +241,7 @@ class StructuralEquations:
         slopes = everything[..., : size * size].reshape(len(plain), -1, size, size)
         level, scale = everything[..., size * size : -size, None], everything[..., None, -size:]
         ahead = eye - slopes
-        effects = np.linalg.inv(ahead)
+        effects = np.asarray(np.linalg.inv(ahead), dtype=np.float64)
         level = level - (slopes * self.centres).sum(-1, keepdims=True)
         mean = effects @ (level - ahead @ self.shift[:, None])
         scaled = effects * scale
@@ -257,13 +259,47 @@ class StructuralEquations:
         return _Implied(effects, scaled, mean, covariance, inverse, missed, around, loss)
 
 
+@dataclass(frozen=True, eq=False)
+class _Moves:
+    """How mean and covariance of each group move with the entries.
+
+    Attributes:
+        implied: What the model says there.
+        reach: T' W (R, G, D, D).
+        columns: Covariance, scaled effects and zero (R, G, D, 2 D + 1).
+        times: What multiplies the move of a mean with each entry (R, G, E).
+    """
+
+    implied: _Implied
+    reach: Array
+    columns: Array
+    times: Array
+
+    @classmethod
+    def of(cls, equations: StructuralEquations, implied: _Implied) -> _Moves:
+        zero = np.zeros((*implied.effects.shape[:-1], 1))
+        none = zero[..., 0, :]
+        columns = np.concatenate([implied.covariance, implied.scaled, zero], -1)
+        times = np.concatenate([implied.mean[..., 0] + equations.shift, none + 1, none], -1)
+        reach = implied.effects.swapaxes(-1, -2) @ implied.inverse
+        return cls(implied, reach, columns, times[..., equations.times] - equations.centre)
+
+    def gradient(self, equations: StructuralEquations, share: Array) -> Array:
+        """That of the loss of a row, by entries (R, E)."""
+        reach, row = self.reach, equations.row
+        pull = (reach - reach @ self.implied.around @ self.implied.inverse) @ self.columns
+        drift = (reach @ self.implied.missed)[..., row, 0]
+        counted = share[..., None] * equations.active
+        return (counted * (pull[..., row, equations.moved_by] - self.times * drift)).sum(1)
+
+
 def _cholesky(matrices: Array) -> Array:
     """Lower factors; not numbers where a matrix is not positive."""
     try:
-        return np.linalg.cholesky(matrices)
+        return np.asarray(np.linalg.cholesky(matrices), dtype=np.float64)
     except np.linalg.LinAlgError:
         factor, failed = torch.linalg.cholesky_ex(torch.from_numpy(matrices))
-        return torch.where((failed > 0)[..., None, None], torch.nan, factor).numpy()
+        return np.where((failed > 0)[..., None, None].numpy(), np.nan, factor.numpy())
 
 
 def _share(second: Array) -> Array:
@@ -335,12 +371,14 @@ def _is_plain(family: FamilyView) -> bool:
     """Whether a family is a normal node as the library has it, whose parameters each make entries of their own."""
     supports = [parameter.support for parameter in family.mechanism.declared().values()]
     plain = all(one is REAL or one is POSITIVE or isinstance(one, Floored) for one in supports)
-    return type(family.mechanism) is Normal and not family.mechanism.predictor.is_levelled and plain
+    mechanism = family.mechanism
+    return isinstance(mechanism, Normal) and type(mechanism) is Normal and not mechanism.predictor.is_levelled and plain
 
 
 def _entry(family: FamilyView, name: str, column: Codes, own: Sequence[int], code: Codes, size: int) -> _Entry:
     """What a table of levels or scales, or the slopes of a family, put into its equations."""
     mechanism = family.mechanism
+    assert isinstance(mechanism, Normal), "checked before"
     parameter, dim, many = mechanism.declared()[name], family.widths[-1], column.shape[0]
     if parameter.learned:
         origin, unit = (one.numpy() for one in parameter.origin_and_unit)

@@ -68,18 +68,19 @@ class _State:
     @classmethod
     def restored(cls, tensors: Memory) -> _State:
         """Invert :meth:`as_tensors`."""
-        arrays = {name: one.numpy().copy() for name, one in under(tensors, "update.").items()}
-        return cls(**arrays | {"step": int(arrays["step"])})
+        held = under(tensors, "update.")
+        step = int(held.pop("step"))
+        return cls(**{name: one.numpy().copy() for name, one in held.items()}, step=step)
 
+    @np.errstate(invalid="ignore", over="ignore")
     def follow(self, updates: Array, loss: Array, tolerance: float) -> None:
         """Keep or refuse the trial, and choose the next one."""
         change = updates - self.trial
         # one that has ended stays where it is: it depends on no other
         finite = np.isfinite(loss) & np.isfinite(change).all(-1) & (self.small < SMALL_IN_A_ROW)
-        with np.errstate(invalid="ignore"):
-            fallen = self.loss - loss
-            good = finite & (fallen >= -WORSE * (1 + np.abs(loss)))
-            near = good & (np.abs(fallen) <= tolerance * (1 + np.abs(loss)))
+        fallen = self.loss - loss
+        good = finite & (fallen >= -WORSE * (1 + np.abs(loss)))
+        near = good & (np.abs(fallen) <= tolerance * (1 + np.abs(loss)))
         small = np.where(_size(change)[:, 0] <= AT_THE_END, SMALL_IN_A_ROW, self.small + 1)
         self.small = np.where(good, np.where(near, small, 0.0), self.small)
         good = good & (loss <= self.loss)

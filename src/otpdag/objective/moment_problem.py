@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +18,9 @@ from otpdag.objective.terms import LossTerms
 from otpdag.structure import Structure
 
 __all__ = ["MomentProblem"]
+
+CURVATURE_STEP = 1e-4  # of differences of gradients, in units of the data
+AT_ONCE = 1_000_000  # entries of moments that are compared at a time
 
 
 @dataclass(frozen=True)
@@ -58,21 +62,30 @@ class MomentProblem(SummedRows):
         if equations is None:
             return super().updated(point)
         at, second = point.detach().numpy(), self.moments.second.numpy()
-        scored = equations.scored(at, second)
+        with np.errstate(all="ignore"):  # a loss that is not finite is refused by whoever asked for the update
+            scored = equations.scored(at, second)
+            moved = equations.improved(scored, second)
         loss = torch.from_numpy(scored.loss)
-        return torch.from_numpy(equations.improved(scored, second)), LossTerms.of(loss, reconstruction=loss)
+        return torch.from_numpy(moved), LossTerms.of(loss, reconstruction=loss)
 
     def guessed(self, seed: int, *, first: bool) -> Tensor | None:
         """From the moments of complete rows."""
         return self.moments.guessed(self.structure.graph, seed, first=first)
 
-    def expected_information(self, point: Tensor) -> Tensor | None:
-        """That of the covariance that the model implies, where it is written as structural equations."""
-        equations = self.moments.structural
+    def curvature(self, point: Tensor) -> Tensor | None:
+        """Differences of the gradients of structural equations, where the model is written so."""
+        equations, second = self.moments.structural, self.moments.second.numpy()
         if equations is None:
             return None
-        scored = equations.scored(point.detach().numpy(), self.moments.second.numpy())
-        return torch.from_numpy(scored.slope.T * scored.information[0] * scored.slope)
+        at, moves = point.detach().numpy(), CURVATURE_STEP * np.eye(point.shape[1])
+        at_once = max(1, AT_ONCE // second[0].size)
+        with np.errstate(all="ignore"):
+            slopes = [
+                equations.gradient(at + move, second) - equations.gradient(at - move, second)
+                for move in np.split(moves, range(at_once, len(moves), at_once))
+            ]
+        curvature = torch.from_numpy(np.concatenate(slopes) / (2 * CURVATURE_STEP))
+        return 0.5 * (curvature + curvature.T)
 
     def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> Problem:
         """These rows; or all of them instead of fewer, since more do not cost more."""

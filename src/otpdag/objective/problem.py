@@ -165,8 +165,8 @@ class Problem(ABC):
         """How much each unit counts in the mean (1, N): its weight; of a sequence, times its steps."""
         return self.weight[:1]
 
-    def expected_information(self, point: Tensor) -> Tensor | None:
-        """The information of one row that the model expects at ``point`` (1, P), (P, P); None if only rows tell it."""
+    def curvature(self, point: Tensor) -> Tensor | None:
+        """Second derivatives of the loss at ``point`` (1, P), (P, P); None where they cost more than rows' scores."""
         return None
 
     # -- units: what a weight is given to -----------------------------------------------------------------------------

@@ -35,6 +35,7 @@ WIDE_STEP = 3e-3  # with which a direction that is flat on some rows is tried on
 LARGEST_ERROR = 5.0  # a standard error of so many spreads is none
 AT_ONCE = 32  # replicas
 WELL_KNOWN = 1e7  # information of a parameter beyond which rounding bends the flat directions of others
+MOST_ROWS = 20_000  # that are looked at one by one then
 NOTHING = 1e-3  # a change of parameters, in units of the data, that is as good as none
 BY_CHANCE = 0.01  # of the largest share in a direction, below which a parameter has it from the choice of rows
 TAKES_PART = 0.2  # of the largest change, from which on a parameter is named
@@ -104,8 +105,10 @@ def flat_directions(problem: Problem, point: Tensor, *, rows: int = CHECKED_ROWS
     if total < 2 * size:
         return []  # too few rows to tell what is flat from what they lack
     small = 1 / (LARGEST_ERROR**2 * total)
-    known = problem.expected_information(point)
-    if known is None or not float(known.diagonal().max()) < WELL_KNOWN:
+    known = problem.curvature(point)
+    if known is not None and not float(known.diagonal().max()) < WELL_KNOWN:
+        problem, known = problem.row_by_row(MOST_ROWS).laid_out_for(point), None  # sums have lost the digits that count
+    if known is None:
         known = information(problem, point, rows=max(rows, 2 * size), groups=2 * size)
     values, vectors = torch.linalg.eigh(known)
     if not bool(torch.isfinite(values).all()):

@@ -65,7 +65,7 @@ def test_complete_data_start_at_their_moments():
 
 def test_of_many_starts_each_looks_at_a_part():
     frame = table(3 * START_ROWS)
-    data = TableData.of(model(), frame)
+    data = TableData.of(model(x=m.Normal(), y=m.StudentT()), frame)
     layout = data.lay_out(otp.entropic(), 0)
     problem = data.problem(layout, otp.entropic(), 0)
     alone, few = data.starts(layout, problem, 0, [0]), data.starts(layout, problem, 0, range(3))
