@@ -95,24 +95,26 @@ class DirectComparison:
             weighed = self.completed.weighed_for(structure, naturals)
             if weighed.effective >= (ROUGHLY_EFFECTIVE if roughly else FEWEST_EFFECTIVE):
                 return self._with_rows(structure, weighed, self.features)
-            return self.drawn_anew(structure, naturals, seed)
+            return self.told_anew(structure, naturals, seed)
         rows = complete_rows(structure, naturals, self.batch, count_ranges(structure, self.batch), seed)
         generator = torch.Generator().manual_seed(seed)
         placed = compare_directly(structure, rows.one_each(structure), self.direct, generator)
         rows = rows.keeping(structure, placed.features)
         own = replace(self, measure=placed.measure, many=placed.many)._with_rows(structure, rows, placed.features)
-        return own.precise_at(structure, naturals, generator)
+        return own._precise_at(structure, naturals, generator)
 
-    def drawn_anew(self, structure: Structure, naturals: Naturals, seed: int) -> DirectComparison:
-        """The same with completed rows drawn at these parameters, if rows are completed."""
-        if self.completed is None:
-            return self
-        rows = complete_rows(structure, naturals, self.batch, count_ranges(structure, self.batch), seed)
-        return self._with_rows(structure, rows.keeping(structure, self.features), self.features)
+    def told_anew(self, structure: Structure, naturals: Naturals, seed: int) -> DirectComparison:
+        """The same with what depends on an estimate made at this one: draws in gaps, and what few points lack."""
+        own = self
+        if self.completed is not None:
+            rows = complete_rows(structure, naturals, self.batch, count_ranges(structure, self.batch), seed)
+            own = self._with_rows(structure, rows.keeping(structure, self.features), self.features)
+        return own._precise_at(structure, naturals, torch.Generator().manual_seed(seed))
 
-    def precise_at(self, structure: Structure, naturals: Naturals, generator: torch.Generator) -> DirectComparison:
+    def _precise_at(self, structure: Structure, naturals: Naturals, generator: torch.Generator) -> DirectComparison:
         """The same with the model's mean features those over many points, at these parameters and nearby."""
-        few = thinned(structure, naturals, self.measure, generator)
+        few = thinned(structure, naturals, self.many, generator)
+        few = self.measure if few is self.many else few
         if few is self.many:
             return self
         return replace(self, measure=few, lacking=shortfall(structure, naturals, few, self.many, self.features))
@@ -135,8 +137,7 @@ class DirectComparison:
         sample = complete_batch(structure, values)
         columns = feature_columns(structure, sample)
         ridge = self.direct.features.model_ridge
-        whitened = replace(self, features=self.features.rewhitened(columns, sample.weight, ridge))
-        return whitened.precise_at(structure, naturals, generator)
+        return replace(self, features=self.features.rewhitened(columns, sample.weight, ridge))
 
     def reweighted(self, structure: Structure, factors: Tensor) -> DirectComparison:
         """The same with the data's mean features over rows whose weights are multiplied by ``factors`` (R, N)."""
