@@ -174,8 +174,7 @@ class RowProblem(Problem):
             course = self.completing.with_image(point)
             point = course.best()
         try:
-            roughly = self.refinements > 0  # all is told anew when features are whitened
-            direct = self.direct.completed_at(self.structure, self.naturals(point), self.seed, roughly=roughly)
+            direct = self.direct.completed_at(self.structure, self.naturals(point), self.seed)
         except ModelError:  # what a row misses is beyond the budget of sums: its notes say so
             return None
         completed = replace(self, direct=direct, completing=course.at(point))
