@@ -42,11 +42,10 @@ WHITENING_ROWS = 16_000
 """Rows drawn from the model for the covariance of its features: thirty times as many as there are features by default.
 Chance in the weights adds features over rows to the variance of estimates, and more where gaps leave less to know."""
 
-FEWEST_EFFECTIVE, ROUGHLY_EFFECTIVE = 0.9, 0.5
-"""Share of the draws that must still count at an end, and on the way there; below, rows are drawn anew. A mean over
-few draws that are weighed falls short of the change that the weights stand for, by about the change over their number,
-and what is missing of the information multiplies that: with half of the draws of 16 it was as large as the standard
-errors."""
+FEWEST_EFFECTIVE = 0.9
+"""Share of the draws that must still count; below, rows are drawn anew. A mean over few draws that are weighed falls
+short of the change that the weights stand for, by about the change over their number, and what is missing of the
+information multiplies that: with half of the draws of 16 it was as large as the standard errors."""
 
 
 @dataclass(frozen=True)
@@ -84,37 +83,39 @@ class DirectComparison:
         """Whether rows have gaps, and the backward map is known."""
         return self.has_gaps and can_be_completed(structure, self.batch)
 
-    def completed_at(
-        self, structure: Structure, naturals: Naturals, seed: int, *, roughly: bool = False
-    ) -> DirectComparison:
+    def completed_at(self, structure: Structure, naturals: Naturals, seed: int) -> DirectComparison:
         """The same with gaps filled in by the backward map at these parameters, on features placed for that at first.
 
-        Draws are weighed anew as long as most of them count (if ``roughly``, half), and drawn anew otherwise.
+        Draws are weighed anew as long as most of them count, and drawn anew otherwise.
         """
         if self.completed is not None:
             weighed = self.completed.weighed_for(structure, naturals)
-            if weighed.effective >= (ROUGHLY_EFFECTIVE if roughly else FEWEST_EFFECTIVE):
+            if weighed.effective >= FEWEST_EFFECTIVE:
                 return self._with_rows(structure, weighed, self.features)
-            return self.drawn_anew(structure, naturals, seed)
+            return self.told_anew(structure, naturals, seed)
         rows = complete_rows(structure, naturals, self.batch, count_ranges(structure, self.batch), seed)
         generator = torch.Generator().manual_seed(seed)
         placed = compare_directly(structure, rows.one_each(structure), self.direct, generator)
         rows = rows.keeping(structure, placed.features)
         own = replace(self, measure=placed.measure, many=placed.many)._with_rows(structure, rows, placed.features)
-        return own.precise_at(structure, naturals, generator)
+        return own._precise_at(structure, naturals, generator)
 
-    def drawn_anew(self, structure: Structure, naturals: Naturals, seed: int) -> DirectComparison:
-        """The same with completed rows drawn at these parameters, if rows are completed."""
-        if self.completed is None:
-            return self
-        rows = complete_rows(structure, naturals, self.batch, count_ranges(structure, self.batch), seed)
-        return self._with_rows(structure, rows.keeping(structure, self.features), self.features)
+    def told_anew(self, structure: Structure, naturals: Naturals, seed: int) -> DirectComparison:
+        """The same with what depends on an estimate made at this one: draws in gaps, and what few points lack."""
+        own, generator = self, torch.Generator().manual_seed(seed)
+        if self.completed is not None:  # counts that are filled in may reach further than before
+            rows = complete_rows(structure, naturals, self.batch, count_ranges(structure, self.batch), seed)
+            measure, many = _points(structure, rows.one_each(structure), generator)
+            own = replace(self, measure=measure, many=many)
+            own = own._with_rows(structure, rows.keeping(structure, self.features), self.features)
+        return own._precise_at(structure, naturals, generator)
 
-    def precise_at(self, structure: Structure, naturals: Naturals, generator: torch.Generator) -> DirectComparison:
+    def _precise_at(self, structure: Structure, naturals: Naturals, generator: torch.Generator) -> DirectComparison:
         """The same with the model's mean features those over many points, at these parameters and nearby."""
-        few = thinned(structure, naturals, self.measure, generator)
+        few = thinned(structure, naturals, self.many, generator)
+        few = self.measure if few is self.many else few
         if few is self.many:
-            return self
+            return replace(self, lacking=None)
         return replace(self, measure=few, lacking=shortfall(structure, naturals, few, self.many, self.features))
 
     def _with_rows(self, structure: Structure, rows: CompletedRows, features: FittedFeatures) -> DirectComparison:
@@ -135,8 +136,7 @@ class DirectComparison:
         sample = complete_batch(structure, values)
         columns = feature_columns(structure, sample)
         ridge = self.direct.features.model_ridge
-        whitened = replace(self, features=self.features.rewhitened(columns, sample.weight, ridge))
-        return whitened.precise_at(structure, naturals, generator)
+        return replace(self, features=self.features.rewhitened(columns, sample.weight, ridge))
 
     def reweighted(self, structure: Structure, factors: Tensor) -> DirectComparison:
         """The same with the data's mean features over rows whose weights are multiplied by ``factors`` (R, N)."""
@@ -153,10 +153,15 @@ def compare_directly(
 ) -> DirectComparison:
     """Place features on the data, and points for the model's inner nodes."""
     features = direct.features.fit(feature_columns(structure, batch), batch.weight, generator)
-    points = partial(lay_out, structure, batch, count_ranges(structure, batch), generator=generator)
-    measure = points()
-    many = measure if measure.is_exact else points(points=FINE_POINTS, most=FINE_POINTS)
+    measure, many = _points(structure, batch, generator)
     return DirectComparison(direct, batch, features, measure, many)
+
+
+def _points(structure: Structure, batch: Batch, generator: torch.Generator) -> tuple[Measure, Measure]:
+    """Few points of the model's inner nodes, for every step, and many."""
+    points = partial(lay_out, structure, batch, count_ranges(structure, batch), generator=generator)
+    few = points()
+    return few, few if few.is_exact else points(points=FINE_POINTS, most=FINE_POINTS)
 
 
 def count_ranges(structure: Structure, batch: Batch) -> dict[str, float]:

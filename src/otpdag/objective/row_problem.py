@@ -155,7 +155,7 @@ class RowProblem(Problem):
         seed = self.seed + self.direct.direct.refinements - self.refinements
         naturals = self.naturals(point.detach())
         direct = self.direct.whitened_by_model(self.structure, naturals, seed)
-        direct = direct.drawn_anew(self.structure, naturals, self.seed)
+        direct = direct.told_anew(self.structure, naturals, self.seed)
         again = None if self.completing is None else FixedPoint().at(self.completing.begin)
         refined = replace(self, direct=direct, refinements=self.refinements - 1, completing=again)
         return Moved(refined, point, "refined weights")
@@ -174,8 +174,7 @@ class RowProblem(Problem):
             course = self.completing.with_image(point)
             point = course.best()
         try:
-            roughly = self.refinements > 0  # rows are drawn anew when features are whitened
-            direct = self.direct.completed_at(self.structure, self.naturals(point), self.seed, roughly=roughly)
+            direct = self.direct.completed_at(self.structure, self.naturals(point), self.seed)
         except ModelError:  # what a row misses is beyond the budget of sums: its notes say so
             return None
         completed = replace(self, direct=direct, completing=course.at(point))
