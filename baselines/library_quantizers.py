@@ -4,7 +4,7 @@ from abc import abstractmethod
 
 import torch
 from torch.func import functional_call
-from vector_quantize_pytorch import FSQ, SimVQ, VectorQuantize
+from vector_quantize_pytorch import FSQ, VectorQuantize
 
 from baselines.discrete import DiscreteAutoencoder
 
@@ -64,13 +64,6 @@ class RevivedVQEMA(LibraryQuantizer):
     def make(self):
         options = {"kmeans_init": True, "threshold_ema_dead_code": 2, "decay": 0.99}
         return VectorQuantize(self.code_dim, self.n_codes, **options)
-
-
-class SimulatedVQ(LibraryQuantizer):
-    """``SimVQ`` (Zhu et al. 2024): a fixed random codebook behind a learned linear map."""
-
-    def make(self):
-        return SimVQ(self.code_dim, self.n_codes)
 
 
 class FiniteScalar(LibraryQuantizer):

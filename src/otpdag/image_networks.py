@@ -141,14 +141,19 @@ def started_from_data(encoder: nn.Module, decoder: nn.Module, images: Tensor) ->
         spread = (latents - centre[:, None, None]).std()
         if spread <= 1e-4 * centre.abs().max():  # images without contrast have no units to give
             return encoder, decoder
-        _last(encoder).weight.div_(spread)
-        _last(encoder).bias.sub_(centre).div_(spread)
-        _last(decoder).bias.add_(images.mean(channels) - decoder(encoder(images)).mean(channels))
+        weight, bias = _last_layer(encoder)
+        weight.div_(spread)
+        bias.sub_(centre).div_(spread)
+        _, bias = _last_layer(decoder)
+        bias.add_(images.mean(channels) - decoder(encoder(images)).mean(channels))
     return encoder, decoder
 
 
-def _last(network: nn.Module) -> nn.Conv2d:
-    return [layer for layer in network.modules() if isinstance(layer, nn.Conv2d | nn.ConvTranspose2d)][-1]  # type: ignore[return-value]
+def _last_layer(network: nn.Module) -> tuple[Tensor, Tensor]:
+    """Weight and bias of the last convolution."""
+    *_, last = (layer for layer in network.modules() if isinstance(layer, nn.Conv2d | nn.ConvTranspose2d))
+    assert last.bias is not None, "convolutions of the default networks have one"
+    return last.weight, last.bias
 
 
 def positions(height: int, width: int) -> tuple[int, int]:

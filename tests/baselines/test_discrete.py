@@ -81,7 +81,7 @@ def test_each_learns_something(method):
     check_learned(method(16, 8, random_state=0, **SMALL).fit(tiles()), 16)
 
 
-@pytest.mark.parametrize("method", ["VQEMA", "RevivedVQEMA", "SimulatedVQ", "FiniteScalar"])
+@pytest.mark.parametrize("method", ["VQEMA", "RevivedVQEMA", "FiniteScalar"])
 def test_quantisers_of_vector_quantize_pytorch_learn_and_leave_the_global_state_alone(method):
     pytest.importorskip("vector_quantize_pytorch", exc_type=ImportError)
     from baselines import library_quantizers
