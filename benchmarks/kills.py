@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import random
@@ -41,14 +42,8 @@ def lost_models(seed: int, kills: int) -> int:
         model = otp.Model(otp.Graph([("k", "x")]), {"k": m.Categorical(SIZE), "x": m.Normal(20)})
         _marked(model, 1.0).save(path)
 
-        def save_for_ever() -> None:
-            number = 1.0
-            while True:
-                number += 1
-                _marked(model, number).save(path)
-
         for _ in range(kills):
-            killed_after(chance.uniform(0.0, 0.06), save_for_ever)
+            killed_while_repeating(chance.uniform(0.0, 2.0), lambda number: _marked(model, 2.0 + number).save(path))
             lost += not _is_whole(path)
     return lost
 
@@ -187,3 +182,24 @@ def killed_after(seconds: float, work: Callable[[], Any]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
+
+
+def killed_while_repeating(rounds: float, work: Callable[[int], Any]) -> None:
+    """Fork a process that repeats some work, and kill it so many rounds after the second, however long these take."""
+    done, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            for number in itertools.count():
+                work(number)
+                os.write(tell, b".")
+        finally:
+            os._exit(0)
+    os.close(tell)
+    os.read(done, 1)
+    began = time.monotonic()
+    os.read(done, 1)
+    time.sleep(rounds * (time.monotonic() - began))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    os.close(done)

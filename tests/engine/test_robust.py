@@ -1,13 +1,18 @@
 """Robust fits: outliers are left out and reported, clean data are left alone."""
 
+from dataclasses import dataclass, replace
+
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 import otpdag as otp
 from otpdag import datasets
 from otpdag import mechanisms as m
 from otpdag.datasets import poisson_chain
+from otpdag.engine.robust import CappedProblem, RobustOptions
+from otpdag.objective import Problem
 
 
 def mixture_model():
@@ -152,3 +157,68 @@ def test_clean_sequences_are_left_alone():
         gaps.append(np.abs(robust.params()["x"]["log_rate"] - plain.params()["x"]["log_rate"]).mean())
     assert np.mean(gaps) < 0.05
     assert np.mean(weights) > 0.97
+
+
+# -- weights of units, on losses that are known -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Distances(Problem):
+    """Units whose loss is their distance from a point; the model's own lie evenly between zero and one."""
+
+    units: torch.Tensor
+    weights: torch.Tensor | None = None
+
+    @property
+    def rows(self):
+        return len(self.units)
+
+    def unit_losses(self, points):
+        return (self.units - points[:, :1]).abs()
+
+    def simulated(self, point, size, seed):
+        return Distances(point[0, 0] + torch.linspace(0, 1, size).double())
+
+    def reweighted(self, factors):
+        return replace(self, weights=factors)
+
+
+UNITS = torch.cat([torch.linspace(0, 1, 90), torch.full((10,), 50.0)]).double()
+POINTS = torch.tensor([[0.0], [50.0]]).double()
+
+
+def capped(**options):
+    return CappedProblem(Distances(UNITS), Distances(UNITS), RobustOptions(sample=1001), 0, **options)
+
+
+def test_trimming_keeps_three_quarters_the_likeliest_of_each_start():
+    problem = capped(trimmings=3)._with_weights(POINTS)
+    kept = Distances(UNITS).unit_losses(POINTS)
+    for row in range(2):
+        expected = kept[row] <= np.quantile(kept[row], 0.75)
+        assert problem.weights[row].tolist() == expected.double().tolist()
+    assert torch.equal(problem.weighted.weights, problem.weights)
+    free = capped(trimmings=3, untrimmed=torch.tensor([False, True]))._with_weights(POINTS)
+    assert torch.equal(free.weights[0], problem.weights[0])
+    assert free.weights[1].tolist() == [1.0] * 100
+
+
+def test_weights_are_found_anew_until_they_hardly_change():
+    problem = capped(trimmings=2)._with_weights(POINTS[:1])
+    for left in (1, 0):
+        moved = problem.moved(POINTS[:1])
+        assert moved.problem.trimmings == left
+        problem = moved.problem
+    # weights are capped by now: of the ten units far off hardly any is left
+    assert problem.weights[0, 90:].max() < 0.2
+    assert problem.weights[0, :85].min() > 0.9
+    assert problem.moved(POINTS[:1]) is None
+    shifted = replace(problem, weights=problem.weights.roll(30, -1))
+    assert shifted.moved(POINTS[:1]) is not None
+
+
+def test_starts_are_compared_by_losses_cut_at_the_models_tail():
+    found = capped().judged(POINTS, torch.zeros(2))
+    cap = 1 - 0.004  # of losses that lie evenly between zero and one
+    losses = Distances(UNITS).unit_losses(POINTS).numpy()
+    np.testing.assert_allclose(found, np.minimum(losses, cap).mean(1), rtol=1e-6)

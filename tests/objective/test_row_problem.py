@@ -1,0 +1,57 @@
+"""What a problem of rows says of itself, and the parts of it that stand for the whole."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import otpdag as otp
+from otpdag import mechanisms as m
+from otpdag.backward.closed_form import SumSizes
+from otpdag.data import Schema, encode
+from otpdag.engine.kinds.table_data import lay_out_rows, one_start
+from otpdag.objective import ClosedForm, Objective
+from otpdag.objective.row_problem import RowProblem, each_row_problem
+
+ROWS = 40
+
+
+def made(objective):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.normal(size=ROWS), "n": rng.poisson(2, ROWS)})
+    graph = otp.Graph([("u", "x"), ("u", "n")], hidden=["u"])
+    model = otp.Model(graph, {"u": m.Normal(), "x": m.Normal(), "n": m.Poisson()})
+    batch = encode(frame, Schema.of(model.spaces, model.graph), hidden=["u"])
+    layout = lay_out_rows(model.structure, batch, otp.entropic(), 0)
+    closed = ClosedForm(sums=SumSizes(grid=16))
+    problem = each_row_problem(layout.structure, batch, layout.shapes, objective, closed, 0)
+    assert type(problem) is RowProblem
+    return problem, one_start(layout, batch, 0, 0, first=True)
+
+
+@pytest.mark.parametrize(
+    ("objective", "likelihood", "total"),
+    [
+        (Objective(eps=1.0), True, True),
+        (Objective(eps=0.5), False, True),
+        (Objective(reconstruction=2.0, eps=2.0), False, False),
+    ],
+)
+def test_a_likelihood_is_the_loss_at_temperature_one(objective, likelihood, total):
+    problem, _ = made(objective)
+    assert problem.is_likelihood is likelihood
+    assert problem.is_sum is total
+
+
+def test_the_curvature_is_taken_on_a_part_of_many_rows_only(monkeypatch):
+    problem, start = made(Objective(eps=1.0))
+    assert problem.for_curvature(start) is None
+    monkeypatch.setattr("otpdag.objective.row_problem.CURVED_FROM", 20)
+    monkeypatch.setattr("otpdag.objective.row_problem.CURVED_ROWS", 12)
+    assert problem.for_curvature(start).rows == 12
+
+
+def test_a_part_has_fewer_rows_and_coarse_ones_half_the_points():
+    problem, _ = made(Objective(eps=1.0))
+    part = problem.on_part(10)
+    assert (part.rows, part.closed.sums.grid) == (10, 16)
+    assert problem.on_part(10, coarse=True).closed.sums.grid == 8
