@@ -83,7 +83,9 @@ def results_page(folder: Path, known: Mapping[str, Experiment]) -> str:
             raise ModelError(f"{path} was made by {read.get('experiment')!r}, which draws no page of its results")
         versions = ", ".join(f"{package} {number}" for package, number in read.get("versions", {}).items())
         lines += ["", chosen.page(path).strip(), ""]
-        lines += [f"*Run by `{read.get('command')}` with {versions}.*"]
+        size = "the paper's size" if read.get("scale") == "paper" else "a small size, not the paper's"
+        state = "" if read.get("finished") else " It was not finished."
+        lines += [f"*Run at {size}, by `{read.get('command')}` with {versions}.{state}*"]
     # the page has one title; those of tables stand below it
     body = "\n".join(lines[5:])
     return "\n".join(lines[:5]) + "\n" + _lowered(body) + "\n"
