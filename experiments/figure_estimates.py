@@ -14,7 +14,7 @@ SHOWN = {"ours": "#2f5d9b", "em": "#d1762b", "paper": "#3d8b5a"}
 def figure_estimates(run: Run) -> None:
     """Draw the distribution of true and estimated rates; use Table 3's estimates if they are in the same folder."""
     path = run.folder / "estimates.csv"
-    found = pd.read_csv(path) if path.exists() else estimates(run.seed, Size.of(run.quick))
+    found = pd.read_csv(path) if path.exists() else estimates(run, Size.of(run.quick))
     found.to_csv(path, index=False)
     draw(found).savefig(run.folder / "figure_estimates.png", dpi=150)
 

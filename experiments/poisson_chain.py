@@ -3,6 +3,7 @@
 import os
 import time
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,7 @@ from threadpoolctl import threadpool_limits
 
 from baselines import hmm
 from experiments.paper_chain import fit_paper
+from otpdag.cli.registry import Run
 from otpdag.datasets import poisson_chain
 from otpdag.estimators import HiddenMarkovModel
 
@@ -38,10 +40,16 @@ class Size:
         return cls(2, 1, 100) if quick else cls(200, 20)
 
 
-def estimates(seed: int, size: Size) -> pd.DataFrame:
-    """One row for each data set, method and state: true and estimated rate and stay probability, and seconds."""
+def estimates(run: Run, size: Size) -> pd.DataFrame:
+    """One row for each data set, method and state: true and estimated rate and stay probability, and seconds.
+
+    Each data set is a part of the run, which goes on where it was.
+    """
     jobs = 1 if size.datasets < 10 else os.cpu_count() or 1
-    parts = Parallel(n_jobs=jobs)(delayed(_one)(seed, number, size) for number in range(size.datasets))
+    parts = Parallel(n_jobs=jobs)(
+        delayed(run.part)(f"dataset{number:03d}", partial(_one, run.seed, number, size))
+        for number in range(size.datasets)
+    )
     return pd.concat(parts, ignore_index=True)
 
 

@@ -1,10 +1,12 @@
 """Table 1: how well the topics of documents about bars are recovered, beside batch EM, SVI, ProdLDA and tomotopy."""
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.bars import Setting, run_setting, settings
+from experiments.bars import QUICK, SETTINGS, Setting, run_setting, settings
 from experiments.topic_models import COLOURS, HASTE, TITLES, label_decades, spread
 from otpdag.cli.registry import Run, experiment
 
@@ -40,7 +42,22 @@ PAPER = {
 """Hellinger, KL and Wasserstein as the paper prints them."""
 
 
-@experiment("table1", "Topics of documents about bars: errors, patterns, alpha and time", resumable=True)
+DIFFERENCES = (
+    "The paper's protocol compares topics in the order in which they come, after a second softmax; the true topics in "
+    "another order score there as EM does, so that these rows say nothing of quality. "
+    "With topics lined up, errors and recovered bars tell the methods apart; *paper mode* is the published practice by "
+    "our code, beside the repaired objectives."
+)
+
+
+def page(folder: Path) -> str:
+    """The table from the errors of a run's estimates."""
+    read = pd.read_csv(folder / "table1.csv")
+    chosen = tuple(one for one in (*SETTINGS, *QUICK) if (read["topics"] == one.topics).any())
+    return report(read, chosen) + "\n" + DIFFERENCES + "\n"
+
+
+@experiment("table1", "Topics of documents about bars: errors, patterns, alpha and time", resumable=True, page=page)
 def table1(run: Run) -> None:
     """Fit all settings; write every estimate's errors, the table and a picture of it, after each setting."""
     chosen, path = settings(run.quick), run.folder / "table1.csv"

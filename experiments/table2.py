@@ -15,7 +15,7 @@ from otpdag.metrics import npmi_coherence, top_words, topic_diversity
 
 TOPICS, WORDS = 10, 10
 STARTS = 5
-RELEVANCE = 0.4  # the default of otpdag's `top_words`
+RELEVANCE = 0.6  # the default of otpdag's `top_words`
 ITERATIONS = {
     "20NewsGroup": {"em": 50, "svi": 10, "prodlda": 100, "tomotopy": 500},
     "BBC_News": {"em": 50, "svi": 20, "prodlda": 200, "tomotopy": 500},

@@ -672,6 +672,34 @@ def test_reproduce_resumes_what_can_be_resumed(checkout):
     assert (checkout / "runs" / "table7" / "parts.txt").read_text() == "False True "
 
 
+def test_a_run_goes_on_where_it_was_and_its_results_are_drawn(checkout):
+    (checkout / "experiments" / "table6.py").write_text(
+        "import pandas as pd\n\nfrom otpdag.cli.registry import Run, experiment\n\n\n"
+        "def page(folder):\n"
+        '    return "# Table 6\\n\\n" + str(len(list((folder / "parts").iterdir())))\n\n\n'
+        '@experiment("table6", "Six parts", resumable=True, page=page)\n'
+        "def table6(run: Run) -> None:\n"
+        "    def make():\n"
+        '        with (run.folder / "made.txt").open("a") as file:\n'
+        '            file.write("made ")\n'
+        '        return pd.DataFrame({"a": [1]})\n\n'
+        '    run.part("one", make)\n'
+    )
+    folder = checkout / "results" / "table6"
+    for options in ((), ("--resume",)):
+        assert run("reproduce", "--folder", checkout, "table6", "--out", folder, *options).exit_code == 0
+    assert (folder / "made.txt").read_text() == "made "
+    assert "--seed must be that of the run" in one_line(
+        run("reproduce", "--folder", checkout, "table6", "--out", folder, "--resume", "--seed", 3)
+    )
+    assert run("reproduce", "--folder", checkout, "all", "--from", checkout / "results").exit_code == 0
+    drawn = (checkout / "docs" / "results.md").read_text()
+    assert "## Table 6\n\n1\n" in drawn
+    assert "`otpdag reproduce table6 --scale paper --seed 0`" in drawn
+    assert "all and --from go together" in one_line(run("reproduce", "--folder", checkout, "all"))
+    assert "has none" in one_line(run("reproduce", "--folder", checkout, "all", "--from", checkout))
+
+
 def test_reproduce_says_when_there_is_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "_REGISTRY", {})
     monkeypatch.setattr("otpdag.cli.reproducing.find_folder", lambda: None)

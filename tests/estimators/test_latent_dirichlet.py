@@ -139,6 +139,29 @@ def test_transport_separates_texts_that_share_a_common_word():
     assert {frozenset(words) for words in lda.top_words(4)} == {frozenset(theme) for theme in themes}
 
 
+def test_the_default_reads_how_often_words_repeat(fitted):
+    """Bars are what the model makes; texts whose words come once each are not, and have words in common."""
+    assert fitted.result_.method.name == "entropic"
+    assert "repeat words 1.0" in fitted.result_.notes[0]
+    drawn = np.random.default_rng(1)
+    themes = np.arange(30).reshape(3, 10)
+    counts = np.zeros((300, 36))
+    for row in range(300):
+        counts[row, drawn.choice(themes[row % 3], 4, replace=False)] = 1
+        counts[row, 30 + drawn.choice(6, 4, replace=False)] = 1
+    lda = LatentDirichletAllocation(3, random_state=0).fit(counts)
+    assert lda.result_.method.name == "transport"
+    assert lda.background_share_ == pytest.approx(0.8)
+    assert lda.background_.sum() == pytest.approx(1)
+    assert lda.background_[30:].sum() > 0.5
+    assert {frozenset(row) for row in np.argsort(-lda.components_, axis=1)[:, :10]} == {frozenset(t) for t in themes}
+    whole = (1 - lda.background_share_) * lda.components_ + lda.background_share_ * lda.background_
+    np.testing.assert_allclose(lda.model_.params()["words"]["topics"], whole, atol=1e-6)
+    before = lda.components_
+    lda.partial_fit(counts[:150])
+    assert topic_errors(before, lda.components_)["hellinger"] < 0.1
+
+
 @pytest.mark.slow
 def test_the_papers_way_learns_something():
     drawn = bars(4, 200, 30, seed=104)
@@ -188,7 +211,7 @@ def test_strings_and_word_lists_and_counts_agree():
 
 def test_top_words_by_probability_and_by_relevance():
     counts = sparse.csr_array(np.array([[9, 8, 0, 0]] * 20 + [[9, 0, 0, 8]] * 20 + [[9, 0, 8, 0]] * 20))
-    lda = LatentDirichletAllocation(2, random_state=0, max_iter=300).fit(counts)
+    lda = LatentDirichletAllocation(2, method="entropic", random_state=0, max_iter=300).fit(counts)
     names = ["common", "a", "b", "c"]
     by_probability = lda.top_words(1, relevance=1.0, vocabulary=names)
     assert any(words == ["common"] for words in by_probability)
@@ -244,7 +267,7 @@ def test_documents_of_one_word_have_no_pairs():
     ("options", "message"),
     [
         ({"n_components": 0}, "n_components must be a whole number of at least 1; got 0"),
-        ({"method": "em"}, "method must be 'entropic', 'transport' or 'paper'; got 'em'"),
+        ({"method": "em"}, "method must be 'auto', 'entropic', 'transport' or 'paper'; got 'em'"),
         ({"topics": "free"}, "topics must be 'fixed' or 'dirichlet'; got 'free'"),
         ({"method": "transport", "topics": "dirichlet"}, "topics='dirichlet' needs"),
         ({"alpha": -1.0}, "alpha must be a positive number"),

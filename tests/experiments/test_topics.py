@@ -71,6 +71,8 @@ def test_table_1_is_written_and_can_be_resumed(two_methods, tmp_path, monkeypatc
     assert "| otpdag | 0.0000 ± 0.0000 |" in text
     assert topic_models.HASTE in text
     assert (tmp_path / "table1.png").stat().st_size > 5000
+    assert "as the paper prints it" not in table1.page(tmp_path)  # a quick run has no setting of the paper's
+    assert table1.page(tmp_path).startswith("# Table 1")
     monkeypatch.setattr(table1, "run_setting", None)  # would fail if it were called
     table1.table1(Run(tmp_path, seed=0, quick=True, resume=True))
     assert (tmp_path / "table1.md").read_text() == text

@@ -8,7 +8,12 @@ from otpdag.data import Batch
 from otpdag.data.sequences import SequenceBatch
 from otpdag.divergences import WhitenedFeatures
 from otpdag.inference.ancestral import ancestral_sequences
-from otpdag.inference.window_features import lay_out_windows, window_columns, window_distance
+from otpdag.inference.window_features import (
+    _long_run_covariance,
+    lay_out_windows,
+    window_columns,
+    window_distance,
+)
 from tests.dynamic_models import known_poisson_hmm
 
 
@@ -43,3 +48,18 @@ def test_windows_at_the_end_of_a_sequence_show_what_is_left():
     columns = window_columns(chain().structure, batch, torch.arange(5), 2)
     assert columns[1].values[0, [0, 1, 3], 0].tolist() == [1.0, 2.0, 4.0]
     assert columns[1].seen[0].tolist() == [True, True, False, True, False]
+
+
+def test_long_runs_of_one_state_make_means_vary_more():
+    """With two states and 0.9 to stay, the variance of a mean is (1 + 0.8) / (1 - 0.8) = 9 times the plain one."""
+    graph = otp.Graph([otp.lag("z", "z"), ("z", "x")], hidden=["z"])
+    model = otp.Model(graph, {"z": m.StayOrMove(2), "x": m.Categorical(2)})
+    model.set_params(
+        {"z": {"stay": 0.9}, "z[0]": {"probs": [0.5, 0.5]}, "x": {"probs": [[0.999, 0.001], [0.001, 0.999]]}}
+    )
+    batch = drawn(model, 400, 201, 0)
+    fitted = WhitenedFeatures(features=1).fit(
+        window_columns(model.structure, batch, torch.arange(400 * 201), 1), torch.ones(1, 400 * 201).double()
+    )
+    plain, long = (float(_long_run_covariance(model.structure, fitted, batch, 1, block)) for block in (1, 100))
+    assert 7.5 < long / plain < 10

@@ -4,7 +4,7 @@ import torch
 from scipy import sparse
 
 from otpdag.inference import word_pairs as objective
-from otpdag.inference.word_pairs import WordPairs, topic_pairs
+from otpdag.inference.word_pairs import WordPairs, repeats, topic_pairs
 
 
 def test_pairs_are_those_of_different_words_of_one_document():
@@ -58,3 +58,18 @@ def test_expected_counts_are_the_gradient_of_the_loss():
     (gradient,) = torch.autograd.grad(-(seen * torch.log(model)).sum(), line)
     _, words, _ = pairs.expected(torch.exp(line.detach()).float(), alpha)
     assert 2 * words.numpy() == pytest.approx(-gradient.numpy(), abs=1e-5)
+
+
+def test_words_repeat_as_often_as_the_model_says_where_it_holds():
+    rng = np.random.default_rng(0)
+    topics = np.kron(np.eye(2), np.full((1, 3), 1 / 3))
+    drawn = sparse.csr_array(rng.multinomial(20, rng.dirichlet([0.5, 0.5], 2000) @ topics))
+    alpha = torch.full((2,), 0.5)
+    read = repeats(drawn, torch.from_numpy(topics), alpha)
+    assert read.ratio == pytest.approx(1, abs=3 * read.error)
+    assert read.as_modelled
+    bursts = repeats(sparse.csr_array(2 * drawn), torch.from_numpy(topics), alpha)
+    assert bursts.ratio > 1.05
+    once = repeats(sparse.csr_array((drawn.toarray() > 0).astype(float)), torch.from_numpy(topics), alpha)
+    assert once.ratio == 0
+    assert not once.as_modelled

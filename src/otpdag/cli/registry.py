@@ -14,13 +14,18 @@ A file in the repository's folder ``experiments`` registers a table or figure::
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from otpdag.errors import ModelError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Experiment", "Run", "discover", "experiment", "find_folder", "named_folder", "registered"]
 
@@ -38,30 +43,50 @@ class Run:
     quick: bool = False
     resume: bool = False
 
+    def part(self, name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
+        """A finished part of the run, from ``parts/NAME.csv`` if the run goes on and has it; made and kept otherwise.
+
+        A part is whole or not there: it is written beside its place and then moved.
+        """
+        from pandas import read_csv  # not needed by those who only ask for help
+
+        path = self.folder / "parts" / f"{name}.csv"
+        if not (self.resume and path.is_file()):
+            made = make()
+            path.parent.mkdir(exist_ok=True)
+            unfinished = path.with_suffix(f".{os.getpid()}")
+            made.to_csv(unfinished, index=False)
+            unfinished.replace(path)
+        return read_csv(path)
+
 
 @dataclass(frozen=True)
 class Experiment:
-    """One table or figure; a resumable one keeps finished parts in its folder."""
+    """One table or figure; a resumable one keeps finished parts in its folder, and ``page`` tells what is in one."""
 
     name: str
     title: str
     run: Callable[[Run], None]
     resumable: bool = False
+    page: Callable[[Path], str] | None = None
 
 
 _REGISTRY: dict[str, Experiment] = {}
 
 
 def experiment(
-    name: str, title: str, *, resumable: bool = False
+    name: str, title: str, *, resumable: bool = False, page: Callable[[Path], str] | None = None
 ) -> Callable[[Callable[[Run], None]], Callable[[Run], None]]:
-    """Register a function as the experiment ``name``; use it as a decorator."""
+    """Register a function as the experiment ``name``; use it as a decorator.
+
+    ``page`` makes Markdown from the data of an earlier run's folder, for ``otpdag reproduce all --from FOLDER``.
+    """
 
     def register(run: Callable[[Run], None]) -> Callable[[Run], None]:
         known = _REGISTRY.get(name)
         if known is not None and known.run.__module__ != run.__module__:
             raise ModelError(f"an experiment named {name!r} is registered already, by {known.run.__module__}")
-        _REGISTRY[name] = Experiment(name, title, run, resumable)
+        _REGISTRY[name] = Experiment(name, title, run, resumable, page)
         return run
 
     return register

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from otpdag.cli.console import LONGEST_SEED, check_folder, note_written, out, say, warn
 from otpdag.cli.registry import Experiment, Run, discover, find_folder, named_folder, registered
+from otpdag.cli.results import check_same_run, results_page, write_run
 from otpdag.errors import ModelError
 from otpdag.files import make_folder
 from otpdag.printable import printable
@@ -27,7 +28,9 @@ class Scale(StrEnum):
 
 
 def reproduce(
-    name: Annotated[str | None, typer.Argument(help="Which table or figure; without it, list them.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Which table or figure, or all with --from; without it, list them.")
+    ] = None,
     out_folder: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="Where results go; runs/NAME if left out.")
     ] = None,
@@ -38,6 +41,10 @@ def reproduce(
     quick: Annotated[bool, typer.Option("--quick", help="Short for --scale quick.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was interrupted.")] = False,
+    source: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="FOLDER", help="Of all: draw the page of these results without running."),
+    ] = None,
     named: Annotated[
         Path | None,
         typer.Option("--folder", metavar="FOLDER", help="Checkout whose experiments are run; that of this package."),
@@ -49,6 +56,11 @@ def reproduce(
     known = registered()
     if name is None:
         _list(folder, failed)
+        return
+    if (name == "all") != (source is not None):
+        raise ModelError("all and --from go together: otpdag reproduce all --from results draws kept results")
+    if source is not None:
+        _draw(source, out_folder or source.resolve().parent / "docs" / "results.md", known)
         return
     if name not in known:
         where = "no experiments were found" if not known else f"there are {', '.join(known)}"
@@ -66,11 +78,22 @@ def reproduce(
 
 
 def _run(chosen: Experiment, run: Run) -> None:
+    if run.resume:
+        check_same_run(chosen.name, run)
+    write_run(chosen.name, run, finished=False)
     try:
         chosen.run(run)
+        write_run(chosen.name, run, finished=True)
     finally:
         if any(run.folder.iterdir()):
             note_written(run.folder)
+
+
+def _draw(source: Path, target: Path, known: dict[str, Experiment]) -> None:
+    page = results_page(source, known)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(page)
+    say(f"{target} shows the results in {source}")
 
 
 def _list(folder: Path | None, failed: dict[str, str]) -> None:

@@ -108,6 +108,10 @@ class FittedFeatures:
         """
         values = self.combine([kernel(column.values) for kernel, column in zip(self.kernels, columns, strict=True)])
         _, covariance = _mean_and_covariance(values, None, weight)
+        return self.whitened_by(covariance, ridge)
+
+    def whitened_by(self, covariance: Tensor, ridge: float) -> FittedFeatures:
+        """The same features and data, whitened by a covariance (B, J, J) of features of which no cell is missing."""
         if self.overlap is not None:
             covariance = covariance * self.overlap
         return replace(self, whitening=_whitening(covariance, ridge))

@@ -41,6 +41,12 @@ class HiddenMarkovModel(BaseEstimator):
     column, fitted by :func:`otpdag.fit`; ``model_`` is that model. NaN is missing, anywhere. States are in the order
     of the first column's mean.
 
+    **Method.** The estimator is entropic, which for hidden categories is maximum likelihood: the least error where the
+    model holds. The other methods are for ``otpdag.fit`` on ``model_``: ``"transport"`` compares windows of three
+    steps, for a model that holds only nearby in time; its rates have about 1.1 to 1.15 times the error of maximum
+    likelihood. ``"paper"`` and ``transport("backward")`` are for comparison: relaxed paths let states last longer
+    than they do, and overstate the probability to stay by 0.04 to 0.12.
+
     Args:
         n_components: Number of states.
         emission: ``"poisson"``, ``"gaussian"``, ``"categorical"`` or ``"bernoulli"``, or a list with one of them for

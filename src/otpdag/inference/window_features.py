@@ -34,6 +34,7 @@ MOST_PATHS = 1024  # paths of states through a window; it is shorter where there
 PLACED = 8000  # windows on which features are placed
 CHUNK = 8000  # windows whose features are computed at a time
 FEWEST_FIRST = 30  # first windows, one of each sequence, below which their covariance says little
+BLOCK = 10  # windows whose mean is taken at a time; longer than states usually stay
 SETTLED = 1e-10  # a change of the state's law below which it no longer changes
 
 
@@ -225,19 +226,47 @@ def _mean_features(
 
 
 def refined_windows(structure: Structure, windows: Windows, sample: SequenceBatch, ridge: float) -> Windows:
-    """The same windows, features of later steps whitened by their covariance in a sample of the model.
+    """The same windows, features of later steps whitened by their long-run covariance in a sample of the model.
 
     The first windows are as many as there are sequences, too few to be worth a covariance of their own from the model.
     """
-    rows = (sample.times > 0).nonzero()[:, 0]
-    if not len(rows):
+    block = min(BLOCK, int(sample.lengths[0]) - windows.length)
+    if block < 1:
         return windows
-    columns = window_columns(structure, sample, rows, windows.length)
-    weight = torch.ones(1, len(rows)).to(sample.steps.weight)
     strata = [
         stratum
         if len(stratum.times) == 1
-        else replace(stratum, features=stratum.features.rewhitened(columns, weight, ridge))
+        else replace(
+            stratum,
+            features=stratum.features.whitened_by(
+                _long_run_covariance(structure, stratum.features, sample, windows.length, block), ridge
+            ),
+        )
         for stratum in windows.strata
     ]
     return replace(windows, strata=tuple(strata))
+
+
+def _long_run_covariance(
+    structure: Structure, fitted: FittedFeatures, sample: SequenceBatch, length: int, block: int
+) -> Tensor:
+    r"""Covariance (1, J, J) of mean features times the number of windows, in sequences of one length.
+
+    Neighbouring windows share steps and states, so that their mean varies more than that of independent ones:
+
+    .. math:: \Omega = \sum_h \mathrm{Cov}(f_t, f_{t+h}) \approx b \, \mathrm{Var}\Big(\frac1b \sum_{i<b} f_{t+i}\Big),
+
+    by means over blocks of b windows. Weighted by its inverse, the method of moments is efficient (Hansen 1982).
+    """
+    many, steps = len(sample.lengths), int(sample.lengths[0])
+    inside = (steps - length) // block * block
+    starts = torch.arange(many).unsqueeze(-1) * steps + torch.arange(1, 1 + inside)
+    total, squares, blocks = torch.zeros(1), torch.zeros(1), starts.numel() // block
+    for rows in starts.reshape(-1).split(CHUNK // block * block):
+        columns = window_columns(structure, sample, rows, length)
+        values = fitted.combine([kernel(column.values) for kernel, column in zip(fitted.kernels, columns, strict=True)])
+        means = values.reshape(-1, block, fitted.size).mean(1)
+        total = total + means.sum(0)
+        squares = squares + means.T @ means
+    mean = total / blocks
+    return ((squares / blocks - torch.outer(mean, mean)) * block).unsqueeze(0)

@@ -47,15 +47,20 @@ class TopicSweeps:
         prior: Concentration of a Dirichlet prior on the topics' words; None makes the topics plain parameters.
         batch: Documents that are taken at a time, and made dense unless nearly all of their counts are zero.
         share_steps: Steps of the shares of a document in a sweep, from even shares: more lower the loss little.
+        background: Of pairs: the share of a document's words that no topic explains; they come from one distribution
+            for all documents, which is learned.
     """
 
     pairs: bool = False
     prior: float | None = None
     batch: int = 2048
     share_steps: int = 10
+    background: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse a prior where only means are compared."""
+        """Refuse a prior where only means are compared, and a background where all words count."""
+        if not 0 <= self.background < 1 or (self.background and not self.pairs):
+            raise ModelError(f"background must be a share below one, of pairs of words; got {self.background!r}")
         if self.pairs and self.prior is not None:
             raise ModelError("pairs of words only show the mean of the topics: leave prior out")
 
@@ -162,6 +167,10 @@ class _Documents(Problem):
     def with_exact_alpha(self, topics: Topics) -> Topics:
         """The same topics with the concentrations that are likeliest at them."""
 
+    @abstractmethod
+    def concluded(self, topics: Topics) -> tuple[_Documents, Topics]:
+        """Where a fit ends: the problem that its point belongs to, and topics with the likeliest concentrations."""
+
 
 @dataclass(frozen=True)
 class TopicProblem(_Documents):
@@ -210,6 +219,10 @@ class TopicProblem(_Documents):
         generator = np.random.default_rng([self.seed, 5])
         return replace(topics, alpha=exact_alpha(self.documents, topics.probabilities, topics.alpha, generator))
 
+    def concluded(self, topics: Topics) -> tuple[TopicProblem, Topics]:
+        """Concentrations from draws of the exact distribution of the assignments."""
+        return self, self.with_exact_alpha(topics)
+
     def at_topics(self, topics: Topics) -> Topics:
         """The same topics with concentrations learned from documents: by the map on a part, then exactly."""
         if self.alpha_key is None:
@@ -224,21 +237,63 @@ class TopicProblem(_Documents):
 
 @dataclass(frozen=True)
 class PairProblem(_Documents):
-    """Pairs of words of one document, in the data and in the model."""
+    r"""Pairs of words of one document, in the data and in the model.
+
+    With a background, a document about one topic has words :math:`\gamma'_k = (1 - \lambda) \gamma_k + \lambda b`: the
+    same LDA, whose topics share what is said everywhere. A point holds how often each topic gave each word itself, so
+    that :math:`b` is what the topics leave of the words' frequencies, as EM would update it.
+    """
 
     pairs: WordPairs
+    common: Tensor | None = None
+    """Background words times their share (words,), where points hold whole topics: those of a concluded fit."""
 
     def updated(self, point: Tensor) -> tuple[Tensor, LossTerms]:
         """Expected counts of the latent topics of pairs, and concentrations under which topics meet as often."""
         before = self.topics(point)
-        loss, counts, among = self.pairs.expected(before.probabilities.float(), before.alpha)
+        own = (1 - self.sweeps.background) * before.probabilities.float()
+        whole = own + self._background(before)
+        loss, counts, among = self.pairs.expected(whole, before.alpha)
         alpha = before.alpha if self.alpha_key is None else pair_concentration(among)
         terms = LossTerms.of(torch.zeros(1, dtype=torch.float64), direct=torch.tensor([loss], dtype=torch.float64))
+        counts = counts * (own / whole.clamp(min=SMALLEST)) if self.sweeps.background else counts
         return self.point(Topics(_log_counts(counts, before, None), alpha)), terms
+
+    def _background(self, topics: Topics) -> Tensor:
+        """Words that no topic explains times their share in a document (words,): what topics leave of all words."""
+        if not self.sweeps.background:
+            return torch.zeros(1)
+        left = (self.pairs.words - torch.exp(topics.log_counts.double()).sum(0)).clamp(min=0)
+        left = left if float(left.sum()) > 0 else self.pairs.words
+        return (self.sweeps.background * left / left.sum()).float()
+
+    def concluded(self, topics: Topics) -> tuple[PairProblem, Topics]:
+        """The topics of whole documents, which a point then holds, and their concentrations."""
+        if not self.sweeps.background:
+            return self, self.with_exact_alpha(topics)
+        common = self._background(topics)
+        whole = (1 - self.sweeps.background) * topics.probabilities.float() + common
+        level = torch.logsumexp(topics.log_counts.double(), -1, keepdim=True)
+        ended = replace(self, common=common, sweeps=replace(self.sweeps, background=0.0))
+        return ended, ended.with_exact_alpha(Topics(level + torch.log(whole.double()), topics.alpha))
+
+    def own(self, topics: Topics) -> Topics:
+        """What whole topics have of their own, at a level that leaves the background its share."""
+        if self.common is None:
+            return topics
+        level = torch.softmax(torch.logsumexp(topics.log_counts.double(), -1), 0).unsqueeze(-1)
+        counts = level * (topics.probabilities.double() - self.common.double()).clamp(min=SMALLEST)
+        return Topics(torch.log(counts), topics.alpha)
+
+    def resumed(self, documents: Documents, seed: int) -> PairProblem:
+        """More documents, before a fit is concluded: a point holds what topics have of their own."""
+        share = 0.0 if self.common is None else float(self.common.sum())
+        pairs, sweeps = self.pairs + WordPairs.of(documents), replace(self.sweeps, background=share)
+        return replace(self, documents=documents, pairs=pairs, seed=seed, sweeps=sweeps, common=None)
 
     def with_exact_alpha(self, topics: Topics) -> Topics:
         """Topics from pairs hold one alpha or another equally well: documents decide."""
-        sweeps = replace(self.sweeps, pairs=False)
+        sweeps = replace(self.sweeps, pairs=False, background=0.0)
         whole = TopicProblem(self.structure, self.documents, self.shapes, sweeps, self.seed)
         return whole.at_topics(topics)
 

@@ -29,7 +29,9 @@ from otpdag.structure import Structure
 __all__ = ["WindowProblem", "window_problem"]
 
 COARSE_FEATURES = 200  # features while starts are compared
-MODEL_STEPS = 20_000  # steps drawn from the model, by which features are whitened a second time
+MODEL_STEPS = (50_000, 200_000)  # steps drawn for the covariance of the model's features: at least, at most
+DRAWN_OVER_DATA = 4  # steps drawn for each step of the data, so that draws add little to the data's own noise
+MODEL_RIDGE = 1e-9  # of that covariance: what data would blur, draws know; only rounding is left to guard against
 LONGEST_DRAWN = 200  # steps of one drawn sequence
 
 
@@ -68,18 +70,25 @@ class WindowProblem(Problem):
         if not self.refinements:
             return None
         length = min(int(self.batch.lengths.max()), LONGEST_DRAWN)
-        many = -(-MODEL_STEPS // length)
+        least, most = MODEL_STEPS
+        many = -(-min(most, max(least, DRAWN_OVER_DATA * self.rows)) // length)
         generator = torch.Generator().manual_seed(self.seed + self.direct.refinements - self.refinements)
         drawn = ancestral_sequences(self.structure, self.naturals(point.detach()), many, length, generator)
         steps = complete_batch(self.structure, {node: value.flatten(1, 2) for node, value in drawn.items()})
         sample = SequenceBatch(steps, torch.full((many,), length))
-        windows = refined_windows(self.structure, self.windows, sample, self.direct.features.model_ridge)
+        windows = refined_windows(self.structure, self.windows, sample, MODEL_RIDGE)
         return Moved(replace(self, windows=windows, refinements=self.refinements - 1), point, "refined weights")
 
 
 def window_problem(
     structure: Structure, batch: SequenceBatch, shapes: Mapping[str, tuple[int, ...]], direct: Direct, seed: int
 ) -> WindowProblem:
-    """Place features once; the same seed places them alike."""
-    windows = lay_out_windows(structure, batch, direct.features, torch.Generator().manual_seed(seed), direct.window)
+    """Place features once; the same seed places them alike.
+
+    A state's own spread is narrower than that of all steps, by which kernels are measured: they have half the least
+    bandwidth besides.
+    """
+    least = min(direct.features.bandwidths) / 2
+    features = replace(direct.features, bandwidths=(least, *direct.features.bandwidths))
+    windows = lay_out_windows(structure, batch, features, torch.Generator().manual_seed(seed), direct.window)
     return WindowProblem(structure, batch, shapes, direct, seed, windows, direct.refinements)

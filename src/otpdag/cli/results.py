@@ -1,0 +1,96 @@
+"""What runs of experiments leave behind: who ran what, and one page of all results, drawn without running anything."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from otpdag.cli.registry import Experiment, Run
+from otpdag.errors import DataError, ModelError
+
+__all__ = ["check_same_run", "results_page", "write_run"]
+
+ABOUT = "run.json"
+PACKAGES = ("otpdag", "torch", "numpy", "scipy", "scikit-learn", "pandas", "hmmlearn", "tomotopy")
+
+
+def about(name: str, run: Run) -> dict[str, Any]:
+    """What determines a run, the command that repeats it, and the versions that it ran with."""
+    scale = "quick" if run.quick else "paper"
+    versions = {"python": platform.python_version()} | {package: _version(package) for package in PACKAGES}
+    return {
+        "experiment": name,
+        "seed": run.seed,
+        "scale": scale,
+        "command": f"otpdag reproduce {name} --scale {scale} --seed {run.seed}",
+        "versions": {package: known for package, known in versions.items() if known},
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def write_run(name: str, run: Run, *, finished: bool) -> None:
+    """Keep what a run is beside its results."""
+    text = json.dumps(about(name, run) | {"finished": finished}, indent=2)
+    (run.folder / ABOUT).write_text(text + "\n")
+
+
+def check_same_run(name: str, run: Run) -> None:
+    """Refuse to go on with a run of another experiment, seed or size."""
+    if not (run.folder / ABOUT).is_file():
+        return
+    earlier, now = _read(run.folder), about(name, run)
+    for key, option in (("experiment", "NAME"), ("seed", "--seed"), ("scale", "--scale")):
+        if earlier.get(key) != now[key]:
+            was = earlier.get(key)
+            raise ModelError(f"{option} must be that of the run in {run.folder}, {was!r}, to go on; got {now[key]!r}")
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    try:
+        read = json.loads((folder / ABOUT).read_text())
+    except (OSError, ValueError) as error:
+        raise DataError(f"{folder / ABOUT} must say what was run; it cannot be read: {error}") from error
+    if not isinstance(read, dict):
+        raise DataError(f"{folder / ABOUT} must hold an object; got {type(read).__name__}")
+    return read
+
+
+def results_page(folder: Path, known: Mapping[str, Experiment]) -> str:
+    """One page of all results in the folders of ``folder``, in the order of their names."""
+    runs = sorted(path.parent for path in folder.glob(f"*/{ABOUT}"))
+    if not runs:
+        raise DataError(f"--from must name a folder of runs, each with {ABOUT}; {str(folder)!r} has none")
+    lines = [
+        "# Results",
+        "",
+        "Drawn by `otpdag reproduce all --from results` from the data in `results/`, without running anything. Figures",
+        "that the paper prints are quoted as such; all others were measured by the commands that are named.",
+    ]
+    for path in runs:
+        read = _read(path)
+        chosen = known.get(str(read.get("experiment")))
+        if chosen is None or chosen.page is None:
+            raise ModelError(f"{path} was made by {read.get('experiment')!r}, which draws no page of its results")
+        versions = ", ".join(f"{package} {number}" for package, number in read.get("versions", {}).items())
+        lines += ["", chosen.page(path).strip(), ""]
+        size = "the paper's size" if read.get("scale") == "paper" else "a small size, not the paper's"
+        state = "" if read.get("finished") else " It was not finished."
+        lines += [f"*Run at {size}, by `{read.get('command')}` with {versions}.{state}*"]
+    # the page has one title; those of tables stand below it
+    body = "\n".join(lines[5:])
+    return "\n".join(lines[:5]) + "\n" + _lowered(body) + "\n"
+
+
+def _lowered(text: str) -> str:
+    """Headings one level down."""
+    return "\n".join("#" + line if line.startswith("#") else line for line in text.splitlines())
