@@ -13,7 +13,6 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-import otpdag.errors as named_errors  # whose NotFittedError is made when it is first needed
 from otpdag.backward.amortized import AmortizedMap
 from otpdag.data import (
     Batch,
@@ -248,7 +247,9 @@ class Model(Answering):
 
     def _fitted_naturals(self) -> dict[str, dict[str, Tensor]]:
         if self._naturals is None:
-            raise named_errors.NotFittedError("the model has no parameters yet: call otpdag.fit(model, data) first")
+            from otpdag.errors import NotFittedError  # made when it is first needed: scikit-learn is slow to import
+
+            raise NotFittedError("the model has no parameters yet: call otpdag.fit(model, data) first")
         return self._naturals
 
     @property
@@ -572,7 +573,9 @@ class Model(Answering):
 
     def _known_schema(self) -> Schema:
         if self._schema is None:
-            raise named_errors.NotFittedError("the model has seen no table yet: call otpdag.fit(model, data) first")
+            from otpdag.errors import NotFittedError  # made when it is first needed: scikit-learn is slow to import
+
+            raise NotFittedError("the model has seen no table yet: call otpdag.fit(model, data) first")
         return self._schema
 
     # -- files --------------------------------------------------------------------------------------------------
