@@ -31,8 +31,9 @@ Results = dict[str, dict[str, Course]]
 
 
 DIFFERENCES = (
-    "The paper shows three cases, as curves; the fourth, in which nothing is wrong, is ours, and shows what a remedy costs. *Ours, paper mode* is the published objective by our code, its failures "
-    "counted in the last column; *ours, default* is the repaired one, beside it."
+    "The paper shows three cases, as curves; the fourth, in which nothing is wrong, is ours, and shows what a remedy "
+    "costs. *Ours, paper mode* is the published objective by our code, its failures counted in the last column; "
+    "*ours, default* is the repaired one, beside it."
 )
 
 
