@@ -8,7 +8,7 @@ import torch
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.backward.bidirectional import PREFIX, BidirectionalMap
-from otpdag.backward.pieces import Cuts
+from otpdag.backward.series_pieces import Cuts
 from tests.dynamic_models import poisson_steps
 
 

@@ -19,7 +19,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import otpdag as otp
-from otpdag.cli import app, registry, table_files
+from otpdag.cli import app, command_files, registry
 from otpdag.cli import fitting as fitting_module
 from otpdag.cli.model_file import read_model_file
 
@@ -390,7 +390,7 @@ def test_control_characters_do_not_reach_the_terminal(tmp_path):
 
 def test_a_table_on_a_terminal_has_no_control_characters(fitted, monkeypatch, capsys):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    table_files.put_table(pd.DataFrame({"x": ["a\x1b[2J"]}), None)
+    command_files.put_table(pd.DataFrame({"x": ["a\x1b[2J"]}), None)
     assert capsys.readouterr().out == "x\na\\x1b[2J\n"
 
 

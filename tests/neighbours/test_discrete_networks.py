@@ -34,7 +34,7 @@ def assert_same(one: Model, other: Model) -> None:
 
 
 def _joint(model: Model) -> np.ndarray:
-    from otpdag.neighbours.tables import network_of
+    from otpdag.neighbours.network_tables import network_of
 
     return network_of(model).joint(["a", "z", "y", "b"])
 

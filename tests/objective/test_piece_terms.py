@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from otpdag.backward.bidirectional import PREFIX, BidirectionalMap
-from otpdag.backward.pieces import Cuts
+from otpdag.backward.series_pieces import Cuts
 from otpdag.objective import Drawn, Objective, Streams
 from otpdag.objective.piece_terms import FEWEST_PIECES, PieceContext, piece_problem, piece_terms
 from otpdag.objective.sampled import Moment

@@ -31,7 +31,7 @@ from otpdag.objective.graph_problem import GraphProblem
 from otpdag.objective.hidden_numbers import NumberProblem
 from otpdag.objective.moment_problem import MomentProblem
 from otpdag.objective.paper_topics import PaperTopicsProblem
-from otpdag.objective.partitioned import PartitionedProblem
+from otpdag.objective.partitioned_problem import PartitionedProblem
 from otpdag.objective.piece_terms import PieceProblem
 from otpdag.objective.row_problem import RowProblem
 from otpdag.objective.sampled import DrawnRows

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from otpdag.backward.amortized import RowCode
 from otpdag.backward.chain_states import States, joint_states
-from otpdag.backward.pieces import Pieces
+from otpdag.backward.series_pieces import Pieces
 from otpdag.backward.smoother import Adjustment, SequenceMap
 from otpdag.data.sequences import SequenceBatch
 from otpdag.layers import apply_linear, expand_to, gumbel_softmax

@@ -1,4 +1,4 @@
-"""Commands that ask a model or a model file something: their arguments. The work is in :mod:`otpdag.cli.answering`."""
+"""Commands that ask a model or a model file something: their arguments. The work is in :mod:`otpdag.cli.asking`."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def summary(
     as_json: AsJson = False,
 ) -> None:
     """Fit a model file to a table and print estimates with standard errors, likelihood, AIC, BIC and warnings."""
-    from otpdag.cli import answering
+    from otpdag.cli import asking
 
-    answering.summary(
+    asking.summary(
         model_file, data, errors=errors.value, level=level, seed=seed, sequence=sequence, time=time, as_json=as_json
     )
 
@@ -72,9 +72,9 @@ def predict(
     force: Force = False,
 ) -> None:
     """Predict a node for each row, from all else that the row shows; its own cells are not looked at."""
-    from otpdag.cli import answering
+    from otpdag.cli import asking
 
-    answering.predict(
+    asking.predict(
         model_path,
         data,
         node,
@@ -99,9 +99,9 @@ def forecast(
     force: Force = False,
 ) -> None:
     """Tell what comes after each sequence: means and intervals of numbers, likeliest categories."""
-    from otpdag.cli import answering
+    from otpdag.cli import asking
 
-    answering.forecast(
+    asking.forecast(
         model_path,
         data,
         steps=steps,
@@ -128,9 +128,9 @@ def effect(
     as_json: AsJson = False,
 ) -> None:
     """Tell what setting one node does to another, and whether the graph allows to know it."""
-    from otpdag.cli import answering
+    from otpdag.cli import asking
 
-    answering.effect(model_path, treatment, outcome, values=values, data=data, level=level, as_json=as_json)
+    asking.effect(model_path, treatment, outcome, values=values, data=data, level=level, as_json=as_json)
 
 
 def compare(
@@ -145,9 +145,9 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Fit several model files to one table and compare likelihood, AIC, BIC and held-out rows."""
-    from otpdag.cli import answering
+    from otpdag.cli import asking
 
-    answering.compare(data, model_files, folds=folds, seed=seed, sequence=sequence, time=time, as_json=as_json)
+    asking.compare(data, model_files, folds=folds, seed=seed, sequence=sequence, time=time, as_json=as_json)
 
 
 def select(
@@ -162,9 +162,9 @@ def select(
     as_json: AsJson = False,
 ) -> None:
     """Choose how many categories a hidden node has: fit the model with each number of them."""
-    from otpdag.cli import answering
+    from otpdag.cli import asking
 
-    answering.select(
+    asking.select(
         model_file,
         data,
         node,

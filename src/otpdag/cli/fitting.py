@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 
 from otpdag import plots
 from otpdag.cli.checkpoints import close_checkpoint, kept_checkpoint
+from otpdag.cli.command_files import STANDARD_INPUT, as_steps, csv_text, file_hash, table_at
 from otpdag.cli.console import RUN_FILES, Interrupted, check_folder, log_lines, note_written, out, say, warn
 from otpdag.cli.csv_files import check_cells
 from otpdag.cli.model_file import read_model_file
 from otpdag.cli.printing import described, estimate_lines, estimates_table, headline
 from otpdag.cli.showing import SHOWN, shown_bytes
-from otpdag.cli.table_files import STANDARD_INPUT, as_steps, csv_text, file_hash, table_at
 from otpdag.engine import FitResult
 from otpdag.engine import fit as fit_model
 from otpdag.errors import ApproximationWarning, ColumnTypeWarning, ConvergenceWarning, DataError, ModelError

@@ -10,8 +10,8 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
+from otpdag.cli.command_files import STANDARD_INPUT, table_at
 from otpdag.cli.console import check_file, say, write_file, write_out
-from otpdag.cli.table_files import STANDARD_INPUT, table_at
 from otpdag.data.types import ColumnType, column_types
 from otpdag.errors import ModelError
 from otpdag.printable import printable

@@ -11,10 +11,10 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from otpdag.cli.command_files import as_steps, file_hash, model_at, put_table, table_at
 from otpdag.cli.console import RUN_FILES, check_file, note_written, out, say, warn, write_file, write_out
 from otpdag.cli.csv_files import check_cells, read_csv_text
 from otpdag.cli.printing import described, estimates_table
-from otpdag.cli.table_files import as_steps, file_hash, model_at, put_table, table_at
 from otpdag.errors import ModelError
 from otpdag.files import finish_transaction, make_folder
 from otpdag.model import Model

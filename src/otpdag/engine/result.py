@@ -26,7 +26,7 @@ from otpdag.inference.effects import Effect
 from otpdag.objective import Problem
 from otpdag.tables import estimates
 from otpdag.uncertainty import Errors, Summary, parameter_covariance, standard_errors, summarise
-from otpdag.uncertainty.linear_normal import FitIndices, fit_indices, implied_moments, standardised
+from otpdag.uncertainty.covariance_structure import FitIndices, fit_indices, implied_moments, standardised
 from otpdag.uncertainty.rotation import Rotated, Rotation, rotated_loadings
 from otpdag.uncertainty.standard_errors import point_of
 from otpdag.uncertainty.summary import data_facts

@@ -10,7 +10,7 @@ from otpdag.datasets import DiscreteNetwork, read_bif
 from otpdag.errors import ModelError
 from otpdag.files import write_bytes
 from otpdag.model import Model
-from otpdag.neighbours.tables import model_of, network_of
+from otpdag.neighbours.network_tables import model_of, network_of
 
 __all__ = ["from_bif", "to_bif"]
 

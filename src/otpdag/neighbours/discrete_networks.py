@@ -9,7 +9,7 @@ import numpy as np
 
 from otpdag.datasets import DiscreteNetwork
 from otpdag.model import Model
-from otpdag.neighbours.tables import model_of, network_of
+from otpdag.neighbours.network_tables import model_of, network_of
 
 __all__ = ["from_pgmpy", "from_pyagrum", "to_pgmpy", "to_pyagrum"]
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from otpdag.backward.moments import Moments
+from otpdag.backward.row_moments import Moments
 from otpdag.data import Batch
 from otpdag.inference.simulated import simulated_rows
 from otpdag.objective.problem import Problem

@@ -19,7 +19,7 @@ from otpdag.backward.chain_layout import Chain
 from otpdag.backward.chain_marginals import marginals
 from otpdag.backward.chain_potentials import Linear, Potentials, potentials
 from otpdag.backward.chain_states import joint_states
-from otpdag.backward.pieces import Cuts, Pieces
+from otpdag.backward.series_pieces import Cuts, Pieces
 from otpdag.data import Batch
 from otpdag.data.sequences import SequenceBatch
 from otpdag.layers import side_by_side

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from otpdag.backward.closed_form import RowGroup, enumerates_easily, group_rows
-from otpdag.backward.moments import moments_of
 from otpdag.backward.placed_points import adapted
+from otpdag.backward.row_moments import moments_of
 from otpdag.data import Batch, random_part
 from otpdag.errors import ModelError
 from otpdag.inference.simulated import simulated_rows

@@ -12,7 +12,7 @@ import pandas as pd
 from otpdag.errors import DataError, ModelError
 from otpdag.model import Model
 from otpdag.report.graph_picture import graph_picture
-from otpdag.report.pieces import Charts, note, number, text
+from otpdag.report.page_parts import Charts, note, number, text
 from otpdag.report.run_folder import Run
 from otpdag.report.series import Steps, hidden_series, observed_columns, series
 from otpdag.tables import estimates

@@ -13,7 +13,7 @@ from otpdag.data import Sequences
 from otpdag.errors import DataError, ModelError
 from otpdag.mechanisms import Given
 from otpdag.model import Model
-from otpdag.report.pieces import Charts, text
+from otpdag.report.page_parts import Charts, text
 from otpdag.report.run_folder import Run
 
 if TYPE_CHECKING:

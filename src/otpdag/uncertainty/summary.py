@@ -18,8 +18,8 @@ from otpdag.inference.parameter_count import free_parameters
 from otpdag.model import Model
 from otpdag.model.rendering import printable
 from otpdag.objective import Problem
+from otpdag.uncertainty.covariance_structure import FitIndices
 from otpdag.uncertainty.diagnosis import UNDETERMINED
-from otpdag.uncertainty.linear_normal import FitIndices
 
 __all__ = ["Summary", "data_facts", "summarise"]
 

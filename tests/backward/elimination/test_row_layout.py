@@ -8,8 +8,8 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.backward.elimination import EliminationOptions, expectations, lay_out, log_evidence, moved, total_evidence
 from otpdag.backward.elimination.families import describe_families
-from otpdag.backward.elimination.kinds import Kind, plan
 from otpdag.backward.elimination.ordering import elimination_order, order_cost
+from otpdag.backward.elimination.piece_plans import Kind, plan
 from otpdag.data import Batch
 from otpdag.errors import DataError, ModelError
 from otpdag.spaces import Discrete, Real

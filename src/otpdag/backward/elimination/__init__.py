@@ -19,7 +19,7 @@ from otpdag.backward.elimination.evidence import (
 )
 from otpdag.backward.elimination.family_statistics import Counts, Moments, Rows, WeighedRows
 from otpdag.backward.elimination.likeliest import likeliest_states
-from otpdag.backward.elimination.moments import node_moments
+from otpdag.backward.elimination.number_moments import node_moments
 from otpdag.backward.elimination.posterior import posterior_draws, state_probabilities
 from otpdag.backward.elimination.row_layout import (
     Beyond,

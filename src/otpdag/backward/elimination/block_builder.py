@@ -24,8 +24,8 @@ from otpdag.backward.elimination.blocks import (
     TableSource,
 )
 from otpdag.backward.elimination.clouds import Cloud
-from otpdag.backward.elimination.kinds import Cluster, Factor, Kind, Plan
 from otpdag.backward.elimination.linear_normal import LinearGroup
+from otpdag.backward.elimination.piece_plans import Cluster, Factor, Kind, Plan
 from otpdag.backward.elimination.points import Placement, to_line
 from otpdag.backward.elimination.resizing import joined
 from otpdag.backward.elimination.row_table import TableView

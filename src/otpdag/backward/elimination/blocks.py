@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from otpdag.backward.elimination.clouds import Cloud
-from otpdag.backward.elimination.kinds import Kind
 from otpdag.backward.elimination.linear_normal import LinearGroup
+from otpdag.backward.elimination.piece_plans import Kind
 from otpdag.backward.elimination.points import Placement
 from otpdag.backward.elimination.sum_product import Sizes, Step
 from otpdag.backward.elimination.unknowns import Ints

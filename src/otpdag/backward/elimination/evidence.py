@@ -17,11 +17,11 @@ from torch import Tensor
 
 from otpdag.backward.elimination.blocks import Block, PointsKey
 from otpdag.backward.elimination.clouds import Cloud
+from otpdag.backward.elimination.expected_statistics import Slopes, Summary
 from otpdag.backward.elimination.family_statistics import Statistics
 from otpdag.backward.elimination.points import Placement
 from otpdag.backward.elimination.resizing import FINER
 from otpdag.backward.elimination.row_layout import Layout
-from otpdag.backward.elimination.summary import Slopes, Summary
 from otpdag.backward.elimination.sums import Factors, Tempering, taken
 from otpdag.structure import Naturals
 

@@ -21,7 +21,7 @@ from otpdag.backward.elimination.block_builder import BlockBuilder
 from otpdag.backward.elimination.blocks import Block, Complete
 from otpdag.backward.elimination.clouds import Cloud, cloud_size
 from otpdag.backward.elimination.families import FamilyView, describe_families
-from otpdag.backward.elimination.kinds import Kind, Plan, plan
+from otpdag.backward.elimination.piece_plans import Kind, Plan, plan
 from otpdag.backward.elimination.points import Placement
 from otpdag.backward.elimination.resizing import COARSE_POINTS, FINEST, needed_points, two_sizes, with_points
 from otpdag.backward.elimination.row_table import TableView

@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from otpdag.backward.elimination.kinds import Cluster, Factor, Plan, rounded
+from otpdag.backward.elimination.piece_plans import Cluster, Factor, Plan, rounded
 
 __all__ = ["Split", "split", "split_plan"]
 

@@ -20,7 +20,7 @@ from otpdag.engine.search import Ended
 from otpdag.errors import DataError, ModelError
 from otpdag.model import Model
 from otpdag.objective import ClosedForm, Problem
-from otpdag.objective.partitioned import PartitionedProblem, is_sum_over_rows, part_problem
+from otpdag.objective.partitioned_problem import PartitionedProblem, is_sum_over_rows, part_problem
 from otpdag.structure import unpack
 
 __all__ = ["PartitionedData"]

@@ -15,7 +15,7 @@ from otpdag.backward.amortized import RowCode
 from otpdag.backward.bidirectional import BidirectionalMap
 from otpdag.backward.guessed_steps import complete_steps, step_weights
 from otpdag.backward.number_steps import padded_features
-from otpdag.backward.pieces import CONTEXT, check_context
+from otpdag.backward.series_pieces import CONTEXT, check_context
 from otpdag.backward.smoother import SequenceMap
 from otpdag.data import Schema
 from otpdag.data.sequence_parts import part_of

@@ -24,7 +24,7 @@ from otpdag.errors import ModelError
 from otpdag.model import Model
 from otpdag.objective import ClosedForm, Drawn, Problem
 from otpdag.objective.direct import count_ranges
-from otpdag.objective.partitioned import FROM_ROWS, HELD_ROWS, PartitionedProblem, rows_in_blocks
+from otpdag.objective.partitioned_problem import FROM_ROWS, HELD_ROWS, PartitionedProblem, rows_in_blocks
 from otpdag.objective.sampled import drawn_rows
 from otpdag.structure import Structure, unpack
 from otpdag.uncertainty.diagnosis import (

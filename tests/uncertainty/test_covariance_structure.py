@@ -9,7 +9,7 @@ import pytest
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.errors import ModelError
-from otpdag.uncertainty.linear_normal import implied_moments
+from otpdag.uncertainty.covariance_structure import implied_moments
 from otpdag.uncertainty.rotation import oblimin, varimax
 
 

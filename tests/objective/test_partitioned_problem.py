@@ -10,7 +10,7 @@ from otpdag import mechanisms as m
 from otpdag.engine.kinds.partitioned_data import PartitionedData
 from otpdag.engine.kinds.table_data import TableData, table_problem
 from otpdag.errors import ModelError
-from otpdag.objective import partitioned
+from otpdag.objective import partitioned_problem
 
 pytest.importorskip("pyarrow")
 
@@ -85,14 +85,14 @@ def test_many_rows_in_memory_are_worked_on_in_blocks(monkeypatch):
     layout = whole.lay_out(METHOD, 0)
     plain = whole.problem(layout, METHOD, 0)
     for name, size in {"HELD_ROWS": 100, "FROM_ROWS": 200, "BLOCK_ROWS": 90}.items():
-        monkeypatch.setattr(partitioned, name, size)
+        monkeypatch.setattr(partitioned_problem, name, size)
     graph, nodes = otp.Graph([("z", "x"), ("x", "y")], hidden=["z"]), {k: nodes[k] for k in ("z", "x", "y")}
     whole = TableData.of(otp.Model(graph, nodes), frame[["x", "y"]])
     layout = whole.lay_out(METHOD, 0)
     blocks = whole.problem(layout, METHOD, 0)
     points = whole.starts(layout, blocks, 0, [0, 1])
-    assert isinstance(blocks, partitioned.PartitionedProblem)
-    assert not isinstance(plain, partitioned.PartitionedProblem)
+    assert isinstance(blocks, partitioned_problem.PartitionedProblem)
+    assert not isinstance(plain, partitioned_problem.PartitionedProblem)
     for ours, theirs in zip(with_gradient(blocks, points), with_gradient(blocks.in_units(), points), strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-10, atol=1e-12)
     assert blocks.weight.shape == (1, 400)
