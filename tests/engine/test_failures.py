@@ -11,6 +11,7 @@ import torch
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.errors import DataError, ModelError
+from otpdag.objective.moment_problem import MomentProblem
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=100)
@@ -81,6 +82,7 @@ def test_an_error_of_linear_algebra_is_named(monkeypatch):
     def fail(*_: object) -> None:
         raise torch.linalg.LinAlgError("linalg.inv: the input is singular")
 
+    monkeypatch.setattr(MomentProblem, "guessed", lambda *_, **__: None)
     monkeypatch.setattr(m.Normal, "start", fail)
     with pytest.raises(
         ModelError, match=r"the fit failed: a matrix became singular \(the input is singular\); look for"
@@ -93,6 +95,7 @@ def test_parameters_that_are_not_numbers_are_not_adopted(monkeypatch):
     otp.fit(model, table)
     before = model.params()
     start = m.Normal.start
+    monkeypatch.setattr(MomentProblem, "guessed", lambda *_, **__: None)
     monkeypatch.setattr(
         m.Normal, "start", lambda self, *given: {k: v * torch.nan for k, v in start(self, *given).items()}
     )
