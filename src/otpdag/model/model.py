@@ -247,9 +247,7 @@ class Model(Answering):
 
     def _fitted_naturals(self) -> dict[str, dict[str, Tensor]]:
         if self._naturals is None:
-            from otpdag.errors import NotFittedError  # made when it is first needed: scikit-learn is slow to import
-
-            raise NotFittedError("the model has no parameters yet: call otpdag.fit(model, data) first")
+            raise _not_fitted("the model has no parameters yet: call otpdag.fit(model, data) first")
         return self._naturals
 
     @property
@@ -573,9 +571,7 @@ class Model(Answering):
 
     def _known_schema(self) -> Schema:
         if self._schema is None:
-            from otpdag.errors import NotFittedError  # made when it is first needed: scikit-learn is slow to import
-
-            raise NotFittedError("the model has seen no table yet: call otpdag.fit(model, data) first")
+            raise _not_fitted("the model has seen no table yet: call otpdag.fit(model, data) first")
         return self._schema
 
     # -- files --------------------------------------------------------------------------------------------------
@@ -635,3 +631,10 @@ def _standard(batch: Batch, node: str, space: Space) -> tuple[Tensor, Tensor]:
     mean = (value * seen).sum(0) / count
     spread = (((value - mean) * seen) ** 2).sum(0).div(count).sqrt()
     return mean, torch.where(spread > 1e-12, spread, torch.ones_like(spread))
+
+
+def _not_fitted(message: str) -> Exception:
+    """The error of a model without parameters; its class imports scikit-learn, which a model need not."""
+    from otpdag.errors import NotFittedError
+
+    return NotFittedError(message)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from otpdag.data.frames import as_frame
-from otpdag.engine import FitResult
+from otpdag.engine.result import FitResult
 from otpdag.errors import ModelError
 from otpdag.model import Model
 from otpdag.tables import estimates

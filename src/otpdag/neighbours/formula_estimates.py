@@ -13,7 +13,7 @@ import torch
 from scipy.stats import norm
 from torch import Tensor
 
-from otpdag.engine import FitResult
+from otpdag.engine.result import FitResult
 from otpdag.errors import ModelError
 from otpdag.neighbours.formulas import Formulas, read_formulas
 from otpdag.objective import Problem

@@ -232,7 +232,7 @@ def plot_estimates(
     """A forest of estimates: one line for each number that was learned, with its interval where there is one.
 
     Args:
-        fitted: A fitted model, or the result of a fit.
+        fitted: A fitted model, or the result of a fit, which has intervals of its own.
         intervals: From :meth:`FitResult.intervals`.
         nodes: Whose parameters; all by default.
         parameter: Which parameter, for instance ``"weight"``; all by default.
@@ -247,6 +247,9 @@ def plot_estimates(
     if table.empty:
         raise ModelError(f"nodes and parameter leave nothing to draw; nodes are {', '.join(model.graph.nodes)}")
     low, high = _ends(table, intervals)
+    if intervals is None and isinstance(fitted, FitResult):
+        errors = fitted.standard_errors().loc[table.index]
+        low, high = errors["lower"].to_numpy(), errors["upper"].to_numpy()
     places = np.arange(len(table))
     ax = Picture(figsize=(7.0, 0.26 * len(table) + 1.1), layout="constrained").add_subplot()
     ax.axvline(0.0, color=PALE_INK, linewidth=0.8, linestyle=":")
@@ -256,7 +259,7 @@ def plot_estimates(
     names = [f"{node}: {name}" + (f" ({at})" if at else "") for node, name, at in rows]
     ax.set_yticks(places, names, fontsize=SMALL_FONT)
     ax.invert_yaxis()
-    ax.set_xlabel("estimate" if intervals is None else "estimate and interval")
+    ax.set_xlabel("estimate and interval" if bool(np.any(high > low)) else "estimate")
     ax.spines[["top", "right", "left"]].set_visible(False)
     ax.tick_params(axis="y", length=0)
     return figure_of(ax)
