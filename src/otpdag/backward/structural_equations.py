@@ -369,9 +369,11 @@ _Entry: TypeAlias = tuple[NDArray[Any], ...]
 
 def _is_plain(family: FamilyView) -> bool:
     """Whether a family is a normal node as the library has it, whose parameters each make entries of their own."""
-    supports = [parameter.support for parameter in family.mechanism.declared().values()]
+    mechanism, parameters = family.mechanism, family.mechanism.declared().values()
+    if any(parameter.is_given_in_part for parameter in parameters):
+        return False
+    supports = [parameter.support for parameter in parameters]
     plain = all(one is REAL or one is POSITIVE or isinstance(one, Floored) for one in supports)
-    mechanism = family.mechanism
     return isinstance(mechanism, Normal) and type(mechanism) is Normal and not mechanism.predictor.is_levelled and plain
 
 
