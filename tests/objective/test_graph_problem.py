@@ -1,5 +1,7 @@
 """Rows summed along the graph, beside the same rows enumerated, and their closed-form updates."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -16,6 +18,7 @@ from otpdag.engine.lbfgs import minimise
 from otpdag.engine.optimiser import Leg
 from otpdag.objective import ClosedForm, Direct, Objective, PushForward
 from otpdag.objective.graph_problem import WORST_LOSS, GraphProblem, rows_along_graph
+from otpdag.objective.row_objective import RowObjective
 from otpdag.objective.row_problem import RowProblem, each_row_problem
 
 ROWS = 60
@@ -75,9 +78,10 @@ def made(world, objective=None, weights=None, rows=None):
     whole = encode(world()[1], Schema.of(model.spaces, model.graph), hidden=model.graph.hidden)
     layout = lay_out_rows(model.structure, whole, otp.entropic(), 0)
     start = one_start(layout, whole, 0, 0, first=True)
-    held = layout.structure, batch, layout.shapes, objective or Objective(eps=1.0)
-    enumerated = each_row_problem(*held, ClosedForm(sums=SumSizes(easy_states=10**6, patterns=1000)), 0)
-    along = rows_along_graph(*held, ClosedForm(), 0)
+    about = RowObjective(layout.structure, layout.shapes, objective or Objective(eps=1.0), ClosedForm())
+    easily = ClosedForm(sums=SumSizes(easy_states=10**6, patterns=1000))
+    enumerated = each_row_problem(replace(about, closed=easily), batch, 0)
+    along = rows_along_graph(about, batch, 0)
     assert (type(along), type(enumerated)) == (GraphProblem, RowProblem)
     return along.laid_out_for(start), enumerated, start
 
@@ -222,7 +226,7 @@ def test_other_terms_are_not_summed_along_the_graph(objective):
     model, frame = tables()
     batch = encode(frame, Schema.of(model.spaces, model.graph), hidden=())
     layout = lay_out_rows(model.structure, batch, otp.entropic(), 0)
-    assert rows_along_graph(layout.structure, batch, layout.shapes, objective, ClosedForm(), 0) is None
+    assert rows_along_graph(RowObjective(layout.structure, layout.shapes, objective, ClosedForm()), batch, 0) is None
 
 
 def test_parameters_that_are_shared_or_tempered_have_no_updates():

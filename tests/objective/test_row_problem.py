@@ -10,6 +10,7 @@ from otpdag.backward.closed_form import SumSizes
 from otpdag.data import Schema, encode
 from otpdag.engine.kinds.table_data import lay_out_rows, one_start
 from otpdag.objective import ClosedForm, Objective
+from otpdag.objective.row_objective import RowObjective
 from otpdag.objective.row_problem import RowProblem, each_row_problem
 
 ROWS = 40
@@ -23,7 +24,7 @@ def made(objective):
     batch = encode(frame, Schema.of(model.spaces, model.graph), hidden=["u"])
     layout = lay_out_rows(model.structure, batch, otp.entropic(), 0)
     closed = ClosedForm(sums=SumSizes(grid=16))
-    problem = each_row_problem(layout.structure, batch, layout.shapes, objective, closed, 0)
+    problem = each_row_problem(RowObjective(layout.structure, layout.shapes, objective, closed), batch, 0)
     assert type(problem) is RowProblem
     return problem, one_start(layout, batch, 0, 0, first=True)
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from otpdag.anderson import correction
-from otpdag.engine.optimiser import Leg, Memory, Outcome, Progress, Watch, under
+from otpdag.engine.optimiser import SMALL_IN_A_ROW, Leg, Memory, Outcome, Progress, Watch, under
 
 __all__ = ["accelerated_updates"]
 
@@ -23,9 +23,6 @@ Array: TypeAlias = NDArray[np.float64]
 
 REMEMBERED = 8
 """Differences of points and of updates that are combined."""
-
-SMALL_IN_A_ROW = 3
-"""Small changes in a row that make an end."""
 
 QUICK = 0.3
 """Where changes shrink to this share of the one before, updates need no help: old differences would mislead them."""

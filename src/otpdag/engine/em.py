@@ -8,14 +8,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from otpdag.engine.optimiser import Leg, Memory, Outcome, Progress, Watch, as_memory, from_memory
+from otpdag.engine.optimiser import SMALL_IN_A_ROW, Leg, Memory, Outcome, Progress, Watch, as_memory, from_memory
 from otpdag.errors import ModelError
 from otpdag.objective import LossTerms
 
 __all__ = ["EM"]
-
-SMALL_IN_A_ROW = 3
-"""Small changes in a row that make an end."""
 
 
 @dataclass(frozen=True)

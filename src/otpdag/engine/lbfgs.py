@@ -14,7 +14,7 @@ from torch import Tensor
 
 from otpdag.engine.accelerated import accelerated_updates
 from otpdag.engine.coordinates import Coordinates
-from otpdag.engine.optimiser import Leg, Memory, Outcome, Progress, Watch, as_memory, from_memory, under
+from otpdag.engine.optimiser import SMALL_IN_A_ROW, Leg, Memory, Outcome, Progress, Watch, as_memory, from_memory, under
 from otpdag.errors import ModelError
 from otpdag.objective import LossTerms
 
@@ -36,9 +36,6 @@ MOST_UPDATES, LITTLE_GAINED = 40, 1e-7
 
 MOST_ALONE = 120
 """Closed-form updates of all parameters after which descent takes over."""
-
-SMALL_IN_A_ROW = 3
-"""Small changes in a row that make an end: one or two happen in narrow valleys."""
 
 OnStep = Callable[[int, "LBFGSState"], bool]
 """Called after each step; returning True stops the run."""

@@ -11,7 +11,21 @@ from torch import Tensor
 
 from otpdag.objective import LossTerms, Problem
 
-__all__ = ["Leg", "Memory", "Optimiser", "Outcome", "Progress", "Watch", "as_memory", "from_memory", "under"]
+__all__ = [
+    "SMALL_IN_A_ROW",
+    "Leg",
+    "Memory",
+    "Optimiser",
+    "Outcome",
+    "Progress",
+    "Watch",
+    "as_memory",
+    "from_memory",
+    "under",
+]
+
+SMALL_IN_A_ROW = 3
+"""Small changes in a row that make an end: one or two happen in narrow valleys."""
 
 Memory = Mapping[str, Tensor]
 """What an optimiser has learned on its way, as named tensors: it can be handed on, and written to a file."""

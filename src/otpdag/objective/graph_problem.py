@@ -28,6 +28,7 @@ from otpdag.data import Batch, random_part
 from otpdag.inference.simulated import simulated_rows
 from otpdag.mechanisms.base import Mechanism, Params
 from otpdag.objective.problem import Moved, Problem
+from otpdag.objective.row_objective import RowObjective
 from otpdag.objective.settings import ClosedForm, Objective
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Structure, pack, unpack
@@ -243,23 +244,16 @@ class GraphProblem(Problem):
         return replace(self, batch=batch, unplaced=layout, placed=layout, placed_for=None)
 
 
-def rows_along_graph(
-    structure: Structure,
-    batch: Batch,
-    shapes: Mapping[str, tuple[int, ...]],
-    objective: Objective,
-    closed: ClosedForm,
-    seed: int,
-) -> GraphProblem | None:
+def rows_along_graph(about: RowObjective, batch: Batch, seed: int) -> GraphProblem | None:
     """Lay rows out along the graph; None where that does not apply (other terms, nodes without a density)."""
+    objective, sums = about.weights, about.closed.sums
     if objective.direct is not None or not objective.is_likelihood:
         return None
-    sums = closed.sums
     budget = Budget(sums.largest_table, sums.memory, sums.entries, sums.approximate, fine_table=FINE_TABLE)
-    layout = lay_out_within(structure, batch, budget)
+    layout = lay_out_within(about.structure, batch, budget)
     if layout is None:
         return None
-    return GraphProblem(structure, batch, shapes, objective, closed, seed, layout, layout)
+    return GraphProblem(about.structure, batch, about.shapes, objective, about.closed, seed, layout, layout)
 
 
 def _newton_step(

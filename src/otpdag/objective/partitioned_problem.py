@@ -21,8 +21,9 @@ from otpdag.data import Batch, Parts, Reading, random_part
 from otpdag.data.parts import LocalParts
 from otpdag.errors import ModelError
 from otpdag.objective.problem import Moved, Problem
+from otpdag.objective.row_objective import RowObjective
 from otpdag.objective.row_problem import RowProblem, row_problem
-from otpdag.objective.settings import ClosedForm, Objective
+from otpdag.objective.settings import Objective
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Structure
 
@@ -155,17 +156,10 @@ class PartitionedProblem(Problem):
         return self.sample.simulated(point, size, seed)
 
 
-def rows_in_blocks(
-    structure: Structure,
-    batch: Batch,
-    shapes: Mapping[str, tuple[int, ...]],
-    objective: Objective,
-    closed: ClosedForm,
-    seed: int,
-) -> Problem:
+def rows_in_blocks(about: RowObjective, batch: Batch, seed: int) -> Problem:
     """Rows in memory: many of them block by block, which takes less memory and no more time, few as they are."""
-    lay_out = partial(row_problem, structure, shapes=shapes, objective=objective, closed=closed, seed=seed)
-    few = batch.rows < FROM_ROWS or batch.replicas > 1 or not is_sum_over_rows(objective)
+    lay_out = partial(row_problem, about, seed=seed)
+    few = batch.rows < FROM_ROWS or batch.replicas > 1 or not is_sum_over_rows(about.weights)
     part = None if few else random_part(batch.rows, HELD_ROWS, seed)
     if part is None:
         return lay_out(batch=batch)
@@ -175,7 +169,7 @@ def rows_in_blocks(
     blocks = torch.arange(batch.rows).split(BLOCK_ROWS)
     problems = LocalParts(lambda: (lay_out(batch=batch.take(rows)) for rows in blocks))
     whole = cache(partial(lay_out, batch=batch))
-    return PartitionedProblem(structure, shapes, problems, sample, batch.rows, whole=whole)
+    return PartitionedProblem(about.structure, about.shapes, problems, sample, batch.rows, whole=whole)
 
 
 def is_sum_over_rows(objective: Objective) -> bool:
@@ -183,19 +177,9 @@ def is_sum_over_rows(objective: Objective) -> bool:
     return objective.direct is None and objective.push_forward is None
 
 
-def part_problem(
-    frame: Any,
-    number: int,
-    reading: Reading,
-    structure: Structure,
-    shapes: Mapping[str, tuple[int, ...]],
-    objective: Objective,
-    closed: ClosedForm,
-    seed: int,
-) -> Problem:
+def part_problem(frame: Any, number: int, reading: Reading, about: RowObjective, seed: int) -> Problem:
     """The problem of one part, made where the part is."""
-    batch = reading.batch(frame, number)
-    return row_problem(structure, batch, shapes, objective, closed, seed + number)
+    return row_problem(about, reading.batch(frame, number), seed + number)
 
 
 def _evaluated(

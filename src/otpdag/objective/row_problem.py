@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +21,7 @@ from otpdag.objective.fixed_point import FixedPoint
 from otpdag.objective.graph_problem import SAME_SUM, WORST_LOSS, rows_along_graph
 from otpdag.objective.moment_problem import MomentProblem
 from otpdag.objective.problem import Moved, Problem
+from otpdag.objective.row_objective import RowObjective
 from otpdag.objective.settings import ClosedForm, Objective
 from otpdag.objective.state_problem import rows_by_features
 from otpdag.objective.terms import LossTerms
@@ -59,6 +59,10 @@ class RowProblem(Problem):
     """Where gaps were completed for the direct term, and what became of the estimates; None if they are not yet."""
     settled: float = SETTLED
     """The squared change at which estimates and completed rows agree."""
+
+    @property
+    def _about(self) -> RowObjective:
+        return RowObjective(self.structure, self.shapes, self.objective, self.closed)
 
     @property
     def rows(self) -> int:
@@ -126,8 +130,7 @@ class RowProblem(Problem):
         part = random_part(self.rows, rows, self.seed)
         batch = self.batch if part is None else self.batch.take(part)
         sums = replace(self.closed.sums, grid=self.closed.sums.grid // 2) if coarse else self.closed.sums
-        closed = replace(self.closed, sums=sums)
-        return row_problem(self.structure, batch, self.shapes, self.objective, closed, self.seed)
+        return row_problem(replace(self._about, closed=replace(self.closed, sums=sums)), batch, self.seed)
 
     # -- points of unknown numbers, and weights of features -----------------------------------------------------------
 
@@ -221,46 +224,33 @@ class RowProblem(Problem):
     def simulated(self, point: Tensor, size: int, seed: int) -> Problem:
         """Rows that the model makes, each with the gaps and covariates of a random row."""
         sample = simulated_rows(self.structure, self.naturals(point.detach()), self.batch, size, seed)
-        return row_problem(self.structure, sample, self.shapes, self.objective, self.closed, seed)
+        return row_problem(self._about, sample, seed)
 
 
-def row_problem(
-    structure: Structure,
-    batch: Batch,
-    shapes: Mapping[str, tuple[int, ...]],
-    objective: Objective,
-    closed: ClosedForm,
-    seed: int,
-) -> Problem:
+def row_problem(about: RowObjective, batch: Batch, seed: int) -> Problem:
     """Rows laid out for the closed form: summed up where moments tell all that the model reads, else one by one.
 
     The same seed lays them out alike.
     """
-    about: dict[str, Any] = {"shapes": shapes, "objective": objective, "closed": closed}
+    structure, shapes, objective = about.structure, about.shapes, about.weights
     weights = objective.at(1.0)
-    plain = weights.eps == weights.reconstruction == 1.0 and closed.reference == "model"
+    plain = weights.eps == weights.reconstruction == 1.0 and about.closed.reference == "model"
     if plain and objective.is_likelihood and objective.direct is None:
-        in_rows, anew = partial(each_row_problem, structure, **about), partial(row_problem, structure, **about)
+        in_rows, anew = partial(each_row_problem, about), partial(row_problem, about)
         moments = moments_of(structure, batch, shapes)
         if moments is not None:
             return MomentProblem(structure, shapes, moments, in_rows, anew, seed)
         by_states = rows_by_features(structure, batch, shapes, in_rows, seed)
         if by_states is not None:
             return by_states
-    return each_row_problem(structure, batch, seed=seed, **about)
+    return each_row_problem(about, batch, seed)
 
 
-def each_row_problem(
-    structure: Structure,
-    batch: Batch,
-    shapes: Mapping[str, tuple[int, ...]],
-    objective: Objective,
-    closed: ClosedForm,
-    seed: int,
-) -> Problem:
+def each_row_problem(about: RowObjective, batch: Batch, seed: int) -> Problem:
     """Rows one by one: enumerated where what they miss is little, else summed along the graph."""
-    if objective.reconstruction and not enumerates_easily(structure, batch, closed.sums):
-        along = rows_along_graph(structure, batch, shapes, objective, closed, seed)
+    structure, objective, sums = about.structure, about.weights, about.closed.sums
+    if objective.reconstruction and not enumerates_easily(structure, batch, sums):
+        along = rows_along_graph(about, batch, seed)
         if along is not None:
             return along
     generator = torch.Generator().manual_seed(seed)
@@ -269,8 +259,7 @@ def each_row_problem(
     if objective.reconstruction:
         ranges = count_ranges(structure, batch)
         exact = objective.is_likelihood
-        sums = closed.sums
         laid = group_rows(structure, batch, generator=generator, options=sums, count_range=ranges, exact=exact)
         groups = tuple(laid)
     refinements = 0 if objective.direct is None else objective.direct.refinements
-    return RowProblem(structure, batch, shapes, objective, closed, seed, groups, direct, refinements)
+    return RowProblem(structure, batch, about.shapes, objective, about.closed, seed, groups, direct, refinements)

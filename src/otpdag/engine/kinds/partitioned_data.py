@@ -21,6 +21,7 @@ from otpdag.errors import DataError, ModelError
 from otpdag.model import Model
 from otpdag.objective import ClosedForm, Problem
 from otpdag.objective.partitioned_problem import PartitionedProblem, is_sum_over_rows, part_problem
+from otpdag.objective.row_objective import RowObjective
 from otpdag.structure import unpack
 
 __all__ = ["PartitionedData"]
@@ -108,13 +109,11 @@ class PartitionedData(DataKind):
         """Parts in closed form; their problems are kept if they fit into memory, or lie elsewhere."""
         assert isinstance(method.evaluation, ClosedForm), "checked before"
         sample = self.held.problem(layout, method, seed)
+        about = RowObjective(layout.structure, layout.shapes, method.objective, method.evaluation)
         made = self.table.parts.mapped(
             part_problem,
             self.table.reading,
-            layout.structure,
-            layout.shapes,
-            method.objective,
-            method.evaluation,
+            about,
             seed,
             keep=self.table.elsewhere or size_of(sample) / sample.rows * self.rows <= self.memory,
         )

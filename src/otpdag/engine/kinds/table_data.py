@@ -25,6 +25,7 @@ from otpdag.model import Model
 from otpdag.objective import ClosedForm, Drawn, Problem
 from otpdag.objective.direct import count_ranges
 from otpdag.objective.partitioned_problem import FROM_ROWS, HELD_ROWS, PartitionedProblem, rows_in_blocks
+from otpdag.objective.row_objective import RowObjective
 from otpdag.objective.sampled import drawn_rows
 from otpdag.structure import Structure, unpack
 from otpdag.uncertainty.diagnosis import (
@@ -206,7 +207,7 @@ def table_problem(layout: Layout, batch: Batch, method: Method, seed: int) -> Pr
     if isinstance(method.evaluation, Drawn):
         return drawn_rows(structure, batch, layout.maps, shapes, objective, method.evaluation, seed)
     assert isinstance(method.evaluation, ClosedForm), "checked before"
-    return rows_in_blocks(structure, batch, shapes, objective, method.evaluation, seed)
+    return rows_in_blocks(RowObjective(structure, shapes, objective, method.evaluation), batch, seed)
 
 
 def one_start(layout: Layout, batch: Batch, owner: int, seed: int, *, first: bool) -> Tensor:
