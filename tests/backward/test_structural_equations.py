@@ -8,7 +8,7 @@ import torch
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.engine import LBFGS
-from otpdag.engine.adapt import adapt
+from otpdag.engine.kinds.recognise import recognise
 from otpdag.engine.kinds.table_data import one_start
 from otpdag.engine.optimiser import Leg
 
@@ -28,7 +28,7 @@ def factors(gaps=False):
 
 
 def laid_out(model, frame):
-    kind = adapt(model, frame, weights=None, device="cpu", every_row=False)
+    kind = recognise(model, frame, weights=None, device="cpu", every_row=False)
     layout = kind.lay_out(otp.entropic(), 0)
     problem = kind.problem(layout, otp.entropic(), 0)
     return kind, layout, problem, kind.starts(layout, problem, 0, range(3))

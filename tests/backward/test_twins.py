@@ -8,7 +8,7 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.backward.elimination.families import describe_families
 from otpdag.backward.twins import find_twins
-from otpdag.engine.adapt import adapt
+from otpdag.engine.kinds.recognise import recognise
 from otpdag.structure import unpack
 
 
@@ -20,7 +20,7 @@ def test_twins_have_the_natural_parameters_of_each_alone():
     frame[["a", "b", "c"]] += rng.normal(size=(80, 3)) * [40.0, 1e-3, 1.0]
     edges = [("t", "a"), ("t", "b"), ("t", "c"), ("g", "c"), ("g", "d")]
     model = otp.Model(otp.Graph(edges), {"g": m.Categorical(2), **{name: m.Normal(floor=0.0) for name in "tabcd"}})
-    layout = adapt(model, frame, weights=None, device="cpu", every_row=False).lay_out(otp.entropic(), 0)
+    layout = recognise(model, frame, weights=None, device="cpu", every_row=False).lay_out(otp.entropic(), 0)
     point = torch.as_tensor(rng.normal(size=(3, sum(int(np.prod(s)) for s in layout.shapes.values()))))
     expected = layout.structure.naturals(unpack(point, layout.shapes))
     families = describe_families(layout.structure)

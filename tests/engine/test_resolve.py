@@ -10,9 +10,9 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.backward.encoder import EncoderMap
 from otpdag.engine import EM, LBFGS, Adam, Method
-from otpdag.engine.adapt import adapt
 from otpdag.engine.kinds.document_data import DocumentData
 from otpdag.engine.kinds.image_data import ImageData
+from otpdag.engine.kinds.recognise import recognise
 from otpdag.engine.kinds.sequence_data import SequenceData
 from otpdag.engine.kinds.table_data import TableData
 from otpdag.engine.resolve import check_arguments, check_honoured, resolve
@@ -136,7 +136,7 @@ def test_arguments_that_the_data_cannot_honour_are_refused(kind, arguments, mess
 
 def test_a_device_is_for_tables_and_images():
     given = {"weights": None, "device": "cpu", "every_row": False}
-    kinds = [adapt(build(), data(), **given) for build, data, _ in KINDS.values()]
+    kinds = [recognise(build(), data(), **given) for build, data, _ in KINDS.values()]
     assert [type(kind) for kind in kinds] == [TableData, SequenceData, DocumentData, ImageData]
     for kind, honoured in zip(kinds, (True, False, False, True), strict=True):
         if honoured:
@@ -266,7 +266,7 @@ def test_misfit_is_a_method_of_its_own():
 
 def plan_of(kind, method="auto", **changes):
     build, data, _ = KINDS[kind]
-    adapted = adapt(build(), data(), weights=None, device="cpu", every_row=False)
+    adapted = recognise(build(), data(), weights=None, device="cpu", every_row=False)
     return resolve(adapted, method, **{"robust": None, "steps": None, "restarts": None, "course": None, **changes})
 
 
@@ -292,7 +292,7 @@ def test_what_is_said_is_taken():
 def test_misfit_reads_whether_weights_are_given():
     free = plan_of("table", robust="misfit")
     assert (free.method.name, free.method.evaluation.reference, free.leaves_out) == ("misfit", "model", False)
-    given = adapt(mixture(z=m.Categorical(2, probs=[0.3, 0.7])), TABLE, weights=None, device="cpu", every_row=False)
+    given = recognise(mixture(z=m.Categorical(2, probs=[0.3, 0.7])), TABLE, weights=None, device="cpu", every_row=False)
     told = resolve(given, "auto", robust="misfit", steps=None, restarts=None, course=None)
     assert told.method.evaluation.reference == "uniform"
 

@@ -6,7 +6,7 @@ import torch
 
 import otpdag as otp
 from otpdag.backward.number_steps import padded_features, read_states
-from otpdag.engine.adapt import adapt
+from otpdag.engine.kinds.recognise import recognise
 from otpdag.engine.lbfgs import minimise
 from otpdag.objective.hidden_numbers import SMALL_FALL, NumberProblem
 from tests.dynamic_models import kalman, known_state_space, linear_series, switching_model, switching_series
@@ -15,7 +15,7 @@ TRUTH = (0.85, 0.7, 0.5, 2.0)
 
 
 def made(model, data):
-    kind = adapt(model, data, weights=None, device="cpu", every_row=False)
+    kind = recognise(model, data, weights=None, device="cpu", every_row=False)
     layout = kind.lay_out(otp.entropic(), 0)
     problem = kind.problem(layout, otp.entropic(), 0)
     assert type(problem) is NumberProblem

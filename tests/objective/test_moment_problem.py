@@ -10,7 +10,7 @@ from scipy import stats
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.engine.adapt import adapt
+from otpdag.engine.kinds.recognise import recognise
 from otpdag.objective.moment_problem import MomentProblem
 
 ROWS = 120
@@ -52,7 +52,7 @@ WORLDS = {one.__name__: one for one in (factor, gappy, by_category, vectors)}
 
 def made(name, weights=None):
     model, frame = WORLDS[name](np.random.default_rng(3))
-    kind = adapt(model, frame, weights=weights, device="cpu", every_row=False)
+    kind = recognise(model, frame, weights=weights, device="cpu", every_row=False)
     layout = kind.lay_out(otp.entropic(), 0)
     problem = kind.problem(layout, otp.entropic(), 0)
     assert type(problem) is MomentProblem
@@ -124,7 +124,7 @@ def test_it_can_be_sent_to_another_process_and_simulated():
 def test_other_models_go_by_rows(mechanism):
     model, frame = factor(np.random.default_rng(3))
     other = otp.Model(model.graph, {**{name: m.Normal() for name in "uabc"}, "d": mechanism})
-    kind = adapt(other, frame, weights=None, device="cpu", every_row=False)
+    kind = recognise(other, frame, weights=None, device="cpu", every_row=False)
     layout = kind.lay_out(otp.entropic(), 0)
     assert type(kind.problem(layout, otp.entropic(), 0)) is not MomentProblem
     assert type(kind.problem(layout, otp.entropic(eps=0.7), 0)) is not MomentProblem

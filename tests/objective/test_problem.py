@@ -16,9 +16,9 @@ from otpdag.data import Schema, encode, random_part
 from otpdag.data.parts import LocalParts
 from otpdag.data.sequences import SequenceBatch
 from otpdag.engine import Adam, Layout, Method
-from otpdag.engine.adapt import adapt
 from otpdag.engine.data_sets import HeldProblem
 from otpdag.engine.kinds.document_data import topic_method
+from otpdag.engine.kinds.recognise import recognise
 from otpdag.engine.kinds.table_data import lay_out_rows, one_start, table_problem
 from otpdag.engine.robust import CappedProblem, RobustOptions
 from otpdag.errors import ModelError
@@ -164,7 +164,7 @@ OTHERS["parts"] = PartitionedProblem
 def made(name, weights=None, replicas=2):
     build, data, method, _ = MADE[name]
     model = build()
-    kind = adapt(model, data(), weights=weights, device="cpu", every_row=False)
+    kind = recognise(model, data(), weights=weights, device="cpu", every_row=False)
     layout = kind.lay_out(method, 0)
     problem = kind.problem(layout, method, 0)
     points = kind.starts(layout, problem, 0, range(replicas))

@@ -8,7 +8,7 @@ from scipy import stats
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.engine.adapt import adapt
+from otpdag.engine.kinds.recognise import recognise
 from otpdag.engine.lbfgs import minimise
 from otpdag.objective.state_problem import StateProblem
 
@@ -50,7 +50,7 @@ WORLDS = {one.__name__: one for one in (mixture, two_labels, given_parts)}
 
 def made(name, weights=None):
     model, frame = WORLDS[name](np.random.default_rng(5))
-    kind = adapt(model, frame, weights=weights, device="cpu", every_row=False)
+    kind = recognise(model, frame, weights=weights, device="cpu", every_row=False)
     layout = kind.lay_out(otp.entropic(), 0)
     problem = kind.problem(layout, otp.entropic(), 0)
     assert type(problem) is StateProblem

@@ -6,7 +6,7 @@ import pytest
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.datasets import poisson_chain
-from otpdag.engine.adapt import adapt
+from otpdag.engine.kinds.recognise import recognise
 from otpdag.objective import Direct, Objective
 from tests.dynamic_models import known_poisson_hmm
 
@@ -52,7 +52,7 @@ def test_the_length_of_a_window_is_an_option():
     x = known_poisson_hmm().sample(40, length=12, seed=1)["x"].to_numpy().reshape(40, 12).astype(float)
     for window, length in ((1, 1), (2, 2), (5, 5), (50, 6)):  # 3**6 paths are the most
         method = otp.Method("windows", Objective(reconstruction=0.0, direct=Direct(window=window)))
-        kind = adapt(chain(), x, weights=None, device="cpu", every_row=False)
+        kind = recognise(chain(), x, weights=None, device="cpu", every_row=False)
         assert kind.problem(kind.lay_out(method, 0), method, 0).windows.length == length
     with pytest.raises(otp.ModelError, match="window must be at least 1; got 0"):
         Direct(window=0)

@@ -1,6 +1,7 @@
 """The engine: from a model and data to estimates, on one way for all kinds of data.
 
-``adapt`` the data, ``resolve`` method and arguments, lay out the problem, ``search``, and leave the end in the model.
+``recognise`` the data, ``resolve`` method and arguments, lay out the problem, ``search``, and leave the end in the
+model.
 """
 
 from otpdag.engine.adam import Adam

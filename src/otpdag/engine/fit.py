@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from otpdag.engine.adapt import adapt
 from otpdag.engine.checkpoint import Journal
 from otpdag.engine.course import Course
 from otpdag.engine.fingerprint import fingerprint
 from otpdag.engine.kinds.kind import DataKind
+from otpdag.engine.kinds.recognise import recognise
 from otpdag.engine.method import Method
 from otpdag.engine.monitor import Callback, Monitor
 from otpdag.engine.point_layout import Layout
@@ -106,7 +106,7 @@ def fit(
     check_seconds("checkpoint_seconds", checkpoint_seconds)
     stopping = Stopping(time_limit)
     robustness = robust_kind(robust)
-    kind = adapt(model, data, weights=weights, device=device, every_row=robustness == "outliers")
+    kind = recognise(model, data, weights=weights, device=device, every_row=robustness == "outliers")
     check_honoured(kind, weights=weights is not None, robust=robustness is not None, device=device)
     plan = resolve(kind, method, robust=robustness, steps=steps, restarts=restarts, course=course)
     work = kind.work(plan.method)

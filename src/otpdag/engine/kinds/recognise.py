@@ -1,4 +1,4 @@
-"""Adapt data to a model: which kind it is, and what a fit asks of it."""
+"""Recognise which kind data are, and read them as it for a model."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from otpdag.engine.kinds.table_data import TableData
 from otpdag.errors import DataError
 from otpdag.model import Model
 
-__all__ = ["adapt"]
+__all__ = ["recognise"]
 
 
-def adapt(model: Model, data: Any, *, weights: ArrayLike | str | None, device: str, every_row: bool) -> DataKind:
+def recognise(model: Model, data: Any, *, weights: ArrayLike | str | None, device: str, every_row: bool) -> DataKind:
     """Read data as the kind that they are; an object that is a kind already serves itself."""
     if isinstance(data, DataKind):
         if data.model is not model:

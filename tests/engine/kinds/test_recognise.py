@@ -8,9 +8,9 @@ from scipy import sparse
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.engine.adapt import adapt
 from otpdag.engine.kinds.document_data import DocumentData
 from otpdag.engine.kinds.image_data import ImageData
+from otpdag.engine.kinds.recognise import recognise
 from otpdag.engine.kinds.sequence_data import SequenceData
 from otpdag.engine.kinds.table_data import TableData
 from otpdag.errors import DataError
@@ -35,7 +35,7 @@ TABLE = pd.DataFrame({"a": [0, 1, 1, 0, 1, 1], "b": [1, 0, 0, 1, 1, 0]})
 
 
 def read(kind, data, **options):
-    return adapt(model(kind), data, **{"weights": None, "device": "cpu", "every_row": False, **options})
+    return recognise(model(kind), data, **{"weights": None, "device": "cpu", "every_row": False, **options})
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_rows_that_are_alike_are_one_unless_every_row_is_wanted():
 def test_data_that_are_adapted_serve_themselves_and_no_other_model():
     mine = model("table")
     data = TableData.of(mine, TABLE)
-    assert adapt(mine, data, weights=None, device="cpu", every_row=False) is data
+    assert recognise(mine, data, weights=None, device="cpu", every_row=False) is data
     with pytest.raises(DataError, match="data were adapted to another model than the one that is fitted"):
         read("table", data)
 
