@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from otpdag.cli.file_arguments import RowsFile, TableOutput
 from otpdag.cli.use_commands import (
     AsJson,
     DataPath,
@@ -54,7 +55,7 @@ def summary(
     from otpdag.cli import asking
 
     asking.summary(
-        model_file, data, errors=errors.value, level=level, seed=seed, sequence=sequence, time=time, as_json=as_json
+        model_file, RowsFile(data, sequence, time), errors=errors.value, level=level, seed=seed, as_json=as_json
     )
 
 
@@ -76,14 +77,11 @@ def predict(
 
     asking.predict(
         model_path,
-        data,
+        RowsFile(data, sequence, time),
         node,
+        TableOutput(out_file, force),
         probabilities=probabilities,
         partial=partial,
-        sequence=sequence,
-        time=time,
-        out_file=out_file,
-        force=force,
     )
 
 
@@ -102,15 +100,7 @@ def forecast(
     from otpdag.cli import asking
 
     asking.forecast(
-        model_path,
-        data,
-        steps=steps,
-        level=level,
-        seed=seed,
-        sequence=sequence,
-        time=time,
-        out_file=out_file,
-        force=force,
+        model_path, RowsFile(data, sequence, time), TableOutput(out_file, force), steps=steps, level=level, seed=seed
     )
 
 
@@ -147,7 +137,7 @@ def compare(
     """Fit several model files to one table and compare likelihood, AIC, BIC and held-out rows."""
     from otpdag.cli import asking
 
-    asking.compare(data, model_files, folds=folds, seed=seed, sequence=sequence, time=time, as_json=as_json)
+    asking.compare(RowsFile(data, sequence, time), model_files, folds=folds, seed=seed, as_json=as_json)
 
 
 def select(
@@ -166,12 +156,10 @@ def select(
 
     asking.select(
         model_file,
-        data,
+        RowsFile(data, sequence, time),
         node,
         sizes=sizes,
         criterion=criterion.value,
         seed=seed,
-        sequence=sequence,
-        time=time,
         as_json=as_json,
     )

@@ -15,6 +15,7 @@ from otpdag.choice import select as select_model
 from otpdag.cli.command_files import as_steps, model_at, put_table, table_at
 from otpdag.cli.console import check_file, out, say, write_out
 from otpdag.cli.csv_files import check_cells
+from otpdag.cli.file_arguments import RowsFile, TableOutput
 from otpdag.cli.model_file import ModelFile, read_model_file
 from otpdag.cli.using import setting, table_for
 from otpdag.engine import fit
@@ -28,19 +29,17 @@ MOST_SIZES = 50  # that one command fits
 
 def summary(
     model_file: Path,
-    data: Path,
+    data: RowsFile,
     *,
     errors: Literal["information", "sandwich", "bootstrap"],
     level: float,
     seed: int,
-    sequence: str | None,
-    time: str | None,
     as_json: bool,
 ) -> None:
     """Fit, and print estimates with their standard errors."""
-    table = table_at(data)
+    table = table_at(data.path)
     model = _built(read_model_file(model_file), table)
-    told = fit(model, as_steps(table, sequence, time), seed=seed).summary(errors=errors, level=level, seed=seed)
+    told = fit(model, as_steps(table, data), seed=seed).summary(errors=errors, level=level, seed=seed)
     if as_json:
         _put_json({"facts": dict(told.facts), "warnings": list(told.warnings), "estimates": _records(told.table)})
     else:
@@ -49,46 +48,40 @@ def summary(
 
 def predict(
     model_path: Path,
-    data: Path,
+    data: RowsFile,
     node: str,
+    to: TableOutput,
     *,
     probabilities: bool,
     partial: bool,
-    sequence: str | None,
-    time: str | None,
-    out_file: Path | None,
-    force: bool,
 ) -> None:
     """Predict a node for each row."""
-    check_file(out_file, force=force)
+    check_file(to.path, force=to.force)
     model = model_at(model_path)
-    rows = as_steps(table_for(model, data), sequence, time)
+    rows = as_steps(table_for(model, data.path), data)
     told = (
         model.predict_proba(rows, node, partial=partial)
         if probabilities
         else model.predict(rows, node, partial=partial)
     )
-    put_table(told.to_frame() if isinstance(told, pd.Series) else told, out_file)
+    put_table(told.to_frame() if isinstance(told, pd.Series) else told, to.path)
 
 
 def forecast(
     model_path: Path,
-    data: Path,
+    data: RowsFile,
+    to: TableOutput,
     *,
     steps: int,
     level: float,
     seed: int,
-    sequence: str | None,
-    time: str | None,
-    out_file: Path | None,
-    force: bool,
 ) -> None:
     """Tell what comes after each sequence."""
-    check_file(out_file, force=force)
+    check_file(to.path, force=to.force)
     model = model_at(model_path)
-    rows = as_steps(table_for(model, data), sequence, time)
+    rows = as_steps(table_for(model, data.path), data)
     told = model.forecast(rows, steps, level=level, seed=seed)
-    put_table(told.reset_index() if told.index.names != [None] else told, out_file)
+    put_table(told.reset_index() if told.index.names != [None] else told, to.path)
 
 
 def effect(
@@ -108,36 +101,32 @@ def effect(
 
 
 def compare(
-    data: Path,
+    data: RowsFile,
     model_files: list[Path],
     *,
     folds: int,
     seed: int,
-    sequence: str | None,
-    time: str | None,
     as_json: bool,
 ) -> None:
     """Compare model files on one table."""
-    table = table_at(data)
+    table = table_at(data.path)
     names = [str(path) for path in model_files]
     models = {name: _built(read_model_file(path), table) for name, path in zip(names, model_files, strict=True)}
-    _put(compare_models(models, as_steps(table, sequence, time), folds=folds, seed=seed), as_json)
+    _put(compare_models(models, as_steps(table, data), folds=folds, seed=seed), as_json)
 
 
 def select(
     model_file: Path,
-    data: Path,
+    data: RowsFile,
     node: str,
     *,
     sizes: str,
     criterion: Literal["bic", "aic", "cv"],
     seed: int,
-    sequence: str | None,
-    time: str | None,
     as_json: bool,
 ) -> None:
     """Choose the number of categories of a hidden node."""
-    file, table = read_model_file(model_file), table_at(data)
+    file, table = read_model_file(model_file), table_at(data.path)
     if node not in file.hidden or (file.nodes.get(node) or {}).get("type") != "Categorical":
         raise ModelError(
             f"NODE must be a hidden Categorical of the model file, whose hidden nodes are {file.hidden}; got {node!r}"
@@ -147,7 +136,7 @@ def select(
         nodes = {**file.nodes, node: {**(file.nodes[node] or {}), "size": size}}
         return _built(file.model_copy(update={"nodes": nodes}), table)
 
-    steps = as_steps(table, sequence, time)
+    steps = as_steps(table, data)
     chosen = select_model(builder, _sizes(sizes), steps, criterion=criterion, seed=seed)
     _put(chosen.table.rename_axis("size"), as_json)
     say(f"{chosen.best} categories of {node} are best by {criterion}")

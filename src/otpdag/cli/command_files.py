@@ -13,6 +13,7 @@ import typer
 
 from otpdag.cli.console import RUN_FILES, say, warn, write_file, write_out
 from otpdag.cli.csv_files import check_digits, check_shape
+from otpdag.cli.file_arguments import RowsFile
 from otpdag.data import Sequences, read_table
 from otpdag.errors import DataError, ModelError
 from otpdag.files import finish_transaction
@@ -51,9 +52,10 @@ def _piped() -> pd.DataFrame:
         return table_at(path)
 
 
-def as_steps(table: pd.DataFrame, sequence: str | None, time: str | None) -> pd.DataFrame | Sequences:
+def as_steps(table: pd.DataFrame, file: RowsFile) -> pd.DataFrame | Sequences:
     """The table itself, or its rows as steps of sequences where a column tells them apart or orders them."""
-    return table if sequence is None and time is None else Sequences(table, sequence=sequence, time=time)
+    plain = file.sequence is None and file.time is None
+    return table if plain else Sequences(table, sequence=file.sequence, time=file.time)
 
 
 def model_at(path: Path) -> Model:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from otpdag.cli.console import LONGEST_SEED
+from otpdag.cli.file_arguments import RowsFile
 
 __all__ = ["fit"]
 
@@ -77,7 +78,7 @@ def fit(
 
     fit_to_folder(
         model_file,
-        data,
+        RowsFile(data, sequence, time),
         out_folder,
         method=method.value,
         seed=seed,
@@ -86,8 +87,6 @@ def fit(
         weights=weights,
         robust=None if robust is None else robust.value,
         intervals=intervals,
-        sequence=sequence,
-        time=time,
         device=device,
         time_limit=time_limit,
         resume=resume,

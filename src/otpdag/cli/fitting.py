@@ -10,6 +10,7 @@ import shlex
 import sys
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,11 @@ from otpdag.cli.checkpoints import close_checkpoint, kept_checkpoint
 from otpdag.cli.command_files import STANDARD_INPUT, as_steps, csv_text, file_hash, table_at
 from otpdag.cli.console import RUN_FILES, Interrupted, check_folder, log_lines, note_written, out, say, warn
 from otpdag.cli.csv_files import check_cells
+from otpdag.cli.file_arguments import RowsFile
 from otpdag.cli.model_file import read_model_file
 from otpdag.cli.printing import described, estimate_lines, estimates_table, headline
 from otpdag.cli.showing import SHOWN, shown_bytes
+from otpdag.data import Sequences
 from otpdag.engine import FitResult
 from otpdag.engine import fit as fit_model
 from otpdag.errors import ApproximationWarning, ColumnTypeWarning, ConvergenceWarning, DataError, ModelError
@@ -45,7 +48,7 @@ FACTS = ("log-likelihood", "AIC", "BIC", "chi-square", "degrees of freedom", "p-
 
 def fit_to_folder(
     model_file: Path,
-    data: Path,
+    data: RowsFile,
     out_folder: Path,
     *,
     method: str = "auto",
@@ -55,8 +58,6 @@ def fit_to_folder(
     weights: str | None = None,
     robust: str | None = None,
     intervals: int | None = None,
-    sequence: str | None = None,
-    time: str | None = None,
     device: str = "cpu",
     time_limit: float | None = None,
     resume: bool = False,
@@ -66,13 +67,7 @@ def fit_to_folder(
     """Fit the model of a file to a table; print the estimates and write a folder of results."""
     _check_device(device)
     check_folder(out_folder, force=force)
-    specification = read_model_file(model_file)
-    frame = table_at(data)
-    with warnings.catch_warnings(record=True) as doubts:
-        warnings.simplefilter("always", ColumnTypeWarning)
-        model = specification.build(frame)
-    check_cells(frame, model)
-    row_weights, steps_or_rows = _weights(frame, weights, model), as_steps(frame, sequence, time)
+    asked = _asked(model_file, data, weights)
     check_writable(out_folder)  # before the work: a folder that cannot be made fails at once
     with (
         log_lines(quiet=quiet),
@@ -82,13 +77,13 @@ def fit_to_folder(
         warnings.simplefilter("always", ConvergenceWarning)
         warnings.simplefilter("ignore", ApproximationWarning)  # a note says the same
         result = fit_model(
-            model,
-            steps_or_rows,
+            asked.model,
+            asked.rows,
             method=method,
             seed=seed,
             steps=steps,
             restarts=restarts,
-            weights=row_weights,
+            weights=asked.weights,
             robust=False if robust is None else robust,
             device=device,
             progress=False if quiet else None,
@@ -98,19 +93,43 @@ def fit_to_folder(
         if result.status.interrupted:
             raise Interrupted
         bounds = None if intervals is None else result.intervals(draws=intervals, seed=seed)
-        written = write_run(result, out_folder, bounds, source=_source(data, sequence, time))
+        written = write_run(result, out_folder, bounds, source=_source(data))
         note_written(out_folder)
         ended = result.status.converged or result.status.failed
         close_checkpoint(checkpoint, could_go_on=time_limit is not None and not ended)
-    for message in (*doubts, *caught):
-        warn(str(message.message))
+    for doubt in (*asked.doubts, *(str(message.message) for message in caught)):
+        warn(doubt)
     if not quiet:
-        console = out()
-        console.print(headline(result))
-        for note in result.notes:
-            console.print(printable(note), markup=False)
-        console.print(estimates_table(model, bounds))
+        _print_estimates(result, bounds)
         say(f"wrote {', '.join(written)} to {out_folder}")
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is fitted: the model of a file, rows or sequences, their weights, and what was doubtful about columns."""
+
+    model: Model
+    rows: pd.DataFrame | Sequences
+    weights: NDArray[np.float64] | None
+    doubts: tuple[str, ...]
+
+
+def _asked(model_file: Path, data: RowsFile, weights: str | None) -> _Asked:
+    specification, table = read_model_file(model_file), table_at(data.path)
+    with warnings.catch_warnings(record=True) as doubts:
+        warnings.simplefilter("always", ColumnTypeWarning)
+        model = specification.build(table)
+    check_cells(table, model)
+    told = tuple(str(doubt.message) for doubt in doubts)
+    return _Asked(model, as_steps(table, data), _weights(table, weights, model), told)
+
+
+def _print_estimates(result: FitResult, bounds: pd.DataFrame | None) -> None:
+    console = out()
+    console.print(headline(result))
+    for note in result.notes:
+        console.print(printable(note), markup=False)
+    console.print(estimates_table(result.model, bounds))
 
 
 def _check_device(device: str) -> None:
@@ -190,12 +209,12 @@ def _learning(result: FitResult, kept: int | None) -> dict[str, bytes]:
     return {"learning.png": _png(plots.search_curve(result.stages, kept=kept))}
 
 
-def _source(data: Path, sequence: str | None, time: str | None) -> dict[str, str]:
+def _source(data: RowsFile) -> dict[str, str]:
     """What a report needs to find the table again, and to tell how the fit was run."""
     words = ["otpdag", *sys.argv[1:]] if Path(sys.argv[0]).stem == "otpdag" else []
     command = {"command": shlex.join(words)} if words else {}
-    order = {key: name for key, name in (("sequence", sequence), ("time", time)) if name is not None}
-    place = {} if data == STANDARD_INPUT else {"data": str(data), "data_sha256": file_hash(data)}
+    order = {key: name for key, name in (("sequence", data.sequence), ("time", data.time)) if name is not None}
+    place = {} if data.path == STANDARD_INPUT else {"data": str(data.path), "data_sha256": file_hash(data.path)}
     return {**place, **order, **command}
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from otpdag.cli.console import LONGEST_SEED
+from otpdag.cli.file_arguments import RowsFile, TableOutput
 
 __all__ = ["check", "impute", "posterior", "report", "sample", "score", "show"]
 
@@ -68,7 +69,7 @@ def sample(
     """Draw rows from a model, hidden nodes too; --do sets nodes, whatever their parents say."""
     from otpdag.cli import using
 
-    using.sample(model_path, rows=rows, seed=seed, do=do, given=given, length=length, out_file=out_file, force=force)
+    using.sample(model_path, TableOutput(out_file, force), rows=rows, seed=seed, do=do, given=given, length=length)
 
 
 def posterior(
@@ -90,14 +91,11 @@ def posterior(
 
     using.posterior(
         model_path,
-        data,
+        RowsFile(data, sequence, time),
+        TableOutput(out_file, force),
         draws=draws,
         seed=seed,
         all_draws=all_draws,
-        sequence=sequence,
-        time=time,
-        out_file=out_file,
-        force=force,
     )
 
 
@@ -116,15 +114,7 @@ def impute(
     from otpdag.cli import using
 
     using.impute(
-        model_path,
-        data,
-        draws=draws,
-        seed=seed,
-        random=random,
-        sequence=sequence,
-        time=time,
-        out_file=out_file,
-        force=force,
+        model_path, RowsFile(data, sequence, time), TableOutput(out_file, force), draws=draws, seed=seed, random=random
     )
 
 
@@ -142,11 +132,9 @@ def score(
 
     using.score(
         model_path,
-        data,
+        RowsFile(data, sequence, time),
         kind="transport" if kind is ScoreKind.transport else "likelihood",
         seed=seed,
-        sequence=sequence,
-        time=time,
         as_json=as_json,
     )
 

@@ -14,6 +14,7 @@ from rich.text import Text
 from otpdag.cli.command_files import as_steps, file_hash, model_at, put_table, table_at
 from otpdag.cli.console import RUN_FILES, check_file, note_written, out, say, warn, write_file, write_out
 from otpdag.cli.csv_files import check_cells, read_csv_text
+from otpdag.cli.file_arguments import RowsFile, TableOutput
 from otpdag.cli.printing import described, estimates_table
 from otpdag.errors import ModelError
 from otpdag.files import finish_transaction, make_folder
@@ -41,78 +42,71 @@ def show(model_path: Path, *, as_json: bool) -> None:
 
 def sample(
     model_path: Path,
+    to: TableOutput,
     *,
     rows: int,
     seed: int,
     do: list[str] | None,
     given: Path | None,
     length: int | None,
-    out_file: Path | None,
-    force: bool,
 ) -> None:
     """Draw rows from a model, hidden nodes too; --do sets nodes, whatever their parents say."""
-    check_file(out_file, force=force)
+    check_file(to.path, force=to.force)
     model = model_at(model_path)
     if model.graph.is_dynamic and length is None:
         raise ModelError("the graph has lagged edges: say how long the sequences are with --length")
     settings = dict(setting(model, text) for text in do or [])
     table = None if given is None else table_for(model, given)
-    put_table(model.sample(rows, seed=seed, do=settings, given=table, length=length), out_file)
+    put_table(model.sample(rows, seed=seed, do=settings, given=table, length=length), to.path)
 
 
 def posterior(
     model_path: Path,
-    data: Path,
+    data: RowsFile,
+    to: TableOutput,
     *,
     draws: int,
     seed: int,
     all_draws: bool,
-    sequence: str | None,
-    time: str | None,
-    out_file: Path | None,
-    force: bool,
 ) -> None:
     """Tell what each row says about the hidden nodes."""
-    check_file(out_file, force=force)
+    check_file(to.path, force=to.force)
     model = model_at(model_path)
     if not model.graph.hidden:
         raise ModelError("the model has no hidden nodes; `otpdag impute` fills missing cells")
-    drawn = model.posterior(as_steps(table_for(model, data), sequence, time), draws=draws, seed=seed)
-    put_table(drawn.reset_index() if all_draws else _summary(model, drawn), out_file)
+    drawn = model.posterior(as_steps(table_for(model, data.path), data), draws=draws, seed=seed)
+    put_table(drawn.reset_index() if all_draws else _summary(model, drawn), to.path)
 
 
 def impute(
     model_path: Path,
-    data: Path,
+    data: RowsFile,
+    to: TableOutput,
     *,
     draws: int,
     seed: int,
     random: bool,
-    sequence: str | None,
-    time: str | None,
-    out_file: Path | None,
-    force: bool,
 ) -> None:
     """Fill the missing cells of a table; whatever else stands in the file stays as it is written."""
-    check_file(out_file, force=force)
+    check_file(to.path, force=to.force)
     model = model_at(model_path)
-    if out_file is not None and data.suffix == out_file.suffix == ".parquet" and not model.graph.is_dynamic:
-        _impute_blocks(model, data, out_file, draws=draws, seed=seed, random=random)
+    if to.path is not None and data.path.suffix == to.path.suffix == ".parquet" and not model.graph.is_dynamic:
+        _impute_blocks(model, data.path, to.path, draws=draws, seed=seed, random=random)
         return
-    table = table_for(model, data)
-    filled = model.impute(as_steps(table, sequence, time), draws=draws, seed=seed, random=random)
+    table = table_for(model, data.path)
+    filled = model.impute(as_steps(table, data), draws=draws, seed=seed, random=random)
     merged = _merged(table, filled)
     count = int((table.isna() & merged.notna()).to_numpy().sum())
     say(f"filled {count:,} cells")
-    if data.suffix != ".csv" or (out_file is not None and out_file.suffix == ".parquet"):
-        put_table(merged, out_file)
+    if data.path.suffix != ".csv" or (to.path is not None and to.path.suffix == ".parquet"):
+        put_table(merged, to.path)
         return
-    text = read_csv_text(data, table).with_cells(_new_cells(table, merged))
-    if out_file is None:
+    text = read_csv_text(data.path, table).with_cells(_new_cells(table, merged))
+    if to.path is None:
         write_out(text)
         return
-    write_file(out_file, text)
-    say(f"wrote {len(table):,} rows to {out_file}")
+    write_file(to.path, text)
+    say(f"wrote {len(table):,} rows to {to.path}")
 
 
 def _impute_blocks(model: Model, data: Path, out_file: Path, *, draws: int, seed: int, random: bool) -> None:
@@ -128,17 +122,15 @@ def _impute_blocks(model: Model, data: Path, out_file: Path, *, draws: int, seed
 
 def score(
     model_path: Path,
-    data: Path,
+    data: RowsFile,
     *,
     kind: Literal["transport", "likelihood"],
     seed: int,
-    sequence: str | None,
-    time: str | None,
     as_json: bool,
 ) -> None:
     """Measure how far rows are from a model: a transport distance (small is good) or the mean log-likelihood."""
     model = model_at(model_path)
-    value = model.score(as_steps(table_for(model, data), sequence, time), kind=kind, seed=seed)
+    value = model.score(as_steps(table_for(model, data.path), data), kind=kind, seed=seed)
     if as_json:
         _put_json({"kind": kind, "score": value})
         return
