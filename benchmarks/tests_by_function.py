@@ -14,9 +14,10 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -33,6 +34,10 @@ THOROUGH = 4.0
 """Seconds of the longest of these."""
 MOST_ALIKE = 3
 """Of the tests of a function, those that differ only in their parameters."""
+
+
+Line: TypeAlias = tuple[str, int]
+"""``path:Class.method`` and the number of a line in it."""
 
 
 class TestsByFunction:
@@ -72,8 +77,8 @@ class _Recorder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.seconds: dict[str, float] = defaultdict(float)
-        self.entered: dict[str, set[str]] = defaultdict(set)
-        self.prepared: dict[str, set[str]] = defaultdict(set)
+        self.entered: dict[str, set[Line]] = defaultdict(set)
+        self.prepared: dict[str, set[Line]] = defaultdict(set)
         self.failed: set[str] = set()
 
     @pytest.hookimpl(hookwrapper=True)
@@ -84,31 +89,49 @@ class _Recorder:
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
         yield from self._watched(item, self.entered[item.nodeid])
 
-    def _watched(self, item: pytest.Item, names: set[str]) -> Iterator[None]:
-        codes: set[CodeType] = set()
+    def _watched(self, item: pytest.Item, lines: set[Line]) -> Iterator[None]:
+        seen: dict[CodeType, set[int]] = {}
 
-        def note(frame: FrameType, event: str, value: Any) -> None:
-            codes.add(frame.f_code)
+        def note_lines(frame: FrameType, event: str, value: Any) -> Any:
+            seen[frame.f_code].add(frame.f_lineno)
+            return note_lines
+
+        def note(frame: FrameType, event: str, value: Any) -> Any:
+            code = frame.f_code
+            if code in seen:
+                return note_lines
+            if not _name_of(code):
+                return None
+            seen[code] = set()
+            return note_lines
 
         began = time.process_time()
         sys.settrace(note)
         yield
         sys.settrace(None)
         self.seconds[item.nodeid] += time.process_time() - began
-        names |= {name for code in codes if (name := _name_of(code))}
+        lines |= {(_name_of(code), line) for code, numbers in seen.items() for line in numbers}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.failed |= {report.nodeid} if report.failed else set()
 
     def pytest_sessionfinish(self) -> None:
-        found = [
-            (name, self.seconds[name], sorted(entered or self.prepared[name.partition("::")[0]]))
+        entries = [
+            (name, self.seconds[name], _by_function(entered or self.prepared[name.partition("::")[0]]))
             for name, entered in self.entered.items()
             if name not in self.failed
         ]
-        (self.folder / f"{os.getpid()}.json").write_text(json.dumps(found))
+        (self.folder / f"{os.getpid()}.json").write_text(json.dumps(entries))
 
 
+def _by_function(lines: Iterable[Line]) -> dict[str, list[int]]:
+    grouped = defaultdict(list)
+    for function, line in sorted(lines):
+        grouped[function].append(line)
+    return grouped
+
+
+@cache
 def _name_of(code: CodeType) -> str:
     """``path:Class.method``, without what is defined inside; empty for what is not ours."""
     if not code.co_filename.startswith(str(SOURCE)) or "<module>" in code.co_qualname:
