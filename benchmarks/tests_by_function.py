@@ -28,8 +28,9 @@ SOURCE = ROOT / "src" / "otpdag"
 ROOMS = ("engine", "objective", "backward", "mechanisms", "divergences")
 """The packages of the library whose functions are noted."""
 FILE = Path(__file__).with_suffix(".json")
-MOST_MIRRORS, MOST_QUICK, MOST_THOROUGH = 20, 8, 8
-"""Tests of each function that are kept: of the file that mirrors its module, the quickest and the longest of others."""
+MOST_MIRRORS, MOST_FOR_A_LINE, MOST_THOROUGH = 20, 8, 8
+"""Tests of each function that are kept: of the file that mirrors its module, the quickest of so many files that run each
+of its lines, and the longest of all others."""
 THOROUGH = 4.0
 """Seconds of the longest of these."""
 MOST_ALIKE = 3
@@ -156,17 +157,13 @@ def record(jobs: int = 2) -> None:
     FILE.write_text(_as_text([entry for part in parts for entry in part]))
 
 
-def _as_text(entries: Iterable[tuple[str, float, list[str]]]) -> str:
+def _as_text(entries: Iterable[tuple[str, float, dict[str, list[int]]]]) -> str:
     """Keep some tests of each function, and write one line for each test and each file."""
     tests = sorted((round(seconds, 2), name, functions) for name, seconds, functions in entries)
     entering: dict[str, list[int]] = defaultdict(list)
-    alike: dict[tuple[str, str], int] = defaultdict(int)
-    for number, (_, name, functions) in enumerate(tests):
+    for number, (_, _, functions) in enumerate(tests):
         for function in functions:
-            same = (function, name.partition("[")[0])
-            alike[same] += 1
-            if alike[same] <= MOST_ALIKE:
-                entering[function].append(number)
+            entering[function].append(number)
     kept = {function: _some(function, numbers, tests) for function, numbers in entering.items()}
     used = sorted({number for numbers in kept.values() for number in numbers})
     place = {number: at for at, number in enumerate(used)}
@@ -179,15 +176,35 @@ def _as_text(entries: Iterable[tuple[str, float, list[str]]]) -> str:
     return '{"tests": [\n' + ",\n".join(lines) + '\n],\n"functions": {\n' + ",\n".join(rows) + "\n}}\n"
 
 
-def _some(function: str, numbers: list[int], tests: list[tuple[float, str, list[str]]]) -> list[int]:
-    """Of the tests of a function, from the quickest to the longest: its own, the quickest and the most thorough."""
+def _some(function: str, numbers: list[int], tests: list[tuple[float, str, dict[str, list[int]]]]) -> list[int]:
+    """Of the tests of a function, from the quickest to the longest: its own, some that run each line, thorough ones."""
     module = Path(function.partition(":")[0])
     own = {f"test_{module.stem}", module.stem}
-    mirrors = [number for number in numbers if Path(tests[number][1].partition("::")[0]).stem in own]
-    others = [number for number in numbers if number not in set(mirrors) and tests[number][0] <= THOROUGH]
+    distinct = list(_without_alike(numbers, tests))
+    mirrors = [number for number in distinct if Path(tests[number][1].partition("::")[0]).stem in own]
+    others = [number for number in distinct if number not in set(mirrors) and tests[number][0] <= THOROUGH]
     near = [number for number in others if tests[number][1].startswith(f"tests/{module.parts[0]}/")]
-    chosen = {*mirrors[:MOST_MIRRORS], *(near or others)[:MOST_QUICK], *(near or others)[-MOST_THOROUGH:]}
-    return sorted(chosen | set(others[-MOST_THOROUGH:]))
+    chosen = {*mirrors[:MOST_MIRRORS], *(near or others)[-MOST_THOROUGH:], *others[-MOST_THOROUGH:]}
+    files_of_line: dict[int, set[str]] = defaultdict(set)
+    for number in numbers:  # a line that few tests run must not lose them
+        file = tests[number][1].partition("::")[0]
+        lines = [line for line in tests[number][2][function] if len(files_of_line[line] - {file}) < MOST_FOR_A_LINE]
+        missing = [line for line in lines if file not in files_of_line[line]]
+        if missing:
+            chosen.add(number)
+        for line in missing:
+            files_of_line[line].add(file)
+    return sorted(chosen)
+
+
+def _without_alike(numbers: list[int], tests: list[tuple[float, str, dict[str, list[int]]]]) -> Iterator[int]:
+    """Few of the tests that differ only in their parameters."""
+    alike: dict[str, int] = defaultdict(int)
+    for number in numbers:
+        name = tests[number][1].partition("[")[0]
+        alike[name] += 1
+        if alike[name] <= MOST_ALIKE:
+            yield number
 
 
 if __name__ == "__main__":
