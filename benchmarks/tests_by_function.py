@@ -28,12 +28,12 @@ SOURCE = ROOT / "src" / "otpdag"
 ROOMS = ("engine", "objective", "backward", "mechanisms", "divergences")
 """The packages of the library whose functions are noted."""
 FILE = Path(__file__).with_suffix(".json")
-MOST_MIRRORS, MOST_FOR_A_LINE, MOST_THOROUGH = 20, 8, 8
-"""Tests of each function that are kept: of the file that mirrors its module, the quickest of so many files that run each
-of its lines, and the longest of all others."""
+MOST_MIRRORS, MOST_FOR_A_LINE, MOST_THOROUGH = 40, 8, 8
+"""Tests of each function that are kept: of the file that mirrors its module, the quickest of so many files that run
+each of its lines, and the longest of all others."""
 THOROUGH = 4.0
 """Seconds of the longest of these."""
-MOST_ALIKE = 3
+MOST_ALIKE = 12
 """Of the tests of a function, those that differ only in their parameters."""
 
 

@@ -299,12 +299,12 @@ def test_the_mode_of_a_skewed_density_is_scipys_also_where_steps_go_too_far():
         return 2.0 * line - torch.exp(line) - 0.5 * u.square().sum(-1)
 
     mode, _, curvature = _mode(joint, torch.full((1, 2, 1, 2), -2.0).double())
+
+    def cost(u, a):
+        return np.exp(a @ u) - 2.0 * (a @ u) + 0.5 * u @ u
+
     for row in range(2):
-
-        def cost(u, a=slope[row].numpy()):
-            return np.exp(a @ u) - 2.0 * (a @ u) + 0.5 * u @ u
-
-        best = optimize.minimize(cost, np.zeros(2), tol=1e-12).x
+        best = optimize.minimize(cost, np.zeros(2), (slope[row].numpy(),), tol=1e-12).x
         np.testing.assert_allclose(mode[0, row, 0], best, atol=1e-4)
         line = np.exp(slope[row].numpy() @ best) * np.outer(slope[row], slope[row]) + np.eye(2)
         np.testing.assert_allclose(curvature[0, row, 0], np.linalg.eigvalsh(line), rtol=1e-3)

@@ -194,7 +194,8 @@ def test_the_transport_moves_codewords_by_all_and_latents_by_a_share_of_its_grad
 def test_the_mixture_teaches_the_covariances_alone():
     problem, point = quantising(by_position=True, codewords=Codewords())
     latents, means, scales, weights, _ = (
-        value.detach().clone().requires_grad_() if torch.is_tensor(value) else value for value in by_hand(problem, point)
+        value.detach().clone().requires_grad_() if torch.is_tensor(value) else value
+        for value in by_hand(problem, point)
     )
     naturals = {"c": {"weights": weights[None]}, "z": {"mean": means[None], "scale": scales[None]}}
     value = _mixture(problem, naturals, latents, Streams([5]))
