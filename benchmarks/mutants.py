@@ -41,6 +41,8 @@ MOST_SECONDS = 60.0
 """Of tests that are run against a mutant, when nothing else runs on the machine."""
 MOST_FILES = 6
 """Test files that are run against a mutant of a function that no known test enters."""
+DEFAULTS = "tests/test_defaults.py"
+"""What is done if nothing is said: every mutant meets it, for a default belongs to no function that a test enters."""
 PASSED = "passed"
 
 
@@ -273,7 +275,9 @@ def tests_of(mutant: Mutant, known: TestsByFunction) -> list[str]:
         if file not in whole and (ROOT / file).exists() and seconds + took < MOST_SECONDS:
             chosen.append(name)
             seconds += took
-    return chosen if tests else [str(file.relative_to(ROOT)) for file in _files_of(mutant.path)]
+    if not tests:
+        chosen = [str(file.relative_to(ROOT)) for file in _files_of(mutant.path)]
+    return [*chosen, *([DEFAULTS] if DEFAULTS not in chosen else [])]
 
 
 def _mirrors(path: Path) -> list[Path]:

@@ -33,7 +33,7 @@ from otpdag.engine.optimiser import (
     under,
 )
 from otpdag.errors import DataError
-from otpdag.files import write_bytes
+from otpdag.files import as_path, write_bytes
 
 __all__ = ["Journal"]
 
@@ -64,7 +64,7 @@ class Journal:
         """The journal at ``path``, which goes on if the file is there."""
         if path is None:
             return cls()
-        journal = cls(Path(path), seconds, about)
+        journal = cls(as_path(path), seconds, about)
         if journal.path is not None and journal.path.exists():
             journal._read(journal.path)
         return journal
