@@ -64,6 +64,7 @@ def test_guards_against_a_division_by_zero_are_left_alone():
 def test_texts_errors_and_annotations_are_left_alone():
     assert changes('def f(x: int = y) -> "a":\n    """Two."""\n    raise ValueError(f"{x + 1}")') == []
     assert changes('__all__ = ["a"]\nif TYPE_CHECKING:\n    b = 1') == []
+    assert changes("z = zip(x, y, strict=True)") == []
 
 
 def test_mutants_are_drawn_by_the_seed_and_differ_from_the_file_in_one_place():

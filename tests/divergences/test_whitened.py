@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from otpdag.divergences import WhitenedFeatures
-from otpdag.divergences.whitened import FeatureColumn, _mean_and_covariance, _overlap, _robust
+from otpdag.divergences.whitened import FeatureColumn, _mean_and_covariance, _overlap, _robust, _whitening
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -237,3 +237,12 @@ def test_features_are_products_of_kernels_on_their_columns_at_a_row_of_the_data(
     gap = fitted.mean[0] - expected[:20].mean(0)
     distance = fitted.distance(expected[:20].mean(0, keepdim=True))
     assert distance.item() == pytest.approx((gap @ inverse @ gap).item(), rel=1e-6)
+
+
+def test_directions_that_gaps_made_negative_count_as_the_ridge():
+    """A covariance times the overlap of gaps need not be positive."""
+    turn = torch.linalg.qr(normal(3, 3)).Q
+    values = torch.tensor([2.0, 0.5, -0.3]).double()
+    matrix = _whitening(turn @ torch.diag(values) @ turn.T, 0.1)
+    expected = turn @ torch.diag(1 / (values.clamp(min=0) + 0.2)) @ turn.T
+    torch.testing.assert_close(matrix @ matrix.T, expected)
