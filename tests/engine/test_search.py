@@ -344,6 +344,7 @@ def test_moves_end_after_two_in_a_row_without_a_gain_and_the_best_is_kept():
     def moved(loss):
         return Moved(problem, torch.full((1, 2), loss).double(), "moved", torch.tensor([loss]).double())
 
+    assert not moved(1.0).curved_alike  # unless it is said, what was learned of the curvature is forgotten
     gains = _Gains(0.01)
     assert not gains.have_ended(Moved(problem, torch.zeros(1, 2), "moved"))  # without a loss there is nothing to say
     ended = [gains.have_ended(moved(loss)) for loss in (5.0, 4.0, 3.984375, 3.0, 3.5, 2.984375)]
