@@ -73,6 +73,8 @@ ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
 }
 GUARD = 1e-9
 """Numbers below this size keep a division or a logarithm finite: twice as much of them changes no digit of a result."""
+SMALL = 1e-3
+"""Numbers below this are tolerances and ridges: twice as much changes no digit that counts, a thousand times does."""
 DROPPED_CALLS = frozenset({"abs", "clamp", "flip", "sort", "exp", "log", "sqrt", "square", "mean", "detach", "maximum"})
 """Methods without which the value has the same shape, or nearly: ``x.clamp(...)`` becomes ``x``."""
 
@@ -233,7 +235,7 @@ def _changed_constants(node: ast.Constant) -> Iterator[ast.expr]:
     elif isinstance(node.value, int):
         yield ast.Constant(node.value + 1)
     elif isinstance(node.value, float) and not 0 < node.value < GUARD:
-        yield ast.Constant(2 * node.value if node.value else 1.0)
+        yield ast.Constant((1000 if node.value < SMALL else 2) * node.value if node.value else 1.0)
 
 
 def _changed_calls(node: ast.Call) -> Iterator[ast.expr]:

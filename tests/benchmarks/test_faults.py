@@ -56,6 +56,8 @@ def test_changes_of_a_line():
 
 
 def test_guards_against_a_division_by_zero_are_left_alone():
+    assert changes("z = 1e-05") == ["1e-05 -> 0.01"]  # twice a tolerance would change nothing
+    assert changes("z = 0.5") == ["0.5 -> 1.0"]
     assert changes("z = y / x.clamp(min=1e-12)") == ["y / x.clamp(min=1e-12) -> y * x.clamp(min=1e-12)"]
     assert changes("z = x.clamp(min=torch.finfo(x.dtype).tiny)") == []
     assert changes("z = x.clamp(min=0.5)") == ["0.5 -> 1.0", "x.clamp(min=0.5) -> x"]

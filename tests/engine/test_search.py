@@ -9,6 +9,7 @@ import torch
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.engine import EM, LBFGS, Adam, Course
+from otpdag.engine.checkpoint import Journal
 from otpdag.engine.monitor import Monitor
 from otpdag.engine.optimiser import Leg, Outcome
 from otpdag.engine.search import Searcher, _Gains, restart_seed, search
@@ -353,3 +354,26 @@ def test_moves_end_after_two_in_a_row_without_a_gain_and_the_best_is_kept():
     assert gains.best.loss.item() == 2.984375
     _, end = gains.end(Outcome(torch.ones(1, 2), torch.ones(1), torch.tensor([False]), torch.tensor([False]), 7))
     assert (end.point[0, 0].item(), end.loss.item(), end.converged.item(), end.steps) == (2.984375, 2.984375, True, 7)
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_an_optimiser_goes_on_with_its_curvature_only_where_a_move_leaves_it_alike(monkeypatch, alike):
+    @dataclass(frozen=True)
+    class Moving(Bowls):
+        left: int = 2
+
+        def moved(self, point):
+            if not self.left:
+                return None
+            return Moved(replace(self, left=self.left - 1, centre=self.centre + 1), point, "moved", None, alike)
+
+    memories, run = [], Journal.run
+
+    def noted(self, leg, *others):
+        memories.append(dict(leg.memory))
+        return run(self, leg, *others)
+
+    monkeypatch.setattr(Journal, "run", noted)
+    ended = search(Moving(at(2.0, 1.0)), at([3.0, 0.5]), Course(short_steps=0, moves=5), quiet())
+    torch.testing.assert_close(ended.point, at([4.0, 3.0]), rtol=0, atol=1e-4)
+    assert [bool(memory) for memory in memories] == [False, alike, alike]
