@@ -14,9 +14,10 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -27,12 +28,17 @@ SOURCE = ROOT / "src" / "otpdag"
 ROOMS = ("engine", "objective", "backward", "mechanisms", "divergences")
 """The packages of the library whose functions are noted."""
 FILE = Path(__file__).with_suffix(".json")
-MOST_MIRRORS, MOST_QUICK, MOST_THOROUGH = 20, 8, 8
-"""Tests of each function that are kept: of the file that mirrors its module, the quickest and the longest of others."""
+MOST_MIRRORS, MOST_FOR_A_LINE, MOST_THOROUGH = 40, 8, 8
+"""Tests of each function that are kept: of the file that mirrors its module, the quickest of so many files that run
+each of its lines, and the longest of all others."""
 THOROUGH = 4.0
 """Seconds of the longest of these."""
-MOST_ALIKE = 3
+MOST_ALIKE = 12
 """Of the tests of a function, those that differ only in their parameters."""
+
+
+Line: TypeAlias = tuple[str, int]
+"""``path:Class.method`` and the number of a line in it."""
 
 
 class TestsByFunction:
@@ -72,8 +78,8 @@ class _Recorder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.seconds: dict[str, float] = defaultdict(float)
-        self.entered: dict[str, set[str]] = defaultdict(set)
-        self.prepared: dict[str, set[str]] = defaultdict(set)
+        self.entered: dict[str, set[Line]] = defaultdict(set)
+        self.prepared: dict[str, set[Line]] = defaultdict(set)
         self.failed: set[str] = set()
 
     @pytest.hookimpl(hookwrapper=True)
@@ -84,31 +90,49 @@ class _Recorder:
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
         yield from self._watched(item, self.entered[item.nodeid])
 
-    def _watched(self, item: pytest.Item, names: set[str]) -> Iterator[None]:
-        codes: set[CodeType] = set()
+    def _watched(self, item: pytest.Item, lines: set[Line]) -> Iterator[None]:
+        seen: dict[CodeType, set[int]] = {}
 
-        def note(frame: FrameType, event: str, value: Any) -> None:
-            codes.add(frame.f_code)
+        def note_lines(frame: FrameType, event: str, value: Any) -> Any:
+            seen[frame.f_code].add(frame.f_lineno)
+            return note_lines
+
+        def note(frame: FrameType, event: str, value: Any) -> Any:
+            code = frame.f_code
+            if code in seen:
+                return note_lines
+            if not _name_of(code):
+                return None
+            seen[code] = set()
+            return note_lines
 
         began = time.process_time()
         sys.settrace(note)
         yield
         sys.settrace(None)
         self.seconds[item.nodeid] += time.process_time() - began
-        names |= {name for code in codes if (name := _name_of(code))}
+        lines |= {(_name_of(code), line) for code, numbers in seen.items() for line in numbers}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.failed |= {report.nodeid} if report.failed else set()
 
     def pytest_sessionfinish(self) -> None:
-        found = [
-            (name, self.seconds[name], sorted(entered or self.prepared[name.partition("::")[0]]))
+        entries = [
+            (name, self.seconds[name], _by_function(entered or self.prepared[name.partition("::")[0]]))
             for name, entered in self.entered.items()
             if name not in self.failed
         ]
-        (self.folder / f"{os.getpid()}.json").write_text(json.dumps(found))
+        (self.folder / f"{os.getpid()}.json").write_text(json.dumps(entries))
 
 
+def _by_function(lines: Iterable[Line]) -> dict[str, list[int]]:
+    grouped = defaultdict(list)
+    for function, line in sorted(lines):
+        grouped[function].append(line)
+    return grouped
+
+
+@cache
 def _name_of(code: CodeType) -> str:
     """``path:Class.method``, without what is defined inside; empty for what is not ours."""
     if not code.co_filename.startswith(str(SOURCE)) or "<module>" in code.co_qualname:
@@ -133,17 +157,13 @@ def record(jobs: int = 2) -> None:
     FILE.write_text(_as_text([entry for part in parts for entry in part]))
 
 
-def _as_text(entries: Iterable[tuple[str, float, list[str]]]) -> str:
+def _as_text(entries: Iterable[tuple[str, float, dict[str, list[int]]]]) -> str:
     """Keep some tests of each function, and write one line for each test and each file."""
     tests = sorted((round(seconds, 2), name, functions) for name, seconds, functions in entries)
     entering: dict[str, list[int]] = defaultdict(list)
-    alike: dict[tuple[str, str], int] = defaultdict(int)
-    for number, (_, name, functions) in enumerate(tests):
+    for number, (_, _, functions) in enumerate(tests):
         for function in functions:
-            same = (function, name.partition("[")[0])
-            alike[same] += 1
-            if alike[same] <= MOST_ALIKE:
-                entering[function].append(number)
+            entering[function].append(number)
     kept = {function: _some(function, numbers, tests) for function, numbers in entering.items()}
     used = sorted({number for numbers in kept.values() for number in numbers})
     place = {number: at for at, number in enumerate(used)}
@@ -156,15 +176,35 @@ def _as_text(entries: Iterable[tuple[str, float, list[str]]]) -> str:
     return '{"tests": [\n' + ",\n".join(lines) + '\n],\n"functions": {\n' + ",\n".join(rows) + "\n}}\n"
 
 
-def _some(function: str, numbers: list[int], tests: list[tuple[float, str, list[str]]]) -> list[int]:
-    """Of the tests of a function, from the quickest to the longest: its own, the quickest and the most thorough."""
+def _some(function: str, numbers: list[int], tests: list[tuple[float, str, dict[str, list[int]]]]) -> list[int]:
+    """Of the tests of a function, from the quickest to the longest: its own, some that run each line, thorough ones."""
     module = Path(function.partition(":")[0])
     own = {f"test_{module.stem}", module.stem}
-    mirrors = [number for number in numbers if Path(tests[number][1].partition("::")[0]).stem in own]
-    others = [number for number in numbers if number not in set(mirrors) and tests[number][0] <= THOROUGH]
+    distinct = list(_without_alike(numbers, tests))
+    mirrors = [number for number in distinct if Path(tests[number][1].partition("::")[0]).stem in own]
+    others = [number for number in distinct if number not in set(mirrors) and tests[number][0] <= THOROUGH]
     near = [number for number in others if tests[number][1].startswith(f"tests/{module.parts[0]}/")]
-    chosen = {*mirrors[:MOST_MIRRORS], *(near or others)[:MOST_QUICK], *(near or others)[-MOST_THOROUGH:]}
-    return sorted(chosen | set(others[-MOST_THOROUGH:]))
+    chosen = {*mirrors[:MOST_MIRRORS], *(near or others)[-MOST_THOROUGH:], *others[-MOST_THOROUGH:]}
+    files_of_line: dict[int, set[str]] = defaultdict(set)
+    for number in numbers:  # a line that few tests run must not lose them
+        file = tests[number][1].partition("::")[0]
+        lines = [line for line in tests[number][2][function] if len(files_of_line[line] - {file}) < MOST_FOR_A_LINE]
+        missing = [line for line in lines if file not in files_of_line[line]]
+        if missing:
+            chosen.add(number)
+        for line in missing:
+            files_of_line[line].add(file)
+    return sorted(chosen)
+
+
+def _without_alike(numbers: list[int], tests: list[tuple[float, str, dict[str, list[int]]]]) -> Iterator[int]:
+    """Few of the tests that differ only in their parameters."""
+    alike: dict[str, int] = defaultdict(int)
+    for number in numbers:
+        name = tests[number][1].partition("[")[0]
+        alike[name] += 1
+        if alike[name] <= MOST_ALIKE:
+            yield number
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from otpdag.errors import DataError, ModelError, OtpdagError
-from otpdag.files import replacing
+from otpdag.files import as_path, replacing
 
 __all__ = ["TENSORS", "read_bundle", "refusing", "write_bundle"]
 
@@ -81,8 +81,8 @@ def read_bundle(path: str | Path, name: str, what: str) -> tuple[dict[str, Any],
     Raises:
         DataError: There is no such file, or it is damaged, of another kind, or larger inside than out.
     """
-    path = Path(path)
-    if not path.is_file():
+    path = as_path(path)
+    if not _is_file(path):
         raise DataError(f"no {what.removeprefix('otpdag ')} at {str(path)!r}")
     with refusing(path, what):
         size = path.stat().st_size
@@ -94,6 +94,13 @@ def read_bundle(path: str | Path, name: str, what: str) -> tuple[dict[str, Any],
         if len(packed) < 8 or int.from_bytes(packed[:8], "little") > min(MOST_HEADER, len(packed) - 8):
             raise ValueError("the header of its tensors is too long")
         return state, load_tensors(packed)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long, for instance
+        return False
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ if sys.platform != "win32":
     import fcntl
 
 __all__ = [
+    "as_path",
     "check_writable",
     "finish_transaction",
     "folder_transaction",
@@ -42,6 +43,22 @@ _TEMPORARY = ".tmp"
 
 
 # --- one file ---------------------------------------------------------------------------------------------------------
+
+
+def as_path(path: object) -> Path:
+    """The path that a text or a path object names; what no file can be called is refused.
+
+    >>> as_path("fits/model.otp").name
+    'model.otp'
+    """
+    try:
+        named = Path(path)  # type: ignore[arg-type]
+        is_name = b"\0" not in os.fsencode(named)
+    except (TypeError, ValueError):
+        is_name = False
+    if not is_name:
+        raise DataError(f"a path must be text that a file can be called; got {path!r:.100}")
+    return named
 
 
 @contextlib.contextmanager
@@ -65,7 +82,7 @@ def replacing(path: str | Path) -> Iterator[IO[bytes]]:
     (b'whole', ['note.txt'])
     """
     with _named(path):
-        target = Path(os.path.realpath(path))
+        target = Path(os.path.realpath(as_path(path)))
         mode = _mode_of(target)
         if mode is not None and not stat.S_ISREG(mode):
             with target.open("wb") as file:

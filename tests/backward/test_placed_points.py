@@ -4,13 +4,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from scipy import stats
+from scipy import optimize, stats
 from scipy.special import logsumexp
 
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.backward.closed_form import SumSizes, evaluate, group_rows
-from otpdag.backward.placed_points import adapted
+from otpdag.backward.placed_points import LONGEST_STEP, _mode, adapted
 from otpdag.data import encode
 
 RNG = np.random.default_rng(202)
@@ -249,3 +249,62 @@ def test_a_deterministic_node_between_takes_no_points():
     x = RNG.normal(size=(20, 2))
     covariance = np.array([[2.25, 1.0], [1.0, 1.25]])
     np.testing.assert_allclose(likelihood(model, x), stats.multivariate_normal([0, 0], covariance).logpdf(x), atol=1e-5)
+
+
+# -- modes ------------------------------------------------------------------------------------------------------------
+
+
+def quadratics(modes):
+    """Log-densities of normal distributions (R = 1, rows, one state), that note where they are asked for a height."""
+    rows, dim = modes.shape
+    root = torch.as_tensor(np.random.default_rng(1).normal(size=(rows, dim, dim)))
+    precision = root @ root.mT + torch.eye(dim).double()
+    asked = []
+
+    def joint(u):
+        asked.append(u.detach())
+        gap = (u - modes[None, :, None]).unsqueeze(-2)
+        return -0.5 * (gap @ precision[None, :, None] @ gap.mT)[..., 0, 0]
+
+    return joint, precision, asked
+
+
+def test_the_mode_of_a_normal_density_is_one_step_away():
+    modes = torch.tensor([[0.5, -1.0], [2.0, 1.0], [0.0, 0.3]]).double()
+    joint, precision, asked = quadratics(modes)
+    mode, vectors, curvature = _mode(joint, torch.zeros(1, 3, 1, 2).double())
+    torch.testing.assert_close(mode[0, :, 0], modes, rtol=0, atol=1e-6)
+    found = vectors @ torch.diag_embed(curvature) @ vectors.mT
+    torch.testing.assert_close(found[0, :, 0], precision, rtol=1e-5, atol=1e-6)
+    steps = 1 + sum(torch.allclose(one[0, :, 0], modes, rtol=0, atol=1e-5) for one in asked)
+    assert steps <= 5
+    assert len(asked) <= 12  # heights, slopes and their differences of the start, a step, and one that changes nothing
+
+
+def test_long_steps_are_cut_row_by_row():
+    modes = torch.tensor([[0.5, -1.0], [8.0, 6.0]]).double()
+    joint, _, asked = quadratics(modes)
+    mode, _, _ = _mode(joint, torch.zeros(1, 2, 1, 2).double())
+    torch.testing.assert_close(mode[0, :, 0], modes, rtol=0, atol=1e-5)
+    first = next(one[0, :, 0] for one in asked if one.abs().max() > 1e-2)
+    torch.testing.assert_close(first[0], modes[0], rtol=0, atol=1e-5)
+    torch.testing.assert_close(first[1], modes[1] / modes[1].norm() * LONGEST_STEP, rtol=1e-5, atol=0)
+
+
+def test_the_mode_of_a_skewed_density_is_scipys_also_where_steps_go_too_far():
+    slope = torch.tensor([[1.0, 4.0], [-3.0, 0.5]]).double()
+
+    def joint(u):
+        line = (u * slope[None, :, None]).sum(-1)
+        return 2.0 * line - torch.exp(line) - 0.5 * u.square().sum(-1)
+
+    mode, _, curvature = _mode(joint, torch.full((1, 2, 1, 2), -2.0).double())
+
+    def cost(u, a):
+        return np.exp(a @ u) - 2.0 * (a @ u) + 0.5 * u @ u
+
+    for row in range(2):
+        best = optimize.minimize(cost, np.zeros(2), (slope[row].numpy(),), tol=1e-12).x
+        np.testing.assert_allclose(mode[0, row, 0], best, atol=1e-4)
+        line = np.exp(slope[row].numpy() @ best) * np.outer(slope[row], slope[row]) + np.eye(2)
+        np.testing.assert_allclose(curvature[0, row, 0], np.linalg.eigvalsh(line), rtol=1e-3)

@@ -56,6 +56,8 @@ def test_changes_of_a_line():
 
 
 def test_guards_against_a_division_by_zero_are_left_alone():
+    assert changes("z = 1e-05") == ["1e-05 -> 0.01"]  # twice a tolerance would change nothing
+    assert changes("z = 0.5") == ["0.5 -> 1.0"]
     assert changes("z = y / x.clamp(min=1e-12)") == ["y / x.clamp(min=1e-12) -> y * x.clamp(min=1e-12)"]
     assert changes("z = x.clamp(min=torch.finfo(x.dtype).tiny)") == []
     assert changes("z = x.clamp(min=0.5)") == ["0.5 -> 1.0", "x.clamp(min=0.5) -> x"]
@@ -64,6 +66,7 @@ def test_guards_against_a_division_by_zero_are_left_alone():
 def test_texts_errors_and_annotations_are_left_alone():
     assert changes('def f(x: int = y) -> "a":\n    """Two."""\n    raise ValueError(f"{x + 1}")') == []
     assert changes('__all__ = ["a"]\nif TYPE_CHECKING:\n    b = 1') == []
+    assert changes("z = zip(x, y, strict=True)") == []
 
 
 def test_mutants_are_drawn_by_the_seed_and_differ_from_the_file_in_one_place():
@@ -92,9 +95,10 @@ def test_the_tests_of_a_function_begin_with_those_that_mirror_its_module():
     path = SOURCE / "engine" / "search.py"
     mutant = replace(mutant_of(path, 0), function="Searcher.run")
     own = ["tests/engine/test_search.py", "src/otpdag/engine/search.py"]
-    assert mutants.tests_of(mutant, known) == [*own, "tests/engine/test_fit.py::a"]
+    defaults = "tests/test_defaults.py"
+    assert mutants.tests_of(mutant, known) == [*own, "tests/engine/test_fit.py::a", defaults]
     slow = TestsByFunction([("tests/engine/test_search.py::b", 50.0)], {"engine/search.py": {"search": [0]}})
-    expected = ["src/otpdag/engine/search.py", "tests/engine/test_search.py::b"]
+    expected = ["src/otpdag/engine/search.py", "tests/engine/test_search.py::b", defaults]
     assert mutants.tests_of(replace(mutant, function="search"), slow) == expected
     nothing = TestsByFunction([], {})
     assert mutants.tests_of(mutant, nothing)[0] == "tests/engine/test_search.py"

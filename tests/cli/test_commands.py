@@ -190,6 +190,13 @@ def test_fit_overwrites_nothing_unless_forced(factory, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == RUN_FILES | {"notes.txt"}
 
 
+def test_a_link_that_leads_nowhere_is_no_folder(factory, tmp_path):
+    for name, target in (("loop", "loop"), ("gone", "nowhere")):
+        (tmp_path / name).symlink_to(tmp_path / target)
+        arguments = ("fit", factory / "model.yaml", factory / "data.csv", "--out", tmp_path / name, "--force")
+        assert "is a link that leads nowhere" in one_line(run(*arguments))
+
+
 def fit_again(factory, folder, *options):
     file, data = factory / "model.yaml", factory / "data.csv"
     return run("fit", file, data, "--out", folder, "--restarts", 1, "--quiet", "--force", *options)

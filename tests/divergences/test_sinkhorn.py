@@ -7,6 +7,7 @@ import torch
 
 from otpdag.costs import KL, Euclidean, SquaredEuclidean
 from otpdag.divergences import MMD, Sinkhorn, Wasserstein
+from otpdag.divergences.sinkhorn import _is_symmetric
 from otpdag.errors import ConvergenceWarning, DataError, ModelError
 
 EXACT = {"relative": False, "tolerance": 1e-10, "iterations": 20_000}
@@ -126,3 +127,33 @@ def test_costs_that_are_not_finite_are_refused(bad):
 def test_options_out_of_range_are_refused(options, message):
     with pytest.raises(ModelError, match=message):
         Sinkhorn(**options)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_costs_are_symmetric_up_to_rounding_in_any_unit(scale):
+    x = torch.randn(1, 8, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    costs = scale * torch.cdist(x, x)
+    assert _is_symmetric(costs)
+    noise = torch.rand(1, 8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    assert _is_symmetric(costs * (1 + 1e-12 * noise))
+    assert not _is_symmetric(costs * (1 + 1e-4 * noise))
+
+
+def test_a_cost_that_is_not_symmetric_has_its_own_self_transport():
+    """Going up costs twice as much as going down: POT, with the same entropic term."""
+
+    def uphill(x, y):
+        gap = (y - x).sum(-1)
+        return torch.where(gap > 0, 2.0, 1.0) * gap.square()
+
+    x, y = torch.linspace(0, 2, 6).double().reshape(1, 6, 1), torch.linspace(0.5, 3, 7).double().reshape(1, 7, 1)
+    value = Sinkhorn(epsilon=0.3, relative=False, cost=uphill, tolerance=1e-9)(x, y)
+
+    def exact(one, other):
+        a, b = np.full(one.shape[1], 1 / one.shape[1]), np.full(other.shape[1], 1 / other.shape[1])
+        costs = uphill(one[0][:, None], other[0][None]).numpy()
+        plan = ot.sinkhorn(a, b, costs, 0.3, stopThr=1e-12, numItermax=100_000)
+        entropy = (plan * np.log(plan / np.outer(a, b))).sum()
+        return (plan * costs).sum() + 0.3 * entropy
+
+    assert value.item() == pytest.approx(exact(x, y) - 0.5 * (exact(x, x) + exact(y, y)), abs=1e-6)

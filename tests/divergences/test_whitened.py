@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from otpdag.divergences import WhitenedFeatures
-from otpdag.divergences.whitened import FeatureColumn, _mean_and_covariance
+from otpdag.divergences.whitened import FeatureColumn, _mean_and_covariance, _overlap, _robust, _whitening
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -168,3 +168,81 @@ def test_a_second_whitening_uses_the_other_samples_covariance_and_the_datas_gaps
     largest = torch.linalg.eigvalsh(covariance)[-1]
     expected = torch.linalg.inv(covariance + 1e-2 * largest * torch.eye(12, dtype=torch.float64))
     torch.testing.assert_close(again.whitening[0] @ again.whitening[0].T, expected)
+
+
+def test_weights_of_rows_are_repetitions_also_where_cells_are_missing():
+    values, seen = normal(1, 30, 6), torch.rand(1, 30, 6, generator=GENERATOR) < 0.7
+    often = torch.randint(1, 4, (30,), generator=GENERATOR)
+    weight, rows = often.double().unsqueeze(0), torch.arange(30).repeat_interleave(often)
+    ones = torch.ones(1, len(rows)).double()
+    for one, other in (
+        (_overlap(seen, weight), _overlap(seen[:, rows], ones)),
+        *(
+            pair
+            for gaps, again in ((seen, seen[:, rows]), (None, None))
+            for pair in zip(
+                _mean_and_covariance(values, gaps, weight),
+                _mean_and_covariance(values[:, rows], again, ones),
+                strict=True,
+            )
+        ),
+    ):
+        torch.testing.assert_close(one, other)
+    # means over the rows that show a feature, and rows that show two over what independent gaps would leave
+    shown = seen[0, rows].double()
+    mean, _ = _mean_and_covariance(values, seen, weight)
+    torch.testing.assert_close(mean[0], (shown * values[0, rows]).sum(0) / shown.sum(0))
+    expected = len(rows) * (shown.T @ shown) / torch.outer(shown.sum(0), shown.sum(0))
+    torch.testing.assert_close(_overlap(seen, weight)[0], expected)
+
+
+def test_numbers_are_standardised_by_median_and_deviation_or_what_there_is():
+    values = torch.tensor([1.0, 2.0, 3.0, 4.0, 100.0]).double()
+    assert _robust(values) == pytest.approx((3.0, 1.4826))
+    flat = torch.tensor([5.0, 5.0, 5.0, 5.0, 9.0]).double()
+    assert _robust(flat) == pytest.approx((5.0, flat.std().item()))
+    assert _robust(torch.full((4,), 2.0).double()) == (2.0, 1.0)
+    assert _robust(torch.tensor([7.0]).double()) == (7.0, 1.0)
+    assert _robust(1e-10 * values) == pytest.approx((3e-10, (1e-10 * values).std().item()))
+
+
+def test_features_are_products_of_kernels_on_their_columns_at_a_row_of_the_data():
+    x, k = normal(1, 60, 1), torch.eye(3).double()[torch.randint(3, (1, 60), generator=GENERATOR)]
+    counts = torch.poisson(torch.full((1, 60, 1), 6.0), generator=GENERATOR).double()
+    seen = torch.ones(1, 60).bool()
+    columns = [FeatureColumn(x, seen), FeatureColumn(k, seen, is_discrete=True), FeatureColumn(counts, seen, root=True)]
+    features = WhitenedFeatures(features=40, largest_subset=2, bandwidths=(0.5, 2.0))
+    fitted = features.fit(columns, torch.ones(1, 60).double())
+    subsets, landmarks, bandwidth = features._choose(columns, torch.Generator().manual_seed(features.seed))
+    assert {len(subset) for subset in subsets} == {1, 2}
+    assert set(bandwidth.tolist()) == {0.5, 2.0}
+    scaled = []
+    for column in (x, counts.sqrt()):
+        centre, spread = _robust(column.flatten())
+        scaled.append((column[0, :, 0] - centre) / spread)
+    expected = torch.ones(60, 40).double()
+    for feature, (subset, row) in enumerate(zip(subsets, landmarks, strict=True)):
+        for column in subset:
+            if column == 1:
+                expected[:, feature] *= (k[0] * k[0, row]).sum(-1)
+            else:
+                gap = (scaled[column // 2] - scaled[column // 2][row]) / bandwidth[feature]
+                expected[:, feature] *= torch.exp(-0.5 * gap**2)
+    torch.testing.assert_close(fitted.mean[0], expected.mean(0))
+    other = torch.rand(1, 60, generator=GENERATOR).double()
+    torch.testing.assert_close(fitted.mean_of(columns, other)[0], other[0] @ expected / other.sum())
+    covariance = torch.cov(expected.T, correction=0)
+    largest = torch.linalg.eigvalsh(covariance)[-1]
+    inverse = torch.linalg.inv(covariance + features.ridge * largest * torch.eye(40).double())
+    gap = fitted.mean[0] - expected[:20].mean(0)
+    distance = fitted.distance(expected[:20].mean(0, keepdim=True))
+    assert distance.item() == pytest.approx((gap @ inverse @ gap).item(), rel=1e-6)
+
+
+def test_directions_that_gaps_made_negative_count_as_the_ridge():
+    """A covariance times the overlap of gaps need not be positive."""
+    turn = torch.linalg.qr(normal(3, 3)).Q
+    values = torch.tensor([2.0, 0.5, -0.3]).double()
+    matrix = _whitening(turn @ torch.diag(values) @ turn.T, 0.1)
+    expected = turn @ torch.diag(1 / (values.clamp(min=0) + 0.2)) @ turn.T
+    torch.testing.assert_close(matrix @ matrix.T, expected)

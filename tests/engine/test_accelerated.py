@@ -1,7 +1,7 @@
 """Accelerated updates end where plain ones do, sooner, and go on from a snapshot as if they had never stopped."""
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -89,6 +89,31 @@ def test_a_step_that_raises_the_loss_is_replaced_by_the_plain_one(beyond):
     # after a refusal the update of the last good point comes next
     refused = next(at for at, (one, two) in enumerate(itertools.pairwise(points)) if torch.equal(one, two))
     torch.testing.assert_close(points[refused + 2], problem.updated(points[refused][None])[0][0])
+
+
+@dataclass(frozen=True)
+class Hiccup(Contraction):
+    """The same, with a loss that is infinite once."""
+
+    calls: list = field(default_factory=list)
+
+    def updated(self, point):
+        image, terms = super().updated(point)
+        self.calls.append(point)
+        loss = terms.total + (torch.inf if len(self.calls) == 4 else 0.0)
+        return image, LossTerms.of(loss, reconstruction=loss)
+
+
+def test_after_a_refusal_differences_are_gathered_anew():
+    problem, start = Hiccup(leg().problem.goal), torch.tensor([[0.0, 5.0, -2.0, 1.0]], dtype=torch.float64)
+    accelerated_updates(Leg(problem, start, 7), 0.0, lambda progress: False)
+    kept, _, plain, next_one = (one[0].numpy() for one in problem.calls[2:6])
+    image = problem.goal[0].numpy() + RATES.numpy() * (kept - problem.goal[0].numpy())
+    np.testing.assert_allclose(plain, image, rtol=1e-9)
+    after = problem.goal[0].numpy() + RATES.numpy() * (plain - problem.goal[0].numpy())
+    move, change = plain - kept, (after - plain) - (image - kept)
+    share = (change @ (after - plain)) / (change @ change)  # of the one difference that there is
+    np.testing.assert_allclose(next_one, after - (move + change) * share, rtol=1e-5)
 
 
 def test_it_goes_on_from_a_snapshot():

@@ -17,7 +17,7 @@ from otpdag.backward import AmortizedMap, RowCode
 from otpdag.data import Schema, encode
 from otpdag.divergences import AbstractDivergence, Energy
 from otpdag.engine import Adam
-from otpdag.engine.adam import FEWEST_STEPS, LARGEST_GRADIENT, _has_settled
+from otpdag.engine.adam import FEWEST_STEPS, LARGEST_GRADIENT, _has_settled, _tail_mean
 from otpdag.engine.kinds.table_data import lay_out_rows, one_start, table_problem
 from otpdag.engine.optimiser import Leg
 from otpdag.engine.search import restart_seed
@@ -327,3 +327,8 @@ def test_a_leg_that_was_cut_short_has_not_converged():
     cut = descend(Adam(steps=60), Valley(), start, [1], watch=lambda progress: progress.step == 58)
     assert cut.converged.tolist() == [False]
     assert cut.steps == 59
+
+
+def test_the_mean_of_the_last_steps_has_at_least_one_of_them():
+    history = torch.arange(10.0)[:, None]
+    assert [_tail_mean(history, share).item() for share in (0.0, 0.1, 0.3, 0.39, 1.0)] == [9.0, 9.0, 8.0, 8.0, 4.5]

@@ -1,5 +1,7 @@
 """Bootstrap intervals against closed forms."""
 
+import inspect
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -8,7 +10,7 @@ import torch
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.datasets import poisson_chain
-from otpdag.engine.bootstrap import _summarise
+from otpdag.engine.bootstrap import BootstrapOptions, _summarise, bootstrap_draws
 
 
 def regression(rows=400, seed=0):
@@ -148,3 +150,37 @@ def test_every_draw_is_a_resample_of_the_rows():
     row = result.intervals(draws=150, seed=0).sort_index().loc[("x", "loc")].iloc[0]
     assert row["estimate"] == pytest.approx(x.mean(), rel=1e-5)
     assert row["std_error"] == pytest.approx(x.std() / np.sqrt(50), rel=0.2)
+
+
+def test_resampled_rows_are_counted_whatever_they_weighed(monkeypatch):
+    """A draw is a table in which every row is there a whole number of times, and rows of no weight never."""
+    rng = np.random.default_rng(0)
+    weights = np.r_[0.0, rng.uniform(0.2, 3.0, 49)]
+    model = otp.Model(otp.Graph([], nodes=["x"]), {"x": m.Normal()})
+    result = otp.fit(model, {"x": rng.normal(size=50)}, weights=weights)
+    drawn = []
+    problem = type(result.problem)
+    reweighted = problem.reweighted
+
+    def noted(self, factors):
+        changed = reweighted(self, factors)
+        drawn.append((self.weight * factors).numpy())
+        return changed
+
+    monkeypatch.setattr(problem, "reweighted", noted)
+    point = result.restarts[0].point.unsqueeze(0)
+    ends, settled = bootstrap_draws(result.problem, point, BootstrapOptions(draws=25, chunk=20))
+    assert ends.shape == (25, point.shape[1])
+    assert bool(settled.all())
+    assert [len(part) for part in drawn] == [20, 5]
+    counts = np.concatenate(drawn)
+    np.testing.assert_allclose(counts, np.round(counts), atol=1e-9)
+    np.testing.assert_allclose(counts.sum(1), round(float(result.problem.weight.sum())))
+    assert (counts[:, result.problem.weight[0].numpy() == 0] == 0).all()
+    np.testing.assert_allclose(counts.mean(0), result.problem.weight[0], atol=4 * np.sqrt(3 / 25))
+
+
+def test_options_have_the_defaults_of_the_method():
+    said = inspect.signature(otp.FitResult.intervals).parameters
+    for name in ("draws", "level", "seed", "jobs"):
+        assert getattr(BootstrapOptions(), name) == said[name].default

@@ -1,14 +1,20 @@
 """Checkpoints: a fit that was stopped goes on to the very same end."""
 
+import hashlib
+import os
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.datasets import bars, poisson_chain
+from otpdag.engine.fingerprint import fingerprint
+from otpdag.engine.stopping import Stopping
 from otpdag.errors import DataError
 from otpdag.estimators import WassersteinAutoencoder
 
@@ -207,3 +213,67 @@ def test_a_checkpoint_of_a_model_of_another_size_is_refused(restarts, tmp_path):
 def test_a_place_that_cannot_be_written_is_named(tmp_path):
     with pytest.raises(DataError, match="cannot be written"):
         otp.fit(mixture(), TABLE, restarts=1, checkpoint=tmp_path / "nowhere" / "run.checkpoint")
+
+
+def test_a_fit_that_has_something_to_write_ends_in_order_when_it_is_told_to_terminate(monkeypatch, tmp_path):
+    asked, listening = [], Stopping.listening
+
+    def noted(self, *, to_terminate):
+        asked.append(to_terminate)
+        return listening(self, to_terminate=to_terminate)
+
+    monkeypatch.setattr(Stopping, "listening", noted)
+    for path in (None, tmp_path / "run.checkpoint"):
+        otp.fit(mixture(), TABLE, restarts=1, course=QUICK, checkpoint=path)
+    assert asked == [False, True]
+
+
+def test_fingerprints_stay_what_they_were_so_that_runs_of_another_day_go_on():
+    """SHA-256 of the pieces, each after its length; twelve digits are kept."""
+    digest = hashlib.sha256()
+    for piece in (b"'x'", b"float64 (2,)", np.array([0.5, 2.0]).tobytes(), b"'n'", b"3"):
+        digest.update(len(piece).to_bytes(8, "little") + piece)
+    assert fingerprint({"x": np.array([0.5, 2.0]), "n": 3}) == digest.hexdigest()[:12]
+    assert fingerprint({"b", "a"}) == fingerprint(frozenset({"a", "b"}))
+    assert fingerprint(torch.tensor([1.0])) == fingerprint(np.array([1.0], dtype=np.float32))
+    assert fingerprint([1, 2]) == fingerprint((1, 2)) != fingerprint([2, 1])
+    assert fingerprint(mixture()) == fingerprint(hmm())  # a model has no content here: its parameters are told apart
+    assert fingerprint(print) != fingerprint(QUICK)
+
+
+def test_a_pipe_is_no_checkpoint_and_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for place in (tmp_path / "pipe", tmp_path):
+        with pytest.raises(DataError, match="is not the checkpoint of a run: it is no file"):
+            otp.fit(mixture(), TABLE, restarts=1, checkpoint=place)
+
+
+@pytest.mark.parametrize("name", ["about", "records"])
+@pytest.mark.parametrize("text", ["null", "[]", "5", '"a"', "NaN", "[" * 100_000, '{"history": 5}', '{"x": 1}'])
+def test_a_checkpoint_with_odd_records_is_refused(name, text, tmp_path):
+    path = tmp_path / "run.checkpoint"
+    settings = {"seed": 3, "restarts": 1, "course": QUICK, "checkpoint": path}
+    otp.fit(mixture(2), TABLE, callbacks=[stop_at(2)], **settings)
+    with safe_open(path, "pt") as file:
+        metadata, tensors = file.metadata(), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    save_file(tensors, path, metadata={**metadata, name: text})
+    with pytest.raises(DataError, match=r"is not the checkpoint of a run|belongs to another run"):
+        otp.fit(mixture(2), TABLE, **settings)
+
+
+@pytest.mark.parametrize("restarts", [1, 3], ids=["no leg is done", "some legs are done"])
+def test_a_checkpoint_whose_numbers_do_not_fit_is_refused(restarts, tmp_path):
+    path = tmp_path / "run.checkpoint"
+    settings = {"seed": 3, "restarts": restarts, "course": QUICK, "checkpoint": path}
+    otp.fit(mixture(2), TABLE, callbacks=[stop_at(2 if restarts == 1 else 9)], **settings)
+    with safe_open(path, "pt") as file:
+        metadata, tensors = file.metadata(), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    odd = {"now.parameters": torch.tensor(99)}
+    if restarts > 1:
+        wide = torch.zeros(3, 99).double()
+        odd = {"done.000.point": wide, "done.000.loss": wide, "done.000.failed": wide, "done.000.converged": wide}
+    for key, value in odd.items():
+        assert key in tensors
+        save_file({**tensors, key: value}, path, metadata=metadata)
+        with pytest.raises(DataError, match=r"belongs to another model|does not fit together"):
+            otp.fit(mixture(2), TABLE, **settings)

@@ -88,6 +88,7 @@ def test_whatever_the_table(tmp_path_factory, problem, method):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @settings(PROFILE, max_examples=200)
 @given(problems(), st.sampled_from(["entropic", "entropic", "transport"]))
 def test_whatever_the_table_many_times(tmp_path_factory, problem, method):

@@ -9,9 +9,10 @@ import torch
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.engine import EM, LBFGS, Adam, Course
+from otpdag.engine.checkpoint import Journal
 from otpdag.engine.monitor import Monitor
-from otpdag.engine.optimiser import Leg
-from otpdag.engine.search import Searcher, restart_seed, search
+from otpdag.engine.optimiser import Leg, Outcome
+from otpdag.engine.search import Searcher, _Gains, restart_seed, search
 from otpdag.errors import ModelError
 from otpdag.objective import LossTerms, Moved, Problem
 
@@ -336,3 +337,43 @@ def test_moves_go_on_as_long_as_one_of_two_gains():
 def test_losses_that_do_not_compare_make_no_end():
     _, stages = moves_of(())
     assert len(stages) == 1 + Course().moves
+
+
+def test_moves_end_after_two_in_a_row_without_a_gain_and_the_best_is_kept():
+    problem = Bowls(torch.zeros(1, 2).double())
+
+    def moved(loss):
+        return Moved(problem, torch.full((1, 2), loss).double(), "moved", torch.tensor([loss]).double())
+
+    assert not moved(1.0).curved_alike  # unless it is said, what was learned of the curvature is forgotten
+    gains = _Gains(0.01)
+    assert not gains.have_ended(Moved(problem, torch.zeros(1, 2), "moved"))  # without a loss there is nothing to say
+    ended = [gains.have_ended(moved(loss)) for loss in (5.0, 4.0, 3.984375, 3.0, 3.5, 2.984375)]
+    # 3.98 is lower, but by less than a hundredth of 1 + 3.98; so is 2.98, and it follows 3.5
+    assert ended == [False, False, False, False, False, True]
+    assert gains.best.loss.item() == 2.984375
+    _, end = gains.end(Outcome(torch.ones(1, 2), torch.ones(1), torch.tensor([False]), torch.tensor([False]), 7))
+    assert (end.point[0, 0].item(), end.loss.item(), end.converged.item(), end.steps) == (2.984375, 2.984375, True, 7)
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_an_optimiser_goes_on_with_its_curvature_only_where_a_move_leaves_it_alike(monkeypatch, alike):
+    @dataclass(frozen=True)
+    class Moving(Bowls):
+        left: int = 2
+
+        def moved(self, point):
+            if not self.left:
+                return None
+            return Moved(replace(self, left=self.left - 1, centre=self.centre + 1), point, "moved", None, alike)
+
+    memories, run = [], Journal.run
+
+    def noted(self, leg, *others):
+        memories.append(dict(leg.memory))
+        return run(self, leg, *others)
+
+    monkeypatch.setattr(Journal, "run", noted)
+    ended = search(Moving(at(2.0, 1.0)), at([3.0, 0.5]), Course(short_steps=0, moves=5), quiet())
+    torch.testing.assert_close(ended.point, at([4.0, 3.0]), rtol=0, atol=1e-4)
+    assert [bool(memory) for memory in memories] == [False, alike, alike]

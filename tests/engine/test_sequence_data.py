@@ -8,10 +8,11 @@ import pytest
 
 import otpdag as otp
 from otpdag import mechanisms as m
+from otpdag.backward.series_pieces import CONTEXT
 from otpdag.datasets import poisson_chain
 from otpdag.engine import Adam
-from otpdag.engine.kinds.sequence_data import CHAIN
-from otpdag.objective import Drawn, Objective
+from otpdag.engine.kinds.sequence_data import CHAIN, _network_may_help
+from otpdag.objective import ClosedForm, Drawn, Objective
 from tests.dynamic_models import poisson_hmm
 
 
@@ -209,3 +210,26 @@ def test_stay_needs_its_own_past():
 
 def test_a_model_shows_its_lagged_parents():
     assert "z: Categorical, hidden <- z[-1]" in str(poisson_hmm())
+
+
+def may_help(edges, hidden, mechanisms, network=None):
+    model = otp.Model(otp.Graph(edges, hidden=hidden), mechanisms)
+    return _network_may_help(model.structure, ClosedForm(network=network))
+
+
+def test_a_network_may_help_where_a_hidden_number_meets_something_that_is_not_linear():
+    chain, numbers = [otp.lag("z", "z"), ("z", "x")], {"z": m.Normal(), "x": m.Normal()}
+    assert not may_help(chain, ["z"], numbers)  # the smoother is exact
+    assert may_help(chain, ["z"], {**numbers, "x": m.Poisson()})
+    assert may_help(chain, ["z"], {**numbers, "z": m.Normal(network=(4,))})
+    # what has nothing to do with the hidden number does not matter
+    beside = [*chain, ("x", "y"), ("y", "n")]
+    assert not may_help(beside, ["z"], {**numbers, "y": m.Normal(), "n": m.Poisson()})
+    # nor where categories are hidden too, or a lag reaches beyond the context; but what is asked for is done
+    switching = [*chain, otp.lag("s", "s"), ("s", "z")]
+    assert not may_help(switching, ["z", "s"], {**numbers, "x": m.Poisson(), "s": m.Categorical(2)})
+    far = [otp.lag("z", "z", by=CONTEXT + 1), ("z", "x")]
+    assert not may_help(far, ["z"], {**numbers, "x": m.Poisson()})
+    assert may_help([otp.lag("z", "z", by=CONTEXT), ("z", "x")], ["z"], {**numbers, "x": m.Poisson()})
+    assert may_help(chain, ["z"], numbers, network=True)
+    assert not may_help(chain, ["z"], {**numbers, "x": m.Poisson()}, network=False)

@@ -236,7 +236,7 @@ def test_bad_requests_are_named():
     table = factor_rows(5)
     with pytest.raises(ModelError, match="node must be a category; 'z' is not: use predict"):
         model.predict_proba(table, "z")
-    with pytest.raises(ModelError, match="draws must be at least 1; got 0"):
+    with pytest.raises(ModelError, match="draws must be a whole number of at least 1; got 0"):
         model.posterior(table, draws=0)
     with pytest.raises(ModelError, match="kind must be 'transport' or 'likelihood'; got 'wrong'"):
         model.score(table, kind="wrong")

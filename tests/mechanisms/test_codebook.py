@@ -93,3 +93,36 @@ def test_parents_that_make_no_sense_are_refused():
         m.Codes(4).setup(m.Family("c", (("z", Real(6)),)))
     with pytest.raises(ModelError, match="`size` must be at least 2; got 1"):
         m.Codes(1)
+
+
+def test_latents_have_the_density_and_mean_of_their_codewords():
+    params, latents = codebook()
+    node = m.Codebook(5, 3).setup(m.Family("z", (("c", Count(2)),)))
+    codes = torch.tensor([[[4.0, 1.0], [0.0, 0.0], [3.0, 2.0], [1.0, 4.0], [9.0, -1.0], [2.0, 2.0], [0.0, 4.0]]])
+    inside = codes[0].long().clamp(0, 4)
+    mean, scale = (params[name][0, inside].flatten(-2) for name in ("mean", "scale"))
+    torch.testing.assert_close(node.mean(params, {"c": codes})[0], mean)
+    law = torch.distributions.Normal(mean, scale)
+    torch.testing.assert_close(node.log_prob(params, latents, {"c": codes})[0], law.log_prob(latents[0]).sum(-1))
+    seen = torch.rand(1, 7, 6, generator=torch.Generator().manual_seed(2)) < 0.5
+    part = (law.log_prob(latents[0]) * seen[0]).sum(-1)
+    torch.testing.assert_close(node.log_prob(params, latents, {"c": codes}, seen)[0], part)
+
+
+def test_codes_that_are_not_seen_or_not_there():
+    weights = torch.tensor([[[0.1, 0.2, 0.7], [0.5, 0.25, 0.25]]], dtype=torch.float64)
+    codes = m.Codes(3, 2).setup(m.Family("code"))
+    value = torch.tensor([[[2.0, 0.0], [1.0, 3.0], [-1.0, 1.0]]])
+    seen = torch.tensor([[[True, True], [True, False], [False, True]]])
+    log_prob = codes.log_prob({"weights": weights}, value, {}, seen)
+    torch.testing.assert_close(log_prob.exp(), torch.tensor([[0.35, 0.2, 0.25]], dtype=torch.float64))
+    assert torch.isneginf(codes.log_prob({"weights": weights}, value, {})[0, 1:]).all()
+    # relaxed draws are the codes where noise is not near a step of the cumulative weights
+    noise = torch.tensor([[[0.05, 0.3], [0.2, 0.65], [0.9, 0.95]]], dtype=torch.float64)
+    drawn = codes.forward({"weights": weights}, {}, noise)
+    assert drawn.tolist() == [[[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]]
+    near = codes.relaxed({"weights": weights}, {}, noise, 0.01)
+    torch.testing.assert_close(near, drawn, atol=1e-3, rtol=0)
+    soft = codes.relaxed({"weights": weights}, {}, noise, 1.0)
+    expected = torch.sigmoid((noise.unsqueeze(-1) - weights.cumsum(-1)[:, None, :, :-1]) / 0.1).sum(-1)
+    torch.testing.assert_close(soft, expected)

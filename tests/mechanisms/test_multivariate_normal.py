@@ -117,3 +117,21 @@ def test_what_is_no_covariance_is_refused():
             otp.Model(otp.Graph([], nodes=["x"]), {"x": m.MultivariateNormal(2, covariance=wrong)})
     with pytest.raises(ModelError, match="floor must not be negative; got -1"):
         m.MultivariateNormal(2, floor=-1.0)
+
+
+@pytest.mark.parametrize("floor", [None, 0.01])
+def test_a_start_is_the_residuals_covariance_with_two_rows_of_the_overall_one(problem, floor):
+    _, _, parents, value, label = problem
+    mechanism = m.MultivariateNormal(3, floor=floor).setup(m.Family("x", (("a", Discrete(2)),)))
+    weight = np.random.default_rng(1).uniform(0.5, 2.0, ROWS)
+    start = mechanism.start(value[0], {"a": parents["a"][0]}, torch.as_tensor(weight))
+    rows, group = value[0].numpy(), [label == a for a in range(2)]
+    rest = rows - start["loc"].numpy()[label]
+    products = weight[:, None, None] * rest[:, :, None] * rest[:, None, :]
+    overall = products.sum(0) / weight.sum()
+    mean = weight @ rows / weight.sum()
+    spread = weight @ (rows - mean) ** 2 / weight.sum()
+    for a in range(2):
+        pooled = (products[group[a]].sum(0) + 2 * overall) / (weight[group[a]].sum() + 2)
+        share = 1e-6 if floor is None else 2 * floor
+        np.testing.assert_allclose(start["covariance"][a], pooled + share * np.diag(spread), rtol=1e-6)

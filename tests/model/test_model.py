@@ -196,7 +196,7 @@ def test_given_nodes_need_values():
     assert sample["g"].tolist() == [0, 1]
     assert sample["x"][1] > 5 > sample["x"][0]
     assert model.sample(2, seed=0, do={"g": 1})["x"].min() > 5
-    with pytest.raises(ModelError, match="rows must be at least 1; got 0"):
+    with pytest.raises(ModelError, match="rows must be a whole number of at least 1; got 0"):
         model.sample(0, seed=0)
 
 

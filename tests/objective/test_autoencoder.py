@@ -19,7 +19,14 @@ from otpdag.errors import ModelError
 from otpdag.estimators import VectorQuantizedAutoencoder
 from otpdag.mechanisms.base import Noise
 from otpdag.objective import Objective, PushForward, Streams
-from otpdag.objective.autoencoder import Codewords, Encoded, autoencoder_problem, rebuilding_cost
+from otpdag.objective.autoencoder import (
+    Codewords,
+    Encoded,
+    _mixture,
+    _transport,
+    autoencoder_problem,
+    rebuilding_cost,
+)
 from otpdag.spaces import Real
 
 ROWS = np.random.default_rng(0).normal(1.0, 2.0, (30, 6)).astype(np.float32)
@@ -130,6 +137,107 @@ def test_after_the_warm_up_codewords_are_placed_and_latents_quantised(codebook):
         latents = problem.backward.latents(problem.parts(point)[1], problem.images).reshape(-1, problem.backward.dim)
     nearest = torch.cdist(latents, placed).amin(-1).square().mean()
     assert nearest < (latents - latents.mean(0)).square().sum(-1).mean()
+
+
+def quantising(*, by_position, codewords):
+    """Two positions of three codewords behind rows of six numbers, all parameters random."""
+    backward = QuantizedMap(EncoderMap(linear(6, 4, 0), 4, (6,)), positions=2, size=3, dim=2, by_position=by_position)
+    graph = otp.Graph([("c", "z"), ("z", "q"), ("q", "x")], hidden=["c", "z", "q"])
+    shared = {"mean": m.tie("codebook"), "scale": m.tie("spread")}
+    mechanisms = {"c": m.Codes(3, 2), "z": m.Codebook(3, 2, **shared), "q": m.Quantized(3, 2, **shared)}
+    mechanisms |= {"x": m.Decoder(linear(4, 6, 1), Real(6))}
+    data = ImageData.of(otp.Model(graph, mechanisms), Images(ROWS))
+    objective = Objective(push_forward=PushForward(0.7, Energy()))
+    method = Method("own", objective, Encoded(backward, batch_size=100, codewords=codewords), Adam(steps=1))
+    problem = data.problem(data.lay_out(method, 0), method, 0)
+    generator = torch.Generator().manual_seed(3)
+    size = sum(int(np.prod(shape)) for shape in problem.shapes.values())
+    return problem, 0.5 * torch.randn(1, size, generator=generator)
+
+
+def by_hand(problem, point):
+    """Latents (positions, n, D), codewords and scales (K, D), weights (positions, K), potentials (problems, K)."""
+    theta, phi = problem.parts(point)
+    naturals = problem.structure.naturals(theta)
+    latents = problem.backward.latents(phi, problem.images)[0].unflatten(-1, (2, 2)).transpose(0, 1)
+    return latents, naturals["z"]["mean"][0], naturals["z"]["scale"][0], naturals["c"]["weights"][0], phi
+
+
+@pytest.mark.parametrize("by_position", [True, False])
+def test_the_transport_moves_codewords_by_all_and_latents_by_a_share_of_its_gradient(by_position):
+    problem, point = quantising(by_position=by_position, codewords=Codewords(pull=0.25))
+    latents, means, scales, weights, phi = (
+        value if isinstance(value, dict) else value.detach() for value in by_hand(problem, point)
+    )
+    potentials = 30.0 * phi["phi.potential"][0].detach()
+    unit = scales.square().mean()
+    distance = ((latents[:, :, None] - means) / scales).square() * unit  # (positions, n, K, D)
+    costs = distance.mean(-1)
+    problems = 2 if by_position else 1
+    target = weights if by_position else weights.mean(0, keepdim=True)
+    sent = (costs.reshape(problems, -1, 3) - potentials[:, None]).argmin(-1)
+    least = (costs.reshape(problems, -1, 3) - potentials[:, None]).amin(-1)
+    expected = ((target * potentials).sum(-1) + least.mean(-1)).mean()
+
+    leaves = latents.clone().requires_grad_(), means.clone().requires_grad_()
+    naturals = {"c": {"weights": weights[None]}, "z": {"mean": leaves[1][None], "scale": scales[None]}}
+    value = _transport(problem, phi, leaves[0], costs, naturals)
+    assert value.item() == pytest.approx(expected.item(), rel=1e-5)
+    to_latents, to_means = torch.autograd.grad(value, leaves)
+    points = latents.reshape(-1, 2)
+    own = sent.flatten()
+    pull = 2 * unit / scales[own].square() * (points - means[own]) / points.numel()
+    torch.testing.assert_close(to_latents.reshape(-1, 2), 0.25 * pull)
+    torch.testing.assert_close(to_means, -torch.zeros_like(means).index_add(0, own, pull))
+
+
+def test_the_mixture_teaches_the_covariances_alone():
+    problem, point = quantising(by_position=True, codewords=Codewords())
+    latents, means, scales, weights, _ = (
+        value.detach().clone().requires_grad_() if torch.is_tensor(value) else value
+        for value in by_hand(problem, point)
+    )
+    naturals = {"c": {"weights": weights[None]}, "z": {"mean": means[None], "scale": scales[None]}}
+    value = _mixture(problem, naturals, latents, Streams([5]))
+    streams = Streams([5])
+    uniform = streams.draw(Noise(2, "uniform"), 30, torch.zeros(1))[0]
+    normal = streams.draw(Noise(4, "normal"), 30, torch.zeros(1))[0].unflatten(-1, (2, 2))
+    codes = (uniform[..., None] > weights.detach().cumsum(-1)).sum(-1)  # (n, positions)
+    drawn = (means[codes] + scales[codes] * normal).transpose(0, 1)
+    assert value.item() == pytest.approx(Energy()(latents, drawn).mean().item(), rel=1e-5)
+    alone = torch.autograd.grad(value, (latents, means, weights, scales), allow_unused=True)
+    assert [gradient is None for gradient in alone] == [True, True, True, False]
+
+
+def test_the_terms_of_codewords_are_weighed_and_latents_are_decoded_as_their_codewords():
+    problem, point = quantising(by_position=False, codewords=Codewords(mixture=0.2, eta_r=0.5, warm_up=0.0))
+    assert problem.quantizes
+    latents, means, scales, weights, phi = by_hand(problem, point)
+    costs = (((latents[:, :, None] - means) / scales).square() * scales.square().mean()).mean(-1)
+    naturals = {"c": {"weights": weights[None]}, "z": {"mean": means[None], "scale": scales[None]}}
+    gap = 0.7 * _transport(problem, phi, latents, costs, naturals).item()
+    gap += 0.2 * _mixture(problem, naturals, latents, Streams([2])).item()
+    terms = problem.sampled(point, Streams([2]), 0.3)
+    assert terms.divergence.item() == pytest.approx(gap, rel=1e-4)
+    assert terms.entropic.item() == pytest.approx(0.5 * (weights * (3 * weights).log()).sum().item(), rel=1e-4)
+    quantised = means[costs.argmin(-1)].transpose(0, 1).flatten(1)
+    theta = problem.structure.naturals(problem.parts(point)[0])
+    rebuilt = problem.structure.mechanisms["x"].forward(theta["x"], {"q": quantised[None]}, torch.zeros(1, 30, 6))
+    expected = (rebuilt - torch.from_numpy(ROWS)).square().mean() / torch.from_numpy(ROWS).var()
+    assert terms.reconstruction.item() == pytest.approx(expected.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize(("warm_up", "begins"), [(0.0, True), (0.1, False)])
+def test_codewords_are_placed_at_once_where_there_is_no_warm_up(warm_up, begins):
+    problem, point = quantising(by_position=True, codewords=Codewords(warm_up=warm_up))
+    assert problem.quantizes is begins
+    begun = problem.begun(point)
+    assert torch.equal(begun, point) is not begins
+    assert torch.equal(problem.with_codewords_placed(point), begun) is begins
+    latents, means, scales, _, _ = by_hand(problem, problem.with_codewords_placed(point))
+    nearest = (latents.reshape(-1, 1, 2) - means).square().sum(-1)
+    left = (latents.reshape(-1, 2) - means[nearest.argmin(-1)]).square().mean()
+    torch.testing.assert_close(scales, left.sqrt().expand(3, 2), rtol=1e-4, atol=0)
 
 
 def test_codewords_and_maps_that_quantise_go_together():

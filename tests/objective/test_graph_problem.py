@@ -193,6 +193,26 @@ def test_a_hidden_number_with_a_parent_climbs_by_its_moments():
     assert (slopes.abs() > 1e-3).all()
 
 
+def test_newtons_step_of_a_count_without_gaps_doubles_its_digits():
+    """Where nothing is missing, an update is a step of Newton's method towards the regression of statsmodels."""
+    sm = pytest.importorskip("statsmodels.api")
+    model, _ = counts()
+    rng = np.random.default_rng(3)
+    u = rng.normal(size=ROWS)
+    frame = pd.DataFrame({"u": u, "n": rng.poisson(np.exp(0.5 + 0.6 * u))}, dtype=float)
+    gaps = frame.copy()
+    gaps.iloc[0, 0] = np.nan  # a row that must be summed, then taken away again
+    along, _, point = made(lambda: (model, gaps))
+    along = along.on_part(torch.arange(1, ROWS))
+    for _ in range(6):
+        point, _ = along.updated(point)
+    own = along.structure.mechanisms["n"].describe(along.naturals(point)["n"])
+    best = [own["log_rate"].item(), own["weight"].item()]
+    u, n = frame["u"].to_numpy()[1:], frame["n"].to_numpy()[1:]
+    truth = sm.GLM(n, sm.add_constant(u), family=sm.families.Poisson()).fit(tol=1e-14).params
+    np.testing.assert_allclose(best, truth, atol=1e-8)
+
+
 def test_replicas_are_independent():
     along, _, start = made(mixed)
     points = around(start)

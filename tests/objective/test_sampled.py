@@ -317,6 +317,78 @@ def test_any_divergence_object_serves():
     assert {shape[-1] for shape in calls} == {2, 3}  # u alone; v with its parent
 
 
+class Recorded(AbstractDivergence):
+    """Keeps what it is asked to compare, and says 1, 10, 100, ..."""
+
+    def __init__(self):
+        self.asked = []
+
+    def forward(self, x, y, a, b, generator):
+        self.asked.append((x.detach(), y.detach(), a, b))
+        return torch.full((1,), 10.0 ** (len(self.asked) - 1), dtype=torch.float64)
+
+
+def compared(scope, noise, weights=None):
+    """What is compared in u -> v -> x, u -> y <- x with u and v hidden."""
+    model = hidden_chain()
+    model.set_params(
+        {
+            "u": {"probs": [0.3, 0.7]},
+            "v": {"loc": [-1.0, 2.0], "scale": [0.5, 0.8]},
+            "x": {"loc": 0.5, "weight": 2.0, "scale": 1.0},
+            "y": {"log_rate": [0.2, 1.0], "weight": 0.1},
+        }
+    )
+    table = pd.DataFrame({"x": np.linspace(-2, 2, 400), "y": np.arange(400) % 5})
+    batch = encode(table, model._known_schema(), hidden=["u", "v"], weights=weights)
+    maps = Drawn(scope=scope, hidden_layers=()).maps(model.structure, batch)
+    phi = {}
+    for backward in maps:
+        phi |= backward.init(1, torch.Generator().manual_seed(0))
+    recorded = Recorded()
+    settings = options(noise=noise, scope=scope, eta=0.5, divergence=recorded)
+    terms = terms_of(model.structure, maps, raw_of(model), phi, batch, Streams([1]), settings)
+    return maps, terms, recorded.asked
+
+
+def test_families_are_nodes_with_their_parents_and_the_sum_of_divergences_has_its_weight():
+    _, terms, asked = compared("joint", "marginal")
+    assert terms.divergence.item() == pytest.approx(0.5 * 11.0)
+    (u, made_u, *masses), (v, made_v, *_) = asked
+    assert masses == [None, None]  # equal weights are left unsaid
+    assert [one.shape[-1] for one in (u, made_u, v, made_v)] == [2, 2, 3, 3]
+    torch.testing.assert_close(v[..., 1:], made_v[..., 1:])  # the same parents
+    torch.testing.assert_close(v[..., 1:], u)
+    # the model's own draws of v follow its parents, and its draws of u its weights
+    hard = made_v[0, :, 1:].argmax(-1)
+    sure = made_v[0, :, 1:].amax(-1) > 0.97
+    gap = made_v[0, sure & (hard == 1), 0].mean() - made_v[0, sure & (hard == 0), 0].mean()
+    assert abs(gap.item()) > 1.0
+    share = made_u[0].mean(0) - made_u[0].mean(0).min()
+    assert share[1] > share[0]
+
+
+def test_abducted_noise_joins_the_families_of_drawn_parents_and_local_maps_have_one_each():
+    _, terms, asked = compared("joint", "abducted")
+    # u with the noise of y, v with that of x; y has an observed parent too, so its noise has a family of its own
+    assert [one[0].shape[-1] for one in asked] == [3, 4, 4]
+    assert terms.divergence.item() == pytest.approx(0.5 * 111.0)
+    assert terms.reconstruction.item() == 0.0
+    maps, terms, asked = compared("local", "abducted")
+    assert [backward.explains for backward in maps] == [("x",), ("y",)]
+    assert terms.divergence.item() == pytest.approx(0.5 * (10.0 ** len(asked) - 1) / 9)
+    for pushed, forward, *_ in asked:
+        assert pushed.shape == forward.shape
+
+
+def test_unequal_weights_of_rows_are_said_to_the_divergence():
+    weights = np.random.default_rng(0).uniform(0.5, 2.0, 400)
+    _, _, asked = compared("joint", "sampled", weights)
+    for *_, a, b in asked:
+        np.testing.assert_allclose(a[0], weights / weights.sum())
+        np.testing.assert_allclose(b[0], weights / weights.sum())
+
+
 # -- streams and small parts ------------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.engine.kinds.recognise import recognise
 from otpdag.engine.lbfgs import minimise
-from otpdag.objective.state_problem import StateProblem
+from otpdag.objective.state_problem import ROWS_FOR_EACH_PARAMETER, StateProblem
 
 ROWS = 200
 
@@ -127,3 +127,21 @@ def test_a_mixture_has_the_density_of_its_parts():
         )
     ]
     assert result.loss == pytest.approx(-np.log(sum(parts)).mean(), rel=1e-9)
+
+
+@pytest.mark.parametrize("row", [0, 1, 150])
+def test_rows_with_gaps_that_features_cannot_read_are_enumerated_wherever_they_stand(row):
+    model, frame = mixture(np.random.default_rng(5))
+    frame.loc[row, "y.0"] = np.nan  # half of a normal vector
+    kind = adapt(model, frame, weights=None, device="cpu", every_row=False)
+    layout = kind.lay_out(otp.entropic(), 0)
+    assert type(kind.problem(layout, otp.entropic(), 0)) is not StateProblem
+
+
+def test_a_part_has_rows_enough_for_the_parameters():
+    problem, _ = made("mixture")
+    parameters = sum(int(np.prod(shape)) for shape in problem.shapes.values())
+    assert problem.on_part(1).rows == ROWS_FOR_EACH_PARAMETER * parameters < ROWS
+    assert problem.on_part(150).rows == 150
+    assert problem.on_part(torch.tensor([4, 2])).rows == 2
+    assert problem.on_part(10**6) is problem

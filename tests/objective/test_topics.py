@@ -1,7 +1,11 @@
+"""Objectives of documents, beside exact likelihoods where topics share no word, and sums over all pairs."""
+
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
-from scipy import sparse
+from scipy import sparse, special
 
 import otpdag as otp
 from otpdag import mechanisms as m
@@ -12,7 +16,7 @@ from otpdag.engine import EM, Layout
 from otpdag.engine.kinds.document_data import topic_method
 from otpdag.engine.optimiser import Leg
 from otpdag.inference.word_pairs import WordPairs, topic_pairs
-from otpdag.objective.topics import PairProblem, Topics, TopicSweeps
+from otpdag.objective.topics import DOCUMENTS_A_TOPIC, FIRST_DOCUMENTS, PairProblem, TopicProblem, Topics, TopicSweeps
 
 
 def topic_model(topics, words):
@@ -80,3 +84,161 @@ def test_pairs_made_by_a_model_are_matched():
 def test_at_known_topics_pairs_give_the_concentrations():
     alpha = torch.tensor([0.3, 0.9, 0.1])
     assert pair_concentration(topic_pairs(alpha)).numpy() == pytest.approx(alpha.numpy(), rel=1e-4)
+
+
+# -- whole documents --------------------------------------------------------------------------------------------------
+
+DISJOINT = np.array([[0.5, 0.5, 0.0, 0.0], [0.0, 0.0, 0.3, 0.7]])
+COUNTS = np.array([[3.0, 1.0, 2.0, 0.0], [0.0, 2.0, 0.0, 5.0], [1.0, 0.0, 0.0, 1.0]])
+ALPHA = np.array([0.2, 0.7])
+
+
+def topic_problem(sweeps, documents=COUNTS, **kwargs):
+    structure = topic_model(2, documents.shape[1]).structure
+    return TopicProblem(structure, sparse.csr_array(documents), Layout.of(structure).shapes, sweeps, 0, **kwargs)
+
+
+def log_beta(a):
+    return special.gammaln(a).sum(-1) - special.gammaln(a.sum(-1))
+
+
+@pytest.mark.parametrize("batch", [2048, 2])
+def test_where_topics_share_no_word_the_loss_is_the_likelihood_and_updates_are_counts(batch):
+    problem = topic_problem(TopicSweeps(batch=batch, share_steps=60))
+    before = Topics(torch.log(torch.as_tensor(DISJOINT) + 1e-30), torch.as_tensor(ALPHA).float())
+    after, terms = problem.swept(before)
+    by_topic = np.stack([COUNTS[:, :2].sum(1), COUNTS[:, 2:].sum(1)], 1)
+    known = DISJOINT.sum(0)  # the only topic that has a word
+    likelihood = log_beta(ALPHA + by_topic) - log_beta(ALPHA) + COUNTS @ np.log(known)
+    assert terms.total.item() == pytest.approx(-likelihood.mean(), rel=1e-5)
+    posterior = ALPHA + by_topic
+    logs = special.digamma(posterior) - special.digamma(posterior.sum(1, keepdims=True))
+    cost = -((by_topic * logs).sum() + (COUNTS @ np.log(known)).sum()) / 3
+    assert terms.reconstruction.item() == pytest.approx(cost, rel=1e-5)
+    np.testing.assert_allclose(torch.exp(after.log_counts[0, :2]), COUNTS[:, :2].sum(0), rtol=1e-5)
+    np.testing.assert_allclose(torch.exp(after.log_counts[1, 2:]), COUNTS[:, 2:].sum(0), rtol=1e-5)
+    expected = newton_concentration(torch.as_tensor(ALPHA), torch.as_tensor(logs.mean(0)))
+    np.testing.assert_allclose(after.alpha, expected, rtol=1e-4)
+    held, _ = replace(problem, holds_alpha=True).swept(before)
+    torch.testing.assert_close(held.alpha, before.alpha)
+
+
+def test_a_prior_of_topics_adds_its_divergence_and_its_counts():
+    counts = np.array([[2.0, 3.0, 0.4], [1.0, 0.5, 4.0]])
+    topics = Topics(torch.log(torch.as_tensor(counts)), torch.tensor([0.5, 0.5]))
+    prior = 0.3
+    moved = (counts - prior) * (special.digamma(counts) - special.digamma(counts.sum(1, keepdims=True)))
+    expected = (log_beta(np.full((2, 3), prior)) - log_beta(counts) + moved.sum(1)).sum()
+    assert topics.prior_cost(prior) == pytest.approx(expected, rel=1e-9)
+    assert topics.prior_cost(None) == 0.0
+    logs = special.digamma(counts) - special.digamma(counts.sum(1, keepdims=True))
+    np.testing.assert_allclose(topics.potentials(prior), np.exp(logs), rtol=1e-5)
+    np.testing.assert_allclose(topics.potentials(None), counts / counts.sum(1, keepdims=True), rtol=1e-5)
+    documents = np.array([[4.0, 1.0, 0.0], [0.0, 2.0, 6.0]])
+    plain, with_prior = (topic_problem(TopicSweeps(prior=p), documents).swept(topics) for p in (None, prior))
+    assert torch.exp(plain[0].log_counts).sum().item() == pytest.approx(13.0, rel=1e-5)
+    assert torch.exp(with_prior[0].log_counts).sum().item() == pytest.approx(13.0 + 6 * prior, rel=1e-5)
+    # the entropic term has the topics' share of a document
+    shares = with_prior[1].entropic.item() - expected / 2
+    assert 0 < shares < 3
+
+
+def test_a_topic_that_no_word_came_from_stays_where_it_was_at_a_low_level():
+    problem = topic_problem(TopicSweeps(), np.array([[4.0, 1.0, 0.0, 0.0]]))
+    before = Topics(torch.log(torch.as_tensor(DISJOINT).clamp(min=1e-300)), torch.tensor([0.5, 0.5]))
+    after, _ = problem.swept(before)
+    np.testing.assert_allclose(after.probabilities[1].numpy(), DISJOINT[1], atol=1e-12)
+    assert torch.exp(after.log_counts[1]).sum().item() == pytest.approx(1e-6)
+
+
+def test_starts_are_compared_on_some_documents_with_concentrations_held():
+    rng = np.random.default_rng(0)
+    many = topic_problem(TopicSweeps(), rng.poisson(1.0, (FIRST_DOCUMENTS + 5, 3)).astype(float))
+    part = many.on_part(1)
+    assert (part.rows, part.holds_alpha) == (FIRST_DOCUMENTS, True)
+    assert DOCUMENTS_A_TOPIC * 2 < FIRST_DOCUMENTS
+    few = topic_problem(TopicSweeps(), COUNTS)
+    assert few.on_part(1).rows == 3
+
+
+# -- pairs with a background ------------------------------------------------------------------------------------------
+
+
+def pair_problem(background, documents=None):
+    rng = np.random.default_rng(3)
+    documents = sparse.csr_array(rng.poisson(1.0, (40, 5)).astype(float)) if documents is None else documents
+    structure = topic_model(2, 5).structure
+    sweeps = TopicSweeps(pairs=True, background=background)
+    pairs = WordPairs.of(documents)
+    return PairProblem(structure, documents, Layout.of(structure).shapes, sweeps, 0, pairs)
+
+
+def test_pairs_with_a_background_are_updated_as_by_em():
+    problem, share = pair_problem(0.3), 0.3
+    seen = problem.pairs.counts.toarray() / problem.pairs.total
+    rng = np.random.default_rng(5)
+    topics, alpha = rng.dirichlet(np.ones(5), 2), np.array([0.4, 0.9])
+    counts = 0.5 * topics * np.array([[0.6], [0.4]])  # topics gave half of all words
+    left = np.clip(seen.sum(0) - counts.sum(0), 0, None)
+    common = share * left / left.sum()
+    whole = (1 - share) * topics + common
+    among = (np.outer(alpha, alpha) + np.diag(alpha)) / (alpha.sum() * (alpha.sum() + 1))
+    joint = np.einsum("kl,kv,lw->klvw", among, whole, whole)
+    given = joint / joint.sum((0, 1))
+    point = problem.point(Topics(torch.log(torch.as_tensor(counts)), torch.as_tensor(alpha)))
+    after, terms = problem.updated(point)
+    assert terms.direct.item() == pytest.approx(-(seen * np.log(joint.sum((0, 1)))).sum(), rel=1e-5)
+    assert terms.total.item() == pytest.approx(terms.direct.item())
+    moved = problem.topics(after)
+    expected = np.einsum("klvw,vw->kv", given, seen) * (1 - share) * topics / whole
+    np.testing.assert_allclose(torch.exp(moved.log_counts), expected, rtol=1e-3)
+    met = np.einsum("klvw,vw->kl", given, seen)
+    np.testing.assert_allclose(moved.alpha, pair_concentration(torch.as_tensor(met)), rtol=1e-3)
+
+
+def test_a_concluded_fit_holds_whole_topics_and_knows_their_own_words():
+    problem = pair_problem(0.3)
+    rng = np.random.default_rng(5)
+    topics = rng.dirichlet(np.ones(5), 2)
+    held = Topics(torch.log(torch.as_tensor(0.7 * topics * [[0.6], [0.4]])), torch.tensor([0.4, 0.9]))
+    left = np.clip(problem.pairs.words.numpy() - 0.7 * ([0.6, 0.4] @ topics), 0, None)
+    ended, whole = problem.concluded(held)
+    np.testing.assert_allclose(ended.common, 0.3 * left / left.sum(), rtol=1e-5)
+    np.testing.assert_allclose(whole.probabilities, 0.7 * topics + 0.3 * left / left.sum(), rtol=1e-5)
+    levels = torch.exp(whole.log_counts).sum(-1)
+    np.testing.assert_allclose(levels, [0.42, 0.28], rtol=1e-5)
+    assert ended.sweeps.background == 0.0
+    own = ended.own(whole)
+    np.testing.assert_allclose(own.probabilities, topics, rtol=1e-4)
+    np.testing.assert_allclose(torch.exp(own.log_counts).sum(-1), [0.7 * 0.6, 0.7 * 0.4], rtol=1e-4)
+    more = ended.resumed(problem.documents, 4)
+    assert (more.common, more.seed) == (None, 4)
+    assert more.sweeps.background == pytest.approx(0.3)
+    assert more.pairs.total == 2 * problem.pairs.total
+    # without any background nothing is taken apart
+    plain = pair_problem(0.0)
+    same, kept = plain.concluded(held)
+    assert same is plain
+    torch.testing.assert_close(kept.log_counts, held.log_counts)
+    assert plain.own(held) is held
+    assert plain.resumed(plain.documents, 0).sweeps.background == 0.0
+
+
+def test_where_topics_leave_nothing_the_background_is_all_words():
+    problem = pair_problem(0.3)
+    much = Topics(torch.zeros(2, 5).double(), torch.tensor([0.4, 0.9]))
+    np.testing.assert_allclose(problem._background(much), 0.3 * problem.pairs.words, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"background": 0.2}, "background must be a share below one, of pairs of words; got 0.2"),
+        ({"background": 1.0, "pairs": True}, "background must be a share below one"),
+        ({"background": -0.1, "pairs": True}, "background must be a share below one"),
+        ({"prior": 0.1, "pairs": True}, "leave prior out"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(options, message):
+    with pytest.raises(otp.ModelError, match=message):
+        TopicSweeps(**options)

@@ -49,6 +49,18 @@ def test_a_linear_regression_has_the_errors_of_statsmodels(regression):
     assert scale["std_error"] == pytest.approx(scale["estimate"] / np.sqrt(2 * len(table)), rel=1e-3)
 
 
+@pytest.mark.parametrize(("level", "reach"), [(0.5, 0.6744898), (0.8, 1.2815516), (0.9, 1.6448536), (0.95, 1.959964)])
+def test_ends_are_even_on_the_line_on_which_a_parameter_is_free(regression, level, reach):
+    found = lines(regression[1], level=level)
+    slope, scale = found.loc["y.weight[a]"], found.loc["y.scale"]
+    error = slope["std_error"]
+    assert slope["upper"] - slope["estimate"] == pytest.approx(reach * error, rel=1e-5)
+    assert slope["estimate"] - slope["lower"] == pytest.approx(reach * error, rel=1e-5)
+    factor = np.exp(reach * scale["std_error"] / scale["estimate"])
+    assert scale["upper"] / scale["estimate"] == pytest.approx(factor, rel=1e-5)
+    assert scale["estimate"] / scale["lower"] == pytest.approx(factor, rel=1e-5)
+
+
 def test_the_sandwich_is_that_of_statsmodels(regression):
     table, result = regression
     truth = sm.OLS(table["y"], sm.add_constant(table[["a", "b"]])).fit(cov_type="HC0")

@@ -169,6 +169,8 @@ def _report(error: Exception) -> NoReturn:
 
 def check_folder(path: Path, *, force: bool) -> None:
     """Refuse a folder that holds something other than the beginning of a run that was killed."""
+    if path.is_symlink() and not path.exists():
+        raise ModelError(f"--out must be a folder; {str(path)!r} is a link that leads nowhere")
     if path.exists() and not path.is_dir():
         raise ModelError(f"--out must be a folder; {str(path)!r} is a file")
     if path.is_dir():

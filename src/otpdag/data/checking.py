@@ -91,7 +91,10 @@ def _read_codes(series: pd.Series[Any], node: str, column: Column) -> Floats:
 
 def _codes_of_labels(series: pd.Series[Any], where: str, labels: Sequence[Label]) -> Floats:
     code = {label: place for place, label in enumerate(labels)}
-    place, distinct = pd.factorize(series)
+    try:
+        place, distinct = pd.factorize(series)
+    except TypeError:
+        raise DataError(f"{where} must hold one of {listed(labels)}; some cell is a list or a table") from None
     shown = [as_label(value) for value in distinct]
     for index, label in enumerate(shown):
         if label not in code:

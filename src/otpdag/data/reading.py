@@ -104,7 +104,11 @@ def _read_array(array: npt.NDArray[Any], columns: Mapping[str, Column]) -> tuple
 
 def to_numpy(value: Any) -> npt.NDArray[Any]:
     """An array from a tensor or whatever numpy takes."""
-    return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+    if isinstance(value, Tensor):
+        if value.is_meta:
+            raise DataError("data must hold numbers; got a tensor on the device 'meta', which holds none")
+        return value.detach().cpu().numpy()
+    return np.asarray(value)
 
 
 def check_unseen(data: Table, node: str, column: Column) -> None:

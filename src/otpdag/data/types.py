@@ -8,7 +8,7 @@ there are, how they are spaced, where they lie), never at how many cells are mis
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -305,7 +305,12 @@ def find_labels(present: pd.Series[Any]) -> tuple[Label, ...] | None:
         return (False, True)
     if kind in _NUMERIC_KINDS or kind.startswith(("datetime", "timedelta", "complex")):
         return None
-    return tuple(sorted({as_label(value) for value in present.unique()}, key=lambda x: (type(x).__name__, x)))
+    try:
+        distinct = present.unique()
+    except TypeError:
+        odd = next((value for value in present.array if not isinstance(value, Hashable)), "a list inside another")
+        raise DataError(f"column {present.name!r} must hold labels; found {odd!r:.100}") from None
+    return tuple(sorted({as_label(value) for value in distinct}, key=lambda x: (type(x).__name__, x)))
 
 
 def count_categories(series: pd.Series[Any]) -> int | None:

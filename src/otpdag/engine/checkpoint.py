@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -33,7 +32,7 @@ from otpdag.engine.optimiser import (
     under,
 )
 from otpdag.errors import DataError
-from otpdag.files import write_bytes
+from otpdag.files import as_path, write_bytes
 
 __all__ = ["Journal"]
 
@@ -57,26 +56,23 @@ class Journal:
     _under_way: Memory | None = None
     _leg: int = 0
     _written: float = field(default_factory=time.monotonic)
-    _records: dict[str, Any] = field(default_factory=dict)
+    _history: list[dict[str, float]] = field(default_factory=list)
+    _stages: list[Stage] = field(default_factory=list)
 
     @classmethod
     def open(cls, path: str | Path | None, about: Mapping[str, str], seconds: float = 20.0) -> Journal:
         """The journal at ``path``, which goes on if the file is there."""
         if path is None:
             return cls()
-        journal = cls(Path(path), seconds, about)
+        journal = cls(as_path(path), seconds, about)
         if journal.path is not None and journal.path.exists():
             journal._read(journal.path)
         return journal
 
     def restore(self, monitor: Monitor) -> None:
         """Put what was recorded before into the monitor."""
-        if self._records:
-            monitor.history[:] = self._records["history"]
-            monitor.stages[:] = [
-                Stage(one["name"], tuple(one["starts"]), [tuple(row) for row in one["losses"]], one["objective"])
-                for one in self._records["stages"]
-            ]
+        if self._stages:
+            monitor.history[:], monitor.stages[:] = self._history, self._stages
 
     @property
     def goes_on(self) -> bool:
@@ -149,18 +145,24 @@ class Journal:
         self._written = time.monotonic()
 
     def _read(self, path: Path) -> None:
+        if not path.is_file():  # a pipe would be waited for
+            raise DataError(f"{str(path)!r} is not the checkpoint of a run: it is no file")
         try:
             with safe_open(path, "pt") as file:
                 metadata = file.metadata()
                 tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
             if metadata.get("format") != FORMAT:
                 raise ValueError("it says so nowhere")
-            self._records = json.loads(metadata["records"])
-            about = json.loads(metadata["about"])
+            records, about = json.loads(metadata["records"]), dict(json.loads(metadata["about"]))
+            self._history = [dict(record) for record in records["history"]]
+            self._stages = [
+                Stage(one["name"], tuple(one["starts"]), [tuple(row) for row in one["losses"]], one["objective"])
+                for one in records["stages"]
+            ]
             numbers = sorted({key.split(".")[1] for key in tensors if key.startswith("done.")})
             self._done = [_outcome(under(tensors, f"done.{number}.")) for number in numbers]
             self._under_way = under(tensors, "now.") or None
-        except (SafetensorError, OSError, KeyError, ValueError, TypeError, AttributeError) as error:
+        except (SafetensorError, Exception, RecursionError, MemoryError) as error:
             raise DataError(f"{str(path)!r} is not the checkpoint of a run: {error}") from None
         if about != dict(self.about):
             other = next(key for key in {**self.about, **about} if about.get(key) != self.about.get(key))
@@ -175,4 +177,9 @@ def _as_tensors(outcome: Outcome) -> dict[str, Tensor]:
 
 
 def _outcome(tensors: Mapping[str, Tensor]) -> Outcome:
-    return from_memory(Outcome, tensors, memory=under(tensors, "memory."))
+    outcome = from_memory(Outcome, tensors, memory=under(tensors, "memory."))
+    each = (len(outcome.point),)
+    flags_fit = all(flag.shape == each and flag.dtype == torch.bool for flag in (outcome.converged, outcome.failed))
+    if outcome.point.ndim != 2 or outcome.loss.shape != each or not flags_fit:
+        raise ValueError("where a leg ended does not fit together")
+    return outcome

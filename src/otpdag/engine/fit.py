@@ -102,6 +102,7 @@ def fit(
     if not isinstance(model, Model):
         raise ModelError(f"model must be an otp.Model, and comes before the data; got {type(model).__name__}")
     check_arguments(seed, steps, restarts, device)
+    seed = int(seed)
     check_seconds("time_limit", time_limit)
     check_seconds("checkpoint_seconds", checkpoint_seconds)
     stopping = Stopping(time_limit)

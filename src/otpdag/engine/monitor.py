@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from otpdag.engine.stopping import Cause, Stopping
+from otpdag.errors import ModelError
 
 __all__ = ["Callback", "Monitor", "Stage"]
 
@@ -58,7 +59,9 @@ class Monitor:
         terminal = sys.stderr.isatty()
         self.show = terminal and show is not False
         self.lines = bool(show) and not terminal
-        self.callbacks = tuple(callbacks)
+        self.callbacks = tuple(callbacks) if isinstance(callbacks, Iterable) else (callbacks,)
+        if not all(map(callable, self.callbacks)):
+            raise ModelError(f"callbacks must be functions of a record; got {callbacks!r:.100}")
         self.stopping = stopping or Stopping()
         self.history: list[dict[str, float]] = []
         self.stages: list[Stage] = []

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from otpdag.arguments import check_count, check_seed
 from otpdag.engine.course import Course
 from otpdag.engine.kinds.kind import DataKind
 from otpdag.engine.method import Method, misfit
@@ -29,11 +30,10 @@ class Plan:
 
 def check_arguments(seed: object, steps: object, restarts: object, device: object) -> None:
     """Refuse what no kind of data could honour."""
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
-        raise ModelError(f"seed must be a non-negative integer below 2^63; got {seed!r}")
+    check_seed(seed)
     for name, value in (("steps", steps), ("restarts", restarts)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ModelError(f"{name} must be a whole number of at least 1; got {value!r}")
+        if value is not None:
+            check_count(name, value)
     if not isinstance(device, str) or device.split(":")[0] not in ("cpu", "cuda"):
         raise ModelError(f"device must be 'cpu' or 'cuda'; got {device!r}")
     if device.startswith("cuda") and not torch.cuda.is_available():
@@ -73,14 +73,16 @@ def resolve(
     course: Course | None,
 ) -> Plan:
     """Choose the method, and everything that the user left open."""
+    if course is not None and not isinstance(course, Course):
+        raise ModelError(f"course must be an otp.Course; got {course!r:.100}")
     chosen = _chosen(kind, method, robust)
-    chosen = chosen if steps is None else chosen.with_steps(steps)
+    chosen = chosen if steps is None else chosen.with_steps(int(steps))
     kind.check(chosen)
     if robust == "outliers":
         kind.check_robust(chosen)
     return Plan(
         method=chosen,
-        restarts=kind.restarts(chosen) if restarts is None else restarts,
+        restarts=kind.restarts(chosen) if restarts is None else int(restarts),
         course=kind.course(chosen) if course is None else course,
         leaves_out=robust == "outliers",
     )

@@ -12,7 +12,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from otpdag.arguments import check_count, check_level, check_mapping, check_seed
 from otpdag.data import Batch, Label, Schema, Table, decode, encode, known_table
+from otpdag.data.reading import to_numpy
 from otpdag.data.sequences import SequenceBatch, Sequences, SequenceTable, as_sequences
 from otpdag.errors import ApproximationWarning, DataError, ModelError
 from otpdag.graph import Graph
@@ -162,9 +164,22 @@ class Answering(ABC):
         if node in self.structure.given:
             raise ModelError(f"node {node!r} is Given: nothing is known of its distribution")
         own = self._known_schema()[node].names
-        blank = _without(table, own, self._known_schema()) if node not in self.graph.hidden else table
+        blank = table if node in self.graph.hidden else self._without(table, own, partial)
         batch = self._encode_partial(blank, partial)
         return queries.believe(self.fitted, batch, node, notes), row_index(table, batch.rows)
+
+    def _without(self, data: Table, names: Sequence[str], partial: bool) -> Table:
+        """The same table with empty cells in some columns."""
+        if isinstance(data, pd.DataFrame):
+            return data.assign(**dict.fromkeys(names, np.nan))
+        rows = self._encode_partial(data, partial).rows  # what is no table is refused
+        if isinstance(data, Mapping):
+            return {**dict(data), **{name: np.full(rows, np.nan) for name in names}}
+        schema = self._known_schema()
+        order = [name for node in schema.nodes for name in schema[node].names]
+        array = np.array(to_numpy(data), dtype=float).reshape(rows, len(order))
+        array[:, [order.index(name) for name in names]] = np.nan
+        return array
 
     # -- queries --------------------------------------------------------------------------------------------------
 
@@ -194,7 +209,9 @@ class Answering(ABC):
         [0.8, 0.2]
         """
         self._refuse_sequences("query")
-        names = [node] if isinstance(node, str) else list(node)
+        names = [node] if isinstance(node, str) else list(node) if isinstance(node, Sequence) else []
+        if not names:
+            raise ModelError(f"node must name a node, or several; got {node!r:.100}")
         for name in names:
             self._mechanism(name)
         seen, set_to = self._values(given or {}, "given"), self._values(do or {}, "do")
@@ -333,12 +350,11 @@ class Answering(ABC):
         self._mechanism(treatment), self._mechanism(outcome)
         if treatment == outcome:
             raise ModelError(f"treatment and outcome must differ; got {treatment!r} for both")
-        if len(values) < 2:
-            raise ModelError(f"values must be at least two: what is compared, and with what; got {list(values)}")
-        if not 0 < level < 1:
-            raise ModelError(f"level must lie between 0 and 1; got {level}")
+        if not isinstance(values, Sequence | np.ndarray) or len(values) < 2:
+            raise ModelError(f"values must be at least two: what is compared, and with what; got {values!r:.100}")
+        check_level(level)
         below = {treatment, *self.graph.descendants(treatment)}
-        for node in on or {}:
+        for node in check_mapping("on", on or {}):
             if node in below or node == outcome:
                 raise ModelError(f"on must not name the outcome or what the treatment changes; {node!r} is such a node")
         set_to = self._values({treatment: list(values)}, "values")
@@ -379,11 +395,12 @@ class Answering(ABC):
             partial: Take columns that are absent for missing; otherwise they are refused.
         """
         self._refuse_sequences("counterfactual")
-        if draws < 1:
-            raise ModelError(f"draws must be at least 1; got {draws}")
+        draws, seed = check_count("draws", draws), check_seed(seed)
         table = as_table(data)
         batch = self._encode_partial(table, partial)
-        actions = {node: self._action(node, value, batch.rows, draws) for node, value in do.items()}
+        actions = {
+            node: self._action(node, value, batch.rows, draws) for node, value in check_mapping("do", do).items()
+        }
         after = counterfactual_draws(self.fitted, batch, actions, draws, seed)
         spaces = {node: mechanism.space for node, mechanism in self.structure.mechanisms.items()}
         central = {node: spaces[node].central(value, 1) for node, value in after.items()}
@@ -489,7 +506,7 @@ class Answering(ABC):
     def _values(self, values: Mapping[str, Any], argument: str) -> dict[str, Tensor]:
         """Values (1, N, width) of nodes; N is one, or the number of questions."""
         cells = {}
-        for node, value in values.items():
+        for node, value in check_mapping(argument, values).items():
             self._mechanism(node)
             size = self._known_schema()[node].space.cells
             cells[node] = max(1, np.asarray(value, dtype=object).size // size)
@@ -540,16 +557,3 @@ def _warn(notes: Sequence[str]) -> None:
 
 def _rows(data: Any) -> int:
     return len(next(iter(data.values()))) if isinstance(data, Mapping) else len(data)
-
-
-def _without(data: Table, names: Sequence[str], schema: Schema) -> Table:
-    """The same table with empty cells in some columns."""
-    if isinstance(data, pd.DataFrame):
-        return data.assign(**dict.fromkeys(names, np.nan))
-    if isinstance(data, Mapping):
-        rows = _rows(data)
-        return {**dict(data), **{name: np.full(rows, np.nan) for name in names}}
-    order = [name for node in schema.nodes for name in schema[node].names]
-    array = np.array(data, dtype=float)
-    array[:, [order.index(name) for name in names]] = np.nan
-    return array

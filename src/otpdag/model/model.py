@@ -13,6 +13,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from otpdag.arguments import check_count, check_mapping, check_seed
 from otpdag.backward.amortized import AmortizedMap
 from otpdag.data import (
     Batch,
@@ -201,7 +202,7 @@ class Model(Answering):
                     raise ModelError(
                         f"parameter {name!r} of node {node!r} is missing; expected shape {parameter.shape}"
                     )
-                value = torch.tensor(np.asarray(given, dtype=float))
+                value = _as_numbers(given, node, name)
                 if value.numel() != int(np.prod(parameter.shape)):
                     raise ModelError(
                         f"parameter {name!r} of node {node!r} must have {int(np.prod(parameter.shape))} entries "
@@ -218,12 +219,13 @@ class Model(Answering):
         return self
 
     def _check_names(self, params: Mapping[str, Mapping[str, ArrayLike]]) -> None:
+        check_mapping("params", params)
         for node, values in params.items():
             if node not in self.mechanisms:
                 names = ", ".join(self.mechanisms)
                 raise ModelError(f"params names node {node!r}, which the model does not have; it has {names}")
             known = self.mechanisms[node].declared()
-            for name in values:
+            for name in check_mapping(f"params[{node!r}]", values):
                 if name not in known:
                     raise ModelError(f"node {node!r} has no parameter {name!r}; it has {', '.join(known) or 'none'}")
 
@@ -281,11 +283,11 @@ class Model(Answering):
                 and ``time`` as well.
         """
         naturals, schema = self._fitted_naturals(), self._known_schema()
-        if rows < 1:
-            raise ModelError(f"rows must be at least 1; got {rows}")
+        rows, seed = check_count("rows", rows), check_seed(seed)
         if self.graph.is_dynamic or length is not None:
             return self._sample_sequences(rows, length, seed, do, given)
-        settings: dict[str, Any] = {node: self._setting(node, value, rows) for node, value in (do or {}).items()}
+        asked = check_mapping("do", do or {})
+        settings: dict[str, Any] = {node: self._setting(node, value, rows) for node, value in asked.items()}
         settings |= self._given_values(given, rows, settings)
         generator = torch.Generator().manual_seed(seed)
         values = ancestral(self.structure, naturals, rows, generator, do=settings)
@@ -394,8 +396,7 @@ class Model(Answering):
         self, data: Table | SequenceTable, draws: int, seed: int, partial: bool, notes: list[str]
     ) -> tuple[Batch, pd.Index, dict[str, Tensor]]:
         """Rows or steps, their index, and joint draws of all nodes given what they show; notes of what is not exact."""
-        if draws < 1:
-            raise ModelError(f"draws must be at least 1; got {draws}")
+        draws, seed = check_count("draws", draws), check_seed(seed)
         for saved in self._left_out_maps:
             raise ModelError(
                 f"the backward map that was learned with this model is a {saved.kind}, whose code was not given when "
@@ -511,7 +512,7 @@ class Model(Answering):
         return residuals.node_residuals(self.fitted, self._encode_partial(as_table(data), partial), seed=seed)
 
     def _transport_score(self, batch: Batch, seed: int) -> float:
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(check_seed(seed))
         given = {node: batch.values[node] for node in self.structure.given}
         drawn = ancestral(self.structure, self._fitted_naturals(), batch.rows, generator, do=given)
         shuffled = torch.randperm(batch.rows, generator=generator)
@@ -615,6 +616,13 @@ def load(
     model._phi, model._maps, model._count_range = state.phi, state.maps, state.count_range
     model._left_out_maps = state.left_out
     return model
+
+
+def _as_numbers(given: ArrayLike, node: str, name: str) -> Tensor:
+    try:
+        return torch.tensor(np.asarray(given, dtype=float))
+    except (TypeError, ValueError):
+        raise ModelError(f"parameter {name!r} of node {node!r} must be numbers; got {given!r:.100}") from None
 
 
 def _listed(names: Sequence[str], most: int = 8) -> str:

@@ -78,7 +78,7 @@ class ChainProblem(Problem):
     @property
     def unit_mass(self) -> Tensor:
         """Steps of each sequence, times its weight (1, N)."""
-        return self.factors[:1] * self.batch.lengths.to(self.factors)
+        return self.factors * self.batch.lengths.to(self.factors)
 
     def terms(self, point: Tensor) -> LossTerms:
         """Reconstruction and entropic terms of a step."""

@@ -141,7 +141,7 @@ class PartitionedProblem(Problem):
     @property
     def unit_mass(self) -> Tensor:
         """Weights of the rows (1, N), whose mean is one; of rows that are not at hand, their sum (1, 1)."""
-        return self.weight[:1] if self.whole is not None else torch.full((1, 1), float(self.total)).double()
+        return self.weight if self.whole is not None else torch.full((1, 1), float(self.total)).double()
 
     def reweighted(self, factors: Tensor) -> Problem:
         """The same rows with other weights."""

@@ -199,6 +199,8 @@ def _summed(context: PieceContext, values: Mapping[str, Tensor]) -> Tensor:
             mask[name] = (pieces.inside & pieces.follows(edge.by))[None, :, None]
     chain = replace(context.chain(context.summed), values={**pieces.values, **drawn}, mask=mask)
     potential = potentials(structure, context.naturals, chain)
+    # what lies beyond the end of a sequence is no first step, and must not reach back to the steps before it
+    potential = replace(potential, hidden=torch.where(pieces.inside.unsqueeze(-1), potential.hidden, 0.0))
     states = marginals(pieces.block, Linear.of(potential), chain)
     counted = context.counted
     share = counted.sum() / pieces.inside.sum()

@@ -163,7 +163,7 @@ class Problem(ABC):
     @property
     def unit_mass(self) -> Tensor:
         """How much each unit counts in the mean (1, N): its weight; of a sequence, times its steps."""
-        return self.weight[:1]
+        return self.weight
 
     def curvature(self, point: Tensor) -> Tensor | None:
         """Second derivatives of the loss at ``point`` (1, P), (P, P); None where they cost more than rows' scores."""

@@ -139,7 +139,7 @@ def _unit_slopes(problem: Problem, point: Tensor) -> Tensor:
     shifts = SCORE_STEP * torch.eye(size).to(point)
     shifted = torch.cat([point + shifts, point - shifts])
     losses = torch.cat([problem.unit_losses(part) for part in shifted.split(REPLICAS)])
-    weight = problem.weight[:1].clamp(min=1e-300)
+    weight = problem.weight.clamp(min=1e-300)
     return ((losses[:size] - losses[size:]) / (2 * SCORE_STEP) * problem.unit_mass / weight.sqrt()).mT
 
 

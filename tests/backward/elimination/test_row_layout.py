@@ -10,6 +10,7 @@ from otpdag.backward.elimination import EliminationOptions, expectations, lay_ou
 from otpdag.backward.elimination.families import describe_families
 from otpdag.backward.elimination.ordering import elimination_order, order_cost
 from otpdag.backward.elimination.piece_plans import Kind, plan
+from otpdag.backward.elimination.row_layout import _mixed
 from otpdag.data import Batch
 from otpdag.errors import DataError, ModelError
 from otpdag.spaces import Discrete, Real
@@ -209,3 +210,11 @@ def test_covariates_are_conditioned_on():
     torch.testing.assert_close(
         found[0], torch.distributions.Normal(mean, variance.sqrt()).log_prob(values["y"][0, :, 0])
     )
+
+
+def test_hashes_are_spread_like_those_of_splitmix64():
+    """The first numbers of the generator from 1234567, as its authors and others publish them."""
+    published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
+    with np.errstate(over="ignore"):
+        states = np.uint64(1234567) + np.uint64(0x9E3779B97F4A7C15) * np.arange(1, 5, dtype=np.uint64)
+        assert _mixed(states).tolist() == published

@@ -1,0 +1,50 @@
+"""Checks of arguments that many functions have: whole numbers, and seeds of random draws."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from numbers import Integral, Real
+from typing import Any
+
+from otpdag.errors import ModelError
+
+__all__ = ["check_count", "check_level", "check_mapping", "check_seed"]
+
+
+def check_count(name: str, value: object, least: int = 1) -> int:
+    """A whole number of at least ``least``; everything else is refused by the argument's name.
+
+    >>> check_count("rows", 3)
+    3
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise ModelError(f"{name} must be a whole number of at least {least}; got {value!r:.100}")
+    return int(value)
+
+
+def check_seed(seed: object) -> int:
+    """A seed that random generators take.
+
+    >>> check_seed(7)
+    7
+    """
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= seed < 2**63:
+        raise ModelError(f"seed must be a non-negative integer below 2^63; got {seed!r:.100}")
+    return int(seed)
+
+
+def check_level(level: object) -> None:
+    """Refuse what is no coverage of an interval."""
+    if isinstance(level, bool) or not isinstance(level, Real) or not 0 < level < 1:
+        raise ModelError(f"level must lie between 0 and 1; got {level!r:.100}")
+
+
+def check_mapping(name: str, values: object) -> Mapping[Any, Any]:
+    """Values by name; everything else is refused.
+
+    >>> check_mapping("do", {"x": 1.0})
+    {'x': 1.0}
+    """
+    if not isinstance(values, Mapping):
+        raise ModelError(f"{name} must give values by name, as a dict does; got {values!r:.100}")
+    return values

@@ -1,0 +1,117 @@
+"""Arguments of the wrong kind, and paths that no file has: errors that name them, and never raw ones."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import otpdag as otp
+from otpdag import mechanisms as m
+
+RNG = np.random.default_rng(0)
+TABLE = pd.DataFrame({"x": RNG.normal(size=40), "n": RNG.poisson(3, 40), "k": RNG.choice(list("ab"), 40)})
+
+
+def made():
+    graph = otp.Graph([("x", "n"), ("x", "k")])
+    return otp.Model(graph, {"x": m.Normal(), "n": m.Poisson(), "k": m.Categorical(2)})
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    model = made()
+    otp.fit(model, TABLE, seed=0, restarts=1)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda one: one.sample("a", seed=0), "rows must be a whole number of at least 1; got 'a'"),
+        (lambda one: one.sample(1.5, seed=0), "rows must be a whole number of at least 1; got 1.5"),
+        (lambda one: one.sample(True, seed=0), "rows must be a whole number of at least 1; got True"),
+        (lambda one: one.sample(3, seed=None), "seed must be a non-negative integer below 2.63; got None"),
+        (lambda one: one.sample(3, seed=2**70), "seed must be a non-negative integer below 2.63"),
+        (lambda one: one.sample(3, seed=-1), "seed must be a non-negative integer below 2.63; got -1"),
+        (lambda one: one.sample(3, seed=0, do=5), "do must give values by name, as a dict does; got 5"),
+        (lambda one: one.score(TABLE, seed="a"), "seed must be a non-negative integer below 2.63; got 'a'"),
+        (lambda one: one.impute(TABLE, draws="a"), "draws must be a whole number of at least 1; got 'a'"),
+        (lambda one: one.impute(TABLE, draws=1.5), "draws must be a whole number of at least 1; got 1.5"),
+        (lambda one: one.counterfactual(TABLE, 5), "do must give values by name, as a dict does; got 5"),
+        (lambda one: one.counterfactual(TABLE, {}, draws=0), "draws must be a whole number of at least 1; got 0"),
+        (lambda one: one.query([]), r"node must name a node, or several; got \[\]"),
+        (lambda one: one.query(5), "node must name a node, or several; got 5"),
+        (lambda one: one.query("k", given=5), "given must give values by name, as a dict does; got 5"),
+        (lambda one: one.effect("x", "n", values=5), "values must be at least two: .*; got 5"),
+        (lambda one: one.effect("x", "n", on=5), "on must give values by name, as a dict does; got 5"),
+        (lambda one: one.effect("x", "n", level="a"), "level must lie between 0 and 1; got 'a'"),
+        (lambda one: one.effect("x", "n", level=np.nan), "level must lie between 0 and 1; got nan"),
+        (lambda one: made().set_params(5), "params must give values by name, as a dict does; got 5"),
+        (lambda one: made().set_params({"x": None}), r"params\['x'\] must give values by name"),
+        (lambda one: made().set_params({"x": {"loc": "a"}}), "parameter 'loc' of node 'x' must be numbers; got 'a'"),
+        (lambda one: made().set_params({"x": {"loc": 1j}}), "parameter 'loc' of node 'x' must be numbers; got 1j"),
+        (lambda one: otp.fit(made(), TABLE, callbacks=5), "callbacks must be functions of a record; got 5"),
+        (lambda one: otp.fit(made(), TABLE, callbacks=[5]), r"callbacks must be functions of a record; got \[5\]"),
+        (lambda one: otp.fit(made(), TABLE, course=5), "course must be an otp.Course; got 5"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(fitted, ask, message):
+    with pytest.raises(otp.ModelError, match=message):
+        ask(fitted)
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers(fitted):
+    assert len(fitted.sample(np.int64(3), seed=np.uint8(1))) == 3
+    otp.fit(made(), TABLE, seed=np.int64(2), restarts=np.int32(1))
+
+
+@pytest.mark.parametrize(
+    "data", [None, 5, "data.csv", Path("data.csv"), b"x", print, {1, 2}, np.float64(3.0), np.ones((5, 2)), TABLE["x"]]
+)
+@pytest.mark.parametrize("use", ["score", "impute", "check", "predict"])
+def test_what_is_no_table_is_refused(fitted, data, use):
+    with pytest.raises(otp.DataError):
+        fitted.predict(data, "k") if use == "predict" else getattr(fitted, use)(data)
+
+
+def test_a_mapping_of_single_values_is_a_table_of_one_row(fitted):
+    assert fitted.predict({"x": 1.0, "n": 2, "k": None}, "k").shape == (1,)
+
+
+def test_tensors_that_hold_nothing_are_refused_and_gradients_do_not_matter(fitted):
+    with pytest.raises(otp.DataError, match="got a tensor on the device 'meta', which holds none"):
+        fitted.score(torch.ones(5, 3, device="meta"))
+    table = torch.tensor([[0.5, 2.0, 1.0]] * 4)
+    codes = made().set_params(
+        {"x": {"loc": 0, "scale": 1}, "n": {"log_rate": 1, "weight": 0}, "k": {"logits": [0, 1], "weight": [0, 0]}}
+    )
+    plain, learned = (codes.predict(table.clone().requires_grad_(want), "k") for want in (False, True))
+    pd.testing.assert_series_equal(plain, learned)
+
+
+@pytest.mark.parametrize("cell", [[1], {}, {1}, np.ones(2), ([1],)], ids=repr)
+@pytest.mark.parametrize("column", ["x", "n", "k"])
+def test_cells_that_hold_something_else_are_refused(fitted, column, cell):
+    table = TABLE.astype(object)
+    table.at[3, column] = cell
+    for ask in (lambda: otp.fit(made(), table, restarts=1), lambda: fitted.score(table)):
+        with pytest.raises(otp.DataError, match=f"{column}"):
+            ask()
+
+
+@pytest.mark.parametrize("path", [5, None, "a\0b", "\ud800.otp", b"x"], ids=repr)
+def test_what_is_no_path_is_refused(fitted, path):
+    uses = [lambda: fitted.save(path), lambda: otp.load(path)]
+    uses += [lambda: otp.fit(made(), TABLE, checkpoint=path)] if path is not None else []
+    for ask in uses:
+        with pytest.raises(otp.DataError, match="a path must be text that a file can be called"):
+            ask()
+
+
+def test_a_name_that_is_too_long_is_no_file(fitted):
+    with pytest.raises(otp.DataError, match="no model at"):
+        otp.load("a" * 5000)
+    with pytest.raises(otp.DataError, match="cannot be written"):
+        fitted.save("a" * 5000)
