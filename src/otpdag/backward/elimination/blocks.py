@@ -15,7 +15,7 @@ from torch import Tensor
 
 from otpdag.backward.elimination.clouds import Cloud
 from otpdag.backward.elimination.linear_normal import LinearGroup
-from otpdag.backward.elimination.piece_plans import Kind
+from otpdag.backward.elimination.piece_plans import VALUES_OF_A_ROW, Kind
 from otpdag.backward.elimination.points import Placement
 from otpdag.backward.elimination.sum_product import Sizes, Step
 from otpdag.backward.elimination.unknowns import Ints
@@ -35,8 +35,6 @@ __all__ = [
 
 NO_NODE = -1
 """What stands for the node of a copy, which is no cell of the data."""
-
-VALUES_OF_A_ROW = 4  # that a family reads, about
 
 PointsKey = tuple[int, int]
 """A node that is placed on points, and how many there are."""

@@ -98,11 +98,13 @@ class Summary:
         self.rows: dict[int, list[WeighedRows]] = {}
         self.samples: dict[int, list[WeighedRows]] = {}
         self.moments: dict[int, Tensor] = {}
+        self.integrated: Tensor | None = None
 
     def families(self) -> dict[str, tuple[Statistics, ...]]:
         """Add all blocks, and return the statistics of each node's family."""
         for block in self.layout.blocks:
             self._add(block)
+        self._add_integrated()
         complete: dict[int, list[Complete]] = {family.place: [] for family in self.layout.families}
         for part in self.layout.complete:
             complete[part.family].append(part)
@@ -204,12 +206,13 @@ class Summary:
         total.index_add_(1, config, moments.expand(self.replicas, -1, -1, -1))
 
     def _add_linear(self, block: Block, evaluated: Evaluated, beliefs: Banks) -> None:
-        """Moments of all families together, by row of the equations; then to each family its own."""
+        """Add moments of all linear families together, by row of the equations."""
         if not block.linear:
             return
         equations = self.factors.equations
         rows, width = equations.shift.shape
-        total = torch.zeros(self.replicas, rows, width, width).to(equations.shift)
+        if self.integrated is None:
+            self.integrated = torch.zeros(self.replicas, rows, width, width).to(equations.shift)
         for source, integrals in zip(block.linear, evaluated.integrals, strict=True):
             group = source.group
             belief = taken(beliefs, source.stored, source.start, len(group.rows), group.sizes)
@@ -218,12 +221,16 @@ class Summary:
                 share = (1 + (self.tempering.power - 1) * group.seen.to(moments))[group.instance]
                 moments = moments * share[None, :, None, :, None, None]
             used = moments.shape[-1]
-            view = total[..., :used, :used]
-            view += torch.zeros_like(view).index_add_(1, config.flatten(), moments.flatten(1, 3))
+            self.integrated[..., :used, :used].index_add_(1, config.flatten(), moments.flatten(1, 3))
+
+    def _add_integrated(self) -> None:
+        """Give each linear family its own of these moments."""
+        if self.integrated is None:
+            return
         for place, first in self.layout.offsets.items():
             family = self.layout.families[place]
             used = len(family.columns) + 1
-            own = total[:, first : first + family.configurations, :used, :used]
+            own = self.integrated[:, first : first + family.configurations, :used, :used]
             self._add_moments(family, torch.arange(family.configurations), own)
 
 
