@@ -93,8 +93,7 @@ def _kind(family: FamilyView) -> str:
     floors = {name: getattr(p.support, "floor", 0.0) for name, p in mechanism.declared().items()}
     learned = {n: (p.shape, p.learned, torch.as_tensor(floors[n]).tolist()) for n, p in mechanism.declared().items()}
     units = {name: tuple(value.shape) for name, value in mechanism.buffers().items()}
-    discrete = [name in dict(mechanism.family.discrete) for name in family.names[:-1]]
-    return repr((mechanism.spec(), family.widths, family.categories, discrete, family.hidden, learned, units))
+    return repr((family.kind, learned, units))
 
 
 def _stacked(structure: Structure, families: Sequence[FamilyView], places: Mapping[str, Tensor]) -> Twins:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -173,6 +174,7 @@ class Block:
         origin: The number that each piece had in the block from which this one was made (D,).
         splits: Messages between copies of variables, where the sums are approximate.
         exact_entries: Entries of the tables of exact sums over the distinct pieces.
+        shared: What is written down once, whatever the placements.
     """
 
     steps: tuple[Step, ...]
@@ -192,6 +194,7 @@ class Block:
     origin: Tensor | None = None
     splits: tuple[SplitSource, ...] = ()
     exact_entries: int = 0
+    shared: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def is_exact(self) -> bool:

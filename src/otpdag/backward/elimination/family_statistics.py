@@ -12,7 +12,7 @@ expected second moments for each configuration of its categories. Any other need
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,20 +21,12 @@ from torch import Tensor
 from otpdag.backward.elimination.blocks import Complete
 from otpdag.backward.elimination.families import FamilyView, joint_states
 from otpdag.backward.elimination.row_layout import Layout
+from otpdag.backward.elimination.weighed_rows import WeighedRows
 from otpdag.mechanisms.base import Params
 
 __all__ = ["CHUNK", "Counts", "Moments", "Rows", "Statistics", "WeighedRows", "complete_rows", "joined", "weighed"]
 
 CHUNK = 2**21  # entries of a log-density with its gradient that are held at a time
-
-
-@dataclass(frozen=True)
-class WeighedRows:
-    """Rows of a family with weights: values (1 or R, n, ..., width), weights (1 or R, n, ...)."""
-
-    values: Mapping[str, Tensor]
-    weight: Tensor
-    mask: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -327,6 +327,27 @@ class Layout:
                 entries[source.family] += 0 if source.has_moments else len(source.rows) * math.prod(source.sizes)
         return entries
 
+    @property
+    def codes(self) -> Ints:
+        """States of categories, zero where they are not seen (N, V)."""
+        return self.resizer.table.codes
+
+    @cached_property
+    def numbers(self) -> Tensor:
+        """All coordinates of numbers, node by node and row by row (1, many)."""
+        values = [self.batch.values[self.families[place].node] for place in self.number_offsets]
+        return torch.cat([value.reshape(1, -1) for value in values] or [torch.zeros(1, 0)], 1).to(self.batch.weight)
+
+    @cached_property
+    def number_offsets(self) -> Mapping[int, int]:
+        """Where the coordinates of each node begin among them."""
+        offsets, at = {}, 0
+        for family in self.families:
+            if not family.categories[-1] and family.node in self.batch.values:
+                offsets[family.place] = at
+                at += self.batch.values[family.node].numel()
+        return offsets
+
     def resized(self, coarse: Block, by: float = 1.0, unsure: Flags | None = None) -> list[Block]:
         """The pieces of a coarse block with as many points as their posteriors ask for, times ``by``.
 
