@@ -146,7 +146,7 @@ class _SideBySide:
 
     def _sum(self, params: Params, rows: WeighedRows) -> Tensor:
         many = max(len(value) for value in params.values()) // len(rows.weight)
-        if many > 1:  # a curvature looks at several copies of all parameters
+        if many > 1 and len(rows.weight) > 1:  # a curvature looks at several copies of all parameters
             rows = WeighedRows({k: v.repeat(many, 1, 1) for k, v in rows.values.items()}, rows.weight.repeat(many, 1))
         return weighed(rows.weight, self.family.log_prob(params, rows.values))
 
@@ -197,7 +197,8 @@ def _step(
             exact = exact + (shown + expected).sum()
         exact = exact + sum((value * slopes[name]).sum() for name, value in params.items() if name in slopes)
         (slope,) = torch.autograd.grad(exact, leaf)
-        before, own, curvature = _curved(height, leaf)
+        at_once = len(leaf) == 1 or isinstance(evidence, _SideBySide)
+        before, own, curvature = (_curved if at_once else _curved_in_turn)(height, leaf)
     with torch.no_grad():
         step = _newton_direction(slope, curvature, evidence.flattest.to(slope))
         tilt = ((slope - own) * step).sum(-1)
@@ -232,3 +233,11 @@ def _curved(height: Callable[[Tensor], Tensor], leaf: Tensor) -> tuple[Tensor, T
     each = own.reshape(size, many, size).diagonal(dim1=0, dim2=2)
     (rows,) = torch.autograd.grad(each.sum(), copies)
     return before[:many].detach(), own[:many].detach(), rows.reshape(size, many, size).transpose(0, 1)
+
+
+def _curved_in_turn(height: Callable[[Tensor], Tensor], leaf: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same by a pass for each parameter, where rows of several replicas cannot be repeated."""
+    before = height(leaf)
+    (own,) = torch.autograd.grad(before.sum(), leaf, create_graph=True)
+    rows = [torch.autograd.grad(one.sum(), leaf, retain_graph=True)[0] for one in own.unbind(-1)]
+    return before.detach(), own.detach(), torch.stack(rows, 1)

@@ -24,7 +24,7 @@ from otpdag.backward.elimination import (
     told,
     total_evidence,
 )
-from otpdag.backward.elimination.family_statistics import Statistics
+from otpdag.backward.elimination.family_statistics import Counts, Statistics
 from otpdag.backward.newton_steps import newton_step
 from otpdag.backward.twins import Twins, find_twins
 from otpdag.data import Batch, random_part
@@ -34,7 +34,7 @@ from otpdag.objective.problem import Moved, Problem
 from otpdag.objective.row_objective import RowObjective
 from otpdag.objective.settings import ClosedForm, Objective
 from otpdag.objective.terms import LossTerms
-from otpdag.structure import Structure, pack
+from otpdag.structure import Structure, pack, parameter_places
 
 __all__ = ["SAME_SUM", "WORST_LOSS", "GraphProblem", "rows_along_graph"]
 
@@ -50,6 +50,9 @@ MOST_AT_ONCE = 60
 
 CURVED_ENTRIES = 2**11
 """Entries of the tables of rows, by node, that tell the curvature of its expected log-density."""
+
+LEAST_COUNT = 0.1
+"""Rows that tell of a state of a table at least, where slopes are set off against what they tell."""
 
 WORST_LOSS = 1e12
 """What counts as the loss of a row that the model rules out: finite, so that quantiles and means stay so."""
@@ -154,6 +157,31 @@ class GraphProblem(Problem):
         nodes = {node for node, names in self.structure.keys.items() if names and not self._has_maximiser(node)}
         families = [family for family in self.unplaced.families if family.node in nodes]
         return find_twins(self.structure, families, self.shapes)
+
+    def information(self, points: Tensor) -> Tensor | None:
+        """Of logits of tables n p (1 - p), by expected counts n of a configuration and its probabilities p; else one.
+
+        Rare states would otherwise be the last to move: their slopes are as small as their counts.
+        """
+        tables = [family for family in self.placed.families if family.is_table]
+        if not tables or not self.is_likelihood:
+            return None
+        places, weight = parameter_places(self.shapes), self.batch.weight
+        others = (f.node for f in self.placed.families if not f.is_table and not f.is_linear)
+        summary = expectations(self.naturals(points.detach()), self.placed, weight, sampled=dict.fromkeys(others, 0))
+        told: dict[str, Tensor] = {}
+        for family in tables:
+            tables_of = [one.table() for one in summary.families[family.node] if isinstance(one, Counts)]
+            counts = torch.stack(tables_of).sum(0)
+            share = counts / counts.sum(-1, keepdim=True).clamp(min=torch.finfo(counts.dtype).tiny)
+            own = (counts * (1 - share)).flatten(1)
+            keys = list(self.structure.keys[family.node].values())
+            if len(keys) == 1 and places[keys[0]].numel() == own.shape[1]:
+                told[keys[0]] = told.get(keys[0], 0.0) + own
+        information = torch.ones_like(points)
+        for key, own in told.items():
+            information[:, places[key].flatten()] = own.clamp(min=LEAST_COUNT) / weight.sum(-1, keepdim=True)
+        return information
 
     def _has_maximiser(self, node: str) -> bool:
         return self.structure.mechanisms[node].has_maximiser

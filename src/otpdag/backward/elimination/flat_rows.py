@@ -364,7 +364,7 @@ def _recipe(group: Sequence[_Entries], like: Tensor) -> _Recipe:
     members = []
     for role, (width, is_state) in enumerate(zip(family.widths, family.categories, strict=True)):
         value = torch.from_numpy(np.stack([one.members[role][at] for one, at in zip(group, fill, strict=True)]))
-        members.append(one_hot(value, width).to(like).unsqueeze(0) if is_state else value.flatten())
+        members.append(one_hot(value, width).to(like).unsqueeze(0) if is_state else value.flatten().int())
     masked = not all(one.mask.all() for one in group)
     rows = [one.row for one in group if one.row is not None]
     return _Recipe(
@@ -399,5 +399,5 @@ def _places(sources: Sequence[RowSource], position: Ints) -> Places:
         entries = position[np.concatenate(parts)]
         cell[entries] = np.arange(at, at + len(entries))
         at += len(entries)
-        banks[sizes] = (torch.from_numpy(np.concatenate(rows[sizes])), torch.from_numpy(entries))
-    return Places(banks, torch.from_numpy(cell[:-1]))
+        banks[sizes] = (torch.from_numpy(np.concatenate(rows[sizes])), torch.from_numpy(entries).int())
+    return Places(banks, torch.from_numpy(cell[:-1]).int())
