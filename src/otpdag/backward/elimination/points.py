@@ -194,11 +194,12 @@ def _growing_groups(window: Floats, groups: int) -> tuple[Floats, Floats]:
     The first group has three numbers, the others grow by a common ratio until the ``window`` (n,) is full. The points
     of a group of s numbers have their moments up to the fifth: for s = 3 they are the numbers themselves.
     """
-    number = np.arange(groups + 1)
+    number = np.arange(groups + 1, dtype=np.float64)
 
-    def ends(ratio: Floats, number: Floats | int) -> Floats:
+    def ends(ratio: Floats, number: Floats | float) -> Floats:
         """Where groups end if they grow by this ratio: sums of a geometric series."""
-        return np.asarray(POINTS_OF_A_GROUP * (ratio**number - 1) / (ratio - 1))
+        grown: Floats = np.power(ratio, number)
+        return POINTS_OF_A_GROUP * (grown - 1) / (ratio - 1)
 
     low, high = np.full_like(window, 1 + 1e-9), 2.0 + window ** (1 / max(groups - 1, 1))
     for _ in range(HALVINGS):

@@ -190,8 +190,8 @@ class Factors:
             return log_prob
         linear = self.layout.families[next(iter(self.layout.offsets), 0)]
         family = linear if isinstance(rows, LinearRows) else rows.families[0]
-        both = (self.tempering.of(family, log_prob, seen=seen) for seen in (True, False))
-        return torch.where(rows.seen, *both)
+        seen, unseen = (self.tempering.of(family, log_prob, seen=seen) for seen in (True, False))
+        return torch.where(rows.seen, seen, unseen)
 
     def _integrated(self, source: LinearSource, points: Mapping[PointsKey, Points]) -> Integrals:
         met = [torch.cat([points[key].values[:, at, :, 0] for key, at in parts], 1) for parts in source.group.placed]
