@@ -35,11 +35,15 @@ class Twins:
 
     def naturals(self, point: Tensor) -> dict[str, Tensor]:
         """Natural parameters (R * n, ...) at ``point`` (R, P), replica by replica."""
-        raw = {name: point[:, at] for name, at in self.columns.items()}
+        return self.natural({name: point[:, at] for name, at in self.columns.items()}, point)
+
+    def natural(self, raw: Mapping[str, Tensor], like: Tensor | None = None) -> dict[str, Tensor]:
+        """Natural parameters (R * n, ...) from raw ones (R, n, ...); ``like`` (R, P) where none are learned."""
+        like = next(iter(raw.values())) if like is None else like
         many, mechanism = len(self.families), self.families[0].mechanism
         if many == 1 or not raw:
             single = mechanism.natural({name: value.squeeze(1) for name, value in raw.items()})
-            return {k: v.to(point).expand(len(point) * many, *v.shape[1:]) for k, v in single.items()}
+            return {k: v.to(like).expand(len(like) * many, *v.shape[1:]) for k, v in single.items()}
 
         def one(*tensors: Tensor) -> tuple[Tensor, ...]:
             own, units = (
@@ -51,7 +55,15 @@ class Twins:
         places = (*(1 for _ in raw), *(0 for _ in self.buffers))
         mapped = torch.func.vmap(one, places, out_dims=1)(*raw.values(), *self.buffers.values())
         named = zip(mechanism.declared(), mapped, strict=True)
-        return {name: value.expand(len(point), many, *value.shape[2:]).flatten(0, 1) for name, value in named}
+        return {name: value.expand(len(like), many, *value.shape[2:]).flatten(0, 1) for name, value in named}
+
+    def some(self, numbers: Sequence[int]) -> Twins:
+        """Some of them."""
+        if len(numbers) == len(self.families):
+            return self
+        at = list(numbers)
+        columns = {name: value[at] for name, value in self.columns.items()}
+        return Twins(tuple(self.families[n] for n in at), columns, {name: v[at] for name, v in self.buffers.items()})
 
 
 def find_twins(
@@ -81,8 +93,7 @@ def _kind(family: FamilyView) -> str:
     floors = {name: getattr(p.support, "floor", 0.0) for name, p in mechanism.declared().items()}
     learned = {n: (p.shape, p.learned, torch.as_tensor(floors[n]).tolist()) for n, p in mechanism.declared().items()}
     units = {name: tuple(value.shape) for name, value in mechanism.buffers().items()}
-    discrete = [name in dict(mechanism.family.discrete) for name in family.names[:-1]]
-    return repr((mechanism.spec(), family.widths, family.categories, discrete, family.hidden, learned, units))
+    return repr((family.kind, learned, units))
 
 
 def _stacked(structure: Structure, families: Sequence[FamilyView], places: Mapping[str, Tensor]) -> Twins:

@@ -25,10 +25,11 @@ FLATTEST = 1e-7
 
 @dataclass(frozen=True)
 class Coordinates:
-    """``point = origin + matrix @ y``; without a matrix, ``point = origin + y``."""
+    """``point = origin + matrix @ y``, or ``origin + scale * y``, or ``origin + y``."""
 
     origin: Tensor
     matrix: Tensor | None = None
+    scale: Tensor | None = None
 
     @classmethod
     def of(cls, problem: Problem, points: Tensor) -> Coordinates:
@@ -36,7 +37,8 @@ class Coordinates:
         size = points.shape[1]
         curved = problem.for_curvature(points) if 0 < size <= MOST_CURVED else None
         if curved is None:
-            return cls(points)
+            information = problem.information(points)
+            return cls(points, scale=None if information is None else information.rsqrt())
         with torch.enable_grad():
             leaf = points.detach().clone().requires_grad_(True)
             (gradient,) = torch.autograd.grad(curved.loss(leaf).sum(), leaf, create_graph=True)
@@ -52,5 +54,5 @@ class Coordinates:
     def point(self, y: Tensor) -> Tensor:
         """From these coordinates to parameters."""
         if self.matrix is None:
-            return self.origin + y
+            return self.origin + (y if self.scale is None else self.scale * y)
         return self.origin + (self.matrix @ y.unsqueeze(-1)).squeeze(-1)

@@ -148,12 +148,14 @@ def _ascended(leg: Leg) -> Tensor:
 
 
 def _as_memory(axes: Coordinates, state: LBFGSState) -> Memory:
-    matrix = {} if axes.matrix is None else {"axes.matrix": axes.matrix}
-    return {**state.as_tensors(), "axes.origin": axes.origin, **matrix}
+    axis = {"axes.origin": axes.origin, "axes.matrix": axes.matrix, "axes.scale": axes.scale}
+    return {**state.as_tensors(), **{name: value for name, value in axis.items() if value is not None}}
 
 
 def _axes_of(memory: Memory) -> Coordinates | None:
-    return Coordinates(memory["axes.origin"], memory.get("axes.matrix")) if "axes.origin" in memory else None
+    if "axes.origin" not in memory:
+        return None
+    return Coordinates(memory["axes.origin"], memory.get("axes.matrix"), memory.get("axes.scale"))
 
 
 def minimise(

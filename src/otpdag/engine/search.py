@@ -322,7 +322,7 @@ def _carried(memory: Memory, point: Tensor) -> Memory:
     """What an optimiser learned, to begin with at another point; nothing where its coordinates are not the point's."""
     if "axes.origin" not in memory or "axes.matrix" in memory:
         return {}
-    return {**memory, "point": point - memory["axes.origin"]}
+    return {**memory, "point": (point - memory["axes.origin"]) / memory.get("axes.scale", 1.0)}
 
 
 def _spoilt(judged: Tensor, failed: Tensor) -> Tensor:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -23,15 +24,17 @@ from otpdag.backward.elimination import (
     told,
     total_evidence,
 )
-from otpdag.backward.elimination.family_statistics import Rows, Statistics
+from otpdag.backward.elimination.family_statistics import Counts, Statistics
+from otpdag.backward.newton_steps import newton_step
+from otpdag.backward.twins import Twins, find_twins
 from otpdag.data import Batch, random_part
 from otpdag.inference.simulated import simulated_rows
-from otpdag.mechanisms.base import Mechanism, Params
+from otpdag.mechanisms.base import Params
 from otpdag.objective.problem import Moved, Problem
 from otpdag.objective.row_objective import RowObjective
 from otpdag.objective.settings import ClosedForm, Objective
 from otpdag.objective.terms import LossTerms
-from otpdag.structure import Structure, pack, unpack
+from otpdag.structure import Structure, pack, parameter_places
 
 __all__ = ["SAME_SUM", "WORST_LOSS", "GraphProblem", "rows_along_graph"]
 
@@ -48,11 +51,8 @@ MOST_AT_ONCE = 60
 CURVED_ENTRIES = 2**11
 """Entries of the tables of rows, by node, that tell the curvature of its expected log-density."""
 
-FLATTEST = 1e-9
-"""The smallest curvature, relative to the largest, by which a step is divided."""
-
-FLATTEST_OF_SAMPLE = 2e-3
-"""The same where a sample tells the curvature: what it does not show is no rarer than this."""
+LEAST_COUNT = 0.1
+"""Rows that tell of a state of a table at least, where slopes are set off against what they tell."""
 
 WORST_LOSS = 1e12
 """What counts as the loss of a row that the model rules out: finite, so that quantiles and means stay so."""
@@ -125,20 +125,23 @@ class GraphProblem(Problem):
 
         A mechanism without one goes a step of Newton's method up its expected log-density, or less if that is too far.
         """
-        theta, naturals, weight = self.parts(point.detach())[0], self.naturals(point.detach()), self.batch.weight
-        climbing = [node for node, names in self.structure.keys.items() if names and not self._has_maximiser(node)]
+        point = point.detach()
+        theta, naturals, weight = self.parts(point)[0], self.naturals(point), self.batch.weight
+        climbing = [family.node for twins in self._climbing for family in twins.families]
         summary = expectations(naturals, self.placed, weight, sampled=dict.fromkeys(climbing, CURVED_ENTRIES))
-        total = summary.pieces.clone()
+        total, climbs = summary.pieces.clone(), set(climbing)
         after = dict(theta)
+        for twins in self._climbing:
+            raw = {name: point[:, at] for name, at in twins.columns.items()}
+            reached, complete = newton_step(twins, raw, summary.families, summary.slopes)
+            total += complete
+            for number, family in enumerate(twins.families):
+                names = self.structure.keys[family.node]
+                after |= {key: reached[name][:, number] for name, key in names.items()}
         for node, statistics in summary.families.items():
-            names, mechanism = self.structure.keys[node], self.structure.mechanisms[node]
-            if node in climbing:
-                raw = {key: theta[key].expand(len(point), *self.shapes[key]) for key in names.values()}
-                slopes = {name: slope for (owner, name), slope in summary.slopes.items() if owner == node}
-                reached, complete = _newton_step(mechanism, raw, names, statistics, slopes)
-                after |= reached
-                total += complete
+            if node in climbs:
                 continue
+            names, mechanism = self.structure.keys[node], self.structure.mechanisms[node]
             with torch.no_grad():
                 total += sum(complete for one in statistics for complete, _ in one.parts(naturals[node]))
                 if names:
@@ -147,6 +150,38 @@ class GraphProblem(Problem):
         loss = -total / weight.sum(-1)
         moved_to = pack({key: after[key].expand(len(point), *shape) for key, shape in self.shapes.items()})
         return moved_to, LossTerms.of(loss, reconstruction=loss)
+
+    @cached_property
+    def _climbing(self) -> list[Twins]:
+        """Nodes with parameters but no maximiser, those that are alike together."""
+        nodes = {node for node, names in self.structure.keys.items() if names and not self._has_maximiser(node)}
+        families = [family for family in self.unplaced.families if family.node in nodes]
+        return find_twins(self.structure, families, self.shapes)
+
+    def information(self, points: Tensor) -> Tensor | None:
+        """Of logits of tables n p (1 - p), by expected counts n of a configuration and its probabilities p; else one.
+
+        Rare states would otherwise be the last to move: their slopes are as small as their counts.
+        """
+        tables = [family for family in self.placed.families if family.is_table]
+        if not tables or not self.is_likelihood:
+            return None
+        places, weight = parameter_places(self.shapes), self.batch.weight
+        others = (f.node for f in self.placed.families if not f.is_table and not f.is_linear)
+        summary = expectations(self.naturals(points.detach()), self.placed, weight, sampled=dict.fromkeys(others, 0))
+        told: dict[str, Tensor] = {}
+        for family in tables:
+            tables_of = [one.table() for one in summary.families[family.node] if isinstance(one, Counts)]
+            counts = torch.stack(tables_of).sum(0)
+            share = counts / counts.sum(-1, keepdim=True).clamp(min=torch.finfo(counts.dtype).tiny)
+            own = (counts * (1 - share)).flatten(1)
+            keys = list(self.structure.keys[family.node].values())
+            if len(keys) == 1 and places[keys[0]].numel() == own.shape[1]:
+                told[keys[0]] = told.get(keys[0], 0.0) + own
+        information = torch.ones_like(points)
+        for key, own in told.items():
+            information[:, places[key].flatten()] = own.clamp(min=LEAST_COUNT) / weight.sum(-1, keepdim=True)
+        return information
 
     def _has_maximiser(self, node: str) -> bool:
         return self.structure.mechanisms[node].has_maximiser
@@ -254,79 +289,6 @@ def rows_along_graph(about: RowObjective, batch: Batch, seed: int) -> GraphProbl
     if layout is None:
         return None
     return GraphProblem(about.structure, batch, about.shapes, objective, about.closed, seed, layout, layout)
-
-
-def _newton_step(
-    mechanism: Mechanism,
-    raw: Mapping[str, Tensor],
-    names: Mapping[str, str],
-    statistics: Sequence[Statistics],
-    slopes: Mapping[str, Tensor],
-) -> tuple[dict[str, Tensor], Tensor]:
-    """One node's raw parameters, moved up its expected log-density; what would go down stays.
-
-    A sample of the rows tells the curvature. Its height is tilted until its gradient is that of all rows: of those
-    that show the family, and by ``slopes`` (in natural parameters) of those on points. Also returns the sum of the
-    log-densities of rows that show the family (R,).
-    """
-    if not statistics:
-        return dict(raw), torch.zeros(len(next(iter(raw.values())))).to(next(iter(raw.values())))
-    shapes = {key: tuple(value.shape[1:]) for key, value in raw.items()}
-
-    def natural(flat: Tensor) -> dict[str, Tensor]:
-        parts = unpack(flat, shapes)
-        return mechanism.natural({name: parts[key] for name, key in names.items()})
-
-    def height(flat: Tensor) -> Tensor:
-        params = natural(flat)
-        return torch.stack([one.height(params).expand(len(flat)) for one in statistics]).sum(0)
-
-    with torch.enable_grad():
-        leaf = pack(raw).detach().requires_grad_(True)
-        params = natural(leaf)
-        complete = torch.zeros(len(leaf)).to(leaf)
-        exact = torch.zeros(()).to(leaf)
-        for shown, expected in (part for one in statistics for part in one.parts(params)):
-            complete += shown.detach()
-            exact = exact + (shown + expected).sum()
-        exact = exact + sum((value * slopes[name]).sum() for name, value in params.items() if name in slopes)
-        (slope,) = torch.autograd.grad(exact, leaf)
-        before, own, curvature = _curved(height, leaf)
-    with torch.no_grad():
-        values, vectors = torch.linalg.eigh(-curvature.nan_to_num())
-        thinned = any(isinstance(one, Rows) and one.thinned for one in statistics)
-        flattest = FLATTEST_OF_SAMPLE if thinned else FLATTEST
-        bend = values.abs().maximum(flattest * values.abs().amax(-1, keepdim=True)).clamp(min=1e-30)
-        step = (vectors @ ((vectors.mT @ slope.unsqueeze(-1)) / bend.unsqueeze(-1))).squeeze(-1)
-        tilt = ((slope - own) * step).sum(-1)
-        reached = leaf.detach()
-        waiting = torch.ones_like(before, dtype=torch.bool)
-        for size in (1.0, 0.25, 0.05):
-            trial = leaf + size * step
-            higher = waiting & (height(trial) + size * tilt >= before)
-            reached = torch.where(higher.unsqueeze(-1), trial, reached)
-            waiting = waiting & ~higher
-            if not bool(waiting.any()):
-                break
-    return unpack(reached, shapes), complete
-
-
-def _curved(height: Callable[[Tensor], Tensor], leaf: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A height (R,), its gradient (R, P) and its second derivative (R, P, P) at ``leaf`` (R, P).
-
-    A single replica stands P times on the replica axis, so that one pass gives all rows of its second derivative.
-    """
-    size = leaf.shape[-1]
-    if len(leaf) > 1:
-        before = height(leaf)
-        (own,) = torch.autograd.grad(before.sum(), leaf, create_graph=True)
-        rows = [torch.autograd.grad(one.sum(), leaf, retain_graph=True)[0] for one in own.unbind(-1)]
-        return before, own, torch.stack(rows, 1)
-    copies = leaf.detach().expand(size, size).clone().requires_grad_(True)
-    before = height(copies)
-    (own,) = torch.autograd.grad(before.sum(), copies, create_graph=True)
-    (rows_of_one,) = torch.autograd.grad(own.diagonal().sum(), copies)
-    return before[:1], own[:1], rows_of_one.unsqueeze(0)
 
 
 def _flat(rows: WeighedRows, name: str, replicas: int) -> Tensor:

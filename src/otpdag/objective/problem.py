@@ -98,6 +98,10 @@ class Problem(ABC):
         """A problem of like curvature at ``points``, cheap enough for a second derivative; None if none pays."""
         return None
 
+    def information(self, points: Tensor) -> Tensor | None:
+        """What a row tells of each parameter at ``points`` (R, P) if nothing were missing; None where unknown."""
+        return None
+
     @property
     def renews_curvature(self) -> bool:
         """Whether curvature taken where a part of the rows has settled serves better than what was learned there."""

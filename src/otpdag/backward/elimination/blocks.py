@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
 from otpdag.backward.elimination.clouds import Cloud
 from otpdag.backward.elimination.linear_normal import LinearGroup
-from otpdag.backward.elimination.piece_plans import Kind
+from otpdag.backward.elimination.piece_plans import VALUES_OF_A_ROW, Kind
 from otpdag.backward.elimination.points import Placement
 from otpdag.backward.elimination.sum_product import Sizes, Step
 from otpdag.backward.elimination.unknowns import Ints
@@ -35,8 +36,6 @@ __all__ = [
 
 NO_NODE = -1
 """What stands for the node of a copy, which is no cell of the data."""
-
-VALUES_OF_A_ROW = 4  # that a family reads, about
 
 PointsKey = tuple[int, int]
 """A node that is placed on points, and how many there are."""
@@ -175,6 +174,7 @@ class Block:
         origin: The number that each piece had in the block from which this one was made (D,).
         splits: Messages between copies of variables, where the sums are approximate.
         exact_entries: Entries of the tables of exact sums over the distinct pieces.
+        shared: What is written down once, whatever the placements.
     """
 
     steps: tuple[Step, ...]
@@ -194,6 +194,7 @@ class Block:
     origin: Tensor | None = None
     splits: tuple[SplitSource, ...] = ()
     exact_entries: int = 0
+    shared: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def is_exact(self) -> bool:

@@ -21,10 +21,10 @@ from otpdag.backward.elimination.family_statistics import (
     complete_rows,
     joined,
 )
-from otpdag.backward.elimination.flat_rows import FlatRows, LinearRows
+from otpdag.backward.elimination.flat_rows import LinearRows, PlainRows
 from otpdag.backward.elimination.row_layout import Layout
 from otpdag.backward.elimination.sum_product import Banks
-from otpdag.backward.elimination.sums import Evaluated, Factors, Tempering, piece_weights, taken
+from otpdag.backward.elimination.sums import Evaluated, Factors, Tempering, piece_weights, row_beliefs, taken
 from otpdag.structure import Naturals
 
 __all__ = ["Slopes", "Summary"]
@@ -98,11 +98,13 @@ class Summary:
         self.rows: dict[int, list[WeighedRows]] = {}
         self.samples: dict[int, list[WeighedRows]] = {}
         self.moments: dict[int, Tensor] = {}
+        self.integrated: Tensor | None = None
 
     def families(self) -> dict[str, tuple[Statistics, ...]]:
         """Add all blocks, and return the statistics of each node's family."""
         for block in self.layout.blocks:
             self._add(block)
+        self._add_integrated()
         complete: dict[int, list[Complete]] = {family.place: [] for family in self.layout.families}
         for part in self.layout.complete:
             complete[part.family].append(part)
@@ -169,30 +171,41 @@ class Summary:
 
     def _add_rows(self, evaluated: Evaluated, beliefs: Banks) -> None:
         attached: list[tuple[Tensor, Tensor]] = []
-        for rows, log_prob in zip(evaluated.rows, evaluated.log_probs, strict=True):
-            family, belief = rows.family, self._belief(rows, beliefs)
+        nodes: set[str] = set()
+        each = zip(evaluated.prepared.rows, evaluated.log_probs, row_beliefs(evaluated, beliefs), strict=True)
+        for rows, log_prob, belief in each:
             if isinstance(rows, LinearRows):
-                self._add_moments(family, torch.arange(family.configurations), rows.moments(belief))
+                self._add_integrals(rows.rows, rows.moments(self._shared(rows, belief)))
                 continue
-            if self.slopes is not None:
-                attached.append((log_prob, belief))
-            if family.node not in self.sampled:
-                self.rows.setdefault(family.place, []).append(WeighedRows(rows.values, belief, rows.mask))
-            elif self.sampled[family.node]:
-                share = self.sampled[family.node] / max(1, self.layout.entries_on_points[family.place])
-                self.samples.setdefault(family.place, []).append(_sample(rows, belief, share))
+            belief = self._shared(rows, belief)
+            attached.append((log_prob, belief))
+            nodes.update(family.node for family in rows.families)
+            for family, weighed in rows.each(belief):
+                if family.node not in self.sampled:
+                    self.rows.setdefault(family.place, []).append(weighed)
+                elif self.sampled[family.node]:
+                    share = self.sampled[family.node] / max(1, self.layout.entries_on_points[family.place])
+                    self.samples.setdefault(family.place, []).append(_sample(weighed, share))
         if self.slopes is not None:
-            nodes = {rows.family.node for rows in evaluated.rows}
             self.slopes.add(nodes, [log_prob for log_prob, _ in attached], [belief for _, belief in attached])
 
-    def _belief(self, rows: FlatRows | LinearRows, beliefs: Banks) -> Tensor:
-        """Weight times belief of all entries (R, E), times the power that their densities have."""
-        parts = []
-        for source in rows.sources:
-            share = self.tempering.share(rows.family, seen=source.family not in source.members)
-            belief = taken(beliefs, source.stored, source.start, len(source.rows), source.sizes).flatten(1)
-            parts.append(belief if share == 1.0 else share * belief)
-        return torch.cat(parts, 1)
+    def _shared(self, rows: PlainRows | LinearRows, belief: Tensor) -> Tensor:
+        """Beliefs (R, entries) times the power that the densities have."""
+        if self.tempering == Tempering():
+            return belief
+        linear = self.layout.families[next(iter(self.layout.offsets), 0)]
+        family = linear if isinstance(rows, LinearRows) else rows.families[0]
+        seen, unseen = (self.tempering.share(family, seen=seen) for seen in (True, False))
+        return torch.where(rows.seen, seen, unseen) * belief
+
+    def _add_integrals(self, config: Tensor, moments: Tensor) -> None:
+        """Add second moments (R, n, W, W) to rows of the equations (n,)."""
+        rows, width = self.factors.equations.shift.shape
+        if self.integrated is None:
+            self.integrated = torch.zeros(self.replicas, rows, width, width).to(moments)
+        used = moments.shape[-1]
+        moments = moments.expand(self.replicas, -1, -1, -1)
+        self.integrated[..., :used, :used].index_add_(1, config, moments)
 
     def _add_moments(self, family: FamilyView, config: Tensor, moments: Tensor) -> None:
         """Add second moments (R, n, W, W) to the configurations (n,) of a family."""
@@ -204,12 +217,10 @@ class Summary:
         total.index_add_(1, config, moments.expand(self.replicas, -1, -1, -1))
 
     def _add_linear(self, block: Block, evaluated: Evaluated, beliefs: Banks) -> None:
-        """Moments of all families together, by row of the equations; then to each family its own."""
+        """Add moments of all linear families together, by row of the equations."""
         if not block.linear:
             return
         equations = self.factors.equations
-        rows, width = equations.shift.shape
-        total = torch.zeros(self.replicas, rows, width, width).to(equations.shift)
         for source, integrals in zip(block.linear, evaluated.integrals, strict=True):
             group = source.group
             belief = taken(beliefs, source.stored, source.start, len(group.rows), group.sizes)
@@ -217,22 +228,25 @@ class Summary:
             if self.tempering.power != 1.0:
                 share = (1 + (self.tempering.power - 1) * group.seen.to(moments))[group.instance]
                 moments = moments * share[None, :, None, :, None, None]
-            used = moments.shape[-1]
-            view = total[..., :used, :used]
-            view += torch.zeros_like(view).index_add_(1, config.flatten(), moments.flatten(1, 3))
+            self._add_integrals(config.flatten(), moments.flatten(1, 3))
+
+    def _add_integrated(self) -> None:
+        """Give each linear family its own of these moments."""
+        if self.integrated is None:
+            return
         for place, first in self.layout.offsets.items():
             family = self.layout.families[place]
             used = len(family.columns) + 1
-            own = total[:, first : first + family.configurations, :used, :used]
+            own = self.integrated[:, first : first + family.configurations, :used, :used]
             self._add_moments(family, torch.arange(family.configurations), own)
 
 
-def _sample(rows: FlatRows, belief: Tensor, share: float) -> WeighedRows:
+def _sample(rows: WeighedRows, share: float) -> WeighedRows:
     """Some entries, evenly spread, with larger weights."""
     step = max(1, int(1 / share))
-    weight = belief[:, ::step]
+    weight = rows.weight[:, ::step]
     values = {name: value[:, ::step] for name, value in rows.values.items()}
-    total, kept = belief.sum(-1, keepdim=True), weight.sum(-1, keepdim=True)
+    total, kept = rows.weight.sum(-1, keepdim=True), weight.sum(-1, keepdim=True)
     scale = total / kept.clamp(min=torch.finfo(kept.dtype).tiny)
     return WeighedRows(values, scale * weight, None if rows.mask is None else rows.mask[:, ::step])
 

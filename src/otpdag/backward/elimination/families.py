@@ -12,6 +12,7 @@ from torch import Tensor
 
 from otpdag.errors import ModelError
 from otpdag.mechanisms.base import Mechanism, Params, Parents
+from otpdag.mechanisms.spec import holds_code, registered
 from otpdag.structure import Structure
 
 __all__ = ["FamilyView", "describe_families", "joint_states"]
@@ -45,6 +46,20 @@ class FamilyView:
     widths: tuple[int, ...]
     categories: tuple[bool, ...]
     hidden: bool
+
+    @cached_property
+    def kind(self) -> str:
+        """Equal for families whose log-densities differ in names and parameters only; its own where that is unknown.
+
+        The layers of a network read numbers in units of their own.
+        """
+        mechanism = self.mechanism
+        is_network = any(parameter.init_scale > 0 for parameter in mechanism.declared().values())
+        if is_network or type(mechanism) not in registered().values() or holds_code(mechanism.spec()):
+            return self.node
+        discrete = [name in dict(mechanism.family.discrete) for name in self.names[:-1]]
+        shapes = {name: parameter.shape for name, parameter in mechanism.declared().items()}
+        return repr((mechanism.spec(), self.widths, self.categories, discrete, self.hidden, shapes))
 
     @property
     def is_table(self) -> bool:

@@ -12,7 +12,7 @@ expected second moments for each configuration of its categories. Any other need
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,20 +21,12 @@ from torch import Tensor
 from otpdag.backward.elimination.blocks import Complete
 from otpdag.backward.elimination.families import FamilyView, joint_states
 from otpdag.backward.elimination.row_layout import Layout
+from otpdag.backward.elimination.weighed_rows import WeighedRows
 from otpdag.mechanisms.base import Params
 
-__all__ = ["Counts", "Moments", "Rows", "Statistics", "WeighedRows", "complete_rows", "joined"]
+__all__ = ["CHUNK", "Counts", "Moments", "Rows", "Statistics", "WeighedRows", "complete_rows", "joined", "weighed"]
 
 CHUNK = 2**21  # entries of a log-density with its gradient that are held at a time
-
-
-@dataclass(frozen=True)
-class WeighedRows:
-    """Rows of a family with weights: values (1 or R, n, ..., width), weights (1 or R, n, ...)."""
-
-    values: Mapping[str, Tensor]
-    weight: Tensor
-    mask: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +58,7 @@ class Counts:
         """Sums of log-densities (R,) over complete and over expected rows."""
         known = self.family.log_table(params) if self.log_table is None else self.log_table
         log_table = known.flatten(1)
-        yield _weighed(self.complete, log_table), _weighed(self.expected, log_table)
+        yield weighed(self.complete, log_table), weighed(self.expected, log_table)
 
     def rows(self) -> WeighedRows:
         """One row for each joint state."""
@@ -157,22 +149,44 @@ class Rows:
         """The sum of all log-densities (R,), or its estimate from the sample."""
         if self.sample is None:
             return _total(self.parts(params))
-        sums = [_weighed(one.weight, self.family.log_prob(params, one.values, one.mask)) for one in self.sample]
+        sums = [weighed(one.weight, self.family.log_prob(params, one.values, one.mask)) for one in self.sample]
         return torch.stack(torch.broadcast_tensors(*sums)).sum(0)
 
     def parts(self, params: Params) -> Iterator[tuple[Tensor, Tensor]]:
         """Sums of log-densities (R,) over complete and over expected rows, in chunks."""
         for chunk in self._complete_rows():
-            total = _weighed(chunk.weight, self.family.log_prob(params, chunk.values, chunk.mask))
+            total = weighed(chunk.weight, self.family.log_prob(params, chunk.values, chunk.mask))
             yield total, torch.zeros_like(total)
         for chunk in self._expected_rows():
-            total = _weighed(chunk.weight, self.family.log_prob(params, chunk.values, chunk.mask))
+            total = weighed(chunk.weight, self.family.log_prob(params, chunk.values, chunk.mask))
             yield torch.zeros_like(total), total
 
     def rows(self) -> Iterator[WeighedRows]:
         """All rows with their weights, in chunks."""
         yield from self._complete_rows()
         yield from self._expected_rows()
+
+    @property
+    def can_be_stacked(self) -> bool:
+        """Whether all there is are rows in one array, and a sample in another, that show all cells of the node."""
+        sample = self.sample or ()
+        if len(sample) != 1 or sample[0].mask is not None or self.expected or not self.complete:
+            return False
+        return self.family.widths[-1] == 1 or all(bool(self._mask(one.rows).all()) for one, _ in self.complete)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Rows that show the family, and rows of the sample."""
+        sampled = sum(one.weight.shape[1] for one in self.sample or ())
+        return sum(len(complete.rows) for complete, _ in self.complete), sampled
+
+    def shown(self) -> WeighedRows:
+        """All rows that show the family."""
+        rows = torch.cat([complete.rows for complete, _ in self.complete])
+        return complete_rows(self.layout, self.family, rows, torch.cat([weight for _, weight in self.complete], 1))
+
+    def _mask(self, rows: Tensor) -> Tensor:
+        return self.layout.batch.mask[self.family.node].index_select(1, rows)
 
     def _complete_rows(self) -> Iterator[WeighedRows]:
         for complete, weight in self.complete:
@@ -219,7 +233,7 @@ def _total(parts: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
     return torch.stack(torch.broadcast_tensors(*sums)).sum(0)
 
 
-def _weighed(weight: Tensor, log_prob: Tensor) -> Tensor:
+def weighed(weight: Tensor, log_prob: Tensor) -> Tensor:
     """Sum of weight times log-density (R,); what has no weight counts as zero even at minus infinity."""
     known = torch.where(weight != 0, log_prob, torch.zeros((), dtype=log_prob.dtype, device=log_prob.device))
     return (weight * known).flatten(1).sum(-1)

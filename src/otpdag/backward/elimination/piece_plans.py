@@ -28,6 +28,7 @@ Cells = tuple[int, ...]
 SMALL_COST = 512  # entries of a piece below which one more call costs more than larger tables
 LONG = 24  # unknown linear numbers of a cluster from which on their order is looked for
 NARROW = 6  # by how much a band must be smaller than the cluster to be worth its steps
+VALUES_OF_A_ROW = 4  # that a family reads, about
 ROUNDING = 1.3  # how much larger sums may get for the sake of fewer calls
 
 
@@ -154,10 +155,20 @@ class Plan:
         """Entries of all tables."""
         return sum(math.prod(self.sizes[node][0] for node in clique) for clique in self.cliques)
 
-    @property
-    def room(self) -> int:
-        """Entries of all tables as they are stored."""
-        return sum(math.prod(self.sizes[node][1] for node in clique) for clique in self.cliques)
+    def entries(self, families: Sequence[FamilyView]) -> int:
+        """Entries of all arrays that one piece takes: sums, messages, tables, values on points, equations."""
+        total = 1
+        for clique in self.cliques:
+            total += math.prod(self.table_sizes(clique)) + math.prod(self.table_sizes(clique[:-1]))
+        for factor in self.factors:
+            if not families[factor.family].is_table:
+                total += (1 + VALUES_OF_A_ROW) * math.prod(self.table_sizes(factor.members))
+        for cluster in self.clusters:
+            width = 1 + max(len(families[v].columns) for v in cluster.families)
+            across = len(cluster.coordinates) if cluster.band == 0 else 6 * cluster.band
+            own = len(cluster.families) * width * (width + 2) + len(cluster.coordinates) * across
+            total += own * math.prod(self.table_sizes(cluster.members))
+        return total
 
     @property
     def largest(self) -> tuple[int, tuple[int, ...]]:

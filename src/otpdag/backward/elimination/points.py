@@ -17,13 +17,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from otpdag.spaces import Space
 
 __all__ = ["Placement", "Points"]
+
+Floats = npt.NDArray[np.float64]
 
 REACH = 6.3  # of the grid if it were even, in posterior standard deviations: 24 points are 0.55 apart near the mean
 OPENING = 0.35  # kappa: the outermost points lie 13 standard deviations from the mean
@@ -75,7 +80,7 @@ class Placement:
     def points(self) -> Points:
         """The points in every row."""
         if self.space.is_countable:
-            return self._counts()
+            return self._counts
         line, log_stretch = self._opened(self._even())
         values, log_slope = self.space.constrain(line)
         return Points(values.unsqueeze(-1), (math.log(self._distance) + log_stretch + log_slope).expand_as(values))
@@ -94,6 +99,7 @@ class Placement:
         line = self.centre.unsqueeze(-1) + spread * torch.sinh(OPENING * even) / OPENING
         return line, torch.log(spread * torch.cosh(OPENING * even))
 
+    @cached_property
     def _counts(self) -> Points:
         """Whole numbers, or points that stand for groups of them."""
         first, stride = self._window()
@@ -104,7 +110,8 @@ class Placement:
         values, length = even, stride.expand_as(even)
         if bool(at_zero.any()):
             windows, which = torch.unique(self.size * stride.squeeze(-1)[at_zero], return_inverse=True)
-            grouped, lengths = _growing_groups(windows.unsqueeze(-1), self.size // POINTS_OF_A_GROUP)
+            made = _growing_groups(windows.cpu().numpy(), self.size // POINTS_OF_A_GROUP)
+            grouped, lengths = (torch.from_numpy(one).to(even) for one in made)
             values, length = values.clone(), length.clone()
             values[at_zero], length[at_zero] = grouped[which], lengths[which]
         return Points(values.unsqueeze(-1), torch.log(length))
@@ -115,7 +122,7 @@ class Placement:
 
     def line(self) -> Tensor:
         """The points on the line (R, n, P)."""
-        return self._counts().values[..., 0] if self.space.is_countable else self._opened(self._even())[0]
+        return self._counts.values[..., 0] if self.space.is_countable else self._opened(self._even())[0]
 
     def moved(self, belief: Tensor, widened: Tensor | None = None) -> tuple[Placement, Tensor, bool]:
         """Place the points around the mean of a belief.
@@ -173,7 +180,7 @@ class Placement:
         """Values (n, draws, 1) of drawn points, each anywhere in the stretch that it stands for."""
         uniform = torch.rand(states.shape, generator=generator, dtype=self.centre.dtype) - 0.5
         if self.space.is_countable:
-            values = self._counts()
+            values = self._counts
             value = values.values[0, :, :, 0].gather(1, states)
             length = values.log_length[0].exp().gather(1, states)
             return torch.round(value + uniform * (length - 1)).clamp(min=0).unsqueeze(-1)
@@ -181,32 +188,32 @@ class Placement:
         return self.space.constrain(line[0])[0].unsqueeze(-1)
 
 
-def _growing_groups(window: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+def _growing_groups(window: Floats, groups: int) -> tuple[Floats, Floats]:
     """Three points in each of several groups of whole numbers from zero up, and how many numbers each stands for.
 
-    The first group has three numbers, the others grow by a common ratio until the ``window`` (n, 1) is full. The
-    points of a group of s numbers have their moments up to the fifth: for s = 3 they are the numbers themselves.
+    The first group has three numbers, the others grow by a common ratio until the ``window`` (n,) is full. The points
+    of a group of s numbers have their moments up to the fifth: for s = 3 they are the numbers themselves.
     """
-    number = torch.arange(groups + 1).to(window)
+    number = np.arange(groups + 1, dtype=np.float64)
 
-    def ends(ratio: Tensor) -> Tensor:
+    def ends(ratio: Floats, number: Floats | float) -> Floats:
         """Where groups end if they grow by this ratio: sums of a geometric series."""
-        grown = (ratio**number - 1) / (ratio - 1)
-        return POINTS_OF_A_GROUP * grown
+        grown: Floats = np.power(ratio, number)
+        return POINTS_OF_A_GROUP * (grown - 1) / (ratio - 1)
 
-    low, high = torch.full_like(window, 1 + 1e-9), torch.full_like(window, 2.0) + window ** (1 / max(groups - 1, 1))
+    low, high = np.full_like(window, 1 + 1e-9), 2.0 + window ** (1 / max(groups - 1, 1))
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        short = ends(middle)[..., -1:] < window
-        low, high = torch.where(short, middle, low), torch.where(short, high, middle)
-    bounds = torch.round(ends(high))
-    size = (bounds[..., 1:] - bounds[..., :-1]).clamp(min=POINTS_OF_A_GROUP)
-    away = torch.sqrt((3 * size**2 - 7) / 20)
+        short = ends(middle, groups) < window
+        low, high = np.where(short, middle, low), np.where(short, high, middle)
+    bounds = np.round(ends(high[:, None], number))
+    size = np.maximum(bounds[:, 1:] - bounds[:, :-1], POINTS_OF_A_GROUP)
+    away = np.sqrt((3 * size**2 - 7) / 20)
     share = (size**2 - 1) / (24 * away**2)
-    middle = bounds[..., :-1] + (size - 1) / 2
-    values = torch.stack([middle - away, middle, middle + away], -1)
-    length = torch.stack([share * size, (1 - 2 * share) * size, share * size], -1)
-    return values.flatten(-2), length.flatten(-2)
+    centre = bounds[:, :-1] + (size - 1) / 2
+    values = np.stack([centre - away, centre, centre + away], -1)
+    length = np.stack([share * size, (1 - 2 * share) * size, share * size], -1)
+    return values.reshape(len(window), -1), length.reshape(len(window), -1)
 
 
 def to_line(value: Tensor, space: Space) -> Tensor:

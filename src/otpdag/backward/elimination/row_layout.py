@@ -8,7 +8,7 @@ completely is read once for all rows. The largest table and the cost of an evalu
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -35,11 +35,8 @@ __all__ = ["EliminationOptions", "Layout", "lay_out", "lay_out_by_first"]
 
 Hashes = npt.NDArray[np.uint64]
 
-PROBED_ROWS = 1024  # rows that tell how many fit into a block
-ROOM = 0.8  # share of the memory that a block is meant to take, as blocks of equal rows differ
-TABLES_OF_A_SUM = 3  # entries of a block over those of its sums, about
 OUTGROWN = 0.05  # share of the rows whose counts no longer have a point each, at which points are counted anew
-MATRIX_CELLS = 20_000_000  # cells of the tables of flags that are held at a time
+MATRIX_CELLS = 5_000_000  # cells of the tables of flags that are held at a time
 
 
 @dataclass(frozen=True)
@@ -91,23 +88,27 @@ class Beyond:
 
 
 @dataclass(frozen=True, eq=False)
-class _Resized:
-    """Pieces of one kind that need equally many points: their rows, old numbers, and where the points lie."""
+class _Alike:
+    """Pieces of one kind that need equally many points: their rows, numbers, and where the points lie, if known."""
 
     plan: Plan
     rows: Ints
     pieces: Ints
-    places: Mapping[int, tuple[Placement | Cloud, Ints]]
+    places: Mapping[int, tuple[Placement | Cloud, Ints]] | None = None
 
-    def split(self, rows: int) -> Iterator[_Resized]:
+    def split(self, rows: int) -> Iterator[_Alike]:
         """Not more than so many rows at a time."""
         for at in range(0, len(self.rows), rows):
             some = slice(at, at + rows)
-            places = {node: (placement, where[some]) for node, (placement, where) in self.places.items()}
-            yield _Resized(self.plan, self.rows[some], self.pieces[some], places)
+            places = None
+            if self.places is not None:
+                places = {node: (placement, where[some]) for node, (placement, where) in self.places.items()}
+            yield _Alike(self.plan, self.rows[some], self.pieces[some], places)
 
-    def placed(self) -> dict[int, Placement | Cloud]:
-        """The points, as many as the plan says."""
+    def placed(self) -> dict[int, Placement | Cloud] | None:
+        """The points, as many as the plan says; None if the model has not said where they are."""
+        if self.places is None:
+            return None
         return {
             node: with_points(placement, self.rows, where, self.plan.sizes[node][0])
             for node, (placement, where) in self.places.items()
@@ -147,21 +148,29 @@ class Resizer:
 
     def resized(self, coarse: Block, by: float, unsure: Flags | None = None) -> list[Block]:
         """The pieces of a coarse block, with as many points as they need, in blocks that fit into memory."""
-        budget = max(1, self.options.memory // (8 * self.options.replicas))
-        blocks: list[Block] = []
-        waiting: list[_Resized] = []
-        cost = 0
-        for one in self._resized_parts(coarse, by, unsure):
-            own = TABLES_OF_A_SUM * one.plan.room
-            for some in one.split(max(1, budget // own)):
-                if waiting and cost + own * len(some.rows) > budget:
-                    blocks.append(self._finished(waiting))
-                    waiting, cost = [], 0
-                waiting.append(some)
-                cost += own * len(some.rows)
-        return [*blocks, self._finished(waiting)] if waiting else blocks
+        return [self._finished(parts) for parts in self.fitting(self._resized_parts(coarse, by, unsure))]
 
-    def _resized_parts(self, coarse: Block, by: float, unsure: Flags | None) -> Iterator[_Resized]:
+    def fitting(self, parts: Iterable[_Alike]) -> Iterator[list[_Alike]]:
+        """Parts one after another, as many at a time as fit into memory.
+
+        Neighbours in the graph stay together: every call for a family costs the same, however few rows it has, and a
+        cut by rows would ask all families of a large graph in every block.
+        """
+        budget = max(1, self.options.memory // (8 * self.options.replicas))
+        waiting: list[_Alike] = []
+        taken = 0
+        for one in sorted(parts, key=lambda part: part.plan.kind.families):
+            own = one.plan.entries(self.table.families)
+            for some in one.split(max(1, budget // own)):
+                if waiting and taken + own * len(some.rows) > budget:
+                    yield waiting
+                    waiting, taken = [], 0
+                waiting.append(some)
+                taken += own * len(some.rows)
+        if waiting:
+            yield waiting
+
+    def _resized_parts(self, coarse: Block, by: float, unsure: Flags | None) -> Iterator[_Alike]:
         """Parts of a coarse block by the points that their pieces need, with where these lie."""
         most = self.options.count_points
         needed = {key: two_sizes(needed_points(placement, by, most)) for key, placement in coarse.placements.items()}
@@ -176,7 +185,7 @@ class Resizer:
             for sizes, here in _groups(wanted):
                 plan = self._within_limits(replace(part.kind, points=tuple(zip(keys, sizes, strict=True))))
                 places = {n: (coarse.placements[key], part.positions[n][here]) for n, key in keys.items()}
-                yield _Resized(plan, part.rows[here], part.pieces[here], places)
+                yield _Alike(plan, part.rows[here], part.pieces[here], places)
 
     def _within_limits(self, kind: Kind) -> Plan:
         """A plan with these points, or with fewer where its largest table would be too large."""
@@ -195,7 +204,7 @@ class Resizer:
             made = plan(kind, self.table.families, self._points)
         return made
 
-    def _finished(self, parts: Sequence[_Resized]) -> Block:
+    def _finished(self, parts: Sequence[_Alike]) -> Block:
         """One block of parts, whose pieces are numbered anew."""
         total = sum(len(part.rows) for part in parts)
         builder, first = BlockBuilder(self.table, total), 0
@@ -318,6 +327,27 @@ class Layout:
                 entries[source.family] += 0 if source.has_moments else len(source.rows) * math.prod(source.sizes)
         return entries
 
+    @property
+    def codes(self) -> Ints:
+        """States of categories, zero where they are not seen (N, V)."""
+        return self.resizer.table.codes
+
+    @cached_property
+    def numbers(self) -> Tensor:
+        """All coordinates of numbers, node by node and row by row (1, many)."""
+        values = [self.batch.values[self.families[place].node] for place in self.number_offsets]
+        return torch.cat([value.reshape(1, -1) for value in values] or [torch.zeros(1, 0)], 1).to(self.batch.weight)
+
+    @cached_property
+    def number_offsets(self) -> Mapping[int, int]:
+        """Where the coordinates of each node begin among them."""
+        offsets, at = {}, 0
+        for family in self.families:
+            if not family.categories[-1] and family.node in self.batch.values:
+                offsets[family.place] = at
+                at += self.batch.values[family.node].numel()
+        return offsets
+
     def resized(self, coarse: Block, by: float = 1.0, unsure: Flags | None = None) -> list[Block]:
         """The pieces of a coarse block with as many points as their posteriors ask for, times ``by``.
 
@@ -408,24 +438,14 @@ class _Builder:
         self.hashes = np.random.default_rng(0).integers(2**63, size=(2, len(self.families)), dtype=np.uint64)
 
     def layout(self) -> Layout:
-        """Cut the rows into blocks that fit into memory."""
+        """Cut the pieces of all rows into blocks that fit into memory."""
         rows, blocks = self.table.batch.rows, []
         complete: list[tuple[Ints, Flags]] = []
         most = max(1, MATRIX_CELLS // len(self.families))
-        budget = max(1, self.options.memory // (8 * self.options.replicas))
-        size = most if all(f.is_table for f in self.families) else PROBED_ROWS
-        at, probing = 0, size < rows
-        while at < rows:
-            chosen = np.arange(at, min(at + size, at + most, rows))
+        for at in range(0, rows, most):
+            chosen = np.arange(at, min(at + most, rows))
             made, flags = self.blocks(chosen)
-            elements = sum(block.elements for block in made)
-            fitting = max(1, int(ROOM * budget / max(elements, 1) * len(chosen)))
-            too_large = elements > budget and len(chosen) > 1
-            if too_large or (probing and fitting > len(chosen)):
-                size, probing = min(fitting, len(chosen) // 2) if too_large else fitting, False
-                continue
-            at += len(chosen)
-            blocks += [block for block in made if block.distinct]
+            blocks += made
             complete.append((chosen, flags))
         return Layout(
             self.structure,
@@ -464,27 +484,33 @@ class _Builder:
         order = np.argsort(kind_hash[chosen], kind="stable")
         bounds = np.flatnonzero(np.diff(kind_hash[chosen][order])) + 1
         which = which.reshape(-1)
-        plans = [
-            (part, self.resizer.first_plan(self._kind(rows, pieces, chosen[part[0]])))
-            for part in (np.split(order, bounds) if len(order) else ())
-        ]
-        room = np.zeros(len(chosen), dtype=np.int64)
-        for part, made in plans:
-            room[part] = _room_of(made)
+        kinds = np.split(order, bounds) if len(order) else ()
+        plans = [self.resizer.first_plan(self._kind(rows, pieces, chosen[part[0]])) for part in kinds]
+        data_row = rows[pieces.row[chosen]]
+        alike = [_Alike(made, data_row[part], part) for made, part in zip(plans, kinds, strict=True)]
+        rooms = [[one for one in alike if _room_of(one.plan) == room] for room in (_FINE, _COARSE, _SPLIT)]
+        together = [parts for room in rooms for parts in self.resizer.fitting(room)]
+        block_of = np.zeros(len(chosen), dtype=np.int64)
+        for number, parts in enumerate(together):
+            for part in parts:
+                block_of[part.pieces] = number
+        by_block = np.argsort(block_of[which], kind="stable")
+        ends = np.searchsorted(block_of[which][by_block], np.arange(len(together) + 1))
         blocks = []
-        for number_of_room in (_FINE, _COARSE, _SPLIT):
-            own = room == number_of_room
-            number = np.cumsum(own) - 1
-            builder = BlockBuilder(self.table, int(own.sum()))
-            parts = [
-                builder.add(made, rows[pieces.row[chosen[part]]], number[part])
-                for part, made in plans
-                if _room_of(made) == number_of_room
-            ]
-            here = own[which]
-            resizable = parts if number_of_room == _COARSE else ()
-            blocks.append(builder.block(rows[pieces.row[here]], number[which[here]], resizable))
+        for number, parts in enumerate(together):
+            here = by_block[ends[number] : ends[number + 1]]
+            blocks.append(self._block(parts, rows[pieces.row[here]], which[here]))
         return blocks, pieces.complete
+
+    def _block(self, parts: Sequence[_Alike], piece_row: Ints, piece: Ints) -> Block:
+        """One block of distinct pieces, which are numbered anew; ``piece`` are the old numbers of those in each row."""
+        old = np.concatenate([part.pieces for part in parts])
+        number = np.zeros(int(old.max()) + 1, dtype=np.int64)
+        number[old] = np.arange(len(old))
+        builder = BlockBuilder(self.table, len(old))
+        added = [builder.add(part.plan, part.rows, number[part.pieces]) for part in parts]
+        is_coarse = _room_of(parts[0].plan) == _COARSE
+        return builder.block(piece_row, number[piece], added if is_coarse else ())
 
     def _hash(self, rows: Ints, pieces: Pieces) -> tuple[Hashes, Hashes]:
         """Numbers that are equal for pieces of one kind, and for pieces that also show the same."""

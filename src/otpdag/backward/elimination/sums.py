@@ -11,7 +11,7 @@ from torch import Tensor
 
 from otpdag.backward.elimination.blocks import Block, Complete, LinearSource, PointsKey, TableSource
 from otpdag.backward.elimination.families import FamilyView
-from otpdag.backward.elimination.flat_rows import FlatRows, LinearRows, prepare
+from otpdag.backward.elimination.flat_rows import LinearRows, PlainRows, Prepared, prepare
 from otpdag.backward.elimination.linear_normal import Equations, Integrals
 from otpdag.backward.elimination.points import Points
 from otpdag.backward.elimination.row_layout import Layout
@@ -150,10 +150,8 @@ class Factors:
         for source in block.tables:
             _put(banks, source.stored, source.start, self._of_states(source))
         log_probs = [self._of_rows(rows) for rows in prepared.rows]
-        for flat, log_prob in zip(prepared.rows, log_probs, strict=True):
-            for rows, table in flat.split(log_prob.detach()):
-                table = self.tempering.of(flat.family, table, seen=rows.family not in rows.members)
-                _put(banks, rows.stored, rows.start, table)
+        tempered = [self._tempered(*both) for both in zip(prepared.rows, log_probs, strict=True)]
+        prepared.places.put(banks, tempered)
         for lengths in block.lengths:
             _put(banks, lengths.sizes, lengths.start, points[lengths.key].log_length)
         integrals = []
@@ -163,10 +161,10 @@ class Factors:
         if block.is_exact:
             conditionals = eliminate(block.steps, banks, best=self.largest)
             log_z = banks[()][:, block.result, 0]
-            return Evaluated(block, log_z, conditionals, tuple(integrals), prepared.rows, log_probs)
+            return Evaluated(block, log_z, conditionals, tuple(integrals), prepared, log_probs)
         settled = settle(block, banks)
         log_z = banks[()][:, block.result, 0] - settled.overlap
-        made = (settled.conditionals, tuple(integrals), prepared.rows, log_probs)
+        made = (settled.conditionals, tuple(integrals), prepared, log_probs)
         return Evaluated(block, log_z, *made, banks, settled.restless)
 
     def _of_states(self, source: TableSource) -> Tensor:
@@ -178,14 +176,22 @@ class Factors:
         table = table.permute(0, *seen, *axes).reshape(len(table), source.count, *source.sizes)
         return self.tempering.of(family, table, seen=source.family not in source.members)
 
-    def _of_rows(self, rows: FlatRows | LinearRows) -> Tensor:
-        """(R, E)."""
-        family = rows.family
+    def _of_rows(self, rows: PlainRows | LinearRows) -> Tensor:
+        """(R, entries)."""
         if isinstance(rows, LinearRows):
-            coefficients, constants = self.family_equations(family.place)
-            return rows.log_prob(coefficients.detach(), constants.detach()).expand(self.replicas, -1)
+            return rows.log_prob(self.equations).expand(self.replicas, -1)
         with torch.set_grad_enabled(self.attached):
-            return family.log_prob(self.naturals[family.node], rows.values, rows.mask).expand(self.replicas, -1)
+            return rows.log_prob(self.naturals, self.replicas)
+
+    def _tempered(self, rows: PlainRows | LinearRows, log_prob: Tensor) -> Tensor:
+        """Log-densities (R, entries) as they enter the sums."""
+        log_prob = log_prob.detach()
+        if self.tempering == Tempering():
+            return log_prob
+        linear = self.layout.families[next(iter(self.layout.offsets), 0)]
+        family = linear if isinstance(rows, LinearRows) else rows.families[0]
+        seen, unseen = (self.tempering.of(family, log_prob, seen=seen) for seen in (True, False))
+        return torch.where(rows.seen, seen, unseen)
 
     def _integrated(self, source: LinearSource, points: Mapping[PointsKey, Points]) -> Integrals:
         met = [torch.cat([points[key].values[:, at, :, 0] for key, at in parts], 1) for parts in source.group.placed]
@@ -201,8 +207,8 @@ class Evaluated:
         log_z: Log-sums of the distinct pieces (R, D).
         conditionals: Probabilities of each step's variable given its separator.
         integrals: What was integrated out, by linear source.
-        rows: Rows of the families that read numbers.
-        log_probs: Their log-densities (R, E).
+        prepared: Rows of the families that read numbers.
+        log_probs: Their log-densities (R, entries).
         banks: All tables and messages, where variables have copies.
         restless: Pairs of copies whose messages had not come to rest.
     """
@@ -211,7 +217,7 @@ class Evaluated:
     log_z: Tensor
     conditionals: Sequence[Tensor]
     integrals: tuple[Integrals, ...]
-    rows: tuple[FlatRows | LinearRows, ...]
+    prepared: Prepared
     log_probs: Sequence[Tensor]
     banks: Banks | None = None
     restless: int = 0
@@ -230,6 +236,11 @@ class Evaluated:
         banks = self.seeds(weight)
         beliefs(self.block.steps, self.conditionals, banks)
         return banks
+
+
+def row_beliefs(evaluated: Evaluated, beliefs: Banks) -> tuple[Tensor, ...]:
+    """Weight times belief of all entries of each array of rows (R, entries)."""
+    return evaluated.prepared.places.taken(beliefs, [log_prob.shape[1] for log_prob in evaluated.log_probs])
 
 
 def _put(banks: Banks, stored: Sizes, start: int, table: Tensor) -> None:
