@@ -32,7 +32,7 @@ MOST_STATES = 64
 BLOCK_ENTRIES = 2**20
 """Rows times states times replicas, or rows times features, that are held at a time."""
 
-KEPT_ENTRIES, FILLED_ROWS = 2**23, 2**13
+KEPT_ENTRIES, FILLED_ROWS = 2**22, 2**12
 """Features that are kept rather than computed in every pass, and rows for which they are computed at a time."""
 
 SWAP_ROWS, LOWER = 2_000, 1e-5
@@ -150,20 +150,20 @@ class StateProblem(SummedRows):
 
     def _blocks(self, most: int) -> Iterator[tuple[slice, Tensor]]:
         """Features of all rows, a block at a time."""
-        most = min(most, max(1, BLOCK_ENTRIES // (sum(self.emissions.sizes) + 1)))
-        for at in range(0, self.rows, most):
-            rows = slice(at, min(at + most, self.rows))
-            yield rows, self._features(rows) if self._kept is None else self._kept[rows]
+        size = sum(self.emissions.sizes) + 1
+        most = min(most, FILLED_ROWS, max(1, BLOCK_ENTRIES // size))
+        for at in range(0, self.rows, FILLED_ROWS):
+            held = self._kept[at // FILLED_ROWS] if self._kept else None
+            for begin in range(at, min(at + FILLED_ROWS, self.rows), most):
+                rows = slice(begin, min(begin + most, at + FILLED_ROWS, self.rows))
+                yield rows, self._features(rows) if held is None else held[begin - at : begin - at + most]
 
     @cached_property
-    def _kept(self) -> Tensor | None:
-        size = sum(self.emissions.sizes) + 1
-        if self.rows * size > KEPT_ENTRIES:
-            return None
-        kept = torch.empty(self.rows, size, dtype=torch.float64)
-        for at in range(0, self.rows, FILLED_ROWS):
-            kept[at : at + FILLED_ROWS] = self._features(slice(at, at + FILLED_ROWS))
-        return kept
+    def _kept(self) -> tuple[Tensor, ...]:
+        """Features of all rows in blocks, none where there are too many; one tensor of all would want new memory."""
+        if self.rows * (sum(self.emissions.sizes) + 1) > KEPT_ENTRIES:
+            return ()
+        return tuple(self._features(slice(at, at + FILLED_ROWS)) for at in range(0, self.rows, FILLED_ROWS))
 
     def _features(self, rows: slice) -> Tensor:
         values = {name: value[0, rows].double() for name, value in self.batch.values.items()}
