@@ -11,6 +11,7 @@ from types import ModuleType
 
 from rich.console import Console
 
+from benchmarks import performance
 from benchmarks.harness import METHODS, Settings, failed, run
 from benchmarks.table import table
 
@@ -33,6 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(f"{options.name} has no case {case!r}; it has {', '.join(module.CASES)}")
     chosen = {name: module.CASES[name] for name in options.case} or module.CASES
     report = run(options.name, chosen, _settings(options))
+    if options.name in performance.BENCHMARKS and (options.write or not options.quick):
+        performance.keep(report, quick=options.quick)
+        performance.draw()
     if options.json:
         print(json.dumps(report, allow_nan=False))
     else:
@@ -73,6 +77,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="five data sets a case instead of 20")
     parser.add_argument("--seed", type=int, default=0, help="the seed from which all data derive")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument(
+        "--write", action="store_true", help="keep what speed, scale or growth measured, and draw its page"
+    )
     parser.add_argument("--case", action="append", default=[], help="run this case only; may be repeated")
     parser.add_argument("--method", action="append", help="fit by this method only; may be repeated")
     parser.add_argument("--repeats", type=_positive, help="how many data sets a case draws")

@@ -38,7 +38,7 @@ STARTS = 4
 
 def rows_exponent(settings: Settings) -> Record:
     """Whole fits of 10,000 and of a million rows, or of a quarter of that where it must be quick."""
-    many = MANY_ROWS // 4 if _is_quick(settings) else MANY_ROWS
+    many = MANY_ROWS // 4 if is_quick(settings) else MANY_ROWS
     few = in_child(partial(_in_memory, settings.seed, FEW_ROWS), seconds=LONGEST)
     large = in_child(partial(_in_memory, settings.seed, many), seconds=LONGEST)
     table = large.value["bytes"]
@@ -52,7 +52,7 @@ def rows_exponent(settings: Settings) -> Record:
 
 def parquet_rate(settings: Settings) -> Record:
     """The same rows in memory and from a file of which nothing is kept; full runs stream twenty million more."""
-    quick = _is_quick(settings)
+    quick = is_quick(settings)
     rows = MANY_ROWS // 4 if quick else MANY_ROWS
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "table.parquet"
@@ -90,7 +90,7 @@ def dask_same(settings: Settings) -> Record:
 
 def dask_rate(settings: Settings) -> Record:
     """The same fit by two worker processes and by one."""
-    rows = 100_000 if _is_quick(settings) else MANY_ROWS
+    rows = 100_000 if is_quick(settings) else MANY_ROWS
     frame = next(tables(settings.seed, rows))
     load = os.getloadavg()[0]
     fit = partial(otp.fit, restarts=1)
@@ -200,7 +200,8 @@ def _on_workers(workers: int, frame: pd.DataFrame, fits: list[partial]) -> list[
         return [fit(mixed_model(), parts) for fit in fits]
 
 
-def _is_quick(settings: Settings) -> bool:
+def is_quick(settings: Settings) -> bool:
+    """Whether the sizes shall be small ones."""
     return settings.repeats <= QUICK_REPEATS
 
 

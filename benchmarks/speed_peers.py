@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.harness import Record
+from otpdag.datasets import DiscreteNetwork
 
 REACHED = 1e-3  # of a row's log-likelihood, by which stochastic descent may end above ours
 PYRO_STEPS = 1000  # of Adam, from each start, at most
@@ -21,8 +22,8 @@ PYRO_STEPS = 1000  # of Adam, from each start, at most
 def clocked(function: Callable[[], object]) -> tuple[object, float]:
     """A result, and the processor seconds of this process that it took."""
     begin = time.process_time()
-    found = function()
-    return found, time.process_time() - begin
+    result = function()
+    return result, time.process_time() - begin
 
 
 def gaussian_loss(table: np.ndarray, covariance: np.ndarray) -> float:
@@ -52,6 +53,40 @@ def sklearn_mixture(table: np.ndarray, components: int, starts: int, seed: int) 
     mixture = GaussianMixture(components, n_init=starts, random_state=seed, max_iter=1000)
     _, seconds = clocked(lambda: mixture.fit(table))
     return {"seconds": seconds, "loss": -float(mixture.score(table))}
+
+
+def pomegranate_mixture(table: np.ndarray, components: int, starts: int, seed: int) -> Record:
+    """pomegranate's mixture of normal vectors, which has one start: the best of several."""
+    import torch
+    from pomegranate.distributions import Normal
+    from pomegranate.gmm import GeneralMixtureModel
+
+    data = torch.as_tensor(table, dtype=torch.float32)
+
+    def climb(number: int) -> float:
+        distributions = [Normal(covariance_type="full") for _ in range(components)]
+        mixture = GeneralMixtureModel(distributions, tol=1e-3 * len(table), random_state=seed % 2**16 + number)
+        return -float(mixture.fit(data).log_probability(data).mean())
+
+    losses, seconds = clocked(lambda: [climb(number) for number in range(starts)])
+    return {"seconds": seconds, "loss": min(losses)}
+
+
+def agrum_network(network: DiscreteNetwork, frame: pd.DataFrame, seed: int) -> Record:
+    """pyAgrum's expectation-maximisation of a discrete network."""
+    from benchmarks.oracles.agrum import agrum_em
+    from benchmarks.oracles.discrete_em import available_case_start
+
+    start = available_case_start(network, frame, np.random.default_rng(seed))
+    return {"seconds": agrum_em(network, frame, start).seconds}
+
+
+def pgmpy_network(network: DiscreteNetwork, frame: pd.DataFrame, seed: int) -> Record:
+    """pgmpy's expectation-maximisation of a discrete network with hidden nodes."""
+    from benchmarks.oracles.network import network_em
+
+    _, seconds = clocked(lambda: network_em(network, frame, [seed]))
+    return {"seconds": seconds}
 
 
 def stepmix_classes(frame: pd.DataFrame, classes: int, starts: int, seed: int) -> Record:

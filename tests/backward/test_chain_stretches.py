@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from otpdag.backward import chain_stretches
+from otpdag.backward import chain_layout
 from otpdag.backward.chain_potentials import Linear, potentials
 from otpdag.backward.chain_recursion import marginals_by_steps
 from otpdag.backward.chain_stretches import marginals_by_stretches
@@ -23,7 +23,7 @@ def two_replicas(chain, model):
 @pytest.mark.parametrize("lengths", [(41,), (37, 16, 5, 1), (33, 33, 32)])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_stretches_give_what_steps_give(stretch, lengths, weighted, monkeypatch):
-    monkeypatch.setattr(chain_stretches, "STRETCH", stretch)
+    monkeypatch.setattr(chain_layout, "STRETCH", stretch)
     rng = np.random.default_rng(0)
     data = [rng.poisson(6, length).astype(float) for length in lengths]
     data[0][3:9] = np.nan

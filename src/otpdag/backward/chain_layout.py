@@ -21,6 +21,7 @@ from otpdag.structure import Structure, lag_name
 __all__ = ["Block", "Chain", "lay_out_chain", "one_block", "pairs_vary"]
 
 
+STRETCH = 16  # steps of a stretch, which is what is left to be done one after another
 BLOCK_STEPS = 2_000_000  # steps times states in one forward-backward pass; more would only fill memory
 
 
@@ -53,6 +54,24 @@ class Block:
     def owners(self) -> Tensor:
         """For each column the position of its sequence among the block's (m,)."""
         return torch.cat([torch.arange(size) for size in self.sizes])
+
+    @cached_property
+    def in_stretches(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Sequences cut into stretches of sixteen steps that lie side by side.
+
+        The column of each step of each stretch, and whether there is one, (16, sequences * stretches); and where each
+        column stands in them (m,).
+        """
+        longest, many = len(self.sizes), self.sizes[0]
+        sequence = torch.arange(many).unsqueeze(1)
+        begins = torch.tensor([at for at, _ in self.spans])
+        inside = torch.tensor(self.sizes).unsqueeze(0) > sequence  # (n, T)
+        columns = torch.where(inside, begins + sequence, 0)
+        missing = -longest % STRETCH
+        columns, inside = (torch.nn.functional.pad(one, (0, missing)) for one in (columns, inside))
+        columns, inside = (one.reshape(-1, STRETCH).T.contiguous() for one in (columns, inside))
+        at = torch.nonzero(inside.flatten())[:, 0]
+        return columns, inside, torch.empty_like(at).scatter_(0, columns.flatten()[at], at)
 
     @cached_property
     def columns(self) -> list[Tensor]:

@@ -17,9 +17,6 @@ from otpdag.backward.chain_recursion import Marginals
 
 __all__ = ["marginals_by_stretches"]
 
-STRETCH = 16
-"""Steps of a stretch."""
-
 SMALLEST = 1e-280
 """A sum of probabilities below which digits are lost in products of many matrices."""
 
@@ -29,9 +26,10 @@ def marginals_by_stretches(block: Block, potential: Linear, weight: Tensor | Non
 
     None where a product has lost a state that the data later ask for.
     """
-    columns, inside = _grid(block)  # (stretch, sequences * stretches)
+    columns, inside, place = block.in_stretches
     many, replicas, size = block.sizes[0], *potential.unary.shape[:2]
-    emission = potential.unary[:, :, block.kinds[columns]]  # (R, S, L, B)
+    kinds = block.kinds[columns]
+    emission = potential.unary.index_select(2, kinds.flatten()).unflatten(2, kinds.shape)  # (R, S, L, B)
     matrix = potential.pair[:, -1]
     begins = slice(0, None, columns.shape[1] // many)  # the first stretch of each sequence
     transfer = _transfers(emission, matrix, inside, begins).unflatten(-1, (many, -1)).permute(0, 3, 4, 1, 2)
@@ -46,27 +44,12 @@ def marginals_by_stretches(block: Block, potential: Linear, weight: Tensor | Non
     total = state.sum(1, keepdim=True)
     if not bool((total > SMALLEST).all()) or not bool(torch.isfinite(total).all()):
         return None
-    place = columns[inside]
-    by_column = emission.new_empty(replicas, size, len(block.kinds))
-    by_column[:, :, place] = (state / total)[:, :, inside]
-    log_scale = emission.new_empty(replicas, len(block.kinds))
-    log_scale[:, place] = scale[:, inside].log()
+    by_column = (state / total).flatten(2).index_select(2, place)
+    log_scale = scale.flatten(1).index_select(1, place).log()
     pair = torch.zeros_like(potential.pair)
     before = torch.cat([entry.unsqueeze(2), alpha[:, :, :-1]], 2)
     pair[:, -1] = _pairs(before, emission * beta, matrix, _shares(inside, begins, many, weight))
     return Marginals(by_column, log_scale + potential.log_unit[:, block.kinds], pair)
-
-
-def _grid(block: Block) -> tuple[Tensor, Tensor]:
-    """Column of each step of each stretch, and whether there is one: (L, sequences * stretches)."""
-    longest, many = len(block.sizes), block.sizes[0]
-    sequence = torch.arange(many).unsqueeze(1)
-    begins = torch.tensor([at for at, _ in block.spans])
-    inside = torch.tensor(block.sizes).unsqueeze(0) > sequence  # (n, T)
-    columns = torch.where(inside, begins + sequence, 0)
-    missing = -longest % STRETCH
-    columns, inside = (torch.nn.functional.pad(one, (0, missing)) for one in (columns, inside))
-    return columns.reshape(-1, STRETCH).T.contiguous(), inside.reshape(-1, STRETCH).T.contiguous()
 
 
 def _transfers(emission: Tensor, matrix: Tensor, inside: Tensor, begins: slice) -> Tensor:

@@ -341,8 +341,10 @@ def _centre(batch: Batch, node: str, cell: int) -> Tensor:
     if node not in batch.values:
         return torch.zeros((), dtype=torch.float64)
     value, seen = batch.values[node][0, :, cell], _seen(batch, node, cell)
-    few = [part for part in (slice(CENTRE_ROWS), slice(None)) if bool(seen[part].any())]
-    return value[few[0]][seen[few[0]]].double().mean() if few else torch.zeros((), dtype=torch.float64)
+    for rows in (slice(CENTRE_ROWS), slice(None)):
+        if bool(seen[rows].any()):
+            return value[rows][seen[rows]].double().mean()
+    return torch.zeros((), dtype=torch.float64)
 
 
 def _configuration(batch: Batch, family: FamilyView, families: Sequence[FamilyView], first: Tensor) -> Tensor:

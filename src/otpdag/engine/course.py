@@ -21,6 +21,7 @@ class Course:
         short_elements: Most starts times rows times points in the short runs; fewer than 300 rows are never taken.
         short_steps: Steps of the short runs; none, and all starts run to the end.
         short_share: Of a stochastic optimiser the share of its steps that the short runs take.
+        short_tolerance: Relative change of the loss at which a start has settled there; the optimiser's if left out.
         short_moves: How often a problem may be moved in them.
         halving: Whether only the better half of the starts goes on after half of the short steps.
         finalists: How many continue on all rows.
@@ -38,6 +39,7 @@ class Course:
     short_elements: int = 150_000
     short_steps: int = 24
     short_share: float = 0.15
+    short_tolerance: float | None = None
     short_moves: int = 0
     halving: bool = True
     finalists: int = 3

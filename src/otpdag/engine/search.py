@@ -150,7 +150,8 @@ class _Field:
         return self._distinct(self._best(alive, judged[alive], None, len(alive)), judged, finalists)
 
     def _short_run(self, name: str, part: Problem, alive: Tensor, steps: int, moves: int) -> tuple[Problem, Tensor]:
-        part, outcome = self._settled(name, part, alive, steps=steps, moves=moves, keep=False)
+        tolerance = self.course.short_tolerance
+        part, outcome = self._settled(name, part, alive, steps=steps, moves=moves, keep=False, tolerance=tolerance)
         judged = part.judged(outcome.point, outcome.loss).cpu().double()
         self.short_losses[alive] = _spoilt(judged, outcome.failed)
         return part, torch.where(self.short_losses.isnan(), torch.inf, self.short_losses)

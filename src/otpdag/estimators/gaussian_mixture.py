@@ -25,6 +25,7 @@ __all__ = ["GaussianMixture"]
 
 Array = NDArray[np.float64]
 KINDS = ("full", "tied", "diag", "spherical")
+SCORED_ROWS = 2_000  # at a time
 
 
 class GaussianMixture(DensityMixin, BaseEstimator):
@@ -268,7 +269,9 @@ class GaussianMixture(DensityMixin, BaseEstimator):
         return np.asarray(validate_data(self, X, dtype=np.float64, ensure_all_finite="allow-nan", reset=False))
 
     def _log_likelihood(self, X: Array) -> Array:
-        return np.asarray(log_likelihood(self.model_.fitted, _batch(X)).numpy())
+        """Of each row, in blocks: every row meets every component, which takes many times the table's memory."""
+        blocks = (X[at : at + SCORED_ROWS] for at in range(0, len(X), SCORED_ROWS))
+        return np.concatenate([log_likelihood(self.model_.fitted, _batch(block)).numpy() for block in blocks])
 
 
 def _batch(X: Array) -> Batch:
@@ -279,7 +282,11 @@ def _batch(X: Array) -> Batch:
 
 def _merge_equal_rows(X: Array, weight: Array) -> tuple[Array, Array]:
     """Distinct rows in sorted order with their summed weights; rows without weight are left out."""
-    X, weight = X[weight > 0], weight[weight > 0]
+    if not (weight > 0).all():
+        X, weight = X[weight > 0], weight[weight > 0]
+    order = np.argsort(X[:, 0])
+    if (np.diff(X[order, 0]) > 0).all():  # the first feature tells all rows apart, as one that was measured does
+        return X[order], weight[order]
     keys = np.concatenate([np.nan_to_num(X), np.isnan(X)], 1)
     _, first, group = np.unique(keys, axis=0, return_index=True, return_inverse=True)
     return X[first], np.asarray(np.bincount(group.ravel(), weights=weight), dtype=np.float64)

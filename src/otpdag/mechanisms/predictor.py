@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from math import prod
 
@@ -89,14 +90,14 @@ class Predictor:
                 f"at most {TABLE_LIMIT} are supported: give it fewer parents or a network"
             )
 
-    @property
+    @cached_property
     def rows(self) -> int:
         """Number of joint configurations of the discrete parents."""
         if self.network:
             return 1
         return prod(space.width for _, space in self.family.discrete)
 
-    @property
+    @cached_property
     def inputs(self) -> int:
         """Number of numeric parent coordinates."""
         return sum(space.width for _, space in self.family.continuous)
@@ -159,7 +160,7 @@ class Predictor:
         """The numeric parents' values (inputs,) at which the raw intercept is taken."""
         return self.units.in_shift if self.units is not None and self._centred else torch.zeros(self.inputs).double()
 
-    @property
+    @cached_property
     def _centred(self) -> bool:
         declared = self.parameters()
         free = declared[self.name].learned and not isinstance(self.intercept, Tied)
@@ -168,7 +169,7 @@ class Predictor:
     def _centre_effect(self, weight: Tensor) -> Tensor:
         if self.units is None:
             raise RuntimeError("units are not set")
-        return torch.einsum("p,rpd->rd", self.units.in_shift.to(weight), weight).unsqueeze(1)
+        return (self.units.in_shift.to(weight) @ weight).unsqueeze(1)
 
     def __call__(self, params: Params, parents: Parents, like: Tensor | None = None) -> Tensor:
         """Evaluate: (R, ..., dim), broadcast over whatever axes the parents (and the value ``like``) have."""

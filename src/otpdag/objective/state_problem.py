@@ -18,7 +18,9 @@ from otpdag.backward.emissions import Emissions, emissions_of
 from otpdag.data import Batch, random_part
 from otpdag.inference.simulated import simulated_rows
 from otpdag.joint_codes import joint_codes
+from otpdag.objective.problem import Moved
 from otpdag.objective.summed_rows import LayOut, SummedRows
+from otpdag.objective.swapped_states import Reading, lowest_swap, swaps
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Naturals, Structure, pack
 
@@ -30,8 +32,11 @@ MOST_STATES = 64
 BLOCK_ENTRIES = 2**20
 """Rows times states times replicas, or rows times features, that are held at a time."""
 
-KEPT_ENTRIES, FILLED_ROWS = 2**23, 2**13
+KEPT_ENTRIES, FILLED_ROWS = 2**22, 2**12
 """Features that are kept rather than computed in every pass, and rows for which they are computed at a time."""
+
+SWAP_ROWS, LOWER = 2_000, 1e-5
+"""Rows on which swaps of states are compared, and the relative fall of the loss from which on one is taken."""
 
 ROWS_FOR_EACH_PARAMETER = 2
 """Rows of a part for each parameter of the model: fewer would not tell starts apart."""
@@ -71,20 +76,48 @@ class StateProblem(SummedRows):
     def updated(self, point: Tensor) -> tuple[Tensor, LossTerms]:
         """Expected sums, then each mechanism's maximum."""
         with torch.no_grad():
-            theta, naturals = self.parts(point.detach())[0], self.naturals(point.detach())
-            loss, sums = self._expected(self._coefficients(naturals))
-            maximised = dict(self.emissions.maximised(naturals, sums))
-            count = sums[..., -1]
-            for node in self.structure.graph.hidden:
-                if self.structure.keys[node]:
-                    parents = {name: self.states[name].unsqueeze(0) for name in self.structure.graph.parents(node)}
-                    value, mechanism = self.states[node].unsqueeze(0), self.structure.mechanisms[node]
-                    maximised[node] = mechanism.maximised(naturals[node], value, parents, count)
-            for node, params in maximised.items():
-                raw = self.structure.mechanisms[node].raw(params)
-                theta |= {key: raw[name] for name, key in self.structure.keys[node].items()}
-            moved = pack({key: theta[key].expand(len(point), *shape) for key, shape in self.shapes.items()})
+            loss, sums = self._expected(self._coefficients(self.naturals(point.detach())))
+            moved = self._maximised(point.detach(), sums)
         return moved, LossTerms.of(loss, reconstruction=loss)
+
+    def _maximised(self, point: Tensor, sums: Tensor) -> Tensor:
+        """What is likeliest for expected sums of features (R, S, F + 1); what nodes keep comes from ``point``."""
+        theta, naturals = self.parts(point)[0], self.naturals(point)
+        maximised = dict(self.emissions.maximised(naturals, sums))
+        count = sums[..., -1]
+        for node in self.structure.graph.hidden:
+            if self.structure.keys[node]:
+                parents = {name: self.states[name].unsqueeze(0) for name in self.structure.graph.parents(node)}
+                value, mechanism = self.states[node].unsqueeze(0), self.structure.mechanisms[node]
+                maximised[node] = mechanism.maximised(naturals[node], value, parents, count)
+        for node, params in maximised.items():
+            raw = self.structure.mechanisms[node].raw(params)
+            theta |= {key: raw[name] for name, key in self.structure.keys[node].items()}
+        return pack({key: theta[key].expand(len(point), *shape) for key, shape in self.shapes.items()})
+
+    @torch.no_grad()
+    def moved(self, point: Tensor) -> Moved | None:
+        """The point (1, P) with states swapped, where that has a lower loss; see :mod:`swapped_states`."""
+        if len(self.structure.graph.hidden) > 1 or len(point) > 1 or len(self.weight) > 1:
+            return None
+        part = self.on_part(SWAP_ROWS)
+        sums = swaps(part._reading(point))
+        if not len(sums):
+            return None
+        candidates = part._maximised(point.expand(len(sums), -1), sums)
+        moved, loss = lowest_swap(candidates, part._updates, self._updates)
+        before = self.loss(point)
+        is_lower = bool(loss < before - LOWER * (1 + before.abs()))
+        return Moved(self, moved, "states swapped", loss) if is_lower else None
+
+    def _updates(self, point: Tensor) -> tuple[Tensor, Tensor]:
+        moved, terms = self.updated(point)
+        return moved, terms.total
+
+    def _reading(self, point: Tensor) -> Reading:
+        features = self._features(slice(None))
+        log_joint = features @ self._coefficients(self.naturals(point))[0].T
+        return Reading(features, self.weight[0], log_joint.softmax(-1))
 
     def _coefficients(self, naturals: Naturals) -> Tensor:
         states = {name: value.unsqueeze(0) for name, value in self.states.items()}
@@ -117,20 +150,20 @@ class StateProblem(SummedRows):
 
     def _blocks(self, most: int) -> Iterator[tuple[slice, Tensor]]:
         """Features of all rows, a block at a time."""
-        most = min(most, max(1, BLOCK_ENTRIES // (sum(self.emissions.sizes) + 1)))
-        for at in range(0, self.rows, most):
-            rows = slice(at, min(at + most, self.rows))
-            yield rows, self._features(rows) if self._kept is None else self._kept[rows]
+        size = sum(self.emissions.sizes) + 1
+        most = min(most, FILLED_ROWS, max(1, BLOCK_ENTRIES // size))
+        for at in range(0, self.rows, FILLED_ROWS):
+            held = self._kept[at // FILLED_ROWS] if self._kept else None
+            for begin in range(at, min(at + FILLED_ROWS, self.rows), most):
+                rows = slice(begin, min(begin + most, at + FILLED_ROWS, self.rows))
+                yield rows, self._features(rows) if held is None else held[begin - at : begin - at + most]
 
     @cached_property
-    def _kept(self) -> Tensor | None:
-        size = sum(self.emissions.sizes) + 1
-        if self.rows * size > KEPT_ENTRIES:
-            return None
-        kept = torch.empty(self.rows, size, dtype=torch.float64)
-        for at in range(0, self.rows, FILLED_ROWS):
-            kept[at : at + FILLED_ROWS] = self._features(slice(at, at + FILLED_ROWS))
-        return kept
+    def _kept(self) -> tuple[Tensor, ...]:
+        """Features of all rows in blocks, none where there are too many; one tensor of all would want new memory."""
+        if self.rows * (sum(self.emissions.sizes) + 1) > KEPT_ENTRIES:
+            return ()
+        return tuple(self._features(slice(at, at + FILLED_ROWS)) for at in range(0, self.rows, FILLED_ROWS))
 
     def _features(self, rows: slice) -> Tensor:
         values = {name: value[0, rows].double() for name, value in self.batch.values.items()}

@@ -48,8 +48,8 @@ def notes_on_columns(structure: Structure, batch: Batch) -> list[str]:
     """Columns that are constant, of which nothing can be learned."""
     notes = []
     for node in structure.graph.observed:
-        known = batch.mask[node][0].all(-1)
-        seen = batch.values[node][0] if bool(known.all()) else batch.values[node][0][known]
+        value, mask = batch.values[node][0], batch.mask[node][0]
+        seen = value if bool(mask.all()) else value[mask.all(-1)]
         if len(seen) > 1 and all(bool((rows == seen[0]).all()) for rows in (seen[:FIRST_ROWS], seen)):
             notes.append(f"column {node!r} is constant: it tells nothing, and its slopes and scale mean nothing")
     return notes

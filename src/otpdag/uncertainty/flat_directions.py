@@ -111,10 +111,11 @@ def flat_directions(problem: Problem, point: Tensor, *, rows: int = CHECKED_ROWS
     if known is None:
         known = information(problem, point, rows=max(rows, 2 * size), groups=2 * size)
     values, vectors = torch.linalg.eigh(known)
-    if not bool(torch.isfinite(values).all()):
+    nearly = vectors[:, values < small]
+    if not bool(torch.isfinite(values).all()) or not nearly.shape[1]:
         return []
     slope = float(_gradients(problem, point).norm())
-    flat = _without_curvature(problem, point, vectors[:, values < small], small + 4 * slope)
+    flat = _without_curvature(problem, point, nearly, small + 4 * slope)
     changes = _changes(problem, point, flat)
     if not changes.numel():
         return []
@@ -147,8 +148,6 @@ def _without_curvature(problem: Problem, point: Tensor, directions: Tensor, most
 
     Scores of columns that follow from each other cancel too, though each has a curvature of its own.
     """
-    if not directions.shape[1]:
-        return directions
     moves = WIDE_STEP * directions.T
     slopes = torch.cat([_gradients(problem, part) for part in torch.cat([point + moves, point - moves]).split(AT_ONCE)])
     ahead, behind = slopes.chunk(2)

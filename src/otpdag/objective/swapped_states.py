@@ -1,0 +1,101 @@
+r"""A way out of optima in which two states share what one explains, and one covers what needs two.
+
+Expectation-maximisation cannot carry a state through rows that others explain. So at an optimum a state that others can
+do without gives up its rows and takes half of those of another one (split and merge: Ueda, Nakano, Ghahramani and
+Hinton 2000). What a state is worth is what its removal costs,
+
+.. math:: D_a = -\frac{1}{n} \sum_i w_i \log (1 - r_{ia}), \qquad r_{ib} \to r_{ib} / (1 - r_{ia}),
+
+with the posterior probabilities r; a state is split across the leading component of its rows' features. All swaps run
+side by side on a part of the rows, the best few on all of them; the optimum is left where one of them is lower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["Reading", "lowest_swap", "swaps"]
+
+FEWEST_STATES = 3  # of two there is nothing to swap
+GIVEN_UP, MOST_SPLIT = 2, 12
+"""Of the states that cost least to remove, and of those with most rows."""
+TURNS = 12  # of the power method, from the mean square of features: a split needs no more than a direction
+MOST_POSTERIOR = 1 - 1e-9  # of a state that is removed: rows that it alone explains cost much, not infinitely much
+EARLY_STEPS, FINALISTS, LATE_STEPS = 4, 2, 6
+"""Updates of all swaps on a part of the rows, and of how many of them on all."""
+
+Updates = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""From points (R, P) the updated ones, and the losses (R,) before."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Features (n, F) of rows, the last one a one, their weights (n,), and posterior probabilities of states (n, S)."""
+
+    features: Tensor
+    weight: Tensor
+    posterior: Tensor
+
+
+def swaps(reading: Reading) -> Tensor:
+    """Expected sums of features (K, S, F) after each swap of states; none where there are fewer than three.
+
+    >>> x = torch.tensor([[-5.0], [-5.1], [0.0], [0.1], [5.0], [5.1]], dtype=torch.float64)
+    >>> shared = torch.tensor([[0.5, 0.5, 0.0]] * 2 + [[0.0, 0.0, 1.0]] * 4, dtype=torch.float64)
+    >>> sums = swaps(Reading(torch.cat([x, torch.ones_like(x)], -1), torch.ones(6).double(), shared))
+    >>> sums[0, :, 1].tolist()  # rows of each state: the first gave up its own, and has half of those of the third
+    [2.0, 2.0, 2.0]
+    """
+    features, posterior = reading.features, reading.posterior
+    states = posterior.shape[1]
+    if states < FEWEST_STATES:
+        return features.new_zeros(0, states, features.shape[1])
+    taken = reading.weight.unsqueeze(-1) * posterior
+    half = _halves(features, taken)
+    left = 1 - posterior.clamp(max=MOST_POSTERIOR)
+    cost = -(reading.weight.unsqueeze(-1) * left.log()).sum(0)
+    largest = taken.sum(0).argsort(descending=True)[:MOST_SPLIT]
+    made = []
+    for given_up in cost.argsort()[:GIVEN_UP].tolist():
+        rest = taken / left[:, [given_up]]
+        rest[:, given_up] = 0.0
+        sums, halves = rest.T @ features, (rest * half).T @ features
+        for split in largest[largest != given_up].tolist():
+            one = sums.clone()
+            one[given_up] = halves[split]
+            one[split] -= halves[split]
+            made.append(one)
+    return torch.stack(made)
+
+
+def _halves(features: Tensor, taken: Tensor) -> Tensor:
+    """Which rows (n, S) lie on one side of the leading component of each state's features."""
+    count = taken.sum(0).clamp(min=1e-300)
+    total = taken.sum()
+    level = taken.sum(-1) @ features / total
+    spread = (taken.sum(-1) @ (features - level).square() / total).sqrt()
+    scaled = (features - level) / torch.where(spread > 0, spread, 1.0)
+    centre = taken.T @ scaled / count.unsqueeze(-1)
+    direction = (taken.T @ scaled.square() / count.unsqueeze(-1)).sqrt()
+    for _ in range(TURNS):
+        along = taken * (scaled @ direction.T - (centre * direction).sum(-1))
+        direction = along.T @ scaled - along.sum(0).unsqueeze(-1) * centre
+        direction = direction / direction.norm(dim=-1, keepdim=True).clamp(min=1e-300)
+    return (scaled @ direction.T > (centre * direction).sum(-1)).to(taken)
+
+
+def lowest_swap(candidates: Tensor, on_part: Updates, on_all: Updates) -> tuple[Tensor, Tensor]:
+    """The best of many points after updates on a part of the rows, then on all: it (1, P), and its loss (1,)."""
+    points = candidates
+    for _ in range(EARLY_STEPS):
+        points, losses = on_part(points)
+    points = points[losses.nan_to_num(nan=torch.inf).argsort()[:FINALISTS]]
+    for _ in range(LATE_STEPS):
+        points, losses = on_all(points)
+    _, losses = on_all(points)
+    best = losses.nan_to_num(nan=torch.inf).argmin().reshape(1)
+    return points[best], losses[best]
