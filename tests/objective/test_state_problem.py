@@ -133,7 +133,7 @@ def test_a_mixture_has_the_density_of_its_parts():
 def test_rows_with_gaps_that_features_cannot_read_are_enumerated_wherever_they_stand(row):
     model, frame = mixture(np.random.default_rng(5))
     frame.loc[row, "y.0"] = np.nan  # half of a normal vector
-    kind = adapt(model, frame, weights=None, device="cpu", every_row=False)
+    kind = recognise(model, frame, weights=None, device="cpu", every_row=False)
     layout = kind.lay_out(otp.entropic(), 0)
     assert type(kind.problem(layout, otp.entropic(), 0)) is not StateProblem
 

@@ -28,11 +28,11 @@ from otpdag.backward.elimination.family_statistics import Counts, Statistics
 from otpdag.backward.newton_steps import newton_step
 from otpdag.backward.twins import Twins, find_twins
 from otpdag.data import Batch, random_part
-from otpdag.inference.simulated import simulated_rows
 from otpdag.mechanisms.base import Params
 from otpdag.objective.problem import Moved, Problem
 from otpdag.objective.row_objective import RowObjective
 from otpdag.objective.settings import ClosedForm, Objective
+from otpdag.objective.table_rows import TableRows
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Structure, pack, parameter_places
 
@@ -59,7 +59,7 @@ WORST_LOSS = 1e12
 
 
 @dataclass(frozen=True)
-class GraphProblem(Problem):
+class GraphProblem(TableRows):
     """Rows whose unknowns fall into pieces of the graph, each summed along a good order of elimination."""
 
     structure: Structure
@@ -74,11 +74,6 @@ class GraphProblem(Problem):
     """The same with points where posteriors are."""
     placed_for: Tensor | None = None
     """The parameters whose posteriors they are."""
-
-    @property
-    def rows(self) -> int:
-        """Rows of the table."""
-        return self.batch.rows
 
     @property
     def points_per_row(self) -> int:
@@ -257,11 +252,6 @@ class GraphProblem(Problem):
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
-    @property
-    def weight(self) -> Tensor:
-        """Weights of the rows (1, N)."""
-        return self.batch.weight
-
     def reweighted(self, factors: Tensor) -> GraphProblem:
         """The same rows with other weights."""
         return replace(self, batch=replace(self.batch, weight=self.batch.weight * factors))
@@ -274,7 +264,7 @@ class GraphProblem(Problem):
 
     def simulated(self, point: Tensor, size: int, seed: int) -> GraphProblem:
         """Rows that the model makes, each with the gaps and covariates of a random row."""
-        batch = simulated_rows(self.structure, self.naturals(point.detach()), self.batch, size, seed)
+        batch = self.drawn(point, size, seed)
         layout = lay_out(self.structure, batch, self.unplaced.options)
         return replace(self, batch=batch, unplaced=layout, placed=layout, placed_for=None)
 

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from otpdag.backward.row_moments import Moments
 from otpdag.data import Batch
-from otpdag.inference.simulated import simulated_rows
 from otpdag.objective.problem import Problem
-from otpdag.objective.summed_rows import LayOut, SummedRows
+from otpdag.objective.table_rows import LayOut, SummedRows
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Structure
 
@@ -97,5 +96,4 @@ class MomentProblem(SummedRows):
 
     def simulated(self, point: Tensor, size: int, seed: int) -> Problem:
         """Rows that the model makes, each with the gaps and covariates of a random row."""
-        batch = simulated_rows(self.structure, self.naturals(point.detach()), self.batch, size, seed)
-        return self.anew(batch=batch, seed=seed)
+        return self.anew(batch=self.drawn(point, size, seed), seed=seed)

@@ -14,7 +14,6 @@ from otpdag.backward.placed_points import adapted
 from otpdag.backward.row_moments import moments_of
 from otpdag.data import Batch, random_part
 from otpdag.errors import ModelError
-from otpdag.inference.simulated import simulated_rows
 from otpdag.objective.closed import closed_terms, row_losses
 from otpdag.objective.direct import DirectComparison, compare_directly, count_ranges
 from otpdag.objective.fixed_point import FixedPoint
@@ -24,6 +23,7 @@ from otpdag.objective.problem import Moved, Problem
 from otpdag.objective.row_objective import RowObjective
 from otpdag.objective.settings import ClosedForm, Objective
 from otpdag.objective.state_problem import rows_by_features
+from otpdag.objective.table_rows import TableRows
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Structure
 
@@ -42,7 +42,7 @@ information that is there, perhaps a tenth: a change of a thirtieth of a standar
 
 
 @dataclass(frozen=True)
-class RowProblem(Problem):
+class RowProblem(TableRows):
     """Rows with the fixed points that stand for what they miss."""
 
     structure: Structure
@@ -63,11 +63,6 @@ class RowProblem(Problem):
     @property
     def _about(self) -> RowObjective:
         return RowObjective(self.structure, self.shapes, self.objective, self.closed)
-
-    @property
-    def rows(self) -> int:
-        """Rows of the table."""
-        return self.batch.rows
 
     @property
     def points_per_row(self) -> int:
@@ -198,11 +193,6 @@ class RowProblem(Problem):
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
-    @property
-    def weight(self) -> Tensor:
-        """Weights of the rows (1, N)."""
-        return self.batch.weight
-
     def reweighted(self, factors: Tensor) -> RowProblem:
         """The same rows with other weights, in every term."""
         groups = tuple(replace(group, weight=group.weight * factors[:, group.rows]) for group in self.groups)
@@ -223,8 +213,7 @@ class RowProblem(Problem):
 
     def simulated(self, point: Tensor, size: int, seed: int) -> Problem:
         """Rows that the model makes, each with the gaps and covariates of a random row."""
-        sample = simulated_rows(self.structure, self.naturals(point.detach()), self.batch, size, seed)
-        return row_problem(self._about, sample, seed)
+        return row_problem(self._about, self.drawn(point, size, seed), seed)
 
 
 def row_problem(about: RowObjective, batch: Batch, seed: int) -> Problem:

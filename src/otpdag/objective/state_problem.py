@@ -16,11 +16,10 @@ from torch import Tensor
 
 from otpdag.backward.emissions import Emissions, emissions_of
 from otpdag.data import Batch, random_part
-from otpdag.inference.simulated import simulated_rows
 from otpdag.joint_codes import joint_codes
 from otpdag.objective.problem import Moved
-from otpdag.objective.summed_rows import LayOut, SummedRows
 from otpdag.objective.swapped_states import Reading, lowest_swap, swaps
+from otpdag.objective.table_rows import LayOut, SummedRows
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Naturals, Structure, pack
 
@@ -185,9 +184,7 @@ class StateProblem(SummedRows):
 
     def simulated(self, point: Tensor, size: int, seed: int) -> StateProblem:
         """Rows that the model makes, each with the gaps and covariates of a random row."""
-        return replace(
-            self, batch=simulated_rows(self.structure, self.naturals(point.detach()), self.batch, size, seed)
-        )
+        return replace(self, batch=self.drawn(point, size, seed))
 
 
 def rows_by_features(

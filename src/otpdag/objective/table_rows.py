@@ -1,4 +1,4 @@
-"""What problems that read rows through sums share: the rows themselves, for whoever asks about single ones."""
+"""What problems of a table's rows share: the rows themselves, and their weights."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ from collections.abc import Callable
 from torch import Tensor
 
 from otpdag.data import Batch, random_part
+from otpdag.inference.simulated import simulated_rows
 from otpdag.objective.problem import Problem
 
-__all__ = ["LayOut", "SummedRows"]
+__all__ = ["LayOut", "SummedRows", "TableRows"]
 
 LayOut = Callable[..., Problem]
 """Lays a ``batch`` out for the same objective, by a ``seed``."""
 
 
-class SummedRows(Problem):
-    """Rows whose likelihood is read from sums over them."""
+class TableRows(Problem):
+    """Rows of a table, whatever is done with them."""
 
     batch: Batch
     """The rows."""
-    in_rows: LayOut
-    """Makes the problem of the same objective that looks at every row."""
     seed: int
 
     @property
@@ -30,14 +29,25 @@ class SummedRows(Problem):
         return self.batch.rows
 
     @property
-    def is_likelihood(self) -> bool:
-        """Always: other objectives are not laid out so."""
-        return True
-
-    @property
     def weight(self) -> Tensor:
         """Weights of the rows (1, N)."""
         return self.batch.weight
+
+    def drawn(self, point: Tensor, size: int, seed: int) -> Batch:
+        """Rows that the model at ``point`` (1, P) makes, each with the gaps and covariates of a random row."""
+        return simulated_rows(self.structure, self.naturals(point.detach()), self.batch, size, seed)
+
+
+class SummedRows(TableRows):
+    """Rows whose likelihood is read from sums over them."""
+
+    in_rows: LayOut
+    """Makes the problem of the same objective that looks at every row."""
+
+    @property
+    def is_likelihood(self) -> bool:
+        """Always: other objectives are not laid out so."""
+        return True
 
     def row_by_row(self, rows: int) -> Problem:
         """So many of the rows, looked at one by one."""
