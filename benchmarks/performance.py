@@ -19,10 +19,8 @@ from benchmarks.harness import Record
 ROOT = Path(__file__).parent.parent
 KEPT, PAGE = ROOT / "results" / "performance", ROOT / "docs" / "performance.md"
 BENCHMARKS = ("speed", "scale", "growth")
-PACKAGES = (
-    "otpdag", "torch", "numpy", "scikit-learn", "semopy", "stepmix", "pyagrum", "pgmpy", "pomegranate", "hmmlearn",
-    "dynamax", "jax", "pyro-ppl", "pyarrow", "dask",
-)  # fmt: skip
+PACKAGES = ("otpdag", "torch", "numpy", "scikit-learn", "semopy", "stepmix", "pyagrum", "pgmpy")
+PACKAGES += ("pomegranate", "hmmlearn", "dynamax", "jax", "pyro-ppl", "pyarrow", "dask")
 
 WORDS = {
     "factor1_100k": ("semopy", "one factor, 6 columns, 100,000 rows"),
@@ -52,8 +50,28 @@ GROWTH = {
     "nodes": "a tree of binary columns with 5 % gaps, 2,000 rows, one start",
     "hidden": "a chain of hidden binary nodes with three binary columns each, 2,000 rows, one start",
 }
-STYLES = {"otpdag": ("#3f51b5", "o"), "scikit-learn": ("#d9822b", "s"), "pomegranate": ("#2e8b57", "^")}
-OTHER_STYLES = {"pyAgrum": ("#8e44ad", "D"), "pgmpy": ("#7f8c8d", "v")}
+STYLES = {
+    "otpdag": ("#3f51b5", "o"),
+    "scikit-learn": ("#d9822b", "s"),
+    "pomegranate": ("#2e8b57", "^"),
+    "pyAgrum": ("#8e44ad", "D"),
+    "pgmpy": ("#7f8c8d", "v"),
+}
+OPENING = """
+Drawn by `python -m benchmarks.performance` from `results/performance/`, without running anything. Times are
+processor seconds of whole fits by one thread, on two cores without a GPU that had other work to do as well; each side
+has a process of its own, the same data and as many starts. Ratios are ours over theirs in one run, so below one we are
+faster; they count only where our loss is at most 1e-4 of a row above theirs. What JAX takes to compile is apart.
+"""
+NOTES = {
+    "rows": "{:,} rows",
+    "memory_over_table": "memory {:.1f} times the table",
+    "peak_mb": "peak {:.0f} MB",
+    "beyond_rows": "then {:,} rows",
+    "beyond_peak_mb": "at a peak of {:.0f} MB",
+    "load_before": "load {:.1f} before",
+}
+"""What else a case of `scale` measured."""
 LEFT_OUT = {"details"}  # of records: whole lists of what each side returned
 
 
@@ -105,13 +123,7 @@ def draw(folder: Path = KEPT, page: Path = PAGE) -> None:
 
 
 def _opening() -> list[str]:
-    return [
-        "# Performance", "",
-        "Drawn by `python -m benchmarks.performance` from `results/performance/`, without running anything. Times are processor",
-        "seconds of whole fits by one thread on two cores without a GPU, on which other work ran; each side has a process of its",
-        "own, the same data and as many starts. Ratios are ours over theirs in one run, so below one we are faster; they count",
-        "only where our loss is at most 1e-4 of a row above theirs. Time that JAX takes to compile is apart.", "",
-    ]  # fmt: skip
+    return ["# Performance", "", *OPENING.strip().splitlines(), ""]
 
 
 def _beside_peers(records: dict[str, Record], pictures: Path) -> list[str]:
@@ -181,7 +193,7 @@ def _growth(records: dict[str, Record], pictures: Path) -> list[str]:
 def _draw_growth(record: Record, path: Path) -> None:
     figure, axes = plt.subplots(figsize=(5.5, 3.4), layout="constrained")
     for side, curve in record["curves"].items():
-        color, marker = (STYLES | OTHER_STYLES).get(side, ("black", "x"))
+        color, marker = STYLES.get(side, ("black", "x"))
         sizes, seconds = zip(*curve, strict=True)
         axes.plot(sizes, seconds, color=color, marker=marker, markersize=5, linewidth=1.6, label=side)
     axes.set(xscale="log", yscale="log", xlabel=record["size_of"], ylabel="processor seconds of a fit")
@@ -212,11 +224,7 @@ def _scale(records: dict[str, Record]) -> list[str]:
 
 def _notes(record: Record) -> str:
     """What else a case of `scale` measured."""
-    named = {
-        "rows": "{:,} rows", "memory_over_table": "memory {:.1f} times the table", "peak_mb": "peak {:.0f} MB",
-        "beyond_rows": "then {:,} rows", "beyond_peak_mb": "at a peak of {:.0f} MB", "load_before": "load {:.1f} before",
-    }  # fmt: skip
-    return ", ".join(text.format(record[key]) for key, text in named.items() if key in record)
+    return ", ".join(text.format(record[key]) for key, text in NOTES.items() if key in record)
 
 
 def _missing(kept: dict[str, dict[str, Record]]) -> list[str]:
