@@ -153,18 +153,19 @@ def _apart(records: dict[str, Record]) -> list[str]:
 def _draw_peers(records: dict[str, Record], pictures: Path) -> None:
     cases = [case for case in WORDS if case in records and case not in ("starts16", "import_time")][::-1]
     figure, axes = plt.subplots(figsize=(7.5, 0.42 * len(cases) + 1.1), layout="constrained")
-    ratios = [records[case]["ratio"] for case in cases]
-    met = [records[case]["ratio"] <= records[case]["limit"] for case in cases]
-    axes.barh(range(len(cases)), ratios, left=0, height=0.55, color=["#3f51b5" if one else "#c0392b" for one in met])
     for place, case in enumerate(cases):
         ratio, limit = records[case]["ratio"], records[case]["limit"]
-        axes.plot([limit, limit], [place - 0.38, place + 0.38], color="black", linewidth=1.5)
-        axes.annotate(f"{ratio:.2g}", (ratio, place), (4, 0), textcoords="offset points", va="center", fontsize=8)
+        color = "#3f51b5" if ratio <= limit else "#c0392b"
+        axes.plot([1.0, ratio], [place, place], color=color, linewidth=1.5, zorder=1)
+        axes.plot(ratio, place, "o", color=color, markersize=7, zorder=3)
+        axes.plot([limit, limit], [place - 0.3, place + 0.3], color="black", linewidth=1.5, zorder=2)
+        axes.annotate(f"{ratio:.2g}", (1.02, place), xycoords=("axes fraction", "data"), va="center", fontsize=8)
     axes.set_xscale("log")
     axes.axvline(1.0, color="0.6", linewidth=0.8, zorder=0)
     axes.set_yticks(range(len(cases)), [f"{case}  ({WORDS[case][0]})" for case in cases], fontsize=8)
-    axes.set_xlim(min([*ratios, 0.01]) / 2, max([*ratios, 3.0]) * 2)
-    axes.set_xlabel("our time over theirs; a black line is the limit")
+    axes.set_ylim(-0.6, len(cases) - 0.4)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_xlabel("our time over theirs (dot), and the limit (black line)")
     axes.spines[["top", "right"]].set_visible(False)
     _save(figure, pictures / "peers.svg")
 
@@ -198,6 +199,7 @@ def _draw_growth(record: Record, path: Path) -> None:
         axes.plot(sizes, seconds, color=color, marker=marker, markersize=5, linewidth=1.6, label=side)
     axes.set(xscale="log", yscale="log", xlabel=record["size_of"], ylabel="processor seconds of a fit")
     axes.set_xticks(sizes := [size for size, _ in record["curves"]["otpdag"]], [f"{size:,}" for size in sizes])
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.minorticks_off()
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
