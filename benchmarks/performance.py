@@ -8,6 +8,7 @@ draws the page alone.
 import json
 import os
 import platform
+import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -83,12 +84,8 @@ def keep(report: Record, *, quick: bool, folder: Path = KEPT) -> None:
     for record in report["cases"]:
         size = " --quick" if quick else ""
         command = f"python -m benchmarks {name}{size} --seed {report['seed']} --case {record['case']}"
-        about = {
-            "command": command,
-            "seed": report["seed"],
-            "size": "quick" if quick else "full",
-            "versions": _versions(),
-        }
+        about = {"command": command, "seed": report["seed"], "size": "quick" if quick else "full"}
+        about |= {"code": report.get("code") or _commit(), "versions": _versions()}
         kept[record["case"]] = {key: value for key, value in record.items() if key not in LEFT_OUT} | about
     (folder / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
 
@@ -97,6 +94,13 @@ def read(folder: Path, name: str) -> dict[str, Record]:
     """What was kept of a benchmark, by case."""
     path = folder / f"{name}.json"
     return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def _commit() -> str:
+    """The commit that ran, where the code lies in a repository."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
 
 
 def _versions() -> dict[str, str]:
@@ -128,18 +132,21 @@ def _opening() -> list[str]:
 
 def _beside_peers(records: dict[str, Record], pictures: Path) -> list[str]:
     lines = ["## Beside specialists", "", "![Ratios of time to specialists](performance/peers.svg)", ""]
-    lines += ["| what | peer | ours, s | theirs, s | ratio | limit | size, seed |", "|---|---|---:|---:|---:|---:|---|"]
+    lines += [
+        "| what | peer | ours, s | theirs, s | ratio | limit | size, seed, code |",
+        "|---|---|---:|---:|---:|---:|---|",
+    ]
     for case, (peer, what) in WORDS.items():
         if case not in records:
             continue
         one = records[case]
         if one.get("ratio") is None:
             reason = one.get("error") or f"skipped, {one.get('skipped')}"
-            lines.append(f"| {what} (`{case}`) | {peer} | | | {reason} | | {one['size']}, {one['seed']} |")
+            lines.append(f"| {what} (`{case}`) | {peer} | | | {reason} | | {_run(one)} |")
             continue
         figures = (_number(one[key]) for key in ("ours", "oracle", "ratio"))
         limit = _number(one.get("limit"))
-        lines.append(f"| {what} (`{case}`) | {peer} | {' | '.join(figures)} | {limit} | {one['size']}, {one['seed']} |")
+        lines.append(f"| {what} (`{case}`) | {peer} | {' | '.join(figures)} | {limit} | {_run(one)} |")
     _draw_peers({case: one for case, one in records.items() if one.get("ratio") and "limit" in one}, pictures)
     return [*lines, "", *_apart(records)]
 
@@ -211,16 +218,14 @@ def _scale(records: dict[str, Record]) -> list[str]:
     if not records:
         return []
     lines = ["## Rows beyond memory", "", "See [rows beyond memory](scale.md).", ""]
-    lines += ["| case | figure | limit | beside | size, seed |", "|---|---:|---:|---|---|"]
+    lines += ["| case | figure | limit | beside | size, seed, code |", "|---|---:|---:|---|---|"]
     for case, one in records.items():
         if one.get("ratio") is None:
             figure = one.get("error") or f"skipped, {one.get('skipped')}"
         else:
             figure = _number(one["ratio"])
         words = f"{WORDS[case][1]} (`{case}`)"
-        lines.append(
-            f"| {words} | {figure} | {_number(LIMITS.get(case))} | {_notes(one)} | {one['size']}, {one['seed']} |"
-        )
+        lines.append(f"| {words} | {figure} | {_number(LIMITS.get(case))} | {_notes(one)} | {_run(one)} |")
     return [*lines, ""]
 
 
@@ -252,6 +257,11 @@ def _made_by(kept: dict[str, dict[str, Record]]) -> list[str]:
     return [
         f"*Each case by `python -m benchmarks NAME --seed SEED --case CASE` (with `--quick` where it says so); {made}.*"
     ]
+
+
+def _run(record: Record) -> str:
+    """How it was run: size, seed and commit."""
+    return ", ".join(str(record[key]) for key in ("size", "seed", "code") if record.get(key))
 
 
 def _number(value: Any) -> str:
