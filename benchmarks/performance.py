@@ -64,9 +64,13 @@ processor seconds of whole fits by one thread, on two cores without a GPU that h
 has a process of its own, the same data and as many starts. Ratios are ours over theirs in one run, so below one we are
 faster; they count only where our loss is at most 1e-4 of a row above theirs. What JAX takes to compile is apart.
 """
+GROWTH_OPENING = """
+Each library to its own tolerance: here likelihoods are not compared, so that curves tell how time grows rather than who
+is faster.
+"""
 NOTES = {
     "rows": "{:,} rows",
-    "memory_over_table": "memory {:.1f} times the table",
+    "memory_over_table": "memory {:.1f} times the table (limit 4)",
     "peak_mb": "peak {:.0f} MB",
     "beyond_rows": "then {:,} rows",
     "beyond_peak_mb": "at a peak of {:.0f} MB",
@@ -180,7 +184,7 @@ def _draw_peers(records: dict[str, Record], pictures: Path) -> None:
 def _growth(records: dict[str, Record], pictures: Path) -> list[str]:
     if not any("curves" in one for one in records.values()):
         return []
-    lines = ["## Growth", ""]
+    lines = ["## Growth", "", *GROWTH_OPENING.strip().splitlines(), ""]
     for case, what in GROWTH.items():
         if "curves" not in records.get(case, {}):
             continue
