@@ -102,7 +102,7 @@ def _random_network(
         one = generator.uniform(0.1, 0.3, 2) if parents[name] else np.array([0.4])
         high = np.array([one[0], 1 - one[1]]) if parents[name] else one
         tables[name] = np.stack([1 - high, high], -1).reshape(*(2 for _ in parents[name]), 2)
-    return DiscreteNetwork({name: ("no", "yes") for name in names}, parents, tables)
+    return DiscreteNetwork(dict.fromkeys(names, ("no", "yes")), parents, tables)
 
 
 def network_model(network: DiscreteNetwork, hidden: Sequence[str]) -> "otp.Model":

@@ -8,6 +8,7 @@ draws the page alone.
 import json
 import os
 import platform
+import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,8 @@ from benchmarks.harness import Record
 ROOT = Path(__file__).parent.parent
 KEPT, PAGE = ROOT / "results" / "performance", ROOT / "docs" / "performance.md"
 BENCHMARKS = ("speed", "scale", "growth")
-PACKAGES = (
-    "otpdag", "torch", "numpy", "scikit-learn", "semopy", "stepmix", "pyagrum", "pgmpy", "pomegranate", "hmmlearn",
-    "dynamax", "jax", "pyro-ppl", "pyarrow", "dask",
-)  # fmt: skip
+PACKAGES = ("otpdag", "torch", "numpy", "scikit-learn", "semopy", "stepmix", "pyagrum", "pgmpy")
+PACKAGES += ("pomegranate", "hmmlearn", "dynamax", "jax", "pyro-ppl", "pyarrow", "dask")
 
 WORDS = {
     "factor1_100k": ("semopy", "one factor, 6 columns, 100,000 rows"),
@@ -52,8 +51,32 @@ GROWTH = {
     "nodes": "a tree of binary columns with 5 % gaps, 2,000 rows, one start",
     "hidden": "a chain of hidden binary nodes with three binary columns each, 2,000 rows, one start",
 }
-STYLES = {"otpdag": ("#3f51b5", "o"), "scikit-learn": ("#d9822b", "s"), "pomegranate": ("#2e8b57", "^")}
-OTHER_STYLES = {"pyAgrum": ("#8e44ad", "D"), "pgmpy": ("#7f8c8d", "v")}
+STYLES = {
+    "otpdag": ("#3f51b5", "o"),
+    "scikit-learn": ("#d9822b", "s"),
+    "pomegranate": ("#2e8b57", "^"),
+    "pyAgrum": ("#8e44ad", "D"),
+    "pgmpy": ("#7f8c8d", "v"),
+}
+OPENING = """
+Drawn by `python -m benchmarks.performance` from `results/performance/`, without running anything. Times are
+processor seconds of whole fits by one thread, on two cores without a GPU that had other work to do as well; each side
+has a process of its own, the same data and as many starts. Ratios are ours over theirs in one run, so below one we are
+faster; they count only where our loss is at most 1e-4 of a row above theirs. What JAX takes to compile is apart.
+"""
+GROWTH_OPENING = """
+Each library to its own tolerance: here likelihoods are not compared, so that curves tell how time grows rather than who
+is faster.
+"""
+NOTES = {
+    "rows": "{:,} rows",
+    "memory_over_table": "memory {:.1f} times the table (limit 4)",
+    "peak_mb": "peak {:.0f} MB",
+    "beyond_rows": "then {:,} rows",
+    "beyond_peak_mb": "at a peak of {:.0f} MB",
+    "load_before": "load {:.1f} before",
+}
+"""What else a case of `scale` measured."""
 LEFT_OUT = {"details"}  # of records: whole lists of what each side returned
 
 
@@ -65,12 +88,8 @@ def keep(report: Record, *, quick: bool, folder: Path = KEPT) -> None:
     for record in report["cases"]:
         size = " --quick" if quick else ""
         command = f"python -m benchmarks {name}{size} --seed {report['seed']} --case {record['case']}"
-        about = {
-            "command": command,
-            "seed": report["seed"],
-            "size": "quick" if quick else "full",
-            "versions": _versions(),
-        }
+        about = {"command": command, "seed": report["seed"], "size": "quick" if quick else "full"}
+        about |= {"code": report.get("code") or _commit(), "versions": _versions()}
         kept[record["case"]] = {key: value for key, value in record.items() if key not in LEFT_OUT} | about
     (folder / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
 
@@ -79,6 +98,13 @@ def read(folder: Path, name: str) -> dict[str, Record]:
     """What was kept of a benchmark, by case."""
     path = folder / f"{name}.json"
     return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def _commit() -> str:
+    """The commit that ran, where the code lies in a repository."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
 
 
 def _versions() -> dict[str, str]:
@@ -105,29 +131,26 @@ def draw(folder: Path = KEPT, page: Path = PAGE) -> None:
 
 
 def _opening() -> list[str]:
-    return [
-        "# Performance", "",
-        "Drawn by `python -m benchmarks.performance` from `results/performance/`, without running anything. Times are processor",
-        "seconds of whole fits by one thread on two cores without a GPU, on which other work ran; each side has a process of its",
-        "own, the same data and as many starts. Ratios are ours over theirs in one run, so below one we are faster; they count",
-        "only where our loss is at most 1e-4 of a row above theirs. Time that JAX takes to compile is apart.", "",
-    ]  # fmt: skip
+    return ["# Performance", "", *OPENING.strip().splitlines(), ""]
 
 
 def _beside_peers(records: dict[str, Record], pictures: Path) -> list[str]:
     lines = ["## Beside specialists", "", "![Ratios of time to specialists](performance/peers.svg)", ""]
-    lines += ["| what | peer | ours, s | theirs, s | ratio | limit | size, seed |", "|---|---|---:|---:|---:|---:|---|"]
+    lines += [
+        "| what | peer | ours, s | theirs, s | ratio | limit | size, seed, code |",
+        "|---|---|---:|---:|---:|---:|---|",
+    ]
     for case, (peer, what) in WORDS.items():
         if case not in records:
             continue
         one = records[case]
         if one.get("ratio") is None:
             reason = one.get("error") or f"skipped, {one.get('skipped')}"
-            lines.append(f"| {what} (`{case}`) | {peer} | | | {reason} | | {one['size']}, {one['seed']} |")
+            lines.append(f"| {what} (`{case}`) | {peer} | | | {reason} | | {_run(one)} |")
             continue
         figures = (_number(one[key]) for key in ("ours", "oracle", "ratio"))
         limit = _number(one.get("limit"))
-        lines.append(f"| {what} (`{case}`) | {peer} | {' | '.join(figures)} | {limit} | {one['size']}, {one['seed']} |")
+        lines.append(f"| {what} (`{case}`) | {peer} | {' | '.join(figures)} | {limit} | {_run(one)} |")
     _draw_peers({case: one for case, one in records.items() if one.get("ratio") and "limit" in one}, pictures)
     return [*lines, "", *_apart(records)]
 
@@ -141,18 +164,19 @@ def _apart(records: dict[str, Record]) -> list[str]:
 def _draw_peers(records: dict[str, Record], pictures: Path) -> None:
     cases = [case for case in WORDS if case in records and case not in ("starts16", "import_time")][::-1]
     figure, axes = plt.subplots(figsize=(7.5, 0.42 * len(cases) + 1.1), layout="constrained")
-    ratios = [records[case]["ratio"] for case in cases]
-    met = [records[case]["ratio"] <= records[case]["limit"] for case in cases]
-    axes.barh(range(len(cases)), ratios, left=0, height=0.55, color=["#3f51b5" if one else "#c0392b" for one in met])
     for place, case in enumerate(cases):
         ratio, limit = records[case]["ratio"], records[case]["limit"]
-        axes.plot([limit, limit], [place - 0.38, place + 0.38], color="black", linewidth=1.5)
-        axes.annotate(f"{ratio:.2g}", (ratio, place), (4, 0), textcoords="offset points", va="center", fontsize=8)
+        color = "#3f51b5" if ratio <= limit else "#c0392b"
+        axes.plot([1.0, ratio], [place, place], color=color, linewidth=1.5, zorder=1)
+        axes.plot(ratio, place, "o", color=color, markersize=7, zorder=3)
+        axes.plot([limit, limit], [place - 0.3, place + 0.3], color="black", linewidth=1.5, zorder=2)
+        axes.annotate(f"{ratio:.2g}", (1.02, place), xycoords=("axes fraction", "data"), va="center", fontsize=8)
     axes.set_xscale("log")
     axes.axvline(1.0, color="0.6", linewidth=0.8, zorder=0)
     axes.set_yticks(range(len(cases)), [f"{case}  ({WORDS[case][0]})" for case in cases], fontsize=8)
-    axes.set_xlim(min([*ratios, 0.01]) / 2, max([*ratios, 3.0]) * 2)
-    axes.set_xlabel("our time over theirs; a black line is the limit")
+    axes.set_ylim(-0.6, len(cases) - 0.4)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_xlabel("our time over theirs (dot), and the limit (black line)")
     axes.spines[["top", "right"]].set_visible(False)
     _save(figure, pictures / "peers.svg")
 
@@ -160,7 +184,7 @@ def _draw_peers(records: dict[str, Record], pictures: Path) -> None:
 def _growth(records: dict[str, Record], pictures: Path) -> list[str]:
     if not any("curves" in one for one in records.values()):
         return []
-    lines = ["## Growth", ""]
+    lines = ["## Growth", "", *GROWTH_OPENING.strip().splitlines(), ""]
     for case, what in GROWTH.items():
         if "curves" not in records.get(case, {}):
             continue
@@ -181,11 +205,12 @@ def _growth(records: dict[str, Record], pictures: Path) -> list[str]:
 def _draw_growth(record: Record, path: Path) -> None:
     figure, axes = plt.subplots(figsize=(5.5, 3.4), layout="constrained")
     for side, curve in record["curves"].items():
-        color, marker = (STYLES | OTHER_STYLES).get(side, ("black", "x"))
+        color, marker = STYLES.get(side, ("black", "x"))
         sizes, seconds = zip(*curve, strict=True)
         axes.plot(sizes, seconds, color=color, marker=marker, markersize=5, linewidth=1.6, label=side)
     axes.set(xscale="log", yscale="log", xlabel=record["size_of"], ylabel="processor seconds of a fit")
     axes.set_xticks(sizes := [size for size, _ in record["curves"]["otpdag"]], [f"{size:,}" for size in sizes])
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.minorticks_off()
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
@@ -197,26 +222,20 @@ def _scale(records: dict[str, Record]) -> list[str]:
     if not records:
         return []
     lines = ["## Rows beyond memory", "", "See [rows beyond memory](scale.md).", ""]
-    lines += ["| case | figure | limit | beside | size, seed |", "|---|---:|---:|---|---|"]
+    lines += ["| case | figure | limit | beside | size, seed, code |", "|---|---:|---:|---|---|"]
     for case, one in records.items():
         if one.get("ratio") is None:
             figure = one.get("error") or f"skipped, {one.get('skipped')}"
         else:
             figure = _number(one["ratio"])
         words = f"{WORDS[case][1]} (`{case}`)"
-        lines.append(
-            f"| {words} | {figure} | {_number(LIMITS.get(case))} | {_notes(one)} | {one['size']}, {one['seed']} |"
-        )
+        lines.append(f"| {words} | {figure} | {_number(LIMITS.get(case))} | {_notes(one)} | {_run(one)} |")
     return [*lines, ""]
 
 
 def _notes(record: Record) -> str:
     """What else a case of `scale` measured."""
-    named = {
-        "rows": "{:,} rows", "memory_over_table": "memory {:.1f} times the table", "peak_mb": "peak {:.0f} MB",
-        "beyond_rows": "then {:,} rows", "beyond_peak_mb": "at a peak of {:.0f} MB", "load_before": "load {:.1f} before",
-    }  # fmt: skip
-    return ", ".join(text.format(record[key]) for key, text in named.items() if key in record)
+    return ", ".join(text.format(record[key]) for key, text in NOTES.items() if key in record)
 
 
 def _missing(kept: dict[str, dict[str, Record]]) -> list[str]:
@@ -242,6 +261,11 @@ def _made_by(kept: dict[str, dict[str, Record]]) -> list[str]:
     return [
         f"*Each case by `python -m benchmarks NAME --seed SEED --case CASE` (with `--quick` where it says so); {made}.*"
     ]
+
+
+def _run(record: Record) -> str:
+    """How it was run: size, seed and commit."""
+    return ", ".join(str(record[key]) for key in ("size", "seed", "code") if record.get(key))
 
 
 def _number(value: Any) -> str:

@@ -56,7 +56,7 @@ def sklearn_mixture(table: np.ndarray, components: int, starts: int, seed: int) 
 
 
 def pomegranate_mixture(table: np.ndarray, components: int, starts: int, seed: int) -> Record:
-    """pomegranate's mixture of normal vectors, which has one start: the best of several."""
+    """Mixture of normal vectors by pomegranate, which has one start: the best of several."""
     import torch
     from pomegranate.distributions import Normal
     from pomegranate.gmm import GeneralMixtureModel
@@ -73,7 +73,7 @@ def pomegranate_mixture(table: np.ndarray, components: int, starts: int, seed: i
 
 
 def agrum_network(network: DiscreteNetwork, frame: pd.DataFrame, seed: int) -> Record:
-    """pyAgrum's expectation-maximisation of a discrete network."""
+    """Expectation-maximisation of a discrete network by pyAgrum."""
     from benchmarks.oracles.agrum import agrum_em
     from benchmarks.oracles.discrete_em import available_case_start
 
@@ -82,7 +82,7 @@ def agrum_network(network: DiscreteNetwork, frame: pd.DataFrame, seed: int) -> R
 
 
 def pgmpy_network(network: DiscreteNetwork, frame: pd.DataFrame, seed: int) -> Record:
-    """pgmpy's expectation-maximisation of a discrete network with hidden nodes."""
+    """Expectation-maximisation of a discrete network with hidden nodes by pgmpy."""
     from benchmarks.oracles.network import network_em
 
     _, seconds = clocked(lambda: network_em(network, frame, [seed]))

@@ -119,6 +119,10 @@ class PartitionedProblem(Problem):
         moved = self.sample.moved(point)
         if moved is None:
             return None
+        if moved.problem is self.sample:  # another point, no other layout: it must be better on all rows, too
+            with torch.no_grad():
+                before, after = self.loss(point), self.loss(moved.point)
+            return replace(moved, problem=self, loss=after) if bool((after < before).all()) else None
         problem = replace(self, sample=moved.problem, placed=moved.point.detach().clone())
         return replace(moved, problem=problem)
 
