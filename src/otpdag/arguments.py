@@ -17,7 +17,7 @@ def check_count(name: str, value: object, least: int = 1) -> int:
     >>> check_count("rows", 3)
     3
     """
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
         raise ModelError(f"{name} must be a whole number of at least {least}; got {value!r:.100}")
     return int(value)
 
@@ -28,14 +28,14 @@ def check_seed(seed: object) -> int:
     >>> check_seed(7)
     7
     """
-    if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= seed < 2**63:
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= int(seed) < 2**63:
         raise ModelError(f"seed must be a non-negative integer below 2^63; got {seed!r:.100}")
     return int(seed)
 
 
 def check_level(level: object) -> None:
     """Refuse what is no coverage of an interval."""
-    if isinstance(level, bool) or not isinstance(level, Real) or not 0 < level < 1:
+    if isinstance(level, bool) or not isinstance(level, Real) or not 0 < float(level) < 1:
         raise ModelError(f"level must lie between 0 and 1; got {level!r:.100}")
 
 

@@ -1,12 +1,16 @@
 """L-BFGS over replicas, against scipy and against itself one replica at a time."""
 
+from dataclasses import dataclass, field
+
 import numpy as np
 import pytest
 import torch
 from scipy import optimize
 from sklearn.datasets import make_classification
 
-from otpdag.engine.lbfgs import _first_scale, _remember, _shrink, minimise
+from otpdag.engine.lbfgs import LBFGS, MOST_ALONE, _first_scale, _remember, _shrink, minimise
+from otpdag.engine.optimiser import Leg
+from otpdag.objective import LossTerms, Problem
 
 
 def rosenbrock(point):
@@ -231,3 +235,65 @@ def test_pairs_without_curvature_do_not_count_and_only_the_last_twelve_are_kept(
     norm = starts().square().sum(-1)
     torch.testing.assert_close(state.history[-2][2], 1 / norm)
     torch.testing.assert_close(_first_scale(state), torch.ones(5).double())  # of the last pair that tells: s.y / y.y
+
+
+@dataclass(frozen=True)
+class Halving(Problem):
+    """Updates in closed form that halve the way to zero, and a loss whose slope descent can follow."""
+
+    settles: bool = True
+    asked: list = field(default_factory=list)
+
+    @property
+    def rows(self):
+        return 1
+
+    @property
+    def updates_suffice(self):
+        return True
+
+    def updated(self, point):
+        self.asked.append("update")
+        loss = point.square().sum(-1)
+        # without an end: the loss falls by as much in every step
+        fallen = loss if self.settles else -torch.full_like(loss, float(len(self.asked)))
+        return 0.5 * point, LossTerms.of(fallen, reconstruction=fallen)
+
+    def terms(self, point):
+        self.asked.append("descent")
+        loss = (point.exp() - 2.0 * point).sum(-1)
+        return LossTerms.of(loss, reconstruction=loss)
+
+
+def run_halving(problem, steps, resume=None):
+    kept = []
+
+    def watch(progress):
+        kept.append(progress.snapshot())
+        return False
+
+    outcome = LBFGS(steps=steps).run(Leg(problem, torch.ones(1, 3).double(), steps), watch, resume)
+    return outcome, kept
+
+
+def test_updates_that_settle_are_the_end():
+    problem = Halving()
+    outcome, _ = run_halving(problem, 200)
+    assert set(problem.asked) == {"update"}
+    assert outcome.converged.tolist() == [True]
+    assert outcome.steps < MOST_ALONE
+
+
+def test_updates_that_do_not_settle_are_left_to_descent_which_goes_on_as_descent():
+    few = Halving(settles=False)
+    outcome, _ = run_halving(few, MOST_ALONE)
+    assert few.asked == ["update"] * MOST_ALONE
+    assert outcome.converged.tolist() == [False]
+    problem = Halving(settles=False)
+    outcome, kept = run_halving(problem, MOST_ALONE + 50)
+    assert problem.asked.count("update") == MOST_ALONE
+    assert problem.asked[-1] == "descent"
+    assert outcome.converged.tolist() == [True]
+    again = Halving(settles=False)
+    run_halving(again, 50, kept[MOST_ALONE])
+    assert set(again.asked) == {"descent"}

@@ -5,14 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.backward.series_pieces import CONTEXT
 from otpdag.datasets import poisson_chain
 from otpdag.engine import Adam
+from otpdag.engine.kinds import sequence_data
 from otpdag.engine.kinds.sequence_data import CHAIN, _network_may_help
-from otpdag.objective import ClosedForm, Drawn, Objective
+from otpdag.objective import ClosedForm, Drawn, LossTerms, Objective
+from otpdag.objective.piece_terms import PieceProblem
 from tests.dynamic_models import poisson_hmm
 
 
@@ -233,3 +236,56 @@ def test_a_network_may_help_where_a_hidden_number_meets_something_that_is_not_li
     assert may_help([otp.lag("z", "z", by=CONTEXT), ("z", "x")], ["z"], {**numbers, "x": m.Poisson()})
     assert may_help(chain, ["z"], numbers, network=True)
     assert not may_help(chain, ["z"], {**numbers, "x": m.Poisson()}, network=False)
+
+
+# -- a network that joins ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("gain", "error", "network", "joins", "falls"),
+    [(0.5, 0.01, None, True, True), (0.5, 0.4, None, False, False), (0.5, 0.4, True, True, False)],
+)
+@pytest.mark.filterwarnings("ignore::otpdag.ConvergenceWarning")
+def test_a_network_is_kept_where_it_is_clearly_better_or_asked_for(monkeypatch, gain, error, network, joins, falls):
+    compared = []
+
+    def told(problem, before, after, seed):
+        compared.append((problem, before, after))
+        return gain, error
+
+    monkeypatch.setattr(sequence_data, "NETWORK", Adam(steps=3))
+    counts = np.random.default_rng(0).poisson(3.0, (4, 12))
+    losses, ends = [], []
+    for gained in (told, lambda *_: (0.0, 1.0)):
+        monkeypatch.setattr(sequence_data, "_gain", gained)
+        model = otp.Model(otp.Graph([otp.lag("z", "z"), ("z", "x")], hidden=["z"]), {"z": m.Normal(), "x": m.Poisson()})
+        result = otp.fit(model, counts, method=otp.entropic(network=network, steps=20), seed=0, restarts=1)
+        losses.append(result.loss)
+        ends.append(result)
+    _, before, after = compared[0]
+    joined, plain = ends
+    assert isinstance(joined.problem, PieceProblem) is joins
+    assert isinstance(plain.problem, PieceProblem) is bool(network)
+    assert losses[1] - losses[0] == pytest.approx(gain if falls else 0.0, abs=1e-6)
+    kept = next(one for one in joined.restarts if one.kept)
+    if joins:
+        torch.testing.assert_close(kept.point, (after if falls else before)[0])
+    assert kept.loss == pytest.approx(losses[0])
+    assert not torch.equal(before, after)
+
+
+def test_a_gain_is_the_mean_difference_on_the_same_draws_with_its_standard_error():
+    class Noisy:
+        def sampled(self, point, streams, progress):
+            assert progress == 1.0
+            noise = torch.randn(1, generator=streams.shared) + torch.randn(1, generator=streams.generators[0])
+            return LossTerms.of(noise, reconstruction=(point * (1 + 0.1 * noise)).sum(-1))
+
+    before, after = torch.tensor([[3.0]]), torch.tensor([[1.0]])
+    gain, error = sequence_data._gain(Noisy(), before, after, 7)
+    drawn = []
+    for number in range(7, 7 + sequence_data.COMPARISONS):
+        own, shared = (torch.randn(1, generator=torch.Generator().manual_seed(number)) for _ in range(2))
+        drawn.append(2.0 * (1 + 0.1 * float(own + shared)))
+    assert gain == pytest.approx(np.mean(drawn), rel=1e-5)
+    assert error == pytest.approx(np.std(drawn, ddof=1) / np.sqrt(len(drawn)), rel=1e-4)

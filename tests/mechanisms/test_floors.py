@@ -89,3 +89,12 @@ def test_a_model_with_a_floor_comes_back_from_its_file(tmp_path):
         again = otp.load(tmp_path / "model")
         assert again.mechanisms["x"].floor == floor
         assert again.score(table, kind="likelihood") == model.score(table, kind="likelihood")
+
+
+@pytest.mark.parametrize("unit", [0.01, 1.0, 1000.0])
+def test_the_smallest_scale_is_a_share_of_the_columns_spread_in_its_own_unit(unit):
+    table = pd.DataFrame({"x": unit * np.linspace(0.0, 2.0, 50)})
+    model = otp.Model(otp.Graph([], nodes=["x"]), {"x": m.Normal(floor=0.2)})
+    otp.fit(model, table)
+    smallest = model.structure.mechanisms["x"].smallest_scale
+    assert smallest.item() == pytest.approx(0.2 * table["x"].std(ddof=0), rel=1e-3)

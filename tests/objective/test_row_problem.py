@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
@@ -56,3 +57,27 @@ def test_a_part_has_fewer_rows_and_coarse_ones_half_the_points():
     part = problem.on_part(10)
     assert (part.rows, part.closed.sums.grid) == (10, 16)
     assert problem.on_part(10, coarse=True).closed.sums.grid == 8
+
+
+def test_losses_of_rows_stand_in_the_order_of_the_table_and_take_its_weights():
+    """Rows are grouped by what they miss: what is told of them, and given to them, must come back to each."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"a": rng.integers(0, 2, ROWS), "b": rng.normal(size=ROWS), "x": rng.poisson(2, ROWS)})
+    frame = frame.astype(float).mask(rng.random((ROWS, 3)) < 0.4)
+    model = otp.Model(otp.Graph([("a", "x"), ("b", "x")]), {"a": m.Categorical(2), "b": m.Normal(), "x": m.Poisson()})
+    batch = encode(frame, Schema.of(model.spaces, model.graph), hidden=())
+    layout = lay_out_rows(model.structure, batch, otp.entropic(), 0)
+    start = one_start(layout, batch, 0, 0, first=True)
+    closed = ClosedForm(sums=SumSizes(grid=16, easy_states=10**6, patterns=1000))
+    problem = each_row_problem(RowObjective(layout.structure, layout.shapes, Objective(eps=1.0), closed), batch, 0)
+    assert type(problem) is RowProblem
+    placed = problem.laid_out_for(start, precisely=True)
+    assert len(placed.groups) > 2
+    assert torch.cat([group.rows for group in placed.groups]).tolist() != list(range(ROWS))
+    losses = placed.unit_losses(start)[0]
+    alone = [placed.on_part(torch.tensor([row])).laid_out_for(start, precisely=True).loss(start) for row in range(ROWS)]
+    torch.testing.assert_close(losses, torch.cat(alone), rtol=1e-5, atol=1e-6)
+    factors = torch.rand(1, ROWS, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    weighted = placed.reweighted(factors)
+    torch.testing.assert_close(weighted.loss(start), (factors * losses).sum(-1) / factors.sum(-1), rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(weighted.weight, placed.weight * factors)
