@@ -266,18 +266,36 @@ def test_replicas_are_independent():
         torch.testing.assert_close(found[0], together[r])
 
 
+# -- more joint states than are listed --------------------------------------------------------------------------------
+
+
+def chain_of_binaries(length):
+    """Binaries that each follow the one before them, most of the time, and a table of them."""
+    rng = np.random.default_rng(5)
+    columns = [rng.integers(0, 2, 4000)]
+    for _ in range(length - 1):
+        columns.append(np.where(rng.random(4000) < 0.75, columns[-1], rng.integers(0, 2, 4000)))
+    table = pd.DataFrame({f"b{i}": column for i, column in enumerate(columns)})
+    graph = otp.Graph([(f"b{i}", f"b{i + 1}") for i in range(length - 1)])
+    return otp.Model(graph, {name: m.Categorical(2) for name in table}), table
+
+
+@pytest.mark.slow
+def test_joint_states_beyond_those_listed_are_drawn_and_weighed():
+    model, table = chain_of_binaries(15)  # the last is a leaf: 2^14 joint states
+    with pytest.warns(
+        otp.ApproximationWarning, match="16384 joint states, and at most 4096 are listed: 4096 are drawn"
+    ):
+        result = otp.fit(model, table, method="transport", seed=0)
+    assert result.status.approximate
+    assert any("drawn" in note for note in result.notes)
+    follows = pd.concat([pd.crosstab(table[f"b{i}"], table[f"b{i + 1}"], normalize="index") for i in range(14)])
+    params = model.params()
+    found = np.concatenate([params[f"b{i + 1}"]["probs"] for i in range(14)])
+    assert np.abs(found - follows.to_numpy()).mean() < 0.02
+
+
 # -- refusals ---------------------------------------------------------------------------------------------------------
-
-
-def test_too_many_states_are_refused():
-    names = [f"k{i}" for i in range(7)]
-    graph = otp.Graph([(name, "x") for name in names[:3]] + [(name, "y") for name in names[3:]])
-    model = otp.Model(graph, {**{n: m.Categorical(4) for n in names}, "x": m.Normal(), "y": m.Normal()})
-    table = pd.DataFrame(
-        {**{n: RNG.integers(0, 4, 30) for n in names}, "x": RNG.normal(size=30), "y": RNG.normal(size=30)}
-    )
-    with pytest.raises(ModelError, match="16384 joint states; the direct transport route enumerates at most 4096"):
-        otp.fit(model, table, method="transport")
 
 
 def test_an_inner_vector_of_counts_is_refused():

@@ -4,6 +4,10 @@ Nodes that have children are filled in: categories enumerated with their probabi
 quasi-random noise. Leaves are independent given those, so the mean of a product of kernels is a product of means, each
 in closed form or by a sum over the leaf's own support. The result is smooth in the parameters, without sampling noise.
 
+Where inner categories have too many joint states to list, some are drawn, each weighed by how likely the model makes it
+over how likely it was to be drawn: at first from the columns' own frequencies, then from the model at an estimate
+(:func:`drawn_at`).
+
 Few points serve while parameters move; what they get wrong is told by many points at one estimate, and added
 (:func:`shortfall`): near that estimate the mean is then that of many points.
 """
@@ -12,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -26,13 +30,13 @@ from otpdag.quadrature import quadrature
 from otpdag.spaces import Space
 from otpdag.structure import Naturals, Structure
 
-__all__ = ["Measure", "feature_columns", "lay_out", "mean_features", "shortfall", "thinned"]
+__all__ = ["Measure", "drawn_at", "feature_columns", "lay_out", "mean_features", "shortfall", "thinned"]
 
 GRID_POINTS = 48  # of the noise of a single inner number
 LEAF_POINTS = (32, 160)  # of a leaf's noise: at least, at most
 LEAF_ELEMENTS = 16_384  # numbers that a leaf's points may take for all points of its parents
 QUASI_RANDOM_POINTS = 512  # of the noise of several inner numbers
-MOST_STATES = 4096  # joint states of inner categories
+MOST_STATES = 4096  # joint states of inner categories that are listed; of more, some are drawn
 MOST_POINTS = 4096  # points of inner nodes in all, states times noise
 FEWEST_POINTS = 8  # of noise for each state
 FINE_POINTS = 16_384  # of inner nodes in all, where a mean is taken once: errors of a thousandth of a feature's spread
@@ -40,6 +44,7 @@ FINE_STEP = 1024  # points that are evaluated at a time, which bounds memory
 THINNED_POINTS = 1024  # of inner nodes in all, once an estimate tells which of them count
 LEAST_SHARE = 0.1  # of them are spread evenly, for estimates that move
 MOST_ATOMS = 400  # of a leaf with a finite support
+SMOOTHING = 0.5  # rows that every state has beside those that show it, where frequencies tell what is drawn
 COUNTS_LISTED = 96  # of an inner count; beyond, every few stand for all
 
 
@@ -54,6 +59,13 @@ class Measure:
     log_weight: Tensor
     is_exact: bool = False
     """Whether the points are all states and a grid, not a random few."""
+    supports: Mapping[str, Tensor] = field(default_factory=dict)
+    """Where joint states are drawn and not listed, the values (n, width) that each node may have."""
+
+    @property
+    def joint_states(self) -> int:
+        """Number of joint states of which some were drawn; zero if all are listed."""
+        return math.prod(len(support) for support in self.supports.values()) if self.supports else 0
 
     @property
     def size(self) -> int:
@@ -65,7 +77,7 @@ class Measure:
         states, noise, given = (
             {node: value[:, index] for node, value in part.items()} for part in (self.states, self.noise, self.given)
         )
-        return Measure(self.inner, states, noise, given, self.log_weight[:, index])
+        return Measure(self.inner, states, noise, given, self.log_weight[:, index], supports=self.supports)
 
 
 def columns_of(structure: Structure, node: str) -> int:
@@ -114,6 +126,8 @@ def lay_out(
     supports, log_stride = _supports(structure, inner, count_range, like)
     numeric = [n for n in inner if n not in supports and not structure.mechanisms[n].is_given]
     total = math.prod(len(s) for s in supports.values())
+    if total > MOST_STATES:
+        return _drawn(structure, batch, inner, supports, max(points, most), generator)
     if structure.given:
         points = max(points, most // total)
     points = min(points, max(FEWEST_POINTS, most // total))
@@ -151,13 +165,89 @@ def _supports(
                 )
             supports[node] = listed.values.to(like)
             log_stride += listed.log_stride
-    total = math.prod(len(s) for s in supports.values())
-    if total > MOST_STATES:
-        raise ModelError(
-            f"the inner categories {', '.join(map(repr, supports))} have {total} joint states; the direct transport "
-            f"route enumerates at most {MOST_STATES}: use method='entropic'"
-        )
     return supports, log_stride
+
+
+def _drawn(
+    structure: Structure,
+    batch: Batch,
+    inner: Sequence[str],
+    supports: Mapping[str, Tensor],
+    size: int,
+    generator: torch.Generator,
+) -> Measure:
+    """So many joint states, each column of them in proportion to its own frequencies, evenly where nothing is seen."""
+    like = next(iter(batch.values.values()))
+    states, log_weight = {}, torch.zeros(1, size).to(like)
+    for node, support in supports.items():
+        share = _frequencies(batch, node, support)
+        index = _proportional(share, size, generator)
+        states[node] = support[index].unsqueeze(0)
+        log_weight = log_weight - torch.log(share[index])
+    numeric = [n for n in inner if n not in supports and not structure.mechanisms[n].is_given]
+    noise = {node: value.unsqueeze(0) for node, value in _even_noise(structure, numeric, size, generator, like).items()}
+    given = {}
+    if structure.given:
+        rows = _proportional(batch.weight[0] / batch.weight[0].sum(), size, generator)
+        given = {node: batch.values[node][:1, rows] for node in structure.given}
+    return Measure(tuple(inner), states, noise, given, log_weight, supports=supports)
+
+
+def _frequencies(batch: Batch, node: str, support: Tensor) -> Tensor:
+    """How often each value of a support (n, width) is nearest to those that are seen (n,)."""
+    counts = torch.full((len(support),), SMOOTHING).to(support)
+    if node in batch.values:
+        seen = batch.mask[node][0].all(-1)
+        nearest = torch.cdist(batch.values[node][0, seen], support).argmin(-1)
+        counts = counts.index_add(0, nearest, batch.weight[0, seen].to(support))
+    return counts / counts.sum()
+
+
+def drawn_at(
+    structure: Structure, naturals: Naturals, measure: Measure, size: int, generator: torch.Generator
+) -> Measure:
+    """So many joint states drawn from the model at an estimate, where those of ``measure`` were drawn otherwise."""
+    rows = torch.randint(measure.size, (size,), generator=generator)
+    given = {node: value[:, rows] for node, value in measure.given.items()}
+    like = measure.log_weight
+    numeric = list(measure.noise)
+    noise = {node: value.unsqueeze(0) for node, value in _even_noise(structure, numeric, size, generator, like).items()}
+    values, states, log_weight = dict(given), {}, torch.zeros(1, size).to(like)
+    with torch.no_grad():
+        for node in measure.inner:
+            if node in values:
+                continue
+            mechanism, parents = structure.mechanisms[node], structure.parents(node, values)
+            params = {name: value[:1] for name, value in naturals[node].items()}
+            if node not in measure.supports:
+                values[node] = mechanism.forward(params, parents, noise[node])
+                continue
+            support = measure.supports[node]
+            beside = {name: value.unsqueeze(-2) for name, value in parents.items()}
+            log_prob = mechanism.log_prob(params, support.reshape(1, 1, *support.shape), beside).expand(1, size, -1)
+            share = torch.softmax(log_prob[0], -1)
+            uniform = torch.rand(size, 1, generator=generator, dtype=torch.float64).to(share)
+            index = (share.cumsum(-1) < uniform).sum(-1).clamp(max=len(support) - 1)
+            values[node] = states[node] = support[index].unsqueeze(0)
+            log_weight = log_weight - torch.log(share.gather(1, index.unsqueeze(-1))).T
+    return Measure(measure.inner, states, noise, given, log_weight, supports=measure.supports)
+
+
+def _even_noise(
+    structure: Structure, numeric: Sequence[str], size: int, generator: torch.Generator, like: Tensor
+) -> dict[str, Tensor]:
+    """Quasi-random noise (size, dim) of the numeric nodes."""
+    kinds = {node: structure.mechanisms[node].noise for node in numeric}
+    dims = [noise.dim for noise in kinds.values()]
+    if not sum(dims):
+        return {node: torch.zeros(size, 0).to(like) for node in numeric}
+    seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
+    sobol = torch.quasirandom.SobolEngine(sum(dims), scramble=True, seed=seed)
+    pieces = sobol.draw(size, dtype=torch.float64).clamp(1e-6, 1 - 1e-6).to(like).split(dims, -1)
+    return {
+        node: torch.special.ndtri(piece) if kinds[node].kind == "normal" else piece
+        for node, piece in zip(kinds, pieces, strict=True)
+    }
 
 
 @dataclass(frozen=True)
@@ -183,15 +273,8 @@ def _noise(
         nodes, log_weight = quadrature(kinds[node].kind, GRID_POINTS)
         none = {n: torch.zeros(states * len(nodes), 0).to(like) for n in numeric}
         return none | {node: nodes.to(like).unsqueeze(-1).repeat(states, 1)}, log_weight.to(like)
-    seed = int(torch.randint(2**31 - 1, (1,), generator=drawing.generator))
-    sobol = torch.quasirandom.SobolEngine(dim, scramble=True, seed=seed)
     # every state has points of its own, so that few of them suffice where there are many states
-    uniform = sobol.draw(states * points, dtype=torch.float64).clamp(1e-6, 1 - 1e-6).to(like)
-    pieces = uniform.split([noise.dim for noise in kinds.values()], -1)
-    noise = {
-        node: torch.special.ndtri(piece) if kinds[node].kind == "normal" else piece
-        for node, piece in zip(kinds, pieces, strict=True)
-    }
+    noise = _even_noise(structure, numeric, states * points, drawing.generator, like)
     return noise, torch.full((points,), -math.log(points)).to(like)
 
 

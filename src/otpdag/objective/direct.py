@@ -24,7 +24,10 @@ from otpdag.inference.ancestral import ancestral
 from otpdag.inference.completion import CompletedRows, can_be_completed, complete_rows
 from otpdag.inference.mean_features import (
     FINE_POINTS,
+    MOST_POINTS,
+    MOST_STATES,
     Measure,
+    drawn_at,
     feature_columns,
     lay_out,
     mean_features,
@@ -75,6 +78,18 @@ class DirectComparison:
         return LossTerms.of(distance, direct=self.direct.kappa * distance)
 
     @property
+    def approximation(self) -> str | None:
+        """What cannot be listed, and what is done instead; None if all joint states are."""
+        if not self.many.joint_states:
+            return None
+        names = ", ".join(map(repr, self.many.supports))
+        return (
+            f"the inner categories {names} have {self.many.joint_states} joint states, and at most {MOST_STATES} are "
+            f"listed: {self.measure.size} are drawn and weighed, so that estimates have noise; method='entropic' sums "
+            "along the graph"
+        )
+
+    @property
     def has_gaps(self) -> bool:
         """Whether some cell is missing."""
         return not all(bool(mask.all()) for mask in self.batch.mask.values())
@@ -112,6 +127,10 @@ class DirectComparison:
 
     def _precise_at(self, structure: Structure, naturals: Naturals, generator: torch.Generator) -> DirectComparison:
         """The same with the model's mean features those over many points, at these parameters and nearby."""
+        if self.many.joint_states:
+            few, many = (drawn_at(structure, naturals, self.many, n, generator) for n in (MOST_POINTS, FINE_POINTS))
+            lacking = shortfall(structure, naturals, few, many, self.features)
+            return replace(self, measure=few, many=many, lacking=lacking)
         few = thinned(structure, naturals, self.many, generator)
         few = self.measure if few is self.many else few
         if few is self.many:

@@ -48,7 +48,7 @@ SAME_SUM = 1e-6
 MOST_AT_ONCE = 60
 """Parameters of a node up to which a second derivative of its expected log-density is worth its passes."""
 
-CURVED_ENTRIES = 2**11
+CURVED_ENTRIES = 2**10
 """Entries of the tables of rows, by node, that tell the curvature of its expected log-density."""
 
 LEAST_COUNT = 0.1

@@ -75,11 +75,18 @@ class RowProblem(TableRows):
         completes = self.direct is not None and self.direct.can_complete(self.structure)
         return MOST_COMPLETIONS if completes else 0
 
+    @property
+    def approximation(self) -> str | None:
+        """Whether joint states of the model are drawn, for the direct term."""
+        return None if self.direct is None else self.direct.approximation
+
     def notes_at(self, point: Tensor) -> tuple[str, ...]:
-        """Whether gaps were taken for completely random."""
+        """What is approximate, and whether gaps were taken for completely random."""
+        approximate = () if self.approximation is None else (self.approximation,)
         if self.direct is None or self.direct.completed is not None or not self.direct.has_gaps:
-            return ()
+            return approximate
         return (
+            *approximate,
             "rows with gaps could not be completed: features were compared over the rows that show them, which is "
             "right if gaps do not depend on any value; see docs/missing-data.md",
         )

@@ -22,7 +22,8 @@ from otpdag.backward.elimination.family_statistics import Statistics
 from otpdag.backward.elimination.points import Placement
 from otpdag.backward.elimination.resizing import FINER
 from otpdag.backward.elimination.row_layout import Layout
-from otpdag.backward.elimination.sums import Factors, Tempering, taken
+from otpdag.backward.elimination.sum_product import taken
+from otpdag.backward.elimination.sums import Factors, Tempering
 from otpdag.structure import Naturals
 
 __all__ = ["Expectations", "expectations", "log_evidence", "moved", "restless_copies", "total_evidence"]

@@ -23,8 +23,8 @@ from otpdag.backward.elimination.family_statistics import (
 )
 from otpdag.backward.elimination.flat_rows import LinearRows, PlainRows
 from otpdag.backward.elimination.row_layout import Layout
-from otpdag.backward.elimination.sum_product import Banks
-from otpdag.backward.elimination.sums import Evaluated, Factors, Tempering, piece_weights, row_beliefs, taken
+from otpdag.backward.elimination.sum_product import Banks, taken
+from otpdag.backward.elimination.sums import Evaluated, Factors, Tempering, piece_weights, row_beliefs
 from otpdag.structure import Naturals
 
 __all__ = ["Slopes", "Summary"]

@@ -25,7 +25,7 @@ from otpdag.backward.elimination.blocks import Block, PointsKey, RowSource
 from otpdag.backward.elimination.families import FamilyView
 from otpdag.backward.elimination.linear_normal import Equations
 from otpdag.backward.elimination.points import Points
-from otpdag.backward.elimination.sum_product import Banks, Sizes
+from otpdag.backward.elimination.sum_product import Banks, Sizes, put, taken
 from otpdag.backward.elimination.weighed_rows import WeighedRows
 from otpdag.structure import Naturals
 
@@ -76,6 +76,43 @@ class Places:
         pool = [banks[sizes].index_select(1, rows).flatten(1) for sizes, (rows, _) in self.banks.items()]
         flat = torch.cat([*pool, pool[0].new_zeros(len(pool[0]), 1)], 1).index_select(1, self.cell)
         return flat.split(list(lengths), 1)
+
+
+@dataclass(frozen=True, eq=False)
+class TablePlaces:
+    """The same where nothing is kept: tables go to the banks one after the other.
+
+    Attributes:
+        families: Of each family its tables, and which entry each entry of its arrays is, if they are not in order.
+        arrays: How many arrays each family has.
+    """
+
+    families: tuple[tuple[tuple[RowSource, ...], Tensor | None], ...]
+    arrays: tuple[int, ...]
+
+    def put(self, banks: Banks, log_probs: Sequence[Tensor]) -> None:
+        """Write the log-densities of all arrays (R, entries) into the banks."""
+        waiting = iter(log_probs)
+        for (sources, order), many in zip(self.families, self.arrays, strict=True):
+            flat = torch.cat([next(waiting) for _ in range(many)], 1)
+            if order is not None:
+                flat = torch.empty_like(flat).index_copy_(1, order, flat)
+            at = 0
+            for source in sources:
+                size = len(source.rows) * math.prod(source.sizes)
+                table = flat[:, at : at + size].reshape(len(flat), len(source.rows), *source.sizes)
+                put(banks, source.stored, source.start, table)
+                at += size
+
+    def taken(self, banks: Banks, lengths: Sequence[int]) -> tuple[Tensor, ...]:
+        """Read beliefs of all arrays (R, entries)."""
+        beliefs: list[Tensor] = []
+        for (sources, order), many in zip(self.families, self.arrays, strict=True):
+            parts = [taken(banks, s.stored, s.start, len(s.rows), s.sizes).flatten(1) for s in sources]
+            flat = torch.cat(parts, 1)
+            flat = flat if order is None else flat.index_select(1, order)
+            beliefs += flat.split(list(lengths[len(beliefs) : len(beliefs) + many]), 1)
+        return tuple(beliefs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +190,7 @@ class Prepared:
 
     points: Mapping[PointsKey, Points]
     rows: tuple[PlainRows | LinearRows, ...]
-    places: Places
+    places: Places | TablePlaces
 
 
 def prepare(layout: Layout, block: Block) -> Prepared:
@@ -161,14 +198,15 @@ def prepare(layout: Layout, block: Block) -> Prepared:
     known: Prepared | None = block.__dict__.get("_prepared")
     if known is not None:
         return known
+    points = {key: placement.points() for key, placement in block.placements.items()}
+    if 8 * layout.elements > REMEMBERED * layout.options.memory:
+        return _prepared_once(layout, block, points)
     recipes: _Recipes | None = block.shared.get("recipes")
     recipes = _recipes(layout, block) if recipes is None else recipes
-    points = {key: placement.points() for key, placement in block.placements.items()}
     pool = _pool(layout, points)
     prepared = Prepared(points, tuple(recipe.rows(layout, pool) for recipe in recipes.each), recipes.places)
-    if 8 * layout.elements <= REMEMBERED * layout.options.memory:
-        block.__dict__["_prepared"] = prepared
-        block.shared["recipes"] = recipes
+    block.__dict__["_prepared"] = prepared
+    block.shared["recipes"] = recipes
     return prepared
 
 
@@ -401,3 +439,93 @@ def _places(sources: Sequence[RowSource], position: Ints) -> Places:
         at += len(entries)
         banks[sizes] = (torch.from_numpy(np.concatenate(rows[sizes])), torch.from_numpy(entries).int())
     return Places(banks, torch.from_numpy(cell[:-1]).int())
+
+
+# -- large blocks, of which nothing is kept ----------------------------------------------------------------------------
+
+
+def _prepared_once(layout: Layout, block: Block, points: Mapping[PointsKey, Points]) -> Prepared:
+    """Rows family by family: with many rows one more call costs nothing, and numbers of a pool would cost memory."""
+    by_family: dict[tuple[int, bool], list[RowSource]] = {}
+    for source in block.row_tables:
+        by_family.setdefault((source.family, source.has_moments), []).append(source)
+    rows: list[PlainRows | LinearRows] = []
+    families: list[tuple[tuple[RowSource, ...], Tensor | None]] = []
+    arrays = []
+    for (place, is_linear), sources in by_family.items():
+        family = layout.families[place]
+        made, order = _rows_of(layout, family, sources, points, is_linear=is_linear)
+        rows += made
+        families.append((tuple(sources), order))
+        arrays.append(len(made))
+    return Prepared(points, tuple(rows), TablePlaces(tuple(families), tuple(arrays)))
+
+
+def _rows_of(
+    layout: Layout,
+    family: FamilyView,
+    sources: Sequence[RowSource],
+    points: Mapping[PointsKey, Points],
+    *,
+    is_linear: bool,
+) -> tuple[list[PlainRows | LinearRows], Tensor | None]:
+    """The rows of one family, of a linear one by the row of its equations; and which entry each is."""
+    parts = [_values(layout, source, points) for source in sources]
+    replicas = {name: max(len(part[name]) for part in parts) for name in family.names}
+    values = {
+        name: torch.cat([part[name].expand(replicas[name], -1, -1) for part in parts], 1) for name in family.names
+    }
+    seen = torch.cat([torch.full((len(s.rows) * math.prod(s.sizes),), family.place not in s.members) for s in sources])
+    if not is_linear:
+        masks = [_mask(layout, source) for source in sources]
+        mask = None if all(bool(one.all()) for one in masks) else torch.cat(masks, 1)
+        spread = {name: value.unsqueeze(1) for name, value in values.items()}
+        return [PlainRows((family,), (len(seen),), seen, spread, mask)], None
+    names = dict(zip(family.members, family.names, strict=True))
+    most = max(replicas.values())
+    columns = [values[names[place]][..., cell].expand(most, -1) for place, cell in family.columns]
+    stacked = torch.stack([*columns, torch.ones_like(columns[0])], -1) - layout.shifts[family.place]
+    code = torch.zeros(len(seen), dtype=torch.long)
+    for place, size in family.selectors:
+        code = code * size + values[names[place]][0].argmax(-1)
+    order = torch.argsort(code, stable=True) if family.configurations > 1 else None
+    if order is not None:
+        stacked, seen = stacked[:, order], seen[order]
+    first, made, at = layout.offsets[family.place], [], 0
+    for row, many in enumerate(torch.bincount(code, minlength=family.configurations).tolist()):
+        if many:
+            own = slice(at, at + many)
+            made.append(LinearRows(torch.tensor([first + row]), seen[own], stacked[:, None, own]))
+        at += many
+    return list(made), order
+
+
+def _values(layout: Layout, source: RowSource, points: Mapping[PointsKey, Points]) -> dict[str, Tensor]:
+    """Values of a family's members in each entry of a source's tables: (1 or R, n * entries, width)."""
+    family, axes = layout.families[source.family], len(source.members)
+    values: dict[str, Tensor] = {}
+    for name, place, width in zip(family.names, family.members, family.widths, strict=True):
+        if place not in source.members:
+            value = layout.batch.values[name].index_select(1, source.rows)
+            value = value.reshape(*value.shape[:2], *[1] * axes, width)
+        else:
+            shape = [1] * axes
+            at = source.members.index(place)
+            shape[at] = source.sizes[at]
+            if place in source.positions:
+                value = points[source.points_of(place)].values[:, source.positions[place]]
+                value = value.reshape(*value.shape[:2], *shape, width)
+            else:
+                value = torch.eye(width).to(layout.batch.weight).reshape(1, 1, *shape, width)
+        values[name] = value.expand(len(value), len(source.rows), *source.sizes, width).flatten(1, -2)
+    return values
+
+
+def _mask(layout: Layout, source: RowSource) -> Tensor:
+    """Which cells of the node are seen, or stand for what is not (1, n * entries, width)."""
+    family, many = layout.families[source.family], math.prod(source.sizes)
+    if source.family in source.members or family.widths[-1] == 1:
+        return torch.ones(1, len(source.rows) * many, family.widths[-1], dtype=torch.bool)
+    mask = layout.batch.mask[family.node].index_select(1, source.rows)
+    mask = mask.expand(1, len(source.rows), family.widths[-1])
+    return mask.unsqueeze(2).expand(-1, -1, many, -1).flatten(1, 2)

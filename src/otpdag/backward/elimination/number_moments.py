@@ -14,8 +14,8 @@ from torch import Tensor
 
 from otpdag.backward.elimination.linear_normal import Integrals, point_moments
 from otpdag.backward.elimination.row_layout import Layout
-from otpdag.backward.elimination.sum_product import Banks
-from otpdag.backward.elimination.sums import Evaluated, Factors, Tempering, taken
+from otpdag.backward.elimination.sum_product import Banks, taken
+from otpdag.backward.elimination.sums import Evaluated, Factors, Tempering
 from otpdag.structure import Naturals
 
 __all__ = ["node_moments"]

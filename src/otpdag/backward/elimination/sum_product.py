@@ -25,13 +25,45 @@ from torch import Tensor
 
 from otpdag.backward.elimination.random_numbers import RandomNumbers
 
-__all__ = ["Axes", "Banks", "Sizes", "Step", "beliefs", "draws", "eliminate", "replica_draws", "variable_beliefs"]
+__all__ = [
+    "Axes",
+    "Banks",
+    "Sizes",
+    "Step",
+    "beliefs",
+    "draws",
+    "eliminate",
+    "put",
+    "replica_draws",
+    "taken",
+    "variable_beliefs",
+]
 
 Sizes = tuple[int, ...]
 Axes = tuple[int, ...]
 """Which axes of a step's product a table has."""
 Banks = dict[Sizes, Tensor]
 """Log-tables, or their beliefs, by size: (R, rows, entries). The first row is the empty product."""
+
+
+def put(banks: Banks, stored: Sizes, start: int, table: Tensor) -> None:
+    """Write tables (R, n, *sizes) into a bank; states beyond their sizes are impossible."""
+    if table.shape[2:] != stored:
+        beyond = [
+            pad for size, whole in zip(table.shape[:1:-1], stored[::-1], strict=True) for pad in (0, whole - size)
+        ]
+        table = torch.nn.functional.pad(table, beyond, value=-torch.inf)
+    banks[stored][:, start : start + table.shape[1]] = table.reshape(*table.shape[:2], -1)
+
+
+def taken(banks: Banks, stored: Sizes, start: int, count: int, sizes: Sizes) -> Tensor:
+    """Read beliefs of tables (R, count, *sizes) from a bank."""
+    table = banks[stored][:, start : start + count].unflatten(-1, stored or (1,))
+    if not sizes:
+        return table.squeeze(-1)
+    for axis, size in enumerate(sizes):
+        table = table.narrow(2 + axis, 0, size)
+    return table
 
 
 @dataclass(frozen=True, eq=False)

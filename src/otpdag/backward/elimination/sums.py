@@ -16,7 +16,7 @@ from otpdag.backward.elimination.linear_normal import Equations, Integrals
 from otpdag.backward.elimination.points import Points
 from otpdag.backward.elimination.row_layout import Layout
 from otpdag.backward.elimination.split_messages import settle
-from otpdag.backward.elimination.sum_product import Banks, Sizes, beliefs, eliminate
+from otpdag.backward.elimination.sum_product import Banks, beliefs, eliminate, put
 from otpdag.errors import ModelError
 from otpdag.structure import Naturals
 
@@ -148,16 +148,16 @@ class Factors:
         }
 
         for source in block.tables:
-            _put(banks, source.stored, source.start, self._of_states(source))
+            put(banks, source.stored, source.start, self._of_states(source))
         log_probs = [self._of_rows(rows) for rows in prepared.rows]
         tempered = [self._tempered(*both) for both in zip(prepared.rows, log_probs, strict=True)]
         prepared.places.put(banks, tempered)
         for lengths in block.lengths:
-            _put(banks, lengths.sizes, lengths.start, points[lengths.key].log_length)
+            put(banks, lengths.sizes, lengths.start, points[lengths.key].log_length)
         integrals = []
         for linear in block.linear:
             integrals.append(self._integrated(linear, points))
-            _put(banks, linear.stored, linear.start, integrals[-1].table)
+            put(banks, linear.stored, linear.start, integrals[-1].table)
         if block.is_exact:
             conditionals = eliminate(block.steps, banks, best=self.largest)
             log_z = banks[()][:, block.result, 0]
@@ -241,26 +241,6 @@ class Evaluated:
 def row_beliefs(evaluated: Evaluated, beliefs: Banks) -> tuple[Tensor, ...]:
     """Weight times belief of all entries of each array of rows (R, entries)."""
     return evaluated.prepared.places.taken(beliefs, [log_prob.shape[1] for log_prob in evaluated.log_probs])
-
-
-def _put(banks: Banks, stored: Sizes, start: int, table: Tensor) -> None:
-    """Write tables (R, n, *sizes) into a bank; states beyond their sizes are impossible."""
-    if table.shape[2:] != stored:
-        beyond = [
-            pad for size, whole in zip(table.shape[:1:-1], stored[::-1], strict=True) for pad in (0, whole - size)
-        ]
-        table = torch.nn.functional.pad(table, beyond, value=-torch.inf)
-    banks[stored][:, start : start + table.shape[1]] = table.reshape(*table.shape[:2], -1)
-
-
-def taken(banks: Banks, stored: Sizes, start: int, count: int, sizes: Sizes) -> Tensor:
-    """Read beliefs of tables (R, count, *sizes) from a bank."""
-    table = banks[stored][:, start : start + count].unflatten(-1, stored or (1,))
-    if not sizes:
-        return table.squeeze(-1)
-    for axis, size in enumerate(sizes):
-        table = table.narrow(2 + axis, 0, size)
-    return table
 
 
 def piece_weights(block: Block, weight: Tensor) -> Tensor:
