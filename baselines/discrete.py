@@ -31,8 +31,8 @@ class DiscreteAutoencoder(ABC):
         batch_size: Images in a step.
         learning_rate: Of Adam; falls to zero along a cosine.
         random_state: Seed; networks and minibatches are those of the library's estimator with this seed.
-        as_ours: Take the start of the networks and the cost of rebuilt images from the library's estimator too, so that
-            only the quantiser differs. Without it networks start as torch draws them; the cost is the squared error.
+        as_ours: Take the start of the networks from the library's estimator too, so that only the quantiser differs.
+            Without it networks start as torch draws them.
     """
 
     def __init__(
@@ -96,8 +96,8 @@ class DiscreteAutoencoder(ABC):
         return functional_call(self.decoder, state, (latents.reshape(-1, math.prod(self.grid) * self.code_dim),))
 
     def relative_error(self, rebuilt, rows):
-        """Mean squared error in units of the pixels' variance, or the cost of the library's estimator."""
-        return rebuilding_cost(rebuilt, rows, self.spread, own_noise=self.as_ours)
+        """Mean squared error in units of the pixels' variance."""
+        return rebuilding_cost(rebuilt, rows, self.spread)
 
     def codes_of(self, latents):
         """Numbers of the codewords that latents (n, code_dim) are sent to."""

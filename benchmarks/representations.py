@@ -33,7 +33,7 @@ METHODS = {
     "fsq": "baselines.library_quantizers.FiniteScalar",
     "revived_as_ours": "baselines.library_quantizers.RevivedVQEMA",
 }
-OPTIONS = {"revived_as_ours": {"as_ours": True}}  # our start of the networks and our cost: only the quantiser differs
+OPTIONS = {"revived_as_ours": {"as_ours": True}}  # our start of the networks: only the quantiser differs
 PEERS = ("vqvae", "sqvae", "vq_ema", "vq_ema_revived", "fsq")
 PLAIN = ("vqvae", "sqvae", "vq_ema")  # peers that start from random codewords and revive none
 TIMED_STEPS, TIMED_ROUNDS = 12, 5
@@ -220,7 +220,7 @@ def wae_mmd_over_vae(settings: Settings) -> Record:
 
 
 def quality(name: str) -> dict[str, Case]:
-    """Over all peers; over the plain ones; over the best quantiser with our start and cost, to tell what is whose."""
+    """Over all peers; over the plain ones; over the best quantiser with our start, to tell what is whose."""
     return {
         f"{name}_perplexity": perplexity(name),
         f"{name}_perplexity_over_vqvae": over(name, "perplexity", ("vqvae",), 3.0),

@@ -7,7 +7,7 @@ from scipy.spatial.distance import mahalanobis as one_distance
 
 from otpdag import mechanisms as m
 from otpdag.errors import ModelError
-from otpdag.mechanisms.codebook import copy_gradient, mahalanobis, turn_gradient
+from otpdag.mechanisms.codebook import copy_gradient, mahalanobis
 from otpdag.spaces import Count, Real
 
 
@@ -58,20 +58,6 @@ def test_quantisation_copies_its_gradient():
     (gradient,) = torch.autograd.grad((value * 2).sum(), latents)
     assert torch.equal(gradient, torch.full_like(gradient, 2.0))
     assert torch.equal(copy_gradient(latents, value.detach()), latents + (value.detach() - latents))
-
-
-def test_turned_gradients_stand_to_latents_as_they_stood_to_codewords():
-    generator = torch.Generator().manual_seed(4)
-    latents, codewords, gradient = torch.randn(3, 20, 6, generator=generator, dtype=torch.float64)
-    latents.requires_grad_(True)
-    value = turn_gradient(latents, codewords)
-    assert torch.allclose(value, codewords)
-    (turned,) = torch.autograd.grad((value * gradient).sum(), latents)
-    stretch = codewords.norm(dim=-1) / latents.norm(dim=-1)
-    assert torch.allclose(turned.norm(dim=-1), stretch * gradient.norm(dim=-1))
-    angles = torch.cosine_similarity(turned, latents, dim=-1)
-    assert torch.allclose(angles, torch.cosine_similarity(gradient, codewords, dim=-1))
-    assert torch.isfinite(turn_gradient(torch.zeros(1, 6), codewords[:1].float())).all()
 
 
 def test_latents_lie_around_their_codewords():

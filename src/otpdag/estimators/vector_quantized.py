@@ -86,8 +86,8 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
         divergence: Of the second term; sliced Wasserstein if left out.
         balance: ``"codebook"``: the weights of all positions together are held by one transport problem;
             ``"position"``: every position's own by a problem of its own, as the paper reads it.
-        noise: ``"image"``: what is decoded has a noise scale of its own for every image, at its maximum, so that all
-            images count alike; ``"shared"``: one scale for all, which is the squared error.
+        noise: ``"shared"``: what is decoded has one noise scale for all images, which is the squared error;
+            ``"image"``: one of its own for every image, at its maximum, so that all images count alike.
         warm_up: Share of the steps in which latents are not quantised.
         n_epochs: How often every image is seen, on average.
         batch_size: Images in a step.
@@ -122,13 +122,13 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
         encoder: nn.Module | None = None,
         decoder: nn.Module | None = None,
         eta: float = 1.0,
-        pull: float = 0.25,
+        pull: float = 0.1,
         mixture: float = 0.01,
         eta_r: float = 1.0,
         divergence: AbstractDivergence | None = None,
         balance: Literal["codebook", "position"] = "codebook",
-        noise: Literal["image", "shared"] = "image",
-        warm_up: float = 0.1,
+        noise: Literal["image", "shared"] = "shared",
+        warm_up: float = 0.2,
         n_epochs: int = 100,
         batch_size: int = 32,
         learning_rate: float = 1e-3,

@@ -13,7 +13,7 @@ from otpdag.mechanisms.normal import LOG_SQRT_2PI
 from otpdag.mechanisms.parameters import POSITIVE, SIMPLEX, Parameter, Setting, Support, as_setting
 from otpdag.spaces import Count, Real, Space
 
-__all__ = ["Codebook", "Codes", "Quantized", "mahalanobis", "turn_gradient"]
+__all__ = ["Codebook", "Codes", "Quantized", "copy_gradient", "mahalanobis"]
 
 PACE = 10.0  # how much further than others the optimiser moves codewords
 
@@ -232,32 +232,8 @@ class Quantized(Mechanism):
 
 
 def copy_gradient(latents: Tensor, codewords: Tensor) -> Tensor:
-    """The codewords, with the gradient of the latents."""
+    """The codewords, with the gradient of the latents (van den Oord et al. 2017)."""
     return latents + (codewords - latents).detach()
-
-
-def turn_gradient(latents: Tensor, codewords: Tensor) -> Tensor:
-    r"""The codewords, as the latents (..., D) turned and stretched onto them: gradients turn back with them.
-
-    .. math:: \tilde z = \frac{\|q\|}{\|z\|} \big(z - 2 w w^\top z + 2 \hat q \hat z^\top z\big), \quad
-              w \propto \hat z + \hat q
-
-    with all but the last factors held fixed (the rotation trick, Fifty et al. 2024, https://arxiv.org/abs/2410.06424).
-    Copied gradients are the same for all latents of a codeword; turned ones keep where a latent lies beside it.
-
-    >>> latents, codewords = torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 3.0]])
-    >>> turn_gradient(latents, codewords)
-    tensor([[0., 3.]])
-    """
-    with torch.no_grad():
-        tiny = torch.finfo(latents.dtype).tiny
-        length = torch.linalg.vector_norm(latents, dim=-1, keepdim=True).clamp(min=tiny)
-        target = torch.linalg.vector_norm(codewords, dim=-1, keepdim=True).clamp(min=tiny)
-        of_latent, of_codeword, stretch = latents / length, codewords / target, target / length
-        middle = torch.nn.functional.normalize(of_latent + of_codeword, dim=-1)
-    along = (latents * of_latent).sum(-1, keepdim=True)
-    across = (latents * middle).sum(-1, keepdim=True)
-    return stretch * (latents + 2.0 * (along * of_codeword - across * middle))
 
 
 def mahalanobis(points: Tensor, mean: Tensor, scale: Tensor) -> Tensor:

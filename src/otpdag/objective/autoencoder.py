@@ -25,7 +25,7 @@ from otpdag.divergences.semidiscrete import reverse_gradient, semi_dual
 from otpdag.errors import ModelError
 from otpdag.layers import nearest
 from otpdag.mechanisms import Codebook
-from otpdag.mechanisms.codebook import mahalanobis, turn_gradient
+from otpdag.mechanisms.codebook import copy_gradient, mahalanobis
 from otpdag.noise import Streams
 from otpdag.objective.problem import Moved, Problem
 from otpdag.objective.settings import Objective
@@ -48,10 +48,10 @@ class Codewords:
         warm_up: Share of the steps in which latents are not quantised.
     """
 
-    pull: float = 0.25
+    pull: float = 0.1
     mixture: float = 0.01
     eta_r: float = 1.0
-    warm_up: float = 0.1
+    warm_up: float = 0.2
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ class CodebookProblem(_ImageProblem):
             costs = mahalanobis(at_positions.flatten(0, 1), means, scale * unit.rsqrt())
             codes = nearest(costs)
         chosen = means.detach()[codes].unflatten(0, at_positions.shape[:2])
-        quantized = turn_gradient(at_positions, chosen).transpose(0, 1).flatten(1).unsqueeze(0)
+        quantized = copy_gradient(at_positions, chosen).transpose(0, 1).flatten(1).unsqueeze(0)
         cost = self.rebuilding(naturals, quantized, rows)
         weights = naturals[code]["weights"][0]
         gap = eta * _transport(self, phi, at_positions, costs, naturals)
