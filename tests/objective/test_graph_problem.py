@@ -155,6 +155,35 @@ def test_updates_and_descent_end_alike(name):
     assert updated.loss.item() == pytest.approx(descended.loss.item(), abs=1e-5)
 
 
+def test_lines_with_gaps_are_left_to_updates_alone_and_end_where_descent_does():
+    along, _, start = made(lines)
+    assert along.updates_suffice
+    ended = otp.engine.LBFGS().run(Leg(along, start, 400), lambda progress: False)
+    descended = minimise(along.loss, start, steps=400, tolerance=1e-13)
+    assert bool(ended.converged)
+    assert ended.memory == {}  # no curvature was learned: nothing descended
+    assert ended.loss.item() == pytest.approx(descended.loss.item(), abs=1e-8)
+
+
+@pytest.mark.parametrize("name", ["tables", "mixed", "counts"])
+def test_other_families_are_not_left_to_updates(name):
+    assert not made(ALL[name])[0].updates_suffice
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_what_complete_rows_add_up_to_follows_the_weights(name):
+    """It is kept between updates, and never for other weights."""
+    along, _, start = made(EXACT[name])
+    doubled = torch.ones(1, ROWS, dtype=torch.float64)
+    doubled[:, : ROWS // 2] = 2.0
+    before = along.updated(start)[0]
+    again = along.reweighted(doubled).updated(start)[0]
+    fresh = made(EXACT[name])[0].reweighted(doubled).updated(start)[0]
+    torch.testing.assert_close(again, fresh, rtol=0, atol=0)
+    torch.testing.assert_close(along.updated(start)[0], before, rtol=0, atol=0)
+    assert not torch.allclose(before, again, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", EXACT)
 def test_weights_are_repetitions(name):
     often = np.random.default_rng(5).integers(1, 4, ROWS)

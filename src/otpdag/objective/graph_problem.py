@@ -115,6 +115,16 @@ class GraphProblem(TableRows):
         ]
         return plain and max(sizes, default=0) <= MOST_AT_ONCE
 
+    @property
+    def updates_suffice(self) -> bool:
+        """Whether all families are linear and normal, with gaps as all that is unknown: updates are quick then.
+
+        With hidden nodes they creep, as most of what a row would tell is missing; so do probabilities near zero.
+        """
+        learned = (node for node, names in self.structure.keys.items() if names)
+        linear = not self.structure.graph.hidden and all(family.is_linear for family in self.unplaced.families)
+        return linear and self.has_updates and all(self._has_maximiser(node) for node in learned)
+
     def updated(self, point: Tensor) -> tuple[Tensor, LossTerms]:
         """One step of expectation-maximisation: expected statistics, then each mechanism's own maximiser.
 
