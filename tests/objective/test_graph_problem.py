@@ -171,8 +171,7 @@ def test_other_families_are_not_left_to_updates(name):
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_what_complete_rows_add_up_to_follows_the_weights(name):
-    """It is kept between updates, and never for other weights."""
+def test_updates_follow_the_weights_and_leave_nothing_behind(name):
     along, _, start = made(EXACT[name])
     doubled = torch.ones(1, ROWS, dtype=torch.float64)
     doubled[:, : ROWS // 2] = 2.0

@@ -8,7 +8,7 @@ impossible.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -241,10 +241,3 @@ class Complete:
     rows: Tensor
     code: Tensor | None = field(default=None)
     columns: Tensor | None = field(default=None)
-    _summed: list[tuple[Tensor, Tensor]] = field(default_factory=list, repr=False)
-
-    def summed(self, weight: Tensor, sums: Callable[[Tensor], Tensor]) -> Tensor:
-        """What ``sums`` makes of the weights of these rows, computed once for the same ``weight`` (1 or R, N)."""
-        if not self._summed or self._summed[0][0] is not weight:
-            self._summed[:] = [(weight, sums(weight[:, self.rows]))]
-        return self._summed[0][1]

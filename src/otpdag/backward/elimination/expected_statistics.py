@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -256,12 +256,9 @@ def _state_counts(parts: Sequence[Complete], weight: Tensor, size: int) -> Tenso
     counts = weight.new_zeros(len(weight), size)
     for part in parts:
         if part.code is not None:
-            counts += part.summed(weight, partial(_counts_by_code, part.code, size))
+            for replica in range(len(weight)):
+                counts[replica] += torch.bincount(part.code, weight[replica, part.rows], minlength=size)
     return counts
-
-
-def _counts_by_code(code: Tensor, size: int, weight: Tensor) -> Tensor:
-    return torch.stack([torch.bincount(code, own, minlength=size) for own in weight])
 
 
 def _column_moments(parts: Sequence[Complete], weight: Tensor, family: FamilyView) -> Tensor:
@@ -270,12 +267,8 @@ def _column_moments(parts: Sequence[Complete], weight: Tensor, family: FamilyVie
     moments = weight.new_zeros(len(weight), many, width, width)
     for part in parts:
         if part.columns is not None and part.code is not None:
-            moments += part.summed(weight, partial(_moments_of, part.columns, part.code, many))
+            moments += _moments_by_code(part.columns, part.code, weight[:, part.rows, None], many)[:, :, 0]
     return moments
-
-
-def _moments_of(columns: Tensor, code: Tensor, configurations: int, weight: Tensor) -> Tensor:
-    return _moments_by_code(columns, code, weight.unsqueeze(-1), configurations)[:, :, 0]
 
 
 def _moments_by_code(columns: Tensor, code: Tensor, weight: Tensor, configurations: int) -> Tensor:
