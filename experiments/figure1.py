@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.mixtures import METHODS, ROBUST, Course, Paired, Simulations, simulate
-from otpdag.cli.registry import Run, experiment
+from otpdag.cli.registry import Page, Run, experiment
 
 STEPS = 300
 COLOURS = {
@@ -37,13 +37,14 @@ DIFFERENCES = (
 )
 
 
-def page(folder: Path) -> str:
-    """The summary of a run's final errors."""
+def page(folder: Path) -> Page:
+    """The summary of a run's final errors, and its curves."""
     finals_read = pd.read_csv(folder / "figure1_final.csv")
     summary = pd.read_csv(folder / "figure1_table.csv")
     sims = int(finals_read["simulation"].nunique())
     titles = {case: told.title for case, told in simulate(0, sims=2).cases.items()}
-    return as_markdown(summary, titles, sims) + "\n" + DIFFERENCES + "\n"
+    text = as_markdown(summary, titles, sims) + "\n" + DIFFERENCES
+    return Page(text, {"Mean error of the means by step": draw(pd.read_csv(folder / "figure1.csv"), titles)})
 
 
 @experiment(

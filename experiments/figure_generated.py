@@ -21,8 +21,8 @@ JUDGED = 300
 @experiment("figure-generated", "Faces made from codes that a transformer draws", resumable=True)
 def figure_generated(run: Run) -> None:
     """Fit the auto-encoder, then the prior over its codes; draw, decode and judge."""
-    size = Size.of(run.quick)
-    images = images_of("celeba", size, quick=run.quick)
+    size = Size.of(run.scale)
+    images = images_of("celeba", size, run.scale)
     fitted = fit(run, images, "ours", size)
     codes, held = (np.asarray(fitted.encode(part)) for part in (images.train, images.test))
     say(f"prior over {codes.shape[1]} codes, {size.prior_epochs} epochs")

@@ -14,10 +14,10 @@ ROWS = ("vq_vae", "sq_vae", "ours")
 @experiment("figure-reconstructions", "Images rebuilt from discrete codes, side by side", resumable=True)
 def figure_reconstructions(run: Run) -> None:
     """Draw a sheet for each data set; with ``--resume``, from the fits that Tables 4 and 5 left in the folder."""
-    size = Size.of(run.quick)
+    size = Size.of(run.scale)
     measured = []
     for name in size.datasets:
-        images = images_of(name, size, quick=run.quick)
+        images = images_of(name, size, run.scale)
         chosen = np.random.default_rng([run.seed, 3]).permutation(len(images.test))[:SHOWN]
         rows = [("original", images.test[chosen])]
         for method in ROWS:

@@ -18,7 +18,7 @@ from baselines.sq_vae import SQVAE
 from baselines.vq_vae import VQVAE, VQVAEEMA
 from experiments.image_features import Judge, train_judge
 from otpdag.cli.console import say
-from otpdag.cli.registry import Run
+from otpdag.cli.registry import Page, Run, Scale
 from otpdag.datasets import ImageSet, load_images
 from otpdag.errors import DataError
 from otpdag.estimators import VectorQuantizedAutoencoder
@@ -39,6 +39,16 @@ EARLY = (
     " **A quick run stops long before any method has converged**: it shows that everything works and what an early "
     "stage looks like, and does not stand for the paper's setting."
 )
+SHORTER = (
+    " A run of hours has a part of the images, a fifth of the paper's epochs and networks of half its width: methods "
+    "compare with each other at equal effort, and not with the paper's figures."
+)
+NOTES = {Scale.QUICK: EARLY, Scale.HOURS: SHORTER, Scale.PAPER: ""}
+DIFFERENCES = (
+    "All methods have the same networks, images, epochs and learning rate. The paper's lead over VQ-VAE is mostly that "
+    "of a codebook that is in use: with k-means as its start and idle codewords revived, the moving averages of "
+    "vector-quantize-pytorch use theirs as well, and are the peer to compare with."
+)
 
 
 @dataclass(frozen=True)
@@ -57,11 +67,12 @@ class Size:
     batch: int = 32
 
     @classmethod
-    def of(cls, quick: bool) -> "Size":
-        return QUICK if quick else PAPER
+    def of(cls, scale: Scale) -> "Size":
+        return {Scale.QUICK: QUICK, Scale.HOURS: HOURS, Scale.PAPER: PAPER}[scale]
 
 
 PAPER = Size(train=None, test=None, epochs=100, judge_epochs=10, prior_epochs=50)
+HOURS = Size(train=10_000, test=2000, epochs=20, judge_epochs=10, prior_epochs=10, width=64)
 QUICK = Size(
     train=1500, test=300, epochs=8, judge_epochs=10, prior_epochs=6, datasets=("cifar10", "mnist", "svhn"), width=64
 )
@@ -100,17 +111,17 @@ class Part:
     seconds: float
 
 
-def images_of(name: str, size: Size, *, quick: bool) -> ImageSet:
+def images_of(name: str, size: Size, scale: Scale) -> ImageSet:
     """A data set at 32 x 32 or 64 x 64 pixels: at the paper's size all that is published, if that is at hand."""
-    found = None
-    if not quick:
+    images = None
+    if scale is Scale.PAPER:
         try:
-            found = load_images(name, train=size.train, test=size.test, source="published")
+            images = load_images(name, train=size.train, test=size.test, source="published")
         except DataError as error:
             say(f"{error}. The prepared file is used instead.")
-    if found is None:
-        found = load_images(name, train=size.train, test=size.test, source="prepared")
-    return found.padded(32) if max(found.shape[:2]) < 32 else found
+    if images is None:
+        images = load_images(name, train=size.train, test=size.test, source="prepared")
+    return images.padded(32) if max(images.shape[:2]) < 32 else images
 
 
 def part(run: Run, images: ImageSet, method: str, size: Size) -> Part:
@@ -122,10 +133,10 @@ def part(run: Run, images: ImageSet, method: str, size: Size) -> Part:
     began = time.perf_counter()
     fitted = fit(run, images, method, size)
     seconds = time.perf_counter() - began
-    found = Part(as_bytes(fitted.reconstruct(images.test)), np.asarray(fitted.encode(images.test)), seconds)
-    np.savez_compressed(path, rebuilt=found.rebuilt, codes=found.codes.astype(np.int16), seconds=seconds)
+    made = Part(as_bytes(fitted.reconstruct(images.test)), np.asarray(fitted.encode(images.test)), seconds)
+    np.savez_compressed(path, rebuilt=made.rebuilt, codes=made.codes.astype(np.int16), seconds=seconds)
     checkpoint(run, images, method).unlink(missing_ok=True)
-    return found
+    return made
 
 
 def fit(run: Run, images: ImageSet, method: str, size: Size) -> Autoencoder:
@@ -141,8 +152,7 @@ def fit(run: Run, images: ImageSet, method: str, size: Size) -> Autoencoder:
 
 def checkpoint(run: Run, images: ImageSet, method: str) -> Path:
     """Where a fit keeps its last epoch."""
-    scale = "quick" if run.quick else "paper"
-    return run.folder / "parts" / f"{images.name}-{method}-{scale}-{run.seed}.checkpoint"
+    return run.folder / "parts" / f"{images.name}-{method}-{run.scale}-{run.seed}.checkpoint"
 
 
 def as_bytes(images: np.ndarray) -> Bytes:
@@ -151,10 +161,8 @@ def as_bytes(images: np.ndarray) -> Bytes:
 
 
 def _ours(images: Bytes, size: Size, seed: int, checkpoint: Path) -> Autoencoder:
-    model = VectorQuantizedAutoencoder(
-        size.codes, size.dim, width=size.width, n_epochs=size.epochs, batch_size=size.batch, random_state=seed,
-        device=device(),
-    )  # fmt: skip
+    settings = {"width": size.width, "n_epochs": size.epochs, "batch_size": size.batch, "random_state": seed}
+    model = VectorQuantizedAutoencoder(size.codes, size.dim, **settings, device=device())
     return model.fit(images, checkpoint=checkpoint)
 
 
@@ -184,22 +192,29 @@ METHODS = {
     "sq_vae": Entry("SQ-VAE", _baseline(SQVAE)),
     "ours": Entry("ours", _ours),
 }
+COLOURS = {
+    "vq_vae": "#2f5d9b",
+    "vq_vae_ema": "#6f6f6f",
+    "vq_ema_revived": "#d1762b",
+    "sq_vae": "#a8434b",
+    "ours": "#1f7a46",
+}
 
 
 # --- measurements -----------------------------------------------------------------------------------------
 
 
-def measure(images: ImageSet, found: Part, judge: Judge) -> dict[str, float]:
+def measure(images: ImageSet, made: Part, judge: Judge) -> dict[str, float]:
     """Quality of the reconstructions of the test images, and use of the codes."""
     with torch.no_grad():
-        apart = feature_distance(found.rebuilt, images.test, network=judge.network.layers)
+        apart = feature_distance(made.rebuilt, images.test, network=judge.network.layers)
     return {
-        "ssim": ssim(found.rebuilt, images.test),
-        "psnr": psnr(found.rebuilt, images.test),
+        "ssim": ssim(made.rebuilt, images.test),
+        "psnr": psnr(made.rebuilt, images.test),
         "feature_distance": apart,
-        "frechet_features": frechet_distance(judge.features(found.rebuilt), judge.features(images.test)),
-        "perplexity": code_perplexity(found.codes),
-        "seconds": found.seconds,
+        "frechet_features": frechet_distance(judge.features(made.rebuilt), judge.features(images.test)),
+        "perplexity": code_perplexity(made.codes),
+        "seconds": made.seconds,
     }
 
 
@@ -210,15 +225,32 @@ def compare(run: Run, methods: Sequence[str], size: Size) -> pd.DataFrame:
         say(f"{METHODS[method].title} is left out: it needs {METHODS[method].needs}, of the extra `bench`.")
     rows = []
     for name in size.datasets:
-        images = images_of(name, size, quick=run.quick)
+        images = images_of(name, size, run.scale)
         judge = train_judge(images.train, images.train_labels, epochs=size.judge_epochs, seed=run.seed)
         for method in here:
-            found = part(run, images, method, size)
-            side = round(found.codes.shape[1] ** 0.5)
+            made = part(run, images, method, size)
+            side = round(made.codes.shape[1] ** 0.5)
             about = {"dataset": name, "method": method, "latent": f"{side} x {side}", "train": len(images.train)}
             about |= {"test": len(images.test), "source": images.source, "judge_accuracy": judge.accuracy}
-            rows.append(about | measure(images, found, judge))
+            about |= {"epochs": size.epochs, "batch": size.batch, "codes": size.codes, "scale": str(run.scale)}
+            rows.append(about | measure(images, made, judge))
     return pd.DataFrame(rows)
+
+
+def write(run: Run, name: str, title: str, methods: Sequence[str], paper: Mapping[tuple[str, str], str]) -> None:
+    """Fit the methods to every data set; write what they rebuild as data and as a table."""
+    table = compare(run, methods, Size.of(run.scale))
+    table.to_csv(run.folder / f"{name}.csv", index=False, float_format="%.6g")
+    text = as_markdown(title, table, paper)
+    (run.folder / f"{name}.md").write_text(text)
+    print(text)
+
+
+def page(name: str, title: str, paper: Mapping[tuple[str, str], str], folder: Path) -> Page:
+    """The table from the figures of a run, and the picture of it."""
+    table = pd.read_csv(folder / f"{name}.csv")
+    shows = f"{title}: PSNR, SSIM and perplexity"
+    return Page(as_markdown(title, table, paper) + "\n" + DIFFERENCES, {shows: draw_figures(table)})
 
 
 COLUMNS = {
@@ -231,27 +263,28 @@ COLUMNS = {
 }
 
 
-def as_markdown(title: str, found: pd.DataFrame, size: Size, paper: Mapping[tuple[str, str], str]) -> str:
+def as_markdown(title: str, table: pd.DataFrame, paper: Mapping[tuple[str, str], str]) -> str:
     """The measured table, what stands in for what, and the paper's own figures."""
     sources = "; ".join(
         f"{DATASETS[row.dataset]}: {row.train:,} + {row.test:,} images of {row.source}"
-        for row in found.drop_duplicates("dataset").itertuples()
+        for row in table.drop_duplicates("dataset").itertuples()
     )
     accuracies = ", ".join(
-        f"{DATASETS[row.dataset]} {row.judge_accuracy:.2f}" for row in found.drop_duplicates("dataset").itertuples()
+        f"{DATASETS[row.dataset]} {row.judge_accuracy:.2f}" for row in table.drop_duplicates("dataset").itertuples()
     )
+    about = table.iloc[0]
     lines = [
         f"# {title}",
         "",
-        f"Measured on test images after {size.epochs} epochs in batches of {size.batch}; {size.codes} codes; the same "
-        f"networks, epochs and seed for all methods. {sources}.{EARLY if size.train is not None else ''}",
+        f"Measured on test images after {about['epochs']} epochs in batches of {about['batch']}; {about['codes']} "
+        f"codes; the same networks, epochs and seed for all methods. {sources}.{NOTES[Scale(about['scale'])]}",
         "",
         _header(["data set", "method", "latent size", *(name for name, _ in COLUMNS.values())]),
     ]
-    for row in found.itertuples():
+    for row in table.itertuples():
         cells = [pattern.format(getattr(row, column)) for column, (_, pattern) in COLUMNS.items()]
-        about = [DATASETS[row.dataset], METHODS[row.method].title, row.latent]
-        lines.append(f"| {' | '.join([*about, *cells])} |")
+        names = [DATASETS[row.dataset], METHODS[row.method].title, row.latent]
+        lines.append(f"| {' | '.join([*names, *cells])} |")
     lines += [
         "",
         f"{SUBSTITUTES} Share of held-out training images that the classifier names rightly: {accuracies}.",
@@ -269,6 +302,26 @@ def _header(names: Sequence[str]) -> str:
     return f"| {' | '.join(names)} |\n|---|---|---|{'---:|' * (len(names) - 3)}"
 
 
+def draw_figures(table: pd.DataFrame) -> Figure:
+    """One panel a figure, one line a data set, one dot a method."""
+    shown = {"psnr": "PSNR (dB)", "ssim": "SSIM", "perplexity": "perplexity of codes"}
+    names = list(table["dataset"].unique())
+    figure = Figure(figsize=(10, 1.5 + 0.5 * len(names)), layout="constrained")
+    panels = figure.subplots(1, len(shown), sharey=True)
+    for panel, (column, label) in zip(panels, shown.items(), strict=True):
+        for method, rows in table.groupby("method", sort=False):
+            style = {"color": COLOURS[str(method)], "marker": "D" if method == "ours" else "o", "linestyle": ""}
+            places = [names.index(name) for name in rows["dataset"]]
+            panel.plot(rows[column], places, label=METHODS[str(method)].title, alpha=0.85, **style)
+        panel.set(xlabel=label, ylim=(len(names) - 0.5, -0.5))
+        panel.grid(color="0.92")
+        panel.spines[["top", "right"]].set_visible(False)
+    panels[0].set_yticks(range(len(names)), [DATASETS[name] for name in names])
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9)
+    return figure
+
+
 # --- sheets of images -------------------------------------------------------------------------------------
 
 
@@ -279,10 +332,8 @@ def draw_sheet(rows: Sequence[tuple[str, Bytes]], title: str) -> Figure:
     across, margin, head = 9.0, 1.5, 0.45  # inches: images, names, title
     down = len(rows) * (across * height / width + 0.06)
     figure = Figure(figsize=(margin + across + 0.1, head + down))
-    figure.subplots_adjust(
-        left=margin / (margin + across + 0.1), right=1 - 0.1 / (margin + across + 0.1), bottom=0.0,
-        top=down / (head + down), hspace=0.06 * len(rows) / down,
-    )  # fmt: skip
+    wide = margin + across + 0.1
+    figure.subplots_adjust(margin / wide, 0.0, 1 - 0.1 / wide, down / (head + down), hspace=0.06 * len(rows) / down)
     figure.suptitle(title, fontsize=11)
     panels = figure.subplots(len(rows), 1, squeeze=False)[:, 0]
     for panel, (name, _), strip in zip(panels, rows, strips, strict=True):

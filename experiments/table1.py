@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.bars import QUICK, SETTINGS, Setting, run_setting, settings
+from experiments.bars import Setting, run_setting, settings
 from experiments.topic_models import COLOURS, HASTE, TITLES, label_decades, spread
-from otpdag.cli.registry import Run, experiment
+from otpdag.cli.registry import Page, Run, experiment
 
 STARTS = 5
 MEASURES = {
@@ -50,11 +50,12 @@ DIFFERENCES = (
 )
 
 
-def page(folder: Path) -> str:
-    """The table from the errors of a run's estimates."""
+def page(folder: Path) -> Page:
+    """The table from the errors of a run's estimates, and the picture of it."""
     read = pd.read_csv(folder / "table1.csv")
-    chosen = tuple(one for one in (*SETTINGS, *QUICK) if (read["topics"] == one.topics).any())
-    return report(read, chosen) + "\n" + DIFFERENCES + "\n"
+    chosen = tuple(one for one in (*settings(False), *settings(True)) if (read["topics"] == one.topics).any())
+    text = report(read, chosen) + "\n" + DIFFERENCES
+    return Page(text, {"Errors and run times of topics of documents about bars": draw(read, chosen)})
 
 
 @experiment("table1", "Topics of documents about bars: errors, patterns, alpha and time", resumable=True, page=page)

@@ -1,14 +1,16 @@
 """Tables 2 and 7: coherence and diversity of the topics of three corpora, and their top words."""
 
-from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from threadpoolctl import threadpool_limits
 
 from baselines.base import Array, Estimate
-from experiments.topic_models import COLOURS, HASTE, TITLES, fits, methods, spread
-from otpdag.cli.registry import Run, experiment
+from experiments.topic_models import COLOURS, HASTE, TITLES, methods, ours, spread
+from otpdag.cli.registry import Page, Run, experiment
 from otpdag.datasets import Corpus, corpus
 from otpdag.errors import DataError
 from otpdag.metrics import npmi_coherence, top_words, topic_diversity
@@ -16,6 +18,8 @@ from otpdag.metrics import npmi_coherence, top_words, topic_diversity
 TOPICS, WORDS = 10, 10
 STARTS = 5
 RELEVANCE = 0.6  # the default of otpdag's `top_words`
+TOPIC_END = ";"  # between the lists of words of two topics
+WITH_PAPER_MODE = ("BBC_News",)  # the smallest corpus: from one start, for it takes long
 ITERATIONS = {
     "20NewsGroup": {"em": 50, "svi": 10, "prodlda": 100, "tomotopy": 500},
     "BBC_News": {"em": 50, "svi": 20, "prodlda": 200, "tomotopy": 500},
@@ -44,53 +48,45 @@ PAPER = {
 """Coherence and diversity in per cent, as the paper prints them."""
 
 
-@dataclass(frozen=True)
-class Found:
-    """What was found in one corpus: figures of each start, and the likeliest words of the first start by method."""
+DIFFERENCES = (
+    "Coherence is of the corpora as they are at hand, judged by themselves, while the paper does not say which texts "
+    "it counts pairs of words in; so rows of this run compare with each other, and with the paper's only roughly. "
+    "*Paper mode* is the published practice by our code; the default reads from the documents whether the model's own "
+    "likelihood or the transport of pairs of words suits them."
+)
 
-    text: Corpus
-    figures: pd.DataFrame
-    words: dict[str, list[list[str]]]
+
+def page(folder: Path) -> Page:
+    """Both tables from the figures and top words of a run."""
+    figures, words = pd.read_csv(folder / "table2.csv"), pd.read_csv(folder / "table7_words.csv")
+    text = report(figures, words, []) + "\n" + DIFFERENCES
+    return Page(text, {"Coherence and diversity of topics, a dot each start": draw(figures)})
 
 
-@experiment("table2", "Coherence, diversity and top words of the topics of three corpora", resumable=True)
+@experiment("table2", "Coherence, diversity and top words of the topics of three corpora", resumable=True, page=page)
 def table2(run: Run) -> None:
-    """Fit all corpora; write the figures, the top words, the table and a picture of it."""
+    """Fit all corpora, each fit a part of the run; write figures, top words, the table and a picture after each."""
     texts, missing = available(["BBC_News"] if run.quick else list(PAPER))
     if run.quick:
         texts = {name: shortened(text, 300) for name, text in texts.items()}
-    results = earlier(run, texts) if run.resume else {}
-    for name in [name for name in texts if name not in results]:
-        results[name] = run_corpus(name, texts[name], run.seed, starts=1 if run.quick else STARTS, quick=run.quick)
-        write(run, results, missing)  # what is finished is kept if the run is interrupted
-    print(report(results, missing, quick=run.quick))
+    parts = []
+    for name, text in texts.items():
+        parts.append(run_corpus(run, name, text))
+        write(run, pd.concat(parts, ignore_index=True), missing)
+    print((run.folder / "table2.md").read_text())
 
 
 def available(names: list[str]) -> tuple[dict[str, Corpus], list[str]]:
     """The corpora that are there, before any work is done, and why others are not; an error if none is."""
-    found, missing = {}, []
+    texts, missing = {}, []
     for name in names:
         try:
-            found[name] = corpus(name)
+            texts[name] = corpus(name)
         except DataError as error:
             missing.append(str(error))
-    if not found:
+    if not texts:
         raise DataError(missing[0])
-    return found, missing
-
-
-def earlier(run: Run, texts: dict[str, Corpus]) -> dict[str, Found]:
-    """The corpora that an earlier run has finished."""
-    paths = run.folder / "table2.csv", run.folder / "table7_words.csv"
-    if not all(path.exists() for path in paths):
-        return {}
-    figures, words = (pd.read_csv(path) for path in paths)
-    found = {}
-    for name in [name for name in texts if (figures["corpus"] == name).any()]:
-        top = words[words["corpus"] == name].groupby("method", sort=False)["words"]
-        lists = {str(method): [line.split() for line in lines] for method, lines in top}
-        found[name] = Found(texts[name], figures[figures["corpus"] == name], lists)
-    return found
+    return texts, missing
 
 
 def shortened(text: Corpus, documents: int) -> Corpus:
@@ -100,27 +96,43 @@ def shortened(text: Corpus, documents: int) -> Corpus:
     return Corpus(f"{text.title} (first {documents})", kept, vocabulary, (), (), text.source, text.rebuilt)
 
 
-def run_corpus(name: str, text: Corpus, seed: int, *, starts: int, quick: bool) -> Found:
-    """Fit every method from every start."""
-    rows, words = [], {}
-    chosen = methods(quick, **ITERATIONS[name])
-    for method, start, estimate in fits(text.counts, topics=TOPICS, seed=seed, starts=starts, chosen=chosen):
-        words.setdefault(method, top_words(estimate.params["topics"], text.vocabulary, WORDS))
-        rows.append({"corpus": name, "method": method, "start": start, **measure(text, estimate)})
-    return Found(text, pd.DataFrame(rows), words)
+def run_corpus(run: Run, name: str, text: Corpus) -> pd.DataFrame:
+    """Every method from every start, a row for each: what was fitted, its figures, and its top words."""
+    about = {
+        "corpus": name,
+        "title": text.title,
+        "documents": len(text),
+        "vocabulary": len(text.vocabulary),
+        "rebuilt": text.rebuilt,
+    }
+    chosen = methods(run.quick, **ITERATIONS[name])
+    tried = [(method, start) for start in range(1 if run.quick else STARTS) for method in chosen]
+    if name in WITH_PAPER_MODE and not run.quick:
+        chosen["ours_paper"] = partial(ours, method="paper")
+        tried.append(("ours_paper", 0))
+
+    def fitted(method: str, start: int) -> pd.DataFrame:
+        with threadpool_limits(1):
+            estimate = chosen[method](text.counts, topics=TOPICS, seed=1000 * run.seed + start)
+        words = top_words(estimate.params["topics"], text.vocabulary, WORDS)
+        row = about | {"method": method, "start": start, **measure(text, estimate)}
+        return pd.DataFrame([row | {"words": TOPIC_END.join(" ".join(topic) for topic in words)}])
+
+    parts = [run.part(f"{name}-{method}-{start}", partial(fitted, method, start)) for method, start in tried]
+    return pd.concat(parts, ignore_index=True)
 
 
 def measure(text: Corpus, estimate: Estimate) -> dict[str, float]:
     """Coherence and diversity in per cent, their product as a share, by both rankings of words; and time."""
     topics = estimate.params["topics"]
     rankings = {"": topics, "relevant_": relevance(topics, text)}
-    found = {"seconds": estimate.seconds}
+    figures = {"seconds": estimate.seconds}
     for prefix, weights in rankings.items():
         words = top_words(weights, text.vocabulary, WORDS)
         coherence, diversity = float(npmi_coherence(words, text.documents).mean()), topic_diversity(words)
-        found |= {f"{prefix}coherence": 100 * coherence, f"{prefix}diversity": 100 * diversity}
-        found |= {f"{prefix}product": coherence * diversity}
-    return found
+        figures |= {f"{prefix}coherence": 100 * coherence, f"{prefix}diversity": 100 * diversity}
+        figures |= {f"{prefix}product": coherence * diversity}
+    return figures
 
 
 def relevance(topics: Array, text: Corpus) -> Array:
@@ -129,54 +141,55 @@ def relevance(topics: Array, text: Corpus) -> Array:
     return np.log(np.maximum(topics, 1e-300)) - (1 - RELEVANCE) * np.log(overall)
 
 
-def write(run: Run, results: dict[str, Found], missing: list[str]) -> None:
+def write(run: Run, results: pd.DataFrame, missing: list[str]) -> None:
     """Write all results so far."""
-    figures = pd.concat([found.figures for found in results.values()], ignore_index=True)
+    figures, words = results.drop(columns="words"), words_by_topic(results)
     figures.to_csv(run.folder / "table2.csv", index=False, float_format="%.6g")
-    as_rows(results).to_csv(run.folder / "table7_words.csv", index=False)
-    (run.folder / "table2.md").write_text(report(results, missing, quick=run.quick))
-    draw(results).savefig(run.folder / "table2.png", dpi=150)
+    words.to_csv(run.folder / "table7_words.csv", index=False)
+    (run.folder / "table2.md").write_text(report(figures, words, missing, quick=run.quick))
+    draw(figures).savefig(run.folder / "table2.png", dpi=150)
 
 
-def as_rows(results: dict[str, Found]) -> pd.DataFrame:
-    """A row for each topic of each method of each corpus."""
+def words_by_topic(results: pd.DataFrame) -> pd.DataFrame:
+    """A row for each topic of the first start of each method of each corpus."""
+    first = results[results["start"] == 0]
     rows = [
-        {"corpus": name, "method": method, "topic": number, "words": " ".join(words)}
-        for name, found in results.items()
-        for method, topics in found.words.items()
-        for number, words in enumerate(topics, start=1)
+        {"corpus": row.corpus, "method": row.method, "topic": number, "words": words}
+        for row in first.itertuples()
+        for number, words in enumerate(row.words.split(TOPIC_END), start=1)
     ]
     return pd.DataFrame(rows)
 
 
-def report(results: dict[str, Found], missing: list[str], *, quick: bool = False) -> str:
+def report(figures: pd.DataFrame, words: pd.DataFrame, missing: list[str], *, quick: bool = False) -> str:
     """Both tables, each corpus beside the paper's figures."""
-    starts = max(found.figures["start"].nunique() for found in results.values())
     lines = [
         "# Table 2: coherence and diversity of topics",
         "",
-        f"{TOPICS} topics, {WORDS} top words of each; mean ± standard deviation over starts, {starts} of them. "
+        f"{TOPICS} topics, {WORDS} top words of each; mean ± standard deviation over starts, "
+        f"{figures['start'].nunique()} of them (paper mode: one). "
         "Coherence is gensim's `c_npmi` over the whole corpus, diversity OCTIS's share of distinct words, both in per "
         "cent. All methods see the counts of all documents. The first table of each corpus ranks words by their "
         "probability, as the paper does; the second one, for all methods alike, by their relevance (Sievert & Shirley "
         f"2014, weight {RELEVANCE}), which keeps words out that are frequent everywhere.",
         *(["", HASTE] if quick else []),
     ]
-    for name, found in results.items():
-        size = f"{len(found.text):,} documents, {len(found.text.vocabulary):,} words"
-        lines += ["", f"## {found.text.title}: {size}", ""]
-        if found.text.rebuilt:
+    for name, part in figures.groupby("corpus", sort=False):
+        about = part.iloc[0]
+        lines += ["", f"## {about['title']}: {about['documents']:,} documents, {about['vocabulary']:,} words", ""]
+        if about["rebuilt"]:
             lines += ["A reconstruction of the corpus, close to the one that OCTIS publishes but not equal to it.", ""]
-        lines += _table(found.figures, "")
-        for paper, (coherence, diversity) in PAPER[name].items():
+        lines += _table(part, "")
+        for paper, (coherence, diversity) in PAPER[str(name)].items():
             lines.append(f"| *{paper}, as the paper prints it* | {coherence} | {diversity} | | |")
-        lines += ["", "Words ranked by relevance:", "", *_table(found.figures, "relevant_")]
+        lines += ["", "Words ranked by relevance:", "", *_table(part, "relevant_")]
     lines += [line for reason in missing for line in ("", f"Left out: {reason}.")]
     lines += ["", "# Table 7: likeliest words of otpdag's topics, first start"]
-    for found in results.values():
-        for method in [name for name in found.words if name.startswith("ours")]:
-            lines += ["", f"## {found.text.title}, {TITLES[method]}", ""]
-            lines += [f"{number}. {', '.join(words)}" for number, words in enumerate(found.words[method], start=1)]
+    titles = dict(zip(figures["corpus"], figures["title"], strict=True))
+    ours_only = words[words["method"].str.startswith("ours")]
+    for (name, method), part in ours_only.groupby(["corpus", "method"], sort=False):
+        lines += ["", f"## {titles[name]}, {TITLES[method]}", ""]
+        lines += [f"{row.topic}. {', '.join(row.words.split())}" for row in part.itertuples()]
     return "\n".join(lines) + "\n"
 
 
@@ -190,28 +203,30 @@ def _table(figures: pd.DataFrame, prefix: str) -> list[str]:
     return lines
 
 
-def draw(results: dict[str, Found]) -> Figure:
+def draw(figures: pd.DataFrame) -> Figure:
     """One panel a corpus: coherence and diversity of each start; crosses are the paper's means."""
-    figure = Figure(figsize=(3.6 * max(len(results), 2), 4.0), layout="constrained")
-    axes = figure.subplots(1, len(results), squeeze=False)[0]
+    corpora = figures["corpus"].unique()
+    figure = Figure(figsize=(3.6 * max(len(corpora), 2), 4.0), layout="constrained")
+    axes = figure.subplots(1, len(corpora), squeeze=False)[0]
     same = {"OTP-DAG": "ours", "Batch EM": "em", "SVI": "svi", "Prod LDA": "prodlda"}
-    for ax, (name, found) in zip(axes, results.items(), strict=True):
-        for method in found.words:
-            rows = found.figures[found.figures["method"] == method]
-            label = TITLES[method]
-            ax.plot(rows["coherence"], rows["diversity"], "o", color=COLOURS[method], alpha=0.7, label=label)
+    for ax, name in zip(axes, corpora, strict=True):
+        part = figures[figures["corpus"] == name]
+        for method, rows in part.groupby("method", sort=False):
+            style = {"color": COLOURS[str(method)], "alpha": 0.7, "label": TITLES[str(method)]}
+            ax.plot(rows["coherence"], rows["diversity"], "o", **style)
         for paper, values in PAPER[name].items():
             coherence, diversity = (float(value.split()[0]) for value in values)
             ax.plot(coherence, diversity, "x", color=COLOURS[same[paper]], markersize=8)
         ax.plot([], [], "x", color="0.3", markersize=8, label="crosses: the paper's own figures, same colours")
-        ax.set(xlabel="coherence (c_npmi, %)", title=found.text.title)
+        ax.set(xlabel="coherence (c_npmi, %)", title=part["title"].iloc[0])
         ax.grid(color="0.92")
         ax.set_axisbelow(True)
         ax.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("diversity (%)")
-    low = min(float(np.min(found.figures["diversity"])) for found in results.values())
+    low = float(figures["diversity"].min())
     for ax in axes:
         ax.set_ylim(min(low, 70) - 3, 102)
-    handles, labels = axes[0].get_legend_handles_labels()
+    # the corpus with the most methods names them
+    handles, labels = max((ax.get_legend_handles_labels() for ax in axes), key=lambda known: len(known[1]))
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     return figure

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from experiments.figure_estimates import draw
 from experiments.poisson_chain import METHODS, RANGES, SEQUENCES, STARTS, Size, estimates
-from otpdag.cli.registry import Run, experiment
+from otpdag.cli.registry import Page, Run, experiment
 
 PAPER = {
     "OTP-DAG": ("0.040 ± 0.129", "0.079 ± 0.088", "0.148 ± 0.119", "0.084 ± 0.099", "about 3 min"),
@@ -21,12 +22,13 @@ DIFFERENCES = (
 )
 
 
-def page(folder: Path) -> str:
+def page(folder: Path) -> Page:
     """The table from the estimates of a run."""
     read = pd.read_csv(folder / "estimates.csv")
     paper = read.loc[read["method"] == "paper", "dataset"].nunique()
     sequences = int(read["sequences"].iloc[0]) if "sequences" in read else SEQUENCES
-    return report(read, Size(read["dataset"].nunique(), paper, sequences)) + "\n" + DIFFERENCES + "\n"
+    text = report(read, Size(read["dataset"].nunique(), paper, sequences)) + "\n" + DIFFERENCES
+    return Page(text, {"Distribution of the estimated rates over data sets": draw(read)})
 
 
 @experiment("table3", "Rates of Poisson hidden Markov models: errors and run time", resumable=True, page=page)

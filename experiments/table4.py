@@ -1,6 +1,8 @@
 """Table 4: quality of reconstructions by VQ-VAE and by ours."""
 
-from experiments.representations import Size, as_markdown, compare
+from functools import partial
+
+from experiments.representations import page, write
 from otpdag.cli.registry import Run, experiment
 
 PAPER = {
@@ -15,12 +17,15 @@ PAPER = {
 }
 
 
-@experiment("table4", "Reconstructions from discrete codes: VQ-VAE and ours", resumable=True)
+TITLE = "Table 4: VQ-VAE and ours"
+
+
+@experiment(
+    "table4",
+    "Reconstructions from discrete codes: VQ-VAE and ours",
+    resumable=True,
+    page=partial(page, "table4", TITLE, PAPER),
+)
 def table4(run: Run) -> None:
     """Fit both to every data set and write what they rebuild."""
-    size = Size.of(run.quick)
-    found = compare(run, ("vq_vae", "vq_vae_ema", "vq_ema_revived", "ours"), size)
-    found.to_csv(run.folder / "table4.csv", index=False, float_format="%.6g")
-    text = as_markdown("Table 4: VQ-VAE and ours", found, size, PAPER)
-    (run.folder / "table4.md").write_text(text)
-    print(text)
+    write(run, "table4", TITLE, ("vq_vae", "vq_vae_ema", "vq_ema_revived", "ours"), PAPER)

@@ -1,6 +1,8 @@
 """Table 5: quality of reconstructions by SQ-VAE and by ours."""
 
-from experiments.representations import Size, as_markdown, compare
+from functools import partial
+
+from experiments.representations import page, write
 from otpdag.cli.registry import Run, experiment
 
 PAPER = {
@@ -15,12 +17,15 @@ PAPER = {
 }
 
 
-@experiment("table5", "Reconstructions from discrete codes: SQ-VAE and ours", resumable=True)
+TITLE = "Table 5: SQ-VAE and ours"
+
+
+@experiment(
+    "table5",
+    "Reconstructions from discrete codes: SQ-VAE and ours",
+    resumable=True,
+    page=partial(page, "table5", TITLE, PAPER),
+)
 def table5(run: Run) -> None:
     """Fit both to every data set and write what they rebuild."""
-    size = Size.of(run.quick)
-    found = compare(run, ("sq_vae", "ours"), size)
-    found.to_csv(run.folder / "table5.csv", index=False, float_format="%.6g")
-    text = as_markdown("Table 5: SQ-VAE and ours", found, size, PAPER)
-    (run.folder / "table5.md").write_text(text)
-    print(text)
+    write(run, "table5", TITLE, ("sq_vae", "ours"), PAPER)

@@ -657,7 +657,7 @@ def test_reproduce_has_two_scales(checkout):
     assert "give --quick or --scale paper, not both" in one_line(
         run("reproduce", "--folder", checkout, "figure9", "--quick", "--scale", "paper")
     )
-    assert "'large' is not one of 'quick', 'paper'" in one_line(
+    assert "'large' is not one of 'quick', 'hours', 'paper'" in one_line(
         run("reproduce", "--folder", checkout, "figure9", "--scale", "large")
     )
 
@@ -681,9 +681,10 @@ def test_reproduce_resumes_what_can_be_resumed(checkout):
 
 def test_a_run_goes_on_where_it_was_and_its_results_are_drawn(checkout):
     (checkout / "experiments" / "table6.py").write_text(
-        "import pandas as pd\n\nfrom otpdag.cli.registry import Run, experiment\n\n\n"
+        "import pandas as pd\nfrom matplotlib.figure import Figure\n\n"
+        "from otpdag.cli.registry import Page, Run, experiment\n\n\n"
         "def page(folder):\n"
-        '    return "# Table 6\\n\\n" + str(len(list((folder / "parts").iterdir())))\n\n\n'
+        '    return Page("# Table 6\\n\\n" + str(len(list((folder / "parts").iterdir()))), {"Six": Figure()})\n\n\n'
         '@experiment("table6", "Six parts", resumable=True, page=page)\n'
         "def table6(run: Run) -> None:\n"
         "    def make():\n"
@@ -703,6 +704,10 @@ def test_a_run_goes_on_where_it_was_and_its_results_are_drawn(checkout):
     drawn = (checkout / "docs" / "results.md").read_text()
     assert "## Table 6\n\n1\n" in drawn
     assert "`otpdag reproduce table6 --scale paper --seed 0`" in drawn
+    assert "![Six](results/table6-1.svg)" in drawn
+    picture = (checkout / "docs" / "results" / "table6-1.svg").read_bytes()
+    assert run("reproduce", "--folder", checkout, "all", "--from", checkout / "results").exit_code == 0
+    assert (checkout / "docs" / "results" / "table6-1.svg").read_bytes() == picture  # no date, no chance
     assert "all and --from go together" in one_line(run("reproduce", "--folder", checkout, "all"))
     assert "has none" in one_line(run("reproduce", "--folder", checkout, "all", "--from", checkout))
 

@@ -52,4 +52,4 @@ def test_everything_is_written(tmp_path):
     assert "| weights wrong | ours, robust |" in (tmp_path / "figure1.md").read_text()
     assert (tmp_path / "figure1.png").stat().st_size > 10_000
     # the page of kept results is drawn from the tables alone
-    assert figure1.page(tmp_path).startswith((tmp_path / "figure1.md").read_text())
+    assert figure1.page(tmp_path).text.startswith((tmp_path / "figure1.md").read_text())

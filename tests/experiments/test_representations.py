@@ -8,7 +8,7 @@ import pytest
 
 from experiments import figure_generated, figure_reconstructions, representations, table4, table5
 from experiments.image_features import train_judge
-from otpdag.cli.registry import Run
+from otpdag.cli.registry import Run, Scale, registered
 from otpdag.datasets import ImageSet
 from otpdag.metrics import psnr
 
@@ -61,7 +61,7 @@ def made_up(monkeypatch):
     small = replace(representations.QUICK, datasets=("mnist", "cifar10"), judge_epochs=1, prior_epochs=1, codes=16)
     monkeypatch.setattr(representations, "QUICK", small)
     for module in (representations, figure_reconstructions, figure_generated):
-        monkeypatch.setattr(module, "images_of", lambda name, size, quick: replace(images, name=name))
+        monkeypatch.setattr(module, "images_of", lambda name, size, scale: replace(images, name=name))
     monkeypatch.setattr(figure_generated, "JUDGED", 50)
     return images, fitted
 
@@ -72,18 +72,18 @@ def test_every_method_makes_codes_and_images(method, tmp_path):
         "mnist", *blobs(40, np.random.default_rng(106)), *blobs(10, np.random.default_rng(107)), "made up"
     )
     size = replace(representations.QUICK, epochs=2, codes=8, dim=4, width=8)
-    found = representations.part(Run(tmp_path, seed=101, quick=True), images, method, size)
+    found = representations.part(Run(tmp_path, seed=101, scale=Scale.QUICK), images, method, size)
     assert found.rebuilt.shape == images.test.shape
     assert found.codes.shape == (10, 64)
     assert found.codes.max() < 8
     assert [path.suffix for path in (tmp_path / "parts").iterdir()] == [".npz"]  # no checkpoint is left
-    again = representations.part(Run(tmp_path, seed=101, quick=True, resume=True), images, method, size)
+    again = representations.part(Run(tmp_path, seed=101, scale=Scale.QUICK, resume=True), images, method, size)
     np.testing.assert_array_equal(again.rebuilt, found.rebuilt)
 
 
 def test_tables_are_measured_written_and_resumed(made_up, tmp_path):
     images, fitted = made_up
-    table4.table4(Run(tmp_path, seed=101, quick=True))
+    table4.table4(Run(tmp_path, seed=101, scale=Scale.QUICK))
     assert fitted == ["vq_vae", "vq_vae_ema", "vq_ema_revived", "ours"] * 2
     found = pd.read_csv(tmp_path / "table4.csv")
     assert found["latent"].unique().tolist() == ["8 x 8"]
@@ -94,30 +94,33 @@ def test_tables_are_measured_written_and_resumed(made_up, tmp_path):
     text = (tmp_path / "table4.md").read_text()
     assert "| CIFAR10 | VQ-VAE | 8 x 8 | 0.70 | 23.14 | 0.35 | 77.3 | 69.8 |" in text  # the paper's
     assert "80 + 60 images of made up" in text
-    table5.table5(Run(tmp_path, seed=101, quick=True, resume=True))
+    page = registered()["table4"].page(tmp_path)
+    assert page.text.startswith(text)
+    assert len(page.pictures) == 1
+    table5.table5(Run(tmp_path, seed=101, scale=Scale.QUICK, resume=True))
     assert "feature distance (not LPIPS)" in text
     assert fitted[8:] == ["sq_vae"] * 2  # ours was there
-    table5.table5(Run(tmp_path, seed=102, quick=True, resume=True))
+    table5.table5(Run(tmp_path, seed=102, scale=Scale.QUICK, resume=True))
     assert len(fitted) == 14  # another seed is another run
 
 
 def test_a_method_whose_library_is_missing_is_left_out(made_up, tmp_path, monkeypatch, capsys):
     absent = replace(representations.METHODS["vq_ema_revived"], needs="no_such_library")
     monkeypatch.setitem(representations.METHODS, "vq_ema_revived", absent)
-    table4.table4(Run(tmp_path, seed=103, quick=True))
+    table4.table4(Run(tmp_path, seed=103, scale=Scale.QUICK))
     assert made_up[1] == ["vq_vae", "vq_vae_ema", "ours"] * 2
     assert "it needs no_such_library, of the extra `bench`" in " ".join(capsys.readouterr().err.split())
 
 
 def test_sheets_of_reconstructions_are_drawn(made_up, tmp_path):
-    figure_reconstructions.figure_reconstructions(Run(tmp_path, seed=101, quick=True))
+    figure_reconstructions.figure_reconstructions(Run(tmp_path, seed=101, scale=Scale.QUICK))
     for name in ("mnist", "cifar10"):
         assert (tmp_path / f"figure_reconstructions_{name}.png").stat().st_size > 5_000
     assert len(pd.read_csv(tmp_path / "figure_reconstructions.csv")) == 2 * 3 * 12
 
 
 def test_generated_images_are_drawn_and_judged(made_up, tmp_path):
-    figure_generated.figure_generated(Run(tmp_path, seed=101, quick=True))
+    figure_generated.figure_generated(Run(tmp_path, seed=101, scale=Scale.QUICK))
     assert (tmp_path / "figure_generated.png").stat().st_size > 5_000
     found = pd.read_csv(tmp_path / "figure_generated.csv").set_index("images")["nats_per_code"]
     assert found["from the prior"] < found["each position by itself"]  # patches of a square go together

@@ -8,7 +8,7 @@ import pytest
 
 from baselines.base import Estimate
 from experiments import bars, figure_convergence, figure_topics, table1, table2, topic_models
-from otpdag.cli.registry import Run, registered
+from otpdag.cli.registry import Run, Scale, registered
 from otpdag.datasets import Corpus
 from otpdag.errors import DataError
 from otpdag.estimators import LatentDirichletAllocation
@@ -64,17 +64,17 @@ def test_measures_of_a_perfect_estimate(two_methods):
 
 
 def test_table_1_is_written_and_can_be_resumed(two_methods, tmp_path, monkeypatch):
-    table1.table1(Run(tmp_path, seed=0, quick=True))
+    table1.table1(Run(tmp_path, seed=0, scale=Scale.QUICK))
     rows = pd.read_csv(tmp_path / "table1.csv")
     assert set(zip(rows["method"], rows["start"], strict=True)) == {("ours", 0), ("ours", 1), ("em", 0), ("em", 1)}
     text = (tmp_path / "table1.md").read_text()
     assert "| otpdag | 0.0000 ± 0.0000 |" in text
     assert topic_models.HASTE in text
     assert (tmp_path / "table1.png").stat().st_size > 5000
-    assert "as the paper prints it" not in table1.page(tmp_path)  # a quick run has no setting of the paper's
-    assert table1.page(tmp_path).startswith("# Table 1")
+    assert "as the paper prints it" not in table1.page(tmp_path).text  # a quick run has no setting of the paper's
+    assert table1.page(tmp_path).text.startswith("# Table 1")
     monkeypatch.setattr(table1, "run_setting", None)  # would fail if it were called
-    table1.table1(Run(tmp_path, seed=0, quick=True, resume=True))
+    table1.table1(Run(tmp_path, seed=0, scale=Scale.QUICK, resume=True))
     assert (tmp_path / "table1.md").read_text() == text
 
 
@@ -91,7 +91,7 @@ def test_the_paper_s_figures_are_labelled_as_its_own():
 
 
 def test_topics_are_drawn_in_the_order_of_the_truth(two_methods, tmp_path):
-    figure_topics.figure_topics(Run(tmp_path, seed=0, quick=True))
+    figure_topics.figure_topics(Run(tmp_path, seed=0, scale=Scale.QUICK))
     rows = pd.read_csv(tmp_path / "figure_topics_4.csv")
     truth, ours = (rows[rows["method"] == name].filter(like="word_").to_numpy() for name in ("truth", "ours"))
     np.testing.assert_allclose(ours, truth)
@@ -102,13 +102,14 @@ def test_topics_are_drawn_in_the_order_of_the_truth(two_methods, tmp_path):
 
 def test_convergence_is_followed(two_methods, tmp_path, monkeypatch):
     monkeypatch.setattr(topic_models, "ours", truth_finder)
-    figure_convergence.figure_convergence(Run(tmp_path, seed=0, quick=True))
+    figure_convergence.figure_convergence(Run(tmp_path, seed=0, scale=Scale.QUICK))
     rows = pd.read_csv(tmp_path / "figure_convergence.csv")
     ours = rows[rows["method"] == "ours"]
     assert {100, 200, 300} <= set(ours["iteration"])
     np.testing.assert_allclose(ours["bars"], 1.0)
     assert rows.loc[rows["method"] == "em", "bars"].tolist() == [0.0]
     assert (tmp_path / "figure_convergence.png").stat().st_size > 5000
+    assert SMALL.title in figure_convergence.page(tmp_path).text
     assert (tmp_path / "figure_convergence_patterns.png").stat().st_size > 2000
 
 
@@ -136,6 +137,7 @@ def test_table_2_is_written_and_can_be_resumed(texts, tmp_path, monkeypatch):
         return Estimate({"topics": found / found.sum(1, keepdims=True)}, np.zeros(1), seconds=1.0)
 
     monkeypatch.setattr(table2, "methods", lambda quick, **_: {"ours": two_subjects, "em": flat})
+    monkeypatch.setattr(table2, "WITH_PAPER_MODE", ())
     table2.table2(Run(tmp_path, seed=0))
     rows = pd.read_csv(tmp_path / "table2.csv")
     assert len(rows) == 3 * 2 * table2.STARTS
@@ -148,7 +150,10 @@ def test_table_2_is_written_and_can_be_resumed(texts, tmp_path, monkeypatch):
     assert "1. a, b, c, d, e, f, g, h, i, j" in text
     assert text.count("Words ranked by relevance:") == 3
     assert (tmp_path / "table2.png").stat().st_size > 5000
-    monkeypatch.setattr(table2, "run_corpus", None)  # would fail if it were called
+    page = table2.page(tmp_path)
+    assert page.text.startswith(text)
+    assert len(page.pictures) == 1
+    monkeypatch.setattr(table2, "methods", lambda quick, **_: {"ours": None, "em": None})  # would fail if called
     table2.table2(Run(tmp_path, seed=0, resume=True))
     assert (tmp_path / "table2.md").read_text() == text
 

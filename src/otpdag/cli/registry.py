@@ -17,8 +17,9 @@ import importlib
 import os
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,22 +27,38 @@ from otpdag.errors import ModelError
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
-__all__ = ["Experiment", "Run", "discover", "experiment", "find_folder", "named_folder", "registered"]
+__all__ = ["Experiment", "Page", "Run", "Scale", "discover", "experiment", "find_folder", "named_folder", "registered"]
+
+
+class Scale(StrEnum):
+    """How large an experiment is: minutes on two cores, a few hours on them, or what the paper has.
+
+    An experiment that ends at the paper's size within hours has that for both.
+    """
+
+    QUICK = "quick"
+    HOURS = "hours"
+    PAPER = "paper"
 
 
 @dataclass(frozen=True)
 class Run:
     """What an experiment is told: where results go, the seed, its size, and whether to go on with an earlier run.
 
-    ``quick`` asks for a small version, minutes on two cores; without it the experiment has the paper's size. ``resume``
-    allows to use the parts that an interrupted run left in the folder.
+    ``resume`` allows to use the parts that an interrupted run left in the folder.
     """
 
     folder: Path
     seed: int = 0
-    quick: bool = False
+    scale: Scale = Scale.PAPER
     resume: bool = False
+
+    @property
+    def quick(self) -> bool:
+        """Whether the small version is asked for."""
+        return self.scale is Scale.QUICK
 
     def part(self, name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
         """A finished part of the run, from ``parts/NAME.csv`` if the run goes on and has it; made and kept otherwise.
@@ -61,6 +78,14 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Page:
+    """What an earlier run's data say: Markdown, and pictures by what they show."""
+
+    text: str
+    pictures: Mapping[str, Figure] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Experiment:
     """One table or figure; a resumable one keeps finished parts in its folder, and ``page`` tells what is in one."""
 
@@ -68,18 +93,18 @@ class Experiment:
     title: str
     run: Callable[[Run], None]
     resumable: bool = False
-    page: Callable[[Path], str] | None = None
+    page: Callable[[Path], Page] | None = None
 
 
 _REGISTRY: dict[str, Experiment] = {}
 
 
 def experiment(
-    name: str, title: str, *, resumable: bool = False, page: Callable[[Path], str] | None = None
+    name: str, title: str, *, resumable: bool = False, page: Callable[[Path], Page] | None = None
 ) -> Callable[[Callable[[Run], None]], Callable[[Run], None]]:
     """Register a function as the experiment ``name``; use it as a decorator.
 
-    ``page`` makes Markdown from the data of an earlier run's folder, for ``otpdag reproduce all --from FOLDER``.
+    ``page`` draws what is in an earlier run's folder, for ``otpdag reproduce all --from FOLDER``.
     """
 
     def register(run: Callable[[Run], None]) -> Callable[[Run], None]:

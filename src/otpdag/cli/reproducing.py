@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -11,20 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 from otpdag.cli.console import LONGEST_SEED, check_folder, note_written, out, say, warn
-from otpdag.cli.registry import Experiment, Run, discover, find_folder, named_folder, registered
-from otpdag.cli.results import check_same_run, results_page, write_run
+from otpdag.cli.registry import Experiment, Run, Scale, discover, find_folder, named_folder, registered
+from otpdag.cli.results import check_same_run, results_page, write_picture, write_run
 from otpdag.errors import ModelError
 from otpdag.files import make_folder
 from otpdag.printable import printable
 
 __all__ = ["reproduce"]
-
-
-class Scale(StrEnum):
-    """How large an experiment is."""
-
-    QUICK = "quick"
-    PAPER = "paper"
 
 
 def reproduce(
@@ -36,7 +28,8 @@ def reproduce(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=LONGEST_SEED, help="Determines the run.")] = 0,
     scale: Annotated[
-        Scale | None, typer.Option("--scale", help="The paper's size (the default), or a small one of minutes.")
+        Scale | None,
+        typer.Option("--scale", help="The paper's size (the default), one of hours, or one of minutes."),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Short for --scale quick.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")] = False,
@@ -66,14 +59,14 @@ def reproduce(
         where = "no experiments were found" if not known else f"there are {', '.join(known)}"
         broken = f"; {name} cannot be imported: {failed[name]}" if name in failed else ""
         raise ModelError(f"there is no experiment {name!r}: {where}{broken}")
-    if quick and scale is Scale.PAPER:
-        raise ModelError("give --quick or --scale paper, not both")
+    if quick and scale not in (None, Scale.QUICK):
+        raise ModelError(f"give --quick or --scale {scale}, not both")
     if resume and not known[name].resumable:
         raise ModelError(f"{name} keeps no parts to resume from; run it again without --resume")
     target = out_folder or Path("runs") / name
     check_folder(target, force=force or resume)
     with make_folder(target):  # which goes again if nothing came of it
-        _run(known[name], Run(target, seed, quick or scale is Scale.QUICK, resume))
+        _run(known[name], Run(target, seed, Scale.QUICK if quick else scale or Scale.PAPER, resume))
     say(f"results are in {target}")
 
 
@@ -90,9 +83,14 @@ def _run(chosen: Experiment, run: Run) -> None:
 
 
 def _draw(source: Path, target: Path, known: dict[str, Experiment]) -> None:
-    page = results_page(source, known)
+    pictures = target.with_suffix("")
+    page = results_page(source, known, pictures=pictures.name)
+    if page.pictures:
+        pictures.mkdir(parents=True, exist_ok=True)
+    for name, picture in page.pictures.items():
+        write_picture(picture, pictures / f"{name}.svg")
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(page)
+    target.write_text(page.text)
     say(f"{target} shows the results in {source}")
 
 

@@ -7,26 +7,38 @@ import platform
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from otpdag.cli.registry import Experiment, Run
+from otpdag.cli.registry import Experiment, Page, Run
 from otpdag.errors import DataError, ModelError
 
-__all__ = ["check_same_run", "results_page", "write_run"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["check_same_run", "results_page", "write_picture", "write_run"]
 
 ABOUT = "run.json"
+HEAD = (
+    "# Results\n\n"
+    "Drawn by `otpdag reproduce all --from results` from the data in `results/`, without running anything. Figures\n"
+    "that the paper prints are quoted as such; all others were measured by the commands that are named."
+)
+SIZES = {
+    "paper": "the paper's size",
+    "hours": "the largest size that two cores end within hours, not the paper's",
+    "quick": "a small size, not the paper's",
+}
 PACKAGES = ("otpdag", "torch", "numpy", "scipy", "scikit-learn", "pandas", "hmmlearn", "tomotopy")
 
 
 def about(name: str, run: Run) -> dict[str, Any]:
     """What determines a run, the command that repeats it, and the versions that it ran with."""
-    scale = "quick" if run.quick else "paper"
     versions = {"python": platform.python_version()} | {package: _version(package) for package in PACKAGES}
     return {
         "experiment": name,
         "seed": run.seed,
-        "scale": scale,
-        "command": f"otpdag reproduce {name} --scale {scale} --seed {run.seed}",
+        "scale": str(run.scale),
+        "command": f"otpdag reproduce {name} --scale {run.scale} --seed {run.seed}",
         "versions": {package: known for package, known in versions.items() if known},
     }
 
@@ -65,30 +77,43 @@ def _read(folder: Path) -> dict[str, Any]:
     return read
 
 
-def results_page(folder: Path, known: Mapping[str, Experiment]) -> str:
-    """One page of all results in the folders of ``folder``, in the order of their names."""
+def results_page(folder: Path, known: Mapping[str, Experiment], *, pictures: str) -> Page:
+    """One page of all results in the folders of ``folder``, in the order of their names.
+
+    Its pictures, by the names of their files, are shown from the folder ``pictures`` beside the page.
+    """
     runs = sorted(path.parent for path in folder.glob(f"*/{ABOUT}"))
     if not runs:
         raise DataError(f"--from must name a folder of runs, each with {ABOUT}; {str(folder)!r} has none")
-    lines = [
-        "# Results",
-        "",
-        "Drawn by `otpdag reproduce all --from results` from the data in `results/`, without running anything. Figures",
-        "that the paper prints are quoted as such; all others were measured by the commands that are named.",
-    ]
+    parts, drawn = [HEAD], {}
     for path in runs:
         read = _read(path)
         chosen = known.get(str(read.get("experiment")))
         if chosen is None or chosen.page is None:
             raise ModelError(f"{path} was made by {read.get('experiment')!r}, which draws no page of its results")
-        versions = ", ".join(f"{package} {number}" for package, number in read.get("versions", {}).items())
-        lines += ["", chosen.page(path).strip(), ""]
-        size = "the paper's size" if read.get("scale") == "paper" else "a small size, not the paper's"
-        state = "" if read.get("finished") else " It was not finished."
-        lines += [f"*Run at {size}, by `{read.get('command')}` with {versions}.{state}*"]
-    # the page has one title; those of tables stand below it
-    body = "\n".join(lines[5:])
-    return "\n".join(lines[:5]) + "\n" + _lowered(body) + "\n"
+        made = chosen.page(path)
+        parts.append(_lowered(made.text.strip()))
+        for number, (shows, picture) in enumerate(made.pictures.items(), start=1):
+            drawn[f"{chosen.name}-{number}"] = picture
+            parts.append(f"![{shows}]({pictures}/{chosen.name}-{number}.svg)")
+        parts.append(_how(read))
+    return Page("\n\n".join(parts) + "\n", drawn)
+
+
+def _how(read: Mapping[str, Any]) -> str:
+    """How large a run was, and how to repeat it."""
+    versions = ", ".join(f"{package} {number}" for package, number in read.get("versions", {}).items())
+    state = "" if read.get("finished") else " It was not finished."
+    size = SIZES.get(read.get("scale", ""), "some size")
+    return f"*Run at {size}, by `{read.get('command')}` with {versions}.{state}*"
+
+
+def write_picture(picture: Figure, path: Path) -> None:
+    """Write a picture as SVG, the same bytes whenever it shows the same."""
+    import matplotlib as mpl  # not needed by those who only ask for help
+
+    with mpl.rc_context({"svg.hashsalt": path.stem, "svg.fonttype": "path"}):
+        picture.savefig(path, metadata={"Date": None})
 
 
 def _lowered(text: str) -> str:
