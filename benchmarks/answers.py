@@ -88,9 +88,17 @@ def coverage(settings: Settings) -> Record:
     shares = {f"{name}_coverage": float(np.mean(own)) for name, own in held.items()}
     covered = float(np.mean([one for own in held.values() for one in own]))
     return {
-        "ratio": covered, "ours": covered, "oracle": LEVEL, "low": 0.87, "high": 0.93, "sets": sets,
-        "rows": COVERAGE_ROWS, **shares, "seconds": float(np.mean(seconds)), "oracle_seconds": 0.0,
-    }  # fmt: skip
+        "ratio": covered,
+        "ours": covered,
+        "oracle": LEVEL,
+        "low": 0.87,
+        "high": 0.93,
+        "sets": sets,
+        "rows": COVERAGE_ROWS,
+        **shares,
+        "seconds": float(np.mean(seconds)),
+        "oracle_seconds": 0.0,
+    }
 
 
 def _intervals(result: otp.FitResult) -> pd.DataFrame:
@@ -134,10 +142,18 @@ def effects(settings: Settings) -> Record:
         waited.append(other)
     error, oracle = (float(np.sqrt(np.mean(np.square(values)))) for values in (ours, theirs))
     return {
-        "ratio": error / oracle, "limit": 1.1, "ours": error, "oracle": oracle, "coverage": float(np.mean(held)),
-        "coverage_low": 0.87, "coverage_high": 0.93, "sets": sets, "rows": EFFECT_ROWS,
-        "seconds": float(np.mean(spent)), "oracle_seconds": float(np.mean(waited)),
-    }  # fmt: skip
+        "ratio": error / oracle,
+        "limit": 1.1,
+        "ours": error,
+        "oracle": oracle,
+        "coverage": float(np.mean(held)),
+        "coverage_low": 0.87,
+        "coverage_high": 0.93,
+        "sets": sets,
+        "rows": EFFECT_ROWS,
+        "seconds": float(np.mean(spent)),
+        "oracle_seconds": float(np.mean(waited)),
+    }
 
 
 def _confounded(generator: np.random.Generator) -> pd.DataFrame:
@@ -198,9 +214,15 @@ def select(settings: Settings) -> Record:
         waited.append(other)
     share = float(np.mean(chosen))
     return {
-        "ratio": 1 - share, "limit": 0.1, "ours": share, "oracle": float(np.mean(possible)), "sets": sets,
-        "rows": SELECT_ROWS, "seconds": float(np.mean(seconds)), "oracle_seconds": float(np.mean(waited)),
-    }  # fmt: skip
+        "ratio": 1 - share,
+        "limit": 0.1,
+        "ours": share,
+        "oracle": float(np.mean(possible)),
+        "sets": sets,
+        "rows": SELECT_ROWS,
+        "seconds": float(np.mean(seconds)),
+        "oracle_seconds": float(np.mean(waited)),
+    }
 
 
 ITEMS, LEVELS = 8, 3
@@ -266,9 +288,14 @@ def query(settings: Settings) -> Record:
         waited.append(other)
     worst = max(gaps)
     return {
-        "ratio": worst, "limit": 1e-8, "ours": worst, "oracle": 0.0, "queries": len(gaps),
-        "seconds": float(np.mean(spent)), "oracle_seconds": float(np.mean(waited)),
-    }  # fmt: skip
+        "ratio": worst,
+        "limit": 1e-8,
+        "ours": worst,
+        "oracle": 0.0,
+        "queries": len(gaps),
+        "seconds": float(np.mean(spent)),
+        "oracle_seconds": float(np.mean(waited)),
+    }
 
 
 def network_model(network: DiscreteNetwork) -> otp.Model:

@@ -17,18 +17,37 @@ EMPTIED = 0.1
 LABELS: dict[str, dict[str, str]] = {
     # codes of answers and kinds are categories, ages, incomes and measurements numbers, "how many" near zero counts
     "statsmodels.anes96": {
-        "popul": NUMBER, "TVnews": CATEGORY, "selfLR": CATEGORY, "ClinLR": CATEGORY, "PID": CATEGORY, "age": NUMBER,
-        "educ": CATEGORY, "income": NUMBER, "vote": CATEGORY, "logpopul": NUMBER,
+        "popul": NUMBER,
+        "TVnews": CATEGORY,
+        "selfLR": CATEGORY,
+        "ClinLR": CATEGORY,
+        "PID": CATEGORY,
+        "age": NUMBER,
+        "educ": CATEGORY,
+        "income": NUMBER,
+        "vote": CATEGORY,
+        "logpopul": NUMBER,
     },
     "statsmodels.fair": {
-        "rate_marriage": CATEGORY, "age": NUMBER, "yrs_married": NUMBER, "religious": CATEGORY, "educ": NUMBER,
-        "occupation": CATEGORY, "occupation_husb": CATEGORY, "affairs": NUMBER,
+        "rate_marriage": CATEGORY,
+        "age": NUMBER,
+        "yrs_married": NUMBER,
+        "religious": CATEGORY,
+        "educ": NUMBER,
+        "occupation": CATEGORY,
+        "occupation_husb": CATEGORY,
+        "affairs": NUMBER,
     },
     "statsmodels.ccard": {"AVGEXP": NUMBER, "AGE": NUMBER, "INCOME": NUMBER, "OWNRENT": CATEGORY},
     "statsmodels.cpunish": {"INCOME": NUMBER, "PERPOVERTY": NUMBER, "SOUTH": CATEGORY},
     "statsmodels.macrodata": {"year": NUMBER, "quarter": CATEGORY, "realgdp": NUMBER, "infl": NUMBER},
     "statsmodels.modechoice": {
-        "mode": CATEGORY, "choice": CATEGORY, "ttme": NUMBER, "invc": NUMBER, "invt": NUMBER, "hinc": NUMBER,
+        "mode": CATEGORY,
+        "choice": CATEGORY,
+        "ttme": NUMBER,
+        "invc": NUMBER,
+        "invt": NUMBER,
+        "hinc": NUMBER,
     },
     "statsmodels.nile": {"volume": NUMBER},
     "statsmodels.randhie": {"mdvis": COUNT, "lncoins": NUMBER, "idp": CATEGORY, "lpi": NUMBER, "disea": NUMBER},
@@ -40,7 +59,7 @@ LABELS: dict[str, dict[str, str]] = {
     "sklearn.breast_cancer": {"mean radius": NUMBER, "mean concavity": NUMBER, "target": CATEGORY},
     "sklearn.wine": {"magnesium": NUMBER, "proline": NUMBER, "hue": NUMBER, "target": CATEGORY},
     "sklearn.diabetes": {"age": NUMBER, "sex": CATEGORY, "s1": NUMBER, "s4": NUMBER},
-}  # fmt: skip
+}
 """What a careful reader of the tables' descriptions would take the columns for; 63 of them."""
 
 
@@ -57,9 +76,15 @@ def types(settings: Settings) -> Record:
             if any(column_type(_emptied(frame[name], settings, repeat)).kind != decided for repeat in _sets(settings)):
                 changed.append(f"{source} {name}")
     return {
-        "ratio": len({*(line.split(":")[0] for line in wrong), *changed}) / columns, "ours": len(wrong),
-        "oracle": 0, "columns": columns, "wrong": wrong, "changed": changed, "seconds": 0.0, "oracle_seconds": 0.0,
-    }  # fmt: skip
+        "ratio": len({*(line.split(":")[0] for line in wrong), *changed}) / columns,
+        "ours": len(wrong),
+        "oracle": 0,
+        "columns": columns,
+        "wrong": wrong,
+        "changed": changed,
+        "seconds": 0.0,
+        "oracle_seconds": 0.0,
+    }
 
 
 def table(source: str) -> pd.DataFrame:

@@ -31,9 +31,18 @@ def coverage(problem: Problem, settings: Settings) -> Record:
         held += _held(problem, truth, model.params(), table)
     covered = float(np.mean(held))
     return {
-        "ratio": covered, "ours": covered, "oracle": LEVEL, "low": 0.85, "high": 0.95, "sets": sets, "rows": ROWS,
-        "draws": DRAWS, "parameters": len(held), "seconds": float(np.mean(seconds)), "oracle_seconds": 0.0,
-    }  # fmt: skip
+        "ratio": covered,
+        "ours": covered,
+        "oracle": LEVEL,
+        "low": 0.85,
+        "high": 0.95,
+        "sets": sets,
+        "rows": ROWS,
+        "draws": DRAWS,
+        "parameters": len(held),
+        "seconds": float(np.mean(seconds)),
+        "oracle_seconds": 0.0,
+    }
 
 
 def _held(problem: Problem, truth: Truth, params: Truth, table) -> list[bool]:

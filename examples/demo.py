@@ -76,8 +76,10 @@ def judge(model: otp.Model, data: pd.DataFrame, complete: pd.DataFrame) -> None:
     load = drawn.mean()
     console.print(f"Hidden load: correlation {load.corr(complete['load']):.2f} with the load that the rows came from.")
     low, high = drawn.quantile(0.05)[0], drawn.quantile(0.95)[0]
-    shown = ", ".join(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
-                      for name, value in data.loc[0].dropna().items())  # fmt: skip
+    shown = ", ".join(
+        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in data.loc[0].dropna().items()
+    )
     console.print(f"First day ({shown}): load {load[0]:.2f}, between {low:.2f} and {high:.2f} with 90 % probability.")
     filled, gap = model.impute(data, seed=0), data["price"].isna()
     error = (filled["price"] - complete["price"])[gap].pow(2).mean() ** 0.5

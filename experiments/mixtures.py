@@ -119,9 +119,12 @@ def baseline(fit: Callable[..., Estimate]) -> Callable[[Simulations, Told, int, 
     def run(given: Simulations, told: Told, steps: int, seed: int) -> Course:
         sims, starts = given.starts.shape[:2]
         found = fit(
-            np.repeat(given.data, starts, 0), means=given.starts.reshape(-1, 2, 2), steps=steps,
-            variances=np.repeat(_variances(given, told), starts, 0), weights=np.repeat(told.weights, starts, 0),
-        )  # fmt: skip
+            np.repeat(given.data, starts, 0),
+            means=given.starts.reshape(-1, 2, 2),
+            steps=steps,
+            variances=np.repeat(_variances(given, told), starts, 0),
+            weights=np.repeat(told.weights, starts, 0),
+        )
         judged = np.where(found.failed | ~np.isfinite(found.objective), -np.inf, found.objective)
         kept = np.arange(sims) * starts + judged.reshape(sims, starts).argmax(-1)
         return Course(matched_errors(given.means, found.history["means"][:, kept], steps), found.failed[kept])

@@ -12,8 +12,16 @@ LARGEST = 300  # counts beyond have no mass worth counting in the benchmark's da
 
 def count_gap_ml(frame: pd.DataFrame, truth: Truth, largest: int = LARGEST) -> Truth:
     """Climb from the truth; ``a`` and ``c`` are normal and complete, ``b`` is Poisson with NaN where unknown."""
-    start = np.array([truth["b"]["log_rate"], truth["b"]["weight"][0], truth["c"]["loc"], truth["c"]["weight"][0],
-                      np.log(truth["c"]["scale"])], dtype=float)  # fmt: skip
+    start = np.array(
+        [
+            truth["b"]["log_rate"],
+            truth["b"]["weight"][0],
+            truth["c"]["loc"],
+            truth["c"]["weight"][0],
+            np.log(truth["c"]["scale"]),
+        ],
+        dtype=float,
+    )
     options = {"maxiter": 2000, "ftol": 1e-14, "gtol": 1e-9}
     found = minimize(loss, start, args=(frame, largest), jac=True, method="L-BFGS-B", options=options).x
     return {
