@@ -85,8 +85,8 @@ def _run(model, counts, iterations: int, *, slices: list[slice] | None, keep: bo
     seconds = course.seconds
     model.n_iter_ = iterations
     alpha = np.full(model.n_components, model.doc_topic_prior_)
-    found = {"topics": _topics(model), "alpha": alpha}
-    return Estimate(found, np.array([model.score(checked)]), course.history, seconds=seconds)
+    params = {"topics": _topics(model), "alpha": alpha}
+    return Estimate(params, np.array([model.score(checked)]), course.history, seconds=seconds)
 
 
 def _topics(model) -> Array:

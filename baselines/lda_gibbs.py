@@ -47,15 +47,15 @@ def fit(
         model.train(min(_STRIDE, iterations - done), workers=1)
         course.look(lambda: _topics(model, len(words)))
     seconds = course.seconds
-    found = {"topics": _topics(model, len(words)), "alpha": np.array(model.alpha, dtype=float)}
-    return Estimate(found, np.array([model.ll_per_word]), course.history, seconds=seconds)
+    params = {"topics": _topics(model, len(words)), "alpha": np.array(model.alpha, dtype=float)}
+    return Estimate(params, np.array([model.ll_per_word]), course.history, seconds=seconds)
 
 
 def _topics(model, words: int) -> Array:
     columns = np.array([int(word) for word in model.used_vocabs])
-    found = np.zeros((model.k, words))
-    found[:, columns] = [model.get_topic_word_dist(topic) for topic in range(model.k)]
+    params = np.zeros((model.k, words))
+    params[:, columns] = [model.get_topic_word_dist(topic) for topic in range(model.k)]
     mass = model.get_count_by_topics() + model.eta * len(columns)
     unseen = np.setdiff1d(np.arange(words), columns)
-    found[:, unseen] = (model.eta / mass)[:, None]
-    return found / found.sum(axis=1, keepdims=True)
+    params[:, unseen] = (model.eta / mass)[:, None]
+    return params / params.sum(axis=1, keepdims=True)

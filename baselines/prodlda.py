@@ -54,8 +54,8 @@ def fit(
             loss = _epoch(network, optimiser, rows, batch)
             course.look(network.topics)
         seconds = course.seconds
-    found = {"topics": network.topics(), "alpha": np.full(topics, concentration)}
-    return Estimate(found, np.array([-loss]), course.history, seconds=seconds)
+    params = {"topics": network.topics(), "alpha": np.full(topics, concentration)}
+    return Estimate(params, np.array([-loss]), course.history, seconds=seconds)
 
 
 def _epoch(network: "_ProdLDA", optimiser: torch.optim.Adam, rows, batch: int) -> float:

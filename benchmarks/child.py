@@ -47,15 +47,15 @@ def in_child(work: Callable[[], T], *, seconds: float) -> Done[T]:
     try:
         if not here.poll(seconds):
             raise ChildError(f"no end within {seconds:.0f} s")
-        kind, *found = here.recv()
+        kind, *told = here.recv()
     except EOFError as error:
         raise ChildError("the process died") from error
     finally:
         child.kill()
         child.join()
     if kind == "failed":
-        raise ChildError(found[0])
-    return Done(*found)
+        raise ChildError(told[0])
+    return Done(*told)
 
 
 def _run(work: Callable[[], T], answer: Connection) -> None:

@@ -66,23 +66,23 @@ def _same_sign(truth: Truth, estimate: Truth) -> Truth:
     sign = match_signs([loadings[1]], [loadings[0]])[0]
     return {
         node: {
-            name: sign * np.asarray(value) if name == "weight" else np.asarray(value) for name, value in found.items()
+            name: sign * np.asarray(value) if name == "weight" else np.asarray(value) for name, value in values.items()
         }
-        for node, found in truth.items()
+        for node, values in truth.items()
     }
 
 
 def _same_labels(truth: Truth, estimate: Truth) -> Truth:
     """The truth with the components in the estimate's order."""
     order = match_states(estimate["x"]["loc"], truth["x"]["loc"])
-    return {node: {name: np.asarray(value)[order] for name, value in found.items()} for node, found in truth.items()}
+    return {node: {name: np.asarray(value)[order] for name, value in values.items()} for node, values in truth.items()}
 
 
 def _same_classes(truth: Truth, estimate: Truth) -> Truth:
     """The truth with the classes in the estimate's order."""
     tables = [np.concatenate([np.asarray(p[n]["probs"]) for n in p if n != "z"], -1) for p in (estimate, truth)]
     order = match_states(*tables)
-    return {node: {name: np.asarray(value)[order] for name, value in found.items()} for node, found in truth.items()}
+    return {node: {name: np.asarray(value)[order] for name, value in values.items()} for node, values in truth.items()}
 
 
 ALIGN = {"factor": _same_sign, "mixture": _same_labels, "latent_class": _same_classes}

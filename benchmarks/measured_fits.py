@@ -78,9 +78,9 @@ def remembered(study: Callable[..., T]) -> Callable[..., T]:
 
     @wraps(study)
     def read(*arguments: Any) -> T:
-        found = once(*arguments)
-        if isinstance(found, Exception):
-            raise found
-        return found
+        outcome = once(*arguments)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
     return read

@@ -50,8 +50,8 @@ def _oracle(network: DiscreteNetwork, frame: pd.DataFrame, truth: Truth, seed: i
 
 
 def _error(network: DiscreteNetwork, observed: list[str], truth: Truth, estimate: Truth) -> float:
-    true, found = (_joint(network, observed, params) for params in (truth, estimate))
-    return hellinger(true, found)
+    true, estimated = (_joint(network, observed, params) for params in (truth, estimate))
+    return hellinger(true, estimated)
 
 
 def _params(network: DiscreteNetwork) -> Truth:

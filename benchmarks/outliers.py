@@ -24,16 +24,16 @@ CATEGORIES = {"mixed_dag": ("x3",)}
 
 def outliers(problem: Problem, settings: Settings) -> Record:
     """The robust fit's error over EM's on the same spoilt rows."""
-    found = [study(problem, settings.seed, repeat) for repeat in range(settings.repeats)]
+    studies = [study(problem, settings.seed, repeat) for repeat in range(settings.repeats)]
     record: Record = {"limit": 0.1, "method": "robust='outliers'"}
     for name in ("ours", "oracle", "oracle_clean", "ours_noise", "ours_trimmed"):
-        record |= summary(name, [one[name] for one in found])
+        record |= summary(name, [one[name] for one in studies])
     return record | {
         "ratio": record["ours"] / record["oracle"],
         "over_clean": record["ours"] / record["oracle_clean"],
         "ratio_noise": record["ours_noise"] / record["oracle"],
         "ratio_trimmed": record["ours_trimmed"] / record["oracle"],
-        "dropped": float(np.mean([one["dropped"] for one in found])),
+        "dropped": float(np.mean([one["dropped"] for one in studies])),
     }
 
 
@@ -50,8 +50,8 @@ def on_clean(settings: Settings) -> Record:
 def _pooled(settings: Settings, name: str, *, limit: float) -> Record:
     ratios: Record = {}
     for problem in PROBLEMS:
-        found = [study(problem, settings.seed, repeat) for repeat in range(settings.repeats)]
-        ours, clean = (np.mean([one[key].value for one in found]) for key in (name, "oracle_clean"))
+        studies = [study(problem, settings.seed, repeat) for repeat in range(settings.repeats)]
+        ours, clean = (np.mean([one[key].value for one in studies]) for key in (name, "oracle_clean"))
         ratios[f"ratio_{problem.name}"] = float(ours / clean)
     worst = max(ratios.values())
     return {"limit": limit, "method": "robust='outliers'", "ratio": worst} | ratios
@@ -101,8 +101,8 @@ def _robust(problem: Problem, frame: pd.DataFrame, truth: Truth, seed: int) -> t
 
 
 def _oracle(problem: Problem, frame: pd.DataFrame, truth: Truth, seed: int) -> Outcome:
-    found, seconds = timed(lambda: problem.oracle(frame, truth, seed))
-    return Outcome(problem.error(truth, found), seconds)
+    params, seconds = timed(lambda: problem.oracle(frame, truth, seed))
+    return Outcome(problem.error(truth, params), seconds)
 
 
 def _reweighted_em(problem: Problem, frame: pd.DataFrame, truth: Truth, seed: int, reweigh) -> Outcome:

@@ -20,12 +20,12 @@ def configurations_seen(
     return counts >= least
 
 
-def entries(true: Truth, found: Truth, seen: dict[str, np.ndarray]) -> np.ndarray:
+def entries(true: Truth, estimated: Truth, seen: dict[str, np.ndarray]) -> np.ndarray:
     """Absolute errors of all parameters, of tables where their configuration is seen; logits are centred."""
     errors = []
     for node, parameters in true.items():
         for name, value in parameters.items():
-            both = [np.asarray(value, dtype=float), np.asarray(found[node][name], dtype=float)]
+            both = [np.asarray(value, dtype=float), np.asarray(estimated[node][name], dtype=float)]
             if "logits" in parameters:
                 both = [array - array.mean(axis=-1, keepdims=True) for array in both]
             gap = np.abs(both[0] - both[1])
@@ -39,8 +39,8 @@ def network_error(network: DiscreteNetwork, frame: pd.DataFrame, tables: dict[st
     for node, parents in network.parents.items():
         sizes = [len(network.states[name]) for name in parents]
         seen[node] = configurations_seen(frame, [*parents, node], parents, sizes, least=1)
-    true, found = ({node: {"probs": table} for node, table in given.items()} for given in (network.tables, tables))
-    return float(entries(true, found, seen).mean())
+    true, estimated = ({node: {"probs": table} for node, table in given.items()} for given in (network.tables, tables))
+    return float(entries(true, estimated, seen).mean())
 
 
 def world_error(world: World, frame: pd.DataFrame, params: Truth, least: int = 20) -> float:

@@ -60,10 +60,10 @@ def factor_groups(params: Truth) -> Groups:
 
 
 def factor_error(truth: Truth, estimate: Truth) -> float:
-    true, found = factor_groups(truth), factor_groups(estimate)
-    sign = match_signs([true["loading"]], [found["loading"]])[0]
-    loading = np.abs(true["loading"] - sign * found["loading"]).mean()
-    return float((loading + np.abs(true["scale"] - found["scale"]).mean()) / 2)
+    true, estimated = factor_groups(truth), factor_groups(estimate)
+    sign = match_signs([true["loading"]], [estimated["loading"]])[0]
+    loading = np.abs(true["loading"] - sign * estimated["loading"]).mean()
+    return float((loading + np.abs(true["scale"] - estimated["scale"]).mean()) / 2)
 
 
 def mixture_model() -> "otp.Model":

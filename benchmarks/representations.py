@@ -49,13 +49,13 @@ def method_class(method: str):
 
 def images(name: str, seed: int):
     try:
-        found = load_images(name)
+        held = load_images(name)
     except DataError as error:
         raise Skip(str(error)) from error
     source = streams(seed, f"images_{name}", 0)
-    train = source.data.choice(len(found.train), TRAIN, replace=False)
-    test = source.data.choice(len(found.test), min(TEST, len(found.test)), replace=False)
-    return found.train[train], found.test[test], source.fit % 2**31
+    train = source.data.choice(len(held.train), TRAIN, replace=False)
+    test = source.data.choice(len(held.test), min(TEST, len(held.test)), replace=False)
+    return held.train[train], held.test[test], source.fit % 2**31
 
 
 def trained(name: str, method: str, seed: int, epochs: int) -> Record:

@@ -54,14 +54,14 @@ def compare(model: otp.Model) -> None:
     Nothing in the data tells where the load is zero, how it is scaled or which way it points: by convention it averages
     zero over the seasons, has noise of scale one, and the slope of its first child is positive. So is the truth.
     """
-    found, true = otp.tables.estimates(model), otp.tables.estimates(model, TRUTH)
+    estimated, true = otp.tables.estimates(model), otp.tables.estimates(model, TRUTH)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("node", "parameter", "at"):
         table.add_column(title)
     for title in ("true", "estimated", "difference"):
         table.add_column(title, justify="right")
     last = ""
-    for row, truth in zip(found.itertuples(), true["value"], strict=True):
+    for row, truth in zip(estimated.itertuples(), true["value"], strict=True):
         if row.fixed or row.at.endswith("billing"):  # the first category is the reference: zero by definition
             continue
         node = row.node if row.node != last else ""

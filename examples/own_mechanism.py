@@ -35,8 +35,8 @@ class Laplace(LocationScale):
         return m.Noise(self.dim, "uniform")
 
     def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
-        found = super().start(value, parents, weight)  # a regression, and the residuals' standard deviation
-        return {**found, "scale": found["scale"] / math.sqrt(2)}
+        begun = super().start(value, parents, weight)  # a regression, and the residuals' standard deviation
+        return {**begun, "scale": begun["scale"] / math.sqrt(2)}
 
     def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:
         loc, scale = self.location_and_scale(params, parents, noise)

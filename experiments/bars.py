@@ -55,12 +55,12 @@ def run_setting(setting: Setting, seed: int, *, starts: int, quick: bool) -> tup
 
 def measure(drawn: Bars, estimate: Estimate) -> dict[str, float]:
     """Errors with topics lined up, then those of the paper's table, by name."""
-    true, found = drawn.topics, estimate.params["topics"]
+    true, estimated = drawn.topics, estimate.params["topics"]
     return {
-        **topic_errors(true, found, ground=grid_distances(drawn.side)),
-        "patterns": patterns_recovered(true, found),
+        **topic_errors(true, estimated, ground=grid_distances(drawn.side)),
+        "patterns": patterns_recovered(true, estimated),
         "alpha": float(estimate.params["alpha"].mean()),
         "alpha_error": float(np.abs(estimate.params["alpha"] / drawn.alpha - 1).mean()),
         "seconds": estimate.seconds,
-        **{f"published_{name}": value for name, value in published_topic_errors(true, found).items()},
+        **{f"published_{name}": value for name, value in published_topic_errors(true, estimated).items()},
     }

@@ -29,11 +29,11 @@ STYLES = {
 def contamination(run: Run) -> None:
     """Fit everything; write every error, the table and the figure."""
     repeats = 2 if run.quick else 10
-    found = pd.concat([*(outliers(p, run.seed, repeats) for p in PROBLEMS), wrong_family(run.seed, repeats)])
-    found.to_csv(run.folder / "contamination.csv", index=False)
-    text = report(found, repeats)
+    table = pd.concat([*(outliers(p, run.seed, repeats) for p in PROBLEMS), wrong_family(run.seed, repeats)])
+    table.to_csv(run.folder / "contamination.csv", index=False)
+    text = report(table, repeats)
     (run.folder / "contamination.md").write_text(text)
-    draw(found[found["kind"].isin(["box", "cluster"])]).savefig(run.folder / "contamination.png", dpi=130)
+    draw(table[table["kind"].isin(["box", "cluster"])]).savefig(run.folder / "contamination.png", dpi=130)
     print(text)
 
 
@@ -100,9 +100,9 @@ def _error(problem: Problem, frame: pd.DataFrame, truth: Truth, seed: int, *, ro
     return problem.error(truth, model.params())
 
 
-def report(found: pd.DataFrame, repeats: int) -> str:
+def report(table: pd.DataFrame, repeats: int) -> str:
     """Mean errors as a Markdown table."""
-    table = found.pivot_table(index=["model", "kind", "share"], columns="method", values="error")[list(STYLES)]
+    wide = table.pivot_table(index=["model", "kind", "share"], columns="method", values="error")[list(STYLES)]
     lines = [
         "# Contamination",
         "",
@@ -111,20 +111,20 @@ def report(found: pd.DataFrame, repeats: int) -> str:
         "| model | kind | share | " + " | ".join(STYLES) + " |",
         "|---|---|---|" + "---|" * len(STYLES),
     ]
-    for (model, kind, share), row in table.iterrows():
+    for (model, kind, share), row in wide.iterrows():
         cells = " | ".join(f"{row[method]:.4f}" for method in STYLES)
         lines.append(f"| {model} | {kind} | {share:.0%} | {cells} |")
     return "\n".join(lines) + "\n"
 
 
-def draw(found: pd.DataFrame) -> Figure:
+def draw(table: pd.DataFrame) -> Figure:
     """One panel for each model and kind of outliers, errors on a logarithmic scale."""
     figure = Figure(figsize=(10, 6), layout="constrained")
     axes = figure.subplots(2, len(PROBLEMS), sharex=True)
     for row, kind in enumerate(("box", "cluster")):
         for column, problem in enumerate(PROBLEMS):
             axis = axes[row, column]
-            part = found[(found["model"] == problem.name) & (found["kind"] == kind)]
+            part = table[(table["model"] == problem.name) & (table["kind"] == kind)]
             for method, style in STYLES.items():
                 mean = part[part["method"] == method].groupby("share")["error"].mean()
                 axis.plot(100 * mean.index, mean.to_numpy(), label=method, **style)

@@ -55,13 +55,13 @@ def follow(drawn: Bars, *, seed: int, quick: bool) -> dict[str, Estimate]:
     """Fit every method once and keep its course."""
     topics = len(drawn.topics)
     with threadpool_limits(1):
-        found = {"ours": course_of_ours(drawn.counts, topics=topics, seed=seed, after=KEPT)}
+        followed = {"ours": course_of_ours(drawn.counts, topics=topics, seed=seed, after=KEPT)}
         if not quick:
-            found["ours_paper"] = course_of_ours(drawn.counts, topics=topics, seed=seed, after=AFTER, method="paper")
+            followed["ours_paper"] = course_of_ours(drawn.counts, topics=topics, seed=seed, after=AFTER, method="paper")
         for name, run in methods(quick, svi=PASSES.get(topics, 50)).items():
             if not name.startswith("ours"):
-                found[name] = run(drawn.counts, topics=topics, seed=seed, keep=True)
-    return found
+                followed[name] = run(drawn.counts, topics=topics, seed=seed, keep=True)
+    return followed
 
 
 def errors(drawn: Bars, courses: dict[str, Estimate]) -> pd.DataFrame:

@@ -14,18 +14,18 @@ SHOWN = {"ours": "#2f5d9b", "em": "#d1762b", "paper": "#3d8b5a"}
 def figure_estimates(run: Run) -> None:
     """Draw the distribution of true and estimated rates; use Table 3's estimates if they are in the same folder."""
     path = run.folder / "estimates.csv"
-    found = pd.read_csv(path) if path.exists() else estimates(run, Size.of(run.quick))
-    found.to_csv(path, index=False)
-    draw(found).savefig(run.folder / "figure_estimates.png", dpi=150)
+    estimated = pd.read_csv(path) if path.exists() else estimates(run, Size.of(run.quick))
+    estimated.to_csv(path, index=False)
+    draw(estimated).savefig(run.folder / "figure_estimates.png", dpi=150)
 
 
-def draw(found: pd.DataFrame) -> Figure:
+def draw(estimated: pd.DataFrame) -> Figure:
     """One panel for each method: estimates as a histogram, the uniform distributions as boxes."""
-    methods = [method for method in SHOWN if (found["method"] == method).any()]
+    methods = [method for method in SHOWN if (estimated["method"] == method).any()]
     figure = Figure(figsize=(9, 2.2 * len(methods)), layout="constrained")
     axes = figure.subplots(len(methods), sharex=True, squeeze=False)[:, 0]
     for ax, method in zip(axes, methods, strict=True):
-        values = found.loc[found["method"] == method, "estimate"]
+        values = estimated.loc[estimated["method"] == method, "estimate"]
         for low, high in RANGES:
             ax.fill_between([low, high], 0.25 / (high - low), color="#cccccc", label=None)
         bins = np.arange(0, max(100, values.max() + 2), 2)

@@ -18,8 +18,8 @@ def figure_topics(run: Run) -> None:
     for setting in settings(run.quick):
         true = setting.draw(run.seed).topics
         _, first = run_setting(setting, run.seed, starts=1, quick=run.quick)
-        found = {name: estimate.params["topics"] for name, estimate in first.items()}
-        lined_up = {name: topics[match_topics(true, topics)] for name, topics in found.items()}
+        estimated = {name: estimate.params["topics"] for name, estimate in first.items()}
+        lined_up = {name: topics[match_topics(true, topics)] for name, topics in estimated.items()}
         right = {name: recovered(true, topics) for name, topics in lined_up.items()}
         stem = f"figure_topics_{setting.topics}"
         draw(setting, true, lined_up, right).savefig(run.folder / f"{stem}.png", dpi=150)
@@ -36,20 +36,20 @@ def recovered(true: Array, lined_up: Array) -> list[bool]:
     return [patterns_recovered(p[None], q[None]) == 1.0 for p, q in zip(true, lined_up, strict=True)]
 
 
-def as_table(true: Array, found: dict[str, Array], right: dict[str, list[bool]]) -> pd.DataFrame:
+def as_table(true: Array, estimated: dict[str, Array], right: dict[str, list[bool]]) -> pd.DataFrame:
     """A row for each topic of each method, with the probabilities of its words."""
     every = {"truth": np.ones(len(true), dtype=bool), **right}
     parts = []
-    for name, topics in {"truth": true, **found}.items():
+    for name, topics in {"truth": true, **estimated}.items():
         part = pd.DataFrame(topics, columns=[f"word_{at}" for at in range(topics.shape[1])])
         parts.append(part.assign(method=name, topic=np.arange(len(topics)) + 1, recovered=every[name]))
     table = pd.concat(parts, ignore_index=True)
     return table[["method", "topic", "recovered", *(name for name in table if str(name).startswith("word_"))]]
 
 
-def draw(setting: Setting, true: Array, found: dict[str, Array], right: dict[str, list[bool]]) -> Figure:
+def draw(setting: Setting, true: Array, estimated: dict[str, Array], right: dict[str, list[bool]]) -> Figure:
     """Rows are methods, columns topics in the order of the truth; wrong patterns have a red frame."""
-    rows = {"truth": true, **found}
+    rows = {"truth": true, **estimated}
     wide = max(10.0, 0.42 * len(true) + 2.6)
     tall = (wide - 2.6) / len(true) + 0.1
     figure = Figure(figsize=(wide, tall * len(rows) + 0.75), layout="constrained")

@@ -31,11 +31,11 @@ class Classifier(nn.Module):
 
     def layers(self, images: Tensor) -> list[Tensor]:
         """Feature maps of all convolutions; images (n, channels, height, width) from 0 to 1."""
-        found, x = [], 2 * images - 1
+        named, x = [], 2 * images - 1
         for convolution in self.convolutions:
             x = convolution(x)
-            found.append(x)
-        return found
+            named.append(x)
+        return named
 
     def pooled(self, images: Tensor) -> Tensor:
         """Features (n, 128)."""
@@ -71,8 +71,8 @@ def train_judge(
         network = Classifier(images.shape[-1], len(names))
         _descend(network, images[kept], targets[kept], epochs=epochs, batch=batch, rate=rate, seed=seed)
         network.eval().requires_grad_(False)
-        found = torch.cat([network(x).argmax(-1) for x in as_tensor(images[held]).split(256)]).numpy()
-    return Judge(network, float((found == targets[held]).mean()))
+        named = torch.cat([network(x).argmax(-1) for x in as_tensor(images[held]).split(256)]).numpy()
+    return Judge(network, float((named == targets[held]).mean()))
 
 
 def _descend(network, images, targets, *, epochs, batch, rate, seed):

@@ -118,16 +118,16 @@ def baseline(fit: Callable[..., Estimate]) -> Callable[[Simulations, Told, int, 
 
     def run(given: Simulations, told: Told, steps: int, seed: int) -> Course:
         sims, starts = given.starts.shape[:2]
-        found = fit(
+        fitted = fit(
             np.repeat(given.data, starts, 0),
             means=given.starts.reshape(-1, 2, 2),
             steps=steps,
             variances=np.repeat(_variances(given, told), starts, 0),
             weights=np.repeat(told.weights, starts, 0),
         )
-        judged = np.where(found.failed | ~np.isfinite(found.objective), -np.inf, found.objective)
+        judged = np.where(fitted.failed | ~np.isfinite(fitted.objective), -np.inf, fitted.objective)
         kept = np.arange(sims) * starts + judged.reshape(sims, starts).argmax(-1)
-        return Course(matched_errors(given.means, found.history["means"][:, kept], steps), found.failed[kept])
+        return Course(matched_errors(given.means, fitted.history["means"][:, kept], steps), fitted.failed[kept])
 
     return run
 
@@ -141,12 +141,12 @@ METHODS: dict[str, Callable[[Simulations, Told, int, int], Course]] = {
 }
 
 
-def matched_errors(true: Array, found: Array, steps: int) -> Array:
+def matched_errors(true: Array, estimated: Array, steps: int) -> Array:
     """Mean absolute error of the means (steps + 1, sims), with the better of both labellings at each step.
 
     A method that has come to rest before the last step stays where it is.
     """
-    straight, crossed = (np.abs(found[..., order, :] - true).mean((-1, -2)) for order in ([0, 1], [1, 0]))
+    straight, crossed = (np.abs(estimated[..., order, :] - true).mean((-1, -2)) for order in ([0, 1], [1, 0]))
     errors = np.minimum(straight, crossed)
     return np.concatenate([errors, np.repeat(errors[-1:], steps + 1 - len(errors), 0)])
 

@@ -71,7 +71,7 @@ def _one(seed: int, number: int, size: Size) -> pd.DataFrame:
             runs["paper"] = lambda: fit_paper(counts, states=STATES, starts=STARTS, seed=number)
         for method, run in runs.items():
             begin = time.perf_counter()
-            found, found_stay = run()
+            estimated, estimated_stay = run()
             seconds = time.perf_counter() - begin
             for state in range(STATES):
                 rows.append(
@@ -80,9 +80,9 @@ def _one(seed: int, number: int, size: Size) -> pd.DataFrame:
                         "method": method,
                         "state": state + 1,
                         "true": rates[state],
-                        "estimate": found[state],
+                        "estimate": estimated[state],
                         "true_stay": stay,
-                        "stay": found_stay,
+                        "stay": estimated_stay,
                         "seconds": seconds,
                     }
                 )
@@ -97,5 +97,5 @@ def _ours(X, lengths, transitions, seed):
 
 
 def _em(X, lengths, transitions, seed):
-    found = hmm.fit(X, lengths, states=STATES, starts=STARTS, transitions=transitions, seed=seed).params
-    return found["rates"], float(found["stay"])
+    fitted = hmm.fit(X, lengths, states=STATES, starts=STARTS, transitions=transitions, seed=seed).params
+    return fitted["rates"], float(fitted["stay"])

@@ -62,20 +62,20 @@ def page(folder: Path) -> Page:
 def table1(run: Run) -> None:
     """Fit all settings; write every estimate's errors, the table and a picture of it, after each setting."""
     chosen, path = settings(run.quick), run.folder / "table1.csv"
-    found = pd.read_csv(path) if run.resume and path.exists() else pd.DataFrame({"topics": []})
+    errors = pd.read_csv(path) if run.resume and path.exists() else pd.DataFrame({"topics": []})
     for done, setting in enumerate(chosen, start=1):
-        if not (found["topics"] == setting.topics).any():
+        if not (errors["topics"] == setting.topics).any():
             part, _ = run_setting(setting, run.seed, starts=2 if run.quick else STARTS, quick=run.quick)
-            found = pd.concat([found, part], ignore_index=True) if len(found) else part
-        found.to_csv(path, index=False, float_format="%.6g")
-        (run.folder / "table1.md").write_text(report(found, chosen[:done], quick=run.quick))
-        draw(found, chosen[:done]).savefig(run.folder / "table1.png", dpi=150)
+            errors = pd.concat([errors, part], ignore_index=True) if len(errors) else part
+        errors.to_csv(path, index=False, float_format="%.6g")
+        (run.folder / "table1.md").write_text(report(errors, chosen[:done], quick=run.quick))
+        draw(errors, chosen[:done]).savefig(run.folder / "table1.png", dpi=150)
     print((run.folder / "table1.md").read_text())
 
 
-def report(found: pd.DataFrame, chosen: tuple[Setting, ...], *, quick: bool = False) -> str:
+def report(errors: pd.DataFrame, chosen: tuple[Setting, ...], *, quick: bool = False) -> str:
     """Errors with topics lined up; then what the paper's protocol gives, beside the paper's own figures."""
-    starts = found["start"].nunique()
+    starts = errors["start"].nunique()
     lines = [
         "# Table 1: topics of documents about bars",
         "",
@@ -87,7 +87,7 @@ def report(found: pd.DataFrame, chosen: tuple[Setting, ...], *, quick: bool = Fa
         *(["", HASTE] if quick else []),
     ]
     for setting in chosen:
-        part = found[found["topics"] == setting.topics]
+        part = errors[errors["topics"] == setting.topics]
         lines += ["", f"## {setting.title}", "", _table(part)]
     lines += [
         "",
@@ -98,7 +98,7 @@ def report(found: pd.DataFrame, chosen: tuple[Setting, ...], *, quick: bool = Fa
         "and are here because the paper prints them.",
     ]
     for setting in chosen:
-        part = found[found["topics"] == setting.topics]
+        part = errors[errors["topics"] == setting.topics]
         lines += ["", f"## K = {setting.topics}", "", _published(part, PAPER.get(setting.topics, {}))]
     return "\n".join(lines) + "\n"
 
@@ -122,13 +122,13 @@ def _published(part: pd.DataFrame, paper: dict[str, tuple[str, ...]]) -> str:
     return "\n".join(lines)
 
 
-def draw(found: pd.DataFrame, chosen: tuple[Setting, ...]) -> Figure:
+def draw(errors: pd.DataFrame, chosen: tuple[Setting, ...]) -> Figure:
     """One panel a setting: the Hellinger distance of each start, and how many patterns were recovered."""
-    order = [name for name in TITLES if (found["method"] == name).any()]
+    order = [name for name in TITLES if (errors["method"] == name).any()]
     figure = Figure(figsize=(2.6 + 3.2 * len(chosen), 1.5 + 0.42 * len(order)), layout="constrained")
     axes = figure.subplots(1, len(chosen), sharey=True, squeeze=False)[0]
     for ax, setting in zip(axes, chosen, strict=True):
-        part = found[found["topics"] == setting.topics]
+        part = errors[errors["topics"] == setting.topics]
         for row, name in enumerate(order):
             rows = part[part["method"] == name]
             ax.plot(rows["hellinger"], np.full(len(rows), row), "o", color=COLOURS[name], alpha=0.6, markersize=6)

@@ -35,18 +35,18 @@ def page(folder: Path) -> Page:
 def table3(run: Run) -> None:
     """Fit all data sets, each a part of the run; write every estimate and the table."""
     size = Size.of(run.quick)
-    found = estimates(run, size).assign(sequences=size.sequences)
-    found.to_csv(run.folder / "estimates.csv", index=False)
-    text = report(found, size)
+    estimated = estimates(run, size).assign(sequences=size.sequences)
+    estimated.to_csv(run.folder / "estimates.csv", index=False)
+    text = report(estimated, size)
     (run.folder / "table3.md").write_text(text)
     print(text)
 
 
-def report(found: pd.DataFrame, size: Size) -> str:
+def report(estimated: pd.DataFrame, size: Size) -> str:
     """Errors in absolute units and min-max normalised, beside the paper's own figures."""
-    found = found.assign(error=(found["estimate"] - found["true"]).abs())
+    estimated = estimated.assign(error=(estimated["estimate"] - estimated["true"]).abs())
     width = pd.Series({state + 1: high - low for state, (low, high) in enumerate(RANGES)})
-    found["scaled"] = found["error"] / found["state"].map(width)
+    estimated["scaled"] = estimated["error"] / estimated["state"].map(width)
     return "\n".join(
         [
             "# Table 3: Poisson hidden Markov models",
@@ -57,11 +57,11 @@ def report(found: pd.DataFrame, size: Size) -> str:
             "",
             "## Absolute",
             "",
-            _table(found, "error", 3),
+            _table(estimated, "error", 3),
             "",
             "## Min-max normalised (by the range of the uniform that the rate is drawn from)",
             "",
-            _table(found, "scaled", 4),
+            _table(estimated, "scaled", 4),
             "",
             "## As printed in the paper (normalised; its stay probability is not reported)",
             "",
@@ -73,10 +73,10 @@ def report(found: pd.DataFrame, size: Size) -> str:
     )
 
 
-def _table(found: pd.DataFrame, column: str, digits: int) -> str:
+def _table(estimated: pd.DataFrame, column: str, digits: int) -> str:
     lines = ["| | λ1 | λ2 | λ3 | λ4 | stay | seconds |", "|---|---|---|---|---|---|---|"]
     for method, title in METHODS.items():
-        part = found[found["method"] == method]
+        part = estimated[estimated["method"] == method]
         if part.empty:
             continue
         cells = []

@@ -53,23 +53,23 @@ def ours(counts, *, topics: int, seed: int, **options) -> Estimate:
 
 def course_of_ours(counts, *, topics: int, seed: int, after: Sequence[int], **options) -> Estimate:
     """Fit anew with each bound on the iterations, so that nothing but the bound differs."""
-    found = [ours(counts, topics=topics, seed=seed, max_iter=bound, **options) for bound in after]
+    estimates = [ours(counts, topics=topics, seed=seed, max_iter=bound, **options) for bound in after]
     history = {
-        "topics": np.stack([estimate.params["topics"] for estimate in found]),
-        "seconds": np.array([estimate.seconds for estimate in found]),
+        "topics": np.stack([estimate.params["topics"] for estimate in estimates]),
+        "seconds": np.array([estimate.seconds for estimate in estimates]),
         "iterations": np.array(after, dtype=float),
     }
-    return replace(found[-1], history=history)
+    return replace(estimates[-1], history=history)
 
 
 def methods(quick: bool = False, **iterations: int) -> dict[str, Method]:
     """All methods whose packages are there; ``iterations`` by name, else their own defaults."""
     bounds = iterations | QUICK if quick else iterations
-    found: dict[str, Method] = {"ours": ours, "ours_transport": partial(ours, method="transport")}
+    chosen: dict[str, Method] = {"ours": ours, "ours_transport": partial(ours, method="transport")}
     for name, run in peers.METHODS.items():
         if name != "tomotopy" or find_spec("tomotopy") is not None:
-            found[name] = partial(run, iterations=bounds[name]) if name in bounds else run
-    return found
+            chosen[name] = partial(run, iterations=bounds[name]) if name in bounds else run
+    return chosen
 
 
 def fits(

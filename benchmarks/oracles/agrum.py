@@ -55,10 +55,10 @@ def agrum_em(
     begin = time.process_time()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="\\s*the learnParameters's EM algorithm has completed prematurely")
-        found = learner.learnParameters(net)
+        learned = learner.learnParameters(net)
     seconds = time.process_time() - begin
     tables = {
-        node: _in_order(found.cpt(node).toarray(), list(found.cpt(node).names)[::-1], _ours(network, node))
+        node: _in_order(learned.cpt(node).toarray(), list(learned.cpt(node).names)[::-1], _ours(network, node))
         for node in network.nodes
     }
     return AgrumRun(tables, [-value for value in learner.EMHistory()], seconds)

@@ -23,11 +23,11 @@ def count_gap_ml(frame: pd.DataFrame, truth: Truth, largest: int = LARGEST) -> T
         dtype=float,
     )
     options = {"maxiter": 2000, "ftol": 1e-14, "gtol": 1e-9}
-    found = minimize(loss, start, args=(frame, largest), jac=True, method="L-BFGS-B", options=options).x
+    best = minimize(loss, start, args=(frame, largest), jac=True, method="L-BFGS-B", options=options).x
     return {
         "a": {"loc": np.asarray(frame["a"].mean()), "scale": np.asarray(frame["a"].std(ddof=0))},
-        "b": {"log_rate": found[0], "weight": found[1:2]},
-        "c": {"loc": found[2], "weight": found[3:4], "scale": np.exp(found[4])},
+        "b": {"log_rate": best[0], "weight": best[1:2]},
+        "c": {"loc": best[2], "weight": best[3:4], "scale": np.exp(best[4])},
     }
 
 

@@ -9,11 +9,11 @@ from otpdag.datasets import Truth
 
 def factor_analysis(frame: pd.DataFrame, truth: Truth, seed: int) -> Truth:
     """One hidden factor, by scikit-learn, run until the likelihood stands still."""
-    found = FactorAnalysis(1, tol=1e-10, max_iter=20_000, svd_method="lapack").fit(frame.to_numpy())
-    scales = np.sqrt(found.noise_variance_)
+    fitted = FactorAnalysis(1, tol=1e-10, max_iter=20_000, svd_method="lapack").fit(frame.to_numpy())
+    scales = np.sqrt(fitted.noise_variance_)
     hidden = {"f": {"loc": np.array(0.0), "scale": np.array(1.0)}}
     return hidden | {
-        name: {"loc": found.mean_[j], "weight": found.components_[:, j], "scale": scales[j]}
+        name: {"loc": fitted.mean_[j], "weight": fitted.components_[:, j], "scale": scales[j]}
         for j, name in enumerate(frame)
     }
 

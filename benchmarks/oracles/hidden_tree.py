@@ -34,11 +34,11 @@ def hidden_tree_em(
     """
     tables, history = dict(start.tables), [-np.inf]
     for _ in range(steps):
-        found = beliefs(DiscreteNetwork(start.states, start.parents, tables), frame)
-        history.append(float(found.log_evidence.mean()))
+        beliefs_now = beliefs(DiscreteNetwork(start.states, start.parents, tables), frame)
+        history.append(float(beliefs_now.log_evidence.mean()))
         if history[-1] - history[-2] < tolerance:
             break
-        tables = _maximise(start, frame, found)
+        tables = _maximise(start, frame, beliefs_now)
     return DiscreteNetwork(start.states, start.parents, tables), history[1:]
 
 
@@ -71,12 +71,12 @@ def beliefs(tree: DiscreteNetwork, frame: pd.DataFrame) -> Beliefs:
     return Beliefs(single, pairs, log_evidence)
 
 
-def _maximise(tree: DiscreteNetwork, frame: pd.DataFrame, found: Beliefs) -> dict[str, np.ndarray]:
+def _maximise(tree: DiscreteNetwork, frame: pd.DataFrame, beliefs_now: Beliefs) -> dict[str, np.ndarray]:
     counts: dict[str, np.ndarray] = {}
     for node in tree.nodes:
         if node in frame:
             indicators = np.eye(len(tree.states[node]))[frame[node].to_numpy()]
-            counts[node] = found.single[tree.parents[node][0]].T @ indicators
+            counts[node] = beliefs_now.single[tree.parents[node][0]].T @ indicators
         else:
-            counts[node] = found.pairs[node] if tree.parents[node] else found.single[node].sum(axis=0)
+            counts[node] = beliefs_now.pairs[node] if tree.parents[node] else beliefs_now.single[node].sum(axis=0)
     return {node: count / count.sum(axis=-1, keepdims=True) for node, count in counts.items()}

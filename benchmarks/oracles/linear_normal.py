@@ -105,9 +105,9 @@ def _described(
     """The parameters in the units of the table, in the layout of ``Model.params()``."""
     weight = model.weight * spread[:, None] / spread
     loc = model.loc * spread + centre - weight @ centre
-    found: Truth = {}
+    params: Truth = {}
     for at, (node, family) in enumerate(zip(parents, families, strict=True)):
-        found[node] = {"loc": np.asarray(loc[at]), "scale": np.asarray(model.scale[at] * spread[at])}
+        params[node] = {"loc": np.asarray(loc[at]), "scale": np.asarray(model.scale[at] * spread[at])}
         if family:
-            found[node]["weight"] = weight[at, family]
-    return found
+            params[node]["weight"] = weight[at, family]
+    return params

@@ -12,7 +12,7 @@ def gaussian_mixture_em(frame: pd.DataFrame, truth: Truth, seed: int) -> Truth:
     components, values = len(truth["z"]["probs"]), frame.to_numpy()
     best = GaussianMixture(components, covariance_type="diag", n_init=10, tol=1e-5, max_iter=1000, random_state=seed)
     best.fit(values)
-    found = GaussianMixture(
+    fitted = GaussianMixture(
         components,
         covariance_type="diag",
         weights_init=best.weights_,
@@ -21,4 +21,4 @@ def gaussian_mixture_em(frame: pd.DataFrame, truth: Truth, seed: int) -> Truth:
         tol=1e-11,
         max_iter=20_000,
     ).fit(values)
-    return {"z": {"probs": found.weights_}, "x": {"loc": found.means_, "scale": np.sqrt(found.covariances_)}}
+    return {"z": {"probs": fitted.weights_}, "x": {"loc": fitted.means_, "scale": np.sqrt(fitted.covariances_)}}

@@ -16,7 +16,7 @@ rates = hmm.lambdas_[:, 0]
 print("true rates ", np.exp(truth["x"]["log_rate"]).round(1))
 print("found rates", np.sort(rates).round(1))
 
-found = hmm.predict(counts[0])
+predicted = hmm.predict(counts[0])
 by_rate = np.argsort(np.argsort(rates))
-print(f"steps in the right state: {(by_rate[found] == states[0]).mean():.1%}")
-figure = plots.plot_segments(counts[0], found, levels=rates)
+print(f"steps in the right state: {(by_rate[predicted] == states[0]).mean():.1%}")
+figure = plots.plot_segments(counts[0], predicted, levels=rates)
