@@ -62,6 +62,9 @@ SMALL = 1e-3
 """Numbers below this are tolerances and ridges: twice as much changes no digit that counts, a thousand times does."""
 DROPPED_CALLS = frozenset({"abs", "clamp", "flip", "sort", "exp", "log", "sqrt", "square", "mean", "detach", "maximum"})
 """Methods without which the value has the same shape, or nearly: ``x.clamp(...)`` becomes ``x``."""
+NOT_RESULTS = ("strict", "repr", "stacklevel")
+"""Arguments that change no result: ``zip(strict=)``, a guard against our own bugs, what a field shows of itself, and the
+line that a warning names."""
 
 
 @dataclass(frozen=True)
@@ -171,8 +174,8 @@ def _is_left_out(node: ast.AST) -> bool:
         return True
     if isinstance(node, ast.FunctionDef) and node.name in ("__repr__", "__str__"):
         return True
-    if isinstance(node, ast.keyword) and node.arg == "strict":
-        return True  # of zip: another guard against our own bugs
+    if isinstance(node, ast.keyword) and node.arg in NOT_RESULTS:
+        return True
     if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
         return True
     if isinstance(node, ast.If) and isinstance(node.body[0], ast.Raise):
