@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard
 
 from benchmarks.mutant_runs import TIME, Request, Runner
 from benchmarks.tests_by_function import ROOMS, ROOT, SOURCE, TestsByFunction
@@ -63,8 +64,10 @@ SMALL = 1e-3
 DROPPED_CALLS = frozenset({"abs", "clamp", "flip", "sort", "exp", "log", "sqrt", "square", "mean", "detach", "maximum"})
 """Methods without which the value has the same shape, or nearly: ``x.clamp(...)`` becomes ``x``."""
 NOT_RESULTS = ("strict", "repr", "stacklevel")
-"""Arguments that change no result: ``zip(strict=)``, a guard against our own bugs, what a field shows of itself, and the
+"""Arguments that change no result: ``zip(strict=)``, a guard against our own bugs, what a field shows of itself, the
 line that a warning names."""
+SEEDS_AND_THREADS = ("manual_seed", "default_rng", "SeedSequence", "bounded_threads", "set_num_threads")
+"""Calls whose arguments are left alone: any seed is as good as another, and so is any number of threads."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +169,14 @@ def _relevant(tree: ast.AST) -> Iterator[ast.AST]:
                 continue
             for child in value if isinstance(value, list) else [value]:
                 if isinstance(child, ast.AST) and not _is_left_out(child):
-                    waiting.append(child)
+                    waiting.append(child.func if _is_of_seeds_or_threads(child) else child)
+
+
+def _is_of_seeds_or_threads(node: ast.AST) -> TypeGuard[ast.Call]:
+    if not isinstance(node, ast.Call):
+        return False
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    return name in SEEDS_AND_THREADS
 
 
 def _is_left_out(node: ast.AST) -> bool:
