@@ -332,3 +332,24 @@ def test_a_step_shrinks_to_the_lowest_point_of_a_parabola_within_limits():
     finite = torch.tensor([True, True, True, False, True])
     expected = [0.25, 0.1, 0.5, 0.1, 0.25]  # 1/(2(1 + 1)), below a tenth, above a half, unknown, 2/(2(2 + 2))
     torch.testing.assert_close(_shrink(loss, slope, step, trial, finite), torch.tensor(expected).double())
+
+
+@pytest.mark.parametrize(("fall", "taken"), [(0.05, True), (2e-4, True), (5e-5, False)])
+def test_a_step_must_gain_a_ten_thousandth_of_what_its_slope_promises(fall, taken):
+    state = SimpleNamespace(
+        point=torch.zeros(1, 1).double(),
+        loss=torch.tensor([1.0]).double(),
+        gradient=torch.ones(1, 1).double(),
+        history=[],
+        converged=torch.tensor([False]),
+        failed=torch.tensor([False]),
+        evaluations=0,
+    )
+
+    def evaluate(point):
+        return 1.0 - fall * (point.detach() == -1.0).double().sum(-1) + 0.0 * point.sum(-1)
+
+    point, loss, _ = _line_search(evaluate, state, -state.gradient, first=False)
+    assert (point.item() == -1.0) is taken
+    assert (state.evaluations == 1) is taken
+    assert (loss.item() < 1.0) is taken
