@@ -1,6 +1,7 @@
 """The benchmark of faults: that its cases can find what they look for."""
 
 import ast
+import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from benchmarks import kills, mutants
 from benchmarks.faults import CASES
 from benchmarks.mutant_runs import changed_functions
 from benchmarks.mutants import SOURCE, _function_at, _places, mutant_of, number_of_mutants, sample
-from benchmarks.tests_by_function import TestsByFunction
+from benchmarks.tests_by_function import TestsByFunction, _as_text, _renewed
 
 
 def test_the_cases():
@@ -128,3 +129,15 @@ def test_a_change_inside_a_function_is_its_new_code_and_one_outside_is_imported_
     assert changed("A", "A") == {}
     for old, new in (("A = 1", "A = 2"), ("c = 2", "c = 3"), ("x=3", "x=4")):
         assert changed(old, new) is None
+
+
+def test_what_some_files_run_can_be_renewed_alone():
+    old = _as_text(
+        [("tests/a.py::one", 0.5, {"m.py:f": [1]}), ("tests/b.py::two", 0.1, {"m.py:f": [1], "m.py:g": [5]})]
+    )
+    new = _as_text([("tests/b.py::three", 0.2, {"m.py:f": [2], "n.py:h": [1]})])
+    content = json.loads(_renewed(old, new, ["tests/b.py"]))
+    known = TestsByFunction([tuple(one) for one in content["tests"]], content["functions"])
+    assert known.of("m.py", "f") == [("tests/b.py::three", 0.2), ("tests/a.py::one", 0.5)]
+    assert known.of("n.py", "h") == [("tests/b.py::three", 0.2)]
+    assert content["functions"]["m.py"]["g"] == []
