@@ -33,24 +33,28 @@ class WordPairs:
     """How often two words are together in a document, counted once and kept sparse.
 
     Attributes:
-        counts: Ordered pairs of different words of one document (words, words).
+        counts: Ordered pairs of words of one document (words, words).
         total: Number of all pairs.
+        repeats: Whether pairs of a word with itself are among them. If not they count as not seen: texts repeat words
+            for other reasons than their topics.
     """
 
     counts: sparse.csr_array
     total: float
+    repeats: bool = True
     _kept: list[tuple[slice, Tensor]] = field(default_factory=list, init=False, repr=False)
 
     @classmethod
-    def of(cls, documents: sparse.csr_array) -> WordPairs:
+    def of(cls, documents: sparse.csr_array, *, repeats: bool = True) -> WordPairs:
         """Count the pairs of sparse documents; a word that is there n times makes n (n - 1) pairs with itself."""
         documents = documents.astype(np.float64)
         pairs = sparse.csr_array(documents.T @ documents)
         with_itself = documents.copy()
         with_itself.data = np.minimum(with_itself.data, with_itself.data**2)
-        pairs = sparse.csr_array(pairs - sparse.diags_array(np.asarray(with_itself.sum(0)).ravel()))
+        not_pairs = np.asarray(with_itself.sum(0)).ravel() if repeats else pairs.diagonal()
+        pairs = sparse.csr_array(pairs - sparse.diags_array(not_pairs))
         pairs.eliminate_zeros()
-        return cls(pairs, float(pairs.sum()))
+        return cls(pairs, float(pairs.sum()), repeats)
 
     @property
     def words(self) -> Tensor:
@@ -59,7 +63,9 @@ class WordPairs:
 
     def __add__(self, other: WordPairs) -> WordPairs:
         """Pairs of both sets of documents."""
-        return WordPairs(sparse.csr_array(self.counts + other.counts), self.total + other.total)
+        if self.repeats != other.repeats:
+            raise ValueError("pairs with repeats and without them do not add up")
+        return WordPairs(sparse.csr_array(self.counts + other.counts), self.total + other.total, self.repeats)
 
     def blocks(self) -> Iterable[tuple[slice, Tensor]]:
         """Shares of the pairs, dense, some rows at a time; of a small vocabulary they are kept for the next time."""
@@ -79,16 +85,20 @@ class WordPairs:
         r"""Cross-entropy :math:`-\sum P_{data} \log P_\theta`, and expected counts of the latent topics.
 
         The second result is how often a topic gave a word (K, words), the third how often two topics met (K, K);
-        each sums to one.
+        each sums to one. Where repeats are not seen, the data's pairs are compared with the model's pairs of different
+        words, and the model's own repeats stand for those that are missing, as in any EM.
         """
         among = topic_pairs(alpha)
         mixed = among @ topics
         ratios = torch.zeros_like(topics)
-        loss = 0.0
+        seen_share = 1.0 if self.repeats else max(1 - float((topics * mixed).sum()), SMALLEST)
+        loss = float(np.log(seen_share))
         for part, seen in self.blocks():
             model = topics[:, part].T @ mixed + SMALLEST
             loss -= float((seen * torch.log(model)).sum())
             ratios[:, part] = topics @ (seen / model).T
+        if not self.repeats:
+            ratios = seen_share * ratios + topics
         # the pairs are symmetric, so that the product from one side serves both
         return loss, topics * (among @ ratios), among * (ratios @ topics.T)
 

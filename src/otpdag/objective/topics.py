@@ -48,7 +48,8 @@ class TopicSweeps:
         batch: Documents that are taken at a time, and made dense unless nearly all of their counts are zero.
         share_steps: Steps of the shares of a document in a sweep, from even shares: more lower the loss little.
         background: Of pairs: the share of a document's words that no topic explains; they come from one distribution
-            for all documents, which is learned.
+            for all documents, which is learned. Pairs of a word with itself are then left open: a background is for
+            documents that do not repeat words as the model does.
     """
 
     pairs: bool = False
@@ -241,7 +242,7 @@ class PairProblem(_Documents):
 
     With a background, a document about one topic has words :math:`\gamma'_k = (1 - \lambda) \gamma_k + \lambda b`: the
     same LDA, whose topics share what is said everywhere. A point holds how often each topic gave each word itself, so
-    that :math:`b` is what the topics leave of the words' frequencies, as EM would update it.
+    that :math:`b` is what the topics leave of the words' frequencies among the pairs.
     """
 
     pairs: WordPairs
@@ -288,7 +289,8 @@ class PairProblem(_Documents):
     def resumed(self, documents: Documents, seed: int) -> PairProblem:
         """More documents, before a fit is concluded: a point holds what topics have of their own."""
         share = 0.0 if self.common is None else float(self.common.sum())
-        pairs, sweeps = self.pairs + WordPairs.of(documents), replace(self.sweeps, background=share)
+        sweeps = replace(self.sweeps, background=share)
+        pairs = self.pairs + WordPairs.of(documents, repeats=self.pairs.repeats)
         return replace(self, documents=documents, pairs=pairs, seed=seed, sweeps=sweeps, common=None)
 
     def with_exact_alpha(self, topics: Topics) -> Topics:
