@@ -4,7 +4,7 @@ import torch
 from scipy import sparse
 
 from otpdag.inference import word_pairs as objective
-from otpdag.inference.word_pairs import WordPairs, repeats, topic_pairs
+from otpdag.inference.word_pairs import WordPairs, repeats, topic_pairs, with_repeats
 
 
 def test_pairs_are_those_of_different_words_of_one_document():
@@ -97,6 +97,8 @@ def test_true_topics_stay_where_they_are_whatever_is_repeated_if_repeats_are_lef
     seen = bursts if repeats else exact - np.diag(exact.diagonal())
     pairs = WordPairs(sparse.csr_array(1e6 * seen), 1e6 * float(seen.sum()), repeats)
     _, words, _ = pairs.expected(topics, alpha)
+    if not repeats:
+        assert with_repeats(pairs.words, topics, alpha).numpy() == pytest.approx(exact.sum(0), abs=1e-6)
     moved = (words / words.sum(1, keepdim=True) - topics).abs().max().item()
     assert moved > 1e-2 if repeats else moved < 1e-5
 

@@ -14,7 +14,7 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
-__all__ = ["Repeats", "WordPairs", "repeats", "topic_pairs"]
+__all__ = ["Repeats", "WordPairs", "repeats", "topic_pairs", "with_repeats"]
 
 SMALLEST = 1e-20  # keeps logarithms finite in single precision
 BLOCK_CELLS = 4_000_000  # pairs that are made dense at a time: 16 MB
@@ -26,6 +26,12 @@ def topic_pairs(alpha: Tensor) -> Tensor:
     """Probabilities that two words of a document come from two topics (K, K)."""
     total = alpha.sum()
     return (torch.outer(alpha, alpha) + torch.diag(alpha)) / (total * (total + 1))
+
+
+def with_repeats(words: Tensor, topics: Tensor, alpha: Tensor) -> Tensor:
+    """Shares of words in pairs of different words (words,), completed by the repeats that the model expects."""
+    again = (topics * (topic_pairs(alpha) @ topics)).sum(0)
+    return (1 - again.sum()) * words + again
 
 
 @dataclass
