@@ -4,7 +4,7 @@ import torch
 from scipy import sparse
 
 from otpdag.inference import word_pairs as objective
-from otpdag.inference.word_pairs import WordPairs, repeats, topic_pairs, with_repeats
+from otpdag.inference.word_pairs import WordPairs, repeats, topic_pairs
 
 
 def test_pairs_are_those_of_different_words_of_one_document():
@@ -58,49 +58,6 @@ def test_expected_counts_are_the_gradient_of_the_loss():
     (gradient,) = torch.autograd.grad(-(seen * torch.log(model)).sum(), line)
     _, words, _ = pairs.expected(torch.exp(line.detach()).float(), alpha)
     assert 2 * words.numpy() == pytest.approx(-gradient.numpy(), abs=1e-5)
-
-
-def test_repeats_may_be_left_open():
-    documents = sparse.csr_array([[2.0, 1.0, 0.0], [0.0, 1.0, 1.0], [0.0, 0.0, 3.0]])
-    pairs = WordPairs.of(documents, repeats=False)
-    assert pairs.counts.toarray() == pytest.approx(np.array([[0, 2, 0], [2, 0, 1], [0, 1, 0]]))
-    assert pairs.total == 6
-    assert (pairs + pairs).total == 12
-    assert not (pairs + pairs).repeats
-    with pytest.raises(ValueError, match="do not add up"):
-        pairs + WordPairs.of(documents)
-
-
-def test_without_repeats_the_loss_is_that_of_different_words_and_counts_its_gradient():
-    rng = np.random.default_rng(1)
-    pairs = WordPairs.of(sparse.csr_array(rng.poisson(0.7, (20, 6))), repeats=False)
-    alpha = torch.tensor([0.4, 0.9])
-    line = torch.log(torch.from_numpy(rng.dirichlet(np.ones(6), 2))).requires_grad_(True)
-    model = torch.exp(line).T @ topic_pairs(alpha).double() @ torch.exp(line)
-    different = 1 - model.diagonal().sum()
-    seen = torch.from_numpy(pairs.counts.toarray() / pairs.total)
-    exact = -(seen * torch.log(model / different)).sum()
-    (gradient,) = torch.autograd.grad(exact, line)
-    loss, words, among = pairs.expected(torch.exp(line.detach()).float(), alpha)
-    assert loss == pytest.approx(exact.item(), rel=1e-5)
-    assert float(words.sum()) == pytest.approx(1, abs=1e-5)
-    assert float(among.sum()) == pytest.approx(1, abs=1e-5)
-    assert 2 * words.numpy() / different.item() == pytest.approx(-gradient.numpy(), abs=1e-5)
-
-
-@pytest.mark.parametrize("repeats", [False, True])
-def test_true_topics_stay_where_they_are_whatever_is_repeated_if_repeats_are_left_open(repeats):
-    rng = np.random.default_rng(2)
-    topics, alpha = torch.from_numpy(rng.dirichlet(np.ones(8), 3)).float(), torch.tensor([0.3, 1.2, 0.5])
-    exact = (topics.T @ topic_pairs(alpha) @ topics).double().numpy()
-    bursts = exact + np.diag(rng.uniform(0, 10, 8) * exact.diagonal())
-    seen = bursts if repeats else exact - np.diag(exact.diagonal())
-    pairs = WordPairs(sparse.csr_array(1e6 * seen), 1e6 * float(seen.sum()), repeats)
-    _, words, _ = pairs.expected(topics, alpha)
-    if not repeats:
-        assert with_repeats(pairs.words, topics, alpha).numpy() == pytest.approx(exact.sum(0), abs=1e-6)
-    moved = (words / words.sum(1, keepdim=True) - topics).abs().max().item()
-    assert moved > 1e-2 if repeats else moved < 1e-5
 
 
 def test_words_repeat_as_often_as_the_model_says_where_it_holds():

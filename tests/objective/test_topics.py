@@ -242,20 +242,3 @@ def test_where_topics_leave_nothing_the_background_is_all_words():
 def test_settings_that_mean_nothing_are_refused(options, message):
     with pytest.raises(otp.ModelError, match=message):
         TopicSweeps(**options)
-
-
-def test_a_background_without_repeats_is_that_of_the_truth():
-    """Exact pairs of known topics and background; words with themselves are not seen."""
-    rng, share = np.random.default_rng(4), 0.6
-    topics, common, alpha = rng.dirichlet(np.ones(5), 2), rng.dirichlet(np.ones(5)), np.array([0.4, 0.9])
-    whole = (1 - share) * topics + share * common
-    among = (np.outer(alpha, alpha) + np.diag(alpha)) / (alpha.sum() * (alpha.sum() + 1))
-    exact = whole.T @ among @ whole
-    seen = exact - np.diag(exact.diagonal())
-    problem = pair_problem(share)
-    problem = replace(problem, pairs=WordPairs(sparse.csr_array(1e6 * seen), 1e6 * seen.sum(), repeats=False))
-    given = (1 - share) * topics * (alpha / alpha.sum())[:, None]
-    truth = Topics(torch.log(torch.as_tensor(given)), torch.as_tensor(alpha))
-    np.testing.assert_allclose(problem._background(truth), share * common, atol=1e-4)
-    after, _ = problem.updated(problem.point(truth))
-    np.testing.assert_allclose(torch.exp(problem.topics(after).log_counts), given, atol=1e-4)

@@ -14,7 +14,7 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
-__all__ = ["Repeats", "WordPairs", "repeats", "topic_pairs", "with_repeats"]
+__all__ = ["Repeats", "WordPairs", "repeats", "topic_pairs"]
 
 SMALLEST = 1e-20  # keeps logarithms finite in single precision
 BLOCK_CELLS = 4_000_000  # pairs that are made dense at a time: 16 MB
@@ -28,39 +28,29 @@ def topic_pairs(alpha: Tensor) -> Tensor:
     return (torch.outer(alpha, alpha) + torch.diag(alpha)) / (total * (total + 1))
 
 
-def with_repeats(words: Tensor, topics: Tensor, alpha: Tensor) -> Tensor:
-    """Shares of words in pairs of different words (words,), completed by the repeats that the model expects."""
-    again = (topics * (topic_pairs(alpha) @ topics)).sum(0)
-    return (1 - again.sum()) * words + again
-
-
 @dataclass
 class WordPairs:
     """How often two words are together in a document, counted once and kept sparse.
 
     Attributes:
-        counts: Ordered pairs of words of one document (words, words).
+        counts: Ordered pairs of different words of one document (words, words).
         total: Number of all pairs.
-        repeats: Whether pairs of a word with itself are among them. If not they count as not seen: texts repeat words
-            for other reasons than their topics.
     """
 
     counts: sparse.csr_array
     total: float
-    repeats: bool = True
     _kept: list[tuple[slice, Tensor]] = field(default_factory=list, init=False, repr=False)
 
     @classmethod
-    def of(cls, documents: sparse.csr_array, *, repeats: bool = True) -> WordPairs:
+    def of(cls, documents: sparse.csr_array) -> WordPairs:
         """Count the pairs of sparse documents; a word that is there n times makes n (n - 1) pairs with itself."""
         documents = documents.astype(np.float64)
         pairs = sparse.csr_array(documents.T @ documents)
         with_itself = documents.copy()
         with_itself.data = np.minimum(with_itself.data, with_itself.data**2)
-        not_pairs = np.asarray(with_itself.sum(0)).ravel() if repeats else pairs.diagonal()
-        pairs = sparse.csr_array(pairs - sparse.diags_array(not_pairs))
+        pairs = sparse.csr_array(pairs - sparse.diags_array(np.asarray(with_itself.sum(0)).ravel()))
         pairs.eliminate_zeros()
-        return cls(pairs, float(pairs.sum()), repeats)
+        return cls(pairs, float(pairs.sum()))
 
     @property
     def words(self) -> Tensor:
@@ -69,9 +59,7 @@ class WordPairs:
 
     def __add__(self, other: WordPairs) -> WordPairs:
         """Pairs of both sets of documents."""
-        if self.repeats != other.repeats:
-            raise ValueError("pairs with repeats and without them do not add up")
-        return WordPairs(sparse.csr_array(self.counts + other.counts), self.total + other.total, self.repeats)
+        return WordPairs(sparse.csr_array(self.counts + other.counts), self.total + other.total)
 
     def blocks(self) -> Iterable[tuple[slice, Tensor]]:
         """Shares of the pairs, dense, some rows at a time; of a small vocabulary they are kept for the next time."""
@@ -91,20 +79,16 @@ class WordPairs:
         r"""Cross-entropy :math:`-\sum P_{data} \log P_\theta`, and expected counts of the latent topics.
 
         The second result is how often a topic gave a word (K, words), the third how often two topics met (K, K);
-        each sums to one. Where repeats are not seen, the data's pairs are compared with the model's pairs of different
-        words, and the model's own repeats stand for those that are missing, as in any EM.
+        each sums to one.
         """
         among = topic_pairs(alpha)
         mixed = among @ topics
         ratios = torch.zeros_like(topics)
-        seen_share = 1.0 if self.repeats else max(1 - float((topics * mixed).sum()), SMALLEST)
-        loss = float(np.log(seen_share))
+        loss = 0.0
         for part, seen in self.blocks():
             model = topics[:, part].T @ mixed + SMALLEST
             loss -= float((seen * torch.log(model)).sum())
             ratios[:, part] = topics @ (seen / model).T
-        if not self.repeats:
-            ratios = seen_share * ratios + topics
         # the pairs are symmetric, so that the product from one side serves both
         return loss, topics * (among @ ratios), among * (ratios @ topics.T)
 

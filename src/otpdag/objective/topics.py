@@ -20,7 +20,7 @@ from torch import Tensor
 from otpdag.backward.topic_concentrations import exact_alpha, newton_concentration, pair_concentration
 from otpdag.backward.topic_shares import batches, even_shares, infer_shares
 from otpdag.errors import ModelError
-from otpdag.inference.word_pairs import WordPairs, with_repeats
+from otpdag.inference.word_pairs import WordPairs
 from otpdag.objective.problem import Problem
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Structure, columns_of, pack, unpack
@@ -33,9 +33,6 @@ SMALLEST = 1e-30  # a count of a word, whose logarithm must be finite in single 
 
 FIRST_DOCUMENTS, DOCUMENTS_A_TOPIC = 1000, 40
 """Documents on which starts are compared, and at least so many for each topic."""
-
-BACKGROUND_ROUNDS, BACKGROUND_TOLERANCE = 100, 1e-6
-"""Rounds of the background and the repeats that it implies: two or three in texts, more where words are few."""
 
 HELD_SWEEPS = 10
 """Sweeps from which concentrations at given topics are learned."""
@@ -51,8 +48,7 @@ class TopicSweeps:
         batch: Documents that are taken at a time, and made dense unless nearly all of their counts are zero.
         share_steps: Steps of the shares of a document in a sweep, from even shares: more lower the loss little.
         background: Of pairs: the share of a document's words that no topic explains; they come from one distribution
-            for all documents, which is learned. Pairs of a word with itself are then left open: a background is for
-            documents that do not repeat words as the model does.
+            for all documents, which is learned.
     """
 
     pairs: bool = False
@@ -245,8 +241,7 @@ class PairProblem(_Documents):
 
     With a background, a document about one topic has words :math:`\gamma'_k = (1 - \lambda) \gamma_k + \lambda b`: the
     same LDA, whose topics share what is said everywhere. A point holds how often each topic gave each word itself, so
-    that :math:`b` is what the topics leave of the words' frequencies. Where repeats are left open, these are of seen
-    pairs and of the model's repeats, which depend on :math:`b` again.
+    that :math:`b` is what the topics leave of the words' frequencies, as EM would update it.
     """
 
     pairs: WordPairs
@@ -268,18 +263,9 @@ class PairProblem(_Documents):
         """Words that no topic explains times their share in a document (words,): what topics leave of all words."""
         if not self.sweeps.background:
             return torch.zeros(1)
-        share, given = self.sweeps.background, torch.exp(topics.log_counts.double()).sum(0)
-        seen = self.pairs.words
-        common = share * _left(seen, given)
-        if self.pairs.repeats:
-            return common.float()
-        own = (1 - share) * topics.probabilities.double()
-        for _ in range(BACKGROUND_ROUNDS):
-            words = with_repeats(seen, own + common, topics.alpha.double())
-            common, before = share * _left(words, given), common
-            if float((common - before).abs().sum()) < BACKGROUND_TOLERANCE:
-                break
-        return common.float()
+        left = (self.pairs.words - torch.exp(topics.log_counts.double()).sum(0)).clamp(min=0)
+        left = left if float(left.sum()) > 0 else self.pairs.words
+        return (self.sweeps.background * left / left.sum()).float()
 
     def concluded(self, topics: Topics) -> tuple[PairProblem, Topics]:
         """The topics of whole documents, which a point then holds, and their concentrations."""
@@ -302,8 +288,7 @@ class PairProblem(_Documents):
     def resumed(self, documents: Documents, seed: int) -> PairProblem:
         """More documents, before a fit is concluded: a point holds what topics have of their own."""
         share = 0.0 if self.common is None else float(self.common.sum())
-        sweeps = replace(self.sweeps, background=share)
-        pairs = self.pairs + WordPairs.of(documents, repeats=self.pairs.repeats)
+        pairs, sweeps = self.pairs + WordPairs.of(documents), replace(self.sweeps, background=share)
         return replace(self, documents=documents, pairs=pairs, seed=seed, sweeps=sweeps, common=None)
 
     def with_exact_alpha(self, topics: Topics) -> Topics:
@@ -311,13 +296,6 @@ class PairProblem(_Documents):
         sweeps = replace(self.sweeps, pairs=False, background=0.0)
         whole = TopicProblem(self.structure, self.documents, self.shapes, sweeps, self.seed)
         return whole.at_topics(topics)
-
-
-def _left(words: Tensor, given: Tensor) -> Tensor:
-    """What is left of words' shares after those that topics gave, as a distribution; all words if nothing is."""
-    left = (words - given).clamp(min=0)
-    left = left if float(left.sum()) > 0 else words
-    return left / left.sum()
 
 
 def _log_counts(counts: Tensor, before: Topics, prior: float | None) -> Tensor:

@@ -76,17 +76,6 @@ def test_starts_are_distributions_of_words():
     assert torch.equal(points[1:2], kind.starts(layout, problem, 0, [1]))  # whichever others there are
 
 
-def test_repeats_count_where_texts_have_nothing_else_to_compare():
-    mixed, alike = np.array([[3.0, 1.0], [0.0, 2.0], [2.0, 2.0]]), 3 * np.eye(2)
-    for counts, repeats in ((mixed, False), (alike, True)):
-        kind = data(sparse.csr_array(counts), 2)
-        method = topic_method("transport", documents=kind.rows, background=0.5)
-        assert kind.problem(kind.lay_out(method, 0), method, 0).pairs.repeats == repeats
-    plain = topic_method("transport", documents=3)
-    kind = data(sparse.csr_array(mixed), 2)
-    assert kind.problem(kind.lay_out(plain, 0), plain, 0).pairs.repeats
-
-
 def test_topics_end_in_order_of_falling_share():
     rng = np.random.default_rng(0)
     topics = np.kron(np.eye(3), np.full((1, 2), 0.5))

@@ -158,9 +158,7 @@ class DocumentData(DataKind):
         assert isinstance(evaluation, TopicSweeps), "checked before"
         if not evaluation.pairs:
             return TopicProblem(structure, self.counts, shapes, evaluation, seed)
-        pairs = WordPairs.of(self.counts, repeats=not evaluation.background)
-        if pairs.total <= 0:  # no document has two different words
-            pairs = WordPairs.of(self.counts)
+        pairs = WordPairs.of(self.counts)
         if pairs.total <= 0:
             raise DataError("method='transport' needs documents of at least two words; found none")
         return PairProblem(structure, self.counts, shapes, evaluation, seed, pairs)
