@@ -116,11 +116,11 @@ def dense_decoder(dim: int, outputs: int, hidden: tuple[int, ...] = (256, 256)) 
     return nn.Sequential(*_layers([dim, *reversed(hidden), outputs]))
 
 
-Network = TypeVar("Network", bound=nn.Module)
+Made = TypeVar("Made")
 
 
-def seeded(make: Callable[[], Network], seed: int) -> Network:
-    """Make a module whose parameters the seed determines; torch's global random state stays as it is.
+def seeded(make: Callable[[], Made], seed: int) -> Made:
+    """Make modules whose parameters the seed determines; torch's global random state stays as it is.
 
     >>> before = torch.get_rng_state()
     >>> first, second = (seeded(lambda: nn.Linear(2, 1), 7).weight for _ in range(2))

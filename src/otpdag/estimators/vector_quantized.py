@@ -38,7 +38,16 @@ from otpdag.estimators._pictures import (
 from otpdag.estimators._training import train_encoder
 from otpdag.estimators.code_prior import CodePrior
 from otpdag.graph import Graph
-from otpdag.image_networks import Flat, Grid, image_decoder, image_encoder, positions, seeded, started_from_data, with_bottleneck
+from otpdag.image_networks import (
+    Flat,
+    Grid,
+    image_decoder,
+    image_encoder,
+    positions,
+    seeded,
+    started_from_data,
+    with_bottleneck,
+)
 from otpdag.mechanisms.codebook import Quantized
 from otpdag.model import Model
 from otpdag.objective import Objective, PushForward
@@ -82,14 +91,14 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
             default one.
         decoder: A module back.
         eta: Weight of the transport to the codewords, relative to the reconstruction in units of the pixels' variance.
-        pull: Share of that transport's gradient that moves latents.
+        pull: Share of that transport's gradient that moves latents, in the units in which the reconstruction falls.
         mixture: Weight of the divergence from the mixture of Gaussians, which teaches the covariances.
         eta_r: Weight of the divergence of the weights from uniform ones.
         divergence: Of the second term; sliced Wasserstein if left out.
         balance: ``"codebook"``: the weights of all positions together are held by one transport problem;
             ``"position"``: every position's own by a problem of its own, as the paper reads it.
-        noise: ``"shared"``: what is decoded has one noise scale for all images, which is the squared error;
-            ``"image"``: one of its own for every image, at its maximum, so that all images count alike.
+        noise: ``"image"``: what is decoded has a noise scale of its own for every image, at its maximum, so that all
+            images count alike; ``"shared"``: one for all images, which is the squared error.
         warm_up: Share of the steps in which latents are not quantised.
         n_epochs: How often every image is seen, on average.
         batch_size: Images in a step.
@@ -131,7 +140,7 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
         eta_r: float = 1.0,
         divergence: AbstractDivergence | None = None,
         balance: Literal["codebook", "position"] = "codebook",
-        noise: Literal["image", "shared"] = "shared",
+        noise: Literal["image", "shared"] = "image",
         warm_up: float = 0.2,
         n_epochs: int = 100,
         batch_size: int = 32,
