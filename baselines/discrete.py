@@ -41,9 +41,9 @@ class DiscreteAutoencoder(ABC):
         batch_size: Images in a step.
         learning_rate: Of Adam; falls to zero along a cosine.
         random_state: Seed; networks and minibatches are those of the library's estimator with this seed.
-        as_ours: Take the start of the networks, the length of codewords and the cost of images from the library's
-            estimator too, so that only the quantiser differs. Without it networks start as torch draws them, codewords
-            are as long as the grid has channels, and the cost is the squared error.
+        as_ours: Take the start of the networks and the length of codewords from the library's estimator too, so that
+            only the quantiser differs. Without it networks start as torch draws them, and codewords are as long as the
+            grid has channels.
     """
 
     def __init__(
@@ -110,8 +110,8 @@ class DiscreteAutoencoder(ABC):
         return functional_call(self.decoder, state, (latents.reshape(-1, math.prod(self.grid) * self.code_dim),))
 
     def relative_error(self, rebuilt, rows):
-        """Mean squared error in units of the pixels' variance, or the library's default cost."""
-        return rebuilding_cost(rebuilt, rows, self.spread, own_noise=self.as_ours)
+        """Mean squared error in units of the pixels' variance."""
+        return rebuilding_cost(rebuilt, rows, self.spread)
 
     def codes_of(self, latents):
         """Numbers of the codewords that latents (n, code_dim) are sent to."""

@@ -91,14 +91,15 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
             default one.
         decoder: A module back.
         eta: Weight of the transport to the codewords, relative to the reconstruction in units of the pixels' variance.
-        pull: Share of that transport's gradient that moves latents, in the units in which the reconstruction falls.
+        pull: Share of that transport's gradient that moves latents; with ``noise="image"``, whose cost is steeper, about
+            ten times as much does the same.
         mixture: Weight of the divergence from the mixture of Gaussians, which teaches the covariances.
         eta_r: Weight of the divergence of the weights from uniform ones.
         divergence: Of the second term; sliced Wasserstein if left out.
         balance: ``"codebook"``: the weights of all positions together are held by one transport problem;
             ``"position"``: every position's own by a problem of its own, as the paper reads it.
-        noise: ``"image"``: what is decoded has a noise scale of its own for every image, at its maximum, so that all
-            images count alike; ``"shared"``: one for all images, which is the squared error.
+        noise: ``"shared"``: what is decoded has one noise scale for all images, which is the squared error;
+            ``"image"``: one of its own for every image, at its maximum, so that all images count alike.
         warm_up: Share of the steps in which latents are not quantised.
         n_epochs: How often every image is seen, on average.
         batch_size: Images in a step.
@@ -140,7 +141,7 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
         eta_r: float = 1.0,
         divergence: AbstractDivergence | None = None,
         balance: Literal["codebook", "position"] = "codebook",
-        noise: Literal["image", "shared"] = "image",
+        noise: Literal["image", "shared"] = "shared",
         warm_up: float = 0.2,
         n_epochs: int = 100,
         batch_size: int = 32,

@@ -42,8 +42,7 @@ class Codewords:
     """Weights of the terms that only codewords have.
 
     Args:
-        pull: Share of the transport's gradient that moves latents, in units of the reconstruction's; codewords are
-            moved by all of it.
+        pull: Share of the transport's gradient that moves latents; codewords are moved by all of it.
         mixture: Weight of the divergence to the mixture of Gaussians, which teaches the covariances.
         eta_r: Weight of the divergence of codewords' weights from uniform ones.
         warm_up: Share of the steps in which latents are not quantised.
@@ -213,23 +212,12 @@ class CodebookProblem(_ImageProblem):
         quantized = copy_gradient(at_positions, chosen).transpose(0, 1).flatten(1).unsqueeze(0)
         cost = self.rebuilding(naturals, quantized, rows)
         weights = naturals[code]["weights"][0]
-        pull = self.codewords.pull * self._worth(cost)
-        gap = eta * _transport(self, phi, at_positions, costs, naturals, pull)
+        gap = eta * _transport(self, phi, at_positions, costs, naturals)
         if self.codewords.mixture:
             gap = gap + self.codewords.mixture * _mixture(self, naturals, at_positions, streams)
         even = (weights * (weights.clamp(min=1e-12).log() + math.log(backward.size))).sum()
         uniform = self.codewords.eta_r * even
         return LossTerms.of(cost, reconstruction=cost, divergence=gap.reshape(1), entropic=uniform.reshape(1))
-
-    def _worth(self, cost: Tensor) -> Tensor:
-        """What the cost falls by if the squared error, in units of the pixels' variance, falls by one.
-
-        Latents are pulled in these units, so that neither term drowns the other, whatever the cost and however small
-        the error has become. With a noise of each image's own it is one over twice the error, at its geometric mean.
-        """
-        if not self.encoded.own_noise:
-            return torch.ones_like(cost)
-        return 0.5 * (self.spread / GREY_LEVEL) ** 2 * torch.exp(-2.0 * cost.detach())
 
     def moved(self, point: Tensor) -> Moved | None:
         """After the warm-up, codewords among the latents of some images, and scales at what is left of them."""
@@ -269,9 +257,7 @@ def autoencoder_problem(
     return CodebookProblem(structure, images, shapes, objective, encoded, spread, seed, quantizes=not warm)
 
 
-def _transport(
-    problem: CodebookProblem, phi: Theta, at_positions: Tensor, costs: Tensor, naturals: Naturals, pull: Tensor
-) -> Tensor:
+def _transport(problem: CodebookProblem, phi: Theta, at_positions: Tensor, costs: Tensor, naturals: Naturals) -> Tensor:
     """Mean semi-dual of the transport to weighted codewords: one problem, or one for each position."""
     backward, (code, latent) = problem.backward, problem.chain
     codewords, scale = naturals[latent]["mean"][0], naturals[latent]["scale"][0].detach()
@@ -285,7 +271,7 @@ def _transport(
     to_latents = (precision * (points - sent_to.detach()).square()).mean((-2, -1))
     to_codewords = (precision * (points.detach() - sent_to).square()).mean((-2, -1))
     # the value is that of the semi-dual; the gradient is shared out
-    moved = to_codewords + pull * (to_latents - to_latents.detach())
+    moved = to_codewords + problem.codewords.pull * (to_latents - to_latents.detach())
     return (moved + dual.value).mean()
 
 
