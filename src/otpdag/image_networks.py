@@ -92,9 +92,9 @@ def with_bottleneck(encoder: nn.Module, decoder: nn.Module, dim: int, rank: int)
     if rank == dim:
         return encoder, decoder
     narrow, wide = nn.Conv2d(dim, rank, 1), nn.Conv2d(rank, dim, 1)
-    for layer in (narrow, wide):
-        nn.init.orthogonal_(layer.weight)
-        nn.init.zeros_(layer.bias)
+    for weight, bias in map(_last_layer, (narrow, wide)):
+        nn.init.orthogonal_(weight)
+        nn.init.zeros_(bias)
     return nn.Sequential(encoder, narrow), nn.Sequential(wide, decoder)
 
 

@@ -91,8 +91,8 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
             default one.
         decoder: A module back.
         eta: Weight of the transport to the codewords, relative to the reconstruction in units of the pixels' variance.
-        pull: Share of that transport's gradient that moves latents; with ``noise="image"``, whose cost is steeper, about
-            ten times as much does the same.
+        pull: Share of that transport's gradient that moves latents; ``noise="image"``, whose cost is steeper, needs
+            about ten times as much.
         mixture: Weight of the divergence from the mixture of Gaussians, which teaches the covariances.
         eta_r: Weight of the divergence of the weights from uniform ones.
         divergence: Of the second term; sliced Wasserstein if left out.
