@@ -288,7 +288,7 @@ def tests_of(
 
 def _mirrors(path: Path) -> list[Path]:
     inside = path.relative_to(SOURCE)
-    return sorted((ROOT / "tests" / inside.parent).rglob(f"test_{inside.stem}*.py"))
+    return sorted((ROOT / "tests" / inside.parts[0]).rglob(f"test_{inside.stem}*.py"))
 
 
 def _files_of(path: Path) -> list[Path]:
