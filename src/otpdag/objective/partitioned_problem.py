@@ -171,7 +171,8 @@ def rows_in_blocks(about: RowObjective, batch: Batch, seed: int) -> Problem:
     if not isinstance(sample, RowProblem):
         return lay_out(batch=batch.widened())  # rows are summed up, or laid out in blocks already
     begins = range(0, batch.rows, BLOCK_ROWS)
-    problems = LocalParts(lambda: (lay_out(batch=batch.between(begin, begin + BLOCK_ROWS)) for begin in begins))
+    blocks = LocalParts(lambda: (batch.between(begin, begin + BLOCK_ROWS) for begin in begins))
+    problems = blocks.mapped(lambda block, number: lay_out(batch=block), keep=False)
     whole = cache(lambda: lay_out(batch=batch.widened()))
     return PartitionedProblem(about.structure, about.shapes, problems, sample, batch.rows, whole=whole)
 
