@@ -308,7 +308,8 @@ def random_part(total: int, rows: int | Tensor, seed: int) -> Tensor | None:
         return rows
     if rows >= total:
         return None
-    return torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:rows].clone()  # not all of them
+    every = torch.randperm(total, generator=torch.Generator().manual_seed(seed), dtype=torch.int32)
+    return every[:rows].long()
 
 
 def _pick_rows(tensor: Tensor, index: Tensor) -> Tensor:
