@@ -491,10 +491,7 @@ class Discrete(Space):
 
     def encode(self, cells: Array, dtype: torch.dtype = torch.float64) -> Tensor:
         """One-hot vectors of codes; all zeros where these are NaN."""
-        values = torch.zeros(len(cells), self.size, dtype=dtype)
-        rows = np.flatnonzero(~np.isnan(cells[:, 0]))
-        values[torch.from_numpy(rows), torch.from_numpy(cells[rows, 0].astype(np.int64))] = 1.0
-        return values
+        return torch.from_numpy(cells == np.arange(self.size)).to(dtype)
 
     def decode(self, values: Array) -> Array:
         """The code of the largest entry; NaN where there is none."""
