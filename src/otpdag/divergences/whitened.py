@@ -189,11 +189,12 @@ class WhitenedFeatures(AbstractDivergence):
 def _combined(slots: Tensor, kernel_values: Sequence[Tensor]) -> Tensor:
     some = kernel_values[0]  # perhaps of no feature, where there are few
     columns = side_by_side([*kernel_values, some.new_ones(*some.shape[:-1], 1)])
+    lines = columns.mT.contiguous()  # whole lines are copied several times faster than single numbers
     first, *others = slots.to(columns.device).unbind(1)
-    product = columns.index_select(-1, first)
+    product = lines.index_select(-2, first)
     for slot in others:
-        product = product * columns.index_select(-1, slot)
-    return product
+        product = product * lines.index_select(-2, slot)
+    return product.mT
 
 
 def _build_kernels(
