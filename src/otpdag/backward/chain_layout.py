@@ -23,7 +23,7 @@ from otpdag.structure import Structure, lag_name
 __all__ = ["Block", "Chain", "Stretches", "lay_out_chain", "one_block", "pairs_vary"]
 
 
-STRETCH = 64  # steps of a stretch: most chains forget where they began in half as many, and arrays are wide enough
+STRETCH = 32  # steps of a stretch, in which most chains forget where they began: all that is done one after another
 BLOCK_STEPS = 2_000_000  # steps times states in one forward-backward pass; more would only fill memory
 
 

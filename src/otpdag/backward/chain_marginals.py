@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from otpdag.backward.chain_layout import STRETCH, Block, Chain
+from otpdag.backward.chain_layout import Block, Chain
 from otpdag.backward.chain_potentials import Linear
 from otpdag.backward.chain_recursion import Marginals, marginals_by_steps
 from otpdag.backward.chain_stretches import marginals_by_stretches
@@ -15,7 +15,7 @@ __all__ = ["Marginals", "marginals", "suits_stretches"]
 
 # Stretches of sequences run side by side, unless enough sequences do so as they are, or many places of stretches would be
 # empty. The choice changes time, not the result.
-_LONG_STEPS, _SIDE_BY_SIDE, _PADDED = 2 * STRETCH, 400, 1.5
+_LONG_STEPS, _SIDE_BY_SIDE, _PADDED = 64, 400, 1.5
 
 
 def marginals(block: Block, potential: Linear, chain: Chain, weight: Tensor | None = None) -> Marginals:

@@ -1,8 +1,8 @@
 r"""Forward-backward for few or long sequences: stretches of all run side by side, and their joints are made to agree.
 
-Filtered probabilities forget where they began. So the message that enters a stretch is guessed by running over the last
-half of the stretch before it from even probabilities; if the message that leaves each stretch is then the one that the
-next was entered with, all of them obey the recursion, and are exact. Products of non-negative matrices never carry
+Filtered probabilities forget where they began. So the message that enters a stretch is guessed by running over the
+stretch before it from even probabilities; if the message that leaves each stretch is then the one that the next was
+entered with, all of them obey the recursion, and are exact. Products of non-negative matrices never carry
 two messages further apart in Hilbert's metric (the largest difference of log-ratios), in which agreement is measured:
 errors of joints add up at most.
 
@@ -38,11 +38,11 @@ SMALLEST = 1e-140
 AGREED = 1e-12
 """A relative difference between two messages at a joint that is rounding."""
 
-SOON = AGREED ** (1 / 3)
-"""Where half a stretch leaves a difference of less, another stretch and a half leave none."""
+SOON = AGREED**0.5
+"""Where a stretch leaves a difference of less, twice as many steps leave none."""
 
 FEW_STATES = 12
-"""Products of matrices cost their cube: with more states steps are left to be done one by one."""
+"""Products of matrices cost their cube: with more states, sequences that do not forget are taken step by step."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,27 +63,27 @@ class Smoothed:
     scale: Array
 
 
-def smoothed(emission: Array, matrix: Array, stretches: Stretches, every: int) -> Smoothed | None:
+def smoothed(emission: Array, matrix: Array, stretches: Stretches, every: int, *, products: bool) -> Smoothed | None:
     """Run forward and backward over ``emission`` (L, R, S, B), the same ``matrix`` (R, S, S) before every step.
 
-    Messages are normalised at ``every`` so many steps. None where one has become too small for that, or states are too
-    many to join stretches that do not forget.
+    Messages are normalised at ``every`` so many steps. Joints are guessed, or known from ``products`` of transfer
+    matrices. None where guesses do not agree, or a message has become too small. Emissions are overwritten: fresh memory
+    is what a pass would cost most.
     """
     with np.errstate(all="ignore"):
         passes = _Passes(emission, matrix, stretches, every)
-        forward = passes.forward()
-        if forward is None or not bool((passes.scale > SMALLEST).all()):
+        levels = passes.products() if products else None
+        messages = passes.forward(levels)
+        found = None if messages is None else passes.backward(messages[-1], levels)
+        if messages is None or found is None:
             return None
-        exits = passes.backward(forward[-1])
-        if exits is None:
-            return None
-        beta, later = exits
-        state = np.multiply(forward[1:], beta, out=beta)
+        beta, later = found
         for at, which in stretches.begins:
             later[: at + 1, :, :, which] = 0.0
+        state = np.multiply(messages[1:], beta, out=beta)
         scale = np.where(stretches.inside[passes.normalised, None], passes.scale[:, :, 0], 1.0)
-        ok = bool((scale > SMALLEST).all()) and bool(np.isfinite(scale).all()) and bool(np.isfinite(state).all())
-    return Smoothed(forward[:-1], state, later, scale) if ok else None
+        fine = bool((scale > SMALLEST).all()) and bool(np.isfinite(scale).all()) and bool(np.isfinite(state).all())
+    return Smoothed(messages[:-1], state, later, scale) if fine else None
 
 
 class _Passes:
@@ -95,46 +95,49 @@ class _Passes:
         self.length, replicas, self.size, self.many = emission.shape
         places = np.arange(self.length)
         self.normalised = np.flatnonzero((places % every == every - 1) | (places == self.length - 1))
-        self.slot = dict(zip(self.normalised.tolist(), range(self.length), strict=False))
+        self.scale = np.ones((len(self.normalised), replicas, 1, self.many))
+        self.scale_at: list[Array | None] = [None] * self.length
+        for place, scale in zip(self.normalised, self.scale, strict=True):
+            self.scale_at[place] = scale
         self.begins = dict(stretches.begins)
         self.firsts = np.concatenate([which for _, which in stretches.begins])
-        self.scale = np.ones((len(self.normalised), replicas, 1, self.many))
-        self._levels: list[Array] | None = None
+        self.tries = 1
+        """Stretches that it took the filtered probabilities to forget what came before."""
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
-    def forward(self) -> Array | None:
+    def forward(self, levels: list[Array] | None) -> Array | None:
         """Filtered probabilities before each step and after the last (L + 1, R, S, B), up to factors."""
         messages = np.empty((self.length + 1, *self.emission.shape[1:]))
-        messages[self.length // 2] = 1 / self.size
-        self._run_forward(messages, self.length // 2)
-        for _ in range(2):
+        if levels is not None:
+            messages[0] = _before(levels)[..., : self.many]
+            self._run_forward(messages)
+            return messages
+        messages[0] = 1 / self.size
+        self._run_forward(messages)
+        for self.tries in (1, 2):
             entry = messages[0] = self._entering(messages[-1])
-            self._run_forward(messages, 0)
+            self._run_forward(messages)
             gap = _gap(self._entering(messages[-1]), entry)
             if gap <= AGREED:
                 return messages
             if not gap <= SOON:
                 break
-        if self.size > FEW_STATES:
-            return None
-        messages[0] = _before(self._products())[..., : self.many]
-        self._run_forward(messages, 0)
-        return messages
+        return None
 
-    def _run_forward(self, messages: Array, first: int) -> None:
-        """From ``messages[first]`` on."""
+    def _run_forward(self, messages: Array) -> None:
+        """From ``messages[0]`` on."""
         emission, back = self.emission, self.back
-        for place in range(first, self.length):
+        for place in range(self.length):
             moved = messages[place + 1]
             np.matmul(back, messages[place], out=moved)
             if place in self.begins:  # sequences begin here: their first step's potentials say all
                 moved[..., self.begins[place]] = 1.0
             np.multiply(moved, emission[place], out=moved)
-            slot = self.slot.get(place)
-            if slot is not None:
-                total = np.add.reduce(moved, axis=1, keepdims=True, out=self.scale[slot])
-                np.divide(moved, total, out=moved)
+            scale = self.scale_at[place]
+            if scale is not None:
+                np.add.reduce(moved, axis=1, keepdims=True, out=scale)
+                np.divide(moved, scale, out=moved)
 
     def _entering(self, leaving: Array) -> Array:
         """What enters each stretch: what leaves the one before it."""
@@ -145,35 +148,29 @@ class _Passes:
 
     # -- backward -----------------------------------------------------------------------------------------------------
 
-    def backward(self, last: Array) -> tuple[Array, Array] | None:
+    def backward(self, last: Array, levels: list[Array] | None) -> tuple[Array, Array] | None:
         """Backward messages after each step, and those before it without the matrix (L, R, S, B)."""
-        beta, later = np.empty_like(self.emission), np.empty_like(self.emission)
-        half = self.length - self.length // 2
-        beta[half - 1] = 1.0
-        if self._levels is None:
-            message = self._run_backward(beta, later, half)
-            for _ in range(2):
-                exits = beta[-1] = self._leaving(message, last)
-                message = self._run_backward(beta, later, self.length)
-                gap = _gap(self._leaving(message, last), exits)
-                if gap <= AGREED:
-                    return beta, later
-                if not gap <= SOON:
-                    break
-            if self.size > FEW_STATES:
-                return None
-        beta[-1] = self._normalised(_after(self._products())[..., : self.many], last)
-        self._run_backward(beta, later, self.length)
-        return beta, later
+        beta = np.empty_like(self.emission)
+        if levels is not None:
+            beta[-1] = self._normalised(_after(levels)[..., : self.many], last)
+            self._run_backward(beta, self.emission)
+            return beta, self.emission
+        beta[-1] = 1.0
+        for _ in range(self.tries):
+            beta[-1] = self._leaving(self._run_backward(beta, None), last)
+        exits = beta[-1]
+        message = self._run_backward(beta, self.emission)
+        return (beta, self.emission) if _gap(self._leaving(message, last), exits) <= AGREED else None
 
-    def _run_backward(self, beta: Array, later: Array, places: int) -> Array:
-        """From ``beta[places - 1]`` back; what comes out before the first place."""
-        message = np.empty_like(beta[0])
-        for place in range(places - 1, -1, -1):
-            ahead = np.multiply(self.emission[place], beta[place], out=later[place])
-            slot = self.slot.get(place)
-            if slot is not None:
-                np.divide(ahead, self.scale[slot], out=ahead)
+    def _run_backward(self, beta: Array, later: Array | None) -> Array:
+        """From ``beta[-1]`` back; what comes out before the first place."""
+        message, scratch = np.empty_like(beta[0]), np.empty_like(beta[0])
+        for place in range(self.length - 1, -1, -1):
+            ahead = scratch if later is None else later[place]
+            np.multiply(self.emission[place], beta[place], out=ahead)
+            scale = self.scale_at[place]
+            if scale is not None:
+                np.divide(ahead, scale, out=ahead)
             np.matmul(self.matrix, ahead, out=beta[place - 1] if place else message)
         return message
 
@@ -190,14 +187,12 @@ class _Passes:
 
     # -- transfer matrices --------------------------------------------------------------------------------------------
 
-    def _products(self) -> list[Array]:
+    def products(self) -> list[Array]:
         """Transfer matrices of stretches, of two, of four, and so on, of all: (R, N, S, S).
 
         A sequence's first stretch forgets all before it, so that sequences may follow one another.
         """
-        if self._levels is None:
-            self._levels = _products(np.moveaxis(self._transfers(), -1, 1))
-        return self._levels
+        return _products(np.moveaxis(self._transfers(), -1, 1))
 
     def _transfers(self) -> Array:
         """From the state before each stretch to that at its end: (R, S before, S end, B), each up to a factor."""
@@ -208,7 +203,7 @@ class _Passes:
             if place in self.begins:
                 moved[..., self.begins[place]] = 1.0
             moved *= self.emission[place][:, None]
-            message = moved / moved.max((1, 2), keepdims=True) if place in self.slot else moved
+            message = moved / moved.max((1, 2), keepdims=True) if self.scale_at[place] is not None else moved
         return message
 
 
@@ -260,7 +255,9 @@ def marginals_by_stretches(block: Block, potential: Linear, weight: Tensor | Non
     None where a product has lost a state that the data later ask for.
     """
     stretches, matrix = block.in_stretches, np.ascontiguousarray(potential.pair[:, -1].numpy())
-    found = smoothed(_placed(potential.unary.numpy(), block), matrix, stretches, every=1)
+    unary, found = potential.unary.numpy(), None
+    for products in (False, True) if unary.shape[1] <= FEW_STATES else (False,):
+        found = found or smoothed(_placed(unary, block), matrix, stretches, 1, products=products)
     if found is None:
         return None
     shape = (*potential.unary.shape[:2], -1)

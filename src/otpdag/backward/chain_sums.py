@@ -17,7 +17,7 @@ from torch import Tensor
 
 from otpdag.backward.chain_layout import Stretches
 from otpdag.backward.chain_potentials import SMALLEST_LOG
-from otpdag.backward.chain_stretches import smoothed
+from otpdag.backward.chain_stretches import FEW_STATES, smoothed
 
 __all__ = ["PlacedSteps", "Sums"]
 
@@ -70,7 +70,10 @@ class PlacedSteps:
             weight: Of the sequences (R or 1, n); one if left out.
         """
         emission, unit = self._emission(table, first)
-        found = smoothed(emission, matrix.numpy(), self.stretches, NORMALISED)
+        found = smoothed(emission, matrix.numpy(), self.stretches, NORMALISED, products=False)
+        if found is None and table.shape[1] <= FEW_STATES:
+            emission, unit = self._emission(table, first)
+            found = smoothed(emission, matrix.numpy(), self.stretches, NORMALISED, products=True)
         if found is None:
             return None
         scale, state, later = np.log(found.scale), found.state, found.later
