@@ -41,7 +41,10 @@ from otpdag.uncertainty.diagnosis import notes_on_scales
 __all__ = ["SequenceData"]
 
 START_STEPS = 20_000
-"""Steps that starts are guessed from."""
+"""Steps that units, and starts of hidden numbers, are guessed from."""
+
+CHAIN_START_STEPS = 5_000
+"""Steps that starts of chains are guessed from: they run on fewer at first."""
 
 LONGEST_PIECE = 400
 """Steps in one piece of a sequence with hidden numbers, whose recursion is not run side by side otherwise."""
@@ -221,7 +224,8 @@ class SequenceData(DataKind):
     ) -> Tensor:
         """Guesses from some steps, with earlier values as further columns."""
         structure = layout.structure
-        few = self._few(seed) if units is None else part_of(self.batch.take(units), START_STEPS, seed)
+        most = START_STEPS if structure.hidden_numbers else CHAIN_START_STEPS
+        few = part_of(self._pieces if units is None else self.batch.take(units), most, seed)
         points = []
         for number in numbers:
             own = restart_seed(seed, number)
