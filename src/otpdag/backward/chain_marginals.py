@@ -13,8 +13,8 @@ from otpdag.backward.chain_stretches import marginals_by_stretches
 __all__ = ["Marginals", "marginals", "suits_stretches"]
 
 
-# Stretches of sequences run side by side, unless enough sequences do so as they are, or many places of stretches would be
-# empty. The choice changes time, not the result.
+# Stretches of sequences run side by side, unless enough sequences do so as they are, or many places of stretches would
+# be empty. The choice changes time, not the result.
 _LONG_STEPS, _SIDE_BY_SIDE, _PADDED = 64, 400, 1.5
 
 

@@ -52,8 +52,8 @@ class Smoothed:
     Attributes:
         before: Filtered probabilities before each step, up to a factor.
         state: Probabilities of states; meaningless where a place is empty.
-        later: What steps say from each one on, given its state: with ``before`` and the matrix the probabilities of pairs;
-            zero where a step has none before it.
+        later: What steps say from each one on, given its state: with ``before`` and the matrix the probabilities of
+            pairs; zero where a step has none before it.
         scale: Normalisers (N, R, B), whose logarithms add up to the likelihood.
     """
 
@@ -67,8 +67,8 @@ def smoothed(emission: Array, matrix: Array, stretches: Stretches, every: int, *
     """Run forward and backward over ``emission`` (L, R, S, B), the same ``matrix`` (R, S, S) before every step.
 
     Messages are normalised at ``every`` so many steps. Joints are guessed, or known from ``products`` of transfer
-    matrices. None where guesses do not agree, or a message has become too small. Emissions are overwritten: fresh memory
-    is what a pass would cost most.
+    matrices. None where guesses do not agree, or a message has become too small. Emissions are overwritten: fresh
+    memory is what a pass would cost most.
     """
     with np.errstate(all="ignore"):
         passes = _Passes(emission, matrix, stretches, every)

@@ -84,8 +84,8 @@ class _State:
         self.small = np.where(good, np.where(near, small, 0.0), self.small)
         good = good & (loss <= self.loss)
         kept, known = good[:, None], np.isfinite(self.loss)[:, None]  # the first point has none before it
-        # the loss falls by the square of what points come nearer by; and some may have nowhere to come to, as the logits
-        # of a probability of zero
+        # the loss falls by the square of what points come nearer by; and some have nowhere to come to, as the logits of
+        # a probability of zero
         falling = (fallen <= QUICK**2 * self.fall)[:, None]
         quick = kept & known & (falling | (_size(change) <= QUICK * _size(self.change)))
         self.fall = np.where(good & known[:, 0], fallen, self.fall)

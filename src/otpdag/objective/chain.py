@@ -121,11 +121,12 @@ class ChainProblem(Problem):
         if self._is_placed(replicas):
             late = torch.exp(logs.hidden[:, -1:] + logs.pair[:, -1])
             parts = (table, torch.exp(logs.hidden[:, 0]), late)
-            whole = [part.expand(replicas, *part.shape[1:]).contiguous() for part in parts]
+            table, first, late = (part.expand(replicas, *part.shape[1:]).contiguous() for part in parts)
             owned = [None if weight is None else weight[:, block.sequences] for block in self.chain.blocks]
-            found = [one.sums(*whole, own) for one, own in zip(self._placed, owned, strict=True)]
-            if all(one is not None for one in found):
-                return reduce(add, found)
+            found = [one.sums(table, first, late, own) for one, own in zip(self._placed, owned, strict=True)]
+            known = [one for one in found if one is not None]
+            if len(known) == len(found):
+                return reduce(add, known)
         logs = potentials(self.structure, naturals, self.chain, self._features @ table.mT)
         log_likelihood, _, state, pair = _expected(Linear.of(logs), self.chain, weight)
         first = state[:, self.chain.phase == 0].sum(1)
@@ -133,7 +134,7 @@ class ChainProblem(Problem):
 
     def _is_placed(self, replicas: int) -> bool:
         """Whether steps are read in stretches: their features are few, or hardly any two are alike."""
-        if self.emissions is None or sum(self.emissions.sizes) > FEW_FEATURES and len(self.chain.phase) < self.rows:
+        if self.emissions is None or (sum(self.emissions.sizes) > FEW_FEATURES and len(self.chain.phase) < self.rows):
             return False
         return all(suits_stretches(block, replicas, self.chain) for block in self.chain.blocks)
 

@@ -64,9 +64,9 @@ WINDOWS = replace(_ALONE, short_rows=START_STEPS, short_steps=48)
 NUMBERS = _ALONE
 """Courses: short runs on a part of the steps, the best alone goes on; of chains on a larger part before it sees all.
 
-A chain whose loss changes by less than 1e-5 has no more to gain in 24 short steps than two starts may differ by. Of two
-near distributions the log-ratio of a step has a variance of about twice its mean D: over n steps D is four standard errors
-from zero where it is 32 / n. Chains that differ by less run on more steps before one of them is chosen."""
+A chain whose loss changes by less than 1e-5 has no more to gain in 24 short steps than two starts may differ by. Of
+two near distributions the log-ratio of a step has a variance of about twice its mean D: over n steps D is four standard
+errors from zero where it is 32 / n. Chains that differ by less run on more steps before one of them is chosen."""
 
 STEPS_PER_PARAMETER, MOST_SHORT_STEPS = 100, 10_000
 """Steps in short runs of chains: fewer for each parameter would be explained by chance."""
