@@ -35,3 +35,18 @@ def test_no_more_centres_than_points():
 def test_squared_distances_are_those_of_differences():
     direct = ((POINTS[:, None] - POINTS[None, :7]) ** 2).sum(-1)
     np.testing.assert_allclose(squared_distances(POINTS, POINTS[:7]), direct, atol=1e-10)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_on_a_line_centres_go_where_those_of_scikit_learn_go(whole):
+    generator = np.random.default_rng(5)
+    points = generator.gamma(2.0, 5.0, (400, 1))
+    points = points.round() if whole else points
+    begin = np.array([[11.3], [2.1], [30.7], [5.9]])  # in no order, and no count lies halfway between two
+    other = KMeans(4, init=begin, n_init=1, max_iter=100, tol=0).fit(points)
+    np.testing.assert_allclose(move_centres(points, begin, 100), other.cluster_centers_, atol=1e-4)
+
+
+def test_on_a_line_a_centre_without_points_stays():
+    far = np.array([[1e3], [0.0]])
+    np.testing.assert_array_equal(move_centres(POINTS[:, :1], far, 3)[0], far[0])

@@ -43,16 +43,41 @@ def move_centres(columns: Array, centres: Array, steps: int) -> Array:
     Returns:
         The moved centres.
     """
+    if columns.shape[1] == 1:
+        return _move_on_line(columns[:, 0], centres[:, 0], steps)[:, None]
     lengths = _squared_lengths(columns)
     for _ in range(steps):
         labels = _distances(columns, lengths, centres).argmin(1)
         member = np.eye(len(centres), dtype=columns.dtype)[labels]
         counts = member.sum(0)
         moved = np.where(counts[:, None] > 0, member.T @ columns / np.maximum(counts, 1)[:, None], centres)
-        if bool((np.abs(moved - centres) <= 1e-8 + 1e-5 * np.abs(centres)).all()):
+        if _have_settled(centres, moved):
             break
         centres = moved
     return centres
+
+
+def _move_on_line(points: Array, centres: Array, steps: int) -> Array:
+    """The same in one dimension, where a centre's points lie side by side: sums of sorted points tell their mean."""
+    points = np.sort(points)
+    sums = np.concatenate([np.zeros(1), np.cumsum(points, dtype=np.float64)])
+    edges = np.zeros(len(centres) + 1, dtype=np.intp)
+    edges[-1] = len(points)
+    for _ in range(steps):
+        order = np.argsort(centres, kind="stable")
+        ordered = centres[order]
+        edges[1:-1] = np.searchsorted(points, (ordered[1:] + ordered[:-1]) / 2, side="right")
+        counts = np.diff(edges)
+        moved = centres.copy()
+        moved[order] = np.where(counts > 0, np.diff(sums[edges]) / np.maximum(counts, 1), ordered)
+        if _have_settled(centres, moved):
+            break
+        centres = moved
+    return centres
+
+
+def _have_settled(centres: Array, moved: Array) -> bool:
+    return bool((np.abs(moved - centres) <= 1e-8 + 1e-5 * np.abs(centres)).all())
 
 
 def spread_centres(columns: Array, size: int, generator: np.random.Generator) -> Array:
@@ -68,11 +93,13 @@ def spread_centres(columns: Array, size: int, generator: np.random.Generator) ->
     Returns:
         Centres (size, D).
     """
-    centres = columns[[generator.integers(len(columns))]]
+    picked, lengths = [generator.integers(len(columns))], _squared_lengths(columns)
+    nearest = np.full(len(columns), np.inf)
     for _ in range(size - 1):
-        nearest = np.maximum(squared_distances(columns, centres).min(1), 0.0) + 1e-12
-        centres = np.concatenate([centres, columns[[generator.choice(len(columns), p=nearest / nearest.sum())]]])
-    return centres
+        nearest = np.minimum(nearest, _distances(columns, lengths, columns[picked[-1:]])[:, 0])
+        chances = np.cumsum(np.maximum(nearest, 0.0) + 1e-12)
+        picked.append(np.searchsorted(chances, generator.random() * chances[-1], side="right"))
+    return columns[picked]
 
 
 def squared_distances(columns: Array, centres: Array) -> Array:

@@ -128,3 +128,20 @@ def test_a_multinomial_logit_solves_its_score_equations():
     shares = torch.softmax(known, -1)
     step = r._solve_shared(config[:, :0], values, 2 * (counts / size - shares), weight.unsqueeze(-1) * size)
     torch.testing.assert_close(moved[1], step[1] - step[1].mean(-1, keepdim=True))
+
+
+@pytest.mark.parametrize("softness", [0.0, 0.1])
+def test_rows_alike_are_fitted_as_one(softness):
+    """A configuration that differs in the last digits is not merged, and must lead to the same table."""
+    generator = torch.Generator().manual_seed(1)
+    label = torch.randint(0, 3, (500,), generator=generator)
+    config = (1 - softness) * torch.eye(4, dtype=torch.float64)[label] + softness / 4  # no row has the last label
+    target = torch.poisson(torch.tensor([[1.0, 9.0], [4.0, 2.0], [20.0, 0.2]], dtype=torch.float64)[label], generator)
+    weight, offset = torch.rand(500, generator=generator, dtype=torch.float64), torch.zeros(1, 2, dtype=torch.float64)
+    shaken = config + 1e-13 * torch.rand(500, 4, generator=generator, dtype=torch.float64)
+    for fit in (r.log_count, r.log_positive):
+        merged, single = (fit(one, None, target, weight, offset)[0] for one in (config, shaken))
+        np.testing.assert_allclose(merged, single, rtol=1e-8, atol=1e-9)
+    if not softness:
+        mean = torch.stack([(weight[:, None] * target)[label == k].sum(0) / weight[label == k].sum() for k in range(3)])
+        np.testing.assert_allclose(r.log_count(config, None, target, weight, offset)[0][:3].exp(), mean, rtol=1e-2)

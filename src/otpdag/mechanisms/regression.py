@@ -117,12 +117,32 @@ def _fit_link(
     centre = (weight * target).sum(0) / weight.sum(0).clamp(min=1e-12)
     eta = link.begin(target, centre)
     table, slopes = _solve_blocks(config, values, eta - offset, weight * link.precision(link.mean(eta)))
+    if link.steps > 1 and not values.shape[1] and len(offset) == 1:
+        config, target, weight = _merged(config, target, weight)
+        values = values[: len(target)]
     for _ in range(link.steps - 1):
         eta = (offset + config @ table + values @ slopes).clamp(-LARGEST_PREDICTION, LARGEST_PREDICTION)
         mean = link.mean(eta)
         working = eta + (target - mean) / link.slope(mean).clamp(min=1e-12)
         table, slopes = _solve_blocks(config, values, working - offset, weight * link.precision(mean))
     return table, slopes
+
+
+def _merged(config: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of equal configurations as one row with their mean, where rows with the same likeliest entry are equal.
+
+    From there on a prediction is that of a configuration, and rows are read through the sums of their targets alone.
+    """
+    if not config.shape[1]:
+        return config, target, weight
+    label = config.argmax(-1)
+    first = torch.zeros(config.shape[1], dtype=torch.long).scatter_(0, label, torch.arange(len(label)))
+    if not bool((config == config[first[label]]).all()):
+        return config, target, weight
+    met = torch.unique(label)
+    total = weight.new_zeros(config.shape[1], weight.shape[1]).index_add_(0, label, weight)[met]
+    sums = target.new_zeros(config.shape[1], target.shape[1]).index_add_(0, label, weight * target)[met]
+    return config[first[met]], torch.where(total > 0, sums / total.clamp(min=1e-300), 0.0), total
 
 
 least_squares: Fit = partial(_fit_link, link=_Identity())

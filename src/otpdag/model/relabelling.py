@@ -102,6 +102,12 @@ def _label_order(structure: Structure, naturals: Naturals, node: str) -> list[in
     child = _first_child(structure, node)
     if child is None:
         return list(range(size))
+    mechanism = structure.mechanisms[child]
+    if {name for name, _ in mechanism.family.parents} == {node}:  # there is nothing to draw where it has a mean
+        mean = mechanism.mean(naturals[child], {node: torch.eye(size, dtype=torch.float64).unsqueeze(0)})
+        if mean is not None:
+            positions = mechanism.space.position(mean)[0].tolist()
+            return sorted(range(size), key=lambda state: positions[state])
     spaces = {name: structure.mechanisms[name].space for name in structure.given}
     given = {name: space.neutral().expand(1, ROWS, -1) for name, space in spaces.items()}
     means = []
