@@ -6,7 +6,7 @@ Steps that show the same share one row of the potentials, so that a million coun
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -163,11 +163,6 @@ class Chain:
     def dtype(self) -> torch.dtype:
         """The precision of all tables."""
         return next(iter(self.states.now.values()), torch.zeros(0, dtype=torch.float64)).dtype
-
-    @cached_property
-    def phases(self) -> Chain:
-        """One step of each phase, with nothing observed: what hidden nodes say does not depend on more."""
-        return replace(self, values={}, mask={}, phase=torch.arange(self.longest_lag + 1), blocks=())
 
     def seen(self, names: Sequence[str]) -> Tensor:
         """Kinds of steps (U,) in which all of these nodes are wholly seen."""

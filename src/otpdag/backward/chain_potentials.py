@@ -10,15 +10,17 @@ first steps), P what depends on two (transitions).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from otpdag.backward.chain_layout import Chain
+from otpdag.mechanisms.base import Mechanism
 from otpdag.structure import Naturals, Structure
 
-__all__ = ["Linear", "Potentials", "potentials"]
+__all__ = ["HiddenNodes", "Linear", "Potentials", "potentials"]
 
 
 # An emission is never less likely than exp of this, relative to the likeliest state's: 1e-200 leaves a message and a
@@ -84,16 +86,27 @@ def _observed_parents(structure: Structure, chain: Chain, node: str) -> list[str
     ]
 
 
-def _term(structure: Structure, naturals: Naturals, chain: Chain, node: str) -> tuple[Tensor, bool]:
-    """Log-densities of one mechanism: (R, U or 1, S) or, if it joins two steps' states, (R, U or 1, S, S)."""
+@dataclass(frozen=True, eq=False)
+class _Arguments:
+    """What a mechanism is evaluated at: its own values, its parents', and which are seen (all if None).
+
+    ``joins`` tells whether it joins two steps' states.
+    """
+
+    value: Tensor
+    parents: Mapping[str, Tensor]
+    mask: Tensor | None
+    joins: bool
+
+
+def _arguments(structure: Structure, chain: Chain, node: str) -> _Arguments:
+    """Lay out a mechanism's arguments: distinct steps first, states before next to last, states now last."""
     states, base = chain.states, structure.base(node)
-    mechanism = structure.mechanisms[node]
-    names = [name for name, _ in mechanism.family.parents]
+    names = [name for name, _ in structure.mechanisms[node].family.parents]
     hidden = [name for name in names if name in states.now or name in states.before]
     joins = any(name not in states.now for name in hidden)
 
     def spread(name: str) -> Tensor:
-        """A parent's value: states now last, states before next to last, distinct steps first."""
         if name in states.now:
             value = states.now[name]
             return value[None, None, None] if joins else value[None, None]
@@ -102,14 +115,65 @@ def _term(structure: Structure, naturals: Naturals, chain: Chain, node: str) -> 
         value = chain.values[name]
         return value[:, :, None, None] if joins else value[:, :, None]
 
-    parents = {name: spread(name) for name in names}
-    value, mask = spread(base), None
+    mask = None
     if base not in states.nodes and not bool(chain.mask[base].all()):
         seen = chain.mask[base]
         mask = seen[:, :, None, None] if joins else seen[:, :, None]
-    table = mechanism.log_prob(naturals[node], value, parents, mask)
-    sizes = (states.size, states.size) if joins else (states.size,)
-    return table.expand(*table.shape[:2], *sizes), joins
+    return _Arguments(spread(base), {name: spread(name) for name in names}, mask, joins)
+
+
+def _term(structure: Structure, naturals: Naturals, chain: Chain, node: str) -> tuple[Tensor, bool]:
+    """Log-densities of one mechanism: (R, U or 1, S) or, if it joins two steps' states, (R, U or 1, S, S)."""
+    at = _arguments(structure, chain, node)
+    table = structure.mechanisms[node].log_prob(naturals[node], at.value, at.parents, at.mask)
+    size = chain.states.size
+    return table.expand(*table.shape[:2], *((size, size) if at.joins else (size,))), at.joins
+
+
+@dataclass(frozen=True, eq=False)
+class HiddenNodes:
+    """All that hidden nodes say of states, where it depends on no observed value and lags are one step at most.
+
+    Laid out once: between two evaluations only parameters differ, and there are many evaluations.
+
+    Attributes:
+        begins: Zero for states that a sequence may begin with, minus infinity for others (S,).
+        follows: Zero for states that may follow one another, minus infinity for others (S before, S now).
+        terms: The nodes, their arguments, and whether they speak of first steps and of later ones.
+    """
+
+    begins: Tensor
+    follows: Tensor
+    terms: tuple[tuple[str, Mechanism, _Arguments, bool, bool], ...]
+
+    @classmethod
+    def of(cls, structure: Structure, chain: Chain) -> HiddenNodes:
+        """Of a chain in which no hidden node reads an observed one."""
+        states, terms = chain.states, []
+        for node, mechanism in structure.mechanisms.items():
+            base = structure.base(node)
+            if mechanism.is_given or base not in states.nodes:
+                continue
+            at, lag = _arguments(structure, chain, node), structure.longest_lag(base)
+            first = not at.joins and (lag > 0) == (node != base)
+            terms.append((node, mechanism, at, first, node == base))
+        begins = _allowed(states.begins, chain.dtype)
+        follows = torch.zeros(states.size, states.size, dtype=chain.dtype)
+        follows = follows if states.follows is None else _allowed(states.follows, chain.dtype)
+        return cls(begins, follows if chain.longest_lag else follows + begins, tuple(terms))
+
+    def log_potentials(self, naturals: Naturals) -> tuple[Tensor, Tensor]:
+        """Of the states of first steps (R, S), and of pairs of states (R, S, S)."""
+        begun, joined = self.begins.unsqueeze(0), self.follows.unsqueeze(0)
+        for node, mechanism, at, first, later in self.terms:
+            table = mechanism.log_prob(naturals[node], at.value, at.parents)[:, 0]
+            begun = begun + table if first else begun
+            joined = joined + (table if at.joins else table.unsqueeze(1)) if later else joined
+        return begun, joined
+
+
+def _allowed(which: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(which.shape, dtype=dtype).masked_fill(~which, -torch.inf)
 
 
 def _clamp(chain: Chain) -> Tensor:

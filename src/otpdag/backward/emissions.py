@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -57,11 +58,18 @@ class Emission:
 
     def maximised(self, naturals: Naturals, sums: Tensor) -> dict[str, Tensor]:
         """Natural parameters from expected sums of features in every state (R, S, O * F)."""
-        params, rows = naturals[self.node], self.configuration.flatten()
-        by_state = sums.unflatten(-1, (self.configuration.shape[1], -1)).flatten(1, 2)
-        many = self.mechanism.coefficients({k: v[:1] for k, v in params.items()}).shape[1]
-        by_row = by_state.new_zeros(len(sums), many, by_state.shape[-1]).index_add_(1, rows, by_state)
-        return self.mechanism.maximised_by(params, by_row)
+        by_row = sums.unflatten(-1, (self.configuration.shape[1], -1)).flatten(1, 2)
+        if not self._is_table:
+            many = math.prod(space.width for _, space in self.mechanism.family.parents)
+            empty = by_row.new_zeros(len(sums), many, by_row.shape[-1])
+            by_row = empty.index_add_(1, self.configuration.flatten(), by_row)
+        return self.mechanism.maximised_by(naturals[self.node], by_row)
+
+    @cached_property
+    def _is_table(self) -> bool:
+        """Whether states, and configurations in them, are the rows of its table in their own order."""
+        many = math.prod(space.width for _, space in self.mechanism.family.parents)
+        return self.configuration.flatten().tolist() == list(range(many))
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from otpdag.backward.chain_layout import Chain, lay_out_chain
 from otpdag.backward.chain_marginals import marginals, suits_stretches
-from otpdag.backward.chain_potentials import Linear, potentials
+from otpdag.backward.chain_potentials import HiddenNodes, Linear, potentials
+from otpdag.backward.chain_states import States
 from otpdag.backward.chain_sums import PlacedSteps, Sums
 from otpdag.backward.emissions import Emissions, emissions_of
 from otpdag.data.sequence_parts import part_of
@@ -99,7 +100,8 @@ class ChainProblem(Problem):
         if self.emissions is None:
             return super().updated(point)
         with torch.no_grad():
-            theta, naturals = self.parts(point.detach())[0], self.naturals(point.detach())
+            theta = self.parts(point.detach())[0]
+            naturals = self.structure.naturals(theta)
             sums = self._sums(naturals, self.emissions)
             maximised = dict(self.emissions.maximised(naturals, sums.features))
             for name in self.structure.mechanisms:
@@ -116,11 +118,10 @@ class ChainProblem(Problem):
         """Probabilities of states and of pairs of states, summed up as updates ask for them."""
         even = self.factors.new_zeros(1, self.chain.states.size)
         table, weight = emissions.coefficients(naturals, even), self._weight
-        logs = potentials(self.structure, naturals, self.chain.phases, even.unsqueeze(0))
-        replicas = max(len(one) for one in (table, logs.hidden, logs.pair, self.factors))
+        begun, joined = self._hidden.log_potentials(naturals)
+        replicas = max(len(one) for one in (table, begun, joined, self.factors))
         if self._is_placed(replicas):
-            late = torch.exp(logs.hidden[:, -1:] + logs.pair[:, -1])
-            parts = (table, torch.exp(logs.hidden[:, 0]), late)
+            parts = (table, torch.exp(begun), torch.exp(joined))
             table, first, late = (part.expand(replicas, *part.shape[1:]).contiguous() for part in parts)
             owned = [None if weight is None else weight[:, block.sequences] for block in self.chain.blocks]
             found = [one.sums(table, first, late, own) for one, own in zip(self._placed, owned, strict=True)]
@@ -145,20 +146,32 @@ class ChainProblem(Problem):
 
     def _maximised(self, name: str, params: Params, sums: Sums) -> dict[str, Tensor]:
         """A hidden node's parameters from expected counts of states and of pairs of states."""
-        mechanism, states, base = self.structure.mechanisms[name], self.chain.states, self.structure.base(name)
-        parents = [parent for parent, _ in mechanism.family.parents]
-        if any(parent not in states.now for parent in parents):
-            spread = {
-                parent: states.now[parent].repeat(states.size, 1) for parent in (base, *parents) if parent in states.now
-            }
-            spread |= {p: states.before[p].repeat_interleave(states.size, 0) for p in parents if p not in states.now}
-            weight = sums.pair.flatten(1)
-        else:
-            spread = {parent: states.now[parent] for parent in (base, *parents)}
-            every = sums.features[..., -1]
-            weight = sums.first if name != base else every - sums.first if self.structure.longest_lag(base) else every
-        lifted = {parent: value.unsqueeze(0) for parent, value in spread.items()}
-        return mechanism.maximised(params, lifted[base], {parent: lifted[parent] for parent in parents}, weight)
+        value, parents, joins = self._spread[name]
+        base, every = self.structure.base(name), sums.features[..., -1]
+        weight = sums.first if name != base else every - sums.first if self.structure.longest_lag(base) else every
+        weight = sums.pair.flatten(1) if joins else weight
+        return self.structure.mechanisms[name].maximised(params, value, parents, weight)
+
+    @cached_property
+    def _spread(self) -> dict[str, tuple[Tensor, dict[str, Tensor], bool]]:
+        """Values of each hidden node and of its parents in all states, or in all pairs of states (1, S or S S, width).
+
+        Also, whether they are pairs.
+        """
+        states, spread = self.chain.states, {}
+        for name, mechanism in self.structure.mechanisms.items():
+            names = (self.structure.base(name), *(parent for parent, _ in mechanism.family.parents))
+            if names[0] not in self.structure.graph.hidden:
+                continue
+            joins = any(parent not in states.now for parent in names)
+            lifted = {one: _in_states(states, one, in_pairs=joins).unsqueeze(0) for one in names}
+            spread[name] = (lifted[names[0]], {parent: lifted[parent] for parent in names[1:]}, joins)
+        return spread
+
+    @cached_property
+    def _hidden(self) -> HiddenNodes:
+        """What hidden nodes say, ready for parameters."""
+        return HiddenNodes.of(self.structure, self.chain)
 
     @cached_property
     def _features(self) -> Tensor:
@@ -263,6 +276,13 @@ def chain_terms(
     surrogate = cost - eps * hidden / total
     loss = surrogate + (-eps * log_likelihood / total - surrogate).detach()
     return LossTerms.of(loss, reconstruction=cost.detach(), entropic=loss - cost.detach())
+
+
+def _in_states(states: States, name: str, *, in_pairs: bool) -> Tensor:
+    """A hidden node's value, now or before, in all states, or in all pairs of states: those before go first."""
+    if name not in states.now:
+        return states.before[name].repeat_interleave(states.size, 0)
+    return states.now[name].repeat(states.size, 1) if in_pairs else states.now[name]
 
 
 def _expected(linear: Linear, chain: Chain, weight: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
