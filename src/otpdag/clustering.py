@@ -67,9 +67,9 @@ def _move_on_line(points: Array, centres: Array, steps: int) -> Array:
         order = np.argsort(centres, kind="stable")
         ordered = centres[order]
         edges[1:-1] = np.searchsorted(points, (ordered[1:] + ordered[:-1]) / 2, side="right")
-        counts = np.diff(edges)
-        moved = centres.copy()
-        moved[order] = np.where(counts > 0, np.diff(sums[edges]) / np.maximum(counts, 1), ordered)
+        counts, ends = edges[1:] - edges[:-1], sums[edges]
+        moved = np.empty_like(centres)
+        moved[order] = np.where(counts > 0, (ends[1:] - ends[:-1]) / np.maximum(counts, 1), ordered)
         if _have_settled(centres, moved):
             break
         centres = moved

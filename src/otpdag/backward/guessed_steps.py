@@ -36,10 +36,10 @@ def _smoothed(
     The guess of a number from its own step alone explains its children without noise, a trap that no descent leaves.
     """
     smooth = dict(completed)
-    left = batch.lengths.repeat_interleave(batch.lengths) - 1 - batch.times
     for node in structure.graph.hidden:
         if not structure.mechanisms[node].space.is_unbounded or not structure.longest_lag(node):
             continue
+        left = batch.lengths.repeat_interleave(batch.lengths) - 1 - batch.times
         shifts = [torch.arange(batch.rows) + torch.minimum(left, torch.full_like(left, k)) for k in range(1, reach + 1)]
         shifts += [torch.arange(batch.rows) - batch.times.clamp(max=k) for k in range(1, reach + 1)]
         mean = torch.stack([completed[node], *(completed[node][at] for at in shifts)]).mean(0)

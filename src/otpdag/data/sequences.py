@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -129,7 +130,7 @@ class SequenceBatch:
         """The row of each sequence's first step."""
         return self.lengths.cumsum(0) - self.lengths
 
-    @property
+    @cached_property
     def times(self) -> Tensor:
         """How many steps of its sequence come before each row."""
         return torch.arange(self.rows) - self.starts.repeat_interleave(self.lengths)

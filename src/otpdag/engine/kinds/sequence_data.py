@@ -226,11 +226,11 @@ class SequenceData(DataKind):
         structure = layout.structure
         most = START_STEPS if structure.hidden_numbers else CHAIN_START_STEPS
         few = part_of(self._pieces if units is None else self.batch.take(units), most, seed)
-        points = []
+        points, weights = [], step_weights(structure, few)
         for number in numbers:
             own = restart_seed(seed, number)
             completed = _guessed(structure, few, own, first=number == 0)
-            start = structure.start(completed, step_weights(structure, few))
+            start = structure.start(completed, weights)
             theta = structure.filled(structure.raw(start), torch.Generator().manual_seed(own))
             if layout.sequence_map is not None:
                 theta |= _map_start(layout.sequence_map, few, completed, own)
