@@ -103,7 +103,8 @@ class Block:
     @cached_property
     def in_stretches(self) -> Stretches:
         """Sequences cut into stretches that lie side by side."""
-        return Stretches.of(torch.tensor(self.sizes), STRETCH)
+        sizes = np.fromiter(self.sizes, np.int64, len(self.sizes))  # a tensor of so many single numbers is slow to make
+        return Stretches.of(torch.from_numpy(sizes), STRETCH)
 
     @cached_property
     def columns(self) -> list[Tensor]:

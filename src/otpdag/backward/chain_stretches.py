@@ -130,7 +130,7 @@ class _Passes:
         emission, back = self.emission, self.back
         for place in range(self.length):
             moved = messages[place + 1]
-            np.matmul(back, messages[place], out=moved)
+            _multiply(back, messages[place], moved)
             if place in self.begins:  # sequences begin here: their first step's potentials say all
                 moved[..., self.begins[place]] = 1.0
             np.multiply(moved, emission[place], out=moved)
@@ -171,7 +171,7 @@ class _Passes:
             scale = self.scale_at[place]
             if scale is not None:
                 np.divide(ahead, scale, out=ahead)
-            np.matmul(self.matrix, ahead, out=beta[place - 1] if place else message)
+            _multiply(self.matrix, ahead, beta[place - 1] if place else message)
         return message
 
     def _leaving(self, message: Array, last: Array) -> Array:
@@ -205,6 +205,14 @@ class _Passes:
             moved *= self.emission[place][:, None]
             message = moved / moved.max((1, 2), keepdims=True) if self.scale_at[place] is not None else moved
         return message
+
+
+def _multiply(matrices: Array, messages: Array, out: Array) -> None:
+    """Products of matrices (R, S, S) and messages (R, S, B); for a single replica in half the time of a stack's."""
+    if len(matrices) == 1:
+        np.dot(matrices[0], messages[0], out=out[0])
+    else:
+        np.matmul(matrices, messages, out=out)
 
 
 def _gap(found: Array, used: Array) -> float:

@@ -138,6 +138,8 @@ class SequenceBatch:
     @property
     def canonical_order(self) -> npt.NDArray[np.int64]:
         """Numbers of the sequences in an order that depends on what they hold; see :func:`canonical_order` of rows."""
+        if len(self.lengths) == 1:
+            return np.zeros(1, dtype=np.int64)
         steps = mixed(row_hashes(self.steps) ^ self.times.numpy().astype(np.uint64))
         return np.argsort(np.add.reduceat(steps, self.starts.numpy()), kind="stable")
 
