@@ -84,3 +84,14 @@ def test_a_long_sequence_is_cut_exactly_whether_it_forgets_or_not(stay, products
     state = found.state[:, 0].swapaxes(0, 1).reshape(size, -1)[:, at].T
     np.testing.assert_allclose(state.sum(1), 1.0, rtol=1e-10)
     np.testing.assert_allclose(state[-1], forward[-1], rtol=1e-9)
+
+
+def test_a_single_replica_is_one_of_two():
+    model = random_poisson_hmm()
+    chain = laid_out(model, [np.random.default_rng(4).poisson(6, length).astype(float) for length in (70, 41)])
+    (block,) = chain.blocks
+    both = two_replicas(chain, model)
+    one = marginals_by_stretches(block, Linear(both.unary[:1], both.log_unit[:1], both.pair[:1]))
+    two = marginals_by_stretches(block, both)
+    for name in ("state", "log_scale", "pair"):
+        torch.testing.assert_close(getattr(one, name), getattr(two, name)[:1], rtol=1e-12, atol=1e-14)
