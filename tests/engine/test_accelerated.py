@@ -1,7 +1,7 @@
 """Accelerated updates end where plain ones do, sooner, and go on from a snapshot as if they had never stopped."""
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -153,3 +153,32 @@ def test_chains_end_where_descent_ends(kind):
         at, terms = result.problem.updated(at)
         losses.append(float(terms.total))
     assert result.loss == pytest.approx(min(losses), abs=1e-6)
+
+
+@dataclass(frozen=True)
+class Valleys(Problem):
+    """Replicas that come to rest at losses of their own, each at a speed of its own."""
+
+    floors: torch.Tensor
+    rates: torch.Tensor
+
+    @property
+    def rows(self):
+        return 1
+
+    def updated(self, point):
+        loss = self.floors + (point**2).sum(-1)
+        return self.rates * point, LossTerms.of(loss, reconstruction=loss)
+
+
+@pytest.mark.parametrize(("floor", "waits"), [(5.0, False), (0.005, True)])
+def test_a_start_that_stays_behind_is_not_waited_for(floor, waits):
+    """One that is slow, and above the best by more than it could fall; or by so little that it might still win."""
+    rates = torch.stack([torch.full((40,), 0.01), torch.linspace(0.5, 0.999, 40)]).double()
+    problem = Valleys(torch.tensor([0.0, floor]).double(), rates)
+    one = Leg(problem, torch.full((2, 40), 0.1).double(), 300)
+    alone = accelerated_updates(one, 1e-9, lambda progress: False)
+    together = accelerated_updates(replace(one, steps=40, margin=0.01), 1e-9, lambda progress: False)
+    assert bool(together.converged[0])
+    torch.testing.assert_close(together.point[0], alone.point[0], atol=0, rtol=0)
+    assert (together.steps == min(40, alone.steps)) == waits

@@ -33,6 +33,9 @@ AT_THE_END = 1e-8
 WORSE = 1e-11
 """A relative rise of the loss below which it is rounding."""
 
+RALLY = 10.0
+"""How many times as much as its last step each step that is left could bring a replica: falls grow on plateaus."""
+
 
 @dataclass
 class _State:
@@ -104,6 +107,18 @@ class _State:
             self.trial = np.where(helped, ahead, self.plain)
         self.step += 1
 
+    @np.errstate(invalid="ignore")
+    def have_ended(self, margin: float | None, left: int) -> bool:
+        """Whether all replicas have settled, or stay behind the best even if they rally in the steps that are left.
+
+        Those that end behind it by more than ``margin`` do not matter.
+        """
+        settled = self.small >= SMALL_IN_A_ROW
+        if margin is None or not settled.any():
+            return bool(settled.all())
+        behind = self.loss - self.loss.min() > margin + left * RALLY * self.fall
+        return bool((settled | behind).all())
+
 
 def _size(change: Array) -> Array:
     """Of the largest change of each replica (R, 1)."""
@@ -122,7 +137,7 @@ def accelerated_updates(leg: Leg, tolerance: float, watch: Watch, resume: Memory
         loss = terms.total.detach().double().expand(len(state.point))
         state.follow(updates.detach().cpu().double().numpy(), loss.cpu().numpy(), tolerance)
         stop = watch(Progress(step, terms, placed(state.loss), placed(state.point), state.as_tensors))
-        if stop or bool((state.small >= SMALL_IN_A_ROW).all()):
+        if stop or state.have_ended(leg.margin, leg.steps - state.step):
             break
     converged = torch.from_numpy(state.small >= SMALL_IN_A_ROW)
     loss = placed(state.loss)

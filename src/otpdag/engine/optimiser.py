@@ -63,6 +63,7 @@ class Leg:
         seeds: One for each replica's random stream.
         memory: What an earlier leg learned, if this one goes on from it.
         is_over: Whether work before the first step shall be cut short: somebody asked for the end.
+        margin: By how much a replica's loss may end above the best one's for its end to matter; any if left out.
     """
 
     problem: Problem
@@ -72,6 +73,7 @@ class Leg:
     seeds: Sequence[int] = ()
     memory: Memory = field(default_factory=dict)
     is_over: Callable[[], bool] = lambda: False
+    margin: float | None = None
 
 
 @dataclass(frozen=True)

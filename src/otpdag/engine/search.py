@@ -152,8 +152,18 @@ class _Field:
         return self._distinct(order, judged, finalists, gap)
 
     def _short_run(self, name: str, part: Problem, alive: Tensor, steps: int, moves: int) -> tuple[Problem, Tensor]:
-        tolerance = self.course.short_tolerance
-        part, outcome = self._settled(name, part, alive, steps=steps, moves=moves, keep=False, tolerance=tolerance)
+        tolerance, gap = self.course.short_tolerance, self.course.finalist_gap
+        rivals = len(self.owners.unique()) == 1  # all starts are compared with one best
+        part, outcome = self._settled(
+            name,
+            part,
+            alive,
+            steps=steps,
+            moves=moves,
+            keep=False,
+            tolerance=tolerance,
+            margin=gap / part.rows if gap is not None and rivals else None,
+        )
         judged = part.judged(outcome.point, outcome.loss).cpu().double()
         self.short_losses[alive] = _spoilt(judged, outcome.failed)
         return part, torch.where(self.short_losses.isnan(), torch.inf, self.short_losses)
@@ -209,12 +219,13 @@ class _Field:
         keep: bool,
         tolerance: float | None = None,
         memory: Memory | None = None,
+        margin: float | None = None,
     ) -> tuple[Problem, Outcome]:
         """Minimise, move the problem, go on, until it moves no more; the starts' points are where that ends."""
         most = problem.steps_before_move
         limited = steps if most is None else min(steps, most)
         problem = problem.laid_out_for(self.points[alive])
-        leg = Leg(problem, self.points[alive], limited, tolerance, self._seeds(alive), memory or {})
+        leg = Leg(problem, self.points[alive], limited, tolerance, self._seeds(alive), memory or {}, margin=margin)
         outcome = self._leg(name, leg, alive, keep=keep)
         gains = _Gains(self.course.small_gain)
         for _ in range(moves):
