@@ -103,7 +103,7 @@ def results_page(folder: Path, known: Mapping[str, Experiment], *, pictures: str
 def _how(read: Mapping[str, Any]) -> str:
     """How large a run was, and how to repeat it."""
     versions = ", ".join(f"{package} {number}" for package, number in read.get("versions", {}).items())
-    state = "" if read.get("finished") else " It was not finished."
+    state = "" if read.get("finished") else " Not all of it has been run; `--resume` goes on with it."
     size = SIZES.get(read.get("scale", ""), "some size")
     return f"*Run at {size}, by `{read.get('command')}` with {versions}.{state}*"
 
