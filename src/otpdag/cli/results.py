@@ -24,7 +24,7 @@ HEAD = (
     "that the paper prints are quoted as such; all others were measured by the commands that are named."
 )
 SIZES = {
-    "paper": "the paper's size",
+    "paper": "full size, the paper's where it has one",
     "hours": "the largest size that two cores end within hours, not the paper's",
     "quick": "a small size, not the paper's",
 }
