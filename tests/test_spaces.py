@@ -10,8 +10,8 @@ from otpdag import mechanisms as m
 from otpdag.backward.closed_form import SumSizes, evaluate, group_rows
 from otpdag.divergences import Energy
 from otpdag.errors import ModelError
-from otpdag.objective import Drawn, Streams
-from otpdag.objective.sampled import Moment, sampled_terms
+from otpdag.objective import Drawn, Objective, Streams
+from otpdag.objective.sampled import DrawnRows, Moment
 from otpdag.objective.settings import Weights
 from otpdag.spaces import Count, Discrete, Image, Positive, Real, Simplex, Space, Unit, space_from
 from otpdag.testing import check_mechanism
@@ -144,7 +144,8 @@ def test_the_sampled_objective_takes_it(noise):
     theta = {key: value.requires_grad_() for key, value in model.structure.raw(model.fitted.naturals).items()}
     moment = Moment(Weights(1.0, 1.0, 0.5), Drawn(noise=noise), 0.5, Energy())
     naturals = model.structure.naturals(theta)
-    terms = sampled_terms(model.structure, maps, naturals, phi, batch, Streams([0, 1]), moment)
+    rows = DrawnRows(model.structure, batch, maps, {}, Objective(), moment.drawn)
+    terms = rows.terms_of(naturals, phi, Streams([0, 1]), moment)
     gradients = torch.autograd.grad(terms.total.sum(), [*theta.values(), *phi.values()], allow_unused=True)
     assert all(torch.isfinite(gradient).all() for gradient in gradients if gradient is not None)
     row = maps[0].code(batch.values, batch.mask)

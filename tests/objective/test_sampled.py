@@ -17,9 +17,9 @@ from otpdag.mechanisms.base import Noise
 from otpdag.noise import normal_score
 from otpdag.objective import Drawn, Objective, Streams
 from otpdag.objective.sampled import (
+    DrawnRows,
     Moment,
     ground_cost,
-    sampled_terms,
 )
 from otpdag.objective.settings import Weights
 from tests.mechanisms.own import Chances
@@ -33,7 +33,8 @@ def options(*, eta=0.0, eps=0.0, divergence=None, **drawn):
 
 
 def terms_of(structure, maps, theta, phi, batch, streams, moment):
-    return sampled_terms(structure, maps, structure.naturals(theta), phi, batch, streams, moment)
+    rows = DrawnRows(structure, batch, maps, {}, Objective(), moment.drawn)
+    return rows.terms_of(structure.naturals(theta), phi, streams, moment)
 
 
 def raw_of(model):

@@ -151,7 +151,7 @@ def _searched(kind: DataKind, plan: Plan, searcher: Searcher) -> tuple[Layout, E
         warnings.warn(problem.approximation, ApproximationWarning, stacklevel=3)
     kept: NDArray[np.float64] | None = None
     if plan.leaves_out:
-        ended, weights = robust_search(kind, layout, problem, plan.method, plan.course, searcher, plan.restarts)
+        ended, weights = robust_search(kind, layout, problem, plan, searcher)
         kept = kind.as_given(weights.cpu().numpy())
     else:
         starts = kind.starts(layout, problem, searcher.seed, range(plan.restarts))

@@ -23,10 +23,10 @@ from otpdag.data import Batch
 from otpdag.engine.course import Course
 from otpdag.engine.kinds.kind import DataKind
 from otpdag.engine.kinds.table_data import TableData
-from otpdag.engine.method import Method
 from otpdag.engine.monitor import Monitor
 from otpdag.engine.outlying_groups import near_rows, standard_columns
 from otpdag.engine.point_layout import Layout
+from otpdag.engine.resolve import Plan
 from otpdag.engine.search import Ended, Searcher, search
 from otpdag.objective import LossTerms, Moved, Problem
 from otpdag.objective.problem import WrappedProblem
@@ -142,21 +142,14 @@ class CappedProblem(WrappedProblem):
 
 
 def robust_search(
-    kind: DataKind,
-    layout: Layout,
-    problem: Problem,
-    method: Method,
-    course: Course,
-    searcher: Searcher,
-    restarts: int,
-    options: RobustOptions | None = None,
+    kind: DataKind, layout: Layout, problem: Problem, plan: Plan, searcher: Searcher
 ) -> tuple[Ended, Tensor]:
     """Search with outliers left out; also the final weight of each unit (N,)."""
-    options, seed = options or RobustOptions(), searcher.seed
+    options, seed, course, restarts = RobustOptions(), searcher.seed, plan.course, plan.restarts
     near = None
     if isinstance(kind, TableData):
         problem = problem.in_units()
-        near = _near_rows(kind, layout, method, options, searcher, restarts)
+        near = _near_rows(kind, layout, plan, options, searcher)
         points = _trimmed_starts(kind, layout, problem, near, seed, restarts)
     else:
         points = kind.starts(layout, problem, seed, range(restarts))
@@ -185,16 +178,14 @@ def robust_search(
     return replace(ended, problem=final.weighted), final.weights[0]
 
 
-def _near_rows(
-    kind: TableData, layout: Layout, method: Method, options: RobustOptions, searcher: Searcher, restarts: int
-) -> Tensor:
+def _near_rows(kind: TableData, layout: Layout, plan: Plan, options: RobustOptions, searcher: Searcher) -> Tensor:
     """Rows among which starts are looked for and judged."""
 
     def losses(batch: Batch) -> tuple[Array, int]:
         part = replace(kind, batch=batch)
-        scaled = part.lay_out(method, searcher.seed)
-        problem = part.problem(scaled, method, searcher.seed)
-        points = part.starts(scaled, problem, searcher.seed, range(restarts))
+        scaled = part.lay_out(plan.method, searcher.seed)
+        problem = part.problem(scaled, plan.method, searcher.seed)
+        points = part.starts(scaled, problem, searcher.seed, range(plan.restarts))
         with Monitor(show=False, stopping=searcher.monitor.stopping) as quiet:
             ended = search(problem, points, Course(), Searcher(searcher.optimiser, searcher.seed, quiet))
         return ended.problem.unit_losses(ended.point)[0].cpu().numpy(), ended.point.shape[-1]

@@ -34,7 +34,7 @@ class EffectQuestion:
         cut = with_nodes_set(fitted, done=(treatment,), shown=tuple(seen))
         rows = next(iter(set_to.values())).shape[1]
         shown = {node: value.expand(1, rows, -1) for node, value in {**seen, **set_to}.items()}
-        self.treatment, self.outcome = treatment, outcome
+        self.fitted, self.treatment, self.outcome = fitted, treatment, outcome
         self.question = Question(cut, one_batch(shown, cut.structure), outcome)
         graph = cut.structure.graph
         self.relevant = {above for node in (outcome, *seen) for above in (node, *graph.ancestors(node))} - {treatment}
@@ -67,19 +67,19 @@ class Effect:
     def of(
         cls,
         question: EffectQuestion,
-        fitted: Fitted,
-        covariance: Tensor | None,
         names: Sequence[str],
         values: Sequence[Any],
-        level: float,
         identification: Identification,
+        *,
+        covariance: Tensor | None,
+        level: float,
     ) -> Effect:
         """Ask at the estimate and, for the delta method, around it."""
-        means = question.means(fitted.naturals)
+        means = question.means(question.fitted.naturals)
         change = (means[1:] - means[:1]).flatten()
         error = torch.full_like(change, torch.nan)
         if covariance is not None:
-            slopes = _slopes(question, fitted)
+            slopes = _slopes(question)
             error = ((slopes @ covariance) * slopes).sum(-1).clamp(min=0.0).sqrt()
         reach = float(norm.ppf((1 + level) / 2)) * error
         index = pd.MultiIndex.from_product(
@@ -107,14 +107,14 @@ class Effect:
         return f"<p>{head}</p>{self.table.to_html()}<p>{html.escape(str(self.identification))}</p>"
 
 
-def _slopes(question: EffectQuestion, fitted: Fitted) -> Tensor:
+def _slopes(question: EffectQuestion) -> Tensor:
     """Derivatives of all differences in the raw parameters (differences, P)."""
-    structure, point = fitted.structure, pack_raw(fitted)
+    structure, point = question.fitted.structure, pack_raw(question.fitted)
     shapes = {key: parameter.shape for key, parameter in structure.parameters().items()}
     # what lies neither above the outcome nor above what is conditioned on has no say
     moving = {key for node in question.relevant for key in structure.keys[node].values()}
     free = torch.cat([torch.full((math.prod(shape),), key in moving) for key, shape in shapes.items()])
-    change = question.means(fitted.naturals)[1:].numel()
+    change = question.means(question.fitted.naturals)[1:].numel()
     slopes = torch.zeros(change, point.shape[1], dtype=torch.float64)
     for place in torch.nonzero(free)[:, 0].tolist():
         shift = torch.zeros_like(point)

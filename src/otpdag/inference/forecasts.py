@@ -23,6 +23,7 @@ def future_draws(
     naturals: Naturals,
     batch: SequenceBatch,
     steps: int,
+    *,
     draws: int,
     seed: int,
     given: Mapping[str, Tensor],

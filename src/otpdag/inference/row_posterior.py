@@ -270,7 +270,7 @@ def _map_draws(fitted: Fitted, batch: Batch, draws: int, generator: torch.Genera
     for node in fitted.structure.graph.order:
         mechanism = fitted.structure.mechanisms[node]
         if node in backward.targets:
-            drawn = _one_map_draw(fitted, backward, node, row, values, draws, generator)
+            drawn = _one_map_draw(fitted, backward, node, row, values, generator)
         elif node in values and bool(mask[node].all()):
             continue
         else:
@@ -286,11 +286,10 @@ def _one_map_draw(
     node: str,
     row: Tensor,
     values: Mapping[str, Tensor],
-    draws: int,
     generator: torch.Generator,
 ) -> Tensor:
-    space = fitted.structure.mechanisms[node].space
-    shape = (1, row.shape[1], draws)
+    """A draw for each row and draw of what the map sees, ``row`` (1, N, draws, width)."""
+    space, shape = fitted.structure.mechanisms[node].space, tuple(row.shape[:3])
     if space.is_discrete:
         noise = draw_noise(Noise(space.width, "uniform"), shape, generator)
         value, _ = backward.relaxed(fitted.phi, node, row, values, noise, 1.0, hard=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -179,9 +179,8 @@ def fill_in(
         values[node] = seen.clone() if node not in values else torch.where(mask.unsqueeze(1), seen, values[node])
     missing = [n for n in structure.graph.order if n in batch.steps.mask and n not in known]
     missing = [n for n in missing if not bool(batch.steps.mask[n].all())]
-    if missing:
-        for block in blocks:
-            _draw_cells(structure, naturals, batch, block, values, missing, generator)
+    for block in blocks:
+        _draw_cells(structure, naturals, batch.steps.mask, block, values, generator=generator, nodes=missing)
     return values
 
 
@@ -221,18 +220,19 @@ def _draw_paths(block: Block, linear: Linear, chain: Chain, draws: int, generato
 def _draw_cells(
     structure: Structure,
     naturals: Naturals,
-    batch: SequenceBatch,
+    mask: Mapping[str, Tensor],
     block: Block,
     values: dict[str, Tensor],
-    missing: list[str],
+    *,
     generator: torch.Generator,
+    nodes: Sequence[str],
 ) -> None:
-    """Draw missing cells of observed nodes from their mechanisms, step by step, in place."""
+    """Draw missing cells of some observed nodes from their mechanisms, step by step, in place."""
     draws = next(iter(values.values())).shape[1]
     for step, (at, size) in enumerate(block.spans):
         rows = block.rows[at : at + size]
-        for node in missing:
-            seen = batch.steps.mask[node][0][rows]
+        for node in nodes:
+            seen = mask[node][0][rows]
             open_rows = rows[~seen.all(-1)]
             if not len(open_rows):
                 continue
@@ -243,7 +243,7 @@ def _draw_cells(
                 parents[lag_name(parent, by)] = values[parent][open_rows - min(by, step)].unsqueeze(0)
             noise = draw_noise(mechanism.noise, (1, len(open_rows), draws), generator)
             drawn = mechanism.forward(naturals[node], parents, noise).detach()[0].expand(-1, draws, -1)
-            keep = batch.steps.mask[node][0][open_rows].unsqueeze(1)
+            keep = mask[node][0][open_rows].unsqueeze(1)
             values[node][open_rows] = torch.where(keep, values[node][open_rows], drawn)
 
 

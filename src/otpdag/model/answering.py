@@ -367,9 +367,8 @@ class Answering(ABC):
             else list(self._known_schema()[outcome].names)
         )
         question = effects.EffectQuestion(self.fitted, treatment, outcome, set_to, seen)
-        return effects.Effect.of(
-            question, self.fitted, covariance, names, list(values), level, identify(self.graph, treatment, outcome)
-        )
+        known = identify(self.graph, treatment, outcome)
+        return effects.Effect.of(question, names, list(values), known, covariance=covariance, level=level)
 
     def counterfactual(
         self,
@@ -473,7 +472,7 @@ class Answering(ABC):
         known = self._given_steps(given, steps * len(batch.lengths))
         each = -(-draws // len(parameters))
         parts = [
-            forecasts.future_draws(self.structure, naturals, batch, steps, each, seed + number, known)
+            forecasts.future_draws(self.structure, naturals, batch, steps, draws=each, seed=seed + number, given=known)
             for number, naturals in enumerate(parameters)
         ]
         drawn = {node: torch.cat([part[node] for part in parts], 2) for node in parts[0]}

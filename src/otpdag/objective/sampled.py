@@ -34,11 +34,9 @@ __all__ = [
     "DrawnBy",
     "DrawnRows",
     "Moment",
-    "drawn_rows",
     "family",
     "noise_family",
     "rebuild",
-    "sampled_terms",
 ]
 
 Values = Mapping[str, Tensor]
@@ -111,6 +109,12 @@ class DrawnRows(Problem):
     drawn: Drawn
     direct: DirectComparison | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse costs of nodes that are not there."""
+        unknown = [node for node in self.drawn.costs if node not in self.structure.graph]
+        if unknown:
+            raise ModelError(f"costs name nodes that are not in the graph: {', '.join(map(repr, unknown))}")
+
     @property
     def rows(self) -> int:
         """Rows of the table."""
@@ -120,59 +124,39 @@ class DrawnRows(Problem):
         """Loss terms of every replica on a minibatch of its own."""
         theta, phi = self.parts(point)
         naturals = self.structure.naturals(theta)
-        batch = self.batch
-        if self.drawn.batch_size < batch.rows:
-            batch = batch.take(streams.rows(batch.rows, self.drawn.batch_size))
-        moment = Moment.of(self.objective, self.drawn, progress)
-        terms = sampled_terms(self.structure, self.maps, naturals, phi, batch, streams, moment)
+        part = self
+        if self.drawn.batch_size < self.rows:
+            part = replace(self, batch=self.batch.take(streams.rows(self.rows, self.drawn.batch_size)))
+        terms = part.terms_of(naturals, phi, streams, Moment.of(self.objective, self.drawn, progress))
         return terms if self.direct is None else terms + self.direct.terms(self.structure, naturals)
 
+    def terms_of(self, naturals: Naturals, phi: Theta, streams: Streams, moment: Moment) -> LossTerms:
+        """The terms that are drawn, on all rows: values (B, n, width) with B = 1 or the number of replicas."""
+        batch, weights = self.batch, moment.weights
+        share = batch.weight / batch.weight.sum(-1, keepdim=True)
+        zero = torch.zeros(len(streams)).to(share)
+        terms = LossTerms.of(zero)
+        for backward in self.maps:
+            draw = Draw(self.structure, backward, naturals, batch, batch.values, streams, moment)
+            if moment.drawn.scope == "local":
+                draw = replace(draw, made=_ancestral(draw, self.maps))
+            draw, kl = _drawn_backward(draw, backward, phi)
+            cost, noises = rebuild(draw)
+            reconstruction = weights.reconstruction * (share * cost).sum(-1)
+            entropic = weights.eps * (share * kl).sum(-1) if weights.eps else zero
+            divergence = weights.eta * _push_forward(draw, noises, share) if weights.eta else zero
+            terms = terms + LossTerms.of(zero, reconstruction=reconstruction, entropic=entropic, divergence=divergence)
+        return terms
 
-def drawn_rows(
-    structure: Structure,
-    batch: Batch,
-    maps: tuple[AmortizedMap, ...],
-    shapes: Mapping[str, tuple[int, ...]],
-    objective: Objective,
-    drawn: Drawn,
-    seed: int,
-) -> DrawnRows:
-    """Lay out what is compared directly, if anything; the same seed lays it out alike."""
-    unknown = [node for node in drawn.costs if node not in structure.graph]
-    if unknown:
-        raise ModelError(f"costs name nodes that are not in the graph: {', '.join(map(repr, unknown))}")
-    generator = torch.Generator().manual_seed(seed)
-    direct = None if objective.direct is None else compare_directly(structure, batch, objective.direct, generator)
-    return DrawnRows(structure, batch, maps, shapes, objective, drawn, direct)
+    def compared_directly(self, seed: int) -> DrawnRows:
+        """The same with rows laid out for the direct term, if it counts; the same seed lays them out alike."""
+        if self.objective.direct is None:
+            return self
+        generator = torch.Generator().manual_seed(seed)
+        return replace(self, direct=compare_directly(self.structure, self.batch, self.objective.direct, generator))
 
 
 # --- terms -----------------------------------------------------------------------------------------------------------
-
-
-def sampled_terms(
-    structure: Structure,
-    maps: Sequence[AmortizedMap],
-    naturals: Naturals,
-    phi: Theta,
-    batch: Batch,
-    streams: Streams,
-    moment: Moment,
-) -> LossTerms:
-    """Evaluate the objective on a minibatch: values (B, n, width) with B = 1 or the number of replicas."""
-    weights, share = moment.weights, batch.weight / batch.weight.sum(-1, keepdim=True)
-    zero = torch.zeros(len(streams)).to(share)
-    terms = LossTerms.of(zero)
-    for backward in maps:
-        draw = Draw(structure, backward, naturals, batch, batch.values, streams, moment)
-        if moment.drawn.scope == "local":
-            draw = replace(draw, made=_ancestral(draw, maps))
-        draw, kl = _drawn_backward(draw, backward, phi)
-        cost, noises = rebuild(draw)
-        reconstruction = weights.reconstruction * (share * cost).sum(-1)
-        entropic = weights.eps * (share * kl).sum(-1) if weights.eps else zero
-        divergence = weights.eta * _push_forward(draw, noises, share) if weights.eta else zero
-        terms = terms + LossTerms.of(zero, reconstruction=reconstruction, entropic=entropic, divergence=divergence)
-    return terms
 
 
 def _drawn_backward(draw: Draw, backward: AmortizedMap, phi: Theta) -> tuple[Draw, Tensor]:

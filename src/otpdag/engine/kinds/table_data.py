@@ -26,7 +26,7 @@ from otpdag.objective import ClosedForm, Drawn, Problem
 from otpdag.objective.direct import count_ranges
 from otpdag.objective.partitioned_problem import FROM_ROWS, HELD_ROWS, PartitionedProblem, rows_in_blocks
 from otpdag.objective.row_objective import RowObjective
-from otpdag.objective.sampled import drawn_rows
+from otpdag.objective.sampled import DrawnRows
 from otpdag.structure import Structure, unpack
 from otpdag.uncertainty.diagnosis import (
     notes_on_columns,
@@ -205,7 +205,8 @@ def table_problem(layout: Layout, batch: Batch, method: Method, seed: int) -> Pr
     """Rows in closed form, or drawn."""
     structure, shapes, objective = layout.structure, layout.shapes, method.objective
     if isinstance(method.evaluation, Drawn):
-        return drawn_rows(structure, batch, layout.maps, shapes, objective, method.evaluation, seed)
+        rows = DrawnRows(structure, batch, layout.maps, shapes, objective, method.evaluation)
+        return rows.compared_directly(seed)
     assert isinstance(method.evaluation, ClosedForm), "checked before"
     return rows_in_blocks(RowObjective(structure, shapes, objective, method.evaluation), batch, seed)
 
