@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,9 +85,9 @@ def results_page(folder: Path, known: Mapping[str, Experiment], *, pictures: str
     runs = sorted(path.parent for path in folder.glob(f"*/{ABOUT}"))
     if not runs:
         raise DataError(f"--from must name a folder of runs, each with {ABOUT}; {str(folder)!r} has none")
-    parts, drawn = [HEAD], {}
-    for path in runs:
-        read = _read(path)
+    about_runs = {path: _read(path) for path in runs}
+    parts, drawn = [HEAD, _overview(about_runs.values(), known)], {}
+    for path, read in about_runs.items():
         chosen = known.get(str(read.get("experiment")))
         if chosen is None or chosen.page is None:
             raise ModelError(f"{path} was made by {read.get('experiment')!r}, which draws no page of its results")
@@ -98,6 +98,19 @@ def results_page(folder: Path, known: Mapping[str, Experiment], *, pictures: str
             parts.append(f"![{shows}]({pictures}/{chosen.name}-{number}.svg)")
         parts.append(_how(read))
     return Page("\n\n".join(parts) + "\n", drawn)
+
+
+def _overview(runs: Iterable[Mapping[str, Any]], known: Mapping[str, Experiment]) -> str:
+    """What is there at which size, and what is missing."""
+    there = {str(read.get("experiment")): read for read in runs}
+    lines = ["| | what | size | run |", "|---|---|---|---|"]
+    for name, entry in known.items():
+        if entry.page is not None:
+            read = there.get(name)
+            size = "" if read is None else SIZES.get(read.get("scale", ""), "some size")
+            state = "not yet" if read is None else "all of it" if read.get("finished") else "in part"
+            lines.append(f"| {name} | {entry.title} | {size} | {state} |")
+    return "\n".join(lines)
 
 
 def _how(read: Mapping[str, Any]) -> str:
