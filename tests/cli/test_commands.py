@@ -715,7 +715,9 @@ def test_a_run_goes_on_where_it_was_and_its_results_are_drawn(checkout):
 def test_some_parts_of_a_run_are_made_by_themselves(checkout):
     (checkout / "experiments" / "table6.py").write_text(
         "import pandas as pd\n\nfrom otpdag.cli.registry import Page, Run, experiment\n\n\n"
-        '@experiment("table6", "Two parts", resumable=True, page=lambda folder: Page("# Table 6"))\n'
+        "def page(folder):\n"
+        '    return Page("# Table 6\\n\\n" + (folder / "table6.csv").read_text())\n\n\n'
+        '@experiment("table6", "Two parts", resumable=True, page=page)\n'
         "def table6(run: Run) -> None:\n"
         '    rows = run.together(run.part(name, lambda: pd.DataFrame({"a": [name]})) for name in ("one", "two"))\n'
         '    rows.to_csv(run.folder / "table6.csv", index=False)\n'
@@ -736,6 +738,12 @@ def test_some_parts_of_a_run_are_made_by_themselves(checkout):
         assert ("Not all of it has been run" in page) is not is_finished
         state = "all of it" if is_finished else "in part"
         assert f"| table6 | Two parts | full size, the paper's where it has one | {state} |" in page
+    about = json.loads((folder / "run.json").read_text())
+    (folder / "table6.csv").unlink()
+    for is_finished, told in ((False, "Stopped before its tables were written"), (True, "is said to be finished")):
+        (folder / "run.json").write_text(json.dumps(about | {"finished": is_finished}))
+        result = run(*draw)
+        assert told in (one_line(result) if is_finished else (checkout / "docs" / "results.md").read_text())
     assert "figure9 is made in one piece" in one_line(
         run("reproduce", "--folder", checkout, "figure9", "--only", "one", "--force")
     )

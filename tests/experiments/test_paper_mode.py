@@ -27,5 +27,5 @@ def test_the_comparison_is_written_and_drawn_part_by_part(tmp_path):
     page = paper_mode.page(tmp_path)
     assert page.text.startswith((tmp_path / "paper_mode.md").read_text())
     assert "| entropic (default) | 1 of 2 |" in page.text
-    assert "| maximum likelihood, by others | 2 of 2 |" in page.text
+    assert "| factor analysis, or EM | 2 of 2 |" in page.text
     assert len(page.pictures) == 1

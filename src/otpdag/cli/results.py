@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,13 +91,24 @@ def results_page(folder: Path, known: Mapping[str, Experiment], *, pictures: str
         chosen = known.get(str(read.get("experiment")))
         if chosen is None or chosen.page is None:
             raise ModelError(f"{path} was made by {read.get('experiment')!r}, which draws no page of its results")
-        made = chosen.page(path)
+        made = _page_of(chosen, chosen.page, path)
         parts.append(_lowered(made.text.strip()))
         for number, (shows, picture) in enumerate(made.pictures.items(), start=1):
             drawn[f"{chosen.name}-{number}"] = picture
             parts.append(f"![{shows}]({pictures}/{chosen.name}-{number}.svg)")
         parts.append(_how(read))
     return Page("\n\n".join(parts) + "\n", drawn)
+
+
+def _page_of(chosen: Experiment, page: Callable[[Path], Page], folder: Path) -> Page:
+    """What a run's tables say; one that was stopped before it wrote them has parts only."""
+    try:
+        return page(folder)
+    except FileNotFoundError as error:
+        if _read(folder).get("finished"):
+            raise DataError(f"{folder} is said to be finished, but {error.filename} is not there") from error
+        text = "Stopped before its tables were written; `--resume --only ''` writes those of the parts that there are."
+        return Page(f"# {chosen.title}\n\n{text}")
 
 
 def _overview(runs: Iterable[Mapping[str, Any]], known: Mapping[str, Experiment]) -> str:
