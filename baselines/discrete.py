@@ -1,5 +1,6 @@
 """What VQ-VAE and SQ-VAE share with each other and with the library: networks, minibatches, Adam, learning rate."""
 
+import functools
 import math
 from abc import ABC, abstractmethod
 
@@ -11,8 +12,17 @@ from torch.func import functional_call
 from baselines.network_problem import train
 from otpdag.backward.encoder import EncoderMap
 from otpdag.estimators._pictures import PictureFormat
-from otpdag.estimators.vector_quantized import START_IMAGES
-from otpdag.image_networks import Flat, Grid, image_decoder, image_encoder, positions, seeded, started_from_data
+from otpdag.estimators.vector_quantized import START_IMAGES, bits
+from otpdag.image_networks import (
+    Flat,
+    Grid,
+    image_decoder,
+    image_encoder,
+    positions,
+    seeded,
+    started_from_data,
+    with_bottleneck,
+)
 from otpdag.objective import LossTerms
 from otpdag.objective.autoencoder import rebuilding_cost
 from otpdag.structure import unpack
@@ -31,8 +41,9 @@ class DiscreteAutoencoder(ABC):
         batch_size: Images in a step.
         learning_rate: Of Adam; falls to zero along a cosine.
         random_state: Seed; networks and minibatches are those of the library's estimator with this seed.
-        as_ours: Take the start of the networks from the library's estimator too, so that only the quantiser differs.
-            Without it networks start as torch draws them.
+        as_ours: Take the start of the networks and the length of codewords from the library's estimator too, so that
+            only the quantiser differs. Without it networks start as torch draws them, and codewords are as long as the
+            grid has channels.
     """
 
     def __init__(
@@ -47,7 +58,8 @@ class DiscreteAutoencoder(ABC):
         random_state=0,
         as_ours=False,
     ):
-        self.n_codes, self.code_dim, self.width = n_codes, code_dim, width
+        self.n_codes, self.channels, self.width = n_codes, code_dim, width
+        self.code_dim = min(code_dim, bits(n_codes)) if as_ours else code_dim
         self.n_epochs, self.batch_size, self.learning_rate = n_epochs, batch_size, learning_rate
         self.random_state, self.as_ours = random_state, as_ours
 
@@ -68,9 +80,11 @@ class DiscreteAutoencoder(ABC):
         rows = self.format.rows(X)
         channels, height, width = self.format.shape
         self.grid = positions(height, width)
-        encoder = seeded(lambda: image_encoder(channels, self.code_dim, self.width), self.random_state)
-        decoder = seeded(lambda: image_decoder(channels, self.code_dim, self.width), self.random_state + 1)
+        encoder = seeded(lambda: image_encoder(channels, self.channels, self.width), self.random_state)
+        decoder = seeded(lambda: image_decoder(channels, self.channels, self.width), self.random_state + 1)
         if self.as_ours:
+            meet = functools.partial(with_bottleneck, encoder, decoder, self.channels, self.code_dim)
+            encoder, decoder = seeded(meet, self.random_state + 2)
             some = rows[:: math.ceil(len(rows) / START_IMAGES)]
             started_from_data(encoder, decoder, some.reshape(-1, *self.format.shape))
         self.decoder: nn.Module = Grid(decoder, *self.grid, self.code_dim)

@@ -22,6 +22,7 @@ __all__ = [
     "positions",
     "seeded",
     "started_from_data",
+    "with_bottleneck",
 ]
 
 SHRINK = 4  # two convolutions of stride two
@@ -79,6 +80,24 @@ def image_decoder(channels: int, dim: int = 64, width: int = 128) -> nn.Module:
     )
 
 
+def with_bottleneck(encoder: nn.Module, decoder: nn.Module, dim: int, rank: int) -> tuple[nn.Module, nn.Module]:
+    """Networks that meet in ``rank`` channels: linear maps from the encoder's ``dim`` channels to them, and back.
+
+    Both maps start orthogonal, so that what passes keeps its units.
+
+    >>> encoder, decoder = with_bottleneck(image_encoder(3, 8, 16), image_decoder(3, 8, 16), dim=8, rank=2)
+    >>> encoder(torch.zeros(1, 3, 8, 8)).shape, decoder(torch.zeros(1, 2, 2, 2)).shape
+    (torch.Size([1, 2, 2, 2]), torch.Size([1, 3, 8, 8]))
+    """
+    if rank == dim:
+        return encoder, decoder
+    narrow, wide = nn.Conv2d(dim, rank, 1), nn.Conv2d(rank, dim, 1)
+    for weight, bias in map(_last_layer, (narrow, wide)):
+        nn.init.orthogonal_(weight)
+        nn.init.zeros_(bias)
+    return nn.Sequential(encoder, narrow), nn.Sequential(wide, decoder)
+
+
 def dense_encoder(inputs: int, dim: int, hidden: tuple[int, ...] = (256, 256)) -> nn.Module:
     """A perceptron from rows of numbers (or images, flattened) to ``dim`` of them.
 
@@ -97,11 +116,11 @@ def dense_decoder(dim: int, outputs: int, hidden: tuple[int, ...] = (256, 256)) 
     return nn.Sequential(*_layers([dim, *reversed(hidden), outputs]))
 
 
-Network = TypeVar("Network", bound=nn.Module)
+Made = TypeVar("Made")
 
 
-def seeded(make: Callable[[], Network], seed: int) -> Network:
-    """Make a module whose parameters the seed determines; torch's global random state stays as it is.
+def seeded(make: Callable[[], Made], seed: int) -> Made:
+    """Make modules whose parameters the seed determines; torch's global random state stays as it is.
 
     >>> before = torch.get_rng_state()
     >>> first, second = (seeded(lambda: nn.Linear(2, 1), 7).weight for _ in range(2))

@@ -157,6 +157,8 @@ def test_the_default_reads_how_often_words_repeat(fitted):
     assert {frozenset(row) for row in np.argsort(-lda.components_, axis=1)[:, :10]} == {frozenset(t) for t in themes}
     whole = (1 - lda.background_share_) * lda.components_ + lda.background_share_ * lda.background_
     np.testing.assert_allclose(lda.model_.params()["words"]["topics"], whole, atol=1e-6)
+    named = LatentDirichletAllocation(3, method="transport", random_state=0).fit(counts)
+    np.testing.assert_array_equal(named.components_, lda.components_)
     before = lda.components_
     lda.partial_fit(counts[:150])
     assert topic_errors(before, lda.components_)["hellinger"] < 0.1

@@ -8,6 +8,8 @@ from torch import nn
 
 from otpdag.errors import DataError, ModelError, NotFittedError
 from otpdag.estimators import VectorQuantizedAutoencoder
+from otpdag.estimators._pictures import read_estimator
+from otpdag.estimators.vector_quantized import KIND
 
 SMALL = {
     "n_codes": 16,
@@ -43,7 +45,7 @@ def test_unseen_images_are_rebuilt_and_the_codebook_is_used(fitted):
 
 
 def test_codewords_weights_and_usage(fitted):
-    assert fitted.codebook_.shape == fitted.scales_.shape == (16, 8)
+    assert fitted.codebook_.shape == fitted.scales_.shape == (16, 4)  # 16 codewords: four bits
     assert (fitted.scales_ > 0).all()
     assert fitted.weights_.shape == (4, 16)
     assert np.allclose(fitted.weights_.sum(1), 1, atol=1e-5)
@@ -58,7 +60,7 @@ def test_codes_name_the_nearest_codeword_by_mahalanobis_distance(fitted):
     images = tiles(10, seed=2)
     with torch.no_grad():
         latents = fitted._map.latents(fitted.model_.fitted.phi, fitted.format_.rows(images).unsqueeze(0))
-    points = latents[0].numpy().reshape(-1, 1, 8)
+    points = latents[0].numpy().reshape(-1, 1, 4)
     distance = np.square((points - fitted.codebook_) / fitted.scales_).sum(-1)
     assert (distance.argmin(1).reshape(10, 4) == fitted.encode(images)).mean() > 0.99
 
@@ -126,6 +128,7 @@ def test_use_refuses_other_images_than_those_of_the_fit(fitted):
     [
         ({"n_codes": 1}, "n_codes must be a number of at least 2; got 1"),
         ({"eta": -1.0}, "eta must be"),
+        ({"rank": 9}, "rank must be from 1 to code_dim, 8; got 9"),
         ({"warm_up": 1.0}, "share below 1"),
         ({"balance": "all"}, "balance must be one of 'codebook', 'position'"),
         ({"noise": "none"}, "noise must be one of 'image', 'shared'"),
@@ -149,6 +152,24 @@ def test_own_networks_and_a_file(tmp_path):
         VectorQuantizedAutoencoder.load(tmp_path / "own.otp")
     again = VectorQuantizedAutoencoder.load(tmp_path / "own.otp", **networks())
     assert np.array_equal(again.reconstruct(tiles(5)), made.reconstruct(tiles(5)))
+
+
+@pytest.mark.parametrize(("rank", "length"), [(None, 4), (2, 2), (8, 8)])
+def test_codewords_lie_in_as_many_directions_as_asked_for(tmp_path, rank, length):
+    made = VectorQuantizedAutoencoder(**SMALL | {"n_epochs": 1, "rank": rank}).fit(tiles(40))
+    assert made.rank_ == made.codebook_.shape[1] == length
+    made.save(tmp_path / "codes.otp")
+    again = VectorQuantizedAutoencoder.load(tmp_path / "codes.otp")
+    assert np.array_equal(again.reconstruct(tiles(5)), made.reconstruct(tiles(5)))
+
+
+def test_a_file_without_rank_has_codewords_of_all_channels(tmp_path):
+    made = VectorQuantizedAutoencoder(**SMALL | {"n_epochs": 1, "rank": 8}).fit(tiles(40))
+    made.save(tmp_path / "codes.otp")
+    state, tensors = read_estimator(tmp_path / "codes.otp", KIND)
+    del state["settings"]["rank"]
+    again = VectorQuantizedAutoencoder._restored(state, tensors, None, None)
+    assert np.array_equal(again.encode(tiles(5)), made.encode(tiles(5)))
 
 
 def test_a_file_holds_the_whole(fitted, tmp_path):

@@ -38,7 +38,16 @@ from otpdag.estimators._pictures import (
 from otpdag.estimators._training import train_encoder
 from otpdag.estimators.code_prior import CodePrior
 from otpdag.graph import Graph
-from otpdag.image_networks import Flat, Grid, image_decoder, image_encoder, positions, seeded, started_from_data
+from otpdag.image_networks import (
+    Flat,
+    Grid,
+    image_decoder,
+    image_encoder,
+    positions,
+    seeded,
+    started_from_data,
+    with_bottleneck,
+)
 from otpdag.mechanisms.codebook import Quantized
 from otpdag.model import Model
 from otpdag.objective import Objective, PushForward
@@ -74,13 +83,16 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
 
     Args:
         n_codes: Number of codewords, K.
-        code_dim: Length of a codeword, D.
+        code_dim: Channels of the grid between encoder and decoder, D.
+        rank: Length of a codeword: latents and codewords lie in a learned subspace of the D channels. By default as
+            many directions as a code has bits, :math:`\log_2 K`: a code can tell no more of them apart.
         width: Channels of the default networks; the residual blocks have a quarter of it inside.
         encoder: A module from images (n, channels, height, width) to a grid (n, code_dim, h, w), in place of the
             default one.
         decoder: A module back.
         eta: Weight of the transport to the codewords, relative to the reconstruction in units of the pixels' variance.
-        pull: Share of that transport's gradient that moves latents.
+        pull: Share of that transport's gradient that moves latents; ``noise="image"``, whose cost is steeper, needs
+            about ten times as much.
         mixture: Weight of the divergence from the mixture of Gaussians, which teaches the covariances.
         eta_r: Weight of the divergence of the weights from uniform ones.
         divergence: Of the second term; sliced Wasserstein if left out.
@@ -96,7 +108,8 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
         device: ``"cpu"`` or ``"cuda"``.
 
     Attributes:
-        codebook_: Codewords (n_codes, code_dim).
+        codebook_: Codewords (n_codes, rank_).
+        rank_: Their length.
         scales_: Their standard deviations, the roots of the diagonal covariances.
         weights_: Weights of the codewords at each position (positions, n_codes).
         perplexity_: Of the codes of the images that were fitted.
@@ -118,6 +131,7 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
         n_codes: int = 512,
         code_dim: int = 64,
         *,
+        rank: int | None = None,
         width: int = 128,
         encoder: nn.Module | None = None,
         decoder: nn.Module | None = None,
@@ -137,6 +151,7 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
     ) -> None:
         self.n_codes = n_codes
         self.code_dim = code_dim
+        self.rank = rank
         self.width = width
         self.encoder = encoder
         self.decoder = decoder
@@ -198,6 +213,7 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
     def _check_arguments(self) -> None:
         check_at_least(2, n_codes=self.n_codes)
         check_at_least(1, code_dim=self.code_dim, width=self.width, n_epochs=self.n_epochs, batch_size=self.batch_size)
+        self._check_rank()
         check_at_least(0, eta=self.eta, pull=self.pull, mixture=self.mixture, eta_r=self.eta_r, warm_up=self.warm_up)
         if self.warm_up >= 1:
             raise ModelError(f"warm_up must be a share below 1; got {self.warm_up}")
@@ -209,6 +225,14 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
         if self.device.startswith("cuda") and not torch.cuda.is_available():
             raise ModelError(f"device {self.device!r} was asked for, but no CUDA device is available")
 
+    def _length(self) -> int:
+        """Of a codeword."""
+        return min(self.code_dim, bits(self.n_codes)) if self.rank is None else self.rank
+
+    def _check_rank(self) -> None:
+        if self.rank is not None and not 1 <= self.rank <= self.code_dim:
+            raise ModelError(f"rank must be from 1 to code_dim, {self.code_dim}; got {self.rank}")
+
     def _build(self, seed: int = 0, rows: Tensor | None = None) -> None:
         """The graph with its mechanisms, and the backward map; default networks start in the units of the rows."""
         channels, height, width = self.format_.shape
@@ -216,12 +240,14 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
             self.grid_ = positions(height, width)
             encoder = seeded(lambda: image_encoder(channels, self.code_dim, self.width), seed)
             decoder = seeded(lambda: image_decoder(channels, self.code_dim, self.width), seed + 1)
-            if rows is not None:
-                some = rows[:: math.ceil(len(rows) / START_IMAGES)]
-                started_from_data(encoder, decoder, some.reshape(-1, *self.format_.shape))
         else:
             encoder, decoder = self.encoder, self.decoder
             self.grid_ = self._grid_of(encoder)
+        self.rank_ = self._length()
+        encoder, decoder = seeded(lambda: with_bottleneck(encoder, decoder, self.code_dim, self.rank_), seed + 2)
+        if self.encoder is None and rows is not None:
+            some = rows[:: math.ceil(len(rows) / START_IMAGES)]
+            started_from_data(encoder, decoder, some.reshape(-1, *self.format_.shape))
         self.n_positions_ = math.prod(self.grid_)
         mean, scale = m.tie("codebook"), m.tie("spread")
         graph = Graph(
@@ -232,16 +258,16 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
             graph,
             {
                 "code": m.Codes(self.n_codes, self.n_positions_),
-                "latent": m.Codebook(self.n_codes, self.code_dim, mean=mean, scale=scale),
-                "quantized": Quantized(self.n_codes, self.code_dim, mean=mean, scale=scale),
-                "image": m.Decoder(Grid(decoder, *self.grid_, self.code_dim), Image(channels, height, width)),
+                "latent": m.Codebook(self.n_codes, self.rank_, mean=mean, scale=scale),
+                "quantized": Quantized(self.n_codes, self.rank_, mean=mean, scale=scale),
+                "image": m.Decoder(Grid(decoder, *self.grid_, self.rank_), Image(channels, height, width)),
             },
         )
         self._map = QuantizedMap(
-            EncoderMap(Flat(encoder), self.n_positions_ * self.code_dim, self.format_.shape),
+            EncoderMap(Flat(encoder), self.n_positions_ * self.rank_, self.format_.shape),
             self.n_positions_,
             self.n_codes,
-            self.code_dim,
+            self.rank_,
             by_position=self.balance == "position",
         )
 
@@ -411,7 +437,8 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
     ) -> Self:
         if state["own_networks"] and (encoder is None or decoder is None):
             raise DataError("this auto-encoder has networks of its user, which are not saved: pass encoder and decoder")
-        restored = cls(**state["settings"], encoder=encoder, decoder=decoder)
+        settings = {"rank": state["settings"]["code_dim"]} | state["settings"]  # earlier files know of no rank
+        restored = cls(**settings, encoder=encoder, decoder=decoder)
         restored.format_ = read_format(state["format_"])
         restored._check_sizes(tensors)
         restored._build()
@@ -432,10 +459,20 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
     def _check_sizes(self, tensors: Mapping[str, Tensor]) -> None:
         """Refuse settings of a file that its tensors do not bear out."""
         check_at_least(1, n_codes=self.n_codes, code_dim=self.code_dim, width=self.width)
-        check_accounted(tensors, codebook=self.n_codes * self.code_dim)
+        self._check_rank()
+        check_accounted(tensors, codebook=self.n_codes * self._length(), channels=self.code_dim)
         if self.encoder is None or self.decoder is None:
             grid = math.prod(positions(self.format_.height, self.format_.width))
             check_accounted(tensors, network=self.width**2, weights=grid * self.n_codes)
+
+
+def bits(size: int) -> int:
+    """Of a code with this many values, rounded down.
+
+    >>> bits(512), bits(31)
+    (9, 4)
+    """
+    return size.bit_length() - 1
 
 
 def _perplexity(codes: Codes, size: int) -> float:
