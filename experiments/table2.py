@@ -17,6 +17,7 @@ from otpdag.metrics import npmi_coherence, top_words, topic_diversity
 
 TOPICS, WORDS = 10, 10
 STARTS = 5
+SWEEPS = 2000  # of Gibbs sampling: topics of texts take longer than those of bars
 RELEVANCE = 0.6  # the default of otpdag's `top_words`
 TOPIC_END = ";"  # between the lists of words of two topics
 WITH_PAPER_MODE = ("BBC_News",)  # the smallest corpus: from one start, for it takes long
@@ -103,6 +104,8 @@ def run_corpus(run: Run, name: str, text: Corpus) -> list[pd.DataFrame]:
         "rebuilt": text.rebuilt,
     }
     chosen = methods(run.quick)
+    if "tomotopy" in chosen and not run.quick:
+        chosen["tomotopy"] = partial(chosen["tomotopy"], iterations=SWEEPS)
     if name in WITH_PAPER_MODE and not run.quick:
         chosen["ours_paper"] = partial(ours, method="paper")
     tried = [(method, start) for start in range(starts(run.quick)) for method in chosen]
@@ -225,12 +228,14 @@ def draw(figures: pd.DataFrame) -> Figure:
     for ax, name in zip(axes, corpora, strict=True):
         part = figures[figures["corpus"] == name]
         for method, rows in part.groupby("method", sort=False):
-            style = {"color": COLOURS[str(method)], "alpha": 0.7, "label": TITLES[str(method)]}
-            ax.plot(rows["coherence"], rows["diversity"], "o", **style)
+            style = {"color": COLOURS[str(method)], "label": TITLES[str(method)]}
+            # where `auto` chose transport, both are the same
+            shape = {"markersize": 10, "markerfacecolor": "none"} if method == "ours_transport" else {"alpha": 0.7}
+            ax.plot(rows["coherence"], rows["diversity"], "o", **style, **shape)
         for paper, values in PAPER[name].items():
             coherence, diversity = (float(value.split()[0]) for value in values)
             ax.plot(coherence, diversity, "x", color=COLOURS[same[paper]], markersize=8)
-        ax.plot([], [], "x", color="0.3", markersize=8, label="crosses: the paper's own figures, same colours")
+        ax.plot([], [], "x", color="0.3", markersize=8, label="as the paper prints it")
         ax.set(xlabel="coherence (c_npmi, %)", title=part["title"].iloc[0])
         ax.grid(color="0.92")
         ax.set_axisbelow(True)

@@ -49,7 +49,7 @@ UNTIL = {
 CONVERGED = (
     "EM and SVI run until ten passes change the perplexity by less than a hundred-thousandth of it (scikit-learn's own "
     "rule is a change of 0.1, which is sooner), ProdLDA until 1,000 steps gain less than a thousandth of the loss, "
-    "Gibbs sampling for 500 sweeps; what each had halfway shows what more would change."
+    "Gibbs sampling for 500 sweeps (texts: 2,000); what each had halfway shows what more would change."
 )
 
 
