@@ -6,6 +6,8 @@ of a Dirichlet distribution in the softmax basis. Two layers of 100 softplus uni
 dropout of 0.2, Adam with a first moment of 0.99 and a learning rate of 0.002, batches of 200: as published.
 """
 
+from math import ceil
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -53,7 +55,7 @@ def fit(
         optimiser = torch.optim.Adam(network.parameters(), lr=RATE, betas=MOMENTS, fused=True)
         course = Course(keep)  # after the first optimiser of a process, for which torch imports seconds of modules
         losses = []
-        passes = -(-STRETCH * batch // rows.shape[0])
+        passes = ceil(STRETCH / ceil(rows.shape[0] / batch))
         for _ in range(iterations):
             losses.append(_epoch(network, optimiser, rows, batch))
             course.look(network.topics)

@@ -33,14 +33,15 @@ def test_iterations_are_those_of_scikit_learn(name, options, easy):
 
 
 @pytest.mark.parametrize("name", ["em", "svi", "prodlda"])
-def test_a_tolerance_ends_a_fit_where_more_changes_little(name, easy):
+def test_a_tolerance_ends_a_fit_where_more_changes_little(name, easy, monkeypatch):
+    monkeypatch.setattr(prodlda, "STRETCH", 200)
     run, tolerance = topics.METHODS[name], {"prodlda": 0.05}.get(name, 1e-4)
     ended = run(easy.counts, topics=4, seed=3, iterations=3000, tolerance=tolerance, keep=True)
     passes = len(ended.history["topics"])
     assert passes < 3000
-    assert passes % (1000 // 2 if name == "prodlda" else 10) == 0  # two batches of 200 to a pass: 1,000 steps
+    assert passes % (200 // 2 if name == "prodlda" else 10) == 0  # two batches to a pass: stretches of 200 steps
     more = run(easy.counts, topics=4, seed=3, iterations=passes + 10)
-    assert topic_errors(more.params["topics"], ended.params["topics"])["hellinger"] < 0.02
+    assert topic_errors(more.params["topics"], ended.params["topics"])["hellinger"] < {"prodlda": 0.05}.get(name, 0.02)
 
 
 @pytest.mark.parametrize(
