@@ -105,7 +105,7 @@ mutants: $(READY) ## Change the code in small ways and list what no test notices
 	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m benchmarks.mutants --number 200 $(ARGS)
 
 tests-by-function: $(READY) ## Note which tests enter which function, for the mutants
-	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m benchmarks.tests_by_function
+	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m benchmarks.tests_by_function $(ARGS)
 
 # The newest versions that fit pyproject.toml; torch stays at the version already locked, and its local suffix is cut
 # off: see docs/decisions/0002-dependencies.md. Hashes are those of all files of a version: 0029-hashes.md.

@@ -2,48 +2,34 @@
 
 ``python -m benchmarks.mutants --seed S --number N`` draws mutants of the packages below, runs tests that enter the
 changed function against each until the first failure, and lists the survivors; a test that fails without a change is an
-error. Nothing on the disk is changed: a process with everything but this library imported forks once for each mutant,
-and the child imports the changed module in place of the file. ``docs/decisions/0021-mutants.md`` says why.
+error. :mod:`benchmarks.mutant_runs` runs them; ``docs/decisions/0021-mutants.md`` says why this tool is our own.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import contextlib
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import json
-import multiprocessing
-import os
 import random
 import re
-import select
-import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import TypeGuard
 
+from benchmarks.mutant_runs import TIME, Request, Runner
 from benchmarks.tests_by_function import ROOMS, ROOT, SOURCE, TestsByFunction
 
 __all__ = ["Mutant", "Result", "mutant_of", "number_of_mutants", "run_mutants", "sample", "tests_of"]
 
-SECONDS = 600.0
-"""After so long a mutant is given up, and counts neither as noticed nor as a survivor."""
-TIME = "time"
 MOST_SECONDS = 60.0
 """Of tests that are run against a mutant, when nothing else runs on the machine."""
 MOST_FILES = 6
 """Test files that are run against a mutant of a function that no known test enters."""
 DEFAULTS = "tests/test_defaults.py"
 """What is done if nothing is said: every mutant meets it, for a default belongs to no function that a test enters."""
-PASSED = "passed"
 
 
 # --- changes ----------------------------------------------------------------------------------------------------------
@@ -77,6 +63,11 @@ SMALL = 1e-3
 """Numbers below this are tolerances and ridges: twice as much changes no digit that counts, a thousand times does."""
 DROPPED_CALLS = frozenset({"abs", "clamp", "flip", "sort", "exp", "log", "sqrt", "square", "mean", "detach", "maximum"})
 """Methods without which the value has the same shape, or nearly: ``x.clamp(...)`` becomes ``x``."""
+NOT_RESULTS = ("strict", "repr", "stacklevel")
+"""Arguments that change no result: ``zip(strict=)``, a guard against our own bugs, what a field shows of itself, the
+line that a warning names."""
+SEEDS_AND_THREADS = ("manual_seed", "default_rng", "SeedSequence", "bounded_threads", "set_num_threads")
+"""Calls whose arguments are left alone: any seed is as good as another, and so is any number of threads."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +169,14 @@ def _relevant(tree: ast.AST) -> Iterator[ast.AST]:
                 continue
             for child in value if isinstance(value, list) else [value]:
                 if isinstance(child, ast.AST) and not _is_left_out(child):
-                    waiting.append(child)
+                    waiting.append(child.func if _is_of_seeds_or_threads(child) else child)
+
+
+def _is_of_seeds_or_threads(node: ast.AST) -> TypeGuard[ast.Call]:
+    if not isinstance(node, ast.Call):
+        return False
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    return name in SEEDS_AND_THREADS
 
 
 def _is_left_out(node: ast.AST) -> bool:
@@ -186,8 +184,8 @@ def _is_left_out(node: ast.AST) -> bool:
         return True
     if isinstance(node, ast.FunctionDef) and node.name in ("__repr__", "__str__"):
         return True
-    if isinstance(node, ast.keyword) and node.arg == "strict":
-        return True  # of zip: another guard against our own bugs
+    if isinstance(node, ast.keyword) and node.arg in NOT_RESULTS:
+        return True
     if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
         return True
     if isinstance(node, ast.If) and isinstance(node.body[0], ast.Raise):
@@ -263,7 +261,11 @@ def _is_tiny(bound: ast.expr) -> bool:
 # --- tests ------------------------------------------------------------------------------------------------------------
 
 
-def tests_of(mutant: Mutant, known: TestsByFunction) -> list[str]:
+def tests_of(
+    mutant: Mutant,
+    known: TestsByFunction,
+    most_seconds: float = MOST_SECONDS,  # noqa: PT028 - it is no test
+) -> list[str]:
     """The tests that enter the changed function: those that mirror its module, then the quickest, up to a minute.
 
     Files that mirror the module are run as a whole where they are quick, tests that are not yet known among them.
@@ -271,12 +273,12 @@ def tests_of(mutant: Mutant, known: TestsByFunction) -> list[str]:
     """
     mirrors = [str(file.relative_to(ROOT)) for file in _mirrors(mutant.path)]
     mirrors = [*mirrors, str(mutant.path.relative_to(ROOT))]  # its own doctests
-    whole = [file for file in mirrors if known.seconds_of(file) < MOST_SECONDS / 2]
+    whole = [file for file in mirrors if known.seconds_of(file) < most_seconds / 2]
     chosen, seconds = list(whole), sum(map(known.seconds_of, whole))
     tests = known.of(str(mutant.path.relative_to(SOURCE)), mutant.function)
     for name, took in sorted(tests, key=lambda test: test[0].partition("::")[0] not in mirrors):
         file = name.partition("::")[0]
-        if file not in whole and (ROOT / file).exists() and seconds + took < MOST_SECONDS:
+        if file not in whole and (ROOT / file).exists() and seconds + took < most_seconds:
             chosen.append(name)
             seconds += took
     if not tests:
@@ -286,7 +288,7 @@ def tests_of(mutant: Mutant, known: TestsByFunction) -> list[str]:
 
 def _mirrors(path: Path) -> list[Path]:
     inside = path.relative_to(SOURCE)
-    return sorted((ROOT / "tests" / inside.parent).rglob(f"test_{inside.stem}*.py"))
+    return sorted((ROOT / "tests" / inside.parts[0]).rglob(f"test_{inside.stem}*.py"))
 
 
 def _files_of(path: Path) -> list[Path]:
@@ -322,166 +324,33 @@ class Result:
         return self.killed / self.judged
 
 
-def run_mutants(seed: int, many: int, packages: Sequence[str] = ROOMS) -> Result:
-    """Judge a random sample of mutants, as many of each package."""
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    server = context.Process(target=_serve, args=(there,))
-    before = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "MPLBACKEND")}
-    os.environ |= {"OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
-    try:
-        server.start()
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
+def run_mutants(seed: int, many: int, parts: Sequence[str] = ROOMS, most_seconds: float = MOST_SECONDS) -> Result:
+    """Judge a random sample of mutants, as many of each part (a package, or a module as a path inside the library)."""
     known = TestsByFunction.read()
     killed, survivors = 0, []
-    try:
-        for mutant in sample(seed, many, packages):
+    with Runner() as runner:
+        for mutant in sample(seed, many, parts):
             began = time.monotonic()
-            here.send((mutant.module, ast.unparse(mutant.tree), tests_of(mutant, known)))
-            noticed = here.recv()
-            if isinstance(noticed, RuntimeError):
-                raise noticed
+            noticed = runner.noticed_by(Request(mutant.path, mutant.tree, tests_of(mutant, known, most_seconds)))
             word = {None: "SURVIVED", TIME: "no end"}.get(noticed, f"killed by {noticed}")
             print(f"{mutant}: {word} ({time.monotonic() - began:.0f} s)", file=sys.stderr, flush=True)
             survivors += [str(mutant)] if noticed is None else []
             killed += noticed not in (None, TIME)
-    finally:
-        here.close()
-        server.kill()
-        server.join()
     return Result(killed, survivors)
 
 
-def sample(seed: int, many: int, packages: Sequence[str] = ROOMS) -> list[Mutant]:
-    """Draw mutants, of the packages in turn."""
+def sample(seed: int, many: int, parts: Sequence[str] = ROOMS) -> list[Mutant]:
+    """Draw mutants, of the parts in turn; fewer where there are no more."""
     chance = random.Random(seed)
-    pools = {
-        name: [(path, n) for path in sorted((SOURCE / name).rglob("*.py")) for n in range(number_of_mutants(path))]
-        for name in packages
-    }
-    for pool in pools.values():
+    pools = [[(path, n) for path in _files(part) for n in range(number_of_mutants(path))] for part in parts]
+    for pool in pools:
         chance.shuffle(pool)
-    return [mutant_of(*pools[packages[number % len(packages)]].pop()) for number in range(many)]
+    turns = [pools[number % len(pools)] for number in range(min(many, len(pools) * max(map(len, pools))))]
+    return [mutant_of(*pool.pop()) for pool in turns if pool]
 
 
-def _serve(requests: Connection) -> None:
-    """Import everything but the library, then fork for each mutant."""
-    import matplotlib.pyplot
-    import networkx
-    import ot
-    import pandas
-    import pytest
-    import scipy.optimize
-    import scipy.stats
-    import sklearn.mixture
-    import torch
-    import typer.testing
-
-    _ = (matplotlib, networkx, ot, pandas, pytest, scipy, sklearn, typer)  # pytest's plugins it imports itself
-    torch.set_num_threads(1)
-    for name in [name for name in sys.modules if name.split(".")[0] in ("otpdag", "benchmarks")]:
-        del sys.modules[name]
-    sound: set[str] = set()
-    with contextlib.suppress(EOFError):
-        while True:
-            module, source, files = requests.recv()
-            noticed = _noticed_by(module, source, files)
-            if noticed not in (None, TIME) and noticed not in sound:
-                if _noticed_by(module, None, [noticed]) is not None:
-                    requests.send(RuntimeError(f"{noticed} fails without any change"))
-                    continue
-                sound.add(noticed)
-            requests.send(noticed)
-
-
-def _noticed_by(module: str, source: str | None, tests: Sequence[str]) -> str | None:
-    """The first test that fails with a changed module (or an unchanged one), or TIME; None if none does."""
-    answers, answer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.setsid()  # what the tests start goes with them
-        os.write(answer, _tested(module, source, tests).encode())
-        os._exit(0)
-    os.close(answer)
-    ended, _, _ = select.select([answers], [], [], SECONDS)
-    told = os.read(answers, 4096).decode() if ended else ""
-    os.close(answers)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    if not ended:
-        return TIME
-    return None if told == PASSED else told or "crash"
-
-
-def _tested(module: str, source: str | None, tests: Sequence[str]) -> str:
-    """Run the tests with a changed module; the first that fails."""
-    import pytest
-
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 1)
-        os.dup2(nowhere.fileno(), 2)
-    os.chdir(ROOT)
-    sys.path.insert(0, str(SOURCE.parent))
-    if source is not None:
-        sys.meta_path.insert(0, _Changed(module, source))
-    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow", "--no-header"]
-    options += ["--assert=plain"]  # pytest would rewrite, and so read from the disk, a module whose doctests it runs
-    files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
-    first = _FirstFailure()
-    try:
-        code = int(pytest.main([*options, *files], plugins=[first, _Chosen(tests)]))
-    except BaseException:
-        return first.name or tests[0]
-    return PASSED if code in (0, 5) else first.name or tests[0]  # 5: none of them is there any more
-
-
-class _Chosen:
-    """A plugin of pytest that runs some tests of the files only, in the order in which they are given."""
-
-    def __init__(self, tests: Sequence[str]) -> None:
-        self.place = {name: at for at, name in enumerate(tests)}
-
-    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        chosen = [(self._place_of(one.nodeid), one) for one in items]
-        items[:] = [one for place, one in sorted(chosen, key=lambda pair: pair[0]) if place < len(self.place)]
-
-    def _place_of(self, name: str) -> int:
-        """Of the test, or of its file if that is wanted as a whole."""
-        return self.place.get(name, self.place.get(name.partition("::")[0], len(self.place)))
-
-
-class _FirstFailure:
-    """A plugin of pytest that remembers what failed first."""
-
-    name = ""
-
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        self.name = self.name or (report.nodeid if report.failed else "")
-
-    def pytest_collectreport(self, report: Any) -> None:
-        self.name = self.name or (report.nodeid if report.failed else "")
-
-
-class _Changed(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Gives one module another source."""
-
-    def __init__(self, module: str, source: str) -> None:
-        self.module, self.source = module, source
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:
-        if name != self.module:
-            return None
-        file = SOURCE.parent.joinpath(*name.split(".")).with_suffix(".py")
-        return importlib.util.spec_from_file_location(name, file, loader=self)
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
-        return None
-
-    def exec_module(self, module: ModuleType) -> None:
-        exec(compile(self.source, str(module.__file__), "exec"), module.__dict__)
+def _files(part: str) -> list[Path]:
+    return [SOURCE / part] if part.endswith(".py") else sorted((SOURCE / part).rglob("*.py"))
 
 
 def main() -> None:
@@ -489,9 +358,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.mutants", description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--number", type=int, default=100)
-    parser.add_argument("--package", action="append", help=f"one of {', '.join(ROOMS)}; may be repeated")
+    parser.add_argument(
+        "--part",
+        action="append",
+        help=f"one of {', '.join(ROOMS)}, or a module as objective/direct.py; may be repeated",
+    )
+    parser.add_argument("--seconds", type=float, default=MOST_SECONDS, help="of the tests that meet each mutant")
     options = parser.parse_args()
-    result = run_mutants(options.seed, options.number, options.package or ROOMS)
+    result = run_mutants(options.seed, options.number, options.part or ROOMS, options.seconds)
     print(json.dumps({"killed": result.killed_share, "of": result.judged, "survivors": result.survivors}, indent=1))
 
 

@@ -40,10 +40,11 @@ WORDS = {
     "parquet_rate": ("ourselves", "time from a file over that in memory"),
     "dask_same": ("ourselves", "difference of parameters, two workers and memory, over 1e-6"),
     "dask_rate": ("ourselves", "time by two workers over that by one"),
+    "threads": ("ourselves", "time by two threads over that by one"),
 }
 """The peer of each case, and what is fitted."""
 
-LIMITS = {"rows_exponent": 1.0, "parquet_rate": 1 / 0.7, "dask_same": 1.0, "dask_rate": 1 / 1.5}
+LIMITS = {"rows_exponent": 1.0, "parquet_rate": 1 / 0.7, "dask_same": 1.0, "dask_rate": 1 / 1.5, "threads": 1.0}
 """Where a record has none."""
 
 GROWTH = {

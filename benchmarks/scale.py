@@ -1,12 +1,14 @@
 """Scale: growth in rows, files beyond memory beside a table in memory, and two worker processes beside one.
 
-``rows_exponent`` is the slope of log time over log rows of whole fits of a mixed table of eight columns with 5 % gaps
-(limit 1.0), with the peak memory of the largest beside the table's own. ``parquet_rate`` is rows per second of a whole
+``rows_exponent`` is the slope of log time over log rows, from 10,000 to a million, of whole fits of a mixed table of
+eight columns with 5 % gaps (limit 1.0), with the peak memory of the largest, its table included, over the table's own
+(limit 4). ``parquet_rate`` is rows per second of a whole
 fit in memory over those of a fit that keeps nothing of its file between passes (limit 1 / 0.7), with the peak memory of
 the latter. ``dask_same`` is the largest difference of parameters between two worker processes and memory, in units of
 1e-6 (limit 1). ``dask_rate`` is the time of two workers over that of one (limit 1 / 1.5, on two idle cores: on a busy
-machine the figure says nothing, and the load average beside it tells). Seconds are processor seconds of one thread,
-except those of ``dask_rate``, which are by the wall clock.
+machine the figure says nothing, and the load average beside it tells). ``threads`` is the time of two threads over that
+of one for a million rows in memory (limit 1, on two idle cores), with the largest difference of parameters. Seconds are
+processor seconds of one thread, except those of ``dask_rate`` and ``threads``, which are by the wall clock.
 """
 
 import math
@@ -20,9 +22,10 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import torch
 
 import otpdag as otp
-from benchmarks.child import in_child
+from benchmarks.child import Done, in_child
 from benchmarks.harness import Case, Record, Settings, Skip, streams
 from otpdag import mechanisms as m
 from otpdag.engine import LBFGS
@@ -37,15 +40,13 @@ STARTS = 4
 
 
 def rows_exponent(settings: Settings) -> Record:
-    """Whole fits of 10,000 and of a million rows, or of a quarter of that where it must be quick."""
-    many = MANY_ROWS // 4 if is_quick(settings) else MANY_ROWS
-    few = in_child(partial(_in_memory, settings.seed, FEW_ROWS), seconds=LONGEST)
-    large = in_child(partial(_in_memory, settings.seed, many), seconds=LONGEST)
+    """Whole fits of 10,000 and of a million rows; memory counts from before the table is read."""
+    few, large = (_fitted(settings.seed, rows) for rows in (FEW_ROWS, MANY_ROWS))
     table = large.value["bytes"]
     return {
-        "ratio": math.log(large.value["seconds"] / few.value["seconds"]) / math.log(many / FEW_ROWS),
+        "ratio": math.log(large.value["seconds"] / few.value["seconds"]) / math.log(MANY_ROWS / FEW_ROWS),
         "ours": large.value["seconds"], "oracle": few.value["seconds"],
-        "seconds": large.value["seconds"], "oracle_seconds": few.value["seconds"], "rows": many,
+        "seconds": large.value["seconds"], "oracle_seconds": few.value["seconds"], "rows": MANY_ROWS,
         "memory_over_table": (large.peak - large.base) / table, "table_mb": table / MEGABYTE,
     }  # fmt: skip
 
@@ -57,7 +58,7 @@ def parquet_rate(settings: Settings) -> Record:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "table.parquet"
         write(path, settings.seed, rows)
-        here = in_child(partial(_in_memory, settings.seed, rows), seconds=LONGEST)
+        here = _fitted(settings.seed, rows)
         there = in_child(partial(_streamed, str(path)), seconds=LONGEST)
         path.unlink()
         beyond = 2 * MANY_ROWS if quick else 20 * MANY_ROWS
@@ -98,6 +99,18 @@ def dask_rate(settings: Settings) -> Record:
     return {
         "ratio": two / one, "ours": two, "oracle": one, "seconds": two, "oracle_seconds": one, "rows": rows,
         "load_before": load, "cores": os.cpu_count(),
+    }  # fmt: skip
+
+
+def threads(settings: Settings) -> Record:
+    """The same fit of a million rows by two threads and by one."""
+    load = os.getloadavg()[0]
+    one, two = (_fitted(settings.seed, MANY_ROWS, threads=number).value for number in (1, 2))
+    return {
+        "ratio": two["wall"] / one["wall"], "ours": two["wall"], "oracle": one["wall"],
+        "seconds": two["wall"], "oracle_seconds": one["wall"], "rows": MANY_ROWS,
+        "processor_seconds": [one["seconds"], two["seconds"]], "load_before": load, "cores": os.cpu_count(),
+        "difference": difference(two["params"], one["params"]),
     }  # fmt: skip
 
 
@@ -165,12 +178,22 @@ def difference(one: dict, other: dict) -> float:
 # -- fits --------------------------------------------------------------------------------------------------------------
 
 
-def _in_memory(seed: int, rows: int) -> Record:
-    frame = next(tables(seed, rows))
+def _fitted(seed: int, rows: int, *, threads: int = 1) -> Done[Record]:
+    """A fit in memory, in a process that reads its table from a file: to make one takes more memory than to hold it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "table.pickle"
+        next(tables(seed, rows)).to_pickle(path)
+        return in_child(partial(_in_memory, str(path), threads), seconds=LONGEST)
+
+
+def _in_memory(path: str, threads: int) -> Record:
+    torch.set_num_threads(threads)
+    frame = pd.read_pickle(path)
     size = 8 * frame.shape[0] * frame.shape[1]
-    model, begin = mixed_model(), time.process_time()
+    model, begin, wall = mixed_model(), time.process_time(), time.perf_counter()
     otp.fit(model, frame, restarts=STARTS)
-    return {"seconds": time.process_time() - begin, "bytes": size, "params": model.params()}
+    seconds, wall = time.process_time() - begin, time.perf_counter() - wall
+    return {"seconds": seconds, "wall": wall, "bytes": size, "params": model.params()}
 
 
 def _streamed(path: str, steps: int | None = None) -> Record:
@@ -210,4 +233,5 @@ CASES: dict[str, Case] = {
     "parquet_rate": parquet_rate,
     "dask_same": dask_same,
     "dask_rate": dask_rate,
+    "threads": threads,
 }

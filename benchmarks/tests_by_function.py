@@ -1,8 +1,9 @@
 """Which tests run which function of the library, and how long they take.
 
 ``python -m benchmarks.tests_by_function`` runs the tests once, notes every function that each of them enters, and
-writes ``tests_by_function.json`` beside this file. :mod:`benchmarks.mutants` reads it to try the right tests first. It
-is a guide, not a record: where it is old, tests that are gone are left out, and new functions have their module's.
+writes ``tests_by_function.json`` beside this file; with names of test files it runs these, and renews what is known of
+them. :mod:`benchmarks.mutants` reads it to try the right tests first. It is a guide, not a record: where it is old,
+tests that are gone are left out, and new functions have their module's.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
@@ -148,13 +149,32 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(_Recorder(Path(folder)))
 
 
-def record(jobs: int = 2) -> None:
-    """Run all quick tests and write the file."""
+def record(files: Sequence[str] = (), jobs: int = 2) -> None:
+    """Run all quick tests and write the file; with some test files, put what they run in the place of what they did."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["OTPDAG_TESTS_BY_FUNCTION"] = folder
-        pytest.main(["-q", "-n", str(jobs), "-m", "not slow", "-p", "benchmarks.tests_by_function"])
+        pytest.main(["-q", "-n", str(jobs), "-m", "not slow", "-p", "benchmarks.tests_by_function", *files])
         parts = [json.loads(part.read_text()) for part in sorted(Path(folder).glob("*.json"))]
-    FILE.write_text(_as_text([entry for part in parts for entry in part]))
+    text = _as_text([entry for part in parts for entry in part])
+    FILE.write_text(_renewed(FILE.read_text(), text, files) if files else text)
+
+
+def _renewed(old: str, new: str, files: Sequence[str]) -> str:
+    """What was known, without the tests of these files, and what is known of them now."""
+    tests: list[tuple[float, str]] = []
+    functions: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for content, is_new in ((json.loads(old), False), (json.loads(new), True)):
+        kept = [is_new or name.partition("::")[0] not in files for name, _ in content["tests"]]
+        tests += [(seconds, name) for (name, seconds), keep in zip(content["tests"], kept, strict=True) if keep]
+        for path, own in content["functions"].items():
+            for function, numbers in own.items():
+                functions[path][function] += [content["tests"][number][0] for number in numbers if kept[number]]
+    place = {name: number for number, (_, name) in enumerate(sorted(tests))}
+    numbered = {
+        path: {function: sorted(place[name] for name in names) for function, names in sorted(own.items())}
+        for path, own in sorted(functions.items())
+    }
+    return _written([(name, seconds) for seconds, name in sorted(tests)], numbered)
 
 
 def _as_text(entries: Iterable[tuple[str, float, dict[str, list[int]]]]) -> str:
@@ -171,7 +191,11 @@ def _as_text(entries: Iterable[tuple[str, float, dict[str, list[int]]]]) -> str:
     for function in sorted(kept):
         path, _, name = function.partition(":")
         files[path][name] = [place[number] for number in kept[function]]
-    lines = [json.dumps([tests[number][1], tests[number][0]]) for number in used]
+    return _written([(tests[number][1], tests[number][0]) for number in used], files)
+
+
+def _written(tests: Sequence[tuple[str, float]], files: Mapping[str, Mapping[str, list[int]]]) -> str:
+    lines = [json.dumps(test) for test in tests]
     rows = [f"{json.dumps(path)}: {json.dumps(functions)}" for path, functions in files.items()]
     return '{"tests": [\n' + ",\n".join(lines) + '\n],\n"functions": {\n' + ",\n".join(rows) + "\n}}\n"
 
@@ -208,4 +232,4 @@ def _without_alike(numbers: list[int], tests: list[tuple[float, str, dict[str, l
 
 
 if __name__ == "__main__":
-    record()
+    record(sys.argv[1:])

@@ -105,3 +105,18 @@ def test_a_forecast_is_drawn_after_what_was_seen():
     assert figure.axes[0].get_ylabel() == "x"
     with pytest.raises(DataError, match="must hold the number 'q'"):
         otp.plots.plot_forecast(model.forecast(seen, 2, draws=10), "q")
+
+
+@pytest.mark.parametrize(
+    ("models", "message"),
+    [
+        (5, "models must be models by name or in a list; got int"),
+        ("ab", "models must hold otp.Model only; got str at '0'"),
+        ({"a": 3}, "models must hold otp.Model only; got int at 'a'"),
+        ([None], "models must hold otp.Model only; got NoneType at '0'"),
+        ({}, "models must hold at least one model; got none"),
+    ],
+)
+def test_what_is_not_a_model_is_refused_by_name(models, message):
+    with pytest.raises(ModelError, match=message):
+        otp.compare(models, pd.DataFrame({"x": [1.0]}))

@@ -55,7 +55,12 @@ def compare(
     >>> compare(models, table)["BIC"].idxmin()
     'joined'
     """
+    if not isinstance(models, Iterable):
+        raise ModelError(f"models must be models by name or in a list; got {type(models).__name__}")
     named = dict(models) if isinstance(models, Mapping) else {str(i): model for i, model in enumerate(models)}
+    for name, model in named.items():
+        if not isinstance(model, Model):
+            raise ModelError(f"models must hold otp.Model only; got {type(model).__name__} at {name!r}")
     if not named:
         raise ModelError("models must hold at least one model; got none")
     _check_comparable(named)

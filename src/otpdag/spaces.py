@@ -184,8 +184,11 @@ class Space(ABC):
         """At most about ``most`` values up to ``reach`` for a sum over the space; None if it is not countable."""
         return None
 
-    def summands(self, largest: float) -> tuple[Tensor, Tensor] | None:
-        """Values (A,) and weights (A,) for the sum of a smooth function of one coordinate from zero to ``largest``."""
+    def summands(self, largest: float, most: int | None = None) -> tuple[Tensor, Tensor] | None:
+        """Values (A,) and weights (A,) for the sum of a smooth function of one coordinate from zero to ``largest``.
+
+        About ``most`` of them, where that is given.
+        """
         return None
 
 
@@ -404,8 +407,11 @@ class Count(_Vector):
     """Step of that integral on the scale of roots, where the spread of a Poisson count is a half."""
     most_steps: ClassVar[int] = 4000
 
-    def summands(self, largest: float) -> tuple[Tensor, Tensor] | None:
-        r"""Points and weights for a sum over counts from zero to ``largest``.
+    fewest_exact: ClassVar[int] = 25
+    """Counts that are summed one by one, however few may be listed."""
+
+    def summands(self, largest: float, most: int | None = None) -> tuple[Tensor, Tensor] | None:
+        r"""Points and weights for a sum over counts from zero to ``largest``, about ``most`` of them if that is given.
 
         The spread of a Poisson count is its root. Small counts are summed one by one; of large ones the sum is an
         integral, evenly spaced on the scale of roots. One turns smoothly into the other.
@@ -414,14 +420,17 @@ class Count(_Vector):
         >>> pmf = torch.exp(counts * math.log(90) - 90 - torch.lgamma(counts + 1))
         >>> len(counts), round(float((weight * pmf).sum()), 6)
         (193, 1.0)
+        >>> counts, weight = Count().summands(400.0, most=96)
+        >>> pmf = torch.exp(counts * math.log(90) - 90 - torch.lgamma(counts + 1))
+        >>> len(counts), round(float((weight * pmf).sum()), 4)
+        (98, 1.0)
         """
-        low, high = (math.sqrt(count) for count in self.exact)
         root = math.sqrt(largest)
+        low, high, step = self._in_roots(root, most)
         if root <= high:
             counts = torch.arange(math.ceil(largest) + 1, dtype=torch.float64)
             return counts, torch.ones_like(counts)
-        small = torch.arange(self.exact[1], dtype=torch.float64)
-        step = max(self.root_step, (root - low) / self.most_steps)
+        small = torch.arange(math.ceil(high**2), dtype=torch.float64)
         roots = torch.arange(low, root + step, step, dtype=torch.float64)
 
         def is_large(root: Tensor) -> Tensor:
@@ -430,6 +439,22 @@ class Count(_Vector):
 
         weight = torch.cat([1 - is_large(small.sqrt()), is_large(roots) * 2 * roots * step])
         return torch.cat([small, roots**2]), weight
+
+    def _in_roots(self, root: float, most: int | None) -> tuple[float, float, float]:
+        """Where a sum up to ``root`` begins to be an integral, where it is one, and the step of that, all in roots."""
+        if most is None:
+            low, high = (math.sqrt(count) for count in self.exact)
+            return low, high, max(self.root_step, (root - low) / self.most_steps)
+        if root**2 < most:
+            return root, math.sqrt(most), self.root_step
+        # so many one by one that the others, which begin at two thirds of their root, are as many as are left
+        half = 1 / (3 * self.root_step)
+        high = half + math.sqrt(max(half**2 + most - root / self.root_step, 0.0))
+        high = max(high, math.sqrt(self.fewest_exact))
+        low = 2 / 3 * high
+        step = max(self.root_step, (root - low) / max(1, most - round(high**2)))
+        # further apart than a Poisson count spreads, points would miss it: rather a few times as many
+        return low, high, max(min(step, 2 * self.root_step), (root - low) / (4 * most))
 
 
 @dataclass(frozen=True)
@@ -466,10 +491,7 @@ class Discrete(Space):
 
     def encode(self, cells: Array, dtype: torch.dtype = torch.float64) -> Tensor:
         """One-hot vectors of codes; all zeros where these are NaN."""
-        values = torch.zeros(len(cells), self.size, dtype=dtype)
-        rows = np.flatnonzero(~np.isnan(cells[:, 0]))
-        values[torch.from_numpy(rows), torch.from_numpy(cells[rows, 0].astype(np.int64))] = 1.0
-        return values
+        return torch.from_numpy(cells == np.arange(self.size)).to(dtype)
 
     def decode(self, values: Array) -> Array:
         """The code of the largest entry; NaN where there is none."""

@@ -9,7 +9,15 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.backward.guessed_rows import complete_table, row_weights
+from otpdag.backward.guessed_rows import (
+    _clusters,
+    _components,
+    _leaning_right,
+    _residual,
+    _softmax,
+    complete_table,
+    row_weights,
+)
 from otpdag.data import Schema, encode
 
 ROWS = 300
@@ -158,3 +166,67 @@ def test_restarts_differ_and_seeds_repeat():
     guesses = [completed(factor(), table, seed=seed, first=False)[1]["u"] for seed in (1, 1, 2)]
     assert torch.equal(guesses[0], guesses[1])
     assert not torch.allclose(guesses[0], guesses[2])
+
+
+def test_first_components_are_standardised_and_those_that_are_missing_are_drawn():
+    rng = np.random.default_rng(0)
+    columns = rng.normal(size=(200, 3)) @ np.diag([5.0, 2.0, 0.5]) + 7
+    found = _components(columns, 2, np.random.default_rng(1), first=True)
+    assert found.shape == (200, 2)
+    np.testing.assert_allclose(found.std(0), 1.0)
+    np.testing.assert_allclose(found.mean(0), 0.0, atol=1e-10)
+    _, vectors = np.linalg.eigh(np.cov(columns.T))
+    leading = (columns - columns.mean(0)) @ vectors[:, ::-1][:, :2]
+    for at in range(2):
+        assert abs(np.corrcoef(found[:, at], leading[:, at])[0, 1]) == pytest.approx(1, abs=1e-9)
+    more = _components(columns, 5, np.random.default_rng(1), first=True)
+    assert more.shape == (200, 5)
+    np.testing.assert_allclose(np.abs(more[:, :2]), np.abs(found), rtol=1e-8)
+    assert np.abs(np.corrcoef(more.T) - np.eye(5)).max() < 0.25
+    flat = _components(np.ones((50, 2)), 1, np.random.default_rng(1), first=True)
+    np.testing.assert_allclose(flat, 0.0, atol=1e-10)
+
+
+def test_restarts_rotate_the_leading_components_and_add_noise():
+    columns = np.random.default_rng(0).normal(size=(4000, 3)) @ np.diag([5.0, 4.0, 0.1])
+    first = _components(columns, 2, np.random.default_rng(1), first=True)
+    found = [_components(columns, 2, np.random.default_rng(seed), first=False) for seed in (2, 3)]
+    for one in found:
+        fit, *_ = np.linalg.lstsq(first, one, rcond=None)
+        noise = one - first @ fit
+        np.testing.assert_allclose(noise.std(0), 0.3, rtol=0.1)
+        np.testing.assert_allclose(fit.T @ fit, np.eye(2), atol=0.1)
+    assert np.abs(np.corrcoef(found[0][:, 0], found[1][:, 0])[0, 1]) < 0.9
+
+
+def test_skewed_guesses_lean_to_the_right():
+    rng = np.random.default_rng(0)
+    scores = np.stack([rng.exponential(size=500), -rng.exponential(size=500)], 1)
+    scores -= scores.mean(0)
+    found = _leaning_right(scores, rng, first=True)
+    np.testing.assert_allclose(found, scores * [1.0, -1.0])
+    signs = {tuple(np.sign(_leaning_right(scores, rng, first=False)[0] * scores[0])) for _ in range(40)}
+    assert len(signs) == 4
+
+
+def test_what_is_explained_is_removed_and_the_rest_standardised():
+    rng = np.random.default_rng(0)
+    explained = rng.normal(size=(300, 2))
+    rest = rng.normal(size=(300, 2))
+    matrix = np.c_[explained @ [[1.0, 2.0], [3.0, -1.0]] + 4 + 0.5 * rest, explained[:, 0]]
+    found = _residual(matrix, explained)
+    design = np.c_[explained, np.ones(300)]
+    left = matrix - design @ np.linalg.lstsq(design, matrix, rcond=None)[0]
+    np.testing.assert_allclose(found[:, :2], left[:, :2] / left[:, :2].std(0), rtol=1e-8)
+    np.testing.assert_allclose(found[:, 2], 0.0, atol=1e-9)  # nothing is left, and nothing divided by it
+
+
+def test_labels_are_soft_by_a_tenth():
+    rng = np.random.default_rng(0)
+    truth = rng.integers(0, 3, 90)
+    columns = np.eye(3)[truth] * 20 + rng.normal(size=(90, 3))
+    found = _clusters(columns, np.full(90, 1 / 90), 3, rng, first=True)
+    np.testing.assert_allclose(np.sort(found, 1), np.tile([0.1 / 3, 0.1 / 3, 0.9 + 0.1 / 3], (90, 1)))
+    assert agreement(found.argmax(1), truth, 3) == 1.0
+    scores = rng.normal(size=(5, 3)) * 100
+    np.testing.assert_allclose(_softmax(scores), torch.softmax(torch.as_tensor(scores), 1).numpy(), atol=1e-12)

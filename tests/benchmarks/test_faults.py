@@ -1,6 +1,7 @@
 """The benchmark of faults: that its cases can find what they look for."""
 
 import ast
+import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +11,9 @@ import pytest
 import otpdag as otp
 from benchmarks import kills, mutants
 from benchmarks.faults import CASES
+from benchmarks.mutant_runs import changed_functions
 from benchmarks.mutants import SOURCE, _function_at, _places, mutant_of, number_of_mutants, sample
-from benchmarks.tests_by_function import TestsByFunction
+from benchmarks.tests_by_function import TestsByFunction, _as_text, _renewed
 
 
 def test_the_cases():
@@ -67,6 +69,10 @@ def test_texts_errors_and_annotations_are_left_alone():
     assert changes('def f(x: int = y) -> "a":\n    """Two."""\n    raise ValueError(f"{x + 1}")') == []
     assert changes('__all__ = ["a"]\nif TYPE_CHECKING:\n    b = 1') == []
     assert changes("z = zip(x, y, strict=True)") == []
+    assert changes("z: int = field(repr=False)") == []
+    assert changes("z = torch.Generator().manual_seed(3)") == []
+    assert changes("z = np.random.default_rng([seed + 1, 7])") == []
+    assert changes("with bounded_threads(1):\n    z = 2") == ["2 -> 3"]
 
 
 def test_mutants_are_drawn_by_the_seed_and_differ_from_the_file_in_one_place():
@@ -107,3 +113,31 @@ def test_the_tests_of_a_function_begin_with_those_that_mirror_its_module():
 def test_the_function_around_a_line():
     tree = ast.parse("class A:\n    b: int = 1\n\n    def f(self):\n        def g():\n            return 2\n\nC = 3")
     assert [_function_at(tree, line) for line in (2, 4, 6, 8)] == ["A", "A.f", "A.f", ""]
+
+
+def test_a_change_inside_a_function_is_its_new_code_and_one_outside_is_imported_anew(tmp_path):
+    path = tmp_path / "module.py"
+    path.write_text("A = 1\n\nclass B:\n    c = 2\n\n    def f(self, x=3):\n        return [x + 4 for _ in range(5)]\n")
+
+    def changed(old, new):
+        return changed_functions(path, ast.parse(path.read_text().replace(old, new)))
+
+    for old, new in (("x + 4", "x - 4"), ("range(5)", "range(6)")):
+        ((key, code),) = changed(old, new).items()
+        assert key == (str(path), "B.f", 6)
+        assert code.co_name == "f"
+    assert changed("A", "A") == {}
+    for old, new in (("A = 1", "A = 2"), ("c = 2", "c = 3"), ("x=3", "x=4")):
+        assert changed(old, new) is None
+
+
+def test_what_some_files_run_can_be_renewed_alone():
+    old = _as_text(
+        [("tests/a.py::one", 0.5, {"m.py:f": [1]}), ("tests/b.py::two", 0.1, {"m.py:f": [1], "m.py:g": [5]})]
+    )
+    new = _as_text([("tests/b.py::three", 0.2, {"m.py:f": [2], "n.py:h": [1]})])
+    content = json.loads(_renewed(old, new, ["tests/b.py"]))
+    known = TestsByFunction([tuple(one) for one in content["tests"]], content["functions"])
+    assert known.of("m.py", "f") == [("tests/b.py::three", 0.2), ("tests/a.py::one", 0.5)]
+    assert known.of("n.py", "h") == [("tests/b.py::three", 0.2)]
+    assert content["functions"]["m.py"]["g"] == []

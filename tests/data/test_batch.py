@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from otpdag.data import Batch, Schema, canonical_order, encode, unique_rows
+from otpdag.data import Batch, Schema, canonical_order, encode, random_part, read_cells, unique_rows
 from otpdag.errors import DataError
 from otpdag.graph import Graph
 from otpdag.spaces import Discrete, Real, Space
@@ -29,6 +29,42 @@ def read(data: Any, partial: bool = False, **spaces: Space) -> Batch:
 def batch() -> Batch:
     values = torch.arange(10.0).reshape(1, 5, 2)
     return Batch({"x": values}, {"x": values > 2}, torch.arange(5.0)[None])
+
+
+def test_a_narrow_batch_has_bytes_and_the_rows_taken_of_it_are_those_of_a_wide_one() -> None:
+    data = {"k": [0, 2, None, 1, 2], "x": [1.5, None, 2.5, 0.5, -1.0]}
+    schema, order = schema_of(k=Discrete(3), x=Real()), np.array([3, 1, 4, 0, 2])
+    narrow, wide = (read_cells(data, schema, hidden=()).batch(order=order, narrow=flag) for flag in (True, False))
+    assert narrow.values["k"].dtype == torch.uint8
+    assert narrow.weight.untyped_storage().nbytes() == 8
+    parts = (
+        lambda b: b.widened(),
+        lambda b: b.take(torch.tensor([4, 0])),
+        lambda b: b.take(torch.tensor([[4, 0], [1, 1]])),
+        lambda b: b.first(2),
+        lambda b: b.between(1, 4),
+    )
+    for part in parts:
+        one, other = part(narrow), part(wide)
+        assert torch.equal(one.weight.expand_as(other.weight), other.weight)
+        for node in other.nodes:
+            assert one.values[node].dtype == torch.float64
+            assert torch.equal(one.values[node], other.values[node])
+            assert torch.equal(one.mask[node], other.mask[node])
+    assert wide.widened() is wide
+
+
+def test_weights_that_differ_stay_with_their_rows_in_a_narrow_batch() -> None:
+    cells = read_cells({"x": [1.0, 2.0, 3.0]}, schema_of(x=Real()), hidden=(), weights=[1.0, 2.0, 3.0])
+    assert cells.batch(order=np.array([2, 0, 1]), narrow=True).weight.tolist() == [[1.5, 0.5, 1.0]]
+
+
+def test_a_random_part_has_different_rows_and_holds_no_others() -> None:
+    part = random_part(1000, 10, seed=3)
+    assert part is not None
+    assert len(set(part.tolist())) == 10
+    assert part.untyped_storage().nbytes() == 80
+    assert torch.equal(part, torch.randperm(1000, generator=torch.Generator().manual_seed(3))[:10])
 
 
 def test_take_rows(batch: Batch) -> None:

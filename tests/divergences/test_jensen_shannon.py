@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from otpdag.divergences import JensenShannon
+from otpdag.divergences.jensen_shannon import _bound, _moments
 from otpdag.errors import DataError, ModelError
+from otpdag.layers import apply_mlp
 
 
 def draw(*shape, seed=0):
@@ -97,3 +99,51 @@ def test_a_trained_discriminator_refuses_other_shapes(shape):
 def test_options_out_of_range_are_refused(options, message):
     with pytest.raises(ModelError, match=message):
         JensenShannon(**options)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_bound_is_its_formula_on_standardised_samples(weighted):
+    x, y = 2 * draw(2, 7, 3) + 1, 5 * draw(2, 9, 3, seed=1) - 2
+    a, b = (torch.rand(2, n, generator=torch.Generator().manual_seed(n)).double() + 0.1 for n in (7, 9))
+    a, b = a / a.sum(-1, keepdim=True), b / b.sum(-1, keepdim=True)
+    divergence = JensenShannon(hidden=(4,), steps=0)
+    divergence(x, y, *((a, b) if weighted else ()))
+    first = [draw(2, 3, 4, seed=3), draw(2, 1, 4, seed=4), draw(2, 4, 1, seed=5), draw(2, 1, 1, seed=6)]
+    names = ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert list(divergence._params) == names
+    values = [one.reshape(divergence._params[name].shape) for name, one in zip(names, first, strict=True)]
+    divergence._params = dict(zip(names, values, strict=True))
+    found = divergence(x, y, *((a, b) if weighted else ()))
+    for r in range(2):
+        u, v = (a[r], b[r]) if weighted else (torch.ones(7).double() / 7, torch.ones(9).double() / 9)
+        both, mass = torch.cat([x[r], y[r]]), torch.cat([u, v]).unsqueeze(-1) / 2
+        mean = (mass * both).sum(0)
+        scale = (mass * (both - mean) ** 2).sum(0).sqrt()
+        alone = {name: value[r : r + 1] for name, value in divergence._params.items()}
+        score = apply_mlp(alone, ((both - mean) / scale).unsqueeze(0))[0, :, 0]
+        sides = torch.cat([torch.sigmoid(score[:7]), torch.sigmoid(-score[7:])])
+        expected = math.log(2) + (mass[:, 0] * sides.log()).sum()
+        assert found[r].item() == pytest.approx(expected.item(), rel=1e-10)
+
+
+def test_a_column_without_spread_is_only_centred():
+    x = torch.cat([draw(1, 8, 1), torch.full((1, 8, 1), 3.0).double()], -1)
+    centre, scale = _moments(x, x + 0.0, None, None)
+    assert (centre[0, 0, 1].item(), scale[0, 0, 1].item()) == (3.0, 1.0)
+    assert scale[0, 0, 0].item() == pytest.approx(x[0, :, 0].std(correction=0).item())
+
+
+def test_training_is_adam_on_the_bound():
+    x, y = draw(1, 30, 2), draw(1, 30, 2, seed=1) + 1
+    divergence = JensenShannon(hidden=(4,), steps=3, learning_rate=0.02)
+    untrained = dataclasses.replace(divergence, steps=0)
+    untrained(x, y)
+    params = {name: value.detach().clone().requires_grad_() for name, value in untrained._params.items()}
+    optimiser = torch.optim.Adam(params.values(), lr=0.02, betas=(0.5, 0.99))
+    for _ in range(3):
+        optimiser.zero_grad()
+        (-_bound(params, x, y, None, None)).sum().backward()
+        optimiser.step()
+    divergence(x, y)
+    for name, value in divergence._params.items():
+        torch.testing.assert_close(value.detach(), params[name].detach(), rtol=1e-10, atol=1e-12)

@@ -5,6 +5,7 @@ import torch
 from sklearn.metrics.pairwise import rbf_kernel
 
 from otpdag.divergences import MMD
+from otpdag.divergences.mmd import _median
 from otpdag.errors import DataError, ModelError
 
 KERNELS = ["gaussian", "laplace", "inverse_multiquadric"]
@@ -94,3 +95,32 @@ def test_one_point_has_no_unbiased_mean():
 def test_options_out_of_range_are_refused(options, message):
     with pytest.raises(ModelError, match=message):
         MMD(**options)
+
+
+@pytest.mark.parametrize("sizes", [(3, 4), (5, 5), (6, 8), (7, 9)])
+def test_written_out_weights_have_the_same_lower_median(sizes):
+    """With an even number of pairs the running sum is one half exactly at the median, up to rounding."""
+    x, y = draw(2, sizes[0], 3), draw(2, sizes[1], 3, seed=1)
+    squared = torch.cdist(x, y).square()
+    even = [torch.ones(1, size).double() / size for size in sizes]
+    torch.testing.assert_close(_median(squared, x, y, *even), _median(squared, x, y, None, None))
+    torch.testing.assert_close(_median(squared, x, y, even[0], None), squared.flatten(1).median(-1).values)
+
+
+def test_the_median_is_weighted():
+    x, y, a, b = draw(2, 6, 3), draw(2, 8, 3, seed=1), draw_weights(2, 6), draw_weights(2, 8, seed=1)
+    a, b = a / a.sum(-1, keepdim=True), b / b.sum(-1, keepdim=True)
+    squared = torch.cdist(x, y).square()
+    found = _median(squared, x, y, a, b)
+    for r in range(2):
+        pairs = sorted((squared[r, i, j].item(), (a[r, i] * b[r, j]).item()) for i in range(6) for j in range(8))
+        reached = [sum(mass for _, mass in pairs[: n + 1]) >= 0.5 for n in range(48)]
+        assert found[r].item() == pairs[reached.index(True)][0]
+
+
+def test_the_median_of_samples_at_one_point_counts_as_one():
+    x, y = torch.zeros(1, 3, 2).double(), torch.zeros(1, 4, 2).double()
+    y[0, 3] = 2.0
+    expected = MMD(bandwidth=1.0)(x, y)
+    torch.testing.assert_close(MMD()(x, y), expected)
+    torch.testing.assert_close(MMD(scales=(3.0,))(x, y), MMD(bandwidth=3.0)(x, y))

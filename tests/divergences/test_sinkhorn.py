@@ -4,10 +4,11 @@ import numpy as np
 import ot
 import pytest
 import torch
+from scipy import special
 
 from otpdag.costs import KL, Euclidean, SquaredEuclidean
 from otpdag.divergences import MMD, Sinkhorn, Wasserstein
-from otpdag.divergences.sinkhorn import _is_symmetric
+from otpdag.divergences.sinkhorn import BLOCK, _is_symmetric, _Problem, _ratio
 from otpdag.errors import ConvergenceWarning, DataError, ModelError
 
 EXACT = {"relative": False, "tolerance": 1e-10, "iterations": 20_000}
@@ -157,3 +158,96 @@ def test_a_cost_that_is_not_symmetric_has_its_own_self_transport():
         return (plan * costs).sum() + 0.3 * entropy
 
     assert value.item() == pytest.approx(exact(x, y) - 0.5 * (exact(x, x) + exact(y, y)), abs=1e-6)
+
+
+def plain_softmin(costs, weights, potential, temperature):
+    """-t log sum_j w_j exp((p_j - c_ij) / t), row by row."""
+    return -temperature * special.logsumexp((potential - costs) / temperature, axis=1, b=weights)
+
+
+def problem(seed=0):
+    """Two replicas of five and four points, and their strengths."""
+    costs = 3 * draw(2, 5, 4, seed=seed).abs()
+    return _Problem(costs, draw_weights(2, 5), draw_weights(2, 4, seed=1), torch.tensor([[0.5], [0.9]]).double())
+
+
+def test_every_part_of_the_solver_is_its_formula():
+    many, f, g = problem(), draw(2, 5, seed=5), draw(2, 4, seed=6)
+    temperature = torch.tensor([[0.7], [2.0]]).double()
+    rows, columns, plan = many.softmin_rows(g, temperature), many.softmin_columns(f, temperature), many.plan(f, g)
+    for r in range(2):
+        costs, a, b, u, v = (one[r].numpy() for one in (many.costs, many.a, many.b, f, g))
+        t, epsilon = temperature[r].item(), many.epsilon[r].item()
+        np.testing.assert_allclose(rows[r], plain_softmin(costs, b, v, t), rtol=1e-12)
+        np.testing.assert_allclose(columns[r], plain_softmin(costs.T, a, u, t), rtol=1e-12)
+        expected = np.outer(a, b) * np.exp((u[:, None] + v - costs) / epsilon)
+        np.testing.assert_allclose(plan[r], expected, rtol=1e-10)
+        limit = 4 * np.finfo(float).eps * costs.max() / epsilon
+        assert many.attainable(1e-20)[r].item() == pytest.approx(limit, rel=1e-12)
+    assert many.attainable(0.1).flatten().tolist() == [0.1, 0.1]
+    assert [one.shape for one in many.start()] == [(2, 5), (2, 4)]
+    assert all((one == 0).all() for one in many.start())
+
+
+def test_cooling_goes_from_the_largest_cost_to_epsilon_by_steps_that_are_averaged():
+    many = problem()
+    found = many.anneal(0.4)
+    for r in range(2):
+        costs, a, b = (one[r].numpy() for one in (many.costs, many.a, many.b))
+        f, g, epsilon = np.zeros(5), np.zeros(4), many.epsilon.numpy()
+        temperatures = np.maximum(many.costs.amax((1, 2)).numpy(), epsilon[:, 0])
+        f, g = plain_softmin(costs, b, g, temperatures[r]), plain_softmin(costs.T, a, f, temperatures[r])
+        while (temperatures > epsilon[:, 0]).any():  # both replicas sweep until the last is cold
+            temperatures = np.maximum(0.4 * temperatures, epsilon[:, 0])
+            new_f = plain_softmin(costs, b, g, temperatures[r])
+            new_g = plain_softmin(costs.T, a, f, temperatures[r])
+            f, g = (f + new_f) / 2, (g + new_g) / 2
+        np.testing.assert_allclose(found[0][r], f, rtol=1e-10, atol=1e-10)
+        np.testing.assert_allclose(found[1][r], g, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("averaged", [False, True])
+def test_a_block_of_sweeps_is_that_many_plain_ones(averaged):
+    many, f, g = problem(), draw(2, 5, seed=5), draw(2, 4, seed=6)
+    plan = many.plan(f, g).numpy()
+    new_f, new_g, error = many.sweep(f, g, averaged)
+    for r in range(2):
+        a, b, u, v = many.a[r].numpy(), many.b[r].numpy(), np.ones(5), np.ones(4)
+        for _ in range(BLOCK):
+            new_u = a / (plan[r] @ v)
+            new_v = b / ((u if averaged else new_u) @ plan[r])
+            u, v = (np.sqrt(u * new_u), np.sqrt(v * new_v)) if averaged else (new_u, new_v)
+        epsilon = many.epsilon[r].item()
+        np.testing.assert_allclose(new_f[r], f[r].numpy() + epsilon * np.log(u), rtol=1e-10)
+        np.testing.assert_allclose(new_g[r], g[r].numpy() + epsilon * np.log(v), rtol=1e-10)
+        scaled = u[:, None] * plan[r] * v
+        violated = np.abs(scaled.sum(1) - a).sum() + np.abs(scaled.sum(0) - b).sum()
+        assert error[r].item() == pytest.approx(violated, rel=1e-8, abs=1e-15)
+
+
+def test_replicas_stop_each_on_its_own():
+    """One that has converged stays where it is while another, which is harder, goes on."""
+    x, y = draw(2, 12, 2), draw(2, 12, 2, seed=1)
+    y[1] = 4 * y[1] + 3
+    options = {"epsilon": 0.2, "relative": False, "iterations": 20_000}
+    together = Sinkhorn(**options)(x, y)
+    for r in range(2):
+        torch.testing.assert_close(
+            Sinkhorn(**options)(x[r : r + 1], y[r : r + 1]), together[r : r + 1], rtol=1e-6, atol=0
+        )
+
+
+def test_iterations_are_counted_in_whole_blocks():
+    x, y = draw(1, 30, 2), draw(1, 30, 2, seed=1)
+
+    def value(iterations):
+        with pytest.warns(ConvergenceWarning, match=f"stopped after {iterations} sweeps"):
+            return Sinkhorn(0.01, tolerance=1e-13, iterations=iterations, debiased=False)(x, y).item()
+
+    assert value(BLOCK + 1) == value(2 * BLOCK)
+    assert value(BLOCK) < value(2 * BLOCK) < value(3 * BLOCK)
+
+
+def test_points_without_mass_keep_their_scaling():
+    target, actual = torch.tensor([0.0, 0.5, 0.2]).double(), torch.tensor([0.3, 0.25, 0.1]).double()
+    assert _ratio(target, actual).tolist() == [1.0, 2.0, 2.0]

@@ -75,3 +75,19 @@ def test_a_seed_fixes_the_directions_and_a_generator_refreshes_them():
 def test_options_out_of_range_are_refused(options, message):
     with pytest.raises(ModelError, match=message):
         SlicedWasserstein(**options)
+
+
+def test_a_line_has_one_direction_and_others_unit_length():
+    divergence = SlicedWasserstein(12, seed=3)
+    assert divergence._directions(draw(1, 4, 1), None).tolist() == [[1.0]]
+    drawn = divergence._directions(draw(1, 4, 5), None)
+    assert drawn.shape == (5, 12)
+    torch.testing.assert_close(drawn.norm(dim=0), torch.ones(12).double())
+
+
+def test_one_sided_weights_are_the_same_as_both_written_out():
+    x, y, a = draw(1, 6, 2), draw(1, 6, 2, seed=1), draw_weights(1, 6)
+    even = torch.ones(1, 6).double() / 6
+    divergence = SlicedWasserstein(4, seed=0)
+    torch.testing.assert_close(divergence(x, y, a), divergence(x, y, a, even))
+    torch.testing.assert_close(divergence(y, x, None, a), divergence(x, y, a))

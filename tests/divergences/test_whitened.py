@@ -246,3 +246,54 @@ def test_directions_that_gaps_made_negative_count_as_the_ridge():
     matrix = _whitening(turn @ torch.diag(values) @ turn.T, 0.1)
     expected = turn @ torch.diag(1 / (values.clamp(min=0) + 0.2)) @ turn.T
     torch.testing.assert_close(matrix @ matrix.T, expected)
+
+
+def test_features_on_columns_that_are_never_seen_together_keep_the_first_of_them():
+    x = normal(1, 20, 3)
+    seen = torch.zeros(1, 20, 3, dtype=torch.bool)
+    seen[0, :12, 0] = True
+    seen[0, 12:, 1] = True  # the third column is never seen at all
+    columns = columns_of(x, seen)
+    subsets, landmarks, bandwidth = WhitenedFeatures(features=900)._choose(columns, torch.Generator().manual_seed(3))
+    assert all(len(subset) == 1 for subset in subsets)
+    assert {subset[0] for subset in subsets} == {0, 1, 2}
+    for (column,), row in zip(subsets, landmarks, strict=True):
+        assert column == 2 or seen[0, row, column]
+    assert {row for (column,), row in zip(subsets, landmarks, strict=True) if column == 0} == set(range(12))
+    assert {row for (column,), row in zip(subsets, landmarks, strict=True) if column == 2} == set(range(20))
+    assert set(bandwidth.tolist()) == {0.5, 1.0, 2.0, 4.0}
+
+
+def test_subsets_have_one_to_the_largest_number_of_columns():
+    columns = columns_of(normal(1, 30, 6))
+    subsets, landmarks, _ = WhitenedFeatures(features=300, largest_subset=3)._choose(columns, torch.Generator())
+    assert {len(subset) for subset in subsets} == {1, 2, 3}
+    assert all(subset == sorted(set(subset)) for subset in subsets)
+    assert {column for subset in subsets for column in subset} == set(range(6))
+    assert set(landmarks) == set(range(30))
+
+
+def test_means_under_other_weights_are_over_the_rows_that_show_each_feature():
+    x, seen = normal(1, 40, 3), torch.rand(1, 40, 3, generator=GENERATOR) < 0.7
+    columns, features = columns_of(x, seen), WhitenedFeatures(features=25)
+    fitted = features.fit(columns, torch.ones(1, 40).double())
+    subsets, _, _ = features._choose(columns, torch.Generator().manual_seed(features.seed))
+    weight = torch.rand(2, 40, generator=GENERATOR).double()
+    found, values = fitted.mean_of(columns, weight), features_of(fitted, x)[0]
+    for j, subset in enumerate(subsets):
+        rows = seen[0][:, subset].all(-1)
+        for r in range(2):
+            expected = (weight[r, rows] * values[rows, j]).sum() / weight[r, rows].sum()
+            assert found[r, j].item() == pytest.approx(expected.item(), rel=1e-10)
+
+
+def test_kernels_of_categories_change_nothing_but_compare():
+    k = torch.eye(3).double()[torch.randint(3, (1, 30), generator=GENERATOR)]
+    column = FeatureColumn(k, torch.ones(1, 30).bool(), is_discrete=True)
+    (kernel,) = WhitenedFeatures(features=10).fit([column], torch.ones(1, 30).double()).kernels
+    assert (kernel.centre, kernel.spread, kernel.is_discrete, kernel.root) == (0.0, 1.0, True, False)
+    assert kernel.bandwidths.tolist() == [1.0] * 10
+    counts = FeatureColumn(torch.tensor([[[4.0], [9.0], [-1.0]]]).double(), torch.ones(1, 3).bool(), root=True)
+    (kernel,) = WhitenedFeatures(features=10).fit([counts], torch.ones(1, 3).double()).kernels
+    assert (kernel.centre, kernel.spread) == (2.0, 1.4826)  # of 2, 3 and 0: below zero counts as zero
+    torch.testing.assert_close(kernel.transform(torch.tensor([[-5.0, 16.0]])), torch.tensor([[-2.0, 2.0]]) / 1.4826)

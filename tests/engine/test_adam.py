@@ -332,3 +332,40 @@ def test_a_leg_that_was_cut_short_has_not_converged():
 def test_the_mean_of_the_last_steps_has_at_least_one_of_them():
     history = torch.arange(10.0)[:, None]
     assert [_tail_mean(history, share).item() for share in (0.0, 0.1, 0.3, 0.39, 1.0)] == [9.0, 9.0, 8.0, 8.0, 4.5]
+
+
+def plainly_settled(losses):
+    """By the definition, for the losses of one replica."""
+    n = len(losses)
+    if n < 50:
+        return False
+    first, middle, late = losses[: n // 10], losses[2 * n // 5 : 3 * n // 5], losses[4 * n // 5 :]
+    noise = math.sqrt(np.var(middle, ddof=1) / len(middle) + np.var(late, ddof=1) / len(late))
+    fall, all_of_it = np.mean(middle) - np.mean(late), np.mean(first) - np.mean(late)
+    return fall <= max(3 * noise, 0.1 * all_of_it, 0.02 * (1 + abs(np.mean(late))))
+
+
+@pytest.mark.parametrize("level", [-3.0, 0.0, 5.0])
+def test_losses_have_settled_by_the_definition(level):
+    """Many falls near the limits: exponential ones of all sizes and speeds, with little and with much noise."""
+    rng = np.random.default_rng(int(10 + level))
+    counted = 0
+    for _ in range(400):
+        steps = int(rng.integers(45, 130))
+        time = np.arange(steps) / steps
+        shape = np.exp(-time * rng.uniform(0.3, 8.0)) if rng.random() < 0.5 else 1 - time ** rng.uniform(0.3, 4)
+        losses = level + 10 ** rng.uniform(-2, 1) * shape + 10 ** rng.uniform(-4, 0) * rng.normal(size=steps)
+        expected = plainly_settled(losses)
+        counted += expected
+        assert _has_settled(torch.as_tensor(losses)[:, None]).item() == expected
+    assert 40 < counted < 360
+
+
+def test_what_is_kept_of_a_run_carries_no_gradient():
+    method = method_of(steps=3)
+    problem, points = problem_of("factor", method)
+    kept = []
+    descend(method.optimiser, problem, points, [1], watch=lambda progress: kept.append(progress.snapshot()) or False)
+    assert len(kept) == 3
+    assert not any(value.requires_grad for snapshot in kept for value in snapshot.values())
+    assert [snapshot["counts"].tolist()[1] for snapshot in kept] == [1, 2, 3]

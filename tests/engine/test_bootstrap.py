@@ -1,6 +1,7 @@
 """Bootstrap intervals against closed forms."""
 
 import inspect
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -10,7 +11,9 @@ import torch
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.datasets import poisson_chain
+from otpdag.engine import bootstrap
 from otpdag.engine.bootstrap import BootstrapOptions, _summarise, bootstrap_draws
+from otpdag.uncertainty.standard_errors import point_of
 
 
 def regression(rows=400, seed=0):
@@ -184,3 +187,39 @@ def test_options_have_the_defaults_of_the_method():
     said = inspect.signature(otp.FitResult.intervals).parameters
     for name in ("draws", "level", "seed", "jobs"):
         assert getattr(BootstrapOptions(), name) == said[name].default
+
+
+def test_draws_that_failed_are_unknown_and_only_those_that_ended_are_settled(monkeypatch):
+    _, _, result = regression(rows=40)
+    found = {}
+
+    def ended(problem, starts, course, searcher, owners):
+        found.update(starts=starts, course=course, owners=list(owners), weight=problem.weight)
+        converged, failed = torch.tensor([True, True, False, False]), torch.tensor([False, True, True, False])
+        return SimpleNamespace(converged=converged, failed=failed, point=starts)
+
+    monkeypatch.setattr(bootstrap, "search", ended)
+    problem = result.problem.in_units()
+    point = point_of(result.model, result.problem)
+    draws, settled = bootstrap._one_chunk(problem, point, 4, 3, 50)
+    assert settled.tolist() == [True, False, False, False]
+    assert draws.isnan().all(-1).tolist() == [False, True, True, False]
+    assert found["owners"] == [0, 1, 2, 3]
+    assert (found["course"].short_steps, found["course"].moves) == (0, problem.needed_moves)
+    assert torch.equal(found["starts"], point.expand(4, -1))
+    counts = np.random.default_rng(3).multinomial(40, np.full(40, 1 / 40), size=4)
+    np.testing.assert_allclose(found["weight"], counts)
+
+
+def test_rows_without_weight_are_never_drawn():
+    model = otp.Model(otp.Graph([], nodes=["x"]), {"x": m.Normal()})
+    table = pd.DataFrame({"x": [*np.random.default_rng(0).normal(size=30), *[1e3] * 5]})
+    result = otp.fit(model, table, weights=np.array([1.0] * 30 + [0.0] * 5), seed=0)
+    drawn = result.bootstrap(draws=10, seed=0)["x", "loc"]
+    assert np.abs(drawn).max() < 2
+
+
+def test_the_default_bootstrap():
+    options = BootstrapOptions()
+    assert (options.draws, options.level, options.seed, options.jobs) == (200, 0.9, 0, 1)
+    assert (options.chunk, options.steps) == (20, 300)

@@ -1,6 +1,7 @@
 """L-BFGS over replicas, against scipy and against itself one replica at a time."""
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 from scipy import optimize
 from sklearn.datasets import make_classification
 
-from otpdag.engine.lbfgs import LBFGS, MOST_ALONE, _first_scale, _remember, _shrink, minimise
+from otpdag.engine.lbfgs import LBFGS, MOST_ALONE, MOST_TRIALS, _first_scale, _line_search, _remember, _shrink, minimise
 from otpdag.engine.optimiser import Leg
 from otpdag.objective import LossTerms, Problem
 
@@ -297,3 +298,58 @@ def test_updates_that_do_not_settle_are_left_to_descent_which_goes_on_as_descent
     again = Halving(settles=False)
     run_halving(again, 50, kept[MOST_ALONE])
     assert set(again.asked) == {"descent"}
+
+
+def test_a_rise_by_rounding_is_no_rise():
+    """Of a loss of 5, a step that raises it by half of 1e-13 of itself is taken, one by twice as much is not."""
+    for rise, taken in ((0.5, True), (2.0, False)):
+        begin = torch.zeros(1, 1).double()
+        gradient = torch.full((1, 1), 1e-9).double()
+        state = SimpleNamespace(
+            point=begin,
+            loss=torch.tensor([5.0]).double(),
+            gradient=gradient,
+            history=[],
+            converged=torch.tensor([False]),
+            failed=torch.tensor([False]),
+            evaluations=0,
+        )
+
+        def evaluate(point, rise=rise):
+            return 5.0 * (1 + rise * 1e-13) + 1e-9 * (point - point.detach()).sum(-1)
+
+        point, loss, _ = _line_search(evaluate, state, -gradient, first=False)
+        assert bool((point != begin).any()) is taken
+        assert bool(loss > 5.0) is taken
+        assert state.converged.item() is not taken
+        assert state.evaluations == (1 if taken else MOST_TRIALS)
+
+
+def test_a_step_shrinks_to_the_lowest_point_of_a_parabola_within_limits():
+    loss, slope = torch.zeros(5).double(), torch.tensor([-1.0, -1.0, -1.0, -1.0, -4.0]).double()
+    step = torch.tensor([1.0, 1.0, 1.0, 1.0, 0.5]).double()
+    trial = torch.tensor([1.0, 100.0, -0.9, torch.nan, 2.0]).double()
+    finite = torch.tensor([True, True, True, False, True])
+    expected = [0.25, 0.1, 0.5, 0.1, 0.25]  # 1/(2(1 + 1)), below a tenth, above a half, unknown, 2/(2(2 + 2))
+    torch.testing.assert_close(_shrink(loss, slope, step, trial, finite), torch.tensor(expected).double())
+
+
+@pytest.mark.parametrize(("fall", "taken"), [(0.05, True), (2e-4, True), (5e-5, False)])
+def test_a_step_must_gain_a_ten_thousandth_of_what_its_slope_promises(fall, taken):
+    state = SimpleNamespace(
+        point=torch.zeros(1, 1).double(),
+        loss=torch.tensor([1.0]).double(),
+        gradient=torch.ones(1, 1).double(),
+        history=[],
+        converged=torch.tensor([False]),
+        failed=torch.tensor([False]),
+        evaluations=0,
+    )
+
+    def evaluate(point):
+        return 1.0 - fall * (point.detach() == -1.0).double().sum(-1) + 0.0 * point.sum(-1)
+
+    point, loss, _ = _line_search(evaluate, state, -state.gradient, first=False)
+    assert (point.item() == -1.0) is taken
+    assert (state.evaluations == 1) is taken
+    assert (loss.item() < 1.0) is taken

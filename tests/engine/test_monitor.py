@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from otpdag.engine.monitor import Monitor
+from otpdag.engine.monitor import Monitor, Stage
 
 TERMS = {"loss": 2.5, "reconstruction": 2.0, "entropic": 0.5}
 
@@ -108,3 +108,18 @@ def test_nothing_is_printed_by_default_where_there_is_no_terminal(monkeypatch, c
         monitor.record("best start", 2, TERMS, keep=True)
     assert paper.getvalue() == ""
     assert len(caplog.messages) == 1
+
+
+def test_a_stage_alone_has_the_first_objective_and_no_losses():
+    stage = Stage("a", (0,))
+    assert (stage.objective, stage.losses) == (0, [])
+
+
+def test_losses_need_a_stage_and_a_stage_no_losses():
+    monitor = Monitor(show=False)
+    monitor.record("alone", 0, TERMS, keep=True, losses=(1.0,))
+    assert monitor.stages == []
+    monitor.stage("short", 5)
+    monitor.record("short", 0, TERMS, keep=True)
+    assert monitor.stages[0].losses == []
+    assert len(monitor.history) == 2

@@ -1,5 +1,7 @@
 """Rows that lie apart: a component of the model is kept, a group of outliers is not."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,7 +9,7 @@ import pytest
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.data import Schema, encode
-from otpdag.engine.outlying_groups import near_rows
+from otpdag.engine.outlying_groups import _has_room, near_rows
 from otpdag.outlying_rows import ApartOptions
 
 CENTRES = np.array([[0.0, 0.0], [5.0, 0.0], [10.0, 12.0]])
@@ -67,3 +69,43 @@ def test_a_robust_fit_keeps_a_component_that_it_has_room_for(components, left_ou
     share = np.isin(np.flatnonzero(group == 2), result.dropped).mean()
     assert share > 0.9 if left_out else share < 0.1
     assert np.isin(np.flatnonzero(group != 2), result.dropped).mean() < 0.02
+
+
+def room(near_rows_, group, losses, **options):
+    frame, _ = blobs([0.6, 0.4, 0.0], seed=0, rows=60)
+    model = mixture(2)
+    batch = encode(frame, Schema.of(model.spaces, model.graph, frame), hidden=["z"])
+    options = replace(ApartOptions(), **options)
+    return _has_room(batch, np.array(near_rows_), np.array(group), options, losses, np.random.default_rng(0))
+
+
+def test_the_price_of_a_group_is_what_the_others_lose_but_for_its_share():
+    """Forty rows beside twenty: the others' losses fall by log(2/3) each, since they are not of the group."""
+    share = 40 * np.log(40 / 60)
+
+    def losing(together):
+        return lambda part: (np.full(part.rows, together / 40 if part.rows == 60 else 0.0), 3)
+
+    near_rows_, group = range(40), range(40, 60)
+    assert room(near_rows_, group, losing(3 - share - 1e-6))
+    assert not room(near_rows_, group, losing(3 - share + 1e-6))
+
+
+def test_a_group_has_no_room_where_there_is_nothing_to_compare():
+    assert not room(range(40), [], equal_losses)
+    assert not room([], range(40), equal_losses)
+
+
+def test_few_rows_stand_for_many():
+    seen = []
+
+    def counted(part):
+        seen.append(part.rows)
+        return np.zeros(part.rows), 5
+
+    assert room(range(40), range(40, 60), counted, rows=30)
+    assert seen[0] == 30
+    assert 10 < seen[1] < 30
+    seen.clear()
+    room(range(40), range(40, 60), counted, rows=60)
+    assert seen == [60, 40]

@@ -1,6 +1,7 @@
 """Robust fits: outliers are left out and reported, clean data are left alone."""
 
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -10,8 +11,12 @@ import torch
 import otpdag as otp
 from otpdag import datasets
 from otpdag import mechanisms as m
+from otpdag.data import Schema, encode
 from otpdag.datasets import poisson_chain
+from otpdag.engine import Course
+from otpdag.engine import robust as robust_module
 from otpdag.engine.robust import CappedProblem, RobustOptions
+from otpdag.engine.search import search
 from otpdag.objective import Problem
 
 
@@ -222,3 +227,70 @@ def test_starts_are_compared_by_losses_cut_at_the_models_tail():
     cap = 1 - 0.004  # of losses that lie evenly between zero and one
     losses = Distances(UNITS).unit_losses(POINTS).numpy()
     np.testing.assert_allclose(found, np.minimum(losses, cap).mean(1), rtol=1e-6)
+
+
+def test_the_search_has_the_stages_that_the_options_say(monkeypatch):
+    """Short runs that trim and cap in turn, rounds of fit and weights, and a last leg that moves no more."""
+    seen = {}
+
+    def recorded(problem, points, course, searcher):
+        seen.update(problem=problem, points=points, course=course)
+        return search(problem, points, course, searcher)
+
+    monkeypatch.setattr(robust_module, "search", recorded)
+    rng = np.random.default_rng(3)
+    table = pd.DataFrame({"x": rng.normal(size=90)})
+    model = otp.Model(otp.Graph([], nodes=["x"]), {"x": m.Normal()})
+    result = otp.fit(model, table, robust=True, restarts=5, seed=2)
+    course, plain = seen["course"], Course()
+    assert (course.short_steps, course.short_moves) == (plain.short_steps // 2, 5)
+    assert course.short_rows == seen["problem"].judge.rows == len(seen["problem"].near)
+    assert (course.finalist_steps, course.finalist_moves, course.moves) == (15, 7, 0)
+    assert (course.halving, course.finalist_rows, course.part_rows) == (False, None, None)
+    assert course.short_elements == plain.short_elements
+    assert seen["problem"].untrimmed.tolist() == [True, False, False, False, True]
+    assert len(seen["points"]) == 5
+    assert result.row_weights.shape == (90,)
+
+
+def test_starts_come_from_four_guesses_of_the_clean_rows_and_from_halves_of_them():
+    rows = []
+
+    model = otp.Model(otp.Graph([], nodes=["x"]), {"x": m.Normal()})
+    table = pd.DataFrame({"x": np.random.default_rng(0).normal(size=40)})
+
+    class Kind:
+        batch = encode(table, Schema.of(model.spaces, model.graph, table), hidden=frozenset())
+
+        def starts(self, layout, problem, seed, numbers, near):
+            rows.append((numbers, near.tolist()))
+            return torch.full((1, 1), float(numbers[0]))
+
+    near = torch.arange(5, 35)
+    points = robust_module._trimmed_starts(Kind(), SimpleNamespace(structure=model.structure), None, near, 0, 9)
+    assert points.flatten().tolist() == list(range(9))
+    assert rows[0] == ([0], near.tolist())
+    for number, (own, taken) in enumerate(rows):
+        assert own == [number]
+        assert taken == sorted(set(taken))
+        assert set(taken) <= set(near.tolist())
+        whole = rows[number % 4][1]
+        if number >= 4:
+            assert len(taken) == len(whole) // 2
+            assert set(taken) <= set(whole)
+    assert len(rows[2][1]) < 30
+
+
+def test_a_part_is_of_units_that_lie_together_and_begins_with_trimming():
+    @dataclass(frozen=True)
+    class Parts(Distances):
+        def on_part(self, rows, *, coarse=False):
+            return replace(self, units=self.units[:rows] if isinstance(rows, int) else self.units[rows])
+
+    problem = CappedProblem(Parts(UNITS), Parts(UNITS), RobustOptions(sample=1001), 0, near=torch.arange(20, 60))
+    part = problem.on_part(10)
+    assert torch.equal(part.base.units, UNITS[20:30])
+    assert part.judge is part.base
+    assert (part.trimmings, part.options.sample, part.near) == (3, 333, None)
+    everyone = replace(problem, near=None).on_part(10)
+    assert torch.equal(everyone.base.units, UNITS[:10])

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import otpdag as otp
+import otpdag.engine.search as search_module
 from otpdag import mechanisms as m
 from otpdag.engine import EM, LBFGS, Adam, Course
 from otpdag.engine.checkpoint import Journal
@@ -377,3 +378,38 @@ def test_an_optimiser_goes_on_with_its_curvature_only_where_a_move_leaves_it_ali
     ended = search(Moving(at(2.0, 1.0)), at([3.0, 0.5]), Course(short_steps=0, moves=5), quiet())
     torch.testing.assert_close(ended.point, at([4.0, 3.0]), rtol=0, atol=1e-4)
     assert [bool(memory) for memory in memories] == [False, alike, alike]
+
+
+def test_losses_of_opposite_sign_are_different_optima():
+    """Of starts in the two bowls, one at -0.5 and one at 0.5, both are finalists; of two in the same, one is."""
+    problem = Bowls(at(1.0, 1.0), floors=(-0.5, 0.5))
+    field_ = search_module._Field(problem, Course(), quiet(), torch.zeros(4, 2).double(), None)
+    order, judged = torch.tensor([2, 0, 1, 3]), at(0.5, 0.50005, -0.5, 0.9)
+    assert field_._distinct(order, judged, 3).tolist() == [2, 0, 3]
+    assert field_._distinct(order, judged, 2).tolist() == [2, 0]
+    owned = search_module._Field(problem, Course(), quiet(), torch.zeros(4, 2).double(), [0, 1, 0, 1])
+    assert owned._distinct(torch.tensor([2, 0, 1, 3]), at(0.5, 0.50005, -0.5, 0.50006), 1).tolist() == [2, 1]
+
+
+def test_gains_of_several_data_sets_are_counted_on_average():
+    gains = _Gains(0.01)
+    for losses, ended in (((3.0, 1.0), False), ((1.0, 2.99), False), ((2.0, 2.0), True)):
+        assert gains.have_ended(Moved(None, at(0.0), "", at(*losses))) is ended
+    assert gains.best.loss.tolist() == [1.0, 2.99]
+    assert not _Gains(0.01).have_ended(Moved(None, at(0.0), ""))
+
+
+def test_what_was_learned_is_carried_to_another_point_in_its_own_coordinates():
+    point, origin = at(3.0, 8.0), at(1.0, 2.0)
+    assert search_module._carried({"point": origin}, point) == {}
+    assert search_module._carried({"axes.origin": origin, "axes.matrix": at(1.0)}, point) == {}
+    found = search_module._carried({"axes.origin": origin, "point": origin, "more": at(7.0)}, point)
+    assert found["point"].tolist() == [2.0, 6.0]
+    assert found["more"].item() == 7.0
+    scaled = search_module._carried({"axes.origin": origin, "axes.scale": at(2.0, 3.0)}, point)
+    assert scaled["point"].tolist() == [1.0, 2.0]
+
+
+def test_losses_of_failed_starts_are_infinite():
+    found = search_module._spoilt(at(1.0, 2.0, torch.nan, torch.inf), torch.tensor([False, True, False, False]))
+    assert found.tolist() == [1.0] + [torch.inf] * 3

@@ -142,6 +142,17 @@ def test_a_large_inner_count_is_summed_in_strides():
     check(model, batch_of(model, model.sample(200, seed=1)), bias=1e-3)
 
 
+def test_small_counts_are_told_apart_where_some_are_large():
+    """Half of them are zero or one, the largest of a sample near a hundred: no stride serves both."""
+    model = otp.Model(otp.Graph([("a", "n"), ("n", "x")]), {"a": m.Normal(), "n": m.Poisson(), "x": m.Normal()})
+    below = {"n": {"log_rate": 0.5, "weight": 1.1}, "x": {"loc": -0.5, "weight": 0.5, "scale": 1.0}}
+    model.set_params({"a": {"loc": 0.0, "scale": 1.0}, **below})
+    batch = batch_of(model, model.sample(4000, seed=3))
+    assert batch.values["n"].max() > 75
+    assert batch.values["n"].median() <= 2
+    check(model, batch, points=FINE_POINTS, most=FINE_POINTS)
+
+
 def test_many_points_at_an_estimate_tell_what_few_lack():
     model = otp.Model(otp.Graph([("a", "b"), ("b", "c"), ("c", "d")]), {name: m.Normal() for name in "abcd"})
     below = {name: {"loc": 0.3, "weight": 0.9, "scale": 0.8} for name in "bcd"}
@@ -219,6 +230,16 @@ def test_many_covariate_rows_are_drawn_in_proportion_to_their_weights():
 
 
 # -- exactness and gradients ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("largest", [90.0, 110.0, 300.0, 2000.0])
+@pytest.mark.parametrize("rate", [0.3, 3.0, 14.0, 40.0])
+def test_few_counts_are_small_ones_and_some_that_stand_for_others(rate, largest):
+    counts, weight = (value.numpy() for value in Count().summands(largest, most=96))
+    assert len(counts) <= 100 or largest == 2000.0
+    pmf = weight * np.exp(counts * np.log(rate) - rate - gammaln(counts + 1))
+    assert pmf.sum() == pytest.approx(1, abs=1e-3)
+    assert (pmf * counts).sum() == pytest.approx(rate, rel=1e-3)
 
 
 @pytest.mark.parametrize("rate", [0.3, 7.0, 60.0, 900.0, 20_000.0])

@@ -98,3 +98,16 @@ def test_the_smallest_scale_is_a_share_of_the_columns_spread_in_its_own_unit(uni
     otp.fit(model, table)
     smallest = model.structure.mechanisms["x"].smallest_scale
     assert smallest.item() == pytest.approx(0.2 * table["x"].std(ddof=0), rel=1e-3)
+
+
+@pytest.mark.parametrize("unit", [1e-3, 40.0])
+def test_floors_have_the_unit_of_their_column(unit):
+    column = unit * (RNG.normal(size=400) + 2)
+    ordered = np.sort(column)
+    spread = min(column.std(), (ordered[399 * 3 // 4] - ordered[399 // 4]) / 1.349)
+    assert floor_of(column) == pytest.approx(1e-3 * spread, rel=1e-9)
+    assert floor_of(column, hidden_parents=False) == pytest.approx(1e-6 * spread, rel=1e-9)
+    halves = unit * np.tile([0.0, 1.0], 100)
+    assert floor_of(halves) == pytest.approx(0.25 * 0.5 * unit, rel=1e-9)
+    assert floor_of(np.full(20, unit)) == pytest.approx(1e-3 * unit, rel=1e-9)
+    assert floor_of(np.zeros(20)) == pytest.approx(1e-3, rel=1e-9)

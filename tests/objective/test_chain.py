@@ -10,7 +10,7 @@ from otpdag.backward.amortized import RowCode
 from otpdag.backward.number_steps import lay_out_steps, lay_out_switching, padded_features
 from otpdag.backward.smoother import SequenceMap
 from otpdag.data.sequences import as_sequences, encode_sequences
-from otpdag.objective.chain import chain_terms
+from otpdag.objective.chain import _by_kind, chain_terms, expected_log_potential
 from otpdag.objective.hidden_numbers import switching_terms
 from tests.dynamic_models import by_paths, laid_out, log_poisson, random_poisson_hmm, switching_model, switching_series
 
@@ -92,3 +92,23 @@ def log_joint(data, z):
 
 def normal(value, mean, scale):
     return -0.5 * ((value - mean) / scale) ** 2 - np.log(scale) - 0.5 * np.log(2 * np.pi)
+
+
+@pytest.mark.parametrize("many", [3, 40])
+def test_sums_over_columns_of_a_kind_are_the_same_both_ways(many):
+    """With few kinds and many columns, and with more kinds than columns."""
+    generator = torch.Generator().manual_seed(0)
+    state = torch.rand(2, 4, 12, generator=generator, dtype=torch.float64)
+    kinds = torch.randint(min(many, 12), (12,), generator=generator)
+    found = _by_kind(state, kinds, many)
+    assert found.shape == (2, many, 4)
+    expected = torch.zeros(2, many, 4, dtype=torch.float64)
+    for column, kind in enumerate(kinds.tolist()):
+        expected[:, kind] += state[:, :, column]
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_log_potential_of_minus_infinity_counts_only_where_it_has_weight():
+    weight = torch.tensor([[[0.0, 2.0], [1.0, 3.0]]]).double()
+    log_potential = torch.tensor([[[-torch.inf, 0.5], [2.0, -1.0]]]).double()
+    assert expected_log_potential(weight, log_potential).tolist() == [1.0 + 2.0 - 3.0]

@@ -20,6 +20,7 @@ from otpdag.objective import ClosedForm, Direct, Objective, PushForward
 from otpdag.objective.graph_problem import WORST_LOSS, GraphProblem, rows_along_graph
 from otpdag.objective.row_objective import RowObjective
 from otpdag.objective.row_problem import RowProblem, each_row_problem
+from otpdag.structure import parameter_places
 
 ROWS = 60
 
@@ -283,3 +284,24 @@ def test_parameters_that_are_shared_or_tempered_have_no_updates():
     shared = {name: m.Normal(scale=otp.tie("noise")) for name in "xyw"}
     tied = otp.Model(lines()[0].graph, shared)
     assert not made(lambda: (tied, lines()[1]))[0].has_updates
+
+
+def test_the_information_of_a_table_is_its_counts_times_what_is_left():
+    """Where only a leaf has gaps, the other tables' expected counts are plain ones: n p (1 - p) over all rows."""
+
+    def world():
+        model, frame = tables()
+        whole = frame.fillna({"a": 1.0, "b": 0.0})
+        return model, whole
+
+    along, _, start = made(world)
+    _, frame = world()
+    found = along.information(start)
+    places = parameter_places(along.shapes)
+    key = next(iter(along.structure.keys["b"].values()))
+    counts = np.array([[((frame["a"] == a) & (frame["b"] == b)).sum() for b in range(2)] for a in range(2)])
+    share = counts / counts.sum(1, keepdims=True)
+    expected = np.maximum(counts * (1 - share), 0.1) / ROWS
+    np.testing.assert_allclose(found[0, places[key].flatten()], expected.flatten(), rtol=1e-8)
+    lines_along, _, line = made(lines)
+    assert lines_along.information(line) is None

@@ -7,10 +7,13 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
+from otpdag.engine.coordinates import Coordinates
+from otpdag.engine.kinds import table_data
 from otpdag.engine.kinds.partitioned_data import PartitionedData
 from otpdag.engine.kinds.table_data import TableData, table_problem
 from otpdag.errors import ModelError
 from otpdag.objective import partitioned_problem
+from otpdag.threads import bounded_threads
 
 pytest.importorskip("pyarrow")
 
@@ -99,3 +102,53 @@ def test_many_rows_in_memory_are_worked_on_in_blocks(monkeypatch):
     assert blocks.unit_losses(points).shape == (2, 400)
     assert blocks.on_part(torch.arange(7)).rows == 7
     assert torch.allclose(blocks.reweighted(torch.ones(1, 400)).loss(points), blocks.loss(points))
+
+
+def small_sizes(monkeypatch):
+    """Blocks of few rows."""
+    for name, size in {"HELD_ROWS": 100, "FROM_ROWS": 200, "BLOCK_ROWS": 90}.items():
+        monkeypatch.setattr(partitioned_problem, name, size)
+    monkeypatch.setattr(table_data, "FROM_ROWS", 200)
+
+
+def with_category(rows=400):
+    """Categories beside numbers around a hidden class, with gaps."""
+    rng = np.random.default_rng(4)
+    z = rng.integers(0, 2, rows)
+    frame = pd.DataFrame({"x": rng.normal(3.0 * z), "y": rng.normal(size=rows)})
+    frame["k"] = np.where(rng.random(rows) < 0.2 + 0.6 * z, "a", "b")
+    frame["y"] += 0.5 * frame["x"]
+    frame = frame.mask(rng.random(frame.shape) < 0.05)
+    graph = otp.Graph([("z", "x"), ("z", "k"), ("x", "y")], hidden=["z"])
+    return graph, {"z": m.Categorical(2), "x": m.Normal(), "y": m.Normal(), "k": m.Categorical(2)}, frame
+
+
+def test_a_table_that_keeps_bytes_for_categories_is_fitted_alike(monkeypatch):
+    graph, nodes, frame = with_category()
+    plain = otp.fit(otp.Model(graph, nodes), frame, restarts=2)
+    small_sizes(monkeypatch)
+    kind = TableData.of(otp.Model(graph, nodes), frame)
+    assert kind.batch.values["k"].dtype == torch.uint8
+    narrow = otp.fit(otp.Model(graph, nodes), frame, restarts=2)
+    assert isinstance(narrow.problem, partitioned_problem.PartitionedProblem)
+    assert narrow.loss == pytest.approx(plain.loss, abs=1e-8)
+    assert narrow.problem.in_units().batch.values["k"].dtype == torch.float64
+    assert len(narrow.standard_errors()) == len(plain.standard_errors())
+
+
+def test_two_threads_find_what_one_finds_to_the_last_digit(monkeypatch):
+    small_sizes(monkeypatch)
+    graph, nodes, frame = with_category()
+    kind = TableData.of(otp.Model(graph, nodes), frame)
+    layout = kind.lay_out(METHOD, 0)
+    blocks = kind.problem(layout, METHOD, 0)
+    points = kind.starts(layout, blocks, 0, [0, 1])
+    found, threads = {}, torch.get_num_threads()
+    for number in (1, 2):
+        torch.set_num_threads(number)
+        try:
+            with bounded_threads(1):
+                found[number] = (*with_gradient(blocks, points), Coordinates.of(blocks, points).matrix)
+        finally:
+            torch.set_num_threads(threads)
+    assert all(torch.equal(one, two) for one, two in zip(found[1], found[2], strict=True))

@@ -10,9 +10,10 @@ from otpdag import mechanisms as m
 from otpdag.backward.closed_form import SumSizes
 from otpdag.data import Schema, encode
 from otpdag.engine.kinds.table_data import lay_out_rows, one_start
-from otpdag.objective import ClosedForm, Objective
+from otpdag.objective import ClosedForm, Direct, Objective
+from otpdag.objective.moment_problem import MomentProblem
 from otpdag.objective.row_objective import RowObjective
-from otpdag.objective.row_problem import RowProblem, each_row_problem
+from otpdag.objective.row_problem import RowProblem, each_row_problem, row_problem
 
 ROWS = 40
 
@@ -81,3 +82,30 @@ def test_losses_of_rows_stand_in_the_order_of_the_table_and_take_its_weights():
     weighted = placed.reweighted(factors)
     torch.testing.assert_close(weighted.loss(start), (factors * losses).sum(-1) / factors.sum(-1), rtol=1e-6, atol=1e-8)
     torch.testing.assert_close(weighted.weight, placed.weight * factors)
+
+
+@pytest.mark.parametrize(
+    ("objective", "reference", "kind"),
+    [
+        (Objective(eps=1.0), "model", MomentProblem),
+        (Objective(eps=0.5), "model", RowProblem),
+        (Objective(reconstruction=2.0, eps=2.0), "model", RowProblem),
+        (Objective(eps=1.0), "uniform", RowProblem),
+        (Objective(eps=1.0, direct=Direct()), "model", RowProblem),
+    ],
+)
+def test_only_a_plain_likelihood_is_summed_up_in_moments(objective, reference, kind):
+    """Of complete rows of numbers, whose moments tell all: any other objective reads the rows one by one."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.normal(size=60), "y": rng.normal(size=60)})
+    model = otp.Model(otp.Graph([("x", "y")]), {"x": m.Normal(), "y": m.Normal()})
+    batch = encode(frame, Schema.of(model.spaces, model.graph), hidden=[])
+    layout = lay_out_rows(model.structure, batch, otp.entropic(), 0)
+    about = RowObjective(layout.structure, layout.shapes, objective, ClosedForm(reference=reference))
+    problem = row_problem(about, batch, 0)
+    assert isinstance(problem, kind)
+    if objective.direct is None and objective.reconstruction == 1.0:
+        start = one_start(layout, batch, 0, 0, first=True)
+        alone = each_row_problem(about, batch, 0)
+        torch.testing.assert_close(problem.loss(start), alone.loss(start), rtol=1e-8, atol=1e-10)
+        assert problem.rows == alone.rows == 60

@@ -7,6 +7,7 @@ import torch
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.objective.state_problem import StateProblem
+from otpdag.objective.swapped_states import Reading, swaps
 from otpdag.structure import pack
 
 CENTRES = np.array([[-8.0, 0.0], [0.0, -8.0], [0.0, 8.0], [9.0, 9.0], [9.0, -9.0]])
@@ -76,3 +77,28 @@ def test_tables_of_categories_are_swapped_too():
         model = otp.Model(graph, {"z": m.Categorical(4), **{name: m.Categorical(5) for name in frame}})
         losses.append(otp.fit(model, frame, seed=3, restarts=restarts).loss)
     assert losses[0] - losses[1] < 1e-4
+
+
+def test_sums_after_a_swap_are_those_of_rows_shared_anew():
+    """One state gives up its rows to the others, in proportion to what they had of them, and takes half of another."""
+    rng = np.random.default_rng(0)
+    features = torch.as_tensor(np.c_[rng.normal(size=(40, 2)) * [3.0, 1.0], np.ones(40)])
+    weight = torch.as_tensor(rng.uniform(0.5, 2.0, 40))
+    posterior = torch.as_tensor(rng.dirichlet(np.ones(4), 40))
+    found = swaps(Reading(features, weight, posterior))
+    taken = weight.unsqueeze(-1) * posterior
+    cost = -(weight.unsqueeze(-1) * (1 - posterior).log()).sum(0)
+    given_up = int(cost.argmin())
+    split = next(state for state in taken.sum(0).argsort(descending=True).tolist() if state != given_up)
+    rest = posterior.clone()
+    rest[:, given_up] = 0.0
+    rest = weight.unsqueeze(-1) * rest / rest.sum(-1, keepdim=True)
+    own = rest.T @ features
+    others = [state for state in range(4) if state not in (given_up, split)]
+    torch.testing.assert_close(found[0, others], own[others])
+    torch.testing.assert_close(found[0, given_up] + found[0, split], own[split])
+    torch.testing.assert_close(found[0, :, -1].sum(), weight.sum())
+    share = float(found[0, given_up, -1] / own[split, -1])
+    assert 0.2 < share < 0.8
+    apart = found[0, given_up] / found[0, given_up, -1] - found[0, split] / found[0, split, -1]
+    assert abs(float(apart[0])) > abs(float(apart[1]))  # the halves lie apart where the rows are most spread

@@ -9,6 +9,7 @@ import torch
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.structure import pack
+from otpdag.uncertainty import flat_directions as module
 from otpdag.uncertainty.flat_directions import flat_directions, information
 
 
@@ -40,6 +41,20 @@ def test_a_rotation_of_two_factors_is_one_flat_direction_and_one_factor_has_none
     assert len(directions) == 1
     assert {name for _, name, _ in directions[0].names} == {"weight"}
     assert flat_directions(*solved([("f", name) for name in table], {"f": m.Normal(), **seen}, table, ["f"])) == []
+
+
+def test_replicas_one_at_a_time_find_the_same_directions(monkeypatch):
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(rng.normal(size=(500, 2)) @ rng.normal(size=(2, 5)) + 0.6 * rng.normal(size=(500, 5)))
+    table.columns = [f"x{i}" for i in range(5)]
+    nodes = {"f": m.Normal(), "g": m.Normal(), **{name: m.Normal() for name in table}}
+    problem, point = solved([(factor, name) for factor in "fg" for name in table], nodes, table, ["f", "g"])
+    together = flat_directions(problem, point)
+    monkeypatch.setattr(module, "MOST_ENTRIES", 1)
+    assert module._at_once(problem) == 1
+    apart = flat_directions(problem, point)
+    assert together
+    assert [one.names for one in apart] == [one.names for one in together]
 
 
 def test_levels_of_a_softmax_are_no_flat_direction():

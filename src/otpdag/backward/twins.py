@@ -7,13 +7,14 @@ over which one call is mapped.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from otpdag.backward.elimination.families import FamilyView
+from otpdag.mechanisms.base import Mechanism
 from otpdag.structure import Structure, parameter_places
 
 __all__ = ["Twins", "find_twins"]
@@ -26,12 +27,12 @@ class Twins:
     Attributes:
         families: The families; the first stands for all.
         columns: For each learned parameter the columns of a flat point that hold it (n, *shape).
-        buffers: Their units, stacked (n, ...).
+        units: What was read off their data, stacked (n, ...).
     """
 
     families: tuple[FamilyView, ...]
     columns: Mapping[str, Tensor]
-    buffers: Mapping[str, Tensor]
+    units: Mapping[str, Tensor]
 
     def naturals(self, point: Tensor) -> dict[str, Tensor]:
         """Natural parameters (R * n, ...) at ``point`` (R, P), replica by replica."""
@@ -45,17 +46,23 @@ class Twins:
             single = mechanism.natural({name: value.squeeze(1) for name, value in raw.items()})
             return {k: v.to(like).expand(len(like) * many, *v.shape[1:]) for k, v in single.items()}
 
-        def one(*tensors: Tensor) -> tuple[Tensor, ...]:
-            own, units = (
-                dict(zip(raw, tensors, strict=False)),
-                dict(zip(self.buffers, tensors[len(raw) :], strict=True)),
-            )
-            return tuple(mechanism.with_buffers(units).natural(own).values())
+        named = self.mapped(lambda own, one: own.natural(one), raw)
+        return {name: value.expand(len(like), many, *value.shape[2:]).flatten(0, 1) for name, value in named.items()}
 
-        places = (*(1 for _ in raw), *(0 for _ in self.buffers))
-        mapped = torch.func.vmap(one, places, out_dims=1)(*raw.values(), *self.buffers.values())
-        named = zip(mechanism.declared(), mapped, strict=True)
-        return {name: value.expand(len(like), many, *value.shape[2:]).flatten(0, 1) for name, value in named}
+    def mapped(
+        self, asked: Callable[[Mechanism, dict[str, Tensor]], dict[str, Tensor]], given: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """What each twin answers (R, n, ...), asked with its part of what is given (R, n, ...), in one call for all."""
+        mechanism = self.families[0].mechanism
+        if len(self.families) == 1:
+            answer = asked(mechanism, {name: value.squeeze(1) for name, value in given.items()})
+            return {name: value.unsqueeze(1) for name, value in answer.items()}
+
+        def one(own: dict[str, Tensor], units: dict[str, Tensor]) -> dict[str, Tensor]:
+            return asked(mechanism.with_data_units(units), own)
+
+        mapped: dict[str, Tensor] = torch.func.vmap(one, (1, 0), out_dims=1)(dict(given), dict(self.units))
+        return mapped
 
     def some(self, numbers: Sequence[int]) -> Twins:
         """Some of them."""
@@ -63,7 +70,7 @@ class Twins:
             return self
         at = list(numbers)
         columns = {name: value[at] for name, value in self.columns.items()}
-        return Twins(tuple(self.families[n] for n in at), columns, {name: v[at] for name, v in self.buffers.items()})
+        return Twins(tuple(self.families[n] for n in at), columns, {name: v[at] for name, v in self.units.items()})
 
 
 def find_twins(
@@ -89,17 +96,15 @@ def find_twins(
 def _kind(family: FamilyView) -> str:
     """Equal for families that differ in names, parameters and units only."""
     mechanism = family.mechanism
-    # a floor comes from the data, too, and nodes with different ones are no twins
-    floors = {name: getattr(p.support, "floor", 0.0) for name, p in mechanism.declared().items()}
-    learned = {n: (p.shape, p.learned, torch.as_tensor(floors[n]).tolist()) for n, p in mechanism.declared().items()}
-    units = {name: tuple(value.shape) for name, value in mechanism.buffers().items()}
+    learned = {name: (parameter.shape, parameter.learned) for name, parameter in mechanism.declared().items()}
+    units = {name: tuple(value.shape) for name, value in mechanism.data_units().items()}
     return repr((family.kind, learned, units))
 
 
 def _stacked(structure: Structure, families: Sequence[FamilyView], places: Mapping[str, Tensor]) -> Twins:
     keys = [structure.keys[family.node] for family in families]
     columns = {name: torch.stack([places[own[name]] for own in keys]) for name in keys[0]}
-    units = [family.mechanism.buffers() for family in families]
+    units = [family.mechanism.data_units() for family in families]
     return Twins(tuple(families), columns, {name: torch.stack([own[name] for own in units]) for name in units[0]})
 
 

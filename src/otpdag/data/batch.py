@@ -27,7 +27,8 @@ class Batch:
     """Rows of a table as tensors, with a leading replica axis.
 
     The replica axis of a tensor has length R, or 1 where all replicas share it. A missing value is 0 in
-    ``values``; the row of a missing category is all zeros.
+    ``values``; the row of a missing category is all zeros. A table of many rows may keep its one-hot vectors as bytes:
+    rows that are taken of it, and ``widened()``, are floating throughout.
 
     Attributes:
         values: For each node a tensor ``(R or 1, N, width)``.
@@ -94,7 +95,7 @@ class Batch:
         if index.ndim not in (1, 2):
             raise DataError(f"index must have shape (n,) or (replicas, n); got {tuple(index.shape)}")
         if index.ndim == 1:
-            return self._map(lambda tensor: _pick_rows(tensor, index))
+            return self._map(lambda tensor: _pick_rows(tensor, index)).widened()
         replicas = max(self.replicas, len(index))
         index = index.expand(replicas, -1)
         start = torch.arange(0, replicas * self.rows, self.rows, device=index.device)[:, None]
@@ -104,7 +105,7 @@ class Batch:
             flat = tensor.flatten(0, 1).index_select(0, shared if len(tensor) == 1 else own)
             return flat.unflatten(0, index.shape)
 
-        return self._map(gathered)
+        return self._map(gathered).widened()
 
     def first(self, rows: int) -> Batch:
         """The first rows, or all if there are no more: views, no copies.
@@ -112,7 +113,18 @@ class Batch:
         >>> Batch({"x": torch.zeros(1, 5, 2)}, {"x": torch.ones(1, 5, 2).bool()}, torch.ones(1, 5)).first(2)
         Batch(2 rows: x)
         """
-        return self if rows >= self.rows else self._map(lambda tensor: tensor[:, :rows])
+        return self.between(0, rows)
+
+    def between(self, begin: int, end: int) -> Batch:
+        """The rows from one on and before another: views, no copies of what is floating already."""
+        return self._map(lambda tensor: tensor[:, begin:end]).widened()
+
+    def widened(self) -> Batch:
+        """One-hot vectors that are bytes as floating ones; the batch itself where there are none."""
+        dtype = self.weight.dtype
+        if all(value.dtype == dtype for value in self.values.values()):
+            return self
+        return Batch({node: value.to(dtype) for node, value in self.values.items()}, self.mask, self.weight)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Batch:
         """Move to another device, or change the floating type.
@@ -296,7 +308,8 @@ def random_part(total: int, rows: int | Tensor, seed: int) -> Tensor | None:
         return rows
     if rows >= total:
         return None
-    return torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:rows]
+    every = torch.randperm(total, generator=torch.Generator().manual_seed(seed), dtype=torch.int32)
+    return every[:rows].long()
 
 
 def _pick_rows(tensor: Tensor, index: Tensor) -> Tensor:

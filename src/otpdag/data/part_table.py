@@ -154,7 +154,6 @@ def _sampled(
     """Check every part, and take the rows that are held."""
     chosen = random_part(rows, table.held_rows, table.seed)
     assert chosen is not None, "the table has more rows than are held"
-    chosen = chosen.clone()  # of a permutation of all rows
     order = chosen.argsort()
     sample: Batch | None = None
     seen: dict[str, npt.NDArray[np.int64]] = {}

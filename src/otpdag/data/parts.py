@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeAlias
+
+from otpdag.threads import in_order
 
 __all__ = ["LocalParts", "Parts", "Work"]
 
 Work: TypeAlias = Callable[..., Any]
 """Called as ``work(part, number, *arguments)``; where parts are elsewhere, it must be a function that can be sent."""
+
+Step: TypeAlias = tuple[Work, tuple[Any, ...]]
+"""Work and its arguments."""
 
 
 class Parts(ABC):
@@ -29,26 +35,33 @@ class Parts(ABC):
 
 
 class LocalParts(Parts):
-    """Parts that are made one after another in this process.
+    """Parts that are made one after another in this process, and worked on by the threads that a fit may use.
 
     >>> numbers = LocalParts(lambda: iter([1, 2, 3]))
     >>> list(numbers.mapped(lambda part, number: 10 * part, keep=True).each(lambda part, number, more: part + more, 5))
     [15, 25, 35]
     """
 
-    def __init__(self, made: Callable[[], Iterator[Any]]) -> None:
-        self.made = made
+    def __init__(self, made: Callable[[], Iterator[Any]], works: tuple[Step, ...] = ()) -> None:
+        self.made, self.works = made, works
 
     def each(self, work: Work, *arguments: Any) -> Iterator[Any]:
-        """One after another; only one part is held at a time."""
-        for number, part in enumerate(self.made()):
-            yield work(part, number, *arguments)
+        """In their order; only as many parts are held at a time as there are threads, and one more."""
+        works = (*self.works, (work, arguments))
+        return in_order(partial(_through, works, part, number) for number, part in enumerate(self.made()))
 
     def mapped(self, work: Work, *arguments: Any, keep: bool) -> LocalParts:
         """Kept from the first pass on, or made anew in every pass."""
         if not keep:
-            return LocalParts(lambda: self.each(work, *arguments))
+            return LocalParts(self.made, (*self.works, (work, arguments)))
         return LocalParts(_Kept(lambda: self.each(work, *arguments)))
+
+
+def _through(works: Sequence[Step], part: Any, number: int) -> Any:
+    """One part after all work on it."""
+    for work, arguments in works:
+        part = work(part, number, *arguments)
+    return part
 
 
 class _Kept:

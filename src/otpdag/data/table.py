@@ -42,10 +42,13 @@ class Cells:
         """Number of rows."""
         return self.weight.shape[1]
 
-    def batch(self, dtype: torch.dtype = torch.float64, order: npt.NDArray[np.int64] | None = None) -> Batch:
+    def batch(
+        self, dtype: torch.dtype = torch.float64, order: npt.NDArray[np.int64] | None = None, *, narrow: bool = False
+    ) -> Batch:
         """The rows as tensors of their own, in another order where one is given.
 
-        The cells are used up on the way, so that a table is never held twice.
+        The cells are used up on the way, so that a table is never held twice. A ``narrow`` batch has bytes for one-hot
+        vectors, and one number for weights that are equal.
         """
         values, mask = {}, {}
         complete: dict[int, Tensor] = {}  # flags of columns without gaps, which share them
@@ -53,14 +56,18 @@ class Cells:
             cells = self.numbers.pop(node)
             width = cells.shape[1]
             cells = cells.copy() if order is None else np.take(cells, order, axis=0)
-            values[node] = self.columns[node].space.encode(cells, dtype)[None]
+            space = self.columns[node].space
+            values[node] = space.encode(cells, torch.uint8 if narrow and space.is_discrete else dtype)[None]
             if cells.size and np.isnan(cells.min()):
                 mask[node] = torch.from_numpy(~np.isnan(cells))[None]
             else:
                 mask[node] = complete.setdefault(width, torch.ones(1, len(cells), width, dtype=torch.bool))
         alike = bool((self.weight == self.weight[:, :1]).all())
-        weight = self.weight if order is None or alike else self.weight[:, order]
-        return Batch(values, mask, torch.from_numpy(weight).to(dtype))
+        if narrow and alike:
+            weight = torch.from_numpy(self.weight[:, :1].copy()).to(dtype).expand(-1, self.rows)
+        else:
+            weight = torch.from_numpy(self.weight if order is None or alike else self.weight[:, order]).to(dtype)
+        return Batch(values, mask, weight)
 
 
 def encode(

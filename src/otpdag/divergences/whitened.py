@@ -82,13 +82,7 @@ class FittedFeatures:
 
     def combine(self, kernel_values: Sequence[Tensor]) -> Tensor:
         """Multiply kernel values (R, S, J_c) of all columns into features (R, S, J)."""
-        some = kernel_values[0]  # perhaps of no feature, where there are few
-        columns = side_by_side([*kernel_values, some.new_ones(*some.shape[:-1], 1)])
-        first, *others = self.slots.to(columns.device).unbind(1)
-        product = columns.index_select(-1, first)
-        for slot in others:
-            product = product * columns.index_select(-1, slot)
-        return product
+        return _combined(self.slots, kernel_values)
 
     def mean_of(self, columns: Sequence[FeatureColumn], weight: Tensor) -> Tensor:
         """Mean features (R, J) of the same rows under other weights (R, N), over the rows that show each feature."""
@@ -154,8 +148,7 @@ class WhitenedFeatures(AbstractDivergence):
         """Place the features on ``x`` and measure ``y``."""
         seen = torch.ones_like(x[..., 0], dtype=torch.bool)
         columns = [FeatureColumn(x[..., i : i + 1], seen) for i in range(x.shape[-1])]
-        weight = fill_weights(x, a)
-        fitted = self.fit(columns, weight * x.shape[-2], generator)
+        fitted = self.fit(columns, fill_weights(x, a), generator)
         values = fitted.combine([kernel(y[..., i : i + 1]) for i, kernel in enumerate(fitted.kernels)])
         mean = (fill_weights(y, b).unsqueeze(-1) * values).sum(-2)
         return fitted.distance(mean)
@@ -167,8 +160,7 @@ class WhitenedFeatures(AbstractDivergence):
         generator = generator or torch.Generator().manual_seed(self.seed)
         subsets, landmarks, bandwidth = self._choose(columns, generator)
         kernels, slots = _build_kernels(columns, subsets, landmarks, bandwidth, self.largest_subset)
-        unfinished = FittedFeatures(kernels, slots, torch.zeros(1), torch.zeros(1))
-        values = unfinished.combine([kernel(column.values) for kernel, column in zip(kernels, columns, strict=True)])
+        values = _combined(slots, [kernel(column.values) for kernel, column in zip(kernels, columns, strict=True)])
         seen = _seen_features(columns, subsets)
         mean, covariance = _mean_and_covariance(values, seen, weight)
         overlap = None if seen is None else _overlap(seen, weight)
@@ -192,6 +184,17 @@ class WhitenedFeatures(AbstractDivergence):
             landmarks.append(int(candidates[pick]) if len(candidates) else pick)
         choice = torch.randint(len(self.bandwidths), (self.features,), generator=generator)
         return subsets, landmarks, torch.tensor(self.bandwidths, dtype=torch.float64)[choice]
+
+
+def _combined(slots: Tensor, kernel_values: Sequence[Tensor]) -> Tensor:
+    some = kernel_values[0]  # perhaps of no feature, where there are few
+    columns = side_by_side([*kernel_values, some.new_ones(*some.shape[:-1], 1)])
+    lines = columns.mT.contiguous()  # whole lines are copied several times faster than single numbers
+    first, *others = slots.to(columns.device).unbind(1)
+    product = lines.index_select(-2, first)
+    for slot in others:
+        product = product * lines.index_select(-2, slot)
+    return product.mT
 
 
 def _build_kernels(

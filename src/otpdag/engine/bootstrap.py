@@ -90,7 +90,7 @@ def _one_chunk(problem: Problem, point: Tensor, draws: int, seed: int, steps: in
     base = problem.weight[0].double().numpy()
     total = max(round(float(base.sum())), 2)
     counts = generator.multinomial(total, base / base.sum(), size=draws)
-    factors = torch.as_tensor(counts / np.where(base > 0, base, 1.0))
+    factors = torch.as_tensor(np.divide(counts, base, out=np.zeros(counts.shape), where=base > 0))
     with bounded_threads(1):
         ended = search(
             problem.reweighted(factors),

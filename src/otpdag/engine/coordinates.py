@@ -8,11 +8,13 @@ unknown fixed, to one of expectation-maximisation; L-BFGS has only to learn what
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from otpdag.objective import Problem
+from otpdag.threads import in_order
 
 __all__ = ["Coordinates"]
 
@@ -42,7 +44,8 @@ class Coordinates:
         with torch.enable_grad():
             leaf = points.detach().clone().requires_grad_(True)
             (gradient,) = torch.autograd.grad(curved.loss(leaf).sum(), leaf, create_graph=True)
-            rows = [torch.autograd.grad(column.sum(), leaf, retain_graph=True)[0] for column in gradient.unbind(-1)]
+            second = partial(torch.autograd.grad, inputs=leaf, retain_graph=True)
+            rows = [row for (row,) in in_order(partial(second, column.sum()) for column in gradient.unbind(-1))]
         curvature = torch.stack(rows, 1).detach()
         finite = curvature.isfinite().flatten(1).all(-1)[:, None, None]
         curvature = torch.where(finite, curvature, torch.eye(size).to(curvature))

@@ -33,6 +33,8 @@ from otpdag.structure import Naturals, Structure
 __all__ = ["Measure", "drawn_at", "feature_columns", "lay_out", "mean_features", "shortfall", "thinned"]
 
 GRID_POINTS = 48  # of the noise of a single inner number
+GRID_WITH_COUNTS = 160  # of the same beside a count: how likely a large one is changes fast with the number
+ROUGH_GRID_POINTS = 24  # of the same, where counts are so many that all points would be more than there may be
 LEAF_POINTS = (32, 160)  # of a leaf's noise: at least, at most
 LEAF_ELEMENTS = 16_384  # numbers that a leaf's points may take for all points of its parents
 QUASI_RANDOM_POINTS = 512  # of the noise of several inner numbers
@@ -41,7 +43,7 @@ MOST_POINTS = 4096  # points of inner nodes in all, states times noise
 FEWEST_POINTS = 8  # of noise for each state
 FINE_POINTS = 16_384  # of inner nodes in all, where a mean is taken once: errors of a thousandth of a feature's spread
 FINE_STEP = 1024  # points that are evaluated at a time, which bounds memory
-THINNED_POINTS = 1024  # of inner nodes in all, once an estimate tells which of them count
+THINNED_POINTS = 2048  # of inner nodes in all, once an estimate tells which of them count
 LEAST_SHARE = 0.1  # of them are spread evenly, for estimates that move
 MOST_ATOMS = 400  # of a leaf with a finite support
 SMOOTHING = 0.5  # rows that every state has beside those that show it, where frequencies tell what is drawn
@@ -61,6 +63,8 @@ class Measure:
     """Whether the points are all states and a grid, not a random few."""
     supports: Mapping[str, Tensor] = field(default_factory=dict)
     """Where joint states are drawn and not listed, the values (n, width) that each node may have."""
+    log_strides: Mapping[str, Tensor] = field(default_factory=dict)
+    """And the logarithm of how many each of these stands for (n,)."""
 
     @property
     def joint_states(self) -> int:
@@ -77,7 +81,8 @@ class Measure:
         states, noise, given = (
             {node: value[:, index] for node, value in part.items()} for part in (self.states, self.noise, self.given)
         )
-        return Measure(self.inner, states, noise, given, self.log_weight[:, index], supports=self.supports)
+        weight = self.log_weight[:, index]
+        return replace(self, states=states, noise=noise, given=given, log_weight=weight, is_exact=False)
 
 
 def columns_of(structure: Structure, node: str) -> int:
@@ -123,34 +128,43 @@ def lay_out(
     """Choose the fixed points of all inner nodes: ``points`` of noise for each state, but not more than ``most``."""
     inner = inner_nodes(structure)
     like = next(iter(batch.values.values()))
-    supports, log_stride = _supports(structure, inner, count_range, like)
+    supports, log_strides = _supports(structure, inner, count_range, like)
     numeric = [n for n in inner if n not in supports and not structure.mechanisms[n].is_given]
     total = math.prod(len(s) for s in supports.values())
     if total > MOST_STATES:
-        return _drawn(structure, batch, inner, supports, max(points, most), generator)
+        return _drawn(structure, batch, inner, supports, log_strides, max(points, most), generator)
     if structure.given:
         points = max(points, most // total)
     points = min(points, max(FEWEST_POINTS, most // total))
-    drawing = _Drawing(generator, points, total)
+    has_counts = any(not structure.mechanisms[node].space.is_discrete for node in supports)
+    wanted = GRID_WITH_COUNTS if has_counts else GRID_POINTS
+    grid = wanted if points >= wanted or not has_counts else max(ROUGH_GRID_POINTS, points)
+    drawing = _Drawing(generator, points, total, grid)
     noise, log_noise = _noise(structure, numeric, drawing, like)
     given, noise, log_noise = _given_rows(structure, batch, noise, log_noise, drawing)
     draws = len(log_noise)
-    states, repeat = {}, total
+    states, repeat, log_stride = {}, total, torch.zeros(total).to(like)
     for node, support in supports.items():
         repeat //= len(support)
         index = torch.arange(total).div(repeat, rounding_mode="floor") % len(support)
         states[node] = support[index].repeat_interleave(draws, 0).unsqueeze(0)
+        log_stride = log_stride + log_strides[node][index]
     rows = {node: value.repeat(total, 1).unsqueeze(0) for node, value in given.items()}
-    log_weight = (log_noise.repeat(total) + log_stride).unsqueeze(0)
+    log_weight = (log_noise.repeat(total) + log_stride.repeat_interleave(draws)).unsqueeze(0)
     every_noise = {node: value.unsqueeze(0) for node, value in noise.items()}
-    is_exact = not given and sum(value.shape[-1] for value in noise.values()) <= 1
+    dim = sum(value.shape[-1] for value in noise.values())
+    is_exact = not given and (dim == 0 or (dim == 1 and draws >= wanted))
     return Measure(inner, states, every_noise, rows, log_weight, is_exact)
 
 
 def _supports(
     structure: Structure, inner: Sequence[str], count_range: Mapping[str, float], like: Tensor
-) -> tuple[dict[str, Tensor], float]:
-    supports, log_stride = {}, 0.0
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Values (A, width) of inner categories and counts, and the logarithm of how many each of them stands for (A,).
+
+    Most rows may hold small counts though a few are large: small ones are listed one by one.
+    """
+    supports, log_strides = {}, {}
     for node in inner:
         mechanism = structure.mechanisms[node]
         if mechanism.is_given:
@@ -163,9 +177,12 @@ def _supports(
                     f"node {node!r}: the direct transport route takes no vector of counts {reason}: use "
                     "method='entropic'"
                 )
-            supports[node] = listed.values.to(like)
-            log_stride += listed.log_stride
-    return supports, log_stride
+            summed = mechanism.space.summands(float(listed.values.max()), COUNTS_LISTED)
+            values, weight = (listed.values, torch.ones(len(listed.values))) if summed is None else summed
+            values, weight = values[weight > 0], weight[weight > 0]
+            supports[node] = values.reshape(len(values), -1).to(like)
+            log_strides[node] = torch.log(weight).to(like)
+    return supports, log_strides
 
 
 def _drawn(
@@ -173,6 +190,7 @@ def _drawn(
     batch: Batch,
     inner: Sequence[str],
     supports: Mapping[str, Tensor],
+    log_strides: Mapping[str, Tensor],
     size: int,
     generator: torch.Generator,
 ) -> Measure:
@@ -183,14 +201,14 @@ def _drawn(
         share = _frequencies(batch, node, support)
         index = _proportional(share, size, generator)
         states[node] = support[index].unsqueeze(0)
-        log_weight = log_weight - torch.log(share[index])
+        log_weight = log_weight + log_strides[node][index] - torch.log(share[index])
     numeric = [n for n in inner if n not in supports and not structure.mechanisms[n].is_given]
     noise = {node: value.unsqueeze(0) for node, value in _even_noise(structure, numeric, size, generator, like).items()}
     given = {}
     if structure.given:
         rows = _proportional(batch.weight[0] / batch.weight[0].sum(), size, generator)
         given = {node: batch.values[node][:1, rows] for node in structure.given}
-    return Measure(tuple(inner), states, noise, given, log_weight, supports=supports)
+    return Measure(tuple(inner), states, noise, given, log_weight, supports=supports, log_strides=log_strides)
 
 
 def _frequencies(batch: Batch, node: str, support: Tensor) -> Tensor:
@@ -225,12 +243,13 @@ def drawn_at(
             support = measure.supports[node]
             beside = {name: value.unsqueeze(-2) for name, value in parents.items()}
             log_prob = mechanism.log_prob(params, support.reshape(1, 1, *support.shape), beside).expand(1, size, -1)
-            share = torch.softmax(log_prob[0], -1)
+            log_stride = measure.log_strides[node]
+            share = torch.softmax(log_prob[0] + log_stride, -1)
             uniform = torch.rand(size, 1, generator=generator, dtype=torch.float64).to(share)
             index = (share.cumsum(-1) < uniform).sum(-1).clamp(max=len(support) - 1)
             values[node] = states[node] = support[index].unsqueeze(0)
-            log_weight = log_weight - torch.log(share.gather(1, index.unsqueeze(-1))).T
-    return Measure(measure.inner, states, noise, given, log_weight, supports=measure.supports)
+            log_weight = log_weight + log_stride[index] - torch.log(share.gather(1, index.unsqueeze(-1))).T
+    return replace(measure, states=states, noise=noise, given=given, log_weight=log_weight, is_exact=False)
 
 
 def _even_noise(
@@ -252,11 +271,15 @@ def _even_noise(
 
 @dataclass(frozen=True)
 class _Drawing:
-    """Where random numbers come from, and how many: ``points`` for each of ``states`` joint states."""
+    """Where random numbers come from, and how many: ``points`` for each of ``states`` joint states.
+
+    Of a single number ``grid`` evenly spaced ones instead.
+    """
 
     generator: torch.Generator
     points: int
     states: int
+    grid: int
 
 
 def _noise(
@@ -270,7 +293,7 @@ def _noise(
         return {node: torch.zeros(states, 0).to(like) for node in numeric}, torch.zeros(1).to(like)
     if dim == 1 and not structure.given:
         node = next(n for n in numeric if kinds[n].dim)
-        nodes, log_weight = quadrature(kinds[node].kind, GRID_POINTS)
+        nodes, log_weight = quadrature(kinds[node].kind, drawing.grid)
         none = {n: torch.zeros(states * len(nodes), 0).to(like) for n in numeric}
         return none | {node: nodes.to(like).unsqueeze(-1).repeat(states, 1)}, log_weight.to(like)
     # every state has points of its own, so that few of them suffice where there are many states
@@ -307,10 +330,15 @@ def _given_rows(
 def _proportional(share: Tensor, size: int, generator: torch.Generator) -> Tensor:
     """Row numbers in proportion to their weights, in random order (systematic sampling)."""
     order = torch.randperm(len(share), generator=generator)
-    steps = (torch.arange(size, dtype=torch.float64) + float(torch.rand(1, generator=generator))) / size
-    cumulative = share[order].double().cumsum(0)
-    index = order[torch.searchsorted(cumulative, steps * cumulative[-1]).clamp(max=len(share) - 1)]
+    index = order[_evenly(share[order], size, generator)]
     return index[torch.randperm(size, generator=generator)]
+
+
+def _evenly(share: Tensor, size: int, generator: torch.Generator) -> Tensor:
+    """Numbers in proportion to their weights, in their order: neighbours stand for each other."""
+    steps = (torch.arange(size, dtype=torch.float64) + float(torch.rand(1, generator=generator))) / size
+    cumulative = share.double().cumsum(0)
+    return torch.searchsorted(cumulative, steps * cumulative[-1]).clamp(max=len(share) - 1)
 
 
 def mean_features(structure: Structure, naturals: Naturals, measure: Measure, fitted: FittedFeatures) -> Tensor:
@@ -342,7 +370,7 @@ def thinned(structure: Structure, naturals: Naturals, measure: Measure, generato
         log_weight = _inner_values(structure, naturals, measure)[1]
         share = torch.softmax(log_weight, -1).mean(0).expand(measure.size)
         chance = LEAST_SHARE / measure.size + (1 - LEAST_SHARE) * share
-        index = _proportional(chance, THINNED_POINTS, generator)
+        index = _evenly(chance, THINNED_POINTS, generator)
         kept = measure.take(index)
         return replace(kept, log_weight=kept.log_weight - torch.log(chance[index]))
 
@@ -359,7 +387,7 @@ def _summed_features(
         kernel_values += _kernel_means(structure, naturals, node, own, values)
     features = fitted.combine(kernel_values)
     weight = torch.exp(log_weight)
-    return (weight.unsqueeze(-1) * features).sum(-2), weight.sum(-1, keepdim=True)
+    return (weight.unsqueeze(-2) @ features).squeeze(-2), weight.sum(-1, keepdim=True)
 
 
 def _inner_values(structure: Structure, naturals: Naturals, measure: Measure) -> tuple[dict[str, Tensor], Tensor]:

@@ -222,6 +222,14 @@ class Mechanism(ABC):
         """Return a copy with saved :meth:`buffers`."""
         return self
 
+    def data_units(self) -> dict[str, Tensor]:
+        """Everything that was read off the data: in it, and in parameters, nodes differ that are otherwise alike."""
+        return self.buffers()
+
+    def with_data_units(self, units: Mapping[str, Tensor]) -> Self:
+        """Return a copy with other :meth:`data_units`."""
+        return self.with_buffers(units)
+
     def spec(self) -> dict[str, Any]:
         """The mechanism as plain data, for a file: its class and the arguments it was built from.
 

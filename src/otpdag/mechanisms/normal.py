@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Self
 
 import torch
 from numpy.typing import ArrayLike
@@ -101,7 +101,7 @@ class LocationScale(Predicted):
         if self.floor is not None or self.smallest is None or unit is None:
             return Floored(self.floor) if self.floor else POSITIVE
         smallest = self.smallest.min().reshape(1) if self.isotropic else self.smallest
-        return Floored(smallest / unit) if bool((smallest > 0).all()) else POSITIVE
+        return Floored(smallest / unit)
 
     @property
     def smallest_scale(self) -> Tensor | None:
@@ -122,6 +122,16 @@ class LocationScale(Predicted):
             return None
         return self.predictor.with_output_turned(params, sign)
 
+    def data_units(self) -> dict[str, Tensor]:
+        """The smallest scale, too."""
+        return super().data_units() | ({} if self.smallest is None else {"smallest": self.smallest})
+
+    def with_data_units(self, units: Mapping[str, Tensor]) -> Self:
+        """Return a copy with other units and another smallest scale."""
+        own = super().with_data_units({name: value for name, value in units.items() if name != "smallest"})
+        own.smallest = units.get("smallest")
+        return own
+
     keeps_rounding: ClassVar[bool] = True
     """Whether values that are evenly spaced are so where location and scale act."""
 
@@ -135,7 +145,8 @@ class LocationScale(Predicted):
         self.predictor = self.predictor.with_units(line, parents, weight)
         if not self.family.hidden and self.floor is None:
             unseen = self.family.hidden_parents
-            self.smallest = default_floor(line, weight, hidden_parents=unseen, rounding=self.keeps_rounding)
+            smallest = default_floor(line, weight, hidden_parents=unseen, rounding=self.keeps_rounding)
+            self.smallest = smallest if bool((smallest > 0).all()) else None
 
     def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
         """Weighted regression, then the residuals' spread in each configuration."""

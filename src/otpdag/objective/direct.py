@@ -101,12 +101,13 @@ class DirectComparison:
     def completed_at(self, structure: Structure, naturals: Naturals, seed: int) -> DirectComparison:
         """The same with gaps filled in by the backward map at these parameters, on features placed for that at first.
 
-        Draws are weighed anew as long as most of them count, and drawn anew otherwise.
+        Draws are weighed anew as long as most of them count, and drawn anew otherwise; what few points lack is told
+        anew in any case, since it holds near an estimate only.
         """
         if self.completed is not None:
             weighed = self.completed.weighed_for(structure, naturals)
             if weighed.effective >= FEWEST_EFFECTIVE:
-                return self._with_rows(structure, weighed, self.features)
+                return self._with_rows(structure, weighed, self.features)._corrected_at(structure, naturals)
             return self.told_anew(structure, naturals, seed)
         rows = complete_rows(structure, naturals, self.batch, count_ranges(structure, self.batch), seed)
         generator = torch.Generator().manual_seed(seed)
@@ -129,13 +130,16 @@ class DirectComparison:
         """The same with the model's mean features those over many points, at these parameters and nearby."""
         if self.many.joint_states:
             few, many = (drawn_at(structure, naturals, self.many, n, generator) for n in (MOST_POINTS, FINE_POINTS))
-            lacking = shortfall(structure, naturals, few, many, self.features)
-            return replace(self, measure=few, many=many, lacking=lacking)
+            return replace(self, measure=few, many=many)._corrected_at(structure, naturals)
         few = thinned(structure, naturals, self.many, generator)
         few = self.measure if few is self.many else few
-        if few is self.many:
+        return replace(self, measure=few)._corrected_at(structure, naturals)
+
+    def _corrected_at(self, structure: Structure, naturals: Naturals) -> DirectComparison:
+        """The same points, with what they lack at these parameters."""
+        if self.measure is self.many:
             return replace(self, lacking=None)
-        return replace(self, measure=few, lacking=shortfall(structure, naturals, few, self.many, self.features))
+        return replace(self, lacking=shortfall(structure, naturals, self.measure, self.many, self.features))
 
     def _with_rows(self, structure: Structure, rows: CompletedRows, features: FittedFeatures) -> DirectComparison:
         mean = rows.mean_features(structure, features)

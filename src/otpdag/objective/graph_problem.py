@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -14,7 +14,7 @@ from otpdag.backward.elimination import (
     Budget,
     Layout,
     Tempering,
-    WeighedRows,
+    complete_sums,
     expectations,
     lay_out,
     lay_out_within,
@@ -24,11 +24,11 @@ from otpdag.backward.elimination import (
     told,
     total_evidence,
 )
-from otpdag.backward.elimination.family_statistics import Counts, Statistics
+from otpdag.backward.elimination.family_statistics import Counts
+from otpdag.backward.maximiser_steps import maximised
 from otpdag.backward.newton_steps import newton_step
 from otpdag.backward.twins import Twins, find_twins
 from otpdag.data import Batch, random_part
-from otpdag.mechanisms.base import Params
 from otpdag.objective.problem import Moved, Problem
 from otpdag.objective.row_objective import RowObjective
 from otpdag.objective.settings import ClosedForm, Objective
@@ -72,6 +72,8 @@ class GraphProblem(TableRows):
     """Rows laid out, with points of numbers and counts around their columns."""
     placed: Layout
     """The same with points where posteriors are."""
+    complete: Mapping[int, Tensor]
+    """What rows that show all of a family add up to, whatever the parameters."""
     placed_for: Tensor | None = None
     """The parameters whose posteriors they are."""
 
@@ -89,7 +91,7 @@ class GraphProblem(TableRows):
     def terms(self, point: Tensor) -> LossTerms:
         """The loss of a row: reported as reconstruction, since its parts are not told apart."""
         weight = self.batch.weight
-        total = total_evidence(self.naturals(point), self.placed, weight, self.tempering)
+        total = total_evidence(self.naturals(point), self.placed, weight, self.tempering, self.complete)
         loss = -self.objective.at(1.0).eps * total / weight.sum(-1)
         return LossTerms.of(loss, reconstruction=loss)
 
@@ -133,28 +135,35 @@ class GraphProblem(TableRows):
         point = point.detach()
         theta, naturals, weight = self.parts(point)[0], self.naturals(point), self.batch.weight
         climbing = [family.node for twins in self._climbing for family in twins.families]
-        summary = expectations(naturals, self.placed, weight, sampled=dict.fromkeys(climbing, CURVED_ENTRIES))
-        total, climbs = summary.pieces.clone(), set(climbing)
-        after = dict(theta)
+        sampled = dict.fromkeys(climbing, CURVED_ENTRIES)
+        summary = expectations(naturals, self.placed, weight, sampled=sampled, complete=self.complete)
+        total, after = summary.pieces.clone(), dict(theta)
         for twins in self._climbing:
             raw = {name: point[:, at] for name, at in twins.columns.items()}
             reached, complete = newton_step(twins, raw, summary.families, summary.slopes)
             total += complete
-            for number, family in enumerate(twins.families):
-                names = self.structure.keys[family.node]
-                after |= {key: reached[name][:, number] for name, key in names.items()}
-        for node, statistics in summary.families.items():
-            if node in climbs:
-                continue
-            names, mechanism = self.structure.keys[node], self.structure.mechanisms[node]
+            after |= self._by_key(twins, reached)
+        for twins in self._maximising:
             with torch.no_grad():
-                total += sum(complete for one in statistics for complete, _ in one.parts(naturals[node]))
-                if names:
-                    own = mechanism.raw(self._maximised(node, naturals[node], statistics))
-                    after |= {key: own[name] for name, key in names.items()}
+                reached, complete = maximised(twins, naturals, summary.families, len(point))
+            total += complete
+            after |= self._by_key(twins, reached)
         loss = -total / weight.sum(-1)
         moved_to = pack({key: after[key].expand(len(point), *shape) for key, shape in self.shapes.items()})
         return moved_to, LossTerms.of(loss, reconstruction=loss)
+
+    def _by_key(self, twins: Twins, raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Raw parameters (R, n, ...) of twins, each under its own key."""
+        keys = [self.structure.keys[family.node] for family in twins.families]
+        each = {name: value.unbind(1) for name, value in raw.items()}
+        return {own[name]: each[name][number] for number, own in enumerate(keys) for name in own}
+
+    @cached_property
+    def _maximising(self) -> list[Twins]:
+        """All other nodes, those that are alike together."""
+        climbing = {family.node for twins in self._climbing for family in twins.families}
+        families = [family for family in self.unplaced.families if family.node not in climbing]
+        return find_twins(self.structure, families, self.shapes)
 
     @cached_property
     def _climbing(self) -> list[Twins]:
@@ -173,7 +182,9 @@ class GraphProblem(TableRows):
             return None
         places, weight = parameter_places(self.shapes), self.batch.weight
         others = (f.node for f in self.placed.families if not f.is_table and not f.is_linear)
-        summary = expectations(self.naturals(points.detach()), self.placed, weight, sampled=dict.fromkeys(others, 0))
+        sampled = dict.fromkeys(others, 0)
+        naturals = self.naturals(points.detach())
+        summary = expectations(naturals, self.placed, weight, sampled=sampled, complete=self.complete)
         told: dict[str, Tensor] = {}
         for family in tables:
             tables_of = [one.table() for one in summary.families[family.node] if isinstance(one, Counts)]
@@ -190,17 +201,6 @@ class GraphProblem(TableRows):
 
     def _has_maximiser(self, node: str) -> bool:
         return self.structure.mechanisms[node].has_maximiser
-
-    def _maximised(self, node: str, params: Params, statistics: Sequence[Statistics]) -> dict[str, Tensor]:
-        """Statistics of a family as weighted rows, side by side, for its mechanism."""
-        parts = [one.rows() for one in statistics]
-        rows = [part for made in parts for part in ([made] if isinstance(made, WeighedRows) else made)]
-        replicas = max(len(part.weight) for part in rows)
-        names = (node, *self.structure.graph.parents(node))
-        values = {name: torch.cat([_flat(part, name, replicas) for part in rows], 1) for name in names}
-        weight = torch.cat([part.weight.expand(replicas, *part.weight.shape[1:]).flatten(1) for part in rows], 1)
-        parents = {name: value for name, value in values.items() if name != node}
-        return self.structure.mechanisms[node].maximised(params, values[node], parents, weight)
 
     @property
     def approximation(self) -> str | None:
@@ -226,8 +226,7 @@ class GraphProblem(TableRows):
         if part is None:
             return self
         batch = self.batch.take(part)
-        layout = lay_out(self.structure, batch, self.unplaced.options)
-        return replace(self, batch=batch, unplaced=layout, placed=layout, placed_for=None)
+        return self._of(batch)
 
     def laid_out_for(self, points: Tensor, *, precisely: bool = False) -> GraphProblem:
         """Place the points of numbers and counts where the posteriors of these replicas are."""
@@ -264,7 +263,8 @@ class GraphProblem(TableRows):
 
     def reweighted(self, factors: Tensor) -> GraphProblem:
         """The same rows with other weights."""
-        return replace(self, batch=replace(self.batch, weight=self.batch.weight * factors))
+        batch = replace(self.batch, weight=self.batch.weight * factors)
+        return replace(self, batch=batch, complete=complete_sums(self.unplaced, batch.weight))
 
     def unit_losses(self, points: Tensor) -> Tensor:
         """The loss of every row (R, N)."""
@@ -275,8 +275,13 @@ class GraphProblem(TableRows):
     def simulated(self, point: Tensor, size: int, seed: int) -> GraphProblem:
         """Rows that the model makes, each with the gaps and covariates of a random row."""
         batch = self.drawn(point, size, seed)
+        return self._of(batch)
+
+    def _of(self, batch: Batch) -> GraphProblem:
+        """The same of other rows."""
         layout = lay_out(self.structure, batch, self.unplaced.options)
-        return replace(self, batch=batch, unplaced=layout, placed=layout, placed_for=None)
+        complete = complete_sums(layout, batch.weight)
+        return replace(self, batch=batch, unplaced=layout, placed=layout, complete=complete, placed_for=None)
 
 
 def rows_along_graph(about: RowObjective, batch: Batch, seed: int) -> GraphProblem | None:
@@ -288,10 +293,5 @@ def rows_along_graph(about: RowObjective, batch: Batch, seed: int) -> GraphProbl
     layout = lay_out_within(about.structure, batch, budget)
     if layout is None:
         return None
-    return GraphProblem(about.structure, batch, about.shapes, objective, about.closed, seed, layout, layout)
-
-
-def _flat(rows: WeighedRows, name: str, replicas: int) -> Tensor:
-    """Values of weighted rows (R, n, width), whatever axes they have."""
-    shape = (replicas, *rows.weight.shape[1:], rows.values[name].shape[-1])
-    return rows.values[name].expand(shape).flatten(1, -2)
+    complete = complete_sums(layout, batch.weight)
+    return GraphProblem(about.structure, batch, about.shapes, objective, about.closed, seed, layout, layout, complete)

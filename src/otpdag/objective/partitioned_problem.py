@@ -166,13 +166,14 @@ def rows_in_blocks(about: RowObjective, batch: Batch, seed: int) -> Problem:
     few = batch.rows < FROM_ROWS or batch.replicas > 1 or not is_sum_over_rows(about.weights)
     part = None if few else random_part(batch.rows, HELD_ROWS, seed)
     if part is None:
-        return lay_out(batch=batch)
+        return lay_out(batch=batch.widened())
     sample = lay_out(batch=batch.take(part))
     if not isinstance(sample, RowProblem):
-        return lay_out(batch=batch)  # rows are summed up, or laid out in blocks already
-    blocks = torch.arange(batch.rows).split(BLOCK_ROWS)
-    problems = LocalParts(lambda: (lay_out(batch=batch.take(rows)) for rows in blocks))
-    whole = cache(partial(lay_out, batch=batch))
+        return lay_out(batch=batch.widened())  # rows are summed up, or laid out in blocks already
+    begins = range(0, batch.rows, BLOCK_ROWS)
+    blocks = LocalParts(lambda: (batch.between(begin, begin + BLOCK_ROWS) for begin in begins))
+    problems = blocks.mapped(lambda block, number: lay_out(batch=block), keep=False)
+    whole = cache(lambda: lay_out(batch=batch.widened()))
     return PartitionedProblem(about.structure, about.shapes, problems, sample, batch.rows, whole=whole)
 
 

@@ -46,13 +46,20 @@ SEPARATED = 1e-3
 
 def notes_on_columns(structure: Structure, batch: Batch) -> list[str]:
     """Columns that are constant, of which nothing can be learned."""
-    notes = []
-    for node in structure.graph.observed:
-        value, mask = batch.values[node][0], batch.mask[node][0]
-        seen = value if bool(mask.all()) else value[mask.all(-1)]
-        if len(seen) > 1 and all(bool((rows == seen[0]).all()) for rows in (seen[:FIRST_ROWS], seen)):
-            notes.append(f"column {node!r} is constant: it tells nothing, and its slopes and scale mean nothing")
-    return notes
+    return [
+        f"column {node!r} is constant: it tells nothing, and its slopes and scale mean nothing"
+        for node in structure.graph.observed
+        if _is_constant(batch.values[node][0], batch.mask[node][0])
+    ]
+
+
+def _is_constant(value: Tensor, mask: Tensor) -> bool:
+    """Whether at least two rows (N, width) show all their cells, and all of those the same."""
+    few = value[:FIRST_ROWS][mask[:FIRST_ROWS].all(-1)]
+    if len(few) > 1 and bool((few != few[0]).any()):
+        return False
+    seen = value[mask.all(-1)]
+    return len(seen) > 1 and bool((seen == seen[0]).all())
 
 
 # -- boundaries --------------------------------------------------------------------------------------------------------

@@ -33,7 +33,8 @@ CHECKED_ROWS = 400
 STEP = 1e-4  # of differences of gradients, in units of the data
 WIDE_STEP = 3e-3  # with which a direction that is flat on some rows is tried on all
 LARGEST_ERROR = 5.0  # a standard error of so many spreads is none
-AT_ONCE = 32  # replicas
+AT_ONCE = 32  # replicas at most, and
+MOST_ENTRIES = 2**19  # replicas times rows times points: more would take more memory than the fit did
 WELL_KNOWN = 1e7  # information of a parameter beyond which rounding bends the flat directions of others
 MOST_ROWS = 20_000  # that are looked at one by one then
 NOTHING = 1e-3  # a change of parameters, in units of the data, that is as good as none
@@ -75,7 +76,7 @@ def information(problem: Problem, point: Tensor, *, rows: int | None = None, gro
     groups = units if groups is None else min(groups, units)
     member = torch.arange(units) % groups
     total = point.new_zeros(point.shape[1], point.shape[1])
-    for chosen in torch.arange(groups).split(AT_ONCE):
+    for chosen in torch.arange(groups).split(_at_once(part)):
         factors = (member == chosen.unsqueeze(1)).to(part.weight)
         share = (factors * part.weight).sum(-1, keepdim=True)
         scores = share * _gradients(part.reweighted(factors), point.expand(len(chosen), -1))
@@ -136,6 +137,11 @@ def flat_directions(problem: Problem, point: Tensor, *, rows: int = CHECKED_ROWS
     return directions
 
 
+def _at_once(problem: Problem) -> int:
+    """Replicas that are evaluated together."""
+    return max(1, min(AT_ONCE, MOST_ENTRIES // max(1, problem.rows * problem.points_per_row)))
+
+
 def _gradients(problem: Problem, points: Tensor) -> Tensor:
     with torch.enable_grad():
         leaf = points.detach().clone().requires_grad_(True)
@@ -149,8 +155,8 @@ def _without_curvature(problem: Problem, point: Tensor, directions: Tensor, most
     Scores of columns that follow from each other cancel too, though each has a curvature of its own.
     """
     moves = WIDE_STEP * directions.T
-    slopes = torch.cat([_gradients(problem, part) for part in torch.cat([point + moves, point - moves]).split(AT_ONCE)])
-    ahead, behind = slopes.chunk(2)
+    tried = torch.cat([point + moves, point - moves]).split(_at_once(problem))
+    ahead, behind = torch.cat([_gradients(problem, few) for few in tried]).chunk(2)
     bending = directions.T @ (ahead - behind).T / (2 * WIDE_STEP)
     values, mixed = torch.linalg.eigh(0.5 * (bending + bending.T))
     return directions @ mixed[:, values.abs() < most]
@@ -160,7 +166,7 @@ def _curvature(problem: Problem, point: Tensor, direction: Tensor) -> float:
     """The second derivative along a direction on all rows."""
     moves = torch.tensor([[-WIDE_STEP], [0.0], [WIDE_STEP]], dtype=point.dtype)
     with torch.no_grad():
-        losses = problem.loss(point + moves * direction)
+        losses = torch.cat([problem.loss(few) for few in (point + moves * direction).split(_at_once(problem))])
     return float((losses[0] - 2 * losses[1] + losses[2]).abs() / WIDE_STEP**2)
 
 

@@ -198,3 +198,12 @@ def test_blocks_of_rows_change_nothing():
     assert len(parts.blocks) > len(whole.blocks)
     torch.testing.assert_close(log_evidence(naturals, parts), log_evidence(naturals, whole))
     torch.testing.assert_close(total_evidence(naturals, parts), total_evidence(naturals, whole))
+
+
+def test_rows_count_as_often_as_their_weight_says_none_one_and_two():
+    structure, naturals, batch = discrete_world(4)
+    layout = lay_out(structure, batch)
+    each = log_evidence(naturals, layout)
+    for weight in (torch.ones(1, batch.rows), torch.arange(batch.rows).remainder(3).unsqueeze(0)):
+        truth = (weight.double() * each).sum(-1)
+        torch.testing.assert_close(total_evidence(naturals, layout, weight.double()), truth)

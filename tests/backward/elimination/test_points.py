@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import distributions as d
 
-from otpdag.backward.elimination.points import Placement, to_line
+from otpdag.backward.elimination.points import Placement, _growing_groups, to_line
 from otpdag.spaces import Count, Positive, Real, Unit
 
 ROW = torch.zeros(1, dtype=torch.long)
@@ -131,3 +132,33 @@ def test_jittered_draws_fill_the_stretch_between_points():
 def test_values_on_the_line():
     assert to_line(torch.tensor([3.0]), Count()).tolist() == [3.0]
     assert to_line(torch.tensor([2.0]), Positive()).tolist() == pytest.approx([math.log(2.0)])
+
+
+@pytest.mark.parametrize("groups", [2, 4, 9])
+def test_groups_of_counts_fill_the_window_and_have_the_moments_of_their_numbers(groups):
+    window = np.array([3.0 * groups + 5, 80.0, 900.0])
+    values, length = _growing_groups(window, groups)
+    assert values.shape == length.shape == (3, 3 * groups)
+    for row in range(3):
+        sizes = np.round(length[row].reshape(groups, 3).sum(1)).astype(int)
+        assert sizes[0] == 3
+        assert (np.diff(sizes) >= -1).all()
+        assert sizes.sum() == pytest.approx(window[row], abs=groups)
+        first = 0
+        for group, size in enumerate(sizes):
+            numbers = np.arange(first, first + size, dtype=float)
+            points, weight = values[row, 3 * group : 3 * group + 3], length[row, 3 * group : 3 * group + 3]
+            middle = numbers.mean()
+            for power in range(6):
+                scale = (size / 2) ** power
+                told, exact = (weight * (points - middle) ** power).sum(), ((numbers - middle) ** power).sum()
+                assert told / scale == pytest.approx(exact / scale, abs=1e-6 * size)
+            first += size
+
+
+def test_groups_grow_by_one_ratio():
+    _, length = _growing_groups(np.array([5000.0]), 6)
+    sizes = length.reshape(6, 3).sum(1)
+    ratio = sizes[1:] / sizes[:-1]
+    np.testing.assert_allclose(ratio[2:], ratio[-1], rtol=0.02)
+    assert ratio[-1] > 3

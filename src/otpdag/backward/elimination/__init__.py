@@ -17,6 +17,7 @@ from otpdag.backward.elimination.evidence import (
     restless_copies,
     total_evidence,
 )
+from otpdag.backward.elimination.expected_statistics import complete_sums
 from otpdag.backward.elimination.family_statistics import Counts, Moments, Rows, WeighedRows
 from otpdag.backward.elimination.likeliest import likeliest_states
 from otpdag.backward.elimination.number_moments import node_moments
@@ -41,6 +42,7 @@ __all__ = [
     "Rows",
     "Tempering",
     "WeighedRows",
+    "complete_sums",
     "expectations",
     "lay_out",
     "lay_out_by_first",

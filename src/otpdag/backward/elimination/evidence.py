@@ -84,6 +84,7 @@ def expectations(
     tempering: Tempering = LIKELIHOOD,
     *,
     sampled: Mapping[str, int] | None = None,
+    complete: Mapping[int, Tensor] | None = None,
 ) -> Expectations:
     """Sum the pieces, and summarise the rows for each family.
 
@@ -94,6 +95,7 @@ def expectations(
         tempering: How likelihood and prior are weighed against each other.
         sampled: Nodes of which a sample of so many entries stands for the tables of all rows; the gradient of those
             that do not show the family is still that of all.
+        complete: The :func:`complete_sums` of the rows and weights, where they are known.
     """
     weight = layout.batch.weight if weight is None else weight
     sampled = {} if sampled is None else sampled
@@ -106,7 +108,7 @@ def expectations(
         }
     )
     with torch.no_grad():
-        summary = Summary(_at_leaves(naturals, slopes), layout, weight, tempering, slopes, sampled)
+        summary = Summary(_at_leaves(naturals, slopes), layout, weight, tempering, slopes, sampled, complete)
         return Expectations(summary.pieces, summary.families(), tempering.power, slopes.total)
 
 
@@ -119,7 +121,11 @@ def _at_leaves(naturals: Naturals, slopes: Slopes) -> dict[str, dict[str, Tensor
 
 
 def total_evidence(
-    naturals: Naturals, layout: Layout, weight: Tensor | None = None, tempering: Tempering = LIKELIHOOD
+    naturals: Naturals,
+    layout: Layout,
+    weight: Tensor | None = None,
+    tempering: Tempering = LIKELIHOOD,
+    complete: Mapping[int, Tensor] | None = None,
 ) -> Tensor:
     """Weighed sum of the rows' evidence (R,), with an exact gradient in the parameters (of first order only).
 
@@ -128,6 +134,7 @@ def total_evidence(
         layout: The rows.
         weight: Row weights (1 or R, N); by default those of the batch.
         tempering: How likelihood and prior are weighed against each other.
+        complete: The :func:`complete_sums` of the rows and weights, where they are known.
     """
     weight = layout.batch.weight if weight is None else weight
     replicas = max(Factors(layout, naturals, tempering).replicas, len(weight))
@@ -140,14 +147,14 @@ def total_evidence(
     slopes = Slopes({key: value.detach().requires_grad_() for key, value in wanted.items()})
     leaves = _at_leaves(naturals, slopes)
     with torch.no_grad():
-        summary = Summary(leaves, layout, weight, tempering, slopes, dict.fromkeys(naturals, 0))
+        summary = Summary(leaves, layout, weight, tempering, slopes, dict.fromkeys(naturals, 0), complete)
         families = summary.families()
     value = summary.pieces
     for node, statistics in families.items():
         with torch.set_grad_enabled(bool(wanted)):
-            for complete, expected in (part for one in statistics for part in one.parts(leaves[node])):
-                value += tempering.power * complete.detach()
-                slopes.add([node], [tempering.power * complete + expected], [torch.ones_like(expected)])
+            for shown, expected in (part for one in statistics for part in one.parts(leaves[node])):
+                value += tempering.power * shown.detach()
+                slopes.add([node], [tempering.power * shown + expected], [torch.ones_like(expected)])
     return _WithGradient.apply(value, list(slopes.total.values()), *wanted.values())
 
 

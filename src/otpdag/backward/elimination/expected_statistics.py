@@ -27,7 +27,7 @@ from otpdag.backward.elimination.sum_product import Banks, taken
 from otpdag.backward.elimination.sums import Evaluated, Factors, Tempering, piece_weights, row_beliefs
 from otpdag.structure import Naturals
 
-__all__ = ["Slopes", "Summary"]
+__all__ = ["Slopes", "Summary", "complete_sums"]
 
 
 class Slopes:
@@ -77,7 +77,8 @@ class Summary:
 
     Rows of families without a summary are kept with their beliefs, unless ``sampled`` says of a node how many entries
     of tables are: then some of its rows, evenly spread, stand for all. With ``slopes``, the gradients of all that do
-    not show the family are added to these.
+    not show the family are added to these. ``complete`` are the :func:`complete_sums` of the same rows and
+    weights, where these are known.
     """
 
     def __init__(
@@ -88,9 +89,11 @@ class Summary:
         tempering: Tempering,
         slopes: Slopes | None = None,
         sampled: Mapping[str, int] | None = None,
+        complete: Mapping[int, Tensor] | None = None,
     ) -> None:
         self.layout, self.weight, self.tempering, self.slopes = layout, weight, tempering, slopes
         self.sampled = {} if sampled is None else sampled
+        self.complete = complete_sums(layout, weight) if complete is None else complete
         self.factors = Factors(layout, naturals, tempering, attached=slopes is not None)
         self.replicas = max(self.factors.replicas, len(weight))
         self.pieces = torch.zeros(self.replicas).to(weight)
@@ -105,9 +108,7 @@ class Summary:
         for block in self.layout.blocks:
             self._add(block)
         self._add_integrated()
-        complete: dict[int, list[Complete]] = {family.place: [] for family in self.layout.families}
-        for part in self.layout.complete:
-            complete[part.family].append(part)
+        complete = complete_parts(self.layout)
         return {f.node: self._statistics(f, complete[f.place]) for f in self.layout.families}
 
     def _statistics(self, family: FamilyView, parts: Sequence[Complete]) -> tuple[Statistics, ...]:
@@ -116,13 +117,13 @@ class Summary:
         # what is known of a family holds at these parameters; one of which a sample is kept will be tried at others
         is_known = self.slopes is not None and not self.sampled.get(family.node)
         if family.is_table:
-            seen = _state_counts(parts, self.weight, math.prod(family.widths))
+            seen = self.complete[place]
             expected = self.counts.get(place)
             expected = torch.zeros_like(seen) if expected is None else expected
             return (Counts(family, seen, expected, self.factors.log_table(place) if is_known else None),)
         statistics: list[Statistics] = []
         if family.is_linear:
-            seen = _column_moments(parts, self.weight, family)
+            seen = self.complete[place]
             expected = self.moments.get(place)
             expected = torch.zeros_like(seen) if expected is None else expected
             equations = self.factors.family_equations(place) if is_known else None
@@ -251,8 +252,28 @@ def _sample(rows: WeighedRows, share: float) -> WeighedRows:
     return WeighedRows(values, scale * weight, None if rows.mask is None else rows.mask[:, ::step])
 
 
-def _state_counts(parts: Sequence[Complete], weight: Tensor, size: int) -> Tensor:
-    """Weighed counts of joint states (1 or R, size)."""
+def complete_sums(layout: Layout, weight: Tensor) -> dict[int, Tensor]:
+    """What rows that show all of a family add up to, for each family that has a summary: counts or moments.
+
+    They depend on the rows and their weights (1 or R, N) alone, whatever the parameters.
+    """
+    parts = complete_parts(layout)
+    tables = {f.place: _state_counts(parts[f.place], weight, f) for f in layout.families if f.is_table}
+    others = (family for family in layout.families if family.is_linear and not family.is_table)
+    return tables | {family.place: _column_moments(parts[family.place], weight, family) for family in others}
+
+
+def complete_parts(layout: Layout) -> dict[int, list[Complete]]:
+    """The rows that show all of each family."""
+    complete: dict[int, list[Complete]] = {family.place: [] for family in layout.families}
+    for part in layout.complete:
+        complete[part.family].append(part)
+    return complete
+
+
+def _state_counts(parts: Sequence[Complete], weight: Tensor, family: FamilyView) -> Tensor:
+    """Weighed counts of joint states (1 or R, states)."""
+    size = math.prod(family.widths)
     counts = weight.new_zeros(len(weight), size)
     for part in parts:
         if part.code is not None:

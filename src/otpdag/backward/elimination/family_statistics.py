@@ -21,10 +21,21 @@ from torch import Tensor
 from otpdag.backward.elimination.blocks import Complete
 from otpdag.backward.elimination.families import FamilyView, joint_states
 from otpdag.backward.elimination.row_layout import Layout
+from otpdag.backward.elimination.stacking import stacked_replicas
 from otpdag.backward.elimination.weighed_rows import WeighedRows
 from otpdag.mechanisms.base import Params
 
-__all__ = ["CHUNK", "Counts", "Moments", "Rows", "Statistics", "WeighedRows", "complete_rows", "joined", "weighed"]
+__all__ = [
+    "CHUNK",
+    "Counts",
+    "Moments",
+    "Rows",
+    "Statistics",
+    "WeighedRows",
+    "complete_rows",
+    "joined",
+    "weighed",
+]
 
 CHUNK = 2**21  # entries of a log-density with its gradient that are held at a time
 
@@ -60,6 +71,18 @@ class Counts:
         log_table = known.flatten(1)
         yield weighed(self.complete, log_table), weighed(self.expected, log_table)
 
+    @classmethod
+    def side_by_side(cls, parts: Sequence[Counts], replicas: int) -> Counts:
+        """Those of several twins on the replica axis (R * n, ...), replica by replica; the first family's names."""
+        log_tables = [one.log_table for one in parts if one.log_table is not None]
+        known = len(log_tables) == len(parts)
+        return cls(
+            parts[0].family,
+            stacked_replicas([one.complete for one in parts], replicas),
+            stacked_replicas([one.expected for one in parts], replicas),
+            stacked_replicas(log_tables, replicas) if known else None,
+        )
+
     def rows(self) -> WeighedRows:
         """One row for each joint state."""
         values = joint_states(self.family.names, self.family.widths, self.expected)
@@ -72,7 +95,7 @@ class Moments:
 
     Attributes:
         family: Which family.
-        shift: What was subtracted from the columns (W,).
+        shift: What was subtracted from the columns (W,), or (R, 1, 1, W).
         complete: Sums over rows that show all of the family (1 or R, C, W, W).
         expected: Over all others, under the backward map (R, C, W, W).
         equations: Coefficients and constants of the family, if they are known already.
@@ -98,6 +121,23 @@ class Moments:
             _quadratic(self.expected, coefficients, constants),
         )
 
+    @classmethod
+    def side_by_side(cls, parts: Sequence[Moments], replicas: int) -> Moments:
+        """Those of several twins on the replica axis (R * n, ...), replica by replica; the first family's names."""
+        shift = torch.stack([one.shift for one in parts]).repeat(replicas, 1)[:, None, None]
+        known = [one.equations for one in parts if one.equations is not None]
+        equations = None
+        if len(known) == len(parts):
+            coefficients, constants = zip(*known, strict=True)
+            equations = (stacked_replicas(coefficients, replicas), stacked_replicas(constants, replicas))
+        return cls(
+            parts[0].family,
+            shift,
+            stacked_replicas([one.complete for one in parts], replicas),
+            stacked_replicas([one.expected for one in parts], replicas),
+            equations,
+        )
+
     def rows(self) -> WeighedRows:
         """A few points with weights that have these moments in each configuration: any quadratic sums the same.
 
@@ -109,7 +149,7 @@ class Moments:
         mean, size = share[..., -1, :-1], share.shape[-1] - 1
         variances, axes = torch.linalg.eigh(share[..., :-1, :-1] - mean.unsqueeze(-1) * mean.unsqueeze(-2))
         reach = (axes * (size * variances.clamp(min=0)).sqrt().unsqueeze(-2)).mT
-        columns = torch.cat([mean.unsqueeze(-2) + reach, mean.unsqueeze(-2) - reach], -2) + self.shift[:-1]
+        columns = torch.cat([mean.unsqueeze(-2) + reach, mean.unsqueeze(-2) - reach], -2) + self.shift[..., :-1]
         weight = (count / (2 * size)).unsqueeze(-1).expand(*columns.shape[:-1])
         return WeighedRows(self._values(columns), weight)
 

@@ -327,6 +327,14 @@ class Layout:
                 entries[source.family] += 0 if source.has_moments else len(source.rows) * math.prod(source.sizes)
         return entries
 
+    @cached_property
+    def alike(self) -> Mapping[int, tuple[int, ...]]:
+        """For each family all that are of its kind."""
+        kinds: dict[tuple[str, bool], list[int]] = {}
+        for family in self.families:
+            kinds.setdefault((family.kind, family.is_table), []).append(family.place)
+        return {place: tuple(places) for places in kinds.values() for place in places}
+
     @property
     def codes(self) -> Ints:
         """States of categories, zero where they are not seen (N, V)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,8 +16,10 @@ from otpdag.backward.elimination.linear_normal import Equations, Integrals
 from otpdag.backward.elimination.points import Points
 from otpdag.backward.elimination.row_layout import Layout
 from otpdag.backward.elimination.split_messages import settle
+from otpdag.backward.elimination.stacking import stacked_replicas
 from otpdag.backward.elimination.sum_product import Banks, beliefs, eliminate, put
 from otpdag.errors import ModelError
+from otpdag.mechanisms.base import Params
 from otpdag.structure import Naturals
 
 __all__ = ["Evaluated", "Factors", "Tempering"]
@@ -81,25 +83,42 @@ class Factors:
                 f"the points of unknown numbers were placed for another number of replicas than {self.replicas}: place "
                 "them anew by `moved`, from the layout that `lay_out` made"
             )
-        self._tables: dict[int, Tensor] = {}
-        self._family_equations: dict[int, tuple[Tensor, Tensor]] = {}
+        self._tables: dict[int, tuple[Tensor, ...]] = {}
+        self._family_equations: dict[int, tuple[Tensor, ...]] = {}
         self._equations: Equations | None = None
 
     def log_table(self, place: int) -> Tensor:
         """Log-probabilities of all joint states of a family of categories: (R, *parents, states)."""
         if place not in self._tables:
-            family = self.layout.families[place]
-            with torch.set_grad_enabled(self.attached):
-                self._tables[place] = family.log_table(self.naturals[family.node])
-        return self._tables[place]
+            self._tables |= self._asked(place, lambda family, params: (family.log_table(params),))
+        return self._tables[place][0]
 
     def family_equations(self, place: int) -> tuple[Tensor, Tensor]:
         """Coefficients and constants of a linear family."""
         if place not in self._family_equations:
-            family = self.layout.families[place]
-            with torch.set_grad_enabled(self.attached):
-                self._family_equations[place] = family.equations(self.naturals[family.node])
-        return self._family_equations[place]
+            self._family_equations |= self._asked(place, lambda family, params: family.equations(params))
+        coefficients, constants = self._family_equations[place]
+        return coefficients, constants
+
+    def _asked(
+        self, place: int, ask: Callable[[FamilyView, Params], tuple[Tensor, ...]]
+    ) -> dict[int, tuple[Tensor, ...]]:
+        """What a family answers at its parameters, and all that are alike, which stand on the replica axis together.
+
+        Where gradients are taken each is asked alone: they are read family by family.
+        """
+        family = self.layout.families[place]
+        if self.attached and any(value.requires_grad for value in self.naturals[family.node].values()):
+            with torch.enable_grad():
+                return {place: ask(family, self.naturals[family.node])}
+        alike = self.layout.alike[place]
+        each = [self.naturals[self.layout.families[one].node] for one in alike]
+        if len(each) == 1:
+            return {place: ask(family, each[0])}
+        params = {name: stacked_replicas([own[name] for own in each], self.replicas) for name in each[0]}
+        with torch.no_grad():
+            answers = [one.unflatten(0, (-1, len(alike))).unbind(1) for one in ask(family, params)]
+        return dict(zip(alike, zip(*answers, strict=True), strict=True))
 
     @property
     def equations(self) -> Equations:

@@ -78,7 +78,7 @@ class TableData(DataKind):
         structure.check_given({node: torch.from_numpy(~np.isnan(cells.numbers[node])) for node in structure.given})
         discrete = all(structure.mechanisms[node].space.is_discrete for node in structure.graph.observed)
         order = canonical_order(_by_content(cells), cells.rows)
-        ordered = cells.batch(order=order)
+        ordered = cells.batch(order=order, narrow=cells.rows >= FROM_ROWS and not every_row)
         batch = unique_rows(ordered) if discrete and not every_row else ordered
         return cls(model, schema, batch.to(device), order)
 
@@ -145,7 +145,7 @@ class TableData(DataKind):
             seen = self.batch.first(ONE_START_ROWS)
         else:
             units = random_part(self.batch.rows, START_ROWS, seed) if units is None else units
-            seen = self.batch if units is None else self.batch.take(units)
+            seen = self.batch.widened() if units is None else self.batch.take(units)
         each = zip(numbers, seeds, strict=True)
         return torch.cat([one_start(layout, seen, 0, one, first=n == 0) for n, one in each])
 
@@ -205,7 +205,7 @@ def table_problem(layout: Layout, batch: Batch, method: Method, seed: int) -> Pr
     """Rows in closed form, or drawn."""
     structure, shapes, objective = layout.structure, layout.shapes, method.objective
     if isinstance(method.evaluation, Drawn):
-        rows = DrawnRows(structure, batch, layout.maps, shapes, objective, method.evaluation)
+        rows = DrawnRows(structure, batch.widened(), layout.maps, shapes, objective, method.evaluation)
         return rows.compared_directly(seed)
     assert isinstance(method.evaluation, ClosedForm), "checked before"
     return rows_in_blocks(RowObjective(structure, shapes, objective, method.evaluation), batch, seed)

@@ -1,0 +1,135 @@
+"""Supports of parameters: there and back, at the ends of their range, and what they refuse."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from otpdag.errors import ModelError
+from otpdag.mechanisms.parameters import (
+    ABOVE_ONE,
+    POSITIVE,
+    REAL,
+    SIMPLEX,
+    UNIT,
+    Fixed,
+    Floored,
+    Parameter,
+    Start,
+    Tied,
+)
+
+
+def numbers(*values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("support", "values"),
+    [
+        (REAL, numbers(-3.0, 0.0, 1e20)),
+        (POSITIVE, numbers(1e-20, 0.5, 1e20)),
+        (ABOVE_ONE, numbers(1.001, 2.0, 1e9)),
+        (UNIT, numbers(1e-6, 0.3, 1 - 1e-6)),
+        (Floored(0.5), numbers(0.6, 1.0, 1e6)),
+        (SIMPLEX, torch.stack([numbers(0.2, 0.3, 0.5), numbers(1e-6, 1e-3, 1 - 1e-6 - 1e-3)])),
+    ],
+)
+def test_there_and_back(support, values):
+    torch.testing.assert_close(support.natural(support.raw(values)), values, rtol=1e-9, atol=0)
+    assert support.check(values)
+    assert not support.check(values * math.nan)
+
+
+def test_supports_are_their_formulas():
+    raw = numbers(-1.0, 0.5, 2.0)
+    torch.testing.assert_close(POSITIVE.natural(raw), raw.exp())
+    torch.testing.assert_close(ABOVE_ONE.natural(raw), 1 + raw.exp())
+    torch.testing.assert_close(UNIT.natural(raw), 1 / (1 + (-raw).exp()))
+    torch.testing.assert_close(Floored(3.0).natural(raw), (raw.exp() ** 2 + 9).sqrt())
+    torch.testing.assert_close(SIMPLEX.natural(raw), raw.exp() / raw.exp().sum())
+    assert SIMPLEX.raw(numbers(0.1, 0.2, 0.7)).sum().item() == pytest.approx(0, abs=1e-12)
+
+
+def test_the_ends_of_a_range_stay_finite():
+    """Exponents are cut at 60 either way, probabilities 1e-9 from zero and one."""
+    far = numbers(-1e4, 1e4)
+    torch.testing.assert_close(POSITIVE.natural(far), numbers(-60.0, 60.0).exp())
+    torch.testing.assert_close(POSITIVE.raw(numbers(0.0, 1e-30)), numbers(1e-26, 1e-26).log())
+    torch.testing.assert_close(UNIT.raw(numbers(0.0, 1.0)), numbers(-1.0, 1.0) * math.log((1 - 1e-9) / 1e-9))
+    torch.testing.assert_close(SIMPLEX.raw(numbers(0.0, 1.0)), numbers(0.5, -0.5) * math.log(1e-12))
+    at_floor = Floored(2.0).natural(Floored(2.0).raw(numbers(2.0)))
+    assert 2.0 < at_floor.item() < 2.0 * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("support", "good", "bad"),
+    [
+        (POSITIVE, [1e-9], [0.0, -1.0]),
+        (Floored(1.0), [1e-9], [0.0, -1.0]),
+        (ABOVE_ONE, [1.0001], [1.0, 0.5]),
+        (UNIT, [0.0, 1.0], [-1e-3, 1.001]),
+    ],
+)
+def test_what_lies_outside_is_refused(support, good, bad):
+    assert all(support.check(numbers(one)) for one in good)
+    assert not any(support.check(numbers(0.5 + (support is ABOVE_ONE), one)) for one in bad)
+
+
+def test_probabilities_sum_to_one_and_are_not_negative():
+    assert SIMPLEX.check(numbers(0.25, 0.75 + 5e-7))
+    assert not SIMPLEX.check(numbers(0.25, 0.75 + 5e-6))
+    assert not SIMPLEX.check(numbers(-0.25, 1.25))
+
+
+def test_units_and_origin_scale_what_is_not_tied():
+    unit, origin, raw = numbers(2.0, 4.0), numbers(10.0, 20.0), numbers(1.0, -1.0).unsqueeze(0)
+    free = Parameter((2,), REAL, origin=origin, unit=unit)
+    assert free.natural(raw).tolist() == [[12.0, 16.0]]
+    torch.testing.assert_close(free.raw(free.natural(raw)), raw)
+    assert [one.tolist() for one in free.origin_and_unit] == [[10.0, 20.0], [2.0, 4.0]]
+    tied = Parameter((2,), REAL, Tied("a"), origin=origin, unit=unit)
+    assert torch.equal(tied.natural(raw), raw)
+    assert torch.equal(tied.raw(raw), raw)
+    assert [one.item() for one in tied.origin_and_unit] == [0.0, 1.0]
+    assert [one.item() for one in Parameter((2,)).origin_and_unit] == [0.0, 1.0]
+    above = Parameter((2,), POSITIVE, unit=unit)
+    torch.testing.assert_close(above.natural(raw), unit * raw.exp())
+    torch.testing.assert_close(above.raw(above.natural(raw)), raw)
+
+
+def test_some_entries_may_be_given():
+    part = Parameter((3,), REAL, Fixed([1.5, math.nan, math.nan]), in_part=True)
+    assert part.learned
+    assert part.is_given_in_part
+    assert part.fixed_entries().tolist() == [True, False, False]
+    assert part.natural(numbers(7.0, 8.0, 9.0).unsqueeze(0)).tolist() == [[1.5, 8.0, 9.0]]
+    whole = Parameter((3,), REAL, Fixed([1.0, 2.0, 3.0]), in_part=True)
+    assert not whole.learned
+    assert not whole.is_given_in_part
+    assert whole.fixed_entries().all()
+    free = Parameter((3,), in_part=True)
+    assert (free.learned, free.is_given_in_part, free.has_value) == (True, False, False)
+    assert not free.fixed_entries().any()
+    assert torch.equal(free.with_fixed(numbers(1.0, 2.0, 3.0)), numbers(1.0, 2.0, 3.0))
+    unknown = Parameter((3,), REAL, Fixed([math.nan] * 3), in_part=True)
+    assert not unknown.is_given_in_part
+    assert Parameter((3,), REAL, Start(2.0)).has_value
+    assert Parameter((3,), REAL, Start(2.0)).learned
+
+
+def test_a_given_value_is_spread_over_the_shape():
+    assert Parameter((2, 3), REAL, Fixed(4.0)).constant("n", "p").tolist() == [[4.0] * 3] * 2
+    assert Parameter((2, 2), REAL, Fixed([1.0, 2.0, 3.0, 4.0])).constant("n", "p").tolist() == [[1.0, 2.0], [3.0, 4.0]]
+    with pytest.raises(ModelError, match=r"parameter 'p' of node 'n' must have a shape that broadcasts to \(2, 3\)"):
+        Parameter((2, 3), REAL, Fixed([1.0, 2.0])).constant("n", "p")
+    with pytest.raises(ModelError, match="parameter 'p' of node 'n' must be a number above zero"):
+        Parameter((1,), POSITIVE, Fixed(-1.0)).constant("n", "p")
+    with pytest.raises(TypeError, match="has no given value"):
+        Parameter((1,)).constant("n", "p")
+    large = (1 << 22) + 1
+    with pytest.raises(ModelError, match="a given value is spread over at most"):
+        Parameter((large,), REAL, Fixed(1.0)).constant("n", "p")
+    assert Parameter((1 << 22,), REAL, Fixed(1.0)).constant("n", "p").numel() == 1 << 22
+    assert Parameter((large,), REAL, Fixed(np.ones(large))).constant("n", "p").numel() == large

@@ -1,0 +1,65 @@
+"""Threads: bounded for small work, shared out among large pieces, and put back."""
+
+import threading
+
+import pytest
+import torch
+
+from otpdag.threads import bounded_threads, in_order
+
+
+@pytest.fixture(autouse=True)
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_two_tasks_run_at_a_time_and_results_keep_their_order():
+    both = threading.Barrier(2, timeout=30)  # broken, were there one thread only
+
+    def task(number):
+        both.wait()
+        return number, torch.get_num_threads()
+
+    with bounded_threads(1):
+        assert torch.get_num_threads() == 1
+        found = list(in_order([lambda n=n: task(n) for n in range(6)]))
+    assert found == [(number, 1) for number in range(6)]
+    assert torch.get_num_threads() == 2
+
+
+def test_without_bounds_one_task_follows_another_in_the_same_thread():
+    assert set(in_order([threading.get_ident] * 3)) == {threading.get_ident()}
+
+
+def test_few_tasks_are_taken_ahead():
+    taken = []
+
+    def tasks():
+        for number in range(10):
+            taken.append(number)
+            yield lambda number=number: number
+
+    with bounded_threads(1):
+        results = in_order(tasks())
+        assert next(results) == 0
+        assert len(taken) == 3
+        assert list(results) == list(range(1, 10))
+
+
+def test_an_error_comes_out_and_threads_are_put_back():
+    def fails():
+        raise ValueError("spoilt")
+
+    with bounded_threads(5_000_000):
+        with pytest.raises(ValueError, match="spoilt"):
+            list(in_order([lambda: 1, fails, lambda: 3]))
+        assert torch.get_num_threads() == 2
+
+
+def test_bounds_within_bounds_leave_what_was_allowed():
+    with bounded_threads(1), bounded_threads(1):
+        found = set(in_order([threading.get_ident] * 4))
+    assert threading.get_ident() not in found
