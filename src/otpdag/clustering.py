@@ -43,12 +43,13 @@ def move_centres(columns: Array, centres: Array, steps: int) -> Array:
     Returns:
         The moved centres.
     """
+    lengths = _squared_lengths(columns)
     for _ in range(steps):
-        labels = squared_distances(columns, centres).argmin(1)
+        labels = _distances(columns, lengths, centres).argmin(1)
         member = np.eye(len(centres), dtype=columns.dtype)[labels]
         counts = member.sum(0)
         moved = np.where(counts[:, None] > 0, member.T @ columns / np.maximum(counts, 1)[:, None], centres)
-        if np.allclose(moved, centres, atol=1e-8):
+        if bool((np.abs(moved - centres) <= 1e-8 + 1e-5 * np.abs(centres)).all()):
             break
         centres = moved
     return centres
@@ -76,5 +77,14 @@ def spread_centres(columns: Array, size: int, generator: np.random.Generator) ->
 
 def squared_distances(columns: Array, centres: Array) -> Array:
     """Squared Euclidean distances (N, K) between rows and centres; rounding may leave some a little below zero."""
-    cross = columns @ centres.T
-    return (columns**2).sum(1)[:, None] - 2 * cross + (centres**2).sum(1)
+    return _distances(columns, _squared_lengths(columns), centres)
+
+
+def _distances(columns: Array, lengths: Array, centres: Array) -> Array:
+    distances: Array = lengths - 2 * (columns @ centres.T) + (centres**2).sum(1)
+    return distances
+
+
+def _squared_lengths(columns: Array) -> Array:
+    lengths: Array = (columns**2).sum(1, keepdims=True)
+    return lengths

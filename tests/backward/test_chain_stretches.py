@@ -7,7 +7,7 @@ import torch
 from otpdag.backward import chain_layout
 from otpdag.backward.chain_potentials import Linear, potentials
 from otpdag.backward.chain_recursion import marginals_by_steps
-from otpdag.backward.chain_stretches import marginals_by_stretches
+from otpdag.backward.chain_stretches import AGREED, marginals_by_stretches, smoothed
 from tests.dynamic_models import laid_out, random_poisson_hmm
 
 
@@ -50,3 +50,37 @@ def test_states_that_are_lost_are_left_to_the_steps():
     linear = Linear.of(potentials(model.structure, model._naturals, chain))
     nothing = Linear(torch.zeros_like(linear.unary), linear.log_unit, linear.pair)
     assert marginals_by_stretches(block, nothing) is None
+
+
+def filtered_by_hand(emission, matrix):
+    """Filtered probabilities of one long sequence (T, S), and its log-likelihood."""
+    message, total, filtered = np.ones(len(matrix)), 0.0, []
+    for number, row in enumerate(emission):
+        message = row * (message @ matrix if number else 1.0)
+        total += np.log(message.sum())
+        message = message / message.sum()
+        filtered.append(message)
+    return np.array(filtered), total
+
+
+@pytest.mark.parametrize(("stay", "products"), [(0.6, False), (0.9999, True)])
+@pytest.mark.parametrize("every", [1, 4])
+def test_a_long_sequence_is_cut_exactly_whether_it_forgets_or_not(stay, products, every):
+    rng = np.random.default_rng(1)
+    steps, size = 205, 3
+    matrix = np.full((size, size), (1 - stay) / (size - 1))
+    np.fill_diagonal(matrix, stay)
+    emission = rng.uniform(0.9 if products else 0.1, 1.0, (steps, size))
+    stretches = chain_layout.Stretches.of(torch.ones(steps, dtype=torch.long), 32)
+    placed = np.where(stretches.inside[..., None], emission[stretches.columns], 1.0).swapaxes(1, 2)[:, None]
+    guessed = smoothed(placed.copy(), matrix[None], stretches, every, products=False)
+    assert (guessed is None) == products  # a chain that hardly forgets is not guessed
+    found = smoothed(placed.copy(), matrix[None], stretches, every, products=True) if products else guessed
+    forward, total = filtered_by_hand(emission, matrix)
+    assert np.log(found.scale).sum() == pytest.approx(total, rel=10 * AGREED)
+    at = stretches.place
+    before = found.before[:, 0].swapaxes(0, 1).reshape(size, -1)[:, at].T
+    np.testing.assert_allclose((before / before.sum(1, keepdims=True))[1:], forward[:-1], rtol=1e-9)
+    state = found.state[:, 0].swapaxes(0, 1).reshape(size, -1)[:, at].T
+    np.testing.assert_allclose(state.sum(1), 1.0, rtol=1e-10)
+    np.testing.assert_allclose(state[-1], forward[-1], rtol=1e-9)

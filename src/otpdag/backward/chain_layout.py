@@ -6,10 +6,12 @@ Steps that show the same share one row of the potentials, so that a million coun
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from otpdag.backward.chain_states import States, joint_states
@@ -18,11 +20,54 @@ from otpdag.data.sequences import SequenceBatch
 from otpdag.errors import DataError, ModelError
 from otpdag.structure import Structure, lag_name
 
-__all__ = ["Block", "Chain", "lay_out_chain", "one_block", "pairs_vary"]
+__all__ = ["Block", "Chain", "Stretches", "lay_out_chain", "one_block", "pairs_vary"]
 
 
-STRETCH = 16  # steps of a stretch, which is what is left to be done one after another
+STRETCH = 32  # steps of a stretch, in which most chains forget where they began: all that is done one after another
 BLOCK_STEPS = 2_000_000  # steps times states in one forward-backward pass; more would only fill memory
+
+
+@dataclass(frozen=True, eq=False)
+class Stretches:
+    """Sequences cut from their ends into stretches of one length, those of a sequence side by side in order of time.
+
+    Of a sequence the first stretch may be shorter: it begins some places later than others, with what comes before left
+    empty.
+
+    Attributes:
+        columns: The column of each step of each stretch (L, B); zero where there is none.
+        inside: Whether there is one (L, B).
+        place: Where each column stands in them (m,).
+        begins: At which place sequences begin, and the stretches in which they do.
+        ends: The last stretch of each sequence (n,).
+        owners: The sequence of each stretch (B,).
+    """
+
+    columns: NDArray[np.int64]
+    inside: NDArray[np.bool_]
+    place: NDArray[np.int64]
+    begins: tuple[tuple[int, NDArray[np.int64]], ...]
+    ends: NDArray[np.int64]
+    owners: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, sizes: Tensor, length: int) -> Stretches:
+        """Of sequences in falling order of length, ``sizes[k]`` of which have a k-th step."""
+        running = sizes.numpy()
+        many, total = int(running[0]), int(running.sum())
+        steps = len(running) - np.searchsorted(running[::-1], np.arange(many), side="right")  # of each sequence
+        counts = -(-steps // length)
+        ends, owners = counts.cumsum() - 1, np.repeat(np.arange(many), counts)
+        empty = counts * length - steps
+        time = (np.arange(len(owners)) - (ends - counts + 1)[owners]) * length - empty[owners]
+        time = time[None, :] + np.arange(length)[:, None]
+        inside = time >= 0
+        columns = np.where(inside, (running.cumsum() - running)[np.maximum(time, 0)] + owners, 0)
+        place = np.empty(total, dtype=np.int64)
+        place[columns[inside]] = np.flatnonzero(inside)
+        first = ends - counts + 1
+        begins = tuple((int(at), first[empty == at]) for at in np.unique(empty))
+        return cls(columns, inside, place, begins, ends, owners)
 
 
 @dataclass(frozen=True)
@@ -56,22 +101,9 @@ class Block:
         return torch.cat([torch.arange(size) for size in self.sizes])
 
     @cached_property
-    def in_stretches(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Sequences cut into stretches of sixteen steps that lie side by side.
-
-        The column of each step of each stretch, and whether there is one, (16, sequences * stretches); and where each
-        column stands in them (m,).
-        """
-        longest, many = len(self.sizes), self.sizes[0]
-        sequence = torch.arange(many).unsqueeze(1)
-        begins = torch.tensor([at for at, _ in self.spans])
-        inside = torch.tensor(self.sizes).unsqueeze(0) > sequence  # (n, T)
-        columns = torch.where(inside, begins + sequence, 0)
-        missing = -longest % STRETCH
-        columns, inside = (torch.nn.functional.pad(one, (0, missing)) for one in (columns, inside))
-        columns, inside = (one.reshape(-1, STRETCH).T.contiguous() for one in (columns, inside))
-        at = torch.nonzero(inside.flatten())[:, 0]
-        return columns, inside, torch.empty_like(at).scatter_(0, columns.flatten()[at], at)
+    def in_stretches(self) -> Stretches:
+        """Sequences cut into stretches that lie side by side."""
+        return Stretches.of(torch.tensor(self.sizes), STRETCH)
 
     @cached_property
     def columns(self) -> list[Tensor]:
@@ -131,6 +163,11 @@ class Chain:
     def dtype(self) -> torch.dtype:
         """The precision of all tables."""
         return next(iter(self.states.now.values()), torch.zeros(0, dtype=torch.float64)).dtype
+
+    @cached_property
+    def phases(self) -> Chain:
+        """One step of each phase, with nothing observed: what hidden nodes say does not depend on more."""
+        return replace(self, values={}, mask={}, phase=torch.arange(self.longest_lag + 1), blocks=())
 
     def seen(self, names: Sequence[str]) -> Tensor:
         """Kinds of steps (U,) in which all of these nodes are wholly seen."""

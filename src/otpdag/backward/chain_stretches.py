@@ -1,24 +1,252 @@
-r"""Forward-backward for few or long sequences: short stretches of all run side by side and are joined by products.
+r"""Forward-backward for few or long sequences: stretches of all run side by side, and their joints are made to agree.
 
-A stretch turns the state before it into that at its end by a transfer matrix, the product of :math:`A_t(i, j) = P(i, j)
-U_t(j)`. Products of two stretches, of four, and so on up to the whole sequence tell, on the way back down, the filtered
-probabilities before each stretch and the backward messages after it (Blelloch 1990; Särkkä and García-Fernández 2021).
-So all that is done step by step is as many steps as a stretch has.
+Filtered probabilities forget where they began. So the message that enters a stretch is guessed by running over the
+stretch before it from even probabilities; if the message that leaves each stretch is then the one that the next was
+entered with, all of them obey the recursion, and are exact. Products of non-negative matrices never carry
+two messages further apart in Hilbert's metric (the largest difference of log-ratios), in which agreement is measured:
+errors of joints add up at most.
+
+Where a chain does not forget so soon, a stretch turns the state before it into that at its end by a transfer matrix,
+the product of :math:`A_t(i, j) = P(i, j) U_t(j)`. Products of two stretches, of four, and so on up to all of them tell,
+on the way back down, the filtered probabilities before each stretch and the backward messages after it (Blelloch 1990;
+Särkkä and García-Fernández 2021).
+
+Either way, all that is done step by step is as many steps as a stretch has. Arrays are numpy's, whose calls cost less.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from otpdag.backward.chain_layout import Block
+from otpdag.backward.chain_layout import Block, Stretches
 from otpdag.backward.chain_potentials import Linear
 from otpdag.backward.chain_recursion import Marginals
 
-__all__ = ["marginals_by_stretches"]
+__all__ = ["Smoothed", "marginals_by_stretches", "smoothed"]
 
-SMALLEST = 1e-280
-"""A sum of probabilities below which digits are lost in products of many matrices."""
+Array: TypeAlias = NDArray[np.float64]
+
+SMALLEST = 1e-140
+"""A sum of probabilities below which digits may have been lost since it was one."""
+
+AGREED = 1e-12
+"""A relative difference between two messages at a joint that is rounding."""
+
+SOON = AGREED**0.5
+"""Where a stretch leaves a difference of less, twice as many steps leave none."""
+
+FEW_STATES = 12
+"""Products of matrices cost their cube: with more states, sequences that do not forget are taken step by step."""
+
+
+@dataclass(frozen=True, eq=False)
+class Smoothed:
+    """What a pass forward and one backward say of stretches (places, replicas, states, stretches).
+
+    Attributes:
+        before: Filtered probabilities before each step, up to a factor.
+        state: Probabilities of states; meaningless where a place is empty.
+        later: What steps say from each one on, given its state: with ``before`` and the matrix the probabilities of
+            pairs; zero where a step has none before it.
+        scale: Normalisers (N, R, B), whose logarithms add up to the likelihood.
+    """
+
+    before: Array
+    state: Array
+    later: Array
+    scale: Array
+
+
+def smoothed(emission: Array, matrix: Array, stretches: Stretches, every: int, *, products: bool) -> Smoothed | None:
+    """Run forward and backward over ``emission`` (L, R, S, B), the same ``matrix`` (R, S, S) before every step.
+
+    Messages are normalised at ``every`` so many steps. Joints are guessed, or known from ``products`` of transfer
+    matrices. None where guesses do not agree, or a message has become too small. Emissions are overwritten: fresh
+    memory is what a pass would cost most.
+    """
+    with np.errstate(all="ignore"):
+        passes = _Passes(emission, matrix, stretches, every)
+        levels = passes.products() if products else None
+        messages = passes.forward(levels)
+        found = None if messages is None else passes.backward(messages[-1], levels)
+        if messages is None or found is None:
+            return None
+        beta, later = found
+        for at, which in stretches.begins:
+            later[: at + 1, :, :, which] = 0.0
+        state = np.multiply(messages[1:], beta, out=beta)
+        scale = np.where(stretches.inside[passes.normalised, None], passes.scale[:, :, 0], 1.0)
+        fine = bool((scale > SMALLEST).all()) and bool(np.isfinite(scale).all()) and bool(np.isfinite(state).all())
+    return Smoothed(messages[:-1], state, later, scale) if fine else None
+
+
+class _Passes:
+    """Both directions over all stretches, and how stretches are joined."""
+
+    def __init__(self, emission: Array, matrix: Array, stretches: Stretches, every: int) -> None:
+        self.emission, self.matrix, self.stretches = emission, matrix, stretches
+        self.back = np.ascontiguousarray(matrix.swapaxes(-1, -2))
+        self.length, replicas, self.size, self.many = emission.shape
+        places = np.arange(self.length)
+        self.normalised = np.flatnonzero((places % every == every - 1) | (places == self.length - 1))
+        self.scale = np.ones((len(self.normalised), replicas, 1, self.many))
+        self.scale_at: list[Array | None] = [None] * self.length
+        for place, scale in zip(self.normalised, self.scale, strict=True):
+            self.scale_at[place] = scale
+        self.begins = dict(stretches.begins)
+        self.firsts = np.concatenate([which for _, which in stretches.begins])
+        self.tries = 1
+        """Stretches that it took the filtered probabilities to forget what came before."""
+
+    # -- forward ------------------------------------------------------------------------------------------------------
+
+    def forward(self, levels: list[Array] | None) -> Array | None:
+        """Filtered probabilities before each step and after the last (L + 1, R, S, B), up to factors."""
+        messages = np.empty((self.length + 1, *self.emission.shape[1:]))
+        if levels is not None:
+            messages[0] = _before(levels)[..., : self.many]
+            self._run_forward(messages)
+            return messages
+        messages[0] = 1 / self.size
+        self._run_forward(messages)
+        for self.tries in (1, 2):
+            entry = messages[0] = self._entering(messages[-1])
+            self._run_forward(messages)
+            gap = _gap(self._entering(messages[-1]), entry)
+            if gap <= AGREED:
+                return messages
+            if not gap <= SOON:
+                break
+        return None
+
+    def _run_forward(self, messages: Array) -> None:
+        """From ``messages[0]`` on."""
+        emission, back = self.emission, self.back
+        for place in range(self.length):
+            moved = messages[place + 1]
+            np.matmul(back, messages[place], out=moved)
+            if place in self.begins:  # sequences begin here: their first step's potentials say all
+                moved[..., self.begins[place]] = 1.0
+            np.multiply(moved, emission[place], out=moved)
+            scale = self.scale_at[place]
+            if scale is not None:
+                np.add.reduce(moved, axis=1, keepdims=True, out=scale)
+                np.divide(moved, scale, out=moved)
+
+    def _entering(self, leaving: Array) -> Array:
+        """What enters each stretch: what leaves the one before it."""
+        entry = np.empty_like(leaving)
+        entry[..., 1:] = leaving[..., :-1]
+        entry[..., self.firsts] = 1 / self.size
+        return entry
+
+    # -- backward -----------------------------------------------------------------------------------------------------
+
+    def backward(self, last: Array, levels: list[Array] | None) -> tuple[Array, Array] | None:
+        """Backward messages after each step, and those before it without the matrix (L, R, S, B)."""
+        beta = np.empty_like(self.emission)
+        if levels is not None:
+            beta[-1] = self._normalised(_after(levels)[..., : self.many], last)
+            self._run_backward(beta, self.emission)
+            return beta, self.emission
+        beta[-1] = 1.0
+        for _ in range(self.tries):
+            beta[-1] = self._leaving(self._run_backward(beta, None), last)
+        exits = beta[-1]
+        message = self._run_backward(beta, self.emission)
+        return (beta, self.emission) if _gap(self._leaving(message, last), exits) <= AGREED else None
+
+    def _run_backward(self, beta: Array, later: Array | None) -> Array:
+        """From ``beta[-1]`` back; what comes out before the first place."""
+        message, scratch = np.empty_like(beta[0]), np.empty_like(beta[0])
+        for place in range(self.length - 1, -1, -1):
+            ahead = scratch if later is None else later[place]
+            np.multiply(self.emission[place], beta[place], out=ahead)
+            scale = self.scale_at[place]
+            if scale is not None:
+                np.divide(ahead, scale, out=ahead)
+            np.matmul(self.matrix, ahead, out=beta[place - 1] if place else message)
+        return message
+
+    def _leaving(self, message: Array, last: Array) -> Array:
+        """What comes after each stretch: what the next one says, and nothing after the last of a sequence."""
+        exits = np.empty_like(message)
+        exits[..., :-1] = message[..., 1:]
+        exits[..., self.stretches.ends] = 1.0
+        return self._normalised(exits, last)
+
+    def _normalised(self, exits: Array, last: Array) -> Array:
+        """Backward messages that meet filtered probabilities with probability one."""
+        return exits / (exits * last).sum(1, keepdims=True)
+
+    # -- transfer matrices --------------------------------------------------------------------------------------------
+
+    def products(self) -> list[Array]:
+        """Transfer matrices of stretches, of two, of four, and so on, of all: (R, N, S, S).
+
+        A sequence's first stretch forgets all before it, so that sequences may follow one another.
+        """
+        return _products(np.moveaxis(self._transfers(), -1, 1))
+
+    def _transfers(self) -> Array:
+        """From the state before each stretch to that at its end: (R, S before, S end, B), each up to a factor."""
+        _, replicas, size, many = self.emission.shape
+        message = np.tile(np.eye(size)[None, :, :, None], (replicas, 1, 1, many))
+        for place in range(self.length):
+            moved = np.matmul(self.back[:, None], message)
+            if place in self.begins:
+                moved[..., self.begins[place]] = 1.0
+            moved *= self.emission[place][:, None]
+            message = moved / moved.max((1, 2), keepdims=True) if self.scale_at[place] is not None else moved
+        return message
+
+
+def _gap(found: Array, used: Array) -> float:
+    """How far messages are apart at joints, relative to each of their entries."""
+    return float((np.abs(found - used) / np.maximum(used, np.finfo(float).tiny)).max())
+
+
+def _products(matrices: Array) -> list[Array]:
+    """The matrices (R, N, S, S), products of two, of four, and so on; each scaled by its largest entry."""
+    levels = [matrices]
+    while levels[-1].shape[1] > 1:
+        last = levels[-1]
+        if last.shape[1] % 2:
+            one = np.broadcast_to(np.eye(last.shape[-1]), last[:, :1].shape)
+            last = levels[-1] = np.concatenate([last, one], 1)
+        product = last[:, 0::2] @ last[:, 1::2]
+        levels.append(product / product.max((-1, -2), keepdims=True))
+    return levels
+
+
+def _before(levels: list[Array]) -> Array:
+    """Probabilities of the state before each matrix (R, S, N)."""
+    replicas, _, size, _ = levels[0].shape
+    values = np.full((replicas, 1, size), 1 / size)
+    for level in reversed(levels[:-1]):
+        values = values[:, : level.shape[1] // 2]
+        second = (values[:, :, None] @ level[:, 0::2])[:, :, 0]
+        both = np.stack([values, second / second.sum(-1, keepdims=True)], 2)
+        values = both.reshape(replicas, -1, size)
+    return values.swapaxes(1, 2)
+
+
+def _after(levels: list[Array]) -> Array:
+    """Backward messages after each matrix (R, S, N), up to a factor."""
+    replicas, _, size, _ = levels[0].shape
+    values = np.ones((replicas, 1, size))
+    for level in reversed(levels[:-1]):
+        values = values[:, : level.shape[1] // 2]
+        first = (level[:, 1::2] @ values[..., None])[..., 0]
+        both = np.stack([first / first.max(-1, keepdims=True), values], 2)
+        values = both.reshape(replicas, -1, size)
+    return values.swapaxes(1, 2)
 
 
 def marginals_by_stretches(block: Block, potential: Linear, weight: Tensor | None = None) -> Marginals | None:
@@ -26,118 +254,28 @@ def marginals_by_stretches(block: Block, potential: Linear, weight: Tensor | Non
 
     None where a product has lost a state that the data later ask for.
     """
-    columns, inside, place = block.in_stretches
-    many, replicas, size = block.sizes[0], *potential.unary.shape[:2]
-    kinds = block.kinds[columns]
-    emission = potential.unary.index_select(2, kinds.flatten()).unflatten(2, kinds.shape)  # (R, S, L, B)
-    matrix = potential.pair[:, -1]
-    begins = slice(0, None, columns.shape[1] // many)  # the first stretch of each sequence
-    transfer = _transfers(emission, matrix, inside, begins).unflatten(-1, (many, -1)).permute(0, 3, 4, 1, 2)
-    levels = _products(transfer)
-    count = transfer.shape[2]
-    entry = _before(levels, emission.new_full((replicas, many, size), 1 / size))[:, :, :count]
-    exits = _after(levels, emission.new_ones(replicas, many, size))[:, :, :count]
-    entry, exits = (one.flatten(1, 2).transpose(1, 2) for one in (entry, exits))  # (R, S, B)
-    alpha, scale = _forward(emission, matrix, inside, begins, entry)
-    beta = _backward(emission, matrix, inside, scale, exits)
-    state = alpha * beta
-    total = state.sum(1, keepdim=True)
-    if not bool((total > SMALLEST).all()) or not bool(torch.isfinite(total).all()):
+    stretches, matrix = block.in_stretches, np.ascontiguousarray(potential.pair[:, -1].numpy())
+    unary, found = potential.unary.numpy(), None
+    for products in (False, True) if unary.shape[1] <= FEW_STATES else (False,):
+        found = found or smoothed(_placed(unary, block), matrix, stretches, 1, products=products)
+    if found is None:
         return None
-    by_column = (state / total).flatten(2).index_select(2, place)
-    log_scale = scale.flatten(1).index_select(1, place).log()
+    shape = (*potential.unary.shape[:2], -1)
+    state = np.moveaxis(found.state, 0, 2).reshape(shape)[:, :, stretches.place]
+    log_scale = np.log(np.moveaxis(found.scale, 0, 1).reshape(len(state), -1)[:, stretches.place])
+    later = found.later if weight is None else found.later * weight.numpy()[:, None, stretches.owners]
     pair = torch.zeros_like(potential.pair)
-    before = torch.cat([entry.unsqueeze(2), alpha[:, :, :-1]], 2)
-    pair[:, -1] = _pairs(before, emission * beta, matrix, _shares(inside, begins, many, weight))
-    return Marginals(by_column, log_scale + potential.log_unit[:, block.kinds], pair)
+    pair[:, -1] = torch.from_numpy(np.matmul(found.before, later.swapaxes(-1, -2)).sum(0) * matrix)
+    return Marginals(torch.from_numpy(state), torch.from_numpy(log_scale) + potential.log_unit[:, block.kinds], pair)
 
 
-def _transfers(emission: Tensor, matrix: Tensor, inside: Tensor, begins: slice) -> Tensor:
-    """From the state before each stretch to that at its end: (R, S before, S end, B), each up to a factor."""
-    replicas, size, length, many = emission.shape
-    back = matrix.mT.unsqueeze(1)
-    message = torch.eye(size).to(emission).reshape(1, size, size, 1).repeat(replicas, 1, 1, many)
-    for step in range(length):
-        moved = back @ message
-        if step == 0:
-            moved[..., begins] = 1.0  # a sequence begins here: its first step's potentials say all
-        moved *= emission[:, None, :, step]
-        message = moved if bool(inside[step].all()) else torch.where(inside[step], moved, message)
-        if step % 4 == 3:
-            message = message / message.amax((1, 2), keepdim=True)
-    return message
-
-
-def _forward(emission: Tensor, matrix: Tensor, inside: Tensor, begins: slice, entry: Tensor) -> tuple[Tensor, Tensor]:
-    """Filtered probabilities (R, S, L, B) and normalisers (R, L, B)."""
-    alpha, scale, back = torch.empty_like(emission), torch.ones_like(emission[:, 0]), matrix.mT
-    last = entry
-    for step in range(emission.shape[2]):
-        moved = back @ last
-        if step == 0:
-            moved[..., begins] = 1.0
-        moved *= emission[:, :, step]
-        total = moved.sum(1)
-        moved /= total.unsqueeze(1)
-        last = moved if bool(inside[step].all()) else torch.where(inside[step], moved, last)
-        alpha[:, :, step], scale[:, step] = last, total
-    return alpha, scale
-
-
-def _backward(emission: Tensor, matrix: Tensor, inside: Tensor, scale: Tensor, exits: Tensor) -> Tensor:
-    """Backward messages (R, S, L, B), each up to a factor."""
-    beta, last = torch.empty_like(emission), exits
-    for step in range(emission.shape[2] - 1, -1, -1):
-        beta[:, :, step] = last
-        before = matrix @ (emission[:, :, step] * last / scale[:, None, step])
-        last = before if bool(inside[step].all()) else torch.where(inside[step], before, last)
-    return beta
-
-
-def _shares(inside: Tensor, begins: slice, many: int, weight: Tensor | None) -> Tensor:
-    """By how much each step's pair of states counts (R or 1, L, B): not the first of a sequence, which has no pair."""
-    counted = inside.clone()
-    counted[0, begins] = False
-    share = counted.to(torch.float64).unsqueeze(0)
-    return share if weight is None else share * weight.repeat_interleave(inside.shape[1] // many, 1).unsqueeze(1)
-
-
-def _pairs(before: Tensor, later: Tensor, matrix: Tensor, share: Tensor) -> Tensor:
-    """Sums of the probabilities of pairs of states (R, S, S)."""
-    before, later, share = before.flatten(2), later.flatten(2), share.flatten(1)
-    meet = (before * (matrix @ later)).sum(1)
-    later = later * torch.where(share > 0, share / meet, 0.0).unsqueeze(1)
-    return (before @ later.mT) * matrix
-
-
-def _products(matrices: Tensor) -> list[Tensor]:
-    """The matrices (..., N, S, S), products of two, of four, and so on; each scaled by its largest entry."""
-    levels = [matrices]
-    while levels[-1].shape[-3] > 1:
-        last = levels[-1]
-        if last.shape[-3] % 2:
-            last = torch.cat([last, torch.eye(last.shape[-1]).to(last).expand_as(last[..., :1, :, :])], -3)
-            levels[-1] = last
-        product = last[..., 0::2, :, :] @ last[..., 1::2, :, :]
-        levels.append(product / product.amax((-1, -2), keepdim=True))
-    return levels
-
-
-def _before(levels: list[Tensor], first: Tensor) -> Tensor:
-    """Probabilities of the state before each matrix (..., N, S)."""
-    values = first.unsqueeze(-2)
-    for level in reversed(levels[:-1]):
-        values = values[..., : level.shape[-3] // 2, :]
-        second = (values.unsqueeze(-2) @ level[..., 0::2, :, :]).squeeze(-2)
-        values = torch.stack([values, second / second.sum(-1, keepdim=True)], -2).flatten(-3, -2)
-    return values
-
-
-def _after(levels: list[Tensor], last: Tensor) -> Tensor:
-    """Backward messages after each matrix (..., N, S), up to a factor."""
-    values = last.unsqueeze(-2)
-    for level in reversed(levels[:-1]):
-        values = values[..., : level.shape[-3] // 2, :]
-        first = (level[..., 1::2, :, :] @ values.unsqueeze(-1)).squeeze(-1)
-        values = torch.stack([first / first.amax(-1, keepdim=True), values], -2).flatten(-3, -2)
-    return values
+def _placed(unary: Array, block: Block) -> Array:
+    """The potentials (R, S, U) of every place (L, R, S, B), one where it is empty."""
+    stretches, unary = block.in_stretches, np.ascontiguousarray(unary)
+    kinds = block.kinds.numpy()[stretches.columns]
+    placed = np.empty((len(kinds), *unary.shape[:2], kinds.shape[1]))
+    for here, kind in zip(placed, kinds, strict=True):
+        np.take(unary, kind, axis=2, out=here, mode="clip")
+    for at, which in stretches.begins:
+        placed[:at, :, :, which] = 1.0
+    return placed

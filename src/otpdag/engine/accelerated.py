@@ -49,6 +49,8 @@ class _State:
     moves: Array
     changes: Array
     small: Array
+    fall: Array
+    """By how much the loss fell in the last step that was kept."""
     step: int
 
     @classmethod
@@ -56,7 +58,7 @@ class _State:
         start = points.detach().cpu().double().numpy().copy()
         empty, none = np.zeros((len(start), REMEMBERED, start.shape[1])), np.zeros(len(start))
         infinite = np.full_like(none, np.inf)
-        return cls(start, infinite, start, start, np.zeros_like(start), empty, empty.copy(), none, 0)
+        return cls(start, infinite, start, start, np.zeros_like(start), empty, empty.copy(), none, none.copy(), 0)
 
     def as_tensors(self) -> Memory:
         """All of it, for a file."""
@@ -82,7 +84,11 @@ class _State:
         self.small = np.where(good, np.where(near, small, 0.0), self.small)
         good = good & (loss <= self.loss)
         kept, known = good[:, None], np.isfinite(self.loss)[:, None]  # the first point has none before it
-        quick = kept & known & (_size(change) <= QUICK * _size(self.change))
+        # the loss falls by the square of what points come nearer by; and some have nowhere to come to, as the logits of
+        # a probability of zero
+        falling = (fallen <= QUICK**2 * self.fall)[:, None]
+        quick = kept & known & (falling | (_size(change) <= QUICK * _size(self.change)))
+        self.fall = np.where(good & known[:, 0], fallen, self.fall)
         slot = self.step % REMEMBERED
         self.moves, self.changes = (np.where(kept[..., None], held, 0.0) for held in (self.moves, self.changes))
         self.moves[:, slot] = np.where(kept & known, self.trial - self.point, 0.0)

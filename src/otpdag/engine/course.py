@@ -25,6 +25,8 @@ class Course:
         short_moves: How often a problem may be moved in them.
         halving: Whether only the better half of the starts goes on after half of the short steps.
         finalists: How many continue on all rows.
+        finalist_gap: By how much a start's loss may be above the best one's after the short runs, times the rows of
+            these, for it to be a finalist: more is no chance. Any if left out.
         finalist_steps: For how many steps, before the best alone goes on.
         finalist_moves: How often their problem may be moved.
         finalist_rows: Most rows that they see; all if left out.
@@ -43,6 +45,7 @@ class Course:
     short_moves: int = 0
     halving: bool = True
     finalists: int = 3
+    finalist_gap: float | None = None
     finalist_steps: int = 15
     finalist_moves: int = 0
     finalist_rows: int | None = None

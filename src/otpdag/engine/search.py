@@ -147,7 +147,9 @@ class _Field:
             alive = self._best(alive, judged[alive], None, max(course.finalists, (len(alive) + 1) // 2))
             part, judged = self._short_run(f"better {len(alive)} starts", part, alive, steps - first, moves)
         finalists = 1 if optimiser.is_stochastic else course.finalists
-        return self._distinct(self._best(alive, judged[alive], None, len(alive)), judged, finalists)
+        order = self._best(alive, judged[alive], None, len(alive))
+        gap = torch.inf if course.finalist_gap is None else course.finalist_gap / part.rows
+        return self._distinct(order, judged, finalists, gap)
 
     def _short_run(self, name: str, part: Problem, alive: Tensor, steps: int, moves: int) -> tuple[Problem, Tensor]:
         tolerance = self.course.short_tolerance
@@ -266,12 +268,17 @@ class _Field:
         order = alive[judged.argsort(stable=True)]
         return torch.cat([order[self.owners[order] == owner][:many] for owner in self.owners.unique()])
 
-    def _distinct(self, order: Tensor, judged: Tensor, many: int) -> Tensor:
-        """Of starts that reached the same loss, and so most likely the same optimum, the first only; the best few."""
+    def _distinct(self, order: Tensor, judged: Tensor, many: int, most: float) -> Tensor:
+        """Of starts that reached the same loss, and so most likely the same optimum, the first only; the best few.
+
+        A start that is by more than ``most`` above the best of its data set is left out.
+        """
         chosen: list[int] = []
         for start in order.tolist():
             rivals = [other for other in chosen if self.owners[other] == self.owners[start]]
             gap = self.course.same_loss * (1 + abs(float(judged[start])))
+            if rivals and float(judged[start] - judged[rivals[0]]) > most:
+                continue
             if len(rivals) < many and all(not abs(float(judged[start] - judged[other])) <= gap for other in rivals):
                 chosen.append(start)
         return torch.tensor(chosen)

@@ -12,14 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import add
 
 import torch
 from torch import Tensor
 
 from otpdag.backward.chain_layout import Chain, lay_out_chain
-from otpdag.backward.chain_marginals import marginals
+from otpdag.backward.chain_marginals import marginals, suits_stretches
 from otpdag.backward.chain_potentials import Linear, potentials
+from otpdag.backward.chain_sums import PlacedSteps, Sums
 from otpdag.backward.emissions import Emissions, emissions_of
 from otpdag.data.sequence_parts import part_of
 from otpdag.data.sequences import SequenceBatch
@@ -36,6 +38,9 @@ SHORT_UNIT = 50
 
 SIMULATED_STEPS = 200_000
 """Steps of all sequences that the model makes of its own, at most."""
+
+FEW_FEATURES = 8
+"""Features up to which reading every step anew costs no more than looking up what steps alike say."""
 
 FEWEST_UNITS = 30
 """Sequences below which resampling whole ones says little."""
@@ -95,23 +100,51 @@ class ChainProblem(Problem):
             return super().updated(point)
         with torch.no_grad():
             theta, naturals = self.parts(point.detach())[0], self.naturals(point.detach())
-            even = point.new_zeros(1, self.chain.states.size)
-            table = self.emissions.coefficients(naturals, even)
-            logs = potentials(self.structure, naturals, self.chain, self._features @ table.mT)
-            log_likelihood, total, state, pair = _expected(Linear.of(logs), self.chain, self._weight)
-            maximised = dict(self.emissions.maximised(naturals, state.mT @ self._features))
+            sums = self._sums(naturals, self.emissions)
+            maximised = dict(self.emissions.maximised(naturals, sums.features))
             for name in self.structure.mechanisms:
                 if self.structure.base(name) in self.structure.graph.hidden and self.structure.keys[name]:
-                    maximised[name] = self._maximised(name, naturals[name], state, pair)
+                    maximised[name] = self._maximised(name, naturals[name], sums)
             for name, params in maximised.items():
                 raw = self.structure.mechanisms[name].raw(params)
                 theta |= {key: raw[own] for own, key in self.structure.keys[name].items()}
             moved = pack({key: theta[key].expand(len(point), *shape) for key, shape in self.shapes.items()})
-            loss = -log_likelihood / total
+            loss = -sums.log_likelihood / self.unit_mass.sum(-1)
         return moved, LossTerms.of(loss, reconstruction=loss)
 
-    def _maximised(self, name: str, params: Params, state: Tensor, pair: Tensor) -> dict[str, Tensor]:
-        """A hidden node's parameters from expected counts of states (R, U, S) and of pairs (R, phases, S, S)."""
+    def _sums(self, naturals: Naturals, emissions: Emissions) -> Sums:
+        """Probabilities of states and of pairs of states, summed up as updates ask for them."""
+        even = self.factors.new_zeros(1, self.chain.states.size)
+        table, weight = emissions.coefficients(naturals, even), self._weight
+        logs = potentials(self.structure, naturals, self.chain.phases, even.unsqueeze(0))
+        replicas = max(len(one) for one in (table, logs.hidden, logs.pair, self.factors))
+        if self._is_placed(replicas):
+            late = torch.exp(logs.hidden[:, -1:] + logs.pair[:, -1])
+            parts = (table, torch.exp(logs.hidden[:, 0]), late)
+            table, first, late = (part.expand(replicas, *part.shape[1:]).contiguous() for part in parts)
+            owned = [None if weight is None else weight[:, block.sequences] for block in self.chain.blocks]
+            found = [one.sums(table, first, late, own) for one, own in zip(self._placed, owned, strict=True)]
+            known = [one for one in found if one is not None]
+            if len(known) == len(found):
+                return reduce(add, known)
+        logs = potentials(self.structure, naturals, self.chain, self._features @ table.mT)
+        log_likelihood, _, state, pair = _expected(Linear.of(logs), self.chain, weight)
+        first = state[:, self.chain.phase == 0].sum(1)
+        return Sums(log_likelihood, state.mT @ self._features, first, pair[:, -1])
+
+    def _is_placed(self, replicas: int) -> bool:
+        """Whether steps are read in stretches: their features are few, or hardly any two are alike."""
+        if self.emissions is None or (sum(self.emissions.sizes) > FEW_FEATURES and len(self.chain.phase) < self.rows):
+            return False
+        return all(suits_stretches(block, replicas, self.chain) for block in self.chain.blocks)
+
+    @cached_property
+    def _placed(self) -> list[PlacedSteps]:
+        """The features of every block's steps."""
+        return [PlacedSteps.of(self._features[block.kinds], block.in_stretches) for block in self.chain.blocks]
+
+    def _maximised(self, name: str, params: Params, sums: Sums) -> dict[str, Tensor]:
+        """A hidden node's parameters from expected counts of states and of pairs of states."""
         mechanism, states, base = self.structure.mechanisms[name], self.chain.states, self.structure.base(name)
         parents = [parent for parent, _ in mechanism.family.parents]
         if any(parent not in states.now for parent in parents):
@@ -119,11 +152,11 @@ class ChainProblem(Problem):
                 parent: states.now[parent].repeat(states.size, 1) for parent in (base, *parents) if parent in states.now
             }
             spread |= {p: states.before[p].repeat_interleave(states.size, 0) for p in parents if p not in states.now}
-            weight = pair[:, 1:].sum(1).flatten(1)
+            weight = sums.pair.flatten(1)
         else:
             spread = {parent: states.now[parent] for parent in (base, *parents)}
-            first = self.chain.phase < self.structure.longest_lag(base)
-            weight = state[:, first if name != base else ~first].sum(1)
+            every = sums.features[..., -1]
+            weight = sums.first if name != base else every - sums.first if self.structure.longest_lag(base) else every
         lifted = {parent: value.unsqueeze(0) for parent, value in spread.items()}
         return mechanism.maximised(params, lifted[base], {parent: lifted[parent] for parent in parents}, weight)
 

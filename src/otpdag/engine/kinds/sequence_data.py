@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -40,19 +41,35 @@ from otpdag.uncertainty.diagnosis import notes_on_scales
 __all__ = ["SequenceData"]
 
 START_STEPS = 20_000
-"""Steps that starts are guessed from."""
+"""Steps that units, and starts of hidden numbers, are guessed from."""
+
+CHAIN_START_STEPS = 5_000
+"""Steps that starts of chains are guessed from: they run on fewer at first."""
 
 LONGEST_PIECE = 400
 """Steps in one piece of a sequence with hidden numbers, whose recursion is not run side by side otherwise."""
 
 CHAIN = Course(
-    short_rows=10_000, short_elements=10**12, short_tolerance=1e-5, halving=False, finalists=1, part_rows=100_000
+    short_rows=2_500,
+    short_elements=10**12,
+    short_tolerance=1e-5,
+    halving=False,
+    finalists=3,
+    finalist_gap=32.0,
+    finalist_rows=10_000,
+    part_rows=100_000,
 )
-WINDOWS = replace(CHAIN, short_rows=START_STEPS, short_steps=48, short_tolerance=None, part_rows=None)
-NUMBERS = replace(CHAIN, short_rows=2_500, short_tolerance=None, part_rows=None)
+_ALONE = replace(CHAIN, finalists=1, finalist_gap=None, finalist_rows=None, short_tolerance=None, part_rows=None)
+WINDOWS = replace(_ALONE, short_rows=START_STEPS, short_steps=48)
+NUMBERS = _ALONE
 """Courses: short runs on a part of the steps, the best alone goes on; of chains on a larger part before it sees all.
 
-A chain whose loss changes by less than 1e-5 has no more to gain in 24 short steps than two starts may differ by."""
+A chain whose loss changes by less than 1e-5 has no more to gain in 24 short steps than two starts may differ by. Of
+two near distributions the log-ratio of a step has a variance of about twice its mean D: over n steps D is four standard
+errors from zero where it is 32 / n. Chains that differ by less run on more steps before one of them is chosen."""
+
+STEPS_PER_PARAMETER, MOST_SHORT_STEPS = 100, 10_000
+"""Steps in short runs of chains: fewer for each parameter would be explained by chance."""
 
 NETWORK = Adam(steps=400, learning_rate=0.01)
 NETWORK_STEPS_SEEN = 800
@@ -154,7 +171,10 @@ class SequenceData(DataKind):
         """By what is hidden, and what is compared."""
         if method.objective.direct is not None:
             return WINDOWS
-        return NUMBERS if self.structure.hidden_numbers else CHAIN
+        if self.structure.hidden_numbers:
+            return NUMBERS
+        learned = sum(math.prod(one.shape) for one in self.structure.parameters().values())
+        return replace(CHAIN, short_rows=min(max(CHAIN.short_rows, STEPS_PER_PARAMETER * learned), MOST_SHORT_STEPS))
 
     # -- problems -----------------------------------------------------------------------------------------------------
 
@@ -204,7 +224,8 @@ class SequenceData(DataKind):
     ) -> Tensor:
         """Guesses from some steps, with earlier values as further columns."""
         structure = layout.structure
-        few = self._few(seed) if units is None else part_of(self.batch.take(units), START_STEPS, seed)
+        most = START_STEPS if structure.hidden_numbers else CHAIN_START_STEPS
+        few = part_of(self._pieces if units is None else self.batch.take(units), most, seed)
         points = []
         for number in numbers:
             own = restart_seed(seed, number)
