@@ -17,7 +17,7 @@ class Estimate:
         objective: What the baseline maximises, at the end: one number for each data set.
         history: The estimates by name after 0, 1, 2, ... steps: one more leading axis.
         failed: Which data sets met a number that is not finite; they keep their last good estimate.
-        seconds: How long the fit took, without keeping its history; not a number where that is not measured.
+        seconds: Processor time of the fit, without keeping its history; not a number where that is not measured.
     """
 
     params: dict[str, Array]

@@ -1,4 +1,4 @@
-"""A clock that stops while a fit is looked at."""
+"""A clock of processor time that stops while a fit is looked at."""
 
 import time
 
@@ -18,22 +18,22 @@ class Course:
         self._keep = keep
         self._topics: list[Array] = []
         self._seconds: list[float] = []
-        self._begin = time.perf_counter()
+        self._begin = time.process_time()
         self._idle = 0.0
 
     @property
     def seconds(self) -> float:
         """Seconds since the beginning, without those spent looking."""
-        return time.perf_counter() - self._begin - self._idle
+        return time.process_time() - self._begin - self._idle
 
     def look(self, topics) -> None:
         """Keep what ``topics()`` returns."""
         if not self._keep:
             return
-        stopped = time.perf_counter()
+        stopped = time.process_time()
         self._seconds.append(stopped - self._begin - self._idle)
         self._topics.append(topics())
-        self._idle += time.perf_counter() - stopped
+        self._idle += time.process_time() - stopped
 
     @property
     def history(self) -> dict[str, Array]:

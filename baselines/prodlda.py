@@ -6,6 +6,8 @@ of a Dirichlet distribution in the softmax basis. Two layers of 100 softplus uni
 dropout of 0.2, Adam with a first moment of 0.99 and a learning rate of 0.002, batches of 200: as published.
 """
 
+from math import ceil
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -15,6 +17,7 @@ from baselines.course import Course
 
 HIDDEN, DROPOUT = 100, 0.2
 RATE, MOMENTS = 2e-3, (0.99, 0.999)
+STRETCH = 1000  # steps
 
 
 def fit(
@@ -25,6 +28,7 @@ def fit(
     iterations: int = 200,
     alpha: float | None = None,
     batch: int = 200,
+    tolerance: float | None = None,
     keep: bool = False,
 ) -> Estimate:
     """Maximise the evidence lower bound.
@@ -33,9 +37,10 @@ def fit(
         counts: Words of each document (documents, words), sparse; batches are made dense.
         topics: Number of topics, K.
         seed: Determines everything; the global generator of torch is left as it was.
-        iterations: Passes over the documents.
+        iterations: Passes over the documents; all are done unless there is a tolerance.
         alpha: Concentration of the prior, fixed; 1 if left out, as in the published experiments.
         batch: Documents in a batch.
+        tolerance: Relative gain of the loss at which to stop, between the means of two stretches of 1,000 steps.
         keep: Keep the topics after each pass.
 
     Returns:
@@ -49,13 +54,24 @@ def fit(
         network = _ProdLDA(rows.shape[1], topics, concentration)
         optimiser = torch.optim.Adam(network.parameters(), lr=RATE, betas=MOMENTS, fused=True)
         course = Course(keep)  # after the first optimiser of a process, for which torch imports seconds of modules
-        loss = float("nan")
+        losses = []
+        passes = ceil(STRETCH / ceil(rows.shape[0] / batch))
         for _ in range(iterations):
-            loss = _epoch(network, optimiser, rows, batch)
+            losses.append(_epoch(network, optimiser, rows, batch))
             course.look(network.topics)
+            if tolerance is not None and _has_settled(losses, passes, tolerance):
+                break
         seconds = course.seconds
     params = {"topics": network.topics(), "alpha": np.full(topics, concentration)}
-    return Estimate(params, np.array([-loss]), course.history, seconds=seconds)
+    return Estimate(params, np.array([-losses[-1]]), course.history, seconds=seconds)
+
+
+def _has_settled(losses: list[float], passes: int, tolerance: float) -> bool:
+    """Whether the last stretch of passes gained little over the one before."""
+    if len(losses) % passes or len(losses) < 2 * passes:
+        return False
+    before, now = np.mean(losses[-2 * passes : -passes]), np.mean(losses[-passes:])
+    return bool(before - now < tolerance * abs(before))
 
 
 def _epoch(network: "_ProdLDA", optimiser: torch.optim.Adam, rows, batch: int) -> float:

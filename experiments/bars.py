@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 
 import numpy as np
 import pandas as pd
+from threadpoolctl import threadpool_limits
 
 from baselines.base import Estimate
-from experiments.topic_models import fits, methods, ours
+from experiments.topic_models import Method, fits, halfway, methods, ours
+from otpdag.cli.registry import Run
 from otpdag.datasets import Bars, bars
 from otpdag.metrics import grid_distances, patterns_recovered, published_topic_errors, topic_errors
 
@@ -31,36 +32,59 @@ class Setting:
 
 SETTINGS = (Setting(10, 1000, 100), Setting(20, 5000, 200), Setting(30, 10000, 300))
 QUICK = (Setting(6, 200, 50),)
-PASSES = {10: 50, 20: 20, 30: 10}  # of SVI: 1,000 batches and more
+STARTS = 5
 
 
 def settings(quick: bool) -> tuple[Setting, ...]:
     return QUICK if quick else SETTINGS
 
 
-def run_setting(setting: Setting, seed: int, *, starts: int, quick: bool) -> tuple[pd.DataFrame, dict[str, Estimate]]:
-    """Measure every method from every start on one data set; the estimates of the first start besides."""
-    drawn = setting.draw(seed)
-    chosen = methods(quick, svi=PASSES.get(setting.topics, 50))
-    rows, first = [], {}
-    runs = fits(drawn.counts, topics=setting.topics, seed=seed, starts=starts, chosen=chosen)
-    if setting == SETTINGS[0]:  # a quarter of an hour a start, and hours on the others
-        slow = {"ours_paper": partial(ours, method="paper")}
-        runs = chain(runs, fits(drawn.counts, topics=setting.topics, seed=seed, starts=1, chosen=slow))
-    for name, start, estimate in runs:
-        first.setdefault(name, estimate)
-        rows.append({"topics": setting.topics, "method": name, "start": start, **measure(drawn, estimate)})
-    return pd.DataFrame(rows), first
+def run_setting(run: Run, setting: Setting) -> list[pd.DataFrame]:
+    """Measure every method from every start on one data set; each fit is a part of the run."""
+    drawn, chosen = setting.draw(run.seed), with_paper_mode(setting, run.quick)
+    tried = [(name, start) for start in range(starts(run.quick)) for name in chosen]
+
+    def fitted(name: str, start: int) -> pd.DataFrame:
+        with threadpool_limits(1):
+            estimate = chosen[name](drawn.counts, topics=setting.topics, seed=1000 * run.seed + start)
+        return pd.DataFrame([{"topics": setting.topics, "method": name, "start": start, **measure(drawn, estimate)}])
+
+    return [
+        run.part(f"K{setting.topics}-{name}-{start}", partial(fitted, name, start))
+        for name, start in tried
+        if start < starts(run.quick, name)
+    ]
+
+
+def first_fits(setting: Setting, seed: int, *, quick: bool) -> dict[str, Estimate]:
+    """Every method from one start."""
+    chosen = with_paper_mode(setting, quick)
+    runs = fits(setting.draw(seed).counts, topics=setting.topics, seed=seed, starts=1, chosen=chosen)
+    return {name: estimate for name, _, estimate in runs}
+
+
+def with_paper_mode(setting: Setting, quick: bool) -> dict[str, Method]:
+    """All methods; the paper mode takes minutes a start on the first setting, and hours on the others."""
+    slow: dict[str, Method] = {"ours_paper": partial(ours, method="paper")} if setting == SETTINGS[0] else {}
+    return methods(quick) | slow
+
+
+def starts(quick: bool, method: str = "") -> int:
+    """How many starts a method gets."""
+    if method == "ours_paper":
+        return 1
+    return 2 if quick else STARTS
 
 
 def measure(drawn: Bars, estimate: Estimate) -> dict[str, float]:
-    """Errors with topics lined up, then those of the paper's table, by name."""
-    true, estimated = drawn.topics, estimate.params["topics"]
+    """Errors with topics lined up, that of half the iterations too; then those of the paper's table, by name."""
+    true, estimated, before = drawn.topics, estimate.params["topics"], halfway(estimate)
     return {
         **topic_errors(true, estimated, ground=grid_distances(drawn.side)),
         "patterns": patterns_recovered(true, estimated),
         "alpha": float(estimate.params["alpha"].mean()),
         "alpha_error": float(np.abs(estimate.params["alpha"] / drawn.alpha - 1).mean()),
         "seconds": estimate.seconds,
+        "hellinger_halfway": float("nan") if before is None else topic_errors(true, before)["hellinger"],
         **{f"published_{name}": value for name, value in published_topic_errors(true, estimated).items()},
     }

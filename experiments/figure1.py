@@ -18,6 +18,7 @@ from experiments.mixtures import METHODS, ROBUST, Course, Paired, Simulations, s
 from otpdag.cli.registry import Page, Run, experiment
 
 STEPS = 300
+EVERY_STEP = 30  # is drawn up to this one; later ones lie close together
 COLOURS = {
     "EM": "#2f5d9b",
     "Sinkhorn EM": "#6f6f6f",
@@ -31,9 +32,11 @@ Results = dict[str, dict[str, Course]]
 
 
 DIFFERENCES = (
-    "The paper shows three cases, as curves; the fourth, in which nothing is wrong, is ours, and shows what a remedy "
-    "costs. *Ours, paper mode* is the published objective by our code, its failures counted in the last column; *ours, "
-    "default* is the repaired one, beside it."
+    "The paper draws three cases as curves, without numbers, and says that its estimates survive a wrong model better "
+    "than EM's; *ours, paper mode*, the published objective by our code, comes close to EM in the first ten steps, "
+    "then moves the means apart and ends above it in every case. *Ours, default* has the noise integrated out and ends "
+    "where EM does, as maximum likelihood should; what is gained over EM where the model is wrong is gained by the "
+    "robust setting, and the fourth case, which is ours, shows what that costs where nothing is wrong."
 )
 
 
@@ -42,7 +45,8 @@ def page(folder: Path) -> Page:
     finals_read = pd.read_csv(folder / "figure1_final.csv")
     summary = pd.read_csv(folder / "figure1_table.csv")
     sims = int(finals_read["simulation"].nunique())
-    titles = {case: told.title for case, told in simulate(0, sims=2).cases.items()}
+    there = set(summary["case"])
+    titles = {case: told.title for case, told in simulate(0, sims=2).cases.items() if case in there}
     text = as_markdown(summary, titles, sims) + "\n" + DIFFERENCES
     return Page(text, {"Mean error of the means by step": draw(pd.read_csv(folder / "figure1.csv"), titles)})
 
@@ -54,16 +58,14 @@ def figure1(run: Run) -> None:
     """Run all methods on all cases, each a part of the run, and write what they did."""
     sims = 12 if run.quick else 100
     given = simulate(run.seed, sims=sims)
-    results = {
-        case: {
-            name: as_course(
-                run.part(f"{case}-{name}".replace(" ", "-"), partial(rows_of, method, given, told, run.seed))
-            )
-            for name, method in METHODS.items()
-        }
-        for case, told in given.cases.items()
-    }
-    write(run.folder, given, results)
+    results: Results = {}
+    for case, told in given.cases.items():
+        for name, method in METHODS.items():
+            part = run.part(f"{case}-{name}".replace(" ", "-"), partial(rows_of, method, given, told, run.seed))
+            if len(part):
+                results.setdefault(case, {})[name] = as_course(part)
+    # what others are compared with is EM
+    write(run.folder, given, {case: courses for case, courses in results.items() if "EM" in courses})
     print((run.folder / "figure1.md").read_text())
 
 
@@ -98,7 +100,7 @@ def run_all(given: Simulations, *, seed: int, steps: int = STEPS) -> Results:
 
 def write(folder: Path, given: Simulations, results: Results) -> None:
     """Write the figure, both tables of numbers and the summary."""
-    titles = {case: told.title for case, told in given.cases.items()}
+    titles = {case: given.cases[case].title for case in results}
     table = curves(results)
     draw(table, titles).savefig(folder / "figure1.png", dpi=150)
     table.to_csv(folder / "figure1.csv", index=False, float_format="%.6g")
@@ -109,14 +111,15 @@ def write(folder: Path, given: Simulations, results: Results) -> None:
 
 
 def curves(results: Results) -> pd.DataFrame:
-    """Mean error by case, method and step, with the 95 % interval of the mean."""
+    """Mean error by case, method and step, with the 95 % interval of the mean; of later steps every tenth."""
     parts = []
     for case, courses in results.items():
         for method, course in courses.items():
             mean, half = band(course.errors)
             steps = np.arange(len(mean))
             columns = {"case": case, "method": method, "step": steps, "error": mean}
-            parts.append(pd.DataFrame(columns | {"low": mean - half, "high": mean + half}))
+            kept = (steps <= EVERY_STEP) | (steps % 10 == 0)
+            parts.append(pd.DataFrame(columns | {"low": mean - half, "high": mean + half})[kept])
     return pd.concat(parts, ignore_index=True)
 
 

@@ -23,13 +23,16 @@ def draw(estimated: pd.DataFrame) -> Figure:
     """One panel for each method: estimates as a histogram, the uniform distributions as boxes."""
     methods = [method for method in SHOWN if (estimated["method"] == method).any()]
     figure = Figure(figsize=(9, 2.2 * len(methods)), layout="constrained")
-    axes = figure.subplots(len(methods), sharex=True, squeeze=False)[:, 0]
+    axes = figure.subplots(len(methods), sharex=True, sharey=True, squeeze=False)[:, 0]
     for ax, method in zip(axes, methods, strict=True):
-        values = estimated.loc[estimated["method"] == method, "estimate"]
+        part = estimated[estimated["method"] == method]
+        values = part["estimate"]
         for low, high in RANGES:
             ax.fill_between([low, high], 0.25 / (high - low), color="#cccccc", label=None)
         bins = np.arange(0, max(100, values.max() + 2), 2)
         ax.hist(values, bins=bins, density=True, color=SHOWN[method], alpha=0.75)
-        ax.set(title=METHODS[method], ylabel="density", xlim=(0, 110))
+        ax.set_title(f"{METHODS[method]}, {part['dataset'].nunique()} data sets", fontsize=10)
+        ax.set(ylabel="density", xlim=(0, 110))
+        ax.spines[["top", "right"]].set_visible(False)
     axes[-1].set_xlabel("rate; grey: what true rates are drawn from")
     return figure

@@ -5,7 +5,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from baselines.base import Array
-from experiments.bars import Setting, run_setting, settings
+from experiments.bars import Setting, first_fits, settings
 from experiments.topic_models import HASTE, TITLES, draw_grid
 from otpdag.cli.registry import Run, experiment
 from otpdag.metrics import match_topics, patterns_recovered
@@ -17,7 +17,7 @@ def figure_topics(run: Run) -> None:
     lines = ["# Topics of documents about bars, one start each", "", *([HASTE, ""] if run.quick else [])]
     for setting in settings(run.quick):
         true = setting.draw(run.seed).topics
-        _, first = run_setting(setting, run.seed, starts=1, quick=run.quick)
+        first = first_fits(setting, run.seed, quick=run.quick)
         estimated = {name: estimate.params["topics"] for name, estimate in first.items()}
         lined_up = {name: topics[match_topics(true, topics)] for name, topics in estimated.items()}
         right = {name: recovered(true, topics) for name, topics in lined_up.items()}

@@ -1,6 +1,5 @@
 """What Table 3 and the figure of the estimates share: data sets of a Poisson hidden Markov model, and their fits."""
 
-import os
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +26,10 @@ METHODS = {
 }
 
 
+BLOCK = 10  # data sets of one part
+EM_STEPS, EM_TOLERANCE = 500, 0.01  # hmmlearn's own tolerance, which stops it long before so many steps
+
+
 @dataclass(frozen=True)
 class Size:
     """How many data sets, and how many of them the paper's slower way gets."""
@@ -39,54 +42,52 @@ class Size:
     def of(cls, quick: bool) -> "Size":
         return cls(2, 1, 100) if quick else cls(200, 20)
 
+    def of_method(self, method: str) -> int:
+        """How many data sets a method gets."""
+        return self.paper if method == "paper" else self.datasets
+
 
 def estimates(run: Run, size: Size) -> pd.DataFrame:
     """One row for each data set, method and state: true and estimated rate and stay probability, and seconds.
 
-    Each data set is a part of the run, which goes on where it was.
+    A block of data sets by one method is a part of the run, which goes on where it was.
     """
-    jobs = 1 if size.datasets < 10 else os.cpu_count() or 1
+    jobs = 1 if size.datasets < BLOCK else -1
     parts = Parallel(n_jobs=jobs)(
-        delayed(run.part)(f"dataset{number:03d}", partial(_one, run.seed, number, size))
-        for number in range(size.datasets)
+        delayed(run.part)(f"{method}-{first:03d}", partial(_block, run.seed, method, first, size))
+        for first in range(0, size.datasets, BLOCK)
+        for method in METHODS
+        if first < size.of_method(method)
     )
-    return pd.concat(parts, ignore_index=True)
+    return run.together(parts)
 
 
-def _one(seed: int, number: int, size: Size) -> pd.DataFrame:
+def _block(seed: int, method: str, first: int, size: Size) -> pd.DataFrame:
+    numbers = range(first, min(first + BLOCK, size.of_method(method)))
+    return pd.concat([_one(seed, method, number, size) for number in numbers], ignore_index=True)
+
+
+def _one(seed: int, method: str, number: int, size: Size) -> pd.DataFrame:
     counts, _, truth = poisson_chain(size.sequences, LENGTH, np.random.default_rng([seed, number]))
     rates, stay = np.exp(truth["x"]["log_rate"]), float(truth["z"]["stay"])
-    X, lengths = counts.reshape(-1, 1), [LENGTH] * size.sequences
+    begin = time.process_time()
+    with threadpool_limits(1):
+        estimated, estimated_stay = _fit(method, counts, stay, number)
+    columns = {"dataset": number, "method": method, "state": np.arange(1, STATES + 1), "true": rates}
+    columns |= {"estimate": estimated, "true_stay": stay, "stay": estimated_stay}
+    return pd.DataFrame(columns | {"seconds": time.process_time() - begin})
+
+
+def _fit(method: str, counts: np.ndarray, stay: float, seed: int) -> tuple[np.ndarray, float]:
+    """Rates in rising order and the stay probability by one method."""
+    if method == "paper":
+        return fit_paper(counts, states=STATES, starts=STARTS, seed=seed)
+    X, lengths = counts.reshape(-1, 1), [LENGTH] * len(counts)
+    if method in ("ours", "ours_full"):
+        return _ours(X, lengths, "stay" if method == "ours" else "full", seed)
     known = np.full((STATES, STATES), (1 - stay) / (STATES - 1))
     np.fill_diagonal(known, stay)
-    rows = []
-    with threadpool_limits(1):
-        runs = {
-            "ours": lambda: _ours(X, lengths, "stay", number),
-            "ours_full": lambda: _ours(X, lengths, "full", number),
-            "em": lambda: _em(X, lengths, None, number),
-            "em_known": lambda: _em(X, lengths, known, number),
-        }
-        if number < size.paper:
-            runs["paper"] = lambda: fit_paper(counts, states=STATES, starts=STARTS, seed=number)
-        for method, run in runs.items():
-            begin = time.perf_counter()
-            estimated, estimated_stay = run()
-            seconds = time.perf_counter() - begin
-            for state in range(STATES):
-                rows.append(
-                    {
-                        "dataset": number,
-                        "method": method,
-                        "state": state + 1,
-                        "true": rates[state],
-                        "estimate": estimated[state],
-                        "true_stay": stay,
-                        "stay": estimated_stay,
-                        "seconds": seconds,
-                    }
-                )
-    return pd.DataFrame(rows)
+    return _em(X, lengths, known if method == "em_known" else None, seed)
 
 
 def _ours(X, lengths, transitions, seed):
@@ -97,5 +98,6 @@ def _ours(X, lengths, transitions, seed):
 
 
 def _em(X, lengths, transitions, seed):
-    fitted = hmm.fit(X, lengths, states=STATES, starts=STARTS, transitions=transitions, seed=seed).params
+    options = {"starts": STARTS, "steps": EM_STEPS, "tolerance": EM_TOLERANCE, "seed": seed}
+    fitted = hmm.fit(X, lengths, states=STATES, transitions=transitions, **options).params
     return fitted["rates"], float(fitted["stay"])

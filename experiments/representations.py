@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
@@ -130,9 +131,9 @@ def part(run: Run, images: ImageSet, method: str, size: Size) -> Part:
     if run.resume and path.is_file():
         with np.load(path) as held:
             return Part(held["rebuilt"], held["codes"], float(held["seconds"]))
-    began = time.perf_counter()
+    began = time.process_time()
     fitted = fit(run, images, method, size)
-    seconds = time.perf_counter() - began
+    seconds = time.process_time() - began
     made = Part(as_bytes(fitted.reconstruct(images.test)), np.asarray(fitted.encode(images.test)), seconds)
     np.savez_compressed(path, rebuilt=made.rebuilt, codes=made.codes.astype(np.int16), seconds=seconds)
     checkpoint(run, images, method).unlink(missing_ok=True)
@@ -219,22 +220,31 @@ def measure(images: ImageSet, made: Part, judge: Judge) -> dict[str, float]:
 
 
 def compare(run: Run, methods: Sequence[str], size: Size) -> pd.DataFrame:
-    """One row for each data set and method that can be run here."""
+    """One row for each data set and method that can be run here, each a part of the run."""
     here = [method for method in methods if METHODS[method].is_here]
     for method in sorted(set(methods) - set(here)):
         say(f"{METHODS[method].title} is left out: it needs {METHODS[method].needs}, of the extra `bench`.")
-    rows = []
-    for name in size.datasets:
+
+    @cache
+    def data_of(name: str) -> tuple[ImageSet, Judge]:
         images = images_of(name, size, run.scale)
-        judge = train_judge(images.train, images.train_labels, epochs=size.judge_epochs, seed=run.seed)
-        for method in here:
-            made = part(run, images, method, size)
-            side = round(made.codes.shape[1] ** 0.5)
-            about = {"dataset": name, "method": method, "latent": f"{side} x {side}", "train": len(images.train)}
-            about |= {"test": len(images.test), "source": images.source, "judge_accuracy": judge.accuracy}
-            about |= {"epochs": size.epochs, "batch": size.batch, "codes": size.codes, "scale": str(run.scale)}
-            rows.append(about | measure(images, made, judge))
-    return pd.DataFrame(rows)
+        return images, train_judge(images.train, images.train_labels, epochs=size.judge_epochs, seed=run.seed)
+
+    def measured(name: str, method: str) -> pd.DataFrame:
+        images, judge = data_of(name)
+        made = part(run, images, method, size)
+        side = round(made.codes.shape[1] ** 0.5)
+        about = {"dataset": name, "method": method, "latent": f"{side} x {side}", "train": len(images.train)}
+        about |= {"test": len(images.test), "source": images.source, "judge_accuracy": judge.accuracy}
+        about |= {"epochs": size.epochs, "batch": size.batch, "codes": size.codes, "scale": str(run.scale)}
+        return pd.DataFrame([about | measure(images, made, judge)])
+
+    # Tables 4 and 5 may share a folder with each other and with runs of another seed
+    return run.together(
+        run.part(f"{name}-{method}-{run.scale}-{run.seed}", partial(measured, name, method))
+        for name in size.datasets
+        for method in here
+    )
 
 
 def write(run: Run, name: str, title: str, methods: Sequence[str], paper: Mapping[tuple[str, str], str]) -> None:
@@ -277,7 +287,8 @@ def as_markdown(title: str, table: pd.DataFrame, paper: Mapping[tuple[str, str],
         f"# {title}",
         "",
         f"Measured on test images after {about['epochs']} epochs in batches of {about['batch']}; {about['codes']} "
-        f"codes; the same networks, epochs and seed for all methods. {sources}.{NOTES[Scale(about['scale'])]}",
+        f"codes; the same networks, epochs and seed for all methods; seconds are of all cores. {sources}."
+        f"{NOTES[Scale(about['scale'])]}",
         "",
         _header(["data set", "method", "latent size", *(name for name, _ in COLUMNS.values())]),
     ]

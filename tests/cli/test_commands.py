@@ -712,6 +712,43 @@ def test_a_run_goes_on_where_it_was_and_its_results_are_drawn(checkout):
     assert "has none" in one_line(run("reproduce", "--folder", checkout, "all", "--from", checkout))
 
 
+def test_some_parts_of_a_run_are_made_by_themselves(checkout):
+    (checkout / "experiments" / "table6.py").write_text(
+        "import pandas as pd\n\nfrom otpdag.cli.registry import Page, Run, experiment\n\n\n"
+        "def page(folder):\n"
+        '    return Page("# Table 6\\n\\n" + (folder / "table6.csv").read_text())\n\n\n'
+        '@experiment("table6", "Two parts", resumable=True, page=page)\n'
+        "def table6(run: Run) -> None:\n"
+        '    rows = run.together(run.part(name, lambda: pd.DataFrame({"a": [name]})) for name in ("one", "two"))\n'
+        '    rows.to_csv(run.folder / "table6.csv", index=False)\n'
+    )
+    folder = checkout / "results" / "table6"
+    start = ("reproduce", "--folder", checkout, "table6", "--out", folder, "--resume")
+    assert "--only 'three' names no part" in one_line(run(*start, "--only", "three"))
+    draw = ("reproduce", "--folder", checkout, "all", "--from", checkout / "results")
+    for options, made, is_finished in (
+        (("--only", "t*"), "a\ntwo\n", False),
+        (("--only", "one"), "a\none\ntwo\n", False),
+        ((), "a\none\ntwo\n", True),
+    ):
+        assert run(*start, *options).exit_code == 0
+        assert (folder / "table6.csv").read_text() == made
+        assert run(*draw).exit_code == 0
+        page = (checkout / "docs" / "results.md").read_text()
+        assert ("Not all of it has been run" in page) is not is_finished
+        state = "all of it" if is_finished else "in part"
+        assert f"| table6 | Two parts | full size, the paper's where it has one | {state} |" in page
+    about = json.loads((folder / "run.json").read_text())
+    (folder / "table6.csv").unlink()
+    for is_finished, told in ((False, "Stopped before its tables were written"), (True, "is said to be finished")):
+        (folder / "run.json").write_text(json.dumps(about | {"finished": is_finished}))
+        result = run(*draw)
+        assert told in (one_line(result) if is_finished else (checkout / "docs" / "results.md").read_text())
+    assert "figure9 is made in one piece" in one_line(
+        run("reproduce", "--folder", checkout, "figure9", "--only", "one", "--force")
+    )
+
+
 def test_reproduce_says_when_there_is_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "_REGISTRY", {})
     monkeypatch.setattr("otpdag.cli.reproducing.find_folder", lambda: None)

@@ -1,5 +1,6 @@
 """The course of a search, on problems that are small enough to know what must happen."""
 
+import math
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -385,10 +386,11 @@ def test_losses_of_opposite_sign_are_different_optima():
     problem = Bowls(at(1.0, 1.0), floors=(-0.5, 0.5))
     field_ = search_module._Field(problem, Course(), quiet(), torch.zeros(4, 2).double(), None)
     order, judged = torch.tensor([2, 0, 1, 3]), at(0.5, 0.50005, -0.5, 0.9)
-    assert field_._distinct(order, judged, 3).tolist() == [2, 0, 3]
-    assert field_._distinct(order, judged, 2).tolist() == [2, 0]
+    assert field_._distinct(order, judged, 3, math.inf).tolist() == [2, 0, 3]
+    assert field_._distinct(order, judged, 2, math.inf).tolist() == [2, 0]
+    assert field_._distinct(order, judged, 3, 1.2).tolist() == [2, 0]  # the last is 1.4 above the best
     owned = search_module._Field(problem, Course(), quiet(), torch.zeros(4, 2).double(), [0, 1, 0, 1])
-    assert owned._distinct(torch.tensor([2, 0, 1, 3]), at(0.5, 0.50005, -0.5, 0.50006), 1).tolist() == [2, 1]
+    assert owned._distinct(torch.tensor([2, 0, 1, 3]), at(0.5, 0.50005, -0.5, 0.50006), 1, math.inf).tolist() == [2, 1]
 
 
 def test_gains_of_several_data_sets_are_counted_on_average():

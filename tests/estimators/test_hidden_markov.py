@@ -67,9 +67,12 @@ def test_the_likeliest_path_is_the_best_of_all():
     log_prob, path = hmm.decode(x)
     rate = hmm.lambdas_[:, 0]
 
+    def log_of(probability):
+        return math.log(probability) if probability > 0 else -math.inf  # one series leaves no doubt of its beginning
+
     def joint(states):
-        log = math.log(hmm.startprob_[states[0]])
-        log += sum(math.log(hmm.transmat_[a, b]) for a, b in itertools.pairwise(states))
+        log = log_of(hmm.startprob_[states[0]])
+        log += sum(log_of(hmm.transmat_[a, b]) for a, b in itertools.pairwise(states))
         return log + sum(k * math.log(rate[s]) - rate[s] - math.lgamma(k + 1) for k, s in zip(x, states, strict=True))
 
     best = max(itertools.product(range(2), repeat=4), key=joint)

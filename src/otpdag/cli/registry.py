@@ -17,9 +17,10 @@ import importlib
 import os
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,20 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-__all__ = ["Experiment", "Page", "Run", "Scale", "discover", "experiment", "find_folder", "named_folder", "registered"]
+__all__ = [
+    "EVERY",
+    "Experiment",
+    "Page",
+    "Run",
+    "Scale",
+    "discover",
+    "experiment",
+    "find_folder",
+    "named_folder",
+    "registered",
+]
+
+EVERY = "*"
 
 
 class Scale(StrEnum):
@@ -47,13 +61,15 @@ class Scale(StrEnum):
 class Run:
     """What an experiment is told: where results go, the seed, its size, and whether to go on with an earlier run.
 
-    ``resume`` allows to use the parts that an interrupted run left in the folder.
+    ``resume`` allows to use the parts that an interrupted run left in the folder; ``only`` is a pattern of the names of
+    those parts that are made now if they are not there.
     """
 
     folder: Path
     seed: int = 0
     scale: Scale = Scale.PAPER
     resume: bool = False
+    only: str = EVERY
 
     @property
     def quick(self) -> bool:
@@ -63,18 +79,30 @@ class Run:
     def part(self, name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
         """A finished part of the run, from ``parts/NAME.csv`` if the run goes on and has it; made and kept otherwise.
 
-        A part is whole or not there: it is written beside its place and then moved.
+        A part is whole or not there: it is written beside its place and then moved. A part that ``only`` leaves out is
+        empty, so that the others can be put together without it.
         """
-        from pandas import read_csv  # not needed by those who only ask for help
+        from pandas import DataFrame, read_csv  # not needed by those who only ask for help
 
         path = self.folder / "parts" / f"{name}.csv"
         if not (self.resume and path.is_file()):
+            if not fnmatchcase(name, self.only):
+                return DataFrame()
             made = make()
             path.parent.mkdir(exist_ok=True)
             unfinished = path.with_suffix(f".{os.getpid()}")
             made.to_csv(unfinished, index=False)
             unfinished.replace(path)
         return read_csv(path)
+
+    def together(self, parts: Iterable[pd.DataFrame]) -> pd.DataFrame:
+        """The rows of all parts that there are."""
+        from pandas import concat
+
+        there = [part for part in parts if len(part)]
+        if not there:
+            raise ModelError(f"--only {self.only!r} names no part, and {self.folder} has none yet")
+        return concat(there, ignore_index=True)
 
 
 @dataclass(frozen=True)

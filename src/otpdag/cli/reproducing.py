@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from otpdag.cli.console import LONGEST_SEED, check_folder, note_written, out, say, warn
-from otpdag.cli.registry import Experiment, Run, Scale, discover, find_folder, named_folder, registered
+from otpdag.cli.registry import EVERY, Experiment, Run, Scale, discover, find_folder, named_folder, registered
 from otpdag.cli.results import check_same_run, results_page, write_picture, write_run
 from otpdag.errors import ModelError
 from otpdag.files import make_folder
@@ -34,6 +34,12 @@ def reproduce(
     quick: Annotated[bool, typer.Option("--quick", help="Short for --scale quick.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was interrupted.")] = False,
+    only: Annotated[
+        str,
+        typer.Option(
+            "--only", metavar="PATTERN", help="Make no parts but those so named, and report what there is: 'K10-*'."
+        ),
+    ] = EVERY,
     source: Annotated[
         Path | None,
         typer.Option("--from", metavar="FOLDER", help="Of all: draw the page of these results without running."),
@@ -61,12 +67,14 @@ def reproduce(
         raise ModelError(f"there is no experiment {name!r}: {where}{broken}")
     if quick and scale not in (None, Scale.QUICK):
         raise ModelError(f"give --quick or --scale {scale}, not both")
+    if only != EVERY and not known[name].resumable:
+        raise ModelError(f"{name} is made in one piece; run it without --only")
     if resume and not known[name].resumable:
         raise ModelError(f"{name} keeps no parts to resume from; run it again without --resume")
     target = out_folder or Path("runs") / name
     check_folder(target, force=force or resume)
     with make_folder(target):  # which goes again if nothing came of it
-        _run(known[name], Run(target, seed, Scale.QUICK if quick else scale or Scale.PAPER, resume))
+        _run(known[name], Run(target, seed, Scale.QUICK if quick else scale or Scale.PAPER, resume, only))
     say(f"results are in {target}")
 
 
@@ -76,7 +84,7 @@ def _run(chosen: Experiment, run: Run) -> None:
     write_run(chosen.name, run, finished=False)
     try:
         chosen.run(run)
-        write_run(chosen.name, run, finished=True)
+        write_run(chosen.name, run, finished=run.only == EVERY)
     finally:
         if any(run.folder.iterdir()):
             note_written(run.folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ HEAD = (
     "that the paper prints are quoted as such; all others were measured by the commands that are named."
 )
 SIZES = {
-    "paper": "the paper's size",
+    "paper": "full size, the paper's where it has one",
     "hours": "the largest size that two cores end within hours, not the paper's",
     "quick": "a small size, not the paper's",
 }
@@ -85,13 +85,13 @@ def results_page(folder: Path, known: Mapping[str, Experiment], *, pictures: str
     runs = sorted(path.parent for path in folder.glob(f"*/{ABOUT}"))
     if not runs:
         raise DataError(f"--from must name a folder of runs, each with {ABOUT}; {str(folder)!r} has none")
-    parts, drawn = [HEAD], {}
-    for path in runs:
-        read = _read(path)
+    about_runs = {path: _read(path) for path in runs}
+    parts, drawn = [HEAD, _overview(about_runs.values(), known)], {}
+    for path, read in about_runs.items():
         chosen = known.get(str(read.get("experiment")))
         if chosen is None or chosen.page is None:
             raise ModelError(f"{path} was made by {read.get('experiment')!r}, which draws no page of its results")
-        made = chosen.page(path)
+        made = _page_of(chosen, chosen.page, path)
         parts.append(_lowered(made.text.strip()))
         for number, (shows, picture) in enumerate(made.pictures.items(), start=1):
             drawn[f"{chosen.name}-{number}"] = picture
@@ -100,10 +100,34 @@ def results_page(folder: Path, known: Mapping[str, Experiment], *, pictures: str
     return Page("\n\n".join(parts) + "\n", drawn)
 
 
+def _page_of(chosen: Experiment, page: Callable[[Path], Page], folder: Path) -> Page:
+    """What a run's tables say; one that was stopped before it wrote them has parts only."""
+    try:
+        return page(folder)
+    except FileNotFoundError as error:
+        if _read(folder).get("finished"):
+            raise DataError(f"{folder} is said to be finished, but {error.filename} is not there") from error
+        text = "Stopped before its tables were written; `--resume --only ''` writes those of the parts that there are."
+        return Page(f"# {chosen.title}\n\n{text}")
+
+
+def _overview(runs: Iterable[Mapping[str, Any]], known: Mapping[str, Experiment]) -> str:
+    """What is there at which size, and what is missing."""
+    there = {str(read.get("experiment")): read for read in runs}
+    lines = ["| | what | size | run |", "|---|---|---|---|"]
+    for name, entry in known.items():
+        if entry.page is not None:
+            read = there.get(name)
+            size = "" if read is None else SIZES.get(read.get("scale", ""), "some size")
+            state = "not yet" if read is None else "all of it" if read.get("finished") else "in part"
+            lines.append(f"| {name} | {entry.title} | {size} | {state} |")
+    return "\n".join(lines)
+
+
 def _how(read: Mapping[str, Any]) -> str:
     """How large a run was, and how to repeat it."""
     versions = ", ".join(f"{package} {number}" for package, number in read.get("versions", {}).items())
-    state = "" if read.get("finished") else " It was not finished."
+    state = "" if read.get("finished") else " Not all of it has been run; `--resume` goes on with it."
     size = SIZES.get(read.get("scale", ""), "some size")
     return f"*Run at {size}, by `{read.get('command')}` with {versions}.{state}*"
 
