@@ -4,8 +4,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments import poisson_chain, table3
 from otpdag.cli.registry import Run
+
+pytest.importorskip("hmmlearn", reason="the baseline of Table 3 is hmmlearn's")
+
+from experiments import poisson_chain, table3  # asks for hmmlearn
 
 SMALL = poisson_chain.Size(12, 4, sequences=3)
 
