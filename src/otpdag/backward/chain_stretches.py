@@ -74,10 +74,10 @@ def smoothed(emission: Array, matrix: Array, stretches: Stretches, every: int, *
         passes = _Passes(emission, matrix, stretches, every)
         levels = passes.products() if products else None
         messages = passes.forward(levels)
-        found = None if messages is None else passes.backward(messages[-1], levels)
-        if messages is None or found is None:
+        behind = None if messages is None else passes.backward(messages[-1], levels)
+        if messages is None or behind is None:
             return None
-        beta, later = found
+        beta, later = behind
         for at, which in stretches.begins:
             later[: at + 1, :, :, which] = 0.0
         state = np.multiply(messages[1:], beta, out=beta)
@@ -215,9 +215,9 @@ def _multiply(matrices: Array, messages: Array, out: Array) -> None:
         np.matmul(matrices, messages, out=out)
 
 
-def _gap(found: Array, used: Array) -> float:
+def _gap(left: Array, used: Array) -> float:
     """How far messages are apart at joints, relative to each of their entries."""
-    return float((np.abs(found - used) / np.maximum(used, np.finfo(float).tiny)).max())
+    return float((np.abs(left - used) / np.maximum(used, np.finfo(float).tiny)).max())
 
 
 def _products(matrices: Array) -> list[Array]:
@@ -263,17 +263,17 @@ def marginals_by_stretches(block: Block, potential: Linear, weight: Tensor | Non
     None where a product has lost a state that the data later ask for.
     """
     stretches, matrix = block.in_stretches, np.ascontiguousarray(potential.pair[:, -1].numpy())
-    unary, found = potential.unary.numpy(), None
+    unary, passed = potential.unary.numpy(), None
     for products in (False, True) if unary.shape[1] <= FEW_STATES else (False,):
-        found = found or smoothed(_placed(unary, block), matrix, stretches, 1, products=products)
-    if found is None:
+        passed = passed or smoothed(_placed(unary, block), matrix, stretches, 1, products=products)
+    if passed is None:
         return None
     shape = (*potential.unary.shape[:2], -1)
-    state = np.moveaxis(found.state, 0, 2).reshape(shape)[:, :, stretches.place]
-    log_scale = np.log(np.moveaxis(found.scale, 0, 1).reshape(len(state), -1)[:, stretches.place])
-    later = found.later if weight is None else found.later * weight.numpy()[:, None, stretches.owners]
+    state = np.moveaxis(passed.state, 0, 2).reshape(shape)[:, :, stretches.place]
+    log_scale = np.log(np.moveaxis(passed.scale, 0, 1).reshape(len(state), -1)[:, stretches.place])
+    later = passed.later if weight is None else passed.later * weight.numpy()[:, None, stretches.owners]
     pair = torch.zeros_like(potential.pair)
-    pair[:, -1] = torch.from_numpy(np.matmul(found.before, later.swapaxes(-1, -2)).sum(0) * matrix)
+    pair[:, -1] = torch.from_numpy(np.matmul(passed.before, later.swapaxes(-1, -2)).sum(0) * matrix)
     return Marginals(torch.from_numpy(state), torch.from_numpy(log_scale) + potential.log_unit[:, block.kinds], pair)
 
 

@@ -70,13 +70,13 @@ class PlacedSteps:
             weight: Of the sequences (R or 1, n); one if left out.
         """
         emission, unit = self._emission(table, first)
-        found = smoothed(emission, matrix.numpy(), self.stretches, NORMALISED, products=False)
-        if found is None and table.shape[1] <= FEW_STATES:
+        passed = smoothed(emission, matrix.numpy(), self.stretches, NORMALISED, products=False)
+        if passed is None and table.shape[1] <= FEW_STATES:
             emission, unit = self._emission(table, first)
-            found = smoothed(emission, matrix.numpy(), self.stretches, NORMALISED, products=True)
-        if found is None:
+            passed = smoothed(emission, matrix.numpy(), self.stretches, NORMALISED, products=True)
+        if passed is None:
             return None
-        scale, state, later = np.log(found.scale), found.state, found.later
+        scale, state, later = np.log(passed.scale), passed.state, passed.later
         if weight is not None:
             share = weight.numpy()[:, self.stretches.owners]
             scale, unit = scale * share, unit * share
@@ -84,7 +84,7 @@ class PlacedSteps:
         begun = sum(state[at][..., which].sum(-1) for at, which in self.stretches.begins)
         flat = state.reshape(len(state), -1, state.shape[-1])
         features = np.matmul(flat, self.features.swapaxes(1, 2)).sum(0).reshape(*table.shape[:2], -1)
-        pair = np.matmul(found.before, later.swapaxes(-1, -2)).sum(0) * matrix.numpy()
+        pair = np.matmul(passed.before, later.swapaxes(-1, -2)).sum(0) * matrix.numpy()
         return Sums(*map(torch.from_numpy, (scale.sum((0, 2)) + unit.sum((0, 2)), features, begun, pair)))
 
     def _emission(self, table: Tensor, first: Tensor) -> tuple[Array, Array]:

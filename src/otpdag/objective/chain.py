@@ -124,9 +124,9 @@ class ChainProblem(Problem):
             parts = (table, torch.exp(begun), torch.exp(joined))
             table, first, late = (part.expand(replicas, *part.shape[1:]).contiguous() for part in parts)
             owned = [None if weight is None else weight[:, block.sequences] for block in self.chain.blocks]
-            found = [one.sums(table, first, late, own) for one, own in zip(self._placed, owned, strict=True)]
-            known = [one for one in found if one is not None]
-            if len(known) == len(found):
+            of_blocks = [one.sums(table, first, late, own) for one, own in zip(self._placed, owned, strict=True)]
+            known = [one for one in of_blocks if one is not None]
+            if len(known) == len(of_blocks):
                 return reduce(add, known)
         logs = potentials(self.structure, naturals, self.chain, self._features @ table.mT)
         log_likelihood, _, state, pair = _expected(Linear.of(logs), self.chain, weight)
