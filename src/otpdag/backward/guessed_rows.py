@@ -37,9 +37,19 @@ class _Guess:
 
 
 def complete_table(
-    structure: Structure, batch: Batch, replica: int, generator: np.random.Generator, *, first: bool
+    structure: Structure,
+    batch: Batch,
+    replica: int,
+    generator: np.random.Generator,
+    *,
+    first: bool,
+    even_categories: bool = False,
 ) -> Completed:
-    """One completed table (N, width) for each node: missing cells filled, hidden nodes guessed."""
+    """One completed table (N, width) for each node: missing cells filled, hidden nodes guessed.
+
+    With ``even_categories`` hidden categories are as likely as one another in every row: enough for units, which
+    depend on numbers alone.
+    """
     at = min(replica, batch.replicas - 1)
     filled = {node: _fill(structure, batch, node, at, generator) for node in structure.graph.observed}
     weight = batch.weight[min(replica, batch.weight.shape[0] - 1)].double().cpu().numpy()
@@ -47,8 +57,11 @@ def complete_table(
     guesses: list[_Guess] = []
     # nodes near the leaves first: they explain the columns, and are explained by what lies above
     for node in [n for n in reversed(structure.graph.order) if n in structure.graph.hidden]:
-        columns = _columns_around(structure, node, filled, guesses)
         space = structure.mechanisms[node].space
+        if even_categories and space.is_discrete:
+            guesses.append(_Guess(node, np.full((len(share), space.width), 1 / space.width)))
+            continue
+        columns = _columns_around(structure, node, filled, guesses)
         value = _guess(space, columns, share, generator, first=first and not guesses)
         guesses.append(_Guess(node, value))
     like = next(iter(batch.values.values()))
