@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from otpdag.clustering import k_means, squared_distances
+from otpdag.clustering import k_means, nearest
 from otpdag.data import Batch
 from otpdag.spaces import Space
 from otpdag.structure import Structure
@@ -138,11 +138,18 @@ def _clusters(columns: Array, share: Array, size: int, generator: np.random.Gene
     if not first and generator.random() < 0.4:
         scores = columns @ generator.standard_normal((columns.shape[1], size))
         return _softmax(2 * scores / np.maximum(scores.std(0), 1e-9))
-    sample = columns[generator.choice(len(columns), min(len(columns), MOST_ROWS), p=share)]
+    sample = columns[_drawn(share, min(len(columns), MOST_ROWS), generator)]
     runs = [k_means(sample, size, generator) for _ in range(3 if first else 1)]
     centres = min(runs, key=lambda run: run[1])[0]
-    labels = np.eye(size)[squared_distances(columns, centres).argmin(1)]
+    labels = np.eye(size)[nearest(columns, centres)]
     return (1 - SOFTNESS) * labels + SOFTNESS / size
+
+
+def _drawn(share: Array, many: int, generator: np.random.Generator) -> NDArray[np.intp]:
+    """So many rows drawn by their share, the same as ``generator.choice`` draws, sooner where all shares are equal."""
+    if share.min() < share.max():
+        return generator.choice(len(share), many, p=share)
+    return np.minimum((generator.random(many) * len(share)).astype(np.intp), len(share) - 1)
 
 
 def _softmax(scores: Array) -> Array:

@@ -27,9 +27,7 @@ def complete_steps(
     With a ``reach``, hidden numbers are averaged over so many steps around; with ``even_categories``, hidden categories
     are not guessed (see :func:`complete_table`).
     """
-    completed = complete_table(
-        structure, batch.steps, 0, generator, first=first, even_categories=even_categories
-    )
+    completed = complete_table(structure, batch.steps, 0, generator, first=first, even_categories=even_categories)
     if reach:
         completed = _smoothed(structure, batch, completed, reach)
     lags = ((edge.parent, edge.by) for edge in structure.graph.lags)

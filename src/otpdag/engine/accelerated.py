@@ -118,7 +118,8 @@ class _State:
         self.small[good & (self.quick_falls >= QUICK_FALLS) & (rest <= small_fall)] = SMALL_IN_A_ROW
         self.fall = np.where(good & known[:, 0], fallen, self.fall)
         slot = self.step % REMEMBERED
-        self.moves, self.changes = (np.where(kept[..., None], held, 0.0) for held in (self.moves, self.changes))
+        if not good.all():
+            self.moves, self.changes = (np.where(kept[..., None], held, 0.0) for held in (self.moves, self.changes))
         move = self.trial - self.point if mixed is None else (self.trial - self.point) * mixed
         self.moves[:, slot] = np.where(kept & known, move, 0.0)
         self.changes[:, slot] = np.where(kept & known, change - self.change, 0.0)

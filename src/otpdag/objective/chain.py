@@ -167,9 +167,12 @@ class ChainProblem(Problem):
     def _maximised(self, name: str, params: Params, sums: Sums) -> dict[str, Tensor]:
         """A hidden node's parameters from expected counts of states and of pairs of states."""
         value, parents, joins = self._spread[name]
+        table = self._hidden.tables.get(name)
         base, every = self.structure.base(name), sums.features[..., -1]
         weight = sums.first if name != base else every - sums.first if self.structure.longest_lag(base) else every
         weight = sums.pair.flatten(1) if joins else weight
+        if table is not None:
+            return table.maximised(params, weight)
         return self.structure.mechanisms[name].maximised(params, value, parents, weight)
 
     @cached_property
