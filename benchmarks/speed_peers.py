@@ -7,7 +7,7 @@ differs by constants.
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas as pd
@@ -110,47 +110,50 @@ def hmmlearn_poisson(counts: np.ndarray, states: int, starts: int, seed: int, ti
     return {"seconds": seconds * starts * steps / timed_steps, "steps": steps}
 
 
-def dynamax_chain(series: np.ndarray, kind: str, states: int, starts: int, seed: int) -> Record:
+def dynamax_chains(data: Sequence[np.ndarray], kind: str, states: int, starts: int, seeds: Sequence[int]) -> Record:
     """EM of dynamax until the log-likelihood of a step gains less than 1e-6, from every start; compilation apart.
 
-    Its ``fit_em`` compiles anew in every call: this is its loop with the step compiled once.
+    Its ``fit_em`` compiles anew in every call: this is its loop with the step compiled once for data sets of one size.
     """
     import jax
     import jax.numpy as jnp
     from dynamax.hidden_markov_model import GaussianHMM, PoissonHMM
 
-    emissions = jnp.asarray(series[..., None], dtype=jnp.float32)
     model = (PoissonHMM if kind == "poisson" else GaussianHMM)(num_states=states, emission_dim=1)
-    generator = np.random.default_rng(seed)
 
-    def begin() -> tuple:
+    def begin(series: np.ndarray, generator: np.random.Generator) -> tuple:
         key = jax.random.PRNGKey(int(generator.integers(2**31)))
         if kind == "normal":
-            return model.initialize(key, method="kmeans", emissions=emissions.reshape(-1, 1))
+            return model.initialize(key, method="kmeans", emissions=jnp.asarray(series.reshape(-1, 1), jnp.float32))
         rates = np.sort(generator.choice(series.ravel(), states, replace=False)) + generator.random(states)
         return model.initialize(key, emission_rates=jnp.asarray(rates.reshape(-1, 1), dtype=jnp.float32))
 
-    properties = begin()[1]
+    properties = begin(data[0], np.random.default_rng(0))[1]
 
     @jax.jit
-    def step(params: object, state: object) -> tuple:
+    def step(emissions: object, params: object, state: object) -> tuple:
         statistics, likelihoods = jax.vmap(lambda one: model.e_step(params, one))(emissions)
         params, state = model.m_step(params, properties, statistics, state)
         return params, state, likelihoods.sum()
 
-    def climb(params: object) -> tuple[float, int]:
+    def climb(emissions: object, params: object) -> tuple[float, int]:
         state, before = model.initialize_m_step_state(params, properties), -np.inf
         number, found = 0, -np.inf
         while number < 200 and (number < 2 or found - before >= 1e-6):
             before, number = found, number + 1
-            params, state, likelihood = step(params, state)
-            found = float(likelihood) / series.size
+            params, state, likelihood = step(emissions, params, state)
+            found = float(likelihood) / emissions.size
         return -found, number
 
-    starts_from = [begin()[0] for _ in range(starts)]
-    jax.block_until_ready(step(starts_from[0], model.initialize_m_step_state(starts_from[0], properties)))
-    ends, seconds = clocked(lambda: [climb(start) for start in starts_from])
-    return {"seconds": seconds, "loss": min(loss for loss, _ in ends), "iterations": [many for _, many in ends]}
+    def fit(series: np.ndarray, seed: int) -> Record:
+        emissions, generator = jnp.asarray(series[..., None], dtype=jnp.float32), np.random.default_rng(seed)
+        starts_from = [begin(series, generator)[0] for _ in range(starts)]
+        state = model.initialize_m_step_state(starts_from[0], properties)
+        jax.block_until_ready(step(emissions, starts_from[0], state))
+        ends, seconds = clocked(lambda: [climb(emissions, start) for start in starts_from])
+        return {"seconds": seconds, "loss": min(loss for loss, _ in ends), "iterations": [many for _, many in ends]}
+
+    return {"fits": [fit(series, seed) for series, seed in zip(data, seeds, strict=True)]}
 
 
 def pyro_mixed(frame: pd.DataFrame, classes: int, states: int, starts: int, goal: float, seed: int) -> Record:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.cluster import KMeans
 
-from otpdag.clustering import k_means, move_centres, squared_distances
+from otpdag.clustering import k_means, move_centres, nearest, squared_distances
 
 POINTS = np.random.default_rng(3).normal(size=(300, 2)) + 8 * np.random.default_rng(4).integers(0, 2, (300, 2))
 
@@ -50,3 +50,11 @@ def test_on_a_line_centres_go_where_those_of_scikit_learn_go(whole):
 def test_on_a_line_a_centre_without_points_stays():
     far = np.array([[1e3], [0.0]])
     np.testing.assert_array_equal(move_centres(POINTS[:, :1], far, 3)[0], far[0])
+
+
+@pytest.mark.parametrize("dim", [1, 3])
+def test_points_belong_to_the_nearest_centre(dim):
+    rng = np.random.default_rng(2)
+    points, centres = rng.normal(size=(200, dim)), rng.normal(size=(5, dim))
+    distances = ((points[:, None] - centres) ** 2).sum(-1)
+    np.testing.assert_array_equal(nearest(points, centres), distances.argmin(1))

@@ -7,7 +7,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["k_means", "move_centres", "spread_centres", "squared_distances"]
+__all__ = ["k_means", "move_centres", "nearest", "spread_centres", "squared_distances"]
 
 Array: TypeAlias = npt.NDArray[np.float64]
 
@@ -29,7 +29,22 @@ def k_means(columns: Array, size: int, generator: np.random.Generator, steps: in
     ([0.5, 10.5], 0.25)
     """
     centres = move_centres(columns, spread_centres(columns, min(size, len(columns)), generator), steps)
+    if columns.shape[1] == 1:
+        return centres, float(np.square(columns[:, 0] - centres[nearest(columns, centres), 0]).mean())
     return centres, float(squared_distances(columns, centres).min(1).mean())
+
+
+def nearest(columns: Array, centres: Array) -> npt.NDArray[np.intp]:
+    """The number of the centre (K, D) that each point (N, D) is nearest to; on a line it lies between two middles.
+
+    >>> nearest(np.array([[0.0], [4.0], [9.0]]), np.array([[10.0], [1.0]])).tolist()
+    [1, 1, 0]
+    """
+    if columns.shape[1] > 1:
+        return squared_distances(columns, centres).argmin(1)
+    order = np.argsort(centres[:, 0], kind="stable")
+    ordered = centres[order, 0]
+    return order[np.searchsorted((ordered[1:] + ordered[:-1]) / 2, columns[:, 0])]
 
 
 def move_centres(columns: Array, centres: Array, steps: int) -> Array:

@@ -47,3 +47,20 @@ def test_they_are_those_of_all_steps(model):
     torch.testing.assert_close(begun.unsqueeze(1).expand_as(first), first)
     whole = later.unsqueeze(2) + every.pair[:, -1:]
     torch.testing.assert_close(joined.unsqueeze(1).expand_as(whole), whole)
+
+
+@pytest.mark.parametrize("model", [two_hidden_nodes(), random_poisson_hmm()])
+def test_tables_have_the_maxima_of_their_mechanisms(model):
+    """From expected counts of states, or of pairs of states, as weighted frequencies of all of them."""
+    chain, naturals = laid_out(model, COUNTS), model.fitted.naturals
+    nodes, rng = HiddenNodes.of(model.structure, chain), np.random.default_rng(4)
+    assert set(nodes.tables) == {name for name, *_ in nodes.terms}
+    for name, mechanism, at, *_ in nodes.terms:
+        every = torch.broadcast_tensors(*(one[..., 0] for one in (at.value, *at.parents.values())))[0].shape
+        value, parents = (
+            torch.as_tensor(at.value).expand(*every, -1).reshape(1, -1, at.value.shape[-1]),
+            {key: one.expand(*every, -1).reshape(1, -1, one.shape[-1]) for key, one in at.parents.items()},
+        )
+        weight = torch.as_tensor(rng.gamma(1.0, 5.0, (1, value.shape[1])))
+        found = nodes.tables[name].maximised(naturals[name], weight)["probs"]
+        torch.testing.assert_close(found, mechanism.maximised(naturals[name], value, parents, weight)["probs"])

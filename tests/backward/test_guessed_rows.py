@@ -12,6 +12,7 @@ from otpdag import mechanisms as m
 from otpdag.backward.guessed_rows import (
     _clusters,
     _components,
+    _drawn,
     _leaning_right,
     _residual,
     _softmax,
@@ -230,3 +231,10 @@ def test_labels_are_soft_by_a_tenth():
     assert agreement(found.argmax(1), truth, 3) == 1.0
     scores = rng.normal(size=(5, 3)) * 100
     np.testing.assert_allclose(_softmax(scores), torch.softmax(torch.as_tensor(scores), 1).numpy(), atol=1e-12)
+
+
+@pytest.mark.parametrize("weights", [np.ones(700), np.random.default_rng(5).gamma(1.0, 1.0, 700)])
+def test_rows_are_drawn_as_the_generator_would(weights):
+    share = weights / weights.sum()
+    drawn = _drawn(share, 300, np.random.default_rng(8))
+    np.testing.assert_array_equal(drawn, np.random.default_rng(8).choice(700, 300, p=share))

@@ -108,3 +108,19 @@ def test_every_parameter_has_a_start():
     for key, parameter in structure.parameters().items():
         assert theta[key].shape == (1, *parameter.shape)
         assert torch.isfinite(theta[key]).all()
+
+
+@pytest.mark.parametrize("made", [m.Normal(), m.Poisson(), m.Gamma()], ids=lambda made: type(made).__name__)
+def test_units_do_not_depend_on_guessed_categories(made):
+    states, _ = chain(np.random.default_rng(0))
+    x = np.random.default_rng(1).poisson(2.0 + 8.0 * states) + 1.0
+    model = otp.Model(otp.Graph([otp.lag("z", "z"), ("z", "x")], hidden=["z"]), {"z": m.Categorical(2), "x": made})
+    batch = encoded(model, x)
+    weights, units = step_weights(model.structure, batch), []
+    for even in (True, False):
+        completed = complete_steps(model.structure, batch, np.random.default_rng(0), first=True, even_categories=even)
+        units.append(model.structure.scaled_to(completed, weights).mechanisms["x"].data_units())
+    assert units[0].keys() == units[1].keys()
+    assert units[0]
+    for key, value in units[0].items():
+        torch.testing.assert_close(value, units[1][key], rtol=0, atol=0)

@@ -10,7 +10,7 @@ import torch
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.engine.accelerated import REMEMBERED, accelerated_updates
-from otpdag.engine.optimiser import Leg
+from otpdag.engine.optimiser import Leg, Rivalry
 from otpdag.objective import LossTerms, Problem
 
 RATES = torch.tensor([0.99, 0.9, 0.5, 0.1], dtype=torch.float64)
@@ -171,14 +171,81 @@ class Valleys(Problem):
         return self.rates * point, LossTerms.of(loss, reconstruction=loss)
 
 
+@dataclass(frozen=True)
+class Runaway(Contraction):
+    """The same, but the last coordinate moves on for ever, and nothing depends on it."""
+
+    @property
+    def stretched(self):
+        return torch.tensor([True, True, True, False])
+
+    def updated(self, point):
+        image, _ = super().updated(point)
+        loss = ((1 - RATES) * (point - self.goal) ** 2)[:, :3].sum(-1)
+        return torch.cat([image[:, :3], point[:, 3:] + 7.0], -1), LossTerms.of(loss, reconstruction=loss)
+
+
+RIVALS = Rivalry(margin=0.01, same=1e-4)
+
+
+def competing(floors, rates, steps=40):
+    """Replicas in valleys of their own, once to their own ends and once only until one of them is chosen."""
+    problem = Valleys(torch.tensor(floors).double(), torch.stack(rates).double())
+    one = Leg(problem, torch.full((len(floors), 40), 0.1).double(), steps)
+    return [accelerated_updates(replace(one, rivalry=how), 1e-9, lambda progress: False) for how in (None, RIVALS)]
+
+
 @pytest.mark.parametrize(("floor", "waits"), [(5.0, False), (0.005, True)])
 def test_a_start_that_stays_behind_is_not_waited_for(floor, waits):
     """One that is slow, and above the best by more than it could fall; or by so little that it might still win."""
-    rates = torch.stack([torch.full((40,), 0.01), torch.linspace(0.5, 0.999, 40)]).double()
-    problem = Valleys(torch.tensor([0.0, floor]).double(), rates)
-    one = Leg(problem, torch.full((2, 40), 0.1).double(), 300)
-    alone = accelerated_updates(one, 1e-9, lambda progress: False)
-    together = accelerated_updates(replace(one, steps=40, margin=0.01), 1e-9, lambda progress: False)
-    assert bool(together.converged[0])
-    torch.testing.assert_close(together.point[0], alone.point[0], atol=0, rtol=0)
-    assert (together.steps == min(40, alone.steps)) == waits
+    alone, together = competing([0.0, floor], [torch.full((40,), 0.01), torch.linspace(0.5, 0.999, 40)])
+    assert (together.steps == alone.steps) == waits
+    assert int(together.loss.argmin()) == 0
+    assert bool(together.converged[0]) or not waits
+
+
+def test_the_best_alone_need_not_settle():
+    """Once no other may win, the choice is made, however far the best still has to go."""
+    alone, together = competing([0.0, 5.0], [torch.linspace(0.5, 0.999, 40), torch.full((40,), 0.01)])
+    assert together.steps < alone.steps
+    assert not bool(together.converged[0])
+
+
+@pytest.mark.parametrize(("floor", "waits"), [(0.0, False), (1e-3, True)])
+def test_starts_that_come_to_the_same_end_are_not_both_waited_for(floor, waits):
+    alone, together = competing([0.0, floor], [torch.linspace(0.1, end, 40) for end in (0.6, 0.62)])
+    assert (together.steps == alone.steps) == waits
+
+
+def test_quick_falls_foretell_the_end():
+    """Each fall is a ten-thousandth of the one before: three tell that nothing is left, three small ones do not need
+    to be seen as well.
+    """
+    problem = Valleys(torch.zeros(1).double(), torch.full((1, 4), 0.01).double())
+    outcome = accelerated_updates(Leg(problem, torch.ones(1, 4).double(), 50), 1e-9, lambda progress: False)
+    assert bool(outcome.converged[0])
+    assert outcome.steps == 4
+    assert float(outcome.loss) < 1e-9
+
+
+def test_a_slow_rest_is_not_foretold_away():
+    """What falls quickly at first hides what falls slowly; it is not the end yet."""
+    rates = torch.tensor([[0.01, 0.01, 0.01, 0.95]]).double()
+    start = torch.tensor([[1.0, 1.0, 1.0, 0.01]]).double()
+    problem = Valleys(torch.zeros(1).double(), rates)
+    outcome = accelerated_updates(Leg(problem, start, 50), 1e-9, lambda progress: False)
+    assert bool(outcome.converged[0])
+    assert float(outcome.loss) < 1e-8  # of the 1e-4 that the slow one had
+
+
+def test_coordinates_that_are_not_stretched_follow_their_updates():
+    """One that runs away, as the logits of a probability of zero do, neither misleads the others nor goes further."""
+    problem = Runaway(leg().problem.goal)
+    seen = []
+    outcome = accelerated_updates(
+        Leg(problem, torch.zeros(1, 4).double(), 200), 1e-14, lambda one: seen.append(one.points[0, 3].item())
+    )
+    assert bool(outcome.converged[0])
+    assert outcome.steps < 20
+    torch.testing.assert_close(outcome.point[:, :3], problem.goal[:, :3], atol=1e-5, rtol=0)
+    assert set(np.diff(seen)) <= {0.0, 7.0}

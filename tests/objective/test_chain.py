@@ -6,13 +6,22 @@ import numpy as np
 import pytest
 import torch
 
+import otpdag as otp
 from otpdag.backward.amortized import RowCode
 from otpdag.backward.number_steps import lay_out_steps, lay_out_switching, padded_features
 from otpdag.backward.smoother import SequenceMap
 from otpdag.data.sequences import as_sequences, encode_sequences
 from otpdag.objective.chain import _by_kind, chain_terms, expected_log_potential
 from otpdag.objective.hidden_numbers import switching_terms
-from tests.dynamic_models import by_paths, laid_out, log_poisson, random_poisson_hmm, switching_model, switching_series
+from tests.dynamic_models import (
+    by_paths,
+    laid_out,
+    log_poisson,
+    poisson_hmm,
+    random_poisson_hmm,
+    switching_model,
+    switching_series,
+)
 
 
 def naturals(model):
@@ -112,3 +121,23 @@ def test_a_log_potential_of_minus_infinity_counts_only_where_it_has_weight():
     weight = torch.tensor([[[0.0, 2.0], [1.0, 3.0]]]).double()
     log_potential = torch.tensor([[[-torch.inf, 0.5], [2.0, -1.0]]]).double()
     assert expected_log_potential(weight, log_potential).tolist() == [1.0 + 2.0 - 3.0]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_single_series_begins_in_the_state_that_explains_it_best(seed):
+    """The likelihood is linear in the first state's probabilities: its maximum is a corner."""
+    rng = np.random.default_rng(seed)
+    states = (rng.random(400) < 0.1).cumsum() % 2
+    x = rng.poisson(2.0 + 2.0 * states).astype(float)
+    model = poisson_hmm(size=2)
+    result = otp.fit(model, x[None], seed=seed, restarts=2)
+    begun = model.params()["z[0]"]["probs"]
+    likelihoods = []
+    for first in np.eye(2):
+        cornered = poisson_hmm(size=2).set_params({**model.params(), "z[0]": {"probs": first}})
+        chain = laid_out(cornered, [x])
+        likelihoods.append(-float(chain_terms(cornered.structure, naturals(cornered), chain).total))
+    assert begun.max() > 1 - 1e-6
+    assert int(begun.argmax()) == int(np.argmax(likelihoods))
+    assert result.loss == pytest.approx(-max(likelihoods), abs=1e-8)
+    assert result.status.converged

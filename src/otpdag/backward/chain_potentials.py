@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 
 from otpdag.backward.chain_layout import Chain
-from otpdag.mechanisms.base import Mechanism
+from otpdag.mechanisms.base import Mechanism, Params
+from otpdag.mechanisms.categorical import Categorical
+from otpdag.mechanisms.predictor import configurations
 from otpdag.structure import Naturals, Structure
 
 __all__ = ["HiddenNodes", "Linear", "Potentials", "potentials"]
@@ -131,6 +133,46 @@ def _term(structure: Structure, naturals: Naturals, chain: Chain, node: str) -> 
 
 
 @dataclass(frozen=True, eq=False)
+class HiddenTable:
+    """A hidden node whose log-density is an entry of a table: which one, in all states or in all pairs of states.
+
+    Attributes:
+        mechanism: How it comes about.
+        entry: Entries of the table, laid flat (S,) or (S S,), those of states before going first.
+        is_whole: Whether these are all entries in their own order.
+    """
+
+    mechanism: Mechanism
+    entry: Tensor
+    is_whole: bool
+
+    @classmethod
+    def of(cls, mechanism: Mechanism, value: Tensor, parents: Mapping[str, Tensor]) -> HiddenTable | None:
+        """By its one-hot values (..., width) and its parents'; None where it is no table, or cannot be read as one."""
+        if not isinstance(mechanism, Categorical) or not mechanism.is_table:
+            return None
+        if not mechanism.defines_together("log_prob", "maximised", "coefficients", "maximised_by"):
+            return None
+        rows = configurations(mechanism.family, parents)
+        row = torch.zeros(1, dtype=torch.long) if rows is None else rows.argmax(-1)
+        entry = (row * mechanism.size + value.argmax(-1)).flatten()
+        many = mechanism.predictor.rows * mechanism.size
+        return cls(mechanism, entry, entry.tolist() == list(range(many)))
+
+    def log_prob(self, params: Params) -> Tensor:
+        """In all states, or in all pairs of them: (R, S or S S)."""
+        table = self.mechanism.coefficients(params).flatten(1)
+        return table if self.is_whole else table[:, self.entry]
+
+    def maximised(self, params: Params, weight: Tensor) -> dict[str, Tensor]:
+        """Parameters from expected counts (R, S or S S)."""
+        shape = params["probs"].shape[1:]
+        if not self.is_whole:
+            weight = weight.new_zeros(len(weight), shape.numel()).index_add_(1, self.entry, weight)
+        return self.mechanism.maximised_by(params, weight.reshape(-1, *shape))
+
+
+@dataclass(frozen=True, eq=False)
 class HiddenNodes:
     """All that hidden nodes say of states, where it depends on no observed value and lags are one step at most.
 
@@ -140,16 +182,18 @@ class HiddenNodes:
         begins: Zero for states that a sequence may begin with, minus infinity for others (S,).
         follows: Zero for states that may follow one another, minus infinity for others (S before, S now).
         terms: The nodes, their arguments, and whether they speak of first steps and of later ones.
+        tables: Those of them that are tables.
     """
 
     begins: Tensor
     follows: Tensor
     terms: tuple[tuple[str, Mechanism, _Arguments, bool, bool], ...]
+    tables: Mapping[str, HiddenTable]
 
     @classmethod
     def of(cls, structure: Structure, chain: Chain) -> HiddenNodes:
         """Of a chain in which no hidden node reads an observed one."""
-        states, terms = chain.states, []
+        states, terms, tables = chain.states, [], {}
         for node, mechanism in structure.mechanisms.items():
             base = structure.base(node)
             if mechanism.is_given or base not in states.nodes:
@@ -157,16 +201,23 @@ class HiddenNodes:
             at, lag = _arguments(structure, chain, node), structure.longest_lag(base)
             first = not at.joins and (lag > 0) == (node != base)
             terms.append((node, mechanism, at, first, node == base))
+            table = HiddenTable.of(mechanism, at.value, at.parents)
+            if table is not None:
+                tables[node] = table
         begins = _allowed(states.begins, chain.dtype)
         follows = torch.zeros(states.size, states.size, dtype=chain.dtype)
         follows = follows if states.follows is None else _allowed(states.follows, chain.dtype)
-        return cls(begins, follows if chain.longest_lag else follows + begins, tuple(terms))
+        return cls(begins, follows if chain.longest_lag else follows + begins, tuple(terms), tables)
 
     def log_potentials(self, naturals: Naturals) -> tuple[Tensor, Tensor]:
         """Of the states of first steps (R, S), and of pairs of states (R, S, S)."""
         begun, joined = self.begins.unsqueeze(0), self.follows.unsqueeze(0)
+        size = len(self.begins)
         for node, mechanism, at, first, later in self.terms:
-            table = mechanism.log_prob(naturals[node], at.value, at.parents)[:, 0]
+            if node in self.tables:
+                table = self.tables[node].log_prob(naturals[node]).unflatten(1, (-1, size) if at.joins else (size,))
+            else:
+                table = mechanism.log_prob(naturals[node], at.value, at.parents)[:, 0]
             begun = begun + table if first else begun
             joined = joined + (table if at.joins else table.unsqueeze(1)) if later else joined
         return begun, joined

@@ -16,6 +16,7 @@ Either way, all that is done step by step is as many steps as a stretch has. Arr
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -90,54 +91,75 @@ class _Passes:
     """Both directions over all stretches, and how stretches are joined."""
 
     def __init__(self, emission: Array, matrix: Array, stretches: Stretches, every: int) -> None:
-        self.emission, self.matrix, self.stretches = emission, matrix, stretches
+        self.emission, self.stretches = emission, stretches
         self.back = np.ascontiguousarray(matrix.swapaxes(-1, -2))
         self.length, replicas, self.size, self.many = emission.shape
+        # a single replica needs no stack of matrices, whose product takes twice as long
+        self.is_single = replicas == 1
+        self.multiply: Callable[..., Array] = np.dot if self.is_single else np.matmul
+        self.matrices = (matrix[0], self.back[0]) if self.is_single else (matrix, self.back)
+        self.emission_at = self._places(emission)
         places = np.arange(self.length)
         self.normalised = np.flatnonzero((places % every == every - 1) | (places == self.length - 1))
         self.scale = np.ones((len(self.normalised), replicas, 1, self.many))
         self.scale_at: list[Array | None] = [None] * self.length
-        for place, scale in zip(self.normalised, self.scale, strict=True):
+        for place, scale in zip(self.normalised, self._places(self.scale), strict=True):
             self.scale_at[place] = scale
         self.begins = dict(stretches.begins)
         self.firsts = np.concatenate([which for _, which in stretches.begins])
         self.tries = 1
         """Stretches that it took the filtered probabilities to forget what came before."""
 
+    def _places(self, values: Array) -> list[Array]:
+        """What stands at each place (R, S, B), or (S, B) of a single replica: looked up once for all passes."""
+        return list(values[:, 0] if self.is_single else values)
+
+    def _scratch(self, places: int) -> tuple[Array, list[Array]]:
+        """Room for messages that nobody reads again: two take turns, which stay at hand."""
+        pair = np.empty((2, *self.emission.shape[1:]))
+        turns = self._places(pair)
+        return pair, [turns[place % 2] for place in range(places)]
+
     # -- forward ------------------------------------------------------------------------------------------------------
 
     def forward(self, levels: list[Array] | None) -> Array | None:
         """Filtered probabilities before each step and after the last (L + 1, R, S, B), up to factors."""
         messages = np.empty((self.length + 1, *self.emission.shape[1:]))
+        at = self._places(messages)
         if levels is not None:
             messages[0] = _before(levels)[..., : self.many]
-            self._run_forward(messages)
+            self._run_forward(at)
             return messages
-        messages[0] = 1 / self.size
-        self._run_forward(messages)
+        guessed, turns = self._scratch(self.length + 1)
+        guessed[0] = 1 / self.size
+        self._run_forward(turns)
+        leaving = guessed[self.length % 2]
         for self.tries in (1, 2):
-            entry = messages[0] = self._entering(messages[-1])
-            self._run_forward(messages)
-            gap = _gap(self._entering(messages[-1]), entry)
+            entry = messages[0] = self._entering(leaving)
+            self._run_forward(at)
+            leaving = messages[-1]
+            gap = _gap(self._entering(leaving), entry)
             if gap <= AGREED:
                 return messages
             if not gap <= SOON:
                 break
         return None
 
-    def _run_forward(self, messages: Array) -> None:
+    def _run_forward(self, messages: list[Array]) -> None:
         """From ``messages[0]`` on."""
-        emission, back = self.emission, self.back
-        for place in range(self.length):
-            moved = messages[place + 1]
-            _multiply(back, messages[place], moved)
+        multiply, back = self.multiply, self.matrices[1]
+        before = messages[0]
+        for place, (moved, emission, scale) in enumerate(
+            zip(messages[1:], self.emission_at, self.scale_at, strict=True)
+        ):
+            multiply(back, before, out=moved)
             if place in self.begins:  # sequences begin here: their first step's potentials say all
                 moved[..., self.begins[place]] = 1.0
-            np.multiply(moved, emission[place], out=moved)
-            scale = self.scale_at[place]
+            np.multiply(moved, emission, out=moved)
             if scale is not None:
-                np.add.reduce(moved, axis=1, keepdims=True, out=scale)
+                np.add.reduce(moved, axis=-2, keepdims=True, out=scale)
                 np.divide(moved, scale, out=moved)
+            before = moved
 
     def _entering(self, leaving: Array) -> Array:
         """What enters each stretch: what leaves the one before it."""
@@ -151,27 +173,32 @@ class _Passes:
     def backward(self, last: Array, levels: list[Array] | None) -> tuple[Array, Array] | None:
         """Backward messages after each step, and those before it without the matrix (L, R, S, B)."""
         beta = np.empty_like(self.emission)
+        after = self._places(beta)
         if levels is not None:
             beta[-1] = self._normalised(_after(levels)[..., : self.many], last)
-            self._run_backward(beta, self.emission)
+            self._run_backward(after, self.emission_at)
             return beta, self.emission
-        beta[-1] = 1.0
+        exits = np.ones_like(beta[-1])
+        guessed, turns = self._scratch(self.length)
+        _, unread = self._scratch(self.length)
         for _ in range(self.tries):
-            beta[-1] = self._leaving(self._run_backward(beta, None), last)
-        exits = beta[-1]
-        message = self._run_backward(beta, self.emission)
+            guessed[(self.length - 1) % 2] = exits
+            exits = self._leaving(self._run_backward(turns, unread), last)
+        beta[-1] = exits
+        message = self._run_backward(after, self.emission_at)
         return (beta, self.emission) if _gap(self._leaving(message, last), exits) <= AGREED else None
 
-    def _run_backward(self, beta: Array, later: Array | None) -> Array:
-        """From ``beta[-1]`` back; what comes out before the first place."""
-        message, scratch = np.empty_like(beta[0]), np.empty_like(beta[0])
+    def _run_backward(self, beta: list[Array], later: list[Array]) -> Array:
+        """From ``beta[-1]`` back, with what steps say put into ``later``; what comes out before the first place."""
+        message = np.empty_like(self.emission[0])
+        multiply, matrix = self.multiply, self.matrices[0]
+        behind = [self._places(message[None])[0], *beta[:-1]]
         for place in range(self.length - 1, -1, -1):
-            ahead = scratch if later is None else later[place]
-            np.multiply(self.emission[place], beta[place], out=ahead)
-            scale = self.scale_at[place]
+            ahead, scale = later[place], self.scale_at[place]
+            np.multiply(self.emission_at[place], beta[place], out=ahead)
             if scale is not None:
                 np.divide(ahead, scale, out=ahead)
-            _multiply(self.matrix, ahead, beta[place - 1] if place else message)
+            multiply(matrix, ahead, out=behind[place])
         return message
 
     def _leaving(self, message: Array, last: Array) -> Array:
@@ -205,14 +232,6 @@ class _Passes:
             moved *= self.emission[place][:, None]
             message = moved / moved.max((1, 2), keepdims=True) if self.scale_at[place] is not None else moved
         return message
-
-
-def _multiply(matrices: Array, messages: Array, out: Array) -> None:
-    """Products of matrices (R, S, S) and messages (R, S, B); for a single replica in half the time of a stack's."""
-    if len(matrices) == 1:
-        np.dot(matrices[0], messages[0], out=out[0])
-    else:
-        np.matmul(matrices, messages, out=out)
 
 
 def _gap(left: Array, used: Array) -> float:

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from otpdag.clustering import k_means, squared_distances
+from otpdag.clustering import k_means, nearest
 from otpdag.data import Batch
 from otpdag.spaces import Space
 from otpdag.structure import Structure
@@ -37,9 +37,19 @@ class _Guess:
 
 
 def complete_table(
-    structure: Structure, batch: Batch, replica: int, generator: np.random.Generator, *, first: bool
+    structure: Structure,
+    batch: Batch,
+    replica: int,
+    generator: np.random.Generator,
+    *,
+    first: bool,
+    even_categories: bool = False,
 ) -> Completed:
-    """One completed table (N, width) for each node: missing cells filled, hidden nodes guessed."""
+    """One completed table (N, width) for each node: missing cells filled, hidden nodes guessed.
+
+    With ``even_categories`` hidden categories are as likely as one another in every row: enough for units, which
+    depend on numbers alone.
+    """
     at = min(replica, batch.replicas - 1)
     filled = {node: _fill(structure, batch, node, at, generator) for node in structure.graph.observed}
     weight = batch.weight[min(replica, batch.weight.shape[0] - 1)].double().cpu().numpy()
@@ -47,8 +57,11 @@ def complete_table(
     guesses: list[_Guess] = []
     # nodes near the leaves first: they explain the columns, and are explained by what lies above
     for node in [n for n in reversed(structure.graph.order) if n in structure.graph.hidden]:
-        columns = _columns_around(structure, node, filled, guesses)
         space = structure.mechanisms[node].space
+        if even_categories and space.is_discrete:
+            guesses.append(_Guess(node, np.full((len(share), space.width), 1 / space.width)))
+            continue
+        columns = _columns_around(structure, node, filled, guesses)
         value = _guess(space, columns, share, generator, first=first and not guesses)
         guesses.append(_Guess(node, value))
     like = next(iter(batch.values.values()))
@@ -125,11 +138,18 @@ def _clusters(columns: Array, share: Array, size: int, generator: np.random.Gene
     if not first and generator.random() < 0.4:
         scores = columns @ generator.standard_normal((columns.shape[1], size))
         return _softmax(2 * scores / np.maximum(scores.std(0), 1e-9))
-    sample = columns[generator.choice(len(columns), min(len(columns), MOST_ROWS), p=share)]
+    sample = columns[_drawn(share, min(len(columns), MOST_ROWS), generator)]
     runs = [k_means(sample, size, generator) for _ in range(3 if first else 1)]
     centres = min(runs, key=lambda run: run[1])[0]
-    labels = np.eye(size)[squared_distances(columns, centres).argmin(1)]
+    labels = np.eye(size)[nearest(columns, centres)]
     return (1 - SOFTNESS) * labels + SOFTNESS / size
+
+
+def _drawn(share: Array, many: int, generator: np.random.Generator) -> NDArray[np.intp]:
+    """So many rows drawn by their share, the same as ``generator.choice`` draws, sooner where all shares are equal."""
+    if share.min() < share.max():
+        return generator.choice(len(share), many, p=share)
+    return np.minimum((generator.random(many) * len(share)).astype(np.intp), len(share) - 1)
 
 
 def _softmax(scores: Array) -> Array:

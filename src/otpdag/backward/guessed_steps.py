@@ -14,13 +14,20 @@ __all__ = ["complete_steps", "step_weights"]
 
 
 def complete_steps(
-    structure: Structure, batch: SequenceBatch, generator: np.random.Generator, *, first: bool, reach: int = 0
+    structure: Structure,
+    batch: SequenceBatch,
+    generator: np.random.Generator,
+    *,
+    first: bool,
+    reach: int = 0,
+    even_categories: bool = False,
 ) -> dict[str, Tensor]:
     """Completed steps (M, width) with earlier values under their own names.
 
-    With a ``reach``, hidden numbers are averaged over so many steps around.
+    With a ``reach``, hidden numbers are averaged over so many steps around; with ``even_categories``, hidden categories
+    are not guessed (see :func:`complete_table`).
     """
-    completed = complete_table(structure, batch.steps, 0, generator, first=first)
+    completed = complete_table(structure, batch.steps, 0, generator, first=first, even_categories=even_categories)
     if reach:
         completed = _smoothed(structure, batch, completed, reach)
     lags = ((edge.parent, edge.by) for edge in structure.graph.lags)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from otpdag.anderson import correction
-from otpdag.engine.optimiser import SMALL_IN_A_ROW, Leg, Memory, Outcome, Progress, Watch, under
+from otpdag.engine.optimiser import SMALL_IN_A_ROW, Leg, Memory, Outcome, Progress, Rivalry, Watch, under
 
 __all__ = ["accelerated_updates"]
 
@@ -32,6 +32,9 @@ AT_THE_END = 1e-8
 
 WORSE = 1e-11
 """A relative rise of the loss below which it is rounding."""
+
+QUICK_FALLS = 2
+"""Quick falls in a row after which the rest is believed to be what they foretell: one may be chance."""
 
 RALLY = 10.0
 """How many times as much as its last step each step that is left could bring a replica: falls grow on plateaus."""
@@ -54,6 +57,10 @@ class _State:
     small: Array
     fall: Array
     """By how much the loss fell in the last step that was kept."""
+    rest: Array
+    """By how much it would fall from here on if falls went on to shrink as the last one did; infinite if it did not."""
+    quick_falls: Array
+    """How many falls in a row were each a small share of the one before."""
     step: int
 
     @classmethod
@@ -61,7 +68,20 @@ class _State:
         start = points.detach().cpu().double().numpy().copy()
         empty, none = np.zeros((len(start), REMEMBERED, start.shape[1])), np.zeros(len(start))
         infinite = np.full_like(none, np.inf)
-        return cls(start, infinite, start, start, np.zeros_like(start), empty, empty.copy(), none, none.copy(), 0)
+        return cls(
+            point=start,
+            loss=infinite,
+            trial=start,
+            plain=start,
+            change=np.zeros_like(start),
+            moves=empty,
+            changes=empty.copy(),
+            small=none,
+            fall=none.copy(),
+            rest=infinite.copy(),
+            quick_falls=none.copy(),
+            step=0,
+        )
 
     def as_tensors(self) -> Memory:
         """All of it, for a file."""
@@ -74,27 +94,34 @@ class _State:
         step = int(held.pop("step"))
         return cls(**{name: one.numpy().copy() for name, one in held.items()}, step=step)
 
-    @np.errstate(invalid="ignore", over="ignore")
-    def follow(self, updates: Array, loss: Array, tolerance: float) -> None:
-        """Keep or refuse the trial, and choose the next one."""
-        change = updates - self.trial
+    @np.errstate(invalid="ignore", over="ignore", divide="ignore")
+    def follow(self, updates: Array, loss: Array, tolerance: float, mixed: Array | None = None) -> None:
+        """Keep or refuse the trial, and choose the next one; only coordinates that are ``mixed`` (P,) go further."""
+        change = updates - self.trial if mixed is None else (updates - self.trial) * mixed
         # one that has ended stays where it is: it depends on no other
         finite = np.isfinite(loss) & np.isfinite(change).all(-1) & (self.small < SMALL_IN_A_ROW)
         fallen = self.loss - loss
         good = finite & (fallen >= -WORSE * (1 + np.abs(loss)))
-        near = good & (np.abs(fallen) <= tolerance * (1 + np.abs(loss)))
+        small_fall = tolerance * (1 + np.abs(loss))
+        near = good & (np.abs(fallen) <= small_fall)
         small = np.where(_size(change)[:, 0] <= AT_THE_END, SMALL_IN_A_ROW, self.small + 1)
         self.small = np.where(good, np.where(near, small, 0.0), self.small)
         good = good & (loss <= self.loss)
         kept, known = good[:, None], np.isfinite(self.loss)[:, None]  # the first point has none before it
         # the loss falls by the square of what points come nearer by; and some have nowhere to come to, as the logits of
         # a probability of zero
-        falling = (fallen <= QUICK**2 * self.fall)[:, None]
-        quick = kept & known & (falling | (_size(change) <= QUICK * _size(self.change)))
+        falling = fallen <= QUICK**2 * self.fall
+        quick = kept & known & (falling[:, None] | (_size(change) <= QUICK * _size(self.change)))
+        self.quick_falls = np.where(good & falling, self.quick_falls + 1, 0.0)
+        rest = np.where(fallen < self.fall, fallen**2 / (self.fall - fallen), np.inf)
+        self.rest = np.where(good, rest, self.rest)
+        self.small[good & (self.quick_falls >= QUICK_FALLS) & (rest <= small_fall)] = SMALL_IN_A_ROW
         self.fall = np.where(good & known[:, 0], fallen, self.fall)
         slot = self.step % REMEMBERED
-        self.moves, self.changes = (np.where(kept[..., None], held, 0.0) for held in (self.moves, self.changes))
-        self.moves[:, slot] = np.where(kept & known, self.trial - self.point, 0.0)
+        if not good.all():
+            self.moves, self.changes = (np.where(kept[..., None], held, 0.0) for held in (self.moves, self.changes))
+        move = self.trial - self.point if mixed is None else (self.trial - self.point) * mixed
+        self.moves[:, slot] = np.where(kept & known, move, 0.0)
         self.changes[:, slot] = np.where(kept & known, change - self.change, 0.0)
         self.plain = np.where(kept, updates, self.plain)
         self.point = np.where(kept, self.trial, self.point)
@@ -108,16 +135,18 @@ class _State:
         self.step += 1
 
     @np.errstate(invalid="ignore")
-    def have_ended(self, margin: float | None, left: int) -> bool:
-        """Whether all replicas have settled, or stay behind the best even if they rally in the steps that are left.
-
-        Those that end behind it by more than ``margin`` do not matter.
-        """
+    def have_ended(self, rivalry: Rivalry | None, left: int) -> bool:
+        """Whether all replicas have settled; of rivals, whether it is known which of them is to be kept."""
         settled = self.small >= SMALL_IN_A_ROW
-        if margin is None or not settled.any():
+        if rivalry is None or self.step < 2:  # a single loss tells no fall
             return bool(settled.all())
-        behind = self.loss - self.loss.min() > margin + left * RALLY * self.fall
-        return bool((settled | behind).all())
+        best = self.loss.argmin()
+        above = self.loss - self.loss[best]
+        behind = above > rivalry.margin + left * RALLY * self.fall
+        alike = above + self.rest + self.rest[best] <= rivalry.same * (1 + np.abs(self.loss))
+        beaten = behind | alike
+        beaten[best] = True
+        return bool(beaten.all() or (settled[best] and (settled | beaten).all()))
 
 
 def _size(change: Array) -> Array:
@@ -129,15 +158,18 @@ def accelerated_updates(leg: Leg, tolerance: float, watch: Watch, resume: Memory
     """Update all replicas of a leg until nothing changes."""
     state = _State.of(leg.points) if resume is None else _State.restored(resume)
 
+    stretched = leg.problem.stretched
+    mixed = None if stretched is None else stretched.cpu().double().numpy()
+
     def placed(array: Array) -> Tensor:
         return torch.from_numpy(array).to(leg.points)
 
     for step in range(state.step, leg.steps):
         updates, terms = leg.problem.updated(placed(state.trial))
         loss = terms.total.detach().double().expand(len(state.point))
-        state.follow(updates.detach().cpu().double().numpy(), loss.cpu().numpy(), tolerance)
+        state.follow(updates.detach().cpu().double().numpy(), loss.cpu().numpy(), tolerance, mixed)
         stop = watch(Progress(step, terms, placed(state.loss), placed(state.point), state.as_tensors))
-        if stop or state.have_ended(leg.margin, leg.steps - state.step):
+        if stop or state.have_ended(leg.rivalry, leg.steps - state.step):
             break
     converged = torch.from_numpy(state.small >= SMALL_IN_A_ROW)
     loss = placed(state.loss)

@@ -18,6 +18,7 @@ __all__ = [
     "Optimiser",
     "Outcome",
     "Progress",
+    "Rivalry",
     "Watch",
     "as_memory",
     "from_memory",
@@ -52,6 +53,19 @@ def under(memory: Memory, prefix: str) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True)
+class Rivalry:
+    """How replicas compete that run only until one of them is chosen.
+
+    Args:
+        margin: By how much a replica's loss may end above the best one's for its end to matter.
+        same: Relative difference of losses below which two replicas count as having come to the same end.
+    """
+
+    margin: float
+    same: float
+
+
+@dataclass(frozen=True)
 class Leg:
     """One run of an optimiser: a part of a search.
 
@@ -63,7 +77,7 @@ class Leg:
         seeds: One for each replica's random stream.
         memory: What an earlier leg learned, if this one goes on from it.
         is_over: Whether work before the first step shall be cut short: somebody asked for the end.
-        margin: By how much a replica's loss may end above the best one's for its end to matter; any if left out.
+        rivalry: How replicas compete, if all but one are given up afterwards; every end matters if left out.
     """
 
     problem: Problem
@@ -73,7 +87,7 @@ class Leg:
     seeds: Sequence[int] = ()
     memory: Memory = field(default_factory=dict)
     is_over: Callable[[], bool] = lambda: False
-    margin: float | None = None
+    rivalry: Rivalry | None = None
 
 
 @dataclass(frozen=True)

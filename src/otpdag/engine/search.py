@@ -16,7 +16,7 @@ from torch import Tensor
 from otpdag.engine.checkpoint import Journal
 from otpdag.engine.course import Course
 from otpdag.engine.monitor import Monitor
-from otpdag.engine.optimiser import Leg, Memory, Optimiser, Outcome, Progress
+from otpdag.engine.optimiser import Leg, Memory, Optimiser, Outcome, Progress, Rivalry
 from otpdag.objective import Moved, Problem
 
 __all__ = ["Ended", "Restart", "Searcher", "restart_seed", "search"]
@@ -162,7 +162,7 @@ class _Field:
             moves=moves,
             keep=False,
             tolerance=tolerance,
-            margin=gap / part.rows if gap is not None and rivals else None,
+            rivalry=Rivalry(gap / part.rows, self.course.same_loss) if gap is not None and rivals else None,
         )
         judged = part.judged(outcome.point, outcome.loss).cpu().double()
         self.short_losses[alive] = _spoilt(judged, outcome.failed)
@@ -219,13 +219,13 @@ class _Field:
         keep: bool,
         tolerance: float | None = None,
         memory: Memory | None = None,
-        margin: float | None = None,
+        rivalry: Rivalry | None = None,
     ) -> tuple[Problem, Outcome]:
         """Minimise, move the problem, go on, until it moves no more; the starts' points are where that ends."""
         most = problem.steps_before_move
         limited = steps if most is None else min(steps, most)
         problem = problem.laid_out_for(self.points[alive])
-        leg = Leg(problem, self.points[alive], limited, tolerance, self._seeds(alive), memory or {}, margin=margin)
+        leg = Leg(problem, self.points[alive], limited, tolerance, self._seeds(alive), memory or {}, rivalry=rivalry)
         outcome = self._leg(name, leg, alive, keep=keep)
         gains = _Gains(self.course.small_gain)
         for _ in range(moves):

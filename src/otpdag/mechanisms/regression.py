@@ -22,6 +22,7 @@ Fit = Callable[[Tensor | None, Tensor | None, Tensor, Tensor, Tensor], tuple[Ten
 # an empty configuration takes the overall mean, a full one hardly notices
 TABLE_RIDGE, SLOPE_RIDGE = 1e-4, 1e-6
 LARGEST_PREDICTION = 30.0  # of a logarithm: exp of it is 1e13
+SETTLED = 1e-5  # a change of coefficients, in logarithms or logits, after which a start is as good as it need be
 
 
 class _Link(ABC):
@@ -124,7 +125,10 @@ def _fit_link(
         eta = (offset + config @ table + values @ slopes).clamp(-LARGEST_PREDICTION, LARGEST_PREDICTION)
         mean = link.mean(eta)
         working = eta + (target - mean) / link.slope(mean).clamp(min=1e-12)
+        before = torch.cat([table, slopes])
         table, slopes = _solve_blocks(config, values, working - offset, weight * link.precision(mean))
+        if torch.allclose(torch.cat([table, slopes]), before, rtol=0.0, atol=SETTLED):
+            break
     return table, slopes
 
 

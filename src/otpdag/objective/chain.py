@@ -10,6 +10,7 @@ so that one pass without gradients and sums over distinct steps are enough.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
@@ -95,6 +96,15 @@ class ChainProblem(Problem):
         """Whether emissions, transitions and first steps all have a maximum in closed form."""
         return self.emissions is not None
 
+    @cached_property
+    def stretched(self) -> Tensor | None:
+        """All but what so few first steps say of themselves: the best probabilities are zero, which no logits reach."""
+        if len(self.batch.lengths) >= FEWEST_UNITS:
+            return None
+        keys = self.structure.keys.items()
+        first = {key for name, own in keys if self.structure.base(name) != name for key in own.values()}
+        return torch.cat([torch.full((math.prod(of),), key not in first) for key, of in self.shapes.items()])
+
     def updated(self, point: Tensor) -> tuple[Tensor, LossTerms]:
         """Probabilities of states and of pairs of states, then each mechanism's maximum (Baum and Welch)."""
         if self.emissions is None:
@@ -102,7 +112,10 @@ class ChainProblem(Problem):
         with torch.no_grad():
             theta = self.parts(point.detach())[0]
             naturals = self.structure.naturals(theta)
-            sums = self._sums(naturals, self.emissions)
+            begun, joined = self._hidden.log_potentials(naturals)
+            sums = self._sums(naturals, self.emissions, begun, joined)
+            if self._chooses_first:
+                sums = replace(sums, first=_likeliest(sums.first, begun) * self.rows)
             maximised = dict(self.emissions.maximised(naturals, sums.features))
             for name in self.structure.mechanisms:
                 if self.structure.base(name) in self.structure.graph.hidden and self.structure.keys[name]:
@@ -114,11 +127,10 @@ class ChainProblem(Problem):
             loss = -sums.log_likelihood / self.unit_mass.sum(-1)
         return moved, LossTerms.of(loss, reconstruction=loss)
 
-    def _sums(self, naturals: Naturals, emissions: Emissions) -> Sums:
+    def _sums(self, naturals: Naturals, emissions: Emissions, begun: Tensor, joined: Tensor) -> Sums:
         """Probabilities of states and of pairs of states, summed up as updates ask for them."""
         even = self.factors.new_zeros(1, self.chain.states.size)
         table, weight = emissions.coefficients(naturals, even), self._weight
-        begun, joined = self._hidden.log_potentials(naturals)
         replicas = max(len(one) for one in (table, begun, joined, self.factors))
         if self._is_placed(replicas):
             parts = (table, torch.exp(begun), torch.exp(joined))
@@ -132,6 +144,14 @@ class ChainProblem(Problem):
         log_likelihood, _, state, pair = _expected(Linear.of(logs), self.chain, weight)
         first = state[:, self.chain.phase == 0].sum(1)
         return Sums(log_likelihood, state.mT @ self._features, first, pair[:, -1])
+
+    @property
+    def _chooses_first(self) -> bool:
+        """Whether the best probabilities of the first state are known: one for the state that explains all most.
+
+        So it is for a single sequence of a single hidden node. Updates would come there slowly where states are alike.
+        """
+        return len(self.batch.lengths) == 1 and len(self.chain.states.nodes) == 1 and self.chain.longest_lag == 1
 
     def _is_placed(self, replicas: int) -> bool:
         """Whether steps are read in stretches: their features are few, or hardly any two are alike."""
@@ -147,9 +167,12 @@ class ChainProblem(Problem):
     def _maximised(self, name: str, params: Params, sums: Sums) -> dict[str, Tensor]:
         """A hidden node's parameters from expected counts of states and of pairs of states."""
         value, parents, joins = self._spread[name]
+        table = self._hidden.tables.get(name)
         base, every = self.structure.base(name), sums.features[..., -1]
         weight = sums.first if name != base else every - sums.first if self.structure.longest_lag(base) else every
         weight = sums.pair.flatten(1) if joins else weight
+        if table is not None:
+            return table.maximised(params, weight)
         return self.structure.mechanisms[name].maximised(params, value, parents, weight)
 
     @cached_property
@@ -276,6 +299,13 @@ def chain_terms(
     surrogate = cost - eps * hidden / total
     loss = surrogate + (-eps * log_likelihood / total - surrogate).detach()
     return LossTerms.of(loss, reconstruction=cost.detach(), entropic=loss - cost.detach())
+
+
+def _likeliest(counts: Tensor, log_prior: Tensor) -> Tensor:
+    """One for the first state under which the sequence is likeliest (R, S), from expected counts with this prior."""
+    prior = torch.exp(log_prior)
+    likelihood = torch.where(prior > 0, counts / prior, 0.0)
+    return torch.nn.functional.one_hot(likelihood.argmax(-1), counts.shape[-1]).to(counts)
 
 
 def _in_states(states: States, name: str, *, in_pairs: bool) -> Tensor:

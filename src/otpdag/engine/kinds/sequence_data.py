@@ -182,7 +182,8 @@ class SequenceData(DataKind):
         """The units of some completed steps, and the map where one is learned."""
         few = self._few(seed)
         generator = np.random.default_rng([seed, 2**20])
-        completed = complete_steps(self.structure, few, generator, first=True)
+        even = not self.structure.hidden_numbers  # which would be guessed around categories
+        completed = complete_steps(self.structure, few, generator, first=True, even_categories=even)
         structure = self.structure.scaled_to(completed, step_weights(self.structure, few))
         backward = self._map(structure, method)
         if backward is None:
