@@ -29,6 +29,7 @@ CostKind = Literal["squared", "smooth l1", "cross-entropy"]
 
 SMALLEST = 1e-12  # spreads and positive numbers below this are taken for zero
 SUM_TOLERANCE = 1e-6  # how far shares that a user gives may be from summing to one
+REACH_AROUND = 5.0  # standard deviations to either side of draws: beyond them lies less than 1e-6 of a normal
 
 
 @dataclass(frozen=True)
@@ -191,6 +192,26 @@ class Space(ABC):
         """
         return None
 
+    def around(self, draws: Tensor, phase: Tensor) -> tuple[Tensor, Tensor] | None:
+        """As many points as there are draws of one cell (..., D, k), evenly over all that it may hold, and log-volumes.
+
+        Log-volumes (..., D) are what a sum over the points weighs each with, up to a constant; a sum of densities is
+        then the integral that draws tell by chance only. ``phase`` (..., 1), from zero to one, shifts all points by
+        part of their distance, so that what a rule of few points gets wrong differs from row to row. None where
+        coordinates are not free of each other.
+
+        >>> draws = torch.linspace(-1, 1, 16).double().unsqueeze(-1)
+        >>> points, _ = Real().around(draws, torch.tensor([0.5]))
+        >>> weight = torch.softmax(-0.5 * (points[:, 0] - 0.3) ** 2 / 0.36, 0)
+        >>> round(float(weight @ points[:, 0]), 6)
+        0.3
+        """
+        free = self.unconstrain(draws)
+        centre, spread = free.mean(-2, keepdim=True), free.std(-2, keepdim=True)
+        steps = (torch.arange(draws.shape[-2]).to(free) + phase.to(free)) * (2 / draws.shape[-2]) - 1
+        points, log_volume = self.constrain(centre + REACH_AROUND * spread * steps.unsqueeze(-1))
+        return points, log_volume.sum(-1)
+
 
 def space_from(spec: Mapping[str, Any]) -> Space:
     """Read :meth:`Space.spec` again; a space of your own is known once its class is imported.
@@ -330,6 +351,10 @@ class Simplex(_Vector):
         weights = np.exp(1.5 * scores)
         return weights / weights.sum(1, keepdims=True)
 
+    def around(self, draws: Tensor, phase: Tensor) -> tuple[Tensor, Tensor] | None:
+        """A missing coordinate is what the others leave."""
+        return None
+
 
 @dataclass(frozen=True)
 class Count(_Vector):
@@ -456,6 +481,21 @@ class Count(_Vector):
         # further apart than a Poisson count spreads, points would miss it: rather a few times as many
         return low, high, max(min(step, 2 * self.root_step), (root - low) / (4 * most))
 
+    def around(self, draws: Tensor, phase: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Counts one by one, or every few of them.
+
+        >>> Count().around(torch.tensor([[0.0], [1.0], [1.0], [2.0]]), torch.tensor([0.0]))[0].flatten()
+        tensor([0., 3., 6., 9.])
+        """
+        many = draws.shape[-2]
+        centre, spread = draws.mean(-2, keepdim=True), draws.std(-2, keepdim=True)
+        least = (centre - REACH_AROUND * spread - 1).floor().clamp(min=0)
+        most = (centre + REACH_AROUND * spread).ceil() + 4  # few draws of small counts may all be equal
+        stride = ((most - least + 1) / many).ceil()
+        first = least + (phase.to(draws).unsqueeze(-1) * stride).floor()
+        points = first + stride * torch.arange(many).to(draws).unsqueeze(-1)
+        return points, torch.zeros_like(points[..., 0])
+
 
 @dataclass(frozen=True)
 class Discrete(Space):
@@ -531,6 +571,15 @@ class Discrete(Space):
     def points(self, reach: float | None, most: int) -> Points | None:
         """All categories."""
         return Points(torch.eye(self.size, dtype=torch.float64))
+
+    def around(self, draws: Tensor, phase: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Every category once, if there are as many draws; points that are left over weigh nothing."""
+        many = draws.shape[-2]
+        if self.size > many:
+            return None
+        every = torch.eye(self.size).to(draws)[torch.arange(many) % self.size]
+        log_volume = torch.where(torch.arange(many) < self.size, 0.0, -torch.inf).to(draws)
+        return every.expand_as(draws), log_volume.expand(draws.shape[:-1])
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from otpdag.divergences.base import AbstractDivergence, fill_weights
+from otpdag.divergences.products import products_of_lines
 from otpdag.layers import side_by_side
 
 __all__ = ["FeatureColumn", "FittedFeatures", "WhitenedFeatures"]
@@ -66,8 +67,9 @@ class FittedFeatures:
     """Features placed on a data set: the kernels, the data's mean features and the whitening matrix."""
 
     kernels: tuple[Kernel, ...]
-    slots: Tensor
-    """(J, most) positions of each feature's kernels in the kernels' columns side by side; the last position is ones."""
+    slots: tuple[Tensor, ...]
+    """Positions of the first, second, ... kernel of every feature in the kernels' columns side by side; features of
+    more columns come first."""
     mean: Tensor
     """(B, J)."""
     whitening: Tensor
@@ -78,7 +80,7 @@ class FittedFeatures:
     @property
     def size(self) -> int:
         """Number of features."""
-        return self.slots.shape[0]
+        return len(self.slots[0])
 
     def combine(self, kernel_values: Sequence[Tensor]) -> Tensor:
         """Multiply kernel values (R, S, J_c) of all columns into features (R, S, J)."""
@@ -109,6 +111,16 @@ class FittedFeatures:
         if self.overlap is not None:
             covariance = covariance * self.overlap
         return replace(self, whitening=_whitening(covariance, ridge))
+
+    def along(self, slopes: Tensor) -> FittedFeatures:
+        r"""The same, of which only what differs along slopes (J, P) of the mean features counts.
+
+        With :math:`W` the whitening and :math:`Q` orthonormal columns that span :math:`W' G`, it is
+        :math:`\lVert Q' W' (E_P f - E_Q f) \rVert^2`, which parameters can make zero. Its minimum is that of the whole
+        distance where :math:`G` is its slope, however roughly the slope is known elsewhere.
+        """
+        whitening = self.whitening.to(slopes)
+        return replace(self, whitening=whitening @ torch.linalg.qr(whitening.mT @ slopes).Q)
 
     def distance(self, mean: Tensor) -> Tensor:
         """Squared whitened distance of mean features (R, J) to the data's."""
@@ -159,7 +171,7 @@ class WhitenedFeatures(AbstractDivergence):
         """Place features on data: choose subsets, landmark rows and bandwidths, then whiten."""
         generator = generator or torch.Generator().manual_seed(self.seed)
         subsets, landmarks, bandwidth = self._choose(columns, generator)
-        kernels, slots = _build_kernels(columns, subsets, landmarks, bandwidth, self.largest_subset)
+        kernels, slots = _build_kernels(columns, subsets, landmarks, bandwidth)
         values = _combined(slots, [kernel(column.values) for kernel, column in zip(kernels, columns, strict=True)])
         seen = _seen_features(columns, subsets)
         mean, covariance = _mean_and_covariance(values, seen, weight)
@@ -169,7 +181,7 @@ class WhitenedFeatures(AbstractDivergence):
     def _choose(
         self, columns: Sequence[FeatureColumn], generator: torch.Generator
     ) -> tuple[list[list[int]], list[int], Tensor]:
-        """Subsets of columns, landmark rows that see all of a subset, and bandwidths."""
+        """Subsets of columns, the largest first, landmark rows that see all of a subset, and bandwidths."""
         subsets, landmarks = [], []
         rows = columns[0].values.shape[-2]
         for _ in range(self.features):
@@ -183,18 +195,14 @@ class WhitenedFeatures(AbstractDivergence):
             subsets.append(sorted(subset))
             landmarks.append(int(candidates[pick]) if len(candidates) else pick)
         choice = torch.randint(len(self.bandwidths), (self.features,), generator=generator)
-        return subsets, landmarks, torch.tensor(self.bandwidths, dtype=torch.float64)[choice]
+        largest_first = sorted(range(self.features), key=lambda number: -len(subsets[number]))
+        bandwidth = torch.tensor(self.bandwidths, dtype=torch.float64)[choice[largest_first]]
+        return [subsets[number] for number in largest_first], [landmarks[n] for n in largest_first], bandwidth
 
 
-def _combined(slots: Tensor, kernel_values: Sequence[Tensor]) -> Tensor:
-    some = kernel_values[0]  # perhaps of no feature, where there are few
-    columns = side_by_side([*kernel_values, some.new_ones(*some.shape[:-1], 1)])
-    lines = columns.mT.contiguous()  # whole lines are copied several times faster than single numbers
-    first, *others = slots.to(columns.device).unbind(1)
-    product = lines.index_select(-2, first)
-    for slot in others:
-        product = product * lines.index_select(-2, slot)
-    return product.mT
+def _combined(slots: Sequence[Tensor], kernel_values: Sequence[Tensor]) -> Tensor:
+    lines = side_by_side(kernel_values).mT.contiguous()  # whole lines are copied faster than single numbers
+    return products_of_lines(lines, [slot.to(lines.device) for slot in slots]).mT
 
 
 def _build_kernels(
@@ -202,21 +210,19 @@ def _build_kernels(
     subsets: list[list[int]],
     landmarks: list[int],
     bandwidth: Tensor,
-    most: int,
-) -> tuple[tuple[Kernel, ...], Tensor]:
+) -> tuple[tuple[Kernel, ...], tuple[Tensor, ...]]:
+    """The kernels of each column, and where each feature finds its own; subsets come with the largest first."""
     kernels, at = [], 0
-    total = sum(len(subset) for subset in subsets)
-    slots = torch.full((len(subsets), most), total, dtype=torch.long)
-    filled = [0] * len(subsets)
+    positions: list[list[int]] = [[] for _ in subsets]
     for index, column in enumerate(columns):
         features = [j for j, subset in enumerate(subsets) if index in subset]
         rows = torch.tensor([landmarks[j] for j in features], dtype=torch.long)
         for j in features:
-            slots[j, filled[j]] = at
-            filled[j] += 1
+            positions[j].append(at)
             at += 1
         kernels.append(_kernel(column, torch.tensor(features, dtype=torch.long), rows, bandwidth))
-    return tuple(kernels), slots
+    slots = [[own[k] for own in positions if len(own) > k] for k in range(len(subsets[0]))]
+    return tuple(kernels), tuple(torch.tensor(slot, dtype=torch.long) for slot in slots)
 
 
 def _kernel(column: FeatureColumn, features: Tensor, rows: Tensor, bandwidth: Tensor) -> Kernel:

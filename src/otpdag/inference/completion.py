@@ -5,8 +5,9 @@ The distribution of completed rows is that of what is seen, pushed through the b
 .. math:: \hat P_\theta(x) = \frac1N \sum_i P_\theta(x \mid x_{i, seen}),
 
 and equals the model's own on average if the parameters are right and gaps depend on what is seen only. Joint draws
-stand for each row. At other parameters nearby the same draws serve with other weights, the densities' ratio, so that
-the mean of any feature is a smooth function of the parameters.
+stand for each row; where a single cell is unknown, points stand for it that lie evenly over all it may hold, weighed by
+their density, which is its integral without chance. At other parameters nearby the same points serve with other
+weights, the densities' ratio, so that the mean of any feature is a smooth function of the parameters.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from otpdag.data import Batch
 from otpdag.divergences.whitened import FeatureColumn, FittedFeatures
 from otpdag.inference.mean_features import node_columns
 from otpdag.inference.row_posterior import Fitted, posterior_draws
+from otpdag.inference.single_gaps import EvenPoints, single_gaps
 from otpdag.structure import Naturals, Structure
 
 __all__ = ["CompletedRows", "can_be_completed", "complete_rows"]
@@ -53,9 +55,11 @@ class CompletedRows:
         complete: Numbers of the rows without gaps.
         gaps: Numbers of the rows with gaps (G,); a row that stands for many may occur several times.
         repeats: How often each of them occurs in ``gaps`` (G,).
-        values: Draws of every node (R or 1, G, draws, width).
-        log_prob: Joint log-density of each draw where it was drawn (R or 1, G, draws).
-        shares: Weights of the draws of a row (R or 1, G, draws), which sum to one.
+        values: Points of every node (R or 1, G, points, width): draws, or evenly spread ones.
+        log_prob: Log-density that each point came from (R or 1, G, points): the joint one where it was drawn.
+        drawn: One draw of every node (R or 1, G, width).
+        first_shares: Weights of the points of a row (R or 1, G, points) where they were made.
+        shares: The same at the last parameters; they sum to one.
         made: Features of all rows and draws, where they are kept.
     """
 
@@ -65,31 +69,31 @@ class CompletedRows:
     repeats: Tensor
     values: Mapping[str, Tensor]
     log_prob: Tensor
+    drawn: Mapping[str, Tensor]
+    first_shares: Tensor
     shares: Tensor
     made: tuple[Tensor, ...] = ()
 
     @property
     def effective(self) -> float:
-        """The share of the draws that count, in the replica that has fewest."""
-        used = 1 / (self.shares.square().sum(-1) * self.shares.shape[-1])
-        return float(used.mean(-1).min())
+        """The share of the points that still count where they did at first, in the replica that has fewest."""
+        ratio = torch.where(self.shares > 0, self.shares.square() / self.first_shares, 0.0).sum(-1)
+        return float((1 / ratio).mean(-1).min())
 
     def weighed_for(self, structure: Structure, naturals: Naturals) -> CompletedRows:
         """The same draws with the weights that they have at other parameters (R, ...)."""
-        with torch.no_grad():
-            ratio = _joint_log_prob(structure, naturals, self.values) - self.log_prob
-            return replace(self, shares=torch.softmax(ratio.nan_to_num(nan=-torch.inf), -1))
+        return replace(self, shares=_shares(structure, naturals, self.values, self.log_prob))
 
     def with_weights(self, batch: Batch) -> CompletedRows:
         """The same rows with the weights of another batch."""
         return replace(self, batch=batch)
 
     def one_each(self, structure: Structure) -> Batch:
-        """Every row once, with the first of its draws in its gaps."""
+        """Every row once, with a draw in its gaps."""
         values = {}
         for node in structure.graph.observed:
             filled = self.batch.values[node].clone()
-            filled[:, self.gaps] = self.values[node][:1, :, 0].to(filled)
+            filled[:, self.gaps] = self.drawn[node][:1].to(filled)
             values[node] = filled
         seen = {node: torch.ones_like(mask) for node, mask in self.batch.mask.items()}
         return Batch(values, seen, self.batch.weight[:1])
@@ -161,10 +165,35 @@ def complete_rows(
         fitted = Fitted(structure, own, {}, None, count_range)
         drawn.append(posterior_draws(fitted, shared.take(gaps), draws, seed, stratified=True))
     values = {node: torch.stack([one[node] for one in drawn]).to(batch.weight) for node in drawn[0]}
+    first = {node: value[..., 0, :].clone() for node, value in values.items()}
     with torch.no_grad():
         log_prob = _joint_log_prob(structure, naturals, values)
-    shares = torch.full_like(log_prob, 1 / draws)
-    return CompletedRows(batch, complete, gaps, repeats, values, log_prob, shares)
+    for evenly in single_gaps(structure, shared.take(gaps), values, torch.Generator().manual_seed(seed)):
+        log_prob = _spread_evenly(structure, naturals, values, log_prob, evenly)
+    shares = _shares(structure, naturals, values, log_prob)
+    return CompletedRows(batch, complete, gaps, repeats, values, log_prob, first, shares, shares)
+
+
+def _spread_evenly(
+    structure: Structure, naturals: Naturals, values: Mapping[str, Tensor], log_prob: Tensor, evenly: EvenPoints
+) -> Tensor:
+    """Put evenly spread points in the place of draws, where some of them have a density; the log-density they have."""
+    own = {node: value[:, evenly.rows] for node, value in values.items()} | {evenly.node: evenly.values}
+    with torch.no_grad():
+        weight = (_joint_log_prob(structure, naturals, own) + evenly.log_volume).logsumexp(-1)
+    usable = torch.isfinite(weight).all(0)
+    rows = evenly.rows[usable]
+    values[evenly.node][:, rows] = evenly.values[:, usable]
+    log_prob = log_prob.clone()
+    log_prob[:, rows] = -evenly.log_volume[:, usable]
+    return log_prob
+
+
+def _shares(structure: Structure, naturals: Naturals, values: Mapping[str, Tensor], log_prob: Tensor) -> Tensor:
+    """Weights (R, G, points) of the points of each row at these parameters."""
+    with torch.no_grad():
+        ratio = _joint_log_prob(structure, naturals, values) - log_prob
+        return torch.softmax(ratio.nan_to_num(nan=-torch.inf), -1)
 
 
 def _repeats(weight: Tensor) -> Tensor:

@@ -8,8 +8,8 @@ Where inner categories have too many joint states to list, some are drawn, each 
 over how likely it was to be drawn: at first from the columns' own frequencies, then from the model at an estimate
 (:func:`drawn_at`).
 
-Few points serve while parameters move; what they get wrong is told by many points at one estimate, and added
-(:func:`shortfall`): near that estimate the mean is then that of many points.
+Few points serve while parameters move; what they get wrong is told by many points at one estimate
+(:func:`mean_over_many`), and added: near that estimate the mean is then that of many points.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from otpdag.quadrature import quadrature
 from otpdag.spaces import Space
 from otpdag.structure import Naturals, Structure
 
-__all__ = ["Measure", "drawn_at", "feature_columns", "lay_out", "mean_features", "shortfall", "thinned"]
+__all__ = ["Measure", "drawn_at", "feature_columns", "lay_out", "mean_features", "mean_over_many", "thinned"]
 
 GRID_POINTS = 48  # of the noise of a single inner number
 GRID_WITH_COUNTS = 160  # of the same beside a count: how likely a large one is changes fast with the number
@@ -42,8 +42,8 @@ MOST_STATES = 4096  # joint states of inner categories that are listed; of more,
 MOST_POINTS = 4096  # points of inner nodes in all, states times noise
 FEWEST_POINTS = 8  # of noise for each state
 FINE_POINTS = 16_384  # of inner nodes in all, where a mean is taken once: errors of a thousandth of a feature's spread
-FINE_STEP = 1024  # points that are evaluated at a time, which bounds memory
-THINNED_POINTS = 2048  # of inner nodes in all, once an estimate tells which of them count
+FINE_STEP = 1024  # points that are evaluated at a time, of all replicas: four megabytes of 500 features
+THINNED_POINTS = 1024  # of inner nodes in all, once an estimate tells which of them count
 LEAST_SHARE = 0.1  # of them are spread evenly, for estimates that move
 MOST_ATOMS = 400  # of a leaf with a finite support
 SMOOTHING = 0.5  # rows that every state has beside those that show it, where frequencies tell what is drawn
@@ -347,15 +347,16 @@ def mean_features(structure: Structure, naturals: Naturals, measure: Measure, fi
     return total / weight
 
 
-def shortfall(structure: Structure, naturals: Naturals, few: Measure, many: Measure, fitted: FittedFeatures) -> Tensor:
-    """What mean features over few points lack at these parameters of those over many: (R, J)."""
+def mean_over_many(structure: Structure, naturals: Naturals, many: Measure, fitted: FittedFeatures) -> Tensor:
+    """The same (R, J) over so many points that they are evaluated a part at a time; nothing has a gradient."""
+    replicas = max(len(value) for params in naturals.values() for value in params.values())
     with torch.no_grad():
         parts = [
             _summed_features(structure, naturals, many.take(index), fitted)
-            for index in torch.arange(many.size).split(FINE_STEP)
+            for index in torch.arange(many.size).split(max(1, FINE_STEP // replicas))
         ]
         total, weight = (torch.stack(sums).sum(0) for sums in zip(*parts, strict=True))
-        return total / weight - mean_features(structure, naturals, few, fitted)
+        return total / weight
 
 
 def thinned(structure: Structure, naturals: Naturals, measure: Measure, generator: torch.Generator) -> Measure:

@@ -31,7 +31,7 @@ from otpdag.inference.mean_features import (
     feature_columns,
     lay_out,
     mean_features,
-    shortfall,
+    mean_over_many,
     thinned,
 )
 from otpdag.inference.simulated import complete_batch
@@ -65,6 +65,10 @@ class DirectComparison:
     """Rows with their gaps filled in, once there is a first estimate."""
     lacking: Tensor | None = None
     """What the model's mean features (R or 1, J) lack over these points, as told by many at an estimate."""
+    along: FittedFeatures | None = None
+    """The features as far as parameters change their means at an estimate, once gaps are completed there."""
+    rest: Tensor | None = None
+    """The part of the distance (R or 1,) that no parameters change, as told by many points at an estimate."""
 
     @property
     def size(self) -> Tensor:
@@ -74,7 +78,10 @@ class DirectComparison:
     def terms(self, structure: Structure, naturals: Naturals) -> LossTerms:
         """The squared distance of mean features, weighted."""
         mean = mean_features(structure, naturals, self.measure, self.features)
-        distance = self.features.distance(mean if self.lacking is None else mean + self.lacking.to(mean))
+        mean = mean if self.lacking is None else mean + self.lacking.to(mean)
+        distance = (self.along or self.features).distance(mean)
+        if self.rest is not None:
+            distance = distance + self.rest.to(distance)
         return LossTerms.of(distance, direct=self.direct.kappa * distance)
 
     @property
@@ -137,19 +144,40 @@ class DirectComparison:
 
     def _corrected_at(self, structure: Structure, naturals: Naturals) -> DirectComparison:
         """The same points, with what they lack at these parameters."""
-        if self.measure is self.many:
-            return replace(self, lacking=None)
-        return replace(self, lacking=shortfall(structure, naturals, self.measure, self.many, self.features))
+        precise = mean_over_many(structure, naturals, self.many, self.features)
+        own = replace(self, lacking=None)
+        if self.measure is not self.many:
+            with torch.no_grad():
+                lacking = precise - mean_features(structure, naturals, self.measure, self.features)
+            own = replace(self, lacking=lacking)
+        if self.along is None:
+            return own
+        return replace(own, rest=self.features.distance(precise) - self.along.distance(precise))
 
-    def _with_rows(self, structure: Structure, rows: CompletedRows, features: FittedFeatures) -> DirectComparison:
-        mean = rows.mean_features(structure, features)
-        return replace(self, completed=rows, features=replace(features, mean=mean))
+    def along_slopes(self, structure: Structure, naturals: Naturals, beside: Naturals) -> DirectComparison:
+        """The same, compared along the slopes of the model's mean features only, which many points tell.
+
+        Few points have slopes of their own. What is weighed by slopes that are a little wrong tells a little less of
+        complete rows, but much less where gaps leave one part in a hundred of some direction to be known.
+
+        Args:
+            structure: Graph and mechanisms.
+            naturals: Parameters (1, ...) of an estimate.
+            beside: The same, moved by a little in each direction and, after all of these, against it (2 P, ...).
+        """
+        ahead, behind = mean_over_many(structure, beside, self.many, self.features).chunk(2)
+        return replace(self, along=self.features.along((ahead - behind).mT))._corrected_at(structure, naturals)
 
     def change(self, structure: Structure, before: Naturals, after: Naturals) -> Tensor:
         """How far parameters moved, in standard errors of what the features know of complete rows, squared (R,)."""
         with torch.no_grad():
             old, new = (mean_features(structure, one, self.measure, self.features) for one in (before, after))
             return replace(self.features, mean=old).distance(new) * self.size
+
+    def _with_rows(self, structure: Structure, rows: CompletedRows, features: FittedFeatures) -> DirectComparison:
+        mean = rows.mean_features(structure, features)
+        along = None if self.along is None else replace(self.along, mean=mean)
+        return replace(self, completed=rows, features=replace(features, mean=mean), along=along)
 
     def whitened_by_model(self, structure: Structure, naturals: Naturals, seed: int) -> DirectComparison:
         """The same with features whitened by their covariance under the model, which is less noisy than the data's."""

@@ -40,6 +40,12 @@ SETTLED, SETTLED_RESAMPLE, ROUGHLY_SETTLED = 1e-5, 0.03, 0.01
 resampled ones, and before weights of features change anyhow. What is left to go is the change divided by the share of
 information that is there, perhaps a tenth: a change of a thirtieth of a standard error would leave a third of one."""
 
+BESIDE = 1e-4
+"""Half the distance of the points whose difference is a slope: 1e-8 are lost by curvature, and 1e-12 by digits."""
+
+MOST_SLOPE_POINTS = 2**19
+"""Points in all directions that slopes are told by: some seconds."""
+
 
 @dataclass(frozen=True)
 class RowProblem(TableRows):
@@ -161,6 +167,7 @@ class RowProblem(TableRows):
         naturals = self.naturals(point.detach())
         direct = self.direct.whitened_by_model(self.structure, naturals, seed)
         direct = direct.told_anew(self.structure, naturals, self.seed)
+        direct = self._along_slopes(direct, point.detach())
         again = None if self.completing is None else FixedPoint().at(self.completing.begin)
         refined = replace(self, direct=direct, refinements=self.refinements - 1, completing=again)
         return Moved(refined, point, "refined weights")
@@ -184,6 +191,16 @@ class RowProblem(TableRows):
             return None
         completed = replace(self, direct=direct, completing=course.at(point))
         return Moved(completed, point, "completed rows", curved_alike=self.completing is not None)
+
+    def _along_slopes(self, direct: DirectComparison, point: Tensor) -> DirectComparison:
+        """The comparison along slopes at an estimate from completed rows, where few points tell them badly.
+
+        Several estimates share the slopes of the one that they are resamples of.
+        """
+        work = 2 * point.shape[-1] * direct.many.size
+        if direct.completed is None or len(point) > 1 or direct.measure is direct.many or work > MOST_SLOPE_POINTS:
+            return direct
+        return direct.along_slopes(self.structure, self.naturals(point), self.naturals(_beside(point)))
 
     def _at_posteriors(self, points: Tensor) -> RowProblem | None:
         """The problem with its points where the posteriors are, if that makes a difference to the loss."""
@@ -221,6 +238,12 @@ class RowProblem(TableRows):
     def simulated(self, point: Tensor, size: int, seed: int) -> Problem:
         """Rows that the model makes, each with the gaps and covariates of a random row."""
         return row_problem(self._about, self.drawn(point, size, seed), seed)
+
+
+def _beside(point: Tensor) -> Tensor:
+    """A point (1, P) moved by a little in each direction, and against it: (2 P, P)."""
+    steps = BESIDE * torch.eye(point.shape[-1]).to(point)
+    return torch.cat([point + steps, point - steps])
 
 
 def row_problem(about: RowObjective, batch: Batch, seed: int) -> Problem:
