@@ -34,7 +34,7 @@ from otpdag.mechanisms import Normal
 from otpdag.mechanisms.parameters import MOST_LOGARITHM, POSITIVE, REAL, Floored
 from otpdag.structure import Structure, parameter_places
 
-__all__ = ["Scored", "StructuralEquations", "structural_equations"]
+__all__ = ["LinearFamilies", "Scored", "StructuralEquations", "structural_equations"]
 
 Array: TypeAlias = NDArray[np.float64]
 Codes: TypeAlias = NDArray[np.int64]
@@ -308,26 +308,33 @@ def _share(second: Array) -> Array:
     return count / count.sum(-1, keepdims=True)
 
 
-def structural_equations(
-    structure: Structure,
-    families: Sequence[FamilyView],
-    shapes: Mapping[str, tuple[int, ...]],
-    places: Sequence[Sequence[int]],
-    codes: Sequence[Tensor],
-    shown: Tensor,
-    shift: Tensor,
-) -> StructuralEquations | None:
-    """Write families down as equations; None unless all are normal nodes, or if there are too many parameters.
+@dataclass(frozen=True, eq=False)
+class LinearFamilies:
+    """All families of numbers of a model, and where they stand among the columns of rows in groups.
 
-    Args:
+    Attributes:
         structure: Of the model.
-        families: All families of numbers, parents first.
+        all: The families, parents first.
         shapes: Of all parameters of a flat point, in their order.
-        places: For each family the numbers that its columns are.
+        columns: For each family, by its node, the numbers that its columns are.
         codes: For each family the configuration of its categories in each group of rows (G,).
-        shown: Which numbers each group shows (G, D).
         shift: What was subtracted from the numbers (D,).
     """
+
+    structure: Structure
+    all: tuple[FamilyView, ...]
+    shapes: Mapping[str, tuple[int, ...]]
+    columns: Mapping[str, Sequence[int]]
+    codes: Mapping[str, Tensor]
+    shift: Tensor
+
+
+def structural_equations(linear: LinearFamilies, shown: Tensor) -> StructuralEquations | None:
+    """Write families down as equations; None unless all are normal nodes, or if there are too many parameters.
+
+    ``shown`` says which numbers each group shows (G, D).
+    """
+    structure, families, shapes, shift = linear.structure, linear.all, linear.shapes, linear.shift
     at = {key: place.numpy() for key, place in parameter_places(shapes).items()}
     learned = {key for family in families for key in structure.keys[family.node].values()}
     total = sum(place.size for place in at.values())
@@ -335,7 +342,8 @@ def structural_equations(
         return None
     is_positive, floor = np.zeros(total, dtype=bool), np.zeros(total)
     entries: list[_Entry] = []
-    for family, own, code in zip(families, places, codes, strict=True):
+    for family in families:
+        own, code = linear.columns[family.node], linear.codes[family.node]
         for name, parameter in family.mechanism.declared().items():
             column = at[structure.keys[family.node][name]] if parameter.learned else np.full(parameter.shape, -1)
             if parameter.learned:
