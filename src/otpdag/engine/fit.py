@@ -207,17 +207,13 @@ def _status(ended: Ended, method: Method, monitor: Monitor) -> Status:
     if bool(ended.converged[0]):
         stochastic = method.optimiser.is_stochastic
         return Status(True, "the smoothed loss stopped falling" if stochastic else "the loss stopped changing")
-    steps = sum(len(stage.losses) for stage in monitor.stages)
-    if monitor.stopping.cause is Cause.INTERRUPT:
-        reason = f"{Cause.INTERRUPT.value} after {steps} steps; these are the best parameters so far"
-        return Status(False, reason, interrupted=True)
-    if monitor.stopping.cause is Cause.TIME:
-        return Status(
-            False,
-            f"the time limit of {monitor.stopping.seconds:g} s was reached after {steps} steps; these are the best "
-            "parameters so far",
-            "allow more time, or go on from a checkpoint",
-        )
-    if monitor.stopping.cause is Cause.CALLBACK:
-        return Status(False, f"{Cause.CALLBACK.value} after {len(monitor.history)} steps", "")
+    cause, steps = monitor.stopping.cause, sum(len(stage.losses) for stage in monitor.stages)
+    so_far = f"after {steps} steps; these are the best parameters so far"
+    if cause is Cause.INTERRUPT:
+        return Status(False, f"{cause.value} {so_far}", interrupted=True)
+    if cause is Cause.TIME:
+        reached = f"the time limit of {monitor.stopping.seconds:g} s was reached {so_far}"
+        return Status(False, reached, "allow more time, or go on from a checkpoint")
+    if cause is Cause.CALLBACK:
+        return Status(False, f"{cause.value} after {len(monitor.history)} steps")
     return Status(False, f"the loss was still falling after {ended.steps} steps", "allow more steps in the method")

@@ -111,9 +111,7 @@ class SequenceData(DataKind):
 
     def as_given(self, per_unit: NDArray[np.float64]) -> NDArray[np.float64]:
         """Back from the order of the batch to that of the data."""
-        given = np.empty_like(per_unit)
-        given[self.order] = per_unit
-        return given
+        return per_unit[np.argsort(self.order)]
 
     # -- methods ------------------------------------------------------------------------------------------------------
 
@@ -180,7 +178,7 @@ class SequenceData(DataKind):
 
     def lay_out(self, method: Method, seed: int) -> Layout:
         """The units of some completed steps, and the map where one is learned."""
-        few = self._few(seed)
+        few = part_of(self._pieces, START_STEPS, seed)
         generator = np.random.default_rng([seed, 2**20])
         completed = complete_steps(self.structure, few, generator, first=True)
         structure = self.structure.scaled_to(completed, step_weights(self.structure, few))
@@ -189,9 +187,6 @@ class SequenceData(DataKind):
             return Layout.of(structure)
         completed = _guessed(structure, few, restart_seed(seed, 0), first=True)
         return Layout.of(structure, _map_start(backward, few, completed, seed), sequence_map=backward)
-
-    def _few(self, seed: int) -> SequenceBatch:
-        return part_of(self._pieces, START_STEPS, seed)
 
     @property
     def _pieces(self) -> SequenceBatch:
