@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from otpdag.arguments import check_seconds
 from otpdag.engine.checkpoint import Journal
 from otpdag.engine.course import Course
 from otpdag.engine.fingerprint import fingerprint
@@ -22,7 +23,7 @@ from otpdag.engine.kinds.recognise import recognise
 from otpdag.engine.method import Method
 from otpdag.engine.monitor import Callback, Monitor
 from otpdag.engine.point_layout import Layout
-from otpdag.engine.resolve import Plan, check_arguments, check_honoured, check_seconds, resolve, robust_kind
+from otpdag.engine.resolve import Plan, check_arguments, check_honoured, resolve, robust_kind
 from otpdag.engine.result import FitResult, Status
 from otpdag.engine.robust import robust_search
 from otpdag.engine.search import Ended, Searcher, search

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from otpdag.arguments import check_level
 from otpdag.data import Batch
 from otpdag.engine.bootstrap import BootstrapOptions, bootstrap_draws, bootstrap_table, described_parameters
 from otpdag.engine.method import Method
@@ -202,8 +203,7 @@ class FitResult:
         """
         if errors not in ("information", "sandwich", "bootstrap"):
             raise ModelError(f"errors must be 'information', 'sandwich' or 'bootstrap'; got {errors!r}")
-        if not 0 < level < 1:
-            raise ModelError(f"level must lie between 0 and 1; got {level}")
+        check_level(level)
         notes = [*self.notes] if self.status.converged else [str(self.status), *self.notes]
         facts: dict[str, str | int | float] = {
             "method": self.method.name,

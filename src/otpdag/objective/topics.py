@@ -33,7 +33,7 @@ Documents = sparse.csr_array
 SMALLEST = 1e-30  # a count of a word, whose logarithm must be finite in single precision
 
 FIRST_DOCUMENTS, DOCUMENTS_A_TOPIC = 1000, 40
-"""Documents on which starts are compared, and at least so many for each topic."""
+"""Documents on which starts are compared (decision 0009), and at least so many for each topic."""
 
 HELD_SWEEPS = 10
 """Sweeps from which concentrations at given topics are learned."""

@@ -41,7 +41,7 @@ from otpdag.uncertainty.diagnosis import notes_on_scales
 __all__ = ["SequenceData"]
 
 START_STEPS = 20_000
-"""Steps that units, and starts of hidden numbers, are guessed from."""
+"""Steps that units, and starts of hidden numbers, are guessed from (decision 0006)."""
 
 CHAIN_START_STEPS = 5_000
 """Steps that starts of chains are guessed from: they run on fewer at first."""
@@ -76,7 +76,7 @@ NETWORK_STEPS_SEEN = 800
 """How a network is trained when it joins the smoother, and how many steps of sequences each of its steps sees."""
 
 COMPARISONS, CLEARLY_BETTER = 40, 2.0
-"""Batches on which the two maps are compared, and standard errors by which the network must be better."""
+"""Batches on which two maps are compared, and standard errors by which the network must be better (decision 0013)."""
 
 
 @dataclass(frozen=True)
