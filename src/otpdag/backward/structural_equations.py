@@ -343,14 +343,13 @@ def structural_equations(linear: LinearFamilies, shown: Tensor) -> StructuralEqu
     is_positive, floor = np.zeros(total, dtype=bool), np.zeros(total)
     entries: list[_Entry] = []
     for family in families:
-        own, code = linear.columns[family.node], linear.codes[family.node]
         for name, parameter in family.mechanism.declared().items():
             column = at[structure.keys[family.node][name]] if parameter.learned else np.full(parameter.shape, -1)
             if parameter.learned:
                 is_positive[column] = parameter.support is not REAL
             if parameter.learned and isinstance(parameter.support, Floored):
                 floor[column] = parameter.support.floor.numpy()
-            entries.append(_entry(family, name, column, own, code.numpy(), len(shift)))
+            entries.append(_entry(linear, family, name, column))
     column, origin, unit, place, row, moved_by, times, centre, active = map(np.concatenate, zip(*entries, strict=True))
     if len(shown) * len(row) ** 2 > MOST_INFORMATION:
         return None
@@ -385,8 +384,9 @@ def _is_plain(family: FamilyView) -> bool:
     return isinstance(mechanism, Normal) and type(mechanism) is Normal and not mechanism.predictor.is_levelled and plain
 
 
-def _entry(family: FamilyView, name: str, column: Codes, own: Sequence[int], code: Codes, size: int) -> _Entry:
+def _entry(linear: LinearFamilies, family: FamilyView, name: str, column: Codes) -> _Entry:
     """What a table of levels or scales, or the slopes of a family, put into its equations."""
+    own, code, size = linear.columns[family.node], linear.codes[family.node].numpy(), len(linear.shift)
     mechanism = family.mechanism
     assert isinstance(mechanism, Normal), "checked before"
     parameter, dim, many = mechanism.declared()[name], family.widths[-1], column.shape[0]

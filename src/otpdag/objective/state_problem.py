@@ -178,11 +178,7 @@ class StateProblem(SummedRows):
 
 
 def rows_by_features(
-    structure: Structure,
-    batch: Batch,
-    shapes: Mapping[str, tuple[int, ...]],
-    in_rows: LayOut,
-    seed: int,
+    structure: Structure, batch: Batch, shapes: Mapping[str, tuple[int, ...]], in_rows: LayOut, seed: int
 ) -> StateProblem | None:
     """Lay rows out; None where something else than hidden categories is unknown, or a node has no features."""
     graph, mechanisms = structure.graph, structure.mechanisms

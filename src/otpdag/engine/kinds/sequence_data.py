@@ -211,7 +211,7 @@ class SequenceData(DataKind):
             return window_problem(structure, self.batch, shapes, objective.direct, seed)
         eps = objective.at(1.0).eps
         if isinstance(layout.sequence_map, SequenceMap):
-            return number_problem(structure, self._pieces, layout.sequence_map, shapes, eps, seed)
+            return number_problem(self._pieces, layout.sequence_map, shapes, eps, seed)
         return chain_problem(structure, self.batch, shapes, eps, seed)
 
     def starts(
