@@ -43,12 +43,13 @@ def rows_exponent(settings: Settings) -> Record:
     """Whole fits of 10,000 and of a million rows; memory counts from before the table is read."""
     few, large = (_fitted(settings.seed, rows) for rows in (FEW_ROWS, MANY_ROWS))
     table = large.value["bytes"]
+    timed = _timed(large.value["seconds"], few.value["seconds"], MANY_ROWS)
     return {
-        "ratio": math.log(large.value["seconds"] / few.value["seconds"]) / math.log(MANY_ROWS / FEW_ROWS),
-        "ours": large.value["seconds"], "oracle": few.value["seconds"],
-        "seconds": large.value["seconds"], "oracle_seconds": few.value["seconds"], "rows": MANY_ROWS,
-        "memory_over_table": (large.peak - large.base) / table, "table_mb": table / MEGABYTE,
-    }  # fmt: skip
+        **timed,
+        "ratio": math.log(timed["ratio"]) / math.log(MANY_ROWS / FEW_ROWS),
+        "memory_over_table": (large.peak - large.base) / table,
+        "table_mb": table / MEGABYTE,
+    }
 
 
 def parquet_rate(settings: Settings) -> Record:
@@ -66,12 +67,17 @@ def parquet_rate(settings: Settings) -> Record:
         huge = in_child(partial(_streamed, str(path), steps=3), seconds=LONGEST)
     return {
         "ratio": there.value["seconds"] / here.value["seconds"],
-        "ours": rows / there.value["seconds"], "oracle": rows / here.value["seconds"],
-        "seconds": there.value["seconds"], "oracle_seconds": here.value["seconds"],
-        "peak_mb": there.peak / MEGABYTE, "beyond_rows": beyond, "beyond_peak_mb": huge.peak / MEGABYTE,
-        "beyond_base_mb": huge.base / MEGABYTE, "beyond_seconds": huge.value["seconds"],
+        "ours": rows / there.value["seconds"],
+        "oracle": rows / here.value["seconds"],
+        "seconds": there.value["seconds"],
+        "oracle_seconds": here.value["seconds"],
+        "peak_mb": there.peak / MEGABYTE,
+        "beyond_rows": beyond,
+        "beyond_peak_mb": huge.peak / MEGABYTE,
+        "beyond_base_mb": huge.base / MEGABYTE,
+        "beyond_seconds": huge.value["seconds"],
         "difference": difference(there.value["params"], here.value["params"]),
-    }  # fmt: skip
+    }
 
 
 def dask_same(settings: Settings) -> Record:
@@ -84,9 +90,13 @@ def dask_same(settings: Settings) -> Record:
     (there,) = _on_workers(2, frame, [partial(otp.fit, method=tight, restarts=STARTS)])
     gap = difference(there.model.params(), here.model.params())
     return {
-        "ratio": gap / 1e-6, "ours": gap, "oracle": 1e-6, "rows": rows,
-        "seconds": time.perf_counter() - begin, "oracle_seconds": here.seconds,
-    }  # fmt: skip
+        "ratio": gap / 1e-6,
+        "ours": gap,
+        "oracle": 1e-6,
+        "rows": rows,
+        "seconds": time.perf_counter() - begin,
+        "oracle_seconds": here.seconds,
+    }
 
 
 def dask_rate(settings: Settings) -> Record:
@@ -96,10 +106,7 @@ def dask_rate(settings: Settings) -> Record:
     load = os.getloadavg()[0]
     fit = partial(otp.fit, restarts=1)
     one, two = (_on_workers(workers, frame, [fit, fit])[1].seconds for workers in (1, 2))
-    return {
-        "ratio": two / one, "ours": two, "oracle": one, "seconds": two, "oracle_seconds": one, "rows": rows,
-        "load_before": load, "cores": os.cpu_count(),
-    }  # fmt: skip
+    return {**_timed(two, one, rows), "load_before": load, "cores": os.cpu_count()}
 
 
 def threads(settings: Settings) -> Record:
@@ -107,11 +114,24 @@ def threads(settings: Settings) -> Record:
     load = os.getloadavg()[0]
     one, two = (_fitted(settings.seed, MANY_ROWS, threads=number).value for number in (1, 2))
     return {
-        "ratio": two["wall"] / one["wall"], "ours": two["wall"], "oracle": one["wall"],
-        "seconds": two["wall"], "oracle_seconds": one["wall"], "rows": MANY_ROWS,
-        "processor_seconds": [one["seconds"], two["seconds"]], "load_before": load, "cores": os.cpu_count(),
+        **_timed(two["wall"], one["wall"], MANY_ROWS),
+        "processor_seconds": [one["seconds"], two["seconds"]],
+        "load_before": load,
+        "cores": os.cpu_count(),
         "difference": difference(two["params"], one["params"]),
-    }  # fmt: skip
+    }
+
+
+def _timed(ours: float, oracle: float, rows: int) -> Record:
+    """A record whose figures are the seconds that two fits took."""
+    return {
+        "ratio": ours / oracle,
+        "ours": ours,
+        "oracle": oracle,
+        "seconds": ours,
+        "oracle_seconds": oracle,
+        "rows": rows,
+    }
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------

@@ -175,9 +175,10 @@ def pyro_mixed(frame: pd.DataFrame, classes: int, states: int, starts: int, goal
         base = pyro.param("base", lambda: (x2.mean() + 1).log() + 0.3 * torch.randn(classes).double())
         slope = pyro.param("slope", lambda: torch.zeros(1).double())
         table = pyro.param(
-            "table", lambda: torch.distributions.Dirichlet(torch.ones(states).double()).sample((classes,)),
+            "table",
+            lambda: torch.distributions.Dirichlet(torch.ones(states).double()).sample((classes,)),
             constraint=constraints.simplex,
-        )  # fmt: skip
+        )
         with pyro.plate("rows", rows):
             z = pyro.sample("z", dist.Categorical(weights))
             pyro.sample("x1", dist.Normal(loc[z], scale[z]), obs=x1)

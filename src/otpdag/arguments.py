@@ -1,14 +1,14 @@
-"""Checks of arguments that many functions have: whole numbers, and seeds of random draws."""
+"""Checks of arguments that many functions have: whole numbers, seeds of random draws, times, names of choices."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
 from otpdag.errors import ModelError
 
-__all__ = ["check_count", "check_level", "check_mapping", "check_seed"]
+__all__ = ["check_choice", "check_count", "check_level", "check_mapping", "check_seconds", "check_seed"]
 
 
 def check_count(name: str, value: object, least: int = 1) -> int:
@@ -37,6 +37,19 @@ def check_level(level: object) -> None:
     """Refuse what is no coverage of an interval."""
     if isinstance(level, bool) or not isinstance(level, Real) or not 0 < float(level) < 1:
         raise ModelError(f"level must lie between 0 and 1; got {level!r:.100}")
+
+
+def check_seconds(name: str, seconds: object) -> None:
+    """Refuse times that are not positive numbers; None is no limit."""
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if seconds is not None and not (is_number and float(str(seconds)) > 0):
+        raise ModelError(f"{name} must be a number of seconds above zero; got {seconds!r}")
+
+
+def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
+    """Refuse all but some names."""
+    if value not in allowed:
+        raise ModelError(f"{name} must be one of {', '.join(map(repr, allowed))}; got {value!r}")
 
 
 def check_mapping(name: str, values: object) -> Mapping[Any, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["joint_codes"]
+__all__ = ["joint_codes", "joint_one_hot"]
 
 
 def joint_codes(sizes: Sequence[int]) -> list[Tensor]:
@@ -27,3 +27,12 @@ def joint_codes(sizes: Sequence[int]) -> list[Tensor]:
     strides = [math.prod(sizes[place + 1 :]) for place in range(len(sizes))]
     every = torch.arange(total)
     return [every.div(stride, rounding_mode="floor") % size for stride, size in zip(strides, sizes, strict=True)]
+
+
+def joint_one_hot(sizes: Sequence[int]) -> list[Tensor]:
+    """The same as one-hot vectors: for each category (states, size).
+
+    >>> joint_one_hot([1, 2])[1].tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
+    """
+    return [torch.eye(size, dtype=torch.float64)[code] for size, code in zip(sizes, joint_codes(sizes), strict=True)]

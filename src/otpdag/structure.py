@@ -163,6 +163,12 @@ class Structure:
                 raise DataError(f"node {node!r} is Given: its cells must not be missing; one is, in row {row}")
 
     @property
+    def ties_parameters(self) -> bool:
+        """Whether two nodes share a parameter."""
+        keys = [key for names in self.keys.values() for key in names.values()]
+        return len(keys) != len(set(keys))
+
+    @property
     def given(self) -> tuple[str, ...]:
         """Nodes that are conditioned on, never modelled."""
         return tuple(node for node, mechanism in self.mechanisms.items() if mechanism.is_given)

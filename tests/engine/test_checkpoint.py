@@ -1,6 +1,5 @@
 """Checkpoints: a fit that was stopped goes on to the very same end."""
 
-import hashlib
 import os
 
 import numpy as np
@@ -13,7 +12,6 @@ from safetensors.torch import save_file
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.datasets import bars, poisson_chain
-from otpdag.engine.fingerprint import fingerprint
 from otpdag.engine.stopping import Stopping
 from otpdag.errors import DataError
 from otpdag.estimators import WassersteinAutoencoder
@@ -226,19 +224,6 @@ def test_a_fit_that_has_something_to_write_ends_in_order_when_it_is_told_to_term
     for path in (None, tmp_path / "run.checkpoint"):
         otp.fit(mixture(), TABLE, restarts=1, course=QUICK, checkpoint=path)
     assert asked == [False, True]
-
-
-def test_fingerprints_stay_what_they_were_so_that_runs_of_another_day_go_on():
-    """SHA-256 of the pieces, each after its length; twelve digits are kept."""
-    digest = hashlib.sha256()
-    for piece in (b"'x'", b"float64 (2,)", np.array([0.5, 2.0]).tobytes(), b"'n'", b"3"):
-        digest.update(len(piece).to_bytes(8, "little") + piece)
-    assert fingerprint({"x": np.array([0.5, 2.0]), "n": 3}) == digest.hexdigest()[:12]
-    assert fingerprint({"b", "a"}) == fingerprint(frozenset({"a", "b"}))
-    assert fingerprint(torch.tensor([1.0])) == fingerprint(np.array([1.0], dtype=np.float32))
-    assert fingerprint([1, 2]) == fingerprint((1, 2)) != fingerprint([2, 1])
-    assert fingerprint(mixture()) == fingerprint(hmm())  # a model has no content here: its parameters are told apart
-    assert fingerprint(print) != fingerprint(QUICK)
 
 
 def test_a_pipe_is_no_checkpoint_and_is_not_waited_for(tmp_path):

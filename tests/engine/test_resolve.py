@@ -107,6 +107,11 @@ def test_a_device_that_is_not_there_is_refused(kind):
     refused(kind, "device 'cuda' was asked for, but no CUDA device is available", device="cuda")
 
 
+def test_a_chain_takes_neither_nonsense_nor_a_device():
+    """Both were once accepted without a word."""
+    refused("sequences", "robust must be True|no CUDA device is available", robust="nonsense", device="cuda")
+
+
 def test_the_largest_seed_serves():
     check_arguments(2**63 - 1, None, None, "cpu")
     otp.fit(mixture(), TABLE, seed=2**63 - 1, restarts=2)

@@ -1,10 +1,11 @@
-"""Samples of sequences."""
+"""Samples of rows and of sequences."""
 
 import numpy as np
 import pytest
 
 import otpdag as otp
 from tests.dynamic_models import fitted_poisson_hmm
+from tests.inference.linear_models import structural
 
 
 def test_samples_look_like_the_model(tmp_path):
@@ -22,3 +23,13 @@ def test_samples_look_like_the_model(tmp_path):
     model.save(tmp_path / "hmm.otp")
     again = otp.load(tmp_path / "hmm.otp")
     np.testing.assert_allclose(again.predict_proba(counts, "z"), model.predict_proba(counts, "z"))
+
+
+def test_samples_follow_functions_of_what_was_drawn():
+    model = structural()
+    free = model.sample(2000, seed=3)
+    shifted = model.sample(2000, seed=3, do={"t": lambda table: table["t"] + 1.0})
+    assert (shifted["t"] - free["t"]).to_numpy() == pytest.approx(1.0)
+    assert (shifted["y"] - free["y"]).to_numpy() == pytest.approx(3.0)
+    by_z = model.sample(50, seed=3, do={"t": lambda table: np.where(table["z"] > 0, 1.0, -1.0)})
+    assert set(by_z["t"]) == {-1.0, 1.0}

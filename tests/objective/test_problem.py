@@ -183,7 +183,7 @@ def problem_of(name):
     if name == "parts":
         problem, points = made("rows with two numbers")
         parts = LocalParts(lambda: (problem.on_part(rows) for rows in torch.arange(problem.rows).split(20)))
-        whole = PartitionedProblem(problem.structure, problem.shapes, parts, problem, problem.rows)
+        whole = PartitionedProblem(problem, parts, problem.rows)
         return whole.laid_out_for(points), points
     if name == "held":
         return HeldProblem(problem, torch.arange(points.shape[1]) > 1), points

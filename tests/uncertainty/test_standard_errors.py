@@ -9,21 +9,13 @@ import pytest
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.errors import ModelError
+from tests.uncertainty.regression_tables import regression_table
 
 sm = pytest.importorskip("statsmodels.api", reason="statsmodels is the outside truth here")
 
 
 def lines(result: otp.FitResult, **options) -> pd.DataFrame:
     return result.summary(**options).to_frame()
-
-
-def regression_table(rows: int = 300) -> pd.DataFrame:
-    rng = np.random.default_rng(4)
-    a, b = rng.normal(2.0, 3.0, rows), rng.normal(size=rows)
-    y = 1.0 + 0.5 * a - b + (0.5 + np.abs(b)) * rng.normal(size=rows)
-    n = rng.poisson(np.exp(0.2 + 0.1 * a))
-    k = (rng.random(rows) < 1 / (1 + np.exp(-0.5 * a + b))).astype(int)
-    return pd.DataFrame({"a": a, "b": b, "y": y, "n": n, "k": k})
 
 
 @pytest.fixture(scope="module")
@@ -80,20 +72,6 @@ def test_counts_and_categories_have_the_errors_of_statsmodels(regression):
     names = ["k.logits[1]", "k.weight[a, 1]", "k.weight[b, 1]"]
     np.testing.assert_allclose(found.loc[names, "std_error"], logit.bse, rtol=1e-3)
     assert found.loc["k.logits[0]", "note"] == "reference"
-
-
-def test_the_facts_are_those_of_the_data(regression):
-    table, result = regression
-    facts = result.summary().facts
-    model = result.model
-    assert facts["log-likelihood"] == pytest.approx(model.log_likelihood(table))
-    assert facts["parameters"] == model.n_parameters == 2 + 2 + 4 + 3 + 3
-    assert facts["AIC"] == pytest.approx(model.aic(table))
-    assert facts["BIC"] == pytest.approx(model.bic(table))
-    text = str(result.summary())
-    assert "missing cells: 0" in text
-    assert "k.weight[b, 1]" in text
-    assert "<table>" in result.summary()._repr_html_()
 
 
 def test_a_table_of_probabilities_has_binomial_errors_and_no_error_at_its_edge():

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from otpdag.backward.elimination.families import FamilyView, describe_families
 from otpdag.backward.guessed_moments import can_be_guessed, completed_moments, regressed_entries
-from otpdag.backward.structural_equations import StructuralEquations, structural_equations
+from otpdag.backward.structural_equations import LinearFamilies, StructuralEquations, structural_equations
 from otpdag.backward.twins import Twins, find_twins
 from otpdag.data import Batch, distinct_rows
 from otpdag.graph import Graph
@@ -79,32 +79,22 @@ class _Equations:
 
 @dataclass(frozen=True, eq=False)
 class _FamiliesOfKinds:
-    """All linear families, sorted into kinds when they are first evaluated: scoring needs none of that.
+    """All linear families, sorted into kinds when they are first evaluated: scoring needs none of that."""
 
-    Attributes:
-        columns: For each family the numbers that its columns are.
-        codes: For each family the configuration of its categories in each group (G,).
-        shift: What was subtracted from the numbers (D,).
-    """
-
-    structure: Structure
-    linear: tuple[FamilyView, ...]
-    shapes: Mapping[str, tuple[int, ...]]
-    columns: Mapping[str, list[int]]
-    codes: Mapping[str, Tensor]
-    shift: Tensor
+    linear: LinearFamilies
 
     @cached_property
     def all(self) -> list[_Equations]:
         """The equations of every kind."""
-        return [self._of(twins) for twins in find_twins(self.structure, self.linear, self.shapes)]
+        twins = find_twins(self.linear.structure, self.linear.all, self.linear.shapes)
+        return [self._of(one) for one in twins]
 
     def _of(self, twins: Twins) -> _Equations:
-        size = len(self.shift)
-        at = torch.tensor([[*self.columns[family.node], size] for family in twins.families])
-        own_shift = torch.nn.functional.pad(self.shift, (0, 1))[at]
+        size = len(self.linear.shift)
+        at = torch.tensor([[*self.linear.columns[family.node], size] for family in twins.families])
+        own_shift = torch.nn.functional.pad(self.linear.shift, (0, 1))[at]
         entries = at.unsqueeze(-1) * (size + 1) + at.unsqueeze(-2)
-        codes = torch.stack([self.codes[family.node] for family in twins.families])
+        codes = torch.stack([self.linear.codes[family.node] for family in twins.families])
         return _Equations(twins, entries.flatten(), own_shift, codes)
 
 
@@ -158,7 +148,7 @@ class Moments:
 
     def guessed(self, graph: Graph, seed: int, *, first: bool) -> Tensor | None:
         """A start (1, P) with hidden numbers guessed; None where rows have other gaps, or parameters given starts."""
-        linear, columns = self.equations.linear, self.equations.columns
+        linear, columns = self.equations.linear.all, self.equations.linear.columns
         alike = len(self.unseen) == len(self.second) == 1
         hidden = [node in graph.hidden for node, _ in self.cells]
         if self.structural is None or not alike or self.unseen[0].tolist() != hidden or not can_be_guessed(linear):
@@ -283,13 +273,11 @@ def moments_of(structure: Structure, batch: Batch, shapes: Mapping[str, tuple[in
     number = {cell: at for at, cell in enumerate(cells)}
     columns = {f.node: [number[families[place].node, cell] for place, cell in f.columns] for f in linear}
     codes = {family.node: _configuration(batch, family, families, first) for family in linear}
-    equations = _FamiliesOfKinds(structure, tuple(linear), shapes, columns, codes, shift)
+    numbers = LinearFamilies(structure, tuple(linear), shapes, columns, codes, shift)
     tables = [family for family in modelled if family.is_table]
     counted = [_tables(batch, twins) for twins in find_twins(structure, tables, shapes)]
-    structural = None
-    if linear and not given and not tables:
-        own, configurations = [columns[f.node] for f in linear], [codes[f.node] for f in linear]
-        structural = structural_equations(structure, linear, shapes, own, configurations, ~stacked, shift)
+    structural = structural_equations(numbers, ~stacked) if linear and not given and not tables else None
+    equations = _FamiliesOfKinds(numbers)
     summed = Moments(batch, tuple(cells), shift, group, stacked, equations, tuple(counted), torch.zeros(0), structural)
     summed = summed._summed()
     return summed if summed.can_be_squared else None

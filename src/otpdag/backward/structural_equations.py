@@ -34,7 +34,7 @@ from otpdag.mechanisms import Normal
 from otpdag.mechanisms.parameters import MOST_LOGARITHM, POSITIVE, REAL, Floored
 from otpdag.structure import Structure, parameter_places
 
-__all__ = ["Scored", "StructuralEquations", "structural_equations"]
+__all__ = ["LinearFamilies", "Scored", "StructuralEquations", "structural_equations"]
 
 Array: TypeAlias = NDArray[np.float64]
 Codes: TypeAlias = NDArray[np.int64]
@@ -308,26 +308,33 @@ def _share(second: Array) -> Array:
     return count / count.sum(-1, keepdims=True)
 
 
-def structural_equations(
-    structure: Structure,
-    families: Sequence[FamilyView],
-    shapes: Mapping[str, tuple[int, ...]],
-    places: Sequence[Sequence[int]],
-    codes: Sequence[Tensor],
-    shown: Tensor,
-    shift: Tensor,
-) -> StructuralEquations | None:
-    """Write families down as equations; None unless all are normal nodes, or if there are too many parameters.
+@dataclass(frozen=True, eq=False)
+class LinearFamilies:
+    """All families of numbers of a model, and where they stand among the columns of rows in groups.
 
-    Args:
+    Attributes:
         structure: Of the model.
-        families: All families of numbers, parents first.
+        all: The families, parents first.
         shapes: Of all parameters of a flat point, in their order.
-        places: For each family the numbers that its columns are.
+        columns: For each family, by its node, the numbers that its columns are.
         codes: For each family the configuration of its categories in each group of rows (G,).
-        shown: Which numbers each group shows (G, D).
         shift: What was subtracted from the numbers (D,).
     """
+
+    structure: Structure
+    all: tuple[FamilyView, ...]
+    shapes: Mapping[str, tuple[int, ...]]
+    columns: Mapping[str, Sequence[int]]
+    codes: Mapping[str, Tensor]
+    shift: Tensor
+
+
+def structural_equations(linear: LinearFamilies, shown: Tensor) -> StructuralEquations | None:
+    """Write families down as equations; None unless all are normal nodes, or if there are too many parameters.
+
+    ``shown`` says which numbers each group shows (G, D).
+    """
+    structure, families, shapes, shift = linear.structure, linear.all, linear.shapes, linear.shift
     at = {key: place.numpy() for key, place in parameter_places(shapes).items()}
     learned = {key for family in families for key in structure.keys[family.node].values()}
     total = sum(place.size for place in at.values())
@@ -335,14 +342,14 @@ def structural_equations(
         return None
     is_positive, floor = np.zeros(total, dtype=bool), np.zeros(total)
     entries: list[_Entry] = []
-    for family, own, code in zip(families, places, codes, strict=True):
+    for family in families:
         for name, parameter in family.mechanism.declared().items():
             column = at[structure.keys[family.node][name]] if parameter.learned else np.full(parameter.shape, -1)
             if parameter.learned:
                 is_positive[column] = parameter.support is not REAL
             if parameter.learned and isinstance(parameter.support, Floored):
                 floor[column] = parameter.support.floor.numpy()
-            entries.append(_entry(family, name, column, own, code.numpy(), len(shift)))
+            entries.append(_entry(linear, family, name, column))
     column, origin, unit, place, row, moved_by, times, centre, active = map(np.concatenate, zip(*entries, strict=True))
     if len(shown) * len(row) ** 2 > MOST_INFORMATION:
         return None
@@ -377,8 +384,9 @@ def _is_plain(family: FamilyView) -> bool:
     return isinstance(mechanism, Normal) and type(mechanism) is Normal and not mechanism.predictor.is_levelled and plain
 
 
-def _entry(family: FamilyView, name: str, column: Codes, own: Sequence[int], code: Codes, size: int) -> _Entry:
+def _entry(linear: LinearFamilies, family: FamilyView, name: str, column: Codes) -> _Entry:
     """What a table of levels or scales, or the slopes of a family, put into its equations."""
+    own, code, size = linear.columns[family.node], linear.codes[family.node].numpy(), len(linear.shift)
     mechanism = family.mechanism
     assert isinstance(mechanism, Normal), "checked before"
     parameter, dim, many = mechanism.declared()[name], family.widths[-1], column.shape[0]

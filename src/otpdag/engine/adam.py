@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from otpdag.engine.optimiser import Leg, Memory, Outcome, Progress, Watch, under
 from otpdag.errors import ModelError
 from otpdag.noise import Streams
+from otpdag.objective import split_theta
 from otpdag.schedules import Cosine
 
 __all__ = ["Adam"]
@@ -49,10 +51,8 @@ class Adam:
         if not self.learning_rate > 0:
             raise ModelError(f"learning_rate must be above zero; got {self.learning_rate}")
 
-    @property
-    def is_stochastic(self) -> bool:
-        """Every step draws a minibatch and noise."""
-        return True
+    is_stochastic: ClassVar[bool] = True
+    """Every step draws a minibatch and noise."""
 
     def run(self, leg: Leg, watch: Watch, resume: Memory | None = None) -> Outcome:
         """Run all steps of a leg, under the part of the schedule that its problem spans."""
@@ -167,11 +167,10 @@ def _halves(shapes: Mapping[str, tuple[int, ...]], start: Tensor) -> list[Tensor
 
     In alternating mode, momentum must not move a half whose turn it is not: it then has no gradient at all.
     """
-    is_map = [key.startswith("phi.") for key in shapes]
-    if is_map != sorted(is_map):
+    own, of_maps = split_theta(shapes)
+    if [*own, *of_maps] != [*shapes]:
         raise RuntimeError("the parameters of backward maps must follow those of the model")
-    sizes = [math.prod(shape) for shape in shapes.values()]
-    split = sum(size for size, of_map in zip(sizes, is_map, strict=True) if not of_map)
+    split = sum(math.prod(shape) for shape in own.values())
     parts = start.detach().split([split, start.shape[-1] - split], -1)
     return [part.clone().requires_grad_(True) for part in parts if part.shape[-1]]
 

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from otpdag.arguments import check_level
 from otpdag.engine.course import Course
 from otpdag.engine.lbfgs import LBFGS
 from otpdag.engine.search import Searcher, search
@@ -50,8 +51,7 @@ class BootstrapOptions:
         """Refuse what gives no interval."""
         if self.draws < 10:
             raise ModelError(f"draws must be at least 10; got {self.draws}")
-        if not 0 < self.level < 1:
-            raise ModelError(f"level must lie between 0 and 1; got {self.level}")
+        check_level(self.level)
 
 
 def bootstrap_table(problem: Problem, point: Tensor, options: BootstrapOptions) -> pd.DataFrame:

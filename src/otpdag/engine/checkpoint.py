@@ -20,17 +20,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from otpdag.engine.monitor import Monitor, Stage
-from otpdag.engine.optimiser import (
-    Leg,
-    Memory,
-    Optimiser,
-    Outcome,
-    Progress,
-    Watch,
-    as_memory,
-    from_memory,
-    under,
-)
+from otpdag.engine.optimiser import Leg, Memory, Optimiser, Outcome, Progress, Watch, as_memory, from_memory, under
 from otpdag.errors import DataError
 from otpdag.files import as_path, write_bytes
 
@@ -132,9 +122,7 @@ class Journal:
         for number, outcome in enumerate(self._done):
             tensors |= {f"done.{number:03d}.{key}": value for key, value in _as_tensors(outcome).items()}
         tensors |= {f"now.{key}": value for key, value in (self._under_way or {}).items()}
-        stages = [
-            {"name": s.name, "starts": s.starts, "losses": s.losses, "objective": s.objective} for s in monitor.stages
-        ]
+        stages = [vars(stage) for stage in monitor.stages]
         metadata = {
             "format": FORMAT,
             "about": json.dumps(dict(self.about)),

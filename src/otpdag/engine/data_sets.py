@@ -23,7 +23,7 @@ from otpdag.engine.point_layout import Layout
 from otpdag.engine.search import Searcher, restart_seed, search
 from otpdag.errors import ModelError
 from otpdag.noise import Streams
-from otpdag.objective import LossTerms
+from otpdag.objective import LossTerms, split_theta
 from otpdag.objective.problem import WrappedProblem
 from otpdag.structure import Structure, columns_of, pack, unpack
 from otpdag.threads import bounded_threads
@@ -121,7 +121,7 @@ def fit_data_sets(
     problem = HeldProblem(
         table_problem(layout, batch.for_replicas(owners), method, seed), _free_columns(layout, frozen)
     )
-    own = sum(math.prod(shape) for shape in _theta_shapes(layout).values())
+    own = sum(math.prod(shape) for shape in split_theta(layout.shapes)[0].values())
     visited = [points[:, :own]]
     with bounded_threads(batch.rows * len(owners)):
         searcher = Searcher(method.optimiser, seed, trace=lambda point: visited.append(point[:, :own].clone()))
@@ -142,14 +142,9 @@ def _starts(layout: Layout, batch: Batch, seed: int, restarts: int) -> Tensor:
     return torch.cat(own)
 
 
-def _theta_shapes(layout: Layout) -> dict[str, tuple[int, ...]]:
-    """The model's own parameters, which come before those of its maps."""
-    return {key: shape for key, shape in layout.shapes.items() if not key.startswith("phi.")}
-
-
 def _naturals(layout: Layout, point: Tensor) -> Naturals:
     """Natural parameters at points, whose columns for the maps may be missing."""
-    theta = unpack(point, _theta_shapes(layout))
+    theta = unpack(point, split_theta(layout.shapes)[0])
     return {
         node: {name: value.expand(len(point), *value.shape[1:]) for name, value in values.items()}
         for node, values in layout.structure.naturals(theta).items()

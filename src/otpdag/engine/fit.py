@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from otpdag.arguments import check_seconds
 from otpdag.engine.checkpoint import Journal
 from otpdag.engine.course import Course
 from otpdag.engine.fingerprint import fingerprint
@@ -22,7 +23,7 @@ from otpdag.engine.kinds.recognise import recognise
 from otpdag.engine.method import Method
 from otpdag.engine.monitor import Callback, Monitor
 from otpdag.engine.point_layout import Layout
-from otpdag.engine.resolve import Plan, check_arguments, check_honoured, check_seconds, resolve, robust_kind
+from otpdag.engine.resolve import Plan, check_arguments, check_honoured, resolve, robust_kind
 from otpdag.engine.result import FitResult, Status
 from otpdag.engine.robust import robust_search
 from otpdag.engine.search import Ended, Searcher, search
@@ -207,17 +208,13 @@ def _status(ended: Ended, method: Method, monitor: Monitor) -> Status:
     if bool(ended.converged[0]):
         stochastic = method.optimiser.is_stochastic
         return Status(True, "the smoothed loss stopped falling" if stochastic else "the loss stopped changing")
-    steps = sum(len(stage.losses) for stage in monitor.stages)
-    if monitor.stopping.cause is Cause.INTERRUPT:
-        reason = f"{Cause.INTERRUPT.value} after {steps} steps; these are the best parameters so far"
-        return Status(False, reason, interrupted=True)
-    if monitor.stopping.cause is Cause.TIME:
-        return Status(
-            False,
-            f"the time limit of {monitor.stopping.seconds:g} s was reached after {steps} steps; these are the best "
-            "parameters so far",
-            "allow more time, or go on from a checkpoint",
-        )
-    if monitor.stopping.cause is Cause.CALLBACK:
-        return Status(False, f"{Cause.CALLBACK.value} after {len(monitor.history)} steps", "")
+    cause, steps = monitor.stopping.cause, sum(len(stage.losses) for stage in monitor.stages)
+    so_far = f"after {steps} steps; these are the best parameters so far"
+    if cause is Cause.INTERRUPT:
+        return Status(False, f"{cause.value} {so_far}", interrupted=True)
+    if cause is Cause.TIME:
+        reached = f"the time limit of {monitor.stopping.seconds:g} s was reached {so_far}"
+        return Status(False, reached, "allow more time, or go on from a checkpoint")
+    if cause is Cause.CALLBACK:
+        return Status(False, f"{cause.value} after {len(monitor.history)} steps")
     return Status(False, f"the loss was still falling after {ended.steps} steps", "allow more steps in the method")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from otpdag.engine.coordinates import Coordinates
 from otpdag.engine.optimiser import SMALL_IN_A_ROW, Leg, Memory, Outcome, Progress, Watch, as_memory, from_memory, under
 from otpdag.errors import ModelError
 from otpdag.objective import LossTerms
+from otpdag.objective.terms import loss_and_gradient
 
 __all__ = ["LBFGS", "LBFGSState", "minimise"]
 
@@ -32,7 +34,7 @@ MOST_TRIALS = 20
 """Step lengths that a line search tries: 0.1 to the power of 20 of a step moves nothing."""
 
 MOST_UPDATES, LITTLE_GAINED = 40, 1e-7
-"""Closed-form updates before L-BFGS, at most, and a relative gain below which they stop."""
+"""Closed-form updates before L-BFGS, at most, and a relative gain below which they stop (decision 0017)."""
 
 MOST_ALONE = 120
 """Closed-form updates of all parameters after which descent takes over."""
@@ -86,10 +88,8 @@ class LBFGS:
         if self.steps < 1:
             raise ModelError(f"steps must be at least 1; got {self.steps}")
 
-    @property
-    def is_stochastic(self) -> bool:
-        """Every loss is the same at the same point."""
-        return False
+    is_stochastic: ClassVar[bool] = False
+    """Every loss is the same at the same point."""
 
     def run(self, leg: Leg, watch: Watch, resume: Memory | None = None) -> Outcome:
         """Minimise in the problem's own coordinates, which a leg that goes on shares with the one before.
@@ -97,11 +97,10 @@ class LBFGS:
         Where a problem's updates in closed form move every parameter, they come first, accelerated; what they have not
         settled after many steps, such as a probability that goes to zero, is left to descent.
         """
+        tolerance = self.tolerance if leg.tolerance is None else leg.tolerance
         if leg.problem.updates_suffice and "axes.origin" not in (resume or {}):
-            tolerance = self.tolerance if leg.tolerance is None else leg.tolerance
             first = accelerated_updates(replace(leg, steps=min(leg.steps, MOST_ALONE)), tolerance, watch, resume)
-            settled = bool((first.converged | first.failed).all()) or first.steps < MOST_ALONE
-            if settled or leg.steps <= MOST_ALONE:
+            if bool((first.converged | first.failed).all()) or first.steps < MOST_ALONE or leg.steps <= MOST_ALONE:
                 return first
             leg, resume = replace(leg, points=first.point, steps=leg.steps - MOST_ALONE, memory={}), None
         before = resume or leg.memory
@@ -121,7 +120,7 @@ class LBFGS:
             evaluate,
             before["point"] if before else torch.zeros_like(leg.points),
             steps=leg.steps,
-            tolerance=self.tolerance if leg.tolerance is None else leg.tolerance,
+            tolerance=tolerance,
             history=pairs_of(before),
             resume=None if resume is None else from_memory(LBFGSState, resume, history=pairs_of(resume)),
             on_step=on_step,
@@ -148,14 +147,12 @@ def _ascended(leg: Leg) -> Tensor:
 
 
 def _as_memory(axes: Coordinates, state: LBFGSState) -> Memory:
-    axis = {"axes.origin": axes.origin, "axes.matrix": axes.matrix, "axes.scale": axes.scale}
-    return {**state.as_tensors(), **{name: value for name, value in axis.items() if value is not None}}
+    return {**state.as_tensors(), **{f"axes.{name}": value for name, value in as_memory(axes).items()}}
 
 
 def _axes_of(memory: Memory) -> Coordinates | None:
-    if "axes.origin" not in memory:
-        return None
-    return Coordinates(memory["axes.origin"], memory.get("axes.matrix"), memory.get("axes.scale"))
+    held = under(memory, "axes.")
+    return Coordinates(**held) if held else None
 
 
 def minimise(
@@ -197,16 +194,8 @@ def minimise(
     return state
 
 
-def _loss_and_gradient(evaluate: Evaluate, point: Tensor) -> tuple[Tensor, Tensor]:
-    with torch.enable_grad():
-        leaf = point.detach().clone().requires_grad_(True)
-        loss = evaluate(leaf)
-        (gradient,) = torch.autograd.grad(loss.sum(), leaf)
-    return loss.detach(), gradient.detach()
-
-
 def _begin(evaluate: Evaluate, start: Tensor, history: Sequence[Pair]) -> LBFGSState:
-    loss, gradient = _loss_and_gradient(evaluate, start)
+    loss, gradient = loss_and_gradient(evaluate, start)
     failed = ~torch.isfinite(loss) | ~torch.isfinite(gradient).all(-1)
     gradient = torch.where(failed.unsqueeze(-1), torch.zeros_like(gradient), gradient)
     point, converged, unchanged = start.detach().clone(), torch.zeros_like(failed), torch.zeros_like(loss)
@@ -254,7 +243,7 @@ def _line_search(
     for _ in range(MOST_TRIALS):
         state.evaluations += 1
         trial = torch.where(waiting.unsqueeze(-1), state.point + step.unsqueeze(-1) * direction, point)
-        trial_loss, trial_gradient = _loss_and_gradient(evaluate, trial)
+        trial_loss, trial_gradient = loss_and_gradient(evaluate, trial)
         finite = torch.isfinite(trial_loss) & torch.isfinite(trial_gradient).all(-1)
         enough = trial_loss <= state.loss + 1e-4 * step * slope + 1e-13 * state.loss.abs()
         accepted = waiting & finite & enough
@@ -285,9 +274,7 @@ def _shrink(loss: Tensor, slope: Tensor, step: Tensor, trial_loss: Tensor, finit
 def _remember(state: LBFGSState, s: Tensor, y: Tensor, memory: int) -> None:
     curvature = _dot(s, y)
     useful = curvature > 1e-12 * _dot(y, y).clamp(min=1e-300)
-    rho = torch.where(
-        useful, 1.0 / torch.where(useful, curvature, torch.ones_like(curvature)), torch.zeros_like(curvature)
-    )
+    rho = torch.where(useful, 1.0 / torch.where(useful, curvature, 1.0), 0.0)
     state.history.append((s, y, rho))
     if len(state.history) > memory:
         state.history.pop(0)

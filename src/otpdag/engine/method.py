@@ -53,10 +53,8 @@ class Method:
 
     def __post_init__(self) -> None:
         """Refuse an optimiser that does not serve the evaluation, and objectives that it cannot evaluate."""
-        if isinstance(self.evaluation, ClosedForm):
-            wanted: type = LBFGS
-        else:
-            wanted = EM if isinstance(self.evaluation, TopicSweeps) else Adam
+        optimisers: dict[type, type] = {ClosedForm: LBFGS, TopicSweeps: EM}
+        wanted = optimisers.get(type(self.evaluation), Adam)
         if not isinstance(self.optimiser, wanted):
             raise ModelError(
                 f"what is {type(self.evaluation).__name__} is minimised by {wanted.__name__}; got "

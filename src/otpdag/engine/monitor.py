@@ -106,13 +106,9 @@ class Monitor:
         if self.lines:
             print(f"{name}: at most {steps} steps", file=sys.stderr, flush=True)
         if self._progress is not None:
-            self._finish_bar()
+            if self._task is not None:  # its bar is full, however few steps it took
+                self._progress.update(self._task, total=self._progress.tasks[self._task].completed)
             self._task = self._progress.add_task(name, total=steps, loss="")
-
-    def _finish_bar(self) -> None:
-        if self._progress is not None and self._task is not None:
-            done = self._progress.tasks[self._task].completed
-            self._progress.update(self._task, total=done)
 
     def record(
         self, stage: str, step: int, terms: dict[str, float], *, keep: bool, losses: Sequence[float] = ()

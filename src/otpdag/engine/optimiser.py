@@ -43,7 +43,7 @@ def as_memory(state: Any) -> dict[str, Tensor]:
 def from_memory(kind: type[State], memory: Memory, /, **others: Any) -> State:
     """Invert :func:`as_memory`; fields that it left out are given."""
     held = [field for field in fields(kind) if field.name not in others]  # type: ignore[arg-type]
-    own = {one.name: int(memory[one.name]) if one.type == "int" else memory[one.name] for one in held}
+    own = {one.name: int(memory[one.name]) if one.type in (int, "int") else memory[one.name] for one in held}
     return kind(**own, **others)
 
 

@@ -14,7 +14,7 @@ from otpdag.engine.method import Method, misfit
 from otpdag.errors import ModelError
 from otpdag.structure import Structure
 
-__all__ = ["Plan", "check_arguments", "check_honoured", "check_seconds", "resolve", "robust_kind"]
+__all__ = ["Plan", "check_arguments", "check_honoured", "resolve", "robust_kind"]
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,6 @@ def check_arguments(seed: object, steps: object, restarts: object, device: objec
         raise ModelError(f"device must be 'cpu' or 'cuda'; got {device!r}")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ModelError(f"device {device!r} was asked for, but no CUDA device is available; use device='cpu'")
-
-
-def check_seconds(name: str, seconds: object) -> None:
-    """Refuse times that are not positive numbers; None is no limit."""
-    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    if seconds is not None and not (is_number and float(str(seconds)) > 0):
-        raise ModelError(f"{name} must be a number of seconds above zero; got {seconds!r}")
 
 
 def robust_kind(robust: object) -> str | None:

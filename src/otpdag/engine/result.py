@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-import torch
 from numpy.typing import NDArray
 
+from otpdag.arguments import check_level
 from otpdag.data import Batch
 from otpdag.engine.bootstrap import BootstrapOptions, bootstrap_draws, bootstrap_table, described_parameters
 from otpdag.engine.method import Method
@@ -23,12 +23,12 @@ from otpdag.engine.monitor import Stage
 from otpdag.engine.search import Restart
 from otpdag.errors import ConvergenceWarning, ModelError
 from otpdag.inference.effects import Effect
-from otpdag.objective import Problem
+from otpdag.objective import Problem, split_theta
 from otpdag.tables import estimates
-from otpdag.uncertainty import Errors, Summary, parameter_covariance, standard_errors, summarise
+from otpdag.uncertainty import Errors, Summary, parameter_covariance, standard_errors, summarise, without_errors
 from otpdag.uncertainty.covariance_structure import FitIndices, fit_indices, implied_moments, standardised
 from otpdag.uncertainty.rotation import Rotated, Rotation, rotated_loadings
-from otpdag.uncertainty.standard_errors import point_of
+from otpdag.uncertainty.standard_errors import likely_points, point_of
 from otpdag.uncertainty.summary import data_facts
 
 if TYPE_CHECKING:
@@ -203,8 +203,7 @@ class FitResult:
         """
         if errors not in ("information", "sandwich", "bootstrap"):
             raise ModelError(f"errors must be 'information', 'sandwich' or 'bootstrap'; got {errors!r}")
-        if not 0 < level < 1:
-            raise ModelError(f"level must lie between 0 and 1; got {level}")
+        check_level(level)
         notes = [*self.notes] if self.status.converged else [str(self.status), *self.notes]
         facts: dict[str, str | int | float] = {
             "method": self.method.name,
@@ -236,10 +235,7 @@ class FitResult:
             problem = self._deterministic("standard errors need")
             table, is_maximum = standard_errors(self.model, problem, level=level, errors=errors)
         except ModelError as error:
-            table = estimates(self.model).rename(columns={"value": "estimate"})
-            table["std_error"] = table["lower"] = table["upper"] = np.nan
-            table["note"] = np.where(table.pop("fixed"), "fixed", "")
-            return table, [f"no standard errors: {error}"], "none"
+            return without_errors(self.model), [f"no standard errors: {error}"], "none"
         said = [] if is_maximum else ["the likelihood still rises from here: standard errors are not to be trusted"]
         kind = errors if problem.is_likelihood else "sandwich"
         return table, said, "observed information" if kind == "information" else kind
@@ -247,12 +243,9 @@ class FitResult:
     def _bootstrapped(self, level: float, draws: int, seed: int) -> tuple[pd.DataFrame, list[str]]:
         problem = self._deterministic("intervals need")
         drawn = self._intervals(problem, BootstrapOptions(draws=draws, level=level, seed=seed))
-        table = estimates(self.model).rename(columns={"value": "estimate"})
-        fixed = table.pop("fixed").to_numpy()
+        table = without_errors(self.model)
         for column in ("std_error", "lower", "upper"):
-            table[column] = np.nan
-            table.loc[~fixed, column] = drawn[column].to_numpy()
-        table["note"] = np.where(fixed, "fixed", "")
+            table.loc[table["note"] != "fixed", column] = drawn[column].to_numpy()
         stuck = drawn.attrs["stuck"]
         return table, [f"{stuck} of {draws} draws of the bootstrap did not settle"] if stuck else []
 
@@ -269,7 +262,7 @@ class FitResult:
         """:meth:`otpdag.Model.effect` with an interval, from the same curvature as :meth:`summary`."""
         problem = self._deterministic("the interval of an effect needs")
         covariance = parameter_covariance(problem, point_of(self.model, problem), errors).matrix
-        own = sum(math.prod(shape) for key, shape in problem.shapes.items() if not key.startswith("phi."))
+        own = sum(math.prod(shape) for shape in split_theta(problem.shapes)[0].values())
         return self.model.effect_with(covariance[:own, :own], treatment, outcome, values=values, on=on, level=level)
 
     def forecast(
@@ -289,13 +282,8 @@ class FitResult:
         what the data do not determine stays where it is.
         """
         problem = self._deterministic("the uncertainty of a forecast needs")
-        point = point_of(self.model, problem)
-        matrix = parameter_covariance(problem, point, errors).matrix
-        values, vectors = torch.linalg.eigh(matrix)
-        generator = torch.Generator().manual_seed(seed)
-        noise = torch.randn(PARAMETER_DRAWS, len(values), generator=generator, dtype=values.dtype)
-        points = point + noise * values.clamp(min=0.0).sqrt() @ vectors.mT
-        naturals = [problem.naturals(one.unsqueeze(0)) for one in points]
+        points = likely_points(problem, point_of(self.model, problem), PARAMETER_DRAWS, errors=errors, seed=seed)
+        naturals = [problem.naturals(point) for point in points.split(1)]
         return self.model.forecast_with(naturals, data, steps, level=level, draws=draws, seed=seed, given=given)
 
     def plot(self, what: str = "estimates", *arguments: Any, **options: Any) -> Figure:

@@ -132,7 +132,7 @@ def lay_out(
     numeric = [n for n in inner if n not in supports and not structure.mechanisms[n].is_given]
     total = math.prod(len(s) for s in supports.values())
     if total > MOST_STATES:
-        return _drawn(structure, batch, inner, supports, log_strides, max(points, most), generator)
+        return _drawn(structure, batch, supports, log_strides, size=max(points, most), generator=generator)
     if structure.given:
         points = max(points, most // total)
     points = min(points, max(FEWEST_POINTS, most // total))
@@ -188,14 +188,14 @@ def _supports(
 def _drawn(
     structure: Structure,
     batch: Batch,
-    inner: Sequence[str],
     supports: Mapping[str, Tensor],
     log_strides: Mapping[str, Tensor],
+    *,
     size: int,
     generator: torch.Generator,
 ) -> Measure:
     """So many joint states, each column of them in proportion to its own frequencies, evenly where nothing is seen."""
-    like = next(iter(batch.values.values()))
+    inner, like = inner_nodes(structure), next(iter(batch.values.values()))
     states, log_weight = {}, torch.zeros(1, size).to(like)
     for node, support in supports.items():
         share = _frequencies(batch, node, support)
@@ -208,7 +208,7 @@ def _drawn(
     if structure.given:
         rows = _proportional(batch.weight[0] / batch.weight[0].sum(), size, generator)
         given = {node: batch.values[node][:1, rows] for node in structure.given}
-    return Measure(tuple(inner), states, noise, given, log_weight, supports=supports, log_strides=log_strides)
+    return Measure(inner, states, noise, given, log_weight, supports=supports, log_strides=log_strides)
 
 
 def _frequencies(batch: Batch, node: str, support: Tensor) -> Tensor:

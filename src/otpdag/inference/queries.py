@@ -28,7 +28,7 @@ from otpdag.threads import bounded_threads
 __all__ = ["Belief", "Question", "believe", "most_probable", "with_nodes_set"]
 
 EXACT = replace(BUDGET, approximate=False)
-ROWS_AT_ONCE = 20_000
+ROWS_AT_ONCE = 20_000  # rows that are laid out for a question at a time, which bounds memory
 DRAWS_INSTEAD = 1000  # of a number whose exact sums are too large
 
 

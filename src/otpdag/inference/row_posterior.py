@@ -30,8 +30,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 REACH = 7.0  # of grids, in posterior standard deviations: wider than in a fit, for tails count in draws
-FINE = SumSizes(grid=96, draws=96)
-BUDGET = Budget(finest=(48, 96), merged=False)
+FINE = SumSizes(grid=96, draws=96)  # twice the grid of a fit and three times its draws: a posterior is asked for once
+BUDGET = Budget(finest=(48, 96), merged=False)  # twice the points of a fit; rows alike are drawn each for itself
 ROWS_OF_A_LAYOUT = 50_000  # that are laid out along the graph at a time, which bounds memory
 MOST_ROWS = 2000  # whose points are evaluated at a time
 CHUNK_ELEMENTS = 4_000_000  # numbers that they may take: 32 MB

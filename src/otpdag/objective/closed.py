@@ -15,7 +15,7 @@ from torch import Tensor
 from otpdag.backward.closed_form import Evaluation, RowGroup, evaluate
 from otpdag.backward.quadratic import integrated
 from otpdag.divergences.base import AbstractDivergence
-from otpdag.joint_codes import joint_codes
+from otpdag.joint_codes import joint_one_hot
 from otpdag.objective.settings import Weights
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Naturals, Structure
@@ -126,7 +126,7 @@ def state_divergence(
         if not shown or not all(structure.mechanisms[member].space.is_discrete for member in family):
             continue
         pushed = torch.stack([_family_weights(group, posterior, family, sizes) for group, posterior in states]).sum(0)
-        points = _joint_states(sizes).to(pushed)
+        points = torch.cat(joint_one_hot(sizes), -1).unsqueeze(0).to(pushed)
         values = dict(zip(family, points.split(sizes, -1), strict=True))
         parents = {parent: values[parent] for parent in family[1:]}
         conditional = torch.exp(structure.mechanisms[node].log_prob(naturals[node], values[node], parents))
@@ -145,12 +145,6 @@ def _family_weights(group: RowGroup, posterior: Tensor, family: Sequence[str], s
     weighted = group.weight.unsqueeze(-1) * posterior
     none = weighted.new_zeros(len(weighted), math.prod(sizes))
     return none.scatter_add(1, index.expand_as(weighted).flatten(1), weighted.flatten(1))
-
-
-def _joint_states(sizes: Sequence[int]) -> Tensor:
-    """All joint states of categories, the last fastest, as one-hot vectors side by side: (1, C, width)."""
-    columns = [torch.nn.functional.one_hot(codes, size) for codes, size in zip(joint_codes(sizes), sizes, strict=True)]
-    return torch.cat(columns, -1).unsqueeze(0)
 
 
 def _on_weights(divergence: AbstractDivergence) -> AbstractDivergence:

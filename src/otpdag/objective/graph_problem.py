@@ -34,7 +34,7 @@ from otpdag.objective.row_objective import RowObjective
 from otpdag.objective.settings import ClosedForm, Objective
 from otpdag.objective.table_rows import TableRows
 from otpdag.objective.terms import LossTerms
-from otpdag.structure import Structure, pack, parameter_places
+from otpdag.structure import Structure, parameter_places
 
 __all__ = ["SAME_SUM", "WORST_LOSS", "GraphProblem", "rows_along_graph"]
 
@@ -100,16 +100,12 @@ class GraphProblem(TableRows):
         """Unless densities are tempered."""
         return self.tempering == Tempering() and self.objective.at(1.0).eps == 1.0
 
-    @property
-    def is_sum(self) -> bool:
-        """Always."""
-        return True
+    is_sum = True
 
     @property
     def has_updates(self) -> bool:
         """Whether the objective is the likelihood, and no two nodes share a parameter; networks are left to descent."""
-        keys = [key for names in self.structure.keys.values() for key in names.values()]
-        plain = self.tempering == Tempering() and len(keys) == len(set(keys))
+        plain = self.tempering == Tempering() and not self.structure.ties_parameters
         sizes = [
             sum(math.prod(self.shapes[key]) for key in names.values())
             for node, names in self.structure.keys.items()
@@ -149,8 +145,7 @@ class GraphProblem(TableRows):
             total += complete
             after |= self._by_key(twins, reached)
         loss = -total / weight.sum(-1)
-        moved_to = pack({key: after[key].expand(len(point), *shape) for key, shape in self.shapes.items()})
-        return moved_to, LossTerms.of(loss, reconstruction=loss)
+        return self.packed(after, len(point)), LossTerms.of(loss, reconstruction=loss)
 
     def _by_key(self, twins: Twins, raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Raw parameters (R, n, ...) of twins, each under its own key."""
@@ -223,10 +218,7 @@ class GraphProblem(TableRows):
     def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> Problem:
         """Fewer rows."""
         part = random_part(self.rows, rows, self.seed)
-        if part is None:
-            return self
-        batch = self.batch.take(part)
-        return self._of(batch)
+        return self if part is None else self._of(self.batch.take(part))
 
     def laid_out_for(self, points: Tensor, *, precisely: bool = False) -> GraphProblem:
         """Place the points of numbers and counts where the posteriors of these replicas are."""
@@ -274,8 +266,7 @@ class GraphProblem(TableRows):
 
     def simulated(self, point: Tensor, size: int, seed: int) -> GraphProblem:
         """Rows that the model makes, each with the gaps and covariates of a random row."""
-        batch = self.drawn(point, size, seed)
-        return self._of(batch)
+        return self._of(self.drawn(point, size, seed))
 
     def _of(self, batch: Batch) -> GraphProblem:
         """The same of other rows."""

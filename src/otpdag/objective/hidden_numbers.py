@@ -86,7 +86,7 @@ class NumberProblem(Problem):
         part = part_of(self.batch, rows, self.seed)
         if part is self.batch:
             return self
-        return number_problem(self.structure, part, self.backward, self.shapes, self.eps, self.seed)
+        return number_problem(part, self.backward, self.shapes, self.eps, self.seed)
 
     def moved(self, point: Tensor) -> Moved | None:
         """The map reads the probabilities that the categories have now, until that lowers the loss no more."""
@@ -104,16 +104,11 @@ class NumberProblem(Problem):
 
 
 def number_problem(
-    structure: Structure,
-    batch: SequenceBatch,
-    backward: SequenceMap,
-    shapes: Mapping[str, tuple[int, ...]],
-    eps: float,
-    seed: int,
+    batch: SequenceBatch, backward: SequenceMap, shapes: Mapping[str, tuple[int, ...]], eps: float, seed: int
 ) -> NumberProblem:
     """Draw the noise once, each with its mirror image, and lay out the hidden categories beside the numbers."""
+    structure, generator = backward.structure, torch.Generator().manual_seed(seed)
     mixed = bool(structure.hidden_categories)
-    generator = torch.Generator().manual_seed(seed)
     draws = min(MOST_SWITCHING_DRAWS if mixed else MOST_DRAWS, max(1, DRAWN // batch.rows))
     noise = torch.randn(1, draws, batch.rows, sum(backward.widths), generator=generator, dtype=torch.float64)
     steps = lay_out_steps(batch, backward, torch.cat([noise, -noise], 1))

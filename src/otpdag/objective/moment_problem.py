@@ -42,13 +42,8 @@ class MomentProblem(SummedRows):
 
     def terms(self, point: Tensor) -> LossTerms:
         """The loss of a row: reported as reconstruction, since its parts are not told apart."""
-        loss = -self.moments.log_likelihood(point) / self.weight_of_all
+        loss = -self.moments.log_likelihood(point) / self.weight.sum(-1)
         return LossTerms.of(loss, reconstruction=loss)
-
-    @property
-    def weight_of_all(self) -> Tensor:
-        """Sum of the weights (1 or R,)."""
-        return self.batch.weight.sum(-1)
 
     @property
     def updates_suffice(self) -> bool:

@@ -9,7 +9,7 @@ runs of many starts, curvature, checks) looks at a random part that is held in m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
@@ -20,17 +20,17 @@ from torch import Tensor
 from otpdag.data import Batch, Parts, Reading, random_part
 from otpdag.data.parts import LocalParts
 from otpdag.errors import ModelError
-from otpdag.objective.problem import Moved, Problem
+from otpdag.objective.problem import Moved, Problem, WrappedProblem
 from otpdag.objective.row_objective import RowObjective
 from otpdag.objective.row_problem import RowProblem, row_problem
 from otpdag.objective.settings import Objective
-from otpdag.objective.terms import LossTerms
-from otpdag.structure import Structure
+from otpdag.objective.terms import LossTerms, loss_and_gradient
 
 __all__ = ["FROM_ROWS", "HELD_ROWS", "PartitionedProblem", "is_sum_over_rows", "part_problem", "rows_in_blocks"]
 
 HELD_ROWS, FROM_ROWS, BLOCK_ROWS = 50_000, 200_000, 2**15
-"""Of a table in memory: random rows on which a search settles, rows from which on this pays, and rows of a block."""
+"""Of a table in memory: random rows on which a search settles, rows from which on this pays, and rows of a block, which
+bounds what intermediate sums hold (decision 0025)."""
 
 CURVED_ROWS = 5_000
 """Rows at hand of which the curvature is taken."""
@@ -40,15 +40,11 @@ AT_ONCE = 4
 
 
 @dataclass(frozen=True)
-class PartitionedProblem(Problem):
-    """Parts of the rows, each a problem of its own, and some of the rows at hand."""
+class PartitionedProblem(WrappedProblem):
+    """Parts of the rows, each a problem of its own; ``base`` is that of random rows at hand, laid out as they are."""
 
-    structure: Structure
-    shapes: Mapping[str, tuple[int, ...]]
     problems: Parts
     """Those of the parts, where they are."""
-    sample: Problem
-    """Random rows, laid out as the parts are."""
     total: int
     """Rows of all parts."""
     placed: Tensor | None = None
@@ -60,11 +56,6 @@ class PartitionedProblem(Problem):
     def rows(self) -> int:
         """Rows of all parts."""
         return self.total
-
-    @property
-    def points_per_row(self) -> int:
-        """As in the rows at hand."""
-        return self.sample.points_per_row
 
     def terms(self, point: Tensor) -> LossTerms:
         """The loss of a row: reported as reconstruction, since its parts are not told apart."""
@@ -81,12 +72,12 @@ class PartitionedProblem(Problem):
     @property
     def is_likelihood(self) -> bool:
         """As of the rows at hand."""
-        return self.sample.is_likelihood
+        return self.base.is_likelihood
 
     @property
     def approximation(self) -> str | None:
         """As of the rows at hand."""
-        return self.sample.approximation
+        return self.base.approximation
 
     @property
     def renews_curvature(self) -> bool:
@@ -100,30 +91,30 @@ class PartitionedProblem(Problem):
 
     def _curved(self) -> Problem | None:
         """Some of the rows at hand one by one, which alone have second derivatives."""
-        rows = self.sample.row_by_row(CURVED_ROWS)
+        rows = self.base.row_by_row(CURVED_ROWS)
         return rows if isinstance(rows, RowProblem) else None
 
     def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> Problem:
         """Of the rows at hand, as many as there are."""
         if isinstance(rows, Tensor):
             return self.in_units().on_part(rows, coarse=coarse)
-        return self.sample.on_part(min(rows, self.sample.rows), coarse=coarse)
+        return self.base.on_part(min(rows, self.base.rows), coarse=coarse)
 
     def laid_out_for(self, points: Tensor, *, precisely: bool = False) -> PartitionedProblem:
         """Points of unknown numbers placed for these replicas, in all parts."""
-        sample = self.sample.laid_out_for(points, precisely=precisely)
-        return self if sample is self.sample else replace(self, sample=sample, placed=points.detach().clone())
+        sample = self.base.laid_out_for(points, precisely=precisely)
+        return self if sample is self.base else replace(self, base=sample, placed=points.detach().clone())
 
     def moved(self, point: Tensor) -> Moved | None:
         """What the rows at hand are moved to, as long as that changes their loss."""
-        moved = self.sample.moved(point)
+        moved = self.base.moved(point)
         if moved is None:
             return None
-        if moved.problem is self.sample:  # another point, no other layout: it must be better on all rows, too
+        if moved.problem is self.base:  # another point, no other layout: it must be better on all rows, too
             with torch.no_grad():
                 before, after = self.loss(point), self.loss(moved.point)
             return replace(moved, problem=self, loss=after) if bool((after < before).all()) else None
-        problem = replace(self, sample=moved.problem, placed=moved.point.detach().clone())
+        problem = replace(self, base=moved.problem, placed=moved.point.detach().clone())
         return replace(moved, problem=problem)
 
     # -- rows: all of them at once, if they are in memory -------------------------------------------------------------
@@ -157,7 +148,7 @@ class PartitionedProblem(Problem):
 
     def simulated(self, point: Tensor, size: int, seed: int) -> Problem:
         """Like the rows at hand."""
-        return self.sample.simulated(point, size, seed)
+        return self.base.simulated(point, size, seed)
 
 
 def rows_in_blocks(about: RowObjective, batch: Batch, seed: int) -> Problem:
@@ -174,7 +165,7 @@ def rows_in_blocks(about: RowObjective, batch: Batch, seed: int) -> Problem:
     blocks = LocalParts(lambda: (batch.between(begin, begin + BLOCK_ROWS) for begin in begins))
     problems = blocks.mapped(lambda block, number: lay_out(batch=block), keep=False)
     whole = cache(lambda: lay_out(batch=batch.widened()))
-    return PartitionedProblem(about.structure, about.shapes, problems, sample, batch.rows, whole=whole)
+    return PartitionedProblem(sample, problems, batch.rows, whole=whole)
 
 
 def is_sum_over_rows(objective: Objective) -> bool:
@@ -200,14 +191,10 @@ def _evaluated(
 
 
 def _loss_and_slope(problem: Problem, point: Tensor, slope: bool) -> tuple[Tensor, Tensor]:
-    if not slope:
-        with torch.no_grad():
-            return problem.loss(point), torch.zeros_like(point)
-    with torch.enable_grad():
-        leaf = point.detach().clone().requires_grad_(True)
-        loss = problem.loss(leaf)
-        (gradient,) = torch.autograd.grad(loss.sum(), leaf)
-    return loss.detach(), gradient
+    if slope:
+        return loss_and_gradient(problem.loss, point)
+    with torch.no_grad():
+        return problem.loss(point), torch.zeros_like(point)
 
 
 class _Gathered(torch.autograd.Function):

@@ -17,7 +17,7 @@ from torch import Tensor
 from otpdag.errors import ModelError
 from otpdag.noise import Streams
 from otpdag.objective.terms import LossTerms, split_theta
-from otpdag.structure import Naturals, Structure, unpack
+from otpdag.structure import Naturals, Structure, Theta, pack, unpack
 
 __all__ = ["Moved", "Problem", "WrappedProblem"]
 
@@ -205,6 +205,10 @@ class Problem(ABC):
     def naturals(self, point: Tensor) -> Naturals:
         """Natural parameters of the model."""
         return self.structure.naturals(self.parts(point)[0])
+
+    def packed(self, theta: Theta, replicas: int) -> Tensor:
+        """The point (R, P) of raw parameters, each (1 or R, ...)."""
+        return pack({key: theta[key].expand(replicas, *shape) for key, shape in self.shapes.items()})
 
 
 @dataclass(frozen=True)

@@ -29,15 +29,7 @@ from otpdag.objective.settings import Drawn, Objective, PushForward, Weights
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Naturals, Structure, Theta
 
-__all__ = [
-    "Draw",
-    "DrawnBy",
-    "DrawnRows",
-    "Moment",
-    "family",
-    "noise_family",
-    "rebuild",
-]
+__all__ = ["Draw", "DrawnBy", "DrawnRows", "Moment", "family", "noise_family", "rebuild"]
 
 Values = Mapping[str, Tensor]
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from otpdag.arguments import check_choice
 from otpdag.backward.amortized import AmortizedMap, amortized_maps
 from otpdag.backward.closed_form import SumSizes
 from otpdag.costs import AbstractCost, PointFunction, as_cost
@@ -126,7 +127,7 @@ class ClosedForm:
 
     def __post_init__(self) -> None:
         """Refuse other references."""
-        _one_of("reference", self.reference, ("model", "uniform"))
+        check_choice("reference", self.reference, ("model", "uniform"))
 
 
 @dataclass(frozen=True)
@@ -161,8 +162,8 @@ class Drawn:
 
     def __post_init__(self) -> None:
         """Refuse settings that mean nothing."""
-        _one_of("noise", self.noise, ("sampled", "abducted", "marginal"))
-        _one_of("scope", self.scope, ("joint", "local"))
+        check_choice("noise", self.noise, ("sampled", "abducted", "marginal"))
+        check_choice("scope", self.scope, ("joint", "local"))
         if self.batch_size < 1:
             raise ModelError(f"batch_size must be at least 1; got {self.batch_size}")
         if self.backward is not None and not callable(self.backward):
@@ -179,8 +180,3 @@ class Drawn:
     def temperature_at(self, progress: float) -> float:
         """The temperature at a share of the steps."""
         return as_schedule(self.temperature)(progress)
-
-
-def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ModelError(f"{name} must be one of {', '.join(map(repr, allowed))}; got {value!r}")

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from otpdag.backward.emissions import Emissions, emissions_of
 from otpdag.data import Batch, random_part
-from otpdag.joint_codes import joint_codes
+from otpdag.joint_codes import joint_one_hot
 from otpdag.objective.problem import Moved
 from otpdag.objective.swapped_states import Reading, lowest_swap, swaps
 from otpdag.objective.table_rows import LayOut, SummedRows
 from otpdag.objective.terms import LossTerms
-from otpdag.structure import Naturals, Structure, pack
+from otpdag.structure import Naturals, Structure
 
 __all__ = ["StateProblem", "rows_by_features"]
 
@@ -62,15 +62,8 @@ class StateProblem(SummedRows):
         loss = surrogate + (loss - surrogate).detach()
         return LossTerms.of(loss, reconstruction=loss)
 
-    @property
-    def has_updates(self) -> bool:
-        """Always."""
-        return True
-
-    @property
-    def updates_suffice(self) -> bool:
-        """Always: every node has a maximum in closed form."""
-        return True
+    has_updates = updates_suffice = True
+    """Every node has a maximum in closed form."""
 
     def updated(self, point: Tensor) -> tuple[Tensor, LossTerms]:
         """Expected sums, then each mechanism's maximum."""
@@ -89,10 +82,7 @@ class StateProblem(SummedRows):
                 parents = {name: self.states[name].unsqueeze(0) for name in self.structure.graph.parents(node)}
                 value, mechanism = self.states[node].unsqueeze(0), self.structure.mechanisms[node]
                 maximised[node] = mechanism.maximised(naturals[node], value, parents, count)
-        for node, params in maximised.items():
-            raw = self.structure.mechanisms[node].raw(params)
-            theta |= {key: raw[name] for name, key in self.structure.keys[node].items()}
-        return pack({key: theta[key].expand(len(point), *shape) for key, shape in self.shapes.items()})
+        return self.packed(theta | self.structure.raw({**naturals, **maximised}), len(point))
 
     @torch.no_grad()
     def moved(self, point: Tensor) -> Moved | None:
@@ -188,16 +178,11 @@ class StateProblem(SummedRows):
 
 
 def rows_by_features(
-    structure: Structure,
-    batch: Batch,
-    shapes: Mapping[str, tuple[int, ...]],
-    in_rows: LayOut,
-    seed: int,
+    structure: Structure, batch: Batch, shapes: Mapping[str, tuple[int, ...]], in_rows: LayOut, seed: int
 ) -> StateProblem | None:
     """Lay rows out; None where something else than hidden categories is unknown, or a node has no features."""
     graph, mechanisms = structure.graph, structure.mechanisms
-    keys = [key for names in structure.keys.values() for key in names.values()]
-    if not graph.hidden or not batch.shares_rows or len(keys) != len(set(keys)):
+    if not graph.hidden or not batch.shares_rows or structure.ties_parameters:
         return None
     for node in graph.hidden:
         own = mechanisms[node]
@@ -207,14 +192,10 @@ def rows_by_features(
             return None
     if any(graph.children(node) and not bool(batch.mask[node].all()) for node in graph.observed):
         return None
-    hidden = [node for node in graph.order if node in graph.hidden]
-    sizes = [mechanisms[node].space.width for node in hidden]
+    sizes = [mechanisms[node].space.width for node in structure.hidden_categories]
     if torch.Size(sizes).numel() > MOST_STATES or batch.weight.device.type != "cpu":
         return None
-    codes = joint_codes(sizes)
-    states = {
-        node: torch.eye(size, dtype=torch.float64)[code] for node, size, code in zip(hidden, sizes, codes, strict=True)
-    }
+    states = dict(zip(structure.hidden_categories, joint_one_hot(sizes), strict=True))
     gaps = torch.stack([~seen[0].all(-1) for seen in batch.mask.values()]).any(0)
     tried = batch.take(torch.cat([torch.arange(2), torch.nonzero(gaps)[:, 0]]))
     values, mask = ({name: one[0] for name, one in held.items()} for held in (tried.values, tried.mask))

@@ -44,10 +44,8 @@ class SummedRows(TableRows):
     in_rows: LayOut
     """Makes the problem of the same objective that looks at every row."""
 
-    @property
-    def is_likelihood(self) -> bool:
-        """Always: other objectives are not laid out so."""
-        return True
+    is_likelihood = True
+    """Other objectives are not laid out so."""
 
     def row_by_row(self, rows: int) -> Problem:
         """So many of the rows, looked at one by one."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-__all__ = ["LossTerms", "split_theta"]
+__all__ = ["LossTerms", "loss_and_gradient", "split_theta"]
+
+Held = TypeVar("Held")
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,16 @@ class LossTerms:
         return {"loss": float(self.total.detach().reshape(-1)[replica]), **terms}
 
 
-def split_theta(parameters: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Separate the model's parameters from the backward map's."""
+def loss_and_gradient(evaluate: Callable[[Tensor], Tensor], point: Tensor) -> tuple[Tensor, Tensor]:
+    """Losses (R,) at a point (R, P), and each replica's gradient (R, P)."""
+    with torch.enable_grad():
+        leaf = point.detach().clone().requires_grad_(True)
+        loss = evaluate(leaf)
+        (gradient,) = torch.autograd.grad(loss.sum(), leaf)
+    return loss.detach(), gradient.detach()
+
+
+def split_theta(parameters: Mapping[str, Held]) -> tuple[dict[str, Held], dict[str, Held]]:
+    """Separate the model's parameters, or what is known of each, from the backward map's."""
     theta = {key: value for key, value in parameters.items() if not key.startswith("phi.")}
     return theta, {key: value for key, value in parameters.items() if key.startswith("phi.")}

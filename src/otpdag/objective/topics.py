@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import torch
@@ -32,7 +33,7 @@ Documents = sparse.csr_array
 SMALLEST = 1e-30  # a count of a word, whose logarithm must be finite in single precision
 
 FIRST_DOCUMENTS, DOCUMENTS_A_TOPIC = 1000, 40
-"""Documents on which starts are compared, and at least so many for each topic."""
+"""Documents on which starts are compared (decision 0009), and at least so many for each topic."""
 
 HELD_SWEEPS = 10
 """Sweeps from which concentrations at given topics are learned."""
@@ -167,9 +168,9 @@ class _Documents(Problem):
     def with_exact_alpha(self, topics: Topics) -> Topics:
         """The same topics with the concentrations that are likeliest at them."""
 
-    @abstractmethod
-    def concluded(self, topics: Topics) -> tuple[_Documents, Topics]:
+    def concluded(self, topics: Topics) -> tuple[Self, Topics]:
         """Where a fit ends: the problem that its point belongs to, and topics with the likeliest concentrations."""
+        return self, self.with_exact_alpha(topics)
 
 
 @dataclass(frozen=True)
@@ -219,10 +220,6 @@ class TopicProblem(_Documents):
         generator = np.random.default_rng([self.seed, 5])
         return replace(topics, alpha=exact_alpha(self.documents, topics.probabilities, topics.alpha, generator))
 
-    def concluded(self, topics: Topics) -> tuple[TopicProblem, Topics]:
-        """Concentrations from draws of the exact distribution of the assignments."""
-        return self, self.with_exact_alpha(topics)
-
     def at_topics(self, topics: Topics) -> Topics:
         """The same topics with concentrations learned from documents: by the map on a part, then exactly."""
         if self.alpha_key is None:
@@ -267,10 +264,10 @@ class PairProblem(_Documents):
         left = left if float(left.sum()) > 0 else self.pairs.words
         return (self.sweeps.background * left / left.sum()).float()
 
-    def concluded(self, topics: Topics) -> tuple[PairProblem, Topics]:
+    def concluded(self, topics: Topics) -> tuple[Self, Topics]:
         """The topics of whole documents, which a point then holds, and their concentrations."""
         if not self.sweeps.background:
-            return self, self.with_exact_alpha(topics)
+            return super().concluded(topics)
         common = self._background(topics)
         whole = (1 - self.sweeps.background) * topics.probabilities.float() + common
         level = torch.logsumexp(topics.log_counts.double(), -1, keepdim=True)

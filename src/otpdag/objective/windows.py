@@ -29,7 +29,7 @@ from otpdag.structure import Structure
 __all__ = ["WindowProblem", "window_problem"]
 
 COARSE_FEATURES = 200  # features while starts are compared
-MODEL_STEPS = (50_000, 200_000)  # steps drawn for the covariance of the model's features: at least, at most
+MODEL_STEPS = (50_000, 200_000)  # drawn for the covariance of the model's features: at least, at most (decision 0033)
 DRAWN_OVER_DATA = 4  # steps drawn for each step of the data, so that draws add little to the data's own noise
 MODEL_RIDGE = 1e-9  # of that covariance: what data would blur, draws know; only rounding is left to guard against
 LONGEST_DRAWN = 200  # steps of one drawn sequence

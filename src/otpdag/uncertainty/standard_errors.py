@@ -110,6 +110,14 @@ def parameter_covariance(problem: Problem, point: Tensor, errors: Errors = "info
     return Covariance(inverse, information.flat, blur, _is_maximum(information))
 
 
+def likely_points(problem: Problem, point: Tensor, draws: int, *, errors: Errors, seed: int) -> Tensor:
+    """Parameters (draws, P) drawn around the end of a fit (1, P); what the data do not tell stays where it is."""
+    values, vectors = torch.linalg.eigh(parameter_covariance(problem, point, errors).matrix)
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(draws, len(values), generator=generator, dtype=values.dtype)
+    return point + noise * values.clamp(min=0.0).sqrt() @ vectors.mT
+
+
 def _flat_moves(problem: Problem, point: Tensor) -> Tensor:
     """Directions (P, K) of which the scores of single rows say that no data tell them.
 
@@ -178,6 +186,15 @@ def standard_errors(
     table["lower"], table["upper"] = _ends(parameters, table["estimate"], table["std_error"], level)
     table["note"] = notes
     return table, covariance.is_maximum
+
+
+def without_errors(model: Model) -> pd.DataFrame:
+    """The same table where errors and intervals are not known."""
+    table = estimates(model).rename(columns={"value": "estimate"})
+    fixed = table.pop("fixed")
+    table["std_error"] = table["lower"] = table["upper"] = np.nan
+    table["note"] = np.where(fixed, "fixed", "")
+    return table
 
 
 def _declared(model: Model, table: pd.DataFrame) -> list[Parameter | None]:

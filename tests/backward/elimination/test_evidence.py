@@ -1,13 +1,11 @@
-"""The evidence of rows and its gradient, against sums over all joint states and the multivariate normal."""
+"""The evidence of rows and its gradient, against sums over all joint states and fine grids."""
 
 import numpy as np
 import pytest
 import torch
-from scipy.stats import multivariate_normal
 
-from otpdag import mechanisms as m
-from otpdag.backward.elimination import EliminationOptions, Tempering, lay_out, log_evidence, moved, total_evidence
-from tests.backward.elimination.worlds import CATEGORY, enumerated, linear_moments, make_world, random_edges
+from otpdag.backward.elimination import Tempering, lay_out, log_evidence, moved, total_evidence
+from tests.backward.elimination.worlds import CATEGORY, enumerated, make_world, mixed_nodes, random_edges, with_leaves
 
 
 def discrete_world(seed, **kwargs):
@@ -31,18 +29,6 @@ def test_tempered_sums_are_those_over_all_joint_states(tempering):
     found = log_evidence(naturals, lay_out(structure, batch), tempering)
     options = {"power": tempering.power, "uniform": tempering.uniform, "best": tempering.best}
     torch.testing.assert_close(found, enumerated(structure, naturals, batch, {}, **options))
-
-
-def with_leaves(naturals):
-    """Parameters as functions of leaves; probabilities by their logarithms, so that they stay on the simplex."""
-    leaves, own = {}, {}
-    for node, params in naturals.items():
-        own[node] = {}
-        for name, value in params.items():
-            raw = (value.log() if name == "probs" else value.clone()).requires_grad_()
-            leaves[node, name] = raw
-            own[node][name] = torch.softmax(raw, -1) if name == "probs" else raw
-    return leaves, own
 
 
 def assert_same_gradients(naturals, batch, layout, oracle, *, tempering=None, rtol=1e-7, atol=1e-7):
@@ -81,63 +67,6 @@ def test_tempered_gradients(tempering):
     )
 
 
-def linear_world(seed, **kwargs):
-    rng = np.random.default_rng(seed)
-    names = list("abcdefgh")
-    vectors = [m.Normal, m.Normal, lambda: m.Normal(2), lambda: m.MultivariateNormal(3)]
-    nodes = {name: vectors[rng.integers(4)]() for name in names}
-    hidden = ("b", "d") if seed % 2 else ()
-    return make_world(nodes, random_edges(rng, names, 0.4), rng, hidden=hidden, **kwargs)
-
-
-def normal_evidence(structure, naturals, batch, replica):
-    mean, covariance, at = linear_moments(structure, naturals, replica)
-    rows = []
-    for row in range(batch.rows):
-        seen = [
-            i
-            for n, s in at.items()
-            if n in batch.mask
-            for i, known in zip(range(s.start, s.stop), batch.mask[n][0, row], strict=True)
-            if known
-        ]
-        values = np.concatenate([batch.values[n][0, row] for n in at if n in batch.mask] or [[]])
-        known = np.concatenate([batch.mask[n][0, row] for n in at if n in batch.mask] or [[]]).astype(bool)
-        part = np.ix_(seen, seen)
-        rows.append(multivariate_normal.logpdf(values[known], mean[seen], covariance[part]) if seen else 0.0)
-    return np.array(rows)
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_linear_normal_graphs_with_any_gaps_are_multivariate_normal(seed):
-    structure, naturals, batch = linear_world(seed, replicas=2)
-    found = log_evidence(naturals, lay_out(structure, batch))
-    for replica in range(2):
-        truth = normal_evidence(structure, naturals, batch, replica)
-        np.testing.assert_allclose(found[replica], truth, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_gradients_of_linear_normal_graphs_are_those_of_finite_differences(seed):
-    structure, naturals, batch = linear_world(seed)
-    layout = lay_out(structure, batch)
-    leaves, ours = with_leaves(naturals)
-    total_evidence(ours, layout).sum().backward()
-    step = 1e-5
-    for node, params in naturals.items():
-        for name, value in params.items():
-            if name == "covariance":
-                continue  # single entries of a symmetric matrix have no derivative
-            for index in np.ndindex(*value.shape):
-                ends = []
-                for sign in (1, -1):
-                    shifted = value.clone()
-                    shifted[index] += sign * step
-                    ends.append(float(total_evidence({**naturals, node: {**params, name: shifted}}, layout)))
-                slope = (ends[0] - ends[1]) / (2 * step)
-                assert float(leaves[node, name].grad[index]) == pytest.approx(slope, rel=1e-4, abs=1e-4), (node, name)
-
-
 def normal_points(width=10.0, many=161):
     points = torch.linspace(-width, width, many, dtype=torch.float64)
     return points.unsqueeze(-1), torch.full((many,), float(torch.log(points[1] - points[0])), dtype=torch.float64)
@@ -145,21 +74,6 @@ def normal_points(width=10.0, many=161):
 
 def count_points(many=40):
     return torch.arange(many, dtype=torch.float64).unsqueeze(-1), torch.zeros(many, dtype=torch.float64)
-
-
-def mixed_nodes():
-    """Categories, numbers and counts in which every kind of unknown meets every other."""
-    return (
-        {
-            "z": m.Categorical(3),
-            "x": m.Normal(),
-            "y": m.Normal(),
-            "k": m.Poisson(),
-            "w": m.Bernoulli(),
-            "v": m.Normal(),
-        },
-        [("z", "x"), ("x", "y"), ("z", "y"), ("y", "k"), ("x", "w"), ("k", "v")],
-    )
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -187,17 +101,6 @@ def test_weights_of_each_replica_weigh_its_rows():
     weight = torch.rand(2, batch.rows, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     truth = (weight * log_evidence(naturals, layout)).sum(-1)
     torch.testing.assert_close(total_evidence(naturals, layout, weight), truth)
-
-
-def test_blocks_of_rows_change_nothing():
-    rng = np.random.default_rng(0)
-    nodes, edges = mixed_nodes()
-    structure, naturals, batch = make_world(nodes, edges, rng, rows=200, gaps=0.2)
-    whole = moved(naturals, lay_out(structure, batch))
-    parts = moved(naturals, lay_out(structure, batch, EliminationOptions(memory=2**16)))
-    assert len(parts.blocks) > len(whole.blocks)
-    torch.testing.assert_close(log_evidence(naturals, parts), log_evidence(naturals, whole))
-    torch.testing.assert_close(total_evidence(naturals, parts), total_evidence(naturals, whole))
 
 
 def test_rows_count_as_often_as_their_weight_says_none_one_and_two():

@@ -15,7 +15,7 @@ from otpdag.data import Batch
 from otpdag.errors import DataError, ModelError
 from otpdag.spaces import Discrete, Real
 from otpdag.structure import Structure
-from tests.backward.elimination.worlds import gappy, make_world, random_naturals
+from tests.backward.elimination.worlds import make_world, random_naturals
 
 
 def grid_of_binaries(side):
@@ -49,20 +49,6 @@ def test_orders_of_a_chain_and_a_star_are_cheap():
     assert max(order_cost(chain, sizes, elimination_order(chain, sizes))) == 9
     star = [(0, i) for i in range(1, 50)]
     assert max(order_cost(star, sizes, elimination_order(star, sizes))) == 9
-
-
-def test_equal_pieces_of_different_rows_are_one():
-    graph = otp.Graph([("a", "b"), ("b", "c"), ("c", "d"), ("d", "e")])
-    structure = Structure.bind(graph, {n: m.Bernoulli() for n in "abcde"})
-    rows = 400
-    rng = np.random.default_rng(0)
-    values = {n: torch.eye(2).double()[torch.as_tensor(rng.integers(2, size=rows))].unsqueeze(0) for n in "abcde"}
-    batch = gappy(structure, values, rng, 0.0)
-    batch.mask["b"][0, ::2] = False  # b unknown: a and c tell of it, whatever e shows or lacks
-    batch.mask["e"][0, ::3] = False
-    layout = lay_out(structure, batch)
-    assert layout.pieces == 200
-    assert layout.distinct == 4
 
 
 def test_an_unknown_without_seen_descendants_is_left_out():

@@ -6,49 +6,22 @@ import numpy as np
 import pytest
 import torch
 
-import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.backward.elimination import (
-    Budget,
     EliminationOptions,
-    budget,
     expectations,
     lay_out,
-    lay_out_within,
     log_evidence,
     moved,
     posterior_draws,
     state_probabilities,
-    told,
     total_evidence,
 )
 from otpdag.backward.elimination.split_messages import drawn_copies
 from otpdag.backward.elimination.sums import Factors, Tempering
-from otpdag.inference.ancestral import ancestral
-from otpdag.structure import Structure
-from tests.backward.elimination.worlds import gappy, make_world
+from tests.backward.elimination.worlds import lattice, make_world
 
 TINY = EliminationOptions(largest_table=1, split_table=1)
-
-
-def lattice(size, pull, seed=0, rows=20, reading=0.5):
-    """Hidden binaries on a square lattice that take after their two neighbours, each with a noisy reading."""
-    rng = np.random.default_rng(seed)
-    at = [(i, j) for i in range(size) for j in range(size)]
-    edges = [(f"h{i}{j}", f"h{i + 1}{j}") for i, j in at if i + 1 < size]
-    edges += [(f"h{i}{j}", f"h{i}{j + 1}") for i, j in at if j + 1 < size]
-    edges += [(f"h{i}{j}", f"x{i}{j}") for i, j in at]
-    graph = otp.Graph(edges, hidden=[f"h{i}{j}" for i, j in at])
-    structure = Structure.bind(graph, {name: m.Bernoulli() for name in graph.nodes})
-    naturals = {}
-    for name in graph.nodes:
-        parents = len(graph.parents(name))
-        votes = sum(np.indices((2,) * parents) * 2.0 - 1.0, start=np.zeros((2,) * parents))
-        logit = (reading if name[0] == "x" else pull) * votes + rng.normal(0, 0.2, size=votes.shape)
-        one = 1 / (1 + np.exp(-logit))
-        naturals[name] = {"probs": torch.as_tensor(np.stack([1 - one, one], -1)).reshape(1, -1, 2)}
-    values = ancestral(structure, naturals, rows, torch.Generator().manual_seed(seed))
-    return structure, naturals, gappy(structure, values, rng, 0.0)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -161,29 +134,3 @@ def test_linear_numbers_that_meet_too_many_categories_have_points():
     assert lay_out(structure, batch, options).has_points is False  # one table of all categories, as before
     found = moved(naturals, lay_out(structure, batch, replace(options, largest_family=24**2, largest_table=16)))
     torch.testing.assert_close(log_evidence(naturals, found), log_evidence(naturals, exact), rtol=0, atol=1e-4)
-
-
-def test_a_budget_that_is_too_small_says_what_exact_sums_would_take():
-    structure, _, batch = lattice(4, 0.5)
-    layout = lay_out_within(structure, batch, Budget(largest_table=8))
-    assert layout is not None
-    assert layout.beyond is not None
-    assert layout.beyond.rows == batch.rows
-    assert layout.beyond.table == lay_out(structure, batch).largest_table
-    assert "20 of 20 rows" in told(layout)
-    assert "belief propagation" in told(layout)
-    assert lay_out_within(structure, batch, Budget(largest_table=8, approximate=False)) is None
-    assert "exact" in told(lay_out(structure, batch))
-
-
-def test_rows_that_need_large_tables_may_be_too_many(monkeypatch):
-    structure, naturals, batch = lattice(4, 0.5)
-    exact = lay_out(structure, batch)
-    assert lay_out_within(structure, batch, Budget(entries=1)).beyond is None  # many small rows are fine
-    monkeypatch.setattr(budget, "LARGE_ROW", 100)
-    monkeypatch.setattr(budget, "SPLIT_TABLES", (16, 8))
-    assert lay_out_within(structure, batch, Budget(entries=exact.elements)).beyond is None
-    found = lay_out_within(structure, batch, Budget(entries=exact.elements - 1))
-    assert found.beyond.entries > 0
-    assert found.largest_table <= 16 < exact.largest_table
-    torch.testing.assert_close(log_evidence(naturals, found), log_evidence(naturals, exact), rtol=0, atol=0.02)

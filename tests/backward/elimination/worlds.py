@@ -71,6 +71,26 @@ def gappy(structure, values, rng, gaps):
     return Batch(kept, mask, torch.as_tensor(rng.uniform(0.5, 2.0, size=(1, rows))))
 
 
+def lattice(size, pull, seed=0, rows=20, reading=0.5):
+    """Hidden binaries on a square lattice that take after their two neighbours, each with a noisy reading."""
+    rng = np.random.default_rng(seed)
+    at = [(i, j) for i in range(size) for j in range(size)]
+    edges = [(f"h{i}{j}", f"h{i + 1}{j}") for i, j in at if i + 1 < size]
+    edges += [(f"h{i}{j}", f"h{i}{j + 1}") for i, j in at if j + 1 < size]
+    edges += [(f"h{i}{j}", f"x{i}{j}") for i, j in at]
+    graph = otp.Graph(edges, hidden=[f"h{i}{j}" for i, j in at])
+    structure = Structure.bind(graph, {name: m.Bernoulli() for name in graph.nodes})
+    naturals = {}
+    for name in graph.nodes:
+        parents = len(graph.parents(name))
+        votes = sum(np.indices((2,) * parents) * 2.0 - 1.0, start=np.zeros((2,) * parents))
+        logit = (reading if name[0] == "x" else pull) * votes + rng.normal(0, 0.2, size=votes.shape)
+        one = 1 / (1 + np.exp(-logit))
+        naturals[name] = {"probs": torch.as_tensor(np.stack([1 - one, one], -1)).reshape(1, -1, 2)}
+    values = ancestral(structure, naturals, rows, torch.Generator().manual_seed(seed))
+    return structure, naturals, gappy(structure, values, rng, 0.0)
+
+
 def enumerated(structure, naturals, batch, supports, *, power=1.0, uniform=False, best=False):
     """Evidence (R, N) by summing over all joint states of everything that is not seen; differentiable.
 
@@ -130,6 +150,33 @@ def linear_moments(structure, naturals, replica=0):
         covariance[here, :], covariance[:, here] = cross, cross.T
         covariance[here, here] = slopes @ covariance @ slopes.T + noise
     return mean, covariance, at
+
+
+def with_leaves(naturals):
+    """Parameters as functions of leaves; probabilities by their logarithms, so that they stay on the simplex."""
+    leaves, own = {}, {}
+    for node, params in naturals.items():
+        own[node] = {}
+        for name, value in params.items():
+            raw = (value.log() if name == "probs" else value.clone()).requires_grad_()
+            leaves[node, name] = raw
+            own[node][name] = torch.softmax(raw, -1) if name == "probs" else raw
+    return leaves, own
+
+
+def mixed_nodes():
+    """Categories, numbers and counts in which every kind of unknown meets every other."""
+    return (
+        {
+            "z": m.Categorical(3),
+            "x": m.Normal(),
+            "y": m.Normal(),
+            "k": m.Poisson(),
+            "w": m.Bernoulli(),
+            "v": m.Normal(),
+        },
+        [("z", "x"), ("x", "y"), ("z", "y"), ("y", "k"), ("x", "w"), ("k", "v")],
+    )
 
 
 CATEGORY = (m.Bernoulli, lambda: m.Categorical(3), lambda: m.Categorical(4))

@@ -22,7 +22,7 @@ __all__ = ["Cloud", "cloud_size"]
 GRID_DIMENSIONS = 3  # up to which a grid has enough points along each axis
 DISTANCE = 1.0  # of grid points, in posterior standard deviations
 EDGE = 0.02  # probability of all outermost points beyond that of a normal posterior on the smallest grid
-WIDEN = 2.0
+WIDEN = 2.0  # times a spread whose outermost points count: posteriors far out are reached in a few rounds
 SMALLEST, LARGEST = 0.3, 3.0  # change of a spread in one round: what lies between the points shows itself only later
 CLOSE = 0.3  # change of mean or covariance, in units of the spread, below which points stay
 

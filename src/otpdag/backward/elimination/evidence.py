@@ -108,7 +108,8 @@ def expectations(
         }
     )
     with torch.no_grad():
-        summary = Summary(_at_leaves(naturals, slopes), layout, weight, tempering, slopes, sampled, complete)
+        leaves = _at_leaves(naturals, slopes)
+        summary = Summary(leaves, layout, weight, tempering, slopes=slopes, sampled=sampled, complete=complete)
         return Expectations(summary.pieces, summary.families(), tempering.power, slopes.total)
 
 
@@ -147,7 +148,8 @@ def total_evidence(
     slopes = Slopes({key: value.detach().requires_grad_() for key, value in wanted.items()})
     leaves = _at_leaves(naturals, slopes)
     with torch.no_grad():
-        summary = Summary(leaves, layout, weight, tempering, slopes, dict.fromkeys(naturals, 0), complete)
+        none = dict.fromkeys(naturals, 0)
+        summary = Summary(leaves, layout, weight, tempering, slopes=slopes, sampled=none, complete=complete)
         families = summary.families()
     value = summary.pieces
     for node, statistics in families.items():

@@ -87,6 +87,7 @@ class Summary:
         layout: Layout,
         weight: Tensor,
         tempering: Tempering,
+        *,
         slopes: Slopes | None = None,
         sampled: Mapping[str, int] | None = None,
         complete: Mapping[int, Tensor] | None = None,

@@ -37,8 +37,8 @@ EDGE = 1e-5  # probability of an outermost point that says that the window is to
 OUTSIDE = 1e-2  # the same, where the posterior must lie elsewhere
 WIDEN, JUMP = 1.4, 4.0  # by how much it is widened then
 TIGHT = 0.75  # a posterior narrower than this share of the spread deserves points that are closer
-SMALLEST_SPREAD = 1e-9
-POINTS_OF_A_GROUP = 3
+SMALLEST_SPREAD = 1e-9  # of points, so that rounding keeps them apart
+POINTS_OF_A_GROUP = 3  # Gauss's rule: three points have the moments of all counts of a group up to the fifth
 HALVINGS = 40  # of the interval in which the growth of groups is sought
 
 

@@ -238,7 +238,7 @@ class Resizer:
                 )
 
 
-_FINE, _COARSE, _SPLIT = range(3)
+_FINE, _COARSE, _SPLIT = range(3)  # rooms of a piece: without points, on points, with copies
 
 
 def _room_of(made: Plan) -> int:

@@ -27,7 +27,7 @@ from otpdag.backward.elimination.sum_product import Banks, Sizes, beliefs, elimi
 __all__ = ["Settled", "drawn_copies", "settle"]
 
 CLOSE = 1e-5  # change of a message's probabilities at which it stands still
-MOST_ROUNDS = 60
+MOST_ROUNDS = 60  # messages that come to rest took 2 to 60 (decision 0018); others swing for good
 LITTLE_CALMER = 0.95  # a change above this share of the last one says that messages swing
 PART = 0.5  # of the way that swinging messages go
 LEAST = -40.0  # logarithm of the smallest entry of a message: nothing is ruled out for good by a copy

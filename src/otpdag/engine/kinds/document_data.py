@@ -25,7 +25,7 @@ from otpdag.engine.search import Ended, Searcher, restart_seed
 from otpdag.errors import DataError, ModelError
 from otpdag.inference.word_pairs import Repeats, WordPairs, repeats
 from otpdag.model import Model
-from otpdag.objective import Direct, Objective, Problem, PushForward
+from otpdag.objective import Direct, Objective, Problem, PushForward, split_theta
 from otpdag.objective.paper_topics import (
     PaperTopics,
     PaperTopicsProblem,
@@ -196,7 +196,7 @@ class DocumentData(DataKind):
 
     def adopt(self, layout: Layout, ended: Ended) -> None:
         """Topics and concentrations."""
-        theta = {k: v.double() for k, v in unpack(ended.point, layout.shapes).items() if not k.startswith("phi.")}
+        theta = split_theta(unpack(ended.point.double(), layout.shapes))[0]
         self.model.adopt(layout.structure, theta, Schema.of(self.model.spaces, self.model.graph), ())
 
 

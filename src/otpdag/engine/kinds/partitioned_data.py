@@ -117,7 +117,7 @@ class PartitionedData(DataKind):
             seed,
             keep=self.table.elsewhere or size_of(sample) / sample.rows * self.rows <= self.memory,
         )
-        return PartitionedProblem(layout.structure, layout.shapes, made, sample, self.rows)
+        return PartitionedProblem(sample, made, self.rows)
 
     def starts(
         self, layout: Layout, problem: Problem, seed: int, numbers: Sequence[int], units: Tensor | None = None

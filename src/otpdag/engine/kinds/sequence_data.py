@@ -41,7 +41,7 @@ from otpdag.uncertainty.diagnosis import notes_on_scales
 __all__ = ["SequenceData"]
 
 START_STEPS = 20_000
-"""Steps that units, and starts of hidden numbers, are guessed from."""
+"""Steps that units, and starts of hidden numbers, are guessed from (decision 0006)."""
 
 CHAIN_START_STEPS = 5_000
 """Steps that starts of chains are guessed from: they run on fewer at first."""
@@ -76,7 +76,7 @@ NETWORK_STEPS_SEEN = 800
 """How a network is trained when it joins the smoother, and how many steps of sequences each of its steps sees."""
 
 COMPARISONS, CLEARLY_BETTER = 40, 2.0
-"""Batches on which the two maps are compared, and standard errors by which the network must be better."""
+"""Batches on which two maps are compared, and standard errors by which the network must be better (decision 0013)."""
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,7 @@ class SequenceData(DataKind):
 
     def as_given(self, per_unit: NDArray[np.float64]) -> NDArray[np.float64]:
         """Back from the order of the batch to that of the data."""
-        given = np.empty_like(per_unit)
-        given[self.order] = per_unit
-        return given
+        return per_unit[np.argsort(self.order)]
 
     # -- methods ------------------------------------------------------------------------------------------------------
 
@@ -180,7 +178,7 @@ class SequenceData(DataKind):
 
     def lay_out(self, method: Method, seed: int) -> Layout:
         """The units of some completed steps, and the map where one is learned."""
-        few = self._few(seed)
+        few = part_of(self._pieces, START_STEPS, seed)
         generator = np.random.default_rng([seed, 2**20])
         even = not self.structure.hidden_numbers  # which would be guessed around categories
         completed = complete_steps(self.structure, few, generator, first=True, even_categories=even)
@@ -190,9 +188,6 @@ class SequenceData(DataKind):
             return Layout.of(structure)
         completed = _guessed(structure, few, restart_seed(seed, 0), first=True)
         return Layout.of(structure, _map_start(backward, few, completed, seed), sequence_map=backward)
-
-    def _few(self, seed: int) -> SequenceBatch:
-        return part_of(self._pieces, START_STEPS, seed)
 
     @property
     def _pieces(self) -> SequenceBatch:
@@ -217,7 +212,7 @@ class SequenceData(DataKind):
             return window_problem(structure, self.batch, shapes, objective.direct, seed)
         eps = objective.at(1.0).eps
         if isinstance(layout.sequence_map, SequenceMap):
-            return number_problem(structure, self._pieces, layout.sequence_map, shapes, eps, seed)
+            return number_problem(self._pieces, layout.sequence_map, shapes, eps, seed)
         return chain_problem(structure, self.batch, shapes, eps, seed)
 
     def starts(

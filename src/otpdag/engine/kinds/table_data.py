@@ -89,9 +89,7 @@ class TableData(DataKind):
 
     def as_given(self, per_unit: NDArray[np.float64]) -> NDArray[np.float64]:
         """Back from the order of the batch to that of the table."""
-        given = np.empty_like(per_unit)
-        given[self.order] = per_unit
-        return given
+        return per_unit[np.argsort(self.order)]
 
     def named(self, name: str) -> Method:
         """``"auto"`` looks at the graph and the mechanisms alone."""
@@ -161,7 +159,7 @@ class TableData(DataKind):
         part = random_part(batch.rows, HELD_ROWS, seed=0) if batch.rows >= FROM_ROWS else None
         batch = batch if part is None else batch.take(part)
         notes += notes_on_separation(self.model, batch)
-        problem = ended.problem.sample if isinstance(ended.problem, PartitionedProblem) else ended.problem
+        problem = ended.problem.base if isinstance(ended.problem, PartitionedProblem) else ended.problem
         if problem.is_sum and bool(ended.converged[0]):
             notes += notes_on_identification(self.model, problem, told=separated(self.model, batch))
         return notes + notes_on_independence(self.model, batch)

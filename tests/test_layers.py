@@ -1,0 +1,57 @@
+"""Networks on a replica axis, against torch.nn, and relaxed draws, against their limits."""
+
+import pytest
+import torch
+from torch import nn
+
+from otpdag.layers import apply_linear, apply_mlp, expand_to, gumbel_softmax, init_mlp, nearest, side_by_side
+
+GENERATOR = torch.Generator().manual_seed(0)
+
+
+def test_each_replica_is_a_network_of_torch():
+    params = init_mlp([3, 8, 2], replicas=2, generator=GENERATOR)
+    inputs = torch.randn(2, 5, 3, generator=GENERATOR, dtype=torch.float64)
+    found = apply_mlp(params, inputs)
+    for replica in range(2):
+        network = nn.Sequential(nn.Linear(3, 8), nn.SiLU(), nn.Linear(8, 2)).double()
+        for layer, place in ((0, 0), (1, 2)):
+            network[place].weight.data = params[f"{layer}.weight"][replica].T
+            network[place].bias.data = params[f"{layer}.bias"][replica]
+        torch.testing.assert_close(found[replica], network(inputs[replica]))
+
+
+def test_more_axes_are_carried_along():
+    weight = torch.randn(2, 3, 4, generator=GENERATOR)
+    inputs = torch.randn(2, 5, 6, 3, generator=GENERATOR)
+    torch.testing.assert_close(apply_linear(inputs, weight), torch.einsum("rabp,rpd->rabd", inputs, weight))
+    torch.testing.assert_close(
+        apply_linear(inputs[:, 0, 0], weight), torch.einsum("rp,rpd->rd", inputs[:, 0, 0], weight)
+    )
+    assert expand_to(weight, 5, event_dims=2).shape == (2, 1, 1, 3, 4)
+
+
+def test_columns_are_broadcast_before_they_are_joined():
+    one, other = torch.arange(2.0).reshape(2, 1, 1), torch.arange(3.0).reshape(1, 3, 1)
+    joined = side_by_side([one, other])
+    assert joined.shape == (2, 3, 2)
+    assert joined[1, 2].tolist() == [1.0, 2.0]
+
+
+def test_relaxed_draws_are_gumbel_maxima_as_the_temperature_falls():
+    logits = torch.tensor([0.5, 0.3, 0.2]).log().expand(20_000, 3)
+    uniform = torch.rand(20_000, 3, generator=GENERATOR)
+    cold = gumbel_softmax(logits, uniform, 1e-3)
+    assert cold.mean(0).tolist() == pytest.approx([0.5, 0.3, 0.2], abs=0.015)
+    assert nearest(-cold).tolist() == cold.argmax(-1).tolist()
+    soft, hard = (gumbel_softmax(logits, uniform, 2.0, hard=hard) for hard in (False, True))
+    assert torch.equal(hard.argmax(-1), soft.argmax(-1))
+    torch.testing.assert_close(hard.amax(-1), torch.ones(20_000))
+
+
+def test_hard_draws_have_the_gradient_of_soft_ones():
+    logits, uniform = torch.zeros(1, 3, requires_grad=True), torch.rand(1, 3, generator=GENERATOR)
+    slopes = [
+        torch.autograd.grad(gumbel_softmax(logits, uniform, 0.7, hard=hard)[0, 1], logits)[0] for hard in (False, True)
+    ]
+    torch.testing.assert_close(*slopes)
