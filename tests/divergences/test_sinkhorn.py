@@ -271,3 +271,15 @@ def test_the_value_is_that_of_the_dual_also_before_it_has_converged(symmetric, m
         value = (a[r] @ f[r] + b[r] @ g[r]).item() - epsilon[r].item() * (plan.sum() - 1)
         assert found[r].item() == pytest.approx(value, rel=1e-9)
         assert (abs(plan.sum() - 1) > 1e-6) == symmetric
+
+
+def test_a_relative_epsilon_is_not_differentiated():
+    x, y = draw(1, 6, 2).requires_grad_(), draw(1, 5, 2, seed=1).requires_grad_()
+    a, b = draw_weights(1, 6).requires_grad_(), draw_weights(1, 5, seed=1).requires_grad_()
+    options = {"tolerance": 1e-12, "iterations": 5000}
+    share, other = (one.detach() / one.detach().sum() for one in (a, b))
+    mean = (share[0] @ SquaredEuclidean()(x, y)[0].detach() @ other[0]).item()
+    found = torch.autograd.grad(Sinkhorn(0.3, **options)(x, y, a, b).sum(), (x, y, a, b))
+    fixed = Sinkhorn(0.3 * mean, relative=False, **options)(x, y, a, b).sum()
+    for one, expected in zip(found, torch.autograd.grad(fixed, (x, y, a, b)), strict=True):
+        torch.testing.assert_close(one, expected, rtol=1e-6, atol=1e-9)

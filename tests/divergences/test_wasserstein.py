@@ -194,3 +194,17 @@ def test_equal_samples_are_matched_one_to_one_and_only_others_by_the_simplex(mon
     for arguments in ((x, y[:, :5]), (x, y, draw_weights(1, 6)), (x, y, *asked), (x, y, None, *asked)):
         with pytest.raises(AssertionError, match="no simplex"):
             Wasserstein()(*arguments)
+
+
+@pytest.mark.parametrize(("replicas", "workers", "threads"), [(1, 2, 0), (2, 1, 0), (2, 2, 2), (3, 2, 2)])
+def test_threads_are_started_for_several_problems_and_several_workers_alone(monkeypatch, replicas, workers, threads):
+    started = []
+
+    class Pool(wasserstein.ThreadPoolExecutor):
+        def __init__(self, many):
+            started.append(many)
+            super().__init__(many)
+
+    monkeypatch.setattr(wasserstein, "ThreadPoolExecutor", Pool)
+    Wasserstein(workers=workers)(draw(replicas, 5, 2), draw(replicas, 5, 2, seed=1))
+    assert started == ([threads] if threads else [])
