@@ -67,6 +67,11 @@ DEFAULTS = {
     },
     "objective.Objective": {"reconstruction": 1.0, "eps": 0.0},
     "objective.PushForward": {"eta": 1.0},
+    "objective.autoencoder.Codewords": {"pull": 0.1, "mixture": 0.01, "eta_r": 1.0, "warm_up": 0.2},
+    "objective.autoencoder.Encoded": {"batch_size": 128, "own_noise": False},
+    "objective.topics.TopicSweeps": {"pairs": False, "batch": 2048, "share_steps": 10, "background": 0.0},
+    "engine.kinds.document_data.topic_method": {"batch": 2048, "background": 0.0},
+    "engine.lbfgs.minimise": {"steps": 200, "tolerance": 1e-9, "gradient_tolerance": 1e-7, "memory": 12},
     "engine.Adam": {"steps": 300, "learning_rate": 0.01, "averaging": 0.25, "alternating": False},
     "engine.Course": {
         "short_rows": 600,
