@@ -30,3 +30,11 @@ def test_slopes_are_told_of_numeric_parents_alone():
     del params["weight"]
     assert node.slopes(params, "r") is None
     assert node.predictor.with_inputs_turned(params, {"r"}, torch.tensor([-1.0])) is None
+
+
+def test_a_mechanism_needs_a_row_for_each_slope_and_for_each_other_parameter():
+    family = m.Family("x", (("a", Discrete(4)), ("r", Real(1)), ("s", Real(2))))
+    assert m.Normal().setup(family).rows_needed == 3 + 1 + 1  # slopes, a level, a scale
+    assert m.Normal(scale=1.0).setup(family).rows_needed == 3 + 1
+    assert m.Normal(weight=0.0, loc=0.0).setup(family).rows_needed == 1
+    assert m.Categorical(5).setup(m.Family("x", family.parents[:1])).rows_needed == 1
