@@ -182,3 +182,25 @@ def test_a_start_that_stays_behind_is_not_waited_for(floor, waits):
     assert bool(together.converged[0])
     torch.testing.assert_close(together.point[0], alone.point[0], atol=0, rtol=0)
     assert (together.steps == min(40, alone.steps)) == waits
+
+
+@dataclass(frozen=True)
+class Rounding(Contraction):
+    """The same at rest, with a loss that is large and rises in every call."""
+
+    rise: float = 0.0
+    calls: list = field(default_factory=list)
+
+    def updated(self, point):
+        self.calls.append(point)
+        loss = torch.full((len(point),), 1e6 + self.rise * len(self.calls), dtype=torch.float64)
+        return point + 1e-3, LossTerms.of(loss, reconstruction=loss)
+
+
+@pytest.mark.parametrize(("rise", "ends"), [(1e-6, True), (1e-4, False)])
+def test_a_rise_that_is_rounding_at_the_size_of_the_loss_is_a_small_change(rise, ends):
+    problem = Rounding(leg().problem.goal, rise)
+    outcome = accelerated_updates(Leg(problem, torch.zeros(1, 4).double(), 12), 1e-9, lambda progress: False)
+    assert bool(outcome.converged.all()) is ends
+    assert (outcome.steps < 12) is ends
+    assert outcome.loss.item() == 1e6 + rise  # the lowest, all the same
