@@ -199,6 +199,26 @@ def test_settings_that_mean_nothing_for_sequences_are_refused():
         otp.fit(hmm(), np.ones((2, 5)), method=local, seed=0)
 
 
+def test_networks_are_refused_beside_categories_and_beyond_their_context():
+    series = np.random.default_rng(0).normal(size=(3, CONTEXT + 9))
+    edges, nodes = [("z", "x")], {"z": m.Normal(), "x": m.Normal()}
+    far = otp.Model(otp.Graph([otp.lag("z", "z", by=CONTEXT + 1), *edges], hidden=["z"]), nodes)
+    kind = kind_of(far, series)
+    kind.check(otp.entropic())
+    with pytest.raises(otp.ModelError, match=f"read {CONTEXT} steps around them; .* reaches further"):
+        kind.check(otp.entropic(network=True))
+    switching = [otp.lag("z", "z"), otp.lag("s", "s"), ("s", "z"), *edges]
+    both = otp.Model(otp.Graph(switching, hidden=["z", "s"]), {**nodes, "s": m.Categorical(2)})
+    kind = kind_of(both, series)
+    kind.check(otp.entropic())
+    with pytest.raises(otp.ModelError, match="with a network need Drawn and Adam"):
+        kind.check(otp.entropic(network=True))
+    with pytest.raises(otp.ModelError, match=r"together need eps = 1; got 0.5"):
+        kind.check(otp.entropic(eps=0.5))
+    with pytest.raises(otp.ModelError, match="network is for sequences with hidden numbers; these have none"):
+        kind_of(hmm(), np.ones((3, 9))).check(otp.entropic(network=True))
+
+
 def test_first_steps_may_have_a_mechanism_of_their_own():
     graph = otp.Graph([otp.lag("z", "z"), ("z", "x")], hidden=["z"])
     model = otp.Model(graph, {"z": m.Categorical(2), "z[0]": m.Categorical(2, probs=[0.5, 0.5]), "x": m.Poisson()})

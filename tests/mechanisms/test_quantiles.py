@@ -47,6 +47,7 @@ def test_student_quantiles_far_out_follow_the_power_law_of_the_tail(df):
     log_c = math.lgamma((df + 1) / 2) - math.lgamma(df / 2) - 0.5 * math.log(math.pi) + (df / 2 - 1) * math.log(df)
     smallest = [torch.finfo(torch.float64).tiny, *levels[1:].tolist()]
     np.testing.assert_allclose(np.log(-found), (log_c - np.log(smallest)) / df, rtol=1e-5)
+    np.testing.assert_allclose(stats.t(df).cdf(found), smallest, rtol=1e-9)
     ends = q.student_quantile(torch.tensor([0.0, 1.0]), torch.tensor(df))
     assert torch.isfinite(ends).all()
     assert ends[0] < 0 < ends[1]
