@@ -281,3 +281,22 @@ def test_updates_in_closed_form_are_there_where_every_node_has_one(case):
     batch = encode_sequences(Sequences(frame, lengths=[7, 5]), schema, hidden=model.graph.hidden)
     problem = chain_problem(model.structure, batch, Layout.of(model.structure).shapes, 1.0, 0)
     assert problem.updates_suffice == expected
+
+
+def test_long_sequences_have_the_same_counts_in_stretches(monkeypatch):
+    model, rng = random_poisson_hmm(), np.random.default_rng(1)
+    series = [rng.poisson(6.0, length).astype(float) for length in (150, 90)]
+    series[0][20:24] = np.nan
+    problem = problem_of(model, series).reweighted(torch.tensor([[1.0, 2.0], [0.5, 3.0]]).double())
+    with monkeypatch.context() as patched:
+        patched.setattr(ChainProblem, "_is_placed", lambda self, replicas: False)
+        by_steps = problem._sums(naturals(model), problem.emissions)
+    assert problem._is_placed(2)
+
+    def refused(*arguments):
+        raise AssertionError("stretches suffice")
+
+    monkeypatch.setattr(chain_module, "potentials", refused)
+    in_stretches = problem._sums(naturals(model), problem.emissions)
+    for name in ("log_likelihood", "features", "first", "pair"):
+        torch.testing.assert_close(getattr(in_stretches, name), getattr(by_steps, name), rtol=1e-6, atol=1e-6)
