@@ -268,15 +268,19 @@ def tests_of(
 ) -> list[str]:
     """The tests that enter the changed function: those that mirror its module, then the quickest, up to a minute.
 
-    Files that mirror the module are run as a whole where they are quick, tests that are not yet known among them.
-    Without any test, whole files: those that mirror the module or import from it.
+    Files that mirror the module are run as a whole where they are quick, tests that are not yet known among them. What
+    is left of the minute is for tests that enter other functions of the module: a line is run by many tests, of which
+    few are noted, and what one of them asks of another function may depend on it. Without any test, whole files: those
+    that mirror the module or import from it.
     """
     mirrors = [str(file.relative_to(ROOT)) for file in _mirrors(mutant.path)]
     mirrors = [*mirrors, str(mutant.path.relative_to(ROOT))]  # its own doctests
     whole = [file for file in mirrors if known.seconds_of(file) < most_seconds / 2]
     chosen, seconds = list(whole), sum(map(known.seconds_of, whole))
-    tests = known.of(str(mutant.path.relative_to(SOURCE)), mutant.function)
-    for name, took in sorted(tests, key=lambda test: test[0].partition("::")[0] not in mirrors):
+    inside = str(mutant.path.relative_to(SOURCE))
+    tests = known.of(inside, mutant.function)
+    others = [test for test in known.of(inside, "") if test not in tests]
+    for name, took in [*sorted(tests, key=lambda test: test[0].partition("::")[0] not in mirrors), *others]:
         file = name.partition("::")[0]
         if file not in whole and (ROOT / file).exists() and seconds + took < most_seconds:
             chosen.append(name)

@@ -29,9 +29,9 @@ SOURCE = ROOT / "src" / "otpdag"
 ROOMS = ("engine", "objective", "backward", "mechanisms", "divergences")
 """The packages of the library whose functions are noted."""
 FILE = Path(__file__).with_suffix(".json")
-MOST_MIRRORS, MOST_FOR_A_LINE, MOST_THOROUGH = 40, 8, 8
-"""Tests of each function that are kept: of the file that mirrors its module, the quickest of so many files that run
-each of its lines, and the longest of all others."""
+MOST_MIRRORS, MOST_FOR_A_LINE, MOST_THOROUGH = 40, 16, 8
+"""Tests of each function that are kept: of the file that mirrors its module, of those that run each of its lines the
+quickest of so many that differ by more than their parameters, and the longest of all others."""
 THOROUGH = 4.0
 """Seconds of the longest of these."""
 MOST_ALIKE = 12
@@ -209,15 +209,15 @@ def _some(function: str, numbers: list[int], tests: list[tuple[float, str, dict[
     others = [number for number in distinct if number not in set(mirrors) and tests[number][0] <= THOROUGH]
     near = [number for number in others if tests[number][1].startswith(f"tests/{module.parts[0]}/")]
     chosen = {*mirrors[:MOST_MIRRORS], *(near or others)[-MOST_THOROUGH:], *others[-MOST_THOROUGH:]}
-    files_of_line: dict[int, set[str]] = defaultdict(set)
+    tests_of_line: dict[int, set[str]] = defaultdict(set)
     for number in numbers:  # a line that few tests run must not lose them
-        file = tests[number][1].partition("::")[0]
-        lines = [line for line in tests[number][2][function] if len(files_of_line[line] - {file}) < MOST_FOR_A_LINE]
-        missing = [line for line in lines if file not in files_of_line[line]]
+        name = tests[number][1].partition("[")[0]
+        lines = [line for line in tests[number][2][function] if len(tests_of_line[line]) < MOST_FOR_A_LINE]
+        missing = [line for line in lines if name not in tests_of_line[line]]
         if missing:
             chosen.add(number)
         for line in missing:
-            files_of_line[line].add(file)
+            tests_of_line[line].add(name)
     return sorted(chosen)
 
 

@@ -1,6 +1,7 @@
 """What is done if nothing is said: a default that changes, changes everybody's estimates, so it is written here."""
 
 import inspect
+from importlib import import_module
 
 import pytest
 
@@ -67,6 +68,12 @@ DEFAULTS = {
     },
     "objective.Objective": {"reconstruction": 1.0, "eps": 0.0},
     "objective.PushForward": {"eta": 1.0},
+    "objective.autoencoder.Codewords": {"pull": 0.1, "mixture": 0.01, "eta_r": 1.0, "warm_up": 0.2},
+    "objective.autoencoder.Encoded": {"batch_size": 128, "own_noise": False},
+    "objective.topics.TopicSweeps": {"pairs": False, "batch": 2048, "share_steps": 10, "background": 0.0},
+    "objective.paper_topics.PaperTopics": {"drawn": False, "temperature": 1.0, "batch_size": 50, "hidden": 64},
+    "engine.kinds.document_data.topic_method": {"batch": 2048, "background": 0.0},
+    "engine.lbfgs.minimise": {"steps": 200, "tolerance": 1e-9, "gradient_tolerance": 1e-7, "memory": 12},
     "engine.Adam": {"steps": 300, "learning_rate": 0.01, "averaging": 0.25, "alternating": False},
     "engine.Course": {
         "short_rows": 600,
@@ -123,7 +130,7 @@ DEFAULTS = {
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_defaults_are_what_they_are_said_to_be(name):
     made = otp
-    for part in name.split("."):
-        made = getattr(made, part)
+    for part in name.split("."):  # a function before a module of its name
+        made = getattr(made, part) if hasattr(made, part) else import_module(f"{made.__name__}.{part}")
     parameters = inspect.signature(made).parameters
     assert {key: parameters[key].default for key in DEFAULTS[name]} == DEFAULTS[name]

@@ -1,6 +1,7 @@
 """The chain's forward-backward against sums over all paths."""
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -185,3 +186,46 @@ def test_a_missing_category_with_children_is_summed_over():
         _, one, _ = run(model, laid_out(model, {"a": np.array([0.0, k, 2.0]), "x": x}))
         filled.append(float(one.sum()))
     assert float(scale.sum()) == pytest.approx(float(np.logaddexp.reduce(filled)))
+
+
+def test_stretches_are_taken_where_they_agree_and_steps_elsewhere(monkeypatch):
+    model = random_poisson_hmm()
+    chain = laid_out(model, [np.random.default_rng(0).poisson(6, 20).astype(float)])
+    linear = Linear.of(potentials(model.structure, naturals(model), chain))
+    (block,) = chain.blocks
+    by_steps = marginals(block, linear, chain)  # too short for stretches
+    monkeypatch.setattr(chain_marginals, "suits_stretches", lambda block, replicas, chain: True)
+    monkeypatch.setattr(chain_marginals, "marginals_by_stretches", lambda block, potential, weight: "agreed")
+    assert marginals(block, linear, chain) == "agreed"
+    monkeypatch.setattr(chain_marginals, "marginals_by_stretches", lambda block, potential, weight: None)
+    again = marginals(block, linear, chain)
+    torch.testing.assert_close(again.state, by_steps.state)
+    torch.testing.assert_close(again.log_scale, by_steps.log_scale)
+    monkeypatch.setattr(chain_marginals, "suits_stretches", lambda block, replicas, chain: False)
+    monkeypatch.setattr(chain_marginals, "marginals_by_stretches", lambda block, potential, weight: "not asked")
+    torch.testing.assert_close(marginals(block, linear, chain).state, by_steps.state)
+
+
+@pytest.mark.parametrize(
+    ("changed", "suits"),
+    [
+        ({}, True),
+        ({"steps": 63}, False),
+        ({"many": 200, "replicas": 2}, True),
+        ({"many": 200, "replicas": 3}, False),
+        ({"many": 401}, False),
+        ({"padded": 1.5}, True),
+        ({"padded": 1.6}, False),
+        ({"varying": True}, False),
+        ({"lag": 2}, False),
+    ],
+)
+def test_long_sequences_are_cut_unless_many_run_side_by_side(changed, suits):
+    """Of at least 64 steps, at most 400 at a time, and where at most a third of the places would be empty."""
+    one = {"steps": 64, "many": 10, "replicas": 1, "padded": 1.0, "varying": False, "lag": 1, **changed}
+    inside = np.zeros(int(one["padded"] * 640))
+    block = SimpleNamespace(
+        sizes=[one["many"]] * one["steps"], kinds=np.zeros(640), in_stretches=SimpleNamespace(inside=inside)
+    )
+    chain = SimpleNamespace(varying=one["varying"], longest_lag=one["lag"])
+    assert chain_marginals.suits_stretches(block, one["replicas"], chain) == suits

@@ -7,6 +7,7 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.backward.elimination.families import describe_families
 from otpdag.backward.guessed_moments import can_be_guessed, completed_moments, regressed_entries
+from otpdag.backward.guessed_rows import NOISE
 from otpdag.structure import Structure
 
 
@@ -69,3 +70,125 @@ def test_only_plain_normal_nodes_are_guessed():
     assert can_be_guessed(families(a=m.Normal(), b=m.Normal()))
     assert not can_be_guessed(families(a=m.Normal(), b=m.StudentT()))
     assert not can_be_guessed(families(a=m.Categorical(2), b=m.Normal()))
+
+
+ROWS = 50
+
+
+def families_of(edges, nodes):
+    return describe_families(Structure.bind(otp.Graph(edges), nodes))
+
+
+def entries_of(family, rows, places):
+    """Level, slopes and scales of one family from the mean and covariance of complete rows."""
+    covariance = np.cov(rows.T, bias=True)
+    return regressed_entries([family], [places], rows.mean(0), np.atleast_2d(covariance))
+
+
+def table(rng):
+    a, b = rng.normal(size=ROWS), 3.0 + 2.0 * rng.normal(size=ROWS)
+    y = np.stack([1.0 + a - 0.5 * b, -2.0 + 0.3 * b], 1) + rng.normal(size=(ROWS, 2)) * [0.5, 2.0]
+    return np.column_stack([y, a, b])
+
+
+def residual_of(rows, slopes, loc):
+    return np.sqrt(((rows[:, :2] - loc - rows[:, 2:] @ slopes) ** 2).mean(0))
+
+
+EDGES = [("a", "y"), ("b", "y")]
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"loc": [1.0, -1.0]}, {"weight": [[1.0, 0.0], [-0.5, 0.3]]}, {"isotropic": True}]
+)
+def test_families_are_regressed_on_their_parents(given):
+    rows = table(np.random.default_rng(0))
+    node = m.Normal(2, floor=0.0, **given)
+    *_, family = families_of(EDGES, {"a": m.Normal(), "b": m.Normal(), "y": node})
+    assert family.node == "y"
+    found = entries_of(family, rows, [0, 1, 2, 3])
+    design, y = np.column_stack([np.ones(ROWS), rows[:, 2:]]), rows[:, :2]
+    if "loc" in given:
+        loc = np.array(given["loc"])
+        slopes = np.linalg.lstsq(rows[:, 2:], y - loc, rcond=None)[0]
+    elif "weight" in given:
+        slopes = np.array(given["weight"])
+        loc = (y - rows[:, 2:] @ slopes).mean(0)
+    else:
+        line = np.linalg.lstsq(design, y, rcond=None)[0]
+        loc, slopes = line[0], line[1:]
+    scale = residual_of(rows, slopes, loc)
+    scale = np.full(2, np.sqrt((scale**2).mean())) if "isotropic" in given else scale
+    np.testing.assert_allclose(found, np.concatenate([loc, slopes.ravel(), scale]), rtol=1e-7)
+
+
+def test_scales_are_not_below_a_thousandth_of_the_columns_spread():
+    rng = np.random.default_rng(1)
+    a = rng.normal(size=ROWS)
+    rows = np.column_stack([3.0 * a, a])
+    _, family = families_of([("a", "y")], {"a": m.Normal(), "y": m.Normal()})
+    loc, slope, scale = entries_of(family, rows, [0, 1])
+    assert slope == pytest.approx(3.0)
+    assert loc == pytest.approx(0.0, abs=1e-9)
+    assert scale == pytest.approx(1e-3 * rows[:, 0].std(), rel=1e-6)
+
+
+def second_of(rows, hidden):
+    """Second moments of the numbers and a one, zero where they are hidden."""
+    lifted = np.column_stack([np.zeros((len(rows), hidden)), rows, np.ones(len(rows))])
+    return lifted.T @ lifted
+
+
+def factor_table(rng):
+    u = rng.normal(size=(200, 1))
+    return 5.0 + u @ np.array([[2.0, -1.0, 0.5, 1.0]]) + rng.normal(size=(200, 4))
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+def test_a_hidden_number_is_first_the_leading_component_of_what_is_around_it(dim):
+    rows = factor_table(np.random.default_rng(2))
+    graph = otp.Graph([("u", name) for name in "abcd"], hidden=["u"])
+    cells = [*(("u", i) for i in range(dim)), *((name, 0) for name in "abcd")]
+    mean, covariance = completed_moments(graph, cells, second_of(rows, dim), np.random.default_rng(0), first=True)
+    np.testing.assert_allclose(mean, [*np.zeros(dim), *rows.mean(0)])
+    standard = (rows - rows.mean(0)) / rows.std(0)
+    _, _, directions = np.linalg.svd(standard, full_matrices=False)
+    scores = standard @ directions[:dim].T
+    scores /= scores.std(0)
+    expected = np.cov(np.column_stack([scores, rows]).T, bias=True)
+    sign = np.concatenate([np.sign(covariance[:dim, dim] * expected[:dim, dim]), np.ones(4)])
+    np.testing.assert_allclose(covariance, expected * np.outer(sign, sign), atol=1e-9)
+
+
+def test_restarts_turn_and_rescale_and_add_noise():
+    rows = factor_table(np.random.default_rng(3))
+    graph = otp.Graph([("u", name) for name in "abcd"], hidden=["u"])
+    cells = [("u", 0), ("u", 1), *((name, 0) for name in "abcd")]
+    second = second_of(rows, 2)
+    first = completed_moments(graph, cells, second, np.random.default_rng(0), first=True)[1]
+    found = [completed_moments(graph, cells, second, np.random.default_rng(seed), first=False)[1] for seed in (1, 1, 2)]
+    np.testing.assert_array_equal(found[0], found[1])
+    assert np.abs(found[0] - found[2]).max() > 0.1
+    for covariance in found:
+        np.testing.assert_allclose(covariance[2:, 2:], first[2:, 2:])  # what is seen stays
+        np.testing.assert_allclose(np.trace(covariance[:2, :2]), 2 * (1 + NOISE**2), rtol=1e-9)
+
+
+def test_numbers_below_a_hidden_one_are_guessed_before_it():
+    """Of a hidden number above another, what it is guessed from is the guess below."""
+    rows = factor_table(np.random.default_rng(4))[:, :3]
+    graph = otp.Graph([("v", "u"), *(("u", name) for name in "abc")], hidden=["v", "u"])
+    cells = [("v", 0), ("u", 0), *((name, 0) for name in "abc")]
+    _, covariance = completed_moments(graph, cells, second_of(rows, 2), np.random.default_rng(0), first=True)
+    assert covariance[0, 0] == pytest.approx(1.0)
+    assert abs(covariance[0, 1]) == pytest.approx(1.0)
+    np.testing.assert_allclose(np.abs(covariance[0, 2:]), np.abs(covariance[1, 2:]), atol=1e-9)
+
+
+def test_only_plain_normal_nodes_are_guessed_from_moments():
+    plain = {"a": m.Normal(), "y": m.Normal()}
+    assert can_be_guessed(families_of([("a", "y")], plain))
+    assert can_be_guessed(families_of([("a", "y")], plain | {"y": m.Normal(scale=2.0)}))  # what is given is not learned
+    assert not can_be_guessed(families_of([("a", "y")], plain | {"y": m.Normal(loc=otp.start(1.0))}))
+    assert not can_be_guessed(families_of([("a", "y")], plain | {"a": m.Categorical(2)}))
+    assert not can_be_guessed(families_of([("a", "y")], plain | {"y": m.MultivariateNormal(2)}))

@@ -9,6 +9,7 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
+from otpdag.backward import guessed_rows
 from otpdag.backward.guessed_rows import (
     _clusters,
     _components,
@@ -238,3 +239,24 @@ def test_rows_are_drawn_as_the_generator_would(weights):
     share = weights / weights.sum()
     drawn = _drawn(share, 300, np.random.default_rng(8))
     np.testing.assert_array_equal(drawn, np.random.default_rng(8).choice(700, 300, p=share))
+
+
+def test_the_first_labels_are_those_of_the_best_of_three_runs_of_k_means(monkeypatch):
+    columns, share = np.array([[0.0], [1.0], [9.0], [10.0]]), np.full(4, 0.25)
+    runs = [(np.array([[0.0], [1.0]]), 3.0), (np.array([[0.5], [9.5]]), 1.0), (np.array([[0.0], [9.0]]), 2.0)]
+    calls = []
+
+    def told(sample, size, generator):
+        calls.append(len(sample))
+        return runs[(len(calls) - 1) % 3]
+
+    monkeypatch.setattr(guessed_rows, "k_means", told)
+    labels = _clusters(columns, share, 2, np.random.default_rng(0), first=True)
+    assert calls == [4, 4, 4]
+    assert labels.argmax(1).tolist() == [0, 0, 1, 1]
+    np.testing.assert_allclose(labels.min(1), guessed_rows.SOFTNESS / 2)
+    np.testing.assert_allclose(labels.sum(1), 1.0)
+    calls.clear()
+    for seed in range(6):
+        _clusters(columns, share, 2, np.random.default_rng(seed), first=False)
+    assert 1 <= len(calls) < 6  # once for a restart, unless it looks at random directions

@@ -103,6 +103,17 @@ def test_the_tests_of_a_function_begin_with_those_that_mirror_its_module():
     own = ["tests/engine/test_search.py", "src/otpdag/engine/search.py"]
     defaults = "tests/test_defaults.py"
     assert mutants.tests_of(mutant, known) == [*own, "tests/engine/test_fit.py::a", defaults]
+    # tests of other functions of the module fill what is left of the minute
+    both = TestsByFunction(
+        [
+            ("tests/engine/test_fit.py::a", 9.0),
+            ("tests/engine/test_fit.py::d", 2.0),
+            ("tests/engine/test_em.py::e", 50.0),
+        ],
+        {"engine/search.py": {"Searcher.run": [0], "search": [1, 2]}},
+    )
+    after = ["tests/engine/test_fit.py::a", "tests/engine/test_fit.py::d", defaults]
+    assert mutants.tests_of(mutant, both) == [*own, *after]
     slow = TestsByFunction([("tests/engine/test_search.py::b", 50.0)], {"engine/search.py": {"search": [0]}})
     expected = ["src/otpdag/engine/search.py", "tests/engine/test_search.py::b", defaults]
     assert mutants.tests_of(replace(mutant, function="search"), slow) == expected

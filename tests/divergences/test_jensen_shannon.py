@@ -147,3 +147,34 @@ def test_training_is_adam_on_the_bound():
     divergence(x, y)
     for name, value in divergence._params.items():
         torch.testing.assert_close(value.detach(), params[name].detach(), rtol=1e-10, atol=1e-12)
+
+
+def test_gradients_hold_the_discriminator_and_its_units_fixed():
+    x, y = (2 * draw(2, 6, 2) + 1).requires_grad_(), (draw(2, 5, 2, seed=1) - 1).requires_grad_()
+    a, b = (torch.rand(2, n, generator=torch.Generator().manual_seed(n)).double() + 0.1 for n in (6, 5))
+    a, b = a.requires_grad_(), b.requires_grad_()
+    divergence = JensenShannon(hidden=(4,), steps=4, learning_rate=0.1)
+    value = divergence(x, y, a, b).sum()
+    before = {name: one.grad.clone() for name, one in divergence._params.items()}  # of the last step of training
+    found = torch.autograd.grad(value, (x, y, a, b), retain_graph=True)
+    value.backward()
+    for name, one in divergence._params.items():
+        assert torch.equal(one.grad, before[name])
+    shares = [one / one.sum(-1, keepdim=True) for one in (a, b)]
+    centre, scale = _moments(x.detach(), y.detach(), *(one.detach() for one in shares))
+    fixed = {name: one.detach() for name, one in divergence._params.items()}
+    bound = 0.0
+    for sample, share, sign in ((x, shares[0], 1), (y, shares[1], -1)):
+        score = apply_mlp(fixed, (sample - centre) / scale).squeeze(-1)
+        bound = bound + 0.5 * (share * torch.nn.functional.logsigmoid(sign * score)).sum()
+    for one, expected in zip(found, torch.autograd.grad(bound, (x, y, a, b)), strict=True):
+        torch.testing.assert_close(one, expected)
+
+
+def test_training_sees_neither_samples_nor_weights_as_something_to_learn():
+    x, y = draw(1, 20, 2).requires_grad_(), draw(1, 15, 2, seed=1).requires_grad_()
+    a, b = (torch.full((1, n), 1 / n).double().requires_grad_() for n in (20, 15))
+    divergence = JensenShannon(hidden=(4,))
+    divergence.fit_step(x, y, a, b)
+    divergence.fit_step(x, y, a, b)
+    assert [one.grad for one in (x, y, a, b)] == [None] * 4

@@ -124,3 +124,22 @@ def test_the_median_of_samples_at_one_point_counts_as_one():
     expected = MMD(bandwidth=1.0)(x, y)
     torch.testing.assert_close(MMD()(x, y), expected)
     torch.testing.assert_close(MMD(scales=(3.0,))(x, y), MMD(bandwidth=3.0)(x, y))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_median_is_not_differentiated(weighted):
+    x, y = draw(1, 6, 2).requires_grad_(), draw(1, 5, 2, seed=1).requires_grad_()
+    weights = (draw_weights(1, 6).requires_grad_(), draw_weights(1, 5, seed=1).requires_grad_()) if weighted else ()
+    squared = torch.cdist(x.detach(), y.detach()).square().flatten()
+    if weighted:
+        share, other = (one.detach()[0] / one.detach().sum() for one in weights)
+        order = squared.argsort()
+        below = torch.outer(share, other).flatten()[order].cumsum(0)
+        median = squared[order][(below < 0.5).sum()].sqrt().item()
+    else:
+        median = squared.median().sqrt().item()
+    arguments = (x, y, *weights)
+    found = torch.autograd.grad(MMD(scales=(0.5, 2.0))(*arguments).sum(), arguments)
+    fixed = MMD(bandwidth=median, scales=(0.5, 2.0))(*arguments).sum()
+    for one, expected in zip(found, torch.autograd.grad(fixed, arguments), strict=True):
+        torch.testing.assert_close(one, expected)

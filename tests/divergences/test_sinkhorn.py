@@ -7,7 +7,7 @@ import torch
 from scipy import special
 
 from otpdag.costs import KL, Euclidean, SquaredEuclidean
-from otpdag.divergences import MMD, Sinkhorn, Wasserstein
+from otpdag.divergences import MMD, Sinkhorn, Wasserstein, sinkhorn
 from otpdag.divergences.sinkhorn import BLOCK, _is_symmetric, _Problem, _ratio
 from otpdag.errors import ConvergenceWarning, DataError, ModelError
 
@@ -251,3 +251,35 @@ def test_iterations_are_counted_in_whole_blocks():
 def test_points_without_mass_keep_their_scaling():
     target, actual = torch.tensor([0.0, 0.5, 0.2]).double(), torch.tensor([0.3, 0.25, 0.1]).double()
     assert _ratio(target, actual).tolist() == [1.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_the_value_is_that_of_the_dual_also_before_it_has_converged(symmetric, monkeypatch):
+    """<a, f> + <b, g> - epsilon (mass of the plan - 1), of which the plan of a self-transport has not quite one."""
+    x, a = draw(2, 9, 2), draw_weights(2, 9)
+    y, b = (x, a) if symmetric else (draw(2, 7, 2, seed=1), draw_weights(2, 7, seed=1))
+    a, b, epsilon = a / a.sum(-1, keepdim=True), b / b.sum(-1, keepdim=True), torch.tensor([[0.05], [0.02]]).double()
+    costs = SquaredEuclidean()(x, y)
+    monkeypatch.setattr(sinkhorn, "BLOCK", 1)
+    solver = Sinkhorn(iterations=1, tolerance=1e-12)
+    with pytest.warns(ConvergenceWarning):
+        found = solver._transport(costs, a, b, epsilon, symmetric=symmetric)
+    with pytest.warns(ConvergenceWarning):
+        f, g = solver._potentials(_Problem(costs, a, b, epsilon), symmetric)
+    for r in range(2):
+        plan = np.outer(a[r], b[r]) * np.exp((f[r][:, None] + g[r] - costs[r]).numpy() / epsilon[r].item())
+        value = (a[r] @ f[r] + b[r] @ g[r]).item() - epsilon[r].item() * (plan.sum() - 1)
+        assert found[r].item() == pytest.approx(value, rel=1e-9)
+        assert (abs(plan.sum() - 1) > 1e-6) == symmetric
+
+
+def test_a_relative_epsilon_is_not_differentiated():
+    x, y = draw(1, 6, 2).requires_grad_(), draw(1, 5, 2, seed=1).requires_grad_()
+    a, b = draw_weights(1, 6).requires_grad_(), draw_weights(1, 5, seed=1).requires_grad_()
+    options = {"tolerance": 1e-12, "iterations": 5000}
+    share, other = (one.detach() / one.detach().sum() for one in (a, b))
+    mean = (share[0] @ SquaredEuclidean()(x, y)[0].detach() @ other[0]).item()
+    found = torch.autograd.grad(Sinkhorn(0.3, **options)(x, y, a, b).sum(), (x, y, a, b))
+    fixed = Sinkhorn(0.3 * mean, relative=False, **options)(x, y, a, b).sum()
+    for one, expected in zip(found, torch.autograd.grad(fixed, (x, y, a, b)), strict=True):
+        torch.testing.assert_close(one, expected, rtol=1e-6, atol=1e-9)

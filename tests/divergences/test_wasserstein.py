@@ -7,7 +7,7 @@ import torch
 from scipy.stats import wasserstein_distance
 
 from otpdag.costs import KL, Euclidean, SmoothL1, SquaredEuclidean
-from otpdag.divergences import Wasserstein
+from otpdag.divergences import Wasserstein, wasserstein
 from otpdag.divergences.wasserstein import _affine_potentials, _reduce, _solve_transport
 from otpdag.errors import DataError, ModelError
 
@@ -178,3 +178,33 @@ def test_potentials_of_the_simplex_are_centred_and_tight_on_the_plan():
     np.testing.assert_allclose(slack[found.rows, found.columns], value, atol=1e-9)
     np.testing.assert_allclose(slack.min(0), value, atol=1e-9)
     assert (found.mass * costs[found.rows, found.columns]).sum() == pytest.approx(value)
+
+
+def test_equal_samples_are_matched_one_to_one_and_only_others_by_the_simplex(monkeypatch):
+    x, y, ones = draw(2, 6, 2), draw(2, 6, 2, seed=1), torch.full((1, 6), 0.5).double()
+    value = Wasserstein()(x, y)
+
+    def refused(*problem):
+        raise AssertionError("no simplex is needed")
+
+    monkeypatch.setattr(wasserstein, "_solve_transport", refused)
+    for weights in ((), (ones,), (None, ones), (ones, ones)):
+        torch.testing.assert_close(Wasserstein()(x, y, *weights), value)
+    asked = (ones.clone().requires_grad_(True),)  # their gradients are potentials, which only the simplex has
+    for arguments in ((x, y[:, :5]), (x, y, draw_weights(1, 6)), (x, y, *asked), (x, y, None, *asked)):
+        with pytest.raises(AssertionError, match="no simplex"):
+            Wasserstein()(*arguments)
+
+
+@pytest.mark.parametrize(("replicas", "workers", "threads"), [(1, 2, 0), (2, 1, 0), (2, 2, 2), (3, 2, 2)])
+def test_threads_are_started_for_several_problems_and_several_workers_alone(monkeypatch, replicas, workers, threads):
+    started = []
+
+    class Pool(wasserstein.ThreadPoolExecutor):
+        def __init__(self, many):
+            started.append(many)
+            super().__init__(many)
+
+    monkeypatch.setattr(wasserstein, "ThreadPoolExecutor", Pool)
+    Wasserstein(workers=workers)(draw(replicas, 5, 2), draw(replicas, 5, 2, seed=1))
+    assert started == ([threads] if threads else [])

@@ -249,3 +249,25 @@ def test_coordinates_that_are_not_stretched_follow_their_updates():
     assert outcome.steps < 20
     torch.testing.assert_close(outcome.point[:, :3], problem.goal[:, :3], atol=1e-5, rtol=0)
     assert set(np.diff(seen)) <= {0.0, 7.0}
+
+
+@dataclass(frozen=True)
+class Rounding(Contraction):
+    """The same at rest, with a loss that is large and rises in every call."""
+
+    rise: float = 0.0
+    calls: list = field(default_factory=list)
+
+    def updated(self, point):
+        self.calls.append(point)
+        loss = torch.full((len(point),), 1e6 + self.rise * len(self.calls), dtype=torch.float64)
+        return point + 1e-3, LossTerms.of(loss, reconstruction=loss)
+
+
+@pytest.mark.parametrize(("rise", "ends"), [(1e-6, True), (1e-4, False)])
+def test_a_rise_that_is_rounding_at_the_size_of_the_loss_is_a_small_change(rise, ends):
+    problem = Rounding(leg().problem.goal, rise)
+    outcome = accelerated_updates(Leg(problem, torch.zeros(1, 4).double(), 12), 1e-9, lambda progress: False)
+    assert bool(outcome.converged.all()) is ends
+    assert (outcome.steps < 12) is ends
+    assert outcome.loss.item() == 1e6 + rise  # the lowest, all the same

@@ -9,7 +9,7 @@ import pytest
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.data import Schema, encode
-from otpdag.engine.outlying_groups import _has_room, near_rows
+from otpdag.engine.outlying_groups import _has_room, near_rows, standard_columns
 from otpdag.outlying_rows import ApartOptions
 
 CENTRES = np.array([[0.0, 0.0], [5.0, 0.0], [10.0, 12.0]])
@@ -109,3 +109,26 @@ def test_few_rows_stand_for_many():
     seen.clear()
     room(range(40), range(40, 60), counted, rows=60)
     assert seen == [60, 40]
+
+
+@pytest.mark.parametrize("unit", [1e-7, 1.0, 1e6])
+def test_columns_are_compared_in_robust_units_whatever_their_own(unit):
+    """Numbers by median and deviation, counts by their roots, categories as they are; gaps lie in the middle."""
+    rng = np.random.default_rng(0)
+    x, n, k = rng.normal(size=40), rng.poisson(9.0, 40).astype(float), rng.integers(0, 3, 40)
+    x[5] = np.nan
+    frame = pd.DataFrame({"x": unit * (x + 4.0), "n": n, "k": k})
+    model = otp.Model(otp.Graph([], nodes=list("xnk")), {"x": m.Normal(), "n": m.Poisson(), "k": m.Categorical(3)})
+    batch = encode(frame, Schema.of(model.spaces, model.graph, frame), hidden=[])
+    found = standard_columns(model.structure, batch)
+
+    def standard(values):
+        low = np.sort(values[~np.isnan(values)])[
+            (np.sum(~np.isnan(values)) - 1) // 2
+        ]  # the lower median, as torch has it
+        gaps = np.sort(np.abs(values[~np.isnan(values)] - low))
+        return np.nan_to_num((values - low) / (1.4826 * gaps[(len(gaps) - 1) // 2]))
+
+    np.testing.assert_allclose(found[:, 0], standard(x), rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(found[:, 1], standard(np.sqrt(n)), rtol=1e-9)
+    np.testing.assert_array_equal(found[:, 2:], np.eye(3)[k])

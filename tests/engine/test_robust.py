@@ -222,6 +222,14 @@ def test_weights_are_found_anew_until_they_hardly_change():
     assert shifted.moved(POINTS[:1]) is not None
 
 
+def test_weights_that_are_known_for_as_many_points_are_kept():
+    """An optimiser that goes on is not given other weights; other points are."""
+    problem = capped(trimmings=2)._with_weights(POINTS)
+    assert problem.laid_out_for(POINTS + 5.0) is problem
+    fresh = problem.laid_out_for(POINTS[1:])
+    assert torch.equal(fresh.weights, capped(trimmings=2)._with_weights(POINTS[1:]).weights)
+
+
 def test_starts_are_compared_by_losses_cut_at_the_models_tail():
     found = capped().judged(POINTS, torch.zeros(2))
     cap = 1 - 0.004  # of losses that lie evenly between zero and one

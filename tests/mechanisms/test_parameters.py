@@ -133,3 +133,10 @@ def test_a_given_value_is_spread_over_the_shape():
         Parameter((large,), REAL, Fixed(1.0)).constant("n", "p")
     assert Parameter((1 << 22,), REAL, Fixed(1.0)).constant("n", "p").numel() == 1 << 22
     assert Parameter((large,), REAL, Fixed(np.ones(large))).constant("n", "p").numel() == large
+
+
+@pytest.mark.parametrize("floor", [0.1, 10.0])
+def test_what_lies_at_a_floor_comes_back_a_millionth_of_itself_above_it(floor):
+    raw = Floored(floor).raw(torch.tensor([floor, 2 * floor], dtype=torch.float64))
+    expected = [math.log(1e-6 * floor), math.log(math.sqrt(3) * floor)]
+    np.testing.assert_allclose(raw, expected, rtol=1e-9)

@@ -37,6 +37,22 @@ def test_uniform_numbers_at_the_ends_have_finite_quantiles():
         assert torch.isfinite(found).all()
 
 
+@pytest.mark.parametrize("df", [2.0, 2.5, 5.0, 50.0])
+def test_student_quantiles_far_out_follow_the_power_law_of_the_tail(df):
+    """For large |x| the distribution function is c |x|^-df, so that levels of any size have their logarithm."""
+    levels = torch.tensor([0.0, 1e-305, 1e-150, 1e-99], dtype=torch.float64)
+    found = q.student_quantile(levels, torch.tensor(df).double()).numpy()
+    assert (found[:-1] < found[1:]).all()
+    assert found[-1] < 0
+    log_c = math.lgamma((df + 1) / 2) - math.lgamma(df / 2) - 0.5 * math.log(math.pi) + (df / 2 - 1) * math.log(df)
+    smallest = [torch.finfo(torch.float64).tiny, *levels[1:].tolist()]
+    np.testing.assert_allclose(np.log(-found), (log_c - np.log(smallest)) / df, rtol=1e-5)
+    np.testing.assert_allclose(stats.t(df).cdf(found), smallest, rtol=1e-9)
+    ends = q.student_quantile(torch.tensor([0.0, 1.0]), torch.tensor(df))
+    assert torch.isfinite(ends).all()
+    assert ends[0] < 0 < ends[1]
+
+
 @pytest.mark.parametrize("name", LAWS)
 def test_gradients_are_those_of_finite_differences(name):
     quantile, cdf, _, many = LAWS[name]

@@ -3,15 +3,28 @@
 import itertools
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 import otpdag as otp
+from otpdag import mechanisms as m
 from otpdag.backward.amortized import RowCode
 from otpdag.backward.number_steps import lay_out_steps, lay_out_switching, padded_features
 from otpdag.backward.smoother import SequenceMap
-from otpdag.data.sequences import as_sequences, encode_sequences
-from otpdag.objective.chain import _by_kind, chain_terms, expected_log_potential
+from otpdag.data import Schema
+from otpdag.data.sequences import Sequences, as_sequences, encode_sequences
+from otpdag.engine import Layout
+from otpdag.objective import chain as chain_module
+from otpdag.objective.chain import (
+    FEWEST_UNITS,
+    SHORT_UNIT,
+    ChainProblem,
+    _by_kind,
+    chain_problem,
+    chain_terms,
+    expected_log_potential,
+)
 from otpdag.objective.hidden_numbers import switching_terms
 from tests.dynamic_models import (
     by_paths,
@@ -141,3 +154,182 @@ def test_a_single_series_begins_in_the_state_that_explains_it_best(seed):
     assert int(begun.argmax()) == int(np.argmax(likelihoods))
     assert result.loss == pytest.approx(-max(likelihoods), abs=1e-8)
     assert result.status.converged
+
+
+# -- the problem ------------------------------------------------------------------------------------------------------
+
+SERIES = [np.array([1.0, 7.0, np.nan, 12.0]), np.array([9.0, 2.0]), np.array([5.0])]
+
+
+def problem_of(model, data, eps=1.0):
+    schema = Schema.of(model.spaces, model.graph)
+    batch = encode_sequences(Sequences(data), schema, hidden=model.graph.hidden)
+    return chain_problem(model.structure, batch, Layout.of(model.structure).shapes, eps, 0)
+
+
+def sums_of(problem, model):
+    own = naturals(model)
+    return problem._sums(own, problem.emissions, *problem._hidden.log_potentials(own))
+
+
+def paths_of(model, x, power=1.0):
+    """Every path of states, its prior probability times its likelihood to a power."""
+    params = model.params()
+    first, moves, rate = params["z[0]"]["probs"], params["z"]["probs"], np.exp(params["x"]["log_rate"])
+    for path in itertools.product(range(len(rate)), repeat=len(x)):
+        prior = first[path[0]] * np.prod([moves[one, other] for one, other in itertools.pairwise(path)])
+        yield path, prior * np.exp(power * sum(log_poisson(value, rate[k]) for value, k in zip(x, path, strict=True)))
+
+
+@pytest.mark.parametrize("placed", [False, True])
+def test_expected_counts_of_weighted_sequences_are_sums_over_all_paths(placed, monkeypatch):
+    model = random_poisson_hmm()
+    monkeypatch.setattr(ChainProblem, "_is_placed", lambda self, replicas: placed)
+    weight = torch.tensor([[1.0, 2.0, 0.5], [3.0, 0.0, 1.0]]).double()
+    problem = problem_of(model, SERIES).reweighted(weight)
+    found = sums_of(problem, model)
+    for replica in range(2):
+        first, pair, state, seen, total, log_likelihood = np.zeros(3), np.zeros((3, 3)), *np.zeros((3, 3)), 0.0
+        for factor, x in zip(weight[replica].tolist(), SERIES, strict=True):
+            paths = list(paths_of(model, x))
+            whole = sum(mass for _, mass in paths)
+            log_likelihood += factor * np.log(whole)
+            for path, mass in paths:
+                share = factor * mass / whole
+                first[path[0]] += share
+                for one, other in itertools.pairwise(path):
+                    pair[one, other] += share
+                for value, k in zip(x, path, strict=True):
+                    state[k] += share
+                    seen[k] += share * (not np.isnan(value))
+                    total[k] += share * np.nan_to_num(value)
+        assert found.log_likelihood[replica].item() == pytest.approx(log_likelihood)
+        np.testing.assert_allclose(found.first[replica], first, atol=1e-10)
+        np.testing.assert_allclose(found.pair[replica], pair, atol=1e-10)
+        np.testing.assert_allclose(found.features[replica][:, [0, 1, -1]].T, [seen, total, state], atol=1e-9)
+
+
+def test_an_update_has_the_mean_counts_of_each_state_and_the_loss_before():
+    model = random_poisson_hmm()
+    weight = torch.tensor([[1.0, 2.0, 0.5]]).double()
+    problem = problem_of(model, SERIES).reweighted(weight)
+    raw = model.structure.raw(naturals(model))
+    point = torch.cat([raw[key].flatten(1) for key in problem.shapes], 1)
+    moved, terms = problem.updated(point)
+    sums = sums_of(problem, model)
+    rate = sums.features[0, :, 1] / sums.features[0, :, 0]
+    np.testing.assert_allclose(problem.naturals(moved)["x"]["log_rate"].flatten(), rate.log(), rtol=1e-9)
+    lengths = np.array([4, 2, 1])
+    expected = -sums.log_likelihood.item() / (weight[0].numpy() @ lengths)
+    assert terms.total.item() == pytest.approx(expected)
+    assert problem.loss(point).item() == pytest.approx(expected)
+    np.testing.assert_allclose(problem.unit_mass, weight.numpy() * lengths)
+    torch.testing.assert_close(problem.weight, weight)
+
+
+@pytest.mark.parametrize("eps", [1.0, 0.4])
+def test_the_loss_of_each_sequence_is_a_sum_over_paths_at_its_temperature(eps):
+    model = random_poisson_hmm()
+    problem = problem_of(model, SERIES, eps)
+    raw = model.structure.raw(naturals(model))
+    point = torch.cat([raw[key].flatten(1) for key in problem.shapes], 1)
+    whole = [sum(mass for _, mass in paths_of(model, x, 1 / eps)) for x in SERIES]
+    expected = [-eps * np.log(one) / len(x) for one, x in zip(whole, SERIES, strict=True)]
+    np.testing.assert_allclose(problem.unit_losses(point)[0], expected, rtol=1e-9)
+    assert problem.loss(point).item() == pytest.approx(np.average(expected, weights=[4, 2, 1]))
+    assert problem.is_likelihood == (eps == 1.0) == problem.updates_suffice
+    assert problem.is_sum
+
+
+def test_few_long_sequences_are_cut_into_units_and_many_are_not():
+    model, rng = random_poisson_hmm(), np.random.default_rng(0)
+    few = problem_of(model, [rng.poisson(5.0, 700).astype(float), rng.poisson(5.0, 500).astype(float)])
+    assert few.in_units().batch.lengths.max() == 1200 // FEWEST_UNITS
+    assert few.in_units().rows == 1200
+    long = problem_of(model, [rng.poisson(5.0, 3000).astype(float)])
+    assert set(long.in_units().batch.lengths.tolist()) == {SHORT_UNIT}
+    short = problem_of(model, [rng.poisson(5.0, 20).astype(float)])
+    assert set(short.in_units().batch.lengths.tolist()) == {2}
+    many = problem_of(model, [np.array([1.0, 2.0])] * FEWEST_UNITS)
+    assert many.in_units() is many
+    fewer = problem_of(model, [np.array([1.0, 2.0])] * (FEWEST_UNITS - 1))
+    assert fewer.in_units() is not fewer
+
+
+def test_simulated_sequences_are_as_many_as_asked_but_not_too_few_or_too_long(monkeypatch):
+    model = random_poisson_hmm()
+    problem = problem_of(model, [np.full(40, 3.0)] * 5)
+    raw = model.structure.raw(naturals(model))
+    point = torch.cat([raw[key].flatten(1) for key in problem.shapes], 1)
+    assert len(problem.simulated(point, 50, 1).batch.lengths) == 50
+    assert len(problem.simulated(point, 3, 1).batch.lengths) == FEWEST_UNITS
+    monkeypatch.setattr(chain_module, "SIMULATED_STEPS", 1600)
+    assert len(problem.simulated(point, 50, 1).batch.lengths) == 40  # of forty steps each
+    assert set(problem.simulated(point, 50, 1).batch.lengths.tolist()) == {40}
+
+
+def test_steps_are_read_in_stretches_where_features_are_few_or_steps_differ(monkeypatch):
+    problem = problem_of(random_poisson_hmm(), SERIES)
+    monkeypatch.setattr(chain_module, "suits_stretches", lambda block, replicas, chain: True)
+    assert problem._is_placed(1)
+    monkeypatch.setattr(chain_module, "FEW_FEATURES", 2)
+    alike = problem_of(random_poisson_hmm(), [np.array([3.0, 3.0, 3.0, 3.0])])
+    assert problem._is_placed(1) == (len(problem.chain.phase) == problem.rows)
+    assert not alike._is_placed(1)
+    monkeypatch.setattr(chain_module, "suits_stretches", lambda block, replicas, chain: False)
+    assert not problem._is_placed(1)
+
+
+UPDATED = {
+    "plain": (lambda: ([otp.lag("z", "z"), ("z", "x")], {"x": m.Poisson()}), True),
+    "two lags": (lambda: ([otp.lag("z", "z"), otp.lag("z", "z", by=2), ("z", "x")], {"x": m.Poisson()}), False),
+    "a lagged emission": (lambda: ([otp.lag("z", "z"), ("z", "x"), otp.lag("z", "x")], {"x": m.Poisson()}), False),
+    "an autoregression": (lambda: ([otp.lag("z", "z"), ("z", "x"), otp.lag("x", "x")], {"x": m.Normal()}), False),
+    "a driven chain": (
+        lambda: ([otp.lag("z", "z"), ("u", "z"), ("z", "x")], {"x": m.Poisson(), "u": m.Given(otp.spaces.Discrete(2))}),
+        False,
+    ),
+    "a category that x reads": (
+        lambda: ([otp.lag("z", "z"), ("z", "x"), ("k", "x")], {"x": m.Normal(), "k": m.Categorical(2)}),
+        True,
+    ),
+    "tied rates": (
+        lambda: (
+            [otp.lag("z", "z"), ("z", "x"), ("z", "y")],
+            {"x": m.Poisson(log_rate=otp.tie("r")), "y": m.Poisson(log_rate=otp.tie("r"))},
+        ),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UPDATED)
+def test_updates_in_closed_form_are_there_where_every_node_has_one(case):
+    build, expected = UPDATED[case]
+    edges, others = build()
+    model = otp.Model(otp.Graph(edges, hidden=["z"]), {"z": m.Categorical(2), **others})
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({name: rng.integers(0, 2, 12).astype(float) for name in others})
+    schema = Schema.of(model.spaces, model.graph, frame)
+    batch = encode_sequences(Sequences(frame, lengths=[7, 5]), schema, hidden=model.graph.hidden)
+    problem = chain_problem(model.structure, batch, Layout.of(model.structure).shapes, 1.0, 0)
+    assert problem.updates_suffice == expected
+
+
+def test_long_sequences_have_the_same_counts_in_stretches(monkeypatch):
+    model, rng = random_poisson_hmm(), np.random.default_rng(1)
+    series = [rng.poisson(6.0, length).astype(float) for length in (150, 90)]
+    series[0][20:24] = np.nan
+    problem = problem_of(model, series).reweighted(torch.tensor([[1.0, 2.0], [0.5, 3.0]]).double())
+    with monkeypatch.context() as patched:
+        patched.setattr(ChainProblem, "_is_placed", lambda self, replicas: False)
+        by_steps = sums_of(problem, model)
+    assert problem._is_placed(2)
+
+    def refused(*arguments):
+        raise AssertionError("stretches suffice")
+
+    monkeypatch.setattr(chain_module, "potentials", refused)
+    in_stretches = sums_of(problem, model)
+    for name in ("log_likelihood", "features", "first", "pair"):
+        torch.testing.assert_close(getattr(in_stretches, name), getattr(by_steps, name), rtol=1e-6, atol=1e-6)

@@ -1,14 +1,18 @@
 """Sequences with hidden numbers, beside a Kalman filter."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 import otpdag as otp
 from otpdag.backward.number_steps import padded_features, read_states
 from otpdag.engine.kinds.recognise import recognise
 from otpdag.engine.lbfgs import minimise
-from otpdag.objective.hidden_numbers import SMALL_FALL, NumberProblem
+from otpdag.objective import hidden_numbers
+from otpdag.objective.hidden_numbers import SMALL_FALL, NumberProblem, smoother_terms
 from tests.dynamic_models import kalman, known_state_space, linear_series, switching_model, switching_series
 
 TRUTH = (0.85, 0.7, 0.5, 2.0)
@@ -110,3 +114,57 @@ def test_categories_are_read_now_and_one_step_later():
     same = moved.problem.moved(moved.point)  # read again at once, only if the first reading helped
     fall = problem.loss(start).item() - moved.problem.loss(start).item()
     assert (same is None) == (fall < SMALL_FALL)
+
+
+def test_draws_are_many_for_few_steps_and_fewer_beside_categories(monkeypatch):
+    """Eight draws and their mirror images, four beside categories; fewer where there would be too many in all."""
+    x, (data, _, _) = series(0.0), switching_series(0, 4, 12)
+    assert made(known_state_space(), x)[0].steps.noise.shape[1] == 2 * 8
+    assert made(switching_model(), data)[0].steps.noise.shape[1] == 2 * 4
+    for most, draws in ((799, 3), (800, 4), (100, 1)):
+        monkeypatch.setattr(hidden_numbers, "DRAWN", most)
+        assert made(known_state_space(), x)[0].steps.noise.shape[1] == 2 * draws
+
+
+@pytest.mark.parametrize("eps", [1.0, 0.3])
+def test_terms_are_sums_of_densities_at_the_draws(eps):
+    """First steps have a mechanism of their own, others follow the same sequence's step before; gaps say nothing."""
+    x = series(0.3)
+    problem, layout, start = made(known_state_space(), x)
+    theta, phi = problem.parts(start)
+    steps, naturals = problem.steps, layout.structure.naturals(theta)
+    drawn = problem.backward.draw(phi, steps.block, steps.features, steps.noise)
+    z = drawn.values["z"][0, :, :, 0].numpy().reshape(-1, 25, 8)
+    now, seen = steps.values["x"][0, 0, :, 0].numpy(), steps.mask["x"][0, 0, :, 0].numpy()
+    own = {node: {name: float(value) for name, value in naturals[node].items()} for node in ("x", "z", "z[0]")}
+    cost = prior = 0.0
+    for t in range(25):
+        for s in range(8):
+            at, row = z[:, t, s], t * 8 + s
+            if seen[row]:
+                law = own["x"]
+                cost -= stats.norm.logpdf(now[row], law["loc"] + law["weight"] * at, law["scale"]).mean()
+            law = own["z"] if t else own["z[0]"]
+            before = law["weight"] * z[:, t - 1, s] if t else 0.0
+            prior += stats.norm.logpdf(at, law["loc"] + before, law["scale"]).mean()
+    terms = smoother_terms(naturals, phi, problem.backward, steps, eps=eps)
+    assert terms.reconstruction.item() == pytest.approx(cost / x.size)
+    entropic = eps * (drawn.log_prob.sum(-1).mean().item() - prior) / x.size
+    assert terms.entropic.item() == pytest.approx(entropic)
+    assert terms.total.item() == pytest.approx(cost / x.size + entropic)
+    assert problem.steps_before_move is None
+    assert problem.moved(start) is None
+
+
+def test_categories_are_read_anew_eight_times_after_a_hundred_steps_each():
+    data, _, _ = switching_series(0, 4, 12)
+    problem, _, start = made(switching_model(), data)
+    assert (problem.readings, problem.steps_before_move, problem.last_loss) == (8, 100, float("inf"))
+    first = problem.moved(start)
+    assert first.what == "categories read 1"
+    again = replace(first.problem, last_loss=first.problem.last_loss + 1.0).moved(start)
+    assert (again.what, again.problem.readings) == ("categories read 2", 6)
+    assert replace(problem, readings=0).moved(start) is None
+    loss = problem.loss(start).item()
+    assert replace(problem, last_loss=loss + 0.9 * SMALL_FALL).moved(start) is None
+    assert replace(problem, last_loss=loss + 1.1 * SMALL_FALL).moved(start) is not None

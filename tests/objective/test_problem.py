@@ -255,6 +255,46 @@ def test_evaluating_a_problem_changes_nothing(name):
     assert any(str(value).startswith("tensor") for value in values)
 
 
+def tensors_in(value, seen=None):
+    """All tensors that an object holds, however deep."""
+    seen = set() if seen is None else seen
+    if id(value) in seen or isinstance(value, str | bytes | torch.nn.Module):
+        return
+    seen.add(id(value))
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        yield from (tensor for one in value.values() for tensor in tensors_in(one, seen))
+    elif isinstance(value, list | tuple):
+        yield from (tensor for one in value for tensor in tensors_in(one, seen))
+    elif hasattr(value, "__dict__") and not callable(value):
+        yield from tensors_in(vars(value), seen)
+
+
+@pytest.mark.parametrize("name", [*MADE, *OTHERS])
+def test_only_losses_have_gradients_where_a_point_asks_for_them(name):
+    """Else layouts and layouts' layouts would hold all that was computed for them, and a fit's memory would grow."""
+    problem, points = problem_of(name)
+    leaf = (points + 0.1).requires_grad_(True)
+    asked = {
+        "moved": lambda: (moved := problem.moved(leaf[:1])) and (moved.problem, moved.loss),
+        "laid out": lambda: problem.laid_out_for(leaf, precisely=True),
+        "unit losses": lambda: problem.unit_losses(leaf),
+        "simulated": lambda: problem.simulated(leaf[:1], 20, 1),
+        "judged": lambda: problem.judged(leaf, torch.ones(len(leaf))),
+        "updated": lambda: problem.updated(leaf[:1])[0],
+        "information": lambda: problem.information(leaf),
+        "for curvature": lambda: problem.for_curvature(leaf),
+        "notes": lambda: problem.notes_at(leaf),
+    }
+    for what, ask in asked.items():
+        try:
+            found = ask()
+        except ModelError:
+            continue
+        assert not [one for one in tensors_in(found) if one.requires_grad], what
+
+
 def test_every_problem_is_in_this_file():
     def below(one):
         return {one, *(lower for other in one.__subclasses__() for lower in below(other))}

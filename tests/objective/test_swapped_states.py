@@ -7,7 +7,7 @@ import torch
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.objective.state_problem import StateProblem
-from otpdag.objective.swapped_states import Reading, swaps
+from otpdag.objective.swapped_states import Reading, lowest_swap, swaps
 from otpdag.structure import pack
 
 CENTRES = np.array([[-8.0, 0.0], [0.0, -8.0], [0.0, 8.0], [9.0, 9.0], [9.0, -9.0]])
@@ -102,3 +102,35 @@ def test_sums_after_a_swap_are_those_of_rows_shared_anew():
     assert 0.2 < share < 0.8
     apart = found[0, given_up] / found[0, given_up, -1] - found[0, split] / found[0, split, -1]
     assert abs(float(apart[0])) > abs(float(apart[1]))  # the halves lie apart where the rows are most spread
+
+
+def test_two_states_are_given_up_and_the_twelve_with_most_rows_are_split():
+    rng = np.random.default_rng(3)
+    features = torch.as_tensor(np.c_[rng.normal(size=(300, 2)), np.ones(300)])
+    posterior = torch.as_tensor(rng.dirichlet(np.linspace(1.0, 4.0, 16), 300))
+    found = swaps(Reading(features, torch.ones(300).double(), posterior))
+    cost = -(1 - posterior).log().sum(0)
+    largest = set(posterior.sum(0).argsort(descending=True)[:12].tolist())
+    given_up = cost.argsort()[:2].tolist()
+    assert len(found) == sum(len(largest - {state}) for state in given_up)
+    assert swaps(Reading(features, torch.ones(300).double(), posterior[:, :2])).shape == (0, 2, 3)
+
+
+def test_the_lowest_after_updates_on_a_part_and_on_all_is_told_with_its_loss():
+    """Four updates of all on a part of the rows, six of the best two on all, and the loss where these lead."""
+    calls = []
+
+    def updates(name, height):
+        def updated(points):
+            calls.append((name, len(points)))
+            return points + 1, height(points[:, 0])
+
+        return updated
+
+    candidates = torch.tensor([[0.0], [10.0], [20.0], [30.0]]).double()
+    on_part = updates("part", lambda at: torch.where(at > 25, torch.nan, (at - 15).abs()))
+    on_all = updates("all", lambda at: (at - 29).abs())
+    point, loss = lowest_swap(candidates, on_part, on_all)
+    assert calls == [("part", 4)] * 4 + [("all", 2)] * 7
+    assert point.tolist() == [[30.0]]  # of 10 and 20, which were lowest on the part, after ten updates
+    assert loss.tolist() == [1.0]

@@ -181,7 +181,7 @@ def drawn_topic_counts(
     filled = np.flatnonzero(np.diff(counts.indptr))
     of_word = np.ascontiguousarray(topics.T)[counts.indices]
     numbers = counts.data.astype(np.int64)
-    shares = np.full((counts.shape[0], len(alpha)), 1 / len(alpha))
+    shares = np.ones((counts.shape[0], len(alpha)))  # equal ones, up to a factor
     for _ in range(sweeps):
         chance = shares[rows] * of_word + 1e-200
         chance /= chance.sum(1, keepdims=True)

@@ -152,7 +152,7 @@ def _naturals(layout: Layout, point: Tensor) -> Naturals:
 
 
 def _stacked(naturals: list[Naturals]) -> Naturals:
-    first = naturals[0]
+    first, *_ = naturals  # all have the same names
     return {node: {name: torch.stack([n[node][name] for n in naturals]) for name in first[node]} for node in first}
 
 

@@ -64,7 +64,7 @@ def _updated(leg: Leg, points: Tensor) -> tuple[Tensor, LossTerms]:
     """The updates of all replicas, one after another: each is a pass over all of the data."""
     pairs = [leg.problem.updated(point) for point in points.split(1)]
     terms = LossTerms(*(torch.cat([getattr(one, f.name).reshape(1) for _, one in pairs]) for f in fields(LossTerms)))
-    return torch.cat([point for point, _ in pairs]), terms
+    return torch.cat([point for point, _ in pairs]).detach(), terms
 
 
 @dataclass

@@ -57,9 +57,9 @@ class NumberProblem(Problem):
     eps: float
     seed: int
     steps: Steps
-    chain: Chain | None = None
+    chain: Chain | None
     """The hidden categories, if there are any."""
-    readings: int = 0
+    readings: int
     last_loss: float = float("inf")
     """The loss when the categories were read last."""
 

@@ -1,5 +1,7 @@
 """Plans of sums: which tables they need, and how sizes are rounded."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from otpdag.backward.elimination.piece_plans import ROUNDING, SMALL_COST, Factor, Kind, Plan, rounded
@@ -50,3 +52,9 @@ def test_cost_is_the_sum_over_all_tables():
     alike = sum(int(np.prod([16 for _ in clique])) for clique in exact.cliques)
     assert alike <= max(SMALL_COST, ROUNDING * sum(int(np.prod([sizes[n] for n in c])) for c in exact.cliques))
     assert rounded(exact) == {0: (15, 16), 1: (16, 16), 2: (15, 16)}
+
+
+def test_a_plan_without_copies_is_exact():
+    chain = plan({0: 2, 1: 3}, [(0,), (0, 1)])
+    assert chain.is_exact
+    assert not replace(chain, copies={2: 0}).is_exact

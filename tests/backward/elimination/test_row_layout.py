@@ -1,5 +1,7 @@
 """What a layout knows before any work: pieces, sizes, refusals; and that pieces alike are one."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -10,10 +12,11 @@ from otpdag.backward.elimination import EliminationOptions, expectations, lay_ou
 from otpdag.backward.elimination.families import describe_families
 from otpdag.backward.elimination.ordering import elimination_order, order_cost
 from otpdag.backward.elimination.piece_plans import Kind, plan
-from otpdag.backward.elimination.row_layout import _mixed
+from otpdag.backward.elimination.points import Placement
+from otpdag.backward.elimination.row_layout import Layout, _mixed
 from otpdag.data import Batch
 from otpdag.errors import DataError, ModelError
-from otpdag.spaces import Discrete, Real
+from otpdag.spaces import Count, Discrete, Real
 from otpdag.structure import Structure
 from tests.backward.elimination.worlds import make_world, random_naturals
 
@@ -204,3 +207,16 @@ def test_hashes_are_spread_like_those_of_splitmix64():
     with np.errstate(over="ignore"):
         states = np.uint64(1234567) + np.uint64(0x9E3779B97F4A7C15) * np.arange(1, 5, dtype=np.uint64)
         assert _mixed(states).tolist() == published
+
+
+@pytest.mark.parametrize(
+    ("wide", "size", "has_origin", "outgrown"),
+    [(5, 40, True, False), (6, 40, True, True), (6, 96, True, False), (6, 40, False, False)],
+)
+def test_points_are_outgrown_where_one_row_in_twenty_has_counts_without_a_point(wide, size, has_origin, outgrown):
+    spread = torch.ones(1, 100).double()
+    spread[:, :wide] = 500.0
+    placement = Placement("n", Count(), torch.arange(100), size, torch.full((1, 100), 5.0).double(), spread)
+    block = SimpleNamespace(origin=object() if has_origin else None, placements={(0, size): placement})
+    layout = SimpleNamespace(options=SimpleNamespace(count_points=96), blocks=[block])
+    assert Layout.is_outgrown.fget(layout) == outgrown

@@ -11,7 +11,8 @@ from otpdag.data import Documents
 from otpdag.datasets import bars
 from otpdag.engine import EM, Adam
 from otpdag.engine.kinds.document_data import DocumentData, topic_method
-from otpdag.errors import ModelError
+from otpdag.errors import DataError, ModelError
+from otpdag.inference.word_pairs import Repeats
 from otpdag.objective import ClosedForm, Direct, Objective
 from otpdag.objective.paper_topics import PaperTopics
 from otpdag.objective.topics import TopicSweeps
@@ -86,3 +87,72 @@ def test_topics_end_in_order_of_falling_share():
     assert found["words"]["topics"].reshape(3, 3, 2).sum(-1).argmax(1).tolist() == [1, 2, 0]
     concentration = found["shares"]["concentration"].ravel()
     assert (np.diff(concentration) < 0).all()
+
+
+def test_how_often_and_how_long_documents_are_started():
+    kind = data(bars(4, 30, 20, seed=0).counts)
+    alone = {"halving": False, "finalists": 1, "moves": 0}
+    for method, starts, steps in (
+        (topic_method("entropic", documents=30), 6, 10),
+        (topic_method("transport", documents=30), 4, 30),
+        (topic_method("paper", documents=30), 1, 10),
+        (topic_method("transport", documents=30, steps=7), 4, 7),
+    ):
+        assert kind.restarts(method) == starts
+        assert kind.course(method) == otp.Course(short_steps=steps, **alone)
+
+
+def test_the_papers_settings_are_those_of_its_appendix():
+    plain, drawn = (topic_method("paper", documents=120, prior=prior) for prior in (None, 0.1))
+    assert plain.evaluation == PaperTopics(drawn=False, temperature=1.0, batch_size=50)
+    assert drawn.evaluation == PaperTopics(drawn=True, temperature=2.0, batch_size=50)
+    assert plain.optimiser == drawn.optimiser == Adam(steps=300 * 3, learning_rate=1e-3, averaging=0.0)
+    assert topic_method("transport", documents=120).optimiser == EM(steps=300)
+    assert topic_method("transport", documents=120, background=0.8).evaluation.background == 0.8
+
+
+def told(kind, ratio):
+    """The same documents, as if they repeated words so many times as often as topics alone would."""
+    kind.__dict__["repeats"] = None if ratio is None else Repeats(ratio, 0.01)
+    return kind
+
+
+def test_the_method_follows_from_how_often_words_are_repeated():
+    counts = bars(4, 30, 20, seed=0).counts
+    usual, texts, unknown = (told(data(counts), ratio) for ratio in (1.0, 3.0, None))
+    assert (usual.repeats.as_modelled, texts.repeats.as_modelled) == (True, False)
+    assert [one.chosen("auto") for one in (usual, texts, unknown)] == ["entropic", "transport", "entropic"]
+    assert told(data(counts, topics=1), 3.0).chosen("auto") == "entropic"  # one topic is how often words occur
+    assert [one.background("transport") for one in (usual, texts, unknown)] == [0.0, 0.8, 0.0]
+    assert texts.background("entropic") == 0.0
+    assert texts.named("auto") == topic_method("transport", documents=30, background=0.8)
+    assert texts.named("entropic") == topic_method("entropic", documents=30)
+    assert texts.notes(None) == ["documents repeat words 3.00 times as often as topics alone would (± 0.01)"]
+    assert unknown.notes(None) == data(counts).notes(None) == []
+
+
+def test_too_few_documents_and_other_words_are_refused():
+    counts = sparse.csr_array(np.array([[2, 1, 0], [0, 0, 0], [0, 1, 3]]))
+    assert data(counts, topics=2).rows == 2
+    with pytest.raises(DataError, match="at least as many documents with words as topics, 3; got 2"):
+        data(counts, topics=3)
+    model = data(counts, topics=2).model
+    with pytest.raises(DataError, match="the model has 3 words; the documents have 2 columns"):
+        DocumentData.of(model, Documents(counts[:, :2]))
+    single = data(sparse.csr_array(np.eye(3)), topics=2)
+    assert single.repeats is None
+    method = topic_method("transport", documents=3)
+    with pytest.raises(DataError, match="documents of at least two words; found none"):
+        single.problem(single.lay_out(method, 0), method, 0)
+
+
+@pytest.mark.parametrize("name", ["entropic", "transport"])
+def test_starts_have_as_many_words_as_there_are_to_explain(name):
+    kind = told(data(bars(4, 60, 30, seed=0).counts, 4), 3.0)
+    method = kind.named(name)
+    layout = kind.lay_out(method, 0)
+    problem = kind.problem(layout, method, 0)
+    topics = problem.topics(kind.starts(layout, problem, 0, [0]))
+    whole = kind.counts.sum() if name == "entropic" else 0.2  # of transport, the share that is no background
+    np.testing.assert_allclose(torch.exp(topics.log_counts).sum(-1), np.full(4, whole / 4), rtol=1e-5)
+    np.testing.assert_allclose(topics.alpha, 0.25, rtol=1e-5)

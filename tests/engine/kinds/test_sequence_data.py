@@ -13,10 +13,12 @@ from otpdag.backward.series_pieces import CONTEXT
 from otpdag.datasets import poisson_chain
 from otpdag.engine import Adam
 from otpdag.engine.kinds import sequence_data
+from otpdag.engine.kinds.recognise import recognise
 from otpdag.engine.kinds.sequence_data import CHAIN, _network_may_help
+from otpdag.engine.search import restart_seed
 from otpdag.objective import ClosedForm, Drawn, LossTerms, Objective
 from otpdag.objective.piece_terms import PieceProblem
-from tests.dynamic_models import poisson_hmm
+from tests.dynamic_models import poisson_hmm, state_space
 
 
 def hmm(transition=None, size=4):
@@ -197,6 +199,26 @@ def test_settings_that_mean_nothing_for_sequences_are_refused():
         otp.fit(hmm(), np.ones((2, 5)), method=local, seed=0)
 
 
+def test_networks_are_refused_beside_categories_and_beyond_their_context():
+    series = np.random.default_rng(0).normal(size=(3, CONTEXT + 9))
+    edges, nodes = [("z", "x")], {"z": m.Normal(), "x": m.Normal()}
+    far = otp.Model(otp.Graph([otp.lag("z", "z", by=CONTEXT + 1), *edges], hidden=["z"]), nodes)
+    kind = kind_of(far, series)
+    kind.check(otp.entropic())
+    with pytest.raises(otp.ModelError, match=f"read {CONTEXT} steps around them; .* reaches further"):
+        kind.check(otp.entropic(network=True))
+    switching = [otp.lag("z", "z"), otp.lag("s", "s"), ("s", "z"), *edges]
+    both = otp.Model(otp.Graph(switching, hidden=["z", "s"]), {**nodes, "s": m.Categorical(2)})
+    kind = kind_of(both, series)
+    kind.check(otp.entropic())
+    with pytest.raises(otp.ModelError, match="with a network need Drawn and Adam"):
+        kind.check(otp.entropic(network=True))
+    with pytest.raises(otp.ModelError, match=r"together need eps = 1; got 0.5"):
+        kind.check(otp.entropic(eps=0.5))
+    with pytest.raises(otp.ModelError, match="network is for sequences with hidden numbers; these have none"):
+        kind_of(hmm(), np.ones((3, 9))).check(otp.entropic(network=True))
+
+
 def test_first_steps_may_have_a_mechanism_of_their_own():
     graph = otp.Graph([otp.lag("z", "z"), ("z", "x")], hidden=["z"])
     model = otp.Model(graph, {"z": m.Categorical(2), "z[0]": m.Categorical(2, probs=[0.5, 0.5]), "x": m.Poisson()})
@@ -289,3 +311,61 @@ def test_a_gain_is_the_mean_difference_on_the_same_draws_with_its_standard_error
         drawn.append(2.0 * (1 + 0.1 * float(own + shared)))
     assert gain == pytest.approx(np.mean(drawn), rel=1e-5)
     assert error == pytest.approx(np.std(drawn, ddof=1) / np.sqrt(len(drawn)), rel=1e-4)
+
+
+def kind_of(model, data):
+    return recognise(model, data, weights=None, device="cpu", every_row=False)
+
+
+ALONE = {"short_elements": 10**12, "halving": False, "finalists": 1}
+
+
+def test_what_a_search_does_if_nothing_is_said():
+    """A course that changes, changes everybody's estimates, so it is written here."""
+    chain = {**ALONE, "short_tolerance": 1e-5, "finalists": 3, "finalist_gap": 32.0, "finalist_rows": 10_000}
+    for states, rows in ((2, 2_500), (5, 100 * (25 + 5 + 5)), (12, 10_000)):
+        kind = kind_of(poisson_hmm(size=states), np.ones((3, 30)) + np.arange(30) % 7)
+        assert kind.course(otp.entropic()) == otp.Course(**chain, short_rows=rows, part_rows=100_000)
+        windows = otp.Course(**ALONE, short_rows=20_000, short_steps=48)
+        assert kind.course(otp.transport()) == windows
+    numbers = kind_of(state_space(), np.random.default_rng(0).normal(size=(3, 30)))
+    assert numbers.course(otp.entropic()) == otp.Course(**ALONE, short_rows=2_500)
+
+
+def test_sequences_with_hidden_numbers_are_cut_where_they_are_long():
+    long = np.random.default_rng(0).normal(size=(2, 900))
+    numbers, chain = kind_of(state_space(), long), kind_of(poisson_hmm(), np.abs(long).round())
+    assert sorted(numbers._pieces.lengths.tolist()) == [100, 100, 400, 400, 400, 400]
+    assert chain._pieces.lengths.tolist() == [900, 900]
+
+
+@pytest.mark.parametrize(("model", "steps"), [(poisson_hmm, 5_000), (state_space, 20_000)])
+def test_starts_are_guessed_from_some_steps_around_which_others_are_smoothed(monkeypatch, model, steps):
+    kind = kind_of(model(), np.random.default_rng(0).poisson(3.0, (4, 25)).astype(float))
+    layout = kind.lay_out(otp.entropic(), 0)
+    asked, reaches = [], []
+    part_of, complete = sequence_data.part_of, sequence_data.complete_steps
+
+    def noted_part(batch, most, seed):
+        asked.append(most)
+        return part_of(batch, most, seed)
+
+    def noted(structure, few, generator, *, first, reach):
+        reaches.append((first, reach))
+        return complete(structure, few, generator, first=first, reach=reach)
+
+    monkeypatch.setattr(sequence_data, "part_of", noted_part)
+    monkeypatch.setattr(sequence_data, "complete_steps", noted)
+    points = kind.starts(layout, kind.problem(layout, otp.entropic(), 0), 0, range(5))
+    assert len(points) == 5
+    assert asked == [steps]
+    seeds = [restart_seed(0, number) for number in range(5)]
+    assert reaches == [(True, 1), *((False, 1 + seed % 4) for seed in seeds[1:])]
+
+
+def test_what_is_told_of_sequences_comes_back_in_their_order():
+    data = [np.array([9.0, 9.0, 9.0]), np.array([1.0]), np.array([4.0, 2.0])]
+    kind = kind_of(poisson_hmm(size=2), data)
+    lengths = kind.batch.lengths.numpy().astype(float)
+    assert kind.as_given(lengths).tolist() == [3.0, 1.0, 2.0]
+    assert kind.rows == 6

@@ -7,10 +7,19 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.engine import Adam, Method
-from otpdag.engine.kinds.table_data import START_ROWS, TableData, automatic
+from otpdag.engine import LBFGS, Adam, Method
+from otpdag.engine.kinds import table_data
+from otpdag.engine.kinds.table_data import (
+    FROM_ROWS,
+    HELD_ROWS,
+    ONE_START_ROWS,
+    START_ROWS,
+    TableData,
+    automatic,
+)
+from otpdag.engine.search import restart_seed
 from otpdag.errors import DataError, ModelError
-from otpdag.objective import Objective
+from otpdag.objective import ClosedForm, Objective
 from otpdag.objective.paper_topics import PaperTopics
 from otpdag.spaces import Real
 
@@ -154,3 +163,58 @@ def test_transport_says_where_it_takes_gaps_for_completely_random():
     model = otp.Model(otp.Graph([("a", "b")]), {"a": m.Normal(), "b": double})
     result = otp.fit(model, table, method=FEW_FEATURES, seed=0)
     assert "rows with gaps could not be completed" in result.notes[0]
+
+
+def test_what_a_search_does_if_nothing_is_said():
+    """Of many rows all but the last leg see a part, settled as finely as the optimiser settles."""
+    few, many = table(FROM_ROWS - 1), table(FROM_ROWS)
+    assert TableData.of(model(), few).course(otp.entropic()) == otp.Course()
+    data = TableData.of(model(), many)
+    part = {"finalist_rows": HELD_ROWS, "part_rows": HELD_ROWS}
+    assert data.course(otp.entropic()) == otp.Course(**part, part_tolerance=1e-9)
+    loose = Method("loose", Objective(), ClosedForm(), LBFGS(tolerance=1e-4))
+    assert data.course(loose) == otp.Course(**part, part_tolerance=1e-4)
+    assert data.course(otp.paper()) == otp.Course()
+
+
+def test_work_is_rows_times_points_or_a_minibatch():
+    frame = table(70)
+    assert TableData.of(model(), frame).work(otp.entropic()) == 70
+    assert TableData.of(model({"z": m.Categorical(2)}), frame).work(otp.entropic()) == 70
+    number = TableData.of(model({"u": m.Normal()}), frame)
+    assert number.work(otp.entropic()) == 70 * otp.entropic().evaluation.sums.grid
+    assert number.work(otp.paper(batch_size=16)) == 16
+    assert number.work(Method("own", Objective(), PaperTopics(), Adam())) == 70
+
+
+def test_networks_and_robustness_are_refused_where_they_mean_nothing():
+    data = TableData.of(model({"u": m.Normal()}), table())
+    with pytest.raises(ModelError, match="network is for sequences with hidden numbers"):
+        data.check(otp.entropic(network=True))
+    data.check(otp.entropic())
+    data.check_robust(otp.entropic())
+    for method in (otp.paper(), otp.transport()):
+        with pytest.raises(ModelError, match="robust='outliers' needs the entropic method"):
+            data.check_robust(method)
+
+
+def test_one_start_looks_at_more_rows_than_each_of_several(monkeypatch):
+    data = TableData.of(model({"z": m.Categorical(2)}), table(ONE_START_ROWS + 50))
+    layout = data.lay_out(otp.entropic(), 0)
+    problem = data.problem(layout, otp.entropic(), 0)
+    seen = []
+
+    def noted(layout, batch, owner, seed, *, first):
+        seen.append((batch.rows, owner, seed, first))
+        return torch.zeros(1, 2)
+
+    monkeypatch.setattr(table_data, "one_start", noted)
+    assert len(data.starts(layout, problem, 3, [0])) == 1
+    assert len(data.starts(layout, problem, 3, [0, 1])) == 2
+    data.starts(layout, problem, 3, [2], units=torch.arange(17))
+    assert seen == [
+        (ONE_START_ROWS, 0, restart_seed(3, 0), True),
+        (START_ROWS, 0, restart_seed(3, 0), True),
+        (START_ROWS, 0, restart_seed(3, 1), False),
+        (17, 0, restart_seed(3, 2), False),
+    ]
