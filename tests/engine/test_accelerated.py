@@ -218,13 +218,13 @@ def test_starts_that_come_to_the_same_end_are_not_both_waited_for(floor, waits):
 
 
 def test_quick_falls_foretell_the_end():
-    """Each fall is a ten-thousandth of the one before: three tell that nothing is left, three small ones do not need
+    """Each fall is a ten-thousandth of the one before: four tell that nothing is left, three small ones do not need
     to be seen as well.
     """
     problem = Valleys(torch.zeros(1).double(), torch.full((1, 4), 0.01).double())
     outcome = accelerated_updates(Leg(problem, torch.ones(1, 4).double(), 50), 1e-9, lambda progress: False)
     assert bool(outcome.converged[0])
-    assert outcome.steps == 4
+    assert outcome.steps == 5
     assert float(outcome.loss) < 1e-9
 
 

@@ -24,6 +24,8 @@ from otpdag.layers import side_by_side
 
 __all__ = ["FeatureColumn", "FittedFeatures", "WhitenedFeatures"]
 
+FLAT = 1e-6  # of the largest slope: less is none, and what no feature tells has no direction
+
 
 @dataclass(frozen=True)
 class FeatureColumn:
@@ -120,7 +122,9 @@ class FittedFeatures:
         distance where :math:`G` is its slope, however roughly the slope is known elsewhere.
         """
         whitening = self.whitening.to(slopes)
-        return replace(self, whitening=whitening @ torch.linalg.qr(whitening.mT @ slopes).Q)
+        directions, length, _ = torch.linalg.svd(whitening.mT @ slopes, full_matrices=False)
+        told = (length > FLAT * length[..., :1]).all(0)
+        return replace(self, whitening=whitening @ directions[..., told])
 
     def distance(self, mean: Tensor) -> Tensor:
         """Squared whitened distance of mean features (R, J) to the data's."""

@@ -36,6 +36,10 @@ WORSE = 1e-11
 QUICK_FALLS = 2
 """Quick falls in a row after which the rest is believed to be what they foretell: one may be chance."""
 
+FORETOLD = 1e-3
+"""Share of a small fall that may be left where the end is foretold: points are off by its root, and what is said of
+flat directions is read off second derivatives at the end."""
+
 RALLY = 10.0
 """How many times as much as its last step each step that is left could bring a replica: falls grow on plateaus."""
 
@@ -115,7 +119,7 @@ class _State:
         self.quick_falls = np.where(good & falling, self.quick_falls + 1, 0.0)
         rest = np.where(fallen < self.fall, fallen**2 / (self.fall - fallen), np.inf)
         self.rest = np.where(good, rest, self.rest)
-        self.small[good & (self.quick_falls >= QUICK_FALLS) & (rest <= small_fall)] = SMALL_IN_A_ROW
+        self.small[good & (self.quick_falls >= QUICK_FALLS) & (rest <= FORETOLD * small_fall)] = SMALL_IN_A_ROW
         self.fall = np.where(good & known[:, 0], fallen, self.fall)
         slot = self.step % REMEMBERED
         if not good.all():

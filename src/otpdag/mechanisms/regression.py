@@ -22,7 +22,7 @@ Fit = Callable[[Tensor | None, Tensor | None, Tensor, Tensor, Tensor], tuple[Ten
 # an empty configuration takes the overall mean, a full one hardly notices
 TABLE_RIDGE, SLOPE_RIDGE = 1e-4, 1e-6
 LARGEST_PREDICTION = 30.0  # of a logarithm: exp of it is 1e13
-SETTLED = 1e-5  # a change of coefficients, in logarithms or logits, after which a start is as good as it need be
+SETTLED = 1e-8  # a change of coefficients, in logarithms or logits, after which Newton's steps have nothing to add
 
 
 class _Link(ABC):

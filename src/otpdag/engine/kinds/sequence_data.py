@@ -180,7 +180,8 @@ class SequenceData(DataKind):
         """The units of some completed steps, and the map where one is learned."""
         few = part_of(self._pieces, START_STEPS, seed)
         generator = np.random.default_rng([seed, 2**20])
-        even = not self.structure.hidden_numbers  # which would be guessed around categories
+        # hidden numbers are guessed around categories, and Adam's steps depend on units where maxima do not
+        even = not self.structure.hidden_numbers and isinstance(method.evaluation, ClosedForm)
         completed = complete_steps(self.structure, few, generator, first=True, even_categories=even)
         structure = self.structure.scaled_to(completed, step_weights(self.structure, few))
         backward = self._map(structure, method)
