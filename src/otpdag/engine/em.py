@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -39,10 +40,8 @@ class EM:
         if self.steps < 1:
             raise ModelError(f"steps must be at least 1; got {self.steps}")
 
-    @property
-    def is_stochastic(self) -> bool:
-        """Every loss is the same at the same point."""
-        return False
+    is_stochastic: ClassVar[bool] = False
+    """Every loss is the same at the same point."""
 
     def run(self, leg: Leg, watch: Watch, resume: Memory | None = None) -> Outcome:
         """Update until nothing changes; the loss is that of the point before the last update."""

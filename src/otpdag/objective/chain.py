@@ -31,7 +31,7 @@ from otpdag.inference.simulated import simulated_sequences
 from otpdag.mechanisms.base import Params
 from otpdag.objective.problem import Problem
 from otpdag.objective.terms import LossTerms
-from otpdag.structure import Naturals, Structure, pack
+from otpdag.structure import Naturals, Structure
 
 __all__ = ["ChainProblem", "chain_problem", "chain_terms", "expected_log_potential"]
 
@@ -123,7 +123,7 @@ class ChainProblem(Problem):
             for name, params in maximised.items():
                 raw = self.structure.mechanisms[name].raw(params)
                 theta |= {key: raw[own] for own, key in self.structure.keys[name].items()}
-            moved = pack({key: theta[key].expand(len(point), *shape) for key, shape in self.shapes.items()})
+            moved = self.packed(theta, len(point))
             loss = -sums.log_likelihood / self.unit_mass.sum(-1)
         return moved, LossTerms.of(loss, reconstruction=loss)
 

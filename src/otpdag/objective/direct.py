@@ -65,8 +65,8 @@ class DirectComparison:
     """Rows with their gaps filled in, once there is a first estimate."""
     lacking: Tensor | None = None
     """What the model's mean features (R or 1, J) lack over these points, as told by many at an estimate."""
-    along: FittedFeatures | None = None
-    """The features as far as parameters change their means at an estimate, once gaps are completed there."""
+    along: Tensor | None = None
+    """A whitening (1, J, P) that leaves what parameters change of the features at an estimate from completed rows."""
     rest: Tensor | None = None
     """The part of the distance (R or 1,) that no parameters change, as told by many points at an estimate."""
 
@@ -79,10 +79,15 @@ class DirectComparison:
         """The squared distance of mean features, weighted."""
         mean = mean_features(structure, naturals, self.measure, self.features)
         mean = mean if self.lacking is None else mean + self.lacking.to(mean)
-        distance = (self.along or self.features).distance(mean)
+        distance = self._compared.distance(mean)
         if self.rest is not None:
             distance = distance + self.rest.to(distance)
         return LossTerms.of(distance, direct=self.direct.kappa * distance)
+
+    @property
+    def _compared(self) -> FittedFeatures:
+        """The features, along slopes where these are told."""
+        return self.features if self.along is None else replace(self.features, whitening=self.along)
 
     @property
     def approximation(self) -> str | None:
@@ -144,15 +149,13 @@ class DirectComparison:
 
     def _corrected_at(self, structure: Structure, naturals: Naturals) -> DirectComparison:
         """The same points, with what they lack at these parameters."""
+        if self.measure is self.many and self.along is None:
+            return replace(self, lacking=None)
         precise = mean_over_many(structure, naturals, self.many, self.features)
-        own = replace(self, lacking=None)
-        if self.measure is not self.many:
-            with torch.no_grad():
-                lacking = precise - mean_features(structure, naturals, self.measure, self.features)
-            own = replace(self, lacking=lacking)
-        if self.along is None:
-            return own
-        return replace(own, rest=self.features.distance(precise) - self.along.distance(precise))
+        with torch.no_grad():
+            lacking = precise - mean_features(structure, naturals, self.measure, self.features)
+        rest = None if self.along is None else self.features.distance(precise) - self._compared.distance(precise)
+        return replace(self, lacking=lacking, rest=rest)
 
     def along_slopes(self, structure: Structure, naturals: Naturals, beside: Naturals) -> DirectComparison:
         """The same, compared along the slopes of the model's mean features only, which many points tell.
@@ -166,7 +169,8 @@ class DirectComparison:
             beside: The same, moved by a little in each direction and, after all of these, against it (2 P, ...).
         """
         ahead, behind = mean_over_many(structure, beside, self.many, self.features).chunk(2)
-        return replace(self, along=self.features.along((ahead - behind).mT))._corrected_at(structure, naturals)
+        along = self.features.along((ahead - behind).mT).whitening
+        return replace(self, along=along)._corrected_at(structure, naturals)
 
     def change(self, structure: Structure, before: Naturals, after: Naturals) -> Tensor:
         """How far parameters moved, in standard errors of what the features know of complete rows, squared (R,)."""
@@ -176,8 +180,7 @@ class DirectComparison:
 
     def _with_rows(self, structure: Structure, rows: CompletedRows, features: FittedFeatures) -> DirectComparison:
         mean = rows.mean_features(structure, features)
-        along = None if self.along is None else replace(self.along, mean=mean)
-        return replace(self, completed=rows, features=replace(features, mean=mean), along=along)
+        return replace(self, completed=rows, features=replace(features, mean=mean))
 
     def whitened_by_model(self, structure: Structure, naturals: Naturals, seed: int) -> DirectComparison:
         """The same with features whitened by their covariance under the model, which is less noisy than the data's."""
@@ -187,7 +190,8 @@ class DirectComparison:
         sample = complete_batch(structure, values)
         columns = feature_columns(structure, sample)
         ridge = self.direct.features.model_ridge
-        return replace(self, features=self.features.rewhitened(columns, sample.weight, ridge))
+        features = self.features.rewhitened(columns, sample.weight, ridge)
+        return replace(self, features=features, along=None, rest=None)  # slopes were whitened otherwise
 
     def reweighted(self, structure: Structure, factors: Tensor) -> DirectComparison:
         """The same with the data's mean features over rows whose weights are multiplied by ``factors`` (R, N)."""
