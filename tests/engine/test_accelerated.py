@@ -9,7 +9,7 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.engine.accelerated import REMEMBERED, accelerated_updates
+from otpdag.engine.accelerated import REMEMBERED, accelerated_updates, climbed
 from otpdag.engine.optimiser import Leg, Rivalry
 from otpdag.objective import LossTerms, Problem
 
@@ -271,3 +271,57 @@ def test_a_rise_that_is_rounding_at_the_size_of_the_loss_is_a_small_change(rise,
     assert bool(outcome.converged.all()) is ends
     assert (outcome.steps < 12) is ends
     assert outcome.loss.item() == 1e6 + rise  # the lowest, all the same
+
+
+def plain_climb(problem, point, little):
+    """Updates one after the other until one gains little."""
+    before, steps = torch.inf, 0
+    while True:
+        point, terms = problem.updated(point)
+        loss, steps = float(terms.total.max()), steps + 1
+        if before - loss <= little * (1 + loss):
+            return point, steps
+        before = loss
+
+
+def counted(problem):
+    """The problem, and the losses at all points at which it was updated."""
+    losses = []
+
+    class Counted(type(problem)):
+        def updated(self, point):
+            image, terms = super().updated(point)
+            losses.append(terms.total)
+            return image, terms
+
+    return Counted(**vars(problem)), losses
+
+
+def test_a_climb_comes_nearer_in_fewer_updates_than_plain_ones():
+    problem, losses = counted(leg().problem)
+    start, little = torch.zeros(3, 4, dtype=torch.float64), 1e-5
+    reached = climbed(Leg(problem, start, 400), little)
+    plainly, steps = plain_climb(leg().problem, start, little)
+    assert len(losses) < steps / 10
+    assert float((reached - problem.goal).abs().max()) < 0.5 * float((plainly - problem.goal).abs().max())
+    gains = -torch.stack(losses).cummin(0).values.diff(dim=0).amax(-1)
+    assert bool((gains[:-1] > little).all())  # the first update that gains little is the last
+    assert float(gains[-1]) <= little * 2
+
+
+def test_a_climb_takes_no_more_updates_than_it_may():
+    problem, losses = counted(leg().problem)
+    climbed(Leg(problem, torch.zeros(3, 4, dtype=torch.float64), 3), 0.0)
+    assert len(losses) == 3
+
+
+@pytest.mark.parametrize("beyond", [1e3, torch.nan])
+def test_a_refused_step_is_no_end_of_a_climb(beyond):
+    problem, losses = counted(Walled(leg().problem.goal, beyond=beyond))
+    reached = climbed(Leg(problem, torch.zeros(2, 4, dtype=torch.float64), 30), 1e-7)
+    refusals = [number for number, loss in enumerate(losses) if not bool((loss < 1e2).all())]
+    assert refusals
+    assert refusals[0] < len(losses) - 1
+    assert bool((reached[:, 0] <= 0.51).all())
+    at_first = losses[refusals[0] - 1]
+    assert bool((problem.updated(reached)[1].total < at_first).all())

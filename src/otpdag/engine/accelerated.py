@@ -16,8 +16,9 @@ from torch import Tensor
 
 from otpdag.anderson import correction
 from otpdag.engine.optimiser import SMALL_IN_A_ROW, Leg, Memory, Outcome, Progress, Rivalry, Watch, under
+from otpdag.objective.terms import LossTerms
 
-__all__ = ["accelerated_updates"]
+__all__ = ["accelerated_updates", "climbed"]
 
 Array: TypeAlias = NDArray[np.float64]
 
@@ -161,20 +162,36 @@ def _size(change: Array) -> Array:
 def accelerated_updates(leg: Leg, tolerance: float, watch: Watch, resume: Memory | None = None) -> Outcome:
     """Update all replicas of a leg until nothing changes."""
     state = _State.of(leg.points) if resume is None else _State.restored(resume)
-
-    stretched = leg.problem.stretched
-    mixed = None if stretched is None else stretched.cpu().double().numpy()
-
-    def placed(array: Array) -> Tensor:
-        return torch.from_numpy(array).to(leg.points)
-
     for step in range(state.step, leg.steps):
-        updates, terms = leg.problem.updated(placed(state.trial))
-        loss = terms.total.detach().double().expand(len(state.point))
-        state.follow(updates.detach().cpu().double().numpy(), loss.cpu().numpy(), tolerance, mixed)
-        stop = watch(Progress(step, terms, placed(state.loss), placed(state.point), state.as_tensors))
+        terms = _followed(leg, state, tolerance)[1]
+        loss, point = (torch.from_numpy(array).to(leg.points) for array in (state.loss, state.point))
+        stop = watch(Progress(step, terms, loss, point, state.as_tensors))
         if stop or state.have_ended(leg.rivalry, leg.steps - state.step):
             break
     converged = torch.from_numpy(state.small >= SMALL_IN_A_ROW)
-    loss = placed(state.loss)
-    return Outcome(placed(state.point), loss, converged.to(loss.device), ~torch.isfinite(loss), state.step)
+    loss, point = (torch.from_numpy(array).to(leg.points) for array in (state.loss, state.point))
+    return Outcome(point, loss, converged.to(loss.device), ~torch.isfinite(loss), state.step)
+
+
+def climbed(leg: Leg, little: float) -> Tensor:
+    """Where updates lead (R, P) until each replica has gained little, relative to its loss, in a step that was kept."""
+    state = _State.of(leg.points)
+    refused = np.zeros(len(state.loss), dtype=bool)
+    for _ in range(leg.steps):
+        before, was_refused = state.loss, refused
+        loss = _followed(leg, state, little)[0]
+        refused = ~(loss <= before)
+        gained_little = ~(before - state.loss > little * (1 + np.abs(state.loss)))
+        if (gained_little & (was_refused | ~refused)).all() or leg.is_over():
+            break
+    return torch.from_numpy(state.plain).to(leg.points)
+
+
+def _followed(leg: Leg, state: _State, tolerance: float) -> tuple[Array, LossTerms]:
+    """Update the trial of every replica, and follow; the losses at the trials."""
+    stretched = leg.problem.stretched
+    mixed = None if stretched is None else stretched.cpu().double().numpy()
+    updates, terms = leg.problem.updated(torch.from_numpy(state.trial).to(leg.points))
+    loss = terms.total.detach().double().expand(len(state.point)).cpu().numpy()
+    state.follow(updates.detach().cpu().double().numpy(), loss, tolerance, mixed)
+    return loss, terms

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from otpdag.engine.accelerated import accelerated_updates
+from otpdag.engine.accelerated import accelerated_updates, climbed
 from otpdag.engine.coordinates import Coordinates
 from otpdag.engine.optimiser import SMALL_IN_A_ROW, Leg, Memory, Outcome, Progress, Watch, as_memory, from_memory, under
 from otpdag.errors import ModelError
@@ -134,16 +134,9 @@ def _ascended(leg: Leg) -> Tensor:
 
     They stop when they gain little; L-BFGS does the rest.
     """
-    point, before = leg.points, torch.full((len(leg.points),), torch.inf).to(leg.points)
-    for _ in range(min(leg.steps, MOST_UPDATES) if leg.problem.has_updates else 0):
-        updated, terms = leg.problem.updated(point)
-        loss = terms.total.expand(len(point))
-        worse = ~(loss <= before)
-        point = torch.where((worse | ~torch.isfinite(updated).all(-1)).unsqueeze(-1), point, updated)
-        if bool(((before - loss) <= LITTLE_GAINED * (1 + loss.abs())).all()) or leg.is_over():
-            break
-        before = torch.where(worse, before, loss)
-    return point
+    if not leg.problem.has_updates:
+        return leg.points
+    return climbed(replace(leg, steps=min(leg.steps, MOST_UPDATES)), LITTLE_GAINED)
 
 
 def _as_memory(axes: Coordinates, state: LBFGSState) -> Memory:
