@@ -24,8 +24,6 @@ from otpdag.layers import side_by_side
 
 __all__ = ["FeatureColumn", "FittedFeatures", "WhitenedFeatures"]
 
-FLAT = 1e-6  # of the largest slope: less is none, and what no feature tells has no direction
-
 
 @dataclass(frozen=True)
 class FeatureColumn:
@@ -113,18 +111,6 @@ class FittedFeatures:
         if self.overlap is not None:
             covariance = covariance * self.overlap
         return replace(self, whitening=_whitening(covariance, ridge))
-
-    def along(self, slopes: Tensor) -> FittedFeatures:
-        r"""The same, of which only what differs along slopes (J, P) of the mean features counts.
-
-        With :math:`W` the whitening and :math:`Q` orthonormal columns that span :math:`W' G`, it is
-        :math:`\lVert Q' W' (E_P f - E_Q f) \rVert^2`, which parameters can make zero. Its minimum is that of the whole
-        distance where :math:`G` is its slope, however roughly the slope is known elsewhere.
-        """
-        whitening = self.whitening.to(slopes)
-        directions, length, _ = torch.linalg.svd(whitening.mT @ slopes, full_matrices=False)
-        told = (length > FLAT * length[..., :1]).all(0)
-        return replace(self, whitening=whitening @ directions[..., told])
 
     def distance(self, mean: Tensor) -> Tensor:
         """Squared whitened distance of mean features (R, J) to the data's."""

@@ -25,7 +25,7 @@ from otpdag.inference.row_posterior import Fitted, posterior_draws
 from otpdag.inference.single_gaps import EvenPoints, single_gaps
 from otpdag.structure import Naturals, Structure
 
-__all__ = ["CompletedRows", "can_be_completed", "complete_rows"]
+__all__ = ["CompletedRows", "can_be_completed", "complete_rows", "joint_log_prob"]
 
 DRAWS = (8, 16)  # of a row: at least, at most
 DRAWN_ROWS = 32_000  # draws of all rows, between these
@@ -167,7 +167,7 @@ def complete_rows(
     values = {node: torch.stack([one[node] for one in drawn]).to(batch.weight) for node in drawn[0]}
     first = {node: value[..., 0, :].clone() for node, value in values.items()}
     with torch.no_grad():
-        log_prob = _joint_log_prob(structure, naturals, values)
+        log_prob = joint_log_prob(structure, naturals, values)
     for evenly in single_gaps(structure, shared.take(gaps), values, torch.Generator().manual_seed(seed)):
         log_prob = _spread_evenly(structure, naturals, values, log_prob, evenly)
     shares = _shares(structure, naturals, values, log_prob)
@@ -180,7 +180,7 @@ def _spread_evenly(
     """Put evenly spread points in the place of draws, where some of them have a density; the log-density they have."""
     own = {node: value[:, evenly.rows] for node, value in values.items()} | {evenly.node: evenly.values}
     with torch.no_grad():
-        weight = (_joint_log_prob(structure, naturals, own) + evenly.log_volume).logsumexp(-1)
+        weight = (joint_log_prob(structure, naturals, own) + evenly.log_volume).logsumexp(-1)
     usable = torch.isfinite(weight).all(0)
     rows = evenly.rows[usable]
     values[evenly.node][:, rows] = evenly.values[:, usable]
@@ -192,7 +192,7 @@ def _spread_evenly(
 def _shares(structure: Structure, naturals: Naturals, values: Mapping[str, Tensor], log_prob: Tensor) -> Tensor:
     """Weights (R, G, points) of the points of each row at these parameters."""
     with torch.no_grad():
-        ratio = _joint_log_prob(structure, naturals, values) - log_prob
+        ratio = joint_log_prob(structure, naturals, values) - log_prob
         return torch.softmax(ratio.nan_to_num(nan=-torch.inf), -1)
 
 
@@ -203,7 +203,7 @@ def _repeats(weight: Tensor) -> Tensor:
     return (weight * (wanted / max(total, 1e-300))).round().clamp(min=1).long()
 
 
-def _joint_log_prob(structure: Structure, naturals: Naturals, values: Mapping[str, Tensor]) -> Tensor:
+def joint_log_prob(structure: Structure, naturals: Naturals, values: Mapping[str, Tensor]) -> Tensor:
     """Log-density of all nodes together (R, G, draws)."""
     total: Tensor = next(iter(values.values())).new_zeros(1)
     for node in _relevant(structure):

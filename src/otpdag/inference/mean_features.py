@@ -359,19 +359,25 @@ def mean_over_many(structure: Structure, naturals: Naturals, many: Measure, fitt
         return total / weight
 
 
-def thinned(structure: Structure, naturals: Naturals, measure: Measure, generator: torch.Generator) -> Measure:
+def thinned(
+    structure: Structure,
+    naturals: Naturals,
+    measure: Measure,
+    generator: torch.Generator,
+    points: int = THINNED_POINTS,
+) -> Measure:
     """Fewer points where counts have many: in proportion to what they weigh at an estimate, each standing for others.
 
     States of categories stay: each may be the only one that tells of some row of a table.
     """
     counts = [node for node in measure.states if not structure.mechanisms[node].space.is_discrete]
-    if measure.size <= THINNED_POINTS or not counts:
+    if measure.size <= points or not counts:
         return measure
     with torch.no_grad():
         log_weight = _inner_values(structure, naturals, measure)[1]
         share = torch.softmax(log_weight, -1).mean(0).expand(measure.size)
         chance = LEAST_SHARE / measure.size + (1 - LEAST_SHARE) * share
-        index = _evenly(chance, THINNED_POINTS, generator)
+        index = _evenly(chance, points, generator)
         kept = measure.take(index)
         return replace(kept, log_weight=kept.log_weight - torch.log(chance[index]))
 

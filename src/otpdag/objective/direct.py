@@ -19,13 +19,14 @@ import torch
 from torch import Tensor
 
 from otpdag.data import Batch
-from otpdag.divergences.whitened import FittedFeatures
+from otpdag.divergences.whitened import FeatureColumn, FittedFeatures
 from otpdag.inference.ancestral import ancestral
 from otpdag.inference.completion import CompletedRows, can_be_completed, complete_rows
 from otpdag.inference.mean_features import (
     FINE_POINTS,
     MOST_POINTS,
     MOST_STATES,
+    THINNED_POINTS,
     Measure,
     drawn_at,
     feature_columns,
@@ -35,6 +36,8 @@ from otpdag.inference.mean_features import (
     thinned,
 )
 from otpdag.inference.simulated import complete_batch
+from otpdag.objective.score_features import Beside, ScoreFeatures, mean_scores, scores
+from otpdag.objective.score_regression import ScoreRegression
 from otpdag.objective.settings import Direct
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Naturals, Structure
@@ -49,6 +52,14 @@ FEWEST_EFFECTIVE = 0.9
 """Share of the draws that must still count; below, rows are drawn anew. A mean over few draws that are weighed falls
 short of the change that the weights stand for, by about the change over their number, and what is missing of the
 information multiplies that: with half of the draws of 16 it was as large as the standard errors."""
+
+POINTS_ALONG = 512
+"""Points of inner counts once it is told what parameters change. They decide how quickly an estimate is found, not
+which: at the estimate that rows are completed at, many points tell the mean."""
+
+MOST_UNEXPLAINED = 0.1
+"""What features may leave unexplained of a score, over the least share of information that is seen in any direction: a
+tenth adds a twentieth to standard errors."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +77,9 @@ class DirectComparison:
     lacking: Tensor | None = None
     """What the model's mean features (R or 1, J) lack over these points, as told by many at an estimate."""
     along: Tensor | None = None
-    """A whitening (1, J, P) that leaves what parameters change of the features at an estimate from completed rows."""
+    """A whitening (1, J + K, P) of features and scores that leaves what parameters change of completed rows."""
+    scores: ScoreFeatures | None = None
+    """Scores of the K parameters that features do not tell, where rows are completed."""
     rest: Tensor | None = None
     """The part of the distance (R or 1,) that no parameters change, as told by many points at an estimate."""
 
@@ -79,15 +92,20 @@ class DirectComparison:
         """The squared distance of mean features, weighted."""
         mean = mean_features(structure, naturals, self.measure, self.features)
         mean = mean if self.lacking is None else mean + self.lacking.to(mean)
-        distance = self._compared.distance(mean)
+        distance = self._distance(structure, naturals, mean)
         if self.rest is not None:
             distance = distance + self.rest.to(distance)
         return LossTerms.of(distance, direct=self.direct.kappa * distance)
 
-    @property
-    def _compared(self) -> FittedFeatures:
-        """The features, along slopes where these are told."""
-        return self.features if self.along is None else replace(self.features, whitening=self.along)
+    def _distance(self, structure: Structure, naturals: Naturals, mean: Tensor) -> Tensor:
+        """Of mean features (R, J), along what parameters change once that is told."""
+        if self.along is None:
+            return self.features.distance(mean)
+        gap = self.features.mean.to(mean) - mean
+        if self.scores is not None:
+            own = self.scores.gap(structure, naturals, self.batch.weight)
+            gap = torch.cat([gap.expand(len(own), -1), own.expand(len(gap), -1)], -1)
+        return (gap.unsqueeze(-2) @ self.along.to(gap)).squeeze(-2).square().sum(-1)
 
     @property
     def approximation(self) -> str | None:
@@ -110,17 +128,20 @@ class DirectComparison:
         """Whether rows have gaps, and the backward map is known."""
         return self.has_gaps and can_be_completed(structure, self.batch)
 
-    def completed_at(self, structure: Structure, naturals: Naturals, seed: int) -> DirectComparison:
+    def completed_at(
+        self, structure: Structure, naturals: Naturals, seed: int, beside: Beside | None = None
+    ) -> DirectComparison:
         """The same with gaps filled in by the backward map at these parameters, on features placed for that at first.
 
-        Draws are weighed anew as long as most of them count, and drawn anew otherwise; what few points lack is told
-        anew in any case, since it holds near an estimate only.
+        Draws are weighed anew as long as most of them count, and drawn anew otherwise; what few points lack and scores
+        are told anew in any case, since they hold near an estimate only. Scores need to know what is ``beside`` it.
         """
         if self.completed is not None:
             weighed = self.completed.weighed_for(structure, naturals)
             if weighed.effective >= FEWEST_EFFECTIVE:
-                return self._with_rows(structure, weighed, self.features)._corrected_at(structure, naturals)
-            return self.told_anew(structure, naturals, seed)
+                same = self._with_rows(structure, weighed, self.features)
+                return same._told_scores(structure, naturals, beside)._corrected_at(structure, naturals)
+            return self.told_anew(structure, naturals, seed, beside)
         rows = complete_rows(structure, naturals, self.batch, count_ranges(structure, self.batch), seed)
         generator = torch.Generator().manual_seed(seed)
         placed = compare_directly(structure, rows.one_each(structure), self.direct, generator)
@@ -128,22 +149,31 @@ class DirectComparison:
         own = replace(self, measure=placed.measure, many=placed.many)._with_rows(structure, rows, placed.features)
         return own._precise_at(structure, naturals, generator)
 
-    def told_anew(self, structure: Structure, naturals: Naturals, seed: int) -> DirectComparison:
-        """The same with what depends on an estimate made at this one: draws in gaps, and what few points lack."""
+    def told_anew(
+        self, structure: Structure, naturals: Naturals, seed: int, beside: Beside | None = None
+    ) -> DirectComparison:
+        """The same with what depends on an estimate made at this one: draws in gaps, scores, what few points lack."""
         own, generator = self, torch.Generator().manual_seed(seed)
         if self.completed is not None:  # counts that are filled in may reach further than before
             rows = complete_rows(structure, naturals, self.batch, count_ranges(structure, self.batch), seed)
             measure, many = _points(structure, rows.one_each(structure), generator)
             own = replace(self, measure=measure, many=many)
             own = own._with_rows(structure, rows.keeping(structure, self.features), self.features)
+            own = own._told_scores(structure, naturals, beside)
         return own._precise_at(structure, naturals, generator)
+
+    def _told_scores(self, structure: Structure, naturals: Naturals, beside: Beside | None) -> DirectComparison:
+        if self.scores is None or beside is None or self.completed is None:
+            return self
+        return replace(self, scores=self.scores.told_at(structure, naturals, beside, self.completed))
 
     def _precise_at(self, structure: Structure, naturals: Naturals, generator: torch.Generator) -> DirectComparison:
         """The same with the model's mean features those over many points, at these parameters and nearby."""
         if self.many.joint_states:
             few, many = (drawn_at(structure, naturals, self.many, n, generator) for n in (MOST_POINTS, FINE_POINTS))
             return replace(self, measure=few, many=many)._corrected_at(structure, naturals)
-        few = thinned(structure, naturals, self.many, generator)
+        points = THINNED_POINTS if self.along is None else POINTS_ALONG
+        few = thinned(structure, naturals, self.many, generator, points)
         few = self.measure if few is self.many else few
         return replace(self, measure=few)._corrected_at(structure, naturals)
 
@@ -154,23 +184,38 @@ class DirectComparison:
         precise = mean_over_many(structure, naturals, self.many, self.features)
         with torch.no_grad():
             lacking = precise - mean_features(structure, naturals, self.measure, self.features)
-        rest = None if self.along is None else self.features.distance(precise) - self._compared.distance(precise)
+            along = self._distance(structure, naturals, precise)
+        rest = None if self.along is None else self.features.distance(precise) - along
         return replace(self, lacking=lacking, rest=rest)
 
-    def along_slopes(self, structure: Structure, naturals: Naturals, beside: Naturals) -> DirectComparison:
-        """The same, compared along the slopes of the model's mean features only, which many points tell.
+    def along_scores(self, structure: Structure, naturals: Naturals, beside: Beside, seed: int) -> DirectComparison:
+        r"""The same, compared along what parameters change: of each its score, as far as features tell it.
 
-        Few points have slopes of their own. What is weighed by slopes that are a little wrong tells a little less of
-        complete rows, but much less where gaps leave one part in a hundred of some direction to be known.
+        Features :math:`f` tell a score :math:`s` by its regression :math:`\beta' f` over rows of the model, in whose
+        slopes there is no more chance than in what they leave unexplained. That is multiplied where gaps leave little
+        of the information to be seen; so a score that features tell too badly for that is compared itself.
 
         Args:
             structure: Graph and mechanisms.
-            naturals: Parameters (1, ...) of an estimate.
-            beside: The same, moved by a little in each direction and, after all of these, against it (2 P, ...).
+            naturals: Parameters (1, ...) of an estimate, at which features were whitened with the same seed.
+            beside: The same, moved in every direction.
+            seed: Determines the rows of the model.
         """
-        ahead, behind = mean_over_many(structure, beside, self.many, self.features).chunk(2)
-        along = self.features.along((ahead - behind).mT).whitening
-        return replace(self, along=along)._corrected_at(structure, naturals)
+        assert self.completed is not None
+        values, columns, _ = self._sample(structure, naturals, seed)
+        kernels = zip(self.features.kernels, columns, strict=True)
+        features = self.features.combine([kernel(column.values) for kernel, column in kernels])[0]
+        regression = ScoreRegression.of(features, scores(structure, beside, values)[0], self.features.whitening[0])
+        untold = torch.zeros_like(regression.unexplained, dtype=torch.bool)
+        if not structure.graph.hidden:
+            seen = regression.least_share(mean_scores(structure, beside, self.completed)[0], self.batch.weight[0])
+            untold = regression.unexplained > MOST_UNEXPLAINED * seen
+        own = None
+        if bool(untold.any()):
+            some = beside.only(untold)
+            own = ScoreFeatures.at(structure, naturals, some, values, self.completed)
+        told = replace(self, along=regression.along(untold).unsqueeze(0), scores=own)
+        return told._precise_at(structure, naturals, torch.Generator().manual_seed(seed))
 
     def change(self, structure: Structure, before: Naturals, after: Naturals) -> Tensor:
         """How far parameters moved, in standard errors of what the features know of complete rows, squared (R,)."""
@@ -184,14 +229,19 @@ class DirectComparison:
 
     def whitened_by_model(self, structure: Structure, naturals: Naturals, seed: int) -> DirectComparison:
         """The same with features whitened by their covariance under the model, which is less noisy than the data's."""
+        _, columns, weight = self._sample(structure, naturals, seed)
+        features = self.features.rewhitened(columns, weight, self.direct.features.model_ridge)
+        return replace(self, features=features, along=None, scores=None, rest=None)  # these were whitened otherwise
+
+    def _sample(
+        self, structure: Structure, naturals: Naturals, seed: int
+    ) -> tuple[dict[str, Tensor], list[FeatureColumn], Tensor]:
+        """Rows of the model: all nodes, what is observed as columns, and weights."""
         generator = torch.Generator().manual_seed(seed)
         given = {node: _recycled(self.batch.values[node][:1], WHITENING_ROWS) for node in structure.given}
         values = ancestral(structure, naturals, WHITENING_ROWS, generator, do=given)
         sample = complete_batch(structure, values)
-        columns = feature_columns(structure, sample)
-        ridge = self.direct.features.model_ridge
-        features = self.features.rewhitened(columns, sample.weight, ridge)
-        return replace(self, features=features, along=None, rest=None)  # slopes were whitened otherwise
+        return values, feature_columns(structure, sample), sample.weight
 
     def reweighted(self, structure: Structure, factors: Tensor) -> DirectComparison:
         """The same with the data's mean features over rows whose weights are multiplied by ``factors`` (R, N)."""

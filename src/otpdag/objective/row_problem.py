@@ -15,12 +15,13 @@ from otpdag.backward.row_moments import moments_of
 from otpdag.data import Batch, random_part
 from otpdag.errors import ModelError
 from otpdag.objective.closed import closed_terms, row_losses
-from otpdag.objective.direct import DirectComparison, compare_directly, count_ranges
+from otpdag.objective.direct import WHITENING_ROWS, DirectComparison, compare_directly, count_ranges
 from otpdag.objective.fixed_point import FixedPoint
 from otpdag.objective.graph_problem import SAME_SUM, WORST_LOSS, rows_along_graph
 from otpdag.objective.moment_problem import MomentProblem
 from otpdag.objective.problem import Moved, Problem
 from otpdag.objective.row_objective import RowObjective
+from otpdag.objective.score_features import Beside
 from otpdag.objective.settings import ClosedForm, Objective
 from otpdag.objective.state_problem import rows_by_features
 from otpdag.objective.table_rows import TableRows
@@ -35,6 +36,9 @@ CURVED_ROWS, CURVED_FROM = 1_000, 10_000
 MOST_COMPLETIONS = 40
 """How often rows may be completed anew; few suffice unless most of the information is missing."""
 
+FIRST_COMPLETIONS = 3
+"""How often before weights of features change: with the first weights it may take forty times to end elsewhere."""
+
 SETTLED, SETTLED_RESAMPLE, ROUGHLY_SETTLED = 1e-5, 0.03, 0.01
 """Squared change, in standard errors, below which completing rows anew is of no use: of an estimate, of one of many
 resampled ones, and before weights of features change anyhow. What is left to go is the change divided by the share of
@@ -43,8 +47,8 @@ information that is there, perhaps a tenth: a change of a thirtieth of a standar
 BESIDE = 1e-4
 """Half the distance of the points whose difference is a slope: 1e-8 are lost by curvature, and 1e-12 by digits."""
 
-MOST_SLOPE_POINTS = 2**19
-"""Points in all directions that slopes are told by: some seconds."""
+MOST_SCORES = 2**23
+"""Scores of the model's rows in all directions: of 262 parameters, some seconds."""
 
 
 @dataclass(frozen=True)
@@ -167,8 +171,8 @@ class RowProblem(TableRows):
         naturals = self.naturals(point.detach())
         direct = self.direct.whitened_by_model(self.structure, naturals, seed)
         direct = direct.told_anew(self.structure, naturals, self.seed)
-        direct = self._along_slopes(direct, point.detach())
-        again = None if self.completing is None else FixedPoint().at(self.completing.begin)
+        direct = self._along_scores(direct, point.detach(), seed)
+        again = None if self.completing is None else FixedPoint().at(point.detach())
         refined = replace(self, direct=direct, refinements=self.refinements - 1, completing=again)
         return Moved(refined, point, "refined weights")
 
@@ -183,24 +187,35 @@ class RowProblem(TableRows):
             change = self.direct.change(self.structure, self.naturals(begin), self.naturals(point))
             if bool((change <= (ROUGHLY_SETTLED if self.refinements else self.settled)).all()):
                 return None
+            if self.refinements and len(self.completing.images) == FIRST_COMPLETIONS:
+                return None
             course = self.completing.with_image(point)
             point = course.best()
+        told = self.direct.scores
+        beside = None if told is None else self._beside(point, told.directions)
         try:
-            direct = self.direct.completed_at(self.structure, self.naturals(point), self.seed)
+            direct = self.direct.completed_at(self.structure, self.naturals(point), self.seed, beside)
         except ModelError:  # what a row misses is beyond the budget of sums: its notes say so
             return None
         completed = replace(self, direct=direct, completing=course.at(point))
         return Moved(completed, point, "completed rows", curved_alike=self.completing is not None)
 
-    def _along_slopes(self, direct: DirectComparison, point: Tensor) -> DirectComparison:
-        """The comparison along slopes at an estimate from completed rows, where few points tell them badly.
+    def _along_scores(self, direct: DirectComparison, point: Tensor, seed: int) -> DirectComparison:
+        """The comparison of completed rows along what parameters change at an estimate.
 
-        Several estimates share the slopes of the one that they are resamples of.
+        Several estimates share that of the one that they are resamples of.
         """
-        work = 2 * point.shape[-1] * direct.many.size
-        if direct.completed is None or len(point) > 1 or direct.measure is direct.many or work > MOST_SLOPE_POINTS:
+        work = 2 * point.shape[-1] * WHITENING_ROWS
+        if direct.completed is None or len(point) > 1 or work > MOST_SCORES:
             return direct
-        return direct.along_slopes(self.structure, self.naturals(point), self.naturals(_beside(point)))
+        everywhere = self._beside(point, torch.arange(point.shape[-1]))
+        return direct.along_scores(self.structure, self.naturals(point), everywhere, seed)
+
+    def _beside(self, points: Tensor, directions: Tensor) -> Beside:
+        """Points (R, P), each moved by a little in some directions and, after all of these, against them."""
+        steps = BESIDE * torch.eye(points.shape[-1]).to(points)[directions]
+        moved = points.unsqueeze(1) + torch.cat([steps, -steps])
+        return Beside(self.naturals(moved.flatten(0, 1)), directions, BESIDE)
 
     def _at_posteriors(self, points: Tensor) -> RowProblem | None:
         """The problem with its points where the posteriors are, if that makes a difference to the loss."""
@@ -238,12 +253,6 @@ class RowProblem(TableRows):
     def simulated(self, point: Tensor, size: int, seed: int) -> Problem:
         """Rows that the model makes, each with the gaps and covariates of a random row."""
         return row_problem(self._about, self.drawn(point, size, seed), seed)
-
-
-def _beside(point: Tensor) -> Tensor:
-    """A point (1, P) moved by a little in each direction, and against it: (2 P, P)."""
-    steps = BESIDE * torch.eye(point.shape[-1]).to(point)
-    return torch.cat([point + steps, point - steps])
 
 
 def row_problem(about: RowObjective, batch: Batch, seed: int) -> Problem:

@@ -1,0 +1,133 @@
+r"""Scores of parameters as features of rows: for what no other feature tells of them.
+
+A score is the slope of a row's log-density in a parameter. Its mean over rows that the model completed, at the
+parameters that it is taken at, is zero where the likelihood of what is seen is largest; under the model it is zero at
+those parameters, and elsewhere
+
+.. math:: E_\theta[s_\vartheta] = E_\vartheta\Bigl[\frac{p_\theta}{p_\vartheta}\, s_\vartheta\Bigr],
+
+which a sample of the model tells, weighed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from otpdag.inference.completion import CompletedRows, joint_log_prob
+from otpdag.structure import Naturals, Structure
+
+__all__ = ["Beside", "ScoreFeatures", "mean_scores", "scores"]
+
+SAMPLE = 4096
+"""Rows of the model that tell how mean scores change. They decide how quickly an estimate is found, not which."""
+
+
+@dataclass(frozen=True, eq=False)
+class Beside:
+    """Parameters of each of R replicas, moved by a little in K directions: the K moved ahead, then those behind.
+
+    Attributes:
+        naturals: Parameters (R * 2 K, ...), replica by replica.
+        directions: Which parameters were moved (K,).
+        step: How far each was moved.
+    """
+
+    naturals: Naturals
+    directions: Tensor
+    step: float
+
+    def only(self, some: Tensor) -> Beside:
+        """Those moved in some of the directions (K,) of a single replica."""
+        both = some.repeat(2)
+        naturals = {
+            node: {name: value if len(value) == 1 else value[both] for name, value in params.items()}
+            for node, params in self.naturals.items()
+        }
+        return replace(self, naturals=naturals, directions=self.directions[some])
+
+    def of_replica(self, number: int) -> dict[str, dict[str, Tensor]]:
+        """Those of one replica (2 K, ...)."""
+        many = 2 * len(self.directions)
+        own = slice(number * many, (number + 1) * many)
+        return {
+            node: {name: value if len(value) == 1 else value[own] for name, value in params.items()}
+            for node, params in self.naturals.items()
+        }
+
+
+def scores(structure: Structure, beside: Beside, values: Mapping[str, Tensor], replicas: int = 1) -> Tensor:
+    """Slopes of the log-density of all nodes together, at values (1 or R, ..., width): (R, ..., K)."""
+    each = []
+    with torch.no_grad():
+        for number in range(replicas):
+            rows = {node: value[number % len(value)].unsqueeze(0) for node, value in values.items()}
+            ahead, behind = joint_log_prob(structure, beside.of_replica(number), rows).chunk(2)
+            each.append(((ahead - behind) / (2 * beside.step)).movedim(0, -1))
+    return torch.stack(each)
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreFeatures:
+    """Scores of some parameters at an estimate, of the model's rows and of completed ones.
+
+    Attributes:
+        directions: Which parameters (K,).
+        sample: Rows of the model (1, N, width).
+        log_prob: Their log-density where they were drawn (1, N).
+        of_sample: Their scores at the estimate (R, N, K).
+        by_chance: The weighed mean of these at the estimate (R, K), where it should be zero.
+        of_rows: Mean scores of each row of the data, over what it may miss (R, rows, K).
+    """
+
+    directions: Tensor
+    sample: Mapping[str, Tensor]
+    log_prob: Tensor
+    of_sample: Tensor
+    by_chance: Tensor
+    of_rows: Tensor
+
+    @classmethod
+    def at(
+        cls, structure: Structure, naturals: Naturals, beside: Beside, sample: Mapping[str, Tensor], rows: CompletedRows
+    ) -> ScoreFeatures:
+        """Scores at an estimate (1, ...), of whose model a sample was drawn."""
+        sample = {node: value[:, :SAMPLE] for node, value in sample.items()}
+        with torch.no_grad():
+            log_prob = joint_log_prob(structure, naturals, sample)
+        unknown = log_prob.new_zeros(1, 0)
+        first = cls(beside.directions, sample, log_prob, unknown, unknown, unknown)
+        return first.told_at(structure, naturals, beside, rows)
+
+    def told_at(self, structure: Structure, naturals: Naturals, beside: Beside, rows: CompletedRows) -> ScoreFeatures:
+        """The same scores at another estimate (R, ...), at which rows were completed."""
+        replicas = len(rows.shares)
+        of_sample = scores(structure, beside, self.sample, replicas)
+        with torch.no_grad():
+            by_chance = self._mean(structure, naturals, of_sample)
+        of_rows = mean_scores(structure, beside, rows)
+        return replace(self, of_sample=of_sample, by_chance=by_chance, of_rows=of_rows)
+
+    def gap(self, structure: Structure, naturals: Naturals, weight: Tensor) -> Tensor:
+        """Mean scores of completed rows, weighed (R or 1, rows), less those of the model at parameters (R, ...)."""
+        completed = (weight.unsqueeze(-2) @ self.of_rows).squeeze(-2) / weight.sum(-1, keepdim=True)
+        return completed - (self._mean(structure, naturals, self.of_sample) - self.by_chance)
+
+    def _mean(self, structure: Structure, naturals: Naturals, of_sample: Tensor) -> Tensor:
+        ratio = joint_log_prob(structure, naturals, self.sample) - self.log_prob
+        return (torch.softmax(ratio, -1).unsqueeze(-2) @ of_sample).squeeze(-2)
+
+
+def mean_scores(structure: Structure, beside: Beside, rows: CompletedRows) -> Tensor:
+    """Scores of each row of the data, averaged over what stands for its gaps: (R, rows, K)."""
+    replicas = len(rows.shares)
+    seen = {node: value[:, rows.complete] for node, value in rows.batch.values.items()}
+    of_rows = torch.zeros(replicas, rows.batch.rows, len(beside.directions)).to(rows.shares)
+    if len(rows.complete):
+        of_rows[:, rows.complete] = scores(structure, beside, seen, replicas)
+    of_points = scores(structure, beside, rows.values, replicas)
+    weighed = torch.where(rows.shares.unsqueeze(-1) > 0, of_points, 0.0) * rows.shares.unsqueeze(-1)
+    return of_rows.index_add(1, rows.gaps, weighed.sum(-2) / rows.repeats.reshape(-1, 1))
