@@ -268,6 +268,18 @@ def test_simulated_sequences_are_as_many_as_asked_but_not_too_few_or_too_long(mo
     assert set(problem.simulated(point, 50, 1).batch.lengths.tolist()) == {40}
 
 
+def test_first_steps_of_few_sequences_are_not_stretched():
+    """What so few first steps say of themselves has its maximum where no logits reach."""
+    model = random_poisson_hmm()
+    few = problem_of(model, [np.array([1.0, 2.0])] * (FEWEST_UNITS - 1))
+    sizes = {key: int(np.prod(shape)) for key, shape in few.shapes.items()}
+    (first,) = few.structure.keys["z[0]"].values()
+    expected = np.repeat([key != first for key in sizes], list(sizes.values()))
+    assert 0 < expected.sum() < len(expected)
+    assert few.stretched.tolist() == expected.tolist()
+    assert problem_of(model, [np.array([1.0, 2.0])] * FEWEST_UNITS).stretched is None
+
+
 def test_steps_are_read_in_stretches_where_features_are_few_or_steps_differ(monkeypatch):
     problem = problem_of(random_poisson_hmm(), SERIES)
     monkeypatch.setattr(chain_module, "suits_stretches", lambda block, replicas, chain: True)
