@@ -95,7 +95,7 @@ def grouped_world(gaps=0.3, rows=60):
     edges = [("k", "x"), ("j", "y"), ("k", "y"), ("x", "y"), ("y", "z"), ("j", "c"), ("k", "c")]
     structure, naturals, batch = make_world(nodes, edges, rng, rows=rows, gaps=gaps, replicas=2)
     seen = {name: torch.ones_like(mask) if name in "kj" else mask for name, mask in batch.mask.items()}
-    values = {name: one for name, one in batch.values.items()}
+    values = dict(batch.values)
     for name, size in (("k", 2), ("j", 3)):
         values[name] = torch.eye(size).double()[torch.as_tensor(rng.integers(0, size, rows))][None]
     return structure, naturals, Batch(values, seen, batch.weight), rng
@@ -171,7 +171,7 @@ def test_moments_of_a_group_are_sums_over_its_rows_about_the_centre(entries, ali
 
 
 def test_a_group_is_known_by_its_first_row():
-    structure, _, batch, _ = grouped_world()
+    _, _, batch, _ = grouped_world()
     group, first = row_moments._groups(batch, ["k", "j"], ["x", "y", "z"])
     for number, row in enumerate(first.tolist()):
         assert row == int(torch.nonzero(group == number)[0])
@@ -194,7 +194,7 @@ def test_so_many_groups_are_summed_up_as_rows_pay_for(more):
     assert (found is None) == bool(more)
 
 
-def one_column(values, seen=None, rows=None):
+def one_column(values, seen=None):
     rows = len(values)
     structure = make_world({"x": m.Normal()}, [], np.random.default_rng(0), rows=2)[0]
     seen = torch.ones(1, rows, 1, dtype=torch.bool) if seen is None else torch.as_tensor(seen).reshape(1, rows, 1)
