@@ -350,9 +350,8 @@ def test_updates_take_second_derivatives_of_up_to_sixty_parameters_of_a_node(cat
 
 def test_tables_of_any_size_have_updates():
     rng = np.random.default_rng(0)
-    frame = pd.DataFrame(
-        {name: rng.integers(0, size, 40) for name, size in (("a", 5), ("b", 4), ("c", 4))}, dtype=float
-    )
+    sizes = {"a": 5, "b": 4, "c": 4}
+    frame = pd.DataFrame({name: rng.integers(0, size, 40) for name, size in sizes.items()}, dtype=float)
     graph = otp.Graph([("a", "c"), ("b", "c")])
     model = otp.Model(graph, {name: m.Categorical(size) for name, size in sizes.items()})
     assert made(lambda: (model, gappy(frame, rng)))[0].has_updates  # eighty probabilities
