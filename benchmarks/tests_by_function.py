@@ -156,15 +156,22 @@ def record(files: Sequence[str] = (), jobs: int = 2) -> None:
         pytest.main(["-q", "-n", str(jobs), "-m", "not slow", "-p", "benchmarks.tests_by_function", *files])
         parts = [json.loads(part.read_text()) for part in sorted(Path(folder).glob("*.json"))]
     text = _as_text([entry for part in parts for entry in part])
-    FILE.write_text(_renewed(FILE.read_text(), text, files) if files else text)
+    old = FILE.read_text() if files else ""
+    FILE.write_text(_renewed(old, text, [*files, *_gone(old)]) if files else text)
+
+
+def _gone(text: str) -> set[str]:
+    """Test files that were known and are there no more."""
+    files = {name.partition("::")[0] for name, _ in json.loads(text)["tests"]}
+    return {file for file in files if not (ROOT / file).exists()}
 
 
 def _renewed(old: str, new: str, files: Sequence[str]) -> str:
-    """What was known, without the tests of these files and of files that are gone, and what is known of them now."""
+    """What was known, without the tests of these files, and what is known of them now."""
     tests: list[tuple[float, str]] = []
     functions: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for content, is_new in ((json.loads(old), False), (json.loads(new), True)):
-        kept = [is_new or _is_there(name, files) for name, _ in content["tests"]]
+        kept = [is_new or name.partition("::")[0] not in files for name, _ in content["tests"]]
         tests += [(seconds, name) for (name, seconds), keep in zip(content["tests"], kept, strict=True) if keep]
         for path, own in content["functions"].items():
             for function, numbers in own.items():
@@ -175,12 +182,6 @@ def _renewed(old: str, new: str, files: Sequence[str]) -> str:
         for path, own in sorted(functions.items())
     }
     return _written([(name, seconds) for seconds, name in sorted(tests)], numbered)
-
-
-def _is_there(test: str, files: Sequence[str]) -> bool:
-    """Is what was known of a test still to be kept: is its file there, and not run anew?"""
-    file = test.partition("::")[0]
-    return file not in files and (ROOT / file).exists()
 
 
 def _as_text(entries: Iterable[tuple[str, float, dict[str, list[int]]]]) -> str:
