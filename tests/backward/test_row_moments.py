@@ -208,6 +208,8 @@ def one_column(values, seen=None):
 def test_columns_whose_fourth_powers_lose_digits_are_left_to_rows(deviation, summed):
     structure, batch = one_column([deviation, -deviation, deviation, -deviation])
     assert (moments_of(structure, batch, shapes(structure)) is not None) == summed
+    structure, batch = one_column([7.0, 0.0], [True, False])  # a single value has no deviation
+    assert moments_of(structure, batch, shapes(structure)) is not None
 
 
 def test_columns_are_centred_at_the_first_thousand_rows_or_at_what_is_seen():
