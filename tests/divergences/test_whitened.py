@@ -202,6 +202,7 @@ def test_numbers_are_standardised_by_median_and_deviation_or_what_there_is():
     flat = torch.tensor([5.0, 5.0, 5.0, 5.0, 9.0]).double()
     assert _robust(flat) == pytest.approx((5.0, flat.std().item()))
     assert _robust(torch.full((4,), 2.0).double()) == (2.0, 1.0)
+    assert _robust(torch.tensor([1.0, 3.0]).double()) == pytest.approx((1.0, 2**0.5))
     assert _robust(torch.tensor([7.0]).double()) == (7.0, 1.0)
     assert _robust(1e-10 * values) == pytest.approx((3e-10, (1e-10 * values).std().item()))
 

@@ -74,7 +74,8 @@ class Sinkhorn(AbstractDivergence):
         """Compute the divergence of checked samples."""
         a, b = fill_weights(x, a), fill_weights(y, b)
         across = require_finite(as_cost(self.cost)(x, y))
-        epsilon = self._strength(across.detach(), a.detach(), b.detach())
+        with torch.no_grad():
+            epsilon = self._strength(across, a, b)
         value = self._transport(across, a, b, epsilon, symmetric=False)
         if not self.debiased:
             return value
