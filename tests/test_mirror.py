@@ -38,7 +38,7 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "mechanisms/lognormal": (MECHANISMS, "densities of all mechanisms against scipy and torch in one file"),
     **{
         f"mechanisms/{name}": ("tests/mechanisms/test_contract.py", "a part of the contract that all mechanisms keep")
-        for name in ("axes", "deterministic", "given", "predicted")
+        for name in ("axes", "deterministic", "given")
     },
     "divergences/base": ("tests/divergences/test_contract.py", "the contract that all divergences keep"),
     "divergences/statistics": (
