@@ -329,7 +329,7 @@ def test_every_replica_goes_its_own_way(seed, stretched):
     mixed = np.array([1.0, 1.0, 0.0, 1.0]) if stretched else np.ones(4)
     state = _State.of(torch.as_tensor(start))
     replicas = [Plain(one.copy()) for one in start]
-    lowest = np.full(5, 10.0)
+    lowest = np.array([10.0, -10.0, 3.0, -200.0, 0.5])
     met = set()
     for _ in range(25):
         names = ["falls", "rests", "same", "rounding", "rises", "nan"]
