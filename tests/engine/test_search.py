@@ -445,3 +445,15 @@ def test_starts_are_chosen_data_set_by_data_set(seed):
             if not same and not too_far and len(rivals) < many:
                 chosen.append(start)
         assert starts._distinct(order, judged, many, most).tolist() == chosen
+
+
+@pytest.mark.parametrize(("rows", "many"), [(None, False), (4999, True), (5000, False), (6000, False)])
+def test_finalists_meet_many_rows_or_all(rows, many):
+    problem = Bowls(at(2.0, 1.0), floors=(0.5, 0.0), rows_seen=5000)
+    starts = at([2.1, 1.1], [-2.1, 1.1], [2.3, 0.7], [-1.8, 0.9])
+    searcher = quiet()
+    course = Course(short_rows=700, short_steps=20, halving=False, finalists=2, finalist_rows=rows)
+    search(problem, starts, course, searcher)
+    names = [stage.name for stage in searcher.monitor.stages]
+    assert names == ["4 short starts", f"best 2 on {'many' if many else 'all'} rows", "best start"]
+    assert problem.asked == [(700, True), *([(rows, False)] if many else [])]
