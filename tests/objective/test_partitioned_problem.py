@@ -9,14 +9,16 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
+from otpdag.data import Batch
 from otpdag.engine.coordinates import Coordinates
 from otpdag.engine.kinds import table_data
 from otpdag.engine.kinds.partitioned_data import PartitionedData
 from otpdag.engine.kinds.table_data import TableData, table_problem
 from otpdag.errors import ModelError
-from otpdag.objective import partitioned_problem
+from otpdag.objective import Direct, Objective, PushForward, partitioned_problem
 from otpdag.objective.partitioned_problem import PartitionedProblem
 from otpdag.objective.problem import Moved
+from otpdag.objective.row_problem import RowProblem
 from otpdag.threads import bounded_threads
 
 pytest.importorskip("pyarrow")
@@ -227,3 +229,34 @@ def test_rows_that_are_not_at_hand_have_no_weights():
         _ = problem.weight
     whole = SimpleNamespace(weight=torch.ones(1, 12))
     assert of_bowls([], whole=lambda: whole).unit_mass is whole.weight
+
+
+@pytest.mark.parametrize(
+    ("rows", "replicas", "objective", "in_blocks"),
+    [
+        (200, 1, Objective(eps=1.0), True),
+        (199, 1, Objective(eps=1.0), False),
+        (200, 2, Objective(eps=1.0), False),
+        (200, 1, Objective(eps=1.0, direct=Direct()), False),
+        (200, 1, Objective(eps=1.0, push_forward=PushForward()), False),
+    ],
+)
+def test_few_rows_many_tables_and_terms_that_compare_all_rows_stay_whole(
+    rows, replicas, objective, in_blocks, monkeypatch
+):
+    small_sizes(monkeypatch)
+    laid = []
+
+    class Laid(RowProblem):
+        def __init__(self, batch):
+            laid.append(batch.rows)
+
+    monkeypatch.setattr(partitioned_problem, "row_problem", lambda about, batch, seed: Laid(batch))
+    x = torch.zeros(replicas, rows, 1).double()
+    batch = Batch({"x": x}, {"x": torch.ones_like(x).bool()}, torch.ones(replicas, rows).double())
+    problem = partitioned_problem.rows_in_blocks(SimpleNamespace(weights=objective), batch, 0)
+    assert isinstance(problem, PartitionedProblem) is in_blocks
+    assert laid == ([100] if in_blocks else [rows])
+    if in_blocks:
+        assert problem.rows == 200
+        assert list(problem.problems.each(lambda one, number: laid[-1])) == [90, 90, 20]
