@@ -151,6 +151,7 @@ def distance_over_many(problem, point):
 def test_weights_of_features_are_refined_as_often_as_asked_each_time_by_the_model():
     problem, start = direct_problem(gaps=False)
     assert (problem.refinements, problem.needed_moves, problem.completing) == (2, 0, None)
+    assert problem.points_per_row == 1  # no row has points of its own
     assert problem.direct.measure.size < problem.direct.many.size
     for left, seed in ((1, 3), (0, 4)):
         naturals = problem.naturals(start)
@@ -233,3 +234,27 @@ def test_points_beside_another_are_moved_in_each_direction_and_against_it():
     found = _beside(point) - point
     torch.testing.assert_close(found[:3], 1e-4 * torch.eye(3).double(), rtol=1e-9, atol=1e-14)
     torch.testing.assert_close(found[3:], -1e-4 * torch.eye(3).double(), rtol=1e-9, atol=1e-14)
+
+
+def test_points_of_several_numbers_are_placed_before_a_search_and_a_grid_is_left_where_it_is():
+    one, start = made(Objective(eps=1.0))
+    assert one.laid_out_for(start) is one
+    rng = np.random.default_rng(1)
+    frame = pd.DataFrame({name: rng.poisson(3, 12).astype(float) for name in "abc"})
+    graph = otp.Graph([(hidden, name) for hidden in "uv" for name in "abc"], hidden=["u", "v"])
+    model = otp.Model(graph, {"u": m.Normal(), "v": m.Normal(), **{name: m.Poisson() for name in "abc"}})
+    batch = encode(frame, Schema.of(model.spaces, model.graph), hidden=["u", "v"])
+    layout = lay_out_rows(model.structure, batch, otp.entropic(), 0)
+    start = one_start(layout, batch, 0, 0, first=True)
+    about = RowObjective(layout.structure, layout.shapes, Objective(eps=1.0), ClosedForm())
+    problem = each_row_problem(about, batch, 0)
+    assert [group.serves(1) for group in problem.groups] == [False]
+    placed = problem.laid_out_for(start)
+    assert [group.serves(1) for group in placed.groups] == [True]
+    assert problem.points_per_row == problem.groups[0].base.shape[-2]
+    assert placed.laid_out_for(start, precisely=True).loss(start).item() == pytest.approx(
+        placed.loss(start).item(), abs=1e-3
+    )
+    # several at once have points of their own
+    both = problem.laid_out_for(torch.cat([start, start + 0.1]))
+    assert [group.serves(2) for group in both.groups] == [True]
