@@ -345,3 +345,18 @@ def test_long_sequences_have_the_same_counts_in_stretches(monkeypatch):
     in_stretches = sums_of(problem, model)
     for name in ("log_likelihood", "features", "first", "pair"):
         torch.testing.assert_close(getattr(in_stretches, name), getattr(by_steps, name), rtol=1e-6, atol=1e-6)
+
+
+def test_hidden_nodes_that_read_an_observed_one_have_no_updates_though_they_have_no_memory():
+    edges = [otp.lag("z", "z"), ("z", "x"), ("k", "w"), ("w", "x")]
+    nodes = {"z": m.Categorical(2), "w": m.Categorical(2), "k": m.Categorical(2), "x": m.Poisson()}
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"k": rng.integers(0, 2, 12), "x": rng.poisson(3.0, 12)}, dtype=float)
+    for read in (True, False):
+        own = edges if read else [edge for edge in edges if edge != ("k", "w")] + [("k", "x")]
+        model = otp.Model(otp.Graph(own, hidden=["z", "w"]), nodes)
+        schema = Schema.of(model.spaces, model.graph)
+        batch = encode_sequences(Sequences([frame]), schema, hidden=model.graph.hidden)
+        problem = chain_problem(model.structure, batch, Layout.of(model.structure).shapes, 1.0, 0)
+        assert not problem.chain.varying
+        assert problem.updates_suffice is not read
