@@ -217,3 +217,18 @@ def test_other_unknowns_are_not_read_by_features(name):
     kind = recognise(model, frame, weights=None, device="cpu", every_row=False)
     layout = kind.lay_out(otp.entropic(), 0)
     assert type(kind.problem(layout, otp.entropic(), 0)) is not StateProblem
+
+
+def test_only_one_estimate_of_one_hidden_node_has_its_states_swapped(monkeypatch):
+    asked = []
+    monkeypatch.setattr(state_problem, "swaps", lambda reading: asked.append(reading) or torch.zeros(0, 2, 3))
+    two, points = made("two_labels")
+    assert two.moved(points[:1]) is None
+    one, points = made("mixture")
+    assert one.moved(points[:2]) is None
+    assert one.reweighted(torch.ones(2, ROWS).double()).moved(points[:1]) is None
+    assert asked == []
+    assert one.moved(points[:1]) is None
+    assert len(asked) == 1
+    assert asked[0].features.shape[0] == len(asked[0].weight) == len(asked[0].posterior) == ROWS
+    torch.testing.assert_close(asked[0].posterior.sum(-1), torch.ones(ROWS).double())
