@@ -156,7 +156,14 @@ def record(files: Sequence[str] = (), jobs: int = 2) -> None:
         pytest.main(["-q", "-n", str(jobs), "-m", "not slow", "-p", "benchmarks.tests_by_function", *files])
         parts = [json.loads(part.read_text()) for part in sorted(Path(folder).glob("*.json"))]
     text = _as_text([entry for part in parts for entry in part])
-    FILE.write_text(_renewed(FILE.read_text(), text, files) if files else text)
+    old = FILE.read_text() if files else ""
+    FILE.write_text(_renewed(old, text, [*files, *_gone(old)]) if files else text)
+
+
+def _gone(text: str) -> set[str]:
+    """Test files that were known and are there no more."""
+    files = {name.partition("::")[0] for name, _ in json.loads(text)["tests"]}
+    return {file for file in files if not (ROOT / file).exists()}
 
 
 def _renewed(old: str, new: str, files: Sequence[str]) -> str:

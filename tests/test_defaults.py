@@ -2,6 +2,7 @@
 
 import inspect
 from importlib import import_module
+from pkgutil import iter_modules
 
 import pytest
 
@@ -40,6 +41,12 @@ DEFAULTS = {
     "mechanisms.Poisson": {"dim": 1},
     "mechanisms.StayOrMove": {"size": 2},
     "mechanisms.StudentT": {"dim": 1, "shared_scale": False},
+    "mechanisms.base.Family": {"hidden": False, "hidden_parents": False},
+    "mechanisms.codebook.Codes": {"positions": 1},
+    "mechanisms.parameters.Parameter": {"init_scale": 0.0, "in_part": False},
+    "mechanisms.predictor.Predictor": {"no_level": False},
+    "mechanisms.predictor.weighted_regression": {"ridge": 1e-6},
+    "mechanisms.regression.softmax": {"steps": 60},
     "backward.AmortizedMap": {"hidden": (16,)},
     "backward.SumSizes": {
         "states": 4096,
@@ -54,7 +61,32 @@ DEFAULTS = {
         "approximate": True,
         "memory": 134217728,
     },
+    "backward.bidirectional.BidirectionalMap": {"width": 32},
+    "backward.bidirectional.BidirectionalMap.of": {"width": 32},
+    "backward.chain_potentials.Linear.of": {"eps": 1.0},
+    "backward.closed_form.evaluate": {"uniform": False},
+    "backward.elimination.budget.Budget": {"approximate": True, "merged": True},
+    "backward.elimination.piece_plans.plan": {"integrate": True},
+    "backward.elimination.posterior.posterior_draws": {"stratified": False},
+    "backward.elimination.row_layout.EliminationOptions": {
+        "grid": 24,
+        "count_points": 48,
+        "vector_points": 512,
+        "split_table": 0,
+        "replicas": 1,
+        "merged": True,
+    },
+    "backward.elimination.sums.Tempering": {"power": 1.0, "uniform": False, "best": False},
+    "backward.guessed_rows.complete_table": {"even_categories": False},
+    "backward.guessed_steps.complete_steps": {"reach": 0, "even_categories": False},
+    "backward.quantized.QuantizedMap": {"by_position": False},
+    "backward.quantized.lloyd": {"steps": 5},
+    "backward.smoother.SequenceMap": {"reach": 1},
+    "backward.topic_concentrations.newton_concentration": {"steps": 8},
+    "backward.topic_shares.infer_shares": {"tolerance": 0.0},
     "objective.ClosedForm": {"reference": "model"},
+    "objective.chain.chain_terms": {"eps": 1.0},
+    "objective.settings.Weights": {"reconstruction": 1.0, "eta": 0.0, "eps": 0.0},
     "objective.Direct": {"kappa": 1.0, "refinements": 1, "window": 3},
     "objective.Drawn": {
         "noise": "sampled",
@@ -92,7 +124,44 @@ DEFAULTS = {
     },
     "engine.EM": {"steps": 100, "tolerance": 1e-06, "growth": 1.1, "longest": 4.0},
     "engine.LBFGS": {"steps": 400, "tolerance": 1e-09},
+    "engine.FitResult.bootstrap": {"draws": 200, "seed": 0, "jobs": 1},
+    "engine.FitResult.effect": {"level": 0.9},
+    "engine.FitResult.forecast": {"level": 0.9, "draws": 1000, "seed": 0},
     "engine.FitResult.intervals": {"draws": 200, "level": 0.9, "seed": 0, "jobs": 1},
+    "engine.FitResult.standard_errors": {"level": 0.95},
+    "engine.FitResult.summary": {"level": 0.95, "draws": 200, "seed": 0},
+    "engine.bootstrap.BootstrapOptions": {
+        "draws": 200,
+        "level": 0.9,
+        "seed": 0,
+        "jobs": 1,
+        "chunk": 20,
+        "steps": 300,
+    },
+    "divergences.whitened.FeatureColumn": {"is_discrete": False, "root": False},
+    "mechanisms.floors.default_floor": {"rounding": True},
+    "backward.amortized.amortized_maps": {"local": False},
+    "backward.closed_form.RowGroup": {"copies": 1, "quadratic": 0},
+    "backward.elimination.evidence.Expectations": {"power": 1.0},
+    "backward.elimination.random_numbers.RandomNumbers": {"stratified": False},
+    "backward.elimination.sum_product.eliminate": {"best": False},
+    "objective.autoencoder.CodebookProblem": {"quantizes": True},
+    "objective.autoencoder.rebuilding_cost": {"own_noise": False},
+    "objective.closed.closed_terms": {"reference": "model", "split": True},
+    "objective.closed.row_losses": {"eps": 1.0},
+    "objective.problem.Moved": {"curved_alike": False},
+    "objective.row_problem.RowProblem": {"refinements": 0},
+    "objective.topics.TopicProblem": {"holds_alpha": False},
+    "engine.checkpoint.Journal.open": {"seconds": 20.0},
+    "engine.kinds.sequence_data.SequenceData": {"is_weighted": False},
+    "engine.lbfgs.LBFGSState": {"steps": 0, "evaluations": 1},
+    "engine.robust.CappedProblem": {"trimmings": 0},
+    "engine.search.Searcher": {"seed": 0, "last_leg": "best start"},
+    "engine.data_sets.fit_data_sets": {"seed": 0, "restarts": 1},
+    "engine.data_sets.start_data_sets": {"seed": 0, "restarts": 1},
+    "engine.kinds.partitioned_data.PartitionedData.of": {"every_row": False},
+    "engine.kinds.table_data.TableData.of": {"every_row": False},
+    "engine.result.Status": {"approximate": False, "failed": False, "interrupted": False},
     "engine.robust.RobustOptions": {
         "most_dropped": 0.25,
         "slack": 1.25,
@@ -134,3 +203,35 @@ def test_defaults_are_what_they_are_said_to_be(name):
         made = getattr(made, part) if hasattr(made, part) else import_module(f"{made.__name__}.{part}")
     parameters = inspect.signature(made).parameters
     assert {key: parameters[key].default for key in DEFAULTS[name]} == DEFAULTS[name]
+
+
+def classes():
+    """All classes of the library."""
+    found = {}
+    for module in iter_modules(otp.__path__, "otpdag."):
+        found |= _classes_in(module.name)
+    return list(found.values())
+
+
+def _classes_in(name):
+    module = import_module(name)
+    own = {f"{name}.{key}": one for key, one in vars(module).items() if inspect.isclass(one) and one.__module__ == name}
+    for inner in iter_modules(getattr(module, "__path__", []), f"{name}."):
+        own |= _classes_in(inner.name)
+    return own
+
+
+def test_methods_that_are_written_anew_keep_the_defaults_of_the_class_above():
+    """Who calls an abstract class must get the same whichever it is."""
+    compared = 0
+    for cls in classes():
+        for name, method in vars(cls).items():
+            above = [base for base in cls.__mro__[1:] if name in vars(base) and base.__module__.startswith("otpdag")]
+            if name == "__init__" or not inspect.isfunction(method) or not above:
+                continue
+            expected = inspect.signature(vars(above[-1])[name]).parameters
+            for key, parameter in inspect.signature(method).parameters.items():
+                if key in expected and parameter.kind is not inspect.Parameter.VAR_KEYWORD:
+                    assert parameter.default == expected[key].default, f"{cls.__name__}.{name}({key}=)"
+                    compared += parameter.default is not inspect.Parameter.empty
+    assert compared > 20

@@ -28,11 +28,6 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "datasets/_truth": (GENERATORS, "a record: every generator returns one"),
     "errors": ("tests/engine/test_failures.py", "classes without a body: messages are tested where they are raised"),
     # layouts that only sums over them give a meaning to
-    "backward/chain_layout": ("tests/backward/test_chain_marginals.py", "steps laid out: recursions alone read them"),
-    "backward/chain_recursion": (
-        "tests/backward/test_chain_stretches.py",
-        "one recursion, against that over stretches and all paths",
-    ),
     "backward/number_steps": (
         "tests/objective/test_hidden_numbers.py",
         "steps laid out for the objective of hidden numbers, and read by it alone",
@@ -43,7 +38,7 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "mechanisms/lognormal": (MECHANISMS, "densities of all mechanisms against scipy and torch in one file"),
     **{
         f"mechanisms/{name}": ("tests/mechanisms/test_contract.py", "a part of the contract that all mechanisms keep")
-        for name in ("axes", "deterministic", "given", "predicted", "predictor")
+        for name in ("axes", "deterministic", "given")
     },
     "divergences/base": ("tests/divergences/test_contract.py", "the contract that all divergences keep"),
     "divergences/statistics": (

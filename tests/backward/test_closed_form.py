@@ -1,6 +1,9 @@
 """The closed-form backward map against exact likelihoods: scikit-learn, scipy, and brute-force sums."""
 
 import itertools
+import warnings
+from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -12,9 +15,20 @@ from sklearn.mixture import GaussianMixture
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.backward.closed_form import SumSizes, evaluate, group_rows, normal_draws, standardised
+from otpdag.backward import closed_form
+from otpdag.backward.closed_form import (
+    SumSizes,
+    enumerates_easily,
+    evaluate,
+    group_rows,
+    normal_draws,
+    relevant_unknowns,
+    standardised,
+)
 from otpdag.data import encode
 from otpdag.errors import ModelError
+from otpdag.quadrature import quadrature
+from tests.backward.elimination.worlds import enumerated, make_world, random_edges
 
 RNG = np.random.default_rng(20240607)
 
@@ -360,3 +374,184 @@ def test_a_hidden_vector_of_counts_is_refused():
     model = otp.Model(otp.Graph([("n", "x")], hidden=["n"]), {"n": m.Poisson(2), "x": m.Normal()})
     with pytest.raises(ModelError, match="a vector of counts cannot be hidden or missing"):
         otp.fit(model, pd.DataFrame({"x": RNG.normal(size=20)}), method="entropic", restarts=1)
+
+
+# -- patterns of gaps, and the points of each -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 3, 6])
+@pytest.mark.parametrize("bits", [16, 2])
+def test_distinct_flags_are_those_of_numpy(size, bits, monkeypatch):
+    monkeypatch.setattr(closed_form, "MOST_BITS", bits)
+    flags = np.random.default_rng(size).random((40, size)) < 0.4
+    codes, inverse, counts = closed_form._distinct_flags(torch.as_tensor(flags))
+    expected = np.unique(flags, axis=0, return_inverse=True, return_counts=True)
+    for found, one in zip((codes, inverse, counts), expected, strict=True):
+        np.testing.assert_array_equal(found, one.reshape(found.shape))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_unknown_nodes_are_needed_where_something_below_them_is_seen(seed):
+    rng = np.random.default_rng(seed)
+    names = list("abcdefg")
+    hidden = ["b", "f"]
+    structure, _, _ = make_world({n: m.Normal() for n in names}, random_edges(rng, names, 0.4), rng, hidden=hidden)
+    graph = structure.graph
+
+    def below(node):
+        return {one for child in graph.children(node) for one in (child, *below(child))}
+
+    for _ in range(20):
+        seen = {n: n not in hidden and rng.random() < 0.5 for n in names}
+        partly = frozenset(n for n in names if not seen[n] and n not in hidden and rng.random() < 0.3)
+        telling = {n for n in names if seen[n] or n in partly or (n in hidden and below(n) - set(hidden))}
+        expected = [n for n in graph.order if not seen[n] and (below(n) & telling or (n in hidden and n in telling))]
+        assert relevant_unknowns(structure, seen, partly) == tuple(expected)
+
+
+def gappy_world(rows=90):
+    rng = np.random.default_rng(3)
+    nodes = {"a": m.Categorical(2), "b": m.Normal(), "c": m.Categorical(3), "x": m.Normal(), "u": m.Categorical(2)}
+    edges = [("a", "b"), ("b", "x"), ("c", "x"), ("u", "x"), ("a", "c")]
+    return make_world(nodes, edges, rng, rows=rows, gaps=0.35, hidden=["u"])
+
+
+@pytest.mark.parametrize("many", [1, 2, 4, 12])
+def test_rows_that_miss_the_same_inner_nodes_go_together_and_rare_patterns_too(many):
+    structure, _, batch = gappy_world()
+    inner = ["a", "b", "c"]
+    flags = [tuple(bool(batch.mask[n][0, row].all()) for n in inner) for row in range(90)]
+    found = closed_form._patterns(structure, batch, SumSizes(patterns=many))
+    counts = Counter(flags)
+    assert len(counts) == 8
+    kept, rest = found[: many - 1], found[many - 1 :]
+    assert len(kept) == min(many - 1, 8)
+    sizes = [len(one.rows) for one in kept]
+    assert sizes == sorted(counts.values(), reverse=True)[: many - 1]
+    for one in kept:
+        (shown,) = {flags[row] for row in one.rows.tolist()}
+        assert len(one.rows) == counts[shown]
+        missing = [n for n, seen in zip(inner, shown, strict=True) if not seen]
+        assert set(one.unknown) == {"u", *missing}
+        assert one.clamped == frozenset()
+    assert len(rest) == (many < 9)
+    for one in rest:
+        assert set(one.unknown) == {"u", *inner}
+        assert one.clamped == {"a", "b", "c"}
+    every = sorted(row for one in found for row in one.rows.tolist())
+    assert every == list(range(90))
+    whole = replace(batch, mask={name: torch.ones_like(mask) for name, mask in batch.mask.items()})
+    (only,) = closed_form._patterns(structure, whole, SumSizes(patterns=many))
+    assert (only.rows, only.unknown, only.clamped) == (None, ("u",), frozenset())
+
+
+@pytest.mark.parametrize(
+    ("options", "easily"),
+    [
+        ({"patterns": 8, "easy_states": 12}, True),
+        ({"patterns": 7, "easy_states": 12}, False),
+        ({"patterns": 8, "easy_states": 11}, False),
+    ],
+)
+def test_few_patterns_and_few_states_are_enumerated(options, easily):
+    """Eight patterns of three inner nodes, and two, three and two states where all is missing."""
+    structure, _, batch = gappy_world()
+    assert enumerates_easily(structure, batch, SumSizes(**options)) is easily
+
+
+def test_counts_are_not_enumerated():
+    rng = np.random.default_rng(0)
+    for gaps, easily in ((0.3, False), (0.0, True)):
+        structure, _, batch = make_world({"n": m.Poisson(), "x": m.Normal()}, [("n", "x")], rng, rows=20, gaps=gaps)
+        assert enumerates_easily(structure, batch, SumSizes()) is easily
+
+
+@pytest.mark.parametrize("uniform", [False, True])
+@pytest.mark.parametrize("patterns", [1, 3, 12])
+def test_categories_and_counts_are_summed_over_all_they_may_be(patterns, uniform):
+    rng = np.random.default_rng(5)
+    nodes = {"u": m.Categorical(3), "a": m.Categorical(2), "n": m.Poisson(), "x": m.Normal(), "y": m.Categorical(2)}
+    edges = [("u", "a"), ("u", "n"), ("a", "x"), ("n", "x"), ("u", "x"), ("a", "y")]
+    structure, naturals, batch = make_world(nodes, edges, rng, rows=30, gaps=0.3, hidden=["u"], replicas=2)
+    batch = replace(batch, mask={**batch.mask, "x": torch.ones_like(batch.mask["x"])})
+    points = torch.arange(41).double()
+    exact = enumerated(
+        structure, naturals, batch, {"n": (points.unsqueeze(-1), torch.zeros(41).double())}, uniform=uniform
+    )
+    generator, options = torch.Generator().manual_seed(0), SumSizes(patterns=patterns, count_atoms=41)
+    for group in group_rows(structure, batch, generator=generator, options=options, count_range={"n": 40.0}):
+        found = evaluate(structure, naturals, group, uniform=uniform)
+        total = torch.logsumexp(found.log_prior + found.log_likelihood, -1).expand(2, len(group.rows))
+        torch.testing.assert_close(total, exact[:, group.rows], rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(group.weight, batch.weight[:, group.rows])
+
+
+def test_points_of_several_numbers_are_a_sobol_sequence_shifted_at_random():
+    found = normal_draws(3, 15, 2, torch.Generator().manual_seed(4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # fifteen points are not a power of two
+        base = stats.qmc.Sobol(2, scramble=False).random(16)[1:]
+    shift = torch.rand(3, 1, 2, generator=torch.Generator().manual_seed(4), dtype=torch.float64).numpy()
+    np.testing.assert_allclose(stats.norm.cdf(found), (base + shift) % 1.0, atol=1e-9)
+
+
+def placed(nodes, hidden, observed=("x",), **options):
+    """The only group of complete rows of a child of hidden nodes."""
+    rng = np.random.default_rng(0)
+    edges = [(name, child) for name in hidden for child in observed]
+    structure, _, batch = make_world(nodes, edges, rng, rows=7, gaps=0.0, hidden=hidden)
+    (group,) = group_rows(
+        structure,
+        batch,
+        generator=torch.Generator().manual_seed(0),
+        options=SumSizes(**options),
+        count_range={"n": 4.0},
+        exact=options.pop("exact", False),
+    )
+    return group
+
+
+def test_points_are_all_states_times_those_of_the_numbers():
+    nodes = {"k": m.Categorical(2), "j": m.Categorical(3), "z": m.Normal(), "x": m.Normal()}
+    group = placed(nodes, ["k", "j", "z"], grid=9)
+    nodes_of, log_weight = quadrature("normal", 9)
+    assert (group.copies, group.points, group.least_points) == (9, 54, 54)
+    states = [(*a, *b, float(z)) for a in np.eye(2) for b in np.eye(3) for z in nodes_of]
+    found = torch.cat([group.states["k"], group.states["j"], group.noise["z"]], -1)[0, 0]
+    np.testing.assert_allclose(found, states)
+    np.testing.assert_allclose(group.log_weight[0, 0], np.tile(log_weight, 6))
+    np.testing.assert_allclose(group.grid[0, 0], np.tile(nodes_of, (6, 1)))
+    assert group.base is None
+    assert group.serves(1)
+    assert group.serves(5)
+    uniform = placed({"g": m.Gamma(), "x": m.Normal()}, ["g"], grid=9)
+    np.testing.assert_allclose(stats.norm.cdf(uniform.grid.flatten()), uniform.noise["g"].flatten(), atol=1e-9)
+    counts = placed({"n": m.Poisson(), "x": m.Normal()}, ["n"])
+    assert counts.states["n"].flatten().tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    assert (counts.copies, counts.log_weight.tolist()) == (1, [[[0.0] * 6]])
+
+
+@pytest.mark.parametrize(("draws", "base"), [(20, 20), (10, 12)])
+def test_several_numbers_have_draws_of_their_own_in_each_row(draws, base):
+    nodes = {"k": m.Categorical(2), "z": m.Normal(2), "g": m.Gamma(), "x": m.Normal()}
+    group = placed(nodes, ["k", "z", "g"], prior_draws=16, draws=draws)
+    assert group.base.shape == (1, 7, base, 3)
+    assert group.grid is None
+    assert (group.copies, group.points, group.least_points) == (16, 32, 2 * base)
+    assert not group.serves(1)
+    torch.testing.assert_close(group.base.mean(2), torch.zeros(1, 7, 3).double(), atol=1e-12, rtol=0)
+    drawn = normal_draws(1, 16, 3, torch.Generator().manual_seed(0))[0]
+    np.testing.assert_allclose(group.noise["z"][0, 0, :16], drawn[:, :2])
+    np.testing.assert_allclose(group.noise["g"][0, 0, 16:, 0], stats.norm.cdf(drawn[:, 2]))
+    np.testing.assert_allclose(group.log_weight, -np.log(16))
+    moved = replace(group, copies=base, log_weight=torch.zeros(3, 7, 2 * base))
+    assert [moved.serves(replicas) for replicas in (1, 2, 3)] == [False, False, True]
+    shared = replace(group, copies=base, log_weight=torch.zeros(1, 7, 2 * base))
+    assert shared.serves(4)
+
+
+def test_sizes_that_hold_nothing_are_refused():
+    for name in ("largest_table", "entries", "memory"):
+        with pytest.raises(ModelError, match=f"{name} must be at least 1; got 0"):
+            SumSizes(**{name: 0})
+        assert getattr(SumSizes(**{name: 1}), name) == 1

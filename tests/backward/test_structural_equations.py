@@ -7,10 +7,23 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
+from otpdag.backward import structural_equations as module
+from otpdag.backward.elimination.families import describe_families
+from otpdag.backward.row_moments import moments_of
+from otpdag.backward.structural_equations import (
+    Scored,
+    StructuralEquations,
+    _cholesky,
+    _is_plain,
+    structural_equations,
+)
+from otpdag.data import Batch
 from otpdag.engine import LBFGS
 from otpdag.engine.kinds.recognise import recognise
 from otpdag.engine.kinds.table_data import one_start
 from otpdag.engine.optimiser import Leg
+from otpdag.spaces import Discrete
+from otpdag.structure import Structure
 
 ROWS = 200
 
@@ -108,3 +121,173 @@ def test_a_guess_from_moments_is_that_from_rows():
     from_rows = one_start(layout, kind.batch, 0, 0, first=True)
     torch.testing.assert_close(points[:1].abs(), from_rows.abs(), atol=0.05, rtol=0)
     assert laid_out(model, factors(gaps=True)[1])[2].guessed(0, first=True) is None
+
+
+# -- beside plain versions --------------------------------------------------------------------------------------------
+
+
+def grouped():
+    """Equations of numbers, one of them a vector, below a category that is given, in groups of rows with gaps."""
+    rng = np.random.default_rng(3)
+    nodes = {"k": m.Given(Discrete(2)), "x": m.Normal(floor=0.2), "y": m.Normal(2), "z": m.Normal(shared_scale=True)}
+    graph = otp.Graph([("k", "x"), ("x", "y"), ("k", "y"), ("y", "z"), ("k", "z")])
+    rows = 50
+    k = torch.eye(2).double()[torch.as_tensor(rng.integers(0, 2, rows))][None]
+    widths = {"x": 1, "y": 2, "z": 1}
+    values = {n: torch.as_tensor(5 + rng.normal(size=(1, rows, width))) for n, width in widths.items()} | {"k": k}
+    mask = {n: torch.as_tensor(rng.random((1, rows, width)) < 0.7) for n, width in widths.items()}
+    batch = Batch(values, mask | {"k": torch.ones(1, rows, 1).bool()}, torch.ones(1, rows).double())
+    structure = Structure.bind(graph, nodes)
+    shapes = {key: parameter.shape for key, parameter in structure.parameters().items()}
+    moments = moments_of(structure, batch, shapes).reweighted(torch.as_tensor(rng.uniform(0.5, 2.0, (2, rows))))
+    point = 0.3 * torch.as_tensor(rng.normal(size=(2, sum(int(np.prod(shape)) for shape in shapes.values()))))
+    return structural_equations(moments.equations.linear, ~moments.unseen), moments, point
+
+
+def test_groups_of_rows_have_loss_and_gradient_of_their_density():
+    equations, moments, point = grouped()
+    assert len(moments.unseen) > 8
+    leaf, second = point.clone().requires_grad_(True), moments.second.numpy()
+    count = moments.batch.weight.sum(-1)
+    loss = -moments.log_likelihood(leaf) / count
+    (gradient,) = torch.autograd.grad(loss.sum(), leaf)
+    at = point.numpy()
+    np.testing.assert_allclose(equations.loss(at, second), loss.detach(), rtol=1e-9)
+    np.testing.assert_allclose(equations.gradient(at, second), gradient, rtol=1e-7, atol=1e-9)
+    scored = equations.scored(at, second)
+    np.testing.assert_allclose(scored.loss, loss.detach(), rtol=1e-9)
+    np.testing.assert_allclose(scored.gradient * scored.slope, gradient, rtol=1e-7, atol=1e-9)
+    # plain parameters and what they change by, with the root of the sum of squares of scales and floors
+    step = 1e-6
+    ahead, behind = (equations.scored(at + sign * step, second).plain for sign in (1, -1))
+    np.testing.assert_allclose(scored.slope, (ahead - behind) / (2 * step), rtol=1e-6)
+    floor = np.where(equations.is_positive, equations.floor, 0.0)
+    expected = np.where(equations.is_positive, np.sqrt(np.exp(2 * at) + floor**2), at)
+    np.testing.assert_allclose(scored.plain, expected)
+    assert set(np.unique(equations.floor)) == {0.0, 0.2}
+
+
+def test_information_is_that_of_means_and_covariances():
+    """By differences: dm' W dm and half the trace of W dS W dS, over the groups."""
+    equations, moments, point = grouped()
+    at, second = point.numpy(), moments.second.numpy()
+    scored = equations.scored(at, second)
+    share = second[..., -1, -1] / second[..., -1, -1].sum(-1, keepdims=True)
+    here = equations._implied(scored.plain, second)
+    moves = []
+    for place in range(at.shape[1]):
+        step = np.zeros(at.shape[1])
+        step[place] = 1e-5
+        ahead, behind = (equations._implied(scored.plain + sign * step, second) for sign in (1, -1))
+        moves.append(((ahead.mean - behind.mean) / 2e-5, (ahead.covariance - behind.covariance) / 2e-5))
+    for i, j in [(0, 0), (1, 3), (2, 2), *((n, n) for n in range(3, at.shape[1])), (4, 9), (5, 12), (7, 13)]:
+        (mean, spread), (other, wide) = moves[i], moves[j]
+        told = (mean.swapaxes(-1, -2) @ here.inverse @ other)[..., 0, 0]
+        told = told + 0.5 * np.trace(here.inverse @ spread @ here.inverse @ wide, axis1=-2, axis2=-1)
+        np.testing.assert_allclose(scored.information[:, i, j], (share * told).sum(-1), rtol=1e-5, atol=1e-7)
+
+
+def test_a_point_is_found_again_from_its_entries():
+    equations, _, point = grouped()
+    for one in point.numpy():
+        plain = equations._off_logarithm(one[None])[0]
+        entries = equations.origin + equations.by_parameter @ plain
+        np.testing.assert_allclose(equations.raw(entries), one, atol=1e-6)
+
+
+def test_steps_are_damped_and_leave_out_what_rests():
+    rng = np.random.default_rng(0)
+    root, gradient = rng.normal(size=(2, 4, 4)), rng.normal(size=(2, 4))
+    information = root @ root.swapaxes(-1, -2)
+    scored = Scored(np.zeros(2), gradient, information, np.zeros((2, 4)), np.ones((2, 4)))
+    free = np.array([[True, True, False, True], [True, True, True, True]])
+    found = scored.direction(free)
+    for replica in range(2):
+        own = free[replica]
+        part, g = information[replica][np.ix_(own, own)], gradient[replica, own]
+        ridge = 1e-12 * (1 + max(np.abs(part).max(), 1.0 if not own.all() else 0.0))
+        expected = -np.linalg.solve(part + (0.3 * np.linalg.norm(g) + ridge) * np.eye(own.sum()), g)
+        np.testing.assert_allclose(found[replica, own], expected)
+        np.testing.assert_allclose(found[replica, ~own], 0.0, atol=1e-12)
+    # without any curvature a step is as long as the damping allows
+    flat = Scored(np.zeros(1), gradient[:1], np.zeros((1, 4, 4)), np.zeros((1, 4)), np.ones((1, 4)))
+    assert np.linalg.norm(flat.direction(np.ones((1, 4), dtype=bool))) == pytest.approx(1 / 0.3, rel=1e-6)
+
+
+def test_steps_are_halved_replica_by_replica_until_the_loss_falls(monkeypatch):
+    equations, moments, point = grouped()
+    second, at = moments.second.numpy(), np.concatenate([point.numpy(), point.numpy()[:1]])
+    second = np.concatenate([second, second[:1]])
+    scored = equations.scored(at, second)
+    step = scored.direction(np.ones_like(at, dtype=bool))
+    told = scored.loss[None] + np.array([[-1.0, 1.0, 1.0], [5.0, 1.0, 1.0], [5.0, -1.0, 1.0], *[[5.0, 5.0, 1.0]] * 20])
+    asked = iter(told)
+    monkeypatch.setattr(StructuralEquations, "loss", lambda self, point, second: next(asked))
+    found = equations.improved(scored, second)
+
+    def moved(replica, share):
+        plain = scored.plain[replica] + share * step[replica]
+        old = scored.plain[replica]
+        lowest = np.maximum(0.5 * old, (1 + 1e-6) * equations.floor)
+        plain = np.where(equations.is_positive, np.clip(plain, lowest, 2 * old), plain)
+        above = np.maximum(plain**2 - equations.floor**2, 1e-6 * plain**2)
+        return np.where(equations.is_positive, 0.5 * np.log(np.maximum(above, 1e-300)), plain)
+
+    np.testing.assert_allclose(found[0], moved(0, 1.0))
+    np.testing.assert_allclose(found[1], moved(1, 0.25))
+    np.testing.assert_allclose(found[2], at[2], atol=1e-9)  # no step of ten halvings lowers it
+    assert len(list(asked)) == len(told) - 10
+
+
+def test_scales_at_their_floors_rest_unless_they_would_rise():
+    equations, moments, point = grouped()
+    at, second = point.numpy().copy(), moments.second.numpy()
+    floored = np.flatnonzero(equations.floor > 0)
+    at[:, floored] = -30.0
+    scored = equations.scored(at, second)
+    np.testing.assert_allclose(scored.plain[:, floored], 0.2)
+    for sign in (1.0, -1.0):
+        gradient = scored.gradient.copy()
+        gradient[:, floored] = sign
+        told = Scored(scored.loss, gradient, scored.information, scored.plain, scored.slope)
+        found = equations._off_logarithm(equations.improved(told, second))[:, floored]
+        if sign > 0:
+            np.testing.assert_allclose(found, 0.2, rtol=1e-5)
+        else:
+            assert (found > 0.2 * 1.0001).any()
+
+
+def test_a_factor_that_does_not_exist_is_no_number():
+    matrices = np.array([[[2.0, 0.5], [0.5, 1.0]], [[1.0, 2.0], [2.0, 1.0]]])
+    found = _cholesky(matrices)
+    np.testing.assert_allclose(found[0], np.linalg.cholesky(matrices[0]))
+    assert np.isnan(found[1]).all()
+
+
+@pytest.mark.parametrize(
+    ("node", "plain"),
+    [
+        (m.Normal(), True),
+        (m.Normal(floor=0.1), True),
+        (m.Normal(weight=[[0.5], [np.nan]]), False),
+        (m.Normal(weight=[[0.5], [0.5]]), True),
+        (m.StudentT(), False),
+        (m.MultivariateNormal(1), False),
+    ],
+)
+def test_only_normal_nodes_are_equations(node, plain):
+    graph = otp.Graph([("a", "x"), ("b", "x")])
+    structure = Structure.bind(graph, {"a": m.Normal(), "b": m.Normal(), "x": node})
+    family = next(one for one in describe_families(structure) if one.node == "x")
+    assert _is_plain(family) is plain
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_so_many_parameters_are_scored(more, monkeypatch):
+    equations, moments, point = grouped()
+    entries, groups, total = len(equations.row), len(moments.unseen), point.shape[1]
+    linear, shown = moments.equations.linear, ~moments.unseen
+    monkeypatch.setattr(module, "MOST_INFORMATION", groups * entries**2 - more)
+    assert (structural_equations(linear, shown) is None) == bool(more)
+    monkeypatch.setattr(module, "MOST_INFORMATION", total**2 - more)
+    assert (structural_equations(linear, shown[:1]) is None) == bool(more or entries > total)

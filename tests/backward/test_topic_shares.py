@@ -1,9 +1,13 @@
+"""Shares of topics in documents, beside one document at a time, and draws of assignments."""
+
+import itertools
+
 import numpy as np
 import pytest
 import torch
 from scipy import sparse, special
 
-from otpdag.backward.topic_shares import Cells, drawn_topic_counts, even_shares, infer_shares
+from otpdag.backward.topic_shares import DENSE, Cells, batches, drawn_topic_counts, even_shares, infer_shares
 
 
 def test_with_topics_that_share_no_word_the_map_is_exact():
@@ -75,3 +79,70 @@ def test_draws_of_an_empty_document_are_none():
     counts = sparse.csr_array(np.array([[0, 0], [1, 2], [0, 0]]))
     *_, last = drawn_topic_counts(counts, np.full((2, 2), 0.5), np.ones(2), np.random.default_rng(0), 3)
     assert last.sum(1).tolist() == [0, 3, 0]
+
+
+def some_documents(seed=3, rows=7, words=6):
+    rng = np.random.default_rng(seed)
+    counts = rng.poisson(0.8, (rows, words)).astype(float)
+    counts[2] = 0.0
+    return counts, rng.dirichlet(np.ones(words), 3), np.array([0.3, 0.1, 2.0])
+
+
+@pytest.mark.parametrize("steps", [0, 1, 5])
+@pytest.mark.parametrize("by_cells", [False, True])
+def test_steps_are_those_of_each_document(steps, by_cells):
+    counts, topics, alpha = some_documents()
+    given = Cells.of(sparse.csr_array(counts)) if by_cells else torch.as_tensor(counts)
+    kind = torch.float32 if by_cells else torch.float64
+    tensors = torch.as_tensor(topics).to(kind), torch.as_tensor(alpha).to(kind)
+    found = infer_shares(given, *tensors, even_shares(given, tensors[1]), steps=steps)
+    costs, explained = 0.0, np.zeros_like(topics)
+    for row, own in enumerate(counts):
+        g = alpha + own.sum() / 3
+        for _ in range(steps):
+            weights = np.exp(special.digamma(g) - special.digamma(g.sum()))
+            g = alpha + weights * (topics @ (own / (weights @ topics)))
+        weights = np.exp(special.digamma(g) - special.digamma(g.sum()))
+        rel = 1e-3 if by_cells else 1e-9
+        np.testing.assert_allclose(found.concentration[row], g, rtol=rel)
+        np.testing.assert_allclose(found.weights[row], weights, rtol=rel)
+        np.testing.assert_allclose(found.mean[row], g / g.sum(), rtol=rel)
+        explained += topics * weights[:, None] * own / (weights @ topics)
+        log_beta = special.gammaln(g).sum() - special.gammaln(g.sum())
+        prior = special.gammaln(alpha).sum() - special.gammaln(alpha.sum())
+        costs += prior - log_beta + (g - alpha) @ np.log(weights) - own @ np.log(weights @ topics)
+    rel = 1e-3 if by_cells else 1e-9
+    np.testing.assert_allclose(found.expected_counts(given, tensors[0]), explained, rtol=rel, atol=1e-9)
+    assert found.cost(given, tensors[1]).item() == pytest.approx(costs, rel=rel)
+
+
+def test_a_tolerance_is_asked_for_at_every_fourth_step():
+    counts, topics, alpha = (torch.as_tensor(one) for one in some_documents())
+    start = even_shares(counts, alpha)
+    courses = [infer_shares(counts, topics, alpha, start, steps=steps).concentration for steps in range(13)]
+    changes = [(after - before).abs().mean(-1).max().item() for before, after in itertools.pairwise(courses)]
+    for asked, steps in ((changes[3] * 1.01, 4), (changes[3] * 0.99, 8), (changes[7] * 0.99, 12)):
+        found = infer_shares(counts, topics, alpha, start, steps=12, tolerance=asked)
+        torch.testing.assert_close(found.concentration, courses[steps], rtol=1e-12, atol=0)
+
+
+def test_documents_come_some_at_a_time_and_by_cells_where_few_are_filled():
+    counts, _, _ = some_documents(rows=10, words=8)
+    parts = list(batches(sparse.csr_array(counts), 4))
+    assert [len(part) for part in parts] == [4, 4, 2]
+    np.testing.assert_array_equal(torch.cat(parts), counts)
+    few = np.zeros((10, 50))
+    few[np.arange(10), np.arange(10)] = 3.0
+    few[1, 4] = 2.0
+    first, last = batches(sparse.csr_array(few), 6)
+    assert isinstance(first, Cells)
+    assert (first.shape, last.shape) == ((6, 50), (4, 50))
+    assert first.lengths.flatten().tolist() == few[:6].sum(1).tolist()
+    for cells, rows in ((first, few[:6]), (last, few[6:])):
+        again = np.zeros(cells.shape)
+        np.add.at(again, (cells.rows.numpy(), cells.columns.numpy()), cells.values.numpy())
+        np.testing.assert_array_equal(again, rows)
+    for filled, by_cells in ((int(DENSE * 400) - 1, True), (int(DENSE * 400), False)):
+        flat = np.zeros(400)
+        flat[:filled] = 1.0
+        assert isinstance(next(batches(sparse.csr_array(flat.reshape(20, 20)), 100)), Cells) is by_cells

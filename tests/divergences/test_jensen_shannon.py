@@ -178,3 +178,8 @@ def test_training_sees_neither_samples_nor_weights_as_something_to_learn():
     divergence.fit_step(x, y, a, b)
     divergence.fit_step(x, y, a, b)
     assert [one.grad for one in (x, y, a, b)] == [None] * 4
+
+
+def test_what_it_has_learned_is_no_option():
+    names = [field.name for field in dataclasses.fields(JensenShannon) if field.init]
+    assert names == ["hidden", "steps", "learning_rate", "seed"]

@@ -120,8 +120,9 @@ def test_the_median_is_weighted():
 
 def test_the_median_of_samples_at_one_point_counts_as_one():
     x, y = torch.zeros(1, 3, 2).double(), torch.zeros(1, 4, 2).double()
-    y[0, 3] = 2.0
+    y[0, 2], y[0, 3] = 1.0, 2.0  # most pairs are at one point
     expected = MMD(bandwidth=1.0)(x, y)
+    assert not torch.allclose(expected, MMD(bandwidth=3.0)(x, y))
     torch.testing.assert_close(MMD()(x, y), expected)
     torch.testing.assert_close(MMD(scales=(3.0,))(x, y), MMD(bandwidth=3.0)(x, y))
 
@@ -139,7 +140,7 @@ def test_the_median_is_not_differentiated(weighted):
     else:
         median = squared.median().sqrt().item()
     arguments = (x, y, *weights)
-    found = torch.autograd.grad(MMD(scales=(0.5, 2.0))(*arguments).sum(), arguments)
-    fixed = MMD(bandwidth=median, scales=(0.5, 2.0))(*arguments).sum()
+    found = torch.autograd.grad(MMD(scales=(0.5, 3.0))(*arguments).sum(), arguments)
+    fixed = MMD(bandwidth=median, scales=(0.5, 3.0))(*arguments).sum()
     for one, expected in zip(found, torch.autograd.grad(fixed, arguments), strict=True):
         torch.testing.assert_close(one, expected)

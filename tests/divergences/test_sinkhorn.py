@@ -185,6 +185,8 @@ def test_every_part_of_the_solver_is_its_formula():
         limit = 4 * np.finfo(float).eps * costs.max() / epsilon
         assert many.attainable(1e-20)[r].item() == pytest.approx(limit, rel=1e-12)
     assert many.attainable(0.1).flatten().tolist() == [0.1, 0.1]
+    below = _Problem(-many.costs, many.a, many.b, many.epsilon)  # costs that are gains have the same digits
+    torch.testing.assert_close(below.attainable(1e-20), many.attainable(1e-20))
     assert [one.shape for one in many.start()] == [(2, 5), (2, 4)]
     assert all((one == 0).all() for one in many.start())
 

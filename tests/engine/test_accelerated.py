@@ -9,7 +9,8 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.engine.accelerated import REMEMBERED, accelerated_updates, climbed
+from otpdag.anderson import correction
+from otpdag.engine.accelerated import REMEMBERED, _State, accelerated_updates, climbed
 from otpdag.engine.optimiser import Leg, Rivalry
 from otpdag.objective import LossTerms, Problem
 
@@ -325,3 +326,98 @@ def test_a_refused_step_is_no_end_of_a_climb(beyond):
     assert bool((reached[:, 0] <= 0.51).all())
     at_first = losses[refusals[0] - 1]
     assert bool((problem.updated(reached)[1].total < at_first).all())
+
+
+# -- beside one replica at a time -------------------------------------------------------------------------------------
+
+
+class Plain:
+    """A replica that keeps or refuses one trial after another, step by step."""
+
+    def __init__(self, start):
+        self.point = self.trial = self.plain = start
+        self.loss, self.change, self.pairs = np.inf, np.zeros_like(start), [None] * 8
+        self.small, self.fall, self.rest, self.quick_falls, self.step = 0, 0.0, np.inf, 0, 0
+
+    def follow(self, update, loss, tolerance, mixed):
+        change, move = (update - self.trial) * mixed, (self.trial - self.point) * mixed
+        slot, self.step = self.step % 8, self.step + 1
+        fallen = self.loss - loss
+        ended = self.small >= 3
+        sound = np.isfinite(loss) and np.isfinite(change).all() and not ended
+        level = sound and fallen >= -1e-11 * (1 + abs(loss))
+        small_fall = tolerance * (1 + abs(loss))
+        if level:
+            near = abs(fallen) <= small_fall
+            still = np.abs(change).max() <= 1e-8
+            self.small = 0 if not near else 3 if still else self.small + 1
+        kept = level and loss <= self.loss
+        if not kept:
+            self.pairs, self.quick_falls = [None] * 8, 0
+            self.trial = self.plain
+            return
+        known = np.isfinite(self.loss)
+        falling = fallen <= 0.09 * self.fall
+        quick = known and (falling or np.abs(change).max() <= 0.3 * np.abs(self.change).max())
+        self.quick_falls = self.quick_falls + 1 if falling else 0
+        self.rest = fallen**2 / (self.fall - fallen) if fallen < self.fall else np.inf
+        if self.quick_falls >= 2 and self.rest <= 1e-3 * small_fall:
+            self.small = 3
+        self.fall = fallen if known else self.fall
+        self.pairs[slot] = (move, change - self.change) if known else None
+        self.plain, self.point, self.change, self.loss = update, self.trial, change, loss
+        self.trial = self.plain
+        if not quick:
+            zero = (np.zeros_like(change), np.zeros_like(change))
+            moves, changes = (np.stack([(pair or zero)[side] for pair in self.pairs]) for side in (0, 1))
+            step = correction(*(torch.from_numpy(one[None]) for one in (change, moves, changes)))[0].numpy()
+            self.trial = self.plain - step if np.isfinite(step).all() else self.plain
+
+
+@pytest.mark.parametrize("stretched", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_every_replica_goes_its_own_way(seed, stretched):
+    """Losses that fall, rest, rise by rounding, rise and are no numbers, in random order."""
+    rng = np.random.default_rng(seed)
+    start, tolerance = rng.normal(size=(5, 4)), 1e-3
+    mixed = np.array([1.0, 1.0, 0.0, 1.0]) if stretched else np.ones(4)
+    state = _State.of(torch.as_tensor(start))
+    replicas = [Plain(one.copy()) for one in start]
+    lowest = np.array([10.0, -10.0, 3.0, -200.0, 0.2])
+    met = set()
+    for _ in range(25):
+        names = ["falls", "rests", "same", "rounding", "rises", "nan"]
+        kinds = rng.choice(names, 5, p=[0.35, 0.2, 0.1, 0.15, 0.1, 0.1])
+        drop = {"falls": 10.0 ** rng.uniform(-9, -1), "rests": 5e-4, "same": 0.0, "rises": -0.1}
+        drop |= {"rounding": -1e-11 * rng.uniform(1.0, 3.0)}
+        loss = np.array([low - drop.get(kind, np.nan) for low, kind in zip(lowest, kinds, strict=True)])
+        lowest = np.where(loss <= lowest, loss, lowest)
+        size = 10.0 ** rng.uniform(-10, 0, (5, 1))
+        updates = state.trial + size * rng.normal(size=(5, 4))
+        updates[rng.random(5) < 0.05] = np.nan
+        state.follow(updates, loss, tolerance, mixed if stretched else None)
+        for number, one in enumerate(replicas):
+            one.follow(updates[number], loss[number], tolerance, mixed)
+            for name in ("point", "plain", "change", "trial"):
+                np.testing.assert_allclose(
+                    getattr(state, name)[number], getattr(one, name), rtol=1e-6, atol=1e-12, err_msg=name
+                )
+            for name in ("loss", "small", "fall", "rest", "quick_falls", "step"):
+                found = getattr(state, name) if name == "step" else getattr(state, name)[number]
+                assert found == pytest.approx(getattr(one, name), rel=1e-9), name
+            met.add((one.small, one.quick_falls > 0))
+        assert state.have_ended(None, 5) == all(one.small >= 3 for one in replicas)
+        for margin, same, left in ((0.01, 1e-4, 3), (1e-6, 1e-2, 0)):
+            best = min(range(5), key=lambda number: replicas[number].loss)
+            low, last = replicas[best].loss, replicas[best].rest
+            beaten = [
+                number == best
+                or one.loss - low > margin + left * 10 * one.fall
+                or one.loss - low + one.rest + last <= same * (1 + abs(one.loss))
+                for number, one in enumerate(replicas)
+            ]
+            settled = [one.small >= 3 for one in replicas]
+            over = all(beaten) or (settled[best] and all(a or b for a, b in zip(settled, beaten, strict=True)))
+            expected = over if state.step >= 2 else all(settled)
+            assert state.have_ended(Rivalry(margin, same), left) == expected
+    assert len(met) > 4

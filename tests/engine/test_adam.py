@@ -239,6 +239,27 @@ def test_a_span_without_a_step_leaves_its_starts_where_they_are():
     assert not outcome.failed.any()
 
 
+def test_steps_run_through_the_part_of_the_schedule_that_a_problem_spans():
+    class Middle:
+        span = (0.25, 0.75)
+
+        def __init__(self, problem):
+            self.problem, self.progress = problem, []
+
+        def __getattr__(self, name):
+            return getattr(self.problem, name)
+
+        def sampled(self, point, streams, progress):
+            self.progress.append(progress)
+            return self.problem.sampled(point, streams, progress)
+
+    problem, points = problem_of("factor", method_of(), restarts=2)
+    middle = Middle(problem)
+    outcome = descend(Adam(steps=8), middle, points, [1, 2])
+    assert outcome.steps == 4
+    assert middle.progress == [0.25, 0.375, 0.5, 0.625]
+
+
 @pytest.mark.parametrize(
     ("losses", "settled"),
     [

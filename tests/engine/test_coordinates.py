@@ -88,3 +88,26 @@ def test_where_it_does_not_pay_coordinates_are_shifts(problem):
 def test_a_curvature_that_is_not_finite_counts_as_round():
     coordinates = Coordinates.of(Quadric(torch.full((2, 2), torch.nan).double()), points(2))
     torch.testing.assert_close(coordinates.matrix @ coordinates.matrix.mT, torch.eye(2).double().expand(2, 2, 2))
+
+
+@dataclass(frozen=True)
+class Informed(Quadric):
+    """Says what a row tells of each parameter."""
+
+    def information(self, points):
+        return torch.tensor([[4.0, 0.25, 1.0]] * len(points)).double()
+
+
+def test_where_curvature_does_not_pay_scales_are_what_rows_tell():
+    start = points(3)
+    coordinates = Coordinates.of(Informed(torch.eye(3).double(), pays=False), start)
+    y = torch.tensor([[1.0, 2.0, 3.0]] * 2).double()
+    torch.testing.assert_close(coordinates.point(y), start + torch.tensor([0.5, 4.0, 3.0]).double())
+    assert coordinates.matrix is None
+    curved = Coordinates.of(Informed(torch.eye(3).double()), start)
+    assert curved.scale is None
+
+
+def test_as_many_parameters_as_pay_have_a_curvature():
+    assert Coordinates.of(Quadric(torch.eye(MOST_CURVED).double()), points(MOST_CURVED)).matrix is not None
+    assert Coordinates.of(Quadric(torch.eye(0).double()), torch.zeros(2, 0).double()).matrix is None

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 import torch
 
-from otpdag.engine.em import EM
+from otpdag.engine.em import EM, _State
 from otpdag.engine.optimiser import Leg
 from otpdag.errors import ModelError
 from otpdag.objective import LossTerms, Problem
@@ -143,3 +144,33 @@ def test_three_small_changes_in_a_row_make_an_end():
     assert bool(outcome.converged.all())
     cut, _, _ = trail(EM(), Pulled(at(2.0, -1.0)), at([10.0, -1.0]), 3, tolerance=1e9)
     assert not bool(cut.converged.any())
+
+
+@pytest.mark.parametrize("stretched", [None, torch.tensor([True, False, True])])
+def test_every_replica_follows_its_own_losses(stretched):
+    """Losses of either sign that fall, rest, rise and are no numbers, beside one replica at a time."""
+    rng = np.random.default_rng(0)
+    em, tolerance = EM(growth=1.5, longest=3.0), 1e-2
+    start = rng.normal(size=(4, 3))
+    state = _State.of(torch.as_tensor(start))
+    points, losses, paces, small = list(start), [np.inf] * 4, [1.0] * 4, [0] * 4
+    level = np.array([5.0, -5.0, 0.1, -300.0])
+    for number in range(30):
+        level = level - rng.choice([0.5, 1e-3, 3e-2, 0.0, -0.4], 4)
+        loss = np.where(rng.random(4) < 0.1, np.nan, level)
+        updates = rng.normal(size=(4, 3))
+        updates[rng.random(4) < 0.1] = np.nan
+        state.follow(em, torch.as_tensor(updates), torch.as_tensor(loss), tolerance, stretched)
+        for one in range(4):
+            near = abs(losses[one] - loss[one]) <= tolerance * (1 + abs(loss[one]))
+            small[one] = small[one] + 1 if near else 0
+            paces[one] = min(1.5 * paces[one], 3.0) if loss[one] <= losses[one] else 1.0
+            if np.isfinite(loss[one]) and np.isfinite(updates[one]).all():
+                pace = paces[one] if stretched is None else np.where(stretched, paces[one], 1.0)
+                points[one] = points[one] + pace * (updates[one] - points[one])
+            losses[one] = loss[one]
+            np.testing.assert_allclose(state.point[one], points[one])
+            assert state.pace[one].item() == pytest.approx(paces[one])
+            assert state.small_changes[one].item() == small[one]
+        np.testing.assert_array_equal(state.loss, loss)
+        assert state.step == number + 1

@@ -9,7 +9,19 @@ import torch
 from scipy import optimize
 from sklearn.datasets import make_classification
 
-from otpdag.engine.lbfgs import LBFGS, MOST_ALONE, MOST_TRIALS, _first_scale, _line_search, _remember, _shrink, minimise
+from otpdag.engine.lbfgs import (
+    LBFGS,
+    LITTLE_GAINED,
+    MOST_ALONE,
+    MOST_TRIALS,
+    MOST_UPDATES,
+    _ascended,
+    _first_scale,
+    _line_search,
+    _remember,
+    _shrink,
+    minimise,
+)
 from otpdag.engine.optimiser import Leg
 from otpdag.objective import LossTerms, Problem
 
@@ -353,3 +365,69 @@ def test_a_step_must_gain_a_ten_thousandth_of_what_its_slope_promises(fall, take
     assert (point.item() == -1.0) is taken
     assert (state.evaluations == 1) is taken
     assert (loss.item() < 1.0) is taken
+
+
+class Told:
+    """A problem whose updates go to the number of the call, and whose losses are told."""
+
+    has_updates, stretched = True, None
+
+    def __init__(self, losses):
+        self.losses, self.asked = losses, 0
+
+    def updated(self, point):
+        self.asked += 1
+        loss = torch.tensor(self.losses[self.asked - 1]).double()
+        return torch.full_like(point, float(self.asked)), LossTerms.of(loss, reconstruction=loss)
+
+
+def ascended(problem, rows, steps=100, **options):
+    return _ascended(Leg(problem, torch.zeros(rows, 2).double(), steps, **options))
+
+
+def test_updates_before_descent_end_where_all_rows_gain_little():
+    gain = LITTLE_GAINED * 6.0
+    for share, asked in ((0.9, 2), (1.2, 3)):
+        problem = Told([[5.0 + share * gain, 5.0 + 0.5 * gain], [5.0, 5.0], [5.0, 5.0]])
+        ascended(problem, 2)
+        assert problem.asked == asked
+    problem = Told([[float(-call)] for call in range(100)])
+    ascended(problem, 1)
+    assert problem.asked == MOST_UPDATES == 40
+    over = Told([[3.0], [2.0]])
+    ascended(over, 1, is_over=lambda: True)
+    assert over.asked == 1
+    none = Told([])
+    none.has_updates = False
+    assert ascended(none, 2).tolist() == [[0.0, 0.0]] * 2
+    assert none.asked == 0
+
+
+class BrokenSlope(torch.autograd.Function):
+    """The value as it is; its gradient is no number near the lowest point."""
+
+    @staticmethod
+    def forward(ctx, value):
+        ctx.save_for_backward(value)
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (value,) = ctx.saved_tensors
+        return torch.where((value - 3.0).abs() < 0.5, torch.nan, gradient)
+
+
+def test_points_without_a_slope_are_not_taken_though_their_loss_is_lowest():
+    state = minimise(lambda point: (BrokenSlope.apply(point) - 3.0).square().sum(-1), torch.zeros(1, 1).double())
+    assert torch.isfinite(state.gradient).all()
+    assert abs(state.point.item() - 3.0) >= 0.5
+    assert state.loss.item() < 9.0
+
+
+@pytest.mark.parametrize("level", [-1000.0, 1000.0])
+def test_changes_are_small_beside_the_size_of_the_loss_whatever_its_sign(level):
+    def loss(point):
+        return level + 0.25 * point.pow(4).sum(-1)
+
+    state = minimise(loss, torch.full((1, 1), 0.9).double(), tolerance=1e-3, gradient_tolerance=0.0)
+    assert (state.steps, bool(state.converged)) == (3, True)

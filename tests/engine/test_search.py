@@ -415,3 +415,45 @@ def test_what_was_learned_is_carried_to_another_point_in_its_own_coordinates():
 def test_losses_of_failed_starts_are_infinite():
     found = search_module._spoilt(at(1.0, 2.0, torch.nan, torch.inf), torch.tensor([False, True, False, False]))
     assert found.tolist() == [1.0] + [torch.inf] * 3
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_starts_are_chosen_data_set_by_data_set(seed):
+    """The lowest of each, failed ones last; of finalists those that differ, and are not far above the best."""
+    rng = np.random.default_rng(seed)
+    owners = rng.integers(0, 3, 14).tolist()
+    losses = np.round(rng.normal(size=14), 1) * rng.choice([1.0, 1.00005], 14)
+    failed = rng.random(14) < 0.2
+    course = Course(same_loss=1e-3)
+    starts = search_module._Field(None, course, None, torch.zeros(14, 2), owners)
+    alive = torch.as_tensor(np.flatnonzero(rng.random(14) < 0.9))
+    judged, spoilt = torch.as_tensor(losses), torch.as_tensor(failed)
+    own = np.where(failed, np.inf, losses)
+    for many in (1, 2, 14):
+        expected = []
+        for owner in sorted(set(owners)):
+            mine = [n for n in alive.tolist() if owners[n] == owner]
+            expected += sorted(mine, key=lambda n: own[n])[:many]
+        assert starts._best(alive, judged[alive], spoilt[alive], many).tolist() == expected
+    order = starts._best(alive, judged[alive], None, 14)
+    for many, most in ((2, np.inf), (3, 0.5), (1, 0.1)):
+        chosen = []
+        for start in order.tolist():
+            rivals = [n for n in chosen if owners[n] == owners[start]]
+            same = [n for n in rivals if abs(losses[n] - losses[start]) <= 1e-3 * (1 + abs(losses[start]))]
+            too_far = bool(rivals) and losses[start] - losses[rivals[0]] > most
+            if not same and not too_far and len(rivals) < many:
+                chosen.append(start)
+        assert starts._distinct(order, judged, many, most).tolist() == chosen
+
+
+@pytest.mark.parametrize(("rows", "many"), [(None, False), (4999, True), (5000, False), (6000, False)])
+def test_finalists_meet_many_rows_or_all(rows, many):
+    problem = Bowls(at(2.0, 1.0), floors=(0.5, 0.0), rows_seen=5000)
+    starts = at([2.1, 1.1], [-2.1, 1.1], [2.3, 0.7], [-1.8, 0.9])
+    searcher = quiet()
+    course = Course(short_rows=700, short_steps=20, halving=False, finalists=2, finalist_rows=rows)
+    search(problem, starts, course, searcher)
+    names = [stage.name for stage in searcher.monitor.stages]
+    assert names == ["4 short starts", f"best 2 on {'many' if many else 'all'} rows", "best start"]
+    assert problem.asked == [(700, True), *([(rows, False)] if many else [])]

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from otpdag import mechanisms as m
+from otpdag.errors import ModelError
+from otpdag.mechanisms.base import Noise, axis_count, sum_cells
 from otpdag.spaces import Discrete, Real
 from tests.mechanisms.own import Chances
 
@@ -38,3 +40,121 @@ def test_a_mechanism_needs_a_row_for_each_slope_and_for_each_other_parameter():
     assert m.Normal(scale=1.0).setup(family).rows_needed == 3 + 1
     assert m.Normal(weight=0.0, loc=0.0).setup(family).rows_needed == 1
     assert m.Categorical(5).setup(m.Family("x", family.parents[:1])).rows_needed == 1
+
+
+class Bare(m.Mechanism):
+    """Nothing but what must be there."""
+
+    space = Real(2)
+    noise = Noise(2)
+
+    def forward(self, params, parents, noise):
+        return 3.0 * noise
+
+
+class Line(Bare):
+    is_linear = True
+
+
+def test_a_mechanism_that_says_nothing_has_nothing():
+    node = Bare().setup(m.Family("x"))
+    assert (node.noise.kind, node.relaxed_noise) == ("normal", node.noise)
+    assert not any((node.is_given, node.is_linear, node.is_quadratic, node.has_maximiser, node.has_density))
+    assert not any((node.can_abduct, node.correlated))
+    assert node.reparameterised
+    assert Line().is_quadratic
+    assert node.parameters() == node.axes() == node.buffers() == node.data_units() == {}
+    assert node.start(torch.zeros(3, 2), {}, torch.ones(3)) == {}
+    assert node.with_buffers({}) is node.with_data_units({}) is node
+    assert node.rows_needed == 0
+    value = torch.ones(1, 4, 2)
+    for missing in (node.features(value[0], value[0].bool()), node.kernel_means({}, {}, []), node.mean({}, {})):
+        assert missing is None
+    assert node.turned({}, {"x"}, torch.ones(2)) is node.slopes({}, "y") is node.atoms({}, {}, 100) is None
+    torch.testing.assert_close(node.relaxed({}, {}, value, 0.5), 3 * value)
+    mask = torch.tensor([True, False])
+    assert node.complete({}, value, {}, mask, value).tolist() == [[[1.0, 3.0]] * 4]
+    params = {"p": value}
+    assert node.describe(params) == node.restore_units(params) == node.remove_units(params) == params
+    for call in (
+        lambda: node.log_prob({}, value, {}),
+        lambda: node.abduct({}, value, {}, value),
+        lambda: node.coefficients({}),
+        lambda: node.maximised_by({}, value),
+        lambda: node.maximised({}, value, {}, value),
+    ):
+        with pytest.raises(NotImplementedError, match="Bare"):
+            call()
+    with pytest.raises(ModelError, match="Bare belongs to no model yet"):
+        _ = Bare().family
+
+
+def test_cells_are_summed_where_they_are_seen():
+    cells = torch.tensor([[[1.0, 2.0, 4.0], [8.0, 16.0, 32.0]]])
+    mask = torch.tensor([[[True, False, True], [False, False, False]]])
+    assert sum_cells(cells, None).tolist() == [[7.0, 56.0]]
+    assert sum_cells(cells, mask).tolist() == [[5.0, 0.0]]
+    assert sum_cells(cells[..., :1], None).tolist() == [[1.0, 8.0]]
+    assert sum_cells(cells[..., :1], mask[..., :1]).tolist() == [[1.0, 0.0]]
+    impossible = torch.tensor([[[-torch.inf, 2.0]]])
+    assert sum_cells(impossible, torch.tensor([[[False, True]]])).tolist() == [[2.0]]
+
+
+def test_axes_are_those_of_the_largest_value():
+    three, four = torch.zeros(1, 2, 3), torch.zeros(1, 2, 3, 4)
+    assert axis_count({}) == 3
+    assert axis_count({}, four) == 4
+    assert axis_count({"a": three, "b": four}) == 4
+    assert axis_count({"a": four}, three) == 4
+    assert axis_count({"a": torch.zeros(1, 2)}) == 2
+
+
+def test_categories_are_listed_up_to_a_limit():
+    node = Chances(3).setup(m.Family("x"))
+    chances = {"chances": torch.tensor([[0.2, 0.3, 0.5]]).double()}
+    atoms = node.atoms(chances, {}, 3)
+    assert atoms.values.tolist() == torch.eye(3).tolist()
+    torch.testing.assert_close(atoms.log_probs.exp(), chances["chances"].unsqueeze(1))
+    assert node.atoms(chances, {}, 2) is None
+
+
+def test_layers_of_networks_start_at_random_and_nothing_else_does():
+    node = m.Normal(network=(4,)).setup(m.Family("x", (("r", Real(1)),)))
+    found = node.initial_raw(3, torch.Generator().manual_seed(0))
+    drawn = torch.Generator().manual_seed(0)
+    assert list(found) == ["network.0.weight", "network.1.weight"]
+    for name, value in found.items():
+        parameter = node.declared()[name]
+        expected = parameter.init_scale * torch.randn(3, *parameter.shape, generator=drawn, dtype=torch.float64)
+        torch.testing.assert_close(value, expected)
+    assert m.Normal().setup(m.Family("x")).initial_raw(3, drawn) == {}
+
+
+def test_natural_parameters_hold_what_is_given_and_raw_ones_do_not():
+    family = m.Family("x", (("r", Real(1)),))
+    node = m.Normal(loc=2.0).setup(family)
+    raw = {"weight": torch.tensor([[[0.5]], [[1.0]]]).double(), "scale": torch.zeros(2, 1, 1).double()}
+    natural = node.natural(raw)
+    assert natural["loc"].tolist() == [[[2.0]]]
+    assert natural["loc"].dtype == torch.float64
+    torch.testing.assert_close(natural["scale"], torch.ones(2, 1, 1).double())
+    back = node.raw(natural)
+    assert set(back) == {"weight", "scale"}
+    torch.testing.assert_close(back, raw)
+    assert node.raw({"scale": natural["scale"]}).keys() == {"scale"}
+    fixed = m.Normal(loc=2.0, scale=3.0).setup(m.Family("x"))
+    assert {name: one.item() for name, one in fixed.natural({}).items()} == {"loc": 2.0, "scale": 3.0}
+
+
+def test_labels_are_exchanged_along_all_axes_of_a_node_or_not_at_all():
+    family = m.Family("x", (("a", Discrete(2)), ("b", Discrete(3))))
+    node = m.Categorical(3).setup(family)
+    probs = torch.arange(18.0).reshape(1, 6, 3)
+    order = [2, 0, 1]
+    found = node.relabelled({"probs": probs}, {"b"}, order)["probs"].reshape(2, 3, 3)
+    torch.testing.assert_close(found, probs.reshape(2, 3, 3)[:, order])
+    both = node.relabelled({"probs": probs}, {"b", "x"}, order)["probs"].reshape(2, 3, 3)
+    torch.testing.assert_close(both, probs.reshape(2, 3, 3)[:, order][:, :, order])
+    assert node.relabelled({"probs": probs}, {"other"}, order) is None
+    assert node.relabelled({"probs": probs, "more": probs}, {"b"}, order) is None
+    assert not node.defines_together("log_prob", "relabelled")

@@ -9,6 +9,9 @@ from scipy import integrate, stats
 
 from otpdag import mechanisms as m
 from otpdag.divergences.whitened import FeatureColumn, WhitenedFeatures
+from otpdag.errors import ModelError
+from otpdag.mechanisms.axes import Axis
+from otpdag.mechanisms.floors import default_floor
 from otpdag.mechanisms.normal import SMALLEST_SCALE, SMALLEST_UPDATE
 from otpdag.spaces import Discrete
 from tests.mechanisms.plain import FAMILY, as_parents, line_of, pooled, table
@@ -134,3 +137,152 @@ def test_a_scale_that_coordinates_share_is_shown_as_one_number():
     plain = m.Normal(2).setup(TABLE).describe({"loc": torch.zeros(1, 3, 2), "scale": torch.ones(1, 3, 2)})
     assert plain["scale"].shape == (1, 3, 2)
     assert node.scale_at(params, {"a": torch.eye(3)[None]}, 3).tolist() == [[[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]]
+
+
+# -- one row at a time ------------------------------------------------------------------------------------------------
+
+
+def random_params(rng, shared, isotropic):
+    return {
+        "loc": rng.normal(size=(2, 3, 2)),
+        "weight": rng.normal(size=(2, 1, 2)),
+        "scale": rng.uniform(0.5, 2.0, (2, 1 if shared else 3, 1 if isotropic else 2)),
+    }
+
+
+@pytest.mark.parametrize(("shared", "isotropic"), list(itertools.product([False, True], repeat=2)))
+def test_values_noise_and_densities_are_those_of_each_row(shared, isotropic):
+    rng = np.random.default_rng(5)
+    a, r, _ = table(rng, rows=9)
+    node = m.Normal(2, shared_scale=shared, isotropic=isotropic).setup(FAMILY)
+    own = random_params(rng, shared, isotropic)
+    params = {name: torch.as_tensor(value) for name, value in own.items()}
+    parents = {name: value[None] for name, value in as_parents(a, r).items()}
+    value, noise, seen = rng.normal(size=(9, 2)), rng.normal(size=(9, 2)), rng.random((9, 2)) < 0.6
+    tensors = [torch.as_tensor(one)[None] for one in (value, noise, seen)]
+    whole, part = node.log_prob(params, tensors[0], parents), node.log_prob(params, tensors[0], parents, tensors[2])
+    drawn, back = node.forward(params, parents, tensors[1]), node.abduct(params, tensors[0], parents, tensors[1])
+    mean = node.mean(params, parents)
+    for k, row in np.ndindex(2, 9):
+        loc = own["loc"][k, a[row]] + r[row] * own["weight"][k, 0]
+        scale = np.broadcast_to(own["scale"][k, 0 if shared else a[row]], 2)
+        density = stats.norm(loc, scale).logpdf(value[row])
+        assert whole[k, row].item() == pytest.approx(density.sum())
+        assert part[k, row].item() == pytest.approx(density[seen[row]].sum())
+        np.testing.assert_allclose(drawn[k, row], loc + scale * noise[row])
+        np.testing.assert_allclose(back[k, row], (value[row] - loc) / scale)
+        np.testing.assert_allclose(mean[k, row], loc)
+    assert (node.noise.dim, node.noise.kind, node.scale_rows) == (2, "normal", 1 if shared else 3)
+    assert {name: one.shape for name, one in node.parameters().items()} == {n: v.shape[1:] for n, v in own.items()}
+    rows, coordinates = Axis(categories=(("a", 3),)), Axis(coordinates=(("x", 2),))
+    assert node.axes()["scale"] == (Axis() if shared else rows, Axis() if isotropic else coordinates)
+    sign = torch.tensor([-1.0, 1.0]).double()
+    turned = node.turned_self(params, sign)
+    torch.testing.assert_close(turned["loc"], params["loc"] * sign)
+    torch.testing.assert_close(turned["weight"], params["weight"] * sign)
+    torch.testing.assert_close(turned["scale"], params["scale"])
+    assert m.LogNormal(2).setup(FAMILY).turned_self(params, sign) is None  # its values are positive
+    assert node.is_linear
+    network = m.Normal(2, network=(3,)).setup(FAMILY)
+    assert (network.is_linear, network.scale_rows) == (False, 1)
+
+
+def test_hidden_nodes_have_what_cannot_be_told_of_them_fixed():
+    alone = m.Normal().setup(m.Family("x", hidden=True)).parameters()
+    assert (alone["loc"].learned, alone["scale"].learned) == (False, False)
+    assert (alone["loc"].constant("x", "loc").item(), alone["scale"].constant("x", "scale").item()) == (0.0, 1.0)
+    below = m.Normal().setup(m.Family("x", (("a", Discrete(3)),), hidden=True))
+    assert (below.parameters()["loc"].learned, below.parameters()["scale"].learned) == (True, False)
+    assert below.predictor.is_levelled
+    given = m.Normal(loc=2.0, scale=3.0).setup(m.Family("x", hidden=True)).parameters()
+    assert (given["loc"].constant("x", "loc").item(), given["scale"].constant("x", "scale").item()) == (2.0, 3.0)
+    seen = m.Normal().setup(m.Family("x")).parameters()
+    assert seen["loc"].learned
+    assert seen["scale"].learned
+
+
+@pytest.mark.parametrize("isotropic", [False, True])
+def test_scales_have_the_floor_of_their_columns(isotropic):
+    rng = np.random.default_rng(6)
+    # rounded to tenths and to hundredths
+    value = torch.as_tensor(np.stack([np.round(rng.normal(size=80), 1), np.round(5 * rng.normal(size=80), 2)], 1))
+    weight = torch.ones(80).double()
+    node = m.Normal(2, isotropic=isotropic).setup(m.Family("x")).scaled_to(value, {}, weight)
+    smallest = default_floor(value, weight, hidden_parents=False, rounding=True)
+    torch.testing.assert_close(node.smallest, smallest)
+    expected = smallest.min().reshape(1) if isotropic else smallest
+    torch.testing.assert_close(node.smallest_scale, expected)
+    unit = value.std(0, correction=0)
+    unit = unit.square().mean().sqrt().reshape(1) if isotropic else unit
+    support = node.parameters()["scale"].support
+    torch.testing.assert_close(support.floor, expected / unit)
+    torch.testing.assert_close(node.parameters()["scale"].unit, unit)
+    # units travel with what is fitted
+    units = node.data_units()
+    torch.testing.assert_close(units["smallest"], smallest)
+    again = m.Normal(2, isotropic=isotropic).setup(m.Family("x")).with_data_units(units)
+    torch.testing.assert_close(again.smallest_scale, expected)
+    bare = {name: one for name, one in units.items() if name != "smallest"}
+    assert again.with_data_units(bare).smallest is None
+    # a floor that is given is a share of the spread; zero is none; nor have scales one that are shared or hidden
+    given = m.Normal(2, isotropic=isotropic, floor=0.2).setup(m.Family("x")).scaled_to(value, {}, weight)
+    torch.testing.assert_close(given.smallest_scale, 0.2 * unit)
+    assert given.smallest is None
+    free = m.Normal(2, floor=0.0).setup(m.Family("x")).scaled_to(value, {}, weight)
+    assert free.smallest_scale is None
+    shared = m.Normal(2, scale=m.tie("s")).setup(m.Family("x")).scaled_to(value, {}, weight)
+    assert shared.smallest_scale is None
+    hidden = m.Normal(2, scale=m.start(1.0)).setup(m.Family("x", hidden=True)).scaled_to(value, {}, weight)
+    assert hidden.smallest is None
+    assert m.Normal(2).setup(m.Family("x")).smallest_scale is None
+    with pytest.raises(ModelError, match=r"floor must not be negative; got -0\.1"):
+        m.Normal(floor=-0.1)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_updates_are_weighted_regressions_row_by_row(shared):
+    rng = np.random.default_rng(7)
+    a, r, _ = table(rng, rows=40)
+    a[a == 2] = 0  # a configuration without rows
+    value, weight = rng.normal(size=(40, 2)), rng.uniform(0.2, 2.0, (2, 40))
+    node = m.Normal(2, shared_scale=shared).setup(FAMILY)
+    own = random_params(rng, shared, False)
+    params = {name: torch.as_tensor(one) for name, one in own.items()}
+    parents = {name: one[None] for name, one in as_parents(a, r).items()}
+    found = node.maximised(params, torch.as_tensor(value)[None], parents, torch.as_tensor(weight))
+    design = np.column_stack([a == 0, a == 1, r]).astype(float)
+    for k, cell in np.ndindex(2, 2):
+        old = own["scale"][k, 0 if shared else a, cell]
+        root = np.sqrt(weight[k]) / old
+        line = np.linalg.lstsq(root[:, None] * design, root * value[:, cell], rcond=None)[0]
+        np.testing.assert_allclose(found["loc"][k, :2, cell], line[:2], rtol=1e-6, atol=1e-8)
+        assert found["loc"][k, 2, cell].item() == pytest.approx(own["loc"][k, 2, cell])
+        assert found["weight"][k, 0, cell].item() == pytest.approx(line[2], rel=1e-6, abs=1e-8)
+        squares = (value[:, cell] - design @ line) ** 2
+        if shared:
+            expected = np.sqrt(np.average(squares, weights=weight[k]))
+            assert found["scale"][k, 0, cell].item() == pytest.approx(expected, rel=1e-6)
+            continue
+        for state in range(2):
+            expected = np.sqrt(np.average(squares[a == state], weights=weight[k, a == state]))
+            assert found["scale"][k, state, cell].item() == pytest.approx(expected, rel=1e-6)
+        assert found["scale"][k, 2, cell].item() == own["scale"][k, 2, cell]
+    torch.testing.assert_close(params["loc"], torch.as_tensor(own["loc"]))  # the old ones are left alone
+
+
+def test_updates_keep_the_floor_and_the_scale_of_a_hidden_node():
+    value = torch.tensor([[1.0], [1.0], [2.0], [1.0]]).double()
+    node = m.Normal().setup(m.Family("x")).scaled_to(value, {}, torch.ones(4).double())
+    params = {"loc": torch.zeros(1, 1, 1).double(), "scale": torch.ones(1, 1, 1).double()}
+    alike = torch.tensor([[1.0, 1.0, 0.0, 1.0]]).double()
+    found = node.maximised(params, value[None], {}, alike)
+    assert found["loc"].item() == pytest.approx(1.0)
+    assert node.smallest_scale.item() > 0
+    assert found["scale"].item() == pytest.approx(node.smallest_scale.item())
+    hidden = m.Normal().setup(m.Family("x", (("a", Discrete(2)),), hidden=True))
+    assert hidden.has_maximiser
+    own = {"loc": torch.zeros(1, 2, 1).double(), "scale": torch.ones(1, 1, 1).double()}
+    parents = {"a": torch.eye(2).double()[torch.tensor([0, 1, 1, 0])][None]}
+    moved = hidden.maximised(own, value[None], parents, torch.ones(1, 4).double())
+    assert moved["scale"].tolist() == [[[1.0]]]
+    np.testing.assert_allclose(moved["loc"].flatten(), [1.0, 1.5])

@@ -145,3 +145,68 @@ def test_rows_alike_are_fitted_as_one(softness):
     if not softness:
         mean = torch.stack([(weight[:, None] * target)[label == k].sum(0) / weight[label == k].sum() for k in range(3)])
         np.testing.assert_allclose(r.log_count(config, None, target, weight, offset)[0][:3].exp(), mean, rtol=1e-2)
+
+
+LINKS = {
+    "counts": (lambda: r._Log(variance_power=1), np.exp, lambda mean: mean, lambda mean: mean),
+    "positive": (lambda: r._Log(variance_power=2), np.exp, lambda mean: mean, np.ones_like),
+    "binary": (r._Logit, lambda eta: 1 / (1 + np.exp(-eta)), *[lambda mean: mean * (1 - mean)] * 2),
+}
+
+
+@pytest.mark.parametrize("given", ["both", "table", "slopes", "merged"])
+@pytest.mark.parametrize("steps", [1, 2, 4, 12])
+@pytest.mark.parametrize("name", LINKS)
+def test_every_step_is_a_weighted_regression_of_the_working_response(name, steps, given):
+    make, inverse, slope, precision = LINKS[name]
+    rng = np.random.default_rng(steps)
+    config, values, weight, offset, eta = (one.numpy() for one in problem(rows=60))
+    target = {"counts": rng.poisson(np.exp(eta)), "positive": rng.gamma(4.0, np.exp(eta) / 4)}.get(
+        name, rng.uniform(size=eta.shape) < 0.5
+    )
+    target = np.asarray(target, dtype=float)
+    offset = np.zeros((1, 2)) if given == "merged" else offset
+    config = config[:, :0] if given == "slopes" else config
+    values = values[:, :0] if given in ("table", "merged") else values
+    centre = (weight[:, None] * target).sum(0) / weight.sum()
+    half = 0.5 * (target + centre)
+    eta = np.log(half / (1 - half)) if name == "binary" else np.log(np.maximum(half, 1e-12))
+
+    def solved(response, own):
+        columns = [
+            r._solve_shared(*map(torch.as_tensor, (config, values, response[:, [d]], own[:, [d]]))) for d in range(2)
+        ]
+        return (np.concatenate([column[side].numpy() for column in columns], 1) for side in (0, 1))
+
+    table, slopes = solved(eta - offset, weight[:, None] * precision(inverse(eta)))
+    for _ in range(steps - 1):
+        eta = np.clip(offset + config @ table + values @ slopes, -30, 30)
+        mean = inverse(eta)
+        before = table, slopes
+        table, slopes = solved(eta + (target - mean) / slope(mean) - offset, weight[:, None] * precision(mean))
+        if all(np.abs(new - old).max(initial=0.0) <= 1e-8 for new, old in zip((table, slopes), before, strict=True)):
+            break
+    link = make()
+    link.steps = steps
+    parts = (None if given == "slopes" else config, None if given in ("table", "merged") else values)
+    tensors = [one if one is None else torch.as_tensor(one) for one in (*parts, target, weight, offset)]
+    found = r._fit_link(*tensors, link=link)
+    np.testing.assert_allclose(found[0], table, rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(found[1], slopes, rtol=1e-6, atol=1e-8)
+
+
+def test_rows_of_a_configuration_become_one_with_their_mean():
+    config = torch.eye(3).double()[torch.tensor([0, 2, 0, 2, 2])]
+    target = torch.tensor([[1.0], [2.0], [4.0], [8.0], [16.0]]).double()
+    weight = torch.tensor([[1.0], [1.0], [3.0], [0.0], [1.0]]).double()
+    rows, mean, total = r._merged(config, target, weight)
+    assert rows.tolist() == torch.eye(3)[[0, 2]].tolist()
+    assert total.tolist() == [[4.0], [2.0]]
+    assert mean.tolist() == [[13 / 4], [9.0]]
+    nothing = r._merged(config, target, 0 * weight)
+    assert nothing[1].tolist() == [[0.0], [0.0]]
+    soft = config.clone()
+    soft[2] = torch.tensor([0.9, 0.1, 0.0])
+    assert r._merged(soft, target, weight)[0] is soft
+    bare = config[:, :0]
+    assert r._merged(bare, target, weight)[1] is target

@@ -268,6 +268,18 @@ def test_simulated_sequences_are_as_many_as_asked_but_not_too_few_or_too_long(mo
     assert set(problem.simulated(point, 50, 1).batch.lengths.tolist()) == {40}
 
 
+def test_first_steps_of_few_sequences_are_not_stretched():
+    """What so few first steps say of themselves has its maximum where no logits reach."""
+    model = random_poisson_hmm()
+    few = problem_of(model, [np.array([1.0, 2.0])] * (FEWEST_UNITS - 1))
+    sizes = {key: int(np.prod(shape)) for key, shape in few.shapes.items()}
+    (first,) = few.structure.keys["z[0]"].values()
+    expected = np.repeat([key != first for key in sizes], list(sizes.values()))
+    assert 0 < expected.sum() < len(expected)
+    assert few.stretched.tolist() == expected.tolist()
+    assert problem_of(model, [np.array([1.0, 2.0])] * FEWEST_UNITS).stretched is None
+
+
 def test_steps_are_read_in_stretches_where_features_are_few_or_steps_differ(monkeypatch):
     problem = problem_of(random_poisson_hmm(), SERIES)
     monkeypatch.setattr(chain_module, "suits_stretches", lambda block, replicas, chain: True)
@@ -333,3 +345,18 @@ def test_long_sequences_have_the_same_counts_in_stretches(monkeypatch):
     in_stretches = sums_of(problem, model)
     for name in ("log_likelihood", "features", "first", "pair"):
         torch.testing.assert_close(getattr(in_stretches, name), getattr(by_steps, name), rtol=1e-6, atol=1e-6)
+
+
+def test_hidden_nodes_that_read_an_observed_one_have_no_updates_though_they_have_no_memory():
+    edges = [otp.lag("z", "z"), ("z", "x"), ("k", "w"), ("w", "x")]
+    nodes = {"z": m.Categorical(2), "w": m.Categorical(2), "k": m.Categorical(2), "x": m.Poisson()}
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"k": rng.integers(0, 2, 12), "x": rng.poisson(3.0, 12)}, dtype=float)
+    for read in (True, False):
+        own = edges if read else [edge for edge in edges if edge != ("k", "w")] + [("k", "x")]
+        model = otp.Model(otp.Graph(own, hidden=["z", "w"]), nodes)
+        schema = Schema.of(model.spaces, model.graph)
+        batch = encode_sequences(Sequences([frame]), schema, hidden=model.graph.hidden)
+        problem = chain_problem(model.structure, batch, Layout.of(model.structure).shapes, 1.0, 0)
+        assert not problem.chain.varying
+        assert problem.updates_suffice is not read

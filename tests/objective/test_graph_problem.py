@@ -1,6 +1,7 @@
 """Rows summed along the graph, beside the same rows enumerated, and their closed-form updates."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -11,12 +12,13 @@ from scipy import stats
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.backward.closed_form import SumSizes
+from otpdag.backward.elimination import Tempering
 from otpdag.data import Schema, encode
 from otpdag.engine.em import EM
 from otpdag.engine.kinds.table_data import lay_out_rows, one_start
 from otpdag.engine.lbfgs import minimise
 from otpdag.engine.optimiser import Leg
-from otpdag.objective import ClosedForm, Direct, Objective, PushForward
+from otpdag.objective import ClosedForm, Direct, Objective, PushForward, graph_problem
 from otpdag.objective.graph_problem import WORST_LOSS, GraphProblem, rows_along_graph
 from otpdag.objective.row_objective import RowObjective
 from otpdag.objective.row_problem import RowProblem, each_row_problem
@@ -305,3 +307,120 @@ def test_the_information_of_a_table_is_its_counts_times_what_is_left():
     np.testing.assert_allclose(found[0, places[key].flatten()], expected.flatten(), rtol=1e-8)
     lines_along, _, line = made(lines)
     assert lines_along.information(line) is None
+
+
+@pytest.mark.parametrize(
+    ("objective", "reference", "likelihood", "power"),
+    [
+        (Objective(eps=1.0), "model", True, 1.0),
+        (Objective(eps=0.5), "model", False, 2.0),
+        (Objective(reconstruction=2.0, eps=2.0), "model", False, 1.0),
+        (Objective(eps=1.0), "uniform", False, 1.0),
+        (Objective(reconstruction=3.0, eps=2.0), "model", False, 1.5),
+    ],
+)
+def test_only_at_temperature_one_and_under_the_model_it_is_a_likelihood(objective, reference, likelihood, power):
+    along, _, start = made(tables, objective)
+    along = replace(along, closed=ClosedForm(reference=reference))
+    assert along.is_likelihood is likelihood
+    assert along.is_sum
+    assert along.tempering == Tempering(power, uniform=reference == "uniform")
+    assert along.has_updates is (along.tempering == Tempering())
+    assert (along.information(start) is not None) is likelihood
+    # the loss of every row is told in units of eps, and their mean is the loss
+    torch.testing.assert_close(along.unit_losses(start).mean(-1), along.loss(start))
+    torch.testing.assert_close(along._loss_alone(start), along.loss(start))
+
+
+def counts_of(categories):
+    """Counts below a category of so many values: a parameter for each of them, and no maximiser."""
+    rng = np.random.default_rng(0)
+    k = np.concatenate([np.arange(categories), rng.integers(0, categories, 30)])
+    frame = pd.DataFrame({"k": k, "n": rng.poisson(2.0, len(k))}, dtype=float)
+    frame.iloc[5, 0] = np.nan
+    return otp.Model(otp.Graph([("k", "n")]), {"k": m.Categorical(categories), "n": m.Poisson()}), frame
+
+
+@pytest.mark.parametrize(("categories", "has"), [(60, True), (61, False)])
+def test_updates_take_second_derivatives_of_up_to_sixty_parameters_of_a_node(categories, has):
+    along, _, _ = made(lambda: counts_of(categories))
+    assert along.has_updates is has
+    assert not along.updates_suffice
+
+
+def test_tables_of_any_size_have_updates():
+    rng = np.random.default_rng(0)
+    sizes = {"a": 5, "b": 4, "c": 4}
+    frame = pd.DataFrame({name: rng.integers(0, size, 40) for name, size in sizes.items()}, dtype=float)
+    graph = otp.Graph([("a", "c"), ("b", "c")])
+    model = otp.Model(graph, {name: m.Categorical(size) for name, size in sizes.items()})
+    assert made(lambda: (model, gappy(frame, rng)))[0].has_updates  # eighty probabilities
+
+
+def test_points_are_moved_from_where_they_are_or_laid_anew_where_that_is_too_far(monkeypatch):
+    along, _, start = made(counts)
+    assert torch.equal(along.placed_for, start)
+    fresh = replace(along, placed=along.unplaced, placed_for=None)
+    called = []
+
+    def moved(naturals, layout, tempering, *, outgrown):
+        called.append("placed" if layout is along.placed else "unplaced" if layout is along.unplaced else "other")
+        assert tempering == along.tempering
+        return replace(layout, options=layout.options) if not outgrown else Outgrown()
+
+    class Outgrown:
+        is_outgrown = True
+
+    for is_outgrown, expected in ((False, ["placed"]), (True, ["placed", "unplaced"])):
+        called.clear()
+        monkeypatch.setattr(graph_problem, "moved", partial(moved, outgrown=is_outgrown))
+        nearby = along.laid_out_for(start + 0.1)
+        assert called == expected
+        assert torch.equal(nearby.placed_for, start + 0.1)
+        assert along.laid_out_for(start) is along
+        assert called == expected
+        called.clear()
+        along.laid_out_for(torch.cat([start, start]))  # of other replicas
+        fresh.laid_out_for(start)
+        assert called == ["unplaced", "unplaced"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "moves"),
+    [(1.0 + 1.9e-6, 1.0, False), (1.0 + 2.1e-6, 1.0, True), (1.0 - 2.1e-6, 1.0, True), (1.0, torch.inf, False)],
+)
+def test_points_move_as_long_as_that_changes_the_loss_by_a_millionth(before, after, moves, monkeypatch):
+    along, _, start = made(counts)
+    losses = iter([before, after])
+    monkeypatch.setattr(GraphProblem, "_loss_alone", lambda self, point: torch.tensor([next(losses)]).double())
+    found = along.moved(start + 0.5)
+    assert (found is not None) == moves
+    if moves:
+        assert found.loss.item() == after
+        assert torch.equal(found.point, start + 0.5)
+
+
+def test_parts_and_simulated_rows_are_problems_of_their_own():
+    along, _, start = made(counts)
+    assert along.on_part(10**6) is along
+    assert along.points_per_row == max(1, along.unplaced.elements // ROWS)
+    rows = torch.tensor([3, 40, 7, 22])
+    part = along.on_part(rows)
+    assert (part.rows, part.placed_for) == (4, None)
+    again, _, _ = made(counts, rows=rows.numpy())
+    torch.testing.assert_close(part.laid_out_for(start).loss(start), again.loss(start))
+    assert along.on_part(17).rows == 17
+    drawn = along.simulated(start, 25, 1)
+    assert (drawn.rows, drawn.placed_for) == (25, None)
+    torch.testing.assert_close(
+        drawn.laid_out_for(start).unit_losses(start).mean(-1), drawn.laid_out_for(start).loss(start)
+    )
+    assert not torch.equal(along.simulated(start, 25, 2).batch.values["n"], drawn.batch.values["n"])
+
+
+def test_losses_of_single_rows_are_finite(monkeypatch):
+    along, _, start = made(tables)
+    evidence = torch.tensor([[-torch.inf, torch.nan, -2.0] + [0.0] * (ROWS - 3)]).double()
+    monkeypatch.setattr(graph_problem, "log_evidence", lambda *_: evidence)
+    assert along.unit_losses(start)[0, :4].tolist() == [WORST_LOSS, WORST_LOSS, 2.0, 0.0]
+    assert WORST_LOSS == 1e12

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from scipy import sparse
+from scipy import sparse, special
 
 import otpdag as otp
 from otpdag import mechanisms as m
@@ -117,3 +117,41 @@ def test_a_start_has_even_shares_and_the_encoder_of_the_problem():
     concentration = naturals["shares"]["concentration"].flatten()
     torch.testing.assert_close(concentration, concentration[:1].expand(3))
     assert 0.05 < float(theta["words.topics"].std()) < 0.2
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_words_are_rebuilt_word_by_word(drawn):
+    """Relaxed assignments, then relaxed noise of the words, both at the temperature: a mean over words."""
+    problem, layout, theta = made(settings=PaperTopics(drawn=drawn, temperature=0.6, hidden=4, batch_size=7))
+    point = layout.pack(theta)
+    found = problem.sampled(point, Streams([5]), 0.0)
+    streams = Streams([5])
+    words, there = problem._batch(streams)
+    assert len(words) == 7
+    with torch.no_grad():
+        log_q = problem.encoder.log_probs({k: v for k, v in theta.items() if k.startswith("phi.")}, words).double()
+    generator, gamma = streams.generators[0], theta["words.topics"][0].double().numpy()
+    uniform = torch.rand(log_q.shape, generator=generator).double().numpy()
+    relaxed = special.softmax((log_q.numpy() - np.log(-np.log(uniform))) / 0.6, -1)
+    if drawn:
+        inverse = np.exp(-gamma)
+        variance = inverse * (1 - 2 / 5) + inverse.sum(1, keepdims=True) / 25
+        noise = torch.randn(3, 5, generator=generator).double().numpy()
+        gamma = gamma - gamma.mean(1, keepdims=True) + np.sqrt(variance) * noise
+    shape = (*words.shape, 5)
+    uniform = torch.rand(shape, generator=generator).double().numpy().clip(1e-9, 1 - 1e-7)
+    costs = []
+    for row, at in np.ndindex(*words.shape):
+        if there[row, at]:
+            rebuilt = special.log_softmax(relaxed[row, at] @ gamma)
+            line = special.log_softmax((rebuilt - np.log(-np.log(uniform[row, at]))) / 0.6)
+            costs.append(-line[words[row, at]])
+    assert len(costs) == int(there.sum()) < words.numel()
+    assert found.reconstruction.item() == pytest.approx(np.mean(costs), rel=1e-4)
+    assert found.total.item() == found.reconstruction.item()
+
+
+def test_topics_start_a_tenth_of_a_standard_normal_variable_apart():
+    _, _, theta = made(seed=4)
+    expected = 0.1 * torch.randn(1, 3, 5, generator=torch.Generator().manual_seed(4))
+    torch.testing.assert_close(theta["words.topics"], expected)

@@ -1,5 +1,7 @@
 """The loss of parts is that of all rows, and so is its gradient."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,12 +9,16 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
+from otpdag.data import Batch
 from otpdag.engine.coordinates import Coordinates
 from otpdag.engine.kinds import table_data
 from otpdag.engine.kinds.partitioned_data import PartitionedData
 from otpdag.engine.kinds.table_data import TableData, table_problem
 from otpdag.errors import ModelError
-from otpdag.objective import partitioned_problem
+from otpdag.objective import Direct, Objective, PushForward, partitioned_problem
+from otpdag.objective.partitioned_problem import PartitionedProblem
+from otpdag.objective.problem import Moved
+from otpdag.objective.row_problem import RowProblem
 from otpdag.threads import bounded_threads
 
 pytest.importorskip("pyarrow")
@@ -152,3 +158,105 @@ def test_two_threads_find_what_one_finds_to_the_last_digit(monkeypatch):
         finally:
             torch.set_num_threads(threads)
     assert all(torch.equal(one, two) for one, two in zip(found[1], found[2], strict=True))
+
+
+class Bowl:
+    """A problem of one part whose loss is a parabola, and which notes what it is asked for."""
+
+    def __init__(self, weight, middle):
+        self.weight, self.middle, self.asked, self.placed = torch.tensor([weight]).double(), middle, [], []
+
+    def loss(self, point):
+        self.asked.append(len(point))
+        return (point - self.middle).square().sum(-1)
+
+    def laid_out_for(self, points, *, precisely):
+        assert precisely
+        self.placed.append(points)
+        return self
+
+
+def of_bowls(bowls, **options):
+    parts = SimpleNamespace(each=lambda work, *given: [work(one, number, *given) for number, one in enumerate(bowls)])
+    return PartitionedProblem(options.pop("base", SimpleNamespace()), parts, 12, **options)
+
+
+def test_parts_are_weighed_and_evaluated_for_few_replicas_at_a_time():
+    bowls = [Bowl([1.0, 2.0], 1.0), Bowl([4.0], -2.0)]
+    problem = of_bowls(bowls)
+    point = torch.arange(18.0).double().reshape(9, 2).requires_grad_()
+    loss = problem.loss(point)
+    expected = (3 * (point - 1).square().sum(-1) + 4 * (point + 2).square().sum(-1)) / 7
+    torch.testing.assert_close(loss, expected)
+    (gradient,) = torch.autograd.grad((2 * loss).sum(), point)
+    torch.testing.assert_close(gradient, 2 * torch.autograd.grad(expected.sum(), point)[0])
+    assert bowls[0].asked == [4, 4, 1]
+    assert bowls[0].placed == []
+    loss, gradient = problem.gathered(point.detach(), slope=False)
+    torch.testing.assert_close(loss, expected.detach())
+    assert not gradient.any()
+    for rows, asked in ((1, [4, 4, 1]), (9, [9])):
+        bowls[0].asked.clear()
+        of_bowls(bowls, placed=torch.zeros(rows, 2)).gathered(point.detach(), slope=True)
+        assert bowls[0].asked == asked
+        assert len(bowls[0].placed[-1]) == rows
+
+
+@pytest.mark.parametrize(("to", "kept"), [(0.9, True), (1.3, False)])
+def test_a_point_that_rows_at_hand_move_to_must_be_better_on_all(to, kept):
+    base = SimpleNamespace()
+    base.moved = lambda point: Moved(base, torch.full_like(point, to), "swapped", torch.zeros(1))
+    problem = of_bowls([Bowl([3.0], 0.0)], base=base)
+    found = problem.moved(torch.ones(1, 2).double())
+    assert (found is not None) == kept
+    if kept:
+        assert found.problem is problem
+        assert found.loss.item() == pytest.approx(2 * 0.81)
+    base.moved = lambda point: None
+    assert problem.moved(torch.ones(1, 2).double()) is None
+    other = SimpleNamespace()
+    base.moved = lambda point: Moved(other, point + 1, "moved grids")
+    found = problem.moved(torch.ones(1, 2).double())
+    assert found.problem.base is other
+    assert found.problem.placed.tolist() == [[2.0, 2.0]]
+
+
+def test_rows_that_are_not_at_hand_have_no_weights():
+    problem = of_bowls([Bowl([3.0], 0.0)])
+    assert problem.rows == 12
+    assert problem.unit_mass.tolist() == [[12.0]]
+    with pytest.raises(ModelError, match="rows of a partitioned table are not at hand"):
+        _ = problem.weight
+    whole = SimpleNamespace(weight=torch.ones(1, 12))
+    assert of_bowls([], whole=lambda: whole).unit_mass is whole.weight
+
+
+@pytest.mark.parametrize(
+    ("rows", "replicas", "objective", "in_blocks"),
+    [
+        (200, 1, Objective(eps=1.0), True),
+        (199, 1, Objective(eps=1.0), False),
+        (200, 2, Objective(eps=1.0), False),
+        (200, 1, Objective(eps=1.0, direct=Direct()), False),
+        (200, 1, Objective(eps=1.0, push_forward=PushForward()), False),
+    ],
+)
+def test_few_rows_many_tables_and_terms_that_compare_all_rows_stay_whole(
+    rows, replicas, objective, in_blocks, monkeypatch
+):
+    small_sizes(monkeypatch)
+    laid = []
+
+    class Laid(RowProblem):
+        def __init__(self, batch):
+            laid.append(batch.rows)
+
+    monkeypatch.setattr(partitioned_problem, "row_problem", lambda about, batch, seed: Laid(batch))
+    x = torch.zeros(replicas, rows, 1).double()
+    batch = Batch({"x": x}, {"x": torch.ones_like(x).bool()}, torch.ones(replicas, rows).double())
+    problem = partitioned_problem.rows_in_blocks(SimpleNamespace(weights=objective), batch, 0)
+    assert isinstance(problem, PartitionedProblem) is in_blocks
+    assert laid == ([100] if in_blocks else [rows])
+    if in_blocks:
+        assert problem.rows == 200
+        assert list(problem.problems.each(lambda one, number: laid[-1])) == [90, 90, 20]

@@ -4,12 +4,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from scipy import stats
+from scipy import special, stats
 
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.engine.kinds.recognise import recognise
 from otpdag.engine.lbfgs import minimise
+from otpdag.objective import state_problem
 from otpdag.objective.state_problem import ROWS_FOR_EACH_PARAMETER, StateProblem
 
 ROWS = 200
@@ -145,3 +146,89 @@ def test_a_part_has_rows_enough_for_the_parameters():
     assert problem.on_part(150).rows == 150
     assert problem.on_part(torch.tensor([4, 2])).rows == 2
     assert problem.on_part(10**6) is problem
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("filled", [64, 50, 4096])
+@pytest.mark.parametrize("most", [7, 25, 10**6])
+def test_blocks_hold_every_row_once(most, filled, kept, monkeypatch):
+    monkeypatch.setattr(state_problem, "FILLED_ROWS", filled)
+    if not kept:
+        monkeypatch.setattr(state_problem, "KEPT_ENTRIES", 10)
+    problem, _ = made("mixture")
+    whole = problem._features(slice(None))
+    seen = []
+    for rows, block in problem._blocks(most):
+        assert 0 < len(block) <= min(most, filled)
+        torch.testing.assert_close(block, whole[rows], rtol=0, atol=0)
+        seen += list(range(ROWS))[rows]
+    assert seen == list(range(ROWS))
+    assert bool(problem._kept) is kept
+    size = whole.shape[1]
+    monkeypatch.setattr(state_problem, "BLOCK_ENTRIES", 3 * size)
+    assert max(len(block) for _, block in problem._blocks(most)) == min(3, most, filled)
+    monkeypatch.setattr(state_problem, "KEPT_ENTRIES", ROWS * size)
+    assert made("mixture")[0]._kept
+    monkeypatch.setattr(state_problem, "KEPT_ENTRIES", ROWS * size - 1)
+    assert not made("mixture")[0]._kept
+
+
+def test_expected_sums_are_those_of_each_row():
+    problem, points = made("two_labels", weights=np.random.default_rng(0).random(ROWS))
+    factors = torch.as_tensor(np.random.default_rng(1).uniform(0.5, 2.0, (3, ROWS)))
+    weighted = problem.reweighted(factors)
+    coefficients = weighted._coefficients(weighted.naturals(points)).detach()
+    loss, sums = weighted._expected(coefficients)
+    features = problem._features(slice(None)).numpy()
+    for replica in range(3):
+        log_joint = features @ coefficients[replica].numpy().T
+        weight = weighted.batch.weight[replica].numpy()
+        assert loss[replica].item() == pytest.approx(-(weight @ special.logsumexp(log_joint, 1)) / weight.sum())
+        expected = (weight[:, None] * special.softmax(log_joint, 1)).T @ features
+        np.testing.assert_allclose(sums[replica], expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(("most", "read"), [(4, True), (3, False)])
+def test_few_joint_states_are_read_by_features(most, read, monkeypatch):
+    monkeypatch.setattr(state_problem, "MOST_STATES", most)
+    model, frame = two_labels(np.random.default_rng(5))
+    kind = recognise(model, frame, weights=None, device="cpu", every_row=False)
+    layout = kind.lay_out(otp.entropic(), 0)
+    assert (type(kind.problem(layout, otp.entropic(), 0)) is StateProblem) is read
+
+
+NOT_READ = {
+    "a hidden number": ({"z": m.Normal()}, [("z", "x")], {}),
+    "an observed parent of a hidden node": ({}, [("k", "z"), ("z", "x")], {"k": m.Categorical(2)}),
+    "shared parameters": ({}, [("z", "x"), ("z", "y")], {n: m.Poisson(log_rate=otp.tie("r")) for n in "xy"}),
+    "nothing hidden": ({"z": None}, [("k", "x")], {"k": m.Categorical(2), "x": m.StudentT()}),
+}
+
+
+@pytest.mark.parametrize("name", NOT_READ)
+def test_other_unknowns_are_not_read_by_features(name):
+    changed, edges, others = NOT_READ[name]
+    nodes = {"z": m.Categorical(2), "x": m.Normal(), **changed, **others}
+    nodes = {node: mechanism for node, mechanism in nodes.items() if mechanism is not None}
+    hidden = [node for node in ("z",) if node in nodes]
+    model = otp.Model(otp.Graph(edges, hidden=hidden), nodes)
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({node: rng.integers(0, 2, 60).astype(float) for node in nodes if node not in hidden})
+    kind = recognise(model, frame, weights=None, device="cpu", every_row=False)
+    layout = kind.lay_out(otp.entropic(), 0)
+    assert type(kind.problem(layout, otp.entropic(), 0)) is not StateProblem
+
+
+def test_only_one_estimate_of_one_hidden_node_has_its_states_swapped(monkeypatch):
+    asked = []
+    monkeypatch.setattr(state_problem, "swaps", lambda reading: asked.append(reading) or torch.zeros(0, 2, 3))
+    two, points = made("two_labels")
+    assert two.moved(points[:1]) is None
+    one, points = made("mixture")
+    assert one.moved(points[:2]) is None
+    assert one.reweighted(torch.ones(2, ROWS).double()).moved(points[:1]) is None
+    assert asked == []
+    assert one.moved(points[:1]) is None
+    assert len(asked) == 1
+    assert asked[0].features.shape[0] == len(asked[0].weight) == len(asked[0].posterior) == ROWS
+    torch.testing.assert_close(asked[0].posterior.sum(-1), torch.ones(ROWS).double())

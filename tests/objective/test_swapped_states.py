@@ -7,7 +7,7 @@ import torch
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.objective.state_problem import StateProblem
-from otpdag.objective.swapped_states import Reading, lowest_swap, swaps
+from otpdag.objective.swapped_states import Reading, _halves, lowest_swap, swaps
 from otpdag.structure import pack
 
 CENTRES = np.array([[-8.0, 0.0], [0.0, -8.0], [0.0, 8.0], [9.0, 9.0], [9.0, -9.0]])
@@ -134,3 +134,50 @@ def test_the_lowest_after_updates_on_a_part_and_on_all_is_told_with_its_loss():
     assert calls == [("part", 4)] * 4 + [("all", 2)] * 7
     assert point.tolist() == [[30.0]]  # of 10 and 20, which were lowest on the part, after ten updates
     assert loss.tolist() == [1.0]
+
+
+def test_states_are_split_across_their_leading_component():
+    """Of features in units of their spread over all rows, by an eigenvector of each state's own covariance."""
+    rng = np.random.default_rng(5)
+    state = np.repeat([0, 1, 2], 60)
+    along = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])[state]
+    x = 4.0 * rng.normal(size=(180, 1)) * along + 0.3 * rng.normal(size=(180, 2)) + 20.0 * state[:, None]
+    features = np.c_[x * [1.0, 100.0], np.full(180, 7.0)]  # in units of their own, and one that is constant
+    posterior = 0.9 * np.eye(3)[state] + 0.1 / 3
+    taken = rng.uniform(0.5, 2.0, (180, 1)) * posterior
+    found = _halves(torch.as_tensor(features), torch.as_tensor(taken)).numpy()
+    rows = taken.sum(1)
+    level = rows @ features / rows.sum()
+    spread = np.sqrt(rows @ (features - level) ** 2 / rows.sum())
+    scaled = (features - level) / np.where(spread > 0, spread, 1.0)
+    for one in range(3):
+        own = taken[:, one] / taken[:, one].sum()
+        centre = own @ scaled
+        covariance = (own[:, None] * (scaled - centre)).T @ (scaled - centre)
+        direction = np.linalg.eigh(covariance)[1][:, -1]
+        side = (scaled - centre) @ direction > 0
+        assert np.array_equal(found[:, one], side) or np.array_equal(found[:, one], ~side)
+
+
+def test_every_swap_has_the_sums_of_its_rows():
+    rng = np.random.default_rng(7)
+    features = torch.as_tensor(np.c_[rng.normal(size=(50, 2)), np.ones(50)])
+    weight, posterior = torch.as_tensor(rng.uniform(0.5, 2.0, 50)), torch.as_tensor(rng.dirichlet(np.ones(5), 50))
+    posterior[0] = torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0])  # a row that one state alone explains
+    found = swaps(Reading(features, weight, posterior))
+    taken = weight.unsqueeze(-1) * posterior
+    half = _halves(features, taken)
+    left = 1 - posterior.clamp(max=1 - 1e-9)
+    cost = -(weight.unsqueeze(-1) * left.log()).sum(0)
+    expected = []
+    for given_up in cost.argsort()[:2].tolist():
+        rest = taken / left[:, [given_up]]
+        rest[:, given_up] = 0.0
+        for split in taken.sum(0).argsort(descending=True).tolist():
+            if split == given_up:
+                continue
+            shared = rest.clone()
+            shared[:, given_up] = rest[:, split] * half[:, split]
+            shared[:, split] = rest[:, split] * (1 - half[:, split])
+            expected.append(shared.T @ features)
+    torch.testing.assert_close(found, torch.stack(expected))

@@ -161,6 +161,33 @@ def test_starts_are_compared_on_some_documents_with_concentrations_held():
     assert few.on_part(1).rows == 3
 
 
+def test_many_topics_are_compared_on_forty_documents_each():
+    structure = topic_model(26, 3).structure
+    documents = sparse.csr_array(np.random.default_rng(0).poisson(1.0, (1045, 3)).astype(float))
+    problem = TopicProblem(structure, documents, Layout.of(structure).shapes, TopicSweeps(), 0)
+    part = problem.on_part(1).documents.toarray()
+    assert part.shape == (1040, 3)
+    # some of the documents, in their order
+    rows, at = documents.toarray(), 0
+    for row in part:
+        while not np.array_equal(rows[at], row):
+            at += 1
+        at += 1
+
+
+def test_concentrations_at_given_topics_are_swept_on_a_part_and_then_drawn_exactly():
+    rng = np.random.default_rng(1)
+    problem = topic_problem(TopicSweeps(), rng.poisson(1.5, (40, 4)).astype(float))
+    topics = Topics(torch.log(torch.as_tensor(rng.dirichlet(np.ones(4), 2))), torch.tensor([3.0, 4.0]))
+    alpha = torch.full((2,), 0.5)
+    for _ in range(10):
+        alpha = problem.swept(Topics(topics.log_counts, alpha))[0].alpha
+    expected = problem.with_exact_alpha(Topics(topics.log_counts, alpha))
+    found = problem.at_topics(topics)
+    torch.testing.assert_close(found.alpha, expected.alpha, rtol=1e-6, atol=0)
+    assert torch.equal(found.log_counts, topics.log_counts)
+
+
 # -- pairs with a background ------------------------------------------------------------------------------------------
 
 

@@ -74,7 +74,8 @@ class Sinkhorn(AbstractDivergence):
         """Compute the divergence of checked samples."""
         a, b = fill_weights(x, a), fill_weights(y, b)
         across = require_finite(as_cost(self.cost)(x, y))
-        epsilon = self._strength(across.detach(), a.detach(), b.detach())
+        with torch.no_grad():
+            epsilon = self._strength(across, a, b)
         value = self._transport(across, a, b, epsilon, symmetric=False)
         if not self.debiased:
             return value
@@ -89,7 +90,7 @@ class Sinkhorn(AbstractDivergence):
 
     def _self_transport(self, x: Tensor, a: Tensor, epsilon: Tensor) -> Tensor:
         costs = require_finite(as_cost(self.cost)(x, x))
-        return self._transport(costs, a, a, epsilon, symmetric=_is_symmetric(costs.detach()))
+        return self._transport(costs, a, a, epsilon, symmetric=_is_symmetric(costs))
 
     def _transport(self, costs: Tensor, a: Tensor, b: Tensor, epsilon: Tensor, *, symmetric: bool) -> Tensor:
         r"""Return the dual value, differentiable in costs and weights with the potentials held fixed.
@@ -97,7 +98,7 @@ class Sinkhorn(AbstractDivergence):
         .. math:: \langle a, f \rangle + \langle b, g \rangle - \varepsilon (\textstyle\sum_{ij} \pi_{ij} - 1)
         """
         with torch.no_grad():
-            problem = _Problem(costs.detach(), a.detach(), b.detach(), epsilon)
+            problem = _Problem(costs, a, b, epsilon)
             f, g = self._potentials(problem, symmetric)
             plan = problem.plan(f, g)
             excess = epsilon.squeeze(-1) * (plan.sum((-2, -1)) - 1.0)
@@ -148,19 +149,19 @@ class _Problem:
 
     def softmin_rows(self, g: Tensor, temperature: Tensor) -> Tensor:
         r"""Return :math:`f_i = -t \log \sum_j b_j e^{(g_j - c_{ij})/t}`."""
-        exponents = (g / temperature + self.b.log()).unsqueeze(-2) - self.costs / temperature.unsqueeze(-1)
+        exponents = (g / temperature + self.b.log()).unsqueeze(-2) - self.costs / temperature[..., None]
         return -temperature * _logsumexp_(exponents, -1)
 
     def softmin_columns(self, f: Tensor, temperature: Tensor) -> Tensor:
         r"""Return :math:`g_j = -t \log \sum_i a_i e^{(f_i - c_{ij})/t}`."""
-        exponents = (f / temperature + self.a.log()).unsqueeze(-1) - self.costs / temperature.unsqueeze(-1)
+        exponents = (f / temperature + self.a.log()).unsqueeze(-1) - self.costs / temperature[..., None]
         return -temperature * _logsumexp_(exponents, -2)
 
     def plan(self, f: Tensor, g: Tensor) -> Tensor:
         r"""Return :math:`\pi_{ij} = a_i b_j e^{(f_i + g_j - c_{ij})/\varepsilon}`."""
         rows = (f / self.epsilon + self.a.log()).unsqueeze(-1)
         columns = (g / self.epsilon + self.b.log()).unsqueeze(-2)
-        return _exp_(rows + columns - self.costs / self.epsilon.unsqueeze(-1))
+        return _exp_(rows + columns - self.costs / self.epsilon[..., None])
 
     def attainable(self, tolerance: float) -> Tensor:
         """Return the marginal error (R, 1) to ask for: rounding of the exponents sets a limit."""

@@ -110,7 +110,7 @@ class ChainProblem(Problem):
         if self.emissions is None:
             return super().updated(point)
         with torch.no_grad():
-            theta = self.parts(point.detach())[0]
+            theta = self.parts(point)[0]
             naturals = self.structure.naturals(theta)
             begun, joined = self._hidden.log_potentials(naturals)
             sums = self._sums(naturals, self.emissions, begun, joined)
@@ -238,7 +238,7 @@ class ChainProblem(Problem):
     def unit_losses(self, points: Tensor) -> Tensor:
         """Minus the log-likelihood of a step of each sequence (R, N)."""
         with torch.no_grad():
-            log_potentials = potentials(self.structure, self.naturals(points.detach()), self.chain)
+            log_potentials = potentials(self.structure, self.naturals(points), self.chain)
             linear = Linear.of(log_potentials, self.eps)
             totals = linear.unary.new_zeros(len(linear.unary), len(self.batch.lengths))
             for block in self.chain.blocks:

@@ -178,7 +178,7 @@ class GraphProblem(TableRows):
         places, weight = parameter_places(self.shapes), self.batch.weight
         others = (f.node for f in self.placed.families if not f.is_table and not f.is_linear)
         sampled = dict.fromkeys(others, 0)
-        naturals = self.naturals(points.detach())
+        naturals = self.naturals(points)
         summary = expectations(naturals, self.placed, weight, sampled=sampled, complete=self.complete)
         told: dict[str, Tensor] = {}
         for family in tables:
@@ -206,7 +206,7 @@ class GraphProblem(TableRows):
         """What is approximate, and whether its messages came to rest."""
         if self.approximation is None:
             return ()
-        restless, pairs = restless_copies(self.naturals(point.detach()), self.placed, self.tempering)
+        restless, pairs = restless_copies(self.naturals(point), self.placed, self.tempering)
         if not restless:
             return (self.approximation,)
         return (
@@ -224,7 +224,7 @@ class GraphProblem(TableRows):
         """Place the points of numbers and counts where the posteriors of these replicas are."""
         if not self.unplaced.has_points or (self.placed_for is not None and torch.equal(points, self.placed_for)):
             return self
-        naturals = self.naturals(points.detach())
+        naturals = self.naturals(points)
         if self.placed_for is not None and len(points) == len(self.placed_for):
             near = moved(naturals, self.placed, self.tempering)
             if not near.is_outgrown:
@@ -247,7 +247,7 @@ class GraphProblem(TableRows):
 
     def _loss_alone(self, point: Tensor) -> Tensor:
         """The loss without its gradient."""
-        evidence = log_evidence(self.naturals(point.detach()), self.placed, self.tempering)
+        evidence = log_evidence(self.naturals(point), self.placed, self.tempering)
         weight = self.batch.weight
         return -self.objective.at(1.0).eps * (weight * evidence).sum(-1) / weight.sum(-1)
 
@@ -261,7 +261,7 @@ class GraphProblem(TableRows):
     def unit_losses(self, points: Tensor) -> Tensor:
         """The loss of every row (R, N)."""
         placed = self.laid_out_for(points).placed
-        losses = -self.objective.at(1.0).eps * log_evidence(self.naturals(points.detach()), placed, self.tempering)
+        losses = -self.objective.at(1.0).eps * log_evidence(self.naturals(points), placed, self.tempering)
         return losses.nan_to_num(nan=WORST_LOSS, posinf=WORST_LOSS)
 
     def simulated(self, point: Tensor, size: int, seed: int) -> GraphProblem:

@@ -152,7 +152,7 @@ class RowProblem(TableRows):
             return self._at_posteriors(points) or self
         if all(group.base is None for group in self.groups):
             return self
-        naturals = self.naturals(points.detach())
+        naturals = self.naturals(points)
         placed = tuple(g if g.base is None else adapted(self.structure, naturals, g) for g in self.groups)
         return replace(self, groups=placed)
 
@@ -221,7 +221,7 @@ class RowProblem(TableRows):
         """The problem with its points where the posteriors are, if that makes a difference to the loss."""
         if not any(group.noise and not group.quadratic for group in self.groups):
             return None
-        naturals = self.naturals(points.detach())
+        naturals = self.naturals(points)
         moved = replace(self, groups=tuple(adapted(self.structure, naturals, group) for group in self.groups))
         if not all(group.serves(len(points)) for group in self.groups):
             return moved
@@ -247,7 +247,7 @@ class RowProblem(TableRows):
         problem = self.laid_out_for(points)
         with torch.no_grad():
             eps = self.objective.at(1.0).eps
-            losses = row_losses(self.structure, self.naturals(points.detach()), problem.groups, eps)
+            losses = row_losses(self.structure, self.naturals(points), problem.groups, eps)
         return losses.nan_to_num(nan=WORST_LOSS, posinf=WORST_LOSS)
 
     def simulated(self, point: Tensor, size: int, seed: int) -> Problem:

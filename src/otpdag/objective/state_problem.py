@@ -68,8 +68,8 @@ class StateProblem(SummedRows):
     def updated(self, point: Tensor) -> tuple[Tensor, LossTerms]:
         """Expected sums, then each mechanism's maximum."""
         with torch.no_grad():
-            loss, sums = self._expected(self._coefficients(self.naturals(point.detach())))
-            moved = self._maximised(point.detach(), sums)
+            loss, sums = self._expected(self._coefficients(self.naturals(point)))
+            moved = self._maximised(point, sums)
         return moved, LossTerms.of(loss, reconstruction=loss)
 
     def _maximised(self, point: Tensor, sums: Tensor) -> Tensor:

@@ -162,3 +162,152 @@ def test_groups_grow_by_one_ratio():
     ratio = sizes[1:] / sizes[:-1]
     np.testing.assert_allclose(ratio[2:], ratio[-1], rtol=0.02)
     assert ratio[-1] > 3
+
+
+# -- beside plain versions, one row at a time --------------------------------------------------------------------------
+
+CENTRES = np.array([[0.3, 40.0, 7.4, 2.5, 900.0], [1.0, 35.5, 6.6, 0.0, 880.0]])
+SPREADS = np.array([[1.0, 6.0, 2.0, 0.4, 60.0], [2.0, 5.0, 3.0, 8.0, 30.0]])
+SPACES = {"real": Real(), "positive": Positive(), "unit": Unit(), "count": Count()}
+
+
+def several(space, size):
+    spreads, centres = torch.as_tensor(SPREADS), torch.as_tensor(CENTRES)
+    if space in (SPACES["positive"], SPACES["unit"]):
+        centres, spreads = centres / 100, spreads / 20
+    return Placement("x", space, torch.arange(5), size, centres, spreads)
+
+
+def plain_window(centre, spread, size):
+    """The smallest count, and how many counts each of so many points stands for."""
+    reach, middle = math.ceil(5.0 * spread), round(centre)
+    stride = math.ceil((middle + reach + 1 - max(middle - reach, 0)) / size)
+    return max(middle - math.floor(stride * size / 2), 0), stride
+
+
+def plain_points(placement, replica, row):
+    """Values on the line, values, and lengths."""
+    size, centre, spread = placement.size, placement.centre[replica, row].item(), placement.spread[replica, row].item()
+    if placement.space.is_countable:
+        first, stride = plain_window(centre, spread, size)
+        if first == 0 and stride > 1 and size % 3 == 0:
+            values, length = _growing_groups(np.array([float(size * stride)]), size // 3)
+            return values[0], values[0], length[0]
+        values = np.array([first + stride * point + (stride - 1) / 2 for point in range(size)])
+        return values, values, np.full(size, float(stride))
+    distance = 2 * 6.3 / (size - 1)
+    even = np.array([distance * (point - (size - 1) / 2) for point in range(size)])
+    line = centre + spread * np.sinh(0.35 * even) / 0.35
+    stretch = spread * np.cosh(0.35 * even)
+    if isinstance(placement.space, Positive):
+        return line, np.exp(line), distance * stretch * np.exp(line)
+    if isinstance(placement.space, Unit):
+        values = 1 / (1 + np.exp(-line))
+        tail = np.exp(-np.abs(line))
+        return line, values, distance * stretch * tail / (1 + tail) ** 2
+    return line, line, distance * stretch
+
+
+@pytest.mark.parametrize("size", [24, 25])
+@pytest.mark.parametrize("space", SPACES)
+def test_points_and_lengths_are_those_of_each_row(space, size):
+    placement = several(SPACES[space], size)
+    points = placement.points()
+    for replica, row in np.ndindex(2, 5):
+        line, values, length = plain_points(placement, replica, row)
+        np.testing.assert_allclose(placement.line()[replica, row], line, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(points.values[replica, row, :, 0], values, rtol=1e-9, atol=1e-300)
+        np.testing.assert_allclose(points.log_length[replica, row].exp(), length, rtol=1e-9, atol=1e-300)
+    some = placement.at(torch.tensor([7, 8]), torch.tensor([3, 1]))
+    assert some.rows.tolist() == [7, 8]
+    torch.testing.assert_close(some.line(), placement.line()[:, [3, 1]])
+    strides = [plain_window(*pair, size)[1] for pair in zip(CENTRES.flatten(), SPREADS.flatten(), strict=True)]
+    expected = np.mean([stride > 1 for stride in strides]) if space == "count" else 0.0
+    assert placement.grouped == pytest.approx(expected)
+
+
+def plain_move(placement, belief, replica, row, widened):
+    """The new centre and spread, whether it was ever widened, and whether its window changed."""
+    line = placement.line()[replica, row].numpy()
+    old, own = placement.spread[replica, row].item(), belief[replica, row]
+    first, stride = plain_window(placement.centre[replica, row].item(), old, placement.size)
+    counts = placement.space.is_countable
+    if own.sum() <= 0.5:
+        return placement.centre[replica, row].item(), old, widened, False
+    mean = own @ line
+    spread = np.sqrt(own @ (line - mean) ** 2)
+    gap = line[1] - line[0] if counts else 2 * 6.3 / (placement.size - 1) * old
+    narrow = max(spread, gap / 2)
+
+    def beyond(mass):
+        return bool((own[0] > mass and not (counts and first == 0)) or own[-1] > mass)
+
+    if beyond(1e-5):
+        outside = beyond(1e-2)
+        return mean, max(spread, (4.0 if outside else 1.4) * old), widened or not outside, True
+    tight = not widened and narrow < 0.75 * old and not (counts and stride == 1)
+    return mean, (old if widened else narrow), widened, tight
+
+
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("size", [24, 25])
+@pytest.mark.parametrize("space", ["real", "count"])
+def test_points_move_row_by_row_to_where_beliefs_are(space, size, told):
+    placement = several(SPACES[space], size)
+    rng = np.random.default_rng(size + told)
+    seen = set()
+    for _ in range(30):
+        width = rng.choice([0.3, 1.0, 3.0, 10.0], (2, 5, 1))
+        belief = np.exp(-0.5 * ((np.arange(size) - rng.uniform(-2, size + 2, (2, 5, 1))) / width) ** 2)
+        edge = rng.choice([0.0, 5e-6, 2e-5, 5e-3, 2e-2], (2, 5, 2))
+        belief[..., 0] += edge[..., 0]
+        belief[..., -1] += edge[..., 1]
+        belief /= belief.sum(-1, keepdims=True) * rng.choice([1.0, 1.0, 1.0, 2.5], (2, 5, 1))
+        widened = rng.random((2, 5)) < 0.4 if told else None
+        moved, ever, settled = placement.moved(
+            torch.as_tensor(belief), None if widened is None else torch.as_tensor(widened)
+        )
+        changed = []
+        for replica, row in np.ndindex(2, 5):
+            before = bool(widened[replica, row]) if told else False
+            centre, spread, after, change = plain_move(placement, belief, replica, row, before)
+            assert moved.centre[replica, row].item() == pytest.approx(centre, rel=1e-9, abs=1e-12)
+            assert moved.spread[replica, row].item() == pytest.approx(spread, rel=1e-6)
+            assert bool(ever[replica, row]) == after
+            changed.append(change)
+            seen.add((change, after))
+        assert settled == (not any(changed))
+    assert len(seen) == 3 + told  # every way of going on was met
+    nowhere = torch.zeros(2, 5, size).double()
+    nowhere[..., :2] = 0.5
+    placement = several(SPACES[space], size)
+    assert placement.moved(nowhere)[2] is False
+
+
+def test_beliefs_at_a_single_point_keep_points_apart():
+    placement = Placement("x", Real(), ROW, 24, at(0.0), at(1e-9))
+    belief = torch.zeros(1, 1, 24).double()
+    belief[..., 11] = 1.0
+    assert placement.moved(belief)[0].spread.item() == 1e-9
+
+
+def test_draws_lie_anywhere_in_the_stretch_of_their_point():
+    states = torch.tensor([[0, 3, 23], [5, 11, 12], [1, 2, 4], [9, 8, 7], [20, 0, 6]])
+    for space in SPACES.values():
+        placement = several(space, 24)
+        drawn = placement.jittered(states, torch.Generator().manual_seed(2))
+        uniform = (
+            torch.rand(states.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64).numpy() - 0.5
+        )
+        for row, place in np.ndindex(5, 3):
+            point, offset = int(states[row, place]), uniform[row, place]
+            _, values, length = plain_points(placement, 0, row)
+            if space.is_countable:
+                expected = max(round(values[point] + offset * (length[point] - 1)), 0)
+            else:
+                distance = 2 * 6.3 / 23
+                even = distance * (point - 23 / 2 + offset)
+                spread = placement.spread[0, row].item()
+                line = torch.tensor(placement.centre[0, row].item() + spread * np.sinh(0.35 * even) / 0.35)
+                expected = space.constrain(line.double())[0].item()
+            assert drawn[row, place, 0].item() == pytest.approx(expected, rel=1e-9)
