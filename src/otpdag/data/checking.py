@@ -26,7 +26,7 @@ LARGEST = 1e150
 def read_weights(weights: npt.ArrayLike | Tensor | None, rows: int) -> Floats:
     """Row weights ``(R or 1, rows)``, scaled to mean one."""
     if weights is None:
-        return np.ones((1, rows))
+        return np.broadcast_to(1.0, (1, rows))
     array = np.atleast_2d(to_numpy(weights))
     if array.dtype.kind not in "biuf":
         raise DataError(f"weights must be numbers; got {weights!r:.60}")
