@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -68,7 +68,7 @@ class TableData(DataKind):
     schema: Schema
     read: Batch
     """The rows as they were read."""
-    read_from: NDArray[np.int64] | None
+    read_from: NDArray[np.integer[Any]] | None
     """Which row of the table each of these is, where every row is kept; None if they stand as in the table.
 
     So they do where a model reads nothing but sums over all rows, until someone asks for single ones."""
@@ -98,7 +98,7 @@ class TableData(DataKind):
         order = canonical_order(_by_content(cells), cells.rows)
         ordered = cells.batch(order=order, narrow=cells.rows >= FROM_ROWS and not every_row)
         batch = unique_rows(ordered) if discrete and not every_row else ordered
-        return cls(model, schema, batch.to(device), order)
+        return cls(model, schema, batch.to(device), order.astype(np.int32))
 
     @property
     def rows(self) -> int:
@@ -106,7 +106,7 @@ class TableData(DataKind):
         return self.read.rows if self.read_from is None else len(self.read_from)
 
     @cached_property
-    def order(self) -> NDArray[np.int64]:
+    def order(self) -> NDArray[np.integer[Any]]:
         """Which row of the table each row of the batch is, where every row is kept."""
         return canonical_order(_columns(self.read), self.rows) if self.read_from is None else self.read_from
 
