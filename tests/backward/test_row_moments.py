@@ -212,18 +212,28 @@ def test_columns_whose_fourth_powers_lose_digits_are_left_to_rows(deviation, sum
     assert moments_of(structure, batch, shapes(structure)) is not None
 
 
-def test_columns_are_centred_at_the_first_thousand_rows_or_at_what_is_seen():
-    many = np.concatenate([np.full(1000, 3.0), np.full(500, 9.0)])
-    _, batch = one_column(many)
-    assert row_moments._centre(batch, "x", 0).item() == 3.0
-    late = np.arange(1500) >= 1000
-    assert row_moments._centre(one_column(many, late)[1], "x", 0).item() == 9.0
-    assert row_moments._centre(one_column(many, np.zeros(1500, dtype=bool))[1], "x", 0).item() == 0.0
-    assert row_moments._centre(batch, "hidden", 0).item() == 0.0
-    assert row_moments._seen(batch, "hidden", 0).tolist() == [False] * 1500
-    half = np.arange(1500) % 2 == 0
-    expected = np.where(np.arange(1500) % 4 == 0, 5.0, 1.0)
-    assert row_moments._centre(one_column(expected, half)[1], "x", 0).item() == 3.0
+def test_columns_are_centred_at_some_rows_all_over_or_at_what_is_seen():
+    even = np.arange(2500) % 2 == 0
+    structure, batch = one_column(np.where(even, 3.0, 9.0))
+
+    def centre(node="x", seen=None):
+        rows = batch if seen is None else one_column(np.where(even, 3.0, 9.0), seen)[1]
+        return row_moments._centre(structure, rows, node, 0).item()
+
+    assert centre() == 3.0  # every second row
+    assert centre(seen=~even) == 9.0
+    assert centre(seen=even & (np.arange(2500) < 10)) == 3.0
+    assert centre(seen=np.zeros(2500, dtype=bool)) == 0.0
+    assert centre("hidden") == 0.0
+    assert row_moments._seen(batch, "hidden", 0).tolist() == [False] * 2500
+
+
+def test_columns_with_units_are_centred_at_their_shift():
+    """Which no order of rows changes."""
+    structure, batch = one_column(np.arange(2500.0) ** 2)
+    scaled = structure.scaled_to(batch.values, {"x": batch.weight})
+    shift = scaled.mechanisms["x"].predictor.units.out_shift[0]
+    assert row_moments._centre(scaled, batch, "x", 0).item() == pytest.approx(float(shift))
 
 
 def test_starts_are_guessed_where_only_hidden_numbers_are_missing():

@@ -6,8 +6,9 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
+from otpdag.objective.chain import ChainProblem
 from otpdag.objective.state_problem import StateProblem
-from otpdag.objective.swapped_states import Reading, _halves, lowest_swap, swaps
+from otpdag.objective.swapped_states import Reading, Swaps, _halves, lowest_swap, swapped_pairs, swaps
 from otpdag.structure import pack
 
 CENTRES = np.array([[-8.0, 0.0], [0.0, -8.0], [0.0, 8.0], [9.0, 9.0], [9.0, -9.0]])
@@ -85,7 +86,7 @@ def test_sums_after_a_swap_are_those_of_rows_shared_anew():
     features = torch.as_tensor(np.c_[rng.normal(size=(40, 2)) * [3.0, 1.0], np.ones(40)])
     weight = torch.as_tensor(rng.uniform(0.5, 2.0, 40))
     posterior = torch.as_tensor(rng.dirichlet(np.ones(4), 40))
-    found = swaps(Reading(features, weight, posterior))
+    found = swaps(Reading(features, weight, posterior)).sums
     taken = weight.unsqueeze(-1) * posterior
     cost = -(weight.unsqueeze(-1) * (1 - posterior).log()).sum(0)
     given_up = int(cost.argmin())
@@ -113,11 +114,14 @@ def test_two_states_are_given_up_and_the_twelve_with_most_rows_are_split():
     largest = set(posterior.sum(0).argsort(descending=True)[:12].tolist())
     given_up = cost.argsort()[:2].tolist()
     assert len(found) == sum(len(largest - {state}) for state in given_up)
-    assert swaps(Reading(features, torch.ones(300).double(), posterior[:, :2])).shape == (0, 2, 3)
+    assert swaps(Reading(features, torch.ones(300).double(), posterior[:, :2])).sums.shape == (0, 2, 3)
 
 
 def test_the_lowest_after_updates_on_a_part_and_on_all_is_told_with_its_loss():
-    """Four updates of all on a part of the rows, six of the best two on all, and the loss where these lead."""
+    """Four updates of all on a part of the rows, six of the best two on all, and the loss where these lead.
+
+    The first also tells the loss of the optimum itself, which is 20 here.
+    """
     calls = []
 
     def updates(name, height):
@@ -130,10 +134,17 @@ def test_the_lowest_after_updates_on_a_part_and_on_all_is_told_with_its_loss():
     candidates = torch.tensor([[0.0], [10.0], [20.0], [30.0]]).double()
     on_part = updates("part", lambda at: torch.where(at > 25, torch.nan, (at - 15).abs()))
     on_all = updates("all", lambda at: (at - 29).abs())
-    point, loss = lowest_swap(candidates, on_part, on_all)
-    assert calls == [("part", 4)] * 4 + [("all", 2)] * 7
+    lowest = lowest_swap(torch.tensor([[-5.0]]).double(), candidates, on_part, on_all)
+    assert calls == [("part", 5)] + [("part", 4)] * 3 + [("all", 2)] * 7
+    assert lowest is not None
+    point, loss = lowest
     assert point.tolist() == [[30.0]]  # of 10 and 20, which were lowest on the part, after ten updates
     assert loss.tolist() == [1.0]
+    del calls[:]
+    assert (
+        lowest_swap(torch.tensor([[12.0]]).double(), candidates, on_part, on_all) is None
+    )  # 3, two less than the best
+    assert calls == [("part", 5)]
 
 
 def test_states_are_split_across_their_leading_component():
@@ -180,4 +191,72 @@ def test_every_swap_has_the_sums_of_its_rows():
             shared[:, given_up] = rest[:, split] * half[:, split]
             shared[:, split] = rest[:, split] * (1 - half[:, split])
             expected.append(shared.T @ features)
-    torch.testing.assert_close(found, torch.stack(expected))
+    torch.testing.assert_close(found.sums, torch.stack(expected))
+
+
+# -- chains ------------------------------------------------------------------------------------------------------------
+
+RATES = np.array([2.0, 12.0, 40.0, 90.0])
+
+
+def four_lasting_states(steps: int = 3000) -> np.ndarray:
+    rng = np.random.default_rng(4)
+    moves = np.where(rng.random(steps) < 0.05, rng.integers(1, 4, steps), 0)
+    return rng.poisson(RATES[moves.cumsum() % 4]).astype(float)[None]
+
+
+def chain_and_point(rates: np.ndarray, counts: np.ndarray) -> tuple[ChainProblem, torch.Tensor]:
+    """The problem of a fit, at states that last and these rates."""
+    states = len(rates)
+    graph = otp.Graph([otp.lag("z", "z"), ("z", "x")], hidden=["z"])
+    result = otp.fit(otp.Model(graph, {"z": m.Categorical(states), "x": m.Poisson()}), counts, restarts=1, seed=0)
+    problem = result.problem
+    assert type(problem) is ChainProblem
+    lasting = (
+        torch.full((states, states), 0.1 / (states - 1)) + torch.eye(states) * (0.9 - 0.1 / (states - 1))
+    ).double()
+    naturals = {
+        "z": {"probs": lasting[None]},
+        "z[0]": {"probs": torch.full((1, 1, states), 1 / states).double()},
+        "x": {"log_rate": torch.as_tensor(rates).log().reshape(1, -1, 1)},
+    }
+    raw = problem.structure.raw(naturals)
+    point = pack({key: raw[key] for key in problem.shapes})
+    for _ in range(300):
+        point, _ = problem.updated(point)
+    return problem, point
+
+
+def chain_loss(problem: ChainProblem, point: torch.Tensor) -> float:
+    return float(problem.updated(point)[1].total)
+
+
+def test_a_chain_leaves_an_optimum_in_which_two_states_share_what_one_explains():
+    counts = four_lasting_states()
+    problem, right = chain_and_point(RATES, counts)
+    _, doubled = chain_and_point(np.array([1.9, 2.1, 12.0, 65.0]), counts)
+    assert chain_loss(problem, doubled) - chain_loss(problem, right) > 0.1
+    moved = problem.moved(doubled)
+    assert moved is not None
+    point = moved.point
+    for _ in range(100):
+        point, _ = problem.updated(point)
+    assert abs(chain_loss(problem, point) - chain_loss(problem, right)) < 1e-6
+
+
+def test_a_chain_stays_at_its_best_optimum_and_with_two_states_where_it_is():
+    counts = four_lasting_states()
+    problem, right = chain_and_point(RATES, counts)
+    assert problem.moved(right) is None
+    problem, two = chain_and_point(RATES[:2], counts)
+    assert problem.moved(two) is None
+
+
+def test_pairs_after_a_swap_add_up_to_the_steps_of_each_state():
+    """Each step has one before it: pairs that end in a state are as many as its steps, and none is lost."""
+    rng = np.random.default_rng(5)
+    count = torch.as_tensor(rng.uniform(10.0, 50.0, (2, 4)))
+    tried = Swaps(torch.stack([torch.zeros(2, 4).double(), count], -1), torch.tensor([0, 2]), torch.tensor([3, 1]))
+    pairs = swapped_pairs(torch.as_tensor(rng.uniform(0.1, 2.0, (4, 4))), tried)
+    assert (pairs >= 0).all()
+    torch.testing.assert_close(pairs.sum(1), count)

@@ -44,11 +44,13 @@ def complete_table(
     *,
     first: bool,
     even_categories: bool = False,
+    standard_numbers: bool = False,
 ) -> Completed:
     """One completed table (N, width) for each node: missing cells filled, hidden nodes guessed.
 
-    With ``even_categories`` hidden categories are as likely as one another in every row: enough for units, which
-    depend on numbers alone.
+    With ``even_categories`` hidden categories are as likely as one another in every row, and with ``standard_numbers``
+    hidden numbers that may have any value have mean zero and spread one, as every guess of them has: enough for units,
+    which depend on each number alone.
     """
     at = min(replica, batch.replicas - 1)
     filled = {node: _fill(structure, batch, node, at, generator) for node in structure.graph.observed}
@@ -60,6 +62,10 @@ def complete_table(
         space = structure.mechanisms[node].space
         if even_categories and space.is_discrete:
             guesses.append(_Guess(node, np.full((len(share), space.width), 1 / space.width)))
+            continue
+        if standard_numbers and space.is_unbounded:
+            signs = np.where(np.arange(len(share)) % 2, 1.0, -1.0)
+            guesses.append(_Guess(node, np.repeat(signs[:, None], space.width, 1)))
             continue
         columns = _columns_around(structure, node, filled, guesses)
         value = _guess(space, columns, share, generator, first=first and not guesses)

@@ -24,10 +24,12 @@ from torch import Tensor
 
 from otpdag.backward.elimination.families import FamilyView, describe_families
 from otpdag.backward.guessed_moments import can_be_guessed, completed_moments, regressed_entries
+from otpdag.backward.order_free_sums import order_free_products
 from otpdag.backward.structural_equations import LinearFamilies, StructuralEquations, structural_equations
 from otpdag.backward.twins import Twins, find_twins
 from otpdag.data import Batch, distinct_rows
 from otpdag.graph import Graph
+from otpdag.mechanisms import Normal
 from otpdag.structure import Structure
 
 __all__ = ["Moments", "moments_of"]
@@ -40,8 +42,8 @@ COLUMNS_FOR_EACH_ROW = 4
 
 SMALLEST_DEVIATION, LARGEST_DEVIATION = 1e-60, 1e60  # in whose fourth powers no digit is lost
 
-CENTRE_ROWS = 1000  # whose mean is close enough to that of all
-BLOCK_ENTRIES = 2**18  # of rows whose columns are held at a time: few enough for a processor's cache
+CENTRE_ROWS = 1000  # whose mean is close enough to that of all: evenly spaced, as rows may be sorted
+BLOCK_ENTRIES = 2**16  # of rows whose columns are held at a time: few enough for a processor's cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,20 +193,27 @@ class Moments:
             seen = torch.nonzero(~unseen)[:, 0]
             at = torch.cat([seen, torch.tensor([size - 1])])
             place = (at.unsqueeze(-1), at)
+            if alike:
+                count = len(rows) if isinstance(rows, Tensor) else self.batch.rows
+                columns, centres = self._columns(rows, seen.tolist()), self.shift[seen].tolist()
+                products = order_free_products(columns, centres, count)
+                total[:, number][:, *place] += weight[:, :1, None] * torch.from_numpy(products)
+                continue
             for part, own in self._blocks(rows, seen.tolist()):
-                if alike:  # a product that numpy knows to be symmetric
-                    total[:, number][:, *place] += own[:, :1, None] * torch.from_numpy(part @ part.T)
-                    continue
                 for replica, each in enumerate(own.numpy()):
                     total[replica, number][place] += torch.from_numpy((part * each) @ part.T)
         return total
 
+    def _columns(self, rows: Tensor | slice, seen: Sequence[int]) -> list[NDArray[np.float64]]:
+        """The cells (n,) of these rows, column by column."""
+        columns = [self.batch.values[node][0, :, cell].numpy() for node, cell in (self.cells[at] for at in seen)]
+        return [column[rows.numpy()] for column in columns] if isinstance(rows, Tensor) else columns
+
     def _blocks(self, rows: Tensor | slice, seen: Sequence[int]) -> Iterator[tuple[NDArray[np.float64], Tensor]]:
         """Cells less their shift and a one below them (d + 1, n), and rows' weights (1 or R, n), block by block."""
-        own, shift, weight = [self.cells[at] for at in seen], self.shift.tolist(), self.batch.weight
-        columns = [self.batch.values[node][0, :, cell].numpy() for node, cell in own]
+        columns, shift, weight = self._columns(rows, seen), self.shift.tolist(), self.batch.weight
         if isinstance(rows, Tensor):
-            columns, weight = [column[rows.numpy()] for column in columns], weight[:, rows]
+            weight = weight[:, rows]
         held = np.ones((len(columns) + 1, min(weight.shape[1], max(1, BLOCK_ENTRIES // (len(columns) + 1)))))
         for begin in range(0, weight.shape[1], held.shape[1]):
             part = weight[:, begin : begin + held.shape[1]]
@@ -269,7 +278,11 @@ def moments_of(structure: Structure, batch: Batch, shapes: Mapping[str, tuple[in
         return None
     unseen = [~_seen(batch, node, cell)[first] for node, cell in cells]
     stacked = torch.stack(unseen, -1) if unseen else torch.zeros(1, 0, dtype=torch.bool)
-    shift = torch.stack([_centre(batch, node, cell) for node, cell in cells]) if cells else torch.zeros(0).double()
+    shift = (
+        torch.stack([_centre(structure, batch, node, cell) for node, cell in cells])
+        if cells
+        else torch.zeros(0).double()
+    )
     number = {cell: at for at, cell in enumerate(cells)}
     columns = {f.node: [number[families[place].node, cell] for place, cell in f.columns] for f in linear}
     codes = {family.node: _configuration(batch, family, families, first) for family in linear}
@@ -324,12 +337,18 @@ def _seen(batch: Batch, node: str, cell: int) -> Tensor:
     return batch.mask[node][0, :, min(cell, batch.mask[node].shape[-1] - 1)]
 
 
-def _centre(batch: Batch, node: str, cell: int) -> Tensor:
-    """About the mean of what is seen of a column, zero of one that never is: moments about it lose no digits."""
+def _centre(structure: Structure, batch: Batch, node: str, cell: int) -> Tensor:
+    """About the mean of what is seen of a column, zero of one that never is: moments about it lose no digits.
+
+    It is the centre of the column's units where there are some, which do not depend on the order of rows.
+    """
     if node not in batch.values:
         return torch.zeros((), dtype=torch.float64)
+    mechanism = structure.mechanisms[node]
+    if type(mechanism) is Normal and mechanism.predictor.units is not None:
+        return mechanism.predictor.units.out_shift[cell].double()
     value, seen = batch.values[node][0, :, cell], _seen(batch, node, cell)
-    for rows in (slice(CENTRE_ROWS), slice(None)):
+    for rows in (slice(0, None, max(1, len(value) // CENTRE_ROWS)), slice(None)):
         if bool(seen[rows].any()):
             return value[rows][seen[rows]].double().mean()
     return torch.zeros((), dtype=torch.float64)

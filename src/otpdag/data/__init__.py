@@ -6,7 +6,7 @@ batch; :func:`decode` turns tensors back into a table. NaN, None, ``pd.NA`` and 
 Only this package knows what columns of pandas may hold, and how files of tables are read.
 """
 
-from otpdag.data.batch import Batch, canonical_order, distinct_rows, random_part, unique_rows
+from otpdag.data.batch import Batch, canonical_order, distinct_rows, random_part, rows_by_content, unique_rows
 from otpdag.data.column import Column, Label
 from otpdag.data.documents import Documents
 from otpdag.data.frames import as_frame, known_table
@@ -63,6 +63,7 @@ __all__ = [
     "read_cells",
     "read_table",
     "replace_table",
+    "rows_by_content",
     "unique_rows",
     "write_table",
 ]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from otpdag.data.column import Column, Label, column_title
 from otpdag.data.reading import to_numpy
-from otpdag.data.types import Floats, as_label, as_numbers
+from otpdag.data.types import Floats, as_label, as_numbers, in_blocks
 from otpdag.errors import DataError, listed
 from otpdag.spaces import SUM_TOLERANCE, Discrete
 
@@ -26,7 +26,7 @@ LARGEST = 1e150
 def read_weights(weights: npt.ArrayLike | Tensor | None, rows: int) -> Floats:
     """Row weights ``(R or 1, rows)``, scaled to mean one."""
     if weights is None:
-        return np.ones((1, rows))
+        return np.broadcast_to(1.0, (1, rows))
     array = np.atleast_2d(to_numpy(weights))
     if array.dtype.kind not in "biuf":
         raise DataError(f"weights must be numbers; got {weights!r:.60}")
@@ -90,18 +90,21 @@ def _read_codes(series: pd.Series[Any], node: str, column: Column) -> Floats:
 
 
 def _codes_of_labels(series: pd.Series[Any], where: str, labels: Sequence[Label]) -> Floats:
-    code = {label: place for place, label in enumerate(labels)}
-    try:
-        place, distinct = pd.factorize(series)
-    except TypeError:
-        raise DataError(f"{where} must hold one of {listed(labels)}; some cell is a list or a table") from None
-    shown = [as_label(value) for value in distinct]
-    for index, label in enumerate(shown):
-        if label not in code:
-            row = int((place == index).argmax())
-            raise DataError(f"{where} must hold one of {listed(labels)}; found {label!r} in row {row}")
-    codes = np.array([*(code[label] for label in shown), np.nan])
-    return codes[place]  # a missing value has place -1: the NaN at the end
+    code, codes, begin = {label: place for place, label in enumerate(labels)}, np.empty(len(series)), 0
+    for part in in_blocks(series):
+        try:
+            place, distinct = pd.factorize(part)
+        except TypeError:
+            raise DataError(f"{where} must hold one of {listed(labels)}; some cell is a list or a table") from None
+        shown = [as_label(value) for value in distinct]
+        for index, label in enumerate(shown):
+            if label not in code:
+                row = begin + int((place == index).argmax())
+                raise DataError(f"{where} must hold one of {listed(labels)}; found {label!r} in row {row}")
+        known = np.array([*(code[label] for label in shown), np.nan])
+        codes[begin : begin + len(part)] = known[place]  # a missing value has place -1: the NaN at the end
+        begin += len(part)
+    return codes
 
 
 def _check_support(cells: Floats, node: str, column: Column, largest: float) -> None:

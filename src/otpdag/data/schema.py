@@ -11,7 +11,7 @@ import pandas as pd
 
 from otpdag.data.column import Column, Label, cell_names, column_title
 from otpdag.data.reading import Table, read_blocks
-from otpdag.data.types import find_labels, find_number_labels
+from otpdag.data.types import find_labels, find_number_labels, in_blocks
 from otpdag.errors import DataError, ModelError, listed
 from otpdag.graph import Graph
 from otpdag.spaces import Discrete, Space, space_from
@@ -161,7 +161,7 @@ def _check_claims(columns: Mapping[str, Column]) -> None:
 def _with_labels(node: str, column: Column, block: pd.DataFrame | None) -> Column:
     if block is None or not isinstance(column.space, Discrete):
         return column
-    present, size = block.iloc[:, 0].dropna(), column.space.size
+    present, size = _distinct(block.iloc[:, 0]).dropna(), column.space.size
     labels = find_labels(present)
     if labels is None:
         labels = find_number_labels(present, size)
@@ -176,6 +176,14 @@ def _with_labels(node: str, column: Column, block: pd.DataFrame | None) -> Colum
         )
     unseen = tuple(f"(unseen {code})" for code in range(len(labels), size))
     return Column(column.space, (*labels, *unseen), column.names)
+
+
+def _distinct(series: pd.Series[Any]) -> pd.Series[Any]:
+    """The values of a column once each, where values that are equal are alike: a long column is not copied then."""
+    if not isinstance(series.dtype, pd.StringDtype) and not pd.api.types.is_numeric_dtype(series.dtype):
+        return series
+    found = [pd.Series(part.unique(), name=series.name) for part in in_blocks(series)]
+    return pd.concat(found, ignore_index=True) if found else series
 
 
 def _column_from_dict(node: str, entry: Mapping[str, Any]) -> Column:

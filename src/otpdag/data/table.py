@@ -66,7 +66,7 @@ class Cells:
         if narrow and alike:
             weight = torch.from_numpy(self.weight[:, :1].copy()).to(dtype).expand(-1, self.rows)
         else:
-            weight = torch.from_numpy(self.weight if order is None or alike else self.weight[:, order]).to(dtype)
+            weight = torch.from_numpy(self.weight.copy() if order is None or alike else self.weight[:, order]).to(dtype)
         return Batch(values, mask, weight)
 
 

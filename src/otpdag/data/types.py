@@ -8,7 +8,7 @@ there are, how they are spaced, where they lie), never at how many cells are mis
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -36,6 +36,7 @@ __all__ = [
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 _NUMERIC_KINDS = {"integer", "floating", "mixed-integer-float", "decimal", "boolean", "empty"}
+BLOCK_ROWS = 2**16  # of a column that are looked up at a time: few enough to take no memory that counts
 _MOST_CATEGORIES_GUESSED = 10  # so many whole numbers, evenly spaced, are taken for codes of categories
 _LARGEST_MEAN_COUNT = 30.0  # beyond, a Poisson count is as good as normal, and most whole numbers are amounts
 _MANY_LEVELS, _SHARE_OF_NAMES = (
@@ -336,6 +337,12 @@ def find_number_labels(present: pd.Series[Any], size: int) -> tuple[Label, ...] 
     return tuple(int(value) if value == np.floor(value) else float(value) for value in distinct)
 
 
+def in_blocks(series: pd.Series[Any]) -> Iterator[pd.Series[Any]]:
+    """A column part by part: what is looked up in a long one takes as much memory as the column, and keeps it."""
+    for begin in range(0, len(series), BLOCK_ROWS):
+        yield series.iloc[begin : begin + BLOCK_ROWS]
+
+
 def as_label(value: Any) -> Label:
     """A category as a value that JSON knows."""
     if isinstance(value, np.generic):
@@ -345,6 +352,8 @@ def as_label(value: Any) -> Label:
 
 def as_numbers(series: pd.Series[Any], where: str, expected: str) -> Floats:
     """A column as floats, NaN where missing; text and dates are refused even if they look like numbers."""
+    if isinstance(series.dtype, np.dtype) and series.dtype.kind in "iuf":
+        return series.to_numpy(dtype=np.float64)
     if isinstance(series.dtype, pd.CategoricalDtype):
         series = series.astype(object)
     present = series.dropna()

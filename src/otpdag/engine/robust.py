@@ -182,7 +182,7 @@ def _near_rows(kind: TableData, layout: Layout, plan: Plan, options: RobustOptio
     """Rows among which starts are looked for and judged."""
 
     def losses(batch: Batch) -> tuple[Array, int]:
-        part = replace(kind, batch=batch)
+        part = replace(kind, read=batch)
         scaled = part.lay_out(plan.method, searcher.seed)
         problem = part.problem(scaled, plan.method, searcher.seed)
         points = part.starts(scaled, problem, searcher.seed, range(plan.restarts))

@@ -37,17 +37,17 @@ def default_floor(target: Tensor, weight: Tensor, *, hidden_parents: bool, round
     >>> default_floor(answers, torch.ones(6), hidden_parents=True)
     tensor([0.1853])
     """
-    counts = weight > 0
-    seen = target if bool(counts.all()) else target[counts]
+    values, counts = target.cpu().numpy(), weight.cpu().numpy() > 0
+    seen = values if counts.all() else values[counts]
     if not len(seen):
         return torch.zeros(target.shape[-1], dtype=target.dtype, device=target.device)
-    ordered = np.sort(seen.cpu().numpy(), axis=0)
+    ordered = np.sort(seen, axis=0)
     spread = _spread(seen, ordered)
-    least = (OF_SPREAD_WITH_HIDDEN_PARENTS if hidden_parents else OF_SPREAD) * spread
-    if not rounding:
-        return least
-    rounded = torch.tensor([resolution(column) for column in ordered.T]).to(seen) / math.sqrt(12)
-    return torch.maximum(least, torch.minimum(rounded, MOST_OF_SPREAD * spread))
+    floor = (OF_SPREAD_WITH_HIDDEN_PARENTS if hidden_parents else OF_SPREAD) * spread
+    if rounding:
+        rounded = np.array([resolution(column) for column in ordered.T]) / math.sqrt(12)
+        floor = np.maximum(floor, np.minimum(rounded, MOST_OF_SPREAD * spread))
+    return torch.from_numpy(floor).to(target)
 
 
 def resolution(ordered: NDArray[np.floating[Any]]) -> float:
@@ -61,11 +61,10 @@ def resolution(ordered: NDArray[np.floating[Any]]) -> float:
     return float(gaps.min()) if len(gaps) and 2 * (len(gaps) + 1) <= len(ordered) else 0.0
 
 
-def _spread(seen: Tensor, ordered: NDArray[np.floating[Any]]) -> Tensor:
-    deviation = seen.std(0, unbiased=False)
-    last = len(seen) - 1
-    quartiles = torch.from_numpy(ordered[last * 3 // 4] - ordered[last // 4]).to(seen) / QUARTILES_OF_NORMAL
-    spread = torch.where(quartiles > 0, torch.minimum(deviation, quartiles), deviation)
+def _spread(seen: NDArray[np.floating[Any]], ordered: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
+    deviation, last = seen.std(0), len(seen) - 1
+    quartiles = (ordered[last * 3 // 4] - ordered[last // 4]) / QUARTILES_OF_NORMAL
+    spread = np.where(quartiles > 0, np.minimum(deviation, quartiles), deviation)
     # a constant column has no spread: its own size stands for it
-    size = seen[0].abs()
-    return torch.where(spread > 1e-12 * size, spread, torch.where(size > 0, size, torch.ones_like(size)))
+    size = np.abs(seen[0])
+    return np.where(spread > 1e-12 * size, spread, np.where(size > 0, size, 1.0))

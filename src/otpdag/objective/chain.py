@@ -29,9 +29,10 @@ from otpdag.data.sequence_parts import part_of
 from otpdag.data.sequences import SequenceBatch
 from otpdag.inference.simulated import simulated_sequences
 from otpdag.mechanisms.base import Params
-from otpdag.objective.problem import Problem
+from otpdag.objective.problem import Moved, Problem
+from otpdag.objective.swapped_states import Reading, swapped, swapped_pairs, swaps
 from otpdag.objective.terms import LossTerms
-from otpdag.structure import Naturals, Structure
+from otpdag.structure import Naturals, Structure, Theta
 
 __all__ = ["ChainProblem", "chain_problem", "chain_terms", "expected_log_potential"]
 
@@ -43,6 +44,9 @@ SIMULATED_STEPS = 200_000
 
 FEW_FEATURES = 8
 """Features up to which reading every step anew costs no more than looking up what steps alike say."""
+
+SWAP_STEPS = 1_000
+"""Steps on which swaps of states are compared, as many as short runs of starts see."""
 
 FEWEST_UNITS = 30
 """Sequences below which resampling whole ones says little."""
@@ -116,16 +120,46 @@ class ChainProblem(Problem):
             sums = self._sums(naturals, self.emissions, begun, joined)
             if self._chooses_first:
                 sums = replace(sums, first=_likeliest(sums.first, begun) * self.rows)
-            maximised = dict(self.emissions.maximised(naturals, sums.features))
-            for name in self.structure.mechanisms:
-                if self.structure.base(name) in self.structure.graph.hidden and self.structure.keys[name]:
-                    maximised[name] = self._maximised(name, naturals[name], sums)
-            for name, params in maximised.items():
-                raw = self.structure.mechanisms[name].raw(params)
-                theta |= {key: raw[own] for own, key in self.structure.keys[name].items()}
-            moved = self.packed(theta, len(point))
+            moved = self._likeliest_for(theta, naturals, self.emissions, sums)
             loss = -sums.log_likelihood / self.unit_mass.sum(-1)
         return moved, LossTerms.of(loss, reconstruction=loss)
+
+    def _likeliest_for(self, theta: Theta, naturals: Naturals, emissions: Emissions, sums: Sums) -> Tensor:
+        """The point (R, P) at which these expected sums are likeliest; what nodes keep comes from ``theta``."""
+        theta, maximised = dict(theta), dict(emissions.maximised(naturals, sums.features))
+        for name in self.structure.mechanisms:
+            if self.structure.base(name) in self.structure.graph.hidden and self.structure.keys[name]:
+                maximised[name] = self._maximised(name, naturals[name], sums)
+        for name, params in maximised.items():
+            raw = self.structure.mechanisms[name].raw(params)
+            theta |= {key: raw[own] for own, key in self.structure.keys[name].items()}
+        return self.packed(theta, len(sums.features))
+
+    @torch.no_grad()
+    def moved(self, point: Tensor) -> Moved | None:
+        """The point (1, P) with states swapped, where that has a lower loss; see :mod:`swapped_states`."""
+        if self.emissions is None or len(self.chain.states.nodes) > 1 or len(point) > 1 or len(self.factors) > 1:
+            return None
+        part = self.on_part(SWAP_STEPS)
+        return swapped(self, part, point, part._with_swaps(point, self.emissions))
+
+    def _with_swaps(self, point: Tensor, emissions: Emissions) -> Tensor:
+        """Points (K, P) in which one state of ``point`` (1, P) gave up its steps and took half of those of another."""
+        theta = self.parts(point.detach())[0]
+        naturals = self.structure.naturals(theta)
+        even = self.factors.new_zeros(1, self.chain.states.size)
+        logs = potentials(
+            self.structure, naturals, self.chain, self._features @ emissions.coefficients(naturals, even).mT
+        )
+        _, _, state, pair = _expected(Linear.of(logs), self.chain, self._weight)
+        count = state[0].sum(-1)
+        reading = Reading(self._features, count, state[0] / count.clamp(min=1e-300).unsqueeze(-1))
+        tried = swaps(reading)
+        if not len(tried):
+            return point[:0]
+        occupied = tried.sums[..., -1]
+        sums = Sums(count.new_zeros(len(tried)), tried.sums, occupied, swapped_pairs(pair[0, -1], tried))
+        return self._likeliest_for(theta, naturals, emissions, sums)
 
     def _sums(self, naturals: Naturals, emissions: Emissions, begun: Tensor, joined: Tensor) -> Sums:
         """Probabilities of states and of pairs of states, summed up as updates ask for them."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from otpdag.backward.row_moments import Moments
@@ -34,11 +36,33 @@ class MomentProblem(SummedRows):
     anew: LayOut
     """Makes the problem that is best for other rows."""
     seed: int
+    in_order: Callable[[], Batch] | None = None
+    """Makes the rows, complete and of equal weights, as they are told by number; None if the moments' own stand so."""
 
     @property
     def batch(self) -> Batch:  # type: ignore[override]  # all fields are frozen, this one is derived
         """The rows."""
-        return self.moments.batch
+        return self._told_by_number.batch
+
+    @cached_property
+    def _told_by_number(self) -> Moments:
+        """The same moments, of rows in the order in which they are told by number."""
+        return self.moments if self.in_order is None else replace(self.moments, batch=self.in_order())
+
+    @property
+    def rows(self) -> int:
+        """Rows of the table."""
+        return self.moments.batch.rows
+
+    @property
+    def weight(self) -> Tensor:
+        """Weights of the rows (1, N): they are equal where rows are not in order yet."""
+        return self.moments.batch.weight
+
+    @cached_property
+    def _second(self) -> NDArray[np.float64]:
+        """Second moments as an array, always the same one."""
+        return self.moments.second.numpy()
 
     def terms(self, point: Tensor) -> LossTerms:
         """The loss of a row: reported as reconstruction, since its parts are not told apart."""
@@ -55,7 +79,7 @@ class MomentProblem(SummedRows):
         equations = self.moments.structural
         if equations is None:
             return super().updated(point)
-        at, second = point.detach().numpy(), self.moments.second.numpy()
+        at, second = point.detach().numpy(), self._second
         with np.errstate(all="ignore"):  # a loss that is not finite is refused by whoever asked for the update
             scored = equations.scored(at, second)
             moved = equations.improved(scored, second)
@@ -68,17 +92,16 @@ class MomentProblem(SummedRows):
 
     def curvature(self, point: Tensor) -> Tensor | None:
         """Differences of the gradients of structural equations, where the model is written so."""
-        equations, second = self.moments.structural, self.moments.second.numpy()
+        equations, second = self.moments.structural, self._second
         if equations is None:
             return None
-        at, moves = point.detach().numpy(), CURVATURE_STEP * np.eye(point.shape[1])
+        steps = CURVATURE_STEP * np.eye(point.shape[1])
+        tried = point.detach().numpy() + np.concatenate([steps, -steps])
         at_once = max(1, AT_ONCE // second[0].size)
         with np.errstate(all="ignore"):
-            slopes = [
-                equations.gradient(at + move, second) - equations.gradient(at - move, second)
-                for move in np.split(moves, range(at_once, len(moves), at_once))
-            ]
-        curvature = torch.from_numpy(np.concatenate(slopes) / (2 * CURVATURE_STEP))
+            few = np.split(tried, range(at_once, len(tried), at_once))
+            ahead, behind = np.split(np.concatenate([equations.gradient(one, second) for one in few]), 2)
+        curvature = torch.from_numpy((ahead - behind) / (2 * CURVATURE_STEP))
         return 0.5 * (curvature + curvature.T)
 
     def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> Problem:
@@ -87,7 +110,7 @@ class MomentProblem(SummedRows):
 
     def reweighted(self, factors: Tensor) -> MomentProblem:
         """Moments of the same rows with other weights."""
-        return replace(self, moments=self.moments.reweighted(factors))
+        return replace(self, moments=self._told_by_number.reweighted(factors), in_order=None)
 
     def simulated(self, point: Tensor, size: int, seed: int) -> Problem:
         """Rows that the model makes, each with the gaps and covariates of a random row."""

@@ -28,9 +28,9 @@ from otpdag.objective.terms import LossTerms, loss_and_gradient
 
 __all__ = ["FROM_ROWS", "HELD_ROWS", "PartitionedProblem", "is_sum_over_rows", "part_problem", "rows_in_blocks"]
 
-HELD_ROWS, FROM_ROWS, BLOCK_ROWS = 50_000, 200_000, 2**15
+HELD_ROWS, FROM_ROWS, BLOCK_ROWS = 25_000, 200_000, 2**14
 """Of a table in memory: random rows on which a search settles, rows from which on this pays, and rows of a block, which
-bounds what intermediate sums hold (decision 0025)."""
+bounds what intermediate sums hold (decision 0025); with more rows to settle on, these would hold most (0047)."""
 
 CURVED_ROWS = 5_000
 """Rows at hand of which the curvature is taken."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -260,18 +260,35 @@ def row_problem(about: RowObjective, batch: Batch, seed: int) -> Problem:
 
     The same seed lays them out alike.
     """
-    structure, shapes, objective = about.structure, about.shapes, about.weights
-    weights = objective.at(1.0)
-    plain = weights.eps == weights.reconstruction == 1.0 and about.closed.reference == "model"
-    if plain and objective.is_likelihood and objective.direct is None:
-        in_rows, anew = partial(each_row_problem, about), partial(row_problem, about)
-        moments = moments_of(structure, batch, shapes)
-        if moments is not None:
-            return MomentProblem(structure, shapes, moments, in_rows, anew, seed)
-        by_states = rows_by_features(structure, batch, shapes, in_rows, seed)
+    summed = summed_rows(about, batch, seed)
+    if summed is not None:
+        return summed
+    if _is_plain_likelihood(about):
+        in_rows = partial(each_row_problem, about)
+        by_states = rows_by_features(about.structure, batch, about.shapes, in_rows, seed)
         if by_states is not None:
             return by_states
     return each_row_problem(about, batch, seed)
+
+
+def summed_rows(
+    about: RowObjective, batch: Batch, seed: int, in_order: Callable[[], Batch] | None = None
+) -> MomentProblem | None:
+    """Rows as moments, where these tell all that the model reads; else None.
+
+    ``in_order`` makes the same rows, which are complete then, in the order in which they are asked for by number.
+    """
+    moments = moments_of(about.structure, batch, about.shapes) if _is_plain_likelihood(about) else None
+    if moments is None:
+        return None
+    in_rows, anew = partial(each_row_problem, about), partial(row_problem, about)
+    return MomentProblem(about.structure, about.shapes, moments, in_rows, anew, seed, in_order)
+
+
+def _is_plain_likelihood(about: RowObjective) -> bool:
+    objective, weights = about.weights, about.weights.at(1.0)
+    plain = weights.eps == weights.reconstruction == 1.0 and about.closed.reference == "model"
+    return plain and objective.is_likelihood and objective.direct is None
 
 
 def each_row_problem(about: RowObjective, batch: Batch, seed: int) -> Problem:

@@ -18,7 +18,7 @@ from otpdag.backward.emissions import Emissions, emissions_of
 from otpdag.data import Batch, random_part
 from otpdag.joint_codes import joint_one_hot
 from otpdag.objective.problem import Moved
-from otpdag.objective.swapped_states import Reading, lowest_swap, swaps
+from otpdag.objective.swapped_states import Reading, swapped, swaps
 from otpdag.objective.table_rows import LayOut, SummedRows
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Naturals, Structure
@@ -34,8 +34,8 @@ BLOCK_ENTRIES = 2**20
 KEPT_ENTRIES, FILLED_ROWS = 2**22, 2**12
 """Features that are kept rather than computed in every pass, and rows for which they are computed at a time."""
 
-SWAP_ROWS, LOWER = 2_000, 1e-5
-"""Rows on which swaps of states are compared, and the relative fall of the loss from which on one is taken."""
+SWAP_ROWS = 2_000
+"""Rows on which swaps of states are compared."""
 
 ROWS_FOR_EACH_PARAMETER = 2
 """Rows of a part for each parameter of the model: fewer would not tell starts apart."""
@@ -90,18 +90,9 @@ class StateProblem(SummedRows):
         if len(self.structure.graph.hidden) > 1 or len(point) > 1 or len(self.weight) > 1:
             return None
         part = self.on_part(SWAP_ROWS)
-        sums = swaps(part._reading(point))
-        if not len(sums):
-            return None
-        candidates = part._maximised(point.expand(len(sums), -1), sums)
-        moved, loss = lowest_swap(candidates, part._updates, self._updates)
-        before = self.loss(point)
-        is_lower = bool(loss < before - LOWER * (1 + before.abs()))
-        return Moved(self, moved, "states swapped", loss) if is_lower else None
-
-    def _updates(self, point: Tensor) -> tuple[Tensor, Tensor]:
-        moved, terms = self.updated(point)
-        return moved, terms.total
+        tried = swaps(part._reading(point))
+        candidates = part._maximised(point.expand(len(tried), -1), tried.sums) if len(tried) else point[:0]
+        return swapped(self, part, point, candidates)
 
     def _reading(self, point: Tensor) -> Reading:
         features = self._features(slice(None))

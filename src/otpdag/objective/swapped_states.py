@@ -15,10 +15,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Reading", "lowest_swap", "swaps"]
+from otpdag.objective.problem import Moved, Problem
+
+__all__ = ["Reading", "Swaps", "lowest_swap", "swapped", "swapped_pairs", "swaps"]
 
 FEWEST_STATES = 3  # of two there is nothing to swap
 GIVEN_UP, MOST_SPLIT = 2, 12
@@ -27,6 +30,11 @@ TURNS = 12  # of the power method, from the mean square of features: a split nee
 MOST_POSTERIOR = 1 - 1e-9  # of a state that is removed: rows that it alone explains cost much, not infinitely much
 EARLY_STEPS, FINALISTS, LATE_STEPS = 4, 2, 6
 """Updates of all swaps on a part of the rows, and of how many of them on all."""
+NEAR = 0.05
+"""Of a row's log-likelihood, by which a swap may begin above the optimum: of 100 of mixtures and chains four were left,
+by swaps that began 0.21 below to 0.006 above them; in easy ones that were kept none began below 0.066 above them
+(decision 0047)."""
+LOWER = 1e-5  # the relative fall of the loss from which on a swap is taken
 
 Updates = Callable[[Tensor], tuple[Tensor, Tensor]]
 """From points (R, P) the updated ones, and the losses (R,) before."""
@@ -41,25 +49,46 @@ class Reading:
     posterior: Tensor
 
 
-def swaps(reading: Reading) -> Tensor:
-    """Expected sums of features (K, S, F) after each swap of states; none where there are fewer than three.
+@dataclass(frozen=True)
+class Swaps:
+    """What K swaps of states lead to.
+
+    Attributes:
+        sums: Expected sums of features (K, S, F).
+        given_up: The state that gave up its rows (K,).
+        split: The state half of whose rows it took (K,).
+    """
+
+    sums: Tensor
+    given_up: Tensor
+    split: Tensor
+
+    def __len__(self) -> int:
+        return len(self.sums)
+
+
+def swaps(reading: Reading) -> Swaps:
+    """All swaps of states that are tried; none where there are fewer than three.
 
     >>> x = torch.tensor([[-5.0], [-5.1], [0.0], [0.1], [5.0], [5.1]], dtype=torch.float64)
     >>> shared = torch.tensor([[0.5, 0.5, 0.0]] * 2 + [[0.0, 0.0, 1.0]] * 4, dtype=torch.float64)
-    >>> sums = swaps(Reading(torch.cat([x, torch.ones_like(x)], -1), torch.ones(6).double(), shared))
-    >>> sums[0, :, 1].tolist()  # rows of each state: the first gave up its own, and has half of those of the third
+    >>> tried = swaps(Reading(torch.cat([x, torch.ones_like(x)], -1), torch.ones(6).double(), shared))
+    >>> tried.sums[
+    ...     0, :, 1
+    ... ].tolist()  # rows of each state: the first gave up its own, and has half of those of the third
     [2.0, 2.0, 2.0]
     """
     features, posterior = reading.features, reading.posterior
     states = posterior.shape[1]
     if states < FEWEST_STATES:
-        return features.new_zeros(0, states, features.shape[1])
+        none = torch.zeros(0, dtype=torch.long)
+        return Swaps(features.new_zeros(0, states, features.shape[1]), none, none)
     taken = reading.weight.unsqueeze(-1) * posterior
     half = _halves(features, taken)
     left = 1 - posterior.clamp(max=MOST_POSTERIOR)
     cost = -(reading.weight.unsqueeze(-1) * left.log()).sum(0)
     largest = taken.sum(0).argsort(descending=True)[:MOST_SPLIT]
-    made = []
+    made, which = [], []
     for given_up in cost.argsort()[:GIVEN_UP].tolist():
         rest = taken / left[:, [given_up]]
         rest[:, given_up] = 0.0
@@ -69,7 +98,29 @@ def swaps(reading: Reading) -> Tensor:
             one[given_up] = halves[split]
             one[split] -= halves[split]
             made.append(one)
-    return torch.stack(made)
+            which.append((given_up, split))
+    return Swaps(torch.stack(made), *torch.tensor(which).T)
+
+
+def swapped_pairs(pair: Tensor, tried: Swaps) -> Tensor:
+    """Expected counts (K, S, S) of a state after another one, from those before (S, S), after each swap.
+
+    Rows that a state gives up follow rows of the one that they go to. What of a split state followed the same state
+    is shared out as if halves lasted as long as the whole did, and as if each step chose one anew, half and half.
+    """
+    made, kept = [], pair.numpy()
+    for count, given_up, split in zip(tried.sums[..., -1].numpy(), tried.given_up, tried.split, strict=True):
+        both, one, whole = [int(given_up), int(split)], kept.copy(), count.copy()
+        one[both[0]], one[:, both[0]] = 0.0, 0.0
+        whole[both] = 0.0, count[both].sum()
+        one += np.diag(np.maximum(whole - one.sum(0), 0.0))
+        share = count[both] / max(whole[both[1]], 1e-300)
+        among = 0.5 * one[both[1], both[1]] * (np.diag(share) + np.outer(share, share))
+        after, before = one[both[1]].copy(), one[:, both[1]].copy()
+        one[both], one[:, both] = np.outer(share, after), np.outer(before, share)
+        one[np.ix_(both, both)] = among
+        made.append(one)
+    return torch.from_numpy(np.stack(made))
 
 
 def _halves(features: Tensor, taken: Tensor) -> Tensor:
@@ -88,10 +139,37 @@ def _halves(features: Tensor, taken: Tensor) -> Tensor:
     return (scaled @ direction.T > (centre * direction).sum(-1)).to(taken)
 
 
-def lowest_swap(candidates: Tensor, on_part: Updates, on_all: Updates) -> tuple[Tensor, Tensor]:
-    """The best of many points after updates on a part of the rows, then on all: it (1, P), and its loss (1,)."""
-    points = candidates
-    for _ in range(EARLY_STEPS):
+def swapped(problem: Problem, part: Problem, point: Tensor, candidates: Tensor) -> Moved | None:
+    """A problem at the best of points (K, P) with swapped states, where its loss is lower than at ``point`` (1, P)."""
+    if not len(candidates):
+        return None
+    lowest = lowest_swap(point, candidates, _updates_of(part), _updates_of(problem))
+    if lowest is None:
+        return None
+    (moved, loss), (_, before) = lowest, _updates_of(problem)(point)
+    is_lower = bool(loss < before - LOWER * (1 + before.abs()))
+    return Moved(problem, moved, "states swapped", loss) if is_lower else None
+
+
+def _updates_of(problem: Problem) -> Updates:
+    def updates(points: Tensor) -> tuple[Tensor, Tensor]:
+        moved, terms = problem.updated(points)
+        return moved, terms.total
+
+    return updates
+
+
+def lowest_swap(point: Tensor, candidates: Tensor, on_part: Updates, on_all: Updates) -> tuple[Tensor, Tensor] | None:
+    """The best of many points after updates on a part of the rows, then on all: it (1, P), and its loss (1,).
+
+    None where none of them begins near ``point`` (1, P), the optimum that they were made from: they would come back to
+    it.
+    """
+    points, losses = on_part(torch.cat([point, candidates]))
+    if not bool((losses[1:] < losses[0] + NEAR).any()):
+        return None
+    points = points[1:]
+    for _ in range(EARLY_STEPS - 1):
         points, losses = on_part(points)
     points = points[losses.nan_to_num(nan=torch.inf).argsort()[:FINALISTS]]
     for _ in range(LATE_STEPS):

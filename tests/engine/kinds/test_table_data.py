@@ -92,6 +92,43 @@ def test_numbers_of_rows_come_back_in_the_order_of_the_table():
     np.testing.assert_array_equal(data.as_given(data.batch.values["x"][0, :, 0].numpy()), frame["x"])
 
 
+def many_rows(seed=0):
+    rng = np.random.default_rng(seed)
+    u = rng.normal(size=ONE_START_ROWS + 500)
+    return pd.DataFrame({name: by * u + rng.normal(size=len(u)) for name, by in (("x", 1.0), ("y", -0.5), ("v", 2.0))})
+
+
+def test_rows_that_are_read_in_sums_are_ordered_when_someone_asks_for_single_ones():
+    frame = many_rows()
+    data = TableData.of(model({"u": m.Normal()}, x=m.Normal(), y=m.Normal(), v=m.Normal()), frame)
+    assert data.read_from is None
+    np.testing.assert_array_equal(data.read.values["x"][0, :, 0], frame["x"])
+    np.testing.assert_array_equal(data.as_given(data.batch.values["x"][0, :, 0].numpy()), frame["x"])
+    gaps = TableData.of(data.model, frame.mask(frame > 2.0))
+    assert gaps.read_from is not None
+    problem = data.problem(data.lay_out(otp.entropic(), 0), otp.entropic(), 0)
+    assert problem.batch is data.batch
+    assert problem.rows == len(frame)
+
+
+@pytest.mark.parametrize("columns", [["x", "y", "v"], ["x", "y"]], ids=["determined", "not determined"])
+def test_the_order_of_many_rows_changes_no_digit(columns):
+    """Of two columns behind one number nothing tells the slopes: rounding would choose them."""
+    frame = many_rows()[columns]
+    ends = []
+    for table in (frame, frame.sort_values("y"), frame.sample(frac=1, random_state=1)):
+        own = model({"u": m.Normal()}, **{name: m.Normal() for name in columns})
+        given = table.to_numpy(copy=True)
+        result = otp.fit(own, given, restarts=2)
+        given[:] = 0.0  # what becomes of the table afterwards is no matter
+        intervals = result.intervals(draws=10)
+        ends.append((own.params(), result.loss, intervals.to_numpy()[:, :3].astype(float)))
+    for params, loss, intervals in ends[1:]:
+        assert loss == ends[0][1]
+        np.testing.assert_equal(params, ends[0][0])
+        np.testing.assert_array_equal(intervals, ends[0][2])
+
+
 def test_too_few_rows_and_other_evaluations_are_refused():
     with pytest.raises(DataError, match="the table has 2 rows; at least 3 are needed for this model"):
         TableData.of(model(), table(2))

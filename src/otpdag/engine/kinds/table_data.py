@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import cached_property
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,18 +15,30 @@ from torch import Tensor
 
 from otpdag.backward.closed_form import SumSizes
 from otpdag.backward.guessed_rows import complete_table, row_weights
-from otpdag.data import Batch, Cells, Schema, Table, canonical_order, random_part, read_cells, unique_rows
+from otpdag.data import (
+    Batch,
+    Cells,
+    Schema,
+    Table,
+    canonical_order,
+    random_part,
+    read_cells,
+    rows_by_content,
+    unique_rows,
+)
 from otpdag.engine.course import Course
 from otpdag.engine.kinds.kind import DataKind, check_rows, named_method
 from otpdag.engine.method import Method, entropic, paper, transport
 from otpdag.engine.point_layout import Layout
 from otpdag.engine.search import Ended, restart_seed
 from otpdag.errors import ModelError
+from otpdag.mechanisms import Normal
 from otpdag.model import Model
 from otpdag.objective import ClosedForm, Drawn, Problem
 from otpdag.objective.direct import count_ranges
 from otpdag.objective.partitioned_problem import FROM_ROWS, HELD_ROWS, PartitionedProblem, rows_in_blocks
 from otpdag.objective.row_objective import RowObjective
+from otpdag.objective.row_problem import summed_rows
 from otpdag.objective.sampled import DrawnRows
 from otpdag.structure import Structure, unpack
 from otpdag.uncertainty.diagnosis import (
@@ -53,9 +66,12 @@ class TableData(DataKind):
 
     model: Model
     schema: Schema
-    batch: Batch
-    order: NDArray[np.int64]
-    """Which row of the table each row of the batch is, where every row is kept."""
+    read: Batch
+    """The rows as they were read."""
+    read_from: NDArray[np.integer[Any]] | None
+    """Which row of the table each of these is, where every row is kept; None if they stand as in the table.
+
+    So they do where a model reads nothing but sums over all rows, until someone asks for single ones."""
 
     @classmethod
     def of(
@@ -76,16 +92,34 @@ class TableData(DataKind):
         cells = read_cells(table, schema, hidden=model.graph.hidden, weights=weights)
         check_rows(structure, cells.rows)
         structure.check_given({node: torch.from_numpy(~np.isnan(cells.numbers[node])) for node in structure.given})
+        if device == "cpu" and not every_row and _is_read_in_sums(structure, cells):
+            return cls(model, schema, cells.batch(narrow=True), None)
         discrete = all(structure.mechanisms[node].space.is_discrete for node in structure.graph.observed)
         order = canonical_order(_by_content(cells), cells.rows)
         ordered = cells.batch(order=order, narrow=cells.rows >= FROM_ROWS and not every_row)
         batch = unique_rows(ordered) if discrete and not every_row else ordered
-        return cls(model, schema, batch.to(device), order)
+        return cls(model, schema, batch.to(device), order.astype(np.int32))
 
     @property
     def rows(self) -> int:
         """Rows of the table."""
-        return len(self.order)
+        return self.read.rows if self.read_from is None else len(self.read_from)
+
+    @cached_property
+    def order(self) -> NDArray[np.integer[Any]]:
+        """Which row of the table each row of the batch is, where every row is kept."""
+        return canonical_order(_columns(self.read), self.rows) if self.read_from is None else self.read_from
+
+    @cached_property
+    def batch(self) -> Batch:
+        """The rows, in an order that looks random and does not depend on that of the table."""
+        return self.read.take(torch.from_numpy(self.order)) if self.read_from is None else self.read
+
+    def first(self, rows: int) -> Batch:
+        """The first rows, or others that depend on the order of the table as little; all if there are no more."""
+        if self.read_from is None and rows < self.rows:
+            return self.read.take(torch.from_numpy(rows_by_content(_columns(self.read), rows)))
+        return self.batch.first(rows)
 
     def as_given(self, per_unit: NDArray[np.float64]) -> NDArray[np.float64]:
         """Back from the order of the batch to that of the table."""
@@ -113,21 +147,26 @@ class TableData(DataKind):
             return method.evaluation.batch_size
         numbers = any(not self.structure.mechanisms[node].space.is_discrete for node in self.structure.graph.hidden)
         grid = method.evaluation.sums.grid if isinstance(method.evaluation, ClosedForm) else 1
-        return self.batch.rows * (grid if numbers else 1)
+        return self.read.rows * (grid if numbers else 1)
 
     def course(self, method: Method) -> Course:
         """Of many rows, all but the last leg on a part of them."""
-        if self.batch.rows < FROM_ROWS or not isinstance(method.evaluation, ClosedForm):
+        if self.read.rows < FROM_ROWS or not isinstance(method.evaluation, ClosedForm):
             return Course()
         tolerance = getattr(method.optimiser, "tolerance", 1e-9)
         return Course(finalist_rows=HELD_ROWS, part_rows=HELD_ROWS, part_tolerance=tolerance)
 
     def lay_out(self, method: Method, seed: int) -> Layout:
         """The units of (a part of) the completed table, and maps where they are learned."""
-        return lay_out_rows(self.structure, self.batch.first(ONE_START_ROWS), method, seed)
+        return lay_out_rows(self.structure, self.first(ONE_START_ROWS), method, seed)
 
     def problem(self, layout: Layout, method: Method, seed: int) -> Problem:
         """Rows in closed form, or drawn."""
+        if self.read_from is None and isinstance(method.evaluation, ClosedForm):
+            about = RowObjective(layout.structure, layout.shapes, method.objective, method.evaluation)
+            summed = summed_rows(about, self.read, seed, in_order=lambda: self.batch)
+            if summed is not None:
+                return summed
         return table_problem(layout, self.batch, method, seed)
 
     def starts(
@@ -140,7 +179,7 @@ class TableData(DataKind):
             if all(start is not None for start in made):
                 return torch.cat([start for start in made if start is not None])
         if units is None and len(numbers) == 1:
-            seen = self.batch.first(ONE_START_ROWS)
+            seen = self.first(ONE_START_ROWS)
         else:
             units = random_part(self.batch.rows, START_ROWS, seed) if units is None else units
             seen = self.batch.widened() if units is None else self.batch.take(units)
@@ -150,14 +189,15 @@ class TableData(DataKind):
     def adopt(self, layout: Layout, ended: Ended) -> None:
         """Parameters, units and maps, and how far counts reach."""
         self.model.adopt(layout.structure, unpack(ended.point.cpu(), layout.shapes), self.schema, layout.maps)
-        self.model.note_ranges(count_ranges(self.structure, self.batch))
+        self.model.note_ranges(count_ranges(self.structure, self.read))
 
     def notes(self, ended: Ended) -> list[str]:
         """Constant columns, boundaries, parameters that are not determined, dependence that the graph denies."""
-        batch = self.batch.to("cpu")
+        batch = self.read.to("cpu")
         notes = notes_on_columns(self.structure, batch) + notes_on_scales(self.model)
         part = random_part(batch.rows, HELD_ROWS, seed=0) if batch.rows >= FROM_ROWS else None
-        batch = batch if part is None else batch.take(part)
+        if part is not None:
+            batch = self.first(HELD_ROWS) if self.read_from is None else batch.take(part)
         notes += notes_on_separation(self.model, batch)
         problem = ended.problem.base if isinstance(ended.problem, PartitionedProblem) else ended.problem
         if problem.is_sum and bool(ended.converged[0]):
@@ -170,6 +210,21 @@ def _by_content(cells: Cells) -> Iterator[NDArray[np.float64]]:
     for node in sorted(cells.numbers, key=lambda name: cells.columns[name].space.is_discrete):
         yield from cells.numbers[node].T
     yield from (weight for weight in cells.weight if (weight != weight[0]).any())
+
+
+def _is_read_in_sums(structure: Structure, cells: Cells) -> bool:
+    """Whether a model of normal nodes alone meets complete rows of equal weights: it reads nothing but moments."""
+    return (
+        cells.rows > ONE_START_ROWS  # of fewer rows all are asked for
+        and all(type(mechanism) is Normal for mechanism in structure.mechanisms.values())
+        and bool((cells.weight == cells.weight[:1, :1]).all())
+        and not any(np.isnan(column.min()) for column in cells.numbers.values())
+    )
+
+
+def _columns(batch: Batch) -> list[NDArray[np.float64]]:
+    """All cells of complete rows of numbers, column by column."""
+    return [column for value in batch.values.values() for column in value[0].numpy().T]
 
 
 def automatic(structure: Structure) -> Method:
@@ -192,7 +247,10 @@ def automatic(structure: Structure) -> Method:
 def lay_out_rows(structure: Structure, batch: Batch, method: Method, seed: int) -> Layout:
     """Adopt the data's units and declare all parameters."""
     generator = np.random.default_rng([seed, 2**20])
-    completed = complete_table(structure, batch, 0, generator, first=True)
+    rough = isinstance(method.evaluation, ClosedForm)  # Adam's steps depend on units where maxima do not
+    completed = complete_table(
+        structure, batch, 0, generator, first=True, even_categories=rough, standard_numbers=rough
+    )
     scaled = structure.scaled_to(completed, row_weights(structure, batch))
     maps = method.evaluation.maps(scaled, batch) if isinstance(method.evaluation, Drawn) else ()
     phi = {key: value for one in maps for key, value in one.init(1, torch.Generator().manual_seed(0)).items()}
