@@ -298,24 +298,3 @@ def test_kernels_of_categories_change_nothing_but_compare():
     (kernel,) = WhitenedFeatures(features=10).fit([counts], torch.ones(1, 3).double()).kernels
     assert (kernel.centre, kernel.spread) == (2.0, 1.4826)  # of 2, 3 and 0: below zero counts as zero
     torch.testing.assert_close(kernel.transform(torch.tensor([[-5.0, 16.0]])), torch.tensor([[-2.0, 2.0]]) / 1.4826)
-
-
-def test_along_slopes_only_what_they_span_counts():
-    """The squared length of the whitened gap's projection on the whitened slopes, by least squares."""
-    x, y = normal(1, 200, 2), normal(1, 60, 2) + 0.3
-    fitted = WhitenedFeatures(features=12).fit(columns_of(x), torch.ones(1, 200).double())
-    mean = features_of(fitted, y).mean(1)
-    whitened = (fitted.whitening[0].mT @ (fitted.mean - mean)[0]).numpy()
-    basis = np.linalg.qr(normal(12, 12).numpy())[0]
-    inverse = torch.linalg.inv(fitted.whitening[0].mT).numpy()
-    # whitened slopes of known lengths: one a ten-thousandth of the longest, one that rounding alone can tell
-    lengths = np.array([3.0, 1.0, 3e-4, 3e-8])
-    mixing = np.linalg.qr(normal(4, 4).numpy())[0]
-    slopes = torch.as_tensor(inverse @ (basis[:, :4] * lengths) @ mixing)
-    along = fitted.along(slopes)
-    assert along.whitening.shape == (1, 12, 3)
-    assert torch.equal(along.mean, fitted.mean)
-    projected = basis[:, :3].T @ whitened
-    assert along.distance(mean).item() == pytest.approx(float(projected @ projected), rel=1e-6)
-    assert along.distance(mean).item() < fitted.distance(mean).item()
-    assert fitted.along(torch.cat([slopes, slopes], -1)).whitening.shape == (1, 12, 3)
