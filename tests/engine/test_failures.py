@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy.stats import norm
 
 import otpdag as otp
 from otpdag import mechanisms as m
@@ -152,3 +153,20 @@ def test_weights_of_any_size_count_alike(size):
     np.testing.assert_allclose(scaled.params()["y"]["weight"], plain.params()["y"]["weight"], rtol=1e-9)
     slope = np.polyfit(table["x"], table["y"], 1, w=np.sqrt(weights))[0]
     np.testing.assert_allclose(plain.params()["y"]["weight"], [slope], rtol=1e-4)
+
+
+@pytest.mark.parametrize("gaps", [False, True])
+@pytest.mark.parametrize("method", ["auto", "entropic", "transport"])
+def test_a_model_of_which_all_is_given_is_refused_and_answers_as_it_is(method, gaps):
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"a": rng.normal(size=40)})
+    table["b"] = table["a"] + rng.normal(size=40)
+    if gaps:
+        table.loc[::4, "a"] = np.nan
+    given = {"a": m.Normal(loc=0.0, scale=1.0), "b": m.Normal(loc=0.0, scale=1.0, weight=1.0)}
+    model = otp.Model(otp.Graph([("a", "b")]), given)
+    with pytest.raises(ModelError, match="nothing to learn: every parameter of 'a', 'b' is given"):
+        otp.fit(model, table, method=method, seed=0)
+    seen = table.dropna()
+    truth = norm.logpdf(seen["a"]) + norm.logpdf(seen["b"], seen["a"])
+    assert model.set_params({}).score(seen) == pytest.approx(truth.mean())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -28,7 +29,7 @@ from otpdag.engine.result import FitResult, Status
 from otpdag.engine.robust import robust_search
 from otpdag.engine.search import Ended, Searcher, search
 from otpdag.engine.stopping import Cause, Stopping
-from otpdag.errors import ApproximationWarning, ConvergenceWarning, ModelError
+from otpdag.errors import ApproximationWarning, ConvergenceWarning, ModelError, listed
 from otpdag.model import Model
 from otpdag.structure import unpack
 from otpdag.threads import bounded_threads
@@ -147,6 +148,7 @@ def fit(
 def _searched(kind: DataKind, plan: Plan, searcher: Searcher) -> tuple[Layout, Ended, NDArray[np.float64] | None]:
     """Lay out the problem, search, and conclude; also how much of each row was used, where some are left out."""
     layout = kind.lay_out(plan.method, searcher.seed)
+    _check_something_is_learned(layout)
     problem = kind.problem(layout, plan.method, searcher.seed)
     if problem.approximation is not None:
         warnings.warn(problem.approximation, ApproximationWarning, stacklevel=3)
@@ -191,6 +193,16 @@ def _breakdowns_named() -> Iterator[None]:
     except (torch.linalg.LinAlgError, np.linalg.LinAlgError) as error:  # type: ignore[attr-defined]
         reason = str(error).split(":")[-1].strip()
         raise ModelError(f"the fit failed: a matrix became singular ({reason}); {FAILURE_ADVICE}") from error
+
+
+def _check_something_is_learned(layout: Layout) -> None:
+    """Refuse a model of which all is given, and with it the backward map."""
+    if not any(math.prod(shape) for shape in layout.shapes.values()):
+        nodes = listed(list(layout.structure.mechanisms))
+        raise ModelError(
+            f"there is nothing to learn: every parameter of {nodes} is given; leave one out of its mechanism, or say "
+            "model.set_params({}), after which the model scores, fills in and samples as it is"
+        )
 
 
 def _check_end(layout: Layout, ended: Ended) -> None:
