@@ -12,7 +12,7 @@ from torch.func import functional_call
 from baselines.network_problem import train
 from otpdag.backward.encoder import EncoderMap
 from otpdag.estimators._pictures import PictureFormat
-from otpdag.estimators.vector_quantized import START_IMAGES, bits
+from otpdag.estimators.vector_quantized import START_IMAGES, directions
 from otpdag.image_networks import (
     Flat,
     Grid,
@@ -41,9 +41,9 @@ class DiscreteAutoencoder(ABC):
         batch_size: Images in a step.
         learning_rate: Of Adam; falls to zero along a cosine.
         random_state: Seed; networks and minibatches are those of the library's estimator with this seed.
-        as_ours: Take the start of the networks and the length of codewords from the library's estimator too, so that
-            only the quantiser differs. Without it networks start as torch draws them, and codewords are as long as the
-            grid has channels.
+        as_ours: Take the start of the networks, the length of codewords and what a rebuilt image costs from the
+            library's estimator too, so that only the quantiser differs. Without it networks start as torch draws
+            them, codewords are as long as the grid has channels, and the cost is the squared error.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class DiscreteAutoencoder(ABC):
         as_ours=False,
     ):
         self.n_codes, self.channels, self.width = n_codes, code_dim, width
-        self.code_dim = min(code_dim, bits(n_codes)) if as_ours else code_dim
+        self.code_dim = min(code_dim, directions(n_codes)) if as_ours else code_dim
         self.n_epochs, self.batch_size, self.learning_rate = n_epochs, batch_size, learning_rate
         self.random_state, self.as_ours = random_state, as_ours
 
@@ -110,8 +110,8 @@ class DiscreteAutoencoder(ABC):
         return functional_call(self.decoder, state, (latents.reshape(-1, math.prod(self.grid) * self.code_dim),))
 
     def relative_error(self, rebuilt, rows):
-        """Mean squared error in units of the pixels' variance."""
-        return rebuilding_cost(rebuilt, rows, self.spread)
+        """Mean squared error in units of the pixels' variance; as the library's estimator has it, its logarithm."""
+        return rebuilding_cost(rebuilt, rows, self.spread, own_noise=self.as_ours)
 
     def codes_of(self, latents):
         """Numbers of the codewords that latents (n, code_dim) are sent to."""

@@ -33,7 +33,7 @@ METHODS = {
     "fsq": "baselines.library_quantizers.FiniteScalar",
     "revived_as_ours": "baselines.library_quantizers.RevivedVQEMA",
 }
-OPTIONS = {"revived_as_ours": {"as_ours": True}}  # our start and length of codewords: only the quantiser differs
+OPTIONS = {"revived_as_ours": {"as_ours": True}}  # our start, codewords' length and cost: only the quantiser differs
 PEERS = ("vqvae", "sqvae", "vq_ema", "vq_ema_revived", "fsq")
 PLAIN = ("vqvae", "sqvae", "vq_ema")  # peers that start from random codewords and revive none
 TIMED_STEPS, TIMED_ROUNDS = 12, 5

@@ -45,7 +45,7 @@ def test_unseen_images_are_rebuilt_and_the_codebook_is_used(fitted):
 
 
 def test_codewords_weights_and_usage(fitted):
-    assert fitted.codebook_.shape == fitted.scales_.shape == (16, 4)  # 16 codewords: four bits
+    assert fitted.codebook_.shape == fitted.scales_.shape == (16, 2)  # 16 codewords: four bits, two for each direction
     assert (fitted.scales_ > 0).all()
     assert fitted.weights_.shape == (4, 16)
     assert np.allclose(fitted.weights_.sum(1), 1, atol=1e-5)
@@ -60,7 +60,7 @@ def test_codes_name_the_nearest_codeword_by_mahalanobis_distance(fitted):
     images = tiles(10, seed=2)
     with torch.no_grad():
         latents = fitted._map.latents(fitted.model_.fitted.phi, fitted.format_.rows(images).unsqueeze(0))
-    points = latents[0].numpy().reshape(-1, 1, 4)
+    points = latents[0].numpy().reshape(-1, 1, fitted.rank_)
     distance = np.square((points - fitted.codebook_) / fitted.scales_).sum(-1)
     assert (distance.argmin(1).reshape(10, 4) == fitted.encode(images)).mean() > 0.99
 
@@ -154,7 +154,7 @@ def test_own_networks_and_a_file(tmp_path):
     assert np.array_equal(again.reconstruct(tiles(5)), made.reconstruct(tiles(5)))
 
 
-@pytest.mark.parametrize(("rank", "length"), [(None, 4), (2, 2), (8, 8)])
+@pytest.mark.parametrize(("rank", "length"), [(None, 2), (3, 3), (8, 8)])
 def test_codewords_lie_in_as_many_directions_as_asked_for(tmp_path, rank, length):
     made = VectorQuantizedAutoencoder(**SMALL | {"n_epochs": 1, "rank": rank}).fit(tiles(40))
     assert made.rank_ == made.codebook_.shape[1] == length
@@ -168,6 +168,16 @@ def test_a_file_without_rank_has_codewords_of_all_channels(tmp_path):
     made.save(tmp_path / "codes.otp")
     state, tensors = read_estimator(tmp_path / "codes.otp", KIND)
     del state["settings"]["rank"]
+    again = VectorQuantizedAutoencoder._restored(state, tensors, None, None)
+    assert np.array_equal(again.encode(tiles(5)), made.encode(tiles(5)))
+
+
+def test_a_file_from_when_codewords_had_as_many_directions_as_bits(tmp_path):
+    made = VectorQuantizedAutoencoder(**SMALL | {"n_epochs": 1, "rank": 4}).fit(tiles(40))
+    made.save(tmp_path / "codes.otp")
+    state, tensors = read_estimator(tmp_path / "codes.otp", KIND)
+    assert state["settings"]["rank"] == 4
+    state["settings"]["rank"] = None
     again = VectorQuantizedAutoencoder._restored(state, tensors, None, None)
     assert np.array_equal(again.encode(tiles(5)), made.encode(tiles(5)))
 

@@ -84,22 +84,22 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
     Args:
         n_codes: Number of codewords, K.
         code_dim: Channels of the grid between encoder and decoder, D.
-        rank: Length of a codeword: latents and codewords lie in a learned subspace of the D channels. By default as
-            many directions as a code has bits, :math:`\log_2 K`: a code can tell no more of them apart.
+        rank: Length of a codeword: latents and codewords lie in a learned subspace of the D channels. By default half
+            as many directions as a code has bits, :math:`\tfrac12 \log_2 K`: a code tells four values of each apart.
         width: Channels of the default networks; the residual blocks have a quarter of it inside.
         encoder: A module from images (n, channels, height, width) to a grid (n, code_dim, h, w), in place of the
             default one.
         decoder: A module back.
         eta: Weight of the transport to the codewords, relative to the reconstruction in units of the pixels' variance.
-        pull: Share of that transport's gradient that moves latents; ``noise="image"``, whose cost is steeper, needs
-            about ten times as much.
+        pull: Share of that transport's gradient that moves latents: more brings them closer to codewords, and leaves
+            fewer codewords in use.
         mixture: Weight of the divergence from the mixture of Gaussians, which teaches the covariances.
         eta_r: Weight of the divergence of the weights from uniform ones.
         divergence: Of the second term; sliced Wasserstein if left out.
         balance: ``"codebook"``: the weights of all positions together are held by one transport problem;
             ``"position"``: every position's own by a problem of its own, as the paper reads it.
-        noise: ``"shared"``: what is decoded has one noise scale for all images, which is the squared error;
-            ``"image"``: one of its own for every image, at its maximum, so that all images count alike.
+        noise: ``"image"``: what is decoded has a noise scale of its own for every image, at its maximum, so that all
+            images count alike; ``"shared"``: one for all of them, which is the squared error, as in the paper.
         warm_up: Share of the steps in which latents are not quantised.
         n_epochs: How often every image is seen, on average.
         batch_size: Images in a step.
@@ -136,12 +136,12 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
         encoder: nn.Module | None = None,
         decoder: nn.Module | None = None,
         eta: float = 1.0,
-        pull: float = 0.1,
+        pull: float = 0.3,
         mixture: float = 0.01,
         eta_r: float = 1.0,
         divergence: AbstractDivergence | None = None,
         balance: Literal["codebook", "position"] = "codebook",
-        noise: Literal["image", "shared"] = "shared",
+        noise: Literal["image", "shared"] = "image",
         warm_up: float = 0.2,
         n_epochs: int = 100,
         batch_size: int = 32,
@@ -227,7 +227,7 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
 
     def _length(self) -> int:
         """Of a codeword."""
-        return min(self.code_dim, bits(self.n_codes)) if self.rank is None else self.rank
+        return min(self.code_dim, directions(self.n_codes)) if self.rank is None else self.rank
 
     def _check_rank(self) -> None:
         if self.rank is not None and not 1 <= self.rank <= self.code_dim:
@@ -412,6 +412,7 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
         self._check_fitted()
         skipped = ("encoder", "decoder", "divergence")
         settings = {name: value for name, value in self.get_params(deep=False).items() if name not in skipped}
+        settings["rank"] = self.rank_  # as it is, whatever the default may become
         state: dict[str, Any] = {"settings": settings, "format_": asdict(self.format_), "perplexity": self.perplexity_}
         state["own_networks"] = self.encoder is not None
         tensors = {**self.model_.structure.raw(self.model_.fitted.naturals), **self.model_.fitted.phi}
@@ -437,7 +438,9 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
     ) -> Self:
         if state["own_networks"] and (encoder is None or decoder is None):
             raise DataError("this auto-encoder has networks of its user, which are not saved: pass encoder and decoder")
-        settings = {"rank": state["settings"]["code_dim"]} | state["settings"]  # earlier files know of no rank
+        settings = {"rank": state["settings"]["code_dim"]} | state["settings"]  # the first files know of no rank
+        if settings["rank"] is None:  # files from when the default was as many directions as bits
+            settings["rank"] = min(settings["code_dim"], bits(settings["n_codes"]))
         restored = cls(**settings, encoder=encoder, decoder=decoder)
         restored.format_ = read_format(state["format_"])
         restored._check_sizes(tensors)
@@ -464,6 +467,15 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
         if self.encoder is None or self.decoder is None:
             grid = math.prod(positions(self.format_.height, self.format_.width))
             check_accounted(tensors, network=self.width**2, weights=grid * self.n_codes)
+
+
+def directions(size: int) -> int:
+    """That a code with this many values tells apart: four values, two bits, of each; at least one.
+
+    >>> directions(512), directions(31), directions(2)
+    (4, 2, 1)
+    """
+    return max(1, bits(size) // 2)
 
 
 def bits(size: int) -> int:
