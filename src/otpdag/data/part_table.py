@@ -57,18 +57,22 @@ class Reading:
     unit: float = 1.0
     weights: Floats | None = None
 
-    def batch(self, frame: pd.DataFrame, number: int) -> Batch:
-        """Check and encode a part."""
+    def batch(self, frame: pd.DataFrame, number: int, rows: npt.NDArray[np.int64] | None = None) -> Batch:
+        """Check and encode a part, or these of its rows."""
         first = self.starts[number]
+        whole = len(frame)
+        frame = frame if rows is None else frame.iloc[rows]
         try:
             batch = encode(frame, self.schema, hidden=self.hidden, partial=True)
         except DataError as error:
             raise DataError(f"{error} (counted from row {first} of the table)") from None
         if self.weight_column is None and self.weights is None:
             return batch
-        own = (
-            _weights_of(frame, self.weight_column) if self.weights is None else self.weights[first : first + batch.rows]
-        )
+        if self.weights is None:
+            own = _weights_of(frame, self.weight_column)
+        else:
+            given = self.weights[first : first + whole]
+            own = given if rows is None else given[rows]
         return replace(batch, weight=torch.from_numpy(self.unit * own)[None])
 
 
@@ -93,6 +97,15 @@ class PartTable:
     sample: Batch
     seen: Mapping[str, npt.NDArray[np.int64]]
     largest: Mapping[str, float]
+
+    def picked(self, rows: Tensor) -> Batch:
+        """These rows of the table, all different, in the order of their numbers (n,): one pass over all parts."""
+        order, taken = rows.argsort(), 0
+        picked = _empty_like(self.sample, len(rows))
+        for part in self.parts.each(_picked_rows, self.reading, rows[order].numpy()):
+            _put(picked, order[taken : taken + part.rows], part)
+            taken += part.rows
+        return picked
 
     def distinct(self) -> Batch | None:
         """All rows, those that agree as one with their weight; None if too many differ."""
@@ -233,6 +246,13 @@ def _second_look(frame: pd.DataFrame, number: int, reading: Reading, chosen: npt
         {node: mask[0].sum(0).numpy() for node, mask in batch.mask.items()},
         {node: float(value.max()) for node, value in batch.values.items()},
     )
+
+
+def _picked_rows(frame: pd.DataFrame, number: int, reading: Reading, chosen: npt.NDArray[np.int64]) -> Batch:
+    """Of the chosen rows of the table those that are in a part."""
+    first = reading.starts[number]
+    begin, end = np.searchsorted(chosen, [first, first + len(frame)])
+    return reading.batch(frame, number, chosen[begin:end] - first)
 
 
 def _distinct_part(frame: pd.DataFrame, number: int, reading: Reading) -> Batch:

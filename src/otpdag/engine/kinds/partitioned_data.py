@@ -19,9 +19,10 @@ from otpdag.engine.point_layout import Layout
 from otpdag.engine.search import Ended
 from otpdag.errors import DataError, ModelError
 from otpdag.model import Model
-from otpdag.objective import ClosedForm, Problem
+from otpdag.objective import ClosedForm, Drawn, Problem
 from otpdag.objective.partitioned_problem import PartitionedProblem, is_sum_over_rows, part_problem
 from otpdag.objective.row_objective import RowObjective
+from otpdag.objective.streamed_rows import Pools, StreamedRows, pools_for
 from otpdag.structure import unpack
 
 __all__ = ["PartitionedData"]
@@ -79,14 +80,10 @@ class PartitionedData(DataKind):
         return self.held.named(name)
 
     def check(self, method: Method) -> None:
-        """Refuse what is no sum over rows."""
+        """Refuse what compares all rows with the model."""
         self.held.check(method)
-        if not isinstance(method.evaluation, ClosedForm):
-            raise ModelError(
-                f"method {method.name!r} draws minibatches, which a table in parts does not serve: use "
-                "method='entropic', or fit a random part of the rows in memory"
-            )
-        if not is_sum_over_rows(method.objective):
+        in_minibatches = isinstance(method.evaluation, Drawn) and method.objective.direct is None
+        if not (in_minibatches or is_sum_over_rows(method.objective)):
             raise ModelError(
                 f"method {method.name!r} compares the rows with the model as a whole, which is no sum over the parts "
                 "of a table: use method='entropic', or fit a random part of the rows in memory"
@@ -105,10 +102,14 @@ class PartitionedData(DataKind):
         """The units of the rows at hand."""
         return self.held.lay_out(method, seed)
 
-    def problem(self, layout: Layout, method: Method, seed: int) -> PartitionedProblem:
-        """Parts in closed form; their problems are kept if they fit into memory, or lie elsewhere."""
-        assert isinstance(method.evaluation, ClosedForm), "checked before"
+    def problem(self, layout: Layout, method: Method, seed: int) -> PartitionedProblem | StreamedRows:
+        """Minibatches; or parts in closed form, whose problems are kept if they fit into memory, or lie elsewhere."""
         sample = self.held.problem(layout, method, seed)
+        if isinstance(method.evaluation, Drawn):
+            held = self.held.batch
+            number = pools_for(method.optimiser.steps, method.evaluation.batch_size, held.rows)
+            return StreamedRows(sample, Pools(held, self.table.picked, self.rows, number, seed))
+        assert isinstance(method.evaluation, ClosedForm), "checked before"
         about = RowObjective(layout.structure, layout.shapes, method.objective, method.evaluation)
         made = self.table.parts.mapped(
             part_problem,
