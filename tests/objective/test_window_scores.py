@@ -77,6 +77,19 @@ def test_few_numbers_and_no_categories_are_hardly_possible():
     assert float((~reader.trusted(sample).steps.mask["y"]).double().mean()) == pytest.approx(HARDLY, rel=0.05)
 
 
+def test_densities_of_fewer_cells_are_not_compared_with_those_of_all():
+    """A cell of a narrow node is less dense than two, but no less possible."""
+    graph = otp.Graph([otp.lag("z", "z"), ("z", "x")], hidden=["z"])
+    model = otp.Model(graph, {"z": m.Categorical(2), "x": m.Normal(2)})
+    model.set_params({"z": {"probs": [[0.8, 0.2], [0.3, 0.7]]}, "z[0]": {"probs": [0.4, 0.6]}})
+    model.set_params({"x": {"loc": [[-1.0, -1.0], [1.0, 1.0]], "scale": np.full((2, 2), 1e-4)}})
+    problem, point = problem_of(model, 40, 10)
+    sample = drawn(problem, point, 100, 20)
+    reader = reader_of(problem, point).with_floors(sample)
+    seen = with_missing(sample, 0.3)
+    assert torch.equal(reader.trusted(seen).steps.mask["x"].any(-1), seen.steps.mask["x"].any(-1))
+
+
 def test_moves_that_cannot_be_have_no_score_that_is_not_a_number():
     graph = otp.Graph([otp.lag("z", "z"), ("z", "x")], hidden=["z"])
     cycle = m.Categorical(3, probs=[[0.9, 0.1, 0.0], [0.0, 0.9, 0.1], [0.1, 0.0, 0.9]])

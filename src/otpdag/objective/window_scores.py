@@ -84,10 +84,11 @@ class WindowScores:
     # -- what a window tells of states --------------------------------------------------------------------------------
 
     def trusted(self, batch: SequenceBatch) -> SequenceBatch:
-        """The same steps without the numbers that are hardly possible."""
+        """The same steps without the numbers that are hardly possible, of nodes of which all cells are seen."""
         mask = dict(batch.steps.mask)
         for node, floor in self.floors.items():
-            mask[node] = mask[node] & (self._log_density(node, batch) >= floor).reshape(1, -1, 1)
+            hardly = (self._log_density(node, batch) < floor).reshape(1, -1, 1)
+            mask[node] = mask[node] & ~(hardly & mask[node].all(-1, keepdim=True))
         return replace(batch, steps=replace(batch.steps, mask=mask))
 
     @cached_property
