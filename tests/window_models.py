@@ -34,7 +34,8 @@ def mixed_hmm():
 
 def problem_of(model, sequences, length, seed=1):
     data = model.sample(sequences, length=length, seed=seed)
-    given = otp.Sequences(data[list(model.graph.observed)], lengths=[length] * sequences)
+    shown = [column for column in data if column.split(".")[0] in model.graph.observed]
+    given = otp.Sequences(data[shown], lengths=[length] * sequences)
     kind = recognise(model, given, weights=None, device="cpu", every_row=False)
     layout = kind.lay_out(WINDOWS, 0)
     return kind.problem(layout, WINDOWS, 0), kind.starts(layout, None, 0, [0])

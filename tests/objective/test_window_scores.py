@@ -81,8 +81,8 @@ def test_densities_of_fewer_cells_are_not_compared_with_those_of_all():
     """A cell of a narrow node is less dense than two, but no less possible."""
     graph = otp.Graph([otp.lag("z", "z"), ("z", "x")], hidden=["z"])
     model = otp.Model(graph, {"z": m.Categorical(2), "x": m.Normal(2)})
-    model.set_params({"z": {"probs": [[0.8, 0.2], [0.3, 0.7]]}, "z[0]": {"probs": [0.4, 0.6]}})
-    model.set_params({"x": {"loc": [[-1.0, -1.0], [1.0, 1.0]], "scale": np.full((2, 2), 1e-4)}})
+    narrow = {"loc": [[-1.0, -1.0], [1.0, 1.0]], "scale": np.full((2, 2), 1e-4)}
+    model.set_params({"z": {"probs": [[0.8, 0.2], [0.3, 0.7]]}, "z[0]": {"probs": [0.4, 0.6]}, "x": narrow})
     problem, point = problem_of(model, 40, 10)
     sample = drawn(problem, point, 100, 20)
     reader = reader_of(problem, point).with_floors(sample)
