@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from otpdag.divergences import WhitenedFeatures
-from otpdag.divergences.whitened import FeatureColumn, _mean_and_covariance, _overlap, _robust, _whitening
+from otpdag.divergences.whitened import FeatureColumn, _mean_and_covariance, _overlap, _robust, whitening_of
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -244,7 +244,7 @@ def test_directions_that_gaps_made_negative_count_as_the_ridge():
     """A covariance times the overlap of gaps need not be positive."""
     turn = torch.linalg.qr(normal(3, 3)).Q
     values = torch.tensor([2.0, 0.5, -0.3]).double()
-    matrix = _whitening(turn @ torch.diag(values) @ turn.T, 0.1)
+    matrix = whitening_of(turn @ torch.diag(values) @ turn.T, 0.1)
     expected = turn @ torch.diag(1 / (values.clamp(min=0) + 0.2)) @ turn.T
     torch.testing.assert_close(matrix @ matrix.T, expected)
 

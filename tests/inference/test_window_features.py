@@ -9,8 +9,12 @@ from otpdag.data.sequences import SequenceBatch
 from otpdag.divergences import WhitenedFeatures
 from otpdag.inference.ancestral import ancestral_sequences
 from otpdag.inference.window_features import (
-    _long_run_covariance,
+    block_means,
+    block_rows,
+    laws_by_time,
     lay_out_windows,
+    long_run_covariance,
+    state_laws,
     window_columns,
     window_distance,
 )
@@ -61,5 +65,34 @@ def test_long_runs_of_one_state_make_means_vary_more():
     fitted = WhitenedFeatures(features=1).fit(
         window_columns(model.structure, batch, torch.arange(400 * 201), 1), torch.ones(1, 400 * 201).double()
     )
-    plain, long = (float(_long_run_covariance(model.structure, fitted, batch, 1, block)) for block in (1, 100))
+    plain, long = (variance_of_a_mean(model, fitted, batch, block) for block in (1, 100))
     assert 7.5 < long / plain < 10
+
+
+def variance_of_a_mean(model, fitted, batch, block):
+    rows = block_rows(batch, 1, block)
+    assert rows.shape == (400 * 200 // block, block)
+    return float(long_run_covariance(block_means(model.structure, fitted, batch, 1, rows), block))
+
+
+def test_sequences_no_longer_than_a_window_have_no_blocks():
+    batch = drawn(known_poisson_hmm(), 5, 4, 0)
+    assert block_rows(batch, 4) is None
+    assert block_rows(batch, 3).tolist() == [[1], [5], [9], [13], [17]]
+
+
+def test_the_law_of_the_state_is_told_until_it_has_settled():
+    model = known_poisson_hmm()
+    first, moves = state_laws(model.structure, model.fitted.naturals, model_states(model))
+    laws = laws_by_time(first, moves, 500)
+    assert 10 < len(laws) < 200
+    for steps in (0, 1, 5, len(laws) - 1):
+        torch.testing.assert_close(laws[steps], first[0] @ torch.linalg.matrix_power(moves[0], steps))
+    torch.testing.assert_close(laws[-1] @ moves[0], laws[-1], rtol=0.0, atol=1e-9)
+    assert len(laws_by_time(first, moves, 3)) == 4
+
+
+def model_states(model):
+    batch = drawn(model, 40, 5, 0)
+    features = WhitenedFeatures(features=10)
+    return lay_out_windows(model.structure, batch, features, torch.Generator().manual_seed(0)).states

@@ -252,19 +252,6 @@ def test_scores_that_are_compared_are_those_where_rows_are_completed():
     assert not torch.allclose(scores.of_rows, refined.direct.scores.of_rows, rtol=1e-3)
 
 
-def test_points_beside_others_are_moved_in_each_direction_and_against_it():
-    problem, start = direct_problem(gaps=True)
-    beside = problem._beside(torch.cat([start, start + 1]), torch.tensor([2, 0]))
-    steps = torch.zeros(4, start.shape[-1]).double()
-    steps[[0, 2], 2], steps[[1, 3], 0] = torch.tensor([1e-4, -1e-4]).double(), torch.tensor([1e-4, -1e-4]).double()
-    expected = problem.naturals(torch.cat([start + steps, start + 1 + steps]))
-    assert beside.directions.tolist() == [2, 0]
-    assert beside.step == 1e-4
-    for node, params in expected.items():
-        for name, value in params.items():
-            torch.testing.assert_close(beside.naturals[node][name], value)
-
-
 def test_points_of_several_numbers_are_placed_before_a_search_and_a_grid_is_left_where_it_is():
     one, start = made(Objective(eps=1.0))
     assert one.laid_out_for(start) is one

@@ -17,7 +17,7 @@ from otpdag.inference.completion import complete_rows
 from otpdag.objective import ClosedForm, Direct, Objective
 from otpdag.objective.row_objective import RowObjective
 from otpdag.objective.row_problem import each_row_problem
-from otpdag.objective.score_features import ScoreFeatures, mean_scores, scores
+from otpdag.objective.score_features import ScoreFeatures, mean_scores, points_beside, scores
 
 ROWS = 60
 
@@ -37,7 +37,20 @@ def problem():
 
 
 def everywhere(problem, point):
-    return problem._beside(point, torch.arange(point.shape[-1]))
+    return points_beside(problem.naturals, point, torch.arange(point.shape[-1]))
+
+
+def test_points_beside_others_are_moved_in_each_direction_and_against_it(problem):
+    problem, start = problem
+    beside = points_beside(problem.naturals, torch.cat([start, start + 1]), torch.tensor([2, 0]))
+    steps = torch.zeros(4, start.shape[-1]).double()
+    steps[[0, 2], 2], steps[[1, 3], 0] = torch.tensor([1e-4, -1e-4]).double(), torch.tensor([1e-4, -1e-4]).double()
+    expected = problem.naturals(torch.cat([start + steps, start + 1 + steps]))
+    assert beside.directions.tolist() == [2, 0]
+    assert beside.step == 1e-4
+    for node, params in expected.items():
+        for name, value in params.items():
+            torch.testing.assert_close(beside.naturals[node][name], value)
 
 
 def log_density(naturals, x, n):
@@ -78,10 +91,12 @@ def test_each_replica_has_scores_of_its_own(problem):
     problem, point = problem
     both = torch.cat([point, point + 0.2])
     values = {"x": torch.randn(2, 5, 1).double(), "n": torch.ones(2, 5, 1).double()}
-    ours = scores(problem.structure, problem._beside(both, torch.tensor([3, 0])), values, replicas=2)
+    ours = scores(problem.structure, points_beside(problem.naturals, both, torch.tensor([3, 0])), values, replicas=2)
     for number in range(2):
         own = {node: value[number : number + 1] for node, value in values.items()}
-        alone = scores(problem.structure, problem._beside(both[number : number + 1], torch.tensor([3, 0])), own)
+        alone = scores(
+            problem.structure, points_beside(problem.naturals, both[number : number + 1], torch.tensor([3, 0])), own
+        )
         torch.testing.assert_close(ours[number], alone[0])
 
 

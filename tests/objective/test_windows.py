@@ -1,5 +1,7 @@
 """The direct transport route on sequences."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,9 @@ from otpdag import mechanisms as m
 from otpdag.datasets import poisson_chain
 from otpdag.engine.kinds.recognise import recognise
 from otpdag.objective import Direct, Objective
+from otpdag.objective.windows import MOST_SCORED
 from tests.dynamic_models import known_poisson_hmm
+from tests.window_models import problem_of
 
 
 def chain(transition=None, size=3):
@@ -36,6 +40,50 @@ def test_transport_with_missing_steps_and_a_full_transition_matrix():
     np.testing.assert_allclose(np.exp(found.params()["x"]["log_rate"]), [2.0, 8.0, 20.0], rtol=0.05)
     np.testing.assert_allclose(found.params()["z"]["probs"], model.params()["z"]["probs"], atol=0.05)
     np.testing.assert_allclose(found.params()["z[0]"]["probs"], [0.6, 0.3, 0.1], atol=0.15)
+
+
+def test_estimates_are_nearly_those_of_maximum_likelihood():
+    """In standard errors with the states known. Features of three steps alone were 0.8 of them away."""
+    counts, _, truth = poisson_chain(60, 100, np.random.default_rng(4))
+    ours, theirs = chain(m.StayOrMove(4)), chain(m.StayOrMove(4))
+    otp.fit(ours, counts, method="transport", seed=0, restarts=2)
+    otp.fit(theirs, counts, method="entropic", seed=0, restarts=2)
+    rates, likeliest = (np.exp(model.params()["x"]["log_rate"]) for model in (ours, theirs))
+    error = np.sqrt(4 * np.exp(truth["x"]["log_rate"]) / counts.size)
+    assert np.sqrt(np.mean(((rates - likeliest) / error) ** 2)) < 0.3
+
+
+def test_steps_that_come_from_elsewhere_leave_rates_where_they_are():
+    """A twentieth of the steps are anything from 0 to 149. Rates that had to explain them were off by half and more."""
+    counts, _, truth = poisson_chain(60, 100, np.random.default_rng(0))
+    rng = np.random.default_rng(1)
+    spoilt = np.where(rng.random(counts.shape) < 0.05, rng.integers(0, 150, counts.shape), counts)
+    model = chain(m.StayOrMove(4))
+    otp.fit(model, spoilt, method="transport", seed=0, restarts=2)
+    np.testing.assert_allclose(model.params()["x"]["log_rate"], truth["x"]["log_rate"], atol=0.02)
+
+
+def moves_of(problem, point):
+    what = []
+    while (moved := problem.moved(point)) is not None:
+        what.append(moved.what)
+        problem = moved.problem
+    return what
+
+
+def test_scores_are_taken_once_where_they_move_nothing_far_and_again_where_they_do():
+    problem, point = problem_of(known_poisson_hmm(), 40, 12)
+    assert moves_of(problem, point) == ["scores of windows"]
+    scored = problem.moved(point).problem
+    assert scored.moved(point + 0.5).what == "scores of windows"
+    assert replace(scored, scored=(point,) * MOST_SCORED).moved(point + 0.5) is None
+    assert replace(problem, direct=replace(problem.direct, refinements=0)).moved(point) is None
+
+
+def test_features_are_weighed_by_the_model_where_nodes_have_no_density(monkeypatch):
+    problem, point = problem_of(known_poisson_hmm(), 40, 12)
+    monkeypatch.setattr(m.Poisson, "has_density", False)
+    assert moves_of(problem, point) == ["refined weights"]
 
 
 @pytest.mark.parametrize("sequences", [1, 2])

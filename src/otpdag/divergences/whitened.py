@@ -22,7 +22,7 @@ from otpdag.divergences.base import AbstractDivergence, fill_weights
 from otpdag.divergences.products import products_of_lines
 from otpdag.layers import side_by_side
 
-__all__ = ["FeatureColumn", "FittedFeatures", "WhitenedFeatures"]
+__all__ = ["FeatureColumn", "FittedFeatures", "WhitenedFeatures", "whitening_of"]
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class FittedFeatures:
         """The same features and data, whitened by a covariance (B, J, J) of features of which no cell is missing."""
         if self.overlap is not None:
             covariance = covariance * self.overlap
-        return replace(self, whitening=_whitening(covariance, ridge))
+        return replace(self, whitening=whitening_of(covariance, ridge))
 
     def distance(self, mean: Tensor) -> Tensor:
         """Squared whitened distance of mean features (R, J) to the data's."""
@@ -166,7 +166,7 @@ class WhitenedFeatures(AbstractDivergence):
         seen = _seen_features(columns, subsets)
         mean, covariance = _mean_and_covariance(values, seen, weight)
         overlap = None if seen is None else _overlap(seen, weight)
-        return FittedFeatures(kernels, slots, mean, _whitening(covariance, self.ridge), overlap)
+        return FittedFeatures(kernels, slots, mean, whitening_of(covariance, self.ridge), overlap)
 
     def _choose(
         self, columns: Sequence[FeatureColumn], generator: torch.Generator
@@ -275,7 +275,7 @@ def _overlap(seen: Tensor, weight: Tensor) -> Tensor:
     return both * weight.sum(-1)[..., None, None] / (alone.unsqueeze(-1) * alone.unsqueeze(-2))
 
 
-def _whitening(covariance: Tensor, ridge: float) -> Tensor:
+def whitening_of(covariance: Tensor, ridge: float) -> Tensor:
     """A matrix W with W W' = (covariance + ridge * largest eigenvalue)^-1."""
     eigenvalues, vectors = torch.linalg.eigh(covariance)
     eigenvalues = eigenvalues.clamp(min=0)

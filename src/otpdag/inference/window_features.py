@@ -23,9 +23,15 @@ from otpdag.structure import Naturals, Structure
 __all__ = [
     "Stratum",
     "Windows",
+    "block_means",
+    "block_rows",
     "check_windows",
+    "laws_by_time",
     "lay_out_windows",
+    "long_run_covariance",
     "refined_windows",
+    "state_laws",
+    "stratum_mean",
     "window_columns",
     "window_distance",
 ]
@@ -46,6 +52,13 @@ class Stratum:
     times: Tensor
     """(T,): the share of the windows that begin so many steps after the first."""
     share: float
+    rest: float = 0.0
+    """The part of the distance that no parameters change, once features are compared along some directions only."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether all of its windows are the first of their sequences."""
+        return len(self.times) == 1
 
 
 @dataclass(frozen=True)
@@ -161,16 +174,24 @@ def shown_features(fitted: FittedFeatures, columns: Sequence[FeatureColumn]) -> 
 
 def window_distance(structure: Structure, naturals: Naturals, windows: Windows) -> Tensor:
     """Squared whitened distance of mean features (R,), each stratum by its share of the windows."""
-    first, moves = _laws(structure, naturals, windows.states)
-    total = torch.zeros(1).to(first)
+    laws = state_laws(structure, naturals, windows.states)
+    total = torch.zeros(1).to(laws[0])
     for stratum in windows.strata:
-        law = _law_over(first, moves, stratum.times.to(first))
-        mean = _mean_features(structure, naturals, windows, stratum.features, law, moves)
-        total = total + stratum.share * stratum.features.distance(mean)
+        mean = stratum_mean(structure, naturals, windows, stratum, laws)
+        total = total + stratum.share * (stratum.features.distance(mean) + stratum.rest)
     return total
 
 
-def _laws(structure: Structure, naturals: Naturals, states: States) -> tuple[Tensor, Tensor]:
+def stratum_mean(
+    structure: Structure, naturals: Naturals, windows: Windows, stratum: Stratum, laws: tuple[Tensor, Tensor]
+) -> Tensor:
+    """Mean features (R, J) of the model's windows that begin when those of a stratum do."""
+    first, moves = laws
+    law = _law_over(first, moves, stratum.times.to(first))
+    return _mean_features(structure, naturals, windows, stratum.features, law, moves)
+
+
+def state_laws(structure: Structure, naturals: Naturals, states: States) -> tuple[Tensor, Tensor]:
     """Probabilities of the first step's states (R, S) and of moves (R, S, S) from each state to each."""
     log_first = torch.zeros(1, 1, dtype=states.now[states.nodes[0]].dtype)
     log_moves = torch.zeros(1, 1, 1, dtype=log_first.dtype)
@@ -204,6 +225,17 @@ def _law_over(first: Tensor, moves: Tensor, times: Tensor) -> Tensor:
     return mean
 
 
+def laws_by_time(first: Tensor, moves: Tensor, longest: int) -> Tensor:
+    """The law of the state after 0, 1, ... steps (T, S) of a single replica (1, S); the last holds from then on."""
+    laws = [first[0]]
+    while len(laws) <= longest:
+        after = laws[-1] @ moves[0]
+        if float((after - laws[-1]).abs().max()) < SETTLED:
+            break
+        laws.append(after)
+    return torch.stack(laws)
+
+
 def _mean_features(
     structure: Structure, naturals: Naturals, windows: Windows, fitted: FittedFeatures, law: Tensor, moves: Tensor
 ) -> Tensor:
@@ -230,43 +262,50 @@ def refined_windows(structure: Structure, windows: Windows, sample: SequenceBatc
 
     The first windows are as many as there are sequences, too few to be worth a covariance of their own from the model.
     """
-    block = min(BLOCK, int(sample.lengths[0]) - windows.length)
-    if block < 1:
+    rows = block_rows(sample, windows.length)
+    if rows is None:
         return windows
-    strata = [
-        stratum
-        if len(stratum.times) == 1
-        else replace(
-            stratum,
-            features=stratum.features.whitened_by(
-                _long_run_covariance(structure, stratum.features, sample, windows.length, block), ridge
-            ),
-        )
-        for stratum in windows.strata
-    ]
+    strata = []
+    for stratum in windows.strata:
+        if not stratum.is_first:
+            means = block_means(structure, stratum.features, sample, windows.length, rows)
+            covariance = long_run_covariance(means, rows.shape[1]).unsqueeze(0)
+            stratum = replace(stratum, features=stratum.features.whitened_by(covariance, ridge))
+        strata.append(stratum)
     return replace(windows, strata=tuple(strata))
 
 
-def _long_run_covariance(
-    structure: Structure, fitted: FittedFeatures, sample: SequenceBatch, length: int, block: int
+def block_rows(sample: SequenceBatch, length: int, most: int = BLOCK) -> Tensor | None:
+    """Rows (blocks, b) at which windows begin, b in a row, in sequences of one length; None where these are short."""
+    many, steps = len(sample.lengths), int(sample.lengths[0])
+    block = min(most, steps - length)
+    if block < 1:
+        return None
+    inside = (steps - length) // block * block
+    starts = torch.arange(many).unsqueeze(-1) * steps + torch.arange(1, 1 + inside)
+    return starts.reshape(-1, block)
+
+
+def block_means(
+    structure: Structure, fitted: FittedFeatures, sample: SequenceBatch, length: int, rows: Tensor
 ) -> Tensor:
-    r"""Covariance (1, J, J) of mean features times the number of windows, in sequences of one length.
+    """Mean features (blocks, J) of the windows that begin at the rows (blocks, b) of each block."""
+    means = []
+    for some in rows.split(max(1, CHUNK // rows.shape[1])):
+        columns = window_columns(structure, sample, some.reshape(-1), length)
+        values = fitted.combine([kernel(column.values) for kernel, column in zip(fitted.kernels, columns, strict=True)])
+        means.append(values.reshape(*some.shape, fitted.size).mean(1))
+    return torch.cat(means)
+
+
+def long_run_covariance(means: Tensor, block: int) -> Tensor:
+    r"""Covariance (J, J) of a mean of features times the number of windows, by means (blocks, J) over blocks of b.
 
     Neighbouring windows share steps and states, so that their mean varies more than that of independent ones:
 
-    .. math:: \Omega = \sum_h \mathrm{Cov}(f_t, f_{t+h}) \approx b \, \mathrm{Var}\Big(\frac1b \sum_{i<b} f_{t+i}\Big),
+    .. math:: \Omega = \sum_h \mathrm{Cov}(f_t, f_{t+h}) \approx b \, \mathrm{Var}\Big(\frac1b \sum_{i<b} f_{t+i}\Big).
 
-    by means over blocks of b windows. Weighted by its inverse, the method of moments is efficient (Hansen 1982).
+    Weighted by its inverse, the method of moments is efficient (Hansen 1982).
     """
-    many, steps = len(sample.lengths), int(sample.lengths[0])
-    inside = (steps - length) // block * block
-    starts = torch.arange(many).unsqueeze(-1) * steps + torch.arange(1, 1 + inside)
-    total, squares, blocks = torch.zeros(1), torch.zeros(1), starts.numel() // block
-    for rows in starts.reshape(-1).split(CHUNK // block * block):
-        columns = window_columns(structure, sample, rows, length)
-        values = fitted.combine([kernel(column.values) for kernel, column in zip(fitted.kernels, columns, strict=True)])
-        means = values.reshape(-1, block, fitted.size).mean(1)
-        total = total + means.sum(0)
-        squares = squares + means.T @ means
-    mean = total / blocks
-    return ((squares / blocks - torch.outer(mean, mean)) * block).unsqueeze(0)
+    centred = means - means.mean(0)
+    return centred.T @ centred / len(means) * block

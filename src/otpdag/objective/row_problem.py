@@ -21,7 +21,7 @@ from otpdag.objective.graph_problem import SAME_SUM, WORST_LOSS, rows_along_grap
 from otpdag.objective.moment_problem import MomentProblem
 from otpdag.objective.problem import Moved, Problem
 from otpdag.objective.row_objective import RowObjective
-from otpdag.objective.score_features import Beside
+from otpdag.objective.score_features import points_beside
 from otpdag.objective.settings import ClosedForm, Objective
 from otpdag.objective.state_problem import rows_by_features
 from otpdag.objective.table_rows import TableRows
@@ -43,9 +43,6 @@ SETTLED, SETTLED_RESAMPLE, ROUGHLY_SETTLED = 1e-5, 0.03, 0.01
 """Squared change, in standard errors, below which completing rows anew is of no use: of an estimate, of one of many
 resampled ones, and before weights of features change anyhow. What is left to go is the change divided by the share of
 information that is there, perhaps a tenth: a change of a thirtieth of a standard error would leave a third of one."""
-
-BESIDE = 1e-4
-"""Half the distance of the points whose difference is a slope: 1e-8 are lost by curvature, and 1e-12 by digits."""
 
 MOST_SCORES = 2**23
 """Scores of the model's rows in all directions: of 262 parameters, some seconds."""
@@ -192,7 +189,7 @@ class RowProblem(TableRows):
             course = self.completing.with_image(point)
             point = course.best()
         told = self.direct.scores
-        beside = None if told is None else self._beside(point, told.directions)
+        beside = None if told is None else points_beside(self.naturals, point, told.directions)
         try:
             direct = self.direct.completed_at(self.structure, self.naturals(point), self.seed, beside)
         except ModelError:  # what a row misses is beyond the budget of sums: its notes say so
@@ -208,14 +205,8 @@ class RowProblem(TableRows):
         work = 2 * point.shape[-1] * WHITENING_ROWS
         if direct.completed is None or len(point) > 1 or work > MOST_SCORES:
             return direct
-        everywhere = self._beside(point, torch.arange(point.shape[-1]))
+        everywhere = points_beside(self.naturals, point, torch.arange(point.shape[-1]))
         return direct.along_scores(self.structure, self.naturals(point), everywhere, seed)
-
-    def _beside(self, points: Tensor, directions: Tensor) -> Beside:
-        """Points (R, P), each moved by a little in some directions and, after all of these, against them."""
-        steps = BESIDE * torch.eye(points.shape[-1]).to(points)[directions]
-        moved = points.unsqueeze(1) + torch.cat([steps, -steps])
-        return Beside(self.naturals(moved.flatten(0, 1)), directions, BESIDE)
 
     def _at_posteriors(self, points: Tensor) -> RowProblem | None:
         """The problem with its points where the posteriors are, if that makes a difference to the loss."""

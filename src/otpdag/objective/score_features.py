@@ -11,7 +11,7 @@ which a sample of the model tells, weighed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,7 +20,10 @@ from torch import Tensor
 from otpdag.inference.completion import CompletedRows, joint_log_prob
 from otpdag.structure import Naturals, Structure
 
-__all__ = ["Beside", "ScoreFeatures", "mean_scores", "scores"]
+__all__ = ["Beside", "ScoreFeatures", "mean_scores", "points_beside", "scores"]
+
+BESIDE = 1e-4
+"""Half the distance of the points whose difference is a slope: 1e-8 are lost by curvature, and 1e-12 by digits."""
 
 SAMPLE = 4096
 """Rows of the model that tell how mean scores change. They decide how quickly an estimate is found, not which."""
@@ -57,6 +60,13 @@ class Beside:
             node: {name: value if len(value) == 1 else value[own] for name, value in params.items()}
             for node, params in self.naturals.items()
         }
+
+
+def points_beside(naturals: Callable[[Tensor], Naturals], points: Tensor, directions: Tensor) -> Beside:
+    """Points (R, P), each moved by a little in some directions and, after all of these, against them."""
+    steps = BESIDE * torch.eye(points.shape[-1]).to(points)[directions]
+    moved = points.unsqueeze(1) + torch.cat([steps, -steps])
+    return Beside(naturals(moved.flatten(0, 1)), directions, BESIDE)
 
 
 def scores(structure: Structure, beside: Beside, values: Mapping[str, Tensor], replicas: int = 1) -> Tensor:

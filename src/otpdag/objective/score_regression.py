@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["ScoreRegression"]
+__all__ = ["ScoreRegression", "inverse_root"]
 
 FLAT = 1e-6
 """Share of the largest variance below which there is none: what nothing tells has no direction."""
@@ -56,7 +56,7 @@ class ScoreRegression:
         """Least share, in any direction, of complete rows' information that scores (N, P) of what is seen have."""
         centred = seen - (weight @ seen) / weight.sum()
         ours = (centred.T * weight) @ centred / weight.sum()
-        root = _inverse_root(self.information)
+        root = inverse_root(self.information)
         return torch.linalg.eigvalsh(root.T @ ours @ root).amin().clamp(0.0, 1.0)
 
     def along(self, untold: Tensor) -> Tensor:
@@ -64,10 +64,10 @@ class ScoreRegression:
         own = torch.eye(len(untold)).to(self.slopes)[untold]
         compared = torch.cat([self.slopes * ~untold, own])
         values = self.features @ compared[: len(self.slopes)] + self.scores * untold
-        return compared @ _inverse_root(values.T @ values / len(values))
+        return compared @ inverse_root(values.T @ values / len(values))
 
 
-def _inverse_root(covariance: Tensor) -> Tensor:
+def inverse_root(covariance: Tensor) -> Tensor:
     """A matrix W (P, rank) with W' C W = 1, without what does not vary."""
     unit = covariance.diagonal().clamp(min=torch.finfo(covariance.dtype).tiny).rsqrt()
     lengths, vectors = torch.linalg.eigh(covariance * unit * unit.unsqueeze(-1))

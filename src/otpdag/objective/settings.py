@@ -47,7 +47,8 @@ class Direct:
     Args:
         kappa: The weight.
         features: What compares the two.
-        refinements: How often features are whitened anew, by the model's own covariance, and the fit continued.
+        refinements: How often features are whitened anew, by the model's own covariance, and the fit continued. Of
+            sequences: whether they are compared along scores at an estimate (0: never).
         window: Of sequences: neighbouring steps that are compared together, fewer where states are many. Two already
             tell transitions and emissions apart.
     """

@@ -6,6 +6,10 @@ The left side of Theorem 1 for sequences compares what neighbouring steps show,
 
 averaged over the times :math:`t` of all windows (:mod:`~otpdag.inference.window_features`). Two steps already tell
 transitions and emissions apart; the first steps are compared by themselves, for they tell how a sequence begins.
+
+What products of kernels on three steps leave unsaid of a parameter, its score says: at the estimate by features, the
+scores of the data's steps, each given the few around it, are compared with the model's
+(:mod:`~otpdag.objective.scored_windows`). Scores are taken anew where that moved the estimate far.
 """
 
 from __future__ import annotations
@@ -22,8 +26,11 @@ from otpdag.inference.ancestral import ancestral_sequences
 from otpdag.inference.simulated import complete_batch
 from otpdag.inference.window_features import Windows, lay_out_windows, refined_windows, window_distance
 from otpdag.objective.problem import Moved, Problem
+from otpdag.objective.score_features import points_beside
+from otpdag.objective.scored_windows import RIDGE, along_scores, change
 from otpdag.objective.settings import Direct
 from otpdag.objective.terms import LossTerms
+from otpdag.objective.window_scores import WindowScores, can_be_scored
 from otpdag.structure import Structure
 
 __all__ = ["WindowProblem", "window_problem"]
@@ -31,8 +38,9 @@ __all__ = ["WindowProblem", "window_problem"]
 COARSE_FEATURES = 200  # features while starts are compared
 MODEL_STEPS = (50_000, 200_000)  # drawn for the covariance of the model's features: at least, at most (decision 0033)
 DRAWN_OVER_DATA = 4  # steps drawn for each step of the data, so that draws add little to the data's own noise
-MODEL_RIDGE = 1e-9  # of that covariance: what data would blur, draws know; only rounding is left to guard against
 LONGEST_DRAWN = 200  # steps of one drawn sequence
+FAR = 1.0  # squared standard errors in each direction beyond which scores are taken again: their slopes hold nearby
+MOST_SCORED = 6  # times that scores are taken
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,8 @@ class WindowProblem(Problem):
     seed: int
     windows: Windows
     refinements: int
+    scored: tuple[Tensor, ...] = ()
+    """Points (1, P) at which windows were laid out to be compared along scores."""
 
     @property
     def rows(self) -> int:
@@ -66,18 +76,42 @@ class WindowProblem(Problem):
         return window_problem(self.structure, part, self.shapes, replace(self.direct, features=features), self.seed)
 
     def moved(self, point: Tensor) -> Moved | None:
-        """Features whitened by their covariance under the model at ``point`` (1, P)."""
+        """Windows compared along scores at ``point`` (1, P); where nodes have none, by weights that it tells."""
+        if not self.direct.refinements:
+            return None
+        point = point.detach()
+        if can_be_scored(self.structure):
+            return None if self._is_settled(point) else Moved(self._scored_at(point), point, "scores of windows")
         if not self.refinements:
             return None
+        windows = refined_windows(self.structure, self.windows, self._drawn(point), RIDGE)
+        return Moved(replace(self, windows=windows, refinements=self.refinements - 1), point, "refined weights")
+
+    def _scored_at(self, point: Tensor) -> WindowProblem:
+        """The same, with windows of later steps compared along scores at ``point`` (1, P)."""
+        around = points_beside(self.naturals, point, torch.arange(point.shape[-1]))
+        reader = WindowScores(self.structure, self.windows.states, self.naturals(point), around)
+        windows = along_scores(reader, self.windows, self.batch, self._drawn(point))
+        return replace(self, windows=windows, scored=(*self.scored, point))
+
+    def _is_settled(self, point: Tensor) -> bool:
+        """Whether scores were taken near ``point`` (1, P), or often enough."""
+        if not self.scored:
+            return False
+        before, after = (self.naturals(one) for one in (self.scored[-1], point))
+        far = change(self.structure, self.windows, before, after) * self.rows
+        return len(self.scored) == MOST_SCORED or far < FAR * point.shape[-1]
+
+    def _drawn(self, point: Tensor) -> SequenceBatch:
+        """Sequences of one length that the model makes at ``point`` (1, P)."""
         length = min(int(self.batch.lengths.max()), LONGEST_DRAWN)
         least, most = MODEL_STEPS
         many = -(-min(most, max(least, DRAWN_OVER_DATA * self.rows)) // length)
-        generator = torch.Generator().manual_seed(self.seed + self.direct.refinements - self.refinements)
-        drawn = ancestral_sequences(self.structure, self.naturals(point.detach()), many, length, generator)
+        number = self.direct.refinements - self.refinements + len(self.scored)
+        generator = torch.Generator().manual_seed(self.seed + number)
+        drawn = ancestral_sequences(self.structure, self.naturals(point), many, length, generator)
         steps = complete_batch(self.structure, {node: value.flatten(1, 2) for node, value in drawn.items()})
-        sample = SequenceBatch(steps, torch.full((many,), length))
-        windows = refined_windows(self.structure, self.windows, sample, MODEL_RIDGE)
-        return Moved(replace(self, windows=windows, refinements=self.refinements - 1), point, "refined weights")
+        return SequenceBatch(steps, torch.full((many,), length))
 
 
 def window_problem(
