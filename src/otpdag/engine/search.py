@@ -273,7 +273,7 @@ class _Field:
         numbers = torch.cat([alive, len(self.points) + torch.arange(len(tried.points))])
         for steps, is_last in zip(course.alternative_steps, (False, True), strict=True):
             leg = Leg(tried.part.laid_out_for(points), points, steps, None, self._seeds(numbers))
-            ended = self._leg(f"{len(points) - 1} alternatives", leg, numbers, keep=False)
+            ended = self._leg("alternatives", leg, numbers, keep=False)
             losses = _spoilt(ended.loss.cpu().double(), ended.failed)
             bar = losses[0] + (-self._small(losses[0]) if is_last else course.alternative_gap)
             order = 1 + losses[1:].argsort()[: 1 if is_last else None]
