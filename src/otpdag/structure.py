@@ -137,9 +137,14 @@ class Structure:
         return self.with_mechanisms(scaled)
 
     def start(self, values: Mapping[str, Tensor], weight: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-        """Natural parameters (1, ...) of every mechanism, fitted to complete values, or as the user set them."""
+        """Natural parameters (1, ...) of every mechanism that rows have a ``weight`` for, fitted to complete values.
+
+        What the user set is as they set it.
+        """
         naturals = {}
         for name, mechanism in self.mechanisms.items():
+            if name not in weight:
+                continue
             start = mechanism.start(values[self.base(name)], self.parents(name, values), weight[name])
             naturals[name] = {key: value.unsqueeze(0) for key, value in self.with_settings(name, start).items()}
         return naturals

@@ -37,3 +37,8 @@ def test_stages_that_may_be_left_out_are_not_negative(name):
     assert getattr(Course(**{name: 0}), name) == 0
     with pytest.raises(ModelError, match=f"{name} must not be negative; got -1"):
         Course(**{name: -1})
+
+
+def test_alternatives_take_at_least_a_step():
+    with pytest.raises(ModelError, match=r"alternative_steps must be at least 1; got \(6, 0\)"):
+        Course(alternative_steps=(6, 0))

@@ -17,6 +17,7 @@ from otpdag.engine.optimiser import Leg, Outcome
 from otpdag.engine.search import Searcher, _Gains, restart_seed, search
 from otpdag.errors import ModelError
 from otpdag.objective import LossTerms, Moved, Problem
+from otpdag.objective.problem import Alternatives
 
 STRUCTURE = otp.Model(otp.Graph([], nodes=["x"]), {"x": m.Normal()}).structure
 SHAPES = {"x.loc": (1,), "x.scale": (1,)}
@@ -294,6 +295,59 @@ def test_courses_that_make_no_sense_are_refused():
     ):
         with pytest.raises(ModelError, match=message):
             Course(**settings)
+
+
+# -- alternatives: where else to look ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Beside(Bowls):
+    """Two bowls that tell where the other one is; on a part of the rows one may look deeper than it is."""
+
+    suggested: tuple[tuple[float, float], ...] = ()
+    on_few: tuple[float, float] = (0.0, 0.0)
+
+    def alternatives(self, point):
+        part = replace(self, floors=self.on_few, rows_seen=20)
+        return Alternatives(part, at(*self.suggested)) if len(self.suggested) else None
+
+
+def stages_beside(problem, optimiser=None, **course):
+    searcher = quiet(optimiser)
+    ended = search(problem, at([-3.0, 0.5]), Course(**course), searcher)
+    return ended, [stage.name for stage in searcher.monitor.stages]
+
+
+def test_a_lower_optimum_beside_is_gone_to():
+    both = {"floors": (0.5, 0.0), "on_few": (0.5, 0.0)}
+    problem = Beside(at(2.0, 1.0), suggested=((2.1, 1.1), (-1.9, 0.9)), **both)
+    ended, names = stages_beside(problem)
+    torch.testing.assert_close(ended.point, at([2.0, 1.0]), rtol=0.0, atol=1e-4)
+    assert names[:4] == ["best start", "alternatives", "alternatives", "best alternative"]
+    assert ended.loss.tolist() == pytest.approx([0.0], abs=1e-8)
+    assert ended.kept.tolist() == [0]
+    assert len(ended.restarts) == 1
+
+
+@pytest.mark.parametrize(
+    ("floors", "on_few", "legs"),
+    [
+        ((0.0, 0.5), (0.0, 0.5), 1),  # far above after the first steps
+        ((0.0, 0.005), (0.0, 0.005), 2),  # near, but above after the second
+        ((0.0, 0.5), (0.5, 0.0), 3),  # below on a part of the rows, above on all
+    ],
+)
+def test_an_optimum_is_kept_where_none_beside_is_lower(floors, on_few, legs):
+    ended, names = stages_beside(Beside(at(2.0, 1.0), floors=floors, on_few=on_few, suggested=((2.1, 1.1),)))
+    torch.testing.assert_close(ended.point, at([-2.0, 1.0]), rtol=0.0, atol=1e-4)
+    assert names == ["best start", "alternatives", "alternatives", "best alternative"][: 1 + legs]
+    assert bool(ended.converged)
+
+
+def test_alternatives_are_not_asked_for_where_a_problem_may_not_move():
+    problem = Beside(at(2.0, 1.0), floors=(0.5, 0.0), on_few=(0.5, 0.0), suggested=((2.1, 1.1),))
+    _, names = stages_beside(problem, moves=0)
+    assert names == ["best start"]
 
 
 # -- moves that gain nothing ------------------------------------------------------------------------------------------

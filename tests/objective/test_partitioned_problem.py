@@ -88,6 +88,16 @@ def test_a_part_of_the_rows_is_at_hand(tmp_path):
         parts.on_part(torch.arange(5))
 
 
+def test_rows_at_hand_suggest_where_else_to_look(tmp_path):
+    graph, nodes, frame = classes()
+    parts, _, points = laid_out(tmp_path, graph, {**nodes, "z": m.Categorical(3)}, frame)
+    ours, theirs = (one.alternatives(points[:1]) for one in (parts, parts.base))
+    assert ours is not None
+    assert theirs is not None
+    assert torch.equal(ours.points, theirs.points)
+    assert ours.part.rows == parts.base.rows == 100
+
+
 def test_many_rows_in_memory_are_worked_on_in_blocks(monkeypatch):
     graph, nodes, frame = classes()
     whole = TableData.of(otp.Model(graph, nodes), frame)

@@ -8,7 +8,7 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.objective.chain import ChainProblem
 from otpdag.objective.state_problem import StateProblem
-from otpdag.objective.swapped_states import Reading, Swaps, _halves, lowest_swap, swapped_pairs, swaps
+from otpdag.objective.swapped_states import Reading, Swaps, _halves, lowest_swap, posteriors, swapped_pairs, swaps
 from otpdag.structure import pack
 
 CENTRES = np.array([[-8.0, 0.0], [0.0, -8.0], [0.0, 8.0], [9.0, 9.0], [9.0, -9.0]])
@@ -192,6 +192,20 @@ def test_every_swap_has_the_sums_of_its_rows():
             shared[:, split] = rest[:, split] * (1 - half[:, split])
             expected.append(shared.T @ features)
     torch.testing.assert_close(found.sums, torch.stack(expected))
+
+
+def test_posteriors_after_swaps_have_the_sums_that_swaps_tell():
+    rng = np.random.default_rng(8)
+    features = torch.as_tensor(np.c_[rng.normal(size=(60, 2)), np.ones(60)])
+    weight, posterior = torch.as_tensor(rng.uniform(0.5, 2.0, 60)), torch.as_tensor(rng.dirichlet(np.ones(4), 60))
+    reading = Reading(features, weight, posterior)
+    found = torch.stack(list(posteriors(reading)))
+    torch.testing.assert_close(found.sum(-1), torch.ones(6, 60).double())
+    torch.testing.assert_close((weight.unsqueeze(-1) * found).mT @ features, swaps(reading).sums)
+    every = list(posteriors(reading, 4))  # the same, and those of states that cost more to remove
+    assert len(every) == 12
+    torch.testing.assert_close(torch.stack(every[:6]), found)
+    assert not list(posteriors(Reading(features, weight, posterior[:, :2]), 4))
 
 
 # -- chains ------------------------------------------------------------------------------------------------------------

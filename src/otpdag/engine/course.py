@@ -32,6 +32,10 @@ class Course:
         finalist_rows: Most rows that they see; all if left out.
         part_rows: Rows on which the best settles before it sees everything, if there are more.
         part_tolerance: Relative change of the loss at which it has settled there; all rows then need no finer one.
+        alternative_steps: Steps on a part of the rows of points that a problem suggests beside the optimum: of all of
+            them, then of those that came near it.
+        alternative_gap: By how much the loss of these may be above the optimum's then: what is further above comes
+            back to it, or ends above (decision 0048).
         moves: How often the problem of the best may be moved to its end.
         small_gain: Relative fall of the loss that two moves in a row must reach, or the best of them is the end.
         same_loss: Relative difference below which two starts count as having reached the same optimum.
@@ -51,6 +55,8 @@ class Course:
     finalist_rows: int | None = None
     part_rows: int | None = None
     part_tolerance: float = 1e-7
+    alternative_steps: tuple[int, int] = (6, 12)
+    alternative_gap: float = 0.01
     moves: int = 12
     small_gain: float = 1e-5
     same_loss: float = 2e-4
@@ -60,6 +66,8 @@ class Course:
         for name in ("short_rows", "short_elements", "finalists", "finalist_steps"):
             if getattr(self, name) < 1:
                 raise ModelError(f"{name} must be at least 1; got {getattr(self, name)}")
+        if min(self.alternative_steps) < 1:
+            raise ModelError(f"alternative_steps must be at least 1; got {self.alternative_steps}")
         for name in ("short_steps", "short_moves", "finalist_moves", "moves"):
             if getattr(self, name) < 0:
                 raise ModelError(f"{name} must not be negative; got {getattr(self, name)}")

@@ -18,6 +18,7 @@ from otpdag.engine.course import Course
 from otpdag.engine.monitor import Monitor
 from otpdag.engine.optimiser import Leg, Memory, Optimiser, Outcome, Progress, Rivalry
 from otpdag.objective import Moved, Problem
+from otpdag.objective.problem import Alternatives
 
 __all__ = ["Ended", "Restart", "Searcher", "restart_seed", "search"]
 
@@ -232,6 +233,8 @@ class _Field:
             if bool(outcome.failed.all()) or self._is_over:
                 break
             moved = problem.moved(outcome.point)
+            if moved is None and keep:
+                moved = self._elsewhere(problem, outcome, alive)
             if moved is None:
                 outcome = outcome if most is None else replace(outcome, converged=torch.ones_like(outcome.converged))
                 break
@@ -247,6 +250,43 @@ class _Field:
                 outcome = replace(outcome, converged=torch.zeros_like(outcome.converged))
         self.points[alive] = outcome.point
         return problem, outcome
+
+    def _elsewhere(self, problem: Problem, outcome: Outcome, alive: Tensor) -> Moved | None:
+        """Where the best of a problem's alternatives leads to, if that is lower than where the search has come to."""
+        tried = None if self.searcher.optimiser.is_stochastic else problem.alternatives(outcome.point)
+        point = None if tried is None else self._best_alternative(tried, outcome, alive)
+        if point is None:
+            return None
+        again = problem.laid_out_for(point)
+        steps = self.course.finalist_steps if self.course.finalist_rows is None else 1  # of many rows each costs much
+        late = self._leg("best alternative", Leg(again, point, steps, None, self._seeds(alive)), alive, keep=False)
+        lower = late.loss < outcome.loss - self._small(outcome.loss)
+        return Moved(again, late.point, "best alternative", late.loss) if bool(lower & ~late.failed) else None
+
+    def _best_alternative(self, tried: Alternatives, outcome: Outcome, alive: Tensor) -> Tensor | None:
+        """The point (1, P) that is lowest after steps on a part of the rows; None if none gets below the optimum.
+
+        The optimum goes along: on a part of the rows it is none. After some steps those are left that came near it.
+        """
+        course = self.course
+        points = torch.cat([outcome.point, tried.points])
+        numbers = torch.cat([alive, len(self.points) + torch.arange(len(tried.points))])
+        for steps, is_last in zip(course.alternative_steps, (False, True), strict=True):
+            leg = Leg(tried.part.laid_out_for(points), points, steps, None, self._seeds(numbers))
+            ended = self._leg("alternatives", leg, numbers, keep=False)
+            losses = _spoilt(ended.loss.cpu().double(), ended.failed)
+            bar = losses[0] + (-self._small(losses[0]) if is_last else course.alternative_gap)
+            order = 1 + losses[1:].argsort()[: 1 if is_last else None]
+            order = order[losses[order] < bar]
+            if self._is_over or not len(order):
+                return None
+            kept = torch.cat([torch.zeros_like(order[:1]), order])
+            points, numbers = ended.point[kept], numbers[kept]
+        return points[1:]
+
+    def _small(self, loss: Tensor) -> Tensor:
+        """By how much a loss must be lower for that to count."""
+        return self.course.small_gain * (1 + loss.abs())
 
     def _leg(self, name: str, leg: Leg, alive: Tensor, *, keep: bool) -> Outcome:
         monitor, trace = self.searcher.monitor, self.searcher.trace

@@ -29,9 +29,10 @@ from otpdag.backward.maximiser_steps import maximised
 from otpdag.backward.newton_steps import newton_step
 from otpdag.backward.twins import Twins, find_twins
 from otpdag.data import Batch, random_part
-from otpdag.objective.problem import Moved, Problem
+from otpdag.objective.problem import Alternatives, Moved, Problem
 from otpdag.objective.row_objective import RowObjective
 from otpdag.objective.settings import ClosedForm, Objective
+from otpdag.objective.swapped_rows import swapped_rows
 from otpdag.objective.table_rows import TableRows
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Structure, parameter_places
@@ -244,6 +245,10 @@ class GraphProblem(TableRows):
         if bool(same.all()) or not bool(torch.isfinite(after).all()):
             return None
         return Moved(anew, point, "moved grids", after)
+
+    def alternatives(self, point: Tensor) -> Alternatives | None:
+        """The point (1, P) with states of a hidden category swapped."""
+        return swapped_rows(self, point)
 
     def _loss_alone(self, point: Tensor) -> Tensor:
         """The loss without its gradient."""

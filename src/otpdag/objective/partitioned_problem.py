@@ -20,7 +20,7 @@ from torch import Tensor
 from otpdag.data import Batch, Parts, Reading, random_part
 from otpdag.data.parts import LocalParts
 from otpdag.errors import ModelError
-from otpdag.objective.problem import Moved, Problem, WrappedProblem
+from otpdag.objective.problem import Alternatives, Moved, Problem, WrappedProblem
 from otpdag.objective.row_objective import RowObjective
 from otpdag.objective.row_problem import RowProblem, row_problem
 from otpdag.objective.settings import Objective
@@ -116,6 +116,10 @@ class PartitionedProblem(WrappedProblem):
             return replace(moved, problem=self, loss=after) if bool((after < before).all()) else None
         problem = replace(self, base=moved.problem, placed=moved.point.detach().clone())
         return replace(moved, problem=problem)
+
+    def alternatives(self, point: Tensor) -> Alternatives | None:
+        """As the rows at hand suggest."""
+        return self.base.alternatives(point)
 
     # -- rows: all of them at once, if they are in memory -------------------------------------------------------------
 

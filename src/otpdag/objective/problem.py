@@ -19,7 +19,7 @@ from otpdag.noise import Streams
 from otpdag.objective.terms import LossTerms, split_theta
 from otpdag.structure import Naturals, Structure, Theta, pack, unpack
 
-__all__ = ["Moved", "Problem", "WrappedProblem"]
+__all__ = ["Alternatives", "Moved", "Problem", "WrappedProblem"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,17 @@ class Moved:
     loss: Tensor | None = None
     curved_alike: bool = False
     """Whether an optimiser may go on with the curvature that it has learned."""
+
+
+@dataclass(frozen=True)
+class Alternatives:
+    """Points (K, P) from which descent may lead to a lower optimum than the one they were made from.
+
+    ``part`` is the problem on as many rows as tell which of them does.
+    """
+
+    part: Problem
+    points: Tensor
 
 
 class Problem(ABC):
@@ -150,6 +161,10 @@ class Problem(ABC):
 
     def moved(self, point: Tensor) -> Moved | None:
         """What it becomes after it was minimised; None if there is nothing to lay out anew, and the end is the end."""
+        return None
+
+    def alternatives(self, point: Tensor) -> Alternatives | None:
+        """Where else to look once nothing moves at ``point`` (1, P) any more; None if there is no such place."""
         return None
 
     # -- statistics: what standard errors follow from ------------------------------------------------------------------

@@ -19,11 +19,12 @@ from otpdag.objective.direct import WHITENING_ROWS, DirectComparison, compare_di
 from otpdag.objective.fixed_point import FixedPoint
 from otpdag.objective.graph_problem import SAME_SUM, WORST_LOSS, rows_along_graph
 from otpdag.objective.moment_problem import MomentProblem
-from otpdag.objective.problem import Moved, Problem
+from otpdag.objective.problem import Alternatives, Moved, Problem
 from otpdag.objective.row_objective import RowObjective
 from otpdag.objective.score_features import points_beside
 from otpdag.objective.settings import ClosedForm, Objective
 from otpdag.objective.state_problem import rows_by_features
+from otpdag.objective.swapped_rows import swapped_rows
 from otpdag.objective.table_rows import TableRows
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Structure
@@ -172,6 +173,10 @@ class RowProblem(TableRows):
         again = None if self.completing is None else FixedPoint().at(point.detach())
         refined = replace(self, direct=direct, refinements=self.refinements - 1, completing=again)
         return Moved(refined, point, "refined weights")
+
+    def alternatives(self, point: Tensor) -> Alternatives | None:
+        """The point (1, P) with states of a hidden category swapped."""
+        return swapped_rows(self, point)
 
     def _completed(self, point: Tensor) -> Moved | None:
         """Gaps filled in at the estimate, for the direct term; None if there are none, or estimates have settled."""

@@ -12,7 +12,7 @@ side by side on a part of the rows, the best few on all of them; the optimum is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,18 @@ from torch import Tensor
 
 from otpdag.objective.problem import Moved, Problem
 
-__all__ = ["Reading", "Swaps", "lowest_swap", "swapped", "swapped_pairs", "swaps"]
+__all__ = [
+    "FEWEST_STATES",
+    "GIVEN_UP",
+    "NEAR",
+    "Reading",
+    "Swaps",
+    "lowest_swap",
+    "posteriors",
+    "swapped",
+    "swapped_pairs",
+    "swaps",
+]
 
 FEWEST_STATES = 3  # of two there is nothing to swap
 GIVEN_UP, MOST_SPLIT = 2, 12
@@ -78,28 +89,53 @@ def swaps(reading: Reading) -> Swaps:
     ... ].tolist()  # rows of each state: the first gave up its own, and has half of those of the third
     [2.0, 2.0, 2.0]
     """
-    features, posterior = reading.features, reading.posterior
-    states = posterior.shape[1]
-    if states < FEWEST_STATES:
-        none = torch.zeros(0, dtype=torch.long)
-        return Swaps(features.new_zeros(0, states, features.shape[1]), none, none)
-    taken = reading.weight.unsqueeze(-1) * posterior
-    half = _halves(features, taken)
-    left = 1 - posterior.clamp(max=MOST_POSTERIOR)
-    cost = -(reading.weight.unsqueeze(-1) * left.log()).sum(0)
-    largest = taken.sum(0).argsort(descending=True)[:MOST_SPLIT]
-    made, which = [], []
-    for given_up in cost.argsort()[:GIVEN_UP].tolist():
-        rest = taken / left[:, [given_up]]
-        rest[:, given_up] = 0.0
+    features, taken = reading.features, reading.weight.unsqueeze(-1) * reading.posterior
+    half = _halves(features, taken) if taken.shape[1] >= FEWEST_STATES else taken
+    made, which = [features.new_zeros(0, taken.shape[1], features.shape[1])], [torch.zeros(0, 2, dtype=torch.long)]
+    for given_up, others in _exchanged(reading):
+        rest = taken * _passed_on(reading.posterior, given_up)
         sums, halves = rest.T @ features, (rest * half).T @ features
-        for split in largest[largest != given_up].tolist():
+        for split in others:
             one = sums.clone()
             one[given_up] = halves[split]
             one[split] -= halves[split]
-            made.append(one)
-            which.append((given_up, split))
-    return Swaps(torch.stack(made), *torch.tensor(which).T)
+            made.append(one.unsqueeze(0))
+            which.append(torch.tensor([[given_up, split]]))
+    return Swaps(torch.cat(made), *torch.cat(which).T)
+
+
+def posteriors(reading: Reading, given_up: int = GIVEN_UP) -> Iterator[Tensor]:
+    """Posterior probabilities (n, S) of states after each swap, for whom sums do not tell enough.
+
+    They are those of :func:`swaps`, or others if another number of states is given up.
+    """
+    posterior = reading.posterior
+    half = _halves(reading.features, reading.weight.unsqueeze(-1) * posterior)
+    for gone, others in _exchanged(reading, given_up):
+        rest = posterior * _passed_on(posterior, gone)
+        for split in others:
+            one = rest.clone()
+            one[:, gone] = rest[:, split] * half[:, split]
+            one[:, split] -= one[:, gone]
+            yield one
+
+
+def _exchanged(reading: Reading, given_up: int = GIVEN_UP) -> list[tuple[int, list[int]]]:
+    """So many states that are given up, each with those that are split for it."""
+    posterior, weight = reading.posterior, reading.weight.unsqueeze(-1)
+    if posterior.shape[1] < FEWEST_STATES:
+        return []
+    cost = -(weight * (1 - posterior.clamp(max=MOST_POSTERIOR)).log()).sum(0)
+    largest = (weight * posterior).sum(0).argsort(descending=True)[:MOST_SPLIT].tolist()
+    return [(one, [split for split in largest if split != one]) for one in cost.argsort()[:given_up].tolist()]
+
+
+def _passed_on(posterior: Tensor, given_up: int) -> Tensor:
+    """By what posterior probabilities (n, S) grow as a state gives up its rows: its own become zero."""
+    left = 1 - posterior[:, [given_up]].clamp(max=MOST_POSTERIOR)
+    factor = (1 / left).repeat(1, posterior.shape[1])
+    factor[:, given_up] = 0.0
+    return factor
 
 
 def swapped_pairs(pair: Tensor, tried: Swaps) -> Tensor:
