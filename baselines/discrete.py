@@ -111,7 +111,7 @@ class DiscreteAutoencoder(ABC):
 
     def relative_error(self, rebuilt, rows):
         """Mean squared error in units of the pixels' variance; as the library's estimator has it, its logarithm."""
-        return rebuilding_cost(rebuilt, rows, self.spread, own_noise=self.as_ours)
+        return rebuilding_cost(rebuilt, rows, self.spread, noise="shared" if self.as_ours else "fixed")
 
     def codes_of(self, latents):
         """Numbers of the codewords that latents (n, code_dim) are sent to."""

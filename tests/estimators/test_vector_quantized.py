@@ -44,6 +44,15 @@ def test_unseen_images_are_rebuilt_and_the_codebook_is_used(fitted):
     assert fitted.score(images) == pytest.approx(-error / 255**2, rel=1e-4)
 
 
+def test_dark_and_bright_images_are_both_rebuilt():
+    rng = np.random.default_rng(1)
+    bright = rng.integers(0, 2, (300, 1, 1, 1))
+    images = (60 + 140 * bright + rng.integers(0, 20, (300, 8, 8, 1))).astype(np.uint8)
+    small = {"n_codes": 4, "code_dim": 4, "width": 8, "n_epochs": 10, "learning_rate": 5e-3, "random_state": 1}
+    rebuilt = VectorQuantizedAutoencoder(**small).fit(images).reconstruct(images)
+    assert np.square(rebuilt - images.astype(float)).mean() < 0.25 * images.var()  # 0.93 where images are given up
+
+
 def test_codewords_weights_and_usage(fitted):
     assert fitted.codebook_.shape == fitted.scales_.shape == (16, 2)  # 16 codewords: four bits, two for each direction
     assert (fitted.scales_ > 0).all()
@@ -131,7 +140,7 @@ def test_use_refuses_other_images_than_those_of_the_fit(fitted):
         ({"rank": 9}, "rank must be from 1 to code_dim, 8; got 9"),
         ({"warm_up": 1.0}, "share below 1"),
         ({"balance": "all"}, "balance must be one of 'codebook', 'position'"),
-        ({"noise": "none"}, "noise must be one of 'image', 'shared'"),
+        ({"noise": "none"}, "noise must be one of 'fixed', 'shared', 'image'"),
         ({"encoder": nn.Identity()}, "given together"),
         ({"encoder": nn.Flatten(), "decoder": nn.Identity()}, r"grid \(1, 8, h, w\)"),
     ],

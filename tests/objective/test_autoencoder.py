@@ -86,15 +86,32 @@ def test_images_that_are_all_alike_are_not_divided_by_zero():
     assert flat.spread == 1.0
 
 
-def test_with_noise_of_its_own_an_image_costs_what_its_best_normal_density_does():
+@pytest.mark.parametrize(("noise", "over"), [("image", (-1,)), ("shared", (-2, -1))])
+def test_a_noise_scale_at_its_maximum_costs_what_the_best_normal_density_does(noise, over):
     rows = torch.rand(1, 5, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     rebuilt = rows + torch.linspace(0.05, 0.5, 5, dtype=torch.float64)[:, None] * torch.ones(40).double()
-    scale = (rebuilt - rows).square().mean(-1, keepdim=True).sqrt()
+    scale = (rebuilt - rows).square().mean(over, keepdim=True).sqrt()
     per_pixel = -torch.distributions.Normal(rebuilt, scale).log_prob(rows).mean()
     one_grey_level = -torch.distributions.Normal(rows, 1 / 255).log_prob(rows + 1 / 255).mean()
-    found = rebuilding_cost(rebuilt, rows, 1.0, own_noise=True)
-    assert found.item() == pytest.approx((per_pixel - one_grey_level).item(), abs=0.01)
-    assert rebuilding_cost(rows, rows, 1.0, own_noise=True).item() == 0.0
+    cost = rebuilding_cost(rebuilt, rows, 1.0, noise=noise)
+    assert cost.item() == pytest.approx((per_pixel - one_grey_level).item(), abs=0.01)
+    assert rebuilding_cost(rows, rows, 1.0, noise=noise).item() == 0.0
+
+
+def test_one_noise_scale_weighs_all_pixels_alike_and_own_ones_do_not():
+    rows, rebuilt = torch.zeros(1, 2, 4).double(), torch.tensor([[[0.1] * 4, [0.4] * 4]]).double().requires_grad_(True)
+    pulls = {}
+    for noise in ("fixed", "shared", "image"):
+        (slope,) = torch.autograd.grad(rebuilding_cost(rebuilt, rows, 1.0, noise=noise), rebuilt)
+        pulls[noise] = slope[0, :, 0]
+    for noise in ("fixed", "shared"):
+        assert (pulls[noise][1] / pulls[noise][0]).item() == pytest.approx(4.0)  # as far as they are off
+    assert pulls["image"][1] < 0.3 * pulls["image"][0]  # what is far off is given up
+
+
+def test_an_unknown_noise_scale_is_refused():
+    with pytest.raises(ModelError, match="noise must be one of"):
+        Encoded(EncoderMap(torch.nn.Linear(6, 2), 2, (6,)), noise="own")
 
 
 # -- codewords --------------------------------------------------------------------------------------------------------

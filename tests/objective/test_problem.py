@@ -36,6 +36,7 @@ from otpdag.objective.piece_terms import PieceProblem
 from otpdag.objective.row_problem import RowProblem
 from otpdag.objective.sampled import DrawnRows
 from otpdag.objective.state_problem import StateProblem
+from otpdag.objective.streamed_rows import Pools, StreamedRows
 from otpdag.objective.topics import PairProblem, TopicProblem
 from otpdag.objective.windows import WindowProblem
 from otpdag.spaces import Real
@@ -158,7 +159,7 @@ MADE = {
     "auto-encoder": (encoder_model, images, encoded(), AutoencoderProblem),
 }
 OTHERS = {"codebook": CodebookProblem, "warm-up": CodebookProblem, "held": HeldProblem, "capped": CappedProblem}
-OTHERS["parts"] = PartitionedProblem
+OTHERS |= {"parts": PartitionedProblem, "streamed rows": StreamedRows}
 
 
 def made(name, weights=None, replicas=2):
@@ -185,6 +186,10 @@ def problem_of(name):
         parts = LocalParts(lambda: (problem.on_part(rows) for rows in torch.arange(problem.rows).split(20)))
         whole = PartitionedProblem(problem, parts, problem.rows)
         return whole.laid_out_for(points), points
+    if name == "streamed rows":
+        problem, points = made("drawn rows")
+        pools = Pools(problem.batch.first(20), problem.batch.take, problem.rows, number=3, seed=0)
+        return StreamedRows(problem, pools), points
     if name == "held":
         return HeldProblem(problem, torch.arange(points.shape[1]) > 1), points
     options = RobustOptions(sample=100)
@@ -316,7 +321,7 @@ def test_a_problem_says_what_it_is_not_evaluated_by(name):
     problem, points = problem_of(name)
     answers = evaluations(problem, points)
     stochastic = isinstance(
-        problem, DrawnRows | PieceProblem | AutoencoderProblem | CodebookProblem | PaperTopicsProblem
+        problem, DrawnRows | StreamedRows | PieceProblem | AutoencoderProblem | CodebookProblem | PaperTopicsProblem
     )
     if stochastic:
         assert "is drawn anew in every step: use otp.engine.Adam" in answers["terms"]

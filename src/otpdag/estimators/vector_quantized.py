@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self, cast, get_args
 
 import numpy as np
 import torch
@@ -51,7 +51,7 @@ from otpdag.image_networks import (
 from otpdag.mechanisms.codebook import Quantized
 from otpdag.model import Model
 from otpdag.objective import Objective, PushForward
-from otpdag.objective.autoencoder import Codewords, Encoded
+from otpdag.objective.autoencoder import Codewords, Encoded, NoiseScale
 from otpdag.spaces import Image
 
 __all__ = ["VectorQuantizedAutoencoder"]
@@ -62,7 +62,7 @@ KIND = "vector-quantised auto-encoder"
 ROWS_AT_ONCE = 250  # images that are encoded or decoded at a time, which bounds memory
 START_IMAGES = 64  # that give default networks their units: thousands of latents
 PRIOR = "prior."
-CHOICES = {"balance": ("codebook", "position"), "noise": ("image", "shared")}
+CHOICES = {"balance": ("codebook", "position"), "noise": get_args(NoiseScale)}
 
 
 class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
@@ -98,8 +98,9 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
         divergence: Of the second term; sliced Wasserstein if left out.
         balance: ``"codebook"``: the weights of all positions together are held by one transport problem;
             ``"position"``: every position's own by a problem of its own, as the paper reads it.
-        noise: ``"image"``: what is decoded has a noise scale of its own for every image, at its maximum, so that all
-            images count alike; ``"shared"``: one for all of them, which is the squared error, as in the paper.
+        noise: ``"shared"``: what is decoded has one noise scale for all images, at its maximum, so that the cost is the
+            logarithm of the mean squared error; ``"image"``: one of its own for every image, which may give up
+            images that are hard; ``"fixed"``: the squared error, as in the paper.
         warm_up: Share of the steps in which latents are not quantised.
         n_epochs: How often every image is seen, on average.
         batch_size: Images in a step.
@@ -136,12 +137,12 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
         encoder: nn.Module | None = None,
         decoder: nn.Module | None = None,
         eta: float = 1.0,
-        pull: float = 0.3,
+        pull: float = 0.2,
         mixture: float = 0.01,
         eta_r: float = 1.0,
         divergence: AbstractDivergence | None = None,
         balance: Literal["codebook", "position"] = "codebook",
-        noise: Literal["image", "shared"] = "image",
+        noise: NoiseScale = "shared",
         warm_up: float = 0.2,
         n_epochs: int = 100,
         batch_size: int = 32,
@@ -289,7 +290,7 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
         return Method(
             "vector-quantised",
             Objective(push_forward=PushForward(self.eta, divergence)),
-            Encoded(self._map, self.batch_size, codewords, own_noise=self.noise == "image"),
+            Encoded(self._map, self.batch_size, codewords, noise=self.noise),
             Adam(steps=steps, learning_rate=self.learning_rate, averaging=0.0),
         )
 

@@ -13,11 +13,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Literal, TypeAlias, cast, get_args
 
 import torch
 from torch import Tensor
 
+from otpdag.arguments import check_choice
 from otpdag.backward.encoder import EncoderMap
 from otpdag.backward.quantized import QuantizedMap
 from otpdag.divergences.base import AbstractDivergence
@@ -33,6 +34,8 @@ from otpdag.objective.terms import LossTerms
 from otpdag.structure import Naturals, Structure, Theta, pack, unpack
 
 __all__ = ["AutoencoderProblem", "CodebookProblem", "Codewords", "Encoded", "autoencoder_problem", "rebuilding_cost"]
+
+NoiseScale: TypeAlias = Literal["fixed", "shared", "image"]
 
 GREY_LEVEL = 1 / 255  # of images in bytes: a smaller error cannot be seen in them
 
@@ -62,16 +65,17 @@ class Encoded:
         backward: The encoder, with codewords or without.
         batch_size: Images in a step.
         codewords: Weights of their terms, if there are codewords.
-        own_noise: Whether every image has a noise scale of its own (:func:`rebuilding_cost`).
+        noise: Whose noise scale it is by which rebuilt images are judged (:func:`rebuilding_cost`).
     """
 
     backward: EncoderMap | QuantizedMap
     batch_size: int = 128
     codewords: Codewords | None = None
-    own_noise: bool = False
+    noise: NoiseScale = "fixed"
 
     def __post_init__(self) -> None:
         """Refuse codewords without a map that quantises, and the reverse."""
+        check_choice("noise", self.noise, get_args(NoiseScale))
         if isinstance(self.backward, QuantizedMap) != (self.codewords is not None):
             raise ModelError("codewords need a backward map that quantises, and such a map needs codewords")
 
@@ -105,32 +109,35 @@ class _ImageProblem(Problem):
         decoder = self.structure.mechanisms[image]
         none = torch.zeros(1, rows.shape[1], decoder.noise.dim).to(rows)
         rebuilt = decoder.forward(naturals[image], {parent: latents}, none)
-        return rebuilding_cost(rebuilt, rows, self.spread, own_noise=self.encoded.own_noise).reshape(1)
+        return rebuilding_cost(rebuilt, rows, self.spread, noise=self.encoded.noise).reshape(1)
 
     def begun(self, point: Tensor) -> Tensor:
         """Where a search starts, given the networks and the user's values."""
         return point
 
 
-def rebuilding_cost(rebuilt: Tensor, rows: Tensor, spread: float, *, own_noise: bool = False) -> Tensor:
-    r"""Mean cost of rebuilt rows (1, n, pixels): the squared error, or its logarithm row by row.
+def rebuilding_cost(rebuilt: Tensor, rows: Tensor, spread: float, *, noise: NoiseScale = "fixed") -> Tensor:
+    r"""Mean cost of rebuilt rows (1, n, pixels): the squared error, or a logarithm of it.
 
-    .. math:: c(x, \hat x) = \frac{\|x - \hat x\|^2}{D s^2} \quad\text{or}\quad
-              \tfrac12 \log\Big(1 + \frac{\|x - \hat x\|^2}{D\,\delta^2}\Big)
+    .. math:: \frac{e}{s^2}, \quad \tfrac12 \log\Big(1 + \frac{e}{\delta^2}\Big), \quad
+              \frac1n \sum_i \tfrac12 \log\Big(1 + \frac{e_i}{\delta^2}\Big)
+              \qquad\text{with}\quad e_i = \frac{\|x_i - \hat x_i\|^2}{D}, \; e = \frac1n \sum_i e_i
 
-    The first is a normal density with one scale for all images. In the second every image has a scale of its own, at
-    its maximum; below a grey level, :math:`\delta = 1/255`, nothing is left to gain. Only equal images cost nothing.
+    All are normal densities. The first has a scale that is fixed; the second one of all images of a minibatch, at its
+    maximum; in the third every image has one of its own. Below a grey level, :math:`\delta = 1/255`, nothing is left
+    to gain. Only equal images cost nothing.
 
     Args:
         rebuilt: What was decoded.
         rows: What was seen, pixels from 0 to 1.
         spread: Standard deviation of all pixels, s.
-        own_noise: The second.
+        noise: ``"fixed"``, ``"shared"`` or ``"image"``, in this order.
     """
     errors = (rebuilt - rows).square().mean(-1)
-    if own_noise:
-        return 0.5 * torch.log1p(errors / GREY_LEVEL**2).mean()
-    return errors.mean() / spread**2
+    if noise == "fixed":
+        return errors.mean() / spread**2
+    judged = errors if noise == "image" else errors.mean()
+    return 0.5 * torch.log1p(judged / GREY_LEVEL**2).mean()
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ class Pools:
     total: int
     number: int
     seed: int
-    last: dict[int, Batch] = field(default_factory=dict, compare=False)
+    last: dict[int, Batch] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def at(self, progress: float) -> Batch:
         """The rows at a share of all steps."""
