@@ -328,6 +328,46 @@ def test_a_refused_step_is_no_end_of_a_climb(beyond):
     assert bool((problem.updated(reached)[1].total < at_first).all())
 
 
+@dataclass(frozen=True)
+class Overshooting(Contraction):
+    """Updates that go downhill, but in the first of two replicas eleven times too far."""
+
+    def updated(self, point):
+        too_far = torch.tensor([[11.0], [1.0]], dtype=torch.float64)
+        loss = (point - self.goal).square().sum(-1)
+        return point + too_far * (self.goal - point), LossTerms.of(loss, reconstruction=loss)
+
+
+def overshooting():
+    goal = torch.tensor([[1.0, 2.0, 3.0, 4.0]], dtype=torch.float64)
+    return Overshooting(goal), torch.zeros(2, 4, dtype=torch.float64), float(goal.square().sum())
+
+
+def test_an_update_that_raises_the_loss_is_shortened():
+    problem, start, at_first = overshooting()
+    seen = []
+    outcome = accelerated_updates(Leg(problem, start, 40), 1e-12, lambda one: seen.append(one.losses.clone()))
+    assert bool((torch.stack(seen).diff(dim=0) <= 0).all())
+    shorter = [float(one[0]) for one in seen[:4]]  # 11, 11 / 4 and 11 / 16 of the way: the first two go too far
+    assert shorter == pytest.approx([at_first, at_first, at_first, at_first * (1 - 11 / 16) ** 2])
+    assert bool(outcome.converged.all())
+    torch.testing.assert_close(outcome.point, problem.goal.expand(2, -1), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 30])
+def test_a_climb_never_ends_where_it_has_seen_a_higher_loss(steps):
+    problem, start, at_first = overshooting()
+    reached = climbed(Leg(problem, start, steps), 1e-7)
+    loss = problem.updated(reached)[1].total
+    if steps == 1:
+        assert float(loss[0]) > at_first  # nothing has been tried yet
+        return
+    assert bool((loss <= at_first).all())
+    assert float(loss[1]) == pytest.approx(0.0, abs=1e-12)
+    if steps == 30:
+        assert float(loss[0]) < 1e-3 * at_first
+
+
 # -- beside one replica at a time -------------------------------------------------------------------------------------
 
 
@@ -338,6 +378,7 @@ class Plain:
         self.point = self.trial = self.plain = start
         self.loss, self.change, self.pairs = np.inf, np.zeros_like(start), [None] * 8
         self.small, self.fall, self.rest, self.quick_falls, self.step = 0, 0.0, np.inf, 0, 0
+        self.share = 1.0
 
     def follow(self, update, loss, tolerance, mixed):
         change, move = (update - self.trial) * mixed, (self.trial - self.point) * mixed
@@ -355,6 +396,9 @@ class Plain:
         if not kept:
             self.pairs, self.quick_falls = [None] * 8, 0
             self.trial = self.plain
+            self.share *= 1.0 if ended else 0.25
+            if self.share < 1:
+                self.trial = self.point + self.share * (self.plain - self.point)
             return
         known = np.isfinite(self.loss)
         falling = fallen <= 0.09 * self.fall
@@ -366,12 +410,13 @@ class Plain:
         self.fall = fallen if known else self.fall
         self.pairs[slot] = (move, change - self.change) if known else None
         self.plain, self.point, self.change, self.loss = update, self.trial, change, loss
-        self.trial = self.plain
+        self.trial, self.share = self.plain, 1.0
         if not quick:
             zero = (np.zeros_like(change), np.zeros_like(change))
             moves, changes = (np.stack([(pair or zero)[side] for pair in self.pairs]) for side in (0, 1))
             step = correction(*(torch.from_numpy(one[None]) for one in (change, moves, changes)))[0].numpy()
-            self.trial = self.plain - step if np.isfinite(step).all() else self.plain
+            if np.isfinite(step).all():
+                self.trial, self.share = self.plain - step, 4.0 if step.any() else 1.0
 
 
 @pytest.mark.parametrize("stretched", [False, True])
@@ -402,7 +447,7 @@ def test_every_replica_goes_its_own_way(seed, stretched):
                 np.testing.assert_allclose(
                     getattr(state, name)[number], getattr(one, name), rtol=1e-6, atol=1e-12, err_msg=name
                 )
-            for name in ("loss", "small", "fall", "rest", "quick_falls", "step"):
+            for name in ("loss", "small", "fall", "rest", "quick_falls", "share", "step"):
                 found = getattr(state, name) if name == "step" else getattr(state, name)[number]
                 assert found == pytest.approx(getattr(one, name), rel=1e-9), name
             met.add((one.small, one.quick_falls > 0))

@@ -1,7 +1,8 @@
 """Closed-form updates, accelerated: as few passes as a quasi-Newton method takes, without a gradient or a step length.
 
 Updates are combined by Anderson's mixing (:mod:`otpdag.anderson`; for those of expectation-maximisation see Henderson
-and Varadhan 2019). Where that raises the loss, the plain update is taken, which never does, and the history forgotten.
+and Varadhan 2019). Where that raises the loss, the plain update is taken, and the history forgotten. It never does if
+it maximises; one that a sample guides (:mod:`otpdag.backward.newton_steps`) may, and is then shortened.
 """
 
 from __future__ import annotations
@@ -41,6 +42,12 @@ FORETOLD = 1e-3
 """Share of a small fall that may be left where the end is foretold: points are off by its root, and what is said of
 flat directions is read off second derivatives at the end."""
 
+SHORTER = 0.25
+"""What an update is shortened by where it raises the loss: as the shares that a step of Newton's method tries."""
+
+LEAST_SHARE = 0.05
+"""The least share of an update that a climb tries: the rest is left to descent, which has a line search."""
+
 RALLY = 10.0
 """How many times as much as its last step each step that is left could bring a replica: falls grow on plateaus."""
 
@@ -66,6 +73,8 @@ class _State:
     """By how much it would fall from here on if falls went on to shrink as the last one did; infinite if it did not."""
     quick_falls: Array
     """How many falls in a row were each a small share of the one before."""
+    share: Array
+    """How much of the plain update the trial is; more than one where it is a combination."""
     step: int
 
     @classmethod
@@ -85,6 +94,7 @@ class _State:
             fall=none.copy(),
             rest=infinite.copy(),
             quick_falls=none.copy(),
+            share=np.ones_like(none),
             step=0,
         )
 
@@ -104,7 +114,8 @@ class _State:
         """Keep or refuse the trial, and choose the next one; only coordinates that are ``mixed`` (P,) go further."""
         change = updates - self.trial if mixed is None else (updates - self.trial) * mixed
         # one that has ended stays where it is: it depends on no other
-        finite = np.isfinite(loss) & np.isfinite(change).all(-1) & (self.small < SMALL_IN_A_ROW)
+        ended = self.small >= SMALL_IN_A_ROW
+        finite = np.isfinite(loss) & np.isfinite(change).all(-1) & ~ended
         fallen = self.loss - loss
         good = finite & (fallen >= -WORSE * (1 + np.abs(loss)))
         small_fall = tolerance * (1 + np.abs(loss))
@@ -133,11 +144,22 @@ class _State:
         self.change = np.where(kept, change, self.change)
         self.loss = np.where(good, loss, self.loss)
         self.trial = self.plain
+        self.share = np.where(good, 1.0, np.where(ended, self.share, SHORTER * self.share))
+        if self.plain_is_higher.any():
+            part = self.point + self.share[:, None] * (self.plain - self.point)
+            self.trial = np.where(self.plain_is_higher[:, None], part, self.plain)
         if not quick.all():
             ahead = self.plain - correction(*map(torch.from_numpy, (self.change, self.moves, self.changes))).numpy()
             helped = kept & ~quick & np.isfinite(ahead).all(-1, keepdims=True)
-            self.trial = np.where(helped, ahead, self.plain)
+            self.trial = np.where(helped, ahead, self.trial)
+            combined = helped[:, 0] & (ahead != self.plain).any(-1)
+            self.share = np.where(combined, 1.0 / SHORTER, self.share)
         self.step += 1
+
+    @property
+    def plain_is_higher(self) -> NDArray[np.bool_]:
+        """Whether the plain update (R,) was tried and raised the loss."""
+        return self.share < 1.0
 
     @np.errstate(invalid="ignore")
     def have_ended(self, rivalry: Rivalry | None, left: int) -> bool:
@@ -174,17 +196,25 @@ def accelerated_updates(leg: Leg, tolerance: float, watch: Watch, resume: Memory
 
 
 def climbed(leg: Leg, little: float) -> Tensor:
-    """Where updates lead (R, P) until each replica has gained little, relative to its loss, in a step that was kept."""
+    """Where updates lead (R, P) until each replica has gained little, relative to its loss, in a step that was kept.
+
+    The last update is not looked at, but for replicas of which one went too far: these end where they were lowest.
+    """
     state = _State.of(leg.points)
-    refused = np.zeros(len(state.loss), dtype=bool)
+    too_far = np.zeros(len(state.loss), dtype=bool)
     for _ in range(leg.steps):
-        before, was_refused = state.loss, refused
+        before = state.loss
         loss = _followed(leg, state, little)[0]
-        refused = ~(loss <= before)
-        gained_little = ~(before - state.loss > little * (1 + np.abs(state.loss)))
-        if (gained_little & (was_refused | ~refused)).all() or leg.is_over():
+        too_far |= state.plain_is_higher
+        small = little * (1 + np.abs(state.loss))
+        gained_little = ~(before - state.loss > small)
+        # a step too far is no end: less of it follows, unless that has been tried or could bring little
+        no_further = state.plain_is_higher & ((loss - before <= small) | (state.share < LEAST_SHARE))
+        settled = state.small >= SMALL_IN_A_ROW
+        if (gained_little & ((loss <= before) | no_further | settled)).all() or leg.is_over():
             break
-    return torch.from_numpy(state.plain).to(leg.points)
+    reached = np.where(too_far[:, None], state.point, state.plain)
+    return torch.from_numpy(reached).to(leg.points)
 
 
 def _followed(leg: Leg, state: _State, tolerance: float) -> tuple[Array, LossTerms]:

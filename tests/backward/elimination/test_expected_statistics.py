@@ -8,7 +8,7 @@ import torch
 
 from otpdag import mechanisms as m
 from otpdag.backward.elimination import complete_sums, expectations, lay_out
-from otpdag.backward.elimination.expected_statistics import Slopes
+from otpdag.backward.elimination.expected_statistics import Slopes, spread_evenly
 from tests.backward.elimination.worlds import CATEGORY, linear_moments, make_world, random_edges
 
 
@@ -103,3 +103,16 @@ def test_slopes_add_gradients_of_the_nodes_that_are_named():
     slopes.add(["a"], [output, torch.ones(2)], [torch.tensor([1.0, 10.0]), torch.ones(2)])
     assert slopes.total["a", "loc"].tolist() == [4.0, 60.0]
     assert slopes.total["b", "loc"].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(("size", "step"), [(3300, 3), (4000, 4), (6601, 6), (12_000, 12), (15_000, 14), (40, 7)])
+def test_numbers_that_are_spread_evenly_are_of_every_state_alike(size, step):
+    """Entries of tables go through their states one after another: a sample must not go round with them."""
+    at = spread_evenly(size, step).numpy()
+    np.testing.assert_array_equal(at // step, np.arange(len(at)))  # one of each stretch
+    assert at[-1] < size
+    if size < 1000:
+        return
+    for states in (2, 3, 4, 6, 12):
+        share = np.bincount(at % states, minlength=states) / len(at)
+        np.testing.assert_allclose(share, 1 / states, atol=0.01)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -27,7 +27,10 @@ from otpdag.backward.elimination.sum_product import Banks, taken
 from otpdag.backward.elimination.sums import Evaluated, Factors, Tempering, piece_weights, row_beliefs
 from otpdag.structure import Naturals
 
-__all__ = ["Slopes", "Summary", "complete_sums"]
+__all__ = ["Slopes", "Summary", "complete_sums", "spread_evenly"]
+
+GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
+"""Share of a stretch by which places in it go round: of all, the one whose multiples are spread most evenly."""
 
 
 class Slopes:
@@ -142,10 +145,13 @@ class Summary:
         """Rows that show the family, and rows on points, that stand for all of them; side by side where they can be."""
         parts = list(self.samples.get(family.place, ()))
         for complete, weight in plain:
-            step = max(1, len(complete.rows) // self.sampled[family.node])
-            rows = complete.rows[::step]
-            scale = len(complete.rows) / len(rows)
-            parts.append(complete_rows(self.layout, family, rows, scale * weight[:, ::step]))
+            step = len(complete.rows) // self.sampled[family.node]
+            if step <= 1:
+                parts.append(complete_rows(self.layout, family, complete.rows, weight))
+                continue
+            at = spread_evenly(len(complete.rows), step).to(complete.rows.device)
+            scale = len(complete.rows) / len(at)
+            parts.append(complete_rows(self.layout, family, complete.rows[at], scale * weight[:, at]))
         return joined(parts)
 
     def _add(self, block: Block) -> None:
@@ -245,12 +251,30 @@ class Summary:
 
 def _sample(rows: WeighedRows, share: float) -> WeighedRows:
     """Some entries, evenly spread, with larger weights."""
-    step = max(1, int(1 / share))
-    weight = rows.weight[:, ::step]
-    values = {name: value[:, ::step] for name, value in rows.values.items()}
+    step = int(1 / share)
+    if step <= 1:
+        return rows
+    at = spread_evenly(rows.weight.shape[1], step).to(rows.weight.device)
+    weight = rows.weight[:, at]
+    values = {name: value[:, at] for name, value in rows.values.items()}
     total, kept = rows.weight.sum(-1, keepdim=True), weight.sum(-1, keepdim=True)
     scale = total / kept.clamp(min=torch.finfo(kept.dtype).tiny)
-    return WeighedRows(values, scale * weight, None if rows.mask is None else rows.mask[:, ::step])
+    return WeighedRows(values, scale * weight, None if rows.mask is None else rows.mask[:, at])
+
+
+@lru_cache(maxsize=1024)
+def spread_evenly(size: int, step: int) -> Tensor:
+    """Numbers below ``size``, one of each ``step`` in a row, at places in them that go round by the golden section.
+
+    Every ``step``-th would be of one and the same state where tables of rows have as many states, or a divisor or
+    multiple of it: what all others say of a parameter would be missing.
+
+    >>> spread_evenly(12, 3).tolist()
+    [0, 4, 6, 11]
+    """
+    first = torch.arange(0, size, step)
+    within = torch.arange(len(first), dtype=torch.float64) * GOLDEN % 1.0
+    return first + (within * (size - first).clamp(max=step)).long()
 
 
 def complete_sums(layout: Layout, weight: Tensor) -> dict[int, Tensor]:
