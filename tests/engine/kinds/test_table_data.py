@@ -275,3 +275,10 @@ def test_one_start_looks_at_more_rows_than_each_of_several(monkeypatch):
         (START_ROWS, 0, restart_seed(3, 1), False),
         (17, 0, restart_seed(3, 2), False),
     ]
+
+
+def test_starts_far_behind_do_not_go_on_where_losses_are_log_likelihoods():
+    kind = TableData.of(model({"z": m.Categorical(3)}), table())
+    assert kind.course(otp.entropic()).finalist_gap == table_data.FINALIST_GAP
+    assert kind.course(otp.transport()).finalist_gap is None
+    assert kind.course(otp.paper()).finalist_gap is None
