@@ -164,6 +164,7 @@ def robust_search(
         short_steps=max(1, course.short_steps // 2),
         short_moves=2 * options.concentration - 1,
         halving=False,
+        finalist_gap=None,  # losses without rows that are left out are no log-likelihoods of all
         finalist_steps=options.round_steps,
         finalist_moves=options.rounds - 1,
         finalist_rows=None,
