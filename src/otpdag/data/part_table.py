@@ -60,7 +60,6 @@ class Reading:
     def batch(self, frame: pd.DataFrame, number: int, rows: npt.NDArray[np.int64] | None = None) -> Batch:
         """Check and encode a part, or these of its rows."""
         first = self.starts[number]
-        whole = len(frame)
         frame = frame if rows is None else frame.iloc[rows]
         try:
             batch = encode(frame, self.schema, hidden=self.hidden, partial=True)
@@ -71,8 +70,7 @@ class Reading:
         if self.weights is None:
             own = _weights_of(frame, self.weight_column)
         else:
-            given = self.weights[first : first + whole]
-            own = given if rows is None else given[rows]
+            own = self.weights[first : first + batch.rows] if rows is None else self.weights[first + rows]
         return replace(batch, weight=torch.from_numpy(self.unit * own)[None])
 
 
