@@ -7,7 +7,16 @@ import pytest
 import torch
 from scipy import sparse, special
 
-from otpdag.backward.topic_shares import DENSE, Cells, batches, drawn_topic_counts, even_shares, infer_shares
+from otpdag.backward.topic_shares import (
+    DENSE,
+    Cells,
+    batches,
+    cell_batches,
+    drawn_topic_counts,
+    even_shares,
+    infer_assignments,
+    infer_shares,
+)
 
 
 def test_with_topics_that_share_no_word_the_map_is_exact():
@@ -146,3 +155,81 @@ def test_documents_come_some_at_a_time_and_by_cells_where_few_are_filled():
         flat = np.zeros(400)
         flat[:filled] = 1.0
         assert isinstance(next(batches(sparse.csr_array(flat.reshape(20, 20)), 100)), Cells) is by_cells
+
+
+# -- shares integrated out --------------------------------------------------------------------------------------------
+
+
+def few_documents(seed=0):
+    rng = np.random.default_rng(seed)
+    counts = rng.poisson(0.8, (6, 5))
+    counts[2] = 0
+    topics, alpha = rng.dirichlet(np.ones(5), 3), np.array([0.2, 0.5, 1.5])
+    return counts, topics, alpha
+
+
+def test_assignments_count_all_other_words_of_their_document():
+    counts, topics, alpha = few_documents()
+    cells = Cells.of(sparse.csr_array(counts))
+    start = np.full((6, 3), 0.4)
+    chances, given = infer_assignments(
+        cells, torch.tensor(topics).float(), torch.tensor(alpha).float(), torch.tensor(start).float(), steps=3
+    )
+    for document in range(6):
+        words = np.flatnonzero(counts[document])
+        own = [topics[:, word] * (start[document] + alpha) for word in words]
+        own = [one / one.sum() for one in own]
+        told = start[document]
+        for _ in range(3):
+            told = sum((counts[document, word] * one for word, one in zip(words, own, strict=True)), np.zeros(3))
+            own = [topics[:, word] * (told - one + alpha) for word, one in zip(words, own, strict=True)]
+            own = [one / one.sum() for one in own]
+        np.testing.assert_allclose(given[document], told, rtol=1e-4, atol=1e-6)
+        here = (cells.rows == document).numpy()
+        assert cells.columns[here].tolist() == words.tolist()
+        np.testing.assert_allclose(chances[here], np.reshape(own, (-1, 3)), rtol=1e-4, atol=1e-6)
+
+
+def test_the_topic_of_a_documents_only_word_is_told_exactly():
+    """Nothing else is there to count: the posterior is topics times the prior's mean."""
+    topics, alpha = np.array([[0.1, 0.9], [0.6, 0.4]]), np.array([0.3, 0.7])
+    cells = Cells.of(sparse.csr_array(np.array([[1, 0], [0, 1]])))
+    start = torch.full((2, 2), 0.5)
+    chances, _ = infer_assignments(cells, torch.tensor(topics).float(), torch.tensor(alpha).float(), start, steps=200)
+    exact = topics.T * alpha
+    np.testing.assert_allclose(chances, exact / exact.sum(1, keepdims=True), rtol=1e-5)
+
+
+def test_expected_words_are_nearer_to_exact_ones_than_those_of_sharper_shares():
+    """Beside draws from the exact distribution, on documents of few words."""
+    rng = np.random.default_rng(3)
+    topics, alpha = rng.dirichlet(np.ones(8), 3), np.array([0.3, 0.3, 0.3])
+    shares = rng.dirichlet(alpha, 40)
+    counts = sparse.csr_array(np.array([rng.multinomial(12, one @ topics) for one in shares]))
+    drawn = list(drawn_topic_counts(counts, topics, alpha.copy(), rng, 3000))[200:]
+    exact = np.mean(drawn, axis=0)
+    cells, told, of_alpha = Cells.of(counts), torch.tensor(topics).float(), torch.tensor(alpha).float()
+    _, collapsed = infer_assignments(cells, told, of_alpha, even_shares(cells, torch.zeros(3)), steps=50)
+    sharper = infer_shares(cells, told, of_alpha, even_shares(cells, of_alpha), steps=50).concentration - of_alpha
+    errors = [float(np.abs(one.numpy() - exact).mean()) for one in (collapsed, sharper)]
+    assert errors[0] < 0.7 * errors[1]
+
+
+def test_batches_of_cells_hold_every_document_once():
+    counts = sparse.csr_array(few_documents()[0])
+    parts = list(cell_batches(counts, 4))
+    assert [part.shape for part in parts] == [(4, 5), (2, 5)]
+    assert sum(float(part.values.sum()) for part in parts) == counts.sum()
+
+
+def test_a_fraction_of_a_word_leaves_itself_out_and_no_more():
+    """A document of half a word has no others: the posterior is topics times the prior's mean, as for a whole one."""
+    topics, alpha = torch.tensor([[0.1, 0.9], [0.6, 0.4]]), torch.tensor([0.3, 0.7])
+    halves = Cells.of(sparse.csr_array(np.array([[0.5, 0.0], [0.5, 0.5]])))
+    chances, given = infer_assignments(halves, topics, alpha, torch.full((2, 2), 0.25), steps=200)
+    exact = topics[:, 0] * alpha
+    np.testing.assert_allclose(chances[0], exact / exact.sum(), rtol=1e-5)
+    other = 0.5 * chances[2]  # the second document's other half
+    told = topics[:, 0] * (alpha + other)
+    np.testing.assert_allclose(chances[1], told / told.sum(), rtol=1e-4)
+    np.testing.assert_allclose(given.sum(-1), [0.5, 1.0], rtol=1e-5)

@@ -2,5 +2,7 @@
 
 from otpdag.backward.amortized import AmortizedMap, RowCode
 from otpdag.backward.closed_form import SumSizes
+from otpdag.backward.encoder import EncoderMap
+from otpdag.backward.quantized import QuantizedMap
 
-__all__ = ["AmortizedMap", "RowCode", "SumSizes"]
+__all__ = ["AmortizedMap", "EncoderMap", "QuantizedMap", "RowCode", "SumSizes"]

@@ -7,7 +7,9 @@ its best distribution, the best Dirichlet :math:`\phi(\theta \mid x) = \mathrm{D
           w_k = \exp(\psi(g_k) - \psi(\textstyle\sum_l g_l))
 
 (Blei, Ng & Jordan 2003): two matrix products a step for a whole batch of documents. It is sharper than the exact
-distribution, which :func:`drawn_topic_counts` draws from.
+distribution, which :func:`drawn_topic_counts` draws from: a document is given to few topics, and stray words of others
+are put down to these. With the shares integrated out, :func:`infer_assignments` tells the topic of each word from the
+topics of all other words of its document, which leaves hardly any stray words.
 """
 
 from __future__ import annotations
@@ -22,11 +24,20 @@ from numpy.typing import NDArray
 from scipy import sparse
 from torch import Tensor
 
-__all__ = ["Cells", "Shares", "batches", "drawn_topic_counts", "even_shares", "infer_shares"]
+__all__ = [
+    "Cells",
+    "Shares",
+    "batches",
+    "cell_batches",
+    "drawn_topic_counts",
+    "even_shares",
+    "infer_assignments",
+    "infer_shares",
+]
 
 Array = NDArray[np.float64]
 DENSE = 0.05  # a share of filled cells below which matrix products cost more than indices
-SMALLEST = 1e-30  # keeps quotients and logarithms finite in single precision, whose smallest number is 1e-38
+SMALLEST_QUOTIENT = 1e-30  # keeps quotients and logarithms finite in single precision, whose smallest number is 1e-38
 
 
 @dataclass(frozen=True)
@@ -115,6 +126,47 @@ def batches(documents: sparse.csr_array, size: int) -> Iterator[Tensor | Cells]:
         yield Cells.of(documents[part]) if few else torch.from_numpy(documents[part].toarray().astype(np.float32))
 
 
+def cell_batches(documents: sparse.csr_array, size: int) -> Iterator[Cells]:
+    """Documents some at a time, by cells."""
+    for start in range(0, documents.shape[0], size):
+        yield Cells.of(documents[start : min(start + size, documents.shape[0])])
+
+
+def infer_assignments(
+    cells: Cells, topics: Tensor, alpha: Tensor, start: Tensor, *, steps: int
+) -> tuple[Tensor, Tensor]:
+    r"""Probabilities of the topics of each cell's word, shares integrated out, and expected words of each topic.
+
+    .. math:: p_{dvk} \propto \gamma_{kv} (\alpha_k + n_{dk} - p_{dvk}), \qquad n_{dk} = \sum_v x_{dv} p_{dvk}
+
+    The collapsed variational map of zero order (Asuncion et al. 2009, https://arxiv.org/abs/1205.2662): a word counts
+    all others of its document, not itself.
+
+    Args:
+        cells: Words of the documents.
+        topics: Word probabilities (K, words).
+        alpha: Concentrations of the prior (K,).
+        start: Words of each document that each topic gave, to start from (documents, K).
+        steps: Steps of the fixed point.
+
+    Returns:
+        The probabilities (cells, K), and the words that each topic gave to each document (documents, K).
+    """
+    of_cells = topics.T[cells.columns]
+    one = cells.values.clamp(max=1).unsqueeze(-1)  # a fraction of a word is all of it
+    chances = _normalised(of_cells * (start[cells.rows] + alpha))
+    given = start
+    for _ in range(steps):
+        given = torch.zeros_like(start).index_add_(0, cells.rows, cells.values.unsqueeze(-1) * chances)
+        others = (given[cells.rows] - one * chances).clamp(min=0)
+        chances = _normalised(of_cells * (others + alpha))
+    return chances, given
+
+
+def _normalised(weights: Tensor) -> Tensor:
+    return weights / (weights.sum(-1, keepdim=True) + SMALLEST_QUOTIENT)
+
+
 def even_shares(counts: Tensor | Cells, alpha: Tensor) -> Tensor:
     """Where the steps start: the words of a document divided evenly among the topics."""
     lengths = counts.lengths if isinstance(counts, Cells) else counts.sum(-1, keepdim=True)
@@ -152,8 +204,8 @@ def infer_shares(
 def _rebuilt(counts: Tensor | Cells, weights: Tensor, topics: Tensor) -> Tensor:
     """Words' probabilities: of all, or of those in the cells, whose topics are given cell by cell."""
     if isinstance(counts, Cells):
-        return (weights[counts.rows] * topics).sum(-1) + SMALLEST
-    return weights @ topics + SMALLEST
+        return (weights[counts.rows] * topics).sum(-1) + SMALLEST_QUOTIENT
+    return weights @ topics + SMALLEST_QUOTIENT
 
 
 def _explained(counts: Tensor | Cells, words: Tensor, topics: Tensor) -> Tensor:
@@ -166,7 +218,7 @@ def _explained(counts: Tensor | Cells, words: Tensor, topics: Tensor) -> Tensor:
 
 def _weights(concentration: Tensor) -> Tensor:
     total = torch.digamma(concentration.sum(-1, keepdim=True))
-    return torch.exp(torch.digamma(concentration) - total).clamp(min=SMALLEST)
+    return torch.exp(torch.digamma(concentration) - total).clamp(min=SMALLEST_QUOTIENT)
 
 
 def drawn_topic_counts(

@@ -9,7 +9,7 @@ Two evaluations, both with closed-form updates. :class:`TopicProblem` is the rec
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -19,10 +19,11 @@ from scipy import sparse
 from torch import Tensor
 
 from otpdag.backward.topic_concentrations import exact_alpha, newton_concentration, pair_concentration
-from otpdag.backward.topic_shares import batches, even_shares, infer_shares
+from otpdag.backward.topic_shares import batches, cell_batches, even_shares, infer_assignments, infer_shares
 from otpdag.errors import ModelError
 from otpdag.inference.word_pairs import WordPairs
 from otpdag.objective.problem import Problem
+from otpdag.objective.settings import Direct, Objective
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Structure, columns_of, pack, unpack
 
@@ -30,13 +31,25 @@ __all__ = ["PairProblem", "TopicProblem", "TopicSweeps", "Topics", "topic_nodes"
 
 Documents = sparse.csr_array
 
-SMALLEST = 1e-30  # a count of a word, whose logarithm must be finite in single precision
+SMALLEST_COUNT = 1e-30  # a count of a word, whose logarithm must be finite in single precision
 
 FIRST_DOCUMENTS, DOCUMENTS_A_TOPIC = 1000, 40
 """Documents on which starts are compared (decision 0009), and at least so many for each topic."""
 
 HELD_SWEEPS = 10
 """Sweeps from which concentrations at given topics are learned."""
+
+COLLAPSED_SWEEPS, FIRST_STEPS, LATER_STEPS, COLLAPSED_END = 60, 20, 3, 2e-5
+"""Sweeps with shares integrated out, at most; steps of a document in the first and in later ones; and the probability
+that a topic's words exchange in one at which they end. Stray words of topics of bars fall by a tenth in each sweep
+(decision 0053)."""
+
+COLLAPSED_ROUNDS, SAME_ALPHA = 6, 0.05
+"""How often such sweeps and a look at alpha alternate, at most, and the share by which alpha may change at the end."""
+
+
+def _never() -> bool:
+    return False
 
 
 @dataclass(frozen=True)
@@ -64,6 +77,11 @@ class TopicSweeps:
             raise ModelError(f"background must be a share below one, of pairs of words; got {self.background!r}")
         if self.pairs and self.prior is not None:
             raise ModelError("pairs of words only show the mean of the topics: leave prior out")
+
+    @property
+    def objective(self) -> Objective:
+        """What sweeps minimise: they have closed forms for no other terms or weights."""
+        return Objective(reconstruction=0.0, direct=Direct()) if self.pairs else Objective(eps=1.0)
 
 
 def topic_nodes(structure: Structure) -> tuple[str, str]:
@@ -168,8 +186,11 @@ class _Documents(Problem):
     def with_exact_alpha(self, topics: Topics) -> Topics:
         """The same topics with the concentrations that are likeliest at them."""
 
-    def concluded(self, topics: Topics) -> tuple[Self, Topics]:
-        """Where a fit ends: the problem that its point belongs to, and topics with the likeliest concentrations."""
+    def concluded(self, topics: Topics, is_over: Callable[[], bool] = _never) -> tuple[Self, Topics]:
+        """Where a fit ends: the problem that its point belongs to, and topics with the likeliest concentrations.
+
+        What takes sweeps asks before each ``is_over`` whether somebody wants the end.
+        """
         return self, self.with_exact_alpha(topics)
 
 
@@ -213,6 +234,36 @@ class TopicProblem(_Documents):
         part = self._part(most, np.random.default_rng([self.seed, 3]))
         return replace(self, documents=part, holds_alpha=True)
 
+    def concluded(self, topics: Topics, is_over: Callable[[], bool] = _never) -> tuple[Self, Topics]:
+        """Topics that are plain parameters once more with shares integrated out, in turn with alpha, until it stays."""
+        topics = self.with_exact_alpha(topics)
+        for _ in range(COLLAPSED_ROUNDS if self.sweeps.prior is None else 0):
+            if is_over():
+                break
+            before = topics.alpha.mean()
+            topics = self.with_exact_alpha(self.collapsed(topics, is_over))
+            if float((topics.alpha.mean() - before).abs()) <= SAME_ALPHA * float(before):
+                break
+        return self, topics
+
+    def collapsed(self, topics: Topics, is_over: Callable[[], bool] = _never) -> Topics:
+        """Topics after sweeps in which each word is told by all others of its document."""
+        given: dict[int, Tensor] = {}
+        for sweep in range(COLLAPSED_SWEEPS):
+            if is_over():
+                break
+            probabilities = topics.probabilities.float()
+            counts, steps = torch.zeros_like(probabilities), LATER_STEPS if sweep else FIRST_STEPS
+            for number, part in enumerate(cell_batches(self.documents, self.sweeps.batch)):
+                start = given.get(number, even_shares(part, torch.zeros_like(topics.alpha)))
+                chances, given[number] = infer_assignments(part, probabilities, topics.alpha, start, steps=steps)
+                by_word = torch.zeros_like(probabilities.T)
+                counts += by_word.index_add_(0, part.columns, part.values.unsqueeze(-1) * chances).T
+            topics = replace(topics, log_counts=_log_counts(counts, topics, None))
+            if float((topics.probabilities.float() - probabilities).abs().sum(-1).max()) < COLLAPSED_END:
+                break
+        return topics
+
     def with_exact_alpha(self, topics: Topics) -> Topics:
         """Concentrations from draws of the exact distribution of the assignments."""
         if self.alpha_key is None:
@@ -253,7 +304,7 @@ class PairProblem(_Documents):
         loss, counts, among = self.pairs.expected(whole, before.alpha)
         alpha = before.alpha if self.alpha_key is None else pair_concentration(among)
         terms = LossTerms.of(torch.zeros(1, dtype=torch.float64), direct=torch.tensor([loss], dtype=torch.float64))
-        counts = counts * (own / whole.clamp(min=SMALLEST)) if self.sweeps.background else counts
+        counts = counts * (own / whole.clamp(min=SMALLEST_COUNT)) if self.sweeps.background else counts
         return self.point(Topics(_log_counts(counts, before, None), alpha)), terms
 
     def _background(self, topics: Topics) -> Tensor:
@@ -264,10 +315,10 @@ class PairProblem(_Documents):
         left = left if float(left.sum()) > 0 else self.pairs.words
         return (self.sweeps.background * left / left.sum()).float()
 
-    def concluded(self, topics: Topics) -> tuple[Self, Topics]:
+    def concluded(self, topics: Topics, is_over: Callable[[], bool] = _never) -> tuple[Self, Topics]:
         """The topics of whole documents, which a point then holds, and their concentrations."""
         if not self.sweeps.background:
-            return super().concluded(topics)
+            return super().concluded(topics, is_over)
         common = self._background(topics)
         whole = (1 - self.sweeps.background) * topics.probabilities.float() + common
         level = torch.logsumexp(topics.log_counts.double(), -1, keepdim=True)
@@ -279,7 +330,7 @@ class PairProblem(_Documents):
         if self.common is None:
             return topics
         level = torch.softmax(torch.logsumexp(topics.log_counts.double(), -1), 0).unsqueeze(-1)
-        counts = level * (topics.probabilities.double() - self.common.double()).clamp(min=SMALLEST)
+        counts = level * (topics.probabilities.double() - self.common.double()).clamp(min=SMALLEST_COUNT)
         return Topics(torch.log(counts), topics.alpha)
 
     def resumed(self, documents: Documents, seed: int) -> PairProblem:
@@ -300,4 +351,4 @@ def _log_counts(counts: Tensor, before: Topics, prior: float | None) -> Tensor:
     level = counts.double() if prior is None else counts.double() + prior
     alive = counts.sum(-1, keepdim=True) > 0
     lost = before.log_counts.double() + np.log(1e-6)
-    return torch.where(alive, torch.log(level.clamp(min=SMALLEST)), lost)
+    return torch.where(alive, torch.log(level.clamp(min=SMALLEST_COUNT)), lost)
