@@ -26,7 +26,7 @@ def test_no_more_rows_than_are_asked_for():
     assert FEWEST_ROWS > 50
 
 
-@pytest.mark.parametrize("name", ["short_rows", "short_elements", "finalists", "finalist_steps"])
+@pytest.mark.parametrize("name", ["short_rows", "short_elements", "finalists", "finalist_steps", "alternatives_kept"])
 def test_stages_of_nothing_are_refused(name):
     with pytest.raises(ModelError, match=f"{name} must be at least 1; got 0"):
         Course(**{name: 0})
@@ -40,5 +40,5 @@ def test_stages_that_may_be_left_out_are_not_negative(name):
 
 
 def test_alternatives_take_at_least_a_step():
-    with pytest.raises(ModelError, match=r"alternative_steps must be at least 1; got \(6, 0\)"):
-        Course(alternative_steps=(6, 0))
+    with pytest.raises(ModelError, match=r"alternative_steps must be at least 1; got \(3, 6, 0\)"):
+        Course(alternative_steps=(3, 6, 0))

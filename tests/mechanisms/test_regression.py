@@ -45,7 +45,7 @@ def test_ridges_are_those_of_the_definition():
     """The table is pulled to the mean by 1e-4 rows' worth in all, the slopes to zero by 1e-6 of all weight."""
     config, values, weight, _, eta = problem(rows=12)
     column, w = eta[:, :1], weight.unsqueeze(-1)
-    table, slopes = r._solve_shared(config, values, column, w)
+    table, slopes = r._Equations(config, values, w).solved(column)
     total, mean = weight.sum(), (w * column).sum() / weight.sum()
     design = torch.cat([config, values], 1)
     ridge = torch.cat([torch.full((3,), 1e-4 / 3), torch.full((2,), 1e-6)]).double() * total
@@ -54,7 +54,7 @@ def test_ridges_are_those_of_the_definition():
     torch.testing.assert_close(slopes, plain[3:], rtol=1e-7, atol=1e-9)
     torch.testing.assert_close(table, plain[:3] + mean, rtol=1e-7, atol=1e-9)
     empty = torch.cat([config, torch.zeros(12, 1).double()], 1)
-    table, _ = r._solve_shared(empty, values, column, w)
+    table, _ = r._Equations(empty, values, w).solved(column)
     assert torch.isfinite(table).all()
 
 
@@ -120,13 +120,13 @@ def test_a_multinomial_logit_solves_its_score_equations():
     # a row's counts count as often as they are many, and a step is twice the gap of shares over the bound
     once = r.softmax(config, values, counts, weight, offset, steps=1)
     size = counts.sum(-1, keepdim=True)
-    step = r._solve_shared(config, values, 2 * (counts / size - 1 / 3), weight.unsqueeze(-1) * size)
+    step = r._Equations(config, values, weight.unsqueeze(-1) * size).solved(2 * (counts / size - 1 / 3))
     for found, plain in zip(once, step, strict=True):
         torch.testing.assert_close(found, plain - plain.mean(-1, keepdim=True))
     known = torch.as_tensor(GENERATOR.normal(size=(len(values), 3)))
     moved = r.softmax(None, values, counts, weight, known, steps=1)
     shares = torch.softmax(known, -1)
-    step = r._solve_shared(config[:, :0], values, 2 * (counts / size - shares), weight.unsqueeze(-1) * size)
+    step = r._Equations(config[:, :0], values, weight.unsqueeze(-1) * size).solved(2 * (counts / size - shares))
     torch.testing.assert_close(moved[1], step[1] - step[1].mean(-1, keepdim=True))
 
 
@@ -174,7 +174,8 @@ def test_every_step_is_a_weighted_regression_of_the_working_response(name, steps
 
     def solved(response, own):
         columns = [
-            r._solve_shared(*map(torch.as_tensor, (config, values, response[:, [d]], own[:, [d]]))) for d in range(2)
+            r._Equations(*map(torch.as_tensor, (config, values, own[:, [d]]))).solved(torch.as_tensor(response[:, [d]]))
+            for d in range(2)
         ]
         return (np.concatenate([column[side].numpy() for column in columns], 1) for side in (0, 1))
 

@@ -20,7 +20,8 @@ from otpdag.engine.data_sets import HeldProblem
 from otpdag.engine.kinds.document_data import topic_method
 from otpdag.engine.kinds.recognise import recognise
 from otpdag.engine.kinds.table_data import lay_out_rows, one_start, table_problem
-from otpdag.engine.robust import CappedProblem, RobustOptions
+from otpdag.engine.robust import CappedProblem
+from otpdag.engine.robust_options import RobustOptions
 from otpdag.errors import ModelError
 from otpdag.estimators import VectorQuantizedAutoencoder
 from otpdag.inference.mean_features import feature_columns

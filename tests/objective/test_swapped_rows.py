@@ -152,11 +152,67 @@ def test_a_state_is_split_by_what_its_children_show_without_their_other_parents(
     problem = problem_of(frame, otp.Model(graph, {"h": m.Categorical(3), "u": m.Normal(), "y": m.Normal()}))
     rows = _Rows.of(problem.structure, problem.batch, "h")
     level = (rows.values["y"] - 2.0 * rows.values["u"])[:, 0] / 4.0  # about the state, whatever the order of rows
-    features = rows.features(torch.eye(3).double()[level.round().long()])
+    features = rows.features(torch.eye(3).double()[level.round().long()])["y"]
     assert features.shape == (500, 1)
     both = np.corrcoef(np.c_[features.numpy(), rows.values["u"].numpy(), level.numpy()].T)
     assert abs(both[0, 1] - both[2, 1]) < 0.01  # no more of the other parent than chance left in the states
     assert both[0, 2] > 0.999
+
+
+@pytest.mark.filterwarnings("ignore::otpdag.ConvergenceWarning")
+def test_states_are_split_along_all_children_and_along_each_number_alone():
+    rows, posterior = rows_and_posterior(table(300))
+    shown = rows.features(posterior)
+    numbers = [name for name in ("x1", "x2") if not rows.structure.mechanisms[name].space.is_discrete]
+    together, *alone = rows.directions(posterior)
+    torch.testing.assert_close(together, torch.cat([shown["x1"], shown["x2"], shown["x3"]], -1))
+    assert numbers[0] == "x1"
+    assert len(alone) == len(numbers)
+    assert all(any(torch.equal(own, shown[name]) for own in alone) for name in numbers)
+
+
+@pytest.mark.filterwarnings("ignore::otpdag.ConvergenceWarning")
+def test_of_many_numbers_those_come_first_in_which_one_state_is_wide():
+    rng = np.random.default_rng(4)
+    h = rng.integers(0, 3, 900)
+    wide = {"a": 1.0, "b": 6.0, "c": 3.0, "d": 1.0, "e": 4.0}  # of the last state, in units of the others
+    frame = pd.DataFrame({name: 8.0 * h + np.where(h == 2, w, 1.0) * rng.normal(size=900) for name, w in wide.items()})
+    frame["n"] = rng.poisson(np.exp(0.1 * frame["a"]))
+    graph = otp.Graph([*(("h", name) for name in frame), ("a", "n")], hidden=["h"])
+    nodes = {"h": m.Categorical(3), "n": m.Poisson()} | {name: m.Normal() for name in wide}
+    problem = problem_of(frame, otp.Model(graph, nodes))
+    rows = _Rows.of(problem.structure, problem.batch, "h")
+    state = torch.eye(3).double()[(rows.values["a"][:, 0] / 8.0).round().clamp(0, 2).long()]
+    shown, (_, *alone) = rows.features(state), rows.directions(state)
+    assert [next(name for name in wide if torch.equal(own, shown[name])) for own in alone] == ["b", "e", "c"]
+
+
+@pytest.mark.filterwarnings("ignore::otpdag.ConvergenceWarning")
+def test_a_state_that_covers_two_of_one_number_is_split_along_it():
+    """Two states share the first rows; the third covers two that a number alone tells apart, beside other columns."""
+    rng = np.random.default_rng(3)
+    h = rng.choice(3, 2000, p=[0.42, 0.33, 0.25])
+    x1 = np.array([-2.1, 0.2, 2.0])[h] + np.array([0.58, 0.6, 0.8])[h] * rng.normal(size=2000)
+    x2 = rng.poisson(np.exp(np.array([0.3, 0.8, 1.6])[h] - 0.1 * x1))
+    tables = np.array([[0.32, 0.33, 0.35], [0.1, 0.43, 0.47], [0.12, 0.54, 0.34]])
+    x3 = np.array([rng.choice(3, p=own) for own in tables[h]])
+    problem = problem_of(pd.DataFrame({"x1": x1, "x2": x2, "x3": x3}).astype(float), mixed())
+    shared = {
+        "h": {"probs": [[[0.21, 0.17, 0.62]]]},
+        "x1": {"loc": [[[-2.5], [-1.8], [0.8]]], "scale": [[[0.44], [0.34], [1.3]]]},
+        "x2": {"log_rate": [[[1.06], [0.67], [0.95]]], "weight": [[[0.18]]]},
+        "x3": {"probs": [[[0.31, 0.35, 0.34], [0.41, 0.26, 0.33], [0.10, 0.50, 0.40]]]},
+    }
+    right = {
+        "h": {"probs": [[[0.42, 0.33, 0.25]]]},
+        "x1": {"loc": [[[-2.1], [0.2], [2.0]]], "scale": [[[0.58], [0.6], [0.8]]]},
+        "x2": {"log_rate": [[[0.3], [0.8], [1.6]]], "weight": [[[-0.1]]]},
+        "x3": {"probs": [tables.tolist()]},
+    }
+    lowest, caught = (settled(problem, start, Course(moves=0)) for start in (right, shared))
+    free = settled(problem, shared, Course())
+    assert float(caught.loss - lowest.loss) > 0.01
+    assert abs(float(free.loss - lowest.loss)) < 1e-6
 
 
 def two_hidden() -> otp.Model:

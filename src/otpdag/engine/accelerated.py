@@ -26,19 +26,19 @@ Array: TypeAlias = NDArray[np.float64]
 REMEMBERED = 8
 """Differences of points and of updates that are combined."""
 
-QUICK = 0.3
+QUICK_SHARE = 0.3
 """Where changes shrink to this share of the one before, updates need no help: old differences would mislead them."""
 
 AT_THE_END = 1e-8
 """A change of all parameters, in units of the data, that makes an end by itself: updates have nowhere to go."""
 
-WORSE = 1e-11
+ROUNDING_RISE = 1e-11
 """A relative rise of the loss below which it is rounding."""
 
 QUICK_FALLS = 2
 """Quick falls in a row after which the rest is believed to be what they foretell: one may be chance."""
 
-FORETOLD = 1e-3
+FORETOLD_REST = 1e-3
 """Share of a small fall that may be left where the end is foretold: points are off by its root, and what is said of
 flat directions is read off second derivatives at the end."""
 
@@ -48,7 +48,7 @@ SHORTER = 0.25
 LEAST_SHARE = 0.05
 """The least share of an update that a climb tries: the rest is left to descent, which has a line search."""
 
-RALLY = 10.0
+MOST_GAIN_A_STEP = 10.0
 """How many times as much as its last step each step that is left could bring a replica: falls grow on plateaus."""
 
 
@@ -117,7 +117,7 @@ class _State:
         ended = self.small >= SMALL_IN_A_ROW
         finite = np.isfinite(loss) & np.isfinite(change).all(-1) & ~ended
         fallen = self.loss - loss
-        good = finite & (fallen >= -WORSE * (1 + np.abs(loss)))
+        good = finite & (fallen >= -ROUNDING_RISE * (1 + np.abs(loss)))
         small_fall = tolerance * (1 + np.abs(loss))
         near = good & (np.abs(fallen) <= small_fall)
         small = np.where(_size(change)[:, 0] <= AT_THE_END, SMALL_IN_A_ROW, self.small + 1)
@@ -126,12 +126,12 @@ class _State:
         kept, known = good[:, None], np.isfinite(self.loss)[:, None]  # the first point has none before it
         # the loss falls by the square of what points come nearer by; and some have nowhere to come to, as the logits of
         # a probability of zero
-        falling = fallen <= QUICK**2 * self.fall
-        quick = kept & known & (falling[:, None] | (_size(change) <= QUICK * _size(self.change)))
+        falling = fallen <= QUICK_SHARE**2 * self.fall
+        quick = kept & known & (falling[:, None] | (_size(change) <= QUICK_SHARE * _size(self.change)))
         self.quick_falls = np.where(good & falling, self.quick_falls + 1, 0.0)
         rest = np.where(fallen < self.fall, fallen**2 / (self.fall - fallen), np.inf)
         self.rest = np.where(good, rest, self.rest)
-        self.small[good & (self.quick_falls >= QUICK_FALLS) & (rest <= FORETOLD * small_fall)] = SMALL_IN_A_ROW
+        self.small[good & (self.quick_falls >= QUICK_FALLS) & (rest <= FORETOLD_REST * small_fall)] = SMALL_IN_A_ROW
         self.fall = np.where(good & known[:, 0], fallen, self.fall)
         slot = self.step % REMEMBERED
         if not good.all():
@@ -169,7 +169,7 @@ class _State:
             return bool(settled.all())
         best = self.loss.argmin()
         above = self.loss - self.loss[best]
-        behind = above > rivalry.margin + left * RALLY * self.fall
+        behind = above > rivalry.margin + left * MOST_GAIN_A_STEP * self.fall
         alike = above + self.rest + self.rest[best] <= rivalry.same * (1 + np.abs(self.loss))
         beaten = behind | alike
         beaten[best] = True

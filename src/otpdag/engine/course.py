@@ -23,7 +23,8 @@ class Course:
         short_share: Of a stochastic optimiser the share of its steps that the short runs take.
         short_tolerance: Relative change of the loss at which a start has settled there; the optimiser's if left out.
         short_moves: How often a problem may be moved in them.
-        halving: Whether only the better half of the starts goes on after half of the short steps.
+        halving: Whether the better half of the starts goes on, round by round, until no more than the finalists are
+            left: a round is as long as all before it together.
         finalists: How many continue on all rows.
         finalist_gap: By how much a start's loss may be above the best one's after the short runs, times the rows of
             these, for it to be a finalist: more is no chance. Any if left out.
@@ -33,7 +34,8 @@ class Course:
         part_rows: Rows on which the best settles before it sees everything, if there are more.
         part_tolerance: Relative change of the loss at which it has settled there; all rows then need no finer one.
         alternative_steps: Steps on a part of the rows of points that a problem suggests beside the optimum: of all of
-            them, then of those that came near it.
+            them, then twice of those that came near it.
+        alternatives_kept: How many of them are left after each of these stages but the last, which leaves one.
         alternative_gap: By how much the loss of these may be above the optimum's then: what is further above comes
             back to it, or ends above (decision 0048).
         moves: How often the problem of the best may be moved to its end.
@@ -55,7 +57,8 @@ class Course:
     finalist_rows: int | None = None
     part_rows: int | None = None
     part_tolerance: float = 1e-7
-    alternative_steps: tuple[int, int] = (6, 12)
+    alternative_steps: tuple[int, int, int] = (3, 6, 12)
+    alternatives_kept: int = 3
     alternative_gap: float = 0.01
     moves: int = 12
     small_gain: float = 1e-5
@@ -63,7 +66,7 @@ class Course:
 
     def __post_init__(self) -> None:
         """Refuse stages that make no sense."""
-        for name in ("short_rows", "short_elements", "finalists", "finalist_steps"):
+        for name in ("short_rows", "short_elements", "finalists", "finalist_steps", "alternatives_kept"):
             if getattr(self, name) < 1:
                 raise ModelError(f"{name} must be at least 1; got {getattr(self, name)}")
         if min(self.alternative_steps) < 1:

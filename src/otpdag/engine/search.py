@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -133,21 +134,24 @@ class _Field:
     # -- stages -------------------------------------------------------------------------------------------------------
 
     def _short_runs(self, alive: Tensor) -> Tensor:
-        """All starts on a part of the rows: those that go on."""
+        """All starts on a part of the rows, the better half of them longer, and so on: those that go on."""
         course, optimiser = self.course, self.searcher.optimiser
+        finalists = 1 if optimiser.is_stochastic else course.finalists
+        starts = int(self.owners[alive].bincount().max())  # of one data set
         if optimiser.is_stochastic:
-            steps = max(1, int(course.short_share * optimiser.steps))
-            part, halves = self.problem, False
+            part, rounds = self.problem, [(starts, max(1, int(course.short_share * optimiser.steps)))]
         else:
             rows = course.rows_for(len(alive) * self.problem.points_per_row)
-            part, steps, halves = self.problem.on_part(rows, coarse=True), course.short_steps, course.halving
-        first = steps // 2 if halves else steps
-        moves = course.short_moves
-        part, judged = self._short_run(f"{len(alive)} short starts", part, alive, first, moves)
-        if halves and not self._is_over:
-            alive = self._best(alive, judged[alive], None, max(course.finalists, (len(alive) + 1) // 2))
-            part, judged = self._short_run(f"better {len(alive)} starts", part, alive, steps - first, moves)
-        finalists = 1 if optimiser.is_stochastic else course.finalists
+            part = self.problem.on_part(rows, coarse=True)
+            least = finalists if course.halving else starts
+            rounds = _rounds(starts, least, course.short_steps)
+        (_, first), *later = rounds
+        part, judged = self._short_run(f"{len(alive)} short starts", part, alive, first, course.short_moves)
+        for size, steps in later:
+            if self._is_over:
+                break
+            alive = self._best(alive, judged[alive], None, size)
+            part, judged = self._short_run(f"better {len(alive)} starts", part, alive, steps, course.short_moves)
         order = self._best(alive, judged[alive], None, len(alive))
         gap = torch.inf if course.finalist_gap is None else course.finalist_gap / part.rows
         return self._distinct(order, judged, finalists, gap)
@@ -227,7 +231,9 @@ class _Field:
         limited = steps if most is None else min(steps, most)
         problem = problem.laid_out_for(self.points[alive])
         leg = Leg(problem, self.points[alive], limited, tolerance, self._seeds(alive), memory or {}, rivalry=rivalry)
-        outcome = self._leg(name, leg, alive, keep=keep)
+        may_move_early = keep and moves > 0 and len(alive) == 1  # of several, all would wait for the one that is asked
+        run = self._patient_leg if may_move_early else self._plain_leg
+        problem, outcome = run(name, leg, alive, keep=keep)
         gains = _Gains(self.course.small_gain)
         for _ in range(moves):
             if bool(outcome.failed.all()) or self._is_over:
@@ -241,15 +247,28 @@ class _Field:
             if gains.have_ended(moved):
                 problem, outcome = gains.end(outcome)
                 break
-            problem = moved.problem.laid_out_for(moved.point)
-            learned = _carried(outcome.memory, moved.point) if moved.curved_alike else {}
-            leg = Leg(problem, moved.point, limited, tolerance, self._seeds(alive), learned)
-            outcome = self._leg(moved.what, leg, alive, keep=keep)
+            problem, outcome = run(moved.what, _after(leg, moved, outcome), alive, keep=keep)
         else:
             if keep and moves and problem.needed_moves:  # it was still moving: its end is not the end
                 outcome = replace(outcome, converged=torch.zeros_like(outcome.converged))
         self.points[alive] = outcome.point
         return problem, outcome
+
+    def _patient_leg(self, name: str, leg: Leg, alive: Tensor, *, keep: bool) -> tuple[Problem, Outcome]:
+        """A leg to its end; one that takes long may move on the way: near a poor optimum, steps are small and many."""
+        patience = leg.problem.patience
+        if patience is None or leg.steps <= patience:
+            return self._plain_leg(name, leg, alive, keep=keep)
+        outcome = self._leg(name, replace(leg, steps=patience), alive, keep=keep)
+        if bool((outcome.converged | outcome.failed).all()) or self._is_over:
+            return leg.problem, outcome
+        moved, rest = leg.problem.moved(outcome.point), replace(leg, steps=leg.steps - patience)
+        if moved is not None:
+            return self._plain_leg(moved.what, _after(rest, moved, outcome), alive, keep=keep)
+        return self._plain_leg(name, replace(rest, points=outcome.point, memory=outcome.memory), alive, keep=keep)
+
+    def _plain_leg(self, name: str, leg: Leg, alive: Tensor, *, keep: bool) -> tuple[Problem, Outcome]:
+        return leg.problem, self._leg(name, leg, alive, keep=keep)
 
     def _elsewhere(self, problem: Problem, outcome: Outcome, alive: Tensor) -> Moved | None:
         """Where the best of a problem's alternatives leads to, if that is lower than where the search has come to."""
@@ -266,17 +285,19 @@ class _Field:
     def _best_alternative(self, tried: Alternatives, outcome: Outcome, alive: Tensor) -> Tensor | None:
         """The point (1, P) that is lowest after steps on a part of the rows; None if none gets below the optimum.
 
-        The optimum goes along: on a part of the rows it is none. After some steps those are left that came near it.
+        The optimum goes along: on a part of the rows it is none. After few steps the lowest are left, after some more
+        those that came near it.
         """
         course = self.course
         points = torch.cat([outcome.point, tried.points])
         numbers = torch.cat([alive, len(self.points) + torch.arange(len(tried.points))])
-        for steps, is_last in zip(course.alternative_steps, (False, True), strict=True):
+        for number, steps in enumerate(course.alternative_steps, start=1):
+            is_last = number == len(course.alternative_steps)
             leg = Leg(tried.part.laid_out_for(points), points, steps, None, self._seeds(numbers))
             ended = self._leg("alternatives", leg, numbers, keep=False)
             losses = _spoilt(ended.loss.cpu().double(), ended.failed)
             bar = losses[0] + (-self._small(losses[0]) if is_last else course.alternative_gap)
-            order = 1 + losses[1:].argsort()[: 1 if is_last else None]
+            order = 1 + losses[1:].argsort()[: 1 if is_last else course.alternatives_kept]
             order = order[losses[order] < bar]
             if self._is_over or not len(order):
                 return None
@@ -373,8 +394,28 @@ class _Gains:
         return self.best.problem, replace(outcome, point=self.best.point, loss=self.best.loss, converged=converged)
 
 
+def _rounds(starts: int, least: int, steps: int) -> list[tuple[int, int]]:
+    """How many starts run in each round, and for how many steps of all: half as many as before for as long as before.
+
+    >>> _rounds(16, 3, 24), _rounds(2, 3, 24), _rounds(16, 3, 2)
+    ([(16, 3), (8, 3), (4, 6), (3, 12)], [(2, 24)], [(16, 1), (8, 1)])
+    """
+    sizes = [starts]
+    while sizes[-1] > least and 2 ** len(sizes) <= steps:
+        sizes.append(max(least, (sizes[-1] + 1) // 2))
+    ends = [0, *(steps >> back for back in reversed(range(len(sizes))))]
+    return [(size, after - before) for size, (before, after) in zip(sizes, pairwise(ends), strict=True)]
+
+
 def _mean(moved: Moved) -> float:
     return torch.inf if moved.loss is None else float(moved.loss.mean())
+
+
+def _after(leg: Leg, moved: Moved, outcome: Outcome) -> Leg:
+    """The leg that goes on where a problem was moved to after another one ended."""
+    learned = _carried(outcome.memory, moved.point) if moved.curved_alike else {}
+    problem = moved.problem.laid_out_for(moved.point)
+    return replace(leg, problem=problem, points=moved.point, memory=learned, rivalry=None)
 
 
 def _carried(memory: Memory, point: Tensor) -> Memory:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 from otpdag.errors import ModelError
 from otpdag.mechanisms.axes import Axis
 from otpdag.mechanisms.base import Noise, Params, Parents
+from otpdag.mechanisms.normal import LOG_SQRT_2PI
 from otpdag.mechanisms.parameters import Parameter, Setting, Support, as_setting
 from otpdag.mechanisms.predicted import Predicted, check_dim
 from otpdag.mechanisms.predictor import Predictor, centre_and_spread
@@ -19,8 +19,8 @@ from otpdag.spaces import Real, Space
 
 __all__ = ["MultivariateNormal"]
 
-LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 SMALLEST_UPDATE = 1e-14  # variance in every direction after an update, as a share of the column's own
+SLIVER = 1e-12  # variance beyond the floor in a direction that has none, as a share of the mean one
 SMALLEST_VARIANCE = 1e-6  # at the start, as a share of the column's own
 WITH_HIDDEN_PARENTS = 1e-6  # of the column's variance: what few rows cannot tell from a point
 
@@ -40,10 +40,12 @@ class _Covariance(Support):
     def raw(self, natural: Tensor) -> Tensor:
         eye = torch.eye(natural.shape[-1]).to(natural)
         excess = natural - self.floor * eye
-        values, vectors = torch.linalg.eigh(excess)
         # what lies at the floor has no excess: a sliver keeps the factor defined
-        smallest = 1e-12 * natural.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None]
-        excess = (vectors * values.maximum(smallest).unsqueeze(-2)) @ vectors.mT
+        smallest = SLIVER * natural.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None]
+        _, below = torch.linalg.cholesky_ex(excess - smallest.unsqueeze(-1) * eye)
+        if bool(below.any()):
+            values, vectors = torch.linalg.eigh(excess)
+            excess = (vectors * values.maximum(smallest).unsqueeze(-2)) @ vectors.mT
         factor = torch.linalg.cholesky(excess)
         return torch.tril(factor, -1) + torch.diag_embed(torch.log(factor.diagonal(dim1=-2, dim2=-1)))
 

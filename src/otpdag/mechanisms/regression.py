@@ -23,6 +23,9 @@ Fit = Callable[[Tensor | None, Tensor | None, Tensor, Tensor, Tensor], tuple[Ten
 TABLE_RIDGE, SLOPE_RIDGE = 1e-4, 1e-6
 LARGEST_PREDICTION = 30.0  # of a logarithm: exp of it is 1e13
 SETTLED = 1e-8  # a change of coefficients, in logarithms or logits, after which Newton's steps have nothing to add
+SETTLED_ASCENT = 1e-4
+"""The same of steps along a bound, each of which comes nearer by a share: what is left is a few times as much, and less
+than what rows tell."""
 
 
 class _Link(ABC):
@@ -167,36 +170,48 @@ def softmax(
     config = torch.zeros(len(counts), 0, dtype=counts.dtype) if config is None else config
     values = torch.zeros(len(counts), 0, dtype=counts.dtype) if values is None else values
     size = counts.sum(-1, keepdim=True)
+    shares, equations = counts / size.clamp(min=1e-12), _Equations(config, values, weight.unsqueeze(-1) * size)
     table = torch.zeros(config.shape[1], counts.shape[1], dtype=counts.dtype)
     slopes = torch.zeros(values.shape[1], counts.shape[1], dtype=counts.dtype)
     for _ in range(steps):
         probs = torch.softmax(offset + config @ table + values @ slopes, -1)
-        ascent = 2 * (counts / size.clamp(min=1e-12) - probs)
-        step = _solve_blocks(config, values, ascent, weight.unsqueeze(-1) * size)
+        step = equations.solved(2 * (shares - probs))
         table, slopes = table + step[0], slopes + step[1]
+        if torch.cat(step).abs().amax() <= SETTLED_ASCENT:
+            break
     return table - table.mean(-1, keepdim=True), slopes - slopes.mean(-1, keepdim=True)
 
 
 def _solve_blocks(config: Tensor, values: Tensor, response: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Weighted least squares of (N, d) on both blocks, for weights (N, 1) or (N, d)."""
     if weight.shape[1] == 1 or values.shape[1] == 0:
-        return _solve_shared(config, values, response, weight)
+        return _Equations(config, values, weight).solved(response)
     columns = [
-        _solve_shared(config, values, response[:, d : d + 1], weight[:, d : d + 1]) for d in range(response.shape[1])
+        _Equations(config, values, weight[:, d : d + 1]).solved(response[:, d : d + 1])
+        for d in range(response.shape[1])
     ]
     return torch.cat([table for table, _ in columns], -1), torch.cat([slopes for _, slopes in columns], -1)
 
 
-def _solve_shared(config: Tensor, values: Tensor, response: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    total = weight.sum(0).clamp(min=1e-300)
-    mean = (weight * response).sum(0) / total if config.shape[1] else torch.zeros_like(response[0])
-    centred = weight * (response - mean)
-    diagonal = config.T @ weight + TABLE_RIDGE * total / max(config.shape[1], 1)
-    table_side = config.T @ centred
-    if not values.shape[1]:
-        return table_side / diagonal + mean, values.new_zeros(0, response.shape[1])
-    cross = config.T @ (weight * values)
-    gram = values.T @ (weight * values) - cross.T @ (cross / diagonal)
-    ridge = SLOPE_RIDGE * total.max() * torch.eye(values.shape[1], dtype=values.dtype)
-    slopes = torch.linalg.solve(gram + ridge, values.T @ centred - cross.T @ (table_side / diagonal))
-    return (table_side - cross @ slopes) / diagonal + mean, slopes
+class _Equations:
+    """Normal equations of both blocks, for weights (N, 1), or (N, d) where there are no slopes."""
+
+    def __init__(self, config: Tensor, values: Tensor, weight: Tensor) -> None:
+        self.config, self.values, self.weight = config, values, weight
+        self.total = weight.sum(0).clamp(min=1e-300)
+        self.diagonal = config.T @ weight + TABLE_RIDGE * self.total / max(config.shape[1], 1)
+        if values.shape[1]:
+            self.cross = config.T @ (weight * values)
+            gram = values.T @ (weight * values) - self.cross.T @ (self.cross / self.diagonal)
+            self.gram = gram + SLOPE_RIDGE * self.total.max() * torch.eye(values.shape[1], dtype=values.dtype)
+
+    def solved(self, response: Tensor) -> tuple[Tensor, Tensor]:
+        """The table (C, d) and the slopes (P, d) of a response (N, d)."""
+        weighed = self.weight * response
+        mean = weighed.sum(0) / self.total if self.config.shape[1] else torch.zeros_like(response[0])
+        centred = weighed - self.weight * mean
+        table_side = self.config.T @ centred
+        if not self.values.shape[1]:
+            return table_side / self.diagonal + mean, self.values.new_zeros(0, response.shape[1])
+        slopes = torch.linalg.solve(self.gram, self.values.T @ centred - self.cross.T @ (table_side / self.diagonal))
+        return (table_side - self.cross @ slopes) / self.diagonal + mean, slopes

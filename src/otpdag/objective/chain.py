@@ -100,6 +100,9 @@ class ChainProblem(Problem):
         """Whether emissions, transitions and first steps all have a maximum in closed form."""
         return self.emissions is not None
 
+    patience = 20
+    """Twice as many updates as most chains need that are near their optimum."""
+
     @cached_property
     def stretched(self) -> Tensor | None:
         """All but what so few first steps say of themselves: the best probabilities are zero, which no logits reach."""

@@ -78,6 +78,11 @@ class Problem(ABC):
         return None
 
     @property
+    def patience(self) -> int | None:
+        """Steps after which a problem that has not settled is asked whether it moves already; None if it is not."""
+        return None
+
+    @property
     def approximation(self) -> str | None:
         """What is approximate about sums that are exact elsewhere; None if nothing is."""
         return None

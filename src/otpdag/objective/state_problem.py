@@ -18,7 +18,7 @@ from otpdag.backward.emissions import Emissions, emissions_of
 from otpdag.data import Batch, random_part
 from otpdag.joint_codes import joint_one_hot
 from otpdag.objective.problem import Moved
-from otpdag.objective.swapped_states import Reading, swapped, swaps
+from otpdag.objective.swapped_states import SWAP_ROWS, Reading, swapped, swaps
 from otpdag.objective.table_rows import LayOut, SummedRows
 from otpdag.objective.terms import LossTerms
 from otpdag.structure import Naturals, Structure
@@ -33,9 +33,6 @@ BLOCK_ENTRIES = 2**20
 
 KEPT_ENTRIES, FILLED_ROWS = 2**22, 2**12
 """Features that are kept rather than computed in every pass, and rows for which they are computed at a time."""
-
-SWAP_ROWS = 2_000
-"""Rows on which swaps of states are compared."""
 
 ROWS_FOR_EACH_PARAMETER = 2
 """Rows of a part for each parameter of the model: fewer would not tell starts apart."""
@@ -64,6 +61,9 @@ class StateProblem(SummedRows):
 
     has_updates = updates_suffice = True
     """Every node has a maximum in closed form."""
+
+    patience = 20
+    """Twice as many updates as most mixtures need that are near their optimum."""
 
     def updated(self, point: Tensor) -> tuple[Tensor, LossTerms]:
         """Expected sums, then each mechanism's maximum."""

@@ -24,19 +24,21 @@ from otpdag.errors import ModelError
 from otpdag.inference.row_posterior import Fitted, state_probabilities
 from otpdag.objective.direct import count_ranges
 from otpdag.objective.problem import Alternatives
-from otpdag.objective.swapped_states import FEWEST_STATES, GIVEN_UP, NEAR, Reading, posteriors
+from otpdag.objective.swapped_states import FEWEST_STATES, GIVEN_UP, MOST_ABOVE, SWAP_ROWS, Reading, posteriors
 from otpdag.objective.table_rows import TableRows
 from otpdag.structure import Structure
 
 __all__ = ["swapped_rows"]
 
-SWAP_ROWS = 2_000
-"""Rows on which swaps are made and compared, as many as those of a mixture (decision 0037)."""
-
-FEW_SWAPS, FOLLOWED = 6, 3
+FEW_SWAPS, FOLLOWED = 6, 18
 """So many are tried even if states are given up that cost more to remove (of three states, all): what a removal costs
-is told before others are estimated anew, and where two states differ in one of many columns that is much. Of these, so
-many that begin lowest go on: with twelve, and all that begin near, it took half as long again (decision 0048)."""
+is told before others are estimated anew, and where two states differ in one of many columns that is much. Of all, so
+many that begin lowest go on: where they begin does not tell which of them fall (decision 0051)."""
+
+MOST_ALONE = 3
+"""Numbers among the children along each of which states are split, too: along all of them together, one that tells two
+states apart may be outweighed by others that do not. Of more, those in which the widest state stands out most, as one
+does that covers two."""
 
 LEAST_SHARE = 1e-3
 """Of a row in a state, below which it is left out there: starts take less time where states are apart, and are no
@@ -60,7 +62,7 @@ def swapped_rows(problem: TableRows, point: Tensor) -> Alternatives | None:
             return None
         losses = part.laid_out_for(points).loss(points)
     order = 1 + losses[1:].argsort()[:FOLLOWED]
-    near = order[losses[order] < losses[0] + NEAR]
+    near = order[losses[order] < losses[0] + MOST_ABOVE]
     return Alternatives(part, points[near]) if len(near) else None
 
 
@@ -84,14 +86,14 @@ def _with_swaps(part: TableRows, point: Tensor, node: str) -> list[Tensor]:
         posterior = state_probabilities(fitted, batch, node, notes=[])
     except ModelError:  # what a row misses is beyond the budget of sums there
         return []
-    reading = Reading(rows.features(posterior), batch.weight[0], posterior)
-    made = []
-    for shared in posteriors(reading, max(GIVEN_UP, FEW_SWAPS // max(1, posterior.shape[1] - 1))):
-        started = rows.started(shared)
-        if any(set(structure.keys[one]) - set(own) for one, own in started.items()):
-            return []  # layers of a network, which no start tells
-        theta = structure.raw({one: {**own, **started.get(one, {})} for one, own in naturals.items()})
-        made.append(part.packed({**part.parts(point)[0], **theta}, 1))
+    made, given_up = [], max(GIVEN_UP, FEW_SWAPS // max(1, posterior.shape[1] - 1))
+    for along in rows.directions(posterior):
+        for shared in posteriors(Reading(along, batch.weight[0], posterior), given_up):
+            started = rows.started(shared)
+            if any(set(structure.keys[one]) - set(own) for one, own in started.items()):
+                return []  # layers of a network, which no start tells
+            theta = structure.raw({one: {**own, **started.get(one, {})} for one, own in naturals.items()})
+            made.append(part.packed({**part.parts(point)[0], **theta}, 1))
     return made
 
 
@@ -125,10 +127,17 @@ class _Rows:
         share = posterior[row, state]
         return self.structure.start(values, {one: own[row] * share for one, own in self.weight.items()})
 
-    def features(self, posterior: Tensor) -> Tensor:
-        """What the category shows in its children (N, F): without what their other parents add, whatever the state."""
+    def directions(self, posterior: Tensor) -> list[Tensor]:
+        """Columns (N, F) along which states are split: those of all children, and of few numbers each alone."""
+        shown = self.features(posterior)
+        numbers = [own for child, own in shown.items() if not self.structure.mechanisms[child].space.is_discrete]
+        alone = sorted(numbers, key=lambda own: _unevenness(own, posterior), reverse=True)[:MOST_ALONE]
+        return [torch.cat([*shown.values()], -1), *(alone if len(shown) > 1 else ())]
+
+    def features(self, posterior: Tensor) -> dict[str, Tensor]:
+        """What the category shows in each child (N, F): without what its other parents add, whatever the state."""
         columns = {name: self._columns(name) for name in self.values if name != self.node}
-        shown = []
+        shown = {}
         for child in self.structure.graph.children(self.node):
             others = [columns[name] for name in self.structure.graph.parents(child) if name != self.node]
             own = columns[child]
@@ -137,10 +146,23 @@ class _Rows:
                 design = torch.cat([beside, posterior], -1)
                 slopes = torch.linalg.lstsq(root * design, root * own, driver="gelsd").solution
                 own = own - beside @ slopes[: beside.shape[-1]]
-            shown.append(own)
-        return torch.cat(shown, -1)
+            shown[child] = own
+        return shown
 
     def _columns(self, name: str) -> Tensor:
         """Values of a node on a scale on which rows can be compared."""
         comparable = self.structure.mechanisms[name].space.comparable
         return torch.as_tensor(comparable(self.values[name].double().numpy()))
+
+
+def _unevenness(columns: Tensor, posterior: Tensor) -> float:
+    """How many times the mean variance of columns (N, F) within a state that of the widest state is.
+
+    >>> columns = torch.tensor([[-1.0], [1.0], [4.0], [10.0]], dtype=torch.float64)
+    >>> _unevenness(columns, torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]], dtype=torch.float64))
+    1.8
+    """
+    rows = posterior.sum(0).clamp(min=1e-300)
+    mean, square = (posterior.T @ power / rows.unsqueeze(-1) for power in (columns, columns.square()))
+    variance = (square - mean.square()).clamp(min=0.0).sum(-1)
+    return float(variance.max() / (rows @ variance / rows.sum()).clamp(min=1e-300))

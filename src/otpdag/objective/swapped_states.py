@@ -24,7 +24,7 @@ from otpdag.objective.problem import Moved, Problem
 __all__ = [
     "FEWEST_STATES",
     "GIVEN_UP",
-    "NEAR",
+    "MOST_ABOVE",
     "Reading",
     "Swaps",
     "lowest_swap",
@@ -34,6 +34,7 @@ __all__ = [
     "swaps",
 ]
 
+SWAP_ROWS = 2_000  # on which swaps are made and compared (decision 0037)
 FEWEST_STATES = 3  # of two there is nothing to swap
 GIVEN_UP, MOST_SPLIT = 2, 12
 """Of the states that cost least to remove, and of those with most rows."""
@@ -41,11 +42,11 @@ TURNS = 12  # of the power method, from the mean square of features: a split nee
 MOST_POSTERIOR = 1 - 1e-9  # of a state that is removed: rows that it alone explains cost much, not infinitely much
 EARLY_STEPS, FINALISTS, LATE_STEPS = 4, 2, 6
 """Updates of all swaps on a part of the rows, and of how many of them on all."""
-NEAR = 0.05
+MOST_ABOVE = 0.05
 """Of a row's log-likelihood, by which a swap may begin above the optimum: of 100 of mixtures and chains four were left,
 by swaps that began 0.21 below to 0.006 above them; in easy ones that were kept none began below 0.066 above them
 (decision 0047)."""
-LOWER = 1e-5  # the relative fall of the loss from which on a swap is taken
+LEAST_FALL = 1e-5  # the relative fall of the loss from which on a swap is taken
 
 Updates = Callable[[Tensor], tuple[Tensor, Tensor]]
 """From points (R, P) the updated ones, and the losses (R,) before."""
@@ -183,7 +184,7 @@ def swapped(problem: Problem, part: Problem, point: Tensor, candidates: Tensor) 
     if lowest is None:
         return None
     (moved, loss), (_, before) = lowest, _updates_of(problem)(point)
-    is_lower = bool(loss < before - LOWER * (1 + before.abs()))
+    is_lower = bool(loss < before - LEAST_FALL * (1 + before.abs()))
     return Moved(problem, moved, "states swapped", loss) if is_lower else None
 
 
@@ -202,7 +203,7 @@ def lowest_swap(point: Tensor, candidates: Tensor, on_part: Updates, on_all: Upd
     it.
     """
     points, losses = on_part(torch.cat([point, candidates]))
-    if not bool((losses[1:] < losses[0] + NEAR).any()):
+    if not bool((losses[1:] < losses[0] + MOST_ABOVE).any()):
         return None
     points = points[1:]
     for _ in range(EARLY_STEPS - 1):
