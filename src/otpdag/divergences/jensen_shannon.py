@@ -1,17 +1,16 @@
-"""Adversarial Jensen-Shannon divergence."""
+"""Jensen-Shannon divergence, told by a discriminator."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from otpdag.divergences.base import AbstractDivergence
-from otpdag.errors import DataError, ModelError
+from otpdag.errors import ModelError
 from otpdag.layers import apply_mlp, init_mlp
 
 __all__ = ["JensenShannon"]
@@ -19,52 +18,35 @@ __all__ = ["JensenShannon"]
 LOG_2 = math.log(2)
 
 
-class _Setup(NamedTuple):
-    """What a discriminator was built for."""
-
-    replicas: int
-    features: int
-    dtype: torch.dtype
-    device: torch.device
-
-
-@dataclass(eq=False)
+@dataclass(frozen=True)
 class JensenShannon(AbstractDivergence):
-    r"""Jensen-Shannon divergence in nats, bounded from below by a discriminator trained on the way.
+    r"""Jensen-Shannon divergence in nats, bounded from below by a discriminator.
 
     .. math:: D(P, Q) \ge \log 2 + \tfrac12 E_P \log \sigma(T(X)) + \tfrac12 E_Q \log \sigma(-T(Y))
 
-    (Goodfellow et al. 2014, https://arxiv.org/abs/1406.2661). Every call first trains the discriminator
-    :math:`T` for some steps on the two samples (detached), then returns the bound, differentiable in samples
-    and weights with :math:`T` held fixed. The bound is tight only once :math:`T` has been trained for long
-    enough, and can be below zero before. It never exceeds log 2.
-
-    Unlike the other divergences it carries a state: use one object per pair of distributions, and
-    ``dataclasses.replace(divergence)`` for an untrained copy. The state is built at the first call. Each
-    replica has its own discriminator, and all start alike, so that a replica's result does not depend on its
-    company.
+    (Goodfellow et al. 2014, https://arxiv.org/abs/1406.2661). Every call trains a discriminator :math:`T` of its own on
+    the two samples (detached), always from the same start, and returns the bound, differentiable in samples and weights
+    with :math:`T` held fixed. So the value depends on its arguments alone, as that of every other divergence does: a
+    fit can be repeated, resumed, and have several starts. The bound is tight only if :math:`T` is trained for long
+    enough, and never exceeds log 2.
 
     Args:
         hidden: Widths of the hidden layers.
-        steps: Training steps at each call.
+        steps: Training steps of a call; many on few rows learn the rows by heart, and the bound no longer holds.
         learning_rate: Step size of Adam.
         seed: Seed of the discriminator's first parameters.
 
     Example:
         >>> generator = torch.Generator().manual_seed(0)
         >>> x = torch.randn(1, 256, 2, generator=generator)
-        >>> divergence = JensenShannon(steps=100)
-        >>> bool(divergence(x, x + 10.0) > 0.6)
+        >>> bool(JensenShannon()(x, x + 10.0) > 0.6)
         True
     """
 
     hidden: tuple[int, ...] = (64, 64)
-    steps: int = 5
+    steps: int = 20
     learning_rate: float = 5e-3
     seed: int = 0
-    _setup: _Setup | None = field(default=None, init=False, repr=False)
-    _params: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
-    _optimiser: torch.optim.Optimizer | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Check the options."""
@@ -78,59 +60,45 @@ class JensenShannon(AbstractDivergence):
     def forward(
         self, x: Tensor, y: Tensor, a: Tensor | None, b: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
-        """Train the discriminator and return the bound of checked samples."""
-        for _ in range(self.steps):
-            self.fit_step(x, y, a, b)
-        self._build(x, y, a, b)
-        params = {name: value.detach() for name, value in self._params.items()}
-        return _bound(params, x, y, a, b)
+        """Train a discriminator and return the bound of checked samples."""
+        return _bound(self.discriminator(x, y, a, b), x, y, a, b)
 
-    def fit_step(self, x: Tensor, y: Tensor, a: Tensor | None = None, b: Tensor | None = None) -> Tensor:
-        """Train the discriminator by one step.
+    def discriminator(
+        self, x: Tensor, y: Tensor, a: Tensor | None = None, b: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Parameters of one that was trained on samples, of each replica (R, ...), detached.
+
+        All replicas start alike, so that a replica's result does not depend on its company.
 
         Args:
-            x: A sample, (R, N, d), detached here.
-            y: A sample, (R, M, d), detached here.
+            x: A sample, (R, N, d).
+            y: A sample, (R, M, d).
             a: Weights of ``x`` that sum to 1, (R, N), or None.
             b: Weights of ``y`` that sum to 1, (R, M), or None.
-
-        Returns:
-            The bound before the step, (R,), detached.
         """
-        optimiser = self._build(x, y, a, b)
-        with torch.enable_grad():
-            bound = _bound(self._params, x.detach(), y.detach(), _detached(a), _detached(b))
-            optimiser.zero_grad()
-            (-bound.sum()).backward()
-        optimiser.step()
-        return bound.detach()
-
-    def _build(self, x: Tensor, y: Tensor, a: Tensor | None, b: Tensor | None) -> torch.optim.Optimizer:
-        """Build the discriminator at the first call, and refuse other shapes at later ones."""
+        x, y, a, b = x.detach(), y.detach(), _detached(a), _detached(b)
         replicas = max(value.shape[0] for value in (x, y, a, b) if value is not None)
-        setup = _Setup(replicas, x.shape[-1], x.dtype, x.device)
-        if self._optimiser is None:
-            generator = torch.Generator().manual_seed(self.seed)
-            self._params = _initialise(setup, self.hidden, generator)
-            self._optimiser = torch.optim.Adam(self._params.values(), lr=self.learning_rate, betas=(0.5, 0.99))
-            self._setup = setup
-        if setup != self._setup:
-            raise DataError(
-                f"`x` and `y` must fit the discriminator of earlier calls, {self._setup}; got {setup}. "
-                "Use one JensenShannon object for each pair of distributions"
-            )
-        return self._optimiser
+        params = self._begun(x, replicas)
+        optimiser = torch.optim.Adam(params.values(), lr=self.learning_rate, betas=(0.5, 0.99))
+        for _ in range(self.steps):
+            with torch.enable_grad():
+                loss = -_bound(params, x, y, a, b).sum()
+            gradients = torch.autograd.grad(loss, list(params.values()))
+            for value, gradient in zip(params.values(), gradients, strict=True):
+                value.grad = gradient
+            optimiser.step()
+        return {name: value.detach() for name, value in params.items()}
 
-
-def _initialise(setup: _Setup, hidden: tuple[int, ...], generator: torch.Generator) -> dict[str, Tensor]:
-    """Draw one network, let it start at T = 0, and copy it for every replica."""
-    sizes = [setup.features, *hidden, 1]
-    params = init_mlp(sizes, replicas=1, generator=generator, dtype=setup.dtype)
-    params[f"{len(hidden)}.weight"].zero_()
-    return {
-        name: value.expand(setup.replicas, *value.shape[1:]).to(setup.device, copy=True).requires_grad_()
-        for name, value in params.items()
-    }
+    def _begun(self, sample: Tensor, replicas: int) -> dict[str, Tensor]:
+        """One network, drawn from the seed, that starts at T = 0, copied for every replica."""
+        generator = torch.Generator().manual_seed(self.seed)
+        sizes = [sample.shape[-1], *self.hidden, 1]
+        params = init_mlp(sizes, replicas=1, generator=generator, dtype=sample.dtype)
+        params[f"{len(self.hidden)}.weight"].zero_()
+        return {
+            name: value.expand(replicas, *value.shape[1:]).to(sample.device, copy=True).requires_grad_()
+            for name, value in params.items()
+        }
 
 
 def _bound(params: dict[str, Tensor], x: Tensor, y: Tensor, a: Tensor | None, b: Tensor | None) -> Tensor:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from otpdag.costs import AbstractCost, PointFunction, SquaredEuclidean, as_cost
@@ -157,6 +156,8 @@ def _reduce(costs: Tensor) -> Tensor:
 
 def _solve_assignment(costs: Array) -> _Coupling:
     """Solve the assignment problem of one replica, costs (N, N)."""
+    from scipy.optimize import linear_sum_assignment  # takes as long to import as pandas
+
     rows, columns = linear_sum_assignment(costs)
     return _Coupling(rows, columns, np.full(len(rows), 1.0 / len(rows)), np.empty(0), np.empty(0))
 
