@@ -10,7 +10,7 @@ import otpdag as otp
 
 DEFAULTS = {
     "divergences.Energy": {"unbiased": True},
-    "divergences.JensenShannon": {"hidden": (64, 64), "steps": 5, "learning_rate": 0.005, "seed": 0},
+    "divergences.JensenShannon": {"hidden": (64, 64), "steps": 20, "learning_rate": 0.005, "seed": 0},
     "divergences.MMD": {"kernel": "gaussian", "bandwidth": "median", "scales": (1.0,), "unbiased": True},
     "divergences.Sinkhorn": {
         "epsilon": 0.05,
@@ -94,7 +94,6 @@ DEFAULTS = {
         "temperature": 0.5,
         "straight_through": False,
         "extra_masking": 0.0,
-        "hidden_layers": (16,),
         "batch_size": 256,
         "compared": 256,
     },
@@ -162,7 +161,7 @@ DEFAULTS = {
     "engine.kinds.partitioned_data.PartitionedData.of": {"every_row": False},
     "engine.kinds.table_data.TableData.of": {"every_row": False},
     "engine.result.Status": {"approximate": False, "failed": False, "interrupted": False},
-    "engine.robust.RobustOptions": {
+    "engine.RobustOptions": {
         "most_dropped": 0.25,
         "slack": 1.25,
         "chance": 2.0,
@@ -184,15 +183,8 @@ DEFAULTS = {
         "steps": 1000,
         "batch_size": 128,
         "learning_rate": 0.02,
-        "hidden_layers": (32,),
     },
-    "engine.transport": {
-        "route": "direct",
-        "refinements": 1,
-        "batch_size": 512,
-        "learning_rate": 0.01,
-        "hidden_layers": (32,),
-    },
+    "engine.transport": {"route": "direct", "refinements": 1},
 }
 
 

@@ -33,7 +33,6 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
         "steps laid out for the objective of hidden numbers, and read by it alone",
     ),
     "data/part_table": ("tests/engine/kinds/test_partitioned_data.py", "tables in parts are known by their fits"),
-    "data/partitioned": ("tests/engine/kinds/test_partitioned_data.py", "tables in parts are known by their fits"),
     # families of one contract, which a test runs through for all of them
     "mechanisms/lognormal": (MECHANISMS, "densities of all mechanisms against scipy and torch in one file"),
     **{

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     )
     from otpdag.choice import Selection, compare, select
     from otpdag.data import Documents, Images, Partitioned, Sequences
-    from otpdag.engine import Course, FitResult, Method, entropic, fit, paper, transport
+    from otpdag.engine import Course, FitResult, Method, RobustOptions, entropic, fit, paper, transport
     from otpdag.errors import (
         ApproximationWarning,
         ColumnTypeWarning,
@@ -58,6 +58,7 @@ __all__ = [
     "NotFittedError",
     "OtpdagError",
     "Partitioned",
+    "RobustOptions",
     "Selection",
     "Sequences",
     "backward",
@@ -91,7 +92,7 @@ __all__ = [
 _HOME = {
     "otpdag.choice": ("Selection", "compare", "select"),
     "otpdag.data": ("Documents", "Images", "Partitioned", "Sequences"),
-    "otpdag.engine": ("Course", "FitResult", "Method", "entropic", "fit", "paper", "transport"),
+    "otpdag.engine": ("Course", "FitResult", "Method", "RobustOptions", "entropic", "fit", "paper", "transport"),
     "otpdag.errors": (
         "ApproximationWarning",
         "ColumnTypeWarning",

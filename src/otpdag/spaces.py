@@ -27,7 +27,7 @@ __all__ = ["Count", "Discrete", "Image", "Positive", "Real", "Simplex", "Space",
 Array = NDArray[Any]
 CostKind = Literal["squared", "smooth l1", "cross-entropy"]
 
-SMALLEST = 1e-12  # spreads and positive numbers below this are taken for zero
+SMALLEST_SPREAD = 1e-12  # spreads and positive numbers below this are taken for zero
 SUM_TOLERANCE = 1e-6  # how far shares that a user gives may be from summing to one
 REACH_AROUND = 5.0  # standard deviations to either side of draws: beyond them lies less than 1e-6 of a normal
 
@@ -283,7 +283,7 @@ class Positive(_Vector):
 
     def unconstrain(self, value: Tensor) -> Tensor:
         """Logarithms."""
-        return torch.log(value.clamp(min=SMALLEST))
+        return torch.log(value.clamp(min=SMALLEST_SPREAD))
 
     def in_other_units(self, value: Tensor, unit: float) -> Tensor:
         """Stretched."""
@@ -291,7 +291,7 @@ class Positive(_Vector):
 
     def comparable(self, columns: Array) -> Array:
         """Logarithms, standardised."""
-        return _standardised(np.log(np.maximum(columns, SMALLEST)))
+        return _standardised(np.log(np.maximum(columns, SMALLEST_SPREAD)))
 
     def from_scores(self, scores: Array) -> Array:
         """Log-normal with a coefficient of variation of about a half."""
@@ -566,7 +566,7 @@ class Discrete(Space):
 
     def comparable(self, columns: Array) -> Array:
         """Centred, with a total spread of one, as one column has."""
-        return (columns - columns.mean(0)) / np.sqrt(max(float(columns.var(0).sum()), SMALLEST))
+        return (columns - columns.mean(0)) / np.sqrt(max(float(columns.var(0).sum()), SMALLEST_SPREAD))
 
     def points(self, reach: float | None, most: int) -> Points | None:
         """All categories."""
@@ -603,4 +603,4 @@ class Image(_Line):
 def _standardised(columns: Array) -> Array:
     """Columns with mean zero and spread one; a constant column becomes zeros."""
     spread = columns.std(0)
-    return (columns - columns.mean(0)) / np.where(spread > SMALLEST, spread, 1.0)
+    return (columns - columns.mean(0)) / np.where(spread > SMALLEST_SPREAD, spread, 1.0)

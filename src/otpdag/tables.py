@@ -14,7 +14,7 @@ from otpdag.mechanisms import Axis
 from otpdag.mechanisms.parameters import Parameter
 from otpdag.model import Model
 
-__all__ = ["estimates"]
+__all__ = ["cell_names", "estimates"]
 
 
 def estimates(model: Model, params: Mapping[str, Mapping[str, ArrayLike]] | None = None) -> pd.DataFrame:
@@ -83,7 +83,7 @@ def _places(model: Model, node: str, name: str, shape: tuple[int, ...]) -> list[
 def _names_along(model: Model, node: str, axis: Axis) -> list[list[str]]:
     """Names along an axis, which a reader sees split by node where it runs over configurations."""
     if axis.coordinates:
-        return [[cell for owner, width in axis.coordinates for cell in _cells(owner, width)]]
+        return [[cell for owner, width in axis.coordinates for cell in cell_names(owner, width)]]
     return [
         [str(label) if owner == node else f"{owner}={label}" for label in _labels(model, owner)]
         for owner, _ in axis.categories
@@ -95,5 +95,10 @@ def _labels(model: Model, name: str) -> tuple[Label, ...]:
     return model.labels(model.structure.base(name))
 
 
-def _cells(node: str, width: int) -> list[str]:
+def cell_names(node: str, width: int) -> list[str]:
+    """Names of a node's numbers: its own, or numbered.
+
+    >>> cell_names("x", 1), cell_names("x", 2)
+    (['x'], ['x.0', 'x.1'])
+    """
     return [node] if width == 1 else [f"{node}.{i}" for i in range(width)]

@@ -100,7 +100,7 @@ def test_the_tests_of_a_function_begin_with_those_that_mirror_its_module():
     ]
     path = SOURCE / "engine" / "search.py"
     mutant = replace(mutant_of(path, 0), function="Searcher.run")
-    own = ["tests/engine/test_search.py", "src/otpdag/engine/search.py"]
+    own = ["tests/engine/test_search.py", "tests/engine/test_search_moves.py", "src/otpdag/engine/search.py"]
     defaults = "tests/test_defaults.py"
     assert mutants.tests_of(mutant, known) == [*own, "tests/engine/test_fit.py::a", defaults]
     # tests of other functions of the module fill what is left of the minute
@@ -115,7 +115,7 @@ def test_the_tests_of_a_function_begin_with_those_that_mirror_its_module():
     after = ["tests/engine/test_fit.py::a", "tests/engine/test_fit.py::d", defaults]
     assert mutants.tests_of(mutant, both) == [*own, *after]
     slow = TestsByFunction([("tests/engine/test_search.py::b", 50.0)], {"engine/search.py": {"search": [0]}})
-    expected = ["src/otpdag/engine/search.py", "tests/engine/test_search.py::b", defaults]
+    expected = [*own[1:], "tests/engine/test_search.py::b", defaults]
     assert mutants.tests_of(replace(mutant, function="search"), slow) == expected
     nothing = TestsByFunction([], {})
     assert mutants.tests_of(mutant, nothing)[0] == "tests/engine/test_search.py"

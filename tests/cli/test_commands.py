@@ -708,6 +708,10 @@ def test_a_run_goes_on_where_it_was_and_its_results_are_drawn(checkout):
     picture = (checkout / "docs" / "results" / "table6-1.svg").read_bytes()
     assert run("reproduce", "--folder", checkout, "all", "--from", checkout / "results").exit_code == 0
     assert (checkout / "docs" / "results" / "table6-1.svg").read_bytes() == picture  # no date, no chance
+    elsewhere = ("--out", checkout / "pages")
+    assert run("reproduce", "--folder", checkout, "all", "--from", checkout / "results", *elsewhere).exit_code == 0
+    assert (checkout / "pages" / "results.md").read_text() == drawn
+    assert (checkout / "pages" / "results" / "table6-1.svg").is_file()
     assert "all and --from go together" in one_line(run("reproduce", "--folder", checkout, "all"))
     assert "has none" in one_line(run("reproduce", "--folder", checkout, "all", "--from", checkout))
 
@@ -747,6 +751,45 @@ def test_some_parts_of_a_run_are_made_by_themselves(checkout):
     assert "figure9 is made in one piece" in one_line(
         run("reproduce", "--folder", checkout, "figure9", "--only", "one", "--force")
     )
+
+
+PARTS_BY_PROCESS = """
+import os
+from functools import partial
+
+import pandas as pd
+
+from otpdag.cli.registry import Run, experiment
+
+
+def made(name):
+    return pd.DataFrame({"a": [name], "process": [os.getpid()]})
+
+
+@experiment("table7", "Three parts", resumable=True)
+def table7(run: Run) -> None:
+    parts = run.parts((name, partial(made, name)) for name in ("one", "two", "three"))
+    run.together(parts).to_csv(run.folder / "table7.csv", index=False)
+"""
+
+
+def test_parts_are_made_by_processes_or_by_the_workers_of_a_scheduler(checkout, tmp_path):
+    (checkout / "experiments" / "table7.py").write_text(PARTS_BY_PROCESS)
+    start = ("reproduce", "--folder", checkout, "table7", "--out")
+    plain, others = tmp_path / "plain", tmp_path / "others"
+    assert run(*start, plain).exit_code == 0
+    result = run(*start, others, "--jobs", 2)
+    assert result.exit_code == 0, result.output
+    tables = [pd.read_csv(folder / "table7.csv") for folder in (plain, others)]
+    assert [table["a"].tolist() for table in tables] == [["one", "two", "three"]] * 2
+    assert set(tables[0]["process"]) == {os.getpid()}
+    assert os.getpid() not in set(tables[1]["process"])
+    assert "--jobs must be a number of parts made at a time, or -1; got 0" in one_line(run(*start, others, "--jobs", 0))
+    distributed = pytest.importorskip("distributed")
+    with distributed.LocalCluster(n_workers=1, processes=False, dashboard_address=None) as cluster:
+        result = run(*start, tmp_path / "workers", "--scheduler", cluster.scheduler_address)
+        assert result.exit_code == 0, result.output
+    assert pd.read_csv(tmp_path / "workers" / "table7.csv")["a"].tolist() == ["one", "two", "three"]
 
 
 def test_reproduce_says_when_there_is_nothing(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from otpdag.data import Batch, Schema, canonical_order, encode, random_part, read_cells, rows_by_content, unique_rows
+from otpdag.data.batch import row_hashes
 from otpdag.errors import DataError
 from otpdag.graph import Graph
 from otpdag.spaces import Discrete, Real, Space
@@ -192,3 +193,19 @@ def test_the_canonical_order_depends_on_content_alone():
     orders = [canonical_order(list(table.T), 60) for table in (rows, shuffled)]
     assert sorted(orders[0]) == list(range(60))
     np.testing.assert_array_equal(rows[orders[0]], shuffled[orders[1]])
+
+
+@pytest.mark.parametrize("distinct", [1, 7, 100_000], ids=["constant", "few", "many"])
+def test_rows_are_hashed_by_the_ranks_of_their_cells(distinct):
+    """By numpy's ranks, column by column: cells, whether they are seen, and weights."""
+    rng = np.random.default_rng(0)
+    cells = rng.integers(0, distinct, 20_000) * 0.5 - 3.0
+    gaps = rng.random(20_000) < 0.1
+    batch = read({"a": np.where(gaps, np.nan, cells)}, a=Real())
+    expected = np.zeros(20_000, dtype=np.uint64)
+    for column in (np.where(gaps, -np.inf, cells), ~gaps, np.ones(20_000)):
+        spread = (expected ^ np.unique(column, return_inverse=True)[1].astype(np.uint64)) * np.uint64(
+            0x9E3779B97F4A7C15
+        )
+        expected = spread ^ (spread >> np.uint64(29))
+    np.testing.assert_array_equal(row_hashes(batch), expected)

@@ -65,6 +65,15 @@ def test_without_a_cluster_partitions_are_worked_on_one_after_another():
     assert difference(result, fitted(frame)) < 1e-6
 
 
+def test_partitions_that_a_filter_leaves_empty_are_passed_over():
+    frame = table().sort_values("y", ignore_index=True)
+    parts = dd.from_pandas(frame, npartitions=8)
+    few = frame[frame["y"] > 0.4]
+    result = fitted(otp.Partitioned(parts[parts["y"] > 0.4], held_rows=800))
+    assert result.rows_used == len(few)
+    assert difference(result, fitted(few)) < 1e-6
+
+
 @pytest.mark.filterwarnings("default")
 def test_two_workers_give_the_estimates_of_memory_though_one_is_killed():
     distributed = pytest.importorskip("distributed")

@@ -191,6 +191,10 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
         (mixture, TABLE, {"restarts": 3}, "belongs to another run: its restarts is 2, not 3"),
         (mixture, TABLE, {"method": "transport"}, "belongs to another run: its method is entropic"),
         (mixture, TABLE, {"steps": 7}, "belongs to another run: its method is entropic, 400 steps"),
+        (mixture, TABLE, {"method": otp.entropic(eps=0.3)}, "belongs to another run: its method's settings is"),
+        (mixture, TABLE, {"method": otp.entropic(reference="uniform")}, "another run: its method's settings is"),
+        (mixture, TABLE, {"course": otp.Course(finalists=1)}, "belongs to another run: its course is"),
+        (mixture, TABLE, {"robust": True}, "belongs to another run: its robust is no, not outliers"),
         (mixture, TABLE.iloc[:100], {}, "belongs to another run: its rows is 150, not 100"),
         (mixture, TABLE.assign(x=TABLE["x"] + 1e-9), {}, "belongs to another run: its data's fingerprint is"),
         (factor, FACTORS, {}, "belongs to another run: its nodes is z, x, n, not u, x, y"),
@@ -198,6 +202,21 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
         with pytest.raises(DataError, match=message):
             otp.fit(build(), table, **{**settings, **changes})
     assert path.read_bytes() == before
+
+
+def test_a_checkpoint_of_another_weight_or_pace_is_refused(tmp_path):
+    path = tmp_path / "run.checkpoint"
+    settings = {"restarts": 1, "course": QUICK, "checkpoint": path}
+    with pytest.warns(otp.ConvergenceWarning):
+        otp.fit(mixture(), TABLE, method=otp.paper(steps=3), **settings)
+    others = (
+        otp.paper(steps=3, eta=0.0),
+        otp.paper(steps=3, learning_rate=0.5),
+        otp.paper(steps=3, divergence=otp.divergences.JensenShannon()),
+    )
+    for other in others:
+        with pytest.raises(DataError, match="belongs to another run: its method's settings is"):
+            otp.fit(mixture(), TABLE, method=other, **settings)
 
 
 @pytest.mark.parametrize("restarts", [1, 3], ids=["no leg is done", "some legs are done"])

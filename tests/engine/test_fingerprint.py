@@ -3,15 +3,30 @@
 import hashlib
 
 import numpy as np
+import pandas as pd
 import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
+from otpdag.data.parts import LocalParts
 from otpdag.engine.fingerprint import fingerprint
 
 
 def model(components):
     return otp.Model(otp.Graph([("z", "x")], hidden=["z"]), {"z": m.Categorical(components), "x": m.Normal()})
+
+
+def test_a_table_in_parts_is_read_through():
+    """Every cell of every part counts, and in which part it is."""
+    frames = [pd.DataFrame({"x": [1.0, np.nan], "k": ["a", "b"]}), pd.DataFrame({"x": [3.0], "k": ["b"]})]
+
+    def of(parts):
+        return fingerprint({"table": LocalParts(lambda: iter(parts))})
+
+    assert of(frames) == of([frame.copy() for frame in frames])
+    assert of(frames) != of(frames[::-1])
+    assert of(frames) != of([frames[0], frames[1].assign(x=3.0 + 1e-12)])
+    assert of(frames) != of([frames[0].assign(k=["a", "a"]), frames[1]])
 
 
 def test_fingerprints_stay_what_they_were_so_that_runs_of_another_day_go_on():

@@ -1,5 +1,7 @@
 """Methods: what goes together, and what the named ones are."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -25,14 +27,45 @@ OPTIMISERS = {"LBFGS": LBFGS(), "Adam": Adam(), "EM": EM()}
     ids=lambda one: one if isinstance(one, str) else type(one).__name__,
 )
 def test_each_evaluation_has_one_optimiser(evaluation, wanted):
+    objective = Objective() if wanted == "Adam" else Objective(eps=1.0)
     for name, optimiser in OPTIMISERS.items():
         if name == wanted:
-            assert Method("own", Objective(eps=1.0), evaluation, optimiser).optimiser is optimiser
+            assert Method("own", objective, evaluation, optimiser).optimiser is optimiser
             continue
         with pytest.raises(
             ModelError, match=f"what is {type(evaluation).__name__} is minimised by {wanted}; got {name}"
         ):
-            Method("own", Objective(eps=1.0), evaluation, optimiser)
+            Method("own", objective, evaluation, optimiser)
+
+
+DIRECT = Objective(reconstruction=0.0, direct=Direct())
+
+
+@pytest.mark.parametrize(
+    ("objective", "evaluation", "message"),
+    [
+        (Objective(eps=0.3), TopicSweeps(), "sweeps over documents minimise .*eps=1.0.*; got .*eps=0.3"),
+        (Objective(7.0, 1.0), TopicSweeps(), "and no other; got Objective.reconstruction=7.0"),
+        (Objective(eps=1.0), TopicSweeps(pairs=True), "sweeps over documents minimise .*direct=Direct"),
+        (DIRECT, TopicSweeps(), "sweeps over documents minimise"),
+        (Objective(eps=3.0), ENCODED, "what is Encoded has no entropic and no direct term: leave eps and direct out"),
+        (Objective(direct=Direct()), ENCODED, "what is Encoded has no entropic and no direct term"),
+        (Objective(eps=0.1), PaperTopics(), "what is PaperTopics has no entropic and no direct term"),
+        (replace(DIRECT, eps=0.2), ClosedForm(), "belong to the reconstruction: where that counts nothing, leave eps"),
+        (replace(DIRECT, push_forward=PushForward(50.0)), ClosedForm(), "belong to the reconstruction"),
+        (DIRECT, ClosedForm(reference="uniform"), "belong to the reconstruction"),
+    ],
+)
+def test_terms_that_an_evaluation_does_not_have_are_refused(objective, evaluation, message):
+    optimiser = {TopicSweeps: EM(), ClosedForm: LBFGS()}.get(type(evaluation), Adam())
+    with pytest.raises(ModelError, match=message):
+        Method("own", objective, evaluation, optimiser)
+
+
+@pytest.mark.parametrize("setting", [{"batch_size": 1}, {"learning_rate": 9.0}, {"hidden_layers": (1,)}])
+def test_the_direct_route_has_no_settings_of_the_other(setting):
+    with pytest.raises(ModelError, match="batch_size, learning_rate and hidden_layers are of the route 'backward'"):
+        otp.transport(**setting)
 
 
 def test_an_objective_of_draws_alone_has_no_closed_form():
@@ -68,7 +101,7 @@ def test_transport_goes_either_way():
 def test_paper_samples_noise_and_alternates():
     method = otp.paper(eta=0.3, scope="local", steps=9)
     assert method.objective == Objective(push_forward=PushForward(0.3, Wasserstein()))
-    assert method.evaluation == Drawn(noise="sampled", scope="local", batch_size=128, hidden_layers=(32,))
+    assert method.evaluation == Drawn(noise="sampled", scope="local", batch_size=128)
     assert method.optimiser == Adam(steps=9, learning_rate=0.02, alternating=True)
 
 

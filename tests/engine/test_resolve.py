@@ -79,11 +79,12 @@ def refused(kind, message, error=ModelError, **arguments):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"robust": "nonsense"}, "robust must be True, False, 'outliers' or 'misfit'; got 'nonsense'"),
-        ({"robust": 1}, "robust must be True, False, 'outliers' or 'misfit'; got 1"),
-        ({"robust": None}, "robust must be True, False, 'outliers' or 'misfit'; got None"),
-        ({"device": "tpu"}, "device must be 'cpu' or 'cuda'; got 'tpu'"),
-        ({"device": None}, "device must be 'cpu' or 'cuda'; got None"),
+        ({"robust": "nonsense"}, "'outliers', 'misfit' or an otp.RobustOptions; got 'nonsense'"),
+        ({"robust": 1}, "robust must be True, False, 'outliers', 'misfit' or an otp.RobustOptions; got 1"),
+        ({"robust": None}, "robust must be True, False, 'outliers', 'misfit' or an otp.RobustOptions; got None"),
+        ({"device": "tpu"}, "device must be 'cpu', 'cuda' or 'cuda:N'; got 'tpu'"),
+        ({"device": "cpu:nonsense"}, "device must be 'cpu', 'cuda' or 'cuda:N'; got 'cpu:nonsense'"),
+        ({"device": None}, "device must be 'cpu', 'cuda' or 'cuda:N'; got None"),
         ({"seed": -1}, "seed must be a non-negative integer below 2\\^63; got -1"),
         ({"seed": 2**63}, "seed must be a non-negative integer below 2\\^63; got 9223372036854775808"),
         ({"seed": True}, "seed must be a non-negative integer below 2\\^63; got True"),
@@ -228,7 +229,7 @@ PAPER_TOPICS = Method("topics", Objective(push_forward=PushForward(1e-4)), Paper
         (
             "sequences",
             Method("own", Objective(push_forward=PushForward()), Drawn(backward=lambda *_: []), Adam()),
-            "sequences are drawn by a map of their own: leave backward out",
+            "sequences are drawn by a map of their own: leave backward, hidden_layers",
         ),
         ("documents", otp.entropic(), "documents are evaluated by TopicSweeps or PaperTopics; got ClosedForm"),
         ("documents", otp.paper(), "documents are evaluated by TopicSweeps or PaperTopics; got Drawn"),
@@ -262,6 +263,13 @@ def test_robust_sequences_with_hidden_numbers_are_refused():
         otp.fit(model, RNG.normal(size=(40, 10)), robust=True)
 
 
+def test_images_have_one_start():
+    refused(
+        "images", "restarts must be at most 1 for such data .ImageData.: fit several seeds instead; got 2", restarts=2
+    )
+    assert plan_of("images", encoded(), restarts=1).restarts == 1
+
+
 def test_misfit_is_a_method_of_its_own():
     refused("table", "robust='misfit' is a method of its own: leave method at 'auto'", robust="misfit", method="paper")
 
@@ -282,7 +290,7 @@ def test_what_is_left_open_is_chosen_by_the_data():
     assert isinstance(documents.method.evaluation, TopicSweeps)
     assert sequences.course != table.course
     assert plan_of("images", encoded()).restarts == 1
-    assert not table.leaves_out
+    assert table.leaves_out is None
 
 
 def test_what_is_said_is_taken():
@@ -291,12 +299,14 @@ def test_what_is_said_is_taken():
     assert (plan.method.steps, plan.restarts, plan.course) == (5, 2, course)
     assert plan_of("table", "paper").method == otp.paper()
     assert plan_of("table", "transport", steps=9).method == otp.transport(steps=9)
-    assert plan_of("table", robust="outliers").leaves_out
+    assert plan_of("table", robust="outliers").leaves_out == otp.RobustOptions()
+    few = otp.RobustOptions(most_dropped=0.1)
+    assert plan_of("table", robust="outliers", options=few).leaves_out is few
 
 
 def test_misfit_reads_whether_weights_are_given():
     free = plan_of("table", robust="misfit")
-    assert (free.method.name, free.method.evaluation.reference, free.leaves_out) == ("misfit", "model", False)
+    assert (free.method.name, free.method.evaluation.reference, free.leaves_out) == ("misfit", "model", None)
     given = recognise(mixture(z=m.Categorical(2, probs=[0.3, 0.7])), TABLE, weights=None, device="cpu", every_row=False)
     told = resolve(given, "auto", robust="misfit", steps=None, restarts=None, course=None)
     assert told.method.evaluation.reference == "uniform"

@@ -15,7 +15,8 @@ from otpdag.data import Schema, encode
 from otpdag.datasets import poisson_chain
 from otpdag.engine import Course
 from otpdag.engine import robust as robust_module
-from otpdag.engine.robust import CappedProblem, RobustOptions
+from otpdag.engine.robust import CappedProblem
+from otpdag.engine.robust_options import RobustOptions
 from otpdag.engine.search import search
 from otpdag.objective import Problem
 
@@ -71,6 +72,15 @@ def test_never_more_than_a_quarter_is_left_out():
     assert 1 - result.row_weights.mean() <= 0.25 + 1e-9
 
 
+@pytest.mark.parametrize(("most", "least"), [(0.1, 0.0), (0.4, 0.3)])
+def test_options_say_how_much_is_left_out_at_most(most, least):
+    generator = np.random.default_rng(2)
+    frame, _ = datasets.replace_rows(clean_rows(generator), 0.45, "box", generator)
+    options = otp.RobustOptions(most_dropped=most)
+    result = otp.fit(mixture_model(), frame, seed=0, robust=options, restarts=4)
+    assert least < 1 - result.row_weights.mean() <= most + 1e-9
+
+
 def test_missing_cells_are_allowed(spoilt):
     frame = datasets.delete_cells(spoilt[0], 0.1, np.random.default_rng(3))
     model = mixture_model()
@@ -97,7 +107,7 @@ def test_misfit_survives_a_wrong_fixed_scale():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"robust": "strong"}, "robust must be True, False, 'outliers' or 'misfit'; got 'strong'"),
+        ({"robust": "strong"}, "'outliers', 'misfit' or an otp.RobustOptions; got 'strong'"),
         ({"robust": True, "method": "transport"}, "robust='outliers' needs the entropic method; got 'transport'"),
         ({"robust": "misfit", "method": "entropic"}, "leave method at 'auto'"),
     ],
@@ -228,6 +238,25 @@ def test_weights_that_are_known_for_as_many_points_are_kept():
     assert problem.laid_out_for(POINTS + 5.0) is problem
     fresh = problem.laid_out_for(POINTS[1:])
     assert torch.equal(fresh.weights, capped(trimmings=2)._with_weights(POINTS[1:]).weights)
+
+
+def test_weights_that_are_known_go_to_the_problem_as_it_is_laid_out():
+    """Grids are placed anew for the points; the weights of units stay what they are."""
+
+    @dataclass(frozen=True)
+    class Placed(Distances):
+        precise: bool = False
+
+        def laid_out_for(self, points, *, precisely=False):
+            return replace(self, precise=True) if precisely else self
+
+    base = Placed(UNITS)
+    problem = CappedProblem(base, base, RobustOptions(sample=1001), 0, trimmings=2)._with_weights(POINTS)
+    assert problem.laid_out_for(POINTS) is problem
+    precise = problem.laid_out_for(POINTS, precisely=True)
+    assert (precise.base.precise, precise.weighted.precise, problem.weighted.precise) == (True, True, False)
+    assert torch.equal(precise.weights, problem.weights)
+    assert torch.equal(precise.weighted.weights, problem.weights)
 
 
 def test_starts_are_compared_by_losses_cut_at_the_models_tail():

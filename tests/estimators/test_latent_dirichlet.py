@@ -1,6 +1,7 @@
 import warnings
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import sparse
 from sklearn import exceptions
@@ -326,3 +327,18 @@ def test_set_output_and_an_error_that_is_scikit_learns_too(documents):
     with pytest.warns(ConvergenceWarning):
         shares = lda.fit_transform(documents.counts)
     assert list(shares.columns) == ["latentdirichletallocation0", "latentdirichletallocation1"]
+
+
+@pytest.mark.parametrize("form", [pd.Series, np.array, lambda texts: np.array(texts, dtype=object)])
+def test_a_column_or_array_of_texts_is_read_as_a_list_of_them(form):
+    texts = ["cats purr", "dogs bark", "cats sleep", "dogs run", "cats purr loudly", "dogs bark"]
+    listed, column = (LatentDirichletAllocation(2, n_init=1, random_state=0) for _ in range(2))
+    np.testing.assert_array_equal(listed.fit_transform(texts), column.fit_transform(form(texts)))
+    assert column.vocabulary_ == listed.vocabulary_
+    words = pd.Series([text.split() for text in texts])
+    assert LatentDirichletAllocation(2, n_init=1).fit(words).vocabulary_ == listed.vocabulary_
+
+
+def test_a_column_with_a_missing_text_is_refused():
+    with pytest.raises(DataError, match="documents must be texts, all of them; document 1 is nan"):
+        LatentDirichletAllocation(2).fit(pd.Series(["cats purr", np.nan, "dogs bark"]))

@@ -62,6 +62,7 @@ def made_up(monkeypatch):
     monkeypatch.setattr(representations, "QUICK", small)
     for module in (representations, figure_reconstructions, figure_generated):
         monkeypatch.setattr(module, "images_of", lambda name, size, scale: replace(images, name=name))
+    representations.judged_images.cache_clear()
     monkeypatch.setattr(figure_generated, "JUDGED", 50)
     return images, fitted
 
@@ -84,7 +85,7 @@ def test_every_method_makes_codes_and_images(method, tmp_path):
 def test_tables_are_measured_written_and_resumed(made_up, tmp_path):
     images, fitted = made_up
     table4.table4(Run(tmp_path, seed=101, scale=Scale.QUICK))
-    assert fitted == ["vq_vae", "vq_vae_ema", "vq_ema_revived", "ours"] * 2
+    assert fitted == ["vq_vae", "vq_vae_ema", "vq_ema_revived", "fsq", "ours"] * 2
     found = pd.read_csv(tmp_path / "table4.csv")
     assert found["latent"].unique().tolist() == ["8 x 8"]
     assert found["psnr"].to_numpy() == pytest.approx(
@@ -99,14 +100,15 @@ def test_tables_are_measured_written_and_resumed(made_up, tmp_path):
     assert len(page.pictures) == 1
     table5.table5(Run(tmp_path, seed=101, scale=Scale.QUICK, resume=True))
     assert "feature distance (not LPIPS)" in text
-    assert fitted[8:] == ["sq_vae"] * 2  # ours was there
+    assert fitted[10:] == ["sq_vae"] * 2  # ours was there
     table5.table5(Run(tmp_path, seed=102, scale=Scale.QUICK, resume=True))
-    assert len(fitted) == 14  # another seed is another run
+    assert len(fitted) == 16  # another seed is another run
 
 
 def test_a_method_whose_library_is_missing_is_left_out(made_up, tmp_path, monkeypatch, capsys):
-    absent = replace(representations.METHODS["vq_ema_revived"], needs="no_such_library")
-    monkeypatch.setitem(representations.METHODS, "vq_ema_revived", absent)
+    for name in ("vq_ema_revived", "fsq"):
+        absent = replace(representations.METHODS[name], needs="no_such_library")
+        monkeypatch.setitem(representations.METHODS, name, absent)
     table4.table4(Run(tmp_path, seed=103, scale=Scale.QUICK))
     assert made_up[1] == ["vq_vae", "vq_vae_ema", "ours"] * 2
     assert "it needs no_such_library, of the extra `bench`" in " ".join(capsys.readouterr().err.split())

@@ -8,7 +8,7 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.errors import DataError, ModelError
 
-pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
 
 
 def table(rows=300):
@@ -49,6 +49,51 @@ def test_blocks_keep_what_is_seen_and_other_columns(model, path, tmp_path):
     assert not ours[["x", "y", "k"]].isna().any(axis=None)
     seen = given["x"].notna()
     assert (ours["x"][seen] == given["x"][seen]).all()
+
+
+def test_columns_of_no_node_are_carried_through_as_they_are(model, tmp_path):
+    """Numbers that a float cannot hold, gaps in whole numbers, and text that only later blocks have."""
+    names = pd.array(np.arange(300) + 2**60 + 1, dtype="Int64")
+    given = table().assign(id=names)
+    given.loc[203, "id"] = pd.NA
+    given.to_parquet(tmp_path / "table.parquet")
+    for rows in (70, 1000):
+        otp.impute_to(model, otp.Partitioned(tmp_path / "table.parquet", block_rows=rows), tmp_path / "out.parquet")
+        before, after = (pq.read_table(tmp_path / name) for name in ("table.parquet", "out.parquet"))
+        assert before.schema.types == after.schema.types
+        assert [before[name].equals(after[name]) for name in ("id", "comment")] == [True, True]
+
+
+@pytest.mark.parametrize(("gaps", "kind"), [(False, "int64"), (True, "double")])
+def test_whole_numbers_with_gaps_are_filled_with_fractions(gaps, kind, tmp_path):
+    rng = np.random.default_rng(1)
+    state = rng.integers(0, 2, 200)
+    given = pd.DataFrame({"n": rng.poisson(3 + 9 * state), "k": state}).astype("Int64")
+    given.loc[150:160, "k"] = pd.NA
+    if gaps:
+        given.loc[150:170, "n"] = pd.NA
+    model = otp.Model(otp.Graph([("k", "n")]), {"k": m.Categorical(2), "n": m.Poisson()})
+    otp.fit(model, given)
+    given.to_parquet(tmp_path / "table.parquet")
+    otp.impute_to(model, otp.Partitioned(tmp_path / "table.parquet", block_rows=100), tmp_path / "out.parquet")
+    out = pq.read_table(tmp_path / "out.parquet")
+    assert [str(out.schema.field(name).type) for name in ("n", "k")] == [kind, "int64"]
+    assert out["n"].null_count == out["k"].null_count == 0
+    assert out["n"].to_pandas()[:150].tolist() == given["n"][:150].tolist()
+
+
+def test_errors_count_rows_of_the_table(model, tmp_path):
+    table().assign(k=table()["k"].where(table().index != 205, "two")).to_parquet(tmp_path / "table.parquet")
+    parts = otp.Partitioned(tmp_path / "table.parquet", block_rows=70)
+    with pytest.raises(DataError, match=r"'two'.*counted from row 140 of the table"):
+        otp.impute_to(model, parts, tmp_path / "out.parquet")
+    assert not (tmp_path / "out.parquet").exists()
+
+
+@pytest.mark.parametrize("work", [otp.impute_to, otp.posterior_to])
+def test_no_draws_are_refused(work, model, path, tmp_path):
+    with pytest.raises(ModelError, match="draws must be"):
+        work(model, path, tmp_path / "out.parquet", draws=0)
 
 
 def test_posteriors_of_blocks_count_rows_over_the_table(model, path, tmp_path):

@@ -8,7 +8,7 @@ import torch
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.backward import AmortizedMap, RowCode
-from otpdag.model.relabelling import canonical
+from otpdag.model.relabelling import in_one_order
 from otpdag.objective import Drawn
 from otpdag.spaces import Discrete
 from tests.mechanisms.own import Chances, LabelledChances, Skewed
@@ -18,7 +18,7 @@ RNG = np.random.default_rng(17)
 
 def put_in_order(model):
     """The model again, in canonical order."""
-    naturals, phi = canonical(model.structure, model.fitted.naturals, model._phi, model._maps)
+    naturals, phi = in_one_order(model.structure, model.fitted.naturals, model._phi, model._maps)
     other = otp.Model(model.graph, model.mechanisms)
     other.structure, other._schema, other._maps = model.structure, model._schema, model._maps
     other._naturals, other._phi = naturals, phi

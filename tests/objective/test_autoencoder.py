@@ -242,6 +242,13 @@ def test_the_terms_of_codewords_are_weighed_and_latents_are_decoded_as_their_cod
     rebuilt = problem.structure.mechanisms["x"].forward(theta["x"], {"q": quantised[None]}, torch.zeros(1, 30, 6))
     expected = (rebuilt - torch.from_numpy(ROWS)).square().mean() / torch.from_numpy(ROWS).var()
     assert terms.reconstruction.item() == pytest.approx(expected.item(), rel=1e-4)
+    doubled = replace(problem, objective=replace(problem.objective, reconstruction=2.0))
+    assert doubled.sampled(point, Streams([2]), 0.3).reconstruction.item() == pytest.approx(
+        2 * expected.item(), rel=1e-4
+    )
+    warming = replace(doubled, quantizes=False).sampled(point, Streams([2]), 0.0).reconstruction
+    once = replace(problem, quantizes=False).sampled(point, Streams([2]), 0.0).reconstruction
+    assert warming.item() == pytest.approx(2 * once.item(), rel=1e-6)
 
 
 @pytest.mark.parametrize(("warm_up", "begins"), [(0.0, True), (0.1, False)])

@@ -2,6 +2,7 @@
 
 import pytest
 
+from otpdag.costs import Euclidean
 from otpdag.errors import ModelError
 from otpdag.objective import ClosedForm, Direct, Drawn, Objective, PushForward
 from otpdag.objective.settings import Weights
@@ -43,6 +44,10 @@ def test_a_likelihood_has_eps_and_nothing_to_push(objective, is_likelihood):
         (lambda: Drawn(scope="all"), "scope must be one of 'joint', 'local'; got 'all'"),
         (lambda: Drawn(batch_size=0), "batch_size must be at least 1; got 0"),
         (lambda: Drawn(costs={"x": "squared"}), "must be an AbstractCost or a function of two points; got 'squared'"),
+        (
+            lambda: Drawn(noise="marginal", costs={"x": Euclidean()}),
+            "with noise='marginal' the cost of a node is its log-likelihood: leave costs out",
+        ),
         (lambda: Drawn(backward=3), "backward must be a function that builds maps; got 3"),
     ],
 )

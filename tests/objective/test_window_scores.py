@@ -9,7 +9,7 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.objective.window_scores import HARDLY, REACH, can_be_scored
+from otpdag.objective.window_scores import STEPS_AROUND, UNLIKELIEST_SHARE, can_be_scored
 from tests.dynamic_models import known_poisson_hmm, random_poisson_hmm
 from tests.window_models import drawn, mixed_hmm, problem_of, reader_of, with_missing
 
@@ -38,7 +38,7 @@ def log_likelihood(problem, point, batch):
 @pytest.mark.parametrize("make", [random_poisson_hmm, mixed_hmm])
 def test_where_windows_are_whole_sequences_scores_add_up_to_the_slope_of_the_likelihood(make):
     problem, point = problem_of(make(), 40, 10)
-    batch = with_missing(drawn(problem, point, 5, REACH + 1), 0.2)
+    batch = with_missing(drawn(problem, point, 5, STEPS_AROUND + 1), 0.2)
     ours = reader_of(problem, point).of(batch).sum(0)
     for number in range(point.shape[-1]):
         step = torch.zeros_like(point)
@@ -51,7 +51,7 @@ def test_where_windows_are_whole_sequences_scores_add_up_to_the_slope_of_the_lik
 def test_under_the_model_their_mean_is_zero(missing):
     """Also given windows shorter than the sequences, and at random gaps."""
     problem, point = problem_of(mixed_hmm(), 40, 10)
-    batch = with_missing(drawn(problem, point, 2000, 3 * REACH), missing)
+    batch = with_missing(drawn(problem, point, 2000, 3 * STEPS_AROUND), missing)
     each = reader_of(problem, point).of(batch).reshape(2000, -1, point.shape[-1]).sum(1)
     assert bool((each.mean(0).abs() < 4 * each.std(0) / 2000**0.5 + 1e-9).all())
     assert int((each.std(0) > 0.01).sum()) == point.shape[-1]
@@ -74,7 +74,9 @@ def test_few_numbers_and_no_categories_are_hardly_possible():
     sample = drawn(problem, point, 1000, 50)
     reader = reader_of(problem, point).with_floors(sample)
     assert set(reader.floors) == {"x", "y"}
-    assert float((~reader.trusted(sample).steps.mask["y"]).double().mean()) == pytest.approx(HARDLY, rel=0.05)
+    assert float((~reader.trusted(sample).steps.mask["y"]).double().mean()) == pytest.approx(
+        UNLIKELIEST_SHARE, rel=0.05
+    )
 
 
 def test_densities_of_fewer_cells_are_not_compared_with_those_of_all():

@@ -1,5 +1,7 @@
 """The contract checks fail where they should."""
 
+from itertools import count
+
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ from otpdag.testing import MECHANISM_CHECKS, check_mechanism
 from tests.mechanisms.own import Chances, LabelledChances, Skewed
 
 FAMILY = m.Family("x", (("a", Discrete(2)),))
+NUMBERS = count()  # of classes, whose names are registered once
 
 
 def broken(**methods):
@@ -197,3 +200,52 @@ def test_it_draws_nothing_from_global_randomness():
     before = torch.get_rng_state()
     check_mechanism(m.Beta(), FAMILY, rows=50)
     assert torch.equal(before, torch.get_rng_state())
+
+
+# -- closed-form updates ----------------------------------------------------------------------------------------------
+
+
+def with_own_density(base, **methods):
+    """A mechanism whose density, features and updates stand in one class, as the contract asks."""
+    own = {name: getattr(base, name) for name in ("log_prob", "features", "coefficients", "maximised_by")}
+    return m.register(type(f"Own{base.__name__}{next(NUMBERS)}", (base,), {**own, **methods}))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda self, params, sums: dict(params), "maximised_by comes to rest where 'log_rate' could still"),
+        (
+            lambda self, params, sums: {
+                "log_rate": params["log_rate"]
+                + 0.5 * (m.Poisson.maximised_by(self, params, sums)["log_rate"] - 0.3)
+                - 0.5 * params["log_rate"]
+            },
+            "maximised_by (comes to rest|makes the rows less likely)",
+        ),
+    ],
+)
+def test_updates_that_rest_elsewhere_than_at_the_maximum_are_noticed(wrong, message):
+    lazy = with_own_density(m.Poisson, maximised_by=wrong)
+    with pytest.raises(AssertionError, match=message):
+        check_mechanism(lazy(), FAMILY)
+    check_mechanism(with_own_density(m.Poisson)(), FAMILY)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (
+            lambda self, params, value, parents, weight: dict(params),
+            "maximised comes to rest where 'probs' could still",
+        ),
+        (
+            lambda self, params, value, parents, weight: {"probs": torch.ones_like(params["probs"]) / self.size},
+            "maximised (comes to rest|makes the rows less likely)",
+        ),
+    ],
+)
+def test_updates_from_rows_that_rest_elsewhere_are_noticed(wrong, message):
+    lazy = m.register(type(f"LazyCategory{next(NUMBERS)}", (m.Categorical,), {"maximised": wrong}))
+    with pytest.raises(AssertionError, match=message):
+        check_mechanism(lazy(3), FAMILY)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from otpdag.data import Batch
 from otpdag.layers import apply_linear, apply_mlp, expand_to, gumbel_softmax, init_mlp, side_by_side
+from otpdag.mechanisms.normal import LOG_SQRT_2PI
 from otpdag.mechanisms.predictor import centre_and_spread, weighted_regression
 from otpdag.spaces import Space
 from otpdag.structure import Structure, Theta
@@ -23,8 +24,6 @@ from otpdag.structure import Structure, Theta
 __all__ = ["AmortizedMap", "amortized_maps"]
 
 Change = Callable[[Tensor], Tensor]
-
-LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
 
 @dataclass(frozen=True)

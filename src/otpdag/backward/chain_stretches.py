@@ -33,13 +33,13 @@ __all__ = ["Smoothed", "marginals_by_stretches", "smoothed"]
 
 Array: TypeAlias = NDArray[np.float64]
 
-SMALLEST = 1e-140
+SMALLEST_SUM = 1e-140
 """A sum of probabilities below which digits may have been lost since it was one."""
 
 AGREED = 1e-12
 """A relative difference between two messages at a joint that is rounding."""
 
-SOON = AGREED**0.5
+HALFWAY_AGREED = AGREED**0.5
 """Where a stretch leaves a difference of less, twice as many steps leave none."""
 
 FEW_STATES = 12
@@ -83,7 +83,7 @@ def smoothed(emission: Array, matrix: Array, stretches: Stretches, every: int, *
             later[: at + 1, :, :, which] = 0.0
         state = np.multiply(messages[1:], beta, out=beta)
         scale = np.where(stretches.inside[passes.normalised, None], passes.scale[:, :, 0], 1.0)
-        fine = bool((scale > SMALLEST).all()) and bool(np.isfinite(scale).all()) and bool(np.isfinite(state).all())
+        fine = bool((scale > SMALLEST_SUM).all()) and bool(np.isfinite(scale).all()) and bool(np.isfinite(state).all())
     return Smoothed(messages[:-1], state, later, scale) if fine else None
 
 
@@ -141,7 +141,7 @@ class _Passes:
             gap = _gap(self._entering(leaving), entry)
             if gap <= AGREED:
                 return messages
-            if not gap <= SOON:
+            if not gap <= HALFWAY_AGREED:
                 break
         return None
 

@@ -23,7 +23,7 @@ __all__ = ["complete_table", "row_weights"]
 
 Array = NDArray[np.float64]
 Completed = dict[str, Tensor]
-MOST_ROWS = 2000  # that clusters and components are looked for among: more change neither
+CLUSTERED_ROWS = 2000  # that clusters and components are looked for among: more change neither
 RESCALED, NOISE = 0.3, 0.3  # by how much restarts rescale columns, in logarithms, and what they add to components
 SOFTNESS = 0.1  # share of a label that is spread over all clusters: a table that starts with zeros would keep them
 
@@ -144,7 +144,7 @@ def _clusters(columns: Array, share: Array, size: int, generator: np.random.Gene
     if not first and generator.random() < 0.4:
         scores = columns @ generator.standard_normal((columns.shape[1], size))
         return _softmax(2 * scores / np.maximum(scores.std(0), 1e-9))
-    sample = columns[_drawn(share, min(len(columns), MOST_ROWS), generator)]
+    sample = columns[_drawn(share, min(len(columns), CLUSTERED_ROWS), generator)]
     runs = [k_means(sample, size, generator) for _ in range(3 if first else 1)]
     centres = min(runs, key=lambda run: run[1])[0]
     labels = np.eye(size)[nearest(columns, centres)]
@@ -168,7 +168,7 @@ def _components(columns: Array, dim: int, generator: np.random.Generator, *, fir
     if not first:
         columns = columns * np.exp(generator.normal(0.0, RESCALED, columns.shape[1]))
     centred = columns - columns.mean(0)
-    _, _, directions = np.linalg.svd(centred[:: max(1, len(centred) // MOST_ROWS)], full_matrices=False)
+    _, _, directions = np.linalg.svd(centred[:: max(1, len(centred) // CLUSTERED_ROWS)], full_matrices=False)
     scores = centred @ directions[:dim].T
     if scores.shape[1] < dim:
         scores = np.concatenate([scores, generator.standard_normal((len(scores), dim - scores.shape[1]))], 1)

@@ -11,7 +11,6 @@ approximation.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -22,12 +21,12 @@ from otpdag.backward.amortized import RowCode
 from otpdag.backward.chain_layout import Block
 from otpdag.data.sequences import SequenceBatch
 from otpdag.layers import apply_linear
+from otpdag.mechanisms.normal import LOG_SQRT_2PI
 from otpdag.mechanisms.predictor import weighted_regression
 from otpdag.structure import Structure, Theta
 
 __all__ = ["Adjustment", "SequenceDraw", "SequenceMap"]
 
-LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 LEAST_SPREAD = 0.1  # of fresh noise at the start, in units of the hidden number
 
 

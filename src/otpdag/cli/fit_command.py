@@ -14,7 +14,7 @@ from otpdag.cli.file_arguments import RowsFile
 __all__ = ["fit"]
 
 
-MOST_STARTS, MOST_STEPS = 10_000, 100_000_000
+MOST_STARTS, MOST_STEPS = 10_000, 100_000_000  # beyond any use: such a number is a slip of the keyboard
 
 
 class Robust(StrEnum):

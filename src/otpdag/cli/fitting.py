@@ -110,7 +110,7 @@ class _Asked:
 
     model: Model
     rows: pd.DataFrame | Sequences
-    weights: NDArray[np.float64] | None
+    weights: NDArray[np.float64] | str | None
     doubts: tuple[str, ...]
 
 
@@ -137,7 +137,8 @@ def _check_device(device: str) -> None:
         raise ModelError(f"--device must be cpu, cuda or cuda:N; got {device!r}")
 
 
-def _weights(frame: pd.DataFrame, column: str | None, model: Model) -> NDArray[np.float64] | None:
+def _weights(frame: pd.DataFrame, column: str | None, model: Model) -> NDArray[np.float64] | str | None:
+    """Of a table the weights; of sequences the column's name, for a weight of each of them is read off its steps."""
     if column is None:
         return None
     if column not in frame.columns:
@@ -146,9 +147,10 @@ def _weights(frame: pd.DataFrame, column: str | None, model: Model) -> NDArray[n
     if column in model.graph.nodes:
         raise ModelError(f"--weights names column {column!r}, which is a node of the model; weights need their own")
     try:
-        return frame[column].to_numpy(dtype=float)
+        each = frame[column].to_numpy(dtype=float)
     except (TypeError, ValueError):
         raise DataError(f"--weights column {column!r} must hold numbers") from None
+    return column if model.graph.is_dynamic else each
 
 
 # --- the folder -------------------------------------------------------------------------------------------

@@ -62,7 +62,8 @@ class Run:
     """What an experiment is told: where results go, the seed, its size, and whether to go on with an earlier run.
 
     ``resume`` allows to use the parts that an interrupted run left in the folder; ``only`` is a pattern of the names of
-    those parts that are made now if they are not there.
+    those parts that are made now if they are not there; ``jobs`` is how many are made at a time (-1: one for each core,
+    or whatever the workers are that joblib has been told of).
     """
 
     folder: Path
@@ -70,6 +71,7 @@ class Run:
     scale: Scale = Scale.PAPER
     resume: bool = False
     only: str = EVERY
+    jobs: int = 1
 
     @property
     def quick(self) -> bool:
@@ -94,6 +96,17 @@ class Run:
             made.to_csv(unfinished, index=False)
             unfinished.replace(path)
         return read_csv(path)
+
+    def parts(self, named: Iterable[tuple[str, Callable[[], pd.DataFrame]]]) -> list[pd.DataFrame]:
+        """Several parts, by their names, as many at a time as there are jobs.
+
+        Joblib runs them: in this process, in others of this machine, or where ``joblib.parallel_config`` says. Workers
+        on other machines must see the same folder.
+        """
+        from joblib import Parallel, delayed
+
+        made: list[pd.DataFrame] = Parallel(n_jobs=self.jobs)(delayed(self.part)(name, make) for name, make in named)
+        return made
 
     def together(self, parts: Iterable[pd.DataFrame]) -> pd.DataFrame:
         """The rows of all parts that there are."""

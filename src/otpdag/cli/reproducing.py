@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -44,6 +46,11 @@ def reproduce(
         Path | None,
         typer.Option("--from", metavar="FOLDER", help="Of all: draw the page of these results without running."),
     ] = None,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=-1, help="Parts made at a time; -1 is one a core.")] = 1,
+    scheduler: Annotated[
+        str | None,
+        typer.Option("--scheduler", metavar="ADDRESS", help="Make parts on the workers of a Dask scheduler."),
+    ] = None,
     named: Annotated[
         Path | None,
         typer.Option("--folder", metavar="FOLDER", help="Checkout whose experiments are run; that of this package."),
@@ -59,7 +66,7 @@ def reproduce(
     if (name == "all") != (source is not None):
         raise ModelError("all and --from go together: otpdag reproduce all --from results draws kept results")
     if source is not None:
-        _draw(source, out_folder or source.resolve().parent / "docs" / "results.md", known)
+        _draw(source, (out_folder or source.resolve().parent / "docs") / "results.md", known)
         return
     if name not in known:
         where = "no experiments were found" if not known else f"there are {', '.join(known)}"
@@ -71,11 +78,35 @@ def reproduce(
         raise ModelError(f"{name} is made in one piece; run it without --only")
     if resume and not known[name].resumable:
         raise ModelError(f"{name} keeps no parts to resume from; run it again without --resume")
+    if jobs == 0:
+        raise ModelError("--jobs must be a number of parts made at a time, or -1; got 0")
     target = out_folder or Path("runs") / name
     check_folder(target, force=force or resume)
-    with make_folder(target):  # which goes again if nothing came of it
-        _run(known[name], Run(target, seed, Scale.QUICK if quick else scale or Scale.PAPER, resume, only))
+    size = Scale.QUICK if quick else scale or Scale.PAPER
+    with make_folder(target), _workers(scheduler):  # a folder goes again if nothing came of it
+        folder, many = (target, jobs) if scheduler is None else (target.resolve(), -1)
+        _run(known[name], Run(folder, seed, size, resume, only, many))
     say(f"results are in {target}")
+
+
+@contextmanager
+def _workers(scheduler: str | None) -> Iterator[None]:
+    """Let joblib send work to the workers of a scheduler, if there is one."""
+    if scheduler is None:
+        yield
+        return
+    try:
+        from distributed import Client
+    except ImportError:
+        raise ModelError("--scheduler needs the package distributed: pip install 'otpdag[dask]'") from None
+    from joblib import parallel_config
+
+    try:
+        client = Client(scheduler, timeout="10s")
+    except (OSError, ValueError, TimeoutError) as error:
+        raise ModelError(f"--scheduler {scheduler!r} does not answer: {error}") from None
+    with client, parallel_config(backend="dask"):
+        yield
 
 
 def _run(chosen: Experiment, run: Run) -> None:

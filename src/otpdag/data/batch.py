@@ -32,6 +32,7 @@ Hashes: TypeAlias = npt.NDArray[np.uint64]
 
 HASHED_AT_ONCE = 2**13  # rows, few enough for a processor's cache: new memory costs more than the arithmetic
 LITTLE_MORE = 1.25  # times the rows that are wanted are looked for, lest there be too few of them
+LOOKED_AT = 2**12  # cells that tell whether values of a column come back
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,14 +280,14 @@ def rows_by_content(columns: Sequence[npt.NDArray[np.float64]], many: int) -> Co
     >>> (x[rows_by_content([x], 2)] == turned[rows_by_content([turned], 2)]).all()
     np.True_
     """
-    found, hashed = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.uint64)
+    chosen, hashed = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.uint64)
     for read in range(1, len(columns) + 1):
-        found, hashed = _lowest_hashes(columns[:read], many)
+        chosen, hashed = _lowest_hashes(columns[:read], many)
         order = np.argsort(hashed)
-        found, hashed = found[order], hashed[order]
+        chosen, hashed = chosen[order], hashed[order]
         if (hashed[1:] != hashed[:-1]).all():
             break
-    return found[:many]
+    return chosen[:many]
 
 
 def _lowest_hashes(columns: Sequence[npt.NDArray[np.float64]], many: int) -> tuple[Codes, Hashes]:
@@ -294,22 +295,22 @@ def _lowest_hashes(columns: Sequence[npt.NDArray[np.float64]], many: int) -> tup
     rows, share = len(columns[0]), many / max(1, len(columns[0]))
     while True:
         share = min(1.0, LITTLE_MORE * share)
-        found, hashed = _low_hashes(columns, share)
-        if len(found) >= min(many, rows):
-            return found, hashed
+        chosen, hashed = _low_hashes(columns, share)
+        if len(chosen) >= min(many, rows):
+            return chosen, hashed
 
 
 def _low_hashes(columns: Sequence[npt.NDArray[np.float64]], share: float) -> tuple[Codes, Hashes]:
     """Rows whose hashes are among about this share of all that there could be, and their hashes."""
-    most, found, hashes = np.uint64(min(int(share * 2.0**64), 2**64 - 1)), [], []
+    most, chosen, hashes = np.uint64(min(int(share * 2.0**64), 2**64 - 1)), [], []
     for begin in range(0, len(columns[0]), HASHED_AT_ONCE):
         hashed = np.zeros(1, dtype=np.uint64)
         for column in columns:
             hashed = mixed(hashed ^ column[begin : begin + HASHED_AT_ONCE].view(np.uint64))
         low = np.flatnonzero(hashed <= most)
-        found.append(begin + low)
+        chosen.append(begin + low)
         hashes.append(hashed[low])
-    return np.concatenate(found), np.concatenate(hashes)
+    return np.concatenate(chosen), np.concatenate(hashes)
 
 
 def _ordered(column: npt.NDArray[np.float64]) -> tuple[Codes, npt.NDArray[np.bool_]]:
@@ -328,9 +329,24 @@ def row_hashes(batch: Batch) -> Hashes:
     for tensor in chain(seen, batch.mask.values(), [batch.weight.unsqueeze(-1)]):  # one at a time: tables are large
         columns = tensor.transpose(0, 1).flatten(1).cpu().double().numpy()
         for column in columns.T:
-            ranks = np.unique(column, return_inverse=True)[1].astype(np.uint64)
-            hashed = mixed(hashed ^ ranks)
+            constant = (column == column[:1]).all()  # as masks and weights mostly are
+            ranks = np.broadcast_to(np.uint64(0), column.shape) if constant else _ranks(column).astype(np.uint64)
+            for begin in range(0, batch.rows, HASHED_AT_ONCE):
+                part = slice(begin, begin + HASHED_AT_ONCE)
+                hashed[part] = mixed(hashed[part] ^ ranks[part])
     return hashed
+
+
+def _ranks(column: npt.NDArray[np.float64]) -> Codes:
+    """The rank (rows,) of each value among the distinct ones: looked up where values come back, else by sorting all.
+
+    >>> _ranks(np.array([7.0, -1.0, 7.0, 3.0])).tolist()
+    [2, 0, 2, 1]
+    """
+    first = column[:LOOKED_AT]
+    if 2 * len(np.unique(first)) <= len(first):
+        return pd.factorize(column, sort=True)[0]
+    return np.unique(column, return_inverse=True)[1]
 
 
 def mixed(numbers: Hashes) -> Hashes:
@@ -386,6 +402,8 @@ def _factorize(array: npt.NDArray[Any]) -> tuple[Codes, int]:
 def _tensor_codes(tensor: Tensor) -> Iterable[tuple[Codes, int]]:
     """Integers that differ where rows differ: one array for a one-hot tensor, else one per coordinate."""
     array = tensor.detach().cpu().numpy()
+    if array.dtype == bool and array.all():  # as masks mostly are: nothing that tells rows apart
+        return
     wide = array.transpose(1, 0, 2).reshape(array.shape[1], -1)
     if array.dtype != bool and array.shape[0] == 1 and _is_one_hot(wide):
         yield (wide @ np.arange(1, wide.shape[1] + 1)).astype(np.int64), wide.shape[1] + 1

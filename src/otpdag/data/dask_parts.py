@@ -58,6 +58,10 @@ class DaskParts(Parts):
         """Kept by the workers, whatever ``keep`` says: only they know their memory."""
         return DaskParts(self.client, self._sent(work, arguments))
 
+    def only(self, numbers: Sequence[int]) -> DaskParts:
+        """The futures of these."""
+        return DaskParts(self.client, [self.futures[number] for number in numbers])
+
     def _sent(self, work: Work, arguments: tuple[Any, ...]) -> list[Future]:
         return [
             self.client.submit(work, part, number, *arguments, pure=False) for number, part in enumerate(self.futures)

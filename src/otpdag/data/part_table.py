@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from otpdag.data.batch import Batch, random_part, unique_rows
+from otpdag.data.checking import LARGEST
 from otpdag.data.column import Column, column_title
 from otpdag.data.partitioned import Partitioned
 from otpdag.data.parts import Parts
@@ -146,14 +147,20 @@ def open_table(
         frame = pd.concat(list(parts.with_columns(wanted).each(_only, wanted)), ignore_index=True)
         return frame.drop(columns=[column] if column else []), frame[column] if column else weights
     levels = {node: _all_levels([look.levels[node] for look in first]) for node in categories}
+    filled = [number for number, count in enumerate(counts) if count]  # filters leave partitions empty
+    counts = [counts[number] for number in filled]
     starts = tuple(int(start) for start in np.cumsum([0, *counts[:-1]]))
     given = None if weights is None or column else _given_weights(weights, rows)
     total = sum(look.weight for look in first) if given is None else float(given.sum())
     if total == 0:
         raise DataError("weights must not all be 0; found only zeros")
+    if not np.isfinite(total) or not np.isfinite(rows / total):
+        raise DataError(f"weights must have a mean that a number can hold; their sum over all rows is {total:g}")
     schema = Schema.of_levels(spaces, graph, levels)
     reading = Reading(schema, frozenset(graph.hidden), starts, column, rows / total, given)
     parts = parts.with_columns(wanted, coded=True)
+    if len(filled) < len(first):
+        parts = parts.only(filled)
     if elsewhere:
         parts = parts.mapped(_only, wanted, keep=True)
     return _sampled(parts, reading, rows, elsewhere, observed, table)
@@ -237,6 +244,7 @@ def _second_look(frame: pd.DataFrame, number: int, reading: Reading, chosen: npt
     """Check a part; of the chosen rows of the table those that are in it."""
     batch = reading.batch(frame, number)
     first = reading.starts[number]
+    _check_sizes(batch, reading.schema, first)
     begin, end = np.searchsorted(chosen, [first, first + batch.rows])
     return _SecondLook(
         int(begin),
@@ -244,6 +252,17 @@ def _second_look(frame: pd.DataFrame, number: int, reading: Reading, chosen: npt
         {node: mask[0].sum(0).numpy() for node, mask in batch.mask.items()},
         {node: float(value.max()) for node, value in batch.values.items()},
     )
+
+
+def _check_sizes(batch: Batch, schema: Schema, first: int) -> None:
+    """Refuse numbers whose squares would overflow, as in memory."""
+    for node, value in batch.values.items():
+        size = torch.where(batch.mask[node][0], value[0].abs(), 0.0)
+        if float(size.max()) > LARGEST:
+            row, cell = np.unravel_index(int(size.argmax()), size.shape)
+            where = column_title(node, schema[node].names[min(int(cell), len(schema[node].names) - 1)])
+            culprit = f"{float(value[0, row, cell]):g} in row {first + int(row)}"
+            raise DataError(f"{where} must hold numbers of at most {LARGEST:g} in size; found {culprit}")
 
 
 def _picked_rows(frame: pd.DataFrame, number: int, reading: Reading, chosen: npt.NDArray[np.int64]) -> Batch:

@@ -99,17 +99,49 @@ def arrow_dataset(data: Any) -> pds.Dataset:
         raise DataError(f"path {str(data)!r} holds a file that is not {form}: {error}") from None
     _check_alike(paths, schemas)
     try:
-        schema = pa.unify_schemas([one.remove_metadata() for one in schemas], promote_options="permissive")
+        schema = _one_schema([one.remove_metadata() for one in schemas])
     except pa.ArrowTypeError as error:
         raise DataError(f"the files of {str(data)!r} differ in the type of a column: {error}") from None
-    return pds.dataset(paths, schema=schema, format=form)
+    if not _has_named_folders(paths, Path(data)):
+        return pds.dataset(paths, schema=schema, format=form)
+    named = pds.dataset(paths, format=form, partitioning="hive", partition_base_dir=str(data)).schema
+    folders = [field for field in named if field.name not in schema.names]
+    flavour = pds.partitioning(pa.schema(folders), flavor="hive")
+    whole = pa.schema([*schema, *folders])
+    return pds.dataset(paths, schema=whole, format=form, partitioning=flavour, partition_base_dir=str(data))
+
+
+def _has_named_folders(paths: Sequence[str], folder: Path) -> bool:
+    """Whether files lie in folders named ``column=value``, as pandas, Spark and Dask write them: a column more."""
+    if not folder.is_dir():
+        return False
+    return any("=" in part for path in paths for part in Path(path).relative_to(folder).parts[:-1])
+
+
+def _one_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
+    """The types that serve all files; where one has text and another categories of text, text."""
+    import pyarrow as pa
+
+    try:
+        return pa.unify_schemas(schemas, promote_options="permissive")
+    except pa.ArrowTypeError:
+        plain = [pa.schema([field.with_type(_decoded(field.type)) for field in one]) for one in schemas]
+        return pa.unify_schemas(plain, promote_options="permissive")
+
+
+def _decoded(kind: pa.DataType) -> pa.DataType:
+    """The type of the values behind codes, text of any length as one."""
+    import pyarrow as pa
+
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return pa.large_string() if pa.types.is_string(kind) else kind
 
 
 def _files(data: str | Path) -> tuple[list[str], str]:
     """The files behind a path, a folder or a pattern, in the order of their names, and their format."""
     path = Path(data)
     if path.is_dir():
-        files = sorted(str(file) for file in path.rglob("*") if file.suffix in SUFFIXES)
+        files = sorted(str(file) for file in path.rglob("*") if file.suffix in SUFFIXES and not _is_aside(file, path))
         where = f"folder {str(data)!r} must hold files"
     elif path.is_file():
         files, where = [str(path)], f"path {str(data)!r} must be a file"
@@ -124,6 +156,11 @@ def _files(data: str | Path) -> tuple[list[str], str]:
     if len(forms) > 1:
         raise DataError(f"path {str(data)!r} must hold files of one format; got {listed(sorted(forms))}")
     return files, forms.pop()
+
+
+def _is_aside(file: Path, folder: Path) -> bool:
+    """Whether a file is none of the table's: those that begin with a dot or an underscore are logs and unfinished."""
+    return any(part.startswith((".", "_")) for part in file.relative_to(folder).parts)
 
 
 def _check_alike(paths: Sequence[str], schemas: Sequence[pa.Schema]) -> None:
@@ -150,36 +187,48 @@ class ArrowParts(LocalParts):
         return ArrowParts(self.dataset, self.block_rows, list(names), coded=coded)
 
     def _blocks(self) -> Iterator[pd.DataFrame]:
+        return map(self.frame, self.tables())
+
+    def tables(self) -> Iterator[pa.Table]:
+        """The blocks as Arrow has them."""
+        import pyarrow as pa
+
         held: list[pa.RecordBatch] = []
         rows = 0
         for batch in self._batches():
             while rows + batch.num_rows >= self.block_rows:
                 wanted = self.block_rows - rows
-                yield self._frame([*held, batch.slice(0, wanted)])
+                yield pa.Table.from_batches([*held, batch.slice(0, wanted)])
                 held, rows, batch = [], 0, batch.slice(wanted)
             if batch.num_rows:
                 held.append(batch)
                 rows += batch.num_rows
         if held:
-            yield self._frame(held)
+            yield pa.Table.from_batches(held)
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
         import pyarrow.dataset as pds
 
         ahead: dict[str, Any] = {"batch_readahead": 1, "fragment_readahead": 1, "use_threads": False}
-        formats = {getattr(fragment, "format", None).__class__.__name__ for fragment in self.dataset.get_fragments()}
-        if formats == {"ParquetFileFormat"}:  # a stream of pages in place of whole groups of rows
+        if self._is_parquet:  # a stream of pages in place of whole groups of rows
             ahead["fragment_scan_options"] = pds.ParquetFragmentScanOptions(pre_buffer=False, use_buffered_stream=True)
         try:
             yield from self.dataset.to_batches(columns=self.columns, batch_size=self.block_rows, **ahead)
         except (pa.ArrowInvalid, OSError) as error:
             raise DataError(f"the dataset cannot be read: {error}") from None
 
-    def _frame(self, batches: Sequence[pa.RecordBatch]) -> pd.DataFrame:
-        import pyarrow as pa
+    @property
+    def _is_parquet(self) -> bool:
+        try:
+            formats = {getattr(one, "format", None).__class__.__name__ for one in self.dataset.get_fragments()}
+        except ValueError:  # of a dataset that is filtered nothing is told
+            return False
+        return formats == {"ParquetFileFormat"}
 
-        frame: pd.DataFrame = pa.Table.from_batches(batches).to_pandas(
+    def frame(self, table: pa.Table) -> pd.DataFrame:
+        """A block as pandas has it."""
+        frame: pd.DataFrame = table.to_pandas(
             ignore_metadata=True, split_blocks=True, strings_to_categorical=self.coded
         )
         return frame

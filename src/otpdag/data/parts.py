@@ -29,6 +29,10 @@ class Parts(ABC):
     def mapped(self, work: Work, *arguments: Any, keep: bool) -> Parts:
         """The parts after some work: kept where they are or, to save memory, made anew whenever they are asked for."""
 
+    @abstractmethod
+    def only(self, numbers: Sequence[int]) -> Parts:
+        """These parts, numbered anew in their order."""
+
     def with_columns(self, names: Sequence[str], *, coded: bool = False) -> Parts:
         """The same with these columns only, where reading fewer costs less; ``coded`` allows categories for text."""
         return self
@@ -55,6 +59,15 @@ class LocalParts(Parts):
         if not keep:
             return LocalParts(self.made, (*self.works, (work, arguments)))
         return LocalParts(_Kept(lambda: self.each(work, *arguments)))
+
+    def only(self, numbers: Sequence[int]) -> LocalParts:
+        """Others are made, and dropped.
+
+        >>> list(LocalParts(lambda: iter("abc")).only([0, 2]).each(lambda part, number: (part, number)))
+        [('a', 0), ('c', 1)]
+        """
+        wanted = frozenset(numbers)
+        return LocalParts(lambda: (part for at, part in enumerate(self.made()) if at in wanted), self.works)
 
 
 def _through(works: Sequence[Step], part: Any, number: int) -> Any:

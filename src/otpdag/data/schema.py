@@ -182,8 +182,8 @@ def _distinct(series: pd.Series[Any]) -> pd.Series[Any]:
     """The values of a column once each, where values that are equal are alike: a long column is not copied then."""
     if not isinstance(series.dtype, pd.StringDtype) and not pd.api.types.is_numeric_dtype(series.dtype):
         return series
-    found = [pd.Series(part.unique(), name=series.name) for part in in_blocks(series)]
-    return pd.concat(found, ignore_index=True) if found else series
+    distinct = [pd.Series(part.unique(), name=series.name) for part in in_blocks(series)]
+    return pd.concat(distinct, ignore_index=True) if distinct else series
 
 
 def _column_from_dict(node: str, entry: Mapping[str, Any]) -> Column:

@@ -7,7 +7,7 @@ from otpdag.datasets._truth import Truth
 
 # What true rates, and the chance to stay in a state, are drawn from: Section 5.2.
 _RATES = ((10.0, 20.0), (30.0, 40.0), (50.0, 60.0), (80.0, 90.0))
-_STAY = (0.8, 0.9)
+_STAY = (0.8, 0.9)  # between which the chance of staying is drawn, as in the paper
 
 
 def poisson_chain(

@@ -13,6 +13,7 @@ from otpdag.engine.lbfgs import LBFGS
 from otpdag.engine.method import Method, entropic, paper, transport
 from otpdag.engine.point_layout import Layout
 from otpdag.engine.result import FitResult, Status
+from otpdag.engine.robust_options import RobustOptions
 from otpdag.engine.search import Restart
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Layout",
     "Method",
     "Restart",
+    "RobustOptions",
     "Status",
     "entropic",
     "fit",

@@ -8,8 +8,10 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from torch import Tensor
 
+from otpdag.data.parts import Parts
 from otpdag.model import Model
 
 __all__ = ["fingerprint"]
@@ -18,7 +20,8 @@ __all__ = ["fingerprint"]
 def fingerprint(value: Any) -> str:
     """Twelve letters of a hash of everything that a value holds: arrays, tensors, and what is nested in dataclasses.
 
-    Models are left out, and so is everything else that has no content of its own, as functions have none.
+    Tables in parts are read through once. Models are left out, and so is everything else that has no content of its
+    own, as functions have none.
 
     >>> one, other = np.arange(3.0), np.array([0.0, 1.0, 2.5])
     >>> fingerprint({"x": one}) == fingerprint({"x": one.copy()}), fingerprint({"x": one}) == fingerprint({"x": other})
@@ -37,6 +40,8 @@ def _pieces(value: Any) -> Iterator[bytes]:
     if isinstance(value, np.ndarray):
         yield f"{value.dtype} {value.shape}".encode()
         yield repr(value.tolist()).encode() if value.dtype.hasobject else np.ascontiguousarray(value).tobytes()
+    elif isinstance(value, Parts):
+        yield from value.each(_digest)
     elif isinstance(value, str | bytes | int | float | None):
         yield repr(value).encode()
     elif isinstance(value, Mapping):
@@ -54,3 +59,8 @@ def _pieces(value: Any) -> Iterator[bytes]:
             yield from _pieces(getattr(value, field.name))
     elif not isinstance(value, Model):
         yield type(value).__name__.encode()
+
+
+def _digest(part: pd.DataFrame, number: int) -> bytes:
+    """A hash of a part's cells, in their order."""
+    return hashlib.sha256(pd.util.hash_pandas_object(part, index=False).to_numpy().tobytes()).digest()

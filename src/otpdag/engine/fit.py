@@ -27,6 +27,7 @@ from otpdag.engine.point_layout import Layout
 from otpdag.engine.resolve import Plan, check_arguments, check_honoured, resolve, robust_kind
 from otpdag.engine.result import FitResult, Status
 from otpdag.engine.robust import robust_search
+from otpdag.engine.robust_options import RobustOptions
 from otpdag.engine.search import Ended, Searcher, search
 from otpdag.engine.stopping import Cause, Stopping
 from otpdag.errors import ApproximationWarning, ConvergenceWarning, ModelError, listed
@@ -48,7 +49,7 @@ def fit(
     steps: int | None = None,
     restarts: int | None = None,
     weights: ArrayLike | str | None = None,
-    robust: bool | str = False,
+    robust: bool | str | RobustOptions = False,
     device: str = "cpu",
     progress: bool | None = None,
     callbacks: Sequence[Callback] = (),
@@ -73,13 +74,14 @@ def fit(
             hidden categories, four with other hidden nodes, one without.
         weights: One weight for each row of a table, or for each sequence; or the name of a column that holds them.
         robust: ``"outliers"`` (or True) lets the model leave out rows (or sequences) that it cannot explain, and
-            reports them; ``"misfit"`` is for a model whose fixed parameters or families are wrong. See
-            ``docs/robustness.md``.
+            reports them, and a :class:`~otpdag.RobustOptions` says how many at most; ``"misfit"`` is for a model whose
+            fixed parameters or families are wrong. See ``docs/robustness.md``.
         device: ``"cpu"`` or ``"cuda"``.
         progress: Show a progress bar; by default only on a terminal. Where there is none, True prints lines instead,
             and the logger ``otpdag`` gets one every ten seconds in any case.
         callbacks: Called with each record of the history; returning True stops the fit.
-        course: Sizes of the stages of the search.
+        course: Sizes of the stages of the search; of a fit that leaves out rows those of its short runs, for its later
+            stages follow from how fits and weights alternate.
         checkpoint: A file that is written now and then, at Ctrl-C and at SIGTERM; if it exists, the fit goes on from
             there, to the same end.
         checkpoint_seconds: How often it is written, at most; it is also written whenever a stage of the search ends.
@@ -111,7 +113,8 @@ def fit(
     robustness = robust_kind(robust)
     kind = recognise(model, data, weights=weights, device=device, every_row=robustness == "outliers")
     check_honoured(kind, weights=weights is not None, robust=robustness is not None, device=device)
-    plan = resolve(kind, method, robust=robustness, steps=steps, restarts=restarts, course=course)
+    options = robust if isinstance(robust, RobustOptions) else None
+    plan = resolve(kind, method, robust=robustness, steps=steps, restarts=restarts, course=course, options=options)
     work = kind.work(plan.method)
     bounded = nullcontext() if work is None else bounded_threads(work)
     about = {} if checkpoint is None else _about(kind, plan, seed)
@@ -138,7 +141,7 @@ def fit(
         rows_used=kind.rows,
         seconds=time.perf_counter() - began,
         seed=seed,
-        notes=(*_notes(kept), *ended.problem.notes_at(ended.point), *notes),
+        notes=(*_notes(kind, kept), *ended.problem.notes_at(ended.point), *notes),
         stages=tuple(monitor.stages),
         row_weights=kept,
         problem=ended.problem,
@@ -153,7 +156,7 @@ def _searched(kind: DataKind, plan: Plan, searcher: Searcher) -> tuple[Layout, E
     if problem.approximation is not None:
         warnings.warn(problem.approximation, ApproximationWarning, stacklevel=3)
     kept: NDArray[np.float64] | None = None
-    if plan.leaves_out:
+    if plan.leaves_out is not None:
         ended, weights = robust_search(kind, layout, problem, plan, searcher)
         kept = kind.as_given(weights.cpu().numpy())
     else:
@@ -171,6 +174,9 @@ def _about(kind: DataKind, plan: Plan, seed: int) -> dict[str, str]:
         "nodes": ", ".join(kind.model.graph.nodes),
         "method": f"{plan.method.name}, {plan.method.steps} steps",
         "restarts": str(plan.restarts),
+        "robust": "no" if plan.leaves_out is None else f"outliers, {fingerprint(plan.leaves_out)}",
+        "method's settings": fingerprint(plan.method),
+        "course": fingerprint(plan.course),
         "seed": str(seed),
         "torch": torch.__version__,
         "model's fingerprint": fingerprint([(node, one.spec()) for node, one in kind.model.mechanisms.items()]),
@@ -178,11 +184,11 @@ def _about(kind: DataKind, plan: Plan, seed: int) -> dict[str, str]:
     }
 
 
-def _notes(row_weights: NDArray[np.float64] | None) -> tuple[str, ...]:
-    if row_weights is None:
+def _notes(kind: DataKind, kept: NDArray[np.float64] | None) -> tuple[str, ...]:
+    if kept is None:
         return ()
-    out = int((row_weights < 0.5).sum())
-    return (f"left out {out} of {len(row_weights)} rows ({out / len(row_weights):.1%}); see result.dropped",)
+    out = int((kept < 0.5).sum())
+    return (f"left out {out} of {len(kept)} {kind.units} ({out / len(kept):.1%}); see result.dropped",)
 
 
 @contextmanager

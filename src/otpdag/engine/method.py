@@ -62,6 +62,22 @@ class Method:
             )
         if isinstance(self.evaluation, ClosedForm) and not self.objective.reconstruction and not self.objective.direct:
             raise ModelError("the objective has no term in closed form: let reconstruction or direct count")
+        self._check_terms()
+
+    def _check_terms(self) -> None:
+        """Refuse terms that the evaluation does not have: they would be left out without a word."""
+        objective, evaluation, given = self.objective, self.evaluation, type(self.evaluation).__name__
+        if isinstance(evaluation, TopicSweeps) and objective != evaluation.objective:
+            raise ModelError(f"sweeps over documents minimise {evaluation.objective}, and no other; got {objective}")
+        if isinstance(evaluation, Encoded | PaperTopics) and (objective.eps != 0.0 or objective.direct is not None):
+            raise ModelError(f"what is {given} has no entropic and no direct term: leave eps and direct out")
+        if isinstance(evaluation, ClosedForm) and not objective.reconstruction:
+            others = objective.eps != 0.0 or objective.push_forward is not None or evaluation.reference != "model"
+            if others:
+                raise ModelError(
+                    "in closed form the entropic and the push-forward term belong to the reconstruction: where that "
+                    "counts nothing, leave eps, push_forward and reference out"
+                )
 
     @property
     def steps(self) -> int:
@@ -109,9 +125,9 @@ def transport(
     features: WhitenedFeatures | None = None,
     refinements: int = 1,
     steps: int | None = None,
-    batch_size: int = 512,
-    learning_rate: float = 0.01,
-    hidden_layers: tuple[int, ...] = (32,),
+    batch_size: int | None = None,
+    learning_rate: float | None = None,
+    hidden_layers: tuple[int, ...] | None = None,
 ) -> Method:
     """A minimum-transport estimate: direct, in observed space, or backward, with the noise abducted.
 
@@ -120,11 +136,13 @@ def transport(
         features: Of the direct route: what compares data and model.
         refinements: Of the direct route: how often features are whitened anew by the model's own covariance.
         steps: Most steps; 400 of L-BFGS or 3,000 of Adam if left out.
-        batch_size: Of the backward route: rows in a step.
-        learning_rate: Of the backward route.
-        hidden_layers: Of the backward route: layers of the map.
+        batch_size: Of the backward route: rows in a step, 512 if left out.
+        learning_rate: Of the backward route; 0.01 if left out.
+        hidden_layers: Of the backward route, of tables: layers of the map.
     """
     if route == "direct":
+        if any(setting is not None for setting in (batch_size, learning_rate, hidden_layers)):
+            raise ModelError("batch_size, learning_rate and hidden_layers are of the route 'backward': leave them out")
         direct = Direct(features=features or WhitenedFeatures(), refinements=refinements)
         return Method("transport", Objective(reconstruction=0.0, direct=direct), optimiser=LBFGS(steps=steps or 400))
     if route != "backward":
@@ -132,8 +150,8 @@ def transport(
     return Method(
         "transport",
         Objective(push_forward=PushForward(1.0, Energy())),
-        Drawn(noise="abducted", batch_size=batch_size, hidden_layers=hidden_layers),
-        Adam(steps=steps or 3000, learning_rate=learning_rate),
+        Drawn(noise="abducted", batch_size=batch_size or 512, hidden_layers=hidden_layers),
+        Adam(steps=steps or 3000, learning_rate=0.01 if learning_rate is None else learning_rate),
     )
 
 
@@ -148,7 +166,7 @@ def paper(
     steps: int = 1000,
     batch_size: int = 128,
     learning_rate: float = 0.02,
-    hidden_layers: tuple[int, ...] = (32,),
+    hidden_layers: tuple[int, ...] | None = None,
     backward: MapFactory | None = None,
 ) -> Method:
     """Algorithm 1 as the paper practises it: sampled noise, ground cost, Wasserstein penalty, alternating updates.
@@ -163,7 +181,7 @@ def paper(
         steps: Number of steps.
         batch_size: Rows in a step.
         learning_rate: Of Adam.
-        hidden_layers: Layers of the backward map.
+        hidden_layers: Layers of the backward map of a table; one of 32 if left out.
         backward: Builds your own backward maps, in place of the amortised ones.
     """
     drawn = Drawn(

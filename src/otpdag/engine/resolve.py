@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from otpdag.arguments import check_count, check_seed
 from otpdag.engine.course import Course
 from otpdag.engine.kinds.kind import DataKind
 from otpdag.engine.method import Method, misfit
+from otpdag.engine.robust_options import RobustOptions
 from otpdag.errors import ModelError
 from otpdag.structure import Structure
 
@@ -24,8 +26,8 @@ class Plan:
     method: Method
     restarts: int
     course: Course
-    leaves_out: bool
-    """Whether units that the model cannot explain are left out."""
+    leaves_out: RobustOptions | None
+    """How much of what the model cannot explain is left out; None if nothing is."""
 
 
 def check_arguments(seed: object, steps: object, restarts: object, device: object) -> None:
@@ -34,8 +36,8 @@ def check_arguments(seed: object, steps: object, restarts: object, device: objec
     for name, value in (("steps", steps), ("restarts", restarts)):
         if value is not None:
             check_count(name, value)
-    if not isinstance(device, str) or device.split(":")[0] not in ("cpu", "cuda"):
-        raise ModelError(f"device must be 'cpu' or 'cuda'; got {device!r}")
+    if not isinstance(device, str) or not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise ModelError(f"device must be 'cpu', 'cuda' or 'cuda:N'; got {device!r}")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ModelError(f"device {device!r} was asked for, but no CUDA device is available; use device='cpu'")
 
@@ -43,8 +45,10 @@ def check_arguments(seed: object, steps: object, restarts: object, device: objec
 def robust_kind(robust: object) -> str | None:
     """None, ``"outliers"`` or ``"misfit"``."""
     kinds: dict[Any, str | None] = {False: None, True: "outliers", "outliers": "outliers", "misfit": "misfit"}
+    if isinstance(robust, RobustOptions):
+        return "outliers"
     if not isinstance(robust, bool | str) or robust not in kinds:
-        raise ModelError(f"robust must be True, False, 'outliers' or 'misfit'; got {robust!r}")
+        raise ModelError(f"robust must be True, False, 'outliers', 'misfit' or an otp.RobustOptions; got {robust!r}")
     return kinds[robust]
 
 
@@ -53,7 +57,8 @@ def check_honoured(kind: DataKind, *, weights: bool, robust: bool, device: str) 
     asked = {"weights": weights, "robust": robust, "device": device != "cpu"}
     for name, is_asked in asked.items():
         if is_asked and name not in kind.honours:
-            raise ModelError(f"{name} is not for such data ({type(kind).__name__}): leave it out")
+            advice = kind.advice.get(name, "leave it out")
+            raise ModelError(f"{name} is not for such data ({type(kind).__name__}): {advice}")
 
 
 def resolve(
@@ -64,6 +69,7 @@ def resolve(
     steps: int | None,
     restarts: int | None,
     course: Course | None,
+    options: RobustOptions | None = None,
 ) -> Plan:
     """Choose the method, and everything that the user left open."""
     if course is not None and not isinstance(course, Course):
@@ -73,11 +79,16 @@ def resolve(
     kind.check(chosen)
     if robust == "outliers":
         kind.check_robust(chosen)
+    if restarts is not None and kind.most_restarts is not None and restarts > kind.most_restarts:
+        raise ModelError(
+            f"restarts must be at most {kind.most_restarts} for such data ({type(kind).__name__}): fit several seeds "
+            f"instead; got {restarts}"
+        )
     return Plan(
         method=chosen,
         restarts=kind.restarts(chosen) if restarts is None else int(restarts),
         course=kind.course(chosen) if course is None else course,
-        leaves_out=robust == "outliers",
+        leaves_out=(options or RobustOptions()) if robust == "outliers" else None,
     )
 
 

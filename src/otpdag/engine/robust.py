@@ -12,7 +12,7 @@ the maximum-likelihood estimate of contaminated data is already spoilt.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -27,48 +27,18 @@ from otpdag.engine.monitor import Monitor
 from otpdag.engine.outlying_groups import near_rows, standard_columns
 from otpdag.engine.point_layout import Layout
 from otpdag.engine.resolve import Plan
+from otpdag.engine.robust_options import RobustOptions
 from otpdag.engine.search import Ended, Searcher, search
 from otpdag.objective import LossTerms, Moved, Problem
 from otpdag.objective.problem import WrappedProblem
-from otpdag.outlying_rows import ApartOptions, central_rows, dense_rows, joined_rows, tail_weights
+from otpdag.outlying_rows import central_rows, dense_rows, joined_rows, tail_weights
 
-__all__ = ["CappedProblem", "RobustOptions", "robust_search"]
+__all__ = ["CappedProblem", "robust_search"]
 
 Array = NDArray[np.float64]
 
 GUESSES = 4
 """How many ways there are to guess the clean rows that a start is taken from."""
-
-
-@dataclass(frozen=True)
-class RobustOptions:
-    """How much the fit may leave out.
-
-    Args:
-        most_dropped: Largest share of rows that may be left out; beyond it the most likely rows are kept.
-        slack: How far the data's mass in a region may exceed the model's.
-        chance: The same in standard errors, which count where rows are few.
-        apart: What counts as apart from the rest; rows apart take no part in the search for a start.
-        tails: Upper tail probabilities of the loss under the model that cut the regions.
-        cap: Tail probability whose loss caps a row's loss when starts are compared.
-        rounds: How often fit and weights alternate at most.
-        round_steps: Steps of the fit in each of these rounds.
-        same_weights: Mean change of a row's weight below which they stop.
-        concentration: Rounds of the short runs on the most likely rows alone, and as many with capped weights.
-        sample: Model rows that the loss's distribution is taken from.
-    """
-
-    most_dropped: float = 0.25
-    slack: float = 1.25
-    chance: float = 2.0
-    apart: ApartOptions = field(default_factory=ApartOptions)
-    tails: tuple[float, ...] = (0.1, 0.05, 0.02, 0.01, 0.004, 0.001)
-    cap: float = 0.004
-    rounds: int = 8
-    round_steps: int = 15
-    same_weights: float = 5e-4
-    concentration: int = 3
-    sample: int = 4000
 
 
 @dataclass(frozen=True)
@@ -110,11 +80,11 @@ class CappedProblem(WrappedProblem):
         return replace(self, base=part, judge=part, options=options, trimmings=options.concentration, near=None)
 
     def laid_out_for(self, points: Tensor, *, precisely: bool = False) -> CappedProblem:
-        """Weights at these points, unless they are known."""
+        """Points of unknown numbers where they are needed, and weights at these points, unless they are known."""
         base = self.base.laid_out_for(points, precisely=precisely)
-        if self.weights is not None and len(self.weights) == len(points):
-            return self
-        return replace(self, base=base)._with_weights(points)
+        if self.weights is None or len(self.weights) != len(points):
+            return replace(self, base=base)._with_weights(points)
+        return self if base is self.base else replace(self, base=base, weighted=base.reweighted(self.weights))
 
     def moved(self, point: Tensor) -> Moved | None:
         """Weights anew, until they hardly change."""
@@ -145,7 +115,8 @@ def robust_search(
     kind: DataKind, layout: Layout, problem: Problem, plan: Plan, searcher: Searcher
 ) -> tuple[Ended, Tensor]:
     """Search with outliers left out; also the final weight of each unit (N,)."""
-    options, seed, course, restarts = RobustOptions(), searcher.seed, plan.course, plan.restarts
+    assert plan.leaves_out is not None, "asked for"
+    options, seed, course, restarts = plan.leaves_out, searcher.seed, plan.course, plan.restarts
     near = None
     if isinstance(kind, TableData):
         problem = problem.in_units()

@@ -9,6 +9,7 @@ from numbers import Integral
 from typing import Any, Literal, Self
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
@@ -381,6 +382,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
 
     def _read(self, X: Any, *, first: bool) -> Counts:
         """Documents of any kind as sparse counts."""
+        X = _listed(X)
         if isinstance(X, (list, tuple)) and X and all(isinstance(document, str) for document in X):
             return self._vectorized(X, self.vectorizer or CountVectorizer(), first)
         if isinstance(X, (list, tuple)) and X and all(_is_tokens(document) for document in X):
@@ -420,6 +422,20 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         tags.input_tags.sparse = True
         tags.input_tags.positive_only = True
         return tags
+
+
+def _listed(documents: Any) -> Any:
+    """A column or an array of texts as a list; anything else as it is."""
+    one_axis = isinstance(documents, pd.Series) or (isinstance(documents, np.ndarray) and documents.ndim == 1)
+    if not one_axis:
+        return documents
+    listed = list(documents)
+    if not any(isinstance(document, str) for document in listed):
+        return listed if any(_is_tokens(document) for document in listed) else documents
+    for number, document in enumerate(listed):
+        if not isinstance(document, str):
+            raise DataError(f"documents must be texts, all of them; document {number} is {document!r}")
+    return listed
 
 
 def _is_tokens(document: object) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from scipy.stats import norm
+from scipy import special  # scipy.stats takes as long to import as pandas
 from torch import Tensor
 
 from otpdag.identification import Identification
@@ -81,7 +81,7 @@ class Effect:
         if covariance is not None:
             slopes = _slopes(question)
             error = ((slopes @ covariance) * slopes).sum(-1).clamp(min=0.0).sqrt()
-        reach = float(norm.ppf((1 + level) / 2)) * error
+        reach = float(special.ndtri((1 + level) / 2)) * error
         index = pd.MultiIndex.from_product(
             [list(values[1:]), list(names)], names=[question.treatment, question.outcome]
         )

@@ -29,11 +29,11 @@ __all__ = ["Fitted", "log_likelihood", "posterior_draws", "state_probabilities"]
 P = ParamSpec("P")
 T = TypeVar("T")
 
-REACH = 7.0  # of grids, in posterior standard deviations: wider than in a fit, for tails count in draws
+GRID_REACH = 7.0  # of grids, in posterior standard deviations: wider than in a fit, for tails count in draws
 FINE = SumSizes(grid=96, draws=96)  # twice the grid of a fit and three times its draws: a posterior is asked for once
 BUDGET = Budget(finest=(48, 96), merged=False)  # twice the points of a fit; rows alike are drawn each for itself
 ROWS_OF_A_LAYOUT = 50_000  # that are laid out along the graph at a time, which bounds memory
-MOST_ROWS = 2000  # whose points are evaluated at a time
+ROWS_AT_ONCE = 2000  # whose points are evaluated at a time
 CHUNK_ELEMENTS = 4_000_000  # numbers that they may take: 32 MB
 
 
@@ -101,7 +101,7 @@ def _layouts(
 def _groups(fitted: Fitted, batch: Batch, seed: int, *, exact: bool = False) -> Iterator[RowGroup]:
     """Rows laid out on fine points, in chunks that fit in memory; with ``exact``, none where a closed form serves."""
     generator = torch.Generator().manual_seed(seed)
-    at, most = 0, MOST_ROWS
+    at, most = 0, ROWS_AT_ONCE
     while at < batch.rows:
         index = torch.arange(at, min(at + most, batch.rows))
         part = batch.take(index)
@@ -118,7 +118,7 @@ def _groups(fitted: Fitted, batch: Batch, seed: int, *, exact: bool = False) -> 
             most = max(1, len(index) * CHUNK_ELEMENTS // (2 * elements))
             continue
         for group in groups:
-            moved = adapted(fitted.structure, fitted.naturals, group, reach=REACH)
+            moved = adapted(fitted.structure, fitted.naturals, group, reach=GRID_REACH)
             yield replace(moved, rows=index[group.rows])
         at += len(index)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 __all__ = ["Repeats", "WordPairs", "repeats", "topic_pairs"]
 
-SMALLEST = 1e-20  # keeps logarithms finite in single precision
+SMALLEST_SHARE = 1e-20  # keeps logarithms finite in single precision
 BLOCK_CELLS = 4_000_000  # pairs that are made dense at a time: 16 MB
 REPEATS_MISSED = 0.1  # topics of bars, which LDA made, missed 0 to 0.02; texts 0.15 to 8
 KEPT_CELLS = 25_000_000  # pairs that are kept dense: 100 MB
@@ -86,7 +86,7 @@ class WordPairs:
         ratios = torch.zeros_like(topics)
         loss = 0.0
         for part, seen in self.blocks():
-            model = topics[:, part].T @ mixed + SMALLEST
+            model = topics[:, part].T @ mixed + SMALLEST_SHARE
             loss -= float((seen * torch.log(model)).sum())
             ratios[:, part] = topics @ (seen / model).T
         # the pairs are symmetric, so that the product from one side serves both

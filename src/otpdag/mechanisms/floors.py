@@ -25,8 +25,8 @@ from torch import Tensor
 
 __all__ = ["default_floor", "resolution"]
 
-OF_SPREAD_WITH_HIDDEN_PARENTS, OF_SPREAD = 1e-3, 1e-6
-MOST_OF_SPREAD = 0.25
+OF_SPREAD_WITH_HIDDEN_PARENTS, OF_SPREAD = 1e-3, 1e-6  # shares of a column's spread: a hidden state may sit on a row
+MOST_OF_SPREAD = 0.25  # that resolution may ask for: coarse columns keep three quarters of their spread to explain
 QUARTILES_OF_NORMAL = 1.349  # between the quartiles of a standard normal variable
 
 

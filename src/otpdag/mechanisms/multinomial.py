@@ -15,6 +15,7 @@ from otpdag.errors import ModelError
 from otpdag.layers import apply_linear
 from otpdag.mechanisms.axes import Axis
 from otpdag.mechanisms.base import Noise, Params, Parents, axis_count
+from otpdag.mechanisms.categorical import SMALLEST_PROBABILITY
 from otpdag.mechanisms.counts import between
 from otpdag.mechanisms.parameters import SIMPLEX, Parameter, Setting, as_setting
 from otpdag.mechanisms.predicted import Predicted
@@ -25,7 +26,6 @@ from otpdag.spaces import Count, Simplex, Space
 
 __all__ = ["Multinomial"]
 
-SMALLEST_PROBABILITY = 1e-12  # what an impossible category counts as, so that its logarithm is finite
 TOPIC_STEPS = 40  # of expectation-maximisation, enough for a start
 
 

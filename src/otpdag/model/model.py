@@ -42,7 +42,7 @@ from otpdag.inference.ancestral import ancestral, ancestral_sequences
 from otpdag.mechanisms import Mechanism, Normal
 from otpdag.model import archive, rendering, residuals
 from otpdag.model.answering import Answering, as_table, row_index, with_notes
-from otpdag.model.relabelling import canonical
+from otpdag.model.relabelling import in_one_order
 from otpdag.spaces import Real, Space
 from otpdag.structure import Structure, plainest
 
@@ -241,7 +241,7 @@ class Model(Answering):
         naturals = structure.naturals({key: value for key, value in raw.items() if not key.startswith("phi.")})
         phi = {key: value for key, value in raw.items() if key.startswith("phi.")}
         self.structure, self._schema, self._maps, self._left_out_maps = structure, schema, maps, ()
-        self._naturals, self._phi = canonical(structure, naturals, phi, maps)
+        self._naturals, self._phi = in_one_order(structure, naturals, phi, maps)
 
     def note_ranges(self, ranges: Mapping[str, float]) -> None:
         """Remember how far counts reach in the data."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from otpdag.arguments import check_count
 from otpdag.data import Partitioned
 from otpdag.data.partitioned import ArrowParts, arrow_dataset, is_dask
 from otpdag.errors import DataError, ModelError
@@ -17,6 +18,7 @@ from otpdag.model.model import Model
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.dataset as pds
 
 __all__ = ["impute_to", "posterior_to", "score_to"]
 
@@ -44,15 +46,44 @@ def impute_to(
         The number of cells that were filled.
     """
     cells = 0
+    parts = _blocks(model, data, 1 if random else check_count("draws", draws))
+    types = _types_of_filled(model, parts.dataset)
 
-    def filled(frame: pd.DataFrame, number: int) -> pd.DataFrame:
+    def filled(table: pa.Table, frame: pd.DataFrame, number: int) -> pa.Table:
         nonlocal cells
         made = model.impute(frame, seed=seed + number, draws=draws, random=random)
-        cells += int((frame[made.columns].isna() & made.notna()).to_numpy().sum())
-        return frame.assign(**{str(name): made[name] for name in made})
+        for name in types.names:
+            cells += int((frame[name].isna() & made[name].notna()).sum())
+            table = table.set_column(table.schema.get_field_index(name), types.field(name), _cells(made[name], types))
+        return table
 
-    _written(_blocks(model, data, 1 if random else draws), filled, out)
+    _write(_worked_on(parts, filled), out)
     return cells
+
+
+def _types_of_filled(model: Model, dataset: pds.Dataset) -> pa.Schema:
+    """Types of the model's columns: those of the file, but whole numbers with gaps, whose means are fractions."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    fields, schema = [], model._known_schema()
+    for node in (node for node in model.graph.nodes if node not in model.graph.hidden):
+        for name in (name for name in schema[node].names if name in dataset.schema.names):
+            field = dataset.schema.field(name).with_nullable(True)
+            counted = pa.types.is_integer(field.type) and not model.spaces[node].is_discrete
+            has_gaps = counted and dataset.count_rows(filter=pc.field(name).is_null()) > 0
+            fields.append(field.with_type(pa.float64()) if has_gaps else field)
+    return pa.schema(fields)
+
+
+def _cells(column: pd.Series, types: pa.Schema) -> pa.ChunkedArray:
+    """A filled column of the type that all blocks have; labels are numbers in pandas where a column has gaps."""
+    import pyarrow as pa
+
+    kind = types.field(str(column.name)).type
+    plain = column.astype(object) if isinstance(column.dtype, pd.CategoricalDtype) else column
+    array = pa.array(plain, from_pandas=True)
+    return pa.chunked_array([array.dictionary_encode() if pa.types.is_dictionary(kind) else array]).cast(kind)
 
 
 def posterior_to(model: Model, data: Any, out: str | Path, *, draws: int = 100, seed: int = 0) -> int:
@@ -66,13 +97,13 @@ def posterior_to(model: Model, data: Any, out: str | Path, *, draws: int = 100, 
     """
     rows = 0
 
-    def drawn(frame: pd.DataFrame, number: int) -> pd.DataFrame:
+    def drawn(table: pa.Table, frame: pd.DataFrame, number: int) -> pa.Table:
         nonlocal rows
         frame.index = pd.RangeIndex(rows, rows + len(frame))
         rows += len(frame)
-        return model.posterior(frame, draws=draws, seed=seed + number).reset_index()
+        return _as_table(model.posterior(frame, draws=draws, seed=seed + number).reset_index())
 
-    _written(_blocks(model, data, draws), drawn, out)
+    _write(_worked_on(_blocks(model, data, check_count("draws", draws)), drawn), out)
     return rows
 
 
@@ -84,13 +115,13 @@ def score_to(model: Model, data: Any, out: str | Path) -> float:
     """
     total, rows = 0.0, 0
 
-    def scored(frame: pd.DataFrame, number: int) -> pd.DataFrame:
+    def scored(table: pa.Table, frame: pd.DataFrame, number: int) -> pa.Table:
         nonlocal total, rows
         losses = row_posterior.log_likelihood(model.fitted, model._encode_partial(frame)).numpy()
         total, rows = total + float(losses.sum()), rows + len(frame)
-        return pd.DataFrame({"log_likelihood": losses.reshape(-1)})
+        return _as_table(pd.DataFrame({"log_likelihood": losses.reshape(-1)}))
 
-    _written(_blocks(model, data, 1), scored, out)
+    _write(_worked_on(_blocks(model, data, 1), scored), out)
     return total / rows
 
 
@@ -100,33 +131,36 @@ def _blocks(model: Model, data: Any, draws: int) -> ArrowParts:
         raise ModelError("rows of sequences depend on each other: read the table, and use the method of the model")
     table = data if isinstance(data, Partitioned) else Partitioned(data)
     if is_dask(table.data):
-        raise DataError("a Dask frame has its own way: frame.map_partitions(model.impute), and so on")
+        raise DataError("a Dask frame has its own way, frame.map_partitions with model.impute: see docs/scale.md")
     rows = max(1, min(table.block_rows, BLOCK_DRAWS // draws))
     return ArrowParts(arrow_dataset(table.data), rows)
 
 
-def _written(parts: ArrowParts, work: Callable[[pd.DataFrame, int], pd.DataFrame], out: str | Path) -> None:
-    """What becomes of each block, written to a file that appears when it is complete."""
+def _worked_on(parts: ArrowParts, work: Callable[[pa.Table, pd.DataFrame, int], pa.Table]) -> Iterator[pa.Table]:
+    """What becomes of each block; errors that name a row say which block they count in."""
+    first = 0
+    for number, table in enumerate(parts.tables()):
+        try:
+            yield work(table, parts.frame(table), number)
+        except DataError as error:
+            raise DataError(f"{error} (counted from row {first} of the table)" if first else str(error)) from None
+        first += table.num_rows
+
+
+def _as_table(frame: pd.DataFrame) -> pa.Table:
+    import pyarrow as pa
+
+    return pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata()
+
+
+def _write(blocks: Iterator[pa.Table], out: str | Path) -> None:
+    """Write blocks to a file that appears when it is complete."""
     import pyarrow.parquet as pq
 
-    blocks = _tables(parts.each(work), parts.dataset.schema)
     first = next(blocks, None)
     if first is None:
         raise DataError("data must have at least 1 row; the dataset has 0")
     with replacing(out) as file, pq.ParquetWriter(file, first.schema) as writer:
         writer.write_table(first)
         for table in blocks:
-            writer.write_table(table)
-
-
-def _tables(frames: Iterator[pd.DataFrame], known: pa.Schema) -> Iterator[pa.Table]:
-    """Frames as tables of one schema: that of the first, or of the file for columns of which it shows nothing."""
-    import pyarrow as pa
-
-    schema = None
-    for frame in frames:
-        if schema is None:
-            fields = pa.Schema.from_pandas(frame, preserve_index=False).remove_metadata()
-            empty = [field.name for field in fields if pa.types.is_null(field.type) and field.name in known.names]
-            schema = pa.schema([known.field(one.name) if one.name in empty else one for one in fields])
-        yield pa.Table.from_pandas(frame, schema=schema, preserve_index=False)
+            writer.write_table(table.cast(first.schema))

@@ -21,7 +21,7 @@ from otpdag.mechanisms.base import Params
 from otpdag.mechanisms.parameters import Fixed, Tied
 from otpdag.structure import Structure, lag_name
 
-__all__ = ["canonical"]
+__all__ = ["in_one_order"]
 
 Naturals = dict[str, dict[str, Tensor]]
 Phi = dict[str, Tensor]
@@ -37,7 +37,9 @@ class _Change:
     of_map: Callable[[AmortizedMap, Phi], Phi | None]
 
 
-def canonical(structure: Structure, naturals: Naturals, phi: Phi, maps: Sequence[AmortizedMap]) -> tuple[Naturals, Phi]:
+def in_one_order(
+    structure: Structure, naturals: Naturals, phi: Phi, maps: Sequence[AmortizedMap]
+) -> tuple[Naturals, Phi]:
     """Relabel categories and flip signs of hidden nodes, in the model and in its backward maps."""
     hidden = [node for node in structure.graph.order if node in structure.graph.hidden]
     # signs first: labels may be ordered by a number that one turns round

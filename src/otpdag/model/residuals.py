@@ -22,7 +22,7 @@ from otpdag.noise import draw_noise
 
 __all__ = ["node_residuals"]
 
-MOST_ROWS = 1200  # an energy distance takes time with their square
+COMPARED_ROWS = 1200  # an energy distance takes time with their square
 NULL_REPEATS = 8  # samples of the model against each other, from which "excess" takes its unit
 
 
@@ -37,8 +37,8 @@ class _Residual:
 def node_residuals(fitted: Fitted, batch: Batch, *, seed: int) -> pd.DataFrame:
     """One row for each observed node, the worst first."""
     generator = torch.Generator().manual_seed(seed)
-    if batch.rows > MOST_ROWS:
-        batch = batch.take(torch.randperm(batch.rows, generator=generator)[:MOST_ROWS])
+    if batch.rows > COMPARED_ROWS:
+        batch = batch.take(torch.randperm(batch.rows, generator=generator)[:COMPARED_ROWS])
     values = {node: value.permute(1, 0, 2) for node, value in posterior_draws(fitted, batch, 1, seed).items()}
     rows = [
         _residual(fitted, batch, node, values, generator)

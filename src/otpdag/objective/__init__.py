@@ -12,19 +12,26 @@ one data set: rows, sequences, documents or images.
 """
 
 from otpdag.noise import Streams
+from otpdag.objective.autoencoder import Codewords, Encoded
+from otpdag.objective.paper_topics import PaperTopics
 from otpdag.objective.problem import Moved, Problem
 from otpdag.objective.settings import ClosedForm, Direct, Drawn, Objective, PushForward
 from otpdag.objective.terms import LossTerms, split_theta
+from otpdag.objective.topics import TopicSweeps
 
 __all__ = [
     "ClosedForm",
+    "Codewords",
     "Direct",
     "Drawn",
+    "Encoded",
     "LossTerms",
     "Moved",
     "Objective",
+    "PaperTopics",
     "Problem",
     "PushForward",
     "Streams",
+    "TopicSweeps",
     "split_theta",
 ]

@@ -202,7 +202,7 @@ class CodebookProblem(_ImageProblem):
         naturals, rows = self.structure.naturals(theta), self.minibatch(streams)
         if self.quantizes:
             return self._quantized_terms(naturals, phi, rows, streams, self.objective.at(progress).eta)
-        cost = self.rebuilding(naturals, self.backward.latents(phi, rows), rows)
+        cost = self.objective.reconstruction * self.rebuilding(naturals, self.backward.latents(phi, rows), rows)
         return LossTerms.of(cost, reconstruction=cost)
 
     def _quantized_terms(self, naturals: Naturals, phi: Theta, rows: Tensor, streams: Streams, eta: float) -> LossTerms:
@@ -217,7 +217,7 @@ class CodebookProblem(_ImageProblem):
             codes = nearest(costs)
         chosen = means.detach()[codes].unflatten(0, at_positions.shape[:2])
         quantized = copy_gradient(at_positions, chosen).transpose(0, 1).flatten(1).unsqueeze(0)
-        cost = self.rebuilding(naturals, quantized, rows)
+        cost = self.objective.reconstruction * self.rebuilding(naturals, quantized, rows)
         weights = naturals[code]["weights"][0]
         gap = eta * _transport(self, phi, at_positions, costs, naturals)
         if self.codewords.mixture:

@@ -21,7 +21,7 @@ from otpdag.structure import Structure
 __all__ = ["MomentProblem"]
 
 CURVATURE_STEP = 1e-4  # of differences of gradients, in units of the data
-AT_ONCE = 1_000_000  # entries of moments that are compared at a time
+MOMENTS_AT_ONCE = 1_000_000  # entries of moments that are compared at a time
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class MomentProblem(SummedRows):
             return None
         steps = CURVATURE_STEP * np.eye(point.shape[1])
         tried = point.detach().numpy() + np.concatenate([steps, -steps])
-        at_once = max(1, AT_ONCE // second[0].size)
+        at_once = max(1, MOMENTS_AT_ONCE // second[0].size)
         with np.errstate(all="ignore"):
             few = np.split(tried, range(at_once, len(tried), at_once))
             ahead, behind = np.split(np.concatenate([equations.gradient(one, second) for one in few]), 2)

@@ -32,10 +32,10 @@ HELD_ROWS, FROM_ROWS, BLOCK_ROWS = 25_000, 200_000, 2**14
 """Of a table in memory: random rows on which a search settles, rows from which on this pays, and rows of a block, which
 bounds what intermediate sums hold (decision 0025); with more rows to settle on, these would hold most (0047)."""
 
-CURVED_ROWS = 5_000
+CURVED_ROWS_AT_HAND = 5_000
 """Rows at hand of which the curvature is taken."""
 
-AT_ONCE = 4
+REPLICAS_AT_ONCE = 4
 """Replicas that a part is evaluated for at a time: more would take more memory than rows do."""
 
 
@@ -91,7 +91,7 @@ class PartitionedProblem(WrappedProblem):
 
     def _curved(self) -> Problem | None:
         """Some of the rows at hand one by one, which alone have second derivatives."""
-        rows = self.base.row_by_row(CURVED_ROWS)
+        rows = self.base.row_by_row(CURVED_ROWS_AT_HAND)
         return rows if isinstance(rows, RowProblem) else None
 
     def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> Problem:
@@ -190,7 +190,7 @@ def _evaluated(
         problem = problem.laid_out_for(placed, precisely=True)
     weight = problem.weight.sum(-1)
     alike = placed is None or len(placed) == 1
-    told = [_loss_and_slope(problem, few, slope) for few in (point.split(AT_ONCE) if alike else (point,))]
+    told = [_loss_and_slope(problem, few, slope) for few in (point.split(REPLICAS_AT_ONCE) if alike else (point,))]
     return weight, weight * torch.cat([loss for loss, _ in told]), weight * torch.cat([own for _, own in told])
 
 

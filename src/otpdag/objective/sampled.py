@@ -18,7 +18,6 @@ from otpdag.costs import DEFAULT_COSTS, AbstractCost, PointFunction, as_cost
 from otpdag.data import Batch
 from otpdag.divergences import Energy
 from otpdag.divergences.base import AbstractDivergence
-from otpdag.errors import ModelError
 from otpdag.layers import side_by_side
 from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.base import Noise, Params, Parents
@@ -103,9 +102,7 @@ class DrawnRows(Problem):
 
     def __post_init__(self) -> None:
         """Refuse costs of nodes that are not there."""
-        unknown = [node for node in self.drawn.costs if node not in self.structure.graph]
-        if unknown:
-            raise ModelError(f"costs name nodes that are not in the graph: {', '.join(map(repr, unknown))}")
+        self.drawn.check_nodes(self.structure)
 
     @property
     def rows(self) -> int:

@@ -23,6 +23,9 @@ from otpdag.structure import Structure
 
 __all__ = ["ClosedForm", "Direct", "Drawn", "MapFactory", "Objective", "PushForward", "Weights"]
 
+MAP_LAYERS = (32,)
+"""Hidden layers of a backward map: one, wider than the tables of the paper have columns."""
+
 MapFactory = Callable[[Structure, Batch], Sequence[AmortizedMap]]
 """Builds backward maps of your own from the structure and the rows."""
 
@@ -142,11 +145,11 @@ class Drawn:
         temperature: Of relaxed categories, a number or a schedule.
         straight_through: Draw hard categories with soft gradients.
         extra_masking: Chance that a seen cell is hidden from the backward map during training.
-        hidden_layers: Of the backward map.
+        hidden_layers: Of the backward map of a table; one layer of 32 if left out. Sequences have a map of their own.
         batch_size: Rows in a step.
         compared: Of sequences: most steps of a family that the push-forward term compares, in each step.
         costs: Ground costs of nodes that shall not have their type's default, objects or functions of two values in
-            the column's own units.
+            the column's own units; with noise that is not integrated out.
         backward: Builds your own backward maps, in place of the amortised ones.
     """
 
@@ -155,7 +158,7 @@ class Drawn:
     temperature: float | Schedule = 0.5
     straight_through: bool = False
     extra_masking: float = 0.0
-    hidden_layers: tuple[int, ...] = (16,)
+    hidden_layers: tuple[int, ...] | None = None
     batch_size: int = 256
     compared: int = 256
     costs: Mapping[str, AbstractCost | PointFunction] = field(default_factory=dict)
@@ -169,14 +172,23 @@ class Drawn:
             raise ModelError(f"batch_size must be at least 1; got {self.batch_size}")
         if self.backward is not None and not callable(self.backward):
             raise ModelError(f"backward must be a function that builds maps; got {self.backward!r}")
+        if self.costs and self.noise == "marginal":
+            raise ModelError("with noise='marginal' the cost of a node is its log-likelihood: leave costs out")
         for cost in self.costs.values():
             as_cost(cost)
+
+    def check_nodes(self, structure: Structure) -> None:
+        """Refuse costs of nodes that are not there."""
+        unknown = [node for node in self.costs if node not in structure.graph]
+        if unknown:
+            raise ModelError(f"costs name nodes that are not in the graph: {', '.join(map(repr, unknown))}")
 
     def maps(self, structure: Structure, batch: Batch) -> tuple[AmortizedMap, ...]:
         """The maps that draw what is unknown: the user's own, or amortised ones."""
         if self.backward is not None:
             return tuple(self.backward(structure, batch))
-        return amortized_maps(structure, batch, self.hidden_layers, local=self.scope == "local")
+        layers = MAP_LAYERS if self.hidden_layers is None else self.hidden_layers
+        return amortized_maps(structure, batch, layers, local=self.scope == "local")
 
     def temperature_at(self, progress: float) -> float:
         """The temperature at a share of the steps."""

@@ -31,18 +31,18 @@ from otpdag.structure import Naturals, Structure
 
 __all__ = ["WindowScores", "can_be_scored"]
 
-REACH = 3
+STEPS_AROUND = 3
 """Steps to either side that tell a step's states. Standard errors of the rates of Poisson chains are 1.050 times those
 of maximum likelihood with one, 1.014 with two, 1.005 with three and 1.003 with four (decision 0049)."""
 
-HARDLY = 1e-4
+UNLIKELIEST_SHARE = 1e-4
 """Share of a node's numbers, under the model, that are least likely and read as if they were missing. Of a normal node
 they are beyond four standard deviations, and with them two thousandths of what tells its mean are lost."""
 
-AT_ONCE = 2**22
+DENSITIES_AT_ONCE = 2**22
 """Log-densities that are computed at a time: 32 MB of double precision."""
 
-SMALLEST = 1e-100
+SMALLEST_LIKELIHOOD = 1e-100
 """Likelihood of a state, over that of the likeliest, below which none is told apart: three of them, of a step and of
 what is before and after it, are multiplied, and the smallest number of double precision is 1e-308."""
 
@@ -68,7 +68,9 @@ class WindowScores:
     def with_floors(self, sample: SequenceBatch) -> WindowScores:
         """The same, with floors such that few numbers of a sample of the model lie below them."""
         numbers = [n for n in self.structure.graph.observed if not self.structure.mechanisms[n].space.is_discrete]
-        return replace(self, floors={n: _lower_quantile(self._log_density(n, sample), HARDLY) for n in numbers})
+        return replace(
+            self, floors={n: _lower_quantile(self._log_density(n, sample), UNLIKELIEST_SHARE) for n in numbers}
+        )
 
     def of(self, batch: SequenceBatch) -> Tensor:
         """Scores of all steps (N, K)."""
@@ -121,7 +123,7 @@ class WindowScores:
         """Likelihood of each step's states (N, S), over that of the likeliest."""
         each = [self._log_emission(node, batch) for node in self.structure.graph.observed]
         log = torch.stack(each).sum(0)
-        return torch.exp(log - log.amax(-1, keepdim=True)).clamp(min=SMALLEST)
+        return torch.exp(log - log.amax(-1, keepdim=True)).clamp(min=SMALLEST_LIKELIHOOD)
 
     def _around(self, evidence: Tensor, batch: SequenceBatch) -> _Around:
         """Forward and backward over the steps of each step's own window, all windows side by side."""
@@ -130,7 +132,7 @@ class WindowScores:
         ends = begins.roll(-1, 0)
         before = self._laws_at(batch)
         earlier, after = before, torch.ones_like(before)
-        for _ in range(REACH):
+        for _ in range(STEPS_AROUND):
             earlier = _shares(before * evidence).roll(1, 0)
             before = torch.where(begins, first, earlier @ moves)
             after = torch.where(ends, 1.0, _shares(evidence * after).roll(-1, 0) @ moves.T)
@@ -147,7 +149,7 @@ class WindowScores:
         of_first = self._slopes(first.expand(2 * many, -1))
         of_moves = self._slopes(moves.expand(2 * many, -1, -1)).flatten(1)
         told = []
-        for rows in torch.arange(batch.rows).split(max(1, AT_ONCE // size**2)):
+        for rows in torch.arange(batch.rows).split(max(1, DENSITIES_AT_ONCE // size**2)):
             pairs = around.earlier[rows].unsqueeze(-1) * around.later[rows].unsqueeze(-2)
             told.append(pairs.flatten(1) @ of_moves.T)
         begins = (batch.times == 0).unsqueeze(-1)
@@ -165,7 +167,7 @@ class WindowScores:
         return (ahead - behind) / (2 * self.beside.step)
 
     def _rows_at_once(self, directions: int) -> int:
-        return max(1, AT_ONCE // (2 * max(1, directions) * self.states.size))
+        return max(1, DENSITIES_AT_ONCE // (2 * max(1, directions) * self.states.size))
 
 
 @dataclass(frozen=True, eq=False)

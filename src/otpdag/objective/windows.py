@@ -39,7 +39,7 @@ COARSE_FEATURES = 200  # features while starts are compared
 MODEL_STEPS = (50_000, 200_000)  # drawn for the covariance of the model's features: at least, at most (decision 0033)
 DRAWN_OVER_DATA = 4  # steps drawn for each step of the data, so that draws add little to the data's own noise
 LONGEST_DRAWN = 200  # steps of one drawn sequence
-FAR = 1.0  # squared standard errors in each direction beyond which scores are taken again: their slopes hold nearby
+FAR_FROM_SCORES = 1.0  # squared standard errors in each direction beyond which scores are taken again
 MOST_SCORED = 6  # times that scores are taken
 
 
@@ -100,7 +100,7 @@ class WindowProblem(Problem):
             return False
         before, after = (self.naturals(one) for one in (self.scored[-1], point))
         far = change(self.structure, self.windows, before, after) * self.rows
-        return len(self.scored) == MOST_SCORED or far < FAR * point.shape[-1]
+        return len(self.scored) == MOST_SCORED or far < FAR_FROM_SCORES * point.shape[-1]
 
     def _drawn(self, point: Tensor) -> SequenceBatch:
         """Sequences of one length that the model makes at ``point`` (1, P)."""

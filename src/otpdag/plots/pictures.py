@@ -36,7 +36,7 @@ Floats: TypeAlias = NDArray[np.float64]
 MOST_LEVELS = 25  # bars that can be told apart
 MADE_ROWS = 5_000  # of the model, for a smooth picture
 ACROSS = 3  # pictures in a row
-DATA, MODEL = COLOURS[0], COLOURS[1]
+DATA, MODEL = COLOURS[0], COLOURS[1]  # in every picture
 
 
 def plot_fit(fitted: Fitted, data: pd.DataFrame, *, nodes: Sequence[str] | None = None, seed: int = 0) -> Figure:

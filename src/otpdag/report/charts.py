@@ -28,7 +28,7 @@ Floats: TypeAlias = NDArray[np.float64]
 DATA, MODEL, ALARM = "#4c78a8", "#e08214", "#c0392b"
 PALETTE = ["#4c78a8", "#e08214", "#3d8b5a", "#a8434b", "#7a5aa6", "#6f6f6f", "#c2599b", "#8a7a2b"]
 MOST_LEVELS = 30  # bars of a category that can be told apart on a phone
-MOST_PATTERNS = 25
+MOST_PATTERNS = 25  # of gaps, that can be told apart on a phone
 
 
 def against_model(node: str, space: Space, data: pd.Series[Any], made: pd.Series[Any]) -> go.Figure:

@@ -12,7 +12,7 @@ from otpdag.plots.graph_drawing import draw_graph
 
 __all__ = ["graph_picture"]
 
-SMALLEST_SCALE = 0.7
+SMALLEST_SCALE = 0.7  # of a wide graph, at which names can still be read
 _SVG = "http://www.w3.org/2000/svg"
 
 

@@ -18,7 +18,7 @@ from scipy import stats
 from torch import Tensor
 
 from otpdag.mechanisms import Family, Mechanism, from_spec, start, tie
-from otpdag.mechanisms.base import Parents
+from otpdag.mechanisms.base import Params, Parents
 from otpdag.noise import draw_noise
 from otpdag.spaces import Space
 
@@ -27,6 +27,7 @@ __all__ = ["MECHANISM_CHECKS", "Case", "check_mechanism"]
 SMALLEST_P_VALUE = 1e-6  # of a promise that is kept: one check in a million fails by chance
 START_ROWS = 5_000  # enough for starting values to come close to the truth
 GRID, GRID_BEND = 2_001, 12.0  # points of a density's grid, and how much further apart they are in its tails
+UPDATES, AT_REST = 100, 1e-4  # closed-form updates after which a row's mean slope must be no steeper
 UNIT = 1e3  # of a column with mean 10,000 and deviation 1,000
 
 
@@ -430,8 +431,59 @@ def check_features(case: Case) -> None:
     best = mechanism.natural(mechanism.raw(mechanism.maximised_by(case.params, sums)))
     gain = (mechanism.coefficients(best) * sums - table * sums).flatten(1).sum(-1)
     case.require(bool((gain >= -1e-8).all()), f"maximised_by makes the rows less likely by {-gain.min():.2e}")
+    _require_stationary(
+        case,
+        "maximised_by",
+        lambda params: mechanism.maximised_by(params, sums),
+        lambda params: (mechanism.coefficients(params) * sums).sum(),
+    )
     unseen = mechanism.features(value, ~seen)
     case.require(unseen is None or not unseen.any(), "cells that are not seen have features")
+
+
+def check_maximised(case: Case) -> None:
+    """Closed-form updates never make weighted rows less likely, and come to rest where they are likeliest."""
+    mechanism = case.mechanism
+    if not mechanism.has_maximiser:
+        return
+    value = case.draws()[:1]
+    weight = 0.5 + case.noise(case.replicas, case.rows, salt=3).abs().mean(-1).clamp(max=2.0)
+    parents = {name: parent[:1] for name, parent in case.parents.items()}
+
+    def log_likelihood(params: Params) -> Tensor:
+        return (weight * mechanism.log_prob(params, value, parents)).sum(-1)
+
+    after = mechanism.natural(mechanism.raw(mechanism.maximised(case.params, value, parents, weight)))
+    gain = log_likelihood(after) - log_likelihood(case.params)
+    case.require(bool((gain >= -1e-8).all()), f"maximised makes the rows less likely by {-gain.min():.2e}")
+    _require_stationary(
+        case,
+        "maximised",
+        lambda params: mechanism.maximised(params, value, parents, weight),
+        lambda params: log_likelihood(params).sum(),
+    )
+
+
+def _require_stationary(
+    case: Case, name: str, update: Callable[[Params], Params], log_likelihood: Callable[[Params], Tensor]
+) -> None:
+    """Where updates come to rest no parameter may be left that would make the rows likelier."""
+    mechanism, params = case.mechanism, case.params
+    for _ in range(UPDATES):
+        params = mechanism.natural(mechanism.raw(update(params)))
+    learned = {key for key, parameter in mechanism.declared().items() if parameter.learned}
+    raw = {
+        key: value.detach().clone().requires_grad_() for key, value in mechanism.raw(params).items() if key in learned
+    }
+    if not raw:
+        return
+    slopes = torch.autograd.grad(log_likelihood(mechanism.natural(raw)), list(raw.values()), allow_unused=True)
+    for key, slope in zip(raw, slopes, strict=True):
+        steepest = 0.0 if slope is None else float(slope.abs().max()) / case.rows
+        case.require(
+            steepest < AT_REST,
+            f"{name} comes to rest where {key!r} could still make the rows likelier (a slope of {steepest:.1e} a row)",
+        )
 
 
 def check_axes(case: Case) -> None:
@@ -553,6 +605,7 @@ MECHANISM_CHECKS: tuple[Callable[[Case], None], ...] = (
     check_atoms,
     check_log_probs,
     check_features,
+    check_maximised,
     check_axes,
     check_relabelling,
     check_turning,

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.stats import chi2
+from scipy import special  # scipy.stats takes as long to import as pandas
 
 from otpdag.data import Batch
 from otpdag.inference.parameter_count import free_parameters
 from otpdag.mechanisms import Normal
 from otpdag.model import Model
+from otpdag.tables import cell_names
 
 __all__ = ["FitIndices", "Moments", "fit_indices", "implied_moments", "standardised"]
 
@@ -82,21 +83,17 @@ def implied_moments(model: Model) -> Moments | None:
     ):
         return None
     cells = {node: mechanism.space.width for node, mechanism in model.mechanisms.items()}
-    names = [name for node, width in cells.items() for name in _cells(node, width)]
+    names = [name for node, width in cells.items() for name in cell_names(node, width)]
     slopes = np.zeros((len(names), len(names)))
     level, variance = np.zeros(len(names)), np.zeros(len(names))
     for node, params in model.params().items():
-        own = [names.index(name) for name in _cells(node, cells[node])]
+        own = [names.index(name) for name in cell_names(node, cells[node])]
         level[own], variance[own] = np.broadcast_to(params["loc"], len(own)), np.square(params["scale"])
-        above = [names.index(n) for parent in model.graph.parents(node) for n in _cells(parent, cells[parent])]
+        above = [names.index(n) for parent in model.graph.parents(node) for n in cell_names(parent, cells[parent])]
         if above:
             slopes[np.ix_(own, above)] = np.asarray(params["weight"]).reshape(len(above), len(own)).T
     total = np.linalg.inv(np.eye(len(names)) - slopes)
     return Moments(tuple(names), total @ level, total * variance @ total.T)
-
-
-def _cells(node: str, width: int) -> list[str]:
-    return [node] if width == 1 else [f"{node}.{i}" for i in range(width)]
 
 
 def standardised(model: Model, table: pd.DataFrame, moments: Moments) -> pd.Series:
@@ -122,7 +119,7 @@ def fit_indices(model: Model, batch: Batch) -> FitIndices | None:
     degrees = size * (size + 3) // 2 - free_parameters(model.structure)
     if degrees <= 0:
         return None
-    names = tuple(n for node in model.graph.observed for n in _cells(node, model.mechanisms[node].space.width))
+    names = tuple(n for node in model.graph.observed for n in cell_names(node, model.mechanisms[node].space.width))
     if not _has_density(values, weight):
         return None
     best = _log_density(values, weight, *_best_moments(values, weight))
@@ -136,7 +133,7 @@ def fit_indices(model: Model, batch: Batch) -> FitIndices | None:
     return FitIndices(
         chi_square=statistic,
         degrees=degrees,
-        p_value=float(chi2.sf(statistic, degrees)),
+        p_value=float(special.chdtrc(degrees, statistic)),
         cfi=1 - excess / base_excess if base_excess else 1.0,
         tli=(ratio - statistic / degrees) / (ratio - 1) if ratio > 1 else 1.0,
         rmsea=float(np.sqrt(excess / (degrees * total))),

@@ -29,14 +29,14 @@ MOST_PARAMETERS = 120
 """Parameters up to which flat directions are looked for; two gradients are taken for each."""
 MOST_WORK = 2_000_000
 """Rows times points times parameters beyond which a check would take longer than most fits."""
-CHECKED_ROWS = 400
+CHECKED_ROWS = 400  # on which directions are looked for, before they are tried on all
 STEP = 1e-4  # of differences of gradients, in units of the data
 WIDE_STEP = 3e-3  # with which a direction that is flat on some rows is tried on all
 LARGEST_ERROR = 5.0  # a standard error of so many spreads is none
-AT_ONCE = 32  # replicas at most, and
+REPLICAS_AT_ONCE = 32  # replicas at most, and
 MOST_ENTRIES = 2**19  # replicas times rows times points: more would take more memory than the fit did
 WELL_KNOWN = 1e7  # information of a parameter beyond which rounding bends the flat directions of others
-MOST_ROWS = 20_000  # that are looked at one by one then
+ROWS_ONE_BY_ONE = 20_000  # that are looked at one by one then
 NOTHING = 1e-3  # a change of parameters, in units of the data, that is as good as none
 BY_CHANCE = 0.01  # of the largest share in a direction, below which a parameter has it from the choice of rows
 TAKES_PART = 0.2  # of the largest change, from which on a parameter is named
@@ -108,11 +108,12 @@ def flat_directions(problem: Problem, point: Tensor, *, rows: int = CHECKED_ROWS
     small = 1 / (LARGEST_ERROR**2 * total)
     known = problem.curvature(point)
     if known is not None and not float(known.diagonal().max()) < WELL_KNOWN:
-        problem, known = problem.row_by_row(MOST_ROWS).laid_out_for(point), None  # sums have lost the digits that count
+        # sums have lost the digits that count
+        problem, known = problem.row_by_row(ROWS_ONE_BY_ONE).laid_out_for(point), None
     if known is None:
         known = information(problem, point, rows=max(rows, 2 * size), groups=2 * size)
     values, vectors = torch.linalg.eigh(known)
-    nearly = vectors[:, values < small]
+    nearly = _that_change_something(problem, point, vectors[:, values < small])
     if not bool(torch.isfinite(values).all()) or not nearly.shape[1]:
         return []
     slope = float(_gradients(problem, point).norm())
@@ -139,7 +140,7 @@ def flat_directions(problem: Problem, point: Tensor, *, rows: int = CHECKED_ROWS
 
 def _at_once(problem: Problem) -> int:
     """Replicas that are evaluated together."""
-    return max(1, min(AT_ONCE, MOST_ENTRIES // max(1, problem.rows * problem.points_per_row)))
+    return max(1, min(REPLICAS_AT_ONCE, MOST_ENTRIES // max(1, problem.rows * problem.points_per_row)))
 
 
 def _gradients(problem: Problem, points: Tensor) -> Tensor:
@@ -147,6 +148,17 @@ def _gradients(problem: Problem, points: Tensor) -> Tensor:
         leaf = points.detach().clone().requires_grad_(True)
         (gradient,) = torch.autograd.grad(problem.loss(leaf).sum(), leaf)
     return gradient.detach()
+
+
+def _that_change_something(problem: Problem, point: Tensor, directions: Tensor) -> Tensor:
+    """The moves (P, K) without those, such as of unused entries of a factor, that change nothing a user reads.
+
+    They are flat by themselves, on any rows: to try them on all would cost passes and tell nothing.
+    """
+    if not directions.shape[1]:
+        return directions
+    _, strengths, mixed = torch.linalg.svd(_changes(problem, point, directions), full_matrices=False)
+    return directions @ mixed[strengths > NOTHING].T
 
 
 def _without_curvature(problem: Problem, point: Tensor, directions: Tensor, most: float) -> Tensor:

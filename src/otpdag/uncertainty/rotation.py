@@ -25,7 +25,7 @@ Array = NDArray[np.float64]
 Rotation = Literal["varimax", "oblimin"]
 Criterion = Callable[[Array], tuple[float, Array]]
 
-STEPS, TOLERANCE = 3000, 1e-8
+STEPS, TOLERANCE = 3000, 1e-8  # of gradient projection: the most, and the gradient at which it ends
 
 STARTS = 5
 """Rotations from which the descent begins: a criterion may be level where loadings happen to stand."""

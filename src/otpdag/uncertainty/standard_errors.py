@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
-from scipy.stats import norm
+from scipy import special  # scipy.stats takes as long to import as pandas
 from torch import Tensor
 
 from otpdag.data import Batch
@@ -50,7 +50,7 @@ EDGE = 1e-5
 AT_FLOOR = 0.02
 """A positive number whose logarithm moves less than this with its raw value lies within a hundredth of its floor."""
 
-REPLICAS = 16
+REPLICAS = 16  # points that units are evaluated at together, which bounds memory
 
 MOST_PARAMETERS = 1500
 """Raw parameters up to which the matrix of second derivatives is computed."""
@@ -241,7 +241,7 @@ def _ends(
     parameters: Sequence[Parameter | None], estimate: pd.Series, error: pd.Series, level: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Intervals that are even on the line on which each parameter is free."""
-    reach = float(norm.ppf((1 + level) / 2))
+    reach = float(special.ndtri((1 + level) / 2))
     ends = np.full((2, len(estimate)), np.nan)
     for place, (parameter, value, spread) in enumerate(zip(parameters, estimate, error, strict=True)):
         if not np.isfinite(spread):

@@ -15,9 +15,11 @@ from otpdag.data.sequences import SequenceBatch
 from otpdag.errors import listed
 from otpdag.inference import row_posterior, sequence_posterior
 from otpdag.inference.parameter_count import free_parameters
+from otpdag.inference.row_posterior import Fitted
 from otpdag.model import Model
 from otpdag.model.rendering import printable
 from otpdag.objective import Problem
+from otpdag.objective.partitioned_problem import PartitionedProblem
 from otpdag.uncertainty.covariance_structure import FitIndices
 from otpdag.uncertainty.diagnosis import UNDETERMINED
 
@@ -134,33 +136,65 @@ def _two_columns(facts: Sequence[str], width: int) -> list[str]:
 
 
 def data_facts(model: Model, problem: Problem | None) -> dict[str, str | int | float]:
-    """Rows, gaps, and the likelihood of what a model was fitted to, with the criteria that follow from it."""
-    batch = getattr(problem, "batch", None)
+    """Rows, gaps, and the likelihood of what a model was fitted to, with the criteria that follow from it.
+
+    Of a table in parts these are sums over the parts, read once more where they are.
+    """
     facts: dict[str, str | int | float] = {"parameters": free_parameters(model.structure)}
-    if not isinstance(batch, Batch | SequenceBatch):
-        return facts
-    steps = batch.steps if isinstance(batch, SequenceBatch) else batch
-    if isinstance(batch, SequenceBatch):
-        facts["sequences"] = len(batch.lengths)
-    weight = steps.weight[0]
-    cells = sum(float((weight * mask[0].sum(-1)).sum()) for mask in steps.mask.values())
-    every = sum(float(weight.sum()) * mask.shape[-1] for mask in steps.mask.values())
-    missing = round(every - cells)
-    facts["missing cells"] = f"{missing:,} ({missing / max(every, 1):.1%})"
-    if not all(m.has_density or m.is_given for m in model.mechanisms.values()):
-        return facts
-    if isinstance(batch, SequenceBatch):
-        own = weight[batch.starts]
-        values = sequence_posterior.log_likelihood(model.structure, model.fitted.naturals, batch)
+    dense = all(one.has_density or one.is_given for one in model.mechanisms.values())
+    if isinstance(problem, PartitionedProblem):
+        told = list(problem.problems.each(_totals, model.fitted, dense))
     else:
-        own, values = weight, row_posterior.log_likelihood(model.fitted, batch)
-    with torch.no_grad():
-        log_likelihood = float((own * values).sum())
-    size = int(facts["parameters"])
+        told = [_totals(problem, 0, model.fitted, dense)]
+    known = [one for one in told if one is not None]
+    if len(known) < len(told):
+        return facts
+    if known[0].sequences:
+        facts["sequences"] = known[0].sequences
+    missing, cells = round(sum(one.missing for one in known)), sum(one.cells for one in known)
+    facts["missing cells"] = f"{missing:,} ({missing / max(cells, 1):.1%})"
+    if not dense:
+        return facts
+    size, log_likelihood = int(facts["parameters"]), sum(one.log_likelihood for one in known)
     facts["log-likelihood"] = log_likelihood
     facts["AIC"] = 2 * size - 2 * log_likelihood
-    facts["BIC"] = float(np.log(float(weight.sum()))) * size - 2 * log_likelihood
+    facts["BIC"] = float(np.log(sum(one.weight for one in known))) * size - 2 * log_likelihood
     return facts
+
+
+@dataclass(frozen=True)
+class _Totals:
+    """What rows, or steps of sequences, add up to."""
+
+    weight: float
+    cells: float
+    missing: float
+    log_likelihood: float
+    sequences: int
+
+
+def _totals(problem: Problem | None, number: int, fitted: Fitted, dense: bool) -> _Totals | None:
+    """Of one part, or of all rows; None if the problem does not hold them."""
+    batch = getattr(problem, "batch", None)
+    if not isinstance(batch, Batch | SequenceBatch):
+        return None
+    steps = batch.steps if isinstance(batch, SequenceBatch) else batch
+    weight = steps.weight[0]
+    seen = sum(float((weight * mask[0].sum(-1)).sum()) for mask in steps.mask.values())
+    cells = sum(float(weight.sum()) * mask.shape[-1] for mask in steps.mask.values())
+    sequences = len(batch.lengths) if isinstance(batch, SequenceBatch) else 0
+    log_likelihood = _log_likelihood(fitted, batch) if dense else 0.0
+    return _Totals(float(weight.sum()), cells, cells - seen, log_likelihood, sequences)
+
+
+def _log_likelihood(fitted: Fitted, batch: Batch | SequenceBatch) -> float:
+    if isinstance(batch, SequenceBatch):
+        own = batch.steps.weight[0, batch.starts]
+        values = sequence_posterior.log_likelihood(fitted.structure, fitted.naturals, batch)
+    else:
+        own, values = batch.weight[0], row_posterior.log_likelihood(fitted, batch)
+    with torch.no_grad():
+        return float((own * values).sum())
 
 
 def summarise(

@@ -74,7 +74,7 @@ def test_long_chains_have_the_gradients_and_draws_of_dense_ones(monkeypatch):
     structure, naturals, batch = chain(np.random.default_rng(1), 30, rows=5, gaps=0.3)
     along = slopes(structure, naturals, batch)
     drawn = posterior_draws(naturals, lay_out(structure, batch), 4000, torch.Generator().manual_seed(0))
-    monkeypatch.setattr(piece_plans, "LONG", 10**6)
+    monkeypatch.setattr(piece_plans, "ORDERED_FROM", 10**6)
     dense = lay_out(structure, batch)
     assert all(source.group.band == 0 for block in dense.blocks for source in block.linear)
     torch.testing.assert_close(along, slopes(structure, naturals, batch))

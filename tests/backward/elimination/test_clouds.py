@@ -15,8 +15,8 @@ from otpdag.backward.elimination.clouds import (
     DISTANCE,
     EDGE,
     GRID_DIMENSIONS,
-    LARGEST,
-    SMALLEST,
+    LEAST_CHANGE,
+    MOST_CHANGE,
     WIDEN,
     Cloud,
 )
@@ -146,7 +146,7 @@ def test_points_move_to_mean_and_covariance_of_a_belief_and_wider_at_the_edge(di
                 continue
             mean = own @ base
             values, vectors = np.linalg.eigh(((base - mean) * own[:, None]).T @ (base - mean))
-            spread = np.clip(np.sqrt(np.maximum(values, 0.0)), SMALLEST, LARGEST)
+            spread = np.clip(np.sqrt(np.maximum(values, 0.0)), LEAST_CHANGE, MOST_CHANGE)
             at_edge = (own * outermost).sum() > EDGE
             ever = ever or at_edge
             spread = np.maximum(spread, 1.0) if ever else spread

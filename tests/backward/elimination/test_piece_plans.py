@@ -186,7 +186,9 @@ def test_points_and_missing_coordinates_are_those_of_the_kind():
     assert few.sizes[usual.placed[0]][0] == 3
 
 
-@pytest.mark.parametrize(("length", "banded"), [(piece_plans.LONG - 1, False), (piece_plans.LONG, True)])
+@pytest.mark.parametrize(
+    ("length", "banded"), [(piece_plans.ORDERED_FROM - 1, False), (piece_plans.ORDERED_FROM, True)]
+)
 def test_long_chains_of_numbers_stand_along_a_band(length, banded):
     names = [f"x{i}" for i in range(length)]
     order = np.random.default_rng(0).permutation(length)

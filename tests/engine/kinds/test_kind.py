@@ -151,7 +151,7 @@ def test_a_kind_that_promises_robustness_must_have_it():
 
     data, _ = histogram()
     bold = Bold(data.model, data.edges, data.counts)
-    with pytest.raises(ModelError, match="robust is for tables and for many sequences with hidden categories"):
+    with pytest.raises(ModelError, match="BinProblem has no loss of single rows"):
         otp.fit(bold.model, bold, robust=True)
 
 

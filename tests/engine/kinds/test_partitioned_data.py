@@ -316,3 +316,31 @@ def test_the_size_of_an_object_counts_shared_tensors_once():
     shared = torch.zeros(1, 100, 1, dtype=torch.float64)
     batch = Batch({"x": shared, "y": shared}, {}, torch.ones(1, 100, dtype=torch.float64))
     assert size_of(batch) == 1600
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("x", 1e160, "'x' must hold numbers of at most 1e.150 in size; found 1e.160 in row 1500"),
+        ("w", 1e308, "weights must have a mean that a number can hold; their sum over all rows is inf"),
+        ("w", 5e-324, "weights must have a mean that a number can hold"),
+    ],
+)
+def test_numbers_that_no_square_can_hold_are_refused_as_in_memory(column, value, message, tmp_path):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.normal(size=2000), "w": np.ones(2000)})
+    frame.loc[1500 if column == "x" else slice(None), column] = value
+    frame.loc[1501, "x"] = np.nan
+    frame.to_parquet(tmp_path / "table.parquet")
+    model = otp.Model(otp.Graph([], nodes=["x"]), {"x": m.Normal()})
+    parts = otp.Partitioned(tmp_path / "table.parquet", held_rows=500, block_rows=400)
+    with np.errstate(over="ignore"), pytest.raises(otp.DataError, match=message):
+        otp.fit(model, parts, weights="w")
+
+
+def test_robust_fits_of_files_say_what_to_do_instead(tmp_path):
+    pd.DataFrame({"x": np.random.default_rng(0).normal(size=2000)}).to_parquet(tmp_path / "table.parquet")
+    model = otp.Model(otp.Graph([], nodes=["x"]), {"x": m.Normal()})
+    parts = otp.Partitioned(tmp_path / "table.parquet", held_rows=500)
+    with pytest.raises(otp.ModelError, match=r"robust is not for such data .*: leave it out, or fit a random part"):
+        otp.fit(model, parts, robust=True)

@@ -55,6 +55,29 @@ def test_the_kind_follows_from_data_and_graph(kind, data, wanted, rows):
     assert found.rows == rows
 
 
+@pytest.mark.parametrize("options", [{"weights": [1.0] * 6}, {"weights": "nonsense"}, {"device": "cuda"}])
+def test_what_is_read_already_takes_no_weights_and_no_device(options):
+    own = model("table")
+    with pytest.raises(DataError, match="TableData are read already: give weights and device when they are made"):
+        recognise(own, TableData.of(own, TABLE), **{"weights": None, "device": "cpu", "every_row": False, **options})
+
+
+def test_the_weight_of_a_sequence_is_what_its_steps_say():
+    frame = pd.DataFrame({"id": list("aabbb"), "x": np.arange(5.0), "w": [2.0, 2.0, 1.0, 1.0, 1.0]})
+    for data in (otp.Sequences(frame, sequence="id"), otp.Sequences(frame.drop(columns="id"), lengths=[2, 3])):
+        named = read("sequences", data, weights="w")
+        given = read("sequences", otp.Sequences(frame[["x"]], lengths=[2, 3]), weights=[2.0, 1.0])
+        torch.testing.assert_close(named.batch.steps.weight, given.batch.steps.weight)
+        assert named.is_weighted
+    mixed = otp.Sequences(frame.assign(w=[2.0, 2.0, 1.0, 1.0, 3.0]), sequence="id")
+    with pytest.raises(DataError, match="the same in all steps of a sequence; the sequence of row 4"):
+        read("sequences", mixed, weights="w")
+    with pytest.raises(DataError, match="weights must be numbers, or name a column of a DataFrame; got 'v'"):
+        read("sequences", otp.Sequences(frame, sequence="id"), weights="v")
+    with pytest.raises(DataError, match="weights must be numbers, or name a column of a DataFrame; got 'w'"):
+        read("sequences", [np.zeros(2), np.zeros(5)], weights="w")
+
+
 def test_rows_that_are_alike_are_one_unless_every_row_is_wanted():
     merged, whole = read("table", TABLE), read("table", TABLE, every_row=True)
     assert (merged.batch.rows, whole.batch.rows) == (3, 6)

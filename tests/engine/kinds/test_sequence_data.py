@@ -197,6 +197,16 @@ def test_settings_that_mean_nothing_for_sequences_are_refused():
     local = otp.Method("local", Objective(eps=1.0), Drawn(noise="marginal", scope="local"), Adam())
     with pytest.raises(otp.ModelError, match="scope must be 'joint'"):
         otp.fit(hmm(), np.ones((2, 5)), method=local, seed=0)
+    own_map = "sequences are drawn by a map of their own: leave backward, hidden_layers and extra_masking out"
+    for method in (
+        otp.paper(hidden_layers=(64, 64)),
+        otp.paper(backward=lambda structure, batch: ()),
+        otp.Method("masked", Objective(), Drawn(extra_masking=0.9), Adam()),
+    ):
+        with pytest.raises(otp.ModelError, match=own_map):
+            otp.fit(hmm(), np.ones((2, 5)), method=method, seed=0)
+    with pytest.raises(otp.ModelError, match="costs name nodes that are not in the graph: 'nope'"):
+        otp.fit(hmm(), np.ones((2, 5)), method=otp.paper(costs={"nope": otp.costs.Euclidean()}), seed=0)
 
 
 def test_networks_are_refused_beside_categories_and_beyond_their_context():
@@ -330,6 +340,11 @@ def test_what_a_search_does_if_nothing_is_said():
         assert kind.course(otp.transport()) == windows
     numbers = kind_of(state_space(), np.random.default_rng(0).normal(size=(3, 30)))
     assert numbers.course(otp.entropic()) == otp.Course(**ALONE, short_rows=2_500)
+
+
+def test_of_very_many_steps_a_share_is_settled_on_first():
+    counts = np.broadcast_to(np.arange(1000) % 7, (6400, 1000)).astype(float)  # 6.4 million steps
+    assert kind_of(poisson_hmm(), counts).course(otp.entropic()).part_rows == 200_000
 
 
 def test_sequences_with_hidden_numbers_are_cut_where_they_are_long():

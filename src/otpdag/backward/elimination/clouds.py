@@ -23,7 +23,10 @@ GRID_DIMENSIONS = 3  # up to which a grid has enough points along each axis
 DISTANCE = 1.0  # of grid points, in posterior standard deviations
 EDGE = 0.02  # probability of all outermost points beyond that of a normal posterior on the smallest grid
 WIDEN = 2.0  # times a spread whose outermost points count: posteriors far out are reached in a few rounds
-SMALLEST, LARGEST = 0.3, 3.0  # change of a spread in one round: what lies between the points shows itself only later
+LEAST_CHANGE, MOST_CHANGE = (
+    0.3,
+    3.0,
+)  # change of a spread in one round: what lies between the points shows itself only later
 CLOSE = 0.3  # change of mean or covariance, in units of the spread, below which points stay
 
 
@@ -102,7 +105,7 @@ class Cloud:
         mean = belief @ base
         gap = base - mean.unsqueeze(-2)
         values, vectors = torch.linalg.eigh((belief.unsqueeze(-1) * gap).mT @ gap)
-        spread = values.clamp(min=0).sqrt().clamp(SMALLEST, LARGEST)
+        spread = values.clamp(min=0).sqrt().clamp(LEAST_CHANGE, MOST_CHANGE)
         at_edge = known & ((belief * outermost).sum(-1) > EDGE)
         widened = at_edge if widened is None else widened | at_edge
         spread = torch.where(widened.unsqueeze(-1), spread.clamp(min=1.0), spread)

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from otpdag.errors import ModelError
+from otpdag.joint_codes import joint_one_hot
 from otpdag.mechanisms.base import Mechanism, Params, Parents
 from otpdag.mechanisms.spec import holds_code, registered
 from otpdag.structure import Structure
 
-__all__ = ["FamilyView", "describe_families", "joint_states"]
+__all__ = ["FamilyView", "describe_families", "one_hot_states"]
 
-FAR = 2.0**60
+FAR_OUT = 2.0**60
 """Where slopes are read off: further out than any mean in units of its scale, so that differences lose no digits."""
 
 
@@ -103,7 +104,7 @@ class FamilyView:
 
     def log_table(self, params: Params) -> Tensor:
         """Log-probabilities of all joint states: (R, *parents, states)."""
-        values = joint_states(self.names, self.widths, next(iter(params.values()), torch.zeros(1).double()))
+        values = one_hot_states(self.names, self.widths, next(iter(params.values()), torch.zeros(1).double()))
         table = self.log_prob(params, values)
         return table.reshape(len(table), *self.widths)
 
@@ -118,7 +119,7 @@ class FamilyView:
         noise = self.mechanism.abduct(params, values[self.node], parents, torch.zeros_like(values[self.node]))
         noise = noise.expand(-1, self.configurations, -1, -1).mT
         origin = noise[..., :1]
-        slopes = (noise[..., 1:] - origin) / FAR
+        slopes = (noise[..., 1:] - origin) / FAR_OUT
         dim = self.widths[-1]
         own = slopes[..., :dim]
         log_slope = own[..., 0, 0].abs().log() if dim == 1 else torch.linalg.slogdet(own)[1]
@@ -130,30 +131,23 @@ class FamilyView:
         points = len(self.columns) + 1
         like = torch.zeros(1, dtype=torch.float64)
         names = [name for name, c in zip(self.names[:-1], self.categories[:-1], strict=True) if c]
-        states = joint_states(names, [width for _, width in self.selectors], like)
+        states = one_hot_states(names, [width for _, width in self.selectors], like)
         values = {name: state.unsqueeze(2).expand(-1, -1, points, -1) for name, state in states.items()}
         for name, place, width in zip(self.names, self.members, self.widths, strict=True):
             if name not in values:
                 column = torch.zeros(points, width, dtype=torch.float64)
-                column[[1 + self.columns.index((place, cell)) for cell in range(width)], range(width)] = FAR
+                column[[1 + self.columns.index((place, cell)) for cell in range(width)], range(width)] = FAR_OUT
                 values[name] = column.reshape(1, 1, points, width).expand(1, self.configurations, -1, -1)
         return values
 
 
-def joint_states(names: Iterable[str], sizes: Iterable[int], like: Tensor) -> dict[str, Tensor]:
+def one_hot_states(names: Iterable[str], sizes: Iterable[int], like: Tensor) -> dict[str, Tensor]:
     """All joint states of categories as one-hot vectors (1, C, size), the last name fastest.
 
-    >>> {name: state.argmax(-1).tolist() for name, state in joint_states("ab", (2, 2), torch.ones(1)).items()}
+    >>> {name: state.argmax(-1).tolist() for name, state in one_hot_states("ab", (2, 2), torch.ones(1)).items()}
     {'a': [[0, 0, 1, 1]], 'b': [[0, 1, 0, 1]]}
     """
-    sizes = tuple(sizes)
-    total, repeat = math.prod(sizes), math.prod(sizes)
-    states = {}
-    for name, size in zip(names, sizes, strict=True):
-        repeat //= size
-        code = torch.arange(total, device=like.device).div(repeat, rounding_mode="floor") % size
-        states[name] = torch.nn.functional.one_hot(code, size).to(like).unsqueeze(0)
-    return states
+    return {name: state.to(like).unsqueeze(0) for name, state in zip(names, joint_one_hot(tuple(sizes)), strict=True)}
 
 
 def describe_families(structure: Structure) -> tuple[FamilyView, ...]:

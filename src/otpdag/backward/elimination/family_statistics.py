@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from otpdag.backward.elimination.blocks import Complete
-from otpdag.backward.elimination.families import FamilyView, joint_states
+from otpdag.backward.elimination.families import FamilyView, one_hot_states
 from otpdag.backward.elimination.row_layout import Layout
 from otpdag.backward.elimination.stacking import stacked_replicas
 from otpdag.backward.elimination.weighed_rows import WeighedRows
@@ -85,7 +85,7 @@ class Counts:
 
     def rows(self) -> WeighedRows:
         """One row for each joint state."""
-        values = joint_states(self.family.names, self.family.widths, self.expected)
+        values = one_hot_states(self.family.names, self.family.widths, self.expected)
         return WeighedRows(values, self.complete + self.expected)
 
 
@@ -156,7 +156,7 @@ class Moments:
     def _values(self, columns: Tensor) -> dict[str, Tensor]:
         family = self.family
         names = [name for name, c in zip(family.names[:-1], family.categories[:-1], strict=True) if c]
-        states = joint_states(names, [size for _, size in family.selectors], columns)
+        states = one_hot_states(names, [size for _, size in family.selectors], columns)
         values = {name: state.unsqueeze(2) for name, state in states.items()}
         for name, place, width in zip(family.names, family.members, family.widths, strict=True):
             if name not in values:

@@ -39,7 +39,7 @@ REMEMBERED = 4
 FILLED = 1.5
 """How many times as many entries as it has an array may get, to stand beside the longest of its kind."""
 
-CALL = 4096
+ENTRIES_OF_A_CALL = 4096
 """Entries that take about as long as one more call."""
 
 __all__ = ["LinearRows", "PlainRows", "Prepared", "prepare"]
@@ -387,7 +387,7 @@ def _of_like_lengths(alike: Sequence[_Entries]) -> Iterator[list[_Entries]]:
     group: list[_Entries] = []
     for one in sorted(alike, key=lambda entries: -len(entries.number)):
         longest = len(group[0].number) if group else 0
-        if group and longest > max(FILLED * len(one.number), len(one.number) + CALL):
+        if group and longest > max(FILLED * len(one.number), len(one.number) + ENTRIES_OF_A_CALL):
             yield group
             group = []
         group.append(one)

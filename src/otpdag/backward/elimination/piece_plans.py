@@ -26,7 +26,7 @@ __all__ = ["Cluster", "Factor", "Kind", "Plan", "plan", "rounded"]
 
 Cells = tuple[int, ...]
 SMALL_COST = 512  # entries of a piece below which one more call costs more than larger tables
-LONG = 24  # unknown linear numbers of a cluster from which on their order is looked for
+ORDERED_FROM = 24  # unknown linear numbers of a cluster from which on their order is looked for
 NARROW = 6  # by how much a band must be smaller than the cluster to be worth its steps
 VALUES_OF_A_ROW = 4  # that a family reads, about
 ROUNDING = 1.3  # how much larger sums may get for the sake of fewer calls
@@ -289,7 +289,7 @@ def _cluster(
     categories = tuple(n for n in met if n not in placed)
     on_points = tuple(n for n in met if n in placed)
     band = 0
-    if len(coordinates) >= LONG and not on_points:
+    if len(coordinates) >= ORDERED_FROM and not on_points:
         coordinates, band = _along_a_band(coordinates, [families[v].columns for v in members])
     return Cluster(coordinates, tuple(members), categories, on_points, met, met, band)
 

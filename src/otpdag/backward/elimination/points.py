@@ -30,7 +30,7 @@ __all__ = ["Placement", "Points"]
 
 Floats = npt.NDArray[np.float64]
 
-REACH = 6.3  # of the grid if it were even, in posterior standard deviations: 24 points are 0.55 apart near the mean
+GRID_REACH = 6.3  # if it were even, in posterior standard deviations: 24 points are 0.55 apart near the mean
 OPENING = 0.35  # kappa: the outermost points lie 13 standard deviations from the mean
 COUNT_REACH = 5.0  # half the window of a count, in posterior standard deviations
 EDGE = 1e-5  # probability of an outermost point that says that the window is too narrow
@@ -91,7 +91,7 @@ class Placement:
 
     @property
     def _distance(self) -> float:
-        return 2 * REACH / (self.size - 1)
+        return 2 * GRID_REACH / (self.size - 1)
 
     def _opened(self, even: Tensor) -> tuple[Tensor, Tensor]:
         """Even points on the line, and the logarithm of how far they are stretched: (R, n, ...)."""

@@ -25,7 +25,7 @@ COARSE_POINTS = 12
 """Points of each number and count that meets others, until it is known where its posterior is."""
 FINER, FINEST = 1.4, 2.0
 """Points of numbers that meet, over what the posterior asks for: to compare, and where that makes a difference."""
-MOST_ROWS = 0.9  # share of the rows that the smaller of two sizes is for
+SHARE_OF_SMALLER = 0.9  # share of the rows that the smaller of two sizes is for
 SIZES = np.array([6, 9, 12, 18, 24, 36, 48, 72, 96])  # that points are rounded up to, so that pieces share their sums
 TAIL, TAIL_COUNTS = 4.8, 3  # half a window of counts: standard deviations, and more for skewed tails
 
@@ -67,7 +67,7 @@ def two_sizes(needed: Ints) -> Ints:
     >>> two_sizes(np.array([9, 12] * 9 + [18, 36])).tolist() == [12] * 18 + [36, 36]
     True
     """
-    usual = np.quantile(needed, MOST_ROWS, method="inverted_cdf")
+    usual = np.quantile(needed, SHARE_OF_SMALLER, method="inverted_cdf")
     return np.where(needed <= usual, usual, needed.max()).astype(np.int64)
 
 

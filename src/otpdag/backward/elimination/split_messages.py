@@ -144,19 +144,19 @@ def _normalised(message: Tensor) -> Tensor:
     return torch.log_softmax(message.clamp(min=-1e6), -1).clamp(min=LEAST)
 
 
-def _change(banks: Banks, split: SplitSource, found: tuple[Tensor, Tensor]) -> Tensor:
+def _change(banks: Banks, split: SplitSource, replies: tuple[Tensor, Tensor]) -> Tensor:
     """The largest change of a probability in either message of each pair (R, n)."""
     many, bank = len(split.piece), banks[split.sizes]
     changes = [
         (torch.softmax(bank[:, first : first + many], -1) - new.exp()).abs().amax(-1)
-        for first, new in zip((split.original, split.copy), found, strict=True)
+        for first, new in zip((split.original, split.copy), replies, strict=True)
     ]
     return torch.maximum(*changes)
 
 
-def _send(banks: Banks, split: SplitSource, found: tuple[Tensor, Tensor], part: Tensor) -> None:
+def _send(banks: Banks, split: SplitSource, replies: tuple[Tensor, Tensor], part: Tensor) -> None:
     many, bank = len(split.piece), banks[split.sizes]
-    for first, new in zip((split.original, split.copy), found, strict=True):
+    for first, new in zip((split.original, split.copy), replies, strict=True):
         old = bank[:, first : first + many]
         bank[:, first : first + many] = torch.lerp(old, new, part.to(old))
 

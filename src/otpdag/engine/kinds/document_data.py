@@ -25,7 +25,7 @@ from otpdag.engine.search import Ended, Searcher, restart_seed
 from otpdag.errors import DataError, ModelError
 from otpdag.inference.word_pairs import Repeats, WordPairs, repeats
 from otpdag.model import Model
-from otpdag.objective import Direct, Objective, Problem, PushForward, split_theta
+from otpdag.objective import Objective, Problem, PushForward, split_theta
 from otpdag.objective.paper_topics import (
     PaperTopics,
     PaperTopicsProblem,
@@ -188,7 +188,7 @@ class DocumentData(DataKind):
         problem = ended.problem
         if not isinstance(problem, TopicProblem | PairProblem):
             return layout, ended
-        problem, topics = problem.concluded(problem.topics(ended.point))
+        problem, topics = problem.concluded(problem.topics(ended.point), lambda: searcher.monitor.stopped)
         order = torch.argsort(torch.exp(topics.log_counts).sum(-1), descending=True, stable=True)
         point = problem.point(Topics(topics.log_counts[order], topics.alpha[order]))
         restarts = tuple(replace(one, point=point[0]) if one.kept else one for one in ended.restarts)
@@ -222,10 +222,10 @@ def topic_method(
     if name == "entropic":
         growth = 1.1 if prior is None else 1.0
         sweeps = TopicSweeps(prior=prior, batch=batch)
-        return Method("entropic", Objective(eps=1.0), sweeps, EM(steps=steps or 100, growth=growth))
+        return Method("entropic", sweeps.objective, sweeps, EM(steps=steps or 100, growth=growth))
     if name == "transport":
         sweeps = TopicSweeps(pairs=True, prior=prior, batch=batch, background=background)
-        return Method("transport", Objective(reconstruction=0.0, direct=Direct()), sweeps, EM(steps=steps or 300))
+        return Method("transport", sweeps.objective, sweeps, EM(steps=steps or 300))
     if name != "paper":
         raise ModelError(f"method must be 'auto', 'entropic', 'transport', 'paper' or a Method; got {name!r}")
     drawn = prior is not None

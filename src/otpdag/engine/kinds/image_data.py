@@ -28,6 +28,7 @@ class ImageData(DataKind):
     """Images (1, N, pixels) on a device."""
 
     honours: ClassVar[frozenset[str]] = frozenset({"device"})
+    most_restarts: ClassVar[int | None] = 1
 
     model: Model
     images: Tensor
@@ -59,7 +60,7 @@ class ImageData(DataKind):
             raise ModelError(f"images are evaluated by Encoded; got {type(method.evaluation).__name__}")
 
     def restarts(self, method: Method) -> int:
-        """One: starts differ in nothing but their seed."""
+        """One: starts differ in nothing but their seed, and networks are large."""
         return 1
 
     def course(self, method: Method) -> Course:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -35,6 +35,15 @@ class DataKind(ABC):
 
     honours: ClassVar[frozenset[str]] = frozenset()
     """Which of ``weights``, ``robust`` and ``device`` a fit of such data can honour."""
+
+    advice: ClassVar[Mapping[str, str]] = {}
+    """What to do instead, where one of these is not honoured."""
+
+    units: ClassVar[str] = "rows"
+    """What is weighed, or left out."""
+
+    most_restarts: ClassVar[int | None] = None
+    """How many starts may train together; any number if None."""
 
     model: Model
 
@@ -89,9 +98,8 @@ class DataKind(ABC):
         """Roughly the size of the largest tensors of a step, by which threads are bounded; None leaves them alone."""
         return 1
 
-    def check_robust(self, method: Method) -> None:
-        """Refuse to leave out rows where that has no meaning."""
-        raise ModelError("robust is for tables and for many sequences with hidden categories")
+    def check_robust(self, method: Method) -> None:  # noqa: B027
+        """Refuse to leave out units where that has no meaning, of data that honour ``robust``."""
 
     def as_given(self, per_unit: NDArray[np.float64]) -> NDArray[np.float64]:
         """Numbers for each unit of the problem, in the order in which the units were given."""

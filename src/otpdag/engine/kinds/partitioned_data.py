@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -33,6 +33,7 @@ class PartitionedData(DataKind):
     """A table in parts, and some of its rows as a table at hand."""
 
     honours: ClassVar[frozenset[str]] = frozenset({"weights"})
+    advice: ClassVar[Mapping[str, str]] = {"robust": "leave it out, or fit a random part of the rows in memory"}
 
     model: Model
     table: PartTable

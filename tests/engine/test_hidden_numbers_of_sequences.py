@@ -7,7 +7,7 @@ from scipy.optimize import minimize
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.engine import Adam
-from otpdag.model.relabelling import canonical
+from otpdag.model.relabelling import in_one_order
 from otpdag.objective import Drawn, Objective
 from tests.dynamic_models import (
     kalman,
@@ -107,6 +107,6 @@ def test_a_hidden_number_points_so_that_its_childs_slope_is_positive():
     model = known_state_space()
     naturals = {node: dict(values) for node, values in model.fitted.naturals.items()}
     naturals["x"]["weight"] = -naturals["x"]["weight"]
-    found, _ = canonical(model.structure, naturals, {}, ())
+    found, _ = in_one_order(model.structure, naturals, {}, ())
     assert float(found["x"]["weight"]) == pytest.approx(0.7)
     assert float(found["z"]["weight"]) == pytest.approx(0.85)
