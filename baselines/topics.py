@@ -27,6 +27,14 @@ TITLES = {
     "tomotopy": "Gibbs sampling (tomotopy)",
 }
 
+UNTIL = {
+    "em": {"iterations": 500, "tolerance": 1e-5},
+    "svi": {"iterations": 500, "tolerance": 1e-5},
+    "prodlda": {"iterations": 5000, "tolerance": 1e-3},
+    "tomotopy": {"iterations": 500},
+}
+"""Where baselines end: most passes, and the relative gain of the perplexity or the loss below which they stop."""
+
 
 def hellinger_course(true: Array, estimate: Estimate) -> Array:
     """Matched Hellinger distance to the true topics after each iteration that was kept."""

@@ -22,6 +22,7 @@ from otpdag.estimators import VectorQuantizedAutoencoder, WassersteinAutoencoder
 from otpdag.metrics import code_perplexity, psnr, ssim
 
 TRAIN, TEST = 5000, 500
+HELD_BACK = 2000  # images of the split that training images come from: SVHN's other split has another contrast
 QUICK_EPOCHS, FULL_EPOCHS = 10, 60
 SIZES = {"n_codes": 512, "code_dim": 64, "width": 64, "batch_size": 32}
 METHODS = {
@@ -48,6 +49,7 @@ def method_class(method: str):
 
 
 def images(name: str, seed: int):
+    """Training images, others of the same split, those of the test split, and the seed of the fit."""
     try:
         held = load_images(name)
     except DataError as error:
@@ -55,14 +57,15 @@ def images(name: str, seed: int):
     source = streams(seed, f"images_{name}", 0)
     train = source.data.choice(len(held.train), TRAIN, replace=False)
     test = source.data.choice(len(held.test), min(TEST, len(held.test)), replace=False)
-    return held.train[train], held.test[test], source.fit % 2**31
+    others = source.data.permutation(np.setdiff1d(np.arange(len(held.train)), train))[:HELD_BACK]
+    return held.train[train], held.train[others], held.test[test], source.fit % 2**31
 
 
 def trained(name: str, method: str, seed: int, epochs: int) -> Record:
     """One auto-encoder on one set, on one thread: quality on images that it did not see, and what a step took."""
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
-    train, test, own = images(name, seed)
+    train, others, test, own = images(name, seed)
     begin = time.process_time()
     fitted = method_class(method)(**SIZES, **OPTIONS.get(method, {}), n_epochs=epochs, random_state=own).fit(train)
     steps = epochs * math.ceil(len(train) / SIZES["batch_size"])
@@ -73,6 +76,7 @@ def trained(name: str, method: str, seed: int, epochs: int) -> Record:
         "psnr": psnr(rebuilt, truth, peak=255.0),
         "ssim": ssim(rebuilt, truth, peak=255.0),
         "perplexity": code_perplexity(codes, n_codes=SIZES["n_codes"]),
+        "perplexity_same_split": code_perplexity(fitted.encode(others), n_codes=SIZES["n_codes"]),
         "cpu_seconds_per_step": took,
     }
 
@@ -139,7 +143,7 @@ class Clock:
 @cache
 def step_times(seed: int) -> dict[str, float]:
     """Median processor time of a step: ours before and after codewords are placed, and two peers', taken in turns."""
-    train, _, own = images("cifar10", seed)
+    train, _, _, own = images("cifar10", seed)
     few = train[: TIMED_STEPS * SIZES["batch_size"]]
     settings = SIZES | {"random_state": own}
     revived = method_class("vq_ema_revived")
@@ -183,7 +187,7 @@ def transport_share(settings: Settings) -> Record:
 @cache
 def wasserstein(seed: int) -> Record:
     """Reconstruction and codes of a Wasserstein auto-encoder, a plain one and a variational one, of equal size."""
-    train, _, own = images("mnist", seed)
+    train, _, _, own = images("mnist", seed)
     test = load_images("mnist").test[:2000]
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -225,6 +229,7 @@ def quality(name: str) -> dict[str, Case]:
         f"{name}_perplexity": perplexity(name),
         f"{name}_perplexity_over_vqvae": over(name, "perplexity", ("vqvae",), 3.0),
         f"{name}_perplexity_over_best": over(name, "perplexity", PEERS, 1.0),
+        f"{name}_perplexity_same_split_over_best": over(name, "perplexity_same_split", PEERS, 1.0),
         f"{name}_psnr_over_vqvae": over(name, "psnr", ("vqvae",), 1.0),
         f"{name}_psnr_over_plain": over(name, "psnr", PLAIN, 1.0),
         f"{name}_psnr_over_best": over(name, "psnr", PEERS, 1.0),

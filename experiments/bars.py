@@ -49,11 +49,11 @@ def run_setting(run: Run, setting: Setting) -> list[pd.DataFrame]:
             estimate = chosen[name](drawn.counts, topics=setting.topics, seed=1000 * run.seed + start)
         return pd.DataFrame([{"topics": setting.topics, "method": name, "start": start, **measure(drawn, estimate)}])
 
-    return [
-        run.part(f"K{setting.topics}-{name}-{start}", partial(fitted, name, start))
+    return run.parts(
+        (f"K{setting.topics}-{name}-{start}", partial(fitted, name, start))
         for name, start in tried
         if start < starts(run.quick, name)
-    ]
+    )
 
 
 def first_fits(setting: Setting, seed: int, *, quick: bool) -> dict[str, Estimate]:

@@ -25,7 +25,7 @@ SHOWN = {"ours": (1, 5, *AFTER), "ours_paper": AFTER}
 DIFFERENCES = (
     "The paper shows patterns after 100, 200 and 300 iterations of its own practice, which is our *paper mode*; the "
     "repaired objective has the bars after its first iterations and then stands still. Baselines are followed to where "
-    "they end: Gibbs sampling comes about as close as soon, EM and SVI take several times as long and stay farther off."
+    "they end: Gibbs sampling comes nearest to it, EM and SVI take several times as long and stay farther off."
 )
 
 
@@ -48,10 +48,10 @@ def figure_convergence(run: Run) -> None:
     """Follow every method on the first setting, each a part of the run; write all errors by time, and our patterns."""
     setting = settings(run.quick)[0]
     drawn = setting.draw(run.seed)
-    parts = [
-        run.part(name, partial(followed, name.split("-")[0], drawn, follow, 1000 * run.seed))
+    parts = run.parts(
+        (name, partial(followed, name.split("-")[0], drawn, follow, 1000 * run.seed))
         for name, follow in followers(run.quick).items()
-    ]
+    )
     table = run.together(parts).assign(setting=setting.title)
     table.to_csv(run.folder / "figure_convergence.csv", index=False, float_format="%.6g")
     draw_patterns(drawn.topics, table).savefig(run.folder / "figure_convergence_patterns.png", dpi=150)

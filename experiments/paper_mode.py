@@ -57,12 +57,12 @@ def page(folder: Path) -> Page:
 def paper_mode(run: Run) -> None:
     """Fit both models by every method to several data sets, each fit a part of the run."""
     rows, repeats = SIZES[run.quick]
-    parts = [
-        run.part(f"{name}-{method}-{repeat}", partial(fitted, name, method, rows, run.seed, repeat))
+    parts = run.parts(
+        (f"{name}-{method}-{repeat}", partial(fitted, name, method, rows, run.seed, repeat))
         for repeat in range(repeats)
         for name in PROBLEMS
         for method in METHODS
-    ]
+    )
     table = run.together(parts)
     table.to_csv(run.folder / "paper_mode.csv", index=False, float_format="%.6g")
     draw(table).savefig(run.folder / "paper_mode.png", dpi=150)

@@ -6,7 +6,6 @@ from functools import partial
 
 import numpy as np
 import pandas as pd
-from joblib import Parallel, delayed
 from threadpoolctl import threadpool_limits
 
 from baselines import hmm
@@ -52,9 +51,8 @@ def estimates(run: Run, size: Size) -> pd.DataFrame:
 
     A block of data sets by one method is a part of the run, which goes on where it was.
     """
-    jobs = 1 if size.datasets < BLOCK else -1
-    parts = Parallel(n_jobs=jobs)(
-        delayed(run.part)(f"{method}-{first:03d}", partial(_block, run.seed, method, first, size))
+    parts = run.parts(
+        (f"{method}-{first:03d}", partial(_block, run.seed, method, first, size))
         for first in range(0, size.datasets, BLOCK)
         for method in METHODS
         if first < size.of_method(method)

@@ -118,11 +118,11 @@ def run_corpus(run: Run, name: str, text: Corpus) -> list[pd.DataFrame]:
         row = about | {"method": method, "start": start, **measure(text, estimate)}
         return pd.DataFrame([row | {"words": TOPIC_END.join(" ".join(topic) for topic in words)}])
 
-    return [
-        run.part(f"{name}-{method}-{start}", partial(fitted, method, start))
+    return run.parts(
+        (f"{name}-{method}-{start}", partial(fitted, method, start))
         for method, start in tried
         if start < starts(run.quick, method)
-    ]
+    )
 
 
 def starts(quick: bool, method: str = "") -> int:

@@ -39,13 +39,6 @@ COLOURS = {
 }
 HASTE = "A quick run: little data, and the baselines stop early. It shows that all works, not which method is better."
 QUICK = {"em": 10, "svi": 5, "prodlda": 20, "tomotopy": 50}  # iterations
-UNTIL = {
-    "em": {"iterations": 500, "tolerance": 1e-5},
-    "svi": {"iterations": 500, "tolerance": 1e-5},
-    "prodlda": {"iterations": 5000, "tolerance": 1e-3},
-    "tomotopy": {"iterations": 500},
-}
-"""Where baselines end: most passes, and the relative gain of the perplexity or the loss below which they stop."""
 CONVERGED = (
     "EM and SVI run until ten passes change the perplexity by less than a hundred-thousandth of it (scikit-learn's own "
     "rule is a change of 0.1, which is sooner), ProdLDA until 1,000 steps gain less than a thousandth of the loss, "
@@ -83,7 +76,7 @@ def methods(quick: bool = False) -> dict[str, Method]:
     for name, run in peers.METHODS.items():
         if name == "tomotopy" and find_spec("tomotopy") is None:
             continue
-        until = {"iterations": QUICK[name]} if quick else UNTIL[name]
+        until = {"iterations": QUICK[name]} if quick else peers.UNTIL[name]
         chosen[name] = partial(run, keep=True, **until)
     return chosen
 
