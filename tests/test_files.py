@@ -197,6 +197,11 @@ def test_a_failure_leaves_everything_as_it_was(tmp_path, before):
         assert os.listdir(tmp_path) == []
 
 
+# a test of another file may have imported JAX, which warns of every fork; these children touch files only
+forks = pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
+
+
+@forks
 @pytest.mark.parametrize("step", range(9))
 def test_a_stop_between_any_two_renames_is_completed_at_the_next_use(tmp_path, monkeypatch, step):
     folder, left = tmp_path / "run", iter(range(step))
@@ -229,6 +234,7 @@ def content_of(folder):
     return {path.name: path.read_text() for path in folder.iterdir() if path.is_file()}
 
 
+@forks
 def test_killed_at_random_a_folder_holds_one_set(tmp_path):
     folder, chance = tmp_path / "run", random.Random(1)
     folder.mkdir()
