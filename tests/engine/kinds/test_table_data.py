@@ -6,7 +6,10 @@ import pytest
 import torch
 
 import otpdag as otp
+from benchmarks.problems import MIXED_DAG
+from benchmarks.recovery import MISSING_SHARE, draw
 from otpdag import mechanisms as m
+from otpdag.datasets import delete_cells
 from otpdag.engine import LBFGS, Adam, Method
 from otpdag.engine.kinds import table_data
 from otpdag.engine.kinds.table_data import (
@@ -232,6 +235,9 @@ def test_what_a_search_does_if_nothing_is_said():
     loose = Method("loose", Objective(), ClosedForm(), LBFGS(tolerance=1e-4))
     assert data.course(loose) == otp.Course(**part, part_tolerance=1e-4)
     assert data.course(otp.paper()) == otp.Course()
+    compared = {"finalist_steps": table_data.COMPARED_STEPS}
+    assert TableData.of(model(), few).course(otp.transport()) == otp.Course(**compared)
+    assert data.course(otp.transport()) == otp.Course(**part, **compared, part_tolerance=1e-9)
 
 
 def test_work_is_rows_times_points_or_a_minibatch():
@@ -282,3 +288,12 @@ def test_starts_far_behind_do_not_go_on_where_losses_are_log_likelihoods():
     assert kind.course(otp.entropic()).finalist_gap == table_data.FINALIST_GAP
     assert kind.course(otp.transport()).finalist_gap is None
     assert kind.course(otp.paper()).finalist_gap is None
+
+
+def test_transport_lets_the_best_starts_come_near_their_ends_before_it_chooses():
+    """Of this table with gaps, the start that is ahead after fifteen steps ends in a poor optimum, with 0.19 here."""
+    frame, truth, sources = draw(MIXED_DAG, 94021, 4)
+    holed = delete_cells(frame, MISSING_SHARE, sources.missing)
+    built = MIXED_DAG.model()
+    otp.fit(built, holed, seed=sources.fit, method="transport")
+    assert MIXED_DAG.error(truth, built.params()) < 0.03
