@@ -5,7 +5,14 @@ import pytest
 import torch
 from scipy import optimize, sparse, special, stats
 
-from otpdag.backward.topic_concentrations import ALPHA_RANGE, exact_alpha, newton_concentration, pair_concentration
+from otpdag.backward.topic_concentrations import (
+    ALPHA_RANGE,
+    WORD_RANGE,
+    exact_alpha,
+    newton_concentration,
+    pair_concentration,
+    word_concentration,
+)
 
 
 @pytest.mark.parametrize("truth", [[0.3, 0.3], [0.1, 2.0, 7.0], [40.0, 1.0, 5.0, 0.5]])
@@ -65,3 +72,26 @@ def test_the_density_at_the_optimum_is_that_of_scipy():
     a, x = np.array([0.5, 2.0]), np.array([0.3, 0.7])
     own = special.gammaln(a.sum()) - special.gammaln(a).sum() + (a - 1) @ np.log(x)
     assert own == pytest.approx(stats.dirichlet.logpdf(x, a))
+
+
+@pytest.mark.parametrize("truth", [0.02, 0.3, 4.0])
+def test_the_concentration_of_words_is_the_likeliest(truth):
+    rng = np.random.default_rng(4)
+    counts = np.stack([rng.multinomial(3000, rng.dirichlet(np.full(60, truth))) for _ in range(8)]).astype(float)
+
+    def cost(log_a):
+        a = np.exp(log_a)
+        own = (special.gammaln(counts + a) - special.gammaln(a)).sum()
+        return -own - (special.gammaln(60 * a) - special.gammaln(60 * a + counts.sum(1))).sum()
+
+    best = np.exp(optimize.minimize_scalar(cost, bounds=(-8, 4), method="bounded", options={"xatol": 1e-8}).x)
+    assert word_concentration(counts, 0.1, steps=2000) == pytest.approx(best, rel=1e-4)
+    assert best == pytest.approx(truth, rel=0.3)
+
+
+def test_the_concentration_of_words_stays_within_bounds():
+    even = np.full((2, 50), 100.0)
+    assert word_concentration(even, 1.0, steps=5000) == WORD_RANGE[1]
+    single = np.zeros((2, 50))
+    single[:, 0] = 1000
+    assert word_concentration(single, 1.0, steps=5000) == WORD_RANGE[0]

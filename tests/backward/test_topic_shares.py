@@ -1,4 +1,4 @@
-"""Shares of topics in documents, beside one document at a time, and draws of assignments."""
+"""Shares of topics in documents, beside one document at a time."""
 
 import itertools
 
@@ -7,12 +7,12 @@ import pytest
 import torch
 from scipy import sparse, special
 
+from otpdag.backward.assignment_draws import AssignmentDraws
 from otpdag.backward.topic_shares import (
     DENSE,
     Cells,
     batches,
     cell_batches,
-    drawn_topic_counts,
     even_shares,
     infer_assignments,
     infer_shares,
@@ -65,29 +65,6 @@ def test_cells_give_what_the_dense_matrix_gives():
     assert float(few.log_prob(cells)) == pytest.approx(float(dense.log_prob(counts)), rel=1e-5)
     same = dense.expected_counts(counts, topics).numpy()
     assert few.expected_counts(cells, topics).numpy() == pytest.approx(same, rel=1e-3)
-
-
-def test_draws_have_the_exact_distribution():
-    # two topics, one word of each kind: the number of words of the first topic by enumeration
-    topics = np.array([[0.8, 0.2], [0.3, 0.7]])
-    alpha = np.array([0.5, 1.5])
-    counts = sparse.csr_array(np.tile([[2, 1]], (4000, 1)))
-    generator = np.random.default_rng(0)
-    *_, last = drawn_topic_counts(counts, topics, alpha, generator, 30)
-    weights = np.zeros(4)
-    for assigned in np.ndindex(2, 2, 2):
-        n = np.array([assigned.count(0), assigned.count(1)])
-        words = np.prod([topics[k, v] for k, v in zip(assigned, (0, 0, 1), strict=True)])
-        weights[n[0]] += words * np.exp(special.gammaln(alpha + n).sum())
-    found = np.bincount(last[:, 0].astype(int), minlength=4) / 4000
-    assert found == pytest.approx(weights / weights.sum(), abs=0.025)
-    assert (last.sum(1) == 3).all()
-
-
-def test_draws_of_an_empty_document_are_none():
-    counts = sparse.csr_array(np.array([[0, 0], [1, 2], [0, 0]]))
-    *_, last = drawn_topic_counts(counts, np.full((2, 2), 0.5), np.ones(2), np.random.default_rng(0), 3)
-    assert last.sum(1).tolist() == [0, 3, 0]
 
 
 def some_documents(seed=3, rows=7, words=6):
@@ -206,8 +183,8 @@ def test_expected_words_are_nearer_to_exact_ones_than_those_of_sharper_shares():
     topics, alpha = rng.dirichlet(np.ones(8), 3), np.array([0.3, 0.3, 0.3])
     shares = rng.dirichlet(alpha, 40)
     counts = sparse.csr_array(np.array([rng.multinomial(12, one @ topics) for one in shares]))
-    drawn = list(drawn_topic_counts(counts, topics, alpha.copy(), rng, 3000))[200:]
-    exact = np.mean(drawn, axis=0)
+    draws = AssignmentDraws(counts, 3, rng)
+    exact = np.mean([draws.sweep(topics, alpha).by_document for _ in range(3000)][200:], axis=0)
     cells, told, of_alpha = Cells.of(counts), torch.tensor(topics).float(), torch.tensor(alpha).float()
     _, collapsed = infer_assignments(cells, told, of_alpha, even_shares(cells, torch.zeros(3)), steps=50)
     sharper = infer_shares(cells, told, of_alpha, even_shares(cells, of_alpha), steps=50).concentration - of_alpha

@@ -94,6 +94,18 @@ def test_a_given_alpha_is_kept(documents):
     assert lda.alpha_ == pytest.approx(np.full(10, 0.3))
 
 
+def test_topics_that_share_all_words_are_found_and_the_result_says_how(fitted):
+    """As near as complete data would tell, within a factor; what was drawn is said, and not of bars."""
+    rng = np.random.default_rng(7)
+    truth, shares = rng.dirichlet(np.ones(30), 4), rng.dirichlet(np.full(4, 0.2), 600)
+    counts = sparse.csr_array(np.stack([rng.multinomial(80, one @ truth) for one in shares]))
+    found = LatentDirichletAllocation(4, method="entropic", random_state=0).fit(counts)
+    assert topic_errors(truth, found.components_)["hellinger"] < 0.06
+    assert found.alpha_ == pytest.approx(0.2, abs=0.06)
+    assert any("centre of draws" in note for note in found.result_.notes)
+    assert not any("centre of draws" in note for note in fitted.result_.notes)
+
+
 def test_topics_may_have_distributions(documents):
     lda = LatentDirichletAllocation(10, topics="dirichlet", random_state=0).fit(documents.counts)
     concentrations = np.exp(lda.beta_)

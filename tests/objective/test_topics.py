@@ -17,7 +17,15 @@ from otpdag.engine.kinds.document_data import topic_method
 from otpdag.engine.optimiser import Leg
 from otpdag.inference.word_pairs import WordPairs, topic_pairs
 from otpdag.metrics import topic_errors
-from otpdag.objective.topics import DOCUMENTS_A_TOPIC, FIRST_DOCUMENTS, PairProblem, TopicProblem, Topics, TopicSweeps
+from otpdag.objective.topics import (
+    COLLAPSED_SWEEPS,
+    DOCUMENTS_A_TOPIC,
+    FIRST_DOCUMENTS,
+    PairProblem,
+    TopicProblem,
+    Topics,
+    TopicSweeps,
+)
 
 
 def topic_model(topics, words):
@@ -282,7 +290,8 @@ def test_sweeps_with_shares_integrated_out_leave_hardly_any_stray_words():
         topics = Topics(torch.log(torch.tensor(drawn.topics).clamp(min=1e-3)), torch.full((10,), 0.1))
         for _ in range(40):
             topics, _ = problem.swept(topics)
-        after, (_, ended) = problem.collapsed(topics), problem.concluded(topics)
+        after, (end, ended) = problem.collapsed(topics, COLLAPSED_SWEEPS), problem.concluded(topics)
+        assert end is problem  # bars are given back: nothing is drawn
         distances = (
             topic_errors(drawn.topics, one.probabilities.numpy())["hellinger"] for one in (topics, after, ended)
         )
@@ -293,6 +302,55 @@ def test_sweeps_with_shares_integrated_out_leave_hardly_any_stray_words():
     assert (once < before).all()
     assert (at_end < before).all()
     assert at_end.mean() < 0.75 * before.mean()
+
+
+def overlapping(seed, documents=600):
+    """Documents about topics that have every word, and the problem of finding them."""
+    rng = np.random.default_rng(seed)
+    truth, shares = rng.dirichlet(np.ones(30), 4), rng.dirichlet(np.full(4, 0.2), documents)
+    counts = sparse.csr_array(np.stack([rng.multinomial(80, one @ truth) for one in shares]).astype(float))
+    structure = topic_model(4, 30).structure
+    problem = TopicProblem(structure, counts, Layout.of(structure).shapes, TopicSweeps(), 0)
+    return truth, problem, Topics(torch.log(torch.tensor(truth)), torch.full((4,), 0.2))
+
+
+def test_topics_that_sweeps_do_not_give_back_are_drawn():
+    """Sweeps leave the truth; draws from where these end come back to it, concentrations too."""
+    truth, problem, topics = overlapping(0)
+    assert not problem.gives_back(topics)
+    swept = problem.collapsed(topics, COLLAPSED_SWEEPS)
+    ended, drawn = problem.concluded(topics)
+    left, kept = (topic_errors(truth, one.probabilities.numpy())["hellinger"] for one in (swept, drawn))
+    assert kept < 0.6 * left
+    assert float(drawn.alpha.mean()) == pytest.approx(0.2, abs=0.04)
+    assert ended.drawn_prior == pytest.approx(1.0, rel=0.3)
+    assert float(torch.exp(drawn.log_counts).sum()) == pytest.approx(problem.documents.sum())
+
+
+def test_of_many_documents_some_are_drawn_before_all(monkeypatch):
+    rows, learned = [], []
+
+    def drawn(documents, start, generator, *, learns_alpha, is_over):
+        rows.append(documents.shape[0])
+        learned.append(learns_alpha)
+        return replace(start, prior=0.5 * len(rows))
+
+    monkeypatch.setattr("otpdag.objective.topics.drawn_topics", drawn)
+    _, problem, topics = overlapping(0, documents=FIRST_DOCUMENTS + 1)
+    assert problem.drawn(topics)[0].drawn_prior == 1.0
+    _, few, topics = overlapping(0, documents=FIRST_DOCUMENTS)
+    assert few.drawn(topics)[0].drawn_prior == 1.5
+    assert rows == [FIRST_DOCUMENTS, FIRST_DOCUMENTS + 1, FIRST_DOCUMENTS]
+    assert learned == [True] * 3
+
+
+def test_fractions_of_words_and_a_single_topic_cannot_be_drawn():
+    _, problem, _ = overlapping(0, documents=20)
+    assert problem.can_be_drawn
+    assert not replace(problem, documents=problem.documents / 2).can_be_drawn
+    structure = topic_model(1, 30).structure
+    alone = TopicProblem(structure, problem.documents, Layout.of(structure).shapes, TopicSweeps(), 0)
+    assert not alone.can_be_drawn
 
 
 def test_topics_with_a_distribution_are_concluded_as_they_are():

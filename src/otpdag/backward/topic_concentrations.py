@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from scipy import sparse
+from numpy.typing import NDArray
+from scipy import sparse, special
 from torch import Tensor
 
-from otpdag.backward.topic_shares import drawn_topic_counts
+from otpdag.backward.assignment_draws import AssignmentDraws
 
-__all__ = ["exact_alpha", "newton_concentration", "pair_concentration"]
+__all__ = ["exact_alpha", "newton_concentration", "pair_concentration", "word_concentration"]
+
+Array = NDArray[np.float64]
 
 ALPHA_RANGE = (1e-4, 1e3)
 """Concentrations beyond these are as good as zero, or as even shares."""
+
+WORD_RANGE = (1e-4, 1e2)
+"""The same of the words of topics."""
 
 ALPHA_CELLS, ALPHA_BURN, ALPHA_SWEEPS = 30_000, 15, 45
 """Cells of documents from which exact concentrations are drawn, and sweeps of the draws before and after they count."""
@@ -43,18 +49,32 @@ def exact_alpha(documents: sparse.csr_array, topics: Tensor, alpha: Tensor, gene
     cells = max(1.0, documents.nnz / max(1, len(filled)))
     many = min(len(filled), max(200, int(ALPHA_CELLS / cells)))
     part = documents[np.sort(generator.choice(filled, many, replace=False))]
-    now, logs, kept = alpha.double().numpy().copy(), None, []
-    sweeps = drawn_topic_counts(part, topics.double().numpy(), now, generator, ALPHA_BURN + ALPHA_SWEEPS)
-    for number, counts in enumerate(sweeps):
+    now, logs, kept = alpha.double().numpy(), None, []
+    draws, fixed = AssignmentDraws(part, len(now), generator), topics.double().numpy()
+    for number in range(ALPHA_BURN + ALPHA_SWEEPS):
+        counts = draws.sweep(fixed, now).by_document
         if number < ALPHA_BURN:
             continue
         shape = torch.from_numpy(now + counts)
         mean_logs = (torch.digamma(shape) - torch.digamma(shape.sum(-1, keepdim=True))).mean(0)
         logs = mean_logs if logs is None else 0.8 * logs + 0.2 * mean_logs
-        now[:] = newton_concentration(torch.from_numpy(now), logs).numpy()
+        now = newton_concentration(torch.from_numpy(now), logs).numpy()
         if number >= ALPHA_BURN + ALPHA_SWEEPS // 2:
-            kept.append(now.copy())
+            kept.append(now)
     return torch.from_numpy(np.mean(kept, 0)).to(alpha)
+
+
+def word_concentration(counts: Array, concentration: float, steps: int = 3) -> float:
+    """Concentration of a symmetric Dirichlet prior that is likeliest for words by topic (K, words) (Minka 2000).
+
+    A few steps of the fixed point: draws that follow one another take it further.
+    """
+    words, total = counts.shape[1], counts.sum(1)
+    for _ in range(steps):
+        own = (special.digamma(counts + concentration) - special.digamma(concentration)).sum()
+        common = (special.digamma(total + words * concentration) - special.digamma(words * concentration)).sum()
+        concentration = float(np.clip(concentration * own / (words * common), *WORD_RANGE))
+    return concentration
 
 
 def pair_concentration(among: Tensor) -> Tensor:

@@ -7,9 +7,9 @@ its best distribution, the best Dirichlet :math:`\phi(\theta \mid x) = \mathrm{D
           w_k = \exp(\psi(g_k) - \psi(\textstyle\sum_l g_l))
 
 (Blei, Ng & Jordan 2003): two matrix products a step for a whole batch of documents. It is sharper than the exact
-distribution, which :func:`drawn_topic_counts` draws from: a document is given to few topics, and stray words of others
-are put down to these. With the shares integrated out, :func:`infer_assignments` tells the topic of each word from the
-topics of all other words of its document, which leaves hardly any stray words.
+distribution, which :mod:`otpdag.backward.assignment_draws` draws from: a document is given to few topics, and stray
+words of others are put down to these. With the shares integrated out, :func:`infer_assignments` tells the topic of each
+word from the topics of all other words of its document, which leaves hardly any stray words.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy import sparse
 from torch import Tensor
 
@@ -29,13 +28,11 @@ __all__ = [
     "Shares",
     "batches",
     "cell_batches",
-    "drawn_topic_counts",
     "even_shares",
     "infer_assignments",
     "infer_shares",
 ]
 
-Array = NDArray[np.float64]
 DENSE = 0.05  # a share of filled cells below which matrix products cost more than indices
 SMALLEST_QUOTIENT = 1e-30  # keeps quotients and logarithms finite in single precision, whose smallest number is 1e-38
 
@@ -219,30 +216,3 @@ def _explained(counts: Tensor | Cells, words: Tensor, topics: Tensor) -> Tensor:
 def _weights(concentration: Tensor) -> Tensor:
     total = torch.digamma(concentration.sum(-1, keepdim=True))
     return torch.exp(torch.digamma(concentration) - total).clamp(min=SMALLEST_QUOTIENT)
-
-
-def drawn_topic_counts(
-    counts: sparse.csr_array, topics: Array, alpha: Array, generator: np.random.Generator, sweeps: int
-) -> Iterator[Array]:
-    """Draw how many words of each document each topic gave, (documents, K), from their exact joint distribution.
-
-    Shares and assignments are drawn in turn (Gibbs sampling). ``alpha`` may be changed in place between the draws.
-    """
-    rows = np.repeat(np.arange(counts.shape[0]), np.diff(counts.indptr))
-    begin = counts.indptr[:-1][np.diff(counts.indptr) > 0]
-    filled = np.flatnonzero(np.diff(counts.indptr))
-    of_word = np.ascontiguousarray(topics.T)[counts.indices]
-    numbers = counts.data.astype(np.int64)
-    shares = np.ones((counts.shape[0], len(alpha)))  # equal ones, up to a factor
-    for _ in range(sweeps):
-        chance = shares[rows] * of_word + 1e-200
-        chance /= chance.sum(1, keepdims=True)
-        of_cells = generator.multinomial(numbers, chance)
-        counts_of_topics = np.zeros_like(shares)
-        counts_of_topics[filled] = np.add.reduceat(of_cells, begin, axis=0)
-        shape = alpha + counts_of_topics
-        # of Gamma(a) as Gamma(a + 1) U^(1/a): small shapes would round to zero
-        line = np.log(generator.standard_gamma(shape + 1)) + np.log1p(-generator.random(shape.shape)) / shape
-        shares = np.exp(line - line.max(1, keepdims=True))
-        shares /= shares.sum(1, keepdims=True)
-        yield counts_of_topics

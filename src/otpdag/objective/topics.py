@@ -15,10 +15,13 @@ from typing import Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy import sparse
 from torch import Tensor
 
+from otpdag.backward.assignment_draws import simulated_documents
 from otpdag.backward.topic_concentrations import exact_alpha, newton_concentration, pair_concentration
+from otpdag.backward.topic_draws import DrawnTopics, drawn_topics
 from otpdag.backward.topic_shares import batches, cell_batches, even_shares, infer_assignments, infer_shares
 from otpdag.errors import ModelError
 from otpdag.inference.word_pairs import WordPairs
@@ -43,6 +46,9 @@ COLLAPSED_SWEEPS, FIRST_STEPS, LATER_STEPS, COLLAPSED_END = 60, 20, 3, 2e-5
 """Sweeps with shares integrated out, at most; steps of a document in the first and in later ones; and the probability
 that a topic's words exchange in one at which they end. Stray words of topics of bars fall by a tenth in each sweep
 (decision 0053)."""
+
+CHECKED_SWEEPS = 10
+"""The same sweeps on documents that were made by the topics: after ten it shows where they lead (decision 0054)."""
 
 COLLAPSED_ROUNDS, SAME_ALPHA = 6, 0.05
 """How often such sweeps and a look at alpha alternate, at most, and the share by which alpha may change at the end."""
@@ -177,6 +183,10 @@ class _Documents(Problem):
         """Topics may be over-relaxed; words that a topic does not have fall to zero slowly otherwise."""
         return columns_of(self.shapes, {self.topics_key})
 
+    @property
+    def _first_documents(self) -> int:
+        return max(FIRST_DOCUMENTS, DOCUMENTS_A_TOPIC * self.shapes[self.topics_key][-2])
+
     def _part(self, most: int, generator: np.random.Generator) -> Documents:
         if self.rows <= most:
             return self.documents
@@ -200,6 +210,9 @@ class TopicProblem(_Documents):
 
     holds_alpha: bool = False
     """Whether concentrations stay where they are, as they do while starts are compared."""
+
+    drawn_prior: float | None = None
+    """Concentration of the topics' prior with which a concluded fit has drawn them; None if it has not."""
 
     def updated(self, point: Tensor) -> tuple[Tensor, LossTerms]:
         """Infer the shares of all documents, then the best topics and alpha for them."""
@@ -230,26 +243,65 @@ class TopicProblem(_Documents):
 
     def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> TopicProblem:
         """Enough documents to compare starts, alpha held."""
-        most = max(FIRST_DOCUMENTS, DOCUMENTS_A_TOPIC * self.shapes[self.topics_key][-2])
-        part = self._part(most, np.random.default_rng([self.seed, 3]))
+        part = self._part(self._first_documents, np.random.default_rng([self.seed, 3]))
         return replace(self, documents=part, holds_alpha=True)
 
     def concluded(self, topics: Topics, is_over: Callable[[], bool] = _never) -> tuple[Self, Topics]:
-        """Topics that are plain parameters once more with shares integrated out, in turn with alpha, until it stays."""
+        """Plain topics once more without what the map of shares does to them; those with a prior as they are.
+
+        Where sweeps with shares integrated out would give topics back that are known, these end the fit, in turn with
+        alpha until it stays; otherwise topics are drawn.
+        """
         topics = self.with_exact_alpha(topics)
-        for _ in range(COLLAPSED_ROUNDS if self.sweeps.prior is None else 0):
+        if self.sweeps.prior is not None or is_over():
+            return self, topics
+        for number in range(COLLAPSED_ROUNDS):
+            before = topics.alpha.mean()
+            topics = self.with_exact_alpha(self.collapsed(topics, COLLAPSED_SWEEPS, is_over))
             if is_over():
                 break
-            before = topics.alpha.mean()
-            topics = self.with_exact_alpha(self.collapsed(topics, is_over))
+            if number == 0 and self.can_be_drawn and not self.gives_back(topics):
+                return self.drawn(topics, is_over)
             if float((topics.alpha.mean() - before).abs()) <= SAME_ALPHA * float(before):
                 break
         return self, topics
 
-    def collapsed(self, topics: Topics, is_over: Callable[[], bool] = _never) -> Topics:
+    @property
+    def can_be_drawn(self) -> bool:
+        """Whether words can be assigned one by one: their numbers are whole, and there is more than one topic."""
+        whole = np.equal(self.documents.data, np.floor(self.documents.data)).all()
+        return bool(whole) and self.shapes[self.topics_key][-2] > 1
+
+    def gives_back(self, topics: Topics) -> bool:
+        """Whether documents that these topics would make let sweeps with shares integrated out find them.
+
+        What the sweeps make of such documents is compared with what the words' own topics would tell: its distance from
+        there must be at most that of the latter from the truth, which is no matter of the map.
+        """
+        generator = np.random.default_rng([self.seed, 7])
+        part = self._part(self._first_documents, generator)
+        lengths, truth = np.asarray(part.sum(axis=1), dtype=np.int64), topics.probabilities.double().numpy()
+        documents, told = simulated_documents(lengths, truth, topics.alpha.double().numpy(), generator)
+        swept = replace(self, documents=documents).collapsed(topics, CHECKED_SWEEPS).probabilities.double().numpy()
+        told /= told.sum(1, keepdims=True).clip(min=1)
+        return bool(_hellinger(swept, told) <= _hellinger(told, truth))
+
+    def drawn(self, topics: Topics, is_over: Callable[[], bool] = _never) -> tuple[Self, Topics]:
+        """Topics, concentrations and a prior of the topics from draws: of some documents, then of all."""
+        generator = np.random.default_rng([self.seed, 9])
+        words = torch.exp(topics.log_counts.double()).sum(-1).numpy()
+        drawn = DrawnTopics(np.sqrt(topics.probabilities.double().numpy()), words, topics.alpha.double().numpy())
+        part, learns = self._part(self._first_documents, generator), self.alpha_key is not None
+        for documents in (part, self.documents) if part.shape[0] < self.rows else (part,):
+            drawn = drawn_topics(documents, drawn, generator, learns_alpha=learns, is_over=is_over)
+        log_counts = np.log(drawn.topics.clip(min=SMALLEST_COUNT)) + np.log(drawn.words.clip(min=1))[:, None]
+        ended = Topics(torch.from_numpy(log_counts), torch.from_numpy(drawn.alpha).to(topics.alpha))
+        return replace(self, drawn_prior=drawn.prior), ended
+
+    def collapsed(self, topics: Topics, sweeps: int, is_over: Callable[[], bool] = _never) -> Topics:
         """Topics after sweeps in which each word is told by all others of its document."""
         given: dict[int, Tensor] = {}
-        for sweep in range(COLLAPSED_SWEEPS):
+        for sweep in range(sweeps):
             if is_over():
                 break
             probabilities = topics.probabilities.float()
@@ -275,7 +327,7 @@ class TopicProblem(_Documents):
         """The same topics with concentrations learned from documents: by the map on a part, then exactly."""
         if self.alpha_key is None:
             return topics
-        part = self._part(max(FIRST_DOCUMENTS, DOCUMENTS_A_TOPIC * len(topics.alpha)), np.random.default_rng(self.seed))
+        part = self._part(self._first_documents, np.random.default_rng(self.seed))
         few = replace(self, documents=part)
         learned = replace(topics, alpha=torch.full_like(topics.alpha, 1 / len(topics.alpha)))
         for _ in range(HELD_SWEEPS):
@@ -352,3 +404,8 @@ def _log_counts(counts: Tensor, before: Topics, prior: float | None) -> Tensor:
     alive = counts.sum(-1, keepdim=True) > 0
     lost = before.log_counts.double() + np.log(1e-6)
     return torch.where(alive, torch.log(level.clamp(min=SMALLEST_COUNT)), lost)
+
+
+def _hellinger(some: NDArray[np.float64], others: NDArray[np.float64]) -> float:
+    """Mean distance of topics, each with its own."""
+    return float(np.mean(np.linalg.norm(np.sqrt(some) - np.sqrt(others), axis=1)))

@@ -119,11 +119,19 @@ class DocumentData(DataKind):
         return topic_method(chosen, documents=self.rows, background=self.background(chosen))
 
     def notes(self, ended: Ended) -> list[str]:
-        """What the choice of the method was made from."""
-        read = self.__dict__.get("repeats")
-        if read is None:
-            return []
-        return [f"documents repeat words {read.ratio:.2f} times as often as topics alone would (± {read.error:.2f})"]
+        """What the choice of the method was made from, and whether topics were drawn."""
+        notes, read = [], self.__dict__.get("repeats")
+        if read is not None:
+            notes.append(
+                f"documents repeat words {read.ratio:.2f} times as often as topics alone would (± {read.error:.2f})"
+            )
+        prior = getattr(ended.problem, "drawn_prior", None)
+        if prior is not None:
+            notes.append(
+                "many words could be of several topics: topics are the centre of draws from their distribution, with a "
+                f"learned Dirichlet prior of concentration {prior:.2g}"
+            )
+        return notes
 
     def check(self, method: Method) -> None:
         """Refuse evaluations of other data."""
