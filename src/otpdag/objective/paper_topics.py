@@ -95,14 +95,18 @@ class PaperTopicsProblem(Problem):
     def _reconstruction(
         self, log_q: Tensor, words: Tensor, there: Tensor, gamma: Tensor, generator: torch.Generator
     ) -> Tensor:
-        """Cross-entropy of words that are rebuilt from relaxed assignments with relaxed noise of their own."""
-        temperature = self.settings.temperature
+        """Cross-entropy of words that are rebuilt from relaxed assignments with relaxed noise of their own.
+
+        Places behind the end of shorter documents are left out: each would take as many draws as there are words.
+        """
+        temperature, seen = self.settings.temperature, there > 0
+        log_q, words = log_q[seen], words[seen]
         relaxed = gumbel_softmax(log_q, torch.rand(log_q.shape, generator=generator), temperature)
         logits = _softmax_gaussian(gamma, generator, gamma.shape[-2]) if self.settings.drawn else gamma
         rebuilt = torch.log_softmax(relaxed @ logits, -1)
         uniform = torch.rand(rebuilt.shape, generator=generator).clamp(1e-9, 1 - 1e-7)
         line = torch.log_softmax((rebuilt - torch.log(-torch.log(uniform))) / temperature, -1)
-        return -(line.gather(-1, words.unsqueeze(-1)).squeeze(-1) * there).sum() / there.sum()
+        return -line.gather(-1, words.unsqueeze(-1)).mean()
 
 
 def _softmax_gaussian(log_concentrations: Tensor, generator: torch.Generator, many: int) -> Tensor:
