@@ -10,7 +10,7 @@ from torch import Tensor
 
 from otpdag.backward.assignment_draws import AssignmentDraws
 
-__all__ = ["exact_alpha", "newton_concentration", "pair_concentration", "word_concentration"]
+__all__ = ["drawn_concentration", "exact_alpha", "newton_concentration", "pair_concentration", "word_concentration"]
 
 Array = NDArray[np.float64]
 
@@ -22,6 +22,9 @@ WORD_RANGE = (1e-4, 1e2)
 
 ALPHA_CELLS, ALPHA_BURN, ALPHA_SWEEPS = 30_000, 15, 45
 """Cells of documents from which exact concentrations are drawn, and sweeps of the draws before and after they count."""
+
+PACE = 0.2
+"""Weight of a draw in the running mean from which concentrations are learned."""
 
 
 def newton_concentration(alpha: Tensor, mean_logs: Tensor, steps: int = 8) -> Tensor:
@@ -55,13 +58,22 @@ def exact_alpha(documents: sparse.csr_array, topics: Tensor, alpha: Tensor, gene
         counts = draws.sweep(fixed, now).by_document
         if number < ALPHA_BURN:
             continue
-        shape = torch.from_numpy(now + counts)
-        mean_logs = (torch.digamma(shape) - torch.digamma(shape.sum(-1, keepdim=True))).mean(0)
-        logs = mean_logs if logs is None else 0.8 * logs + 0.2 * mean_logs
-        now = newton_concentration(torch.from_numpy(now), logs).numpy()
+        now, logs = drawn_concentration(now, counts, logs)
         if number >= ALPHA_BURN + ALPHA_SWEEPS // 2:
             kept.append(now)
     return torch.from_numpy(np.mean(kept, 0)).to(alpha)
+
+
+def drawn_concentration(alpha: Array, by_document: Array, mean_logs: Tensor | None) -> tuple[Array, Tensor]:
+    """Concentrations (K,) after one more draw of how many words each topic gave to documents (documents, K).
+
+    Returns:
+        The likeliest ones, and the running mean of expected logarithms of shares that they are told by.
+    """
+    shape = torch.from_numpy(alpha + by_document)
+    logs = (torch.digamma(shape) - torch.digamma(shape.sum(-1, keepdim=True))).mean(0)
+    mean_logs = logs if mean_logs is None else mean_logs + PACE * (logs - mean_logs)
+    return newton_concentration(torch.from_numpy(alpha), mean_logs).numpy(), mean_logs
 
 
 def word_concentration(counts: Array, concentration: float, steps: int = 3) -> float:

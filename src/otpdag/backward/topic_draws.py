@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from scipy import sparse, special
 
 from otpdag.backward.assignment_draws import AssignmentDraws, WordCounts
-from otpdag.backward.topic_concentrations import newton_concentration, word_concentration
+from otpdag.backward.topic_concentrations import drawn_concentration, word_concentration
 
 __all__ = ["DrawnTopics", "TopicChain", "drawn_topics"]
 
@@ -35,9 +35,6 @@ FIRST_SWEEPS = 5
 
 FIRST_PRIOR = 0.1
 """Concentration of the topics' prior from which it is learned; within some sweeps it is forgotten."""
-
-PACE = 0.2
-"""Weight of a sweep in the running mean from which alpha is learned."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +57,15 @@ class DrawnTopics:
     def topics(self) -> Array:
         """The centre of the draws in Hellinger distance; a mean would follow the few that give a rare word much."""
         return self.roots**2 / (self.roots**2).sum(1, keepdims=True)
+
+    def averaged_with(self, one: DrawnTopics, many: int) -> DrawnTopics:
+        """The mean of ``many`` draws: this one of all but the last, which is ``one``."""
+        return DrawnTopics(
+            self.roots + (one.roots - self.roots) / many,
+            self.words + (one.words - self.words) / many,
+            self.alpha + (one.alpha - self.alpha) / many,
+            self.prior + (one.prior - self.prior) / many,
+        )
 
 
 class TopicChain:
@@ -84,23 +90,23 @@ class TopicChain:
             self._draws.sweep(self._topics, self._alpha)
 
     def window(self, sweeps: int, is_over: Callable[[], bool]) -> DrawnTopics:
-        """Take so many sweeps, or as many as there is time for but one; what they say on average."""
-        taken = []
-        for _ in range(sweeps):
-            counts = self._draws.sweep(self._topics, self._alpha)
-            self._learn(counts)
-            taken.append(self._drawn(counts.by_word))
+        """Take so many sweeps, or fewer if somebody wants the end, but one; what they say on average."""
+        mean = self._swept()
+        for many in range(2, sweeps + 1):
             if is_over():
                 break
-        return averaged(taken)
+            mean = mean.averaged_with(self._swept(), many)
+        return mean
+
+    def _swept(self) -> DrawnTopics:
+        counts = self._draws.sweep(self._topics, self._alpha)
+        self._learn(counts)
+        return self._drawn(counts.by_word)
 
     def _learn(self, counts: WordCounts) -> None:
         self._prior = word_concentration(counts.by_word, self._prior)
         if self._learns_alpha:
-            shape = torch.from_numpy(self._alpha + counts.by_document)
-            logs = (torch.digamma(shape) - torch.digamma(shape.sum(-1, keepdim=True))).mean(0)
-            self._mean_logs = logs if self._mean_logs is None else self._mean_logs + PACE * (logs - self._mean_logs)
-            self._alpha = newton_concentration(torch.from_numpy(self._alpha), self._mean_logs).numpy()
+            self._alpha, self._mean_logs = drawn_concentration(self._alpha, counts.by_document, self._mean_logs)
 
     def _drawn(self, by_word: Array) -> DrawnTopics:
         shape = by_word + self._prior
@@ -110,16 +116,6 @@ class TopicChain:
         return DrawnTopics(
             roots / np.linalg.norm(roots, axis=1, keepdims=True), by_word.sum(1), self._alpha, self._prior
         )
-
-
-def averaged(draws: Sequence[DrawnTopics]) -> DrawnTopics:
-    """Means of what several draws say."""
-    return DrawnTopics(
-        np.mean([one.roots for one in draws], 0),
-        np.mean([one.words for one in draws], 0),
-        np.mean([one.alpha for one in draws], 0),
-        float(np.mean([one.prior for one in draws])),
-    )
 
 
 def drawn_topics(
