@@ -83,6 +83,19 @@ def test_windows_grow_until_topics_turn_back(monkeypatch, turns, windows):
     assert last.roots[0, 0] == list(turns)[windows - 1]
 
 
+def test_windows_are_fewer_and_shorter_where_draws_begin_near(monkeypatch):
+    asked = []
+
+    def window(self, sweeps, is_over):
+        asked.append(sweeps)
+        return DrawnTopics(np.full((2, 2), float(len(asked))), np.ones(2), np.ones(2))
+
+    monkeypatch.setattr(TopicChain, "window", window)
+    documents, begin = sparse.csr_array(np.ones((3, 2), dtype=int)), start(np.full((2, 2), 0.5), np.ones(2))
+    drawn_topics(documents, begin, np.random.default_rng(0), learns_alpha=True, is_near=True, is_over=never)
+    assert asked == [10, 20, 40, 80]
+
+
 def test_somebody_who_wants_the_end_gets_it_after_a_sweep(monkeypatch):
     sweeps = []
     learned = TopicChain._learn

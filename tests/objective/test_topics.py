@@ -328,11 +328,12 @@ def test_topics_that_sweeps_do_not_give_back_are_drawn():
 
 
 def test_of_many_documents_some_are_drawn_before_all(monkeypatch):
-    rows, learned = [], []
+    rows, near = [], []
 
-    def drawn(documents, start, generator, *, learns_alpha, is_over):
+    def drawn(documents, start, *, generator, learns_alpha, is_over, is_near=False):
+        assert learns_alpha
         rows.append(documents.shape[0])
-        learned.append(learns_alpha)
+        near.append(is_near)
         return replace(start, prior=0.5 * len(rows))
 
     monkeypatch.setattr("otpdag.objective.topics.drawn_topics", drawn)
@@ -341,7 +342,7 @@ def test_of_many_documents_some_are_drawn_before_all(monkeypatch):
     _, few, topics = overlapping(0, documents=FIRST_DOCUMENTS)
     assert few.drawn(topics)[0].drawn_prior == 1.5
     assert rows == [FIRST_DOCUMENTS, FIRST_DOCUMENTS + 1, FIRST_DOCUMENTS]
-    assert learned == [True] * 3
+    assert near == [False, True, False]
 
 
 def test_fractions_of_words_and_a_single_topic_cannot_be_drawn():

@@ -30,6 +30,9 @@ Array = NDArray[np.float64]
 FIRST_WINDOW, FEWEST_WINDOWS, MOST_WINDOWS = 25, 3, 5
 """Sweeps of the first window, each later one having twice as many, and how many windows there are (decision 0054)."""
 
+NEAR_WINDOW, NEAR_WINDOWS = 10, 4
+"""The same where draws of a part of the documents have led near: each sweep of all of them takes long."""
+
 FIRST_SWEEPS = 5
 """Sweeps in which shares alone are drawn: they start from even ones."""
 
@@ -124,6 +127,7 @@ def drawn_topics(
     generator: np.random.Generator,
     *,
     learns_alpha: bool,
+    is_near: bool = False,
     is_over: Callable[[], bool],
 ) -> DrawnTopics:
     """Draw topics in ever longer windows until they move no further in one direction; what the last window says.
@@ -132,9 +136,10 @@ def drawn_topics(
     that grow tell a slow way from noise.
     """
     chain = TopicChain(documents, start, generator, learns_alpha=learns_alpha)
+    first, most = (NEAR_WINDOW, NEAR_WINDOWS) if is_near else (FIRST_WINDOW, MOST_WINDOWS)
     windows: list[DrawnTopics] = []
-    for number in range(MOST_WINDOWS):
-        windows.append(chain.window(FIRST_WINDOW * 2**number, is_over))
+    for number in range(most):
+        windows.append(chain.window(first * 2**number, is_over))
         if is_over() or (len(windows) >= FEWEST_WINDOWS and _has_turned([one.roots for one in windows[-3:]])):
             break
     return windows[-1]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Self
 
 import numpy as np
@@ -291,9 +292,11 @@ class TopicProblem(_Documents):
         generator = np.random.default_rng([self.seed, 9])
         words = torch.exp(topics.log_counts.double()).sum(-1).numpy()
         drawn = DrawnTopics(np.sqrt(topics.probabilities.double().numpy()), words, topics.alpha.double().numpy())
-        part, learns = self._part(self._first_documents, generator), self.alpha_key is not None
-        for documents in (part, self.documents) if part.shape[0] < self.rows else (part,):
-            drawn = drawn_topics(documents, drawn, generator, learns_alpha=learns, is_over=is_over)
+        draw = partial(drawn_topics, generator=generator, learns_alpha=self.alpha_key is not None, is_over=is_over)
+        part = self._part(self._first_documents, generator)
+        drawn = draw(part, drawn)
+        if part.shape[0] < self.rows:
+            drawn = draw(self.documents, drawn, is_near=True)
         log_counts = np.log(drawn.topics.clip(min=SMALLEST_COUNT)) + np.log(drawn.words.clip(min=1))[:, None]
         ended = Topics(torch.from_numpy(log_counts), torch.from_numpy(drawn.alpha).to(topics.alpha))
         return replace(self, drawn_prior=drawn.prior), ended
