@@ -21,7 +21,7 @@ SWEEPS = 2000  # of Gibbs sampling: topics of texts take longer than those of ba
 RELEVANCE = 0.6  # the default of otpdag's `top_words`
 TOPIC_END = ";"  # between the lists of words of two topics
 WITH_PAPER_MODE = ("BBC_News",)  # the smallest corpus
-PAPER_EPOCHS = 20  # of the paper's 1,000, from one start: each takes half a minute there
+PAPER_EPOCHS = 20  # of the paper's 1,000, from one start: each takes forty seconds there
 PAPER = {
     "BBC_News": {
         "OTP-DAG": ("9.12 ± 0.81", "87.67 ± 2.65"),
