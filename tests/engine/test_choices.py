@@ -1,5 +1,7 @@
 """What kinds of data choose for a fit: where starts are guessed, how long the first legs are, which method runs."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -148,9 +150,9 @@ def test_documents_that_repeat_words_too_often_are_compared_by_pairs(ratio, meth
     assert kind.background("transport") == background
     assert kind.background("entropic") == 0.0
     assert kind.chosen("paper") == "paper"
-    (note,) = kind.notes(None)
+    (note,) = kind.notes(SimpleNamespace(problem=None))
     assert f"repeat words {ratio:.2f} times as often" in note
-    assert topics(COUNTS).notes(None) == []
+    assert topics(COUNTS).notes(SimpleNamespace(problem=None)) == []
     one = topics(COUNTS, 1)
     one.__dict__["repeats"] = Repeats(9.0, 0.01)
     assert one.holds  # one topic is how often words occur

@@ -1,5 +1,7 @@
 """Documents: which methods fit them, where they start, and in which order topics end."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -127,8 +129,12 @@ def test_the_method_follows_from_how_often_words_are_repeated():
     assert texts.background("entropic") == 0.0
     assert texts.named("auto") == topic_method("transport", documents=30, background=0.8)
     assert texts.named("entropic") == topic_method("entropic", documents=30)
-    assert texts.notes(None) == ["documents repeat words 3.00 times as often as topics alone would (± 0.01)"]
-    assert unknown.notes(None) == data(counts).notes(None) == []
+    swept, drawn = (SimpleNamespace(problem=SimpleNamespace(drawn_prior=prior)) for prior in (None, 0.25))
+    assert texts.notes(swept) == ["documents repeat words 3.00 times as often as topics alone would (± 0.01)"]
+    assert unknown.notes(swept) == data(counts).notes(swept) == []
+    assert texts.notes(drawn)[1] == data(counts).notes(drawn)[0]
+    assert "centre of draws" in texts.notes(drawn)[1]
+    assert texts.notes(drawn)[1].endswith("a learned Dirichlet prior of concentration 0.25")
 
 
 def test_too_few_documents_and_other_words_are_refused():
