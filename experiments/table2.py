@@ -172,7 +172,7 @@ def words_by_topic(results: pd.DataFrame) -> pd.DataFrame:
         for row in first.itertuples()
         for number, words in enumerate(row.words.split(TOPIC_END), start=1)
     ]
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=["corpus", "method", "topic", "words"])
 
 
 def report(figures: pd.DataFrame, words: pd.DataFrame, missing: list[str], *, quick: bool = False) -> str:
