@@ -10,10 +10,10 @@ from torch import nn
 from torch.func import functional_call
 
 from baselines.network_problem import train
-from otpdag.backward.encoder import EncoderMap
 from otpdag.estimators._pictures import PictureFormat
 from otpdag.estimators.vector_quantized import START_IMAGES, directions
-from otpdag.image_networks import (
+from otpdag.learned.autoencoder import EncoderMap, rebuilding_cost
+from otpdag.learned.image_networks import (
     Flat,
     Grid,
     image_decoder,
@@ -23,8 +23,7 @@ from otpdag.image_networks import (
     started_from_data,
     with_bottleneck,
 )
-from otpdag.objective import LossTerms
-from otpdag.objective.autoencoder import rebuilding_cost
+from otpdag.problem import LossTerms
 from otpdag.structure import unpack
 
 ROWS_AT_ONCE = 250

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from otpdag.engine import Adam
 from otpdag.engine.optimiser import Leg, Outcome
-from otpdag.objective import LossTerms, Problem, Streams
+from otpdag.noise import Streams
+from otpdag.problem import LossTerms, Problem
 from otpdag.structure import pack
 
 

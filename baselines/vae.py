@@ -7,10 +7,10 @@ import torch
 from torch.func import functional_call
 
 from baselines.network_problem import train
-from otpdag.backward.encoder import EncoderMap
 from otpdag.estimators._pictures import PictureFormat
-from otpdag.image_networks import dense_decoder, dense_encoder, seeded
-from otpdag.objective import LossTerms
+from otpdag.learned.autoencoder import EncoderMap
+from otpdag.learned.image_networks import dense_decoder, dense_encoder, seeded
+from otpdag.problem import LossTerms
 from otpdag.structure import unpack
 
 

@@ -94,7 +94,7 @@ def mutant_of(path: Path, number: int) -> Mutant:
     """One of the mutants of a file.
 
     >>> mutant_of(SOURCE / "objective" / "settings.py", 0).module
-    'otpdag.objective.settings'
+    'otpdag.settings'
     """
     tree = ast.parse(path.read_text())
     place = next(one for at, one in enumerate(_places(tree)) if at == number)

@@ -15,7 +15,7 @@ from benchmarks.harness import Case, Outcome, Record, Settings, streams, summary
 from benchmarks.problems import FACTOR, MIXED_DAG, MIXTURE, Problem
 from otpdag import datasets
 from otpdag.datasets import Truth
-from otpdag.inference.row_posterior import log_likelihood
+from otpdag.likelihood.row_posterior import log_likelihood
 
 SHARE = 0.1
 PROBLEMS = (MIXTURE, FACTOR, MIXED_DAG)

@@ -9,7 +9,7 @@ from otpdag import mechanisms as m
 from otpdag.engine import LBFGS, Course
 from otpdag.engine.monitor import Monitor
 from otpdag.engine.search import Searcher
-from otpdag.objective import LossTerms, Problem
+from otpdag.problem import LossTerms, Problem
 
 STRUCTURE = otp.Model(otp.Graph([], nodes=["x"]), {"x": m.Normal()}).structure
 SHAPES = {"x.loc": (1,), "x.scale": (1,)}

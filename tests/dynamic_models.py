@@ -8,10 +8,10 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.backward.chain_layout import lay_out_chain
 from otpdag.data import Batch, Schema
 from otpdag.data.sequences import SequenceBatch, Sequences, encode_sequences
 from otpdag.datasets import poisson_chain
+from otpdag.likelihood.chain_layout import lay_out_chain
 
 
 def poisson_hmm(transition=None, size=4):

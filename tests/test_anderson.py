@@ -2,7 +2,7 @@
 
 import torch
 
-from otpdag.anderson import correction
+from otpdag.numerics import correction
 
 
 def test_a_linear_map_is_solved_by_as_many_differences_as_it_has_dimensions():

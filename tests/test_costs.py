@@ -6,7 +6,16 @@ import pytest
 import torch
 
 from otpdag import costs
-from otpdag.costs import KL, AbstractCost, CrossEntropy, Euclidean, FunctionCost, SmoothL1, SquaredEuclidean, as_cost
+from otpdag.costs import (
+    KL,
+    AbstractCost,
+    CrossEntropy,
+    Euclidean,
+    FunctionCost,
+    SmoothL1,
+    SquaredEuclidean,
+    as_cost,
+)
 from otpdag.errors import DataError, ModelError
 
 CLASSES = [getattr(costs, name) for name in costs.__all__ if name != "FunctionCost"]

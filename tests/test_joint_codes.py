@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 import torch
 
-from otpdag.joint_codes import joint_codes
+from otpdag.numerics import joint_codes
 
 
 @pytest.mark.parametrize("sizes", [[3], [2, 3], [4, 1, 2], [2, 2, 2, 3]])

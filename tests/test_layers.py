@@ -4,7 +4,15 @@ import pytest
 import torch
 from torch import nn
 
-from otpdag.layers import apply_linear, apply_mlp, expand_to, gumbel_softmax, init_mlp, nearest, side_by_side
+from otpdag.layers import (
+    apply_linear,
+    apply_mlp,
+    expand_to,
+    gumbel_softmax,
+    init_mlp,
+    nearest,
+    side_by_side,
+)
 
 GENERATOR = torch.Generator().manual_seed(0)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from otpdag.quadrature import quadrature
+from otpdag.numerics import quadrature
 
 
 @pytest.mark.parametrize("points", [48, 160])

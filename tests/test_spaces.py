@@ -7,12 +7,12 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.backward.closed_form import SumSizes, evaluate, group_rows
 from otpdag.divergences import Energy
 from otpdag.errors import ModelError
-from otpdag.objective import Drawn, Objective, Streams
-from otpdag.objective.sampled import DrawnRows, Moment
-from otpdag.objective.settings import Weights
+from otpdag.learned.sampled import DrawnRows, Moment
+from otpdag.likelihood.enumeration import SumSizes, evaluate, group_rows
+from otpdag.noise import Streams
+from otpdag.settings import Drawn, Objective, Weights
 from otpdag.spaces import Count, Discrete, Image, Positive, Real, Simplex, Space, Unit, space_from
 from otpdag.testing import check_mechanism
 from tests.mechanisms.own import PartialCorrelation, TanhNormal

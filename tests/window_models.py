@@ -8,12 +8,11 @@ import torch
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.data.sequences import SequenceBatch
-from otpdag.engine.kinds.recognise import recognise
-from otpdag.inference.ancestral import ancestral_sequences
-from otpdag.inference.simulated import complete_batch
-from otpdag.objective import Direct, Objective
-from otpdag.objective.score_features import points_beside
-from otpdag.objective.window_scores import WindowScores
+from otpdag.engine.resolve import recognise
+from otpdag.matching.score_features import points_beside
+from otpdag.matching.window_scores import WindowScores
+from otpdag.settings import Direct, Objective
+from otpdag.simulation import ancestral_sequences, complete_batch
 
 WINDOWS = otp.Method("windows", Objective(reconstruction=0.0, direct=Direct()))
 

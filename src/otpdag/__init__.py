@@ -12,9 +12,9 @@ if TYPE_CHECKING:
         divergences,
         engine,
         estimators,
+        interop,
         mechanisms,
         metrics,
-        neighbours,
         objective,
         plots,
         schedules,
@@ -71,11 +71,11 @@ __all__ = [
     "estimators",
     "fit",
     "impute_to",
+    "interop",
     "lag",
     "load",
     "mechanisms",
     "metrics",
-    "neighbours",
     "objective",
     "paper",
     "plots",
@@ -108,7 +108,7 @@ _HOME = {
     "otpdag.model": ("Model", "load"),
     "otpdag.model.part_by_part": ("impute_to", "posterior_to", "score_to"),
 }
-_SEARCHED = ("mechanisms", "estimators", "neighbours", "plots", "divergences", "datasets", "metrics", "costs")
+_SEARCHED = ("mechanisms", "estimators", "interop", "plots", "divergences", "datasets", "metrics", "costs")
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 

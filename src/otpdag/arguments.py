@@ -8,8 +8,6 @@ from typing import Any
 
 from otpdag.errors import ModelError
 
-__all__ = ["check_choice", "check_count", "check_level", "check_mapping", "check_seconds", "check_seed"]
-
 
 def check_count(name: str, value: object, least: int = 1) -> int:
     """A whole number of at least ``least``; everything else is refused by the argument's name.

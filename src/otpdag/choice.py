@@ -16,8 +16,6 @@ from otpdag.engine import FitResult, fit
 from otpdag.errors import DataError, ModelError
 from otpdag.model import Model
 
-__all__ = ["Selection", "compare", "select"]
-
 Criterion = Literal["bic", "aic", "cv"]
 
 COLUMNS = {"bic": "BIC", "aic": "AIC", "cv": "cv_log_likelihood"}

@@ -7,8 +7,6 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["k_means", "move_centres", "nearest", "spread_centres", "squared_distances"]
-
 Array: TypeAlias = npt.NDArray[np.float64]
 
 

@@ -25,17 +25,6 @@ from otpdag.errors import DataError
 if sys.platform != "win32":
     import fcntl
 
-__all__ = [
-    "as_path",
-    "check_writable",
-    "finish_transaction",
-    "folder_transaction",
-    "is_rubbish",
-    "make_folder",
-    "replacing",
-    "write_bytes",
-    "write_text",
-]
 
 _MARK = ".otpdag-"
 _STAGED, _COMMITTED, _MANIFEST = f"{_MARK}new-", f"{_MARK}committed", f"{_MARK}manifest.json"

@@ -20,7 +20,6 @@ from otpdag.errors import GraphError, listed
 if TYPE_CHECKING:
     import networkx as nx
 
-__all__ = ["Graph", "Lag", "lag"]
 
 T = TypeVar("T")
 

@@ -14,8 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["apply_linear", "apply_mlp", "expand_to", "gumbel_softmax", "init_mlp", "nearest", "side_by_side"]
-
 
 def nearest(costs: Tensor) -> Tensor:
     """Index of the smallest number along the last axis; on a CPU by numpy, which is ten times as fast as torch.

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from otpdag.mechanisms.base import Noise
 
-__all__ = ["Streams", "draw_noise", "normal_score"]
-
 FURTHEST_UNIFORM = 1e-6  # uniform noise closer to zero or one would be a normal score that outweighs all others
 
 

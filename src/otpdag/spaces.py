@@ -22,8 +22,6 @@ from torch import Tensor
 
 from otpdag.errors import ModelError
 
-__all__ = ["Count", "Discrete", "Image", "Positive", "Real", "Simplex", "Space", "Unit"]
-
 Array = NDArray[Any]
 CostKind = Literal["squared", "smooth l1", "cross-entropy"]
 

@@ -20,8 +20,6 @@ from otpdag.mechanisms.base import Family, Parents
 from otpdag.mechanisms.parameters import Fixed, Parameter, Start, Tied
 from otpdag.spaces import Count, Discrete, Real, Space
 
-__all__ = ["Naturals", "Structure", "Theta", "first_name", "lag_name", "plainest"]
-
 Theta = Mapping[str, Tensor]
 Naturals = Mapping[str, Mapping[str, Tensor]]
 

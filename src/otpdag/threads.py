@@ -11,8 +11,6 @@ from typing import TypeVar
 
 import torch
 
-__all__ = ["bounded_threads", "in_order"]
-
 ELEMENTS_WORTH_A_THREAD = 5_000_000  # of a tensor: below, starting a thread costs more than it saves
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from torch.distributions import Normal, kl_divergence
 from baselines.sq_vae import LAST_TEMPERATURE, SQVAE
 from baselines.vae import VAE
 from baselines.vq_vae import VQVAE, VQVAEEMA
-from otpdag.objective import Streams
+from otpdag.noise import Streams
 
 SMALL = {"width": 8, "n_epochs": 30, "batch_size": 16, "learning_rate": 5e-3}
 

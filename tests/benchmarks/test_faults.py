@@ -81,7 +81,7 @@ def test_mutants_are_drawn_by_the_seed_and_differ_from_the_file_in_one_place():
     text = ast.unparse(ast.parse(path.read_text())).splitlines()
     for number in (0, 5, 11):
         mutant = mutant_of(path, number)
-        assert mutant.module == "otpdag.engine.course"
+        assert mutant.module == "otpdag.engine.optimiser"
         changed = ast.unparse(mutant.tree).splitlines()
         assert sum(a != b for a, b in zip(text, changed, strict=True)) == 1
     first, again, other = (list(map(str, sample(seed, 3, ["divergences"]))) for seed in (1, 1, 2))

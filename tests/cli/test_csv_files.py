@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.cli import app
-from otpdag.cli.csv_files import CsvText, read_csv_text
+from otpdag.cli.command_files import CsvText, read_csv_text
 from otpdag.errors import DataError
 
 

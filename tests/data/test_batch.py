@@ -11,7 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from otpdag.data import Batch, Schema, canonical_order, encode, random_part, read_cells, rows_by_content, unique_rows
+from otpdag.data import (
+    Batch,
+    Schema,
+    canonical_order,
+    encode,
+    random_part,
+    read_cells,
+    rows_by_content,
+    unique_rows,
+)
 from otpdag.data.batch import row_hashes
 from otpdag.errors import DataError
 from otpdag.graph import Graph

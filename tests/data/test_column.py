@@ -1,6 +1,6 @@
 """Names of columns."""
 
-from otpdag.data.column import cell_names, column_title
+from otpdag.data.reading import cell_names, column_title
 from otpdag.spaces import Discrete, Real
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from otpdag.data.images import Images
+from otpdag.data.documents import Images
 from otpdag.errors import DataError
 
 

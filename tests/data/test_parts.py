@@ -2,7 +2,7 @@
 
 import pytest
 
-from otpdag.data.parts import LocalParts
+from otpdag.data.partitioned import LocalParts
 
 
 def counted():

@@ -3,8 +3,7 @@
 import torch
 
 from otpdag.data import Batch
-from otpdag.data.sequence_parts import PIECE, part_of
-from otpdag.data.sequences import SequenceBatch
+from otpdag.data.sequences import PIECE, SequenceBatch, part_of
 
 
 def numbered(lengths):

@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from otpdag.datasets._download import fetch
+from otpdag.datasets._folder import fetch
 from otpdag.errors import DataError
 
 CONTENT = b"a published file"

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from otpdag.datasets._outliers import replace_rows
+from otpdag.datasets._synthetic import replace_rows
 
 RNG = np.random.default_rng(0)
 FRAME = pd.DataFrame({"x": RNG.normal(size=500), "n": RNG.poisson(4.0, 500), "k": RNG.integers(0, 3, 500)})

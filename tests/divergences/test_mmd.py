@@ -5,7 +5,7 @@ import torch
 from sklearn.metrics.pairwise import rbf_kernel
 
 from otpdag.divergences import MMD
-from otpdag.divergences.mmd import _median
+from otpdag.divergences.kernel import _median
 from otpdag.errors import DataError, ModelError
 
 KERNELS = ["gaussian", "laplace", "inverse_multiquadric"]

@@ -2,7 +2,7 @@
 
 import torch
 
-from otpdag.divergences.products import products_of_lines
+from otpdag.divergences.whitened import products_of_lines
 
 FACTORS = [torch.tensor([4, 0, 2, 7]), torch.tensor([1, 5, 3]), torch.tensor([6])]
 

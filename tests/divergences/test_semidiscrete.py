@@ -4,7 +4,7 @@ import ot
 import pytest
 import torch
 
-from otpdag.divergences.semidiscrete import reverse_gradient, semi_dual
+from otpdag.divergences.wasserstein import reverse_gradient, semi_dual
 
 
 def test_ascending_potentials_reach_exact_transport():

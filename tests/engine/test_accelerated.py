@@ -9,10 +9,10 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.anderson import correction
-from otpdag.engine.accelerated import REMEMBERED, _State, accelerated_updates, climbed
 from otpdag.engine.optimiser import Leg, Rivalry
-from otpdag.objective import LossTerms, Problem
+from otpdag.engine.updates import REMEMBERED, _State, accelerated_updates, climbed
+from otpdag.numerics import correction
+from otpdag.problem import LossTerms, Problem
 
 RATES = torch.tensor([0.99, 0.9, 0.5, 0.1], dtype=torch.float64)
 

@@ -13,15 +13,17 @@ import torch
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag import schedules
-from otpdag.backward import AmortizedMap, RowCode
 from otpdag.data import Schema, encode
 from otpdag.divergences import AbstractDivergence, Energy
 from otpdag.engine import Adam
 from otpdag.engine.adam import FEWEST_STEPS, LARGEST_GRADIENT, _has_settled, _tail_mean
-from otpdag.engine.kinds.table_data import lay_out_rows, one_start, table_problem
 from otpdag.engine.optimiser import Leg
 from otpdag.engine.search import restart_seed
-from otpdag.objective import Direct, Drawn, LossTerms, Objective, Problem, PushForward, Streams, split_theta
+from otpdag.engine.table_data import lay_out_rows, one_start, table_problem
+from otpdag.learned.amortized import AmortizedMap, RowCode
+from otpdag.noise import Streams
+from otpdag.problem import LossTerms, Problem, split_theta
+from otpdag.settings import Direct, Drawn, Objective, PushForward
 from otpdag.structure import unpack
 
 RNG = np.random.default_rng(8)

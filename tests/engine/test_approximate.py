@@ -8,9 +8,11 @@ import pytest
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.backward import SumSizes
-from otpdag.backward.elimination import Budget, split_messages
-from otpdag.inference import queries, row_posterior
+from otpdag.answers import queries
+from otpdag.likelihood import row_posterior
+from otpdag.likelihood.elimination import Budget
+from otpdag.likelihood.elimination import sums as split_messages
+from otpdag.likelihood.enumeration import SumSizes
 
 SIZE, ROWS = 4, 300
 

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.datasets import bars, poisson_chain
-from otpdag.engine.stopping import Stopping
+from otpdag.engine.monitor import Stopping
 from otpdag.errors import DataError
 from otpdag.estimators import WassersteinAutoencoder
 

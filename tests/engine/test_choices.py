@@ -10,14 +10,13 @@ from scipy import sparse
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.engine import LBFGS, Course
-from otpdag.engine.kinds import sequence_data, table_data
-from otpdag.engine.kinds.document_data import BACKGROUND, PAIR_STARTS, STARTS, DocumentData, topic_method
-from otpdag.engine.kinds.sequence_data import SequenceData
-from otpdag.engine.kinds.table_data import TableData
+from otpdag.engine import LBFGS, Course, sequence_data, table_data
+from otpdag.engine.document_data import BACKGROUND, PAIR_STARTS, STARTS, DocumentData, topic_method
 from otpdag.engine.search import restart_seed
-from otpdag.inference.word_pairs import Repeats
-from otpdag.objective import ClosedForm, Drawn
+from otpdag.engine.sequence_data import SequenceData
+from otpdag.engine.table_data import TableData
+from otpdag.likelihood.word_pairs import Repeats
+from otpdag.settings import ClosedForm, Drawn
 
 RNG = np.random.default_rng(0)
 

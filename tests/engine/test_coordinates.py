@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from otpdag.engine.coordinates import FLATTEST, MOST_CURVED, Coordinates
-from otpdag.objective import LossTerms, Problem
+from otpdag.engine.lbfgs import FLATTEST, MOST_CURVED, Coordinates
+from otpdag.problem import LossTerms, Problem
 
 
 @dataclass(frozen=True)

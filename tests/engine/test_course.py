@@ -2,7 +2,7 @@
 
 import pytest
 
-from otpdag.engine.course import FEWEST_ROWS, Course
+from otpdag.engine.optimiser import FEWEST_ROWS, Course
 from otpdag.errors import ModelError
 
 

@@ -11,7 +11,7 @@ from otpdag.data import Batch
 from otpdag.engine import Adam
 from otpdag.engine.data_sets import fit_data_sets, start_data_sets
 from otpdag.errors import ModelError
-from otpdag.objective import ClosedForm, Objective
+from otpdag.settings import ClosedForm, Objective
 
 GRAPH = otp.Graph([("z", "x")], hidden=["z"])
 WEIGHTS = np.array([[0.6, 0.4], [0.3, 0.7], [0.5, 0.5]])

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from otpdag.engine.em import EM, _State
 from otpdag.engine.optimiser import Leg
+from otpdag.engine.updates import EM, _State
 from otpdag.errors import ModelError
-from otpdag.objective import LossTerms, Problem
+from otpdag.problem import LossTerms, Problem
 
 
 def at(*rows):

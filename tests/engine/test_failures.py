@@ -12,7 +12,7 @@ from scipy.stats import norm
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.errors import DataError, ModelError
-from otpdag.objective.moment_problem import MomentProblem
+from otpdag.likelihood.moment_problem import MomentProblem
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=100)

@@ -8,8 +8,8 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.data.parts import LocalParts
-from otpdag.engine.fingerprint import fingerprint
+from otpdag.data.partitioned import LocalParts
+from otpdag.engine.checkpoint import fingerprint
 
 
 def model(components):

@@ -13,11 +13,11 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.data import Schema, encode
 from otpdag.engine import EM, LBFGS, Adam
-from otpdag.engine.kinds.table_data import automatic, lay_out_rows, one_start, table_problem
 from otpdag.engine.optimiser import Leg
 from otpdag.engine.search import restart_seed
+from otpdag.engine.table_data import automatic, lay_out_rows, one_start, table_problem
 from otpdag.errors import DataError, GraphError, ModelError
-from otpdag.objective import ClosedForm, Direct, Drawn, Objective, PushForward
+from otpdag.settings import ClosedForm, Direct, Drawn, Objective, PushForward
 
 RNG = np.random.default_rng(101)
 BEGIN = RNG.bit_generator.state

@@ -7,7 +7,7 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.datasets import poisson_chain
 from otpdag.engine import Adam
-from otpdag.objective import Drawn, Objective
+from otpdag.settings import Drawn, Objective
 
 
 def hmm(size=3, transition=None):

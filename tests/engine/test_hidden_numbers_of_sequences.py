@@ -8,7 +8,7 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.engine import Adam
 from otpdag.model.relabelling import in_one_order
-from otpdag.objective import Drawn, Objective
+from otpdag.settings import Drawn, Objective
 from tests.dynamic_models import (
     kalman,
     known_state_space,

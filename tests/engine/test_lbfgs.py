@@ -23,7 +23,7 @@ from otpdag.engine.lbfgs import (
     minimise,
 )
 from otpdag.engine.optimiser import Leg
-from otpdag.objective import LossTerms, Problem
+from otpdag.problem import LossTerms, Problem
 
 
 def rosenbrock(point):

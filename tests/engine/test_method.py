@@ -6,16 +6,15 @@ import pytest
 import torch
 
 import otpdag as otp
-from otpdag.backward.encoder import EncoderMap
 from otpdag.divergences import MMD, Energy, Wasserstein
 from otpdag.divergences.whitened import WhitenedFeatures
 from otpdag.engine import EM, LBFGS, Adam, Method
 from otpdag.engine.method import misfit
 from otpdag.errors import ModelError
-from otpdag.objective import ClosedForm, Direct, Drawn, Objective, PushForward
-from otpdag.objective.autoencoder import Encoded
-from otpdag.objective.paper_topics import PaperTopics
-from otpdag.objective.topics import TopicSweeps
+from otpdag.learned.autoencoder import Encoded, EncoderMap
+from otpdag.learned.paper_topics import PaperTopics
+from otpdag.likelihood.topic_problem import TopicSweeps
+from otpdag.settings import ClosedForm, Direct, Drawn, Objective, PushForward
 
 ENCODED = Encoded(EncoderMap(torch.nn.Linear(3, 1), 1, (3,)))
 OPTIMISERS = {"LBFGS": LBFGS(), "Adam": Adam(), "EM": EM()}

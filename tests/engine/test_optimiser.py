@@ -8,9 +8,9 @@ import torch
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.engine import EM, LBFGS, Adam
-from otpdag.engine.accelerated import accelerated_updates
 from otpdag.engine.optimiser import Leg, as_memory, from_memory, under
-from otpdag.objective import LossTerms, Problem
+from otpdag.engine.updates import accelerated_updates
+from otpdag.problem import LossTerms, Problem
 
 
 @dataclass

@@ -9,8 +9,8 @@ import pytest
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.data import Schema, encode
-from otpdag.engine.outlying_groups import _has_room, near_rows, standard_columns
-from otpdag.outlying_rows import ApartOptions
+from otpdag.engine.outlying_rows import ApartOptions
+from otpdag.engine.robust import _has_room, near_rows, standard_columns
 
 CENTRES = np.array([[0.0, 0.0], [5.0, 0.0], [10.0, 12.0]])
 

@@ -8,19 +8,17 @@ from scipy import sparse
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.backward.encoder import EncoderMap
 from otpdag.engine import EM, LBFGS, Adam, Method
-from otpdag.engine.kinds.document_data import DocumentData
-from otpdag.engine.kinds.image_data import ImageData
-from otpdag.engine.kinds.recognise import recognise
-from otpdag.engine.kinds.sequence_data import SequenceData
-from otpdag.engine.kinds.table_data import TableData
-from otpdag.engine.resolve import check_arguments, check_honoured, resolve
+from otpdag.engine.document_data import DocumentData
+from otpdag.engine.image_data import ImageData
+from otpdag.engine.resolve import check_arguments, check_honoured, recognise, resolve
+from otpdag.engine.sequence_data import SequenceData
+from otpdag.engine.table_data import TableData
 from otpdag.errors import DataError, ModelError
-from otpdag.objective import ClosedForm, Direct, Drawn, Objective, PushForward
-from otpdag.objective.autoencoder import Encoded
-from otpdag.objective.paper_topics import PaperTopics
-from otpdag.objective.topics import TopicSweeps
+from otpdag.learned.autoencoder import Encoded, EncoderMap
+from otpdag.learned.paper_topics import PaperTopics
+from otpdag.likelihood.topic_problem import TopicSweeps
+from otpdag.settings import ClosedForm, Direct, Drawn, Objective, PushForward
 
 RNG = np.random.default_rng(5)
 TABLE = pd.DataFrame({"x": RNG.normal(size=40)})

@@ -15,10 +15,10 @@ from otpdag.data import Schema, encode
 from otpdag.datasets import poisson_chain
 from otpdag.engine import Course
 from otpdag.engine import robust as robust_module
+from otpdag.engine.outlying_rows import RobustOptions
 from otpdag.engine.robust import CappedProblem
-from otpdag.engine.robust_options import RobustOptions
 from otpdag.engine.search import search
-from otpdag.objective import Problem
+from otpdag.problem import Problem
 
 
 def mixture_model():

@@ -12,7 +12,7 @@ from otpdag.engine import EM, LBFGS, Adam, Course
 from otpdag.engine.optimiser import Leg
 from otpdag.engine.search import restart_seed, search
 from otpdag.errors import ModelError
-from otpdag.objective import LossTerms
+from otpdag.problem import LossTerms
 from tests.bowls import ALL, Bowls, at, quiet
 
 # -- the best is kept -------------------------------------------------------------------------------------------------

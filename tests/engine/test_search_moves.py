@@ -11,8 +11,7 @@ from otpdag.engine.checkpoint import Journal
 from otpdag.engine.monitor import Monitor
 from otpdag.engine.optimiser import Outcome
 from otpdag.engine.search import Searcher, _Gains, search
-from otpdag.objective import LossTerms, Moved, Problem
-from otpdag.objective.problem import Alternatives
+from otpdag.problem import Alternatives, LossTerms, Moved, Problem
 from tests.bowls import SHAPES, STRUCTURE, Bowls, at, quiet
 
 # -- problems that move -----------------------------------------------------------------------------------------------

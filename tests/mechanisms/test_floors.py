@@ -11,7 +11,7 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.mechanisms.floors import default_floor, resolution
+from otpdag.mechanisms.normal import default_floor, resolution
 
 RNG = np.random.default_rng(0)
 

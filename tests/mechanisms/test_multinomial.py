@@ -6,8 +6,8 @@ import torch
 from scipy import special, stats
 
 from otpdag import mechanisms as m
-from otpdag.mechanisms.axes import Axis
 from otpdag.mechanisms.multinomial import TOPIC_STEPS, _fit_topics, _Tree
+from otpdag.mechanisms.parameters import Axis
 from otpdag.spaces import Discrete, Real, Simplex
 
 GENERATOR = np.random.default_rng(2)

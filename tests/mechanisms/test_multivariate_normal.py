@@ -8,7 +8,7 @@ from scipy import stats
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.errors import ModelError
-from otpdag.inference.mean_features import feature_columns, lay_out, mean_features
+from otpdag.matching.mean_features import feature_columns, lay_out, mean_features
 from otpdag.mechanisms.multivariate_normal import _Covariance
 from otpdag.spaces import Discrete, Real
 

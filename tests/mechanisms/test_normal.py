@@ -10,9 +10,8 @@ from scipy import integrate, stats
 from otpdag import mechanisms as m
 from otpdag.divergences.whitened import FeatureColumn, WhitenedFeatures
 from otpdag.errors import ModelError
-from otpdag.mechanisms.axes import Axis
-from otpdag.mechanisms.floors import default_floor
-from otpdag.mechanisms.normal import SMALLEST_SCALE, SMALLEST_UPDATE
+from otpdag.mechanisms.normal import SMALLEST_SCALE, SMALLEST_UPDATE, default_floor
+from otpdag.mechanisms.parameters import Axis
 from otpdag.spaces import Discrete
 from tests.mechanisms.plain import FAMILY, as_parents, line_of, pooled, table
 

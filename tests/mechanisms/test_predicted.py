@@ -6,8 +6,8 @@ import torch
 
 from otpdag import mechanisms as m
 from otpdag.errors import ModelError
-from otpdag.mechanisms.axes import Axis
-from otpdag.mechanisms.predicted import check_dim
+from otpdag.mechanisms.parameters import Axis
+from otpdag.mechanisms.predictor import check_dim
 from otpdag.spaces import Discrete, Real
 from tests.mechanisms.plain import FAMILY, as_parents, pooled, table
 

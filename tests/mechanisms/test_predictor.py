@@ -8,8 +8,7 @@ import torch
 
 from otpdag import mechanisms as m
 from otpdag.errors import ModelError
-from otpdag.mechanisms.axes import Axis
-from otpdag.mechanisms.parameters import Tied, as_setting
+from otpdag.mechanisms.parameters import Axis, Tied, as_setting
 from otpdag.mechanisms.predictor import (
     TABLE_LIMIT,
     Predictor,

@@ -18,7 +18,7 @@ from otpdag import mechanisms as m
 from otpdag.engine import LBFGS, Adam
 from otpdag.errors import DataError, ModelError
 from otpdag.model.archive import FORMAT_VERSION
-from otpdag.objective import ClosedForm, Drawn, Objective
+from otpdag.settings import ClosedForm, Drawn, Objective
 from otpdag.spaces import Discrete, Real
 
 RNG = np.random.default_rng(23)

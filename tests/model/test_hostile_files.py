@@ -8,7 +8,7 @@ import otpdag as otp
 from benchmarks.hostile_files import survey, use_model, variants
 from otpdag import mechanisms as m
 from otpdag.engine import Adam
-from otpdag.objective import Drawn, Objective
+from otpdag.settings import Drawn, Objective
 
 RNG = np.random.default_rng(5)
 

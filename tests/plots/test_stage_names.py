@@ -5,7 +5,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otpdag.plots.stage_names import name_places
+from otpdag.plots.curves import name_places
 
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.floats(0.02, 0.4)), min_size=1, max_size=12))

@@ -7,13 +7,13 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.backward.closed_form import SumSizes, group_rows
 from otpdag.data import Batch, Schema, encode
-from otpdag.engine.kinds.table_data import lay_out_rows, one_start, table_problem
 from otpdag.engine.lbfgs import minimise
 from otpdag.engine.search import restart_seed
-from otpdag.objective.closed import closed_terms
-from otpdag.objective.settings import Weights
+from otpdag.engine.table_data import lay_out_rows, one_start, table_problem
+from otpdag.likelihood.entropic_terms import closed_terms
+from otpdag.likelihood.enumeration import SumSizes, group_rows
+from otpdag.settings import Weights
 
 RNG = np.random.default_rng(4)
 

@@ -8,19 +8,8 @@ from typing import Annotated
 
 import typer
 
-from otpdag.cli.file_arguments import RowsFile, TableOutput
-from otpdag.cli.use_commands import (
-    AsJson,
-    DataPath,
-    Force,
-    ModelPath,
-    OutFile,
-    Seed,
-    SequenceColumn,
-    TimeColumn,
-)
-
-__all__ = ["compare", "effect", "forecast", "predict", "select", "summary"]
+from otpdag.cli.console import RowsFile, TableOutput
+from otpdag.cli.use_commands import AsJson, DataPath, Force, ModelPath, OutFile, Seed, SequenceColumn, TimeColumn
 
 ModelFilePath = Annotated[Path, typer.Argument(metavar="MODEL.YAML", help="Graph and mechanisms.")]
 

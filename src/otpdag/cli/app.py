@@ -9,8 +9,6 @@ import typer
 from otpdag.cli import answer_commands, fit_command, init_command, reproducing, use_commands
 from otpdag.cli.console import FriendlyGroup
 
-__all__ = ["app", "main"]
-
 app = typer.Typer(
     name="otpdag",
     cls=FriendlyGroup,

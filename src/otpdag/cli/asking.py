@@ -12,17 +12,13 @@ import pandas as pd
 
 from otpdag.choice import compare as compare_models
 from otpdag.choice import select as select_model
-from otpdag.cli.command_files import as_steps, model_at, put_table, table_at
-from otpdag.cli.console import check_file, out, say, write_out
-from otpdag.cli.csv_files import check_cells
-from otpdag.cli.file_arguments import RowsFile, TableOutput
+from otpdag.cli.command_files import as_steps, check_cells, model_at, put_table, table_at
+from otpdag.cli.console import RowsFile, TableOutput, check_file, out, say, write_out
 from otpdag.cli.model_file import ModelFile, read_model_file
 from otpdag.cli.using import setting, table_for
 from otpdag.engine import fit
 from otpdag.errors import ModelError
 from otpdag.model import Model
-
-__all__ = ["compare", "effect", "forecast", "predict", "select", "summary"]
 
 MOST_SIZES = 50  # that one command fits
 

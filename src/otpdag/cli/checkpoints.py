@@ -15,8 +15,6 @@ from otpdag.cli.console import INTERRUPTED, Interrupted, say
 from otpdag.errors import DataError
 from otpdag.files import make_folder
 
-__all__ = ["close_checkpoint", "kept_checkpoint"]
-
 
 @contextlib.contextmanager
 def kept_checkpoint(folder: Path, *, resume: bool) -> Iterator[Path | None]:

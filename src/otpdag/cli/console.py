@@ -1,4 +1,6 @@
-"""What all commands share: one place for output, one for errors, one for the rule that nothing is overwritten.
+"""What commands are told about the files that they read and write; light, so that help costs nothing.
+
+What all commands share: one place for output, one for errors, one for the rule that nothing is overwritten.
 
 Nothing here imports torch or pandas: help and usage errors come at once.
 """
@@ -10,6 +12,7 @@ import logging
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,25 +21,26 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from otpdag.errors import ModelError, OtpdagError
+from otpdag.errors import ModelError, OtpdagError, printable
 from otpdag.files import finish_transaction, is_rubbish, make_folder, write_bytes
-from otpdag.printable import printable
 
-__all__ = [
-    "LONGEST_SEED",
-    "RUN_FILES",
-    "FriendlyGroup",
-    "Interrupted",
-    "check_file",
-    "check_folder",
-    "log_lines",
-    "note_written",
-    "out",
-    "say",
-    "warn",
-    "write_file",
-    "write_out",
-]
+
+@dataclass(frozen=True)
+class RowsFile:
+    """A table, and which of its columns tell sequences apart and order their steps."""
+
+    path: Path
+    sequence: str | None = None
+    time: str | None = None
+
+
+@dataclass(frozen=True)
+class TableOutput:
+    """Where a table goes: standard output if there is no path."""
+
+    path: Path | None
+    force: bool
+
 
 RUN_FILES = (
     "model.otp",

@@ -8,11 +8,7 @@ from typing import Annotated
 
 import typer
 
-from otpdag.cli.console import LONGEST_SEED
-from otpdag.cli.file_arguments import RowsFile
-
-__all__ = ["fit"]
-
+from otpdag.cli.console import LONGEST_SEED, RowsFile
 
 MOST_STARTS, MOST_STEPS = 10_000, 100_000_000  # beyond any use: such a number is a slip of the keyboard
 

@@ -21,23 +21,25 @@ from numpy.typing import NDArray
 
 from otpdag import plots
 from otpdag.cli.checkpoints import close_checkpoint, kept_checkpoint
-from otpdag.cli.command_files import STANDARD_INPUT, as_steps, csv_text, file_hash, table_at
-from otpdag.cli.console import RUN_FILES, Interrupted, check_folder, log_lines, note_written, out, say, warn
-from otpdag.cli.csv_files import check_cells
-from otpdag.cli.file_arguments import RowsFile
+from otpdag.cli.command_files import STANDARD_INPUT, as_steps, check_cells, csv_text, file_hash, table_at
+from otpdag.cli.console import RUN_FILES, Interrupted, RowsFile, check_folder, log_lines, note_written, out, say, warn
 from otpdag.cli.model_file import read_model_file
 from otpdag.cli.printing import described, estimate_lines, estimates_table, headline
 from otpdag.cli.showing import SHOWN, shown_bytes
 from otpdag.data import Sequences
 from otpdag.engine import FitResult
 from otpdag.engine import fit as fit_model
-from otpdag.errors import ApproximationWarning, ColumnTypeWarning, ConvergenceWarning, DataError, ModelError
+from otpdag.errors import (
+    ApproximationWarning,
+    ColumnTypeWarning,
+    ConvergenceWarning,
+    DataError,
+    ModelError,
+    printable,
+)
 from otpdag.files import check_writable, folder_transaction, write_bytes
 from otpdag.model import Model
-from otpdag.printable import printable
 from otpdag.uncertainty import Summary
-
-__all__ = ["fit_to_folder", "write_run"]
 
 MOST_WORK_FOR_ERRORS = 20_000_000
 """Rows times points times parameters beyond which a run has no standard errors: some ten seconds."""

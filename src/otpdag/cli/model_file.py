@@ -37,7 +37,7 @@ from pydantic import (
     field_validator,
 )
 
-from otpdag.cli.csv_files import check_numbers
+from otpdag.cli.command_files import check_numbers
 from otpdag.data import count_categories
 from otpdag.errors import DataError, GraphError, ModelError, listed
 from otpdag.graph import MOST_STEPS_BACK, Graph, Lag
@@ -46,8 +46,6 @@ from otpdag.mechanisms.parameters import Fixed, Start, Tied
 from otpdag.mechanisms.spec import registered
 from otpdag.model import Model
 from otpdag.spaces import Space, space_from
-
-__all__ = ["ModelFile", "needs_code", "parse_model_file", "read_model_file"]
 
 MOST_ERRORS = 3  # that one message names
 MOST_BYTES, MOST_DEPTH, MOST_VALUES = 4 << 20, 24, 200_000  # of a file: beyond any model that was written by hand

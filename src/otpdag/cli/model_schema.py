@@ -6,20 +6,11 @@ import inspect
 import json
 from typing import Any
 
-from otpdag.cli.model_file import (
-    MOST_COORDINATES,
-    MOST_LAYERS,
-    MOST_UNITS,
-    OR_NONE,
-    SIZES,
-    needs_code,
-)
+from otpdag.cli.model_file import MOST_COORDINATES, MOST_LAYERS, MOST_UNITS, OR_NONE, SIZES, needs_code
 from otpdag.graph import MOST_STEPS_BACK
 from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.spec import registered
 from otpdag.spaces import Space
-
-__all__ = ["model_schema", "schema_text"]
 
 _NAME = {"type": "string", "minLength": 1}
 _NUMBERS = {"anyOf": [{"type": "number"}, {"type": "array", "items": {"$ref": "#/$defs/numbers"}}]}

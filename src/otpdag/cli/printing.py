@@ -13,8 +13,6 @@ from otpdag.engine import FitResult
 from otpdag.model import Model
 from otpdag.tables import estimates
 
-__all__ = ["described", "estimate_lines", "estimates_table", "headline"]
-
 
 def headline(result: FitResult) -> Text:
     """How a fit ended, in a line or two."""

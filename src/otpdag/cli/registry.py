@@ -30,18 +30,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-__all__ = [
-    "EVERY",
-    "Experiment",
-    "Page",
-    "Run",
-    "Scale",
-    "discover",
-    "experiment",
-    "find_folder",
-    "named_folder",
-    "registered",
-]
 
 EVERY = "*"
 

@@ -14,11 +14,8 @@ from rich.text import Text
 from otpdag.cli.console import LONGEST_SEED, check_folder, note_written, out, say, warn
 from otpdag.cli.registry import EVERY, Experiment, Run, Scale, discover, find_folder, named_folder, registered
 from otpdag.cli.results import check_same_run, results_page, write_picture, write_run
-from otpdag.errors import ModelError
+from otpdag.errors import ModelError, printable
 from otpdag.files import make_folder
-from otpdag.printable import printable
-
-__all__ = ["reproduce"]
 
 
 def reproduce(

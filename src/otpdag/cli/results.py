@@ -15,7 +15,6 @@ from otpdag.errors import DataError, ModelError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["check_same_run", "results_page", "write_picture", "write_run"]
 
 ABOUT = "run.json"
 HEAD = (

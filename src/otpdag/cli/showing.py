@@ -15,10 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from otpdag.cli.console import RUN_FILES, out, write_out
+from otpdag.errors import printable
 from otpdag.files import finish_transaction
-from otpdag.printable import printable
-
-__all__ = ["SHOWN", "EstimateLine", "lines_table", "number", "show_saved", "shown_bytes"]
 
 SHOWN = "shown.json"
 MOST_ENTRIES = 40  # of one parameter

@@ -13,11 +13,8 @@ import yaml
 from otpdag.cli.command_files import STANDARD_INPUT, table_at
 from otpdag.cli.console import check_file, say, write_file, write_out
 from otpdag.data.types import ColumnType, column_types
-from otpdag.errors import ModelError
-from otpdag.printable import printable
+from otpdag.errors import ModelError, printable
 from otpdag.spaces import Count, Discrete
-
-__all__ = ["first_model", "write_first_model"]
 
 STANDARD_OUTPUT = Path("-")
 _PYTHON_CATEGORY = re.compile(r"\bm\.Categorical\((\d+)\)")

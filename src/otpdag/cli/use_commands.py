@@ -8,10 +8,7 @@ from typing import Annotated
 
 import typer
 
-from otpdag.cli.console import LONGEST_SEED
-from otpdag.cli.file_arguments import RowsFile, TableOutput
-
-__all__ = ["check", "impute", "posterior", "report", "sample", "score", "show"]
+from otpdag.cli.console import LONGEST_SEED, RowsFile, TableOutput
 
 MOST_ROWS, MOST_DRAWS = 10_000_000, 100_000  # what one machine can hold
 

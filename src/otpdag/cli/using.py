@@ -11,20 +11,26 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from otpdag.cli.command_files import as_steps, file_hash, model_at, put_table, table_at
-from otpdag.cli.console import RUN_FILES, check_file, note_written, out, say, warn, write_file, write_out
-from otpdag.cli.csv_files import check_cells, read_csv_text
-from otpdag.cli.file_arguments import RowsFile, TableOutput
+from otpdag.cli.command_files import as_steps, check_cells, file_hash, model_at, put_table, read_csv_text, table_at
+from otpdag.cli.console import (
+    RUN_FILES,
+    RowsFile,
+    TableOutput,
+    check_file,
+    note_written,
+    out,
+    say,
+    warn,
+    write_file,
+    write_out,
+)
 from otpdag.cli.printing import described, estimates_table
-from otpdag.errors import ModelError
+from otpdag.errors import ModelError, printable
 from otpdag.files import finish_transaction, make_folder
 from otpdag.model import Model
-from otpdag.printable import printable
 
 if TYPE_CHECKING:
     from otpdag.report import Run
-
-__all__ = ["check", "impute", "posterior", "report", "sample", "score", "setting", "show", "table_for"]
 
 
 def show(model_path: Path, *, as_json: bool) -> None:

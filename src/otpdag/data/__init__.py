@@ -6,15 +6,18 @@ batch; :func:`decode` turns tensors back into a table. NaN, None, ``pd.NA`` and 
 Only this package knows what columns of pandas may hold, and how files of tables are read.
 """
 
-from otpdag.data.batch import Batch, canonical_order, distinct_rows, random_part, rows_by_content, unique_rows
-from otpdag.data.column import Column, Label
-from otpdag.data.documents import Documents
-from otpdag.data.frames import as_frame, known_table
-from otpdag.data.images import Images
+from otpdag.data.batch import (
+    Batch,
+    canonical_order,
+    distinct_rows,
+    random_part,
+    rows_by_content,
+    unique_rows,
+)
+from otpdag.data.documents import Documents, Images
 from otpdag.data.part_table import PartTable, Reading, open_table
-from otpdag.data.partitioned import Partitioned, is_partitioned
-from otpdag.data.parts import Parts
-from otpdag.data.reading import Table
+from otpdag.data.partitioned import Partitioned, Parts, is_partitioned
+from otpdag.data.reading import Column, Label, Table, as_frame, known_table, read_table, write_table
 from otpdag.data.schema import Schema
 from otpdag.data.sequences import (
     SequenceBatch,
@@ -25,7 +28,6 @@ from otpdag.data.sequences import (
     replace_table,
 )
 from otpdag.data.table import Cells, decode, encode, read_cells
-from otpdag.data.table_files import read_table, write_table
 from otpdag.data.types import ColumnType, column_type, column_types, count_categories, infer_space
 
 __all__ = [

@@ -15,18 +15,6 @@ from torch import Tensor
 
 from otpdag.errors import DataError, listed
 
-__all__ = [
-    "Batch",
-    "canonical_order",
-    "distinct_rows",
-    "mixed",
-    "random_part",
-    "row_hashes",
-    "rows_by_content",
-    "unique_rows",
-]
-
-
 Codes: TypeAlias = npt.NDArray[np.int64]
 Hashes: TypeAlias = npt.NDArray[np.uint64]
 

@@ -1,4 +1,7 @@
-"""Documents: sparse counts of words."""
+"""Documents: sparse counts of words.
+
+Images as rows of numbers.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from numpy.typing import ArrayLike
 from scipy import sparse
 from torch import Tensor
 
 from otpdag.data.batch import mixed
 from otpdag.errors import DataError
-
-__all__ = ["Documents", "shuffled_words"]
 
 
 class Documents:
@@ -55,3 +57,22 @@ def shuffled_words(documents: sparse.csr_array, generator: np.random.Generator) 
         shuffled = generator.permutation(np.repeat(documents.indices[part], often))
         words.append(torch.from_numpy(shuffled.astype(np.int64)))
     return words
+
+
+class Images:
+    """Images, or rows of numbers, for :func:`otpdag.fit` of an auto-encoder.
+
+    Args:
+        pixels: An array (n, ...): each image is flattened, channels first.
+
+    >>> Images(np.zeros((5, 1, 8, 8))).rows.shape
+    torch.Size([5, 64])
+    """
+
+    def __init__(self, pixels: ArrayLike | Tensor) -> None:
+        held = pixels.detach().cpu().numpy() if isinstance(pixels, Tensor) else np.asarray(pixels)
+        if held.ndim < 2 or len(held) < 2:
+            raise DataError(f"images must have shape (n, ...) with at least 2 of them; got {held.shape}")
+        if not np.isfinite(held).all():
+            raise DataError("images must be finite; got NaN or infinity")
+        self.rows = torch.from_numpy(np.ascontiguousarray(held.reshape(len(held), -1), dtype=np.float32))

@@ -17,17 +17,13 @@ import torch
 from torch import Tensor
 
 from otpdag.data.batch import Batch, random_part, unique_rows
-from otpdag.data.checking import LARGEST
-from otpdag.data.column import Column, column_title
-from otpdag.data.partitioned import Partitioned
-from otpdag.data.parts import Parts
+from otpdag.data.partitioned import Partitioned, Parts
+from otpdag.data.reading import Column, column_title
 from otpdag.data.schema import Schema
-from otpdag.data.table import encode
+from otpdag.data.table import LARGEST, encode
 from otpdag.errors import DataError, listed
 from otpdag.graph import Graph
 from otpdag.spaces import Discrete, Space
-
-__all__ = ["PartTable", "Reading", "open_table"]
 
 MOST_LEVELS = 1_000
 """Distinct values of a column of categories that are collected: more are refused anyway."""

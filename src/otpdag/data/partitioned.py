@@ -1,23 +1,163 @@
-"""Tables that need not fit into memory: Parquet files, Arrow datasets and Dask frames, read part by part."""
+"""A table in parts that stay where they are: work goes to them, results come back.
+
+Partitions of a Dask frame: on the workers of the current client, or one after another where there is none.
+
+What is made of a partition stays on a worker as a future. The scheduler knows how each came about, so that what a
+worker takes with it when it dies is made again on another.
+
+Tables that need not fit into memory: Parquet files, Arrow datasets and Dask frames, read part by part.
+"""
 
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pandas as pd
 
-from otpdag.data.parts import LocalParts, Parts
-from otpdag.errors import DataError, listed
+from otpdag.errors import DataError, OtpdagError, listed
+from otpdag.threads import in_order
 
+if TYPE_CHECKING:
+    from distributed import Client, Future
 if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.dataset as pds
 
-__all__ = ["Partitioned", "arrow_dataset", "is_dask", "is_partitioned"]
+
+Work: TypeAlias = Callable[..., Any]
+"""Called as ``work(part, number, *arguments)``; where parts are elsewhere, it must be a function that can be sent."""
+
+Step: TypeAlias = tuple[Work, tuple[Any, ...]]
+"""Work and its arguments."""
+
+
+class Parts(ABC):
+    """Parts in a fixed order, numbered from zero."""
+
+    @abstractmethod
+    def each(self, work: Work, *arguments: Any) -> Iterator[Any]:
+        """What ``work`` returns for every part, in their order."""
+
+    @abstractmethod
+    def mapped(self, work: Work, *arguments: Any, keep: bool) -> Parts:
+        """The parts after some work: kept where they are or, to save memory, made anew whenever they are asked for."""
+
+    @abstractmethod
+    def only(self, numbers: Sequence[int]) -> Parts:
+        """These parts, numbered anew in their order."""
+
+    def with_columns(self, names: Sequence[str], *, coded: bool = False) -> Parts:
+        """The same with these columns only, where reading fewer costs less; ``coded`` allows categories for text."""
+        return self
+
+
+class LocalParts(Parts):
+    """Parts that are made one after another in this process, and worked on by the threads that a fit may use.
+
+    >>> numbers = LocalParts(lambda: iter([1, 2, 3]))
+    >>> list(numbers.mapped(lambda part, number: 10 * part, keep=True).each(lambda part, number, more: part + more, 5))
+    [15, 25, 35]
+    """
+
+    def __init__(self, made: Callable[[], Iterator[Any]], works: tuple[Step, ...] = ()) -> None:
+        self.made, self.works = made, works
+
+    def each(self, work: Work, *arguments: Any) -> Iterator[Any]:
+        """In their order; only as many parts are held at a time as there are threads, and one more."""
+        works = (*self.works, (work, arguments))
+        return in_order(partial(_through, works, part, number) for number, part in enumerate(self.made()))
+
+    def mapped(self, work: Work, *arguments: Any, keep: bool) -> LocalParts:
+        """Kept from the first pass on, or made anew in every pass."""
+        if not keep:
+            return LocalParts(self.made, (*self.works, (work, arguments)))
+        return LocalParts(_Kept(lambda: self.each(work, *arguments)))
+
+    def only(self, numbers: Sequence[int]) -> LocalParts:
+        """Others are made, and dropped.
+
+        >>> list(LocalParts(lambda: iter("abc")).only([0, 2]).each(lambda part, number: (part, number)))
+        [('a', 0), ('c', 1)]
+        """
+        wanted = frozenset(numbers)
+        return LocalParts(lambda: (part for at, part in enumerate(self.made()) if at in wanted), self.works)
+
+
+def _through(works: Sequence[Step], part: Any, number: int) -> Any:
+    """One part after all work on it."""
+    for work, arguments in works:
+        part = work(part, number, *arguments)
+    return part
+
+
+class _Kept:
+    """Makes parts once, when they are first asked for."""
+
+    def __init__(self, made: Callable[[], Iterator[Any]]) -> None:
+        self.made = made
+        self.parts: list[Any] | None = None
+
+    def __call__(self) -> Iterator[Any]:
+        if self.parts is None:
+            self.parts = list(self.made())
+        return iter(self.parts)
+
+
+def dask_parts(frame: Any) -> Parts:
+    """The partitions of a Dask frame, in their order."""
+    client = _current_client()
+    if client is None:
+        return LocalParts(lambda: (one.compute(scheduler="synchronous") for one in frame.to_delayed()))
+    futures = client.compute(frame.to_delayed())
+    return DaskParts(client, list(futures))
+
+
+def _current_client() -> Client | None:
+    try:
+        from distributed import default_client
+    except ImportError:
+        return None
+    try:
+        return default_client()
+    except ValueError:  # there is none
+        return None
+
+
+class DaskParts(Parts):
+    """Futures of parts; work is sent to where they are."""
+
+    def __init__(self, client: Client, futures: Sequence[Future]) -> None:
+        self.client, self.futures = client, list(futures)
+
+    def each(self, work: Work, *arguments: Any) -> Iterator[Any]:
+        """All at once; results come in the order of the parts."""
+        results = self._sent(work, arguments)
+        try:
+            yield from self.client.gather(results)
+        except OtpdagError:
+            raise
+        except Exception as error:
+            raise DataError(f"a partition could not be worked on: {type(error).__name__}: {error}") from error
+
+    def mapped(self, work: Work, *arguments: Any, keep: bool) -> DaskParts:
+        """Kept by the workers, whatever ``keep`` says: only they know their memory."""
+        return DaskParts(self.client, self._sent(work, arguments))
+
+    def only(self, numbers: Sequence[int]) -> DaskParts:
+        """The futures of these."""
+        return DaskParts(self.client, [self.futures[number] for number in numbers])
+
+    def _sent(self, work: Work, arguments: tuple[Any, ...]) -> list[Future]:
+        return [
+            self.client.submit(work, part, number, *arguments, pure=False) for number, part in enumerate(self.futures)
+        ]
+
 
 SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".arrow": "feather", ".feather": "feather"}
 
@@ -54,8 +194,6 @@ class Partitioned:
     def opened(self) -> tuple[Parts, tuple[str, ...], bool]:
         """The parts as frames, the names of their columns, and whether they are on other machines."""
         if is_dask(self.data):
-            from otpdag.data.dask_parts import dask_parts
-
             return dask_parts(self.data), tuple(map(str, self.data.columns)), True
         dataset = arrow_dataset(self.data)
         return ArrowParts(dataset, self.block_rows), tuple(dataset.schema.names), False

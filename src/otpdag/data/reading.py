@@ -1,21 +1,99 @@
-"""Tables of any kind -- frames, mappings, arrays, tensors -- become one frame for each node."""
+"""A column: where and how a table holds one node.
+
+Tables of other libraries (polars, arrow and whatever narwhals knows) as frames of pandas.
+
+Tables of any kind -- frames, mappings, arrays, tensors -- become one frame for each node.
+
+Tables in files: CSV, TSV and Parquet.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import narwhals
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from torch import Tensor
 
-from otpdag.data.column import Column, column_title
-from otpdag.data.frames import known_table
 from otpdag.errors import DataError, listed
+from otpdag.spaces import Space
 
-__all__ = ["Table", "check_unseen", "read_blocks", "to_numpy"]
+Label: TypeAlias = str | bool | int | float
+
+
+@dataclass(frozen=True)
+class Column:
+    """Where and how a table holds one node.
+
+    Attributes:
+        space: The node's values.
+        labels: What the categories are called, in the order of their codes; None for plain codes.
+        names: The columns, one for each cell.
+    """
+
+    space: Space
+    labels: tuple[Label, ...] | None
+    names: tuple[str, ...]
+
+
+def cell_names(node: str, space: Space) -> tuple[str, ...]:
+    """The columns of a node: its own name, or ``x.0``, ``x.1`` and so on if it has several cells."""
+    return (node,) if space.cells == 1 else tuple(f"{node}.{cell}" for cell in range(space.cells))
+
+
+def column_title(node: str, name: str) -> str:
+    """What an error message calls a column."""
+    return f"column {name!r}" if name == node else f"column {name!r} of node {node!r}"
+
+
+def known_table(data: Any) -> Any:
+    """The same data, as a pandas frame if they are a table of another library; anything else as it is.
+
+    Raises:
+        DataError: The table is lazy: its cells are not there yet.
+    """
+    if isinstance(data, pd.DataFrame | Mapping | np.ndarray):
+        return data
+    table = narwhals.from_native(data, pass_through=True)
+    if isinstance(table, narwhals.LazyFrame):
+        raise DataError(
+            f"data must be a table with its cells; got a lazy {type(data).__name__}: collect() or compute() it first"
+        )
+    if not isinstance(table, narwhals.DataFrame):
+        return data
+    return pd.DataFrame({name: _cells(table[name]) for name in table.columns})
+
+
+def as_frame(data: Any) -> pd.DataFrame:
+    """A table of any library, or a dictionary of columns, as a pandas frame with one column of each name.
+
+    >>> as_frame({"x": [1.0, None], "k": ["a", "b"]}).shape
+    (2, 2)
+    """
+    table = known_table(data)
+    if isinstance(table, Mapping):
+        try:
+            table = pd.DataFrame({name: np.asarray(column) for name, column in table.items()})
+        except ValueError as error:
+            raise DataError(f"data must be a dictionary of columns of one length; {error}") from None
+    if not isinstance(table, pd.DataFrame):
+        raise DataError(f"data must be a DataFrame or a dictionary of columns; got {type(data).__name__}")
+    if not table.columns.is_unique:
+        name = table.columns[table.columns.duplicated()][0]
+        raise DataError(f"column {name!r} must be there once; the table has several of that name")
+    return table
+
+
+def _cells(column: narwhals.Series[Any]) -> Any:
+    """Numbers as an array with NaN for what is missing, anything else cell by cell with None."""
+    if column.dtype.is_numeric() and not column.dtype.is_decimal():
+        return column.to_numpy()
+    return column.to_list()
 
 
 Table: TypeAlias = pd.DataFrame | Mapping[str, Any] | npt.NDArray[Any] | Tensor
@@ -124,3 +202,50 @@ def check_unseen(data: Table, node: str, column: Column) -> None:
                 f"node {node!r} is hidden, but the table has a column {name!r}; "
                 "drop the column or take the node out of hidden"
             )
+
+
+def read_table(path: str | Path) -> pd.DataFrame:
+    """Read a table from a file.
+
+    Args:
+        path: A file that ends in ``.csv``, ``.tsv`` (cells between tabs) or ``.parquet``; the last needs pyarrow.
+
+    Returns:
+        The table.
+
+    Raises:
+        DataError: The file is of another kind, does not exist, or needs a package that is not installed.
+    """
+    path = Path(path)
+    if path.suffix not in (".csv", ".tsv", ".parquet"):
+        raise DataError(f"path must end in .csv, .tsv or .parquet; got {str(path)!r}")
+    if not path.is_file():
+        raise DataError(f"path must be a file that exists; got {str(path)!r}")
+    if path.suffix != ".parquet":
+        return pd.read_csv(path, sep="\t" if path.suffix == ".tsv" else ",")
+    try:
+        return pd.read_parquet(path)
+    except ImportError as error:
+        raise DataError(f"path {str(path)!r} needs the package pyarrow: pip install pyarrow") from error
+
+
+def write_table(table: pd.DataFrame, path: str | Path, *, index: bool = False) -> None:
+    """Write a table to a file, into a folder that is made if there is none.
+
+    Args:
+        table: The table.
+        path: A file; one that ends in ``.parquet`` needs pyarrow, ``.tsv`` has tabs, any other becomes CSV.
+        index: Whether the index becomes a column.
+
+    Raises:
+        DataError: The file needs a package that is not installed.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix != ".parquet":
+        table.to_csv(path, sep="\t" if path.suffix == ".tsv" else ",", index=index, lineterminator="\n")
+        return
+    try:
+        table.to_parquet(path, index=index)
+    except ImportError:
+        raise DataError(f"{str(path)!r} needs the package pyarrow: pip install pyarrow") from None

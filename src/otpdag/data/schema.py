@@ -9,14 +9,11 @@ from typing import Any
 
 import pandas as pd
 
-from otpdag.data.column import Column, Label, cell_names, column_title
-from otpdag.data.reading import Table, read_blocks
+from otpdag.data.reading import Column, Label, Table, cell_names, column_title, read_blocks
 from otpdag.data.types import find_labels, find_number_labels, in_blocks
 from otpdag.errors import DataError, ModelError, listed
 from otpdag.graph import Graph
 from otpdag.spaces import Discrete, Space, space_from
-
-__all__ = ["Schema"]
 
 
 @dataclass(frozen=True)

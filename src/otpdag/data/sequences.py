@@ -2,6 +2,8 @@
 
 A :class:`Sequences` says which rows belong together and in which order; :func:`encode_sequences` turns it into a
 :class:`SequenceBatch`. There is no padding anywhere: a flat table and the lengths say everything.
+
+Parts of sequences, on which a search begins before it sees them all.
 """
 
 from __future__ import annotations
@@ -18,13 +20,10 @@ import torch
 from torch import Tensor
 
 from otpdag.data.batch import Batch, mixed, row_hashes
-from otpdag.data.frames import known_table
-from otpdag.data.reading import Table, to_numpy
+from otpdag.data.reading import Table, known_table, to_numpy
 from otpdag.data.schema import Schema
 from otpdag.data.table import encode
 from otpdag.errors import DataError
-
-__all__ = ["SequenceBatch", "SequenceTable", "Sequences", "as_sequences", "encode_sequences", "replace_table"]
 
 Lengths: TypeAlias = npt.NDArray[np.int64]
 
@@ -259,3 +258,22 @@ def _check_lengths(lengths: npt.ArrayLike, rows: int) -> Lengths:
     if int(counts.sum()) != rows:
         raise DataError(f"lengths must add up to the number of steps, {rows}; they add up to {int(counts.sum())}")
     return counts.astype(np.int64)
+
+
+PIECE = 250
+"""Steps in a piece of a long sequence, at least: its first step is explained by itself, one error in 250."""
+
+PIECES = 40
+"""Pieces that a part has, if sequences are long: enough to see all of a series."""
+
+
+def part_of(batch: SequenceBatch, steps: int | Tensor, seed: int) -> SequenceBatch:
+    """A random part of about that many steps, whole sequences or pieces of long ones; or the sequences asked for."""
+    if isinstance(steps, Tensor):
+        return batch.take(steps)
+    if batch.rows <= steps:
+        return batch
+    pieces = batch.cut(max(PIECE, min(int(batch.lengths.max()), steps // PIECES)))
+    order = torch.randperm(len(pieces.lengths), generator=torch.Generator().manual_seed(seed))
+    enough = int((pieces.lengths[order].cumsum(0) < steps).sum()) + 1
+    return pieces.take(order[:enough])

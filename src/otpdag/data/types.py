@@ -16,23 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from otpdag.data.column import Label
+from otpdag.data.reading import Label
 from otpdag.errors import DataError, listed
 from otpdag.spaces import Count, Discrete, Real, Space
-
-__all__ = [
-    "ColumnType",
-    "Floats",
-    "as_label",
-    "as_numbers",
-    "column_type",
-    "column_types",
-    "count_categories",
-    "find_labels",
-    "find_number_labels",
-    "infer_space",
-]
-
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 _NUMERIC_KINDS = {"integer", "floating", "mixed-integer-float", "decimal", "boolean", "empty"}

@@ -5,19 +5,21 @@ The truth has the layout of ``Model.params()``: parameters by name, by node.
 """
 
 from otpdag.datasets._bars import Bars, bars
-from otpdag.datasets._bif import parse_bif, read_bif
 from otpdag.datasets._corpus import Corpus, corpus, read_corpus
-from otpdag.datasets._factor import factor, siblings
 from otpdag.datasets._folder import data_folder, load_network
 from otpdag.datasets._images import ImageSet, load_images
-from otpdag.datasets._latent_class import latent_class
-from otpdag.datasets._missing import delete_cells
-from otpdag.datasets._mixed_dag import mixed_dag
-from otpdag.datasets._mixture import mixture
-from otpdag.datasets._network import DiscreteNetwork
-from otpdag.datasets._outliers import replace_rows
-from otpdag.datasets._poisson_chain import poisson_chain
-from otpdag.datasets._truth import Truth
+from otpdag.datasets._networks import DiscreteNetwork, parse_bif, read_bif
+from otpdag.datasets._synthetic import (
+    Truth,
+    delete_cells,
+    factor,
+    latent_class,
+    mixed_dag,
+    mixture,
+    poisson_chain,
+    replace_rows,
+    siblings,
+)
 
 __all__ = [
     "Bars",

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import sparse
 
-from otpdag.datasets._truth import Array
+from otpdag.datasets._synthetic import Array
 
 _CHUNK = 1000  # documents drawn at once: memory does not grow with their number
 

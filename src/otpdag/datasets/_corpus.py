@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from scipy import sparse
 
-from otpdag.datasets._download import fetch, has_checksum
+from otpdag.datasets._folder import fetch, has_checksum
 from otpdag.errors import DataError
 
 Partition = Literal["train", "val", "test"]

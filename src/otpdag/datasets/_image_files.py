@@ -17,10 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from otpdag.datasets._download import fetch, has_checksum
+from otpdag.datasets._folder import fetch, has_checksum
 from otpdag.errors import DataError
-
-__all__ = ["PUBLISHED", "Published", "Split"]
 
 Bytes = NDArray[np.uint8]
 Split = tuple[Bytes, NDArray[np.int64], Bytes, NDArray[np.int64]]

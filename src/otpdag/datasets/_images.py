@@ -10,12 +10,9 @@ from zipfile import ZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from otpdag.datasets._download import has_checksum
-from otpdag.datasets._folder import data_folder
+from otpdag.datasets._folder import data_folder, has_checksum
 from otpdag.datasets._image_files import PUBLISHED, Split
 from otpdag.errors import DataError
-
-__all__ = ["ImageSet", "load_images"]
 
 Bytes = NDArray[np.uint8]
 Source = Literal["any", "prepared", "published"]

@@ -5,9 +5,8 @@ Every divergence is called as ``divergence(x, y, a, b, generator=generator)`` wi
 """
 
 from otpdag.divergences.base import AbstractDivergence
-from otpdag.divergences.energy import Energy
 from otpdag.divergences.jensen_shannon import JensenShannon
-from otpdag.divergences.mmd import MMD
+from otpdag.divergences.kernel import MMD, Energy
 from otpdag.divergences.sinkhorn import Sinkhorn
 from otpdag.divergences.sliced import SlicedWasserstein
 from otpdag.divergences.wasserstein import Wasserstein

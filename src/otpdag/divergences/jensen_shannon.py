@@ -13,8 +13,6 @@ from otpdag.divergences.base import AbstractDivergence
 from otpdag.errors import ModelError
 from otpdag.layers import apply_mlp, init_mlp
 
-__all__ = ["JensenShannon"]
-
 LOG_2 = math.log(2)
 
 

@@ -10,11 +10,8 @@ import torch
 from torch import Tensor
 
 from otpdag.costs import AbstractCost, PointFunction, SquaredEuclidean, as_cost
-from otpdag.divergences.base import AbstractDivergence, fill_weights, require_finite
-from otpdag.divergences.statistics import pair_mean, weigh_rows
+from otpdag.divergences.base import AbstractDivergence, fill_weights, pair_mean, require_finite, weigh_rows
 from otpdag.errors import ConvergenceWarning, ModelError
-
-__all__ = ["Sinkhorn"]
 
 BLOCK = 10  # sweeps between two absorptions of the scalings
 NEGLIGIBLE = -70.0  # logarithm of a share of mass that no precision sees

@@ -11,8 +11,6 @@ from torch import Tensor
 from otpdag.divergences.base import AbstractDivergence, fill_weights
 from otpdag.errors import ModelError
 
-__all__ = ["SlicedWasserstein"]
-
 
 @dataclass(frozen=True)
 class SlicedWasserstein(AbstractDivergence):

@@ -1,4 +1,9 @@
-r"""Whitened kernel features: an integral probability metric for mixed tables.
+r"""Products of lines of numbers, each line in one product: what features of several columns are.
+
+Most of the time of a distance between features goes into these products and their gradient, of which the general rules
+of differentiation keep every intermediate one.
+
+Whitened kernel features: an integral probability metric for mixed tables.
 
 Each feature is a product of kernels on a random subset of one to four columns, centred at a row of the data:
 
@@ -14,15 +19,57 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from otpdag.divergences.base import AbstractDivergence, fill_weights
-from otpdag.divergences.products import products_of_lines
 from otpdag.layers import side_by_side
 
-__all__ = ["FeatureColumn", "FittedFeatures", "WhitenedFeatures", "whitening_of"]
+
+def products_of_lines(lines: Tensor, factors: Sequence[Tensor]) -> Tensor:
+    r"""Products :math:`p_j = \prod_k l_{f_k(j)}` of lines (..., C, S): (..., J, S).
+
+    Args:
+        lines: Lines of numbers, each of which is a factor of one product.
+        factors: For each k, the numbers of the lines that are the k-th factor of the first products; of fewer and fewer
+            products, so that the first ones have most factors.
+
+    >>> lines = torch.tensor([[2.0], [3.0], [5.0]])
+    >>> products_of_lines(lines, [torch.tensor([0, 1]), torch.tensor([2])])
+    tensor([[10.],
+            [ 3.]])
+    """
+    product: Tensor = _Products.apply(lines, *factors)
+    return product
+
+
+class _Products(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, lines: Tensor, *factors: Tensor) -> Tensor:
+        ctx.save_for_backward(lines, *factors)
+        return _multiplied(lines.index_select(-2, factors[0]), lines, factors[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradient of a factor is that of its product times all other factors."""
+        (gradient,) = gradients
+        lines, *factors = ctx.saved_tensors
+        total = torch.zeros_like(lines)
+        for index, own in enumerate(factors):
+            others = [factor for other, factor in enumerate(factors) if other != index]
+            part = _multiplied(gradient[..., : len(own), :].clone(), lines, others)
+            total.index_copy_(-2, own, part)
+        return (total, *(None for _ in factors))
+
+
+def _multiplied(product: Tensor, lines: Tensor, factors: Sequence[Tensor]) -> Tensor:
+    """Multiply the first products by their factors, in place."""
+    most = product.shape[-2]
+    for factor in factors:
+        product[..., : len(factor), :].mul_(lines.index_select(-2, factor[:most]))
+    return product
 
 
 @dataclass(frozen=True)

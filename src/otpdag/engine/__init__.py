@@ -5,16 +5,15 @@ model.
 """
 
 from otpdag.engine.adam import Adam
-from otpdag.engine.course import Course
-from otpdag.engine.em import EM
+from otpdag.engine.data_kind import DataKind, Layout
 from otpdag.engine.fit import fit
-from otpdag.engine.kinds.kind import DataKind
 from otpdag.engine.lbfgs import LBFGS
 from otpdag.engine.method import Method, entropic, paper, transport
-from otpdag.engine.point_layout import Layout
+from otpdag.engine.optimiser import Course
+from otpdag.engine.outlying_rows import RobustOptions
 from otpdag.engine.result import FitResult, Status
-from otpdag.engine.robust_options import RobustOptions
 from otpdag.engine.search import Restart
+from otpdag.engine.updates import EM
 
 __all__ = [
     "EM",

@@ -13,10 +13,8 @@ from torch import Tensor
 from otpdag.engine.optimiser import Leg, Memory, Outcome, Progress, Watch, under
 from otpdag.errors import ModelError
 from otpdag.noise import Streams
-from otpdag.objective import split_theta
+from otpdag.problem import split_theta
 from otpdag.schedules import Cosine
-
-__all__ = ["Adam"]
 
 LARGEST_GRADIENT = 10.0
 """Length at which a replica's gradient is cut: losses are of order one in the data's units, and so are gradients."""

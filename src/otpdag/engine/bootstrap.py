@@ -15,14 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from otpdag.arguments import check_level
-from otpdag.engine.course import Course
 from otpdag.engine.lbfgs import LBFGS
+from otpdag.engine.optimiser import Course
 from otpdag.engine.search import Searcher, search
 from otpdag.errors import ModelError
-from otpdag.objective import Problem
+from otpdag.problem import Problem
 from otpdag.threads import bounded_threads
-
-__all__ = ["BootstrapOptions", "bootstrap_draws", "bootstrap_table", "described_parameters"]
 
 Array = NDArray[np.float64]
 

@@ -16,19 +16,16 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from otpdag.data import Batch
-from otpdag.engine.course import Course
-from otpdag.engine.kinds.table_data import lay_out_rows, one_start, table_problem
+from otpdag.engine.data_kind import Layout
 from otpdag.engine.method import Method, entropic
-from otpdag.engine.point_layout import Layout
+from otpdag.engine.optimiser import Course
 from otpdag.engine.search import Searcher, restart_seed, search
+from otpdag.engine.table_data import lay_out_rows, one_start, table_problem
 from otpdag.errors import ModelError
 from otpdag.noise import Streams
-from otpdag.objective import LossTerms, split_theta
-from otpdag.objective.problem import WrappedProblem
+from otpdag.problem import LossTerms, WrappedProblem, split_theta
 from otpdag.structure import Structure, columns_of, pack, unpack
 from otpdag.threads import bounded_threads
-
-__all__ = ["FittedSets", "fit_data_sets", "start_data_sets"]
 
 Values = Mapping[str, Mapping[str, ArrayLike | Tensor]]
 Naturals = dict[str, dict[str, Tensor]]

@@ -16,26 +16,20 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from otpdag.arguments import check_seconds
-from otpdag.engine.checkpoint import Journal
-from otpdag.engine.course import Course
-from otpdag.engine.fingerprint import fingerprint
-from otpdag.engine.kinds.kind import DataKind
-from otpdag.engine.kinds.recognise import recognise
+from otpdag.engine.checkpoint import Journal, fingerprint
+from otpdag.engine.data_kind import DataKind, Layout
 from otpdag.engine.method import Method
-from otpdag.engine.monitor import Callback, Monitor
-from otpdag.engine.point_layout import Layout
-from otpdag.engine.resolve import Plan, check_arguments, check_honoured, resolve, robust_kind
+from otpdag.engine.monitor import Callback, Cause, Monitor, Stopping
+from otpdag.engine.optimiser import Course
+from otpdag.engine.outlying_rows import RobustOptions
+from otpdag.engine.resolve import Plan, check_arguments, check_honoured, recognise, resolve, robust_kind
 from otpdag.engine.result import FitResult, Status
 from otpdag.engine.robust import robust_search
-from otpdag.engine.robust_options import RobustOptions
 from otpdag.engine.search import Ended, Searcher, search
-from otpdag.engine.stopping import Cause, Stopping
 from otpdag.errors import ApproximationWarning, ConvergenceWarning, ModelError, listed
 from otpdag.model import Model
 from otpdag.structure import unpack
 from otpdag.threads import bounded_threads
-
-__all__ = ["fit"]
 
 FAILURE_ADVICE = "look for outliers, constant or collinear columns, or a mechanism that does not fit its column"
 

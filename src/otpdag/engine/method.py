@@ -6,23 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from otpdag.backward.closed_form import SumSizes
 from otpdag.costs import AbstractCost, PointFunction
 from otpdag.divergences import Energy, Wasserstein
 from otpdag.divergences.base import AbstractDivergence
 from otpdag.divergences.whitened import WhitenedFeatures
 from otpdag.engine.adam import Adam
-from otpdag.engine.em import EM
 from otpdag.engine.lbfgs import LBFGS
+from otpdag.engine.updates import EM
 from otpdag.errors import ModelError
-from otpdag.objective import ClosedForm, Direct, Drawn, Objective, PushForward
-from otpdag.objective.autoencoder import Encoded
-from otpdag.objective.paper_topics import PaperTopics
-from otpdag.objective.settings import MapFactory
-from otpdag.objective.topics import TopicSweeps
+from otpdag.learned.autoencoder import Encoded
+from otpdag.learned.paper_topics import PaperTopics
+from otpdag.likelihood.enumeration import SumSizes
+from otpdag.likelihood.topic_problem import TopicSweeps
 from otpdag.schedules import Schedule
-
-__all__ = ["Method", "entropic", "misfit", "paper", "transport"]
+from otpdag.settings import ClosedForm, Direct, Drawn, MapFactory, Objective, PushForward
 
 Evaluation = ClosedForm | Drawn | Encoded | TopicSweeps | PaperTopics
 """How an objective is evaluated."""

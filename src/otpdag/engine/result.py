@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from otpdag.answers.effects import Effect
 from otpdag.arguments import check_level
 from otpdag.data import Batch
 from otpdag.engine.bootstrap import BootstrapOptions, bootstrap_draws, bootstrap_table, described_parameters
@@ -22,10 +23,16 @@ from otpdag.engine.method import Method
 from otpdag.engine.monitor import Stage
 from otpdag.engine.search import Restart
 from otpdag.errors import ConvergenceWarning, ModelError
-from otpdag.inference.effects import Effect
-from otpdag.objective import Problem, split_theta
+from otpdag.problem import Problem, split_theta
 from otpdag.tables import estimates
-from otpdag.uncertainty import Errors, Summary, parameter_covariance, standard_errors, summarise, without_errors
+from otpdag.uncertainty import (
+    Errors,
+    Summary,
+    parameter_covariance,
+    standard_errors,
+    summarise,
+    without_errors,
+)
 from otpdag.uncertainty.covariance_structure import FitIndices, fit_indices, implied_moments, standardised
 from otpdag.uncertainty.rotation import Rotated, Rotation, rotated_loadings
 from otpdag.uncertainty.standard_errors import likely_points, point_of
@@ -36,7 +43,6 @@ if TYPE_CHECKING:
 
     from otpdag.model import Model
 
-__all__ = ["FitResult", "Status"]
 
 PARAMETER_DRAWS = 50
 """Sets of parameters from which a forecast draws futures: the variance between them is known to a fifth."""

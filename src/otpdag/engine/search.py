@@ -15,13 +15,9 @@ import torch
 from torch import Tensor
 
 from otpdag.engine.checkpoint import Journal
-from otpdag.engine.course import Course
 from otpdag.engine.monitor import Monitor
-from otpdag.engine.optimiser import Leg, Memory, Optimiser, Outcome, Progress, Rivalry
-from otpdag.objective import Moved, Problem
-from otpdag.objective.problem import Alternatives
-
-__all__ = ["Ended", "Restart", "Searcher", "restart_seed", "search"]
+from otpdag.engine.optimiser import Course, Leg, Memory, Optimiser, Outcome, Progress, Rivalry
+from otpdag.problem import Alternatives, Moved, Problem
 
 IDLE_MOVES = 2
 """Moves in a row without a gain that make an end."""

@@ -11,8 +11,6 @@ from sklearn.utils.validation import validate_data
 
 from otpdag.errors import DataError, NotFittedError
 
-__all__ = ["RandomState", "check_fitted", "checked_rows", "seed_of"]
-
 RandomState = int | np.random.RandomState | None
 
 

@@ -1,7 +1,11 @@
-"""What users pass as images, as rows of pixels between 0 and 1, and back; files of auto-encoders."""
+"""Training of auto-encoders: as many epochs as were asked for.
+
+What users pass as images, as rows of pixels between 0 and 1, and back; files of auto-encoders.
+"""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +16,19 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from otpdag.bundles import read_bundle, refusing, write_bundle
-from otpdag.errors import DataError, ModelError
+from otpdag.data import Images
+from otpdag.engine import FitResult, Method, fit
+from otpdag.errors import ConvergenceWarning, DataError, ModelError
+from otpdag.model import Model
+from otpdag.safe_archive import read_bundle, refusing, write_bundle
 
-__all__ = ["PictureFormat", "check_accounted", "check_at_least", "read_estimator", "read_format", "write_estimator"]
+
+def train_encoder(model: Model, rows: Tensor, method: Method, **arguments: Any) -> FitResult:
+    """Fit images; a network is trained for the epochs that were asked for, and ``status`` tells if more would help."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return fit(model, Images(rows), method=method, restarts=1, **arguments)
+
 
 Floats = NDArray[np.float32]
 CHANNELS = (1, 3)  # grey, or red, green and blue

@@ -22,11 +22,9 @@ from otpdag.graph import Graph
 from otpdag.mechanisms.base import Mechanism, Noise, Params, Parents
 from otpdag.mechanisms.parameters import Parameter
 from otpdag.model import Model
-from otpdag.objective import Drawn, Objective
+from otpdag.settings import Drawn, Objective
 from otpdag.spaces import Count, Space
 from otpdag.threads import bounded_threads
-
-__all__ = ["CodePrior", "CodeSequence"]
 
 Codes = NDArray[np.int64]
 

@@ -17,11 +17,9 @@ from otpdag.data import Batch
 from otpdag.engine import FitResult, Method, fit
 from otpdag.estimators._contract import check_fitted
 from otpdag.graph import Graph
-from otpdag.inference.row_posterior import log_likelihood, state_probabilities
+from otpdag.likelihood.row_posterior import log_likelihood, state_probabilities
 from otpdag.mechanisms.base import Mechanism
 from otpdag.model import Model
-
-__all__ = ["GaussianMixture"]
 
 Array = NDArray[np.float64]
 KINDS = ("full", "tied", "diag", "spherical")

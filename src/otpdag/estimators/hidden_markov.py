@@ -18,11 +18,9 @@ from otpdag.engine import FitResult, fit
 from otpdag.errors import DataError, ModelError
 from otpdag.estimators._contract import RandomState, check_fitted, checked_rows, seed_of
 from otpdag.graph import Graph, lag
-from otpdag.inference import sequence_posterior
+from otpdag.likelihood import sequence_posterior
 from otpdag.mechanisms import Bernoulli, Categorical, Mechanism, Normal, Poisson, StayOrMove
 from otpdag.model import Model
-
-__all__ = ["HiddenMarkovModel"]
 
 Array = NDArray[np.float64]
 Emission = Literal["auto", "poisson", "gaussian", "categorical", "bernoulli"]

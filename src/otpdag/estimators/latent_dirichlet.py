@@ -18,21 +18,19 @@ from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import validate_data
 
-from otpdag.backward.topic_shares import Cells, Shares, batches, even_shares, infer_shares
 from otpdag.data import Documents
 from otpdag.engine import EM, Course, FitResult, fit
-from otpdag.engine.kinds.document_data import DocumentData, topic_method
+from otpdag.engine.document_data import DocumentData, topic_method
 from otpdag.engine.monitor import Callback
 from otpdag.engine.search import Searcher, search
 from otpdag.errors import ConvergenceWarning, DataError, ModelError
 from otpdag.estimators._contract import check_fitted
 from otpdag.graph import Graph
+from otpdag.likelihood.topic_problem import PairProblem, TopicProblem, Topics
+from otpdag.likelihood.topic_shares import Cells, Shares, batches, even_shares, infer_shares
 from otpdag.mechanisms import Dirichlet, Multinomial
 from otpdag.model import Model
-from otpdag.objective.topics import PairProblem, TopicProblem, Topics
 from otpdag.threads import bounded_threads
-
-__all__ = ["LatentDirichletAllocation"]
 
 Array = NDArray[np.float64]
 Counts = sparse.csr_array

@@ -16,14 +16,11 @@ from sklearn.utils import Tags
 from torch import Tensor, nn
 
 from otpdag import mechanisms as m
-from otpdag.backward.encoder import EncoderMap
-from otpdag.backward.quantized import QuantizedMap
-from otpdag.bundles import refusing
 from otpdag.data import Schema
 from otpdag.divergences import SlicedWasserstein
 from otpdag.divergences.base import AbstractDivergence
 from otpdag.engine import Adam, FitResult, Method
-from otpdag.engine.kinds.image_data import initial_theta
+from otpdag.engine.image_data import initial_theta
 from otpdag.engine.monitor import Callback
 from otpdag.errors import DataError, ModelError, NotFittedError
 from otpdag.estimators._contract import RandomState, check_fitted, seed_of
@@ -33,12 +30,13 @@ from otpdag.estimators._pictures import (
     check_at_least,
     read_estimator,
     read_format,
+    train_encoder,
     write_estimator,
 )
-from otpdag.estimators._training import train_encoder
 from otpdag.estimators.code_prior import CodePrior
 from otpdag.graph import Graph
-from otpdag.image_networks import (
+from otpdag.learned.autoencoder import Codewords, Encoded, EncoderMap, NoiseScale, QuantizedMap
+from otpdag.learned.image_networks import (
     Flat,
     Grid,
     image_decoder,
@@ -50,11 +48,9 @@ from otpdag.image_networks import (
 )
 from otpdag.mechanisms.codebook import Quantized
 from otpdag.model import Model
-from otpdag.objective import Objective, PushForward
-from otpdag.objective.autoencoder import Codewords, Encoded, NoiseScale
+from otpdag.safe_archive import refusing
+from otpdag.settings import Objective, PushForward
 from otpdag.spaces import Image
-
-__all__ = ["VectorQuantizedAutoencoder"]
 
 Codes = NDArray[np.int64]
 Floats = NDArray[np.float32]

@@ -17,13 +17,11 @@ from sklearn.utils import Tags
 from torch import Tensor, nn
 
 from otpdag import mechanisms as m
-from otpdag.backward.encoder import EncoderMap
-from otpdag.bundles import refusing
 from otpdag.data import Schema
 from otpdag.divergences import MMD, Sinkhorn, SlicedWasserstein
 from otpdag.divergences.base import AbstractDivergence
 from otpdag.engine import Adam, FitResult, Method
-from otpdag.engine.kinds.image_data import initial_theta
+from otpdag.engine.image_data import initial_theta
 from otpdag.engine.monitor import Callback
 from otpdag.errors import DataError, ModelError
 from otpdag.estimators._contract import RandomState, check_fitted, checked_rows, seed_of
@@ -33,19 +31,18 @@ from otpdag.estimators._pictures import (
     check_at_least,
     read_estimator,
     read_format,
+    train_encoder,
     write_estimator,
 )
-from otpdag.estimators._training import train_encoder
 from otpdag.graph import Graph
-from otpdag.image_networks import dense_decoder, dense_encoder, seeded
-from otpdag.inference.ancestral import ancestral
+from otpdag.learned.autoencoder import Encoded, EncoderMap
+from otpdag.learned.image_networks import dense_decoder, dense_encoder, seeded
 from otpdag.mechanisms import Mechanism
 from otpdag.model import Model
-from otpdag.objective import Objective, PushForward
-from otpdag.objective.autoencoder import Encoded
+from otpdag.safe_archive import refusing
+from otpdag.settings import Objective, PushForward
+from otpdag.simulation import ancestral
 from otpdag.spaces import Image, Real
-
-__all__ = ["WassersteinAutoencoder"]
 
 Floats = NDArray[np.float32]
 KIND = "Wasserstein auto-encoder"

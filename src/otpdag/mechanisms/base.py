@@ -17,12 +17,9 @@ from torch import Tensor
 
 from otpdag.divergences.whitened import Kernel
 from otpdag.errors import ModelError
-from otpdag.mechanisms.axes import Axis
-from otpdag.mechanisms.parameters import Fixed, Parameter
+from otpdag.mechanisms.parameters import Axis, Fixed, Parameter
 from otpdag.mechanisms.spec import describe_arguments, recorded
 from otpdag.spaces import Space
-
-__all__ = ["Atoms", "Axis", "Family", "Mechanism", "Noise", "Params", "Parents"]
 
 Params = Mapping[str, Tensor]
 Parents = Mapping[str, Tensor]

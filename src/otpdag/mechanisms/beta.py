@@ -8,16 +8,12 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from otpdag.mechanisms.axes import Axis
 from otpdag.mechanisms.base import Noise, Params, Parents, sum_cells
-from otpdag.mechanisms.parameters import POSITIVE, Parameter, Setting, as_setting
-from otpdag.mechanisms.predicted import Predicted, check_dim
-from otpdag.mechanisms.predictor import Predictor
+from otpdag.mechanisms.parameters import POSITIVE, Axis, Parameter, Setting, as_setting
+from otpdag.mechanisms.predictor import Predicted, Predictor, check_dim
 from otpdag.mechanisms.quantiles import beta_cdf, beta_quantile
 from otpdag.mechanisms.regression import logit
 from otpdag.spaces import Space, Unit
-
-__all__ = ["Beta"]
 
 LARGEST_LOGIT = 15.0  # beyond, one of the two shapes would be lost to rounding
 CONCENTRATIONS = (0.1, 1e4)  # where learning may start

@@ -10,15 +10,11 @@ from torch import Tensor
 
 from otpdag.errors import ModelError
 from otpdag.layers import apply_linear, gumbel_softmax
-from otpdag.mechanisms.axes import Axis
 from otpdag.mechanisms.base import Noise, Params, Parents, axis_count
-from otpdag.mechanisms.parameters import SIMPLEX, Parameter, Setting, as_setting
-from otpdag.mechanisms.predicted import Predicted
-from otpdag.mechanisms.predictor import Predictor, configurations
+from otpdag.mechanisms.parameters import SIMPLEX, Axis, Parameter, Setting, as_setting
+from otpdag.mechanisms.predictor import Predicted, Predictor, configurations
 from otpdag.mechanisms.regression import softmax
 from otpdag.spaces import Discrete, Space
-
-__all__ = ["Bernoulli", "Categorical"]
 
 BRAKE = 0.1  # rows' worth of the present probabilities in an update
 SMALLEST_PROBABILITY = 1e-12  # what an impossible category counts as, so that its logarithm is finite

@@ -13,8 +13,6 @@ from otpdag.mechanisms.normal import LOG_SQRT_2PI
 from otpdag.mechanisms.parameters import POSITIVE, SIMPLEX, Parameter, Setting, Support, as_setting
 from otpdag.spaces import Count, Real, Space
 
-__all__ = ["Codebook", "Codes", "Quantized", "copy_gradient", "mahalanobis"]
-
 PACE = 10.0  # how much further than others the optimiser moves codewords
 
 

@@ -11,16 +11,12 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from otpdag.errors import ModelError
-from otpdag.mechanisms.axes import Axis
 from otpdag.mechanisms.base import Atoms, Noise, Params, Parents, sum_cells
-from otpdag.mechanisms.parameters import POSITIVE, Fixed, Parameter, Setting, Start, as_setting
-from otpdag.mechanisms.predicted import Predicted, check_dim
-from otpdag.mechanisms.predictor import Predictor
+from otpdag.mechanisms.parameters import POSITIVE, Axis, Fixed, Parameter, Setting, Start, as_setting
+from otpdag.mechanisms.predictor import Predicted, Predictor, check_dim
 from otpdag.mechanisms.quantiles import beta_cdf, inside_unit, poisson_quantile
 from otpdag.mechanisms.regression import log_count
 from otpdag.spaces import Count, Space
-
-__all__ = ["NegativeBinomial", "Poisson"]
 
 LARGEST_LOG_RATE = 25.0  # beyond, counts are no longer exact in floating point
 DISPERSIONS = (1e-2, 1e3)  # where learning may start

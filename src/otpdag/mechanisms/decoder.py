@@ -19,8 +19,6 @@ from otpdag.mechanisms.parameters import POSITIVE, REAL, Parameter, Setting, as_
 from otpdag.mechanisms.predictor import centre_and_spread
 from otpdag.spaces import Real, Space
 
-__all__ = ["Decoder"]
-
 PREFIX = "module."
 
 

@@ -9,15 +9,11 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from otpdag.errors import ModelError
-from otpdag.mechanisms.axes import Axis
 from otpdag.mechanisms.base import Noise, Params, Parents, axis_count
-from otpdag.mechanisms.parameters import POSITIVE, Parameter, Setting, as_setting
-from otpdag.mechanisms.predicted import Predicted
-from otpdag.mechanisms.predictor import Predictor
+from otpdag.mechanisms.parameters import POSITIVE, Axis, Parameter, Setting, as_setting
+from otpdag.mechanisms.predictor import Predicted, Predictor
 from otpdag.mechanisms.quantiles import gamma_cdf, gamma_log_quantile, gamma_quantile, inside_unit
 from otpdag.spaces import Simplex, Space
-
-__all__ = ["Dirichlet", "laplace_moments"]
 
 LOG_2PI = math.log(2 * math.pi)
 TOTALS = (1e-2, 1e5)  # sums of concentrations where learning may start

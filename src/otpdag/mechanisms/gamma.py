@@ -8,16 +8,12 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from otpdag.mechanisms.axes import Axis
 from otpdag.mechanisms.base import Noise, Params, Parents, sum_cells
-from otpdag.mechanisms.parameters import POSITIVE, Parameter, Setting, as_setting
-from otpdag.mechanisms.predicted import Predicted, check_dim
-from otpdag.mechanisms.predictor import Predictor
+from otpdag.mechanisms.parameters import POSITIVE, Axis, Parameter, Setting, as_setting
+from otpdag.mechanisms.predictor import Predicted, Predictor, check_dim
 from otpdag.mechanisms.quantiles import gamma_cdf, gamma_quantile
 from otpdag.mechanisms.regression import log_positive
 from otpdag.spaces import Positive, Space
-
-__all__ = ["Gamma"]
 
 LARGEST_LOG_MEAN = 60.0  # beyond, products of means would overflow
 SHAPES = (1e-2, 1e4)  # where learning may start

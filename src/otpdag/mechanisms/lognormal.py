@@ -12,8 +12,6 @@ from otpdag.mechanisms.normal import LOG_SQRT_2PI, LocationScale
 from otpdag.mechanisms.parameters import Setting
 from otpdag.spaces import Positive, Space
 
-__all__ = ["LogNormal"]
-
 
 class LogNormal(LocationScale):
     r"""A positive node whose logarithm is normal, with the location of a linear predictor.

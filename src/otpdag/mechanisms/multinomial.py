@@ -13,18 +13,14 @@ from torch import Tensor
 
 from otpdag.errors import ModelError
 from otpdag.layers import apply_linear
-from otpdag.mechanisms.axes import Axis
 from otpdag.mechanisms.base import Noise, Params, Parents, axis_count
 from otpdag.mechanisms.categorical import SMALLEST_PROBABILITY
 from otpdag.mechanisms.counts import between
-from otpdag.mechanisms.parameters import SIMPLEX, Parameter, Setting, as_setting
-from otpdag.mechanisms.predicted import Predicted
-from otpdag.mechanisms.predictor import Predictor, configurations
+from otpdag.mechanisms.parameters import SIMPLEX, Axis, Parameter, Setting, as_setting
+from otpdag.mechanisms.predictor import Predicted, Predictor, configurations
 from otpdag.mechanisms.quantiles import beta_cdf, inside_unit
 from otpdag.mechanisms.regression import softmax
 from otpdag.spaces import Count, Simplex, Space
-
-__all__ = ["Multinomial"]
 
 TOPIC_STEPS = 40  # of expectation-maximisation, enough for a start
 

@@ -9,15 +9,11 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from otpdag.errors import ModelError
-from otpdag.mechanisms.axes import Axis
 from otpdag.mechanisms.base import Noise, Params, Parents
 from otpdag.mechanisms.normal import LOG_SQRT_2PI
-from otpdag.mechanisms.parameters import Parameter, Setting, Support, as_setting
-from otpdag.mechanisms.predicted import Predicted, check_dim
-from otpdag.mechanisms.predictor import Predictor, centre_and_spread
+from otpdag.mechanisms.parameters import Axis, Parameter, Setting, Support, as_setting
+from otpdag.mechanisms.predictor import Predicted, Predictor, centre_and_spread, check_dim
 from otpdag.spaces import Real, Space
-
-__all__ = ["MultivariateNormal"]
 
 SMALLEST_UPDATE = 1e-14  # variance in every direction after an update, as a share of the column's own
 SLIVER = 1e-12  # variance beyond the floor in a direction that has none, as a share of the mean one

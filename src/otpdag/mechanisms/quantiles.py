@@ -22,18 +22,6 @@ from scipy import special
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-__all__ = [
-    "beta_cdf",
-    "beta_quantile",
-    "gamma_cdf",
-    "gamma_log_quantile",
-    "gamma_quantile",
-    "inside_unit",
-    "poisson_quantile",
-    "student_cdf",
-    "student_quantile",
-]
-
 Array = Any  # what SciPy's special functions return: an array of doubles, in many types
 
 # relative step of a central difference: about the cube root of the precision of a double

@@ -14,8 +14,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-__all__ = ["Fit", "least_squares", "log_count", "log_positive", "logit", "softmax"]
-
 Fit = Callable[[Tensor | None, Tensor | None, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Fits ``(config, values, target, weight, offset)``; returns the table (C, d) and the slopes (P, d)."""
 

@@ -17,7 +17,6 @@ from otpdag.spaces import Space, space_from
 if TYPE_CHECKING:
     from otpdag.mechanisms.base import Mechanism
 
-__all__ = ["from_spec", "register", "registered"]
 
 _FUNCTION = {"function": True}
 _REGISTRY: dict[str, type[Mechanism]] = {}

@@ -10,13 +10,10 @@ from torch import Tensor
 
 from otpdag.errors import ModelError
 from otpdag.layers import expand_to, gumbel_softmax
-from otpdag.mechanisms.axes import Axis
 from otpdag.mechanisms.base import Mechanism, Noise, Params, Parents
 from otpdag.mechanisms.categorical import SMALLEST_PROBABILITY
-from otpdag.mechanisms.parameters import UNIT, Parameter, Setting, as_setting
+from otpdag.mechanisms.parameters import UNIT, Axis, Parameter, Setting, as_setting
 from otpdag.spaces import Discrete, Space
-
-__all__ = ["StayOrMove"]
 
 STAYS_BETWEEN = (0.01, 0.99)  # a start at zero or one could not be left
 

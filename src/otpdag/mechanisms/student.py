@@ -9,14 +9,11 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from otpdag.mechanisms.axes import Axis
 from otpdag.mechanisms.base import Noise, Params, Parents, sum_cells
 from otpdag.mechanisms.normal import SMALLEST_SCALE, LocationScale
-from otpdag.mechanisms.parameters import ABOVE_ONE, Parameter, Setting, as_setting
+from otpdag.mechanisms.parameters import ABOVE_ONE, Axis, Parameter, Setting, as_setting
 from otpdag.mechanisms.predictor import centre_and_spread
 from otpdag.mechanisms.quantiles import student_cdf, student_quantile
-
-__all__ = ["StudentT"]
 
 # from nearly Cauchy to nearly normal
 DF_GRID = (1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0, 10.0, 15.0, 25.0, 50.0)

@@ -1,12 +1,16 @@
 """How far an estimate is from the truth: hidden labels matched first, distributions, topics, images."""
 
 from otpdag.metrics._coherence import npmi_coherence, top_words, topic_diversity
-from otpdag.metrics._distributions import hellinger, kl_divergence
 from otpdag.metrics._image_quality import code_perplexity, feature_distance, fid, frechet_distance, lpips, psnr, ssim
-from otpdag.metrics._matching import match_labels, match_signs, match_states, matched_errors
 from otpdag.metrics._topics import (
     grid_distances,
+    hellinger,
+    kl_divergence,
+    match_labels,
+    match_signs,
+    match_states,
     match_topics,
+    matched_errors,
     patterns_recovered,
     published_topic_errors,
     topic_errors,

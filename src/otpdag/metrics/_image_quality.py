@@ -13,8 +13,6 @@ from torch import Tensor
 
 from otpdag.errors import DataError
 
-__all__ = ["code_perplexity", "feature_distance", "fid", "frechet_distance", "lpips", "psnr", "ssim"]
-
 _SIGMA, _RADIUS = 1.5, 5  # window and
 _K1, _K2 = 0.01, 0.03  # constants of SSIM as published (Wang, Bovik, Sheikh and Simoncelli 2004)
 _BATCH = 256  # images at a time, which bounds memory

@@ -1,14 +1,188 @@
-"""How far estimated topics are from true ones: topics have no order, so they are lined up first."""
+"""Distances between discrete distributions.
+
+Hidden classes have no names and hidden factors no sign: an estimate is lined up before it is compared.
+
+How far estimated topics are from true ones: topics have no order, so they are lined up first.
+"""
+
+from collections.abc import Collection, Mapping
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import linear_sum_assignment
 
-from otpdag.metrics._distributions import kl_divergence
-from otpdag.metrics._matching import match_labels
+_TOLERANCE = 1e-6  # of the sum of probabilities that were written with seven digits
+
+
+def hellinger(p: ArrayLike, q: ArrayLike) -> float:
+    r"""Measure the Hellinger distance between two discrete distributions, from 0 (equal) to 1 (disjoint).
+
+    .. math:: H(p, q) = \frac{1}{\sqrt 2} \left\| \sqrt p - \sqrt q \right\|_2
+
+    Args:
+        p: Probabilities, of any shape, that sum to one over all entries.
+        q: Probabilities of the same shape.
+
+    Example:
+        >>> hellinger([0.5, 0.5], [0.5, 0.5]), hellinger([1.0, 0.0], [0.0, 1.0])
+        (0.0, 1.0)
+    """
+    left, right = _pair(p, q)
+    return float(np.sqrt(0.5 * np.square(np.sqrt(left) - np.sqrt(right)).sum()))
+
+
+def kl_divergence(p: ArrayLike, q: ArrayLike) -> float:
+    r"""Measure the Kullback-Leibler divergence of ``q`` from ``p``, in nats.
+
+    .. math:: KL(p \| q) = \sum_x p(x) \log \frac{p(x)}{q(x)}
+
+    It is infinite where ``q`` excludes what ``p`` allows; states that ``p`` excludes count nothing.
+
+    Args:
+        p: Probabilities, of any shape, that sum to one over all entries.
+        q: Probabilities of the same shape.
+
+    Example:
+        >>> round(kl_divergence([0.5, 0.5], [0.25, 0.75]), 4)
+        0.1438
+    """
+    left, right = _pair(p, q)
+    held = left > 0
+    with np.errstate(divide="ignore"):
+        return float((left[held] * (np.log(left[held]) - np.log(right[held]))).sum())
+
+
+def _pair(p: ArrayLike, q: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    left, right = _probabilities("p", p), _probabilities("q", q)
+    if left.shape != right.shape:
+        raise ValueError(f"`p` and `q` must have one shape; got {left.shape} and {right.shape}")
+    return left, right
+
+
+def _probabilities(name: str, values: ArrayLike) -> NDArray[np.float64]:
+    array = np.asarray(values, dtype=float)
+    if not ((array >= -_TOLERANCE).all() and abs(array.sum() - 1.0) < _TOLERANCE):
+        raise ValueError(f"`{name}` must be probabilities that sum to 1; got a sum of {array.sum():.6g}")
+    return np.asarray(np.maximum(array, 0.0))
+
+
+def match_labels(cost: ArrayLike) -> NDArray[np.intp]:
+    r"""Find the assignment of estimated to true labels that costs least in all.
+
+    .. math:: \min_\sigma \sum_i C_{i, \sigma(i)}
+
+    Args:
+        cost: The square matrix :math:`C`, a row per true and a column per estimated label.
+
+    Returns:
+        :math:`\sigma`, the estimated label of each true one: ``estimate[order]`` lines up with the truth.
+
+    Raises:
+        ValueError: ``cost`` is not a square matrix of finite numbers.
+
+    Example:
+        >>> match_labels([[9.0, 1.0], [2.0, 8.0]])
+        array([1, 0])
+    """
+    matrix = np.asarray(cost, dtype=float)
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+        raise ValueError(f"`cost` must be a square matrix; got shape {matrix.shape}")
+    if not np.isfinite(matrix).all():
+        raise ValueError("`cost` must hold finite numbers only; got NaN or infinity")
+    return linear_sum_assignment(matrix)[1].astype(np.intp)
+
+
+def match_states(
+    true: ArrayLike | Mapping[str, ArrayLike], estimate: ArrayLike | Mapping[str, ArrayLike]
+) -> NDArray[np.intp]:
+    """Line the states of a hidden class up by the parameters that each state has.
+
+    The cost of a pair of states is the mean absolute difference of their parameters; each group counts once.
+
+    Args:
+        true: One array, or several by name, whose first axis is the true state.
+        estimate: The same for the estimated states.
+
+    Returns:
+        The estimated state of each true one, so that ``estimate[order]`` lines up with the truth.
+
+    Example:
+        >>> match_states({"loc": [0.0, 5.0]}, {"loc": [4.9, 0.2]})
+        array([1, 0])
+    """
+    left, right = _groups(true), _groups(estimate)
+    return match_labels(np.mean([_pairwise(left[name], right[name]) for name in left], axis=0))
+
+
+def match_signs(true: ArrayLike, estimate: ArrayLike) -> NDArray[np.float64]:
+    """Find the sign of each estimated factor that brings its loadings closest to the true ones.
+
+    Args:
+        true: The true loadings, a row per factor.
+        estimate: The estimated loadings, in the same order.
+
+    Returns:
+        +1 or -1 per row.
+
+    Example:
+        >>> match_signs([[1.0, 2.0]], [[-1.1, -1.9]])
+        array([-1.])
+    """
+    left, right = _same_shape("", np.asarray(true, float), np.asarray(estimate, float))
+    axes = tuple(range(1, left.ndim))
+    flipped = np.abs(left + right).sum(axis=axes) < np.abs(left - right).sum(axis=axes)
+    return np.where(flipped, -1.0, 1.0)
+
+
+def matched_errors(
+    true: Mapping[str, ArrayLike], estimate: Mapping[str, ArrayLike], *, shared: Collection[str] = ()
+) -> dict[str, float]:
+    """Measure the mean absolute error of each group of parameters, with the hidden states lined up first.
+
+    Args:
+        true: The true parameters by name; the first axis is the hidden state.
+        estimate: The estimated parameters, under the same names.
+        shared: The names of the groups that all states have in common and that have no state axis.
+
+    Example:
+        >>> truth, estimate = {"loc": [0.0, 5.0], "slope": 1.0}, {"loc": [5.0, 1.0], "slope": 1.5}
+        >>> matched_errors(truth, estimate, shared=["slope"])
+        {'loc': 0.5, 'slope': 0.5}
+    """
+    left, right = _groups(true), _groups(estimate)
+    by_state = [name for name in left if name not in shared]
+    order = match_states({name: left[name] for name in by_state}, {name: right[name] for name in by_state})
+    lined_up = {name: right[name][order] if name in by_state else right[name] for name in left}
+    return {name: _mean_error(name, left[name], lined_up[name]) for name in left}
+
+
+def _groups(parameters: ArrayLike | Mapping[str, ArrayLike]) -> dict[str, NDArray[np.float64]]:
+    named = parameters if isinstance(parameters, Mapping) else {"": parameters}
+    return {name: np.asarray(values, dtype=float) for name, values in named.items()}
+
+
+def _pairwise(true: NDArray[np.float64], estimate: NDArray[np.float64]) -> NDArray[np.float64]:
+    left, right = true.reshape(len(true), 1, -1), estimate.reshape(1, len(estimate), -1)
+    return np.asarray(np.abs(left - right).mean(axis=-1))
+
+
+def _mean_error(name: str, true: NDArray[np.float64], estimate: NDArray[np.float64]) -> float:
+    left, right = _same_shape(name, true, estimate)
+    return float(np.abs(left - right).mean())
+
+
+def _same_shape(
+    name: str, true: NDArray[np.float64], estimate: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    if true.shape != estimate.shape:
+        where = f" of `{name}`" if name else ""
+        raise ValueError(f"the shapes{where} must agree; got {true.shape} (true) and {estimate.shape} (estimate)")
+    return true, estimate
+
 
 Array = NDArray[np.float64]
 
-_TOLERANCE = 1e-4  # topics in single precision sum to one no better
+_TOPIC_TOLERANCE = 1e-4  # topics in single precision sum to one no better
 
 
 def match_topics(true: ArrayLike, estimate: ArrayLike) -> NDArray[np.intp]:
@@ -27,7 +201,7 @@ def match_topics(true: ArrayLike, estimate: ArrayLike) -> NDArray[np.intp]:
         >>> match_topics([[1.0, 0.0], [0.0, 1.0]], [[0.1, 0.9], [0.8, 0.2]])
         array([1, 0])
     """
-    left, right = _pair(true, estimate)
+    left, right = _topic_pair(true, estimate)
     return match_labels(_hellinger_matrix(left, right))
 
 
@@ -52,7 +226,7 @@ def topic_errors(true: ArrayLike, estimate: ArrayLike, *, ground: ArrayLike | No
         >>> {name: round(value, 4) for name, value in found.items()}
         {'kl': 0.0527, 'hellinger': 0.1133, 'wasserstein': 0.05}
     """
-    left, right = _pair(true, estimate)
+    left, right = _topic_pair(true, estimate)
     distances = _hellinger_matrix(left, right)
     order = match_labels(distances)
     pairs = list(zip(left, right[order], strict=True))
@@ -97,7 +271,7 @@ def patterns_recovered(true: ArrayLike, estimate: ArrayLike, *, mass: float = 0.
         >>> patterns_recovered([[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5]], [[0.4, 0.1, 0.4, 0.1], [0.1, 0.1, 0.4, 0.4]])
         0.5
     """
-    left, right = _pair(true, estimate)
+    left, right = _topic_pair(true, estimate)
     recovered = [
         set(np.argsort(-q, kind="stable")[: np.count_nonzero(p)]) == set(np.flatnonzero(p)) and q[p > 0].sum() > mass
         for p, q in zip(left, right[match_topics(left, right)], strict=True)
@@ -127,7 +301,7 @@ def published_topic_errors(true: ArrayLike, estimate: ArrayLike) -> dict[str, fl
         >>> round(uniform["kl"], 4), round(float(np.log(2)), 4)
         (0.6931, 0.6931)
     """
-    left, right = _pair(true, estimate)
+    left, right = _topic_pair(true, estimate)
     flat_left, flat_right = _softmax(left), _softmax(right)
     costs = (_kl_matrix(left, flat_right).T + _kl_matrix(right, flat_left).T) / (2 * left.shape[1])
     return {
@@ -137,7 +311,7 @@ def published_topic_errors(true: ArrayLike, estimate: ArrayLike) -> dict[str, fl
     }
 
 
-def _pair(true: ArrayLike, estimate: ArrayLike) -> tuple[Array, Array]:
+def _topic_pair(true: ArrayLike, estimate: ArrayLike) -> tuple[Array, Array]:
     left, right = _topics("true", true), _topics("estimate", estimate)
     if left.shape != right.shape:
         raise ValueError(f"`true` and `estimate` must have one shape; got {left.shape} and {right.shape}")
@@ -149,7 +323,7 @@ def _topics(name: str, values: ArrayLike) -> Array:
     if array.ndim != 2:
         raise ValueError(f"`{name}` must be a matrix with a row per topic; got shape {array.shape}")
     sums = array.sum(axis=1)
-    if not ((array >= 0).all() and (np.abs(sums - 1.0) < _TOLERANCE).all()):
+    if not ((array >= 0).all() and (np.abs(sums - 1.0) < _TOPIC_TOLERANCE).all()):
         worst = sums[np.argmax(np.abs(sums - 1.0))]
         raise ValueError(f"the rows of `{name}` must be probabilities that sum to 1; got a sum of {worst:.6g}")
     return np.asarray(array / sums[:, None])

@@ -12,20 +12,18 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from otpdag.answers import effects, forecasts, queries
+from otpdag.answers.identification import Identification, identify
+from otpdag.answers.information import free_parameters, table_information
+from otpdag.answers.queries import counterfactual_draws
 from otpdag.arguments import check_count, check_level, check_mapping, check_seed
 from otpdag.data import Batch, Label, Schema, Table, decode, encode, known_table
 from otpdag.data.reading import to_numpy
 from otpdag.data.sequences import SequenceBatch, Sequences, SequenceTable, as_sequences
 from otpdag.errors import ApproximationWarning, DataError, ModelError
 from otpdag.graph import Graph
-from otpdag.identification import Identification, identify
-from otpdag.inference import effects, forecasts, queries, row_posterior, sequence_posterior
-from otpdag.inference.counterfactuals import counterfactual_draws
-from otpdag.inference.information import table_information
-from otpdag.inference.parameter_count import free_parameters
+from otpdag.likelihood import row_posterior, sequence_posterior
 from otpdag.structure import Naturals, Structure
-
-__all__ = ["Answering"]
 
 MOST_JOINT = 4096
 """Joint states of several nodes that one query lists."""

@@ -17,18 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from otpdag.backward.amortized import AmortizedMap, RowCode
-from otpdag.bundles import read_bundle, refusing, write_bundle
 from otpdag.data import Column, Label, Schema
 from otpdag.errors import DataError, ModelError, OtpdagError
 from otpdag.graph import Graph
+from otpdag.learned.amortized import AmortizedMap, RowCode
 from otpdag.mechanisms import Mechanism, from_spec
 from otpdag.mechanisms.parameters import SIMPLEX, Parameter
-from otpdag.mechanisms.predicted import Predicted
+from otpdag.mechanisms.predictor import Predicted
+from otpdag.safe_archive import read_bundle, refusing, write_bundle
 from otpdag.spaces import Discrete, Space
 from otpdag.structure import Structure
-
-__all__ = ["FORMAT_VERSION", "ModelState", "SavedMap", "read_archive", "write_archive"]
 
 FORMAT_VERSION = 2
 """1 had no class of a map; such files are still read."""

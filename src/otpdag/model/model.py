@@ -14,7 +14,6 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from otpdag.arguments import check_count, check_mapping, check_seed
-from otpdag.backward.amortized import AmortizedMap
 from otpdag.data import (
     Batch,
     ColumnType,
@@ -27,26 +26,20 @@ from otpdag.data import (
     encode,
     known_table,
 )
-from otpdag.data.sequences import (
-    SequenceBatch,
-    SequenceTable,
-    as_sequences,
-    encode_sequences,
-    replace_table,
-)
+from otpdag.data.sequences import SequenceBatch, SequenceTable, as_sequences, encode_sequences, replace_table
 from otpdag.divergences import Energy
 from otpdag.errors import ColumnTypeWarning, DataError, ModelError
 from otpdag.graph import Graph
-from otpdag.inference import row_posterior, sequence_posterior
-from otpdag.inference.ancestral import ancestral, ancestral_sequences
+from otpdag.learned.amortized import AmortizedMap
+from otpdag.likelihood import row_posterior, sequence_posterior
 from otpdag.mechanisms import Mechanism, Normal
-from otpdag.model import archive, rendering, residuals
+from otpdag.model import archive, rendering
+from otpdag.model import relabelling as residuals
 from otpdag.model.answering import Answering, as_table, row_index, with_notes
 from otpdag.model.relabelling import in_one_order
+from otpdag.simulation import ancestral, ancestral_sequences
 from otpdag.spaces import Real, Space
 from otpdag.structure import Structure, plainest
-
-__all__ = ["Model", "load"]
 
 Array = NDArray[np.float64]
 

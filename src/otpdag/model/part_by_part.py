@@ -13,14 +13,13 @@ from otpdag.data import Partitioned
 from otpdag.data.partitioned import ArrowParts, arrow_dataset, is_dask
 from otpdag.errors import DataError, ModelError
 from otpdag.files import replacing
-from otpdag.inference import row_posterior
+from otpdag.likelihood import row_posterior
 from otpdag.model.model import Model
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.dataset as pds
 
-__all__ = ["impute_to", "posterior_to", "score_to"]
 
 BLOCK_DRAWS = 2**21
 """Rows times draws that are held at a time."""

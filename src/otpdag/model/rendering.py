@@ -8,10 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from otpdag.printable import printable
+from otpdag.errors import printable
 from otpdag.structure import Structure
-
-__all__ = ["as_html", "as_text", "printable"]
 
 Params = Mapping[str, Mapping[str, NDArray[np.float64]]]
 

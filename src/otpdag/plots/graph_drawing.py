@@ -1,11 +1,17 @@
-"""Draw a graph: shaded nodes, arrows between them."""
+"""The lines of a drawn graph: which way each edge runs around the nodes, and where its label stands.
+
+Draw a graph: shaded nodes, arrows between them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import combinations, pairwise
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch, Polygon
@@ -14,20 +20,169 @@ from matplotlib.path import Path
 from otpdag.errors import GraphError
 from otpdag.graph import Graph
 from otpdag.model import Model
-from otpdag.plots.graph_layout import CORNER_RADIUS, FONT, LABEL_FONT, LINE_HEIGHT, LOOP_WIDTH, PAGE_WIDTH, Layout
-from otpdag.plots.graph_routes import (
-    CURVE_TO,
-    HALF_HEAD_WIDTH,
-    HEAD_LENGTH,
-    MOVE_TO,
-    Floats,
-    Point,
-    label_places,
-    routes,
+from otpdag.plots.graph_layout import (
+    CORNER_RADIUS,
+    FONT,
+    LABEL_FONT,
+    LINE_HEIGHT,
+    LOOP_WIDTH,
+    PAGE_WIDTH,
+    Item,
+    Layout,
+    Link,
+    TextWidth,
 )
 from otpdag.plots.style import INK, Picture, figure_of, place_axes, text_width
 
-__all__ = ["draw_graph"]
+Point: TypeAlias = tuple[float, float]
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+HEAD_LENGTH, HALF_HEAD_WIDTH = 8.0, 3.2  # of an arrow, in points
+MOVE_TO, LINE_TO, CURVE_TO = 1, 2, 4  # as matplotlib's Path numbers them; a cubic curve takes three points
+_SHORTEST_LINE = 3.0  # shorter lines are not drawn on their own
+_CLEAR = 4.0  # how far a straight line keeps away from nodes that it does not join
+
+
+class Route(NamedTuple):
+    """A line from parent to child.
+
+    Attributes:
+        link: The edge.
+        points: The points (n, 2).
+        codes: What leads to each point: ``MOVE_TO``, ``LINE_TO`` or ``CURVE_TO``.
+    """
+
+    link: Link
+    points: Floats
+    codes: tuple[int, ...]
+
+    def backwards(self) -> Route:
+        """The same line from its end."""
+        return Route(self.link, self.points[::-1], (MOVE_TO, *self.codes[:0:-1]))
+
+
+def routes(layout: Layout) -> list[Route]:
+    """Each edge with its line from parent to child: straight lines if that is clear, else curves."""
+    lines = {link: _straight(layout, link) for link in layout.links}
+    crowded = any(link.label or _meets_node(layout, link, line) for link, line in lines.items())
+    if not crowded and not _heads_overlap([end for _, end in lines.values()]):
+        return [Route(link, np.array(line), (MOVE_TO, LINE_TO)) for link, line in lines.items()]
+    ports = _ports(layout)
+    curves = (
+        _curved(layout, link, chain, *ports[link]) for chain, link in zip(layout.chains, layout.links, strict=True)
+    )
+    return [route.backwards() if route.link.upward else route for route in curves]
+
+
+def _straight(layout: Layout, link: Link) -> tuple[Point, Point]:
+    """The line between two centres, cut at the borders."""
+    a, b = layout.centre(link.upper), layout.centre(link.lower)
+    start, end = a + _to_border(layout, link.upper, b - a), b + _to_border(layout, link.lower, a - b)
+    return (float(start[0]), float(start[1])), (float(end[0]), float(end[1]))
+
+
+def _to_border(layout: Layout, node: str, direction: Floats) -> Floats:
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        inside = layout.distance(node, middle * direction) < 0
+        low, high = (middle, high) if inside else (low, middle)
+    return high * direction
+
+
+def _meets_node(layout: Layout, link: Link, line: tuple[Point, Point]) -> bool:
+    points = np.linspace(*line, 80)
+    others = (node for node in layout.graph.nodes if node not in link[:2])
+    return any((layout.distance(node, points - layout.centre(node)) < _CLEAR).any() for node in others)
+
+
+def _heads_overlap(tips: Sequence[Point]) -> bool:
+    return any(np.hypot(a[0] - b[0], a[1] - b[1]) < 1.5 * HALF_HEAD_WIDTH for a, b in combinations(tips, 2))
+
+
+def _ports(layout: Layout) -> dict[Link, tuple[Point, Point]]:
+    """Where each edge leaves its upper node and meets its lower one."""
+    below: dict[Item, list[tuple[float, int]]] = {}
+    above: dict[Item, list[tuple[float, int]]] = {}
+    for number, chain in enumerate(layout.chains):
+        bow = layout.bows[layout.links[number]]
+        below.setdefault(chain[0], []).append((layout.x[chain[1]] + bow, number))
+        above.setdefault(chain[-1], []).append((layout.x[chain[-2]] + bow, number))
+    start, end = _spread(layout, below, -1), _spread(layout, above, 1)
+    return {link: (start[number], end[number]) for number, link in enumerate(layout.links)}
+
+
+def _spread(layout: Layout, ends: Mapping[Item, list[tuple[float, int]]], side: int) -> dict[int, Point]:
+    ports = {}
+    for node, numbered in ends.items():
+        width, height = layout.size[str(node)]
+        reach = min(0.5 * width - 7, 5.0 * (len(numbered) - 1))
+        for (_, number), dx in zip(sorted(numbered), np.linspace(-reach, reach, len(numbered)), strict=True):
+            offset = 0.0 if len(numbered) == 1 else float(dx)
+            inward = max(abs(offset) - width / 2 + CORNER_RADIUS, 0)
+            dy = height / 2 - CORNER_RADIUS + float(np.sqrt(CORNER_RADIUS**2 - inward**2))
+            ports[number] = (layout.x[node] + offset, layout.y[node] + side * dy)
+    return ports
+
+
+def _curved(layout: Layout, link: Link, chain: Sequence[Item], start: Point, end: Point) -> Route:
+    """Vertical through every layer, so that it meets no node there; bent only between layers."""
+    bow = layout.bows[link] if len(chain) == 2 else 0.0
+    half = {item: layout.height(row) / 2 for row in layout.rows for item in row}
+    top, bottom = chain[0], chain[-1]
+    stops = [start, (start[0], layout.y[top] - half[top])]
+    for bend in chain[1:-1]:
+        x, y = layout.x[bend], layout.y[bend]
+        stops += [(x, y + half[bend]), (x, y - half[bend])]
+    stops += [(end[0], layout.y[bottom] + half[bottom]), end]
+    points, codes = [start], [MOVE_TO]
+    for number, ((x0, y0), (x1, y1)) in enumerate(pairwise(stops)):
+        middle = (y0 + y1) / 2
+        if number % 2:
+            points += [(x0 + bow, middle), (x1 + bow, middle), (x1, y1)]
+            codes += [CURVE_TO] * 3
+        elif y0 - y1 > _SHORTEST_LINE:
+            points.append((x1, y1))
+            codes.append(LINE_TO)
+        else:  # next to nothing: begin or end the curve here instead
+            points[-1] = (x1, y0) if number == 0 else (x1, y1)
+    return Route(link, np.array(points), tuple(codes))
+
+
+def label_places(lines: Sequence[Route], text_width: TextWidth) -> Iterator[tuple[str, Point]]:
+    """For each label the place on its own line that covers least of other labels and lines."""
+    if not any(route.link.label for route in lines):
+        return
+    shares = np.linspace(0, 1, 25)[:, None]
+    last = [_last_curve(route) for route in lines]
+    drawn = [_bezier(corners, shares) for corners in last]
+    placed: list[tuple[Floats, Floats]] = []
+    for number, (link, _, _) in enumerate(lines):
+        if link.label:
+            half = np.array([text_width(link.label, LABEL_FONT) / 2 + 3, LABEL_FONT / 2 + 3])
+            foreign = np.concatenate([line for other, line in enumerate(drawn) if other != number] or [drawn[0][:0]])
+            spots = [_bezier(last[number], np.array([[share]]))[0] for share in (0.5, 0.4, 0.6, 0.32, 0.68, 0.25)]
+            cover = [_covered(spot, half, foreign, placed) for spot in spots]
+            best = spots[int(np.argmin(cover))]
+            placed.append((best, half))
+            yield link.label, (float(best[0]), float(best[1]))
+
+
+def _last_curve(route: Route) -> Floats:
+    end = int(np.flatnonzero(np.array(route.codes) == CURVE_TO)[-1])
+    return route.points[end - 3 : end + 1]
+
+
+def _covered(spot: Floats, half: Floats, lines: Floats, labels: Sequence[tuple[Floats, Floats]]) -> float:
+    overlaps = sum(bool((np.abs(spot - other) < half + size).all()) for other, size in labels)
+    return 100.0 * overlaps + float((np.abs(lines - spot) < half).all(1).sum())
+
+
+def _bezier(corners: Floats, share: Floats) -> Floats:
+    a, b, c, d = corners
+    rest = 1 - share
+    return rest**3 * a + 3 * rest**2 * share * b + 3 * rest * share**2 * c + share**3 * d
+
 
 _SHADE = "#d5e0ee"
 _DASHES = (0, (4, 2.5))

@@ -13,22 +13,11 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from otpdag.engine import FitResult
-from otpdag.errors import DataError, ModelError
+from otpdag.errors import DataError, ModelError, label_text
 from otpdag.model import Model
 from otpdag.plots.style import COLOURS, INK, PALE_INK, SMALL_FONT, Picture, figure_of
-from otpdag.printable import label_text
 from otpdag.spaces import Space
 from otpdag.tables import estimates
-
-__all__ = [
-    "plot_classes",
-    "plot_effects",
-    "plot_estimates",
-    "plot_fit",
-    "plot_hidden",
-    "plot_missing",
-    "plot_pairs",
-]
 
 Fitted: TypeAlias = Model | FitResult
 Floats: TypeAlias = NDArray[np.float64]

@@ -11,8 +11,6 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextToPath
 from matplotlib.ticker import MaxNLocator
 
-__all__ = ["COLOURS", "INK", "PALE_INK", "SMALL_FONT", "Picture", "figure_of", "place_axes", "text_width", "tidy_steps"]
-
 INK, PALE_INK = "#2b3a55", "#9aa5b4"
 COLOURS = ("#2f5d9b", "#d1762b", "#3d8b5a", "#a8434b", "#7a5aa6", "#6f6f6f", "#c2599b", "#8a7a2b")
 SMALL_FONT = 8.0  # of ticks and legends, in points

@@ -9,19 +9,8 @@ import pandas as pd
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from otpdag.printable import label_text
+from otpdag.errors import label_text
 from otpdag.spaces import Space
-
-__all__ = [
-    "against_model",
-    "along_time",
-    "gaps_by_column",
-    "gaps_together",
-    "learning",
-    "posteriors",
-    "residuals",
-    "states",
-]
 
 Floats: TypeAlias = NDArray[np.float64]
 

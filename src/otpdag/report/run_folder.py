@@ -12,8 +12,6 @@ import pandas as pd
 from otpdag.errors import DataError, ModelError
 from otpdag.model import Model, load
 
-__all__ = ["Run", "read_run"]
-
 
 @dataclass(frozen=True)
 class Run:

@@ -1,7 +1,12 @@
-"""Sections of a page about sequences: a series beside what the model makes, and its hidden nodes along the steps."""
+"""What all sections of a page are made of: text that is safe, numbers, notes, places for charts.
+
+Sections of a page about sequences: a series beside what the model makes, and its hidden nodes along the steps.
+"""
 
 from __future__ import annotations
 
+import html
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,16 +15,49 @@ import numpy as np
 import pandas as pd
 
 from otpdag.data import Sequences
-from otpdag.errors import DataError, ModelError
+from otpdag.errors import DataError, ModelError, printable
 from otpdag.mechanisms import Given
 from otpdag.model import Model
-from otpdag.report.page_parts import Charts, text
 from otpdag.report.run_folder import Run
 
 if TYPE_CHECKING:
     from otpdag.report.charts import Floats
 
-__all__ = ["Steps", "hidden_series", "observed_columns", "series"]
+
+_FOREIGN_TAG = re.compile(r"<(?!br>|extra>|/extra>)")  # Plotly draws some tags: those of names are none of ours
+
+
+class Charts:
+    """Puts figures into the page: their numbers as JSON, their place as a box."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def add(self, figure: Any, label: str) -> str:
+        """The box of a figure, which a reader who sees no pictures knows by its label."""
+        self._count += 1
+        content = _FOREIGN_TAG.sub("&lt;", figure.to_json()).replace("<", "\\u003c")
+        return (
+            f'<script type="application/json" id="figure-{self._count}">{content}</script>'
+            f'<div class="chart" role="img" aria-label="{text(label)}" data-figure="figure-{self._count}" '
+            f'style="height:{int(figure.layout.height or 300)}px"></div>'
+        )
+
+
+def note(words: str, kind: str = "") -> str:
+    """A box of words: a warning, or what its kind says (``good``, ``bad``)."""
+    return f'<div class="note {kind}">{text(words)}</div>'
+
+
+def text(value: object) -> str:
+    """Names and values come from files: no tag and no control character of theirs reaches the page."""
+    return html.escape(printable(str(value), keep="\n"))
+
+
+def number(value: Any) -> str:
+    """Five significant digits; nothing for what is missing."""
+    return "" if value is None or pd.isna(value) else f"{float(value):.5g}"
+
 
 MOST_STEPS = 2_000
 """Steps of a series that a chart shows."""

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from otpdag.divergences import AbstractDivergence
 
-__all__ = ["DIVERGENCE_CHECKS", "check_divergence"]
-
 
 def check_divergence(divergence: AbstractDivergence, *, without: Collection[str] = ()) -> None:
     """Run every check on one divergence; it is copied before each use.

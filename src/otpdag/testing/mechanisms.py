@@ -22,8 +22,6 @@ from otpdag.mechanisms.base import Params, Parents
 from otpdag.noise import draw_noise
 from otpdag.spaces import Space
 
-__all__ = ["MECHANISM_CHECKS", "Case", "check_mechanism"]
-
 SMALLEST_P_VALUE = 1e-6  # of a promise that is kept: one check in a million fails by chance
 START_ROWS = 5_000  # enough for starting values to come close to the truth
 GRID, GRID_BEND = 2_001, 12.0  # points of a density's grid, and how much further apart they are in its tails

@@ -15,13 +15,11 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import special  # scipy.stats takes as long to import as pandas
 
+from otpdag.answers.information import free_parameters
 from otpdag.data import Batch
-from otpdag.inference.parameter_count import free_parameters
 from otpdag.mechanisms import Normal
 from otpdag.model import Model
 from otpdag.tables import cell_names
-
-__all__ = ["FitIndices", "Moments", "fit_indices", "implied_moments", "standardised"]
 
 Array = NDArray[np.float64]
 

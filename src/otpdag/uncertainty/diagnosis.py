@@ -15,20 +15,11 @@ from otpdag.data import Batch
 from otpdag.errors import ModelError, listed
 from otpdag.mechanisms import Categorical, Mechanism
 from otpdag.mechanisms.normal import LocationScale
-from otpdag.mechanisms.predicted import Predicted
+from otpdag.mechanisms.predictor import Predicted
 from otpdag.model import Model
-from otpdag.objective import Problem
+from otpdag.problem import Problem
 from otpdag.structure import Structure, pack
 from otpdag.uncertainty.flat_directions import FlatDirection, ParameterName, can_be_checked, flat_directions
-
-__all__ = [
-    "notes_on_columns",
-    "notes_on_identification",
-    "notes_on_independence",
-    "notes_on_scales",
-    "notes_on_separation",
-    "separated",
-]
 
 FIRST_ROWS = 100  # that tell of almost every column that it is not constant
 AT_THE_FLOOR = 1.05

@@ -20,10 +20,8 @@ from torch import Tensor
 
 from otpdag.data import random_part
 from otpdag.mechanisms import Categorical
-from otpdag.objective import Problem
+from otpdag.problem import Problem
 from otpdag.structure import pack
-
-__all__ = ["FlatDirection", "ParameterName", "can_be_checked", "flat_directions", "information"]
 
 MOST_PARAMETERS = 120
 """Parameters up to which flat directions are looked for; two gradients are taken for each."""

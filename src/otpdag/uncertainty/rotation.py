@@ -19,8 +19,6 @@ from otpdag.errors import ModelError
 from otpdag.mechanisms import Normal
 from otpdag.model import Model
 
-__all__ = ["Rotated", "oblimin", "rotated_loadings", "varimax"]
-
 Array = NDArray[np.float64]
 Rotation = Literal["varimax", "oblimin"]
 Criterion = Callable[[Array], tuple[float, Array]]

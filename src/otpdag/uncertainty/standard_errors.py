@@ -20,18 +20,16 @@ from numpy.typing import NDArray
 from scipy import special  # scipy.stats takes as long to import as pandas
 from torch import Tensor
 
+from otpdag.answers.information import Information, observed_information
 from otpdag.data import Batch
 from otpdag.errors import ModelError
-from otpdag.inference.information import Information, observed_information
 from otpdag.mechanisms.parameters import REAL, SIMPLEX, UNIT, Parameter
 from otpdag.model import Model
-from otpdag.objective import Problem
+from otpdag.problem import Problem
 from otpdag.structure import pack
 from otpdag.tables import estimates
 from otpdag.threads import bounded_threads
 from otpdag.uncertainty.flat_directions import can_be_checked, flat_directions
-
-__all__ = ["Errors", "parameter_covariance", "point_of", "standard_errors"]
 
 Errors = Literal["information", "sandwich", "bootstrap"]
 

@@ -10,20 +10,17 @@ import numpy as np
 import pandas as pd
 import torch
 
+from otpdag.answers.information import free_parameters
 from otpdag.data import Batch
 from otpdag.data.sequences import SequenceBatch
-from otpdag.errors import listed
-from otpdag.inference import row_posterior, sequence_posterior
-from otpdag.inference.parameter_count import free_parameters
-from otpdag.inference.row_posterior import Fitted
+from otpdag.errors import listed, printable
+from otpdag.likelihood import row_posterior, sequence_posterior
+from otpdag.likelihood.partitioned_problem import PartitionedProblem
+from otpdag.likelihood.row_posterior import Fitted
 from otpdag.model import Model
-from otpdag.model.rendering import printable
-from otpdag.objective import Problem
-from otpdag.objective.partitioned_problem import PartitionedProblem
+from otpdag.problem import Problem
 from otpdag.uncertainty.covariance_structure import FitIndices
 from otpdag.uncertainty.diagnosis import UNDETERMINED
-
-__all__ = ["Summary", "data_facts", "summarise"]
 
 MOST_LINES = 200
 """Parameters that are printed; ``to_frame`` has all of them."""

@@ -1,0 +1,242 @@
+r"""Whether an effect follows from what is observed: said by the graph alone, before any data or mechanism.
+
+Hidden nodes leave two marks on the observed ones, the latent projection (Verma, 1993): a directed edge where only
+hidden nodes lie between, and a two-headed edge where two nodes have an unseen common cause. On that graph the
+identification algorithm of Tian and Pearl (2002), shown complete by Huang and Valtorta (2006) and by Shpitser and
+Pearl (2006), decides whether :math:`P(y \mid do(t))` is a function of the observed distribution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import combinations
+
+import networkx as nx
+
+from otpdag.errors import GraphError
+from otpdag.graph import Graph
+
+Nodes = frozenset[str]
+
+MOST_ADJUSTED = 4
+"""Nodes of the sets of adjustment that are tried, smallest first, beside all candidates together."""
+
+
+@dataclass(frozen=True)
+class Identification:
+    """Whether and how an effect follows from what is observed; ``str`` says it in words.
+
+    Attributes:
+        treatment: The node that is set.
+        outcome: The node that is looked at.
+        identified: Whether the observed distribution determines the effect, whatever the mechanisms are.
+        by: ``"no effect"``, ``"back-door"``, ``"front-door"``, ``"do-calculus"``, or nothing.
+        nodes: What is adjusted for (back-door), or what lies between (front-door).
+        confounders: Hidden common causes that stand in the way where it is not identified.
+    """
+
+    treatment: str
+    outcome: str
+    identified: bool
+    by: str = ""
+    nodes: tuple[str, ...] = ()
+    confounders: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return self.identified
+
+    def __str__(self) -> str:
+        what = f"the effect of {self.treatment} on {self.outcome}"
+        if self.by == "no effect":
+            return f"identified: {self.outcome} does not descend from {self.treatment}, so that there is no effect"
+        if self.by == "back-door":
+            if not self.nodes:
+                return f"identified: nothing confounds {what}; it can be read off the observed distribution"
+            return f"identified: {what} follows by adjusting for {_listed(self.nodes)} (back-door)"
+        if self.by == "front-door":
+            return f"identified: {what} follows through {_listed(self.nodes)} (front-door)"
+        if self.identified:
+            return f"identified: {what} follows from the observed distribution by the rules of the do-calculus"
+        why = f"{_listed(self.confounders)} {'is an' if len(self.confounders) == 1 else 'are'} unseen"
+        why += " common cause" if len(self.confounders) == 1 else " common causes"
+        return (
+            f"not identified by the graph alone: {why}; the model's answer rests on what its mechanisms assume "
+            "(families, proxies of what is hidden), and on no comparison of observed rows"
+        )
+
+    __repr__ = __str__
+
+
+def identify(graph: Graph, treatment: str, outcome: str) -> Identification:
+    """Decide whether :math:`P(outcome | do(treatment))` is identified from the observed nodes of a graph.
+
+    >>> confounded = Graph([("u", "t"), ("u", "y"), ("t", "m"), ("m", "y")], hidden=["u"])
+    >>> print(identify(confounded, "t", "y"))
+    identified: the effect of t on y follows through m (front-door)
+    >>> bool(identify(Graph([("u", "t"), ("u", "y"), ("t", "y")], hidden=["u"]), "t", "y"))
+    False
+    """
+    for node in (treatment, outcome):
+        if node not in graph:
+            raise GraphError(f"there is no node {node!r} in the graph; it has {_listed(graph.nodes)}")
+    if graph.is_dynamic:
+        raise GraphError("identification is for graphs without lagged edges")
+    if outcome not in graph.descendants(treatment):
+        return Identification(treatment, outcome, True, "no effect")
+    if treatment in graph.hidden or outcome in graph.hidden:
+        unseen = tuple(node for node in (treatment, outcome) if node in graph.hidden)
+        return Identification(treatment, outcome, False, confounders=unseen)
+    full = graph.to_networkx()
+    adjusted = _back_door(graph, full, treatment, outcome)
+    if adjusted is not None:
+        return Identification(treatment, outcome, True, "back-door", adjusted)
+    between = _front_door(graph, full, treatment, outcome)
+    if between is not None:
+        return Identification(treatment, outcome, True, "front-door", between)
+    mixed = MixedGraph.projected(graph)
+    if mixed.identifies(treatment, outcome):
+        return Identification(treatment, outcome, True, "do-calculus")
+    return Identification(treatment, outcome, False, confounders=_confounders(graph, treatment, outcome))
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names)
+
+
+def _sets(candidates: Collection[str]) -> Iterator[tuple[str, ...]]:
+    """Small sets first; then all candidates."""
+    for size in range(min(len(candidates), MOST_ADJUSTED) + 1):
+        yield from combinations(candidates, size)
+    if len(candidates) > MOST_ADJUSTED:
+        yield tuple(candidates)
+
+
+def _back_door(graph: Graph, full: nx.DiGraph, treatment: str, outcome: str) -> tuple[str, ...] | None:
+    """A smallest set of observed nodes that blocks every path into the treatment; None if there is none."""
+    without = full.copy()
+    without.remove_edges_from(list(full.out_edges(treatment)))
+    below = {treatment, *graph.descendants(treatment)}
+    useful = set(graph.ancestors(treatment)) | set(graph.ancestors(outcome))
+    candidates = [node for node in graph.observed if node not in below and node != outcome and node in useful]
+    # if any set of these works, all of them together do (van der Zander, Liskiewicz and Textor, 2014)
+    if not nx.is_d_separator(without, {treatment}, {outcome}, set(candidates)):
+        return None
+    return next(s for s in _sets(candidates) if nx.is_d_separator(without, {treatment}, {outcome}, set(s)))
+
+
+def _front_door(graph: Graph, full: nx.DiGraph, treatment: str, outcome: str) -> tuple[str, ...] | None:
+    """A set that all effect passes through, itself unconfounded with the treatment, and with the outcome given it."""
+    between = set(graph.descendants(treatment)) & set(graph.ancestors(outcome)) & set(graph.observed)
+    for chosen in _sets([node for node in graph.nodes if node in between]):
+        if not chosen:
+            continue
+        rest = full.copy()
+        rest.remove_nodes_from(chosen)
+        if nx.has_path(rest, treatment, outcome):
+            continue
+        without_t = full.copy()
+        without_t.remove_edges_from(list(full.out_edges(treatment)))
+        without_m = full.copy()
+        without_m.remove_edges_from([edge for node in chosen for edge in full.out_edges(node)])
+        if nx.is_d_separator(without_t, {treatment}, set(chosen), set()) and nx.is_d_separator(
+            without_m, set(chosen), {outcome}, {treatment}
+        ):
+            return chosen
+    return None
+
+
+def _confounders(graph: Graph, treatment: str, outcome: str) -> tuple[str, ...]:
+    """Hidden nodes from which both the treatment and the outcome descend, by paths of their own."""
+    full = graph.to_networkx()
+    apart = full.copy()
+    apart.remove_node(treatment)
+    hidden = [n for n in graph.hidden if treatment in graph.descendants(n)]
+    direct = tuple(n for n in hidden if outcome in nx.descendants(apart, n))
+    return direct or tuple(hidden) or graph.hidden
+
+
+@dataclass(frozen=True)
+class MixedGraph:
+    """Observed nodes with directed edges, and two-headed ones where an unseen cause is shared."""
+
+    parents: dict[str, Nodes]
+    siblings: dict[str, Nodes]
+
+    @classmethod
+    def projected(cls, graph: Graph) -> MixedGraph:
+        """The latent projection."""
+        hidden = set(graph.hidden)
+
+        def reached(node: str) -> set[str]:
+            """Observed nodes below, with only hidden ones between."""
+            ends: set[str] = set()
+            stack, passed = list(graph.children(node)), set()
+            while stack:
+                child = stack.pop()
+                if child in hidden:
+                    if child not in passed:
+                        passed.add(child)
+                        stack += graph.children(child)
+                else:
+                    ends.add(child)
+            return ends
+
+        parents: dict[str, set[str]] = {node: set() for node in graph.observed}
+        siblings: dict[str, set[str]] = {node: set() for node in graph.observed}
+        for node in graph.observed:
+            for child in reached(node):
+                parents[child].add(node)
+        for node in graph.hidden:
+            below = reached(node)
+            for one in below:
+                siblings[one] |= below - {one}
+        return cls(
+            {node: frozenset(own) for node, own in parents.items()},
+            {node: frozenset(own) for node, own in siblings.items()},
+        )
+
+    def ancestors(self, nodes: Collection[str], within: Nodes) -> Nodes:
+        """These nodes and all above them, in the graph of some nodes."""
+        above, stack = set(), list(nodes)
+        while stack:
+            node = stack.pop()
+            if node not in above:
+                above.add(node)
+                stack += self.parents[node] & within
+        return frozenset(above)
+
+    def components(self, within: Nodes) -> list[Nodes]:
+        """Groups of nodes that two-headed edges join."""
+        groups, left = [], set(within)
+        while left:
+            group, stack = set(), [next(iter(left))]
+            while stack:
+                node = stack.pop()
+                if node not in group:
+                    group.add(node)
+                    stack += self.siblings[node] & within
+            groups.append(frozenset(group))
+            left -= group
+        return groups
+
+    def identifies(self, treatment: str, outcome: str) -> bool:
+        """Whether every factor of the intervened distribution follows from one of the observed distribution."""
+        every = frozenset(self.parents)
+        rest = every - {treatment}
+        needed = self.ancestors([outcome], rest)
+        whole = self.components(every)
+        for part in self.components(needed):
+            around = next(group for group in whole if part <= group)
+            if not self._follows(part, around):
+                return False
+        return True
+
+    def _follows(self, part: Nodes, around: Nodes) -> bool:
+        """Whether Q[part] is a function of Q[around], both of them joined by two-headed edges."""
+        above = self.ancestors(part, around)
+        if above == part:
+            return True
+        if above == around:
+            return False
+        return self._follows(part, next(group for group in self.components(above) if part <= group))

@@ -1,0 +1,211 @@
+r"""Questions to a fitted model: the distribution of one node given what rows show and what is done to them, exact.
+
+An intervention cuts the edges into its node and sets it (Pearl, 2009),
+
+.. math:: P(x \mid do(t)) = \prod_{v \ne t} P(x_v \mid x_{pa(v)}) \;\text{at}\; x_t = t,
+
+so that a question is always one of the model, or of the model with fewer edges: sums along the graph answer both.
+
+Counterfactuals of rows: abduct, act, predict (Pearl, 2009, section 7.1).
+
+What a row shows tells the noise :math:`u_v` of every mechanism, or its distribution where nodes are hidden, cells
+missing or values discrete; an intervention replaces some mechanisms; the others make new values of the same noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from otpdag.data import Batch
+from otpdag.errors import ModelError
+from otpdag.graph import Graph
+from otpdag.likelihood import elimination
+from otpdag.likelihood.row_posterior import BUDGET, Fitted, posterior_draws
+from otpdag.mechanisms import Given
+from otpdag.mechanisms.base import Family
+from otpdag.structure import Naturals, Structure
+from otpdag.threads import bounded_threads
+
+EXACT = replace(BUDGET, approximate=False)
+ROWS_AT_ONCE = 20_000  # rows that are laid out for a question at a time, which bounds memory
+DRAWS_INSTEAD = 1000  # of a number whose exact sums are too large
+
+
+@dataclass(frozen=True)
+class Belief:
+    """What a model says of one node in each row: probabilities of a category, or mean and variance of a number."""
+
+    probabilities: Tensor | None = None
+    mean: Tensor | None = None
+    variance: Tensor | None = None
+
+    @property
+    def expected(self) -> Tensor:
+        """Probabilities (N, K), or the mean (N, width)."""
+        value = self.mean if self.probabilities is None else self.probabilities
+        if value is None:
+            raise RuntimeError("a belief has probabilities or a mean")
+        return value
+
+
+def with_nodes_set(fitted: Fitted, done: Collection[str] = (), shown: Collection[str] = ()) -> Fitted:
+    """The same model after an intervention on ``done``: their edges are cut, their values come from outside.
+
+    Hidden nodes among ``done`` and ``shown`` count as observed: a question may say what they are.
+    """
+    if not done and not set(shown) & set(fitted.structure.graph.hidden):
+        return fitted
+    before = fitted.structure.graph
+    edges = [(parent, child) for parent, child in before.edges if child not in done]
+    hidden = [node for node in before.hidden if node not in done and node not in shown]
+    graph = Graph(edges, nodes=before.nodes, hidden=hidden)
+    mechanisms = dict(fitted.structure.mechanisms)
+    keys = dict(fitted.structure.keys)
+    naturals = dict(fitted.naturals)
+    for node in done:
+        mechanisms[node] = Given(mechanisms[node].space).setup(Family(node))
+        keys[node], naturals[node] = {}, {}
+    return replace(fitted, structure=Structure(graph, mechanisms, keys), naturals=naturals)
+
+
+class Question:
+    """Rows laid out to be asked about one node; the answer is a function of the parameters.
+
+    Args:
+        fitted: The model, with nodes set if the question says so.
+        batch: What rows show; the node's own cells are looked at too.
+        node: The node in question.
+
+    Attributes:
+        note: What of the answer is approximate, if anything: probabilities where exact sums are too large.
+
+    Raises:
+        ModelError: A node has no density, or the exact sums of a number are too large.
+    """
+
+    def __init__(self, fitted: Fitted, batch: Batch, node: str) -> None:
+        fitted.check_densities("a question")
+        self.structure, self.node = fitted.structure, node
+        is_category = fitted.structure.mechanisms[node].space.is_discrete
+        layout = elimination.lay_out_within(fitted.structure, batch, BUDGET if is_category else EXACT, keep=(node,))
+        if layout is None:
+            raise ModelError(f"the distribution of node {node!r} has no sum along the graph that fits in memory")
+        self.note = "" if layout.beyond is None else elimination.told(layout)
+        self.layout = elimination.moved(fitted.naturals, layout) if layout.has_points else layout
+
+    def at(self, naturals: Naturals) -> Belief:
+        """The answer at some parameters (1, ...)."""
+        with bounded_threads(0):
+            if self.structure.mechanisms[self.node].space.is_discrete:
+                return Belief(probabilities=elimination.state_probabilities(naturals, self.layout, self.node))
+            mean, variance = elimination.node_moments(naturals, self.layout, self.node)
+            return Belief(mean=mean, variance=variance)
+
+
+def believe(fitted: Fitted, batch: Batch, node: str, notes: list[str]) -> Belief:
+    """What the model says of a node in each row: exact, by sums along the graph; what is not is told in the notes."""
+    parts = []
+    for index in torch.arange(batch.rows).split(ROWS_AT_ONCE):
+        part = batch.take(index)
+        try:
+            question = Question(fitted, part, node)
+        except ModelError as error:
+            notes.append(f"node {node!r} is answered by {DRAWS_INSTEAD} draws: {error}")
+            parts.append(_by_draws(fitted, part, node, notes))
+            continue
+        parts.append(question.at(fitted.naturals))
+        notes += [question.note] if question.note else []
+    return Belief(*(_joined([getattr(part, name) for part in parts]) for name in ("probabilities", "mean", "variance")))
+
+
+def _joined(parts: list[Tensor | None]) -> Tensor | None:
+    known = [part for part in parts if part is not None]
+    return torch.cat(known) if known else None
+
+
+def _by_draws(fitted: Fitted, batch: Batch, node: str, notes: list[str]) -> Belief:
+    drawn = posterior_draws(fitted, batch, DRAWS_INSTEAD, 0, notes, stratified=True)[node]
+    if fitted.structure.mechanisms[node].space.is_discrete:
+        return Belief(probabilities=drawn.mean(1))
+    return Belief(mean=drawn.mean(1), variance=drawn.var(1))
+
+
+def most_probable(fitted: Fitted, batch: Batch, notes: list[str]) -> tuple[dict[str, Tensor], Tensor]:
+    """The most probable joint state of all unknown categories of each row, and the log-density of the row with it.
+
+    Numbers are integrated out first, then take their mean given these categories: values (N, width) of all nodes.
+    """
+    structure = fitted.structure
+    fitted.check_densities("an explanation")
+    categories = [node for node, m in structure.mechanisms.items() if m.space.is_discrete]
+    layout = elimination.lay_out_within(structure, batch, EXACT, keep=categories)
+    if layout is None:
+        raise ModelError("the most probable explanation has no sum along the graph that fits in memory")
+    with bounded_threads(0):
+        states, log_density = elimination.likeliest_states(fitted.naturals, layout)
+    explained = Batch(
+        {**batch.values, **{node: value.unsqueeze(0) for node, value in states.items()}},
+        {**batch.mask, **{node: torch.ones(1, batch.rows, 1, dtype=torch.bool) for node in states}},
+        batch.weight,
+    )
+    known = with_nodes_set(fitted, shown=tuple(states))
+    values = dict(states)
+    for node in structure.graph.nodes:
+        if node not in values:
+            values[node] = believe(known, explained, node, notes).expected
+    return values, log_density
+
+
+def one_batch(values: Mapping[str, Tensor], structure: Structure) -> Batch:
+    """Rows that show these values (1, N, width) and nothing else of the observed nodes."""
+    rows = max((value.shape[1] for value in values.values()), default=1)
+    shown, mask = {}, {}
+    for node in structure.graph.observed:
+        space = structure.mechanisms[node].space
+        given = values.get(node)
+        empty = torch.zeros(1, rows, space.width, dtype=torch.float64)
+        shown[node] = empty if given is None else given.expand(1, rows, -1).to(torch.float64)
+        mask[node] = torch.full((1, rows, space.cells), given is not None)
+    return Batch(shown, mask, torch.ones(1, rows, dtype=torch.float64))
+
+
+Action = Tensor | Callable[[Mapping[str, Tensor]], Tensor]
+"""Values (N, draws, width) or what makes them from the values of all nodes as they were."""
+
+
+def counterfactual_draws(
+    fitted: Fitted, batch: Batch, actions: Mapping[str, Action], draws: int, seed: int
+) -> dict[str, Tensor]:
+    """What rows would have been: values (N, draws, width) of all nodes.
+
+    Nodes that do not descend from an action keep the values that they had; of what was hidden or missing, draws.
+    """
+    structure = fitted.structure
+    before = posterior_draws(fitted, batch, draws, seed)
+    generator = torch.Generator().manual_seed(seed + 1)
+    after = dict(before)
+    changed: set[str] = set()
+    for node in structure.graph.order:
+        mechanism, parents = structure.mechanisms[node], structure.graph.parents(node)
+        if node in actions:
+            action = actions[node]
+            after[node] = action(before) if callable(action) else action.expand_as(before[node])
+            changed.add(node)
+        elif changed & set(parents):
+            if not mechanism.can_abduct:
+                raise ModelError(
+                    f"a counterfactual needs the noise of node {node!r}; {type(mechanism).__name__} cannot recover it"
+                )
+            params = fitted.naturals[node]
+            shape = (1, *before[node].shape[:2], mechanism.noise.dim)
+            uniform = torch.rand(shape, generator=generator, dtype=torch.float64)
+            own = {parent: before[parent].unsqueeze(0) for parent in parents}
+            noise = mechanism.abduct(params, before[node].unsqueeze(0), own, uniform)
+            new = {parent: after[parent].unsqueeze(0) for parent in parents}
+            after[node] = mechanism.forward(params, new, noise)[0].detach().expand_as(before[node])
+            changed.add(node)
+    return after

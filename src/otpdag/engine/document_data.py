@@ -1,0 +1,241 @@
+"""Documents: sparse counts of words, fitted by the graph ``shares -> words``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from scipy import sparse
+from torch import Tensor
+
+from otpdag.costs import KL
+from otpdag.data import Documents, Schema
+from otpdag.divergences import Wasserstein
+from otpdag.engine.adam import Adam
+from otpdag.engine.data_kind import DataKind, Layout
+from otpdag.engine.method import Method
+from otpdag.engine.optimiser import Course
+from otpdag.engine.search import Ended, Searcher, restart_seed
+from otpdag.engine.updates import EM
+from otpdag.errors import DataError, ModelError
+from otpdag.learned.paper_topics import (
+    PaperTopics,
+    PaperTopicsProblem,
+    paper_topics_problem,
+    paper_topics_start,
+    word_encoder,
+)
+from otpdag.likelihood.topic_problem import PairProblem, TopicProblem, Topics, TopicSweeps, topic_nodes
+from otpdag.likelihood.word_pairs import Repeats, WordPairs, repeats, start_topics
+from otpdag.model import Model
+from otpdag.problem import Problem, split_theta
+from otpdag.settings import Objective, PushForward
+from otpdag.structure import unpack
+
+Counts = sparse.csr_array
+
+PAPER_ETA = {False: 1e-4, True: 1e-1}
+PAPER_TEMPERATURE = {False: 1.0, True: 2.0}
+PAPER_EPOCHS, PAPER_BATCH = 300, 50
+"""Settings of the paper's Appendix C.1, for fixed topics and for topics with a distribution."""
+
+BACKGROUND = 0.8
+"""Share of words that no topic explains, in texts (decision 0032 has the corpora that it was chosen on)."""
+
+CHECKED_UPDATES = 60
+"""Updates of plain pairs after which repeats are compared; they change by less than 0.02 afterwards."""
+
+STARTS, PAIR_STARTS = 6, 4
+"""Of bars, entropic fits lost one in fifty from three starts, none from six; pairs of words have fewer optima."""
+
+
+@dataclass(frozen=True)
+class DocumentData(DataKind):
+    """Documents that have words."""
+
+    model: Model
+    counts: Counts
+
+    @classmethod
+    def of(cls, model: Model, documents: Documents) -> DocumentData:
+        """Check documents against the model, put them in an order of their own; those without words are left out."""
+        shares, words = (model.structure.mechanisms[node].space.width for node in topic_nodes(model.structure))
+        counts = documents.counts
+        if counts.shape[1] != words:
+            raise DataError(f"the model has {words} words; the documents have {counts.shape[1]} columns")
+        order = documents.canonical_order
+        if len(order) < shares:
+            raise DataError(
+                f"there must be at least as many documents with words as topics, {shares}; got {len(order)}"
+            )
+        return cls(model, counts[order])
+
+    @property
+    def rows(self) -> int:
+        """Documents with words."""
+        return int(self.counts.shape[0])
+
+    @cached_property
+    def repeats(self) -> Repeats | None:
+        """How often documents repeat words, over how often LDA would; None if no document has two words.
+
+        LDA draws words independently given a document's shares. Its likelihood is the best use of data for which this
+        holds; texts repeat words much more often, and titles less, and their likelihood bends topics to explain that.
+        """
+        pairs = WordPairs.of(self.counts)
+        if pairs.total <= 0:
+            return None
+        layout = Layout.of(self.model.structure)
+        problem = PairProblem(layout.structure, self.counts, layout.shapes, TopicSweeps(pairs=True), 0, pairs)
+        point = self.starts(layout, problem, 0, [0])
+        for _ in range(CHECKED_UPDATES):
+            point, _ = problem.updated(point)
+        topics = problem.topics(point)
+        return repeats(self.counts, topics.probabilities.float(), topics.alpha)
+
+    @property
+    def holds(self) -> bool:
+        """Whether documents repeat words as the model does, or cannot tell; one topic is how often words occur."""
+        topics = self.model.structure.mechanisms[topic_nodes(self.model.structure)[0]].space.width
+        return topics < 2 or self.repeats is None or self.repeats.as_modelled
+
+    def chosen(self, name: str) -> str:
+        """``"auto"`` is entropic where documents repeat words as the model does, else transport."""
+        return name if name != "auto" else "entropic" if self.holds else "transport"
+
+    def background(self, name: str) -> float:
+        """Words that no topic explains: of transport, where documents do not repeat words as the model does."""
+        return BACKGROUND if name == "transport" and not self.holds else 0.0
+
+    def named(self, name: str) -> Method:
+        """``"auto"`` looks at how often documents repeat words."""
+        chosen = self.chosen(name)
+        return topic_method(chosen, documents=self.rows, background=self.background(chosen))
+
+    def notes(self, ended: Ended) -> list[str]:
+        """What the choice of the method was made from, and whether topics were drawn."""
+        notes, read = [], self.__dict__.get("repeats")
+        if read is not None:
+            notes.append(
+                f"documents repeat words {read.ratio:.2f} times as often as topics alone would (± {read.error:.2f})"
+            )
+        prior = getattr(ended.problem, "drawn_prior", None)
+        if prior is not None:
+            notes.append(
+                "many words could be of several topics: topics are the centre of draws from their distribution, with a "
+                f"learned Dirichlet prior of concentration {prior:.2g}"
+            )
+        return notes
+
+    def check(self, method: Method) -> None:
+        """Refuse evaluations of other data."""
+        if not isinstance(method.evaluation, TopicSweeps | PaperTopics):
+            raise ModelError(
+                f"documents are evaluated by TopicSweeps or PaperTopics; got {type(method.evaluation).__name__}"
+            )
+
+    def restarts(self, method: Method) -> int:
+        """Several, unless the paper's own way is gone."""
+        if not isinstance(method.evaluation, TopicSweeps):
+            return 1
+        return PAIR_STARTS if method.evaluation.pairs else STARTS
+
+    def course(self, method: Method) -> Course:
+        """Short runs of all starts, the best alone goes on."""
+        pairs = isinstance(method.evaluation, TopicSweeps) and method.evaluation.pairs
+        return Course(short_steps=min(30 if pairs else 10, method.steps), halving=False, finalists=1, moves=0)
+
+    def lay_out(self, method: Method, seed: int) -> Layout:
+        """The model's parameters, and those of the paper's encoder."""
+        structure = self.model.structure
+        if isinstance(method.evaluation, PaperTopics):
+            return Layout.of(structure, word_encoder(structure, method.evaluation, seed).init())
+        return Layout.of(structure)
+
+    def problem(self, layout: Layout, method: Method, seed: int) -> Problem:
+        """Documents, pairs of their words, or words in random order for the paper's encoder."""
+        structure, shapes, evaluation = layout.structure, layout.shapes, method.evaluation
+        if isinstance(evaluation, PaperTopics):
+            return paper_topics_problem(structure, self.counts, shapes, method.objective, evaluation, seed)
+        assert isinstance(evaluation, TopicSweeps), "checked before"
+        if not evaluation.pairs:
+            return TopicProblem(structure, self.counts, shapes, evaluation, seed)
+        pairs = WordPairs.of(self.counts)
+        if pairs.total <= 0:
+            raise DataError("method='transport' needs documents of at least two words; found none")
+        return PairProblem(structure, self.counts, shapes, evaluation, seed, pairs)
+
+    def starts(
+        self, layout: Layout, problem: Problem, seed: int, numbers: Sequence[int], units: Tensor | None = None
+    ) -> Tensor:
+        """Documents that are most unlike each other; the paper's way starts anywhere."""
+        structure = layout.structure
+        if isinstance(problem, PaperTopicsProblem):
+            drawn = [paper_topics_start(structure, problem.settings, restart_seed(seed, number)) for number in numbers]
+            return torch.cat([layout.pack(theta) for theta in drawn])
+        reader = TopicProblem(structure, self.counts, layout.shapes, TopicSweeps(), seed)
+        part = self.counts if isinstance(problem, PairProblem) else reader.on_part(0).documents
+        size = structure.mechanisms[topic_nodes(structure)[0]].space.width
+        points = []
+        for number in numbers:
+            generator = np.random.default_rng([seed, number])
+            topics = start_topics(part, size, generator, first=number == 0).double()
+            total = float(self.counts.sum()) if not isinstance(problem, PairProblem) else 1 - problem.sweeps.background
+            level = topics * total / size
+            points.append(reader.point(Topics(torch.log(level.clamp(min=1e-30)), torch.full((size,), 1 / size))))
+        return torch.cat(points)
+
+    def concluded(self, layout: Layout, ended: Ended, method: Method, searcher: Searcher) -> tuple[Layout, Ended]:
+        """Concentrations as the exact distribution of the assignments has them, topics in order of falling share."""
+        problem = ended.problem
+        if not isinstance(problem, TopicProblem | PairProblem):
+            return layout, ended
+        problem, topics = problem.concluded(problem.topics(ended.point), lambda: searcher.monitor.stopped)
+        order = torch.argsort(torch.exp(topics.log_counts).sum(-1), descending=True, stable=True)
+        point = problem.point(Topics(topics.log_counts[order], topics.alpha[order]))
+        restarts = tuple(replace(one, point=point[0]) if one.kept else one for one in ended.restarts)
+        return layout, replace(ended, problem=problem, point=point, restarts=restarts)
+
+    def adopt(self, layout: Layout, ended: Ended) -> None:
+        """Topics and concentrations."""
+        theta = split_theta(unpack(ended.point.double(), layout.shapes))[0]
+        self.model.adopt(layout.structure, theta, Schema.of(self.model.spaces, self.model.graph), ())
+
+
+def topic_method(
+    name: str,
+    *,
+    documents: int,
+    prior: float | None = None,
+    batch: int = 2048,
+    steps: int | None = None,
+    background: float = 0.0,
+) -> Method:
+    """The methods that topics are fitted by.
+
+    Args:
+        name: ``"entropic"``, ``"transport"`` or ``"paper"``.
+        documents: How many there are; the paper counts epochs.
+        prior: Concentration of a Dirichlet prior on the topics' words; None makes the topics plain parameters.
+        batch: Documents that are taken at a time.
+        steps: Most sweeps, updates or, of the paper's way, epochs.
+        background: Share of words that no topic explains, of transport.
+    """
+    if name == "entropic":
+        growth = 1.1 if prior is None else 1.0
+        sweeps = TopicSweeps(prior=prior, batch=batch)
+        return Method("entropic", sweeps.objective, sweeps, EM(steps=steps or 100, growth=growth))
+    if name == "transport":
+        sweeps = TopicSweeps(pairs=True, prior=prior, batch=batch, background=background)
+        return Method("transport", sweeps.objective, sweeps, EM(steps=steps or 300))
+    if name != "paper":
+        raise ModelError(f"method must be 'auto', 'entropic', 'transport', 'paper' or a Method; got {name!r}")
+    drawn = prior is not None
+    rounds = -(-documents // PAPER_BATCH)
+    push = PushForward(PAPER_ETA[drawn], Wasserstein(KL()))
+    settings = PaperTopics(drawn=drawn, temperature=PAPER_TEMPERATURE[drawn], batch_size=PAPER_BATCH)
+    adam = Adam(steps=(steps or PAPER_EPOCHS) * rounds, learning_rate=1e-3, averaging=0.0)
+    return Method("paper", Objective(push_forward=push), settings, adam)

@@ -1,0 +1,384 @@
+"""Sequences: graphs with lagged edges."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from otpdag.data import Schema
+from otpdag.data.sequences import SequenceBatch, SequenceTable, as_sequences, encode_sequences, part_of
+from otpdag.engine.adam import Adam
+from otpdag.engine.data_kind import DataKind, Layout, check_rows, named_method
+from otpdag.engine.method import Method, entropic, transport
+from otpdag.engine.optimiser import Course
+from otpdag.engine.search import Ended, Searcher, restart_seed, search
+from otpdag.errors import DataError, ModelError
+from otpdag.learned.amortized import RowCode
+from otpdag.learned.sequence_map import CONTEXT, BidirectionalMap, check_context
+from otpdag.learned.sequence_terms import PieceProblem, piece_problem
+from otpdag.likelihood.chain_problem import FEWEST_UNITS, chain_problem
+from otpdag.likelihood.number_problem import number_problem, padded_features
+from otpdag.likelihood.smoother import SequenceMap
+from otpdag.likelihood.starts import complete_steps, step_weights
+from otpdag.matching.window_features import check_windows
+from otpdag.matching.windows import window_problem
+from otpdag.model import Model
+from otpdag.noise import Streams
+from otpdag.problem import Problem
+from otpdag.settings import ClosedForm, Drawn
+from otpdag.structure import Structure, pack, unpack
+from otpdag.uncertainty.diagnosis import notes_on_scales
+
+START_STEPS = 20_000
+"""Steps that units, and starts of hidden numbers, are guessed from (decision 0006)."""
+
+CHAIN_START_STEPS = 5_000
+"""Steps that starts of chains are guessed from: they run on fewer at first."""
+
+LONGEST_PIECE = 400
+"""Steps in one piece of a sequence with hidden numbers, whose recursion is not run side by side otherwise."""
+
+PART_STEPS, PART_OF_ALL = 100_000, 32
+"""Steps on which the best chain settles before it sees all, or such a share of all: of ten million that spared one of
+five or six passes over everything in two of three data sets, for a seventh of one."""
+
+CHAIN = Course(
+    short_rows=2_500,
+    short_elements=10**12,
+    short_tolerance=1e-5,
+    halving=False,
+    finalists=3,
+    finalist_gap=32.0,
+    finalist_rows=10_000,
+    part_rows=PART_STEPS,
+)
+_ALONE = replace(CHAIN, finalists=1, finalist_gap=None, finalist_rows=None, short_tolerance=None, part_rows=None)
+WINDOWS = replace(_ALONE, short_rows=START_STEPS, short_steps=48)
+NUMBERS = _ALONE
+"""Courses: short runs on a part of the steps, the best alone goes on; of chains on a larger part before it sees all.
+
+A chain whose loss changes by less than 1e-5 has no more to gain in 24 short steps than two starts may differ by. Of
+two near distributions the log-ratio of a step has a variance of about twice its mean D: over n steps D is four standard
+errors from zero where it is 32 / n. Chains that differ by less run on more steps before one of them is chosen."""
+
+STEPS_PER_PARAMETER, MOST_SHORT_STEPS = 100, 10_000
+"""Steps in short runs of chains: fewer for each parameter would be explained by chance."""
+
+NETWORK = Adam(steps=400, learning_rate=0.01)
+NETWORK_STEPS_SEEN = 800
+"""How a network is trained when it joins the smoother, and how many steps of sequences each of its steps sees."""
+
+COMPARISONS, CLEARLY_BETTER = 40, 2.0
+"""Batches on which two maps are compared, and standard errors by which the network must be better (decision 0013)."""
+
+
+@dataclass(frozen=True)
+class SequenceData(DataKind):
+    """Sequences as steps laid end to end."""
+
+    honours: ClassVar[frozenset[str]] = frozenset({"weights", "robust"})
+    units: ClassVar[str] = "sequences"
+
+    model: Model
+    schema: Schema
+    batch: SequenceBatch
+    order: NDArray[np.int64]
+    """Which of the given sequences each one of the batch is."""
+    is_weighted: bool = False
+
+    @classmethod
+    def of(cls, model: Model, data: SequenceTable, *, weights: ArrayLike | None = None) -> SequenceData:
+        """Read sequences, in an order that does not depend on how they were given, with a weight for each of them."""
+        sequences = as_sequences(data)
+        schema = Schema.of(model.spaces, model.graph, sequences.table)
+        batch = encode_sequences(sequences, schema, hidden=model.graph.hidden)
+        check_rows(model.structure, batch.steps.rows)
+        model.structure.check_given(batch.steps.mask)
+        weighted = batch if weights is None else batch.weighted(weights)
+        order = weighted.canonical_order
+        return cls(model, schema, weighted.take(torch.from_numpy(order)), order, is_weighted=weights is not None)
+
+    @property
+    def rows(self) -> int:
+        """Steps of all sequences."""
+        return self.batch.rows
+
+    def as_given(self, per_unit: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Back from the order of the batch to that of the data."""
+        return per_unit[np.argsort(self.order)]
+
+    # -- methods ------------------------------------------------------------------------------------------------------
+
+    def named(self, name: str) -> Method:
+        """Transport compares windows where these serve, and abducts noise where they do not."""
+        if name == "transport":
+            return transport("direct" if _serves(check_windows, self.structure) else "backward")
+        return entropic() if name == "auto" else named_method(name)
+
+    def check(self, method: Method) -> None:
+        """Refuse what sequences are not fitted by."""
+        objective = method.objective
+        chains = isinstance(method.evaluation, ClosedForm) and objective.direct is None
+        if self.is_weighted and (not chains or self.structure.hidden_numbers):
+            raise ModelError("weights of sequences are for the entropic method, with hidden categories alone")
+        if isinstance(method.evaluation, Drawn):
+            if objective.direct is not None:
+                raise ModelError(
+                    "the direct term of sequences is minimised by L-BFGS: use otp.objective.ClosedForm, or leave it out"
+                )
+            _check_drawn(self.structure, method, method.evaluation)
+            return
+        if not isinstance(method.evaluation, ClosedForm):
+            raise ModelError(f"sequences are evaluated by ClosedForm or Drawn; got {type(method.evaluation).__name__}")
+        if method.evaluation.reference != "model":
+            raise ModelError(f"sequences take the model as reference; got reference={method.evaluation.reference!r}")
+        if objective.direct is not None:
+            if objective.reconstruction:
+                raise ModelError("sequences have the direct term or the others, not both: set reconstruction to 0")
+            check_windows(self.structure)
+            return
+        if not objective.at(1.0).eps > 0 or objective.push_forward is not None:
+            raise ModelError(
+                "sequences in closed form need eps above 0 and no push-forward term; with otp.objective.Drawn both "
+                "are free"
+            )
+        if self.structure.hidden_numbers:
+            _check_numbers(self.structure, method, method.evaluation)
+        elif method.evaluation.network is not None:
+            raise ModelError("network is for sequences with hidden numbers; these have none")
+
+    def check_robust(self, method: Method) -> None:
+        """Whole sequences are left out, by their likelihood."""
+        if not isinstance(method.evaluation, ClosedForm) or not method.objective.reconstruction:
+            raise ModelError(f"robust='outliers' needs the entropic method; got {method.name!r}")
+        if self.structure.hidden_numbers:
+            raise ModelError("robust='outliers' is for sequences whose hidden nodes are categories")
+        many = len(self.batch.lengths)
+        if many < FEWEST_UNITS:
+            raise DataError(
+                f"robust='outliers' leaves out whole sequences: it needs at least {FEWEST_UNITS}; got {many}"
+            )
+
+    def course(self, method: Method) -> Course:
+        """By what is hidden, and what is compared."""
+        if method.objective.direct is not None:
+            return WINDOWS
+        if self.structure.hidden_numbers:
+            return NUMBERS
+        learned = sum(math.prod(one.shape) for one in self.structure.parameters().values())
+        return replace(
+            CHAIN,
+            short_rows=min(max(CHAIN.short_rows, STEPS_PER_PARAMETER * learned), MOST_SHORT_STEPS),
+            part_rows=max(PART_STEPS, self.batch.rows // PART_OF_ALL),
+        )
+
+    # -- problems -----------------------------------------------------------------------------------------------------
+
+    def lay_out(self, method: Method, seed: int) -> Layout:
+        """The units of some completed steps, and the map where one is learned."""
+        few = part_of(self._pieces, START_STEPS, seed)
+        generator = np.random.default_rng([seed, 2**20])
+        # hidden numbers are guessed around categories, and Adam's steps depend on units where maxima do not
+        even = not self.structure.hidden_numbers and isinstance(method.evaluation, ClosedForm)
+        completed = complete_steps(self.structure, few, generator, first=True, even_categories=even)
+        structure = self.structure.scaled_to(completed, step_weights(self.structure, few))
+        backward = self._map(structure, method)
+        if backward is None:
+            return Layout.of(structure)
+        completed = _guessed(structure, few, restart_seed(seed, 0), first=True)
+        return Layout.of(structure, _map_start(backward, few, completed, seed), sequence_map=backward)
+
+    @property
+    def _pieces(self) -> SequenceBatch:
+        """Sequences with hidden numbers are cut where they are long."""
+        return self.batch.cut(LONGEST_PIECE) if self.structure.hidden_numbers else self.batch
+
+    def _map(self, structure: Structure, method: Method) -> SequenceMap | BidirectionalMap | None:
+        """The map that a method learns: none where the closed form serves."""
+        if isinstance(method.evaluation, Drawn):
+            return _bidirectional(structure, self.batch, method.evaluation)
+        numbers = structure.hidden_numbers
+        if not numbers or method.objective.direct is not None:
+            return None
+        return SequenceMap(structure, RowCode.of(structure, self.batch.steps, structure.graph.observed), numbers)
+
+    def problem(self, layout: Layout, method: Method, seed: int) -> Problem:
+        """A chain of states, windows, draws of hidden numbers, or pieces for Adam."""
+        structure, shapes, objective = layout.structure, layout.shapes, method.objective
+        if isinstance(method.evaluation, Drawn) and isinstance(layout.sequence_map, BidirectionalMap):
+            return piece_problem(structure, layout.sequence_map, self.batch, shapes, objective, method.evaluation)
+        if objective.direct is not None:
+            return window_problem(structure, self.batch, shapes, objective.direct, seed)
+        eps = objective.at(1.0).eps
+        if isinstance(layout.sequence_map, SequenceMap):
+            return number_problem(self._pieces, layout.sequence_map, shapes, eps, seed)
+        return chain_problem(structure, self.batch, shapes, eps, seed)
+
+    def starts(
+        self, layout: Layout, problem: Problem, seed: int, numbers: Sequence[int], units: Tensor | None = None
+    ) -> Tensor:
+        """Guesses from some steps, with earlier values as further columns."""
+        structure = layout.structure
+        most = START_STEPS if structure.hidden_numbers else CHAIN_START_STEPS
+        few = part_of(self._pieces if units is None else self.batch.take(units), most, seed)
+        points, weights = [], step_weights(structure, few)
+        for number in numbers:
+            own = restart_seed(seed, number)
+            completed = _guessed(structure, few, own, first=number == 0)
+            start = structure.start(completed, weights)
+            theta = structure.filled(structure.raw(start), torch.Generator().manual_seed(own))
+            if layout.sequence_map is not None:
+                theta |= _map_start(layout.sequence_map, few, completed, own)
+            points.append(layout.pack({key: value.to(few.steps.weight) for key, value in theta.items()}))
+        return torch.cat(points)
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def concluded(self, layout: Layout, ended: Ended, method: Method, searcher: Searcher) -> tuple[Layout, Ended]:
+        """A network may join the smoother of hidden numbers."""
+        stopped = searcher.monitor.stopped or bool(ended.failed[0])
+        if stopped or not isinstance(method.evaluation, ClosedForm) or not isinstance(layout.sequence_map, SequenceMap):
+            return layout, ended
+        if not _network_may_help(self.structure, method.evaluation):
+            return layout, ended
+        return _with_network(layout, ended, self.batch, method, searcher)
+
+    def notes(self, ended: Ended) -> list[str]:
+        """Scales at their floor."""
+        return notes_on_scales(self.model)
+
+    def adopt(self, layout: Layout, ended: Ended) -> None:
+        """Parameters and units; hidden values of sequences are drawn by filters, not by the learned map."""
+        self.model.adopt(layout.structure, unpack(ended.point.cpu(), layout.shapes), self.schema, ())
+
+
+def _guessed(structure: Structure, few: SequenceBatch, seed: int, *, first: bool) -> dict[str, Tensor]:
+    """Completed steps of one start, hidden numbers smoothed over one to four steps around."""
+    reach = 1 if first else 1 + seed % 4
+    return complete_steps(structure, few, np.random.default_rng(seed), first=first, reach=reach)
+
+
+# -- what methods serve -----------------------------------------------------------------------------------------------
+
+
+def _serves(check: Callable[[Structure], None], structure: Structure) -> bool:
+    try:
+        check(structure)
+    except ModelError:
+        return False
+    return True
+
+
+def _check_drawn(structure: Structure, method: Method, drawn: Drawn) -> None:
+    """Refuse what pieces of sequences are not fitted by."""
+    check_context(structure)
+    _check_no_counts(structure)
+    if drawn.scope == "local":
+        raise ModelError("sequences are drawn as a whole: scope must be 'joint'; got 'local'")
+    if drawn.backward is not None or drawn.hidden_layers is not None or drawn.extra_masking:
+        raise ModelError(
+            "sequences are drawn by a map of their own: leave backward, hidden_layers and extra_masking out"
+        )
+    drawn.check_nodes(structure)
+    eps = method.objective.at(1.0).eps
+    if drawn.noise == "marginal" and (not eps or method.objective.push_forward) and structure.graph.hidden:
+        raise ModelError("with noise='marginal', sequences need eps above 0 and no push-forward term")
+
+
+def _check_numbers(structure: Structure, method: Method, closed: ClosedForm) -> None:
+    """Refuse what sequences with hidden numbers are not fitted by."""
+    _check_no_counts(structure)
+    eps = method.objective.at(1.0).eps
+    if structure.hidden_categories and eps != 1:
+        raise ModelError(f"hidden categories and numbers together need eps = 1; got {eps}")
+    if structure.hidden_categories and closed.network:
+        raise ModelError("hidden categories and numbers with a network need Drawn and Adam")
+    if closed.network:
+        check_context(structure)
+
+
+def _check_no_counts(structure: Structure) -> None:
+    spaces = [structure.mechanisms[node].space for node in structure.graph.hidden]
+    if any(space.is_countable and not space.is_discrete for space in spaces):
+        raise ModelError("hidden counts are not fitted in sequences; take a hidden number or category")
+
+
+# -- maps -------------------------------------------------------------------------------------------------------------
+
+
+def _bidirectional(structure: Structure, batch: SequenceBatch, drawn: Drawn) -> BidirectionalMap:
+    """The map that Adam learns; categories beside numbers need none where noise is integrated out."""
+    both = BidirectionalMap.of(structure, batch)
+    summed = drawn.noise == "marginal" and bool(both.smoother.targets)
+    return replace(both, categories=()) if summed else both
+
+
+def _map_start(
+    backward: SequenceMap | BidirectionalMap, few: SequenceBatch, completed: dict[str, Tensor], seed: int
+) -> dict[str, Tensor]:
+    """Parameters (1, ...) of a map from completed steps."""
+    if isinstance(backward, BidirectionalMap):
+        generator = torch.Generator().manual_seed(seed)
+        return backward.start(few, backward.features(few), completed, generator)
+    return backward.start(few, padded_features(backward.structure, backward.features(few)), completed)
+
+
+def _network_may_help(structure: Structure, closed: ClosedForm) -> bool:
+    """Not where it is unwanted, and not in linear Gaussian models, whose smoother is exact."""
+    if closed.network is not None:
+        return closed.network
+    if structure.hidden_categories or max(edge.by for edge in structure.graph.lags) > CONTEXT:
+        return False
+    numbers = structure.hidden_numbers
+    touched = [
+        mechanism
+        for name, mechanism in structure.mechanisms.items()
+        if structure.base(name) in numbers or any(structure.base(p) in numbers for p, _ in mechanism.family.parents)
+    ]
+    return not all(mechanism.is_linear for mechanism in touched)
+
+
+def _with_network(
+    layout: Layout, ended: Ended, batch: SequenceBatch, method: Method, searcher: Searcher
+) -> tuple[Layout, Ended]:
+    """Let a network join the smoother, train both and the model on, and keep the better of before and after.
+
+    The network's last layer starts at zero, so that both are points of one problem, compared on the same batches.
+    """
+    structure, seed = layout.structure, searcher.seed
+    drawn = Drawn(noise="marginal", batch_size=NETWORK_STEPS_SEEN)
+    backward = _bidirectional(structure, batch, drawn)
+    parameters = unpack(ended.point, layout.shapes) | backward.init(torch.Generator().manual_seed(seed))
+    shapes = {key: tuple(value.shape[1:]) for key, value in parameters.items()}
+    joined = Layout(structure, shapes, sequence_map=backward)
+    problem = piece_problem(structure, backward, batch, shapes, method.objective, drawn)
+    before = pack(parameters)
+    after = search(problem, before, Course(moves=0), replace(searcher, optimiser=NETWORK, last_leg="network joins"))
+    gain, error = _gain(problem, before, after.point, seed)
+    better = gain > CLEARLY_BETTER * error and not bool(after.failed[0])
+    if not better and not (isinstance(method.evaluation, ClosedForm) and method.evaluation.network):
+        return layout, ended
+    point, loss = (after.point, ended.loss - gain) if better else (before, ended.loss)
+    restarts = tuple(replace(one, loss=float(loss), point=point[0]) if one.kept else one for one in ended.restarts)
+    return joined, replace(ended, problem=problem, point=point, loss=loss, restarts=restarts)
+
+
+def _gain(problem: PieceProblem, before: Tensor, after: Tensor, seed: int) -> tuple[float, float]:
+    """By how much the loss of ``after`` is lower on the same pieces and noise, and the standard error of that."""
+    gaps = []
+    with torch.no_grad():
+        for number in range(seed, seed + COMPARISONS):
+            losses = [
+                float(problem.sampled(point, Streams([number], shared=number), 1.0).total[0])
+                for point in (before, after)
+            ]
+            gaps.append(losses[0] - losses[1])
+    drawn = torch.tensor(gaps, dtype=torch.float64)
+    return float(drawn.mean()), float(drawn.std() / COMPARISONS**0.5)

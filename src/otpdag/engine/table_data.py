@@ -1,0 +1,303 @@
+"""Rows of a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from otpdag.data import (
+    Batch,
+    Cells,
+    Schema,
+    Table,
+    canonical_order,
+    random_part,
+    read_cells,
+    rows_by_content,
+    unique_rows,
+)
+from otpdag.engine.data_kind import DataKind, Layout, check_rows, named_method
+from otpdag.engine.method import Method, entropic, paper, transport
+from otpdag.engine.optimiser import Course
+from otpdag.engine.search import Ended, restart_seed
+from otpdag.errors import ModelError
+from otpdag.learned.sampled import DrawnRows
+from otpdag.likelihood.enumeration import SumSizes
+from otpdag.likelihood.partitioned_problem import (
+    FROM_ROWS,
+    HELD_ROWS,
+    PartitionedProblem,
+    is_sum_over_rows,
+    rows_in_blocks,
+)
+from otpdag.likelihood.row_problem import summed_rows
+from otpdag.likelihood.rows import RowObjective
+from otpdag.likelihood.starts import complete_table, row_weights
+from otpdag.matching.direct import count_ranges
+from otpdag.mechanisms import Normal
+from otpdag.model import Model
+from otpdag.problem import Problem
+from otpdag.settings import ClosedForm, Drawn
+from otpdag.structure import Structure, unpack
+from otpdag.uncertainty.diagnosis import (
+    notes_on_columns,
+    notes_on_identification,
+    notes_on_independence,
+    notes_on_scales,
+    notes_on_separation,
+    separated,
+)
+
+START_ROWS, ONE_START_ROWS = 600, 10_000
+"""Rows that each of several starts is guessed from, those that the short runs see; and a single one, or the units.
+
+The latter are the first ones: the order of rows looks random."""
+
+UNIT_ROWS = 2_500
+"""Rows that tell the units where all others are read in sums: spreads to two per cent. Four times as many took a
+quarter of such a fit of 100,000 rows."""
+
+COMPARED_STEPS = 60
+"""Steps of the best starts where all rows are compared with the model: after fifteen, one that ends at 0.012 may be
+ahead of one that ends at 0.007. What is left to do of the best is so much less, so that a fit takes as long."""
+
+FINALIST_GAP = 32.0
+"""Log-likelihood of the short runs' rows by which a start may lie behind the best and still go on, as that of chains.
+Of ten components in ten dimensions it spares a third of the time of sixteen starts, to the same losses in nine data
+sets (decision 0045)."""
+
+
+@dataclass(frozen=True)
+class TableData(DataKind):
+    """A table as a batch of rows."""
+
+    honours: ClassVar[frozenset[str]] = frozenset({"weights", "robust", "device"})
+
+    model: Model
+    schema: Schema
+    read: Batch
+    """The rows as they were read."""
+    read_from: NDArray[np.integer[Any]] | None
+    """Which row of the table each of these is, where every row is kept; None if they stand as in the table.
+
+    So they do where a model reads nothing but sums over all rows, until someone asks for single ones."""
+
+    @classmethod
+    def of(
+        cls,
+        model: Model,
+        table: Table,
+        *,
+        weights: ArrayLike | None = None,
+        device: str = "cpu",
+        every_row: bool = False,
+    ) -> TableData:
+        """Read a table, in an order of its rows that does not depend on how it was sorted.
+
+        Rows that are alike become one with a weight, unless every row is wanted.
+        """
+        structure = model.structure
+        schema = Schema.of(model.spaces, model.graph, table)
+        cells = read_cells(table, schema, hidden=model.graph.hidden, weights=weights)
+        check_rows(structure, cells.rows)
+        structure.check_given({node: torch.from_numpy(~np.isnan(cells.numbers[node])) for node in structure.given})
+        if device == "cpu" and not every_row and _is_read_in_sums(structure, cells):
+            return cls(model, schema, cells.batch(narrow=True), None)
+        discrete = all(structure.mechanisms[node].space.is_discrete for node in structure.graph.observed)
+        order = canonical_order(_by_content(cells), cells.rows)
+        ordered = cells.batch(order=order, narrow=cells.rows >= FROM_ROWS and not every_row)
+        batch = unique_rows(ordered) if discrete and not every_row else ordered
+        return cls(model, schema, batch.to(device), order.astype(np.int32))
+
+    @property
+    def rows(self) -> int:
+        """Rows of the table."""
+        return self.read.rows if self.read_from is None else len(self.read_from)
+
+    @cached_property
+    def order(self) -> NDArray[np.integer[Any]]:
+        """Which row of the table each row of the batch is, where every row is kept."""
+        return canonical_order(_columns(self.read), self.rows) if self.read_from is None else self.read_from
+
+    @cached_property
+    def batch(self) -> Batch:
+        """The rows, in an order that looks random and does not depend on that of the table."""
+        return self.read.take(torch.from_numpy(self.order)) if self.read_from is None else self.read
+
+    def first(self, rows: int) -> Batch:
+        """The first rows, or others that depend on the order of the table as little; all if there are no more."""
+        if self.read_from is None and rows < self.rows:
+            return self.read.take(torch.from_numpy(rows_by_content(_columns(self.read), rows)))
+        return self.batch.first(rows)
+
+    def as_given(self, per_unit: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Back from the order of the batch to that of the table."""
+        return per_unit[np.argsort(self.order)]
+
+    def named(self, name: str) -> Method:
+        """``"auto"`` looks at the graph and the mechanisms alone."""
+        return automatic(self.structure) if name == "auto" else named_method(name)
+
+    def check(self, method: Method) -> None:
+        """Refuse evaluations of other data."""
+        if not isinstance(method.evaluation, ClosedForm | Drawn):
+            raise ModelError(f"a table is evaluated by ClosedForm or Drawn; got {type(method.evaluation).__name__}")
+        if isinstance(method.evaluation, ClosedForm) and method.evaluation.network is not None:
+            raise ModelError("network is for sequences with hidden numbers; this is a table")
+        if isinstance(method.evaluation, Drawn):
+            method.evaluation.check_nodes(self.structure)
+
+    def check_robust(self, method: Method) -> None:
+        """Rows are left out by their likelihood."""
+        if not isinstance(method.evaluation, ClosedForm) or not method.objective.reconstruction:
+            raise ModelError(f"robust='outliers' needs the entropic method; got {method.name!r}")
+
+    def work(self, method: Method) -> int:
+        """Rows times points of a number, or a minibatch."""
+        if isinstance(method.evaluation, Drawn):
+            return method.evaluation.batch_size
+        numbers = any(not self.structure.mechanisms[node].space.is_discrete for node in self.structure.graph.hidden)
+        grid = method.evaluation.sums.grid if isinstance(method.evaluation, ClosedForm) else 1
+        return self.read.rows * (grid if numbers else 1)
+
+    def course(self, method: Method) -> Course:
+        """Of many rows, all but the last leg on a part of them."""
+        if not isinstance(method.evaluation, ClosedForm):
+            return Course()
+        course = Course() if is_sum_over_rows(method.objective) else Course(finalist_steps=COMPARED_STEPS)
+        if self.read.rows < FROM_ROWS:
+            return replace(course, finalist_gap=FINALIST_GAP if is_sum_over_rows(method.objective) else None)
+        tolerance = getattr(method.optimiser, "tolerance", 1e-9)
+        return replace(course, finalist_rows=HELD_ROWS, part_rows=HELD_ROWS, part_tolerance=tolerance)
+
+    def lay_out(self, method: Method, seed: int) -> Layout:
+        """The units of (a part of) the completed table, and maps where they are learned."""
+        rows = ONE_START_ROWS if self.read_from is not None else UNIT_ROWS
+        return lay_out_rows(self.structure, self.first(rows), method, seed)
+
+    def problem(self, layout: Layout, method: Method, seed: int) -> Problem:
+        """Rows in closed form, or drawn."""
+        if self.read_from is None and isinstance(method.evaluation, ClosedForm):
+            about = RowObjective(layout.structure, layout.shapes, method.objective, method.evaluation)
+            summed = summed_rows(about, self.read, seed, in_order=lambda: self.batch)
+            if summed is not None:
+                return summed
+        return table_problem(layout, self.batch, method, seed)
+
+    def starts(
+        self, layout: Layout, problem: Problem, seed: int, numbers: Sequence[int], units: Tensor | None = None
+    ) -> Tensor:
+        """Each start looks at a part of the rows, a single one at more of them, unless the problem knows enough."""
+        seeds = [restart_seed(seed, n) for n in numbers]
+        if units is None:
+            made = [problem.guessed(one, first=n == 0) for n, one in zip(numbers, seeds, strict=True)]
+            if all(start is not None for start in made):
+                return torch.cat([start for start in made if start is not None])
+        if units is None and len(numbers) == 1:
+            seen = self.first(ONE_START_ROWS)
+        else:
+            units = random_part(self.batch.rows, START_ROWS, seed) if units is None else units
+            seen = self.batch.widened() if units is None else self.batch.take(units)
+        each = zip(numbers, seeds, strict=True)
+        return torch.cat([one_start(layout, seen, 0, one, first=n == 0) for n, one in each])
+
+    def adopt(self, layout: Layout, ended: Ended) -> None:
+        """Parameters, units and maps, and how far counts reach."""
+        self.model.adopt(layout.structure, unpack(ended.point.cpu(), layout.shapes), self.schema, layout.maps)
+        self.model.note_ranges(count_ranges(self.structure, self.read))
+
+    def notes(self, ended: Ended) -> list[str]:
+        """Constant columns, boundaries, parameters that are not determined, dependence that the graph denies."""
+        batch = self.read.to("cpu")
+        notes = notes_on_columns(self.structure, batch) + notes_on_scales(self.model)
+        part = random_part(batch.rows, HELD_ROWS, seed=0) if batch.rows >= FROM_ROWS else None
+        if part is not None:
+            batch = self.first(HELD_ROWS) if self.read_from is None else batch.take(part)
+        notes += notes_on_separation(self.model, batch)
+        problem = ended.problem.base if isinstance(ended.problem, PartitionedProblem) else ended.problem
+        if problem.is_sum and bool(ended.converged[0]):
+            notes += notes_on_identification(self.model, problem, told=separated(self.model, batch))
+        return notes + notes_on_independence(self.model, batch)
+
+
+def _by_content(cells: Cells) -> Iterator[NDArray[np.float64]]:
+    """All columns of a table, numbers before categories, then weights unless they are equal."""
+    for node in sorted(cells.numbers, key=lambda name: cells.columns[name].space.is_discrete):
+        yield from cells.numbers[node].T
+    yield from (weight for weight in cells.weight if (weight != weight[0]).any())
+
+
+def _is_read_in_sums(structure: Structure, cells: Cells) -> bool:
+    """Whether a model of normal nodes alone meets complete rows of equal weights: it reads nothing but moments."""
+    return (
+        cells.rows > ONE_START_ROWS  # of fewer rows all are asked for
+        and all(type(mechanism) is Normal for mechanism in structure.mechanisms.values())
+        and bool((cells.weight == cells.weight[:1, :1]).all())
+        and not any(np.isnan(column.min()) for column in cells.numbers.values())
+    )
+
+
+def _columns(batch: Batch) -> list[NDArray[np.float64]]:
+    """All cells of complete rows of numbers, column by column."""
+    return [column for value in batch.values.values() for column in value[0].numpy().T]
+
+
+def automatic(structure: Structure) -> Method:
+    """The entropic end where every density is known, transport where one is not.
+
+    - Every relevant node has a density: ``entropic``. Its closed-form backward map makes it maximum likelihood, the
+      most accurate choice if the model is right.
+    - Some observed node has no density, but inner nodes can be enumerated or drawn: ``transport``, direct route.
+    - Otherwise: ``paper``, which relaxes what cannot be enumerated.
+    """
+    graph, mechanisms = structure.graph, structure.mechanisms
+    relevant = [n for n in graph.nodes if n in graph.observed or graph.observed_descendants(n)]
+    if all(mechanisms[n].has_density or mechanisms[n].is_given for n in relevant):
+        return entropic()
+    inner = [n for n in graph.nodes if graph.observed_descendants(n)]
+    inner_states = math.prod(mechanisms[n].space.width for n in inner if mechanisms[n].space.is_discrete)
+    return transport() if inner_states <= SumSizes().states else paper()
+
+
+def lay_out_rows(structure: Structure, batch: Batch, method: Method, seed: int) -> Layout:
+    """Adopt the data's units and declare all parameters."""
+    generator = np.random.default_rng([seed, 2**20])
+    rough = isinstance(method.evaluation, ClosedForm)  # Adam's steps depend on units where maxima do not
+    completed = complete_table(
+        structure, batch, 0, generator, first=True, even_categories=rough, standard_numbers=rough
+    )
+    scaled = structure.scaled_to(completed, row_weights(structure, batch))
+    maps = method.evaluation.maps(scaled, batch) if isinstance(method.evaluation, Drawn) else ()
+    phi = {key: value for one in maps for key, value in one.init(1, torch.Generator().manual_seed(0)).items()}
+    return Layout.of(scaled, phi, maps)
+
+
+def table_problem(layout: Layout, batch: Batch, method: Method, seed: int) -> Problem:
+    """Rows in closed form, or drawn."""
+    structure, shapes, objective = layout.structure, layout.shapes, method.objective
+    if isinstance(method.evaluation, Drawn):
+        rows = DrawnRows(structure, batch.widened(), layout.maps, shapes, objective, method.evaluation)
+        return rows.compared_directly(seed)
+    assert isinstance(method.evaluation, ClosedForm), "checked before"
+    return rows_in_blocks(RowObjective(structure, shapes, objective, method.evaluation), batch, seed)
+
+
+def one_start(layout: Layout, batch: Batch, owner: int, seed: int, *, first: bool) -> Tensor:
+    """Starting parameters (1, P) from a guess of what is hidden; ``owner`` says which of several data sets it is of."""
+    structure, generator = layout.structure, torch.Generator().manual_seed(seed)
+    completed = complete_table(structure, batch, owner, np.random.default_rng(seed), first=first)
+    start = structure.start(completed, row_weights(structure, batch, owner))
+    theta = structure.filled(structure.raw(start), generator, first=first)
+    for backward in layout.maps:
+        phi = backward.init(1, generator)
+        backward.start_from(phi, 0, batch, completed, owner)
+        theta |= phi
+    return layout.pack({key: value.to(batch.weight) for key, value in theta.items()})

@@ -1,1 +1,0 @@
-"""What a fitted model says: draws from it, and draws, probabilities and likelihoods given rows or sequences."""

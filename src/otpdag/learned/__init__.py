@@ -1,0 +1,1 @@
+"""Learned backward maps: Algorithm 1, encoders and quantisers, and the problems that are minimised with them."""

@@ -1,0 +1,308 @@
+"""The joint states of all unknown categories of a sequence, with as many earlier values as the lags ask for.
+
+Sequences laid out for the chain: the distinct steps, and blocks in which the k-th steps of all lie side by side.
+
+Steps that show the same share one row of the potentials, so that a million counts cost a few hundred densities.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from otpdag.data import distinct_rows
+from otpdag.data.sequences import SequenceBatch
+from otpdag.errors import DataError, ModelError
+from otpdag.numerics import joint_codes
+from otpdag.structure import Structure, lag_name
+
+MOST_STATES = 1024  # the recursion multiplies matrices of this many rows and columns at every step
+
+
+@dataclass(frozen=True)
+class States:
+    """The joint states of all unknown categories.
+
+    Attributes:
+        nodes: The unknown categories.
+        size: Number of states S.
+        now: What a step's state tells: one-hot values (S, K) of ``z`` and perhaps ``z[-1]`` and so on.
+        before: The same told by the state one step earlier.
+        follows: Which states (S, S) may follow which; None if all may.
+        begins: Which states (S,) a sequence may begin with.
+    """
+
+    nodes: tuple[str, ...]
+    size: int
+    now: Mapping[str, Tensor]
+    before: Mapping[str, Tensor]
+    follows: Tensor | None
+    begins: Tensor
+
+
+def joint_states(structure: Structure, unknown: Sequence[str], dtype: torch.dtype = torch.float64) -> States:
+    """Enumerate the joint states of ``unknown`` nodes, with as many earlier values as the longest lag asks for."""
+    mechanisms = structure.mechanisms
+    depth = dict.fromkeys(unknown, 1)
+    for edge in structure.graph.lags:
+        if edge.parent in depth:
+            depth[edge.parent] = max(depth[edge.parent], edge.by)
+    parts = [(node, back) for node in unknown for back in range(depth[node])]
+    size = math.prod(mechanisms[node].space.width for node, _ in parts)
+    if size > MOST_STATES:
+        shown = ", ".join(f"{node!r} ({mechanisms[node].space.width}, {depth[node]} steps)" for node in unknown)
+        raise ModelError(
+            f"the unknown categories {shown} have {size} joint states; at most {MOST_STATES} can be enumerated: use "
+            "fewer states, hidden nodes or lags"
+        )
+    codes = joint_codes([mechanisms[node].space.width for node, _ in parts])
+    digits = dict(zip(parts, codes, strict=True))
+    now, before = {}, {}
+    follows, begins = torch.ones(size, size, dtype=torch.bool), torch.ones(size, dtype=torch.bool)
+    for (node, back), digit in digits.items():
+        one_hot = torch.eye(mechanisms[node].space.width, dtype=dtype)[digit]
+        now[lag_name(node, back) if back else node] = one_hot
+        before[lag_name(node, back + 1)] = one_hot
+        if back:
+            follows &= digits[node, back - 1].unsqueeze(1) == digit.unsqueeze(0)
+            begins &= digit == 0
+    return States(tuple(unknown), size, now, before, None if bool(follows.all()) else follows, begins)
+
+
+STRETCH = 32  # steps of a stretch, in which most chains forget where they began: all that is done one after another
+BLOCK_STEPS = 2_000_000  # steps times states in one forward-backward pass; more would only fill memory
+
+
+@dataclass(frozen=True, eq=False)
+class Stretches:
+    """Sequences cut from their ends into stretches of one length, those of a sequence side by side in order of time.
+
+    Of a sequence the first stretch may be shorter: it begins some places later than others, with what comes before left
+    empty.
+
+    Attributes:
+        columns: The column of each step of each stretch (L, B); zero where there is none.
+        inside: Whether there is one (L, B).
+        place: Where each column stands in them (m,).
+        begins: At which place sequences begin, and the stretches in which they do.
+        ends: The last stretch of each sequence (n,).
+        owners: The sequence of each stretch (B,).
+    """
+
+    columns: NDArray[np.int64]
+    inside: NDArray[np.bool_]
+    place: NDArray[np.int64]
+    begins: tuple[tuple[int, NDArray[np.int64]], ...]
+    ends: NDArray[np.int64]
+    owners: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, sizes: Tensor, length: int) -> Stretches:
+        """Of sequences in falling order of length, ``sizes[k]`` of which have a k-th step."""
+        running = sizes.numpy()
+        many, total = int(running[0]), int(running.sum())
+        steps = len(running) - np.searchsorted(running[::-1], np.arange(many), side="right")  # of each sequence
+        counts = -(-steps // length)
+        ends, owners = counts.cumsum() - 1, np.repeat(np.arange(many), counts)
+        empty = counts * length - steps
+        time = (np.arange(len(owners)) - (ends - counts + 1)[owners]) * length - empty[owners]
+        time = time[None, :] + np.arange(length)[:, None]
+        inside = time >= 0
+        columns = np.where(inside, (running.cumsum() - running)[np.maximum(time, 0)] + owners, 0)
+        place = np.empty(total, dtype=np.int64)
+        place[columns[inside]] = np.flatnonzero(inside)
+        first = ends - counts + 1
+        begins = tuple((int(at), first[empty == at]) for at in np.unique(empty))
+        return cls(columns, inside, place, begins, ends, owners)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Sequences in falling order of length, their steps in order of time: the k-th steps of all lie side by side.
+
+    Attributes:
+        kinds: For each column the row of the potentials (m,).
+        rows: For each column the row of the batch (m,).
+        sizes: How many sequences have a k-th step, for each k.
+        sequences: The number of each sequence in the batch.
+    """
+
+    kinds: Tensor
+    rows: Tensor
+    sizes: tuple[int, ...]
+    sequences: Tensor
+
+    @cached_property
+    def spans(self) -> list[tuple[int, int]]:
+        """First column and number of columns of each step."""
+        spans, at = [], 0
+        for size in self.sizes:
+            spans.append((at, size))
+            at += size
+        return spans
+
+    @cached_property
+    def owners(self) -> Tensor:
+        """For each column the position of its sequence among the block's (m,)."""
+        return torch.cat([torch.arange(size) for size in self.sizes])
+
+    @cached_property
+    def in_stretches(self) -> Stretches:
+        """Sequences cut into stretches that lie side by side."""
+        sizes = np.fromiter(self.sizes, np.int64, len(self.sizes))  # a tensor of so many single numbers is slow to make
+        return Stretches.of(torch.from_numpy(sizes), STRETCH)
+
+    @cached_property
+    def columns(self) -> list[Tensor]:
+        """The columns of each sequence."""
+        starts = torch.tensor([at for at, _ in self.spans])
+        sizes = torch.tensor(self.sizes)
+        return [starts[: int((sizes > number).sum())] + number for number in range(self.sizes[0])]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Sequences laid out for the chain: the distinct steps, and which of them each step is.
+
+    Attributes:
+        states: The joint states.
+        values: What the distinct steps show, (1, U, width), earlier values included.
+        mask: Which cells they show.
+        phase: How many steps came before, cut off at the longest lag (U,).
+        blocks: The sequences.
+        longest_lag: The longest lag.
+        varying: Whether the pair potentials depend on what is observed.
+    """
+
+    states: States
+    values: Mapping[str, Tensor]
+    mask: Mapping[str, Tensor]
+    phase: Tensor
+    blocks: tuple[Block, ...]
+    longest_lag: int
+    varying: bool
+
+    @classmethod
+    def of(
+        cls,
+        structure: Structure,
+        states: States,
+        values: Mapping[str, Tensor],
+        mask: Mapping[str, Tensor],
+        times: Tensor,
+        blocks: tuple[Block, ...],
+    ) -> Chain:
+        """Steps that came after ``times`` (U,) others, in blocks."""
+        longest = max((edge.by for edge in structure.graph.lags), default=0)
+        return cls(states, values, mask, times.clamp(max=longest), blocks, longest, pairs_vary(structure, states))
+
+    @property
+    def steps(self) -> int:
+        """Number of steps."""
+        return sum(len(block.kinds) for block in self.blocks)
+
+    @property
+    def sequences(self) -> int:
+        """Number of sequences."""
+        return sum(block.sizes[0] for block in self.blocks)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of all tables."""
+        return next(iter(self.states.now.values()), torch.zeros(0, dtype=torch.float64)).dtype
+
+    def seen(self, names: Sequence[str]) -> Tensor:
+        """Kinds of steps (U,) in which all of these nodes are wholly seen."""
+        all_seen = torch.ones(len(self.phase), dtype=torch.bool)
+        for name in names:
+            all_seen = all_seen & self.mask[name][0].all(-1)
+        return all_seen
+
+
+def lay_out_chain(structure: Structure, batch: SequenceBatch, *, block_steps: int = BLOCK_STEPS) -> Chain:
+    """Find the states and the distinct steps, and put the sequences in order."""
+    graph, steps = structure.graph, batch.steps
+    _check_supported(structure, batch)
+    unknown = tuple(n for n in graph.order if n in graph.hidden or _missing_parent(structure, batch, n))
+    states = joint_states(structure, unknown, steps.weight.dtype)
+    values, mask = dict(steps.values), dict(steps.mask)
+    for parent, by in dict.fromkeys((edge.parent, edge.by) for edge in graph.lags):
+        if parent in steps.values:
+            name = lag_name(parent, by)
+            values[name] = batch.lagged(steps.values[parent], by)
+            mask[name] = batch.lagged(steps.mask[parent], by)
+    longest = max((edge.by for edge in graph.lags), default=0)
+    phase = batch.times.clamp(max=longest)
+    code, count = distinct_rows([*values.values(), *mask.values(), phase[None, :, None].to(steps.weight)])
+    kinds = torch.from_numpy(code)
+    if count <= 0.5 * batch.rows:
+        first = torch.empty(count, dtype=torch.int64)
+        first[kinds.flip(0)] = torch.arange(batch.rows).flip(0)
+        values = {name: value.index_select(1, first) for name, value in values.items()}
+        mask = {name: seen.index_select(1, first) for name, seen in mask.items()}
+        phase = phase[first]
+    else:
+        kinds = torch.arange(batch.rows)
+    return Chain.of(structure, states, values, mask, phase, _blocks(batch, kinds, block_steps // states.size))
+
+
+def _check_supported(structure: Structure, batch: SequenceBatch) -> None:
+    for node, mechanism in structure.mechanisms.items():
+        if not mechanism.has_density and not mechanism.is_given:
+            raise ModelError(f"node {node!r}: {type(mechanism).__name__} has no density, which a sequence needs")
+    for node in structure.graph.hidden:
+        if not structure.mechanisms[node].space.is_discrete:
+            raise ModelError(f"hidden node {node!r} is no category; the chain enumerates categories only")
+    for node in structure.given:
+        if not bool(batch.steps.mask[node].all()):
+            raise DataError(f"node {node!r} is Given: its values must not be missing")
+
+
+def _missing_parent(structure: Structure, batch: SequenceBatch, node: str) -> bool:
+    """Whether an observed category has missing cells and children, so that it is summed over where it is missing."""
+    graph, mechanism = structure.graph, structure.mechanisms[node]
+    if node not in batch.steps.mask or mechanism.is_given or not mechanism.space.is_discrete:
+        return False
+    has_children = bool(graph.children(node)) or any(edge.parent == node for edge in graph.lags)
+    return has_children and not bool(batch.steps.mask[node].all())
+
+
+def _blocks(batch: SequenceBatch, kinds: Tensor, most: int) -> tuple[Block, ...]:
+    """Group sequences of similar length; a sequence is never cut here."""
+    lengths, order = batch.lengths.sort(descending=True, stable=True)
+    starts = batch.starts[order]
+    blocks, at = [], 0
+    while at < len(order):
+        longest = int(lengths[at])
+        many = max(1, most // longest)
+        part = slice(at, at + many)
+        grid = starts[part].unsqueeze(0) + torch.arange(longest).unsqueeze(1)
+        inside = torch.arange(longest).unsqueeze(1) < lengths[part].unsqueeze(0)
+        rows = grid.flatten() if bool(inside.all()) else grid[inside]
+        blocks.append(Block(kinds[rows], rows, tuple(inside.sum(1).tolist()), order[part]))
+        at += many
+    return tuple(blocks)
+
+
+def one_block(batch: SequenceBatch) -> tuple[Block, ...]:
+    """All sequences in one block, every step of its own kind."""
+    return _blocks(batch, torch.arange(batch.rows), batch.rows * int(batch.lengths.max()))
+
+
+def pairs_vary(structure: Structure, states: States) -> bool:
+    """Whether a mechanism that joins two steps' states also depends on something observed."""
+    for node, mechanism in structure.mechanisms.items():
+        names = [name for name, _ in mechanism.family.parents]
+        hidden = [name for name in names if name in states.now or name in states.before]
+        joins = any(name not in states.now for name in hidden)
+        base = structure.base(node)
+        if joins and (len(hidden) < len(names) or base not in states.nodes):
+            return True
+    return False

@@ -1,0 +1,469 @@
+r"""Expected sums of a hidden Markov chain, read off stretches of its sequences: all that an update asks of the data.
+
+Where observed nodes are read through few features, a step's log-densities in all states are a product of matrices, and
+so are the expected sums of features. Both are taken in the order in which the recursion runs, so that nothing is looked
+up or put in place.
+
+The objective of sequences, with the chain-structured backward map in closed form.
+
+The gradient is not taken through the recursion over time: by Fisher's identity it is that of the expected
+complete-data cost under the backward map, held fixed,
+
+.. math:: \nabla_\theta \log P_\theta(x) = E_{\phi(s \mid x)} \nabla_\theta \log P_\theta(x, s),
+
+so that one pass without gradients and sums over distinct steps are enough.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
+from operator import add
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from otpdag.data.sequences import SequenceBatch, part_of
+from otpdag.likelihood.chain_layout import Chain, States, Stretches, lay_out_chain
+from otpdag.likelihood.chain_messages import FEW_STATES, marginals, smoothed, suits_stretches
+from otpdag.likelihood.chain_potentials import SMALLEST_LOG, HiddenNodes, Linear, potentials
+from otpdag.likelihood.state_problem import Emissions, emissions_of
+from otpdag.likelihood.swapped_states import Reading, swapped, swapped_pairs, swaps
+from otpdag.mechanisms.base import Params
+from otpdag.problem import LossTerms, Moved, Problem
+from otpdag.simulation import simulated_sequences
+from otpdag.structure import Naturals, Structure, Theta
+
+Array: TypeAlias = NDArray[np.float64]
+
+NORMALISED = 4
+"""Steps after which messages are normalised: they hardly become small before."""
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What the chain says of sequences.
+
+    Attributes:
+        log_likelihood: Of all sequences (R,).
+        features: Expected sums of the features of steps in each state (R, S, F).
+        first: Expected counts of the states of first steps (R, S).
+        pair: Expected counts of pairs of states (R, S, S).
+    """
+
+    log_likelihood: Tensor
+    features: Tensor
+    first: Tensor
+    pair: Tensor
+
+    def __add__(self, other: Sums) -> Sums:
+        return Sums(*(own + others for own, others in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedSteps:
+    """The features of sequences' steps, at the places of their stretches (L, F, B), and zero at empty ones."""
+
+    features: Array
+    stretches: Stretches
+
+    @classmethod
+    def of(cls, features: Tensor, stretches: Stretches) -> PlacedSteps:
+        """Of the features of columns (m, F)."""
+        placed = features.numpy()[stretches.columns].swapaxes(1, 2)
+        return cls(np.where(stretches.inside[:, None], placed, 0.0), stretches)
+
+    def sums(self, table: Tensor, first: Tensor, matrix: Tensor, weight: Tensor | None) -> Sums | None:
+        """Expected sums under these potentials; None where digits would be lost.
+
+        Args:
+            table: Coefficients of the features in each state (R, S, F).
+            first: What is known of the first step's state (R, S), not as logarithms.
+            matrix: Of the state after another one (R, S, S).
+            weight: Of the sequences (R or 1, n); one if left out.
+        """
+        emission, unit = self._emission(table, first)
+        passed = smoothed(emission, matrix.numpy(), self.stretches, NORMALISED, products=False)
+        if passed is None and table.shape[1] <= FEW_STATES:
+            emission, unit = self._emission(table, first)
+            passed = smoothed(emission, matrix.numpy(), self.stretches, NORMALISED, products=True)
+        if passed is None:
+            return None
+        scale, state, later = np.log(passed.scale), passed.state, passed.later
+        if weight is not None:
+            share = weight.numpy()[:, self.stretches.owners]
+            scale, unit = scale * share, unit * share
+            state, later = (np.multiply(one, share[:, None], out=one) for one in (state, later))
+        begun = sum(state[at][..., which].sum(-1) for at, which in self.stretches.begins)
+        flat = state.reshape(len(state), -1, state.shape[-1])
+        features = np.matmul(flat, self.features.swapaxes(1, 2)).sum(0).reshape(*table.shape[:2], -1)
+        pair = np.matmul(passed.before, later.swapaxes(-1, -2)).sum(0) * matrix.numpy()
+        return Sums(*map(torch.from_numpy, (scale.sum((0, 2)) + unit.sum((0, 2)), features, begun, pair)))
+
+    def _emission(self, table: Tensor, first: Tensor) -> tuple[Array, Array]:
+        """Densities at all places (L, R, S, B) over the logarithms of the largest (L, R, B)."""
+        replicas, size, _ = table.shape
+        scores = np.matmul(table.reshape(replicas * size, -1).numpy(), self.features)
+        logs = torch.from_numpy(scores.reshape(len(scores), replicas, size, -1))
+        unit = logs.amax(2, keepdim=True)
+        emission: Array = logs.sub_(unit).clamp_(min=SMALLEST_LOG).exp_().numpy()
+        for at, which in self.stretches.begins:
+            emission[at][..., which] *= first.numpy()[..., None]
+        return emission, unit[:, :, 0].numpy()
+
+
+SHORT_UNIT = 50
+"""Steps of the pieces in which few long sequences are resampled: longer than most dependence, and many of them."""
+
+SIMULATED_STEPS = 200_000
+"""Steps of all sequences that the model makes of its own, at most."""
+
+FEW_FEATURES = 8
+"""Features up to which reading every step anew costs no more than looking up what steps alike say."""
+
+SWAP_STEPS = 1_000
+"""Steps on which swaps of states are compared, as many as short runs of starts see."""
+
+FEWEST_UNITS = 30
+"""Sequences below which resampling whole ones says little."""
+
+
+@dataclass(frozen=True)
+class ChainProblem(Problem):
+    """Sequences whose hidden nodes are categories: minus the log-likelihood of a step."""
+
+    structure: Structure
+    batch: SequenceBatch
+    shapes: Mapping[str, tuple[int, ...]]
+    eps: float
+    seed: int
+    chain: Chain
+    factors: Tensor
+    """Weights of the sequences (R or 1, N)."""
+    emissions: Emissions | None = None
+    """How distinct steps are read through features, where every parameter has an update in closed form."""
+
+    @property
+    def rows(self) -> int:
+        """Steps of all sequences."""
+        return self.batch.rows
+
+    def for_curvature(self, points: Tensor) -> ChainProblem:
+        """Itself: states' probabilities are held fixed in the gradient, and distinct steps are few."""
+        return self
+
+    @property
+    def is_likelihood(self) -> bool:
+        """At temperature one."""
+        return self.eps == 1.0
+
+    @property
+    def is_sum(self) -> bool:
+        """Also at another temperature."""
+        return True
+
+    @property
+    def unit_mass(self) -> Tensor:
+        """Steps of each sequence, times its weight (1, N)."""
+        return self.factors * self.batch.lengths.to(self.factors)
+
+    def terms(self, point: Tensor) -> LossTerms:
+        """Reconstruction and entropic terms of a step."""
+        return chain_terms(self.structure, self.naturals(point), self.chain, eps=self.eps, weight=self._weight)
+
+    @property
+    def updates_suffice(self) -> bool:
+        """Whether emissions, transitions and first steps all have a maximum in closed form."""
+        return self.emissions is not None
+
+    patience = 20
+    """Twice as many updates as most chains need that are near their optimum."""
+
+    @cached_property
+    def stretched(self) -> Tensor | None:
+        """All but what so few first steps say of themselves: the best probabilities are zero, which no logits reach."""
+        if len(self.batch.lengths) >= FEWEST_UNITS:
+            return None
+        keys = self.structure.keys.items()
+        first = {key for name, own in keys if self.structure.base(name) != name for key in own.values()}
+        return torch.cat([torch.full((math.prod(of),), key not in first) for key, of in self.shapes.items()])
+
+    def updated(self, point: Tensor) -> tuple[Tensor, LossTerms]:
+        """Probabilities of states and of pairs of states, then each mechanism's maximum (Baum and Welch)."""
+        if self.emissions is None:
+            return super().updated(point)
+        with torch.no_grad():
+            theta = self.parts(point)[0]
+            naturals = self.structure.naturals(theta)
+            begun, joined = self._hidden.log_potentials(naturals)
+            sums = self._sums(naturals, self.emissions, begun, joined)
+            if self._chooses_first:
+                sums = replace(sums, first=_likeliest(sums.first, begun) * self.rows)
+            moved = self._likeliest_for(theta, naturals, self.emissions, sums)
+            loss = -sums.log_likelihood / self.unit_mass.sum(-1)
+        return moved, LossTerms.of(loss, reconstruction=loss)
+
+    def _likeliest_for(self, theta: Theta, naturals: Naturals, emissions: Emissions, sums: Sums) -> Tensor:
+        """The point (R, P) at which these expected sums are likeliest; what nodes keep comes from ``theta``."""
+        theta, maximised = dict(theta), dict(emissions.maximised(naturals, sums.features))
+        for name in self.structure.mechanisms:
+            if self.structure.base(name) in self.structure.graph.hidden and self.structure.keys[name]:
+                maximised[name] = self._maximised(name, naturals[name], sums)
+        for name, params in maximised.items():
+            raw = self.structure.mechanisms[name].raw(params)
+            theta |= {key: raw[own] for own, key in self.structure.keys[name].items()}
+        return self.packed(theta, len(sums.features))
+
+    @torch.no_grad()
+    def moved(self, point: Tensor) -> Moved | None:
+        """The point (1, P) with states swapped, where that has a lower loss; see :mod:`swapped_states`."""
+        if self.emissions is None or len(self.chain.states.nodes) > 1 or len(point) > 1 or len(self.factors) > 1:
+            return None
+        part = self.on_part(SWAP_STEPS)
+        return swapped(self, part, point, part._with_swaps(point, self.emissions))
+
+    def _with_swaps(self, point: Tensor, emissions: Emissions) -> Tensor:
+        """Points (K, P) in which one state of ``point`` (1, P) gave up its steps and took half of those of another."""
+        theta = self.parts(point.detach())[0]
+        naturals = self.structure.naturals(theta)
+        even = self.factors.new_zeros(1, self.chain.states.size)
+        logs = potentials(
+            self.structure, naturals, self.chain, self._features @ emissions.coefficients(naturals, even).mT
+        )
+        _, _, state, pair = _expected(Linear.of(logs), self.chain, self._weight)
+        count = state[0].sum(-1)
+        reading = Reading(self._features, count, state[0] / count.clamp(min=1e-300).unsqueeze(-1))
+        tried = swaps(reading)
+        if not len(tried):
+            return point[:0]
+        occupied = tried.sums[..., -1]
+        sums = Sums(count.new_zeros(len(tried)), tried.sums, occupied, swapped_pairs(pair[0, -1], tried))
+        return self._likeliest_for(theta, naturals, emissions, sums)
+
+    def _sums(self, naturals: Naturals, emissions: Emissions, begun: Tensor, joined: Tensor) -> Sums:
+        """Probabilities of states and of pairs of states, summed up as updates ask for them."""
+        even = self.factors.new_zeros(1, self.chain.states.size)
+        table, weight = emissions.coefficients(naturals, even), self._weight
+        replicas = max(len(one) for one in (table, begun, joined, self.factors))
+        if self._is_placed(replicas):
+            parts = (table, torch.exp(begun), torch.exp(joined))
+            table, first, late = (part.expand(replicas, *part.shape[1:]).contiguous() for part in parts)
+            owned = [None if weight is None else weight[:, block.sequences] for block in self.chain.blocks]
+            of_blocks = [one.sums(table, first, late, own) for one, own in zip(self._placed, owned, strict=True)]
+            known = [one for one in of_blocks if one is not None]
+            if len(known) == len(of_blocks):
+                return reduce(add, known)
+        logs = potentials(self.structure, naturals, self.chain, self._features @ table.mT)
+        log_likelihood, _, state, pair = _expected(Linear.of(logs), self.chain, weight)
+        first = state[:, self.chain.phase == 0].sum(1)
+        return Sums(log_likelihood, state.mT @ self._features, first, pair[:, -1])
+
+    @property
+    def _chooses_first(self) -> bool:
+        """Whether the best probabilities of the first state are known: one for the state that explains all most.
+
+        So it is for a single sequence of a single hidden node. Updates would come there slowly where states are alike.
+        """
+        return len(self.batch.lengths) == 1 and len(self.chain.states.nodes) == 1 and self.chain.longest_lag == 1
+
+    def _is_placed(self, replicas: int) -> bool:
+        """Whether steps are read in stretches: their features are few, or hardly any two are alike."""
+        if self.emissions is None or (sum(self.emissions.sizes) > FEW_FEATURES and len(self.chain.phase) < self.rows):
+            return False
+        return all(suits_stretches(block, replicas, self.chain) for block in self.chain.blocks)
+
+    @cached_property
+    def _placed(self) -> list[PlacedSteps]:
+        """The features of every block's steps."""
+        return [PlacedSteps.of(self._features[block.kinds], block.in_stretches) for block in self.chain.blocks]
+
+    def _maximised(self, name: str, params: Params, sums: Sums) -> dict[str, Tensor]:
+        """A hidden node's parameters from expected counts of states and of pairs of states."""
+        value, parents, joins = self._spread[name]
+        table = self._hidden.tables.get(name)
+        base, every = self.structure.base(name), sums.features[..., -1]
+        weight = sums.first if name != base else every - sums.first if self.structure.longest_lag(base) else every
+        weight = sums.pair.flatten(1) if joins else weight
+        if table is not None:
+            return table.maximised(params, weight)
+        return self.structure.mechanisms[name].maximised(params, value, parents, weight)
+
+    @cached_property
+    def _spread(self) -> dict[str, tuple[Tensor, dict[str, Tensor], bool]]:
+        """Values of each hidden node and of its parents in all states, or in all pairs of states (1, S or S S, width).
+
+        Also, whether they are pairs.
+        """
+        states, spread = self.chain.states, {}
+        for name, mechanism in self.structure.mechanisms.items():
+            names = (self.structure.base(name), *(parent for parent, _ in mechanism.family.parents))
+            if names[0] not in self.structure.graph.hidden:
+                continue
+            joins = any(parent not in states.now for parent in names)
+            lifted = {one: _in_states(states, one, in_pairs=joins).unsqueeze(0) for one in names}
+            spread[name] = (lifted[names[0]], {parent: lifted[parent] for parent in names[1:]}, joins)
+        return spread
+
+    @cached_property
+    def _hidden(self) -> HiddenNodes:
+        """What hidden nodes say, ready for parameters."""
+        return HiddenNodes.of(self.structure, self.chain)
+
+    @cached_property
+    def _features(self) -> Tensor:
+        """Of the distinct steps (U, F + 1)."""
+        if self.emissions is None:
+            raise RuntimeError("there are emissions")
+        values = {name: one[0].double() for name, one in self.chain.values.items()}
+        return self.emissions.features(values, {name: one[0] for name, one in self.chain.mask.items()})
+
+    @property
+    def _weight(self) -> Tensor | None:
+        return None if bool((self.factors == 1).all()) else self.factors
+
+    def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> ChainProblem:
+        """About so many steps, or these sequences."""
+        part = part_of(self.batch, rows, self.seed)
+        if part is self.batch:
+            return self
+        return chain_problem(self.structure, part, self.shapes, self.eps, self.seed)
+
+    @property
+    def weight(self) -> Tensor:
+        """Weights of the sequences (1, N)."""
+        return self.factors[:1]
+
+    def in_units(self) -> ChainProblem:
+        """The problem in enough units to be resampled: few long sequences are cut, each piece one of its own."""
+        if len(self.batch.lengths) >= FEWEST_UNITS:
+            return self
+        pieces = self.batch.cut(max(2, min(SHORT_UNIT, self.rows // FEWEST_UNITS)))
+        return chain_problem(self.structure, pieces, self.shapes, self.eps, self.seed)
+
+    def reweighted(self, factors: Tensor) -> ChainProblem:
+        """The same sequences with other weights."""
+        factors = factors.to(self.factors)
+        steps = self.batch.steps
+        weight = steps.weight * factors.repeat_interleave(self.batch.lengths, 1)
+        batch = replace(self.batch, steps=replace(steps, weight=weight))
+        return replace(self, batch=batch, factors=self.factors * factors)
+
+    def unit_losses(self, points: Tensor) -> Tensor:
+        """Minus the log-likelihood of a step of each sequence (R, N)."""
+        with torch.no_grad():
+            log_potentials = potentials(self.structure, self.naturals(points), self.chain)
+            linear = Linear.of(log_potentials, self.eps)
+            totals = linear.unary.new_zeros(len(linear.unary), len(self.batch.lengths))
+            for block in self.chain.blocks:
+                scale = marginals(block, linear, self.chain).log_scale
+                totals.index_add_(1, block.sequences[block.owners], scale)
+        return -self.eps * totals / self.batch.lengths.to(totals)
+
+    def simulated(self, point: Tensor, size: int, seed: int) -> ChainProblem:
+        """Sequences that the model makes, each as long as a random one of the data, with its gaps and covariates."""
+        most = SIMULATED_STEPS * len(self.batch.lengths) // self.rows
+        many = max(FEWEST_UNITS, min(size, most))
+        sample = simulated_sequences(self.structure, self.naturals(point.detach()), self.batch, many, seed)
+        return chain_problem(self.structure, sample, self.shapes, self.eps, seed)
+
+
+def chain_problem(
+    structure: Structure, batch: SequenceBatch, shapes: Mapping[str, tuple[int, ...]], eps: float, seed: int
+) -> ChainProblem:
+    """Lay out states and distinct steps once; sequences have the weight of their first step."""
+    factors, chain = batch.steps.weight[:, batch.starts], lay_out_chain(structure, batch)
+    emissions = _emissions(structure, chain) if eps == 1.0 else None
+    return ChainProblem(structure, batch, shapes, eps, seed, chain, factors, emissions)
+
+
+def _emissions(structure: Structure, chain: Chain) -> Emissions | None:
+    """How observed nodes are read; None where something has no update in closed form."""
+    graph, states = structure.graph, chain.states
+    keys = [key for names in structure.keys.values() for key in names.values()]
+    if chain.varying or chain.longest_lag > 1 or set(states.nodes) != set(graph.hidden) or len(keys) != len(set(keys)):
+        return None
+    for name, mechanism in structure.mechanisms.items():
+        hidden = structure.base(name) in graph.hidden
+        if hidden and structure.keys[name] and not mechanism.has_maximiser:
+            return None
+        observed = [parent for parent, _ in mechanism.family.parents if structure.base(parent) not in graph.hidden]
+        if observed and (hidden or any(parent not in graph.observed for parent in observed)):
+            return None
+        if any(not bool(chain.mask[parent].all()) for parent in observed):
+            return None
+        if not hidden and any(structure.base(p) != p for p, _ in mechanism.family.parents):
+            return None
+    values, mask = ({name: one[0] for name, one in held.items()} for held in (chain.values, chain.mask))
+    return emissions_of(structure, states.now, values, mask)
+
+
+def chain_terms(
+    structure: Structure, naturals: Naturals, chain: Chain, *, eps: float = 1.0, weight: Tensor | None = None
+) -> LossTerms:
+    r"""Reconstruction and entropic terms of a step, :math:`-\epsilon \log P(x) / \text{steps}` with eps = 1.
+
+    ``weight`` (R or 1, N) are weights of the sequences, one if left out.
+    """
+    log_potentials = potentials(structure, naturals, chain)
+    linear = Linear.of(log_potentials, eps)
+    log_likelihood, total, state, pair = _expected(linear, chain, weight)
+    cost = -expected_log_potential(state, log_potentials.observed) / total
+    hidden = expected_log_potential(state, log_potentials.hidden) + expected_log_potential(pair, log_potentials.pair)
+    surrogate = cost - eps * hidden / total
+    loss = surrogate + (-eps * log_likelihood / total - surrogate).detach()
+    return LossTerms.of(loss, reconstruction=cost.detach(), entropic=loss - cost.detach())
+
+
+def _likeliest(counts: Tensor, log_prior: Tensor) -> Tensor:
+    """One for the first state under which the sequence is likeliest (R, S), from expected counts with this prior."""
+    prior = torch.exp(log_prior)
+    likelihood = torch.where(prior > 0, counts / prior, 0.0)
+    return torch.nn.functional.one_hot(likelihood.argmax(-1), counts.shape[-1]).to(counts)
+
+
+def _in_states(states: States, name: str, *, in_pairs: bool) -> Tensor:
+    """A hidden node's value, now or before, in all states, or in all pairs of states: those before go first."""
+    if name not in states.now:
+        return states.before[name].repeat_interleave(states.size, 0)
+    return states.now[name].repeat(states.size, 1) if in_pairs else states.now[name]
+
+
+def _expected(linear: Linear, chain: Chain, weight: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Log-likelihood (R,), steps, and expected counts of states by kind (R, U, S) and of pairs of states."""
+    if weight is not None:
+        linear = linear.for_replicas(len(weight))
+    replicas, size, kinds = linear.unary.shape
+    state = linear.unary.new_zeros(replicas, kinds, size)
+    pair = torch.zeros_like(linear.pair)
+    log_likelihood, total = linear.unary.new_zeros(replicas), linear.unary.new_zeros(1)
+    for block in chain.blocks:
+        own = None if weight is None else weight[:, block.sequences]
+        part = marginals(block, linear, chain, own)
+        columns = None if own is None else own[:, block.owners]
+        log_likelihood += (part.log_scale if columns is None else part.log_scale * columns).sum(-1)
+        total = total + (len(block.kinds) if columns is None else columns.sum(-1))
+        pair += part.pair
+        state += _by_kind(part.state if columns is None else part.state * columns.unsqueeze(1), block.kinds, kinds)
+    return log_likelihood, total, state, pair
+
+
+def _by_kind(state: Tensor, kinds: Tensor, many: int) -> Tensor:
+    """Sum the probabilities of states (R, S, m) over columns of the same kind: (R, many, S)."""
+    replicas, size, columns = state.shape
+    if many > columns:  # hardly any two are alike
+        sums = state.new_zeros(replicas, many, size)
+        return sums.index_add_(1, kinds, state.transpose(1, 2))
+    rows = [torch.bincount(kinds, row, minlength=many) for row in state.reshape(-1, columns)]
+    return torch.stack(rows).reshape(replicas, size, many).transpose(1, 2)
+
+
+def expected_log_potential(weight: Tensor, log_potential: Tensor) -> Tensor:
+    """Sum of weight times log-potential; what has no weight counts as zero even at minus infinity."""
+    log_potential = log_potential.expand(weight.shape[0], *log_potential.shape[1:])
+    known = torch.where(weight > 0, log_potential, torch.zeros_like(log_potential))
+    return (weight * known).flatten(1).sum(-1)

@@ -1,0 +1,270 @@
+r"""What the rows say of each family under the backward map: the statistics of an EM step, and of the gradient.
+
+By Fisher's identity the gradient of the evidence is that of the expected complete-data log-density under the backward
+map held fixed,
+
+.. math:: \nabla_\theta \log P_\theta(x)
+          = \sum_v E_{\phi(\cdot \mid x)} \nabla_\theta \log P_\theta(x_v \mid x_{pa(v)}),
+
+so each family needs only a summary of all rows: a table of categories its expected counts, a linear normal family its
+expected second moments for each configuration of its categories. Any other needs the rows, weighed on their points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from otpdag.likelihood.elimination.blocks import Complete
+from otpdag.likelihood.elimination.families import FamilyView, WeighedRows, one_hot_states, stacked_replicas
+from otpdag.likelihood.elimination.row_layout import Layout
+from otpdag.mechanisms.base import Params
+
+CHUNK = 2**21  # entries of a log-density with its gradient that are held at a time
+
+
+@dataclass(frozen=True, eq=False)
+class Counts:
+    """How often each joint state of a family of categories occurs.
+
+    Attributes:
+        family: Which family.
+        complete: In rows that show all of it (1 or R, states).
+        expected: In all others, under the backward map (R, states).
+        log_table: Log-probabilities of the states, if they are known already.
+    """
+
+    family: FamilyView
+    complete: Tensor
+    expected: Tensor
+    log_table: Tensor | None = None
+
+    def height(self, params: Params) -> Tensor:
+        """The sum of all log-densities (R,)."""
+        return _total(self.parts(params))
+
+    def table(self) -> Tensor:
+        """All counts: (R, *parents, states)."""
+        total = self.complete + self.expected
+        return total.reshape(len(total), *self.family.widths)
+
+    def parts(self, params: Params) -> Iterator[tuple[Tensor, Tensor]]:
+        """Sums of log-densities (R,) over complete and over expected rows."""
+        known = self.family.log_table(params) if self.log_table is None else self.log_table
+        log_table = known.flatten(1)
+        yield weighed(self.complete, log_table), weighed(self.expected, log_table)
+
+    @classmethod
+    def side_by_side(cls, parts: Sequence[Counts], replicas: int) -> Counts:
+        """Those of several twins on the replica axis (R * n, ...), replica by replica; the first family's names."""
+        log_tables = [one.log_table for one in parts if one.log_table is not None]
+        known = len(log_tables) == len(parts)
+        return cls(
+            parts[0].family,
+            stacked_replicas([one.complete for one in parts], replicas),
+            stacked_replicas([one.expected for one in parts], replicas),
+            stacked_replicas(log_tables, replicas) if known else None,
+        )
+
+    def rows(self) -> WeighedRows:
+        """One row for each joint state."""
+        values = one_hot_states(self.family.names, self.family.widths, self.expected)
+        return WeighedRows(values, self.complete + self.expected)
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Second moments of the columns (node, numeric parents, 1), less a shift, by configuration of the categories.
+
+    Attributes:
+        family: Which family.
+        shift: What was subtracted from the columns (W,), or (R, 1, 1, W).
+        complete: Sums over rows that show all of the family (1 or R, C, W, W).
+        expected: Over all others, under the backward map (R, C, W, W).
+        equations: Coefficients and constants of the family, if they are known already.
+    """
+
+    family: FamilyView
+    shift: Tensor
+    complete: Tensor
+    expected: Tensor
+    equations: tuple[Tensor, Tensor] | None = None
+
+    def height(self, params: Params) -> Tensor:
+        """The sum of all log-densities (R,)."""
+        return _total(self.parts(params))
+
+    def parts(self, params: Params) -> Iterator[tuple[Tensor, Tensor]]:
+        r"""Sums of log-densities: :math:`\sum_c n_c \log c_c - \tfrac12 \mathrm{tr}(A_c M_c A_c^\top)`."""
+        coefficients, constants = self.family.equations(params) if self.equations is None else self.equations
+        moved = (coefficients * self.shift).sum(-1, keepdim=True)
+        coefficients = torch.cat([coefficients[..., :-1], coefficients[..., -1:] + moved], -1)
+        yield (
+            _quadratic(self.complete, coefficients, constants),
+            _quadratic(self.expected, coefficients, constants),
+        )
+
+    @classmethod
+    def side_by_side(cls, parts: Sequence[Moments], replicas: int) -> Moments:
+        """Those of several twins on the replica axis (R * n, ...), replica by replica; the first family's names."""
+        shift = torch.stack([one.shift for one in parts]).repeat(replicas, 1)[:, None, None]
+        known = [one.equations for one in parts if one.equations is not None]
+        equations = None
+        if len(known) == len(parts):
+            coefficients, constants = zip(*known, strict=True)
+            equations = (stacked_replicas(coefficients, replicas), stacked_replicas(constants, replicas))
+        return cls(
+            parts[0].family,
+            shift,
+            stacked_replicas([one.complete for one in parts], replicas),
+            stacked_replicas([one.expected for one in parts], replicas),
+            equations,
+        )
+
+    def rows(self) -> WeighedRows:
+        """A few points with weights that have these moments in each configuration: any quadratic sums the same.
+
+        Their values are (R, C, points, width), two points along each principal axis.
+        """
+        total = self.complete + self.expected
+        count = total[..., -1, -1]
+        share = total / count.clamp(min=torch.finfo(total.dtype).tiny)[..., None, None]
+        mean, size = share[..., -1, :-1], share.shape[-1] - 1
+        variances, axes = torch.linalg.eigh(share[..., :-1, :-1] - mean.unsqueeze(-1) * mean.unsqueeze(-2))
+        reach = (axes * (size * variances.clamp(min=0)).sqrt().unsqueeze(-2)).mT
+        columns = torch.cat([mean.unsqueeze(-2) + reach, mean.unsqueeze(-2) - reach], -2) + self.shift[..., :-1]
+        weight = (count / (2 * size)).unsqueeze(-1).expand(*columns.shape[:-1])
+        return WeighedRows(self._values(columns), weight)
+
+    def _values(self, columns: Tensor) -> dict[str, Tensor]:
+        family = self.family
+        names = [name for name, c in zip(family.names[:-1], family.categories[:-1], strict=True) if c]
+        states = one_hot_states(names, [size for _, size in family.selectors], columns)
+        values = {name: state.unsqueeze(2) for name, state in states.items()}
+        for name, place, width in zip(family.names, family.members, family.widths, strict=True):
+            if name not in values:
+                at = [family.columns.index((place, cell)) for cell in range(width)]
+                values[name] = columns[..., at]
+        return values
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Rows themselves, for families without a summary.
+
+    Attributes:
+        layout: Where the values are.
+        family: Which family.
+        complete: Rows that show all of it, with their weights (1 or R, n).
+        expected: All that others may be, with weights times beliefs (R, n).
+        sample: If rows are too many to keep, some that stand for all, complete and expected.
+        thinned: Whether the sample lacks some of them.
+    """
+
+    layout: Layout
+    family: FamilyView
+    complete: tuple[tuple[Complete, Tensor], ...]
+    expected: tuple[WeighedRows, ...]
+    sample: tuple[WeighedRows, ...] | None = None
+    thinned: bool = False
+
+    def height(self, params: Params) -> Tensor:
+        """The sum of all log-densities (R,), or its estimate from the sample."""
+        if self.sample is None:
+            return _total(self.parts(params))
+        sums = [weighed(one.weight, self.family.log_prob(params, one.values, one.mask)) for one in self.sample]
+        return torch.stack(torch.broadcast_tensors(*sums)).sum(0)
+
+    def parts(self, params: Params) -> Iterator[tuple[Tensor, Tensor]]:
+        """Sums of log-densities (R,) over complete and over expected rows, in chunks."""
+        for chunk in self._complete_rows():
+            total = weighed(chunk.weight, self.family.log_prob(params, chunk.values, chunk.mask))
+            yield total, torch.zeros_like(total)
+        for chunk in self._expected_rows():
+            total = weighed(chunk.weight, self.family.log_prob(params, chunk.values, chunk.mask))
+            yield torch.zeros_like(total), total
+
+    def rows(self) -> Iterator[WeighedRows]:
+        """All rows with their weights, in chunks."""
+        yield from self._complete_rows()
+        yield from self._expected_rows()
+
+    @property
+    def can_be_stacked(self) -> bool:
+        """Whether all there is are rows in one array, and a sample in another, that show all cells of the node."""
+        sample = self.sample or ()
+        if len(sample) != 1 or sample[0].mask is not None or self.expected or not self.complete:
+            return False
+        return self.family.widths[-1] == 1 or all(bool(self._mask(one.rows).all()) for one, _ in self.complete)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Rows that show the family, and rows of the sample."""
+        sampled = sum(one.weight.shape[1] for one in self.sample or ())
+        return sum(len(complete.rows) for complete, _ in self.complete), sampled
+
+    def shown(self) -> WeighedRows:
+        """All rows that show the family."""
+        rows = torch.cat([complete.rows for complete, _ in self.complete])
+        return complete_rows(self.layout, self.family, rows, torch.cat([weight for _, weight in self.complete], 1))
+
+    def _mask(self, rows: Tensor) -> Tensor:
+        return self.layout.batch.mask[self.family.node].index_select(1, rows)
+
+    def _complete_rows(self) -> Iterator[WeighedRows]:
+        for complete, weight in self.complete:
+            for at in range(0, len(complete.rows), CHUNK):
+                rows = complete.rows[at : at + CHUNK]
+                yield complete_rows(self.layout, self.family, rows, weight[:, at : at + CHUNK])
+
+    def _expected_rows(self) -> Iterator[WeighedRows]:
+        for rows in self.expected:
+            step = max(1, CHUNK // len(rows.weight))
+            for at in range(0, rows.weight.shape[1], step):
+                some = slice(at, at + step)
+                values = {name: value[:, some] for name, value in rows.values.items()}
+                yield WeighedRows(values, rows.weight[:, some], None if rows.mask is None else rows.mask[:, some])
+
+
+Statistics = Counts | Moments | Rows
+
+
+def complete_rows(layout: Layout, family: FamilyView, rows: Tensor, weight: Tensor) -> WeighedRows:
+    """Rows of data that show a family."""
+    values = {name: layout.batch.values[name].index_select(1, rows) for name in family.names}
+    mask = layout.batch.mask[family.node].index_select(1, rows)
+    return WeighedRows(values, weight, None if bool(mask.all()) else mask)
+
+
+def joined(parts: Sequence[WeighedRows]) -> tuple[WeighedRows, ...]:
+    """Rows side by side (R, n, width): those that show all of a node, and one by one those that show a part of it."""
+    whole = [part for part in parts if part.mask is None]
+    apart = tuple(part for part in parts if part.mask is not None)
+    if not whole:
+        return apart
+    replicas = max(len(one) for part in whole for one in (part.weight, *part.values.values()))
+
+    def side_by_side(tensors: Iterable[Tensor]) -> Tensor:
+        return torch.cat([one.expand(replicas, *one.shape[1:]) for one in tensors], 1)
+
+    values = {name: side_by_side(part.values[name] for part in whole) for name in whole[0].values}
+    return (WeighedRows(values, side_by_side(part.weight for part in whole)), *apart)
+
+
+def _total(parts: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+    sums = [complete + expected for complete, expected in parts]
+    return torch.stack(torch.broadcast_tensors(*sums)).sum(0)
+
+
+def weighed(weight: Tensor, log_prob: Tensor) -> Tensor:
+    """Sum of weight times log-density (R,); what has no weight counts as zero even at minus infinity."""
+    known = torch.where(weight != 0, log_prob, torch.zeros((), dtype=log_prob.dtype, device=log_prob.device))
+    return (weight * known).flatten(1).sum(-1)
+
+
+def _quadratic(moments: Tensor, coefficients: Tensor, constants: Tensor) -> Tensor:
+    squares = ((coefficients @ moments) * coefficients).flatten(2).sum(-1)
+    return (moments[..., -1, -1] * constants - 0.5 * squares).sum(-1)

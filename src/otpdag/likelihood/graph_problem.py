@@ -1,0 +1,287 @@
+"""Rows of a table as a problem, with what they miss summed along the graph: any pattern of unknowns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from otpdag.data import Batch, random_part
+from otpdag.likelihood.elimination import (
+    Budget,
+    Layout,
+    Tempering,
+    complete_sums,
+    expectations,
+    lay_out,
+    lay_out_within,
+    log_evidence,
+    moved,
+    restless_copies,
+    told,
+    total_evidence,
+)
+from otpdag.likelihood.elimination.family_statistics import Counts
+from otpdag.likelihood.m_step import Twins, find_twins, maximised, newton_step
+from otpdag.likelihood.rows import RowObjective, TableRows
+from otpdag.likelihood.swapped_states import swapped_rows
+from otpdag.problem import Alternatives, LossTerms, Moved, Problem
+from otpdag.settings import ClosedForm, Objective
+from otpdag.structure import Structure, parameter_places
+
+FINE_TABLE = 2048
+"""Entries of one table of one row up to which unknown numbers have more points than they need: fewer would save
+nothing."""
+
+SAME_SUM = 1e-6
+"""A relative change of the loss below which points of unknown numbers that are placed anew make no difference."""
+
+MOST_AT_ONCE = 60
+"""Parameters of a node up to which a second derivative of its expected log-density is worth its passes."""
+
+CURVED_ENTRIES = 2**10
+"""Entries of the tables of rows, by node, that tell the curvature of its expected log-density."""
+
+LEAST_COUNT = 0.1
+"""Rows that tell of a state of a table at least, where slopes are set off against what they tell."""
+
+WORST_LOSS = 1e12
+"""What counts as the loss of a row that the model rules out: finite, so that quantiles and means stay so."""
+
+
+@dataclass(frozen=True)
+class GraphProblem(TableRows):
+    """Rows whose unknowns fall into pieces of the graph, each summed along a good order of elimination."""
+
+    structure: Structure
+    batch: Batch
+    shapes: Mapping[str, tuple[int, ...]]
+    objective: Objective
+    closed: ClosedForm
+    seed: int
+    unplaced: Layout
+    """Rows laid out, with points of numbers and counts around their columns."""
+    placed: Layout
+    """The same with points where posteriors are."""
+    complete: Mapping[int, Tensor]
+    """What rows that show all of a family add up to, whatever the parameters."""
+    placed_for: Tensor | None = None
+    """The parameters whose posteriors they are."""
+
+    @property
+    def points_per_row(self) -> int:
+        """Entries of all tables, by row."""
+        return max(1, self.unplaced.elements // self.rows)
+
+    @property
+    def tempering(self) -> Tempering:
+        """How the densities of what is seen are weighed."""
+        weights = self.objective.at(1.0)
+        return Tempering(weights.reconstruction / weights.eps, uniform=self.closed.reference == "uniform")
+
+    def terms(self, point: Tensor) -> LossTerms:
+        """The loss of a row: reported as reconstruction, since its parts are not told apart."""
+        weight = self.batch.weight
+        total = total_evidence(self.naturals(point), self.placed, weight, self.tempering, self.complete)
+        loss = -self.objective.at(1.0).eps * total / weight.sum(-1)
+        return LossTerms.of(loss, reconstruction=loss)
+
+    @property
+    def is_likelihood(self) -> bool:
+        """Unless densities are tempered."""
+        return self.tempering == Tempering() and self.objective.at(1.0).eps == 1.0
+
+    is_sum = True
+
+    @property
+    def has_updates(self) -> bool:
+        """Whether the objective is the likelihood, and no two nodes share a parameter; networks are left to descent."""
+        plain = self.tempering == Tempering() and not self.structure.ties_parameters
+        sizes = [
+            sum(math.prod(self.shapes[key]) for key in names.values())
+            for node, names in self.structure.keys.items()
+            if not self._has_maximiser(node)
+        ]
+        return plain and max(sizes, default=0) <= MOST_AT_ONCE
+
+    @property
+    def updates_suffice(self) -> bool:
+        """Whether all families are linear and normal, with gaps as all that is unknown: updates are quick then.
+
+        With hidden nodes they creep, as most of what a row would tell is missing; so do probabilities near zero.
+        """
+        learned = (node for node, names in self.structure.keys.items() if names)
+        linear = not self.structure.graph.hidden and all(family.is_linear for family in self.unplaced.families)
+        return linear and self.has_updates and all(self._has_maximiser(node) for node in learned)
+
+    def updated(self, point: Tensor) -> tuple[Tensor, LossTerms]:
+        """One step of expectation-maximisation: expected statistics, then each mechanism's own maximiser.
+
+        A mechanism without one goes a step of Newton's method up its expected log-density, or less if that is too far.
+        """
+        point = point.detach()
+        theta, naturals, weight = self.parts(point)[0], self.naturals(point), self.batch.weight
+        climbing = [family.node for twins in self._climbing for family in twins.families]
+        sampled = dict.fromkeys(climbing, CURVED_ENTRIES)
+        summary = expectations(naturals, self.placed, weight, sampled=sampled, complete=self.complete)
+        total, after = summary.pieces.clone(), dict(theta)
+        for twins in self._climbing:
+            raw = {name: point[:, at] for name, at in twins.columns.items()}
+            reached, complete = newton_step(twins, raw, summary.families, summary.slopes)
+            total += complete
+            after |= self._by_key(twins, reached)
+        for twins in self._maximising:
+            with torch.no_grad():
+                reached, complete = maximised(twins, naturals, summary.families, len(point))
+            total += complete
+            after |= self._by_key(twins, reached)
+        loss = -total / weight.sum(-1)
+        return self.packed(after, len(point)), LossTerms.of(loss, reconstruction=loss)
+
+    def _by_key(self, twins: Twins, raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Raw parameters (R, n, ...) of twins, each under its own key."""
+        keys = [self.structure.keys[family.node] for family in twins.families]
+        each = {name: value.unbind(1) for name, value in raw.items()}
+        return {own[name]: each[name][number] for number, own in enumerate(keys) for name in own}
+
+    @cached_property
+    def _maximising(self) -> list[Twins]:
+        """All other nodes, those that are alike together."""
+        climbing = {family.node for twins in self._climbing for family in twins.families}
+        families = [family for family in self.unplaced.families if family.node not in climbing]
+        return find_twins(self.structure, families, self.shapes)
+
+    @cached_property
+    def _climbing(self) -> list[Twins]:
+        """Nodes with parameters but no maximiser, those that are alike together."""
+        nodes = {node for node, names in self.structure.keys.items() if names and not self._has_maximiser(node)}
+        families = [family for family in self.unplaced.families if family.node in nodes]
+        return find_twins(self.structure, families, self.shapes)
+
+    def information(self, points: Tensor) -> Tensor | None:
+        """Of logits of tables n p (1 - p), by expected counts n of a configuration and its probabilities p; else one.
+
+        Rare states would otherwise be the last to move: their slopes are as small as their counts.
+        """
+        tables = [family for family in self.placed.families if family.is_table]
+        if not tables or not self.is_likelihood:
+            return None
+        places, weight = parameter_places(self.shapes), self.batch.weight
+        others = (f.node for f in self.placed.families if not f.is_table and not f.is_linear)
+        sampled = dict.fromkeys(others, 0)
+        naturals = self.naturals(points)
+        summary = expectations(naturals, self.placed, weight, sampled=sampled, complete=self.complete)
+        told: dict[str, Tensor] = {}
+        for family in tables:
+            tables_of = [one.table() for one in summary.families[family.node] if isinstance(one, Counts)]
+            counts = torch.stack(tables_of).sum(0)
+            share = counts / counts.sum(-1, keepdim=True).clamp(min=torch.finfo(counts.dtype).tiny)
+            own = (counts * (1 - share)).flatten(1)
+            keys = list(self.structure.keys[family.node].values())
+            if len(keys) == 1 and places[keys[0]].numel() == own.shape[1]:
+                told[keys[0]] = told.get(keys[0], 0.0) + own
+        information = torch.ones_like(points)
+        for key, own in told.items():
+            information[:, places[key].flatten()] = own.clamp(min=LEAST_COUNT) / weight.sum(-1, keepdim=True)
+        return information
+
+    def _has_maximiser(self, node: str) -> bool:
+        return self.structure.mechanisms[node].has_maximiser
+
+    @property
+    def approximation(self) -> str | None:
+        """What exact sums would take, and what is done instead."""
+        return None if self.unplaced.beyond is None else told(self.unplaced)
+
+    def notes_at(self, point: Tensor) -> tuple[str, ...]:
+        """What is approximate, and whether its messages came to rest."""
+        if self.approximation is None:
+            return ()
+        restless, pairs = restless_copies(self.naturals(point), self.placed, self.tempering)
+        if not restless:
+            return (self.approximation,)
+        return (
+            self.approximation,
+            f"messages between {restless} of {pairs} pairs of copies had not come to rest: sums there are rougher than "
+            "elsewhere; a larger `largest_table` needs fewer copies",
+        )
+
+    def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> Problem:
+        """Fewer rows."""
+        part = random_part(self.rows, rows, self.seed)
+        return self if part is None else self._of(self.batch.take(part))
+
+    def laid_out_for(self, points: Tensor, *, precisely: bool = False) -> GraphProblem:
+        """Place the points of numbers and counts where the posteriors of these replicas are."""
+        if not self.unplaced.has_points or (self.placed_for is not None and torch.equal(points, self.placed_for)):
+            return self
+        naturals = self.naturals(points)
+        if self.placed_for is not None and len(points) == len(self.placed_for):
+            near = moved(naturals, self.placed, self.tempering)
+            if not near.is_outgrown:
+                return replace(self, placed=near, placed_for=points.detach())
+        placed = moved(naturals, self.unplaced, self.tempering)
+        return replace(self, placed=placed, placed_for=points.detach())
+
+    def moved(self, point: Tensor) -> Moved | None:
+        """Points moved to the posteriors, as long as that changes the loss."""
+        if not self.unplaced.has_points:
+            return None
+        anew = self.laid_out_for(point)
+        if anew is self:
+            return None
+        before, after = self._loss_alone(point), anew._loss_alone(point)
+        same = (after - before).abs() <= SAME_SUM * (1 + after.abs())
+        if bool(same.all()) or not bool(torch.isfinite(after).all()):
+            return None
+        return Moved(anew, point, "moved grids", after)
+
+    def alternatives(self, point: Tensor) -> Alternatives | None:
+        """The point (1, P) with states of a hidden category swapped."""
+        return swapped_rows(self, point)
+
+    def _loss_alone(self, point: Tensor) -> Tensor:
+        """The loss without its gradient."""
+        evidence = log_evidence(self.naturals(point), self.placed, self.tempering)
+        weight = self.batch.weight
+        return -self.objective.at(1.0).eps * (weight * evidence).sum(-1) / weight.sum(-1)
+
+    # -- rows ---------------------------------------------------------------------------------------------------------
+
+    def reweighted(self, factors: Tensor) -> GraphProblem:
+        """The same rows with other weights."""
+        batch = replace(self.batch, weight=self.batch.weight * factors)
+        return replace(self, batch=batch, complete=complete_sums(self.unplaced, batch.weight))
+
+    def unit_losses(self, points: Tensor) -> Tensor:
+        """The loss of every row (R, N)."""
+        placed = self.laid_out_for(points).placed
+        losses = -self.objective.at(1.0).eps * log_evidence(self.naturals(points), placed, self.tempering)
+        return losses.nan_to_num(nan=WORST_LOSS, posinf=WORST_LOSS)
+
+    def simulated(self, point: Tensor, size: int, seed: int) -> GraphProblem:
+        """Rows that the model makes, each with the gaps and covariates of a random row."""
+        return self._of(self.drawn(point, size, seed))
+
+    def _of(self, batch: Batch) -> GraphProblem:
+        """The same of other rows."""
+        layout = lay_out(self.structure, batch, self.unplaced.options)
+        complete = complete_sums(layout, batch.weight)
+        return replace(self, batch=batch, unplaced=layout, placed=layout, complete=complete, placed_for=None)
+
+
+def rows_along_graph(about: RowObjective, batch: Batch, seed: int) -> GraphProblem | None:
+    """Lay rows out along the graph; None where that does not apply (other terms, nodes without a density)."""
+    objective, sums = about.weights, about.closed.sums
+    if objective.direct is not None or not objective.is_likelihood:
+        return None
+    budget = Budget(sums.largest_table, sums.memory, sums.entries, sums.approximate, fine_table=FINE_TABLE)
+    layout = lay_out_within(about.structure, batch, budget)
+    if layout is None:
+        return None
+    complete = complete_sums(layout, batch.weight)
+    return GraphProblem(about.structure, batch, about.shapes, objective, about.closed, seed, layout, layout, complete)

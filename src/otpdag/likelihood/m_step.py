@@ -1,0 +1,438 @@
+r"""Nodes that are alike, evaluated together: twins differ in their names, their parameters and their units only.
+
+A graph of a thousand columns has few kinds of nodes. What a mechanism computes from natural parameters does not depend
+on the node's name, so twins stand side by side on the replica axis; from raw to natural parameters their units differ,
+over which one call is mapped.
+
+Maximise the expected log-density of nodes that have a maximiser, twins together.
+
+Counts and moments of twins (:mod:`~otpdag.likelihood.m_step`) stand side by side on the replica axis, and one call is
+mapped over what was read off their data: a graph of a thousand columns asks each kind of nodes once.
+
+One step of Newton's method up the expected log-density of nodes that have no maximiser, twins together.
+
+A sample of the rows tells the curvature. Its height is tilted until its gradient is that of all rows: of those that
+show the family, and by ``slopes`` (in natural parameters) of those on points. What would go down stays. Twins
+(:mod:`~otpdag.likelihood.m_step`) stand side by side on the replica axis, their rows filled up with some that have no
+weight: a thousand nodes of ten kinds take ten steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from otpdag.likelihood.elimination.families import FamilyView, WeighedRows, stacked_replicas
+from otpdag.likelihood.elimination.family_statistics import (
+    CHUNK,
+    Counts,
+    Moments,
+    Rows,
+    Statistics,
+    weighed,
+)
+from otpdag.mechanisms.base import Mechanism, Params
+from otpdag.structure import Naturals, Structure, pack, parameter_places, unpack
+
+
+@dataclass(frozen=True, eq=False)
+class Twins:
+    """Families of one kind.
+
+    Attributes:
+        families: The families; the first stands for all.
+        columns: For each learned parameter the columns of a flat point that hold it (n, *shape).
+        units: What was read off their data, stacked (n, ...).
+    """
+
+    families: tuple[FamilyView, ...]
+    columns: Mapping[str, Tensor]
+    units: Mapping[str, Tensor]
+
+    def naturals(self, point: Tensor) -> dict[str, Tensor]:
+        """Natural parameters (R * n, ...) at ``point`` (R, P), replica by replica."""
+        return self.natural({name: point[:, at] for name, at in self.columns.items()}, point)
+
+    def natural(self, raw: Mapping[str, Tensor], like: Tensor | None = None) -> dict[str, Tensor]:
+        """Natural parameters (R * n, ...) from raw ones (R, n, ...); ``like`` (R, P) where none are learned."""
+        like = next(iter(raw.values())) if like is None else like
+        many, mechanism = len(self.families), self.families[0].mechanism
+        if many == 1 or not raw:
+            single = mechanism.natural({name: value.squeeze(1) for name, value in raw.items()})
+            return {k: v.to(like).expand(len(like) * many, *v.shape[1:]) for k, v in single.items()}
+
+        named = self.mapped(lambda own, one: own.natural(one), raw)
+        return {name: value.expand(len(like), many, *value.shape[2:]).flatten(0, 1) for name, value in named.items()}
+
+    def mapped(
+        self, asked: Callable[[Mechanism, dict[str, Tensor]], dict[str, Tensor]], given: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """What each twin answers (R, n, ...), asked with its part of what is given (R, n, ...), in one call for all."""
+        mechanism = self.families[0].mechanism
+        if len(self.families) == 1:
+            answer = asked(mechanism, {name: value.squeeze(1) for name, value in given.items()})
+            return {name: value.unsqueeze(1) for name, value in answer.items()}
+
+        def one(own: dict[str, Tensor], units: dict[str, Tensor]) -> dict[str, Tensor]:
+            return asked(mechanism.with_data_units(units), own)
+
+        mapped: dict[str, Tensor] = torch.func.vmap(one, (1, 0), out_dims=1)(dict(given), dict(self.units))
+        return mapped
+
+    def some(self, numbers: Sequence[int]) -> Twins:
+        """Some of them."""
+        if len(numbers) == len(self.families):
+            return self
+        at = list(numbers)
+        columns = {name: value[at] for name, value in self.columns.items()}
+        return Twins(tuple(self.families[n] for n in at), columns, {name: v[at] for name, v in self.units.items()})
+
+
+def find_twins(
+    structure: Structure, families: Sequence[FamilyView], shapes: Mapping[str, tuple[int, ...]]
+) -> list[Twins]:
+    """Sort families into kinds; one whose units cannot be mapped over stands alone.
+
+    ``shapes`` are those of all parameters of a flat point, in their order.
+    """
+    places = parameter_places(shapes)
+    total = sum(place.numel() for place in places.values())
+    kinds: dict[str, list[FamilyView]] = {}
+    for family in families:
+        kinds.setdefault(_kind(family), []).append(family)
+    twins_of_all = []
+    for alike in kinds.values():
+        twins = _stacked(structure, alike, places)
+        serves = len(alike) == 1 or _can_be_mapped(twins, total)
+        twins_of_all += [twins] if serves else [_stacked(structure, [one], places) for one in alike]
+    return twins_of_all
+
+
+def _kind(family: FamilyView) -> str:
+    """Equal for families that differ in names, parameters and units only."""
+    mechanism = family.mechanism
+    learned = {name: (parameter.shape, parameter.learned) for name, parameter in mechanism.declared().items()}
+    units = {name: tuple(value.shape) for name, value in mechanism.data_units().items()}
+    return repr((family.kind, learned, units))
+
+
+def _stacked(structure: Structure, families: Sequence[FamilyView], places: Mapping[str, Tensor]) -> Twins:
+    keys = [structure.keys[family.node] for family in families]
+    columns = {name: torch.stack([places[own[name]] for own in keys]) for name in keys[0]}
+    units = [family.mechanism.data_units() for family in families]
+    return Twins(tuple(families), columns, {name: torch.stack([own[name] for own in units]) for name in units[0]})
+
+
+def _can_be_mapped(twins: Twins, size: int) -> bool:
+    """Whether a mechanism's natural parameters are computed without looking at single numbers."""
+    try:
+        twins.naturals(torch.zeros(1, size, dtype=torch.float64))
+    except RuntimeError:
+        return False
+    return True
+
+
+def maximised(
+    twins: Twins, naturals: Naturals, statistics: Mapping[str, tuple[Statistics, ...]], replicas: int
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Raw parameters (R, n, ...) of n twins where they are likeliest; and what rows say that show their families (R,).
+
+    Args:
+        twins: The nodes.
+        naturals: Where all nodes are (1 or R, ...).
+        statistics: What rows say of each node's family.
+        replicas: R.
+    """
+    nodes = [family.node for family in twins.families]
+    together = _side_by_side([statistics[node] for node in nodes], replicas)
+    if len(nodes) > 1 and together is None:
+        each = [maximised(twins.some([at]), naturals, statistics, replicas) for at in range(len(nodes))]
+        raw = {name: torch.cat([own[name] for own, _ in each], 1) for name in twins.columns}
+        return raw, torch.stack([shown for _, shown in each]).sum(0)
+    parts = statistics[nodes[0]] if together is None else (together,)
+    params = {name: stacked_replicas([naturals[n][name] for n in nodes], replicas) for name in naturals[nodes[0]]}
+    shown = torch.zeros(replicas).to(next(iter(params.values())))
+    for one in parts:
+        for complete, _ in one.parts(params):
+            shown = shown + complete.expand(replicas * len(nodes)).reshape(replicas, -1).sum(-1)
+    if not twins.columns:
+        return {}, shown
+    rows, weight = _rows(twins, parts, replicas)
+    return _mapped(twins, params, rows, weight), shown
+
+
+def _side_by_side(each: Sequence[tuple[Statistics, ...]], replicas: int) -> Counts | Moments | None:
+    """The statistics of all twins as one, where each has one summary of the same sort."""
+    counts = [own[0] for own in each if len(own) == 1 and isinstance(own[0], Counts)]
+    if len(counts) == len(each):
+        return Counts.side_by_side(counts, replicas)
+    moments = [own[0] for own in each if len(own) == 1 and isinstance(own[0], Moments)]
+    return Moments.side_by_side(moments, replicas) if len(moments) == len(each) else None
+
+
+def _rows(twins: Twins, statistics: Sequence[Statistics], replicas: int) -> tuple[dict[str, Tensor], Tensor]:
+    """Weighted rows that say the same: values (R, n, rows, width) and weights (R, n, rows)."""
+    made = [one.rows() for one in statistics]
+    parts = [part for one in made for part in ([one] if isinstance(one, WeighedRows) else one)]
+    many = replicas * len(twins.families)
+    values = {
+        name: torch.cat([_flat(part, name, many) for part in parts], 1).unflatten(0, (replicas, -1))
+        for name in twins.families[0].names
+    }
+    weight = torch.cat([part.weight.expand(many, *part.weight.shape[1:]).flatten(1) for part in parts], 1)
+    return values, weight.unflatten(0, (replicas, -1))
+
+
+def _flat(rows: WeighedRows, name: str, many: int) -> Tensor:
+    """Values of weighted rows (many, n, width), whatever axes they have."""
+    shape = (many, *rows.weight.shape[1:], rows.values[name].shape[-1])
+    return rows.values[name].expand(shape).flatten(1, -2)
+
+
+def _mapped(
+    twins: Twins, params: Mapping[str, Tensor], values: Mapping[str, Tensor], weight: Tensor
+) -> dict[str, Tensor]:
+    """Ask the mechanisms of all twins at once; one after another where one looks at single numbers."""
+    node, *_ = (family.node for family in twins.families)
+    given = {f"params {name}": value.unflatten(0, (len(weight), -1)) for name, value in params.items()}
+    given |= {f"values {name}": value for name, value in values.items()} | {"weight": weight}
+
+    def asked(mechanism: Mechanism, own: dict[str, Tensor]) -> dict[str, Tensor]:
+        here = {name: own[f"params {name}"] for name in params}
+        parents = {name: own[f"values {name}"] for name in values if name != node}
+        return mechanism.raw(mechanism.maximised(here, own[f"values {node}"], parents, own["weight"]))
+
+    try:
+        return twins.mapped(asked, given)
+    except RuntimeError:
+        if len(twins.families) == 1:
+            raise
+    each = [
+        twins.some([at]).mapped(asked, {name: value[:, at : at + 1] for name, value in given.items()})
+        for at in range(len(twins.families))
+    ]
+    return {name: torch.cat([own[name] for own in each], 1) for name in each[0]}
+
+
+FLATTEST = 1e-9
+"""The smallest curvature, relative to the largest, by which a step is divided."""
+
+FLATTEST_OF_SAMPLE = 2e-3
+"""The same where a sample tells the curvature: what it does not show is no rarer than this."""
+
+SIZES = (1.0, 0.25, 0.05)
+"""Shares of a step that are tried, the largest first."""
+
+
+class _Evidence(Protocol):
+    """What rows say of n twins in R replicas."""
+
+    @property
+    def flattest(self) -> Tensor:
+        """The smallest curvature, relative to the largest (R * n or 1, 1)."""
+        ...
+
+    def height(self, params: Params) -> Tensor:
+        """The sum of all log-densities (R * n,), or its estimate from a sample."""
+        ...
+
+    def parts(self, params: Params) -> Iterator[tuple[Tensor, Tensor]]:
+        """Sums of log-densities (R * n,) over rows that show the family, and over others."""
+        ...
+
+
+def newton_step(
+    twins: Twins,
+    raw: Mapping[str, Tensor],
+    statistics: Mapping[str, tuple[Statistics, ...]],
+    slopes: Mapping[tuple[str, str], Tensor],
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Raw parameters (R, n, ...) of n twins, moved up; and the log-density of all rows that show their families (R,).
+
+    Args:
+        twins: The nodes.
+        raw: Where they are (R, n, ...).
+        statistics: What rows say of each node's family.
+        slopes: The gradient of the expected log-density of rows on points, by node and natural parameter (R, ...).
+    """
+    some = next(iter(raw.values()))
+    after = {name: value.clone() for name, value in raw.items()}
+    shown = torch.zeros(len(some)).to(some)
+    for numbers, evidence in _grouped(twins, statistics, len(some)):
+        nodes = [twins.families[number].node for number in numbers]
+        names = [name for node, name in slopes if node == nodes[0]]
+        slope = {name: torch.stack([slopes[node, name] for node in nodes], 1).flatten(0, 1) for name in names}
+        own = {name: value[:, numbers] for name, value in raw.items()}
+        reached, complete = _step(twins.some(numbers), own, evidence, slope)
+        for name, value in reached.items():
+            after[name][:, numbers] = value
+        shown = shown + complete.reshape(len(some), -1).sum(-1)
+    return after, shown
+
+
+def _grouped(
+    twins: Twins, statistics: Mapping[str, tuple[Statistics, ...]], replicas: int
+) -> list[tuple[list[int], _Evidence]]:
+    """Numbers of twins whose rows can stand side by side, within memory; alone others that rows tell something of."""
+    groups: list[tuple[list[int], _Evidence]] = []
+    waiting: list[tuple[int, Rows]] = []
+    for number, family in enumerate(twins.families):
+        own = statistics[family.node]
+        if len(own) == 1 and isinstance(own[0], Rows) and own[0].can_be_stacked:
+            waiting.append((number, own[0]))
+        elif own:
+            groups.append(([number], _Alone(own)))
+    size = sum(columns[0].numel() for columns in twins.columns.values())
+    shown, sampled = (max((one.sizes[i] for _, one in waiting), default=1) for i in (0, 1))
+    many = max(1, CHUNK // (replicas * max(shown, size * sampled)))  # a curvature looks at a copy for each parameter
+    for at in range(0, len(waiting), many):
+        together = waiting[at : at + many]
+        groups.append(([n for n, _ in together], _SideBySide.of([one for _, one in together], replicas)))
+    return groups
+
+
+@dataclass(frozen=True)
+class _Alone:
+    """The statistics of one node."""
+
+    statistics: Sequence[Statistics]
+
+    @property
+    def flattest(self) -> Tensor:
+        thinned = any(isinstance(one, Rows) and one.thinned for one in self.statistics)
+        return torch.tensor([[FLATTEST_OF_SAMPLE if thinned else FLATTEST]])
+
+    def height(self, params: Params) -> Tensor:
+        replicas = max(len(value) for value in params.values())
+        return torch.stack([one.height(params).expand(replicas) for one in self.statistics]).sum(0)
+
+    def parts(self, params: Params) -> Iterator[tuple[Tensor, Tensor]]:
+        return (part for one in self.statistics for part in one.parts(params))
+
+
+@dataclass(frozen=True)
+class _SideBySide:
+    """Rows of several twins (R * n, rows), by the names that the first gives to its parents."""
+
+    family: FamilyView
+    sample: WeighedRows
+    complete: WeighedRows
+    flattest: Tensor
+
+    @classmethod
+    def of(cls, parts: Sequence[Rows], replicas: int) -> _SideBySide:
+        families = [part.family for part in parts]
+        samples = [part.sample[0] for part in parts if part.sample]
+        complete = _stacked_rows(families, [part.shown() for part in parts], replicas)
+        flattest = torch.tensor([FLATTEST_OF_SAMPLE if part.thinned else FLATTEST for part in parts])
+        sample = _stacked_rows(families, samples, replicas)
+        return cls(families[0], sample, complete, flattest.repeat(replicas).unsqueeze(-1))
+
+    def height(self, params: Params) -> Tensor:
+        return self._sum(params, self.sample)
+
+    def parts(self, params: Params) -> Iterator[tuple[Tensor, Tensor]]:
+        shown = self._sum(params, self.complete)
+        yield shown, torch.zeros_like(shown)
+
+    def _sum(self, params: Params, rows: WeighedRows) -> Tensor:
+        many = max(len(value) for value in params.values()) // len(rows.weight)
+        if many > 1 and len(rows.weight) > 1:  # a curvature looks at several copies of all parameters
+            rows = WeighedRows({k: v.repeat(many, 1, 1) for k, v in rows.values.items()}, rows.weight.repeat(many, 1))
+        return weighed(rows.weight, self.family.log_prob(params, rows.values))
+
+
+def _stacked_rows(families: Sequence[FamilyView], parts: Sequence[WeighedRows], replicas: int) -> WeighedRows:
+    """Rows of twins (R * n, most rows, width), replica by replica; what fills them up is a row of their own."""
+    most = max(part.weight.shape[1] for part in parts)
+
+    def filled(value: Tensor, *, empty: bool) -> Tensor:
+        value = value.expand(replicas, *value.shape[1:])
+        short = most - value.shape[1]
+        if short == 0:
+            return value
+        last = value[:, -1:].expand(replicas, short, *value.shape[2:])
+        return torch.cat([value, torch.zeros_like(last) if empty else last], 1)
+
+    def side_by_side(values: Sequence[Tensor], *, empty: bool = False) -> Tensor:
+        return torch.stack([filled(value, empty=empty) for value in values], 1).flatten(0, 1)
+
+    roles = zip(families[0].names, *(family.names for family in families), strict=True)
+    values = {
+        name: side_by_side([part.values[own] for part, own in zip(parts, names, strict=True)]) for name, *names in roles
+    }
+    return WeighedRows(values, side_by_side([part.weight for part in parts], empty=True))
+
+
+def _step(
+    twins: Twins, raw: Mapping[str, Tensor], evidence: _Evidence, slopes: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Raw parameters (R, n, ...) after a step, and the log-density of rows that show the family (R * n,)."""
+    shapes = {name: tuple(value.shape[2:]) for name, value in raw.items()}
+    many = len(twins.families)
+
+    def natural(flat: Tensor) -> dict[str, Tensor]:
+        parts = unpack(flat, shapes)
+        return twins.natural({name: value.unflatten(0, (-1, many)) for name, value in parts.items()})
+
+    def height(flat: Tensor) -> Tensor:
+        return evidence.height(natural(flat))
+
+    with torch.enable_grad():
+        leaf = pack({name: value.flatten(0, 1) for name, value in raw.items()}).detach().requires_grad_(True)
+        params = natural(leaf)
+        complete = torch.zeros(len(leaf)).to(leaf)
+        exact = torch.zeros(()).to(leaf)
+        for shown, expected in evidence.parts(params):
+            complete += shown.detach()
+            exact = exact + (shown + expected).sum()
+        exact = exact + sum((value * slopes[name]).sum() for name, value in params.items() if name in slopes)
+        (slope,) = torch.autograd.grad(exact, leaf)
+        at_once = len(leaf) == 1 or isinstance(evidence, _SideBySide)
+        before, own, curvature = (_curved if at_once else _curved_in_turn)(height, leaf)
+    with torch.no_grad():
+        step = _newton_direction(slope, curvature, evidence.flattest.to(slope))
+        tilt = ((slope - own) * step).sum(-1)
+        reached = leaf.detach()
+        waiting = torch.ones_like(before, dtype=torch.bool)
+        for size in SIZES:
+            trial = leaf + size * step
+            higher = waiting & (height(trial) + size * tilt >= before)
+            reached = torch.where(higher.unsqueeze(-1), trial, reached)
+            waiting = waiting & ~higher
+            if not bool(waiting.any()):
+                break
+    return {name: value.unflatten(0, (-1, many)) for name, value in unpack(reached, shapes).items()}, complete
+
+
+def _newton_direction(slope: Tensor, curvature: Tensor, flattest: Tensor) -> Tensor:
+    """The slope (R, P) over the size of the curvature (R, P, P) in each direction."""
+    values, vectors = torch.linalg.eigh(-curvature.nan_to_num())
+    bend = values.abs().maximum(flattest * values.abs().amax(-1, keepdim=True)).clamp(min=1e-30)
+    return (vectors @ ((vectors.mT @ slope.unsqueeze(-1)) / bend.unsqueeze(-1))).squeeze(-1)
+
+
+def _curved(height: Callable[[Tensor], Tensor], leaf: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A height (R,), its gradient (R, P) and its second derivative (R, P, P) at ``leaf`` (R, P).
+
+    All of it stands P times on the replica axis, so that one pass gives all rows of the second derivative.
+    """
+    many, size = leaf.shape
+    copies = leaf.detach().repeat(size, 1).requires_grad_(True)
+    before = height(copies)
+    (own,) = torch.autograd.grad(before.sum(), copies, create_graph=True)
+    each = own.reshape(size, many, size).diagonal(dim1=0, dim2=2)
+    (rows,) = torch.autograd.grad(each.sum(), copies)
+    return before[:many].detach(), own[:many].detach(), rows.reshape(size, many, size).transpose(0, 1)
+
+
+def _curved_in_turn(height: Callable[[Tensor], Tensor], leaf: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same by a pass for each parameter, where rows of several replicas cannot be repeated."""
+    before = height(leaf)
+    (own,) = torch.autograd.grad(before.sum(), leaf, create_graph=True)
+    rows = [torch.autograd.grad(one.sum(), leaf, retain_graph=True)[0] for one in own.unbind(-1)]
+    return before.detach(), own.detach(), torch.stack(rows, 1)

@@ -1,0 +1,213 @@
+r"""Rows in parts that stay where they are, as one problem: the loss is a sum over rows, and so is its gradient.
+
+.. math:: \ell(\theta) = \frac{\sum_k w_k \ell_k(\theta)}{\sum_k w_k}, \qquad
+    \nabla \ell(\theta) = \frac{\sum_k w_k \nabla \ell_k(\theta)}{\sum_k w_k}
+
+A step sends parameters to the parts, and brings a loss and a gradient back from each. Whatever needs single rows (short
+runs of many starts, curvature, checks) looks at a random part that is held in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from otpdag.data import Batch, Parts, Reading, random_part
+from otpdag.data.partitioned import LocalParts
+from otpdag.errors import ModelError
+from otpdag.likelihood.row_problem import RowProblem, row_problem
+from otpdag.likelihood.rows import RowObjective
+from otpdag.problem import Alternatives, LossTerms, Moved, Problem, WrappedProblem, loss_and_gradient
+from otpdag.settings import Objective
+
+HELD_ROWS, FROM_ROWS, BLOCK_ROWS = 25_000, 200_000, 2**14
+"""Of a table in memory: random rows on which a search settles, rows from which on this pays, and rows of a block, which
+bounds what intermediate sums hold (decision 0025); with more rows to settle on, these would hold most (0047)."""
+
+CURVED_ROWS_AT_HAND = 5_000
+"""Rows at hand of which the curvature is taken."""
+
+REPLICAS_AT_ONCE = 4
+"""Replicas that a part is evaluated for at a time: more would take more memory than rows do."""
+
+
+@dataclass(frozen=True)
+class PartitionedProblem(WrappedProblem):
+    """Parts of the rows, each a problem of its own; ``base`` is that of random rows at hand, laid out as they are."""
+
+    problems: Parts
+    """Those of the parts, where they are."""
+    total: int
+    """Rows of all parts."""
+    placed: Tensor | None = None
+    """Parameters at which points of unknown numbers are placed; None if none were placed yet."""
+    whole: Callable[[], Problem] | None = None
+    """Lays all rows out at once, where they are in memory anyway."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of all parts."""
+        return self.total
+
+    def terms(self, point: Tensor) -> LossTerms:
+        """The loss of a row: reported as reconstruction, since its parts are not told apart."""
+        loss = _Gathered.apply(point, self)
+        return LossTerms.of(loss, reconstruction=loss)
+
+    def gathered(self, point: Tensor, *, slope: bool) -> tuple[Tensor, Tensor]:
+        """Loss (R,) and gradient (R, P) from all parts; without ``slope`` the latter is zero."""
+        weight, loss, gradient = torch.zeros(1).to(point), point.new_zeros(len(point)), torch.zeros_like(point)
+        for own, part_loss, part_gradient in self.problems.each(_evaluated, point.detach(), self.placed, slope):
+            weight, loss, gradient = weight + own, loss + part_loss, gradient + part_gradient
+        return loss / weight, gradient / weight.unsqueeze(-1)
+
+    @property
+    def is_likelihood(self) -> bool:
+        """As of the rows at hand."""
+        return self.base.is_likelihood
+
+    @property
+    def approximation(self) -> str | None:
+        """As of the rows at hand."""
+        return self.base.approximation
+
+    @property
+    def renews_curvature(self) -> bool:
+        """Where rows can be enumerated: few passes over all parts follow, each nearly a step of Newton's method."""
+        return self._curved() is not None
+
+    def for_curvature(self, points: Tensor) -> Problem | None:
+        """Of many of the rows at hand: a second derivative there costs less than a pass over all parts."""
+        curved = self._curved()
+        return None if curved is None else curved.laid_out_for(points)
+
+    def _curved(self) -> Problem | None:
+        """Some of the rows at hand one by one, which alone have second derivatives."""
+        rows = self.base.row_by_row(CURVED_ROWS_AT_HAND)
+        return rows if isinstance(rows, RowProblem) else None
+
+    def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> Problem:
+        """Of the rows at hand, as many as there are."""
+        if isinstance(rows, Tensor):
+            return self.in_units().on_part(rows, coarse=coarse)
+        return self.base.on_part(min(rows, self.base.rows), coarse=coarse)
+
+    def laid_out_for(self, points: Tensor, *, precisely: bool = False) -> PartitionedProblem:
+        """Points of unknown numbers placed for these replicas, in all parts."""
+        sample = self.base.laid_out_for(points, precisely=precisely)
+        return self if sample is self.base else replace(self, base=sample, placed=points.detach().clone())
+
+    def moved(self, point: Tensor) -> Moved | None:
+        """What the rows at hand are moved to, as long as that changes their loss."""
+        moved = self.base.moved(point)
+        if moved is None:
+            return None
+        if moved.problem is self.base:  # another point, no other layout: it must be better on all rows, too
+            with torch.no_grad():
+                before, after = self.loss(point), self.loss(moved.point)
+            return replace(moved, problem=self, loss=after) if bool((after < before).all()) else None
+        problem = replace(self, base=moved.problem, placed=moved.point.detach().clone())
+        return replace(moved, problem=problem)
+
+    def alternatives(self, point: Tensor) -> Alternatives | None:
+        """As the rows at hand suggest."""
+        return self.base.alternatives(point)
+
+    # -- rows: all of them at once, if they are in memory -------------------------------------------------------------
+
+    def in_units(self) -> Problem:
+        """All rows laid out at once."""
+        if self.whole is None:
+            raise ModelError(
+                "rows of a partitioned table are not at hand, so that they cannot be picked, weighted or resampled: "
+                "for intervals, fit a random part of them in memory"
+            )
+        return self.whole()
+
+    @property
+    def weight(self) -> Tensor:
+        """Weights of the rows (1, N)."""
+        return self.in_units().weight
+
+    @property
+    def unit_mass(self) -> Tensor:
+        """Weights of the rows (1, N), whose mean is one; of rows that are not at hand, their sum (1, 1)."""
+        return self.weight if self.whole is not None else torch.full((1, 1), float(self.total)).double()
+
+    def reweighted(self, factors: Tensor) -> Problem:
+        """The same rows with other weights."""
+        return self.in_units().reweighted(factors)
+
+    def unit_losses(self, points: Tensor) -> Tensor:
+        """The loss of every row (R, N)."""
+        return self.in_units().unit_losses(points)
+
+    def simulated(self, point: Tensor, size: int, seed: int) -> Problem:
+        """Like the rows at hand."""
+        return self.base.simulated(point, size, seed)
+
+
+def rows_in_blocks(about: RowObjective, batch: Batch, seed: int) -> Problem:
+    """Rows in memory: many of them block by block, which takes less memory and no more time, few as they are."""
+    lay_out = partial(row_problem, about, seed=seed)
+    few = batch.rows < FROM_ROWS or batch.replicas > 1 or not is_sum_over_rows(about.weights)
+    part = None if few else random_part(batch.rows, HELD_ROWS, seed)
+    if part is None:
+        return lay_out(batch=batch.widened())
+    sample = lay_out(batch=batch.take(part))
+    if not isinstance(sample, RowProblem):
+        return lay_out(batch=batch.widened())  # rows are summed up, or laid out in blocks already
+    begins = range(0, batch.rows, BLOCK_ROWS)
+    blocks = LocalParts(lambda: (batch.between(begin, begin + BLOCK_ROWS) for begin in begins))
+    problems = blocks.mapped(lambda block, number: lay_out(batch=block), keep=False)
+    whole = cache(lambda: lay_out(batch=batch.widened()))
+    return PartitionedProblem(sample, problems, batch.rows, whole=whole)
+
+
+def is_sum_over_rows(objective: Objective) -> bool:
+    """Whether the objective is a mean over rows: no term compares all of them with the model."""
+    return objective.direct is None and objective.push_forward is None
+
+
+def part_problem(frame: Any, number: int, reading: Reading, about: RowObjective, seed: int) -> Problem:
+    """The problem of one part, made where the part is."""
+    return row_problem(about, reading.batch(frame, number), seed + number)
+
+
+def _evaluated(
+    problem: Problem, number: int, point: Tensor, placed: Tensor | None, slope: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Weight, loss (R,) and gradient (R, P) of one part, both times the weight."""
+    if placed is not None:
+        problem = problem.laid_out_for(placed, precisely=True)
+    weight = problem.weight.sum(-1)
+    alike = placed is None or len(placed) == 1
+    told = [_loss_and_slope(problem, few, slope) for few in (point.split(REPLICAS_AT_ONCE) if alike else (point,))]
+    return weight, weight * torch.cat([loss for loss, _ in told]), weight * torch.cat([own for _, own in told])
+
+
+def _loss_and_slope(problem: Problem, point: Tensor, slope: bool) -> tuple[Tensor, Tensor]:
+    if slope:
+        return loss_and_gradient(problem.loss, point)
+    with torch.no_grad():
+        return problem.loss(point), torch.zeros_like(point)
+
+
+class _Gathered(torch.autograd.Function):
+    """The loss with the gradient that came with it."""
+
+    @staticmethod
+    def forward(ctx: Any, point: Tensor, problem: PartitionedProblem) -> Tensor:
+        loss, gradient = problem.gathered(point, slope=point.requires_grad)
+        ctx.save_for_backward(gradient)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = ctx.saved_tensors
+        return outer[0].unsqueeze(-1) * gradient, None

@@ -1,0 +1,302 @@
+"""Rows of a table as a problem: the closed-form terms over groups of rows, and the direct term."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from otpdag.data import Batch, random_part
+from otpdag.errors import ModelError
+from otpdag.likelihood.entropic_terms import closed_terms, row_losses
+from otpdag.likelihood.enumeration import RowGroup, enumerates_easily, group_rows
+from otpdag.likelihood.graph_problem import SAME_SUM, WORST_LOSS, rows_along_graph
+from otpdag.likelihood.moment_problem import MomentProblem
+from otpdag.likelihood.posterior_grids import adapted
+from otpdag.likelihood.row_moments import moments_of
+from otpdag.likelihood.rows import RowObjective, TableRows
+from otpdag.likelihood.state_problem import rows_by_features
+from otpdag.likelihood.swapped_states import swapped_rows
+from otpdag.matching.direct import WHITENING_ROWS, DirectComparison, compare_directly, count_ranges
+from otpdag.matching.score_features import points_beside
+from otpdag.numerics import FixedPoint
+from otpdag.problem import Alternatives, LossTerms, Moved, Problem
+from otpdag.settings import ClosedForm, Objective
+from otpdag.structure import Structure
+
+CURVED_ROWS, CURVED_FROM = 1_000, 10_000
+"""Rows of which the curvature is taken, and rows from which on that pays (steps fall to a third: 15 to 7, 30 to 10)."""
+
+MOST_COMPLETIONS = 40
+"""How often rows may be completed anew; few suffice unless most of the information is missing."""
+
+FIRST_COMPLETIONS = 3
+"""How often before weights of features change: with the first weights it may take forty times to end elsewhere."""
+
+SETTLED, SETTLED_RESAMPLE, ROUGHLY_SETTLED = 1e-5, 0.03, 0.01
+"""Squared change, in standard errors, below which completing rows anew is of no use: of an estimate, of one of many
+resampled ones, and before weights of features change anyhow. What is left to go is the change divided by the share of
+information that is there, perhaps a tenth: a change of a thirtieth of a standard error would leave a third of one."""
+
+MOST_SCORES = 2**23
+"""Scores of the model's rows in all directions: of 262 parameters, some seconds."""
+
+
+@dataclass(frozen=True)
+class RowProblem(TableRows):
+    """Rows with the fixed points that stand for what they miss."""
+
+    structure: Structure
+    batch: Batch
+    shapes: Mapping[str, tuple[int, ...]]
+    objective: Objective
+    closed: ClosedForm
+    seed: int
+    groups: tuple[RowGroup, ...] = ()
+    direct: DirectComparison | None = None
+    refinements: int = 0
+    """How often features are still whitened anew."""
+    completing: FixedPoint | None = None
+    """Where gaps were completed for the direct term, and what became of the estimates; None if they are not yet."""
+    settled: float = SETTLED
+    """The squared change at which estimates and completed rows agree."""
+
+    @property
+    def _about(self) -> RowObjective:
+        return RowObjective(self.structure, self.shapes, self.objective, self.closed)
+
+    @property
+    def points_per_row(self) -> int:
+        """Of the group that has most, once points are placed."""
+        return max((group.least_points for group in self.groups), default=1)
+
+    @property
+    def needed_moves(self) -> int:
+        """Many where gaps are completed for the direct term."""
+        completes = self.direct is not None and self.direct.can_complete(self.structure)
+        return MOST_COMPLETIONS if completes else 0
+
+    @property
+    def approximation(self) -> str | None:
+        """Whether joint states of the model are drawn, for the direct term."""
+        return None if self.direct is None else self.direct.approximation
+
+    def notes_at(self, point: Tensor) -> tuple[str, ...]:
+        """What is approximate, and whether gaps were taken for completely random."""
+        approximate = () if self.approximation is None else (self.approximation,)
+        if self.direct is None or self.direct.completed is not None or not self.direct.has_gaps:
+            return approximate
+        return (
+            *approximate,
+            "rows with gaps could not be completed: features were compared over the rows that show them, which is "
+            "right if gaps do not depend on any value; see docs/missing-data.md",
+        )
+
+    def terms(self, point: Tensor) -> LossTerms:
+        """Loss terms with all points fixed."""
+        naturals = self.naturals(point)
+        if not self.groups and self.direct is not None:
+            return self.direct.terms(self.structure, naturals)
+        push = self.objective.push_forward
+        terms = closed_terms(
+            self.structure,
+            naturals,
+            self.groups,
+            self.objective.at(1.0),
+            divergence=None if push is None else push.divergence,
+            reference=self.closed.reference,
+            split=point.shape[0] == 1,
+        )
+        return terms if self.direct is None else terms + self.direct.terms(self.structure, naturals)
+
+    @property
+    def is_likelihood(self) -> bool:
+        """The closed form at temperature one, with nothing added."""
+        weights = self.objective.at(1.0)
+        plain = self.direct is None and self.objective.is_likelihood and self.closed.reference == "model"
+        return bool(self.groups) and plain and weights.eps == weights.reconstruction == 1.0
+
+    @property
+    def is_sum(self) -> bool:
+        """Also at another temperature."""
+        plain = self.direct is None and self.objective.is_likelihood and self.closed.reference == "model"
+        return bool(self.groups) and plain and self.objective.reconstruction == 1.0
+
+    def for_curvature(self, points: Tensor) -> Problem | None:
+        """A part of many rows: a step on all of them costs more than the second derivative there."""
+        if self.direct is not None or self.rows < CURVED_FROM:
+            return None
+        return self.on_part(CURVED_ROWS).laid_out_for(points)
+
+    def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> Problem:
+        """Fewer rows and, if ``coarse``, grids of half the points."""
+        part = random_part(self.rows, rows, self.seed)
+        batch = self.batch if part is None else self.batch.take(part)
+        sums = replace(self.closed.sums, grid=self.closed.sums.grid // 2) if coarse else self.closed.sums
+        return row_problem(replace(self._about, closed=replace(self.closed, sums=sums)), batch, self.seed)
+
+    # -- points of unknown numbers, and weights of features -----------------------------------------------------------
+
+    def laid_out_for(self, points: Tensor, *, precisely: bool = False) -> RowProblem:
+        """Place the points of several unknown numbers, of which few from the prior would count; or, precisely, all."""
+        if precisely:
+            return self._at_posteriors(points) or self
+        if all(group.base is None for group in self.groups):
+            return self
+        naturals = self.naturals(points)
+        placed = tuple(g if g.base is None else adapted(self.structure, naturals, g) for g in self.groups)
+        return replace(self, groups=placed)
+
+    def moved(self, point: Tensor) -> Moved | None:
+        """Grids moved to the posteriors, as long as that changes the loss; then features whitened anew."""
+        placed = self._at_posteriors(point)
+        if placed is not None:
+            with torch.no_grad():
+                return Moved(placed, point, "moved grids", placed.loss(point))
+        completed = self._completed(point)
+        if completed is not None:
+            return completed
+        if not self.refinements or self.direct is None:
+            return None
+        seed = self.seed + self.direct.direct.refinements - self.refinements
+        naturals = self.naturals(point.detach())
+        direct = self.direct.whitened_by_model(self.structure, naturals, seed)
+        direct = direct.told_anew(self.structure, naturals, self.seed)
+        direct = self._along_scores(direct, point.detach(), seed)
+        again = None if self.completing is None else FixedPoint().at(point.detach())
+        refined = replace(self, direct=direct, refinements=self.refinements - 1, completing=again)
+        return Moved(refined, point, "refined weights")
+
+    def alternatives(self, point: Tensor) -> Alternatives | None:
+        """The point (1, P) with states of a hidden category swapped."""
+        return swapped_rows(self, point)
+
+    def _completed(self, point: Tensor) -> Moved | None:
+        """Gaps filled in at the estimate, for the direct term; None if there are none, or estimates have settled."""
+        if self.direct is None or not self.direct.can_complete(self.structure):
+            return None
+        point = point.detach()
+        course = FixedPoint()
+        if self.completing is not None:
+            begin = self.completing.begin
+            change = self.direct.change(self.structure, self.naturals(begin), self.naturals(point))
+            if bool((change <= (ROUGHLY_SETTLED if self.refinements else self.settled)).all()):
+                return None
+            if self.refinements and len(self.completing.images) == FIRST_COMPLETIONS:
+                return None
+            course = self.completing.with_image(point)
+            point = course.best()
+        told = self.direct.scores
+        beside = None if told is None else points_beside(self.naturals, point, told.directions)
+        try:
+            direct = self.direct.completed_at(self.structure, self.naturals(point), self.seed, beside)
+        except ModelError:  # what a row misses is beyond the budget of sums: its notes say so
+            return None
+        completed = replace(self, direct=direct, completing=course.at(point))
+        return Moved(completed, point, "completed rows", curved_alike=self.completing is not None)
+
+    def _along_scores(self, direct: DirectComparison, point: Tensor, seed: int) -> DirectComparison:
+        """The comparison of completed rows along what parameters change at an estimate.
+
+        Several estimates share that of the one that they are resamples of.
+        """
+        work = 2 * point.shape[-1] * WHITENING_ROWS
+        if direct.completed is None or len(point) > 1 or work > MOST_SCORES:
+            return direct
+        everywhere = points_beside(self.naturals, point, torch.arange(point.shape[-1]))
+        return direct.along_scores(self.structure, self.naturals(point), everywhere, seed)
+
+    def _at_posteriors(self, points: Tensor) -> RowProblem | None:
+        """The problem with its points where the posteriors are, if that makes a difference to the loss."""
+        if not any(group.noise and not group.quadratic for group in self.groups):
+            return None
+        naturals = self.naturals(points)
+        moved = replace(self, groups=tuple(adapted(self.structure, naturals, group) for group in self.groups))
+        if not all(group.serves(len(points)) for group in self.groups):
+            return moved
+        with torch.no_grad():
+            before, after = self.loss(points), moved.loss(points)
+        same = (after - before).abs() <= SAME_SUM * (1 + after.abs())
+        return None if bool(same.all()) or not bool(torch.isfinite(after).all()) else moved
+
+    # -- rows ---------------------------------------------------------------------------------------------------------
+
+    def reweighted(self, factors: Tensor) -> RowProblem:
+        """The same rows with other weights, in every term."""
+        groups = tuple(replace(group, weight=group.weight * factors[:, group.rows]) for group in self.groups)
+        direct = None if self.direct is None else self.direct.reweighted(self.structure, factors)
+        batch = replace(self.batch, weight=self.batch.weight * factors)
+        completing = None if self.completing is None else FixedPoint().at(self.completing.begin)
+        return replace(self, batch=batch, groups=groups, direct=direct, completing=completing, settled=SETTLED_RESAMPLE)
+
+    def unit_losses(self, points: Tensor) -> Tensor:
+        """The loss of every row (R, N)."""
+        if not self.groups:
+            return super().unit_losses(points)
+        problem = self.laid_out_for(points)
+        with torch.no_grad():
+            eps = self.objective.at(1.0).eps
+            losses = row_losses(self.structure, self.naturals(points), problem.groups, eps)
+        return losses.nan_to_num(nan=WORST_LOSS, posinf=WORST_LOSS)
+
+    def simulated(self, point: Tensor, size: int, seed: int) -> Problem:
+        """Rows that the model makes, each with the gaps and covariates of a random row."""
+        return row_problem(self._about, self.drawn(point, size, seed), seed)
+
+
+def row_problem(about: RowObjective, batch: Batch, seed: int) -> Problem:
+    """Rows laid out for the closed form: summed up where moments tell all that the model reads, else one by one.
+
+    The same seed lays them out alike.
+    """
+    summed = summed_rows(about, batch, seed)
+    if summed is not None:
+        return summed
+    if _is_plain_likelihood(about):
+        in_rows = partial(each_row_problem, about)
+        by_states = rows_by_features(about.structure, batch, about.shapes, in_rows, seed)
+        if by_states is not None:
+            return by_states
+    return each_row_problem(about, batch, seed)
+
+
+def summed_rows(
+    about: RowObjective, batch: Batch, seed: int, in_order: Callable[[], Batch] | None = None
+) -> MomentProblem | None:
+    """Rows as moments, where these tell all that the model reads; else None.
+
+    ``in_order`` makes the same rows, which are complete then, in the order in which they are asked for by number.
+    """
+    moments = moments_of(about.structure, batch, about.shapes) if _is_plain_likelihood(about) else None
+    if moments is None:
+        return None
+    in_rows, anew = partial(each_row_problem, about), partial(row_problem, about)
+    return MomentProblem(about.structure, about.shapes, moments, in_rows, anew, seed, in_order)
+
+
+def _is_plain_likelihood(about: RowObjective) -> bool:
+    objective, weights = about.weights, about.weights.at(1.0)
+    plain = weights.eps == weights.reconstruction == 1.0 and about.closed.reference == "model"
+    return plain and objective.is_likelihood and objective.direct is None
+
+
+def each_row_problem(about: RowObjective, batch: Batch, seed: int) -> Problem:
+    """Rows one by one: enumerated where what they miss is little, else summed along the graph."""
+    structure, objective, sums = about.structure, about.weights, about.closed.sums
+    if objective.reconstruction and not enumerates_easily(structure, batch, sums):
+        along = rows_along_graph(about, batch, seed)
+        if along is not None:
+            return along
+    generator = torch.Generator().manual_seed(seed)
+    direct = None if objective.direct is None else compare_directly(structure, batch, objective.direct, generator)
+    groups: tuple[RowGroup, ...] = ()
+    if objective.reconstruction:
+        ranges = count_ranges(structure, batch)
+        exact = objective.is_likelihood
+        laid = group_rows(structure, batch, generator=generator, options=sums, count_range=ranges, exact=exact)
+        groups = tuple(laid)
+    refinements = 0 if objective.direct is None else objective.direct.refinements
+    return RowProblem(structure, batch, about.shapes, objective, about.closed, seed, groups, direct, refinements)

@@ -1,0 +1,247 @@
+"""A first guess of what a table does not show, before any parameter is known: starts are fitted to it.
+
+A hidden category starts from k-means on the columns around it, a hidden number from their principal components; what
+one hidden node explains is removed before the next is guessed. Restarts differ in seeds, columns and rotation.
+
+A first guess of what sequences do not show: that of tables, with earlier values as further columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from otpdag.clustering import k_means, nearest
+from otpdag.data import Batch
+from otpdag.data.sequences import SequenceBatch
+from otpdag.spaces import Space
+from otpdag.structure import Structure, lag_name
+
+Array = NDArray[np.float64]
+Completed = dict[str, Tensor]
+CLUSTERED_ROWS = 2000  # that clusters and components are looked for among: more change neither
+RESCALED, NOISE = 0.3, 0.3  # by how much restarts rescale columns, in logarithms, and what they add to components
+SOFTNESS = 0.1  # share of a label that is spread over all clusters: a table that starts with zeros would keep them
+
+
+@dataclass(frozen=True)
+class _Guess:
+    """A guessed hidden column, and the node it belongs to."""
+
+    node: str
+    value: Array
+
+
+def complete_table(
+    structure: Structure,
+    batch: Batch,
+    replica: int,
+    generator: np.random.Generator,
+    *,
+    first: bool,
+    even_categories: bool = False,
+    standard_numbers: bool = False,
+) -> Completed:
+    """One completed table (N, width) for each node: missing cells filled, hidden nodes guessed.
+
+    With ``even_categories`` hidden categories are as likely as one another in every row, and with ``standard_numbers``
+    hidden numbers that may have any value have mean zero and spread one, as every guess of them has: enough for units,
+    which depend on each number alone.
+    """
+    at = min(replica, batch.replicas - 1)
+    filled = {node: _fill(structure, batch, node, at, generator) for node in structure.graph.observed}
+    weight = batch.weight[min(replica, batch.weight.shape[0] - 1)].double().cpu().numpy()
+    share = weight / weight.sum()
+    guesses: list[_Guess] = []
+    # nodes near the leaves first: they explain the columns, and are explained by what lies above
+    for node in [n for n in reversed(structure.graph.order) if n in structure.graph.hidden]:
+        space = structure.mechanisms[node].space
+        if even_categories and space.is_discrete:
+            guesses.append(_Guess(node, np.full((len(share), space.width), 1 / space.width)))
+            continue
+        if standard_numbers and space.is_unbounded:
+            signs = np.where(np.arange(len(share)) % 2, 1.0, -1.0)
+            guesses.append(_Guess(node, np.repeat(signs[:, None], space.width, 1)))
+            continue
+        columns = _columns_around(structure, node, filled, guesses)
+        value = _guess(space, columns, share, generator, first=first and not guesses)
+        guesses.append(_Guess(node, value))
+    like = next(iter(batch.values.values()))
+    completed = {node: torch.as_tensor(value).to(like) for node, value in filled.items()}
+    return completed | {guess.node: torch.as_tensor(guess.value).to(like) for guess in guesses}
+
+
+def _fill(structure: Structure, batch: Batch, node: str, at: int, generator: np.random.Generator) -> Array:
+    """A column with missing cells drawn from its seen ones; only starts and units come from this."""
+    value = batch.values[node][min(at, batch.values[node].shape[0] - 1)].cpu().numpy().astype(float)
+    seen = batch.mask[node][min(at, batch.mask[node].shape[0] - 1)].cpu().numpy()
+    for cell in range(0 if seen.all() else seen.shape[-1]):
+        missing = np.flatnonzero(~seen[:, cell])
+        known = np.flatnonzero(seen[:, cell])
+        if len(missing) and len(known):
+            donors = generator.choice(known, size=len(missing))
+            if structure.mechanisms[node].space.is_discrete:
+                value[missing] = value[donors]
+            else:
+                value[missing, cell] = value[donors, cell]
+    return value
+
+
+def _columns_around(structure: Structure, node: str, filled: Mapping[str, Array], guesses: list[_Guess]) -> Array:
+    """Standardised columns that tell of a hidden node: its blanket's observed nodes and guessed hidden children."""
+    graph = structure.graph
+    blanket = graph.markov_blanket(node)
+    near = [n for n in blanket if n in filled]
+    children = {guess.node: guess.value for guess in guesses if guess.node in graph.children(node)}
+    if not near and not children:
+        near = list(graph.observed_descendants(node))
+    columns = [structure.mechanisms[n].space.comparable(filled[n]) for n in near]
+    rows = len(next(iter(filled.values())))
+    explained = [g for g in guesses if g.node not in children and set(graph.children(g.node)) & set(near)]
+    matrix = np.concatenate(columns, 1) if columns else np.zeros((rows, 0))
+    if explained and matrix.shape[1]:
+        matrix = _residual(matrix, np.concatenate([g.value for g in explained], 1))
+    extra = [structure.mechanisms[n].space.comparable(value) for n, value in children.items()]
+    return np.concatenate([matrix, *extra], 1) if extra else matrix
+
+
+def _residual(matrix: Array, explained: Array) -> Array:
+    design = np.concatenate([explained, np.ones((len(matrix), 1))], 1)
+    coefficients, *_ = np.linalg.lstsq(design, matrix, rcond=None)
+    residual = matrix - design @ coefficients
+    spread = residual.std(0)
+    return residual / np.where(spread > 1e-9, spread, 1.0)
+
+
+def _guess(space: Space, columns: Array, share: Array, generator: np.random.Generator, *, first: bool) -> Array:
+    if columns.shape[1] == 0:
+        columns = generator.standard_normal((len(columns), 2))
+    if space.is_discrete:
+        return _clusters(columns, share, space.width, generator, first=first)
+    scores = _components(columns, space.width, generator, first=first)
+    if space.is_skewed:
+        scores = _leaning_right(scores, generator, first=first)
+    return space.from_scores(scores)
+
+
+def _leaning_right(scores: Array, generator: np.random.Generator, *, first: bool) -> Array:
+    """Components that point the way in which they are skewed, as counts and positive numbers are; restarts try both."""
+    sign = np.where((scores**3).mean(0) < 0, -1.0, 1.0)
+    return scores * (sign if first else sign * generator.choice([-1.0, 1.0], scores.shape[1]))
+
+
+def _clusters(columns: Array, share: Array, size: int, generator: np.random.Generator, *, first: bool) -> Array:
+    """Soft labels of the rows; restarts look at a random rescaling of the columns, some at random directions.
+
+    Labels are never quite hard: a table that starts with zeros would keep them.
+    """
+    if not first:
+        columns = columns * np.exp(generator.normal(0.0, 1.0, columns.shape[1]))
+    if not first and generator.random() < 0.4:
+        scores = columns @ generator.standard_normal((columns.shape[1], size))
+        return _softmax(2 * scores / np.maximum(scores.std(0), 1e-9))
+    sample = columns[_drawn(share, min(len(columns), CLUSTERED_ROWS), generator)]
+    runs = [k_means(sample, size, generator) for _ in range(3 if first else 1)]
+    centres = min(runs, key=lambda run: run[1])[0]
+    labels = np.eye(size)[nearest(columns, centres)]
+    return (1 - SOFTNESS) * labels + SOFTNESS / size
+
+
+def _drawn(share: Array, many: int, generator: np.random.Generator) -> NDArray[np.intp]:
+    """So many rows drawn by their share, the same as ``generator.choice`` draws, sooner where all shares are equal."""
+    if share.min() < share.max():
+        return generator.choice(len(share), many, p=share)
+    return np.minimum((generator.random(many) * len(share)).astype(np.intp), len(share) - 1)
+
+
+def _softmax(scores: Array) -> Array:
+    weights = np.exp(scores - scores.max(1, keepdims=True))
+    return weights / weights.sum(1, keepdims=True)
+
+
+def _components(columns: Array, dim: int, generator: np.random.Generator, *, first: bool) -> Array:
+    """Standardised principal components; restarts rotate the leading ones and rescale the columns."""
+    if not first:
+        columns = columns * np.exp(generator.normal(0.0, RESCALED, columns.shape[1]))
+    centred = columns - columns.mean(0)
+    _, _, directions = np.linalg.svd(centred[:: max(1, len(centred) // CLUSTERED_ROWS)], full_matrices=False)
+    scores = centred @ directions[:dim].T
+    if scores.shape[1] < dim:
+        scores = np.concatenate([scores, generator.standard_normal((len(scores), dim - scores.shape[1]))], 1)
+    if dim > 1 and not first:
+        rotation, _ = np.linalg.qr(generator.standard_normal((dim, dim)))
+        scores = (scores / np.maximum(scores.std(0), 1e-9)) @ rotation
+    spread = scores.std(0)
+    noise = 0.0 if first else NOISE
+    scores = scores / np.where(spread > 1e-9, spread, 1.0)
+    return scores + noise * generator.standard_normal(scores.shape)
+
+
+def row_weights(structure: Structure, batch: Batch, replica: int = 0) -> dict[str, Tensor]:
+    """How much each row tells of each node (N,): its weight, where the node is seen or hidden."""
+    weight = batch.weight[min(replica, batch.weight.shape[0] - 1)]
+    seen = {node: mask[min(replica, mask.shape[0] - 1)].all(-1) for node, mask in batch.mask.items()}
+    return {node: weight * seen[node] if node in seen else weight for node in structure.mechanisms}
+
+
+def complete_steps(
+    structure: Structure,
+    batch: SequenceBatch,
+    generator: np.random.Generator,
+    *,
+    first: bool,
+    reach: int = 0,
+    even_categories: bool = False,
+) -> dict[str, Tensor]:
+    """Completed steps (M, width) with earlier values under their own names.
+
+    With a ``reach``, hidden numbers are averaged over so many steps around; with ``even_categories``, hidden categories
+    are not guessed (see :func:`complete_table`).
+    """
+    completed = complete_table(structure, batch.steps, 0, generator, first=first, even_categories=even_categories)
+    if reach:
+        completed = _smoothed(structure, batch, completed, reach)
+    lags = ((edge.parent, edge.by) for edge in structure.graph.lags)
+    earlier = {lag_name(node, by): batch.lagged(completed[node].unsqueeze(0), by)[0] for node, by in lags}
+    return {**completed, **earlier}
+
+
+def _smoothed(
+    structure: Structure, batch: SequenceBatch, completed: dict[str, Tensor], reach: int
+) -> dict[str, Tensor]:
+    """Guessed hidden numbers averaged over neighbouring steps, and scaled so that what is new in a step has spread one.
+
+    The guess of a number from its own step alone explains its children without noise, a trap that no descent leaves.
+    """
+    smooth = dict(completed)
+    for node in structure.graph.hidden:
+        if not structure.mechanisms[node].space.is_unbounded or not structure.longest_lag(node):
+            continue
+        left = batch.lengths.repeat_interleave(batch.lengths) - 1 - batch.times
+        shifts = [torch.arange(batch.rows) + torch.minimum(left, torch.full_like(left, k)) for k in range(1, reach + 1)]
+        shifts += [torch.arange(batch.rows) - batch.times.clamp(max=k) for k in range(1, reach + 1)]
+        mean = torch.stack([completed[node], *(completed[node][at] for at in shifts)]).mean(0)
+        before = batch.lagged(mean.unsqueeze(0), 1)[0]
+        slope = (mean * before).sum(0) / (before**2).sum(0).clamp(min=1e-12)
+        fresh = (mean - slope * before)[batch.times > 0]
+        spread = fresh.std(0) if len(fresh) > 1 else torch.ones_like(slope)
+        smooth[node] = mean / torch.where(spread > 1e-6, spread, torch.ones_like(spread))
+    return smooth
+
+
+def step_weights(structure: Structure, batch: SequenceBatch) -> dict[str, Tensor]:
+    """One for the steps that a mechanism makes, zero for first steps (or, of ``z[0]``, for all others): (M,)."""
+    weights = {}
+    for name in structure.mechanisms:
+        base = structure.base(name)
+        lag = structure.longest_lag(base)
+        made = batch.times >= lag if name == base else batch.times < lag
+        if base in batch.steps.mask:
+            made = made & batch.steps.mask[base][0].all(-1)
+        weights[name] = made.to(batch.steps.weight)
+    return weights

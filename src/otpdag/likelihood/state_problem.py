@@ -1,0 +1,322 @@
+r"""Observed nodes read through features, for all joint states of the hidden categories at once.
+
+Where :math:`\log p(x_v \mid c) = f_v(x_v) \cdot \eta_v(c)` for every observed node, the log-densities of all rows in
+all states and replicas are one matrix product of features and coefficients; the expected sums of features, which an
+update needs, are another one.
+
+Rows whose unknowns are hidden categories alone, read through features: mixtures and latent classes.
+
+A pass is two products of matrices for all starts: log-densities of all states, and expected sums of features. By
+Fisher's identity the gradient is that of the expected complete-data log-density; its maximum in closed form is the
+update.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from otpdag.data import Batch, random_part
+from otpdag.likelihood.rows import LayOut, SummedRows
+from otpdag.likelihood.swapped_states import SWAP_ROWS, Reading, swapped, swaps
+from otpdag.mechanisms.base import Mechanism
+from otpdag.numerics import joint_one_hot
+from otpdag.problem import LossTerms, Moved
+from otpdag.structure import Naturals, Structure
+
+Values = Mapping[str, Tensor]
+
+MOST_FEATURES = 2_000
+"""Features of a row beyond which a product of matrices is no longer the fast way."""
+
+
+@dataclass(frozen=True, eq=False)
+class Emission:
+    """One observed node.
+
+    Attributes:
+        node: Its name.
+        mechanism: How it comes about.
+        configuration: Row of its table for each hidden state and each configuration of its observed parents (S, O).
+        observed: Its observed categorical parents.
+    """
+
+    node: str
+    mechanism: Mechanism
+    configuration: Tensor
+    observed: tuple[str, ...]
+
+    def features(self, values: Values, mask: Values) -> Tensor | None:
+        """Features (n, O * F) of rows (n, width): those of the node, at the configuration of its observed parents."""
+        own = self.mechanism.features(values[self.node], mask[self.node])
+        if own is None or not self.observed:
+            return own
+        joint = values[self.observed[0]]
+        for name in self.observed[1:]:
+            joint = (joint.unsqueeze(-1) * values[name].unsqueeze(-2)).flatten(-2)
+        return (joint.unsqueeze(-1) * own.unsqueeze(-2)).flatten(-2)
+
+    def coefficients(self, naturals: Naturals) -> Tensor:
+        """In every state (R, S, O * F)."""
+        return self.mechanism.coefficients(naturals[self.node])[:, self.configuration].flatten(2)
+
+    def maximised(self, naturals: Naturals, sums: Tensor) -> dict[str, Tensor]:
+        """Natural parameters from expected sums of features in every state (R, S, O * F)."""
+        by_row = sums.unflatten(-1, (self.configuration.shape[1], -1)).flatten(1, 2)
+        if not self._is_table:
+            many = math.prod(space.width for _, space in self.mechanism.family.parents)
+            empty = by_row.new_zeros(len(sums), many, by_row.shape[-1])
+            by_row = empty.index_add_(1, self.configuration.flatten(), by_row)
+        return self.mechanism.maximised_by(naturals[self.node], by_row)
+
+    @cached_property
+    def _is_table(self) -> bool:
+        """Whether states, and configurations in them, are the rows of its table in their own order."""
+        many = math.prod(space.width for _, space in self.mechanism.family.parents)
+        return self.configuration.flatten().tolist() == list(range(many))
+
+
+@dataclass(frozen=True, eq=False)
+class Emissions:
+    """All observed nodes: the features of a row side by side, and a one."""
+
+    nodes: tuple[Emission, ...]
+    sizes: tuple[int, ...]
+
+    def features(self, values: Values, mask: Values) -> Tensor:
+        """Features of rows (n, F + 1)."""
+        parts = [one.features(values, mask) for one in self.nodes]
+        one = next(iter(values.values()))[:, :1]
+        return torch.cat([*(part for part in parts if part is not None), torch.ones_like(one)], -1)
+
+    def coefficients(self, naturals: Naturals, log_prior: Tensor) -> Tensor:
+        """In every state, the last one the logarithm of its prior weight (R, S): (R, S, F + 1)."""
+        parts = [one.coefficients(naturals) for one in self.nodes]
+        replicas = max(len(part) for part in (*parts, log_prior))
+        return torch.cat([part.expand(replicas, *part.shape[1:]) for part in (*parts, log_prior.unsqueeze(-1))], -1)
+
+    def maximised(self, naturals: Naturals, sums: Tensor) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """Natural parameters of every node from the expected sums (R, S, F + 1)."""
+        for one, part in zip(self.nodes, sums[..., :-1].split(self.sizes, -1), strict=True):
+            yield one.node, one.maximised(naturals, part)
+
+
+def emissions_of(
+    structure: Structure, states: Mapping[str, Tensor], values: Values, mask: Values, given: Sequence[str] = ()
+) -> Emissions | None:
+    """How every observed node is read, where ``states`` (S, width) are what joint states say of hidden nodes.
+
+    ``values`` and ``mask`` are a few rows by which features are tried; None where a node has none.
+    """
+    nodes, sizes = [], []
+    for node in structure.graph.observed:
+        mechanism = structure.mechanisms[node]
+        if mechanism.is_given or node in given:
+            continue
+        parents = mechanism.family.parents
+        if any(not space.is_discrete for _, space in parents):
+            return None
+        if not mechanism.defines_together("log_prob", "features", "coefficients", "maximised_by"):
+            return None
+        one = Emission(node, mechanism, *_configurations(parents, states))
+        if any(name not in values for name in one.observed):
+            return None
+        tried = one.features(values, mask)
+        if tried is None:
+            return None
+        nodes.append(one)
+        sizes.append(tried.shape[1])
+    return Emissions(tuple(nodes), tuple(sizes)) if nodes and sum(sizes) <= MOST_FEATURES else None
+
+
+def _configurations(
+    parents: Sequence[tuple[str, object]], states: Mapping[str, Tensor]
+) -> tuple[Tensor, tuple[str, ...]]:
+    """Row of a table for each hidden state and configuration of observed parents (S, O), and the latter's names."""
+    many = len(next(iter(states.values())))
+    observed = [(name, space.width) for name, space in parents if name not in states]  # type: ignore[attr-defined]
+    total = math.prod(width for _, width in observed)
+    code, stride = torch.zeros(many, total, dtype=torch.long), total
+    for name, space in parents:
+        width: int = space.width  # type: ignore[attr-defined]
+        if name in states:
+            digit = states[name].argmax(-1).unsqueeze(-1)
+        else:
+            stride //= width
+            digit = (torch.arange(total) // stride % width).unsqueeze(0)
+        code = code * width + digit
+    return code, tuple(name for name, _ in observed)
+
+
+MOST_STATES = 64
+"""Joint states up to which they are enumerated."""
+
+BLOCK_ENTRIES = 2**20
+"""Rows times states times replicas, or rows times features, that are held at a time."""
+
+KEPT_ENTRIES, FILLED_ROWS = 2**22, 2**12
+"""Features that are kept rather than computed in every pass, and rows for which they are computed at a time."""
+
+ROWS_FOR_EACH_PARAMETER = 2
+"""Rows of a part for each parameter of the model: fewer would not tell starts apart."""
+
+
+@dataclass(frozen=True)
+class StateProblem(SummedRows):
+    """Rows, and how they are read in every joint state of the hidden categories."""
+
+    structure: Structure
+    batch: Batch
+    shapes: Mapping[str, tuple[int, ...]]
+    emissions: Emissions
+    states: Mapping[str, Tensor]
+    in_rows: LayOut
+    """Makes the problem of the same objective that enumerates."""
+    seed: int
+
+    def terms(self, point: Tensor) -> LossTerms:
+        """The loss of a row: reported as reconstruction, since its parts are not told apart."""
+        coefficients = self._coefficients(self.naturals(point))
+        loss, sums = self._expected(coefficients.detach())
+        surrogate = -(coefficients * sums).flatten(1).sum(-1) / self.batch.weight.sum(-1)
+        loss = surrogate + (loss - surrogate).detach()
+        return LossTerms.of(loss, reconstruction=loss)
+
+    has_updates = updates_suffice = True
+    """Every node has a maximum in closed form."""
+
+    patience = 20
+    """Twice as many updates as most mixtures need that are near their optimum."""
+
+    def updated(self, point: Tensor) -> tuple[Tensor, LossTerms]:
+        """Expected sums, then each mechanism's maximum."""
+        with torch.no_grad():
+            loss, sums = self._expected(self._coefficients(self.naturals(point)))
+            moved = self._maximised(point, sums)
+        return moved, LossTerms.of(loss, reconstruction=loss)
+
+    def _maximised(self, point: Tensor, sums: Tensor) -> Tensor:
+        """What is likeliest for expected sums of features (R, S, F + 1); what nodes keep comes from ``point``."""
+        theta, naturals = self.parts(point)[0], self.naturals(point)
+        maximised = dict(self.emissions.maximised(naturals, sums))
+        count = sums[..., -1]
+        for node in self.structure.graph.hidden:
+            if self.structure.keys[node]:
+                parents = {name: self.states[name].unsqueeze(0) for name in self.structure.graph.parents(node)}
+                value, mechanism = self.states[node].unsqueeze(0), self.structure.mechanisms[node]
+                maximised[node] = mechanism.maximised(naturals[node], value, parents, count)
+        return self.packed(theta | self.structure.raw({**naturals, **maximised}), len(point))
+
+    @torch.no_grad()
+    def moved(self, point: Tensor) -> Moved | None:
+        """The point (1, P) with states swapped, where that has a lower loss; see :mod:`swapped_states`."""
+        if len(self.structure.graph.hidden) > 1 or len(point) > 1 or len(self.weight) > 1:
+            return None
+        part = self.on_part(SWAP_ROWS)
+        tried = swaps(part._reading(point))
+        candidates = part._maximised(point.expand(len(tried), -1), tried.sums) if len(tried) else point[:0]
+        return swapped(self, part, point, candidates)
+
+    def _reading(self, point: Tensor) -> Reading:
+        features = self._features(slice(None))
+        log_joint = features @ self._coefficients(self.naturals(point))[0].T
+        return Reading(features, self.weight[0], log_joint.softmax(-1))
+
+    def _coefficients(self, naturals: Naturals) -> Tensor:
+        states = {name: value.unsqueeze(0) for name, value in self.states.items()}
+        log_prior = torch.zeros(1, len(next(iter(self.states.values()))), dtype=torch.float64)
+        for node in self.structure.graph.hidden:
+            mechanism = self.structure.mechanisms[node]
+            log_prior = log_prior + mechanism.log_prob(
+                naturals[node], states[node], {name: states[name] for name in self.structure.graph.parents(node)}
+            )
+        return self.emissions.coefficients(naturals, log_prior)
+
+    def _expected(self, coefficients: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss (R,) and expected sums of features (R, S, F + 1)."""
+        weight = self.batch.weight
+        replicas = max(len(coefficients), len(weight))
+        coefficients = coefficients.expand(replicas, -1, -1)
+        _, size, features = coefficients.shape
+        table = coefficients.reshape(-1, features)
+        sums, total = torch.zeros_like(table), table.new_zeros(replicas)
+        for rows, block in self._blocks(max(1, BLOCK_ENTRIES // len(table))):
+            posterior = (block @ table.T).unflatten(-1, (replicas, size))
+            top = posterior.amax(-1, keepdim=True)
+            posterior.sub_(top).exp_()
+            whole = posterior.sum(-1, keepdim=True)
+            own = weight[:, rows].T.unsqueeze(-1)
+            total += (own * (top + whole.log())).sum((0, 2))
+            posterior.mul_(own / whole)
+            sums += posterior.flatten(1).T @ block
+        return -total / weight.sum(-1), sums.unflatten(0, (replicas, size))
+
+    def _blocks(self, most: int) -> Iterator[tuple[slice, Tensor]]:
+        """Features of all rows, a block at a time."""
+        size = sum(self.emissions.sizes) + 1
+        most = min(most, FILLED_ROWS, max(1, BLOCK_ENTRIES // size))
+        for at in range(0, self.rows, FILLED_ROWS):
+            held = self._kept[at // FILLED_ROWS] if self._kept else None
+            for begin in range(at, min(at + FILLED_ROWS, self.rows), most):
+                rows = slice(begin, min(begin + most, at + FILLED_ROWS, self.rows))
+                yield rows, self._features(rows) if held is None else held[begin - at : begin - at + most]
+
+    @cached_property
+    def _kept(self) -> tuple[Tensor, ...]:
+        """Features of all rows in blocks, none where there are too many; one tensor of all would want new memory."""
+        if self.rows * (sum(self.emissions.sizes) + 1) > KEPT_ENTRIES:
+            return ()
+        return tuple(self._features(slice(at, at + FILLED_ROWS)) for at in range(0, self.rows, FILLED_ROWS))
+
+    def _features(self, rows: slice) -> Tensor:
+        values = {name: value[0, rows].double() for name, value in self.batch.values.items()}
+        return self.emissions.features(values, {name: seen[0, rows] for name, seen in self.batch.mask.items()})
+
+    def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> StateProblem:
+        """Fewer rows, but enough for the parameters."""
+        if not isinstance(rows, Tensor):
+            parameters = sum(torch.Size(shape).numel() for shape in self.shapes.values())
+            rows = max(rows, ROWS_FOR_EACH_PARAMETER * parameters)
+        part = random_part(self.rows, rows, self.seed)
+        return self if part is None else replace(self, batch=self.batch.take(part))
+
+    # -- rows ---------------------------------------------------------------------------------------------------------
+
+    def reweighted(self, factors: Tensor) -> StateProblem:
+        """The same rows with other weights."""
+        return replace(self, batch=replace(self.batch, weight=self.batch.weight * factors))
+
+    def simulated(self, point: Tensor, size: int, seed: int) -> StateProblem:
+        """Rows that the model makes, each with the gaps and covariates of a random row."""
+        return replace(self, batch=self.drawn(point, size, seed))
+
+
+def rows_by_features(
+    structure: Structure, batch: Batch, shapes: Mapping[str, tuple[int, ...]], in_rows: LayOut, seed: int
+) -> StateProblem | None:
+    """Lay rows out; None where something else than hidden categories is unknown, or a node has no features."""
+    graph, mechanisms = structure.graph, structure.mechanisms
+    if not graph.hidden or not batch.shares_rows or structure.ties_parameters:
+        return None
+    for node in graph.hidden:
+        own = mechanisms[node]
+        if not own.space.is_discrete or not own.has_density or not (own.has_maximiser or not structure.keys[node]):
+            return None
+        if not set(graph.parents(node)) <= set(graph.hidden):
+            return None
+    if any(graph.children(node) and not bool(batch.mask[node].all()) for node in graph.observed):
+        return None
+    sizes = [mechanisms[node].space.width for node in structure.hidden_categories]
+    if torch.Size(sizes).numel() > MOST_STATES or batch.weight.device.type != "cpu":
+        return None
+    states = dict(zip(structure.hidden_categories, joint_one_hot(sizes), strict=True))
+    gaps = torch.stack([~seen[0].all(-1) for seen in batch.mask.values()]).any(0)
+    tried = batch.take(torch.cat([torch.arange(2), torch.nonzero(gaps)[:, 0]]))
+    values, mask = ({name: one[0] for name, one in held.items()} for held in (tried.values, tried.mask))
+    emissions = emissions_of(structure, states, values, mask)
+    return None if emissions is None else StateProblem(structure, batch, shapes, emissions, states, in_rows, seed)

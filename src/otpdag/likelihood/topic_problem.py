@@ -1,0 +1,416 @@
+r"""The objective of documents: topics :math:`\gamma`, concentrations :math:`\alpha`, the graph ``shares -> words``.
+
+Two evaluations, both with closed-form updates. :class:`TopicProblem` is the reconstruction and the entropic term
+(eps = 1) with the backward map of :mod:`otpdag.likelihood.topic_shares`: minus the variational bound on the likelihood.
+:class:`PairProblem` is the direct term on the simplest thing that shows a topic, two words of one document
+(:class:`~otpdag.likelihood.word_pairs.WordPairs`), with the Kullback-Leibler divergence as D.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import sparse
+from torch import Tensor
+
+from otpdag.errors import ModelError
+from otpdag.likelihood.topic_draws import (
+    DrawnTopics,
+    drawn_topics,
+    exact_alpha,
+    newton_concentration,
+    pair_concentration,
+    simulated_documents,
+)
+from otpdag.likelihood.topic_shares import batches, cell_batches, even_shares, infer_assignments, infer_shares
+from otpdag.likelihood.word_pairs import WordPairs
+from otpdag.problem import LossTerms, Problem
+from otpdag.settings import Direct, Objective
+from otpdag.structure import Structure, columns_of, pack, unpack
+
+Documents = sparse.csr_array
+
+SMALLEST_COUNT = 1e-30  # a count of a word, whose logarithm must be finite in single precision
+
+FIRST_DOCUMENTS, DOCUMENTS_A_TOPIC = 1000, 40
+"""Documents on which starts are compared (decision 0009), and at least so many for each topic."""
+
+HELD_SWEEPS = 10
+"""Sweeps from which concentrations at given topics are learned."""
+
+COLLAPSED_SWEEPS, FIRST_STEPS, LATER_STEPS, COLLAPSED_END = 60, 20, 3, 2e-5
+"""Sweeps with shares integrated out, at most; steps of a document in the first and in later ones; and the probability
+that a topic's words exchange in one at which they end. Stray words of topics of bars fall by a tenth in each sweep
+(decision 0053)."""
+
+CHECKED_SWEEPS = 40
+"""The same sweeps on documents that were made by the topics: it shows after as many where they lead (decision 0054)."""
+
+COLLAPSED_ROUNDS, SAME_ALPHA = 6, 0.05
+"""How often such sweeps and a look at alpha alternate, at most, and the share by which alpha may change at the end."""
+
+
+def _never() -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class TopicSweeps:
+    """Sweeps over documents with closed-form updates, an evaluation for :class:`~otpdag.engine.updates.EM`.
+
+    Args:
+        pairs: Compare pairs of words (the direct term) instead of whole documents (the entropic objective).
+        prior: Concentration of a Dirichlet prior on the topics' words; None makes the topics plain parameters.
+        batch: Documents that are taken at a time, and made dense unless nearly all of their counts are zero.
+        share_steps: Steps of the shares of a document in a sweep, from even shares: more lower the loss little.
+        background: Of pairs: the share of a document's words that no topic explains; they come from one distribution
+            for all documents, which is learned.
+    """
+
+    pairs: bool = False
+    prior: float | None = None
+    batch: int = 2048
+    share_steps: int = 10
+    background: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse a prior where only means are compared, and a background where all words count."""
+        if not 0 <= self.background < 1 or (self.background and not self.pairs):
+            raise ModelError(f"background must be a share below one, of pairs of words; got {self.background!r}")
+        if self.pairs and self.prior is not None:
+            raise ModelError("pairs of words only show the mean of the topics: leave prior out")
+
+    @property
+    def objective(self) -> Objective:
+        """What sweeps minimise: they have closed forms for no other terms or weights."""
+        return Objective(reconstruction=0.0, direct=Direct()) if self.pairs else Objective(eps=1.0)
+
+
+def topic_nodes(structure: Structure) -> tuple[str, str]:
+    """The hidden node with the shares of the topics, and the observed one with the words; anything else is refused."""
+    graph = structure.graph
+    if len(graph.observed) == 1 and len(graph.hidden) == 1 and graph.parents(graph.observed[0]) == tuple(graph.hidden):
+        shares, words = graph.hidden[0], graph.observed[0]
+        if (
+            "concentration" in structure.mechanisms[shares].declared()
+            and "topics" in structure.mechanisms[words].declared()
+        ):
+            return shares, words
+    raise ModelError("documents are fitted by the graph shares -> words, with m.Dirichlet hidden and m.Multinomial")
+
+
+@dataclass(frozen=True)
+class Topics:
+    """Where a fit of topics stands.
+
+    Attributes:
+        log_counts: Logarithms of the expected counts of words by topic (K, words), with the prior's; their level tells
+            how many words a topic gave.
+        alpha: Concentrations (K,).
+    """
+
+    log_counts: Tensor
+    alpha: Tensor
+
+    @property
+    def probabilities(self) -> Tensor:
+        """Word probabilities (K, words), rows sum to one."""
+        return torch.softmax(self.log_counts, -1)
+
+    def potentials(self, prior: float | None) -> Tensor:
+        r"""What the backward map multiplies by: the topics, or :math:`\exp E \log \gamma` where they have a prior."""
+        if prior is None:
+            return self.probabilities.float()
+        concentration = torch.exp(self.log_counts)
+        logs = torch.digamma(concentration) - torch.digamma(concentration.sum(-1, keepdim=True))
+        return torch.exp(logs).float()
+
+    def prior_cost(self, prior: float | None) -> float:
+        """Divergence of the topics' Dirichlet distributions from their prior; zero for plain topics."""
+        if prior is None:
+            return 0.0
+        posterior = torch.distributions.Dirichlet(torch.exp(self.log_counts.double()))
+        flat = torch.distributions.Dirichlet(torch.full_like(self.log_counts, prior, dtype=torch.float64))
+        return float(torch.distributions.kl_divergence(posterior, flat).sum())
+
+
+@dataclass(frozen=True)
+class _Documents(Problem):
+    """What both problems share: how a point holds topics and concentrations."""
+
+    structure: Structure
+    documents: Documents
+    shapes: Mapping[str, tuple[int, ...]]
+    sweeps: TopicSweeps
+    seed: int
+
+    @property
+    def rows(self) -> int:
+        """Documents."""
+        return int(self.documents.shape[0])
+
+    @property
+    def topics_key(self) -> str:
+        """The name of the topics among the parameters."""
+        return self.structure.keys[topic_nodes(self.structure)[1]]["topics"]
+
+    @property
+    def alpha_key(self) -> str | None:
+        """The name of the concentrations; None if they are given."""
+        return self.structure.keys[topic_nodes(self.structure)[0]].get("concentration")
+
+    def topics(self, point: Tensor) -> Topics:
+        """What a point (1, P) says."""
+        raw = unpack(point.detach(), self.shapes)
+        shares, _ = topic_nodes(self.structure)
+        alpha = self.structure.naturals(raw)[shares]["concentration"][0].reshape(-1)
+        return Topics(raw[self.topics_key][0], alpha.float())
+
+    def point(self, topics: Topics) -> Tensor:
+        """The point (1, P) of topics and concentrations."""
+        raw = {self.topics_key: topics.log_counts.unsqueeze(0)}
+        if self.alpha_key is not None:
+            shape = self.shapes[self.alpha_key]
+            raw[self.alpha_key] = torch.log(topics.alpha.double()).reshape(1, *shape)
+        return pack({key: raw[key].to(torch.float64) for key in self.shapes})
+
+    @property
+    def stretched(self) -> Tensor:
+        """Topics may be over-relaxed; words that a topic does not have fall to zero slowly otherwise."""
+        return columns_of(self.shapes, {self.topics_key})
+
+    @property
+    def _first_documents(self) -> int:
+        return max(FIRST_DOCUMENTS, DOCUMENTS_A_TOPIC * self.shapes[self.topics_key][-2])
+
+    def _part(self, most: int, generator: np.random.Generator) -> Documents:
+        if self.rows <= most:
+            return self.documents
+        return self.documents[np.sort(generator.choice(self.rows, most, replace=False))]
+
+    @abstractmethod
+    def with_exact_alpha(self, topics: Topics) -> Topics:
+        """The same topics with the concentrations that are likeliest at them."""
+
+    def concluded(self, topics: Topics, is_over: Callable[[], bool] = _never) -> tuple[Self, Topics]:
+        """Where a fit ends: the problem that its point belongs to, and topics with the likeliest concentrations.
+
+        What takes sweeps asks before each ``is_over`` whether somebody wants the end.
+        """
+        return self, self.with_exact_alpha(topics)
+
+
+@dataclass(frozen=True)
+class TopicProblem(_Documents):
+    """Documents whose shares of topics have a closed-form map; losses are by document."""
+
+    holds_alpha: bool = False
+    """Whether concentrations stay where they are, as they do while starts are compared."""
+
+    drawn_prior: float | None = None
+    """Concentration of the topics' prior with which a concluded fit has drawn them; None if it has not."""
+
+    def updated(self, point: Tensor) -> tuple[Tensor, LossTerms]:
+        """Infer the shares of all documents, then the best topics and alpha for them."""
+        after, terms = self.swept(self.topics(point))
+        return self.point(after), terms
+
+    def swept(self, before: Topics) -> tuple[Topics, LossTerms]:
+        """One sweep: the best topics and alpha for the shares at ``before``, and the terms there.
+
+        The steps of each document start afresh from even shares, in every sweep. Going on from the last sweep's would
+        lower the loss a little and ruin the topics: a document's shares then stay with the topics that its words once
+        seemed to come from.
+        """
+        prior, potentials, alpha = self.sweeps.prior, before.potentials(self.sweeps.prior), before.alpha
+        counts, logs = torch.zeros_like(potentials), torch.zeros(len(alpha), dtype=torch.float64)
+        cost, divergence = torch.zeros(2, 1, dtype=torch.float64)
+        for part in batches(self.documents, self.sweeps.batch):
+            shares = infer_shares(part, potentials, alpha, even_shares(part, alpha), steps=self.sweeps.share_steps)
+            counts += shares.expected_counts(part, potentials)
+            logs += torch.log(shares.weights).sum(0).double()
+            cost -= shares.log_prob(part).double()
+            divergence += shares.kl(alpha).sum().double()
+        entropic = (divergence + before.prior_cost(prior)) / self.rows
+        terms = LossTerms.of(cost, reconstruction=cost / self.rows, entropic=entropic)
+        if self.alpha_key is not None and not self.holds_alpha:
+            alpha = newton_concentration(alpha, logs / self.rows)
+        return Topics(_log_counts(counts, before, prior), alpha), terms
+
+    def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> TopicProblem:
+        """Enough documents to compare starts, alpha held."""
+        part = self._part(self._first_documents, np.random.default_rng([self.seed, 3]))
+        return replace(self, documents=part, holds_alpha=True)
+
+    def concluded(self, topics: Topics, is_over: Callable[[], bool] = _never) -> tuple[Self, Topics]:
+        """Plain topics once more without what the map of shares does to them; those with a prior as they are.
+
+        Where sweeps with shares integrated out would give topics back that are known, these end the fit, in turn with
+        alpha until it stays; otherwise topics are drawn.
+        """
+        topics = self.with_exact_alpha(topics)
+        if self.sweeps.prior is not None or is_over():
+            return self, topics
+        for number in range(COLLAPSED_ROUNDS):
+            before = topics.alpha.mean()
+            topics = self.with_exact_alpha(self.collapsed(topics, COLLAPSED_SWEEPS, is_over))
+            if is_over():
+                break
+            if number == 0 and self.can_be_drawn and not self.gives_back(topics):
+                return self.drawn(topics, is_over)
+            if float((topics.alpha.mean() - before).abs()) <= SAME_ALPHA * float(before):
+                break
+        return self, topics
+
+    @property
+    def can_be_drawn(self) -> bool:
+        """Whether words can be assigned one by one: their numbers are whole, and there is more than one topic."""
+        whole = np.equal(self.documents.data, np.floor(self.documents.data)).all()
+        return bool(whole) and self.shapes[self.topics_key][-2] > 1
+
+    def gives_back(self, topics: Topics) -> bool:
+        """Whether documents that these topics would make let sweeps with shares integrated out find them.
+
+        What the sweeps make of such documents is compared with what the words' own topics would tell: its distance from
+        there must be at most that of the latter from the truth, which is no matter of the map.
+        """
+        generator = np.random.default_rng([self.seed, 7])
+        part = self._part(self._first_documents, generator)
+        lengths, truth = np.asarray(part.sum(axis=1), dtype=np.int64), topics.probabilities.double().numpy()
+        documents, told = simulated_documents(lengths, truth, topics.alpha.double().numpy(), generator)
+        swept = replace(self, documents=documents).collapsed(topics, CHECKED_SWEEPS).probabilities.double().numpy()
+        told /= told.sum(1, keepdims=True).clip(min=1)
+        return bool(_hellinger(swept, told) <= _hellinger(told, truth))
+
+    def drawn(self, topics: Topics, is_over: Callable[[], bool] = _never) -> tuple[Self, Topics]:
+        """Topics, concentrations and a prior of the topics from draws: of some documents, then of all."""
+        generator = np.random.default_rng([self.seed, 9])
+        words = torch.exp(topics.log_counts.double()).sum(-1).numpy()
+        drawn = DrawnTopics(np.sqrt(topics.probabilities.double().numpy()), words, topics.alpha.double().numpy())
+        draw = partial(drawn_topics, generator=generator, learns_alpha=self.alpha_key is not None, is_over=is_over)
+        part = self._part(self._first_documents, generator)
+        drawn = draw(part, drawn)
+        if part.shape[0] < self.rows:
+            drawn = draw(self.documents, drawn, is_near=True)
+        log_counts = np.log(drawn.topics.clip(min=SMALLEST_COUNT)) + np.log(drawn.words.clip(min=1))[:, None]
+        ended = Topics(torch.from_numpy(log_counts), torch.from_numpy(drawn.alpha).to(topics.alpha))
+        return replace(self, drawn_prior=drawn.prior), ended
+
+    def collapsed(self, topics: Topics, sweeps: int, is_over: Callable[[], bool] = _never) -> Topics:
+        """Topics after sweeps in which each word is told by all others of its document."""
+        given: dict[int, Tensor] = {}
+        for sweep in range(sweeps):
+            if is_over():
+                break
+            probabilities = topics.probabilities.float()
+            counts, steps = torch.zeros_like(probabilities), LATER_STEPS if sweep else FIRST_STEPS
+            for number, part in enumerate(cell_batches(self.documents, self.sweeps.batch)):
+                start = given.get(number, even_shares(part, torch.zeros_like(topics.alpha)))
+                chances, given[number] = infer_assignments(part, probabilities, topics.alpha, start, steps=steps)
+                by_word = torch.zeros_like(probabilities.T)
+                counts += by_word.index_add_(0, part.columns, part.values.unsqueeze(-1) * chances).T
+            topics = replace(topics, log_counts=_log_counts(counts, topics, None))
+            if float((topics.probabilities.float() - probabilities).abs().sum(-1).max()) < COLLAPSED_END:
+                break
+        return topics
+
+    def with_exact_alpha(self, topics: Topics) -> Topics:
+        """Concentrations from draws of the exact distribution of the assignments."""
+        if self.alpha_key is None:
+            return topics
+        generator = np.random.default_rng([self.seed, 5])
+        return replace(topics, alpha=exact_alpha(self.documents, topics.probabilities, topics.alpha, generator))
+
+    def at_topics(self, topics: Topics) -> Topics:
+        """The same topics with concentrations learned from documents: by the map on a part, then exactly."""
+        if self.alpha_key is None:
+            return topics
+        part = self._part(self._first_documents, np.random.default_rng(self.seed))
+        few = replace(self, documents=part)
+        learned = replace(topics, alpha=torch.full_like(topics.alpha, 1 / len(topics.alpha)))
+        for _ in range(HELD_SWEEPS):
+            learned = replace(learned, alpha=few.swept(learned)[0].alpha)
+        return self.with_exact_alpha(learned)
+
+
+@dataclass(frozen=True)
+class PairProblem(_Documents):
+    r"""Pairs of words of one document, in the data and in the model.
+
+    With a background, a document about one topic has words :math:`\gamma'_k = (1 - \lambda) \gamma_k + \lambda b`: the
+    same LDA, whose topics share what is said everywhere. A point holds how often each topic gave each word itself, so
+    that :math:`b` is what the topics leave of the words' frequencies, as EM would update it.
+    """
+
+    pairs: WordPairs
+    common: Tensor | None = None
+    """Background words times their share (words,), where points hold whole topics: those of a concluded fit."""
+
+    def updated(self, point: Tensor) -> tuple[Tensor, LossTerms]:
+        """Expected counts of the latent topics of pairs, and concentrations under which topics meet as often."""
+        before = self.topics(point)
+        own = (1 - self.sweeps.background) * before.probabilities.float()
+        whole = own + self._background(before)
+        loss, counts, among = self.pairs.expected(whole, before.alpha)
+        alpha = before.alpha if self.alpha_key is None else pair_concentration(among)
+        terms = LossTerms.of(torch.zeros(1, dtype=torch.float64), direct=torch.tensor([loss], dtype=torch.float64))
+        counts = counts * (own / whole.clamp(min=SMALLEST_COUNT)) if self.sweeps.background else counts
+        return self.point(Topics(_log_counts(counts, before, None), alpha)), terms
+
+    def _background(self, topics: Topics) -> Tensor:
+        """Words that no topic explains times their share in a document (words,): what topics leave of all words."""
+        if not self.sweeps.background:
+            return torch.zeros(1)
+        left = (self.pairs.words - torch.exp(topics.log_counts.double()).sum(0)).clamp(min=0)
+        left = left if float(left.sum()) > 0 else self.pairs.words
+        return (self.sweeps.background * left / left.sum()).float()
+
+    def concluded(self, topics: Topics, is_over: Callable[[], bool] = _never) -> tuple[Self, Topics]:
+        """The topics of whole documents, which a point then holds, and their concentrations."""
+        if not self.sweeps.background:
+            return super().concluded(topics, is_over)
+        common = self._background(topics)
+        whole = (1 - self.sweeps.background) * topics.probabilities.float() + common
+        level = torch.logsumexp(topics.log_counts.double(), -1, keepdim=True)
+        ended = replace(self, common=common, sweeps=replace(self.sweeps, background=0.0))
+        return ended, ended.with_exact_alpha(Topics(level + torch.log(whole.double()), topics.alpha))
+
+    def own(self, topics: Topics) -> Topics:
+        """What whole topics have of their own, at a level that leaves the background its share."""
+        if self.common is None:
+            return topics
+        level = torch.softmax(torch.logsumexp(topics.log_counts.double(), -1), 0).unsqueeze(-1)
+        counts = level * (topics.probabilities.double() - self.common.double()).clamp(min=SMALLEST_COUNT)
+        return Topics(torch.log(counts), topics.alpha)
+
+    def resumed(self, documents: Documents, seed: int) -> PairProblem:
+        """More documents, before a fit is concluded: a point holds what topics have of their own."""
+        share = 0.0 if self.common is None else float(self.common.sum())
+        pairs, sweeps = self.pairs + WordPairs.of(documents), replace(self.sweeps, background=share)
+        return replace(self, documents=documents, pairs=pairs, seed=seed, sweeps=sweeps, common=None)
+
+    def with_exact_alpha(self, topics: Topics) -> Topics:
+        """Topics from pairs hold one alpha or another equally well: documents decide."""
+        sweeps = replace(self.sweeps, pairs=False, background=0.0)
+        whole = TopicProblem(self.structure, self.documents, self.shapes, sweeps, self.seed)
+        return whole.at_topics(topics)
+
+
+def _log_counts(counts: Tensor, before: Topics, prior: float | None) -> Tensor:
+    """Logarithms of the counts and the prior; a topic that no word came from stays as it was, at a low level."""
+    level = counts.double() if prior is None else counts.double() + prior
+    alive = counts.sum(-1, keepdim=True) > 0
+    lost = before.log_counts.double() + np.log(1e-6)
+    return torch.where(alive, torch.log(level.clamp(min=SMALLEST_COUNT)), lost)
+
+
+def _hellinger(some: NDArray[np.float64], others: NDArray[np.float64]) -> float:
+    """Median distance of topics, each with its own: a single one with a stray word tells nothing of the others."""
+    return float(np.median(np.linalg.norm(np.sqrt(some) - np.sqrt(others), axis=1)))

@@ -1,0 +1,215 @@
+r"""Anderson's mixing: the fixed point of a map from its last few values.
+
+With the map g and :math:`f(x) = g(x) - x`, the next point is that combination of the last ones at which f, taken as
+linear, is smallest (Anderson 1965; Walker and Ni 2011),
+
+.. math:: x_{k+1} = g(x_k) - (\Delta X + \Delta F) \gamma, \qquad \gamma = \arg\min \|f_k - \Delta F \gamma\|^2.
+
+The fixed point of a map that is slow to evaluate, by Anderson's mixing.
+
+Going from :math:`x` to :math:`g(x)` again and again converges as slowly as the map contracts: of completed data by the
+share of information that is missing. Anderson's mixing combines the last few images so that what is left of
+:math:`g(x) - x` becomes least, which a linear map of few slow directions makes zero (Walker and Ni, 2011, SIAM J.
+Numer. Anal. 49).
+
+Points and weights that stand for noise in a mean over it.
+
+Joint states of several categories, enumerated.
+
+Sums over rows of products of columns that are the same to the last digit in whatever order the rows stand.
+
+A sum of floating numbers is rounded at every step, so that it depends on their order in its last digits; where data do
+not determine a parameter, these digits choose its estimate. Ordering the rows of a large table first takes longer than
+everything else that is done with them. Instead every number is cut in two,
+
+.. math:: x = h + l, \qquad h \in u \mathbb Z, \quad |l| \le u / 2, \quad u = 2^{-b} \max |x|,
+
+with b such that sums of products of the coarse parts h are whole numbers of their unit below :math:`2^{53}`: no such
+sum is rounded at all (Demmel and Nguyen 2015). The rest is smaller by :math:`2^{-b}`, and so are its roundings. They
+change the total, which is rounded a few digits earlier, with odds of one in a hundred thousand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+RIDGE = 1e-10
+"""Relative to the largest difference: what keeps a combination of nearly equal ones small."""
+
+
+def correction(change: Tensor, moves: Tensor, changes: Tensor) -> Tensor:
+    """What is to be subtracted from the last value of the map (R, P).
+
+    Args:
+        change: The last :math:`f_k` (R, P).
+        moves: Differences of points (R, K, P); rows of zeros do not count.
+        changes: Differences of f at these points (R, K, P).
+
+    >>> point = torch.tensor([[1.0]]).double()
+    >>> halved = lambda x: 0.5 * x + 1  # whose fixed point is two
+    >>> image = halved(point)
+    >>> change, next_change = image - point, halved(image) - image
+    >>> step = correction(next_change, change.unsqueeze(1), (next_change - change).unsqueeze(1))
+    >>> round(float(halved(image) - step), 6)
+    2.0
+    """
+    products = changes @ changes.mT
+    level = products.diagonal(dim1=-2, dim2=-1).amax(-1).clamp(min=1e-300)
+    ridge = RIDGE * level[:, None, None] * torch.eye(changes.shape[1]).to(products)
+    share = torch.linalg.solve(products + ridge, changes @ change.unsqueeze(-1))
+    return ((moves + changes).mT @ share).squeeze(-1)
+
+
+DEPTH = 5  # images that are combined
+FURTHEST = 50.0  # steps of the map that a combination may go beyond its image
+
+
+@dataclass(frozen=True)
+class FixedPoint:
+    """Points (R, P) at which a map was or is being evaluated, and their images, the newest last.
+
+    >>> slope = torch.tensor([[0.9, 0.2], [0.0, 0.5]], dtype=torch.float64)
+    >>> known = FixedPoint().at(torch.ones(1, 2, dtype=torch.float64))
+    >>> for _ in range(4):
+    ...     known = known.with_image(known.begin @ slope.T + 1)
+    ...     known = known.at(known.best())
+    >>> torch.allclose(known.begin, torch.linalg.solve(torch.eye(2).double() - slope, torch.ones(2).double()))
+    True
+    """
+
+    points: tuple[Tensor, ...] = ()
+    images: tuple[Tensor, ...] = ()
+
+    @property
+    def begin(self) -> Tensor:
+        """The point that the map is being evaluated at."""
+        return self.points[-1]
+
+    def at(self, point: Tensor) -> FixedPoint:
+        """The map is evaluated at another point."""
+        return FixedPoint((*self.points, point)[-DEPTH:], self.images[-DEPTH + 1 :])
+
+    def with_image(self, image: Tensor) -> FixedPoint:
+        """The image of the last point is known."""
+        return FixedPoint(tuple(point.expand_as(image) for point in self.points), (*self.images, image))
+
+    def best(self) -> Tensor:
+        """Where to go next (R, P): the last image, corrected by the others; just the image where that goes too far."""
+        images = torch.stack(self.images)
+        left = images - torch.stack(self.points)
+        if len(images) == 1:
+            return images[-1]
+        moves = torch.stack(self.points).diff(dim=0).transpose(0, 1)
+        step = correction(left[-1], moves, left.diff(dim=0).transpose(0, 1))
+        usable = torch.isfinite(step).all(-1) & (step.norm(dim=-1) <= FURTHEST * left[-1].norm(dim=-1))
+        return torch.where(usable.unsqueeze(-1), images[-1] - step, images[-1])
+
+
+_REACH = 5.5  # standard deviations; beyond them lies less than 4e-8 of the normal
+
+
+def quadrature(kind: str, points: int) -> tuple[Tensor, Tensor]:
+    """Points and log-weights of a rule for E f(u): trapezoids over the normal, midpoints over the uniform.
+
+    Args:
+        kind: ``"normal"`` for standard normal noise u, anything else for uniform noise from 0 to 1.
+        points: How many points.
+
+    Returns:
+        The points and the logarithms of their weights, which sum to one.
+
+    >>> u, log_w = quadrature("normal", 48)
+    >>> round(float((log_w.exp() * u**2).sum()), 6)
+    1.0
+    """
+    if kind == "normal":
+        nodes = torch.linspace(-_REACH, _REACH, points, dtype=torch.float64)
+        log_weight = -0.5 * nodes**2
+        return nodes, log_weight - torch.logsumexp(log_weight, 0)
+    nodes = (torch.arange(points, dtype=torch.float64) + 0.5) / points
+    return nodes, torch.full((points,), -math.log(points), dtype=torch.float64)
+
+
+def joint_codes(sizes: Sequence[int]) -> list[Tensor]:
+    """The code of each category in every joint state, the last category fastest.
+
+    Args:
+        sizes: How many values each category has.
+
+    Returns:
+        For each category a tensor of codes, as long as there are joint states: the product of all sizes.
+
+    >>> [codes.tolist() for codes in joint_codes([2, 3])]
+    [[0, 0, 0, 1, 1, 1], [0, 1, 2, 0, 1, 2]]
+    """
+    total = math.prod(sizes)
+    strides = [math.prod(sizes[place + 1 :]) for place in range(len(sizes))]
+    every = torch.arange(total)
+    return [every.div(stride, rounding_mode="floor") % size for stride, size in zip(strides, sizes, strict=True)]
+
+
+def joint_one_hot(sizes: Sequence[int]) -> list[Tensor]:
+    """The same as one-hot vectors: for each category (states, size).
+
+    >>> joint_one_hot([1, 2])[1].tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
+    """
+    return [torch.eye(size, dtype=torch.float64)[code] for size, code in zip(sizes, joint_codes(sizes), strict=True)]
+
+
+Array = NDArray[np.float64]
+
+DIGITS = 53  # of a floating number, binary ones
+KEPT = 49  # digits of the sums, relative to those of the columns' squares
+BLOCK_ENTRIES = 2**16  # of columns that are held at a time: few enough for a processor's cache
+
+
+def order_free_products(columns: Sequence[Array], centres: Sequence[float], rows: int) -> Array:
+    """Sums over rows of products (d + 1, d + 1) of columns (rows,) less their centres and of a one, which comes last.
+
+    >>> x, y = np.array([0.1, 0.2, 0.7]), np.array([1.0, 2.0, 4.0])
+    >>> turned = order_free_products([x[::-1], y[::-1]], [0.3, 2.0], 3)
+    >>> bool((turned == order_free_products([x, y], [0.3, 2.0], 3)).all()), [round(v, 9) for v in turned[1].tolist()]
+    (True, [1.0, 5.0, 1.0])
+    """
+    many = len(columns)
+    roundings = [_rounding(column, centre, rows) for column, centre in zip(columns, centres, strict=True)]
+    held = np.ones((2 * many + 1, min(rows, max(1, BLOCK_ENTRIES // (2 * many + 1)))))
+    total = np.zeros((2 * many + 1, 2 * many + 1))
+    for begin in range(0, rows, held.shape[1] or 1):
+        block = held[:, : min(rows - begin, held.shape[1])]
+        for at, (column, centre, rounding) in enumerate(zip(columns, centres, roundings, strict=True)):
+            coarse, fine = block[at], block[many + 1 + at]
+            np.subtract(column[begin : begin + len(fine)], centre, out=fine)
+            np.add(fine, rounding, out=coarse)
+            coarse -= rounding
+            fine -= coarse
+        total += block @ block.T
+    exact, across, least = total[: many + 1, : many + 1], total[: many + 1, many + 1 :], total[many + 1 :, many + 1 :]
+    rest = np.zeros_like(exact)
+    rest[:, :many] += across
+    rest[:many] += across.T
+    rest[:many, :many] += least
+    return _rounded(exact + rest)
+
+
+def _rounding(column: Array, centre: float, rows: int) -> float:
+    """What, added and subtracted again, leaves the coarse part of a number less the centre."""
+    reach = max(abs(float(column.min()) - centre), abs(float(column.max()) - centre))
+    digits = (DIGITS - rows.bit_length()) // 2
+    unit = np.ldexp(1.0, int(np.frexp(reach)[1]) - digits)
+    return float(1.5 * 2.0 ** (DIGITS - 1) * unit)
+
+
+def _rounded(sums: Array) -> Array:
+    """Without digits that are lost in any case, so that those of the order are, too."""
+    size = np.sqrt(np.abs(sums.diagonal()))
+    digits = KEPT - np.frexp(size[:, None] * size)[1]
+    return np.ldexp(np.rint(np.ldexp(sums, digits)), -digits)

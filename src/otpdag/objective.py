@@ -1,0 +1,36 @@
+r"""The objective: pure functions from parameters and points to loss terms, and the problems that they make of data.
+
+.. math::
+    \sum_{i \in O} E\,c_i(x_i, \psi_i(\mathrm{pa}_i, u_i))
+    + \eta \sum_f D(P_\phi(f), P_\theta(f))
+    + \epsilon\, E\,\mathrm{KL}(\phi(z \mid x) \,\|\, P_\theta(z))
+    + \kappa\, D_{obs}(P_{data}, P_\theta)
+
+Two ways to evaluate it: in closed form, with the best backward map known and noise integrated out, and drawn, with a
+learned map and drawn or abducted noise (Algorithm 1). A :class:`~otpdag.problem.Problem` is one of them on
+one data set: rows, sequences, documents or images.
+"""
+
+from otpdag.learned.autoencoder import Codewords, Encoded
+from otpdag.learned.paper_topics import PaperTopics
+from otpdag.likelihood.topic_problem import TopicSweeps
+from otpdag.noise import Streams
+from otpdag.problem import LossTerms, Moved, Problem, split_theta
+from otpdag.settings import ClosedForm, Direct, Drawn, Objective, PushForward
+
+__all__ = [
+    "ClosedForm",
+    "Codewords",
+    "Direct",
+    "Drawn",
+    "Encoded",
+    "LossTerms",
+    "Moved",
+    "Objective",
+    "PaperTopics",
+    "Problem",
+    "PushForward",
+    "Streams",
+    "TopicSweeps",
+    "split_theta",
+]

@@ -1,0 +1,306 @@
+"""Loss terms, and the two halves of the parameters.
+
+A problem: one data set laid out for one objective, as functions of a flat parameter matrix (R, P).
+
+It is all that a search knows of data and models. A problem is a value: evaluating it changes nothing, and what looks
+like a change (a part of the rows, other weights, points moved to where posteriors are) is another problem. It is a
+function of the data, the settings and the points at which it was moved, so that whoever keeps those points can have it
+again: a checkpoint needs no more of it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from otpdag.errors import ModelError
+from otpdag.noise import Streams
+from otpdag.structure import Naturals, Structure, Theta, pack, unpack
+
+Held = TypeVar("Held")
+
+
+@dataclass(frozen=True)
+class LossTerms:
+    """Weighted terms of the objective, one number for each replica."""
+
+    reconstruction: Tensor
+    divergence: Tensor
+    entropic: Tensor
+    direct: Tensor
+
+    @classmethod
+    def of(cls, like: Tensor, **terms: Tensor) -> LossTerms:
+        """Terms that are not named are zero."""
+        zero = torch.zeros_like(like)
+        return cls(**{field.name: terms.get(field.name, zero) for field in fields(cls)})
+
+    @property
+    def total(self) -> Tensor:
+        """Their sum."""
+        return self.reconstruction + self.divergence + self.entropic + self.direct
+
+    def __add__(self, other: LossTerms) -> LossTerms:
+        """Add term by term."""
+        return LossTerms(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def as_floats(self, replica: int) -> dict[str, float]:
+        """The terms of one replica, for a history."""
+        terms = {f.name: float(getattr(self, f.name).detach().reshape(-1)[replica]) for f in fields(self)}
+        return {"loss": float(self.total.detach().reshape(-1)[replica]), **terms}
+
+
+def loss_and_gradient(evaluate: Callable[[Tensor], Tensor], point: Tensor) -> tuple[Tensor, Tensor]:
+    """Losses (R,) at a point (R, P), and each replica's gradient (R, P)."""
+    with torch.enable_grad():
+        leaf = point.detach().clone().requires_grad_(True)
+        loss = evaluate(leaf)
+        (gradient,) = torch.autograd.grad(loss.sum(), leaf)
+    return loss.detach(), gradient.detach()
+
+
+def split_theta(parameters: Mapping[str, Held]) -> tuple[dict[str, Held], dict[str, Held]]:
+    """Separate the model's parameters, or what is known of each, from the backward map's."""
+    theta = {key: value for key, value in parameters.items() if not key.startswith("phi.")}
+    return theta, {key: value for key, value in parameters.items() if key.startswith("phi.")}
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What a problem became at a point: itself with something laid out anew, the point in it, and what was done.
+
+    ``loss`` (R,) is that of the point in it, if it compares with the losses before: sums that are laid out anew
+    estimate the same thing.
+    """
+
+    problem: Problem
+    point: Tensor
+    what: str
+    loss: Tensor | None = None
+    curved_alike: bool = False
+    """Whether an optimiser may go on with the curvature that it has learned."""
+
+
+@dataclass(frozen=True)
+class Alternatives:
+    """Points (K, P) from which descent may lead to a lower optimum than the one they were made from.
+
+    ``part`` is the problem on as many rows as tell which of them does.
+    """
+
+    part: Problem
+    points: Tensor
+
+
+class Problem(ABC):
+    """What is minimised. One of :meth:`terms` and :meth:`sampled` must be there; all else has a default."""
+
+    structure: Structure
+    shapes: Mapping[str, tuple[int, ...]]
+
+    # -- size ---------------------------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def rows(self) -> int:
+        """Rows, steps of sequences, documents or images."""
+
+    @property
+    def points_per_row(self) -> int:
+        """How many points stand for what is unknown in a row: the work of a row, in units of a complete one's."""
+        return 1
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """The share of a stochastic optimiser's steps at which this problem begins and ends to be minimised."""
+        return (0.0, 1.0)
+
+    @property
+    def steps_before_move(self) -> int | None:
+        """Most steps of an optimiser before the problem is moved; None if it shall converge first."""
+        return None
+
+    @property
+    def patience(self) -> int | None:
+        """Steps after which a problem that has not settled is asked whether it moves already; None if it is not."""
+        return None
+
+    @property
+    def approximation(self) -> str | None:
+        """What is approximate about sums that are exact elsewhere; None if nothing is."""
+        return None
+
+    @property
+    def needed_moves(self) -> int:
+        """How often it must be free to move, also when it is resampled, for its estimates to settle."""
+        return 0
+
+    def notes_at(self, point: Tensor) -> tuple[str, ...]:
+        """What a user should know of the estimate ``point`` (R, P) by this problem."""
+        return ()
+
+    # -- evaluation ---------------------------------------------------------------------------------------------------
+
+    def terms(self, point: Tensor) -> LossTerms:
+        """Loss terms of every replica at ``point`` (R, P), the same in every evaluation."""
+        raise ModelError(f"{type(self).__name__} is drawn anew in every step: use otp.engine.Adam")
+
+    def sampled(self, point: Tensor, streams: Streams, progress: float) -> LossTerms:
+        """Loss terms of every replica on a fresh minibatch with fresh noise, at a share of all steps."""
+        raise ModelError(f"{type(self).__name__} is evaluated in closed form: use otp.engine.LBFGS")
+
+    def loss(self, point: Tensor) -> Tensor:
+        """Total loss of every replica (R,)."""
+        return self.terms(point).total.expand(point.shape[0])
+
+    def for_curvature(self, points: Tensor) -> Problem | None:
+        """A problem of like curvature at ``points``, cheap enough for a second derivative; None if none pays."""
+        return None
+
+    def information(self, points: Tensor) -> Tensor | None:
+        """What a row tells of each parameter at ``points`` (R, P) if nothing were missing; None where unknown."""
+        return None
+
+    @property
+    def renews_curvature(self) -> bool:
+        """Whether curvature taken where a part of the rows has settled serves better than what was learned there."""
+        return False
+
+    def row_by_row(self, rows: int) -> Problem:
+        """The problem on so many random rows, each looked at for itself, which has second derivatives."""
+        return self.on_part(rows)
+
+    @property
+    def has_updates(self) -> bool:
+        """Whether :meth:`updated` serves all replicas at once, so that a quasi-Newton method may begin with it."""
+        return False
+
+    @property
+    def updates_suffice(self) -> bool:
+        """Whether every parameter has a closed-form update of its own, so that nothing is left to descent."""
+        return False
+
+    def updated(self, point: Tensor) -> tuple[Tensor, LossTerms]:
+        """The point (R, P) that expectation-maximisation goes to from ``point``, and the terms at ``point``."""
+        raise ModelError(f"{type(self).__name__} has no closed-form updates")
+
+    @property
+    def stretched(self) -> Tensor | None:
+        """Coordinates (P,) in which such updates may be over-relaxed; None for all."""
+        return None
+
+    def guessed(self, seed: int, *, first: bool) -> Tensor | None:
+        """A start (1, P) from what the problem has read of the data already; None if rows must be looked at."""
+        return None
+
+    def judged(self, points: Tensor, losses: Tensor) -> Tensor:
+        """By what starts are compared (R,), the lower the better: their losses."""
+        return losses
+
+    # -- other problems -----------------------------------------------------------------------------------------------
+
+    def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> Problem:
+        """The problem on so many random rows, or on these; ``coarse`` allows sums that are rougher and faster."""
+        return self
+
+    def laid_out_for(self, points: Tensor, *, precisely: bool = False) -> Problem:
+        """The problem with what stands for unknown numbers placed for the replicas ``points`` (R, P)."""
+        return self
+
+    def moved(self, point: Tensor) -> Moved | None:
+        """What it becomes after it was minimised; None if there is nothing to lay out anew, and the end is the end."""
+        return None
+
+    def alternatives(self, point: Tensor) -> Alternatives | None:
+        """Where else to look once nothing moves at ``point`` (1, P) any more; None if there is no such place."""
+        return None
+
+    # -- statistics: what standard errors follow from ------------------------------------------------------------------
+
+    @property
+    def is_likelihood(self) -> bool:
+        """Whether the loss is minus the mean log-likelihood, so that its curvature is the observed information."""
+        return False
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether the loss is a mean of single units' losses, as :meth:`unit_losses` tells them."""
+        return self.is_likelihood
+
+    @property
+    def unit_mass(self) -> Tensor:
+        """How much each unit counts in the mean (1, N): its weight; of a sequence, times its steps."""
+        return self.weight
+
+    def curvature(self, point: Tensor) -> Tensor | None:
+        """Second derivatives of the loss at ``point`` (1, P), (P, P); None where they cost more than rows' scores."""
+        return None
+
+    # -- units: what a weight is given to -----------------------------------------------------------------------------
+
+    @property
+    def weight(self) -> Tensor:
+        """Weights of the units (1, N): rows of a table, whole sequences."""
+        raise ModelError(f"{type(self).__name__} has no rows that could be weighted")
+
+    def in_units(self) -> Problem:
+        """The problem in enough units to be resampled."""
+        return self
+
+    def reweighted(self, factors: Tensor) -> Problem:
+        """The problem with the units' weights multiplied by ``factors`` (R or 1, N)."""
+        raise ModelError(f"{type(self).__name__} has no rows that could be weighted")
+
+    def unit_losses(self, points: Tensor) -> Tensor:
+        """The loss of each unit at every replica's parameters (R, N), without gradients."""
+        raise ModelError(f"{type(self).__name__} has no loss of single rows")
+
+    def simulated(self, point: Tensor, size: int, seed: int) -> Problem:
+        """The problem of data that the model at ``point`` (1, P) makes, with gaps like the data's; about ``size``."""
+        raise ModelError(f"{type(self).__name__} cannot be simulated")
+
+    # -- parameters ---------------------------------------------------------------------------------------------------
+
+    def parts(self, point: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Raw parameters of the model, and of its backward maps."""
+        return split_theta(unpack(point, self.shapes))
+
+    def naturals(self, point: Tensor) -> Naturals:
+        """Natural parameters of the model."""
+        return self.structure.naturals(self.parts(point)[0])
+
+    def packed(self, theta: Theta, replicas: int) -> Tensor:
+        """The point (R, P) of raw parameters, each (1 or R, ...)."""
+        return pack({key: theta[key].expand(replicas, *shape) for key, shape in self.shapes.items()})
+
+
+@dataclass(frozen=True)
+class WrappedProblem(Problem):
+    """Another problem, minimised in another way."""
+
+    base: Problem
+
+    @property
+    def structure(self) -> Structure:  # type: ignore[override]
+        """Of the problem itself."""
+        return self.base.structure
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:  # type: ignore[override]
+        """Of the problem itself."""
+        return self.base.shapes
+
+    @property
+    def rows(self) -> int:
+        """Of the problem itself."""
+        return self.base.rows
+
+    @property
+    def points_per_row(self) -> int:
+        """Of the problem itself."""
+        return self.base.points_per_row

@@ -1,0 +1,193 @@
+r"""What an objective is made of: its terms with their weights, and how it is evaluated.
+
+.. math:: \text{reconstruction} + \eta\, \text{push-forward} + \epsilon\, \text{entropic} + \kappa\, \text{direct}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from otpdag.arguments import check_choice
+from otpdag.costs import AbstractCost, PointFunction, as_cost
+from otpdag.data import Batch
+from otpdag.divergences import Energy
+from otpdag.divergences.base import AbstractDivergence
+from otpdag.divergences.whitened import WhitenedFeatures
+from otpdag.errors import ModelError
+from otpdag.learned.amortized import AmortizedMap, amortized_maps
+from otpdag.likelihood.enumeration import SumSizes
+from otpdag.schedules import Schedule, as_schedule
+from otpdag.structure import Structure
+
+MAP_LAYERS = (32,)
+"""Hidden layers of a backward map: one, wider than the tables of the paper have columns."""
+
+MapFactory = Callable[[Structure, Batch], Sequence[AmortizedMap]]
+"""Builds backward maps of your own from the structure and the rows."""
+
+
+@dataclass(frozen=True)
+class PushForward:
+    """Hidden values must look like the model's own.
+
+    Args:
+        eta: The weight, a number or a schedule (in closed form, the schedule's end counts).
+        divergence: What compares the two.
+    """
+
+    eta: float | Schedule = 1.0
+    divergence: AbstractDivergence = field(default_factory=Energy)
+
+
+@dataclass(frozen=True)
+class Direct:
+    """The left side of Theorem 1: the data against the model, in the space of what is observed.
+
+    Args:
+        kappa: The weight.
+        features: What compares the two.
+        refinements: How often features are whitened anew, by the model's own covariance, and the fit continued. Of
+            sequences: whether they are compared along scores at an estimate (0: never).
+        window: Of sequences: neighbouring steps that are compared together, fewer where states are many. Two already
+            tell transitions and emissions apart.
+    """
+
+    kappa: float = 1.0
+    features: WhitenedFeatures = field(default_factory=WhitenedFeatures)
+    refinements: int = 1
+    window: int = 3
+
+    def __post_init__(self) -> None:
+        """Refuse weights that mean nothing."""
+        if not self.kappa > 0:
+            raise ModelError(f"kappa must be above zero, or the direct term left out; got {self.kappa}")
+        if self.window < 1:
+            raise ModelError(f"window must be at least 1; got {self.window}")
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of the terms at one moment of a fit."""
+
+    reconstruction: float = 1.0
+    eta: float = 0.0
+    eps: float = 0.0
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Which terms count, and how much.
+
+    Args:
+        reconstruction: Weight of rebuilding what is observed.
+        eps: Weight of the entropic term, a number or a schedule (in closed form, the schedule's end counts).
+        push_forward: The push-forward term, if it counts.
+        direct: The direct term, if it counts.
+    """
+
+    reconstruction: float = 1.0
+    eps: float | Schedule = 0.0
+    push_forward: PushForward | None = None
+    direct: Direct | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse objectives without a term."""
+        if self.reconstruction < 0:
+            raise ModelError(f"reconstruction must not be negative; got {self.reconstruction}")
+        if not self.reconstruction and self.direct is None and self.push_forward is None:
+            raise ModelError("the objective has no term: let reconstruction, push_forward or direct count")
+
+    def at(self, progress: float) -> Weights:
+        """The weights at a share of the steps."""
+        eta = 0.0 if self.push_forward is None else as_schedule(self.push_forward.eta)(progress)
+        return Weights(self.reconstruction, eta, as_schedule(self.eps)(progress))
+
+    @property
+    def is_likelihood(self) -> bool:
+        """Whether the closed form of it is a log-likelihood at some temperature: eps above zero at all times."""
+        return isinstance(self.eps, int | float) and self.eps > 0 and self.push_forward is None
+
+
+@dataclass(frozen=True)
+class ClosedForm:
+    """Noise integrated out and the best backward map known: the loss is a smooth, deterministic function.
+
+    Args:
+        reference: Of the entropic term. ``"model"``: KL to the model's distribution of what is hidden. ``"uniform"``:
+            the entropy of hidden categories, which leaves their weights out (semi-relaxed transport): where these are
+            given and perhaps wrong, nothing else follows them. Weights that are learned then need a push-forward term.
+        sums: Sizes of the sums over what is unknown.
+        network: Of sequences with hidden numbers: whether a network joins the linear smoother that draws them. If left
+            out, it does where that lowers the objective.
+    """
+
+    reference: Literal["model", "uniform"] = "model"
+    sums: SumSizes = field(default_factory=SumSizes)
+    network: bool | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse other references."""
+        check_choice("reference", self.reference, ("model", "uniform"))
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Hidden values drawn from a learned backward map, on minibatches: the loss differs from step to step.
+
+    Args:
+        noise: ``"sampled"`` draws the noise of observed nodes from its prior (the paper's practice), ``"abducted"``
+            recovers it exactly (the paper's theory), ``"marginal"`` integrates it out (the cost is the likelihood).
+        scope: ``"joint"`` draws hidden nodes once from all of a row, ``"local"`` once for each child, from it alone.
+        temperature: Of relaxed categories, a number or a schedule.
+        straight_through: Draw hard categories with soft gradients.
+        extra_masking: Chance that a seen cell is hidden from the backward map during training.
+        hidden_layers: Of the backward map of a table; one layer of 32 if left out. Sequences have a map of their own.
+        batch_size: Rows in a step.
+        compared: Of sequences: most steps of a family that the push-forward term compares, in each step.
+        costs: Ground costs of nodes that shall not have their type's default, objects or functions of two values in
+            the column's own units; with noise that is not integrated out.
+        backward: Builds your own backward maps, in place of the amortised ones.
+    """
+
+    noise: Literal["sampled", "abducted", "marginal"] = "sampled"
+    scope: Literal["joint", "local"] = "joint"
+    temperature: float | Schedule = 0.5
+    straight_through: bool = False
+    extra_masking: float = 0.0
+    hidden_layers: tuple[int, ...] | None = None
+    batch_size: int = 256
+    compared: int = 256
+    costs: Mapping[str, AbstractCost | PointFunction] = field(default_factory=dict)
+    backward: MapFactory | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse settings that mean nothing."""
+        check_choice("noise", self.noise, ("sampled", "abducted", "marginal"))
+        check_choice("scope", self.scope, ("joint", "local"))
+        if self.batch_size < 1:
+            raise ModelError(f"batch_size must be at least 1; got {self.batch_size}")
+        if self.backward is not None and not callable(self.backward):
+            raise ModelError(f"backward must be a function that builds maps; got {self.backward!r}")
+        if self.costs and self.noise == "marginal":
+            raise ModelError("with noise='marginal' the cost of a node is its log-likelihood: leave costs out")
+        for cost in self.costs.values():
+            as_cost(cost)
+
+    def check_nodes(self, structure: Structure) -> None:
+        """Refuse costs of nodes that are not there."""
+        unknown = [node for node in self.costs if node not in structure.graph]
+        if unknown:
+            raise ModelError(f"costs name nodes that are not in the graph: {', '.join(map(repr, unknown))}")
+
+    def maps(self, structure: Structure, batch: Batch) -> tuple[AmortizedMap, ...]:
+        """The maps that draw what is unknown: the user's own, or amortised ones."""
+        if self.backward is not None:
+            return tuple(self.backward(structure, batch))
+        layers = MAP_LAYERS if self.hidden_layers is None else self.hidden_layers
+        return amortized_maps(structure, batch, layers, local=self.scope == "local")
+
+    def temperature_at(self, progress: float) -> float:
+        """The temperature at a share of the steps."""
+        return as_schedule(self.temperature)(progress)

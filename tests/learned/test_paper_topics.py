@@ -1,0 +1,158 @@
+"""The paper's own way to topics: parts of its loss that are known."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import sparse, special
+
+import otpdag as otp
+from otpdag import mechanisms as m
+from otpdag.divergences import Energy
+from otpdag.engine import Layout
+from otpdag.learned.paper_topics import PaperTopics, _softmax_gaussian, paper_topics_problem, paper_topics_start
+from otpdag.noise import Streams
+from otpdag.settings import Objective, PushForward
+
+COUNTS = sparse.csr_array(np.random.default_rng(0).poisson(1.5, (40, 5)) + np.eye(5, dtype=int)[np.arange(40) % 5])
+
+
+def made(eta=0.0, settings=None, topics=3, counts=COUNTS, seed=0):
+    graph = otp.Graph([("shares", "words")], hidden=["shares"])
+    structure = otp.Model(graph, {"shares": m.Dirichlet(topics), "words": m.Multinomial(counts.shape[1])}).structure
+    settings = settings or PaperTopics(hidden=4, batch_size=100)
+    theta = paper_topics_start(structure, settings, seed)
+    layout = Layout.of(structure, {key: value for key, value in theta.items() if key.startswith("phi.")})
+    push = PushForward(eta, Energy()) if eta else None
+    objective = Objective(push_forward=push)
+    problem = paper_topics_problem(structure, counts, layout.shapes, objective, settings, seed)
+    return problem, layout, theta
+
+
+def test_documents_are_their_words_in_random_order():
+    problem, _, _ = made()
+    assert problem.rows == 40
+    for words, counts in zip(problem.documents, COUNTS.toarray(), strict=True):
+        np.testing.assert_array_equal(np.bincount(words, minlength=5), counts)
+    assert any(words.tolist() != sorted(words.tolist()) for words in problem.documents)
+    other, _, _ = made(seed=1)
+    assert any(one.tolist() != two.tolist() for one, two in zip(problem.documents, other.documents, strict=True))
+
+
+def test_fractions_are_rounded_and_no_document_is_left_empty():
+    problem, _, _ = made(counts=sparse.csr_array([[0.2, 0.0, 0.1], [1.6, 0.0, 2.4], [0.0, 3.0, 0.0]]), topics=2)
+    assert [sorted(words.tolist()) for words in problem.documents] == [[0, 2], [0, 0, 2, 2], [1, 1, 1]]
+
+
+def test_topics_that_are_alike_rebuild_words_by_their_frequencies():
+    """Whatever the assignments are: the mean of -log softmax(log p + Gumbel noise) at each word."""
+    problem, layout, theta = made()
+    logits = np.array([0.5, -1.0, 0.0, 1.0, 0.3])
+    theta["words.topics"] = torch.as_tensor(np.tile(logits, (1, 3, 1))).float()
+    point = layout.pack(theta)
+    found = np.mean([problem.sampled(point, Streams([seed]), 0.0).total.item() for seed in range(150)])
+    rng = np.random.default_rng(1)
+    noisy = logits - np.log(np.exp(logits).sum()) + rng.gumbel(size=(200_000, 5))
+    costs = -(noisy - np.log(np.exp(noisy).sum(1, keepdims=True))).mean(0)
+    frequency = COUNTS.toarray().sum(0) / COUNTS.sum()
+    assert found == pytest.approx(float(frequency @ costs), rel=0.02)
+
+
+def test_the_push_forward_term_compares_mean_assignments_with_the_prior():
+    problem, layout, theta = made(eta=0.5)
+    twice, _, _ = made(eta=1.0)
+    point = layout.pack(theta)
+    one, two = (other.sampled(point, Streams([3], shared=1), 0.0) for other in (problem, twice))
+    assert one.divergence.item() > 0
+    assert two.divergence.item() == pytest.approx(2 * one.divergence.item(), rel=1e-5)
+    assert two.reconstruction.item() == one.reconstruction.item()
+    assert made()[0].sampled(point, Streams([3]), 0.0).divergence.item() == 0.0
+
+
+def test_the_prior_of_the_shares_is_that_of_their_concentrations():
+    """Of large concentrations the prior is nearly a point: a power of them, as the approximation's means are."""
+    problem, layout, theta = made(eta=1.0)
+    theta["shares.concentration"] = torch.log(torch.tensor([1e6, 2e6, 5e6])).reshape(
+        theta["shares.concentration"].shape
+    )
+    point = layout.pack(theta)
+    found = problem.sampled(point, Streams([3], shared=1), 0.0).divergence.item()
+    words, there = problem._batch(Streams([3], shared=1))
+    with torch.no_grad():
+        log_q = problem.encoder.log_probs({k: v for k, v in theta.items() if k.startswith("phi.")}, words)
+    shares = (log_q.exp() * there.unsqueeze(-1)).sum(1) / there.sum(1, keepdim=True)
+    expected = torch.tensor([0.125, 0.25, 0.625]).expand(1, len(shares), 3)
+    assert found == pytest.approx(Energy()(shares.unsqueeze(0), expected).item(), rel=1e-2)
+
+
+def test_draws_of_the_prior_have_the_moments_of_the_laplace_approximation():
+    alpha = torch.tensor([0.8, 2.0, 5.0])
+    drawn = _softmax_gaussian(torch.log(alpha), torch.Generator().manual_seed(0), 40_000)
+    inverse = 1 / alpha.double().numpy()
+    mean = np.log(alpha.double().numpy()) - np.log(alpha.double().numpy()).mean()
+    variance = inverse * (1 - 2 / 3) + inverse.sum() / 9
+    np.testing.assert_allclose(drawn.mean(0), mean, atol=0.02)
+    np.testing.assert_allclose(drawn.var(0), variance, rtol=0.03)
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_streams_decide_and_every_parameter_of_the_loss_has_a_gradient(drawn):
+    problem, layout, theta = made(0.1, PaperTopics(drawn=drawn, hidden=4, batch_size=10))
+    point = layout.pack(theta).requires_grad_(True)
+    first, same, other = (problem.sampled(point, Streams([seed]), 0.0).total for seed in (1, 1, 2))
+    assert first.item() == same.item() != other.item()
+    (gradient,) = torch.autograd.grad(first, point)
+    assert torch.isfinite(gradient).all()
+    parts, at = {}, 0
+    for key, shape in layout.shapes.items():
+        parts[key] = gradient[0, at : at + int(np.prod(shape))]
+        at += int(np.prod(shape))
+    assert float(parts["words.topics"].abs().max()) > 0
+    assert float(parts["phi.encoder.head.weight"].abs().max()) > 0
+
+
+def test_a_start_has_even_shares_and_the_encoder_of_the_problem():
+    problem, _, theta = made(seed=4)
+    for name, value in problem.encoder.module.named_parameters():
+        assert torch.equal(theta[f"phi.encoder.{name}"][0], value)
+    naturals = problem.structure.naturals({k: v for k, v in theta.items() if not k.startswith("phi.")})
+    concentration = naturals["shares"]["concentration"].flatten()
+    torch.testing.assert_close(concentration, concentration[:1].expand(3))
+    assert 0.05 < float(theta["words.topics"].std()) < 0.2
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_words_are_rebuilt_word_by_word(drawn):
+    """Relaxed assignments, then relaxed noise of the words, both at the temperature: a mean over words."""
+    problem, layout, theta = made(settings=PaperTopics(drawn=drawn, temperature=0.6, hidden=4, batch_size=7))
+    point = layout.pack(theta)
+    found = problem.sampled(point, Streams([5]), 0.0)
+    streams = Streams([5])
+    words, there = problem._batch(streams)
+    assert len(words) == 7
+    with torch.no_grad():
+        log_q = problem.encoder.log_probs({k: v for k, v in theta.items() if k.startswith("phi.")}, words).double()
+    generator, gamma = streams.generators[0], theta["words.topics"][0].double().numpy()
+    places = [place for place in np.ndindex(*words.shape) if there[place]]  # none behind a document's end
+    uniform = torch.rand((len(places), 3), generator=generator).double().numpy()
+    read = np.stack([log_q[place].numpy() for place in places])
+    relaxed = special.softmax((read - np.log(-np.log(uniform))) / 0.6, -1)
+    if drawn:
+        inverse = np.exp(-gamma)
+        variance = inverse * (1 - 2 / 5) + inverse.sum(1, keepdims=True) / 25
+        noise = torch.randn(3, 5, generator=generator).double().numpy()
+        gamma = gamma - gamma.mean(1, keepdims=True) + np.sqrt(variance) * noise
+    uniform = torch.rand((len(places), 5), generator=generator).double().numpy().clip(1e-9, 1 - 1e-7)
+    costs = []
+    for number, place in enumerate(places):
+        rebuilt = special.log_softmax(relaxed[number] @ gamma)
+        line = special.log_softmax((rebuilt - np.log(-np.log(uniform[number]))) / 0.6)
+        costs.append(-line[words[place]])
+    assert len(costs) == int(there.sum()) < words.numel()
+    assert found.reconstruction.item() == pytest.approx(np.mean(costs), rel=1e-4)
+    assert found.total.item() == found.reconstruction.item()
+
+
+def test_topics_start_a_tenth_of_a_standard_normal_variable_apart():
+    _, _, theta = made(seed=4)
+    expected = 0.1 * torch.randn(1, 3, 5, generator=torch.Generator().manual_seed(4))
+    torch.testing.assert_close(theta["words.topics"], expected)

@@ -1,0 +1,256 @@
+"""Pieces of sequences: expectations over a map's chain beside sums over all paths."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from otpdag.data import Batch
+from otpdag.data.sequences import SequenceBatch
+from otpdag.divergences import AbstractDivergence
+from otpdag.learned.sampled import Moment
+from otpdag.learned.sequence_map import PREFIX, BidirectionalMap, Cuts
+from otpdag.learned.sequence_terms import FEWEST_PIECES, PieceContext, piece_problem, piece_terms
+from otpdag.mechanisms.base import Noise
+from otpdag.noise import Streams
+from otpdag.settings import Drawn, Objective, PushForward
+from tests.dynamic_models import (
+    by_paths,
+    known_state_space,
+    log_poisson,
+    poisson_steps,
+    random_poisson_hmm,
+    switching_model,
+)
+
+MARGINAL = Drawn(noise="marginal")
+LENGTH, SIZE = 4, 3
+
+
+def random_map(structure, batch, seed=0):
+    backward = BidirectionalMap.of(structure, batch, width=8)
+    generator = torch.Generator().manual_seed(seed)
+    phi = {
+        key: 0.5 * torch.randn(value.shape, generator=generator, dtype=torch.float64)
+        for key, value in backward.init(generator).items()
+    }
+    return backward, phi
+
+
+def context(lengths, seed=0):
+    model, batch = random_poisson_hmm(), poisson_steps(lengths)
+    backward, phi = random_map(model.structure, batch, seed)
+    pieces = Cuts.of(batch).take(model.structure, backward.features(batch), torch.arange(len(Cuts.of(batch))))
+    return model, PieceContext(model.structure, backward, model.fitted.naturals, phi, pieces)
+
+
+def log_joint(model, x):
+    """Log-probabilities of all paths together with what is seen."""
+    params = model.params()
+    first, moves, rate = params["z[0]"]["probs"], params["z"]["probs"], np.exp(params["x"]["log_rate"])
+    paths = np.array(list(itertools.product(range(SIZE), repeat=len(x))))
+    seen = np.array([[log_poisson(value, one) for one in rate] for value in x])
+    total = np.log(first[paths[:, 0]]) + sum(seen[t, paths[:, t]] for t in range(len(x)))
+    return paths, total + sum(np.log(moves[paths[:, t - 1], paths[:, t]]) for t in range(1, len(x)))
+
+
+@pytest.mark.parametrize("eps", [1.0, 0.4])
+def test_the_entropic_loss_is_the_expectation_over_the_maps_paths(eps):
+    model, held = context([LENGTH])
+    x = held.pieces.values["x"].flatten().numpy()
+    _, unary = held.backward.read(held.phi, held.pieces)
+    moves = torch.log_softmax(held.phi[f"{PREFIX}pair"], -1)[0].numpy()
+    paths, joint = log_joint(model, x)
+    weight = sum(unary[0, t].numpy()[paths[:, t]] for t in range(LENGTH))
+    weight = weight + sum(moves[paths[:, t - 1], paths[:, t]] for t in range(1, LENGTH))
+    log_q = weight - np.log(np.exp(weight - weight.max()).sum()) - weight.max()
+    rate = np.exp(model.params()["x"]["log_rate"])
+    seen = np.array([[log_poisson(value, one) for one in rate] for value in x])
+    cost = -sum(seen[t, paths[:, t]] for t in range(LENGTH))
+    divergence = log_q - (joint + cost)
+    terms = piece_terms(held, Streams([0]), Moment.of(Objective(eps=eps), MARGINAL, 0.0))
+    assert terms.reconstruction.item() == pytest.approx(float(np.exp(log_q) @ cost) / LENGTH)
+    assert terms.entropic.item() == pytest.approx(eps * float(np.exp(log_q) @ divergence) / LENGTH)
+
+
+def test_no_map_goes_below_the_likelihood():
+    model, held = context([LENGTH])
+    likelihood = by_paths(model, held.pieces.values["x"].flatten().numpy())[0] / LENGTH
+    for seed in range(5):
+        _, other = context([LENGTH], seed)
+        terms = piece_terms(other, Streams([0]), Moment.of(Objective(eps=1.0), MARGINAL, 0.0))
+        assert terms.total.item() > -likelihood
+
+
+def test_sequences_add_up_by_their_steps():
+    _, both = context([4, 6])
+    terms = piece_terms(both, Streams([0]), Moment.of(Objective(eps=1.0), MARGINAL, 0.0))
+    structure, features = both.structure, both.pieces.features
+    batch = poisson_steps([4, 6])
+    cuts = Cuts.of(batch)
+    total = 0.0
+    for number, length in enumerate((4, 6)):
+        pieces = cuts.take(structure, both.backward.features(batch), torch.tensor([number]))
+        alone = PieceContext(structure, both.backward, both.naturals, both.phi, pieces)
+        total += length * piece_terms(alone, Streams([0]), Moment.of(Objective(eps=1.0), MARGINAL, 0.0)).total.item()
+    assert terms.total.item() == pytest.approx(total / 10)
+    assert features.shape[1] == 12  # two pieces of the longer one's span
+
+
+@pytest.mark.parametrize("noise", ["marginal", "sampled"])
+def test_a_problem_draws_pieces_and_streams_decide(noise):
+    model, batch = random_poisson_hmm(), poisson_steps([60] * 12)
+    backward, phi = random_map(model.structure, batch)
+    shapes = {key: parameter.shape for key, parameter in model.structure.parameters().items()}
+    shapes |= {key: tuple(value.shape[1:]) for key, value in phi.items()}
+    drawn = Drawn(noise=noise, batch_size=64)
+    problem = piece_problem(model.structure, backward, batch, shapes, Objective(eps=1.0), drawn)
+    assert problem.rows == 720
+    raw = model.structure.raw(model.fitted.naturals)
+    point = torch.cat([{**raw, **phi}[key].flatten(1) for key in shapes], 1)
+    first, same, other = (problem.sampled(point, Streams([1], shared=k), 0.0).total.item() for k in (3, 3, 4))
+    assert first == same != other
+    assert 64 // problem.cuts.span < FEWEST_PIECES < len(problem.cuts)
+
+
+# -- draws of hidden numbers ------------------------------------------------------------------------------------------
+
+SWITCHING = {
+    "s": {"probs": [[0.8, 0.2], [0.3, 0.7]]},
+    "s[0]": {"probs": [0.6, 0.4]},
+    "z": {"loc": [-1.0, 1.5], "weight": 0.5, "scale": [0.8, 1.2]},
+    "z[0]": {"loc": [0.0, 1.0], "scale": [1.0, 0.7]},
+    "x": {"loc": 1.0, "weight": 0.5, "scale": 0.4},
+    "y": {"loc": 0.0, "weight": -1.0, "scale": 0.8},
+}
+
+
+def normal_steps(lengths, nodes, missing=0.3):
+    rng = np.random.default_rng(4)
+    shape = (1, sum(lengths), 1)
+    values = {node: torch.as_tensor(rng.normal(size=shape)) for node in nodes}
+    mask = {node: torch.as_tensor(rng.random(shape) >= missing) for node in nodes}
+    return SequenceBatch(Batch(values, mask, torch.ones(1, sum(lengths)).double()), torch.tensor(lengths))
+
+
+def number_context(model, lengths, *, summed):
+    batch = normal_steps(lengths, model.graph.observed)
+    backward, phi = random_map(model.structure, batch)
+    if summed:
+        backward = replace(backward, categories=())
+        phi = {key: value for key, value in phi.items() if "states" not in key and "pair" not in key}
+        generator = torch.Generator().manual_seed(0)
+        phi[f"{PREFIX}out.weight"] = backward.init(generator)[f"{PREFIX}out.weight"] + 0.1
+    features, rng = backward.features(batch), np.random.default_rng(2)
+    start = backward.smoother.start(batch, features[..., :-1], {"z": torch.as_tensor(rng.normal(size=(batch.rows, 1)))})
+    pieces = Cuts.of(batch).take(model.structure, features, torch.arange(len(lengths)))
+    raw = model.structure.raw(model.fitted.naturals)
+    theta = {key: value.detach().clone().requires_grad_() for key, value in raw.items()}
+    return theta, PieceContext(model.structure, backward, model.structure.naturals(theta), {**phi, **start}, pieces)
+
+
+def drawn_numbers(held, streams):
+    """What the map draws of hidden numbers (M,), and their log-density."""
+    backward, pieces = held.backward, held.pieces
+    noise = streams.draw(Noise(1, "normal"), len(pieces.times), pieces.features)
+    adjustment, _ = backward.read(held.phi, pieces)
+    made = backward.smoother.draw(held.phi, pieces.block, pieces.features[..., :-1], noise.unsqueeze(1), adjustment)
+    return made.values["z"][0, 0, :, 0], made.log_prob[0, 0]
+
+
+def log_normal(x, mean, scale):
+    return torch.distributions.Normal(mean, scale).log_prob(x)
+
+
+def columns_of(pieces, number):
+    """The steps of one piece, as far as its sequence goes."""
+    rows = torch.arange(pieces.span) * pieces.many + number
+    return rows[pieces.inside[rows]]
+
+
+def seen_density(held, node, rows, level):
+    params, value, seen = held.naturals[node], held.pieces.values[node][0, rows, 0], held.pieces.mask[node][0, rows, 0]
+    mean = params["loc"].squeeze() + params["weight"].squeeze() * level
+    return torch.where(seen, log_normal(value, mean, params["scale"].squeeze()), 0.0)
+
+
+def switching_density(held, z):
+    """Log-density of what is seen and drawn, summed over all paths of the states, of all pieces."""
+    states, first, chain, begin = (held.naturals[name] for name in ("s", "s[0]", "z", "z[0]"))
+    total = torch.zeros(()).double()
+    for number in range(held.pieces.many):
+        rows = columns_of(held.pieces, number)
+        level, paths = z[rows], []
+        for path in itertools.product(range(2), repeat=len(rows)):
+            at = torch.tensor(path)
+            log = first["probs"].flatten().log()[at[0]] + states["probs"].reshape(2, 2).log()[at[:-1], at[1:]].sum()
+            log = log + log_normal(level[0], begin["loc"][0].flatten()[at[0]], begin["scale"][0].flatten()[at[0]])
+            slope, mean = chain["weight"].squeeze(), chain["loc"][0].flatten()[at[1:]]
+            scale = chain["scale"][0].flatten()[at[1:]]
+            paths.append(log + log_normal(level[1:], mean + slope * level[:-1], scale).sum())
+        total = total + torch.stack(paths).logsumexp(0)
+        total = total + sum(seen_density(held, node, rows, level).sum() for node in ("x", "y"))
+    return total
+
+
+def test_categories_beside_drawn_numbers_are_summed_over():
+    theta, held = number_context(switching_model().set_params(SWITCHING), (4, 3), summed=True)
+    assert held.summed == ("s",)
+    terms = piece_terms(held, Streams([1]), Moment.of(Objective(eps=0.6), MARGINAL, 0.0))
+    z, log_q = drawn_numbers(held, Streams([1]))
+    inside = held.pieces.inside
+    exact = -switching_density(held, z) / 7
+    assert terms.reconstruction.item() == pytest.approx(exact.item(), rel=1e-9)
+    assert terms.entropic.item() == pytest.approx(0.6 * float((log_q * inside).sum()) / 7, rel=1e-9)
+    wanted = torch.autograd.grad(exact, list(theta.values()), retain_graph=True)
+    gradients = torch.autograd.grad(terms.reconstruction.sum(), list(theta.values()))
+    for key, own, expected in zip(theta, gradients, wanted, strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-6, atol=1e-8, msg=key)
+
+
+class Recorded(AbstractDivergence):
+    """Keeps what it is asked to compare, and says 1, 10, 100, ..."""
+
+    def __init__(self):
+        self.asked = []
+
+    def forward(self, x, y, a, b, generator):
+        self.asked.append((x.detach(), y.detach()))
+        return torch.full((1,), 10.0 ** (len(self.asked) - 1), dtype=torch.float64)
+
+
+def test_drawn_numbers_are_judged_by_the_model_and_compared_by_the_shares_of_first_and_later_steps():
+    _, held = number_context(known_state_space(), (4, 3), summed=False)
+    recorded = Recorded()
+    objective = Objective(reconstruction=0.9, eps=0.6, push_forward=PushForward(0.5, recorded))
+    terms = piece_terms(held, Streams([1]), Moment.of(objective, MARGINAL, 0.0))
+    z, log_q = drawn_numbers(held, Streams([1]))
+    cost, kl = torch.zeros(()), (log_q * held.pieces.inside).sum()
+    for number in range(2):
+        rows = columns_of(held.pieces, number)
+        cost = cost - seen_density(held, "x", rows, z[rows]).sum()
+        kl = kl - log_normal(z[rows[0]], 0.0, 1.0) - log_normal(z[rows[1:]], 0.85 * z[rows[:-1]], 1.0).sum()
+    assert terms.reconstruction.item() == pytest.approx(0.9 * cost.item() / 7, rel=1e-9)
+    assert terms.entropic.item() == pytest.approx(0.6 * kl.item() / 7, rel=1e-9)
+    # two families of the hidden number: five later steps, with the step before as parent, and two first ones
+    shares = {2: 5 / 7, 1: 2 / 7}
+    widths = [x.shape[-1] for x, _ in recorded.asked]
+    assert sorted(widths) == [1, 2]
+    expected = sum(shares[width] * 10.0**at for at, width in enumerate(widths))
+    assert terms.divergence.item() == pytest.approx(0.5 * expected)
+    for pushed, forward in recorded.asked:
+        assert pushed.shape[1] == (5 if pushed.shape[-1] == 2 else 2)
+        torch.testing.assert_close(pushed[..., 1:], forward[..., 1:])
+        assert not torch.equal(pushed[..., 0], forward[..., 0])
+
+
+def test_families_are_compared_on_no_more_steps_than_allowed():
+    _, held = number_context(known_state_space(), (4, 3), summed=False)
+    recorded = Recorded()
+    objective = Objective(push_forward=PushForward(1.0, recorded))
+    piece_terms(held, Streams([1]), Moment.of(objective, Drawn(noise="sampled", compared=3), 0.0))
+    assert sorted(pushed.shape[1] for pushed, _ in recorded.asked) == [2, 3]
+    piece_terms(held, Streams([1]), Moment.of(objective, Drawn(noise="sampled", compared=1), 0.0))
+    assert len(recorded.asked) == 2  # one step is no sample

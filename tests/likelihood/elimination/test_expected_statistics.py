@@ -1,0 +1,118 @@
+"""Sums over rows by family: of those that show it against numpy, of all others against posteriors by enumeration."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from otpdag import mechanisms as m
+from otpdag.likelihood.elimination import complete_sums, expectations, lay_out
+from otpdag.likelihood.elimination.expected_statistics import Slopes, spread_evenly
+from tests.likelihood.elimination.worlds import CATEGORY, linear_moments, make_world, random_edges
+
+
+def test_rows_that_show_a_family_add_up_to_counts_and_moments():
+    rng = np.random.default_rng(4)
+    nodes = {"k": m.Categorical(3), "j": m.Categorical(2), "x": m.Normal(), "y": m.Normal()}
+    structure, _, batch = make_world(nodes, [("k", "j"), ("k", "y"), ("x", "y")], rng, rows=60, gaps=0.2)
+    layout = lay_out(structure, batch)
+    sums, weight = complete_sums(layout, batch.weight), batch.weight[0].numpy()
+    place = {family.node: family for family in layout.families}
+    seen = {n: batch.mask[n][0].all(-1).numpy() for n in nodes}
+    k, j = (batch.values[n][0].numpy().argmax(-1) for n in "kj")
+    both = seen["k"] & seen["j"]
+    counts = np.zeros((3, 2))
+    np.add.at(counts, (k[both], j[both]), weight[both])
+    np.testing.assert_allclose(sums[place["j"].place][0].numpy(), counts.ravel())
+    family = place["y"]
+    shift = layout.shifts[family.place].numpy()
+    columns = [batch.values[layout.families[number].node][0, :, cell].numpy() for number, cell in family.columns]
+    lifted = np.column_stack([*columns, np.ones(batch.rows)]) - shift
+    for state in range(3):
+        rows = seen["k"] & seen["x"] & seen["y"] & (k == state)
+        second = (weight[rows, None, None] * lifted[rows, :, None] * lifted[rows, None, :]).sum(0)
+        np.testing.assert_allclose(sums[family.place][0, state].numpy(), second, atol=1e-10)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_expected_counts_are_those_of_all_joint_states(seed):
+    """A node that nothing seen depends on is left out of a row: it tells nothing."""
+    rng = np.random.default_rng(seed)
+    names = [f"v{i}" for i in range(4)]
+    nodes = {name: CATEGORY[rng.integers(3)]() for name in names}
+    structure, naturals, batch = make_world(nodes, random_edges(rng, names, 0.7), rng, rows=10)
+    expected = {
+        n: np.zeros([structure.mechanisms[p].space.width for p in (*structure.graph.parents(n), n)]) for n in names
+    }
+    for row in range(batch.rows):
+        states = [range(structure.mechanisms[n].space.width) for n in structure.graph.order]
+        shown = {n: int(batch.values[n][0, row].argmax()) for n in names if bool(batch.mask[n][0, row].all())}
+        told = [n for n in names if n in shown or shown.keys() & set(structure.graph.observed_descendants(n))]
+        joint = {}
+        for one in itertools.product(*states):
+            at = dict(zip(structure.graph.order, one, strict=True))
+            if any(at[n] != state for n, state in shown.items()):
+                continue
+            probs = [
+                naturals[n]["probs"][0]
+                .numpy()
+                .reshape(expected[n].shape)[(*(at[p] for p in structure.graph.parents(n)), at[n])]
+                for n in names
+            ]
+            joint[one] = np.prod(probs)
+        for one, value in joint.items():
+            at = dict(zip(structure.graph.order, one, strict=True))
+            for n in told:
+                share = float(batch.weight[0, row]) * value / sum(joint.values())
+                expected[n][(*(at[p] for p in structure.graph.parents(n)), at[n])] += share
+    families = expectations(naturals, lay_out(structure, batch)).families
+    for n in names:
+        (counts,) = families[n]
+        np.testing.assert_allclose(counts.table()[0].numpy(), expected[n], atol=1e-10)
+
+
+def test_expected_moments_are_those_of_the_conditional_normal():
+    rng = np.random.default_rng(8)
+    structure, naturals, batch = make_world({n: m.Normal() for n in "ab"}, [("a", "b")], rng, rows=20, gaps=0.5)
+    mean, covariance, at = linear_moments(structure, naturals)
+    order = [at[n].start for n in "ba"]  # the node goes before its parents
+    expected = np.zeros((3, 3))
+    for row in range(batch.rows):
+        shown = [i for i, n in enumerate("ba") if bool(batch.mask[n][0, row].all())]
+        centre, spread = mean[order], covariance[np.ix_(order, order)]
+        values = np.array([float(batch.values[n][0, row, 0]) for n in "ba"])
+        if 0 not in shown:
+            continue  # a node that nothing seen depends on is left out of the row
+        gain = spread[:, shown] @ np.linalg.inv(spread[np.ix_(shown, shown)])
+        middle = np.append(centre + gain @ (values - centre)[shown], 1.0)
+        rest = np.zeros((3, 3))
+        rest[:2, :2] = spread - gain @ spread[shown]
+        expected += float(batch.weight[0, row]) * (np.outer(middle, middle) + rest)
+    (moments,) = expectations(naturals, lay_out(structure, batch)).families["b"]
+    found = (moments.complete + moments.expected)[0, 0].numpy()
+    shift = moments.shift.numpy()
+    back = np.eye(3) + np.outer(shift, [0, 0, 1])
+    np.testing.assert_allclose(back @ found @ back.T, expected, atol=1e-8)
+
+
+def test_slopes_add_gradients_of_the_nodes_that_are_named():
+    leaves = {(node, "loc"): torch.tensor([2.0, 3.0], requires_grad=True) for node in "ab"}
+    slopes = Slopes(leaves)
+    output = leaves["a", "loc"] ** 2 + 5 * leaves["b", "loc"]
+    slopes.add(["a"], [output, torch.ones(2)], [torch.tensor([1.0, 10.0]), torch.ones(2)])
+    assert slopes.total["a", "loc"].tolist() == [4.0, 60.0]
+    assert slopes.total["b", "loc"].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(("size", "step"), [(3300, 3), (4000, 4), (6601, 6), (12_000, 12), (15_000, 14), (40, 7)])
+def test_numbers_that_are_spread_evenly_are_of_every_state_alike(size, step):
+    """Entries of tables go through their states one after another: a sample must not go round with them."""
+    at = spread_evenly(size, step).numpy()
+    np.testing.assert_array_equal(at // step, np.arange(len(at)))  # one of each stretch
+    assert at[-1] < size
+    if size < 1000:
+        return
+    for states in (2, 3, 4, 6, 12):
+        share = np.bincount(at % states, minlength=states) / len(at)
+        np.testing.assert_allclose(share, 1 / states, atol=0.01)

@@ -1,0 +1,241 @@
+"""Plans of sums: which tables they need, and how sizes are rounded."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import networkx as nx
+import numpy as np
+import pytest
+
+import otpdag as otp
+from otpdag import mechanisms as m
+from otpdag.errors import ModelError
+from otpdag.likelihood.elimination import plans as piece_plans
+from otpdag.likelihood.elimination.families import describe_families
+from otpdag.likelihood.elimination.plans import ROUNDING, SMALL_COST, Factor, Kind, Plan, rounded
+from otpdag.structure import Structure
+from tests.likelihood.elimination.worlds import random_edges
+
+
+def plan(sizes, scopes, placed=(), order=None):
+    order = tuple(order or sizes)
+    rank = {node: at for at, node in enumerate(order)}
+    ordered = [tuple(sorted(scope, key=lambda node: -rank[node])) for scope in scopes]
+    factors = tuple(Factor(at, scope, scope) for at, scope in enumerate(ordered))
+    both = {node: (size, size) for node, size in sizes.items()}
+    return Plan(Kind(order, tuple(range(len(scopes)))), order, both, tuple(placed), factors, ())
+
+
+def test_tables_of_a_chain_are_pairs_and_of_a_star_the_children_one_by_one():
+    chain = plan({0: 2, 1: 3, 2: 4}, [(0,), (0, 1), (1, 2)])
+    assert chain.cliques == ((1, 0), (2, 1), (2,))
+    assert chain.levels == (0, 1, 2)
+    star = plan({0: 2, 1: 3, 2: 4}, [(2, 0), (2, 1), (2,)])
+    assert star.cliques == ((2, 0), (2, 1), (2,))
+    assert star.levels == (0, 0, 1)
+    assert star.table_sizes((2, 0)) == (4, 2)
+
+
+def test_small_tables_have_categories_of_one_size():
+    found = rounded(plan({0: 2, 1: 3, 2: 7}, [(0, 1), (1, 2)], placed=[1]))
+    assert found == {0: (2, 7), 1: (3, 3), 2: (7, 7)}
+
+
+def test_larger_ones_are_rounded_to_powers_of_two_where_that_costs_little():
+    side = 31  # 31 * 31 * 2 entries, of which powers of two are 1.066 times as many, and all alike 16 times
+    assert 2 * side**2 > SMALL_COST
+    assert 32**2 / side**2 < ROUNDING
+    found = rounded(plan({0: 2, 1: side, 2: side}, [(0, 1, 2)]))
+    assert found == {0: (2, 2), 1: (side, 32), 2: (side, 32)}
+
+
+def test_and_not_at_all_where_it_costs_much():
+    sizes = {0: 17, 1: 33, 2: 3}
+    found = rounded(plan(sizes, [(0, 1, 2)]))
+    assert found == {node: (size, size) for node, size in sizes.items()}
+
+
+def test_cost_is_the_sum_over_all_tables():
+    """Alike, 16 * 16 + 16: little enough while the sum is below the limit, not a product of both tables."""
+    sizes = {0: 15, 1: 16, 2: 15}
+    exact = plan(sizes, [(0, 1), (1, 2)])
+    alike = sum(int(np.prod([16 for _ in clique])) for clique in exact.cliques)
+    assert alike <= max(SMALL_COST, ROUNDING * sum(int(np.prod([sizes[n] for n in c])) for c in exact.cliques))
+    assert rounded(exact) == {0: (15, 16), 1: (16, 16), 2: (15, 16)}
+
+
+def test_a_plan_without_copies_is_exact():
+    chain = plan({0: 2, 1: 3}, [(0,), (0, 1)])
+    assert chain.is_exact
+    assert not replace(chain, copies={2: 0}).is_exact
+
+
+# -- plans of random graphs, beside their definitions -----------------------------------------------------------------
+
+
+def random_families(seed, linear=False):
+    rng = np.random.default_rng(seed)
+    names = list("abcdefghi")
+    kinds = [m.Normal, m.Normal, lambda: m.Normal(2)]
+    if not linear:
+        kinds += [lambda: m.Categorical(3), m.Poisson, m.StudentT]
+    nodes = {name: kinds[rng.integers(len(kinds))]() for name in names}
+    structure = Structure.bind(otp.Graph(random_edges(rng, names, 0.35), nodes=names), nodes)
+    families = describe_families(structure)
+    unknown = tuple(sorted(int(n) for n in rng.choice(9, 6, replace=False)))
+    read = tuple(v for v, family in enumerate(families) if set(family.members) & set(unknown))
+    return Kind(unknown, read), families
+
+
+def plain_linear(kind, families):
+    """The most unknown numbers that all factors read linearly, none beside a vector on points."""
+    linear = {n for n in kind.nodes if families[n].is_linear}
+    while True:
+        vectors = {
+            n
+            for n in kind.nodes
+            if n not in linear and families[n].widths[-1] > 1 and not families[n].mechanism.space.is_discrete
+        }
+        spoiled = [v for v in kind.families if not families[v].is_linear or vectors & set(families[v].members)]
+        kept = linear - {n for v in spoiled for n in families[v].members}
+        if kept == linear:
+            return linear
+        linear = kept
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_numbers_are_integrated_where_all_read_them_linearly(seed):
+    kind, families = random_families(seed)
+    made = piece_plans.plan(kind, families, lambda family: 7)
+    linear = plain_linear(kind, families)
+    assert {n for cluster in made.clusters for n, _ in cluster.coordinates} == linear
+    expected = {n for n in kind.nodes if n not in linear and not families[n].mechanism.space.is_discrete}
+    assert set(made.placed) == expected
+    summed = set(kind.nodes) - linear
+    assert set(made.order) == set(made.sizes) == summed
+    for node in summed:
+        size = 7 if node in expected else families[node].mechanism.space.width
+        assert made.sizes[node][0] == size <= made.sizes[node][1]
+    # numbers that share a factor, directly or through others, are of one cluster
+    graph = nx.Graph()
+    graph.add_nodes_from(linear)
+    for v in kind.families:
+        own = [n for n in families[v].members if n in linear]
+        graph.add_edges_from(pairwise(own))
+    parts = {frozenset(part) for part in nx.connected_components(graph)}
+    assert {frozenset(n for n, _ in cluster.coordinates) for cluster in made.clusters} == parts
+    rank = {node: at for at, node in enumerate(made.order)}
+    inside = set()
+    for cluster in made.clusters:
+        own = {n for n, _ in cluster.coordinates}
+        read = [v for v in kind.families if set(families[v].members) & own]
+        assert sorted(cluster.families) == read
+        inside |= set(read)
+        met = {n for v in read for n in families[v].members if n in summed}
+        assert list(cluster.members) == sorted(met, key=lambda node: -rank[node])
+        assert cluster.variables == cluster.members
+        assert set(cluster.placed) == met & expected
+        assert set(cluster.categories) == met - expected
+        cells = [(n, cell) for n in sorted(own) for cell in range(families[n].widths[-1])]
+        assert list(cluster.coordinates) == cells
+        assert cluster.band == 0
+    assert {factor.family for factor in made.factors} == set(kind.families) - inside
+    for factor in made.factors:
+        scope = [n for n in families[factor.family].members if n in summed]
+        assert list(factor.members) == sorted(scope, key=lambda node: -rank[node])
+    placed = piece_plans.plan(kind, families, lambda family: 7, integrate=False)
+    assert placed.clusters == ()
+    assert set(placed.placed) == {n for n in kind.nodes if not families[n].mechanism.space.is_discrete}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_entries_and_costs_are_sums_over_tables(seed):
+    kind, families = random_families(seed)
+    made = piece_plans.plan(kind, families, lambda family: 7)
+
+    def stored(nodes):
+        return int(np.prod([made.sizes[node][1] for node in nodes]))
+
+    def exact(nodes):
+        return int(np.prod([made.sizes[node][0] for node in nodes]))
+
+    expected = 1 + sum(stored(clique) + stored(clique[:-1]) for clique in made.cliques)
+    for factor in made.factors:
+        expected += 0 if families[factor.family].is_table else 5 * stored(factor.members)
+    for cluster in made.clusters:
+        width = 1 + max(len(families[v].columns) for v in cluster.families)
+        unknown = len(cluster.coordinates)
+        expected += (len(cluster.families) * width * (width + 2) + unknown**2) * stored(cluster.members)
+    assert made.entries(families) == expected
+    assert made.cost == sum(exact(clique) for clique in made.cliques)
+    assert made.largest[0] == max((exact(clique) for clique in made.cliques), default=1)
+    assert made.largest[0] == exact(made.largest[1])
+
+
+def test_points_and_missing_coordinates_are_those_of_the_kind():
+    kind, families = random_families(1, linear=True)
+    vector = next(n for n in kind.nodes if families[n].widths[-1] == 2)
+    part = piece_plans.plan(replace(kind, missing=((vector, (1,)),)), families, lambda family: 7)
+    cells = [cell for cluster in part.clusters for node, cell in cluster.coordinates if node == vector]
+    assert cells == [1]
+    for kind, families in map(random_families, range(12)):
+        usual = piece_plans.plan(kind, families, lambda family: 7)
+        if usual.placed:
+            break
+    few = piece_plans.plan(replace(kind, points=((usual.placed[0], 3),)), families, lambda family: 7)
+    assert few.sizes[usual.placed[0]][0] == 3
+
+
+@pytest.mark.parametrize(
+    ("length", "banded"), [(piece_plans.ORDERED_FROM - 1, False), (piece_plans.ORDERED_FROM, True)]
+)
+def test_long_chains_of_numbers_stand_along_a_band(length, banded):
+    names = [f"x{i}" for i in range(length)]
+    order = np.random.default_rng(0).permutation(length)
+    edges = [(names[order[i]], names[order[i + 1]]) for i in range(length - 1)]
+    structure = Structure.bind(otp.Graph(edges, nodes=names), {name: m.Normal() for name in names})
+    families = describe_families(structure)
+    every = tuple(range(length))
+    (cluster,) = piece_plans.plan(Kind(every, every), families, lambda family: 7).clusters
+    assert cluster.band == int(banded)
+    assert sorted(cluster.coordinates) == [(n, 0) for n in every]
+    if banded:
+        rank = {cell: at for at, cell in enumerate(cluster.coordinates)}
+        places = [[rank[cell] for cell in families[v].columns] for v in every]
+        assert max(max(own) - min(own) for own in places) == 1
+        entries = piece_plans.plan(Kind(every, every), families, lambda family: 7).entries(families)
+        assert entries == 1 + length * 3 * 5 + length * 6
+
+
+def test_a_band_as_wide_as_a_sixth_of_the_cluster_is_none():
+    star = [[(0, 0), (n, 0)] for n in range(1, 12)]
+    coordinates = tuple((n, 0) for n in range(12))
+    assert piece_plans._along_a_band(coordinates, star) == (coordinates, 0)
+    for size, band in ((12, 2), (11, 0)):  # every number beside the next but one
+        cells = tuple((n, 0) for n in range(size))
+        pairs = [[(n, 0), (n + by, 0)] for n in range(size) for by in (1, 2) if n + by < size]
+        found, width = piece_plans._along_a_band(cells, pairs)
+        assert width == band
+        assert sorted(found) == list(cells)
+    alone, width = piece_plans._along_a_band(tuple((n, 0) for n in range(12)), [[(n, 0)] for n in range(12)])
+    assert width == 1
+    assert len(alone) == 12
+
+
+def test_what_cannot_be_summed_is_refused():
+    nodes = {"a": m.Dirichlet(3), "b": m.Normal()}
+    structure = Structure.bind(otp.Graph([("a", "b")]), nodes)
+    with pytest.raises(ModelError, match="node 'a' is a vector of 3 numbers that are bound"):
+        piece_plans.plan(Kind((0,), (0, 1)), describe_families(structure), lambda family: 7)
+    nodes = {"a": m.Normal(), "b": m.Deterministic(lambda parents: parents["a"])}
+    structure = Structure.bind(otp.Graph([("a", "b")]), nodes)
+    with pytest.raises(ModelError, match="Deterministic at node 'b' has no density"):
+        piece_plans.plan(Kind((0,), (0, 1)), describe_families(structure), lambda family: 7)
+
+
+def test_parts_that_do_not_touch_follow_one_another():
+    apart = plan({0: 2, 1: 3, 2: 2, 3: 3, 4: 2}, [(0, 1), (2, 3), (4,)])
+    assert apart.cliques == ((1, 0), (1,), (3, 2), (3,), (4,))
+    assert apart.next_root == {1: 3, 3: 4}
+    assert apart.levels == (0, 1, 0, 2, 3)
+    assert (apart.cost, apart.largest) == (6 + 3 + 6 + 3 + 2, (6, (3, 2)))

@@ -1,0 +1,361 @@
+"""The loss of the chain, and of categories given numbers, against sums over all paths."""
+
+import itertools
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import otpdag as otp
+from otpdag import mechanisms as m
+from otpdag.data import Schema
+from otpdag.data.sequences import Sequences, as_sequences, encode_sequences
+from otpdag.engine import Layout
+from otpdag.learned.amortized import RowCode
+from otpdag.likelihood import chain_problem as chain_module
+from otpdag.likelihood.chain_problem import (
+    FEWEST_UNITS,
+    SHORT_UNIT,
+    ChainProblem,
+    _by_kind,
+    chain_problem,
+    chain_terms,
+    expected_log_potential,
+)
+from otpdag.likelihood.number_problem import lay_out_steps, lay_out_switching, padded_features, switching_terms
+from otpdag.likelihood.smoother import SequenceMap
+from tests.dynamic_models import (
+    by_paths,
+    laid_out,
+    log_poisson,
+    poisson_hmm,
+    random_poisson_hmm,
+    switching_model,
+    switching_series,
+)
+
+
+def naturals(model):
+    return model._naturals
+
+
+def test_the_gradient_is_that_of_the_likelihood():
+    model = random_poisson_hmm()
+    data = [np.array([1.0, 7.0, np.nan, 12.0, 3.0]), np.array([9.0, 2.0])]
+    chain = laid_out(model, data)
+    theta = {key: value.clone().requires_grad_(True) for key, value in model.structure.raw(naturals(model)).items()}
+    loss = chain_terms(model.structure, model.structure.naturals(theta), chain).total
+    found = torch.autograd.grad(loss.sum(), list(theta.values()))
+    for (key, value), gradient in zip(theta.items(), found, strict=True):
+        numeric = torch.zeros_like(value)
+        for place in np.ndindex(*value.shape):
+            ends = []
+            for shift in (1e-5, -1e-5):
+                moved = {name: tensor.detach().clone() for name, tensor in theta.items()}
+                moved[key][place] += shift
+                ends.append(float(chain_terms(model.structure, model.structure.naturals(moved), chain).total.detach()))
+            numeric[place] = (ends[0] - ends[1]) / 2e-5
+        np.testing.assert_allclose(gradient, numeric.detach(), atol=1e-8)
+
+
+def test_the_loss_splits_into_cost_and_entropic_term():
+    model = random_poisson_hmm()
+    data = [np.array([1.0, 7.0, 12.0])]
+    terms = chain_terms(model.structure, naturals(model), laid_out(model, data))
+    log_likelihood, states = by_paths(model, data[0])
+    assert float(terms.total) == pytest.approx(-log_likelihood / 3)
+    rates = np.exp(model.params()["x"]["log_rate"])
+    cost = -sum(states[t, k] * log_poisson(x, rates[k]) for t, x in enumerate(data[0]) for k in range(3)) / 3
+    assert float(terms.reconstruction) == pytest.approx(cost)
+    assert float(terms.entropic) == pytest.approx(-log_likelihood / 3 - cost)
+
+
+def test_categories_are_summed_over_exactly_given_the_numbers():
+    known = switching_model()
+    known.set_params(
+        {
+            "s": {"probs": [[0.8, 0.2], [0.3, 0.7]]},
+            "s[0]": {"probs": [0.6, 0.4]},
+            "z": {"loc": [-1.0, 1.0], "weight": 0.5, "scale": [1.0, 0.7]},
+            "z[0]": {"loc": [0.0, 0.5], "scale": [1.0, 2.0]},
+            "x": {"loc": 0.3, "weight": 0.5, "scale": 0.4},
+            "y": {"loc": 0.0, "weight": -1.0, "scale": 0.8},
+        }
+    )
+    structure, naturals = known.structure, known.fitted.naturals
+    data, _, _ = switching_series(1, sequences=1, length=4)
+    batch = encode_sequences(as_sequences(data), known._known_schema(), hidden=known.graph.hidden)
+    backward = SequenceMap(structure, RowCode.of(structure, batch.steps, ("x", "y")), ("z",))
+    features = padded_features(structure, backward.features(batch))
+    phi = backward.start(batch, features, {"z": torch.linspace(-1, 1, 4).double().unsqueeze(-1)})
+    noise = torch.randn(1, 3, 4, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    steps = lay_out_steps(batch, backward, noise)
+    chain = lay_out_switching(structure, steps)
+    terms = switching_terms(naturals, phi, backward, steps, chain)
+    z = backward.draw(phi, steps.block, steps.features, noise).values["z"][0, :, :, 0].numpy()
+    expected = np.mean([log_joint(data, path) for path in z]) / 4
+    assert float(terms.reconstruction) == pytest.approx(-expected, rel=1e-6)
+
+
+def log_joint(data, z):
+    """Log-density of numbers and indicators, regimes enumerated."""
+    moves, total = np.array([[0.8, 0.2], [0.3, 0.7]]), -np.inf
+    seen = normal(data["x"][0], 0.3 + 0.5 * z, 0.4).sum() + normal(data["y"][0], -z, 0.8).sum()
+    for path in itertools.product(range(2), repeat=4):
+        found = np.log([0.6, 0.4])[path[0]] + normal(z[0], [0.0, 0.5][path[0]], [1.0, 2.0][path[0]])
+        for t in range(1, 4):
+            mean = [-1.0, 1.0][path[t]] + 0.5 * z[t - 1]
+            found += np.log(moves[path[t - 1], path[t]]) + normal(z[t], mean, [1.0, 0.7][path[t]])
+        total = np.logaddexp(total, found)
+    return total + seen
+
+
+def normal(value, mean, scale):
+    return -0.5 * ((value - mean) / scale) ** 2 - np.log(scale) - 0.5 * np.log(2 * np.pi)
+
+
+@pytest.mark.parametrize("many", [3, 40])
+def test_sums_over_columns_of_a_kind_are_the_same_both_ways(many):
+    """With few kinds and many columns, and with more kinds than columns."""
+    generator = torch.Generator().manual_seed(0)
+    state = torch.rand(2, 4, 12, generator=generator, dtype=torch.float64)
+    kinds = torch.randint(min(many, 12), (12,), generator=generator)
+    found = _by_kind(state, kinds, many)
+    assert found.shape == (2, many, 4)
+    expected = torch.zeros(2, many, 4, dtype=torch.float64)
+    for column, kind in enumerate(kinds.tolist()):
+        expected[:, kind] += state[:, :, column]
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_log_potential_of_minus_infinity_counts_only_where_it_has_weight():
+    weight = torch.tensor([[[0.0, 2.0], [1.0, 3.0]]]).double()
+    log_potential = torch.tensor([[[-torch.inf, 0.5], [2.0, -1.0]]]).double()
+    assert expected_log_potential(weight, log_potential).tolist() == [1.0 + 2.0 - 3.0]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_single_series_begins_in_the_state_that_explains_it_best(seed):
+    """The likelihood is linear in the first state's probabilities: its maximum is a corner."""
+    rng = np.random.default_rng(seed)
+    states = (rng.random(400) < 0.1).cumsum() % 2
+    x = rng.poisson(2.0 + 2.0 * states).astype(float)
+    model = poisson_hmm(size=2)
+    result = otp.fit(model, x[None], seed=seed, restarts=2)
+    begun = model.params()["z[0]"]["probs"]
+    likelihoods = []
+    for first in np.eye(2):
+        cornered = poisson_hmm(size=2).set_params({**model.params(), "z[0]": {"probs": first}})
+        chain = laid_out(cornered, [x])
+        likelihoods.append(-float(chain_terms(cornered.structure, naturals(cornered), chain).total))
+    assert begun.max() > 1 - 1e-6
+    assert int(begun.argmax()) == int(np.argmax(likelihoods))
+    assert result.loss == pytest.approx(-max(likelihoods), abs=1e-8)
+    assert result.status.converged
+
+
+# -- the problem ------------------------------------------------------------------------------------------------------
+
+SERIES = [np.array([1.0, 7.0, np.nan, 12.0]), np.array([9.0, 2.0]), np.array([5.0])]
+
+
+def problem_of(model, data, eps=1.0):
+    schema = Schema.of(model.spaces, model.graph)
+    batch = encode_sequences(Sequences(data), schema, hidden=model.graph.hidden)
+    return chain_problem(model.structure, batch, Layout.of(model.structure).shapes, eps, 0)
+
+
+def sums_of(problem, model):
+    own = naturals(model)
+    return problem._sums(own, problem.emissions, *problem._hidden.log_potentials(own))
+
+
+def paths_of(model, x, power=1.0):
+    """Every path of states, its prior probability times its likelihood to a power."""
+    params = model.params()
+    first, moves, rate = params["z[0]"]["probs"], params["z"]["probs"], np.exp(params["x"]["log_rate"])
+    for path in itertools.product(range(len(rate)), repeat=len(x)):
+        prior = first[path[0]] * np.prod([moves[one, other] for one, other in itertools.pairwise(path)])
+        yield path, prior * np.exp(power * sum(log_poisson(value, rate[k]) for value, k in zip(x, path, strict=True)))
+
+
+@pytest.mark.parametrize("placed", [False, True])
+def test_expected_counts_of_weighted_sequences_are_sums_over_all_paths(placed, monkeypatch):
+    model = random_poisson_hmm()
+    monkeypatch.setattr(ChainProblem, "_is_placed", lambda self, replicas: placed)
+    weight = torch.tensor([[1.0, 2.0, 0.5], [3.0, 0.0, 1.0]]).double()
+    problem = problem_of(model, SERIES).reweighted(weight)
+    found = sums_of(problem, model)
+    for replica in range(2):
+        first, pair, state, seen, total, log_likelihood = np.zeros(3), np.zeros((3, 3)), *np.zeros((3, 3)), 0.0
+        for factor, x in zip(weight[replica].tolist(), SERIES, strict=True):
+            paths = list(paths_of(model, x))
+            whole = sum(mass for _, mass in paths)
+            log_likelihood += factor * np.log(whole)
+            for path, mass in paths:
+                share = factor * mass / whole
+                first[path[0]] += share
+                for one, other in itertools.pairwise(path):
+                    pair[one, other] += share
+                for value, k in zip(x, path, strict=True):
+                    state[k] += share
+                    seen[k] += share * (not np.isnan(value))
+                    total[k] += share * np.nan_to_num(value)
+        assert found.log_likelihood[replica].item() == pytest.approx(log_likelihood)
+        np.testing.assert_allclose(found.first[replica], first, atol=1e-10)
+        np.testing.assert_allclose(found.pair[replica], pair, atol=1e-10)
+        np.testing.assert_allclose(found.features[replica][:, [0, 1, -1]].T, [seen, total, state], atol=1e-9)
+
+
+def test_an_update_has_the_mean_counts_of_each_state_and_the_loss_before():
+    model = random_poisson_hmm()
+    weight = torch.tensor([[1.0, 2.0, 0.5]]).double()
+    problem = problem_of(model, SERIES).reweighted(weight)
+    raw = model.structure.raw(naturals(model))
+    point = torch.cat([raw[key].flatten(1) for key in problem.shapes], 1)
+    moved, terms = problem.updated(point)
+    sums = sums_of(problem, model)
+    rate = sums.features[0, :, 1] / sums.features[0, :, 0]
+    np.testing.assert_allclose(problem.naturals(moved)["x"]["log_rate"].flatten(), rate.log(), rtol=1e-9)
+    lengths = np.array([4, 2, 1])
+    expected = -sums.log_likelihood.item() / (weight[0].numpy() @ lengths)
+    assert terms.total.item() == pytest.approx(expected)
+    assert problem.loss(point).item() == pytest.approx(expected)
+    np.testing.assert_allclose(problem.unit_mass, weight.numpy() * lengths)
+    torch.testing.assert_close(problem.weight, weight)
+
+
+@pytest.mark.parametrize("eps", [1.0, 0.4])
+def test_the_loss_of_each_sequence_is_a_sum_over_paths_at_its_temperature(eps):
+    model = random_poisson_hmm()
+    problem = problem_of(model, SERIES, eps)
+    raw = model.structure.raw(naturals(model))
+    point = torch.cat([raw[key].flatten(1) for key in problem.shapes], 1)
+    whole = [sum(mass for _, mass in paths_of(model, x, 1 / eps)) for x in SERIES]
+    expected = [-eps * np.log(one) / len(x) for one, x in zip(whole, SERIES, strict=True)]
+    np.testing.assert_allclose(problem.unit_losses(point)[0], expected, rtol=1e-9)
+    assert problem.loss(point).item() == pytest.approx(np.average(expected, weights=[4, 2, 1]))
+    assert problem.is_likelihood == (eps == 1.0) == problem.updates_suffice
+    assert problem.is_sum
+
+
+def test_few_long_sequences_are_cut_into_units_and_many_are_not():
+    model, rng = random_poisson_hmm(), np.random.default_rng(0)
+    few = problem_of(model, [rng.poisson(5.0, 700).astype(float), rng.poisson(5.0, 500).astype(float)])
+    assert few.in_units().batch.lengths.max() == 1200 // FEWEST_UNITS
+    assert few.in_units().rows == 1200
+    long = problem_of(model, [rng.poisson(5.0, 3000).astype(float)])
+    assert set(long.in_units().batch.lengths.tolist()) == {SHORT_UNIT}
+    short = problem_of(model, [rng.poisson(5.0, 20).astype(float)])
+    assert set(short.in_units().batch.lengths.tolist()) == {2}
+    many = problem_of(model, [np.array([1.0, 2.0])] * FEWEST_UNITS)
+    assert many.in_units() is many
+    fewer = problem_of(model, [np.array([1.0, 2.0])] * (FEWEST_UNITS - 1))
+    assert fewer.in_units() is not fewer
+
+
+def test_simulated_sequences_are_as_many_as_asked_but_not_too_few_or_too_long(monkeypatch):
+    model = random_poisson_hmm()
+    problem = problem_of(model, [np.full(40, 3.0)] * 5)
+    raw = model.structure.raw(naturals(model))
+    point = torch.cat([raw[key].flatten(1) for key in problem.shapes], 1)
+    assert len(problem.simulated(point, 50, 1).batch.lengths) == 50
+    assert len(problem.simulated(point, 3, 1).batch.lengths) == FEWEST_UNITS
+    monkeypatch.setattr(chain_module, "SIMULATED_STEPS", 1600)
+    assert len(problem.simulated(point, 50, 1).batch.lengths) == 40  # of forty steps each
+    assert set(problem.simulated(point, 50, 1).batch.lengths.tolist()) == {40}
+
+
+def test_first_steps_of_few_sequences_are_not_stretched():
+    """What so few first steps say of themselves has its maximum where no logits reach."""
+    model = random_poisson_hmm()
+    few = problem_of(model, [np.array([1.0, 2.0])] * (FEWEST_UNITS - 1))
+    sizes = {key: int(np.prod(shape)) for key, shape in few.shapes.items()}
+    (first,) = few.structure.keys["z[0]"].values()
+    expected = np.repeat([key != first for key in sizes], list(sizes.values()))
+    assert 0 < expected.sum() < len(expected)
+    assert few.stretched.tolist() == expected.tolist()
+    assert problem_of(model, [np.array([1.0, 2.0])] * FEWEST_UNITS).stretched is None
+
+
+def test_steps_are_read_in_stretches_where_features_are_few_or_steps_differ(monkeypatch):
+    problem = problem_of(random_poisson_hmm(), SERIES)
+    monkeypatch.setattr(chain_module, "suits_stretches", lambda block, replicas, chain: True)
+    assert problem._is_placed(1)
+    monkeypatch.setattr(chain_module, "FEW_FEATURES", 2)
+    alike = problem_of(random_poisson_hmm(), [np.array([3.0, 3.0, 3.0, 3.0])])
+    assert problem._is_placed(1) == (len(problem.chain.phase) == problem.rows)
+    assert not alike._is_placed(1)
+    monkeypatch.setattr(chain_module, "suits_stretches", lambda block, replicas, chain: False)
+    assert not problem._is_placed(1)
+
+
+UPDATED = {
+    "plain": (lambda: ([otp.lag("z", "z"), ("z", "x")], {"x": m.Poisson()}), True),
+    "two lags": (lambda: ([otp.lag("z", "z"), otp.lag("z", "z", by=2), ("z", "x")], {"x": m.Poisson()}), False),
+    "a lagged emission": (lambda: ([otp.lag("z", "z"), ("z", "x"), otp.lag("z", "x")], {"x": m.Poisson()}), False),
+    "an autoregression": (lambda: ([otp.lag("z", "z"), ("z", "x"), otp.lag("x", "x")], {"x": m.Normal()}), False),
+    "a driven chain": (
+        lambda: ([otp.lag("z", "z"), ("u", "z"), ("z", "x")], {"x": m.Poisson(), "u": m.Given(otp.spaces.Discrete(2))}),
+        False,
+    ),
+    "a category that x reads": (
+        lambda: ([otp.lag("z", "z"), ("z", "x"), ("k", "x")], {"x": m.Normal(), "k": m.Categorical(2)}),
+        True,
+    ),
+    "tied rates": (
+        lambda: (
+            [otp.lag("z", "z"), ("z", "x"), ("z", "y")],
+            {"x": m.Poisson(log_rate=otp.tie("r")), "y": m.Poisson(log_rate=otp.tie("r"))},
+        ),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UPDATED)
+def test_updates_in_closed_form_are_there_where_every_node_has_one(case):
+    build, expected = UPDATED[case]
+    edges, others = build()
+    model = otp.Model(otp.Graph(edges, hidden=["z"]), {"z": m.Categorical(2), **others})
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({name: rng.integers(0, 2, 12).astype(float) for name in others})
+    schema = Schema.of(model.spaces, model.graph, frame)
+    batch = encode_sequences(Sequences(frame, lengths=[7, 5]), schema, hidden=model.graph.hidden)
+    problem = chain_problem(model.structure, batch, Layout.of(model.structure).shapes, 1.0, 0)
+    assert problem.updates_suffice == expected
+
+
+def test_long_sequences_have_the_same_counts_in_stretches(monkeypatch):
+    model, rng = random_poisson_hmm(), np.random.default_rng(1)
+    series = [rng.poisson(6.0, length).astype(float) for length in (150, 90)]
+    series[0][20:24] = np.nan
+    problem = problem_of(model, series).reweighted(torch.tensor([[1.0, 2.0], [0.5, 3.0]]).double())
+    with monkeypatch.context() as patched:
+        patched.setattr(ChainProblem, "_is_placed", lambda self, replicas: False)
+        by_steps = sums_of(problem, model)
+    assert problem._is_placed(2)
+
+    def refused(*arguments):
+        raise AssertionError("stretches suffice")
+
+    monkeypatch.setattr(chain_module, "potentials", refused)
+    in_stretches = sums_of(problem, model)
+    for name in ("log_likelihood", "features", "first", "pair"):
+        torch.testing.assert_close(getattr(in_stretches, name), getattr(by_steps, name), rtol=1e-6, atol=1e-6)
+
+
+def test_hidden_nodes_that_read_an_observed_one_have_no_updates_though_they_have_no_memory():
+    edges = [otp.lag("z", "z"), ("z", "x"), ("k", "w"), ("w", "x")]
+    nodes = {"z": m.Categorical(2), "w": m.Categorical(2), "k": m.Categorical(2), "x": m.Poisson()}
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"k": rng.integers(0, 2, 12), "x": rng.poisson(3.0, 12)}, dtype=float)
+    for read in (True, False):
+        own = edges if read else [edge for edge in edges if edge != ("k", "w")] + [("k", "x")]
+        model = otp.Model(otp.Graph(own, hidden=["z", "w"]), nodes)
+        schema = Schema.of(model.spaces, model.graph)
+        batch = encode_sequences(Sequences([frame]), schema, hidden=model.graph.hidden)
+        problem = chain_problem(model.structure, batch, Layout.of(model.structure).shapes, 1.0, 0)
+        assert not problem.chain.varying
+        assert problem.updates_suffice is not read

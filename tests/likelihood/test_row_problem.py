@@ -1,0 +1,276 @@
+"""What a problem of rows says of itself, and the parts of it that stand for the whole."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import otpdag as otp
+from otpdag import mechanisms as m
+from otpdag.data import Schema, encode
+from otpdag.divergences.whitened import WhitenedFeatures
+from otpdag.engine.table_data import lay_out_rows, one_start
+from otpdag.likelihood import row_problem as rows
+from otpdag.likelihood.enumeration import SumSizes
+from otpdag.likelihood.moment_problem import MomentProblem
+from otpdag.likelihood.row_problem import (
+    ROUGHLY_SETTLED,
+    SETTLED,
+    SETTLED_RESAMPLE,
+    RowProblem,
+    each_row_problem,
+    row_problem,
+)
+from otpdag.likelihood.rows import RowObjective
+from otpdag.matching.mean_features import mean_features, mean_over_many
+from otpdag.settings import ClosedForm, Direct, Objective
+
+ROWS = 40
+
+
+def made(objective):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.normal(size=ROWS), "n": rng.poisson(2, ROWS)})
+    graph = otp.Graph([("u", "x"), ("u", "n")], hidden=["u"])
+    model = otp.Model(graph, {"u": m.Normal(), "x": m.Normal(), "n": m.Poisson()})
+    batch = encode(frame, Schema.of(model.spaces, model.graph), hidden=["u"])
+    layout = lay_out_rows(model.structure, batch, otp.entropic(), 0)
+    closed = ClosedForm(sums=SumSizes(grid=16))
+    problem = each_row_problem(RowObjective(layout.structure, layout.shapes, objective, closed), batch, 0)
+    assert type(problem) is RowProblem
+    return problem, one_start(layout, batch, 0, 0, first=True)
+
+
+@pytest.mark.parametrize(
+    ("objective", "likelihood", "total"),
+    [
+        (Objective(eps=1.0), True, True),
+        (Objective(eps=0.5), False, True),
+        (Objective(reconstruction=2.0, eps=2.0), False, False),
+    ],
+)
+def test_a_likelihood_is_the_loss_at_temperature_one(objective, likelihood, total):
+    problem, _ = made(objective)
+    assert problem.is_likelihood is likelihood
+    assert problem.is_sum is total
+
+
+def test_the_curvature_is_taken_on_a_part_of_many_rows_only(monkeypatch):
+    problem, start = made(Objective(eps=1.0))
+    assert problem.for_curvature(start) is None
+    monkeypatch.setattr("otpdag.likelihood.row_problem.CURVED_FROM", 20)
+    monkeypatch.setattr("otpdag.likelihood.row_problem.CURVED_ROWS", 12)
+    assert problem.for_curvature(start).rows == 12
+
+
+def test_a_part_has_fewer_rows_and_coarse_ones_half_the_points():
+    problem, _ = made(Objective(eps=1.0))
+    part = problem.on_part(10)
+    assert (part.rows, part.closed.sums.grid) == (10, 16)
+    assert problem.on_part(10, coarse=True).closed.sums.grid == 8
+
+
+def test_losses_of_rows_stand_in_the_order_of_the_table_and_take_its_weights():
+    """Rows are grouped by what they miss: what is told of them, and given to them, must come back to each."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"a": rng.integers(0, 2, ROWS), "b": rng.normal(size=ROWS), "x": rng.poisson(2, ROWS)})
+    frame = frame.astype(float).mask(rng.random((ROWS, 3)) < 0.4)
+    model = otp.Model(otp.Graph([("a", "x"), ("b", "x")]), {"a": m.Categorical(2), "b": m.Normal(), "x": m.Poisson()})
+    batch = encode(frame, Schema.of(model.spaces, model.graph), hidden=())
+    layout = lay_out_rows(model.structure, batch, otp.entropic(), 0)
+    start = one_start(layout, batch, 0, 0, first=True)
+    closed = ClosedForm(sums=SumSizes(grid=16, easy_states=10**6, patterns=1000))
+    problem = each_row_problem(RowObjective(layout.structure, layout.shapes, Objective(eps=1.0), closed), batch, 0)
+    assert type(problem) is RowProblem
+    placed = problem.laid_out_for(start, precisely=True)
+    assert len(placed.groups) > 2
+    assert torch.cat([group.rows for group in placed.groups]).tolist() != list(range(ROWS))
+    losses = placed.unit_losses(start)[0]
+    alone = [placed.on_part(torch.tensor([row])).laid_out_for(start, precisely=True).loss(start) for row in range(ROWS)]
+    torch.testing.assert_close(losses, torch.cat(alone), rtol=1e-5, atol=1e-6)
+    factors = torch.rand(1, ROWS, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    weighted = placed.reweighted(factors)
+    torch.testing.assert_close(weighted.loss(start), (factors * losses).sum(-1) / factors.sum(-1), rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(weighted.weight, placed.weight * factors)
+
+
+@pytest.mark.parametrize(
+    ("objective", "reference", "kind"),
+    [
+        (Objective(eps=1.0), "model", MomentProblem),
+        (Objective(eps=0.5), "model", RowProblem),
+        (Objective(reconstruction=2.0, eps=2.0), "model", RowProblem),
+        (Objective(eps=1.0), "uniform", RowProblem),
+        (Objective(eps=1.0, direct=Direct()), "model", RowProblem),
+    ],
+)
+def test_only_a_plain_likelihood_is_summed_up_in_moments(objective, reference, kind):
+    """Of complete rows of numbers, whose moments tell all: any other objective reads the rows one by one."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.normal(size=60), "y": rng.normal(size=60)})
+    model = otp.Model(otp.Graph([("x", "y")]), {"x": m.Normal(), "y": m.Normal()})
+    batch = encode(frame, Schema.of(model.spaces, model.graph), hidden=[])
+    layout = lay_out_rows(model.structure, batch, otp.entropic(), 0)
+    about = RowObjective(layout.structure, layout.shapes, objective, ClosedForm(reference=reference))
+    problem = row_problem(about, batch, 0)
+    assert isinstance(problem, kind)
+    if objective.direct is None and objective.reconstruction == 1.0:
+        start = one_start(layout, batch, 0, 0, first=True)
+        alone = each_row_problem(about, batch, 0)
+        torch.testing.assert_close(problem.loss(start), alone.loss(start), rtol=1e-8, atol=1e-10)
+        assert problem.rows == alone.rows == 60
+
+
+def direct_problem(gaps, refinements=2, kappa=1.5):
+    """Two normal causes of a third, compared by features: few points stand for the causes in each step."""
+    rng = np.random.default_rng(4)
+    x, z = rng.normal(size=ROWS), 2 + 0.5 * rng.normal(size=ROWS)
+    frame = pd.DataFrame({"x": x, "z": z, "y": 1 + x - z + 0.4 * rng.normal(size=ROWS)})
+    if gaps:
+        frame = frame.mask(rng.random(frame.shape) < 0.2)
+    model = otp.Model(otp.Graph([("x", "y"), ("z", "y")]), {name: m.Normal() for name in "xzy"})
+    batch = encode(frame, Schema.of(model.spaces, model.graph), hidden=())
+    layout = lay_out_rows(model.structure, batch, otp.entropic(), 0)
+    direct = Direct(kappa, WhitenedFeatures(features=20), refinements=refinements)
+    objective = Objective(reconstruction=0.0, direct=direct)
+    problem = row_problem(RowObjective(layout.structure, layout.shapes, objective, ClosedForm()), batch, 3)
+    return problem, one_start(layout, batch, 0, 0, first=True)
+
+
+def distance_over_many(problem, point):
+    """The squared distance of the data's mean features to the model's, over many points, by the inverse."""
+    direct, naturals = problem.direct, problem.naturals(point)
+    gap = (direct.features.mean - mean_over_many(problem.structure, naturals, direct.many, direct.features))[0]
+    weights = direct.features.whitening[0] @ direct.features.whitening[0].mT
+    return (gap @ weights @ gap).item()
+
+
+def test_weights_of_features_are_refined_as_often_as_asked_each_time_by_the_model():
+    problem, start = direct_problem(gaps=False)
+    assert (problem.refinements, problem.needed_moves, problem.completing) == (2, 0, None)
+    assert problem.points_per_row == 1  # no row has points of its own
+    assert problem.direct.measure.size < problem.direct.many.size
+    for left, seed in ((1, 3), (0, 4)):
+        naturals = problem.naturals(start)
+        expected = problem.direct.whitened_by_model(problem.structure, naturals, seed).features.whitening
+        moved = problem.moved(start)
+        assert (moved.what, moved.problem.refinements) == ("refined weights", left)
+        problem = moved.problem
+        assert torch.equal(problem.direct.features.whitening, expected)
+        assert problem.direct.along is None  # nothing was filled in
+        lacking = mean_over_many(problem.structure, naturals, problem.direct.many, problem.direct.features)
+        few = mean_features(problem.structure, naturals, problem.direct.measure, problem.direct.features)
+        torch.testing.assert_close(problem.direct.lacking, lacking - few)
+        assert problem.terms(start).total.item() == pytest.approx(1.5 * distance_over_many(problem, start), rel=1e-9)
+    assert problem.moved(start) is None
+    assert problem.notes_at(start) == ()
+
+
+def test_gaps_are_completed_until_estimates_settle_and_then_compared_along_scores(monkeypatch):
+    problem, start = direct_problem(gaps=True, refinements=1)
+    assert problem.needed_moves == rows.MOST_COMPLETIONS
+    assert "rows with gaps could not be completed" in problem.notes_at(start)[0]
+    first = problem.moved(start)
+    assert (first.what, first.curved_alike) == ("completed rows", False)
+    problem = first.problem
+    assert torch.equal(problem.completing.begin, start)
+    assert problem.notes_at(start) == ()
+    completed = problem.direct.completed
+    torch.testing.assert_close(
+        problem.direct.features.mean, completed.mean_features(problem.structure, problem.direct.features)
+    )
+    # how far a point may be off, in squared standard errors, before rows are completed anew
+    beside = start.clone()
+    beside[0, 0] += 1e-3
+    change = problem.direct.change(problem.structure, problem.naturals(start), problem.naturals(beside)).item()
+    old, new = (
+        mean_features(problem.structure, problem.naturals(one), problem.direct.measure, problem.direct.features)
+        for one in (start, beside)
+    )
+    gap = (old - new) @ problem.direct.features.whitening[0]
+    assert change == pytest.approx(float(gap.square().sum()) * ROWS, rel=1e-6)
+
+    def off(squared):
+        point = start.clone()
+        point[0, 0] += 1e-3 * (squared / change) ** 0.5
+        return point
+
+    for limit, refinements, settled in (
+        (ROUGHLY_SETTLED, 1, SETTLED),
+        (SETTLED, 0, SETTLED),
+        (SETTLED_RESAMPLE, 0, SETTLED_RESAMPLE),
+    ):
+        own = replace(problem, refinements=refinements, settled=settled)
+        within, beyond = own.moved(off(0.8 * limit)), own.moved(off(1.25 * limit))
+        assert within is None if not refinements else within.what == "refined weights"
+        assert (beyond.what, beyond.curved_alike) == ("completed rows", True)
+        torch.testing.assert_close(beyond.problem.completing.points[0], start)
+        torch.testing.assert_close(beyond.point, off(1.25 * limit))  # of a single image it is the image
+    # along scores: the same distance at the estimate
+    work = 2 * start.shape[-1] * rows.WHITENING_ROWS
+    for most, is_along in ((work, True), (work - 1, False)):
+        monkeypatch.setattr(rows, "MOST_SCORES", most)
+        refined = problem.moved(start).problem
+        assert (refined.direct.along is not None) == is_along
+        assert [torch.equal(one, start) for one in refined.completing.points] == [True]
+        assert refined.completing.images == ()
+        assert refined.terms(start).total.item() == pytest.approx(1.5 * distance_over_many(refined, start), rel=1e-8)
+    monkeypatch.setattr(rows, "MOST_SCORES", work)
+    two = torch.cat([start, start])
+    assert problem._along_scores(problem.direct, two, 3) is problem.direct
+    refined = problem.moved(start).problem
+    untold = refined.direct.scores.directions
+    assert len(untold) > 0  # twenty features tell seven scores badly
+    assert refined.direct.along.shape == (1, 20 + len(untold), start.shape[-1])
+    resampled = refined.reweighted(torch.ones(1, ROWS).double())
+    assert resampled.settled == SETTLED_RESAMPLE
+    assert resampled.completing.images == ()
+    assert resampled.terms(start).total.item() == pytest.approx(refined.terms(start).total.item(), rel=1e-9)
+
+
+def test_the_first_weights_of_features_are_left_after_few_completions():
+    problem, start = direct_problem(gaps=True, refinements=1)
+    what = []
+    for far in (0.0, 0.3, 0.6, 0.9, 1.2):
+        moved = problem.moved(start + far)
+        what.append(moved.what)
+        problem = moved.problem
+    assert what == ["completed rows"] * 4 + ["refined weights"]
+
+
+def test_scores_that_are_compared_are_those_where_rows_are_completed():
+    """Told anew with the rows: the gap of completed rows and the model is the rows' mean score alone."""
+    problem, start = direct_problem(gaps=True, refinements=1)
+    refined = problem.moved(start).problem.moved(start).problem
+    there = start + 0.05
+    completed = refined.moved(there).problem
+    scores, naturals = completed.direct.scores, completed.naturals(completed.completing.begin)
+    gap = scores.gap(completed.structure, naturals, completed.batch.weight)
+    torch.testing.assert_close(gap, scores.of_rows.mean(1), rtol=1e-9, atol=1e-12)
+    assert not torch.allclose(scores.of_rows, refined.direct.scores.of_rows, rtol=1e-3)
+
+
+def test_points_of_several_numbers_are_placed_before_a_search_and_a_grid_is_left_where_it_is():
+    one, start = made(Objective(eps=1.0))
+    assert one.laid_out_for(start) is one
+    rng = np.random.default_rng(1)
+    frame = pd.DataFrame({name: rng.poisson(3, 12).astype(float) for name in "abc"})
+    graph = otp.Graph([(hidden, name) for hidden in "uv" for name in "abc"], hidden=["u", "v"])
+    model = otp.Model(graph, {"u": m.Normal(), "v": m.Normal(), **{name: m.Poisson() for name in "abc"}})
+    batch = encode(frame, Schema.of(model.spaces, model.graph), hidden=["u", "v"])
+    layout = lay_out_rows(model.structure, batch, otp.entropic(), 0)
+    start = one_start(layout, batch, 0, 0, first=True)
+    about = RowObjective(layout.structure, layout.shapes, Objective(eps=1.0), ClosedForm())
+    problem = each_row_problem(about, batch, 0)
+    assert [group.serves(1) for group in problem.groups] == [False]
+    placed = problem.laid_out_for(start)
+    assert [group.serves(1) for group in placed.groups] == [True]
+    assert problem.points_per_row == problem.groups[0].base.shape[-2]
+    assert placed.laid_out_for(start, precisely=True).loss(start).item() == pytest.approx(
+        placed.loss(start).item(), abs=1e-3
+    )
+    # several at once have points of their own
+    both = problem.laid_out_for(torch.cat([start, start + 0.1]))
+    assert [group.serves(2) for group in both.groups] == [True]

@@ -1,0 +1,276 @@
+"""A search leaves optima in which two states share what one explains."""
+
+import numpy as np
+import pandas as pd
+import torch
+
+import otpdag as otp
+from otpdag import mechanisms as m
+from otpdag.likelihood.chain_problem import ChainProblem
+from otpdag.likelihood.state_problem import StateProblem
+from otpdag.likelihood.swapped_states import Reading, Swaps, _halves, lowest_swap, posteriors, swapped_pairs, swaps
+from otpdag.structure import pack
+
+CENTRES = np.array([[-8.0, 0.0], [0.0, -8.0], [0.0, 8.0], [9.0, 9.0], [9.0, -9.0]])
+
+
+def five_clusters(rows: int = 1500) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    return CENTRES[rng.integers(0, 5, rows)] + rng.normal(size=(rows, 2))
+
+
+def mixture(states: int) -> otp.Model:
+    graph = otp.Graph([("z", "x")], hidden=["z"])
+    return otp.Model(graph, {"z": m.Categorical(states), "x": m.MultivariateNormal(2)})
+
+
+def problem_and_point(means: np.ndarray, table: np.ndarray) -> tuple[StateProblem, torch.Tensor]:
+    """The problem of a fit, at equal weights, unit covariances and these means."""
+    result = otp.fit(mixture(len(means)), {"x": table}, restarts=1, seed=0)
+    problem = result.problem
+    assert type(problem) is StateProblem
+    naturals = {
+        "z": {"probs": torch.full((1, 1, len(means)), 1 / len(means)).double()},
+        "x": {
+            "loc": torch.as_tensor(means).unsqueeze(0),
+            "covariance": torch.eye(2).double().expand(1, len(means), 2, 2).clone(),
+        },
+    }
+    raw = problem.structure.raw(naturals)
+    point = pack({key: raw[key] for key in problem.shapes})
+    for _ in range(200):
+        point, _ = problem.updated(point)
+    return problem, point
+
+
+def test_a_state_too_many_here_is_taken_to_where_one_is_missing():
+    table = five_clusters()
+    doubled = np.array([[-8.5, 0.0], [-7.5, 0.0], [0.0, -8.0], [0.0, 8.0], [9.0, 0.0]])  # two on the first, one for two
+    problem, caught = problem_and_point(doubled, table)
+    _, right = problem_and_point(CENTRES, table)
+    moved = problem.moved(caught)
+    assert float(problem.loss(caught) - problem.loss(right)) > 0.1
+    assert moved is not None
+    point = moved.point
+    for _ in range(50):
+        point, _ = problem.updated(point)
+    assert abs(float(problem.loss(point) - problem.loss(right))) < 1e-6
+
+
+def test_the_best_optimum_is_kept():
+    problem, right = problem_and_point(CENTRES, five_clusters())
+    assert problem.moved(right) is None
+
+
+def test_two_states_are_not_swapped():
+    problem, point = problem_and_point(CENTRES[:2], five_clusters())
+    assert problem.moved(point) is None
+
+
+def test_tables_of_categories_are_swapped_too():
+    rng = np.random.default_rng(1)
+    z = rng.integers(0, 4, 4000)
+    tables = rng.dirichlet(np.full(5, 0.3), (6, 4))
+    frame = pd.DataFrame({f"x{i}": [rng.choice(5, p=table[k]) for k in z] for i, table in enumerate(tables)})
+    graph = otp.Graph([("z", name) for name in frame], hidden=["z"])
+    losses = []
+    for restarts in (1, 30):
+        model = otp.Model(graph, {"z": m.Categorical(4), **{name: m.Categorical(5) for name in frame}})
+        losses.append(otp.fit(model, frame, seed=3, restarts=restarts).loss)
+    assert losses[0] - losses[1] < 1e-4
+
+
+def test_sums_after_a_swap_are_those_of_rows_shared_anew():
+    """One state gives up its rows to the others, in proportion to what they had of them, and takes half of another."""
+    rng = np.random.default_rng(0)
+    features = torch.as_tensor(np.c_[rng.normal(size=(40, 2)) * [3.0, 1.0], np.ones(40)])
+    weight = torch.as_tensor(rng.uniform(0.5, 2.0, 40))
+    posterior = torch.as_tensor(rng.dirichlet(np.ones(4), 40))
+    found = swaps(Reading(features, weight, posterior)).sums
+    taken = weight.unsqueeze(-1) * posterior
+    cost = -(weight.unsqueeze(-1) * (1 - posterior).log()).sum(0)
+    given_up = int(cost.argmin())
+    split = next(state for state in taken.sum(0).argsort(descending=True).tolist() if state != given_up)
+    rest = posterior.clone()
+    rest[:, given_up] = 0.0
+    rest = weight.unsqueeze(-1) * rest / rest.sum(-1, keepdim=True)
+    own = rest.T @ features
+    others = [state for state in range(4) if state not in (given_up, split)]
+    torch.testing.assert_close(found[0, others], own[others])
+    torch.testing.assert_close(found[0, given_up] + found[0, split], own[split])
+    torch.testing.assert_close(found[0, :, -1].sum(), weight.sum())
+    share = float(found[0, given_up, -1] / own[split, -1])
+    assert 0.2 < share < 0.8
+    apart = found[0, given_up] / found[0, given_up, -1] - found[0, split] / found[0, split, -1]
+    assert abs(float(apart[0])) > abs(float(apart[1]))  # the halves lie apart where the rows are most spread
+
+
+def test_two_states_are_given_up_and_the_twelve_with_most_rows_are_split():
+    rng = np.random.default_rng(3)
+    features = torch.as_tensor(np.c_[rng.normal(size=(300, 2)), np.ones(300)])
+    posterior = torch.as_tensor(rng.dirichlet(np.linspace(1.0, 4.0, 16), 300))
+    found = swaps(Reading(features, torch.ones(300).double(), posterior))
+    cost = -(1 - posterior).log().sum(0)
+    largest = set(posterior.sum(0).argsort(descending=True)[:12].tolist())
+    given_up = cost.argsort()[:2].tolist()
+    assert len(found) == sum(len(largest - {state}) for state in given_up)
+    assert swaps(Reading(features, torch.ones(300).double(), posterior[:, :2])).sums.shape == (0, 2, 3)
+
+
+def test_the_lowest_after_updates_on_a_part_and_on_all_is_told_with_its_loss():
+    """Four updates of all on a part of the rows, six of the best two on all, and the loss where these lead.
+
+    The first also tells the loss of the optimum itself, which is 20 here.
+    """
+    calls = []
+
+    def updates(name, height):
+        def updated(points):
+            calls.append((name, len(points)))
+            return points + 1, height(points[:, 0])
+
+        return updated
+
+    candidates = torch.tensor([[0.0], [10.0], [20.0], [30.0]]).double()
+    on_part = updates("part", lambda at: torch.where(at > 25, torch.nan, (at - 15).abs()))
+    on_all = updates("all", lambda at: (at - 29).abs())
+    lowest = lowest_swap(torch.tensor([[-5.0]]).double(), candidates, on_part, on_all)
+    assert calls == [("part", 5)] + [("part", 4)] * 3 + [("all", 2)] * 7
+    assert lowest is not None
+    point, loss = lowest
+    assert point.tolist() == [[30.0]]  # of 10 and 20, which were lowest on the part, after ten updates
+    assert loss.tolist() == [1.0]
+    del calls[:]
+    assert (
+        lowest_swap(torch.tensor([[12.0]]).double(), candidates, on_part, on_all) is None
+    )  # 3, two less than the best
+    assert calls == [("part", 5)]
+
+
+def test_states_are_split_across_their_leading_component():
+    """Of features in units of their spread over all rows, by an eigenvector of each state's own covariance."""
+    rng = np.random.default_rng(5)
+    state = np.repeat([0, 1, 2], 60)
+    along = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])[state]
+    x = 4.0 * rng.normal(size=(180, 1)) * along + 0.3 * rng.normal(size=(180, 2)) + 20.0 * state[:, None]
+    features = np.c_[x * [1.0, 100.0], np.full(180, 7.0)]  # in units of their own, and one that is constant
+    posterior = 0.9 * np.eye(3)[state] + 0.1 / 3
+    taken = rng.uniform(0.5, 2.0, (180, 1)) * posterior
+    found = _halves(torch.as_tensor(features), torch.as_tensor(taken)).numpy()
+    rows = taken.sum(1)
+    level = rows @ features / rows.sum()
+    spread = np.sqrt(rows @ (features - level) ** 2 / rows.sum())
+    scaled = (features - level) / np.where(spread > 0, spread, 1.0)
+    for one in range(3):
+        own = taken[:, one] / taken[:, one].sum()
+        centre = own @ scaled
+        covariance = (own[:, None] * (scaled - centre)).T @ (scaled - centre)
+        direction = np.linalg.eigh(covariance)[1][:, -1]
+        side = (scaled - centre) @ direction > 0
+        assert np.array_equal(found[:, one], side) or np.array_equal(found[:, one], ~side)
+
+
+def test_every_swap_has_the_sums_of_its_rows():
+    rng = np.random.default_rng(7)
+    features = torch.as_tensor(np.c_[rng.normal(size=(50, 2)), np.ones(50)])
+    weight, posterior = torch.as_tensor(rng.uniform(0.5, 2.0, 50)), torch.as_tensor(rng.dirichlet(np.ones(5), 50))
+    posterior[0] = torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0])  # a row that one state alone explains
+    found = swaps(Reading(features, weight, posterior))
+    taken = weight.unsqueeze(-1) * posterior
+    half = _halves(features, taken)
+    left = 1 - posterior.clamp(max=1 - 1e-9)
+    cost = -(weight.unsqueeze(-1) * left.log()).sum(0)
+    expected = []
+    for given_up in cost.argsort()[:2].tolist():
+        rest = taken / left[:, [given_up]]
+        rest[:, given_up] = 0.0
+        for split in taken.sum(0).argsort(descending=True).tolist():
+            if split == given_up:
+                continue
+            shared = rest.clone()
+            shared[:, given_up] = rest[:, split] * half[:, split]
+            shared[:, split] = rest[:, split] * (1 - half[:, split])
+            expected.append(shared.T @ features)
+    torch.testing.assert_close(found.sums, torch.stack(expected))
+
+
+def test_posteriors_after_swaps_have_the_sums_that_swaps_tell():
+    rng = np.random.default_rng(8)
+    features = torch.as_tensor(np.c_[rng.normal(size=(60, 2)), np.ones(60)])
+    weight, posterior = torch.as_tensor(rng.uniform(0.5, 2.0, 60)), torch.as_tensor(rng.dirichlet(np.ones(4), 60))
+    reading = Reading(features, weight, posterior)
+    found = torch.stack(list(posteriors(reading)))
+    torch.testing.assert_close(found.sum(-1), torch.ones(6, 60).double())
+    torch.testing.assert_close((weight.unsqueeze(-1) * found).mT @ features, swaps(reading).sums)
+    every = list(posteriors(reading, 4))  # the same, and those of states that cost more to remove
+    assert len(every) == 12
+    torch.testing.assert_close(torch.stack(every[:6]), found)
+    assert not list(posteriors(Reading(features, weight, posterior[:, :2]), 4))
+
+
+# -- chains ------------------------------------------------------------------------------------------------------------
+
+RATES = np.array([2.0, 12.0, 40.0, 90.0])
+
+
+def four_lasting_states(steps: int = 3000) -> np.ndarray:
+    rng = np.random.default_rng(4)
+    moves = np.where(rng.random(steps) < 0.05, rng.integers(1, 4, steps), 0)
+    return rng.poisson(RATES[moves.cumsum() % 4]).astype(float)[None]
+
+
+def chain_and_point(rates: np.ndarray, counts: np.ndarray) -> tuple[ChainProblem, torch.Tensor]:
+    """The problem of a fit, at states that last and these rates."""
+    states = len(rates)
+    graph = otp.Graph([otp.lag("z", "z"), ("z", "x")], hidden=["z"])
+    result = otp.fit(otp.Model(graph, {"z": m.Categorical(states), "x": m.Poisson()}), counts, restarts=1, seed=0)
+    problem = result.problem
+    assert type(problem) is ChainProblem
+    lasting = (
+        torch.full((states, states), 0.1 / (states - 1)) + torch.eye(states) * (0.9 - 0.1 / (states - 1))
+    ).double()
+    naturals = {
+        "z": {"probs": lasting[None]},
+        "z[0]": {"probs": torch.full((1, 1, states), 1 / states).double()},
+        "x": {"log_rate": torch.as_tensor(rates).log().reshape(1, -1, 1)},
+    }
+    raw = problem.structure.raw(naturals)
+    point = pack({key: raw[key] for key in problem.shapes})
+    for _ in range(300):
+        point, _ = problem.updated(point)
+    return problem, point
+
+
+def chain_loss(problem: ChainProblem, point: torch.Tensor) -> float:
+    return float(problem.updated(point)[1].total)
+
+
+def test_a_chain_leaves_an_optimum_in_which_two_states_share_what_one_explains():
+    counts = four_lasting_states()
+    problem, right = chain_and_point(RATES, counts)
+    _, doubled = chain_and_point(np.array([1.9, 2.1, 12.0, 65.0]), counts)
+    assert chain_loss(problem, doubled) - chain_loss(problem, right) > 0.1
+    moved = problem.moved(doubled)
+    assert moved is not None
+    point = moved.point
+    for _ in range(100):
+        point, _ = problem.updated(point)
+    assert abs(chain_loss(problem, point) - chain_loss(problem, right)) < 1e-6
+
+
+def test_a_chain_stays_at_its_best_optimum_and_with_two_states_where_it_is():
+    counts = four_lasting_states()
+    problem, right = chain_and_point(RATES, counts)
+    assert problem.moved(right) is None
+    problem, two = chain_and_point(RATES[:2], counts)
+    assert problem.moved(two) is None
+
+
+def test_pairs_after_a_swap_add_up_to_the_steps_of_each_state():
+    """Each step has one before it: pairs that end in a state are as many as its steps, and none is lost."""
+    rng = np.random.default_rng(5)
+    count = torch.as_tensor(rng.uniform(10.0, 50.0, (2, 4)))
+    tried = Swaps(torch.stack([torch.zeros(2, 4).double(), count], -1), torch.tensor([0, 2]), torch.tensor([3, 1]))
+    pairs = swapped_pairs(torch.as_tensor(rng.uniform(0.1, 2.0, (4, 4))), tried)
+    assert (pairs >= 0).all()
+    torch.testing.assert_close(pairs.sum(1), count)

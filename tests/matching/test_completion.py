@@ -1,0 +1,130 @@
+"""Completed rows, against integrals that are known."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import otpdag as otp
+from otpdag import mechanisms as m
+from otpdag.data import Schema, encode
+from otpdag.divergences import WhitenedFeatures
+from otpdag.matching.completion import can_be_completed, complete_rows
+from otpdag.matching.mean_features import feature_columns
+
+EVENLY_SPREAD = 2e-3
+"""Four standard errors of means over 150 rows with 16 draws each, one in each stratum."""
+
+NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(60)
+WEIGHTS = WEIGHTS / WEIGHTS.sum()
+
+
+def table(rows=300):
+    """``a -> b``, and ``b`` empty where ``a`` is above zero."""
+    rng = np.random.default_rng(3)
+    a = rng.normal(size=rows)
+    b = 0.5 + 1.1 * a + 0.8 * rng.normal(size=rows)
+    return pd.DataFrame({"a": a, "b": np.where(a > 0, np.nan, b)})
+
+
+def naturals(slope=1.1, scale=0.8):
+    lifted = {"a": {"loc": [0.0], "scale": [1.0]}, "b": {"loc": [0.5], "weight": [[slope]], "scale": [scale]}}
+    model = otp.Model(otp.Graph([("a", "b")]), {"a": m.Normal(), "b": m.Normal()})
+    shapes = {n: {k: p.shape for k, p in model.mechanisms[n].declared().items()} for n in "ab"}
+    return model.structure, {
+        n: {k: torch.tensor(v).double().reshape(1, *shapes[n][k]) for k, v in own.items()} for n, own in lifted.items()
+    }
+
+
+def laid_out(frame):
+    structure, truth = naturals()
+    spaces = {n: structure.mechanisms[n].space for n in structure.graph.nodes}
+    batch = encode(frame, Schema.of(spaces, structure.graph, frame), hidden=())
+    features = WhitenedFeatures(features=40).fit(feature_columns(structure, batch), batch.weight)
+    return structure, truth, batch, features
+
+
+def expected_means(frame, features, slope=1.1, scale=0.8):
+    """Mean features with ``b`` integrated out of the rows that miss it, by Gauss-Hermite quadrature."""
+    a = np.repeat(frame["a"].to_numpy()[:, None], 60, 1)
+    b = np.where(np.isnan(frame[["b"]]), 0.5 + slope * a + scale * NODES, frame[["b"]])
+    kernels = [k(torch.as_tensor(v.reshape(1, -1, 1))) for k, v in zip(features.kernels, (a, b), strict=True)]
+    made = features.combine(kernels).numpy().reshape(len(frame), 60, -1)
+    return np.einsum("k,nkj->j", WEIGHTS, made) / len(frame)
+
+
+def test_features_of_completed_rows_are_integrals_over_the_gaps():
+    frame = table()
+    structure, truth, batch, features = laid_out(frame)
+    rows = complete_rows(structure, truth, batch, {}, seed=0)
+    assert sorted(torch.cat([rows.complete, rows.gaps]).tolist()) == list(range(300))
+    found = rows.mean_features(structure, features)[0].numpy()
+    np.testing.assert_allclose(found, expected_means(frame, features), atol=EVENLY_SPREAD)
+    kept = rows.keeping(structure, features)
+    assert kept.made
+    np.testing.assert_array_equal(kept.mean_features(structure, features)[0], found)
+
+
+def test_draws_serve_other_parameters_by_their_weights():
+    frame = table()
+    structure, truth, batch, features = laid_out(frame)
+    rows = complete_rows(structure, truth, batch, {}, seed=0)
+    assert rows.effective == pytest.approx(1.0)
+    _, other = naturals(slope=1.2, scale=0.9)
+    moved = rows.weighed_for(structure, other)
+    assert 0.6 < moved.effective < 0.999
+    found = moved.mean_features(structure, features)[0].numpy()
+    expected, before = expected_means(frame, features, 1.2, 0.9), expected_means(frame, features)
+    assert np.abs(found - expected).max() < 0.15 * np.abs(before - expected).max()
+
+
+def test_replicas_have_draws_of_their_own():
+    frame = table()
+    structure, truth, batch, features = laid_out(frame)
+    _, other = naturals(slope=-1.0)
+    both = {n: {k: torch.cat([truth[n][k], other[n][k]]) for k in truth[n]} for n in truth}
+    found = complete_rows(structure, both, batch, {}, seed=0).mean_features(structure, features)
+    for row, slope in zip(found.numpy(), (1.1, -1.0), strict=True):
+        np.testing.assert_allclose(row, expected_means(frame, features, slope), atol=EVENLY_SPREAD)
+
+
+def test_weights_are_repetitions():
+    frame = table(120)
+    often = np.random.default_rng(1).integers(0, 4, 120)
+    structure, truth, batch, features = laid_out(frame)
+    factors = torch.as_tensor(often).double()[None]
+    rows = complete_rows(structure, truth, batch, {}, seed=0)
+    weighted = rows.with_weights(replace(batch, weight=factors)).mean_features(structure, features)
+    expected = expected_means(frame.loc[frame.index.repeat(often)], features)
+    np.testing.assert_allclose(weighted[0].numpy(), expected, atol=2e-3)
+
+
+def test_a_row_that_stands_for_many_is_drawn_apart():
+    structure, truth, batch, features = laid_out(table(40))
+    batch = replace(batch, weight=torch.full((1, 40), 30.0).double())
+    rows = complete_rows(structure, truth, batch, {}, seed=0)
+    gaps = int((~batch.mask["b"]).sum())
+    assert len(rows.gaps) == 30 * gaps
+    assert set(rows.repeats.tolist()) == {30}
+    np.testing.assert_allclose(
+        rows.mean_features(structure, features)[0].numpy(), expected_means(table(40), features), atol=5e-4
+    )
+
+
+def test_every_gap_is_filled_once():
+    structure, truth, batch, _ = laid_out(table())
+    filled = complete_rows(structure, truth, batch, {}, seed=0).one_each(structure)
+    seen = batch.mask["b"][0, :, 0]
+    assert bool(filled.mask["b"].all())
+    assert torch.equal(filled.values["b"][0, seen], batch.values["b"][0, seen])
+    assert (filled.values["b"][0, ~seen] != 0).all()
+
+
+def test_rows_without_densities_cannot_be_completed():
+    _, _, batch, _ = laid_out(table())
+    graph = otp.Graph([("a", "b")])
+    plain = otp.Model(graph, {"a": m.Normal(), "b": m.Deterministic(lambda parents: 2 * parents["a"])})
+    assert not can_be_completed(plain.structure, batch)
+    assert can_be_completed(otp.Model(graph, {"a": m.Normal(), "b": m.Normal()}).structure, batch)

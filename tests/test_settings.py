@@ -1,0 +1,60 @@
+"""What an objective is made of."""
+
+import pytest
+
+from otpdag.costs import Euclidean
+from otpdag.errors import ModelError
+from otpdag.schedules import Linear
+from otpdag.settings import ClosedForm, Direct, Drawn, Objective, PushForward, Weights
+
+
+def test_weights_follow_their_schedules():
+    objective = Objective(reconstruction=2.0, eps=Linear(1.0, 0.0), push_forward=PushForward(Linear(0.0, 4.0)))
+    assert objective.at(0.0) == Weights(2.0, eta=0.0, eps=1.0)
+    assert objective.at(0.25) == Weights(2.0, eta=1.0, eps=0.75)
+    assert objective.at(1.0) == Weights(2.0, eta=4.0, eps=0.0)
+    assert Objective(eps=0.5).at(0.3) == Weights(1.0, eta=0.0, eps=0.5)
+    assert Drawn(temperature=Linear(1.0, 0.5)).temperature_at(0.5) == 0.75
+
+
+@pytest.mark.parametrize(
+    ("objective", "is_likelihood"),
+    [
+        (Objective(eps=1.0), True),
+        (Objective(eps=0.5), True),
+        (Objective(eps=0.0), False),
+        (Objective(eps=Linear(1.0, 0.5)), False),
+        (Objective(eps=1.0, push_forward=PushForward()), False),
+    ],
+)
+def test_a_likelihood_has_eps_and_nothing_to_push(objective, is_likelihood):
+    assert objective.is_likelihood is is_likelihood
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Objective(reconstruction=-1.0), "reconstruction must not be negative; got -1.0"),
+        (lambda: Objective(reconstruction=0.0), "the objective has no term"),
+        (lambda: Direct(kappa=0.0), "kappa must be above zero, or the direct term left out; got 0.0"),
+        (lambda: Direct(kappa=float("nan")), "kappa must be above zero"),
+        (lambda: ClosedForm(reference="even"), "reference must be one of 'model', 'uniform'; got 'even'"),
+        (lambda: Drawn(noise="none"), "noise must be one of 'sampled', 'abducted', 'marginal'; got 'none'"),
+        (lambda: Drawn(scope="all"), "scope must be one of 'joint', 'local'; got 'all'"),
+        (lambda: Drawn(batch_size=0), "batch_size must be at least 1; got 0"),
+        (lambda: Drawn(costs={"x": "squared"}), "must be an AbstractCost or a function of two points; got 'squared'"),
+        (
+            lambda: Drawn(noise="marginal", costs={"x": Euclidean()}),
+            "with noise='marginal' the cost of a node is its log-likelihood: leave costs out",
+        ),
+        (lambda: Drawn(backward=3), "backward must be a function that builds maps; got 3"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(build, message):
+    with pytest.raises(ModelError, match=message):
+        build()
+
+
+def test_one_term_is_enough():
+    for terms in ({"push_forward": PushForward()}, {"direct": Direct()}):
+        assert Objective(reconstruction=0.0, **terms).at(1.0).reconstruction == 0.0
