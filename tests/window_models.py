@@ -9,8 +9,7 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.data.sequences import SequenceBatch
 from otpdag.engine.resolve import recognise
-from otpdag.matching.score_features import points_beside
-from otpdag.matching.window_scores import WindowScores
+from otpdag.matching.window_scores import WindowScores, points_beside
 from otpdag.settings import Direct, Objective
 from otpdag.simulation import ancestral_sequences, complete_batch
 

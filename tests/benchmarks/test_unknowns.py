@@ -367,9 +367,8 @@ def test_hidden_nodes_have_a_record(in_process):
 
 
 def test_a_normal_gap_is_maximum_likelihood(in_process):
-    record = unknowns.missing_at_random("number", "auto", "entropic", 1.1, SETTINGS)
+    record = unknowns.missing_at_random("number", "auto", 1.1, SETTINGS)
     assert record["ratio"] == pytest.approx(1.0, abs=0.02)
-    assert record["ratio_entropic"] == pytest.approx(1.0, abs=0.02)
 
 
 def test_networks_are_skipped_without_their_folder(monkeypatch):

@@ -159,7 +159,6 @@ def test_weights_of_features_are_refined_as_often_as_asked_each_time_by_the_mode
         assert (moved.what, moved.problem.refinements) == ("refined weights", left)
         problem = moved.problem
         assert torch.equal(problem.direct.features.whitening, expected)
-        assert problem.direct.along is None  # nothing was filled in
         lacking = mean_over_many(problem.structure, naturals, problem.direct.many, problem.direct.features)
         few = mean_features(problem.structure, naturals, problem.direct.measure, problem.direct.features)
         torch.testing.assert_close(problem.direct.lacking, lacking - few)
@@ -168,7 +167,7 @@ def test_weights_of_features_are_refined_as_often_as_asked_each_time_by_the_mode
     assert problem.notes_at(start) == ()
 
 
-def test_gaps_are_completed_until_estimates_settle_and_then_compared_along_scores(monkeypatch):
+def test_gaps_are_completed_until_estimates_settle_and_then_compared_by_other_weights():
     problem, start = direct_problem(gaps=True, refinements=1)
     assert problem.needed_moves == rows.MOST_COMPLETIONS
     assert "rows with gaps could not be completed" in problem.notes_at(start)[0]
@@ -208,22 +207,10 @@ def test_gaps_are_completed_until_estimates_settle_and_then_compared_along_score
         assert (beyond.what, beyond.curved_alike) == ("completed rows", True)
         torch.testing.assert_close(beyond.problem.completing.points[0], start)
         torch.testing.assert_close(beyond.point, off(1.25 * limit))  # of a single image it is the image
-    # along scores: the same distance at the estimate
-    work = 2 * start.shape[-1] * rows.WHITENING_ROWS
-    for most, is_along in ((work, True), (work - 1, False)):
-        monkeypatch.setattr(rows, "MOST_SCORES", most)
-        refined = problem.moved(start).problem
-        assert (refined.direct.along is not None) == is_along
-        assert [torch.equal(one, start) for one in refined.completing.points] == [True]
-        assert refined.completing.images == ()
-        assert refined.terms(start).total.item() == pytest.approx(1.5 * distance_over_many(refined, start), rel=1e-8)
-    monkeypatch.setattr(rows, "MOST_SCORES", work)
-    two = torch.cat([start, start])
-    assert problem._along_scores(problem.direct, two, 3) is problem.direct
     refined = problem.moved(start).problem
-    untold = refined.direct.scores.directions
-    assert len(untold) > 0  # twenty features tell seven scores badly
-    assert refined.direct.along.shape == (1, 20 + len(untold), start.shape[-1])
+    assert [torch.equal(one, start) for one in refined.completing.points] == [True]
+    assert refined.completing.images == ()
+    assert refined.terms(start).total.item() == pytest.approx(1.5 * distance_over_many(refined, start), rel=1e-8)
     resampled = refined.reweighted(torch.ones(1, ROWS).double())
     assert resampled.settled == SETTLED_RESAMPLE
     assert resampled.completing.images == ()
@@ -238,18 +225,6 @@ def test_the_first_weights_of_features_are_left_after_few_completions():
         what.append(moved.what)
         problem = moved.problem
     assert what == ["completed rows"] * 4 + ["refined weights"]
-
-
-def test_scores_that_are_compared_are_those_where_rows_are_completed():
-    """Told anew with the rows: the gap of completed rows and the model is the rows' mean score alone."""
-    problem, start = direct_problem(gaps=True, refinements=1)
-    refined = problem.moved(start).problem.moved(start).problem
-    there = start + 0.05
-    completed = refined.moved(there).problem
-    scores, naturals = completed.direct.scores, completed.naturals(completed.completing.begin)
-    gap = scores.gap(completed.structure, naturals, completed.batch.weight)
-    torch.testing.assert_close(gap, scores.of_rows.mean(1), rtol=1e-9, atol=1e-12)
-    assert not torch.allclose(scores.of_rows, refined.direct.scores.of_rows, rtol=1e-3)
 
 
 def test_points_of_several_numbers_are_placed_before_a_search_and_a_grid_is_left_where_it_is():

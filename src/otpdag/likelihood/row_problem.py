@@ -20,8 +20,7 @@ from otpdag.likelihood.row_moments import moments_of
 from otpdag.likelihood.rows import RowObjective, TableRows
 from otpdag.likelihood.state_problem import rows_by_features
 from otpdag.likelihood.swapped_states import swapped_rows
-from otpdag.matching.direct import WHITENING_ROWS, DirectComparison, compare_directly, count_ranges
-from otpdag.matching.score_features import points_beside
+from otpdag.matching.direct import DirectComparison, compare_directly, count_ranges
 from otpdag.numerics import FixedPoint
 from otpdag.problem import Alternatives, LossTerms, Moved, Problem
 from otpdag.settings import ClosedForm, Objective
@@ -40,9 +39,6 @@ SETTLED, SETTLED_RESAMPLE, ROUGHLY_SETTLED = 1e-5, 0.03, 0.01
 """Squared change, in standard errors, below which completing rows anew is of no use: of an estimate, of one of many
 resampled ones, and before weights of features change anyhow. What is left to go is the change divided by the share of
 information that is there, perhaps a tenth: a change of a thirtieth of a standard error would leave a third of one."""
-
-MOST_SCORES = 2**23
-"""Scores of the model's rows in all directions: of 262 parameters, some seconds."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +161,6 @@ class RowProblem(TableRows):
         naturals = self.naturals(point.detach())
         direct = self.direct.whitened_by_model(self.structure, naturals, seed)
         direct = direct.told_anew(self.structure, naturals, self.seed)
-        direct = self._along_scores(direct, point.detach(), seed)
         again = None if self.completing is None else FixedPoint().at(point.detach())
         refined = replace(self, direct=direct, refinements=self.refinements - 1, completing=again)
         return Moved(refined, point, "refined weights")
@@ -189,25 +184,12 @@ class RowProblem(TableRows):
                 return None
             course = self.completing.with_image(point)
             point = course.best()
-        told = self.direct.scores
-        beside = None if told is None else points_beside(self.naturals, point, told.directions)
         try:
-            direct = self.direct.completed_at(self.structure, self.naturals(point), self.seed, beside)
+            direct = self.direct.completed_at(self.structure, self.naturals(point), self.seed)
         except ModelError:  # what a row misses is beyond the budget of sums: its notes say so
             return None
         completed = replace(self, direct=direct, completing=course.at(point))
         return Moved(completed, point, "completed rows", curved_alike=self.completing is not None)
-
-    def _along_scores(self, direct: DirectComparison, point: Tensor, seed: int) -> DirectComparison:
-        """The comparison of completed rows along what parameters change at an estimate.
-
-        Several estimates share that of the one that they are resamples of.
-        """
-        work = 2 * point.shape[-1] * WHITENING_ROWS
-        if direct.completed is None or len(point) > 1 or work > MOST_SCORES:
-            return direct
-        everywhere = points_beside(self.naturals, point, torch.arange(point.shape[-1]))
-        return direct.along_scores(self.structure, self.naturals(point), everywhere, seed)
 
     def _at_posteriors(self, points: Tensor) -> RowProblem | None:
         """The problem with its points where the posteriors are, if that makes a difference to the loss."""

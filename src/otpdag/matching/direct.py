@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from otpdag.data import Batch
-from otpdag.divergences.whitened import FeatureColumn, FittedFeatures
+from otpdag.divergences.whitened import FittedFeatures
 from otpdag.matching.completion import CompletedRows, can_be_completed, complete_rows
 from otpdag.matching.mean_features import (
     FINE_POINTS,
@@ -34,7 +34,6 @@ from otpdag.matching.mean_features import (
     mean_over_many,
     thinned,
 )
-from otpdag.matching.score_features import Beside, ScoreFeatures, ScoreRegression, mean_scores, scores
 from otpdag.problem import LossTerms
 from otpdag.settings import Direct
 from otpdag.simulation import ancestral, complete_batch
@@ -48,14 +47,6 @@ FEWEST_EFFECTIVE = 0.9
 """Share of the draws that must still count; below, rows are drawn anew. A mean over few draws that are weighed falls
 short of the change that the weights stand for, by about the change over their number, and what is missing of the
 information multiplies that: with half of the draws of 16 it was as large as the standard errors."""
-
-POINTS_ALONG = 512
-"""Points of inner counts once it is told what parameters change. They decide how quickly an estimate is found, not
-which: at the estimate that rows are completed at, many points tell the mean."""
-
-MOST_UNEXPLAINED = 0.1
-"""What features may leave unexplained of a score, over the least share of information that is seen in any direction: a
-tenth adds a twentieth to standard errors."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +63,6 @@ class DirectComparison:
     """Rows with their gaps filled in, once there is a first estimate."""
     lacking: Tensor | None = None
     """What the model's mean features (R or 1, J) lack over these points, as told by many at an estimate."""
-    along: Tensor | None = None
-    """A whitening (1, J + K, P) of features and scores that leaves what parameters change of completed rows."""
-    scores: ScoreFeatures | None = None
-    """Scores of the K parameters that features do not tell, where rows are completed."""
-    rest: Tensor | None = None
-    """The part of the distance (R or 1,) that no parameters change, as told by many points at an estimate."""
 
     @property
     def size(self) -> Tensor:
@@ -88,20 +73,8 @@ class DirectComparison:
         """The squared distance of mean features, weighted."""
         mean = mean_features(structure, naturals, self.measure, self.features)
         mean = mean if self.lacking is None else mean + self.lacking.to(mean)
-        distance = self._distance(structure, naturals, mean)
-        if self.rest is not None:
-            distance = distance + self.rest.to(distance)
+        distance = self.features.distance(mean)
         return LossTerms.of(distance, direct=self.direct.kappa * distance)
-
-    def _distance(self, structure: Structure, naturals: Naturals, mean: Tensor) -> Tensor:
-        """Of mean features (R, J), along what parameters change once that is told."""
-        if self.along is None:
-            return self.features.distance(mean)
-        gap = self.features.mean.to(mean) - mean
-        if self.scores is not None:
-            own = self.scores.gap(structure, naturals, self.batch.weight)
-            gap = torch.cat([gap.expand(len(own), -1), own.expand(len(gap), -1)], -1)
-        return (gap.unsqueeze(-2) @ self.along.to(gap)).squeeze(-2).square().sum(-1)
 
     @property
     def approximation(self) -> str | None:
@@ -124,20 +97,17 @@ class DirectComparison:
         """Whether rows have gaps, and the backward map is known."""
         return self.has_gaps and can_be_completed(structure, self.batch)
 
-    def completed_at(
-        self, structure: Structure, naturals: Naturals, seed: int, beside: Beside | None = None
-    ) -> DirectComparison:
+    def completed_at(self, structure: Structure, naturals: Naturals, seed: int) -> DirectComparison:
         """The same with gaps filled in by the backward map at these parameters, on features placed for that at first.
 
-        Draws are weighed anew as long as most of them count, and drawn anew otherwise; what few points lack and scores
-        are told anew in any case, since they hold near an estimate only. Scores need to know what is ``beside`` it.
+        Draws are weighed anew as long as most of them count, and drawn anew otherwise; what few points lack
+        is told anew in any case, since it holds near an estimate only.
         """
         if self.completed is not None:
             weighed = self.completed.weighed_for(structure, naturals)
             if weighed.effective >= FEWEST_EFFECTIVE:
-                same = self._with_rows(structure, weighed, self.features)
-                return same._told_scores(structure, naturals, beside)._corrected_at(structure, naturals)
-            return self.told_anew(structure, naturals, seed, beside)
+                return self._with_rows(structure, weighed, self.features)._corrected_at(structure, naturals)
+            return self.told_anew(structure, naturals, seed)
         rows = complete_rows(structure, naturals, self.batch, count_ranges(structure, self.batch), seed)
         generator = torch.Generator().manual_seed(seed)
         placed = compare_directly(structure, rows.one_each(structure), self.direct, generator)
@@ -145,73 +115,33 @@ class DirectComparison:
         own = replace(self, measure=placed.measure, many=placed.many)._with_rows(structure, rows, placed.features)
         return own._precise_at(structure, naturals, generator)
 
-    def told_anew(
-        self, structure: Structure, naturals: Naturals, seed: int, beside: Beside | None = None
-    ) -> DirectComparison:
-        """The same with what depends on an estimate made at this one: draws in gaps, scores, what few points lack."""
+    def told_anew(self, structure: Structure, naturals: Naturals, seed: int) -> DirectComparison:
+        """The same with what depends on an estimate made at this one: draws in gaps, and what few points lack."""
         own, generator = self, torch.Generator().manual_seed(seed)
         if self.completed is not None:  # counts that are filled in may reach further than before
             rows = complete_rows(structure, naturals, self.batch, count_ranges(structure, self.batch), seed)
             measure, many = _points(structure, rows.one_each(structure), generator)
             own = replace(self, measure=measure, many=many)
             own = own._with_rows(structure, rows.keeping(structure, self.features), self.features)
-            own = own._told_scores(structure, naturals, beside)
         return own._precise_at(structure, naturals, generator)
-
-    def _told_scores(self, structure: Structure, naturals: Naturals, beside: Beside | None) -> DirectComparison:
-        if self.scores is None or beside is None or self.completed is None:
-            return self
-        return replace(self, scores=self.scores.told_at(structure, naturals, beside, self.completed))
 
     def _precise_at(self, structure: Structure, naturals: Naturals, generator: torch.Generator) -> DirectComparison:
         """The same with the model's mean features those over many points, at these parameters and nearby."""
         if self.many.joint_states:
             few, many = (drawn_at(structure, naturals, self.many, n, generator) for n in (MOST_POINTS, FINE_POINTS))
             return replace(self, measure=few, many=many)._corrected_at(structure, naturals)
-        points = THINNED_POINTS if self.along is None else POINTS_ALONG
-        few = thinned(structure, naturals, self.many, generator, points)
+        few = thinned(structure, naturals, self.many, generator, THINNED_POINTS)
         few = self.measure if few is self.many else few
         return replace(self, measure=few)._corrected_at(structure, naturals)
 
     def _corrected_at(self, structure: Structure, naturals: Naturals) -> DirectComparison:
         """The same points, with what they lack at these parameters."""
-        if self.measure is self.many and self.along is None:
+        if self.measure is self.many:
             return replace(self, lacking=None)
         precise = mean_over_many(structure, naturals, self.many, self.features)
         with torch.no_grad():
             lacking = precise - mean_features(structure, naturals, self.measure, self.features)
-            along = self._distance(structure, naturals, precise)
-        rest = None if self.along is None else self.features.distance(precise) - along
-        return replace(self, lacking=lacking, rest=rest)
-
-    def along_scores(self, structure: Structure, naturals: Naturals, beside: Beside, seed: int) -> DirectComparison:
-        r"""The same, compared along what parameters change: of each its score, as far as features tell it.
-
-        Features :math:`f` tell a score :math:`s` by its regression :math:`\beta' f` over rows of the model, in whose
-        slopes there is no more chance than in what they leave unexplained. That is multiplied where gaps leave little
-        of the information to be seen; so a score that features tell too badly for that is compared itself.
-
-        Args:
-            structure: Graph and mechanisms.
-            naturals: Parameters (1, ...) of an estimate, at which features were whitened with the same seed.
-            beside: The same, moved in every direction.
-            seed: Determines the rows of the model.
-        """
-        assert self.completed is not None
-        values, columns, _ = self._sample(structure, naturals, seed)
-        kernels = zip(self.features.kernels, columns, strict=True)
-        features = self.features.combine([kernel(column.values) for kernel, column in kernels])[0]
-        regression = ScoreRegression.of(features, scores(structure, beside, values)[0], self.features.whitening[0])
-        untold = torch.zeros_like(regression.unexplained, dtype=torch.bool)
-        if not structure.graph.hidden:
-            seen = regression.least_share(mean_scores(structure, beside, self.completed)[0], self.batch.weight[0])
-            untold = regression.unexplained > MOST_UNEXPLAINED * seen
-        own = None
-        if bool(untold.any()):
-            some = beside.only(untold)
-            own = ScoreFeatures.at(structure, naturals, some, values, self.completed)
-        told = replace(self, along=regression.along(untold).unsqueeze(0), scores=own)
-        return told._precise_at(structure, naturals, torch.Generator().manual_seed(seed))
+        return replace(self, lacking=lacking)
 
     def change(self, structure: Structure, before: Naturals, after: Naturals) -> Tensor:
         """How far parameters moved, in standard errors of what the features know of complete rows, squared (R,)."""
@@ -225,19 +155,12 @@ class DirectComparison:
 
     def whitened_by_model(self, structure: Structure, naturals: Naturals, seed: int) -> DirectComparison:
         """The same with features whitened by their covariance under the model, which is less noisy than the data's."""
-        _, columns, weight = self._sample(structure, naturals, seed)
-        features = self.features.rewhitened(columns, weight, self.direct.features.model_ridge)
-        return replace(self, features=features, along=None, scores=None, rest=None)  # these were whitened otherwise
-
-    def _sample(
-        self, structure: Structure, naturals: Naturals, seed: int
-    ) -> tuple[dict[str, Tensor], list[FeatureColumn], Tensor]:
-        """Rows of the model: all nodes, what is observed as columns, and weights."""
         generator = torch.Generator().manual_seed(seed)
         given = {node: _recycled(self.batch.values[node][:1], WHITENING_ROWS) for node in structure.given}
-        values = ancestral(structure, naturals, WHITENING_ROWS, generator, do=given)
-        sample = complete_batch(structure, values)
-        return values, feature_columns(structure, sample), sample.weight
+        sample = complete_batch(structure, ancestral(structure, naturals, WHITENING_ROWS, generator, do=given))
+        columns = feature_columns(structure, sample)
+        features = self.features.rewhitened(columns, sample.weight, self.direct.features.model_ridge)
+        return replace(self, features=features)
 
     def reweighted(self, structure: Structure, factors: Tensor) -> DirectComparison:
         """The same with the data's mean features over rows whose weights are multiplied by ``factors`` (R, N)."""

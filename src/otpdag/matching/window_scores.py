@@ -26,7 +26,7 @@ how quickly an estimate is found and not which.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -36,7 +36,6 @@ from torch import Tensor
 from otpdag.data.sequences import SequenceBatch
 from otpdag.divergences.whitened import whitening_of
 from otpdag.likelihood.chain_layout import States
-from otpdag.matching.score_features import Beside, ScoreRegression, inverse_root
 from otpdag.matching.window_features import (
     Stratum,
     Windows,
@@ -64,6 +63,27 @@ DENSITIES_AT_ONCE = 2**22
 SMALLEST_LIKELIHOOD = 1e-100
 """Likelihood of a state, over that of the likeliest, below which none is told apart: three of them, of a step and of
 what is before and after it, are multiplied, and the smallest number of double precision is 1e-308."""
+
+FLAT = 1e-6
+"""Share of the largest variance below which there is none: what nothing tells has no direction."""
+
+BESIDE = 1e-4
+"""Half the distance of the points whose difference is a slope: 1e-8 are lost by curvature, and 1e-12 by digits."""
+
+
+@dataclass(frozen=True, eq=False)
+class Beside:
+    """Parameters (2 K, ...) moved by a little in K directions (K,): first ahead, then behind."""
+
+    naturals: Naturals
+    directions: Tensor
+    step: float
+
+
+def points_beside(naturals: Callable[[Tensor], Naturals], point: Tensor, directions: Tensor) -> Beside:
+    """A point (1, P), moved by a little in some directions and, after all of these, against them."""
+    steps = BESIDE * torch.eye(point.shape[-1]).to(point)[directions]
+    return Beside(naturals(point + torch.cat([steps, -steps])), directions, BESIDE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -304,13 +324,15 @@ class _Along:
         """From means (blocks, J) and (blocks, K) over blocks of windows of the model."""
         features, scores = (values * block**0.5 for values in (features, scores))
         whitening = whitening_of(long_run_covariance(features, 1).unsqueeze(0), RIDGE)[0]
-        regression = ScoreRegression.of(features, scores, whitening)
-        directions = inverse_root(regression.information)
-        told = (regression.features @ regression.slopes) @ directions
+        features, scores = features - features.mean(0), scores - scores.mean(0)
+        whitened = features @ whitening.to(features)
+        slopes = whitening.to(features) @ (whitened.T @ scores) / len(features)
+        directions = _inverse_root(scores.T @ scores / len(scores))
+        told = (features @ slopes) @ directions
         shares, axes = torch.linalg.eigh(told.T @ told / len(told))
         kept = shares > LEAST_TOLD
         directions = directions @ axes[:, kept]
-        return cls(directions, regression.slopes @ directions / shares[kept])
+        return cls(directions, slopes @ directions / shares[kept])
 
     def compared(self, reader: WindowScores, windows: Windows, stratum: Stratum, gap: Tensor) -> Stratum:
         """A stratum whose scores are by ``gap`` (K,) above the model's, compared along these directions alone."""
@@ -321,6 +343,14 @@ class _Along:
         features = replace(stratum.features, mean=mean + moved, whitening=self.slopes.unsqueeze(0))
         rest = before - float(features.distance(mean))
         return replace(stratum, features=features, rest=max(rest, 0.0))
+
+
+def _inverse_root(covariance: Tensor) -> Tensor:
+    """A matrix W (P, rank) with W' C W = 1, without what does not vary."""
+    unit = covariance.diagonal().clamp(min=torch.finfo(covariance.dtype).tiny).rsqrt()
+    lengths, vectors = torch.linalg.eigh(covariance * unit * unit.unsqueeze(-1))
+    varies = lengths > FLAT * lengths[-1]
+    return unit.unsqueeze(-1) * vectors[:, varies] * lengths[varies].rsqrt()
 
 
 def _with_gaps(sample: SequenceBatch, batch: SequenceBatch) -> SequenceBatch:

@@ -21,9 +21,8 @@ import torch
 from torch import Tensor
 
 from otpdag.data.sequences import SequenceBatch, part_of
-from otpdag.matching.score_features import points_beside
 from otpdag.matching.window_features import Windows, lay_out_windows, refined_windows, window_distance
-from otpdag.matching.window_scores import RIDGE, WindowScores, along_scores, can_be_scored, change
+from otpdag.matching.window_scores import RIDGE, WindowScores, along_scores, can_be_scored, change, points_beside
 from otpdag.problem import LossTerms, Moved, Problem
 from otpdag.settings import Direct
 from otpdag.simulation import ancestral_sequences, complete_batch
