@@ -235,7 +235,6 @@ def evaluations(problem, points):
         "laid_out_for": lambda: fingerprint(problem.laid_out_for(points, precisely=True)),
         "reweighted": lambda: fingerprint(problem.reweighted(torch.full((1, problem.weight.shape[1]), 2.0))),
         "simulated": lambda: problem.simulated(points[:1], 20, 1).rows,
-        "judged": lambda: problem.judged(points, torch.ones(len(points))),
         "in_units": lambda: problem.in_units().rows,
     }
     found = {}
@@ -287,7 +286,6 @@ def test_only_losses_have_gradients_where_a_point_asks_for_them(name):
         "laid out": lambda: problem.laid_out_for(leaf, precisely=True),
         "unit losses": lambda: problem.unit_losses(leaf),
         "simulated": lambda: problem.simulated(leaf[:1], 20, 1),
-        "judged": lambda: problem.judged(leaf, torch.ones(len(leaf))),
         "updated": lambda: problem.updated(leaf[:1])[0],
         "information": lambda: problem.information(leaf),
         "for curvature": lambda: problem.for_curvature(leaf),
@@ -535,7 +533,7 @@ def test_a_coarse_part_has_fewer_points():
     problem, _ = made("rows on a grid")
     fine, coarse = problem.on_part(20), problem.on_part(20, coarse=True)
     assert coarse.closed.sums.grid == fine.closed.sums.grid // 2
-    assert coarse.points_per_row < fine.points_per_row
+    assert coarse.pace.points_per_row < fine.pace.points_per_row
 
 
 # -- simulated data ---------------------------------------------------------------------------------------------------

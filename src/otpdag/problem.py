@@ -97,6 +97,29 @@ class Alternatives:
     points: Tensor
 
 
+@dataclass(frozen=True)
+class Pace:
+    """How long a search goes on with a problem, and when it refines it.
+
+    Args:
+        points_per_row: How many points stand for what is unknown in a row: the work of a row, in units of a complete
+            one's.
+        span: The share of a stochastic optimiser's steps at which this problem begins and ends to be minimised.
+        steps: Most steps of an optimiser before the problem is refined; None if it shall converge first.
+        patience: Steps after which a problem that has not settled is refined already; None if it is not.
+        refinements: How often it must be free to be refined, also when it is resampled, for estimates to settle.
+        renews_curvature: Whether curvature taken where a part of the rows has settled serves better than what was
+            learned there.
+    """
+
+    points_per_row: int = 1
+    span: tuple[float, float] = (0.0, 1.0)
+    steps: int | None = None
+    patience: int | None = None
+    refinements: int = 0
+    renews_curvature: bool = False
+
+
 class Problem(ABC):
     """What is minimised. One of :meth:`terms` and :meth:`sampled` must be there; all else has a default."""
 
@@ -111,34 +134,14 @@ class Problem(ABC):
         """Rows, steps of sequences, documents or images."""
 
     @property
-    def points_per_row(self) -> int:
-        """How many points stand for what is unknown in a row: the work of a row, in units of a complete one's."""
-        return 1
-
-    @property
-    def span(self) -> tuple[float, float]:
-        """The share of a stochastic optimiser's steps at which this problem begins and ends to be minimised."""
-        return (0.0, 1.0)
-
-    @property
-    def steps_before_move(self) -> int | None:
-        """Most steps of an optimiser before the problem is moved; None if it shall converge first."""
-        return None
-
-    @property
-    def patience(self) -> int | None:
-        """Steps after which a problem that has not settled is asked whether it moves already; None if it is not."""
-        return None
+    def pace(self) -> Pace:
+        """How long a search goes on with it, and when it refines it."""
+        return Pace()
 
     @property
     def approximation(self) -> str | None:
         """What is approximate about sums that are exact elsewhere; None if nothing is."""
         return None
-
-    @property
-    def needed_moves(self) -> int:
-        """How often it must be free to move, also when it is resampled, for its estimates to settle."""
-        return 0
 
     def notes_at(self, point: Tensor) -> tuple[str, ...]:
         """What a user should know of the estimate ``point`` (R, P) by this problem."""
@@ -166,11 +169,6 @@ class Problem(ABC):
         """What a row tells of each parameter at ``points`` (R, P) if nothing were missing; None where unknown."""
         return None
 
-    @property
-    def renews_curvature(self) -> bool:
-        """Whether curvature taken where a part of the rows has settled serves better than what was learned there."""
-        return False
-
     def row_by_row(self, rows: int) -> Problem:
         """The problem on so many random rows, each looked at for itself, which has second derivatives."""
         return self.on_part(rows)
@@ -193,14 +191,6 @@ class Problem(ABC):
     def stretched(self) -> Tensor | None:
         """Coordinates (P,) in which such updates may be over-relaxed; None for all."""
         return None
-
-    def guessed(self, seed: int, *, first: bool) -> Tensor | None:
-        """A start (1, P) from what the problem has read of the data already; None if rows must be looked at."""
-        return None
-
-    def judged(self, points: Tensor, losses: Tensor) -> Tensor:
-        """By what starts are compared (R,), the lower the better: their losses."""
-        return losses
 
     # -- other problems -----------------------------------------------------------------------------------------------
 
@@ -301,6 +291,6 @@ class WrappedProblem(Problem):
         return self.base.rows
 
     @property
-    def points_per_row(self) -> int:
-        """Of the problem itself."""
-        return self.base.points_per_row
+    def pace(self) -> Pace:
+        """The work of a row is that of the problem itself."""
+        return Pace(points_per_row=self.base.pace.points_per_row)

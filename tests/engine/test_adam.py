@@ -22,7 +22,7 @@ from otpdag.engine.search import restart_seed
 from otpdag.engine.table_data import lay_out_rows, one_start, table_problem
 from otpdag.learned.amortized import AmortizedMap, RowCode
 from otpdag.noise import Streams
-from otpdag.problem import LossTerms, Problem, split_theta
+from otpdag.problem import LossTerms, Pace, Problem, split_theta
 from otpdag.settings import Direct, Drawn, Objective, PushForward
 from otpdag.structure import unpack
 
@@ -229,7 +229,7 @@ def test_a_span_without_a_step_leaves_its_starts_where_they_are():
 
     class Brief:
         def __init__(self, problem):
-            self.problem, self.span = problem, (0.0, 0.2)
+            self.problem, self.pace = problem, Pace(span=(0.0, 0.2))
 
         def __getattr__(self, name):
             return getattr(self.problem, name)
@@ -243,7 +243,7 @@ def test_a_span_without_a_step_leaves_its_starts_where_they_are():
 
 def test_steps_run_through_the_part_of_the_schedule_that_a_problem_spans():
     class Middle:
-        span = (0.25, 0.75)
+        pace = Pace(span=(0.25, 0.75))
 
         def __init__(self, problem):
             self.problem, self.progress = problem, []

@@ -205,7 +205,7 @@ def test_draws_that_failed_are_unknown_and_only_those_that_ended_are_settled(mon
     assert settled.tolist() == [True, False, False, False]
     assert draws.isnan().all(-1).tolist() == [False, True, True, False]
     assert found["owners"] == [0, 1, 2, 3]
-    assert (found["course"].short_steps, found["course"].moves) == (0, problem.needed_moves)
+    assert (found["course"].short_steps, found["course"].moves) == (0, problem.pace.refinements)
     assert torch.equal(found["starts"], point.expand(4, -1))
     counts = np.random.default_rng(3).multinomial(40, np.full(40, 1 / 40), size=4)
     np.testing.assert_allclose(found["weight"], counts)

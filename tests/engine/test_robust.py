@@ -260,7 +260,7 @@ def test_weights_that_are_known_go_to_the_problem_as_it_is_laid_out():
 
 
 def test_starts_are_compared_by_losses_cut_at_the_models_tail():
-    found = capped().judged(POINTS, torch.zeros(2))
+    found = capped().judged(POINTS)
     cap = 1 - 0.004  # of losses that lie evenly between zero and one
     losses = Distances(UNITS).unit_losses(POINTS).numpy()
     np.testing.assert_allclose(found, np.minimum(losses, cap).mean(1), rtol=1e-6)

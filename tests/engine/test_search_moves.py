@@ -11,7 +11,7 @@ from otpdag.engine.checkpoint import Journal
 from otpdag.engine.monitor import Monitor
 from otpdag.engine.optimiser import Outcome
 from otpdag.engine.search import Searcher, _Gains, search
-from otpdag.problem import Alternatives, LossTerms, Moved, Problem
+from otpdag.problem import Alternatives, LossTerms, Moved, Pace, Problem
 from tests.bowls import SHAPES, STRUCTURE, Bowls, at, quiet
 
 # -- problems that move -----------------------------------------------------------------------------------------------
@@ -32,8 +32,8 @@ class Wandering(Problem):
         return 10
 
     @property
-    def steps_before_move(self):
-        return self.most
+    def pace(self):
+        return Pace(steps=self.most)
 
     def terms(self, point):
         gap = (point - self.centre).square().sum(-1)
@@ -151,8 +151,8 @@ class Impatient(Bowls):
     leaves: bool = True
 
     @property
-    def patience(self):
-        return self.after
+    def pace(self):
+        return Pace(patience=self.after)
 
     def moved(self, point):
         self.asked.append(point)

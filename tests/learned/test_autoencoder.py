@@ -134,14 +134,14 @@ def test_weights_of_codewords_are_held_to_even_ones(codebook):
     expected = problem.codewords.eta_r * (weights * np.log(weights * 4)).sum()
     terms = problem.sampled(point, Streams([0]), 1.0)
     assert terms.entropic.item() == pytest.approx(expected, abs=1e-5)
-    assert problem.span == (problem.codewords.warm_up, 1.0)
+    assert problem.pace.span == (problem.codewords.warm_up, 1.0)
 
 
 @pytest.mark.filterwarnings("ignore::otpdag.ConvergenceWarning")
 def test_after_the_warm_up_codewords_are_placed_and_latents_quantised(codebook):
     problem, point = codebook
     warm = replace(problem, quantizes=False)
-    assert warm.span == (0.0, problem.codewords.warm_up)
+    assert warm.pace.span == (0.0, problem.codewords.warm_up)
     terms = warm.sampled(point, Streams([0]), 0.0)
     assert terms.total.item() == terms.reconstruction.item()
     moved = warm.moved(point)

@@ -151,14 +151,14 @@ def test_terms_are_sums_of_densities_at_the_draws(eps):
     entropic = eps * (drawn.log_prob.sum(-1).mean().item() - prior) / x.size
     assert terms.entropic.item() == pytest.approx(entropic)
     assert terms.total.item() == pytest.approx(cost / x.size + entropic)
-    assert problem.steps_before_move is None
+    assert problem.pace.steps is None
     assert problem.moved(start) is None
 
 
 def test_categories_are_read_anew_eight_times_after_a_hundred_steps_each():
     data, _, _ = switching_series(0, 4, 12)
     problem, _, start = made(switching_model(), data)
-    assert (problem.readings, problem.steps_before_move, problem.last_loss) == (8, 100, float("inf"))
+    assert (problem.readings, problem.pace.steps, problem.last_loss) == (8, 100, float("inf"))
     first = problem.moved(start)
     assert first.what == "categories read 1"
     again = replace(first.problem, last_loss=first.problem.last_loss + 1.0).moved(start)

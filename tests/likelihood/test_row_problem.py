@@ -149,8 +149,8 @@ def distance_over_many(problem, point):
 
 def test_weights_of_features_are_refined_as_often_as_asked_each_time_by_the_model():
     problem, start = direct_problem(gaps=False)
-    assert (problem.refinements, problem.needed_moves, problem.completing) == (2, 0, None)
-    assert problem.points_per_row == 1  # no row has points of its own
+    assert (problem.refinements, problem.pace.refinements, problem.completing) == (2, 0, None)
+    assert problem.pace.points_per_row == 1  # no row has points of its own
     assert problem.direct.measure.size < problem.direct.many.size
     for left, seed in ((1, 3), (0, 4)):
         naturals = problem.naturals(start)
@@ -169,7 +169,7 @@ def test_weights_of_features_are_refined_as_often_as_asked_each_time_by_the_mode
 
 def test_gaps_are_completed_until_estimates_settle_and_then_compared_by_other_weights():
     problem, start = direct_problem(gaps=True, refinements=1)
-    assert problem.needed_moves == rows.MOST_COMPLETIONS
+    assert problem.pace.refinements == rows.MOST_COMPLETIONS
     assert "rows with gaps could not be completed" in problem.notes_at(start)[0]
     first = problem.moved(start)
     assert (first.what, first.curved_alike) == ("completed rows", False)
@@ -242,7 +242,7 @@ def test_points_of_several_numbers_are_placed_before_a_search_and_a_grid_is_left
     assert [group.serves(1) for group in problem.groups] == [False]
     placed = problem.laid_out_for(start)
     assert [group.serves(1) for group in placed.groups] == [True]
-    assert problem.points_per_row == problem.groups[0].base.shape[-2]
+    assert problem.pace.points_per_row == problem.groups[0].base.shape[-2]
     assert placed.laid_out_for(start, precisely=True).loss(start).item() == pytest.approx(
         placed.loss(start).item(), abs=1e-3
     )

@@ -228,7 +228,7 @@ def _standard_errors(result: FitResult) -> Summary | None:
     if problem is None or result.status.failed:
         return None
     size = sum(math.prod(shape) for shape in problem.shapes.values())
-    if problem.rows * problem.points_per_row * size > MOST_WORK_FOR_ERRORS:
+    if problem.rows * problem.pace.points_per_row * size > MOST_WORK_FOR_ERRORS:
         return None
     summary = result.summary()
     return summary if summary.table["std_error"].notna().any() else None

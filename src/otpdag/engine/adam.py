@@ -55,7 +55,7 @@ class Adam:
     def run(self, leg: Leg, watch: Watch, resume: Memory | None = None) -> Outcome:
         """Run all steps of a leg, under the part of the schedule that its problem spans."""
         state = _State.begin(self, leg) if resume is None else _State.restore(self, leg, resume)
-        begin, end = leg.problem.span
+        begin, end = leg.problem.pace.span
         steps = round((end - begin) * leg.steps)
         for step in range(state.step, steps):
             progress = begin + (end - begin) * step / max(steps, 1)

@@ -93,7 +93,7 @@ def _one_chunk(problem: Problem, point: Tensor, draws: int, seed: int, steps: in
         ended = search(
             problem.reweighted(factors),
             point.expand(draws, -1).clone(),
-            Course(short_steps=0, moves=problem.needed_moves),
+            Course(short_steps=0, moves=problem.pace.refinements),
             Searcher(LBFGS(steps=steps, tolerance=1e-8)),
             owners=range(draws),
         )

@@ -141,8 +141,8 @@ class CappedProblem(WrappedProblem):
         """Terms with the present weights."""
         return (self.weighted or self.base).terms(point)
 
-    def judged(self, points: Tensor, losses: Tensor) -> Tensor:
-        """Mean loss with each unit's loss capped at the model's own tail: what leaving it out costs."""
+    def judged(self, points: Tensor) -> Tensor:
+        """Mean loss (R,) with each unit's loss capped at the model's own tail: what leaving it out costs."""
         return _truncated_loss(self.judge, points, self.options, self.seed)
 
     def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> CappedProblem:
@@ -204,7 +204,7 @@ def robust_search(
     staged = replace(
         course,
         short_rows=short,
-        short_elements=max(course.short_elements, short * restarts * problem.points_per_row),
+        short_elements=max(course.short_elements, short * restarts * problem.pace.points_per_row),
         short_steps=max(1, course.short_steps // 2),
         short_moves=2 * options.concentration - 1,
         halving=False,
@@ -215,12 +215,17 @@ def robust_search(
         part_rows=None,
         moves=0,
     )
-    ended = search(capped, points, staged, searcher)
+    ended = search(capped, points, staged, replace(searcher, judge=_judged))
     final = ended.problem
     assert isinstance(final, CappedProblem), "what was searched"
     assert final.weighted is not None, "laid out before the last leg"
     assert final.weights is not None, "laid out before the last leg"
     return replace(ended, problem=final.weighted), final.weights[0]
+
+
+def _judged(problem: Problem, points: Tensor, losses: Tensor) -> Tensor:
+    assert isinstance(problem, CappedProblem), "what is searched, or a part of it"
+    return problem.judged(points)
 
 
 def _near_rows(kind: TableData, layout: Layout, plan: Plan, options: RobustOptions, searcher: Searcher) -> Tensor:

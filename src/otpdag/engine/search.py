@@ -67,6 +67,8 @@ class Searcher:
     """What the last, longest leg is called."""
     trace: Callable[[Tensor], None] | None = None
     """Sees the points of all replicas after every step."""
+    judge: Callable[[Problem, Tensor, Tensor], Tensor] = lambda problem, points, losses: losses
+    """By what starts are compared (R,), the lower the better: their losses, unless told otherwise."""
 
 
 def search(
@@ -109,7 +111,7 @@ class _Field:
             alive = self._best(alive, self.short_losses[alive], None, 1)
         memory = self._on_part(alive)
         problem, outcome = self._finish(alive, memory)
-        judged = problem.judged(outcome.point, outcome.loss)
+        judged = self.searcher.judge(problem, outcome.point, outcome.loss)
         best = self._best(alive, judged, outcome.failed, 1)
         rows = torch.tensor([int((alive == number).nonzero()) for number in best])
         return Ended(
@@ -137,7 +139,7 @@ class _Field:
         if optimiser.is_stochastic:
             part, rounds = self.problem, [(starts, max(1, int(course.short_share * optimiser.steps)))]
         else:
-            rows = course.rows_for(len(alive) * self.problem.points_per_row)
+            rows = course.rows_for(len(alive) * self.problem.pace.points_per_row)
             part = self.problem.on_part(rows, coarse=True)
             least = finalists if course.halving else starts
             rounds = _rounds(starts, least, course.short_steps)
@@ -165,7 +167,7 @@ class _Field:
             tolerance=tolerance,
             rivalry=Rivalry(gap / part.rows, self.course.same_loss) if gap is not None and rivals else None,
         )
-        judged = part.judged(outcome.point, outcome.loss).cpu().double()
+        judged = self.searcher.judge(part, outcome.point, outcome.loss).cpu().double()
         self.short_losses[alive] = _spoilt(judged, outcome.failed)
         return part, torch.where(self.short_losses.isnan(), torch.inf, self.short_losses)
 
@@ -176,7 +178,7 @@ class _Field:
         name = f"best {len(alive)} on {'all' if part is self.problem else 'many'} rows"
         steps, moves = course.finalist_steps, course.finalist_moves
         problem, outcome = self._settled(name, part, alive, steps=steps, moves=moves, keep=False)
-        judged = problem.judged(outcome.point, outcome.loss).cpu().double()
+        judged = self.searcher.judge(problem, outcome.point, outcome.loss).cpu().double()
         self.losses[alive] = judged
         return self._best(alive, judged, outcome.failed, 1)
 
@@ -190,7 +192,7 @@ class _Field:
         leg = Leg(part, self.points[alive], steps, tolerance, self._seeds(alive))
         outcome = self._leg("best start, part", leg, alive, keep=False)
         self.points[alive] = outcome.point
-        return None if self.problem.renews_curvature else outcome.memory
+        return None if self.problem.pace.renews_curvature else outcome.memory
 
     def _finish(self, alive: Tensor, memory: Memory | None) -> tuple[Problem, Outcome]:
         course, steps = self.course, self.searcher.optimiser.steps
@@ -199,7 +201,7 @@ class _Field:
             self.problem.laid_out_for(self.points[alive], precisely=True),
             alive,
             steps=steps,
-            moves=max(course.moves, self.problem.needed_moves) if course.moves else 0,
+            moves=max(course.moves, self.problem.pace.refinements) if course.moves else 0,
             tolerance=None if memory is None else course.part_tolerance,
             memory=memory,
             keep=True,
@@ -223,7 +225,7 @@ class _Field:
         rivalry: Rivalry | None = None,
     ) -> tuple[Problem, Outcome]:
         """Minimise, move the problem, go on, until it moves no more; the starts' points are where that ends."""
-        most = problem.steps_before_move
+        most = problem.pace.steps
         limited = steps if most is None else min(steps, most)
         problem = problem.laid_out_for(self.points[alive])
         leg = Leg(problem, self.points[alive], limited, tolerance, self._seeds(alive), memory or {}, rivalry=rivalry)
@@ -245,14 +247,14 @@ class _Field:
                 break
             problem, outcome = run(moved.what, _after(leg, moved, outcome), alive, keep=keep)
         else:
-            if keep and moves and problem.needed_moves:  # it was still moving: its end is not the end
+            if keep and moves and problem.pace.refinements:  # it was still moving: its end is not the end
                 outcome = replace(outcome, converged=torch.zeros_like(outcome.converged))
         self.points[alive] = outcome.point
         return problem, outcome
 
     def _patient_leg(self, name: str, leg: Leg, alive: Tensor, *, keep: bool) -> tuple[Problem, Outcome]:
         """A leg to its end; one that takes long may move on the way: near a poor optimum, steps are small and many."""
-        patience = leg.problem.patience
+        patience = leg.problem.pace.patience
         if patience is None or leg.steps <= patience:
             return self._plain_leg(name, leg, alive, keep=keep)
         outcome = self._leg(name, replace(leg, steps=patience), alive, keep=keep)

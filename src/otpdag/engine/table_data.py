@@ -31,6 +31,7 @@ from otpdag.engine.search import Ended, restart_seed
 from otpdag.errors import ModelError
 from otpdag.learned.sampled import DrawnRows
 from otpdag.likelihood.enumeration import SumSizes
+from otpdag.likelihood.moment_problem import MomentProblem
 from otpdag.likelihood.partitioned_problem import (
     FROM_ROWS,
     HELD_ROWS,
@@ -197,7 +198,7 @@ class TableData(DataKind):
     ) -> Tensor:
         """Each start looks at a part of the rows, a single one at more of them, unless the problem knows enough."""
         seeds = [restart_seed(seed, n) for n in numbers]
-        if units is None:
+        if units is None and isinstance(problem, MomentProblem):
             made = [problem.guessed(one, first=n == 0) for n, one in zip(numbers, seeds, strict=True)]
             if all(start is not None for start in made):
                 return torch.cat([start for start in made if start is not None])

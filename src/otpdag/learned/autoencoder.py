@@ -32,7 +32,7 @@ from otpdag.layers import nearest
 from otpdag.mechanisms import Codebook
 from otpdag.mechanisms.codebook import copy_gradient, mahalanobis
 from otpdag.noise import Streams
-from otpdag.problem import LossTerms, Moved, Problem
+from otpdag.problem import LossTerms, Moved, Pace, Problem
 from otpdag.settings import Objective
 from otpdag.structure import Naturals, Structure, Theta, pack, unpack
 
@@ -284,9 +284,9 @@ class CodebookProblem(_ImageProblem):
     quantizes: bool = True
 
     @property
-    def span(self) -> tuple[float, float]:
+    def pace(self) -> Pace:
         """The warm-up, or what is after it."""
-        return (self.codewords.warm_up, 1.0) if self.quantizes else (0.0, self.codewords.warm_up)
+        return Pace(span=(self.codewords.warm_up, 1.0) if self.quantizes else (0.0, self.codewords.warm_up))
 
     @property
     def codewords(self) -> Codewords:

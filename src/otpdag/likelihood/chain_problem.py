@@ -35,7 +35,7 @@ from otpdag.likelihood.chain_potentials import SMALLEST_LOG, HiddenNodes, Linear
 from otpdag.likelihood.state_problem import Emissions, emissions_of
 from otpdag.likelihood.swapped_states import Reading, swapped, swapped_pairs, swaps
 from otpdag.mechanisms.base import Params
-from otpdag.problem import LossTerms, Moved, Problem
+from otpdag.problem import LossTerms, Moved, Pace, Problem
 from otpdag.simulation import simulated_sequences
 from otpdag.structure import Naturals, Structure, Theta
 
@@ -181,7 +181,7 @@ class ChainProblem(Problem):
         """Whether emissions, transitions and first steps all have a maximum in closed form."""
         return self.emissions is not None
 
-    patience = 20
+    pace = Pace(patience=20)
     """Twice as many updates as most chains need that are near their optimum."""
 
     @cached_property

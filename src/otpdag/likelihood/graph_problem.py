@@ -29,7 +29,7 @@ from otpdag.likelihood.elimination.family_statistics import Counts
 from otpdag.likelihood.m_step import Twins, find_twins, maximised, newton_step
 from otpdag.likelihood.rows import RowObjective, TableRows
 from otpdag.likelihood.swapped_states import swapped_rows
-from otpdag.problem import Alternatives, LossTerms, Moved, Problem
+from otpdag.problem import Alternatives, LossTerms, Moved, Pace, Problem
 from otpdag.settings import ClosedForm, Objective
 from otpdag.structure import Structure, parameter_places
 
@@ -73,9 +73,9 @@ class GraphProblem(TableRows):
     """The parameters whose posteriors they are."""
 
     @property
-    def points_per_row(self) -> int:
-        """Entries of all tables, by row."""
-        return max(1, self.unplaced.elements // self.rows)
+    def pace(self) -> Pace:
+        """The work of a row: entries of all tables."""
+        return Pace(points_per_row=max(1, self.unplaced.elements // self.rows))
 
     @property
     def tempering(self) -> Tempering:

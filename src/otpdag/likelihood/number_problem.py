@@ -22,7 +22,7 @@ from otpdag.likelihood.chain_messages import Marginals, marginals
 from otpdag.likelihood.chain_potentials import Linear, Potentials, potentials
 from otpdag.likelihood.chain_problem import expected_log_potential
 from otpdag.likelihood.smoother import SequenceDraw, SequenceMap
-from otpdag.problem import LossTerms, Moved, Problem
+from otpdag.problem import LossTerms, Moved, Pace, Problem
 from otpdag.structure import Naturals, Structure, Theta, lag_name
 
 
@@ -172,9 +172,9 @@ class NumberProblem(Problem):
         return self.batch.rows
 
     @property
-    def steps_before_move(self) -> int | None:
-        """With categories, few: they are read anew."""
-        return None if self.chain is None else READING_STEPS
+    def pace(self) -> Pace:
+        """With categories, few steps at a time: they are read anew."""
+        return Pace(steps=None if self.chain is None else READING_STEPS)
 
     def terms(self, point: Tensor) -> LossTerms:
         """Reconstruction and entropic terms of a step."""

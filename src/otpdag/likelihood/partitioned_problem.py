@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from otpdag.data.partitioned import LocalParts
 from otpdag.errors import ModelError
 from otpdag.likelihood.row_problem import RowProblem, row_problem
 from otpdag.likelihood.rows import RowObjective
-from otpdag.problem import Alternatives, LossTerms, Moved, Problem, WrappedProblem, loss_and_gradient
+from otpdag.problem import Alternatives, LossTerms, Moved, Pace, Problem, WrappedProblem, loss_and_gradient
 from otpdag.settings import Objective
 
 HELD_ROWS, FROM_ROWS, BLOCK_ROWS = 25_000, 200_000, 2**14
@@ -77,15 +77,15 @@ class PartitionedProblem(WrappedProblem):
         return self.base.approximation
 
     @property
-    def renews_curvature(self) -> bool:
-        """Where rows can be enumerated: few passes over all parts follow, each nearly a step of Newton's method."""
-        return self._curved() is not None
+    def pace(self) -> Pace:
+        """Where rows can be enumerated, few passes over all parts follow, each nearly a step of Newton's method."""
+        return replace(super().pace, renews_curvature=self._curved is not None)
 
     def for_curvature(self, points: Tensor) -> Problem | None:
         """Of many of the rows at hand: a second derivative there costs less than a pass over all parts."""
-        curved = self._curved()
-        return None if curved is None else curved.laid_out_for(points)
+        return None if self._curved is None else self._curved.laid_out_for(points)
 
+    @cached_property
     def _curved(self) -> Problem | None:
         """Some of the rows at hand one by one, which alone have second derivatives."""
         rows = self.base.row_by_row(CURVED_ROWS_AT_HAND)

@@ -22,7 +22,7 @@ from otpdag.likelihood.state_problem import rows_by_features
 from otpdag.likelihood.swapped_states import swapped_rows
 from otpdag.matching.direct import DirectComparison, compare_directly, count_ranges
 from otpdag.numerics import FixedPoint
-from otpdag.problem import Alternatives, LossTerms, Moved, Problem
+from otpdag.problem import Alternatives, LossTerms, Moved, Pace, Problem
 from otpdag.settings import ClosedForm, Objective
 from otpdag.structure import Structure
 
@@ -65,15 +65,11 @@ class RowProblem(TableRows):
         return RowObjective(self.structure, self.shapes, self.objective, self.closed)
 
     @property
-    def points_per_row(self) -> int:
-        """Of the group that has most, once points are placed."""
-        return max((group.least_points for group in self.groups), default=1)
-
-    @property
-    def needed_moves(self) -> int:
-        """Many where gaps are completed for the direct term."""
+    def pace(self) -> Pace:
+        """The work of the group that has most points, once placed; many refinements where gaps are completed."""
         completes = self.direct is not None and self.direct.can_complete(self.structure)
-        return MOST_COMPLETIONS if completes else 0
+        points = max((group.least_points for group in self.groups), default=1)
+        return Pace(points_per_row=points, refinements=MOST_COMPLETIONS if completes else 0)
 
     @property
     def approximation(self) -> str | None:

@@ -26,7 +26,7 @@ from otpdag.likelihood.rows import LayOut, SummedRows
 from otpdag.likelihood.swapped_states import SWAP_ROWS, Reading, swapped, swaps
 from otpdag.mechanisms.base import Mechanism
 from otpdag.numerics import joint_one_hot
-from otpdag.problem import LossTerms, Moved
+from otpdag.problem import LossTerms, Moved, Pace
 from otpdag.structure import Naturals, Structure
 
 Values = Mapping[str, Tensor]
@@ -190,7 +190,7 @@ class StateProblem(SummedRows):
     has_updates = updates_suffice = True
     """Every node has a maximum in closed form."""
 
-    patience = 20
+    pace = Pace(patience=20)
     """Twice as many updates as most mixtures need that are near their optimum."""
 
     def updated(self, point: Tensor) -> tuple[Tensor, LossTerms]:

@@ -87,7 +87,7 @@ def can_be_checked(problem: Problem) -> bool:
     size = sum(math.prod(shape) for shape in problem.shapes.values())
     if not 0 < size <= MOST_PARAMETERS or any(".network." in key or ".module." in key for key in problem.shapes):
         return False
-    return min(problem.rows, CHECKED_ROWS) * problem.points_per_row * size <= MOST_WORK
+    return min(problem.rows, CHECKED_ROWS) * problem.pace.points_per_row * size <= MOST_WORK
 
 
 def flat_directions(problem: Problem, point: Tensor, *, rows: int = CHECKED_ROWS) -> list[FlatDirection]:
@@ -138,7 +138,7 @@ def flat_directions(problem: Problem, point: Tensor, *, rows: int = CHECKED_ROWS
 
 def _at_once(problem: Problem) -> int:
     """Replicas that are evaluated together."""
-    return max(1, min(REPLICAS_AT_ONCE, MOST_ENTRIES // max(1, problem.rows * problem.points_per_row)))
+    return max(1, min(REPLICAS_AT_ONCE, MOST_ENTRIES // max(1, problem.rows * problem.pace.points_per_row)))
 
 
 def _gradients(problem: Problem, points: Tensor) -> Tensor:
