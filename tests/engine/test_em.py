@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from otpdag.engine.optimiser import Leg
-from otpdag.engine.updates import EM, _State
+from otpdag.engine.updates import EM, _EMState
 from otpdag.errors import ModelError
 from otpdag.problem import LossTerms, Problem
 
@@ -152,7 +152,7 @@ def test_every_replica_follows_its_own_losses(stretched):
     rng = np.random.default_rng(0)
     em, tolerance = EM(growth=1.5, longest=3.0), 1e-2
     start = rng.normal(size=(4, 3))
-    state = _State.of(torch.as_tensor(start))
+    state = _EMState.of(torch.as_tensor(start))
     points, losses, paces, small = list(start), [np.inf] * 4, [1.0] * 4, [0] * 4
     level = np.array([5.0, -5.0, 0.1, -300.0])
     for number in range(30):

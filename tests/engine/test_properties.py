@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.errors import ModelError
+from otpdag.likelihood import enumeration, posterior_grids
 
 FAMILIES = {
     "normal": lambda: m.Normal(),
@@ -129,7 +130,7 @@ def test_the_likelihood_does_not_depend_on_how_patterns_are_merged(problem):
     found = []
     for patterns in (50, 1):
         options = otp.backward.SumSizes(grid=64, draws=512, patterns=patterns, prior_draws=32)
-        groups = otp.backward.closed_form.group_rows(
+        groups = enumeration.group_rows(
             model.structure,
             batch,
             generator=torch.Generator().manual_seed(0),
@@ -138,8 +139,8 @@ def test_the_likelihood_does_not_depend_on_how_patterns_are_merged(problem):
         )
         rows = torch.zeros(len(table), dtype=torch.float64)
         for group in groups:
-            moved = otp.backward.placed_points.adapted(model.structure, model.fitted.naturals, group)
-            result = otp.backward.closed_form.evaluate(model.structure, model.fitted.naturals, moved)
+            moved = posterior_grids.adapted(model.structure, model.fitted.naturals, group)
+            result = enumeration.evaluate(model.structure, model.fitted.naturals, moved)
             joint = torch.logsumexp(result.log_prior + result.log_likelihood, -1)
             rows[group.rows] = joint.expand(1, len(group.rows))[0]
         found.append(rows)

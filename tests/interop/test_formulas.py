@@ -7,8 +7,7 @@ import pandas as pd
 import pytest
 
 import otpdag as otp
-from otpdag.interop import formulas as formula_estimates
-from otpdag.interop import from_formulas
+from otpdag.interop import formula_estimates, from_formulas
 from otpdag.interop.formulas import givers_and_takers
 
 

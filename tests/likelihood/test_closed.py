@@ -10,6 +10,7 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.data import encode
 from otpdag.divergences import MMD, Energy, Wasserstein
+from otpdag.likelihood import enumeration
 from otpdag.likelihood.entropic_terms import closed_terms, state_divergence
 from otpdag.likelihood.enumeration import SumSizes, group_rows
 from otpdag.settings import Weights
@@ -104,7 +105,7 @@ def energy(points, p, q):
 def states_of(model, groups, eps=1.0):
     found = []
     for group in groups:
-        result = otp.backward.closed_form.evaluate(model.structure, model.fitted.naturals, group)
+        result = enumeration.evaluate(model.structure, model.fitted.naturals, group)
         found.append((group, torch.softmax(result.log_prior + result.log_likelihood / eps, -1)))
     return found
 

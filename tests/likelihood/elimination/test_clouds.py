@@ -12,12 +12,12 @@ from torch.distributions import MultivariateNormal
 
 from otpdag.likelihood.elimination.points import (
     CLOSE,
+    CLOUD_EDGE,
+    CLOUD_WIDEN,
     DISTANCE,
-    EDGE,
     GRID_DIMENSIONS,
     LEAST_CHANGE,
     MOST_CHANGE,
-    WIDEN,
     Cloud,
 )
 
@@ -147,10 +147,10 @@ def test_points_move_to_mean_and_covariance_of_a_belief_and_wider_at_the_edge(di
             mean = own @ base
             values, vectors = np.linalg.eigh(((base - mean) * own[:, None]).T @ (base - mean))
             spread = np.clip(np.sqrt(np.maximum(values, 0.0)), LEAST_CHANGE, MOST_CHANGE)
-            at_edge = (own * outermost).sum() > EDGE
+            at_edge = (own * outermost).sum() > CLOUD_EDGE
             ever = ever or at_edge
             spread = np.maximum(spread, 1.0) if ever else spread
-            spread = WIDEN * spread if at_edge else spread
+            spread = CLOUD_WIDEN * spread if at_edge else spread
             change = np.linalg.cholesky(vectors @ np.diag(spread**2) @ vectors.T)
             np.testing.assert_allclose(moved.factor[replica, row], factor @ change, rtol=1e-6, atol=1e-9)
             expected = placed.centre[replica, row].numpy() + factor @ mean
