@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from otpdag.graph import Graph, Lag, lag
     from otpdag.mechanisms.parameters import start, tie
     from otpdag.model import Model, load
-    from otpdag.model.part_by_part import impute_to, posterior_to, score_to
+    from otpdag.model.streaming import impute_to, posterior_to, score_to
 
 __version__ = "0.1.0"
 
@@ -106,7 +106,7 @@ _HOME = {
     "otpdag.graph": ("Graph", "Lag", "lag"),
     "otpdag.mechanisms.parameters": ("start", "tie"),
     "otpdag.model": ("Model", "load"),
-    "otpdag.model.part_by_part": ("impute_to", "posterior_to", "score_to"),
+    "otpdag.model.streaming": ("impute_to", "posterior_to", "score_to"),
 }
 _SEARCHED = ("mechanisms", "estimators", "interop", "plots", "divergences", "datasets", "metrics", "costs")
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

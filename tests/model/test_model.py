@@ -170,11 +170,11 @@ def test_interventions_take_labels_and_one_value_for_each_row():
 @pytest.mark.parametrize(
     ("do", "error", "message"),
     [
-        ({"q": 1.0}, ModelError, "do names node 'q', which is not in the graph; it has c, x, y"),
+        ({"q": 1.0}, ModelError, "there is no node 'q'; the model has 'c', 'x', 'y'"),
         (
             {"x": [1.0, 2.0]},
             ModelError,
-            r"do\['x'\] must be one value, or one for each of the 5 rows; got shape \(2,\)",
+            r"do\['x'\] must be one value, or one for each of 5 rows; got 2 values",
         ),
         ({"x": np.nan}, ModelError, r"do\['x'\] must not be missing"),
         ({"x": np.inf}, DataError, "column 'x' must hold finite numbers"),

@@ -14,7 +14,8 @@ missing or values discrete; an intervention replaces some mechanisms; the others
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -160,6 +161,34 @@ def most_probable(fitted: Fitted, batch: Batch, notes: list[str]) -> tuple[dict[
     return values, log_density
 
 
+def joint_probabilities(
+    fitted: Fitted, names: Sequence[str], known: Mapping[str, Tensor], notes: list[str], most: int = 4096
+) -> Tensor:
+    """Probabilities of all joint states of some categories, the last one's first; at most so many.
+
+    The chain rule, :math:`P(a, b) = P(a) P(b | a)`: each factor for all states of those before it at once.
+    """
+    sizes = [fitted.structure.mechanisms[name].space.width for name in names]
+    if not all(fitted.structure.mechanisms[name].space.is_discrete for name in names):
+        raise ModelError("a query of several nodes needs categories; ask for numbers one by one")
+    if math.prod(sizes) > most or any(value.shape[1] > 1 for value in known.values()):
+        raise ModelError(f"a query of several nodes lists at most {most} joint states, of one question")
+    total = torch.ones(1, dtype=torch.float64)
+    states: dict[str, Tensor] = {}
+    for name, size in zip(names, sizes, strict=True):
+        inner = with_nodes_set(fitted, shown=tuple(states))
+        possible = total > 0  # what is impossible has no distribution given it
+        chosen = {n: value[:, possible] for n, value in states.items()}
+        own = {n: value.expand(1, int(possible.sum()), -1) for n, value in known.items()}
+        likely = believe(inner, one_batch({**own, **chosen}, inner.structure), name, notes).expected
+        share = torch.zeros(len(total), size, dtype=torch.float64)
+        share[possible] = likely.expand(int(possible.sum()), size)
+        states = {n: value.repeat_interleave(size, 1) for n, value in states.items()}
+        states[name] = torch.eye(size, dtype=torch.float64).repeat(len(total), 1).unsqueeze(0)
+        total = (total.unsqueeze(-1) * share).flatten()
+    return total
+
+
 def one_batch(values: Mapping[str, Tensor], structure: Structure) -> Batch:
     """Rows that show these values (1, N, width) and nothing else of the observed nodes."""
     rows = max((value.shape[1] for value in values.values()), default=1)
@@ -173,16 +202,16 @@ def one_batch(values: Mapping[str, Tensor], structure: Structure) -> Batch:
     return Batch(shown, mask, torch.ones(1, rows, dtype=torch.float64))
 
 
-Action = Tensor | Callable[[Mapping[str, Tensor]], Tensor]
-"""Values (N, draws, width) or what makes them from the values of all nodes as they were."""
+Setting = Tensor | Callable[[Mapping[str, Tensor]], Tensor]
+"""Values (1, N, width), or what makes them (1, N draws, width) of those (N, draws, width) that all nodes had."""
 
 
 def counterfactual_draws(
-    fitted: Fitted, batch: Batch, actions: Mapping[str, Action], draws: int, seed: int
+    fitted: Fitted, batch: Batch, settings: Mapping[str, Setting], draws: int, seed: int
 ) -> dict[str, Tensor]:
     """What rows would have been: values (N, draws, width) of all nodes.
 
-    Nodes that do not descend from an action keep the values that they had; of what was hidden or missing, draws.
+    Nodes that do not descend from one that is set keep the values that they had; of what was hidden or missing, draws.
     """
     structure = fitted.structure
     before = posterior_draws(fitted, batch, draws, seed)
@@ -191,9 +220,10 @@ def counterfactual_draws(
     changed: set[str] = set()
     for node in structure.graph.order:
         mechanism, parents = structure.mechanisms[node], structure.graph.parents(node)
-        if node in actions:
-            action = actions[node]
-            after[node] = action(before) if callable(action) else action.expand_as(before[node])
+        if node in settings:
+            setting = settings[node]
+            made = setting(before) if callable(setting) else setting
+            after[node] = made.reshape(batch.rows, -1, made.shape[-1]).expand_as(before[node])
             changed.add(node)
         elif changed & set(parents):
             if not mechanism.can_abduct:

@@ -269,7 +269,9 @@ class FitResult:
         problem = self._deterministic("the interval of an effect needs")
         covariance = parameter_covariance(problem, point_of(self.model, problem), errors).matrix
         own = sum(math.prod(shape) for shape in split_theta(problem.shapes)[0].values())
-        return self.model.effect_with(covariance[:own, :own], treatment, outcome, values=values, on=on, level=level)
+        return self.model.effect(
+            treatment, outcome, values=values, on=on, level=level, covariance=covariance[:own, :own]
+        )
 
     def forecast(
         self,
@@ -290,7 +292,7 @@ class FitResult:
         problem = self._deterministic("the uncertainty of a forecast needs")
         points = likely_points(problem, point_of(self.model, problem), PARAMETER_DRAWS, errors=errors, seed=seed)
         naturals = [problem.naturals(point) for point in points.split(1)]
-        return self.model.forecast_with(naturals, data, steps, level=level, draws=draws, seed=seed, given=given)
+        return self.model.forecast(data, steps, level, draws=draws, seed=seed, given=given, parameters=naturals)
 
     def plot(self, what: str = "estimates", *arguments: Any, **options: Any) -> Figure:
         """A picture: ``result.plot("fit", table)`` is ``otp.plots.plot_fit(result, table)``.

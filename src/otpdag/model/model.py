@@ -1,4 +1,4 @@
-"""A model: a graph with a mechanism for each node and, once fitted, their parameters."""
+"""A model: a graph with a mechanism for each node and, once fitted, their parameters; and what it is asked."""
 
 from __future__ import annotations
 
@@ -10,41 +10,25 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from otpdag.arguments import check_count, check_mapping, check_seed
-from otpdag.data import (
-    Batch,
-    ColumnType,
-    Label,
-    Schema,
-    Table,
-    as_frame,
-    column_type,
-    decode,
-    encode,
-    known_table,
-)
-from otpdag.data.sequences import SequenceBatch, SequenceTable, as_sequences, encode_sequences, replace_table
-from otpdag.divergences import Energy
-from otpdag.errors import ColumnTypeWarning, DataError, ModelError
-from otpdag.graph import Graph
+from otpdag.answers import checks, effects, forecasts, queries
+from otpdag.answers.identification import Identification, identify
+from otpdag.answers.information import free_parameters, table_information
+from otpdag.arguments import check_choice, check_count, check_level, check_mapping, check_seed
+from otpdag.data import Batch, Table, decode, known_table
+from otpdag.data.reading import to_numpy
+from otpdag.data.sequences import SequenceBatch, SequenceTable
+from otpdag.errors import ApproximationWarning, ModelError
 from otpdag.learned.amortized import AmortizedMap
 from otpdag.likelihood import row_posterior, sequence_posterior
-from otpdag.mechanisms import Mechanism, Normal
-from otpdag.model import archive, rendering
-from otpdag.model import relabelling as residuals
-from otpdag.model.answering import Answering, as_table, row_index, with_notes
-from otpdag.model.relabelling import in_one_order
+from otpdag.model import archive
+from otpdag.model.base import ModelBase
 from otpdag.simulation import ancestral, ancestral_sequences
-from otpdag.spaces import Real, Space
-from otpdag.structure import Structure, plainest
-
-Array = NDArray[np.float64]
+from otpdag.structure import Naturals
 
 
-class Model(Answering):
+class Model(ModelBase):
     """A directed graphical model: a graph and, for each node, how its value comes about.
 
     Args:
@@ -61,195 +45,362 @@ class Model(Answering):
           outages: Poisson <- load
     """
 
-    def __init__(self, graph: Graph, mechanisms: Mapping[str, Mechanism]) -> None:
-        self.structure = Structure.bind(graph, mechanisms)
-        self._schema: Schema | None = None
-        self._naturals: dict[str, dict[str, Tensor]] | None = None
-        self._phi: dict[str, Tensor] = {}
-        self._maps: tuple[AmortizedMap, ...] = ()
-        self._left_out_maps: tuple[archive.SavedMap, ...] = ()
-        self._count_range: dict[str, float] = {}
+    # -- likelihood -----------------------------------------------------------------------------------------------
 
-    @classmethod
-    def from_frame(
-        cls,
-        graph: Graph,
-        data: Table,
-        *,
-        hidden: Mapping[str, Mechanism] | None = None,
-        mechanisms: Mapping[str, Mechanism] | None = None,
-        explain: bool = False,
-    ) -> Model:
-        """Choose mechanisms by what columns hold: Normal for numbers, Poisson for counts, Categorical for categories.
+    @property
+    def n_parameters(self) -> int:
+        """How many numbers were free to be estimated: K - 1 of K probabilities, tied ones once, fixed ones not."""
+        return free_parameters(self.structure)
 
-        The values decide, not the dtype, and in the same way with and without gaps: see
-        :func:`otpdag.data.column_type`. A choice that is doubtful is a :class:`otpdag.ColumnTypeWarning`.
+    def log_likelihood(
+        self, data: Table | SequenceTable, *, per_row: bool = False, partial: bool = False
+    ) -> float | pd.Series:
+        """The log-likelihood of what rows (or sequences) show, hidden and missing values integrated out.
 
         Args:
-            graph: The graph.
-            data: A table with a column for each observed node: of pandas, polars or arrow, or a dictionary of columns.
-            hidden: Mechanisms of the hidden nodes.
-            mechanisms: Mechanisms of observed nodes that shall not be chosen.
-            explain: Print each choice with its reason.
+            data: A table or sequences; cells may be missing.
+            per_row: One number for each row, or each sequence, instead of their sum.
+            partial: Take columns that are absent for missing; otherwise they are refused.
 
-        >>> table = {"vote": [0.0, 1.0, None, 1.0, 0.0], "age": [36.5, 20.2, 24.9, 68.1, 21.4]}
-        >>> model = Model.from_frame(Graph([("age", "vote")]), table, explain=True)
-        age: number, numbers with fractions, 5 values
-        vote: category of 2, two values, 0, 1
+        >>> import otpdag as otp
+        >>> from otpdag import mechanisms as m
+        >>> model = otp.Model(otp.Graph([], nodes=["x"]), {"x": m.Normal(loc=0.0, scale=1.0)}).set_params({})
+        >>> round(model.log_likelihood({"x": [0.0, 0.0]}), 4)
+        -1.8379
         """
-        if not isinstance(graph, Graph):
-            raise ModelError(f"graph must be an otp.Graph, and comes before the data; got {type(graph).__name__}")
-        data = as_frame(data)
-        given = {**(hidden or {}), **(mechanisms or {})}
-        chosen: dict[str, Mechanism] = {}
-        decided: list[ColumnType] = []
-        for node in graph.nodes:
-            if node in given:
-                chosen[node] = given[node]
-            elif node in graph.hidden:
-                raise ModelError(f"hidden node {node!r} needs a mechanism: pass hidden={{{node!r}: ...}}")
-            elif node not in data.columns:
+        values, index = self._log_likelihoods(data, partial)
+        if self.graph.is_dynamic:
+            index = pd.RangeIndex(len(values), name="sequence")
+        return pd.Series(values.numpy(), index=index, name="log_likelihood") if per_row else float(values.sum())
+
+    def _log_likelihoods(
+        self, data: Table | SequenceTable, partial: bool = False, seed: int = 0
+    ) -> tuple[Tensor, pd.Index]:
+        """By row, or by sequence; and the index of rows or steps."""
+        batch, index = self._read(data, partial)
+        return checks.log_likelihoods(self.fitted, batch, seed), index
+
+    def aic(self, data: Table | SequenceTable) -> float:
+        """Akaike's criterion, twice the free parameters less twice the log-likelihood; smaller is better."""
+        return 2 * self.n_parameters - 2 * float(self._log_likelihoods(data)[0].sum())
+
+    def bic(self, data: Table | SequenceTable) -> float:
+        """Schwarz's criterion, log of the rows (or steps) for each free parameter; smaller is better."""
+        values, index = self._log_likelihoods(data)
+        return float(np.log(len(index))) * self.n_parameters - 2 * float(values.sum())
+
+    # -- prediction -----------------------------------------------------------------------------------------------
+
+    def predict(self, data: Table | SequenceTable, node: str, *, partial: bool = False) -> pd.Series | pd.DataFrame:
+        """The mean of a number, or the likeliest category, given everything else that each row shows; exact.
+
+        What ``data`` show of the node itself is not looked at, so that held-out rows can be passed as they are; its
+        column may also be absent.
+
+        Args:
+            data: A table; of sequences, hidden categories can be predicted.
+            node: Any node, hidden or observed.
+            partial: Take other columns that are absent for missing; otherwise they are refused.
+
+        Returns:
+            One value for each row; a table for a vector.
+        """
+        mechanism = self._mechanism(node)
+        if mechanism.space.is_discrete:
+            probabilities = self.predict_proba(data, node, partial=partial)
+            best = probabilities.to_numpy().argmax(1)
+            labels = np.empty(probabilities.shape[1], dtype=object)
+            labels[:] = list(probabilities.columns)
+            return pd.Series(labels[best], index=probabilities.index, name=node).infer_objects()
+        notes: list[str] = []
+        belief, index = self._belief(data, node, partial, notes)
+        names = self._known_schema()[node].names
+        table = with_notes(pd.DataFrame(belief.expected.numpy(), columns=list(names), index=index), notes)
+        return table[names[0]] if len(names) == 1 else table
+
+    def predict_proba(self, data: Table | SequenceTable, node: str, *, partial: bool = False) -> pd.DataFrame:
+        """Posterior probabilities of a category, one row for each row or step of ``data``.
+
+        They are exact unless ``attrs["approximate"]`` and a warning say otherwise. Of an observed node, given all else
+        that the row shows: its own cells are not looked at, and its column may be absent. Other columns that are
+        absent are refused, unless ``partial`` takes them for missing.
+        """
+        if not self._mechanism(node).space.is_discrete:
+            raise ModelError(f"node must be a category; {node!r} is not: use predict")
+        if self.graph.is_dynamic:
+            if node not in self.graph.hidden:
                 raise ModelError(
-                    f"observed node {node!r} has no column and no mechanism; columns are {list(data.columns)}"
+                    f"of sequences, node must be a hidden category; {node!r} is not: use impute or forecast"
                 )
-            else:
-                decided.append(column_type(data[node]))
-                chosen[node] = plainest(decided[-1].space or Real()) or Normal()
-        if explain:
-            print(*decided, sep="\n")
-        doubtful = [f"{one.column!r} is taken for a {one.kind}, but: {one.doubt}" for one in decided if one.doubt]
-        if doubtful:
-            hint = "Name a mechanism for such a node to choose yourself"
-            warnings.warn("\n".join([*doubtful, hint]), ColumnTypeWarning, stacklevel=2)
-        return cls(graph, {**chosen, **given})
+            steps, index = self._encode_sequences(data, partial)
+            naturals = self.fitted.naturals
+            probabilities = sequence_posterior.state_probabilities(self.structure, naturals, steps, node)
+            return pd.DataFrame(probabilities.numpy(), columns=list(self.labels(node)), index=index)
+        notes: list[str] = []
+        belief, index = self._belief(data, node, partial, notes)
+        return with_notes(pd.DataFrame(belief.expected.numpy(), columns=list(self.labels(node)), index=index), notes)
 
-    # -- what it is ---------------------------------------------------------------------------------------------
+    def _belief(
+        self, data: Table | SequenceTable, node: str, partial: bool, notes: list[str]
+    ) -> tuple[queries.Belief, pd.Index]:
+        if self.graph.is_dynamic:
+            raise ModelError("of sequences, hidden categories can be predicted; for numbers use posterior or forecast")
+        if node in self.structure.given:
+            raise ModelError(f"node {node!r} is Given: nothing is known of its distribution")
+        blank = data if node in self.graph.hidden else self._without(data, self._known_schema()[node].names, partial)
+        batch, index = self._read_rows(blank, partial)
+        return queries.believe(self.fitted, batch, node, notes), index
 
-    @property
-    def graph(self) -> Graph:
-        """The graph."""
-        return self.structure.graph
+    def _without(self, data: Table | SequenceTable, names: Sequence[str], partial: bool) -> Table:
+        """The same table with empty cells in some columns."""
+        table = known_table(data)
+        if isinstance(table, pd.DataFrame):
+            return table.assign(**dict.fromkeys(names, np.nan))
+        rows = self._read_rows(table, partial)[0].rows  # what is no table is refused
+        if isinstance(table, Mapping):
+            return {**dict(table), **{name: np.full(rows, np.nan) for name in names}}
+        schema = self._known_schema()
+        order = [name for node in schema.nodes for name in schema[node].names]
+        array = np.array(to_numpy(table), dtype=float).reshape(rows, len(order))
+        array[:, [order.index(name) for name in names]] = np.nan
+        return array
 
-    @property
-    def mechanisms(self) -> Mapping[str, Mechanism]:
-        """The mechanism of each node."""
-        return self.structure.mechanisms
+    # -- queries --------------------------------------------------------------------------------------------------
 
-    @property
-    def spaces(self) -> dict[str, Space]:
-        """The space of each node's values."""
-        return {node: mechanism.space for node, mechanism in self.structure.mechanisms.items()}
-
-    def labels(self, node: str) -> tuple[Label, ...]:
-        """What the categories of a node are called, in the order of its probabilities; their codes if nothing else."""
-        space = self.spaces[node]
-        if not space.is_discrete:
-            raise ModelError(f"node must be a category; {node!r} is {type(space).__name__}")
-        known = None if self._schema is None else self._schema[node].labels
-        return tuple(range(space.width)) if known is None else known
-
-    @property
-    def is_fitted(self) -> bool:
-        """Whether parameters are known."""
-        return self._naturals is not None
-
-    def __repr__(self) -> str:
-        return rendering.as_text(self.structure, self.params() if self.is_fitted else None)
-
-    def _repr_html_(self) -> str:
-        return rendering.as_html(self.structure, self.params() if self.is_fitted else None)
-
-    # -- parameters ---------------------------------------------------------------------------------------------
-
-    def params(self) -> dict[str, dict[str, Array]]:
-        """Parameters in natural units, with hidden labels in a canonical order.
-
-        Tables have one leading axis for each discrete parent, in the order of the edges.
-        """
-        naturals = self._fitted_naturals()
-        described: dict[str, dict[str, Array]] = {}
-        for node, mechanism in self.structure.mechanisms.items():
-            shown = mechanism.describe(naturals[node])
-            described[node] = {name: value[0].detach().cpu().numpy().copy() for name, value in shown.items()}
-        return described
-
-    def set_params(
-        self, params: Mapping[str, Mapping[str, ArrayLike]], *, labels: Mapping[str, Sequence[Label]] | None = None
-    ) -> Model:
-        """Give parameters by hand, in the shapes of :meth:`params`; a model that was never fitted can then sample.
+    def query(
+        self,
+        node: str | Sequence[str],
+        given: Mapping[str, Any] | None = None,
+        do: Mapping[str, Any] | None = None,
+    ) -> pd.Series | pd.DataFrame:
+        r"""The distribution of a node given some values and interventions, :math:`P(y \mid e, do(t))`; exact.
 
         Args:
-            params: For each node its parameters; those that are fixed may be left out.
-            labels: What categories are called, in the order of their probabilities; codes 0, 1, ... if left out.
+            node: What is asked: a category, a number, or several categories, whose joint distribution is meant.
+            given: Values that are seen, of hidden nodes too; one each, or one for each of several questions.
+            do: Values that nodes are set to, whatever their parents say.
+
+        Returns:
+            Probabilities of categories, or mean and standard deviation of a number; for several questions one row each.
+
+        >>> import otpdag as otp
+        >>> from otpdag import mechanisms as m
+        >>> model = otp.Model(otp.Graph([("rain", "wet")]), {"rain": m.Bernoulli(), "wet": m.Bernoulli()})
+        >>> _ = model.set_params({"rain": {"probs": [0.8, 0.2]}, "wet": {"probs": [[0.9, 0.1], [0.0, 1.0]]}})
+        >>> model.query("rain", given={"wet": 1}).round(4).tolist()
+        [0.2857, 0.7143]
+        >>> model.query("rain", do={"wet": 1}).round(4).tolist()
+        [0.8, 0.2]
         """
-        self._check_names(params)
-        naturals: dict[str, dict[str, Tensor]] = {}
-        for node, mechanism in self.structure.mechanisms.items():
-            naturals[node] = {}
-            for name, parameter in mechanism.declared().items():
-                given = params.get(node, {}).get(name)
-                if given is None and not parameter.learned:
-                    naturals[node][name] = parameter.constant(node, name).unsqueeze(0)
-                    continue
-                if given is None:
-                    raise ModelError(
-                        f"parameter {name!r} of node {node!r} is missing; expected shape {parameter.shape}"
-                    )
-                value = _as_numbers(given, node, name)
-                if value.numel() != int(np.prod(parameter.shape)):
-                    raise ModelError(
-                        f"parameter {name!r} of node {node!r} must have {int(np.prod(parameter.shape))} entries "
-                        f"(shape {parameter.shape}); got shape {tuple(value.shape)}"
-                    )
-                if not parameter.support.check(value.reshape(parameter.shape)):
-                    raise ModelError(
-                        f"parameter {name!r} of node {node!r} must be {parameter.support.name}; got {given}"
-                    )
-                naturals[node][name] = value.reshape(1, *parameter.shape)
-        self._naturals = naturals
-        schema = self._schema or Schema.of(self.spaces, self.graph)
-        self._schema = schema if labels is None else schema.labelled(labels)
-        return self
+        self._refuse_sequences("query")
+        names = [node] if isinstance(node, str) else list(node) if isinstance(node, Sequence) else []
+        if not names:
+            raise ModelError(f"node must name a node, or several; got {node!r:.100}")
+        for name in names:
+            self._mechanism(name)
+        seen, set_to = self._values(given or {}, "given"), self._values(do or {}, "do")
+        self._check_question(names, seen, set_to)
+        known = {**seen, **set_to}
+        fitted = queries.with_nodes_set(self.fitted, done=tuple(set_to), shown=tuple(seen))
+        batch = queries.one_batch(known, fitted.structure)
+        fitted.structure.check_given(batch.mask)
+        notes: list[str] = []
+        answer: pd.Series | pd.DataFrame
+        if len(names) > 1:
+            joint = queries.joint_probabilities(fitted, names, known, notes).numpy()
+            answer = pd.Series(joint, pd.MultiIndex.from_product([self.labels(name) for name in names], names=names))
+        else:
+            answer = self._shown_belief(names[0], queries.believe(fitted, batch, names[0], notes))
+        _warn(notes)
+        return answer
 
-    def _check_names(self, params: Mapping[str, Mapping[str, ArrayLike]]) -> None:
-        check_mapping("params", params)
-        for node, values in params.items():
-            if node not in self.mechanisms:
-                names = ", ".join(self.mechanisms)
-                raise ModelError(f"params names node {node!r}, which the model does not have; it has {names}")
-            known = self.mechanisms[node].declared()
-            for name in check_mapping(f"params[{node!r}]", values):
-                if name not in known:
-                    raise ModelError(f"node {node!r} has no parameter {name!r}; it has {', '.join(known) or 'none'}")
+    def _check_question(self, names: Sequence[str], seen: Mapping[str, Tensor], done: Mapping[str, Tensor]) -> None:
+        for name in (*names, *seen):
+            if name in done:
+                raise ModelError(f"node {name!r} is set by do: it cannot be asked about or given as well")
+        for name in names:
+            if name in seen:
+                raise ModelError(f"node {name!r} is given: it cannot be asked about")
 
-    def adopt(
+    def _shown_belief(self, node: str, belief: queries.Belief) -> pd.Series | pd.DataFrame:
+        if belief.probabilities is not None:
+            table = pd.DataFrame(belief.probabilities.numpy(), columns=list(self.labels(node)))
+        elif belief.mean is not None and belief.variance is not None:
+            names = self._known_schema()[node].names
+            suffix = [""] if len(names) == 1 else [f" {name}" for name in names]
+            spread = belief.variance.sqrt()
+            parts = {f"mean{end}": belief.mean[:, i] for i, end in enumerate(suffix)}
+            parts |= {f"std{end}": spread[:, i] for i, end in enumerate(suffix)}
+            table = pd.DataFrame({name: value.numpy() for name, value in parts.items()})
+        table.columns.name = node
+        return table.iloc[0].rename(None) if len(table) == 1 else table
+
+    def most_probable(self, data: Table, *, partial: bool = False) -> pd.DataFrame:
+        """The most probable explanation: the likeliest joint state of all categories that a row does not show.
+
+        Found by max-product along the graph, exactly. Linear normal numbers are integrated out first and then take
+        their mean given these categories. The column ``log_density`` is that of the row together with the categories.
+
+        Args:
+            data: A table; cells may be missing.
+            partial: Take columns that are absent for missing; otherwise they are refused.
+        """
+        self._refuse_sequences("most_probable", "decode")
+        batch, index = self._read_rows(data, partial)
+        notes: list[str] = []
+        values, log_density = queries.most_probable(self.fitted, batch, notes)
+        explained = decode(values, self._known_schema())
+        explained["log_density"] = log_density.numpy()
+        explained.index = index
+        return with_notes(explained, notes)
+
+    # -- effects --------------------------------------------------------------------------------------------------
+
+    def identified(self, treatment: str, outcome: str) -> Identification:
+        """Whether the effect of one node on another follows from what is observed, whatever the mechanisms are.
+
+        By the graph alone (Shpitser and Pearl, 2006); ``str`` of the answer says it in words. An effect that is not
+        identified so may still be identified by the mechanisms that the model assumes.
+        """
+        return identify(self.graph, treatment, outcome)
+
+    def effect(
         self,
-        structure: Structure,
-        parameters: Mapping[str, Tensor],
-        schema: Schema,
-        maps: tuple[AmortizedMap, ...],
-    ) -> None:
-        """Take over the end of a fit: raw parameters (1, ...), put in canonical order."""
-        raw = {key: value.detach() for key, value in parameters.items()}
-        naturals = structure.naturals({key: value for key, value in raw.items() if not key.startswith("phi.")})
-        phi = {key: value for key, value in raw.items() if key.startswith("phi.")}
-        self.structure, self._schema, self._maps, self._left_out_maps = structure, schema, maps, ()
-        self._naturals, self._phi = in_one_order(structure, naturals, phi, maps)
+        treatment: str,
+        outcome: str,
+        *,
+        values: Sequence[Any] = (0, 1),
+        on: Mapping[str, Any] | None = None,
+        data: Table | None = None,
+        level: float = 0.9,
+        covariance: Tensor | None = None,
+    ) -> effects.Effect:
+        r"""The average effect of setting a node, :math:`E[y \mid do(t)] - E[y \mid do(t_0)]`; exact.
 
-    def note_ranges(self, ranges: Mapping[str, float]) -> None:
-        """Remember how far counts reach in the data."""
-        self._count_range = dict(ranges)
+        Args:
+            treatment: The node that is set.
+            outcome: The node that is looked at; of a category, the probability of each level.
+            values: What the treatment is set to; every value is compared with the first.
+            on: Values of other nodes that the effect is conditional on, none of them a descendant of the treatment.
+            data: The rows that the model was fitted to. If given, the effect has an interval, by the delta method from
+                the observed information; :meth:`otpdag.FitResult.effect` has it without.
+            level: Nominal coverage of the interval.
+            covariance: Of the raw parameters (P, P), where it is known already.
 
-    def _fitted_naturals(self) -> dict[str, dict[str, Tensor]]:
-        if self._naturals is None:
-            raise _not_fitted("the model has no parameters yet: call otpdag.fit(model, data) first")
-        return self._naturals
+        >>> import otpdag as otp
+        >>> from otpdag import mechanisms as m
+        >>> graph = otp.Graph([("u", "t"), ("u", "y"), ("t", "y")], hidden=["u"])
+        >>> model = otp.Model(graph, {"u": m.Normal(), "t": m.Normal(), "y": m.Normal()})
+        >>> known = {"t": {"loc": 0, "weight": 1, "scale": 1}, "y": {"loc": 0, "weight": [1, 3], "scale": 1}}
+        >>> float(model.set_params(known).effect("t", "y").difference.iloc[0])
+        3.0
+        """
+        self._refuse_sequences("effect")
+        self._mechanism(treatment), self._mechanism(outcome)
+        if treatment == outcome:
+            raise ModelError(f"treatment and outcome must differ; got {treatment!r} for both")
+        if not isinstance(values, Sequence | np.ndarray) or len(values) < 2:
+            raise ModelError(f"values must be at least two: what is compared, and with what; got {values!r:.100}")
+        check_level(level)
+        below = {treatment, *self.graph.descendants(treatment)}
+        for node in check_mapping("on", on or {}):
+            if node in below or node == outcome:
+                raise ModelError(f"on must not name the outcome or what the treatment changes; {node!r} is such a node")
+        if data is not None:
+            covariance = table_information(self.fitted, self._read_rows(data)[0]).covariance()
+        set_to = self._values({treatment: list(values)}, "values")
+        seen = self._values(on or {}, "on")
+        if any(value.shape[1] > 1 for value in seen.values()):
+            raise ModelError("on takes one value of each node; ask for several one by one")
+        names = (
+            [str(label) for label in self.labels(outcome)]
+            if self.spaces[outcome].is_discrete
+            else list(self._known_schema()[outcome].names)
+        )
+        question = effects.EffectQuestion(self.fitted, treatment, outcome, set_to, seen)
+        known = identify(self.graph, treatment, outcome)
+        return effects.Effect.of(question, names, list(values), known, covariance=covariance, level=level)
 
-    @property
-    def fitted(self) -> row_posterior.Fitted:
-        """What inference needs."""
-        sampler = next((m for m in self._maps if m.name == "joint"), None)
-        return row_posterior.Fitted(self.structure, self._fitted_naturals(), self._phi, sampler, self._count_range)
+    def counterfactual(
+        self,
+        data: Table,
+        do: Mapping[str, Any | Callable[[pd.DataFrame], Any]],
+        *,
+        draws: int = 100,
+        seed: int = 0,
+        partial: bool = False,
+    ) -> pd.DataFrame:
+        """What each row would have been, had some nodes been set: abduct, act, predict.
+
+        The noise of every mechanism is recovered from the row, and makes new values where an ancestor changes. Where
+        noise is not determined (hidden nodes, missing cells, discrete values), the mean over draws of it, or the
+        likeliest category.
+
+        Args:
+            data: A table of rows as they were.
+            do: For each node that is set a value, one for each row, or a function of the table as it was (hidden and
+                missing values drawn) that gives them: ``{"dose": lambda rows: rows["dose"] + 1}``.
+            draws: Draws of what a row leaves open.
+            seed: Determines them.
+            partial: Take columns that are absent for missing; otherwise they are refused.
+        """
+        self._refuse_sequences("counterfactual")
+        draws, seed = check_count("draws", draws), check_seed(seed)
+        batch, index = self._read_rows(data, partial)
+        settings = {node: self._setting(node, value, batch.rows) for node, value in check_mapping("do", do).items()}
+        after = queries.counterfactual_draws(self.fitted, batch, settings, draws, seed)
+        central = {node: self.spaces[node].central(after[node], 1) for node in self.graph.nodes}
+        result = decode(central, self._known_schema())
+        result.index = index
+        return result
+
+    # -- sequences ------------------------------------------------------------------------------------------------
+
+    def forecast(
+        self,
+        data: Table | SequenceTable,
+        steps: int,
+        level: float = 0.9,
+        *,
+        draws: int = 1000,
+        seed: int = 0,
+        given: Table | None = None,
+        parameters: Sequence[Naturals] = (),
+    ) -> pd.DataFrame:
+        """What comes after each sequence: mean (or likeliest category) and interval of every observed node.
+
+        The states at the end follow from the whole sequence; futures are drawn from there on. The parameters are taken
+        for known: :meth:`otpdag.FitResult.forecast` also counts how sure they are.
+
+        Args:
+            data: Sequences as a fit takes them.
+            steps: How many steps to look ahead.
+            level: Share of futures that an interval holds.
+            draws: Futures that are drawn.
+            seed: Determines them.
+            given: Values of the nodes that are Given, ``steps`` rows for each sequence.
+            parameters: Sets of natural parameters, each of which has an equal share of the draws; the model's own if
+                left out.
+
+        Returns:
+            One row for each sequence and step (the first step after the end is 1), and for a number the columns ``x``,
+            ``x.lower`` and ``x.upper``; for a category the likeliest one, and its probability as ``x.probability``.
+        """
+        if not self.graph.is_dynamic:
+            raise ModelError("forecast is for graphs with lagged edges; this one has none: use predict")
+        if steps < 1 or draws < 2:
+            raise ModelError(f"steps must be at least 1 and draws at least 2; got {steps} and {draws}")
+        check_level(level)
+        batch, _ = self._encode_sequences(data, False)
+        known = self._given_values(given, steps * len(batch.lengths), self.structure.given, exactly=True)
+        parameters = parameters or [self.fitted.naturals]
+        each = -(-draws // len(parameters))
+        parts = [
+            forecasts.future_draws(self.structure, naturals, batch, steps, draws=each, seed=seed + number, given=known)
+            for number, naturals in enumerate(parameters)
+        ]
+        drawn = {node: torch.cat([part[node] for part in parts], 2) for node in parts[0]}
+        return forecasts.forecast_table(drawn, self._known_schema(), self.graph.observed, level)
 
     # -- use ----------------------------------------------------------------------------------------------------
 
@@ -281,7 +432,7 @@ class Model(Answering):
             return self._sample_sequences(rows, length, seed, do, given)
         asked = check_mapping("do", do or {})
         settings: dict[str, Any] = {node: self._setting(node, value, rows) for node, value in asked.items()}
-        settings |= self._given_values(given, rows, settings)
+        settings |= self._given_for(settings, given, rows)
         generator = torch.Generator().manual_seed(seed)
         values = ancestral(self.structure, naturals, rows, generator, do=settings)
         return decode({node: values[node][:1] for node in self.graph.nodes}, schema)
@@ -294,8 +445,8 @@ class Model(Answering):
         if length is None or length < 1:
             raise ModelError(f"length must be at least 1 for a graph with lagged edges; got {length}")
         steps = sequences * length
-        settings = {node: self._intervention(node, value, steps) for node, value in (do or {}).items()}
-        settings |= self._given_values(given, steps, settings)
+        settings = {node: self._column(node, value, steps, "do") for node, value in (do or {}).items()}
+        settings |= self._given_for(settings, given, steps)
         shaped = {node: value.reshape(1, sequences, length, -1) for node, value in settings.items()}
         generator = torch.Generator().manual_seed(seed)
         drawn = ancestral_sequences(self.structure, self._fitted_naturals(), sequences, length, generator, do=shaped)
@@ -304,48 +455,12 @@ class Model(Answering):
         table.insert(1, "time", np.tile(np.arange(length), sequences))
         return table
 
-    def _setting(self, node: str, value: Any, rows: int) -> Tensor | Callable[[Mapping[str, Tensor]], Tensor]:
-        """A value of an intervention, or a function of what was drawn before."""
-        if not callable(value):
-            return self._intervention(node, value, rows)
-
-        def act(drawn: Mapping[str, Tensor]) -> Tensor:
-            table = decode({name: column[:1] for name, column in drawn.items()}, self._known_schema())
-            return self._intervention(node, value(table), rows)
-
-        return act
-
-    def _intervention(self, node: str, value: Any, rows: int) -> Tensor:
-        if node not in self.graph.nodes:
-            raise ModelError(f"do names node {node!r}, which is not in the graph; it has {', '.join(self.graph.nodes)}")
-        schema = self._known_schema()
-        cells = schema[node].space.cells
-        array = np.asarray(value)
-        if array.size not in (cells, rows * cells):
-            raise ModelError(
-                f"do[{node!r}] must be one value, or one for each of the {rows} rows; got shape {array.shape}"
-            )
-        table = np.broadcast_to(array.reshape(-1, cells), (rows, cells))
-        frame = pd.DataFrame({name: table[:, i] for i, name in enumerate(schema[node].names)})
-        batch = encode(frame, Schema({node: schema[node]}), hidden=(), partial=True)
-        if not bool(batch.mask[node].all()):
-            raise ModelError(f"do[{node!r}] must not be missing; got {value!r}")
-        return batch.values[node]
-
-    def _given_values(self, given: Table | None, rows: int, settings: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _given_for(self, settings: Mapping[str, Any], given: Table | None, rows: int) -> dict[str, Tensor]:
+        """Values of the Given nodes that no intervention sets."""
         needed = [node for node in self.structure.given if node not in settings]
         given = None if given is None else known_table(given)
         self._check_used(given, needed)
-        if not needed:
-            return {}
-        if given is None:
-            raise ModelError(f"nodes {', '.join(map(repr, needed))} are Given: pass given=table with their values")
-        schema = self._known_schema()
-        batch = encode(given, Schema({node: schema[node] for node in needed}), hidden=(), partial=True)
-        if batch.rows < rows:
-            raise ModelError(f"given must have at least {rows} rows; got {batch.rows}")
-        self.structure.check_given(batch.mask)
-        return {node: batch.values[node][:, :rows] for node in needed}
+        return self._given_values(given, rows, needed)
 
     def _check_used(self, given: Table | None, needed: Sequence[str]) -> None:
         """Refuse values that a draw would ignore: of nodes that are not Given, or that ``do`` sets as well."""
@@ -395,24 +510,12 @@ class Model(Answering):
                 f"the backward map that was learned with this model is a {saved.kind}, whose code was not given when "
                 f"it was loaded: otpdag.load(path, maps={{{saved.kind!r}: {saved.kind}}})"
             )
-        if self.graph.is_dynamic:
-            batch, index = self._encode_sequences(data, partial)
+        batch, index = self._read(data, partial)
+        if isinstance(batch, SequenceBatch):
             generator = torch.Generator().manual_seed(seed)
             values = sequence_posterior.fill_in(self.structure, self._fitted_naturals(), batch, draws, generator)
             return batch.steps, index, values
-        table = as_table(data)
-        rows = self._encode_partial(table, partial)
-        values = row_posterior.posterior_draws(self.fitted, rows, draws, seed, notes)
-        return rows, row_index(table, rows.rows), values
-
-    def _encode_sequences(self, data: Table | SequenceTable, partial: bool) -> tuple[SequenceBatch, pd.Index]:
-        self._fitted_naturals()
-        schema, sequences = self._known_schema(), as_sequences(data)
-        self._check_columns(sequences.table, partial)
-        if isinstance(sequences.table, pd.DataFrame):
-            hidden = [name for node in self.graph.hidden for name in schema[node].names]
-            sequences = replace_table(sequences, sequences.table.drop(columns=hidden, errors="ignore"))
-        return encode_sequences(sequences, schema, hidden=self.graph.hidden, partial=True), sequences.index
+        return batch, index, row_posterior.posterior_draws(self.fitted, batch, draws, seed, notes)
 
     def decode(self, data: SequenceTable, *, partial: bool = False) -> pd.DataFrame:
         """The likeliest path of the hidden categories of sequences (Viterbi), one row for each step.
@@ -475,24 +578,14 @@ class Model(Answering):
             seed: Determines the model's samples.
             partial: Take columns that are absent for missing; otherwise they are refused.
         """
-        if self.graph.is_dynamic:
-            return self._score_sequences(data, kind, seed, partial)
-        batch = self._encode_partial(as_table(data), partial)
+        check_choice("kind", kind, ("transport", "likelihood"))
         if kind == "likelihood":
-            return float(row_posterior.log_likelihood(self.fitted, batch).mean())
-        if kind != "transport":
-            raise ModelError(f"kind must be 'transport' or 'likelihood'; got {kind!r}")
-        return self._transport_score(batch, seed)
-
-    def _score_sequences(self, data: SequenceTable, kind: str, seed: int, partial: bool) -> float:
-        """Of one step: its mean log-likelihood, or the distance of pairs of neighbouring steps to the model's."""
-        batch, _ = self._encode_sequences(data, partial)
-        naturals = self._fitted_naturals()
-        if kind == "likelihood":
-            return float(sequence_posterior.log_likelihood(self.structure, naturals, batch, seed).sum()) / batch.rows
-        if kind != "transport":
-            raise ModelError(f"kind must be 'transport' or 'likelihood'; got {kind!r}")
-        return sequence_posterior.transport_score(self.structure, naturals, batch, seed)
+            values, index = self._log_likelihoods(data, partial, seed)
+            return float(values.sum()) / len(index)
+        batch, _ = self._read(data, partial)
+        if isinstance(batch, SequenceBatch):
+            return sequence_posterior.transport_score(self.structure, self._fitted_naturals(), batch, seed)
+        return checks.transport_score(self.fitted, batch, check_seed(seed))
 
     def check(self, data: Table, *, seed: int = 0, partial: bool = False) -> pd.DataFrame:
         """Which node is wrong: transport residuals between data and model, one row for each node, the worst first.
@@ -502,86 +595,11 @@ class Model(Answering):
         Columns of ``data`` that are absent are refused, unless ``partial`` takes them for missing.
         """
         self._refuse_sequences("check", "score")
-        return residuals.node_residuals(self.fitted, self._encode_partial(as_table(data), partial), seed=seed)
+        return checks.node_residuals(self.fitted, self._read_rows(data, partial)[0], seed=seed)
 
-    def _transport_score(self, batch: Batch, seed: int) -> float:
-        generator = torch.Generator().manual_seed(check_seed(seed))
-        given = {node: batch.values[node] for node in self.structure.given}
-        drawn = ancestral(self.structure, self._fitted_naturals(), batch.rows, generator, do=given)
-        shuffled = torch.randperm(batch.rows, generator=generator)
-        completed = self._completed(batch, seed)
-        left, right = [], []
-        for node in self.graph.observed:
-            seen = completed.mask[node].to(torch.float64)
-            seen = seen if seen.shape[-1] == batch.values[node].shape[-1] else seen[..., :1]
-            centre, spread = _standard(batch, node, self.mechanisms[node].space)
-            left.append((completed.values[node] - centre) / spread * seen)
-            right.append((drawn[node] - centre) / spread * seen[:, shuffled])
-        most = 4000
-        return float(Energy()(torch.cat(left, -1)[:, :most], torch.cat(right, -1)[:, :most])[0])
-
-    def _completed(self, batch: Batch, seed: int) -> Batch:
-        """Rows with their gaps drawn from the model, which may depend on what is seen; columns without a value stay so.
-
-        Where a node has no density, rows stay as they are.
-        """
-        observed = [self.mechanisms[node] for node in self.graph.observed]
-        if all(bool(mask.all()) for mask in batch.mask.values()) or not all(
-            one.has_density or one.is_given for one in observed
-        ):
-            return batch
-        drawn = row_posterior.posterior_draws(self.fitted, batch, 1, seed)
-        values = {node: drawn[node].permute(1, 0, 2) for node in batch.values}
-        mask = {node: seen.any(1, keepdim=True).expand_as(seen) for node, seen in batch.mask.items()}
-        return Batch(values, mask, batch.weight)
-
-    def _encode_partial(self, data: Table, partial: bool = False) -> Batch:
-        self._fitted_naturals()
-        schema = self._known_schema()
-        self._check_columns(data, partial)
-        if isinstance(data, pd.DataFrame):
-            hidden = [name for node in self.graph.hidden for name in schema[node].names if name in data.columns]
-            data = data.drop(columns=hidden)
-        batch = encode(data, schema, hidden=self.graph.hidden, partial=True)
-        self.structure.check_given(batch.mask)
-        return batch
-
-    def _check_columns(self, data: Table, partial: bool) -> None:
-        """Refuse a table that lacks columns: filled in by the model itself, it would fit perfectly."""
-        if not self.graph.observed:
-            raise ModelError("the model has no observed nodes: no table shows anything of it")
-        if partial or not isinstance(data, pd.DataFrame | Mapping):
-            return
-        schema, there, given = self._known_schema(), set(data), set(self.structure.given)
-        shown = [node for node in self.graph.observed if node not in there and node not in given]
-        absent = [name for node in shown for name in schema[node].names if name not in there]
-        if absent:
-            columns = [str(name) for name in data]
-            hint = "; is it separated by semicolons?" if len(columns) == 1 and ";" in columns[0] else ""
-            raise DataError(
-                f"the table lacks the column{'s' * (len(absent) > 1)} {_listed(absent)}; it has {_listed(columns)}"
-                f"{hint}. A column may be empty; partial=True takes absent ones for missing"
-            )
-
-    def _known_schema(self) -> Schema:
-        if self._schema is None:
-            raise _not_fitted("the model has seen no table yet: call otpdag.fit(model, data) first")
-        return self._schema
-
-    # -- files --------------------------------------------------------------------------------------------------
-
-    def save(self, path: str | Path) -> None:
-        """Write the model to one file (JSON and safetensors in a zip); :func:`load` reads it without running code.
-
-        The file is put in place in one step: if that fails or is killed, what was there before is still there.
-        """
-        archive.write_archive(
-            path,
-            self.structure,
-            archive.ModelState(
-                self._schema, self._naturals, self._phi, self._maps, self._count_range, self._left_out_maps
-            ),
-        )
+    def _refuse_sequences(self, name: str, instead: str = "forecast") -> None:
+        if self.graph.is_dynamic:
+            raise ModelError(f"{name} is for rows of a table; the graph has lagged edges: use {instead}")
 
 
 def load(
@@ -611,31 +629,13 @@ def load(
     return model
 
 
-def _as_numbers(given: ArrayLike, node: str, name: str) -> Tensor:
-    try:
-        return torch.tensor(np.asarray(given, dtype=float))
-    except (TypeError, ValueError):
-        raise ModelError(f"parameter {name!r} of node {node!r} must be numbers; got {given!r:.100}") from None
+def with_notes(table: pd.DataFrame, notes: Sequence[str]) -> pd.DataFrame:
+    """Say in a table, and by a warning, what of it is approximate."""
+    table.attrs["approximate"] = "; ".join(notes)
+    _warn(notes)
+    return table
 
 
-def _listed(names: Sequence[str], most: int = 8) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(map(repr, names[:most])) + more
-
-
-def _standard(batch: Batch, node: str, space: Space) -> tuple[Tensor, Tensor]:
-    """Centre and spread of a column's seen cells."""
-    value, seen = batch.values[node][0], batch.mask[node][0]
-    if space.is_discrete:
-        return torch.zeros(1, dtype=value.dtype), torch.ones(1, dtype=value.dtype)
-    count = seen.sum(0).clamp(min=1)
-    mean = (value * seen).sum(0) / count
-    spread = (((value - mean) * seen) ** 2).sum(0).div(count).sqrt()
-    return mean, torch.where(spread > 1e-12, spread, torch.ones_like(spread))
-
-
-def _not_fitted(message: str) -> Exception:
-    """The error of a model without parameters; its class imports scikit-learn, which a model need not."""
-    from otpdag.errors import NotFittedError
-
-    return NotFittedError(message)
+def _warn(notes: Sequence[str]) -> None:
+    for note in dict.fromkeys(notes):
+        warnings.warn(note, ApproximationWarning, stacklevel=4)
