@@ -12,7 +12,7 @@ from types import ModuleType
 from rich.console import Console
 
 from benchmarks import performance
-from benchmarks.harness import METHODS, Settings, failed, run
+from benchmarks.harness import METHODS, Record, Settings, failed, run
 from benchmarks.table import table
 
 QUICK_REPEATS = 5
@@ -32,15 +32,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for case in options.case:
         if case not in module.CASES:
             parser.error(f"{options.name} has no case {case!r}; it has {', '.join(module.CASES)}")
+    if options.compare and (not hasattr(module, "compare") or len(options.compare) > 2):
+        parser.error("--compare takes one or two reports, of a benchmark that compares them, as ledger does")
+    if len(options.compare) == 2:
+        return _compare(module, *map(_report, options.compare))
     chosen = {name: module.CASES[name] for name in options.case} or module.CASES
     report = run(options.name, chosen, _settings(options))
     if options.name in performance.BENCHMARKS and (options.write or not options.quick):
         performance.keep(report, quick=options.quick)
         performance.draw()
+    if options.compare:
+        return _compare(module, _report(options.compare[0]), report)
     if options.json:
         print(json.dumps(report, allow_nan=False))
     else:
-        Console(width=None if sys.stdout.isatty() else WIDTH).print(table(report))
+        _console().print(table(report))
     return int(failed(report))
 
 
@@ -66,6 +72,21 @@ def _list() -> int:
     return 0
 
 
+def _report(path: str) -> Record:
+    return json.loads(Path(path).read_text())
+
+
+def _compare(module: ModuleType, before: Record, after: Record) -> int:
+    """Print what changed between two reports; return 1 if the benchmark's rule is broken."""
+    grid, good = module.compare(before, after)
+    _console().print(grid)
+    return int(not good)
+
+
+def _console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else WIDTH)
+
+
 def _settings(options: argparse.Namespace) -> Settings:
     repeats = options.repeats or (QUICK_REPEATS if options.quick else FULL_REPEATS)
     return Settings(options.seed, repeats, methods=tuple(options.method or METHODS))
@@ -81,6 +102,13 @@ def _parser() -> argparse.ArgumentParser:
         "--write", action="store_true", help="keep what speed, scale or growth measured, and draw its page"
     )
     parser.add_argument("--case", action="append", default=[], help="run this case only; may be repeated")
+    parser.add_argument(
+        "--compare",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="compare with this JSON report, of the same seed; two are compared with each other, and nothing is run",
+    )
     parser.add_argument("--method", action="append", help="fit by this method only; may be repeated")
     parser.add_argument("--repeats", type=_positive, help="how many data sets a case draws")
     return parser
