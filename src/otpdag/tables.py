@@ -14,7 +14,7 @@ from otpdag.mechanisms import Axis
 from otpdag.mechanisms.parameters import Parameter
 from otpdag.model import Model
 
-__all__ = ["cell_names", "estimates"]
+__all__ = ["cell_names", "estimates", "interval_ends"]
 
 
 def estimates(model: Model, params: Mapping[str, Mapping[str, ArrayLike]] | None = None) -> pd.DataFrame:
@@ -56,6 +56,25 @@ def estimates(model: Model, params: Mapping[str, Mapping[str, ArrayLike]] | None
                 for place, number, is_fixed in zip(places, array.flat, fixed, strict=True)
             ]
     return pd.DataFrame(rows, columns=["node", "parameter", "at", "value", "fixed"])
+
+
+def interval_ends(table: pd.DataFrame, intervals: pd.DataFrame | None) -> NDArray[np.float64]:
+    """Lower and upper ends (n, 2) of intervals beside the estimates that were learned; NaN where there are none.
+
+    Args:
+        table: From :func:`estimates`, or some of its lines.
+        intervals: From :meth:`otpdag.FitResult.intervals`, by index or by columns ``node`` and ``parameter``.
+    """
+    ends = np.full((len(table), 2), np.nan)
+    known = None if intervals is None else intervals if "node" in intervals.columns else intervals.reset_index()
+    if known is None or not {"node", "parameter", "lower", "upper"} <= set(known.columns):
+        return ends
+    learned = table.reset_index(drop=True)[lambda lines: ~lines["fixed"]]
+    for (node, parameter), group in learned.groupby(["node", "parameter"], sort=False):
+        own = known[(known["node"].astype(str) == node) & (known["parameter"] == parameter)]
+        if len(own) == len(group):
+            ends[group.index] = own[["lower", "upper"]]
+    return ends
 
 
 def _fixed(parameter: Parameter | None, size: int) -> NDArray[np.bool_]:

@@ -13,8 +13,8 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner, Result
 
-from otpdag.cli import app
-from otpdag.cli import fitting as fitting_module
+from otpdag import engine
+from otpdag.cli import app, run_folder
 
 MODEL = "{edges: [[k, x], [k, n]], hidden: [k], nodes: {k: {type: Categorical, size: 2}, n: Poisson}}"
 SAME = ("model.otp", "params.json", "restarts.csv")
@@ -44,7 +44,7 @@ def stopped_by(monkeypatch, number: int, step: int = 1) -> None:
         if record["step"] == step:
             signal.raise_signal(number)
 
-    monkeypatch.setattr(fitting_module, "fit_model", functools.partial(fitting_module.fit_model, callbacks=[arrive]))
+    monkeypatch.setattr(engine, "fit", functools.partial(engine.fit, callbacks=[arrive]))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGTERM")
@@ -119,6 +119,6 @@ def test_an_error_leaves_no_checkpoint(factory, monkeypatch):
     def fail(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(fitting_module, "write_run", fail)
+    monkeypatch.setattr(run_folder, "write_run", fail)
     assert fit(factory, "run").exit_code == 2
     assert sorted(path.name for path in factory.iterdir()) == ["data.csv", "model.yaml"]

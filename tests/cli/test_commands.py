@@ -19,8 +19,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import otpdag as otp
-from otpdag.cli import app, command_files, registry
-from otpdag.cli import fitting as fitting_module
+from otpdag import engine
+from otpdag.cli import app, command_files, registry, run_folder
 from otpdag.cli.model_file import read_model_file
 
 MODEL = """
@@ -219,7 +219,7 @@ def test_a_fit_that_fails_leaves_what_was_there(factory, fitted, tmp_path, monke
     def fail(*_: object, **__: object) -> None:
         raise stop
 
-    monkeypatch.setattr(*{"intervals": (otp.FitResult, "intervals"), "_png": (fitting_module, "_png")}[place], fail)
+    monkeypatch.setattr(*{"intervals": (otp.FitResult, "intervals"), "_png": (run_folder, "_png")}[place], fail)
     old = tmp_path / "old"
     shutil.copytree(fitted[0], old)
     before = contents(old)
@@ -236,7 +236,7 @@ def test_an_interrupt_after_writing_says_what_is_there(factory, tmp_path, monkey
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(fitting_module, "headline", interrupt)
+    monkeypatch.setattr(run_folder, "print_fit", interrupt)
     file, data = factory / "model.yaml", factory / "data.csv"
     result = run("fit", file, data, "--out", tmp_path / "run", "--restarts", 1)
     assert f"interrupted: {tmp_path / 'run'} written before" in result.stderr
@@ -261,14 +261,14 @@ def test_a_killed_run_is_the_old_one_or_the_new_one(factory, tmp_path):
     results = [otp.fit(model, pd.read_csv(factory / "data.csv"), restarts=1, seed=seed) for seed in (0, 1)]
     folder, chance = tmp_path / "run", random.Random(0)
     bounds = pd.DataFrame({"lower": [1.0]})
-    fitting_module.write_run(results[0], folder, bounds)
+    run_folder.write_run(results[0], folder, bounds)
     (folder / "notes.txt").write_text("keep me")
     for _ in range(12):
         child = os.fork()
         if child == 0:
             while True:
-                fitting_module.write_run(results[1], folder)
-                fitting_module.write_run(results[0], folder, bounds)
+                run_folder.write_run(results[1], folder)
+                run_folder.write_run(results[0], folder, bounds)
         time.sleep(chance.uniform(0.0, 0.5))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -441,7 +441,7 @@ def test_interrupt_is_a_plain_message(factory, tmp_path, monkeypatch):
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(fitting_module, "fit_model", interrupt)
+    monkeypatch.setattr(engine, "fit", interrupt)
     result = run("fit", factory / "model.yaml", factory / "data.csv", "--out", tmp_path / "run")
     assert result.exit_code == 130
     assert result.stderr.strip() == "interrupted: nothing was written"

@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from otpdag.cli import app
+from otpdag.cli.init_command import first_model
 from otpdag.cli.model_file import parse_model_file
-from otpdag.cli.starting import first_model
 from otpdag.errors import ModelError
 from tests.browser import CHROMIUM, Page
 

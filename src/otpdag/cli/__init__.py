@@ -1,5 +1,54 @@
 """The command line: ``otpdag fit`` and the commands that use a fitted model."""
 
-from otpdag.cli.app import app, main
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from otpdag.cli.answer_commands import compare, effect, forecast, predict, select, summary
+from otpdag.cli.console import FriendlyGroup
+from otpdag.cli.fit_command import fit
+from otpdag.cli.init_command import init, schema
+from otpdag.cli.reproducing import reproduce
+from otpdag.cli.use_commands import check, impute, posterior, report, sample, score, show
 
 __all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="otpdag",
+    cls=FriendlyGroup,
+    help="Estimate the parameters of a directed graphical model from incomplete data, by optimal transport.",
+    no_args_is_help=True,
+    add_completion=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+_with_models = (init, fit, summary, show, sample, posterior, impute, score, check)
+_with_answers = (predict, forecast, effect, compare, select, report, schema, reproduce)
+for command in (*_with_models, *_with_answers):
+    app.command(command.__name__)(command)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from otpdag import __version__
+
+        typer.echo(f"otpdag {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and stop.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+) -> None:
+    """Estimate the parameters of a directed graphical model from incomplete data, by optimal transport."""
+
+
+def main() -> None:
+    """Entry of the command ``otpdag``."""
+    app()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import io
 import itertools
 import re
 import sys
@@ -20,8 +19,9 @@ from typing import Any
 import pandas as pd
 import typer
 
-from otpdag.cli.console import RUN_FILES, RowsFile, say, warn, write_file, write_out
+from otpdag.cli.console import RUN_FILES, say, warn, write_file, write_out
 from otpdag.data import Sequences, read_table
+from otpdag.data.reading import cell_names, table_bytes
 from otpdag.errors import DataError, ModelError
 from otpdag.files import finish_transaction
 from otpdag.model import Model, load
@@ -56,10 +56,21 @@ def _piped() -> pd.DataFrame:
         return table_at(path)
 
 
-def as_steps(table: pd.DataFrame, file: RowsFile) -> pd.DataFrame | Sequences:
+def table_for(model: Model, path: Path) -> pd.DataFrame:
+    """A table whose numbers are numbers."""
+    table = table_at(path)
+    check_cells(table, model)
+    return table
+
+
+def rows_for(model: Model, path: Path, sequence: str | None, time: str | None) -> pd.DataFrame | Sequences:
+    """What a model is asked about: the rows of a table, or its sequences."""
+    return as_steps(table_for(model, path), sequence, time)
+
+
+def as_steps(table: pd.DataFrame, sequence: str | None, time: str | None) -> pd.DataFrame | Sequences:
     """The table itself, or its rows as steps of sequences where a column tells them apart or orders them."""
-    plain = file.sequence is None and file.time is None
-    return table if plain else Sequences(table, sequence=file.sequence, time=file.time)
+    return table if sequence is None and time is None else Sequences(table, sequence=sequence, time=time)
 
 
 def model_at(path: Path) -> Model:
@@ -76,29 +87,14 @@ def model_at(path: Path) -> Model:
     return model
 
 
-def put_table(table: pd.DataFrame, path: Path | None, *, index: bool = False) -> None:
+def put_table(table: pd.DataFrame, path: Path | None) -> None:
     """Write a file, as CSV unless it ends in ``.tsv`` or ``.parquet``; or CSV to standard output."""
+    content = table_bytes(table, path or Path("standard-output.csv"))
     if path is None:
-        write_out(csv_text(table, index=index))
-        return
-    separator = "\t" if path.suffix == ".tsv" else ","
-    parquet = path.suffix == ".parquet"
-    write_file(path, _as_parquet(table, path, index) if parquet else csv_text(table, index=index, separator=separator))
-    say(f"wrote {len(table):,} rows to {path}")
-
-
-def csv_text(table: pd.DataFrame, *, index: bool = False, separator: str = ",") -> str:
-    """A table as CSV, or with another separator."""
-    return str(table.to_csv(sep=separator, index=index, lineterminator="\n"))
-
-
-def _as_parquet(table: pd.DataFrame, path: Path, index: bool) -> bytes:
-    buffer = io.BytesIO()
-    try:
-        table.to_parquet(buffer, index=index)
-    except ImportError:
-        raise DataError(f"{str(path)!r} needs the package pyarrow: pip install pyarrow") from None
-    return buffer.getvalue()
+        write_out(content.decode("utf-8"))
+    else:
+        write_file(path, content)
+        say(f"wrote {len(table):,} rows to {path}")
 
 
 def file_hash(path: Path) -> str:
@@ -237,9 +233,8 @@ def check_cells(table: pd.DataFrame, model: Model) -> None:
     """Refuse text in the columns of a model's numbers, by its cell: pandas makes all cells of such a column text."""
     for node in model.graph.observed:
         space = model.spaces[node]
-        names = [node] if space.cells == 1 else [f"{node}.{cell}" for cell in range(space.cells)]
-        for name in [] if space.is_discrete else [name for name in names if name in table.columns]:
-            place = _first_odd(table[name])
+        for name in () if space.is_discrete else cell_names(node, space):
+            place = _first_odd(table[name]) if name in table.columns else None
             if place is not None:
                 raise DataError(
                     f"column {name!r} must hold numbers; {_shown(table[name], place)} is none: correct the cell or "

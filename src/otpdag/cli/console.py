@@ -1,20 +1,19 @@
-"""What commands are told about the files that they read and write; light, so that help costs nothing.
+"""What all commands share: their arguments, one place for output, for errors, for the rule that nothing is overwritten.
 
-What all commands share: one place for output, one for errors, one for the rule that nothing is overwritten.
-
-Nothing here imports torch or pandas: help and usage errors come at once.
+Nothing here imports torch or pandas: help and usage errors come at once. Commands import what is heavy when they run.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+import math
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -23,24 +22,6 @@ from typer.core import TyperGroup
 
 from otpdag.errors import ModelError, OtpdagError, printable
 from otpdag.files import finish_transaction, is_rubbish, make_folder, write_bytes
-
-
-@dataclass(frozen=True)
-class RowsFile:
-    """A table, and which of its columns tell sequences apart and order their steps."""
-
-    path: Path
-    sequence: str | None = None
-    time: str | None = None
-
-
-@dataclass(frozen=True)
-class TableOutput:
-    """Where a table goes: standard output if there is no path."""
-
-    path: Path | None
-    force: bool
-
 
 RUN_FILES = (
     "model.otp",
@@ -55,13 +36,39 @@ RUN_FILES = (
     "errors.csv",
     "shown.json",
 )  # all that the folder of a fit may hold of ours
-LONGEST_SEED = 2**63 - 1  # that a 64-bit generator takes
 MISTAKE, BUG, INTERRUPTED = 2, 1, 130  # exit codes, as other commands have them
-DEBUG = "--debug"
 _WRITTEN: list[str] = []  # by the present command
 
 # typer may bring its own copy of click, so the class is taken from one that it exports
 ClickException: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+
+
+# --- arguments --------------------------------------------------------------------------------------------
+
+LONGEST_SEED = 2**63 - 1  # that a 64-bit generator takes
+ModelFilePath = Annotated[Path, typer.Argument(metavar="MODEL.YAML", help="Graph and mechanisms.")]
+ModelPath = Annotated[Path, typer.Argument(metavar="MODEL.OTP", help="A saved model, or the folder of a fit.")]
+DataPath = Annotated[
+    Path, typer.Argument(metavar="DATA", help="A .csv, .tsv or .parquet table, or - for CSV from standard input.")
+]
+OutFile = Annotated[
+    Path | None, typer.Option("--out", "-o", metavar="FILE", help="CSV file; standard output if left out.")
+]
+Seed = Annotated[int, typer.Option(min=0, max=LONGEST_SEED, help="Determines the draws.")]
+RunSeed = Annotated[int, typer.Option(min=0, max=LONGEST_SEED, help="Determines the run.")]
+SequenceColumn = Annotated[
+    str | None, typer.Option("--sequence", metavar="COLUMN", help="Lagged edges: column that tells sequences apart.")
+]
+TimeColumn = Annotated[
+    str | None, typer.Option("--time", metavar="COLUMN", help="Lagged edges: column that orders steps.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Write JSON to standard output.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but warnings and errors.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]
+FolderForce = Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")]
+
+
+# --- output and errors ------------------------------------------------------------------------------------
 
 
 def out() -> Console:
@@ -127,8 +134,8 @@ class FriendlyGroup(TyperGroup):
     ) -> Any:
         """Run a command; ``--debug`` may stand anywhere and shows tracebacks."""
         given = list(sys.argv[1:] if args is None else args)
-        debug = DEBUG in given
-        given = [argument for argument in given if argument != DEBUG]
+        debug = "--debug" in given
+        given = [argument for argument in given if argument != "--debug"]
         if not standalone_mode:
             return super().main(given, standalone_mode=False, **extra)
         try:
@@ -196,6 +203,40 @@ def check_file(path: Path | None, *, force: bool) -> None:
 def write_out(text: str) -> None:
     """Write text to standard output; to a terminal, without control characters."""
     sys.stdout.write(printable(text, keep="\n\t") if sys.stdout.isatty() else text)
+
+
+def put_text(text: str, path: Path | None) -> None:
+    """Write text to a file, or to standard output."""
+    if path is None:
+        write_out(text)
+    else:
+        write_file(path, text)
+
+
+def json_text(content: Any) -> str:
+    """JSON of plain values and arrays; null for what is not a finite number, as JSON knows no other word for it.
+
+    >>> print(json_text({"a": [1.0, float("nan")]}), end="")
+    {
+     "a": [
+      1.0,
+      null
+     ]
+    }
+    """
+    return json.dumps(_plain(content), indent=1, allow_nan=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if hasattr(value, "tolist"):  # numbers and arrays of numpy
+        return _plain(value.tolist())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, str | int) else str(value)
 
 
 def write_file(path: Path, content: bytes | str) -> None:

@@ -33,11 +33,12 @@ from pydantic import (
     StrictInt,
     StrictStr,
     ValidationError,
+    WithJsonSchema,
     create_model,
     field_validator,
 )
 
-from otpdag.cli.command_files import check_numbers
+from otpdag.cli.command_files import check_cells, check_numbers
 from otpdag.data import count_categories
 from otpdag.errors import DataError, GraphError, ModelError, listed
 from otpdag.graph import MOST_STEPS_BACK, Graph, Lag
@@ -47,11 +48,8 @@ from otpdag.mechanisms.spec import registered
 from otpdag.model import Model
 from otpdag.spaces import Space, space_from
 
-MOST_ERRORS = 3  # that one message names
 MOST_BYTES, MOST_DEPTH, MOST_VALUES = 4 << 20, 24, 200_000  # of a file: beyond any model that was written by hand
-MOST_COORDINATES, MOST_LAYERS, MOST_UNITS = 100_000, 32, 10_000  # of a node and its networks
-SIZES = ("dim", "size", "categories", "positions")  # arguments that say how many coordinates a node has
-OR_NONE = " | None"  # at the end of an annotation: may be left out
+MOST_COORDINATES = 100_000  # of a node
 NAME_HINT = "put a name that YAML reads as something else (yes, no, on, 12) in quotes"
 
 
@@ -98,6 +96,7 @@ class ModelFile(BaseModel):
         Raises:
             GraphError: The edges have a cycle, or ``hidden`` names no node.
             ModelError: A mechanism or argument does not exist or does not fit; the message names the place.
+            DataError: A column of numbers holds text; the message names the cell.
         """
         graph = self.graph()
         self._check_places(graph, data)
@@ -105,7 +104,9 @@ class ModelFile(BaseModel):
             if self.nodes.get(node) is None and node in data.columns and isinstance(data[node], pd.Series):
                 check_numbers(data[node])
         given = {node: _mechanism(node, entry, graph, data) for node, entry in self.nodes.items() if entry is not None}
-        return Model.from_frame(graph, data, mechanisms=given)
+        model = Model.from_frame(graph, data, mechanisms=given)
+        check_cells(data, model)
+        return model
 
     def _check_places(self, graph: Graph, data: pd.DataFrame) -> None:
         joined = {str(end) for edge in self.edges for end in edge[:2]}
@@ -248,7 +249,7 @@ def _arguments(node: str, entry: Mapping[str, Any]) -> tuple[type[Mechanism], di
     if not isinstance(name, str) or name not in known:
         raise ModelError(f"nodes.{node}.type: there is no mechanism {name!r}; known are {_listed(list(known))}")
     given = {key: value for key, value in entry.items() if key != "type"}
-    schema = _schema(known[name])
+    schema = arguments_of(known[name])
     try:
         checked = schema.model_validate(given)
     except ValidationError as error:
@@ -326,8 +327,8 @@ def _read_space(value: Any) -> Space:
 
 
 @cache
-def _schema(kind: type[Mechanism]) -> type[BaseModel]:
-    """A pydantic model of a mechanism's arguments, so that each error has a place."""
+def arguments_of(kind: type[Mechanism]) -> type[BaseModel]:
+    """A pydantic model of a mechanism's arguments, so that each error has a place, and editors know them."""
     fields: dict[str, Any] = {}
     for name, parameter in inspect.signature(kind.__init__).parameters.items():
         if name == "self" or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -339,25 +340,27 @@ def _schema(kind: type[Mechanism]) -> type[BaseModel]:
 
 def _field_type(name: str, annotation: str) -> Any:
     if "Setting" in annotation:
-        return Annotated[Any, BeforeValidator(_read_setting)]
+        return Annotated[Any, BeforeValidator(_read_setting), WithJsonSchema({"$anchor": "setting"})]
     if "Space" in annotation:
-        return Annotated[Any, BeforeValidator(_read_space)]
-    whole = Annotated[StrictInt, Field(le=MOST_COORDINATES if name in SIZES else 2**62)]
-    layers = Annotated[list[Annotated[StrictInt, Field(ge=1, le=MOST_UNITS)]], Field(max_length=MOST_LAYERS)]
-    plain = {"int": whole, "bool": StrictBool, "str": StrictStr, "float": float, "Sequence[int]": layers}
-    return plain.get(annotation.removesuffix(OR_NONE), Any)  # what may be left out is not written as null
+        return Annotated[Any, BeforeValidator(_read_space), WithJsonSchema({"$anchor": "space"})]
+    whole = Annotated[StrictInt, Field(le=2**62), WithJsonSchema({"type": "integer"})]  # what torch can hold
+    size = Annotated[StrictInt, Field(le=MOST_COORDINATES)]
+    layers = Annotated[list[Annotated[StrictInt, Field(ge=1, le=10_000)]], Field(max_length=32)]  # of a network
+    of_size = name in ("dim", "size", "categories", "positions")  # how many coordinates a node has
+    plain = {"int": size if of_size else whole, "bool": StrictBool, "str": StrictStr, "float": float}
+    return (plain | {"Sequence[int]": layers}).get(annotation.removesuffix(" | None"), Any)  # null is not written
 
 
 # --- messages ---------------------------------------------------------------------------------------------
 
 
 def _explain(
-    error: ValidationError, prefix: str = "", allowed: str = "a model file has edges, hidden and nodes"
+    error: ValidationError, prefix: str = "", allowed: str = "a model file has edges, hidden and nodes", most: int = 3
 ) -> str:
     """The first few places that are wrong, in one line."""
     errors = error.errors(include_url=False, include_context=False)
-    parts = [_one_line(dict(entry), prefix, allowed) for entry in errors[:MOST_ERRORS]]
-    more = len(errors) - MOST_ERRORS
+    parts = [_one_line(dict(entry), prefix, allowed) for entry in errors[:most]]
+    more = len(errors) - most
     return "; ".join(parts) + (f"; and {more} more" if more > 0 else "")
 
 

@@ -9,6 +9,7 @@ Tables in files: CSV, TSV and Parquet.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ import pandas as pd
 from torch import Tensor
 
 from otpdag.errors import DataError, listed
+from otpdag.files import write_bytes
 from otpdag.spaces import Space
 
 Label: TypeAlias = str | bool | int | float
@@ -242,10 +244,17 @@ def write_table(table: pd.DataFrame, path: str | Path, *, index: bool = False) -
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(path, table_bytes(table, path, index=index))
+
+
+def table_bytes(table: pd.DataFrame, path: Path, *, index: bool = False) -> bytes:
+    """What a file of this name holds of a table."""
     if path.suffix != ".parquet":
-        table.to_csv(path, sep="\t" if path.suffix == ".tsv" else ",", index=index, lineterminator="\n")
-        return
+        text: str = table.to_csv(sep="\t" if path.suffix == ".tsv" else ",", index=index, lineterminator="\n")
+        return text.encode("utf-8")
+    buffer = io.BytesIO()
     try:
-        table.to_parquet(path, index=index)
+        table.to_parquet(buffer, index=index)
     except ImportError:
         raise DataError(f"{str(path)!r} needs the package pyarrow: pip install pyarrow") from None
+    return buffer.getvalue()
