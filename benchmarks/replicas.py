@@ -52,7 +52,7 @@ def largest_difference(problem: Problem, frame: pd.DataFrame, seed: int) -> tupl
     model = problem.model()
     batch = encode(frame, Schema.of(model.spaces, model.graph, frame), hidden=model.graph.hidden)
     layout = lay_out_rows(model.structure, batch, otp.entropic(), seed)
-    short = table_problem(layout, batch, otp.entropic(), seed).on_part(SHORT_ROWS)
+    short = table_problem(layout, batch, otp.entropic(), seed).subset(SHORT_ROWS)
 
     def run(numbers: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         starts = torch.cat([one_start(layout, batch, 0, restart_seed(seed, n), first=n == 0) for n in numbers])

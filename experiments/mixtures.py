@@ -15,9 +15,9 @@ from scipy import stats
 import otpdag as otp
 from baselines import em, sinkhorn_em
 from baselines.base import Estimate
+from experiments.data_sets import fit_data_sets, start_data_sets
 from otpdag import mechanisms as m
 from otpdag.data import Batch
-from otpdag.engine.data_sets import fit_data_sets, start_data_sets
 from otpdag.structure import Structure
 
 Array = NDArray[np.float64]

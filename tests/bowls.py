@@ -39,7 +39,7 @@ class Bowls(Problem):
         floor = torch.where(point[:, 0] < 0, *self.floors).to(point)
         return LossTerms.of(gap, reconstruction=gap + floor)
 
-    def on_part(self, rows, *, coarse=False):
+    def subset(self, rows, *, coarse=False):
         self.asked.append((rows, coarse))
         return replace(self, rows_seen=min(rows, self.rows_seen))
 

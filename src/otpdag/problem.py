@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import TypeVar
+from typing import Protocol, Self, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -138,13 +138,11 @@ class Problem(ABC):
         """How long a search goes on with it, and when it refines it."""
         return Pace()
 
-    @property
-    def approximation(self) -> str | None:
-        """What is approximate about sums that are exact elsewhere; None if nothing is."""
-        return None
+    def notes(self, point: Tensor | None = None) -> tuple[str, ...]:
+        """What is approximate about sums that are exact elsewhere; at an estimate ``point`` (R, P), also what to know.
 
-    def notes_at(self, point: Tensor) -> tuple[str, ...]:
-        """What a user should know of the estimate ``point`` (R, P) by this problem."""
+        A problem whose sums are exact says nothing before there is an estimate.
+        """
         return ()
 
     # -- evaluation ---------------------------------------------------------------------------------------------------
@@ -152,10 +150,6 @@ class Problem(ABC):
     def terms(self, point: Tensor) -> LossTerms:
         """Loss terms of every replica at ``point`` (R, P), the same in every evaluation."""
         raise ModelError(f"{type(self).__name__} is drawn anew in every step: use otp.engine.Adam")
-
-    def sampled(self, point: Tensor, streams: Streams, progress: float) -> LossTerms:
-        """Loss terms of every replica on a fresh minibatch with fresh noise, at a share of all steps."""
-        raise ModelError(f"{type(self).__name__} is evaluated in closed form: use otp.engine.LBFGS")
 
     def loss(self, point: Tensor) -> Tensor:
         """Total loss of every replica (R,)."""
@@ -168,10 +162,6 @@ class Problem(ABC):
     def information(self, points: Tensor) -> Tensor | None:
         """What a row tells of each parameter at ``points`` (R, P) if nothing were missing; None where unknown."""
         return None
-
-    def row_by_row(self, rows: int) -> Problem:
-        """The problem on so many random rows, each looked at for itself, which has second derivatives."""
-        return self.on_part(rows)
 
     @property
     def has_updates(self) -> bool:
@@ -194,11 +184,11 @@ class Problem(ABC):
 
     # -- other problems -----------------------------------------------------------------------------------------------
 
-    def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> Problem:
+    def subset(self, rows: int | Tensor, *, coarse: bool = False) -> Problem:
         """The problem on so many random rows, or on these; ``coarse`` allows sums that are rougher and faster."""
         return self
 
-    def laid_out_for(self, points: Tensor, *, precisely: bool = False) -> Problem:
+    def laid_out_for(self, points: Tensor, *, precisely: bool = False) -> Self:
         """The problem with what stands for unknown numbers placed for the replicas ``points`` (R, P)."""
         return self
 
@@ -209,50 +199,6 @@ class Problem(ABC):
     def alternatives(self, point: Tensor) -> Alternatives | None:
         """Where else to look once nothing moves at ``point`` (1, P) any more; None if there is no such place."""
         return None
-
-    # -- statistics: what standard errors follow from ------------------------------------------------------------------
-
-    @property
-    def is_likelihood(self) -> bool:
-        """Whether the loss is minus the mean log-likelihood, so that its curvature is the observed information."""
-        return False
-
-    @property
-    def is_sum(self) -> bool:
-        """Whether the loss is a mean of single units' losses, as :meth:`unit_losses` tells them."""
-        return self.is_likelihood
-
-    @property
-    def unit_mass(self) -> Tensor:
-        """How much each unit counts in the mean (1, N): its weight; of a sequence, times its steps."""
-        return self.weight
-
-    def curvature(self, point: Tensor) -> Tensor | None:
-        """Second derivatives of the loss at ``point`` (1, P), (P, P); None where they cost more than rows' scores."""
-        return None
-
-    # -- units: what a weight is given to -----------------------------------------------------------------------------
-
-    @property
-    def weight(self) -> Tensor:
-        """Weights of the units (1, N): rows of a table, whole sequences."""
-        raise ModelError(f"{type(self).__name__} has no rows that could be weighted")
-
-    def in_units(self) -> Problem:
-        """The problem in enough units to be resampled."""
-        return self
-
-    def reweighted(self, factors: Tensor) -> Problem:
-        """The problem with the units' weights multiplied by ``factors`` (R or 1, N)."""
-        raise ModelError(f"{type(self).__name__} has no rows that could be weighted")
-
-    def unit_losses(self, points: Tensor) -> Tensor:
-        """The loss of each unit at every replica's parameters (R, N), without gradients."""
-        raise ModelError(f"{type(self).__name__} has no loss of single rows")
-
-    def simulated(self, point: Tensor, size: int, seed: int) -> Problem:
-        """The problem of data that the model at ``point`` (1, P) makes, with gaps like the data's; about ``size``."""
-        raise ModelError(f"{type(self).__name__} cannot be simulated")
 
     # -- parameters ---------------------------------------------------------------------------------------------------
 
@@ -267,6 +213,81 @@ class Problem(ABC):
     def packed(self, theta: Theta, replicas: int) -> Tensor:
         """The point (R, P) of raw parameters, each (1 or R, ...)."""
         return pack({key: theta[key].expand(replicas, *shape) for key, shape in self.shapes.items()})
+
+
+@runtime_checkable
+class Minibatched(Protocol):
+    """A problem that is drawn anew in every step."""
+
+    def sampled(self, point: Tensor, streams: Streams, progress: float) -> LossTerms:
+        """Loss terms of every replica on a fresh minibatch with fresh noise, at a share of all steps."""
+        ...
+
+
+class Units(Problem):
+    """A problem of units that can be weighed: rows of a table, whole sequences.
+
+    Bootstrap, robust fits and standard errors follow from what is said here.
+    """
+
+    @property
+    def is_likelihood(self) -> bool:
+        """Whether the loss is minus the mean log-likelihood, so that its curvature is the observed information."""
+        return False
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether the loss is a mean of single units' losses, as :meth:`unit_losses` tells them."""
+        return self.is_likelihood
+
+    @property
+    @abstractmethod
+    def weight(self) -> Tensor:
+        """Weights of the units (1, N)."""
+
+    @property
+    def unit_mass(self) -> Tensor:
+        """How much each unit counts in the mean (1, N): its weight; of a sequence, times its steps."""
+        return self.weight
+
+    def in_units(self) -> Units:
+        """The problem in enough units to be resampled."""
+        return self
+
+    @abstractmethod
+    def reweighted(self, factors: Tensor) -> Units:
+        """The problem with the units' weights multiplied by ``factors`` (R or 1, N)."""
+
+    def unit_losses(self, points: Tensor) -> Tensor:
+        """The loss of each unit at every replica's parameters (R, N), without gradients."""
+        raise ModelError(f"{type(self).__name__} has no loss of single rows")
+
+    def simulated(self, point: Tensor, size: int, seed: int) -> Units:
+        """The problem of data that the model at ``point`` (1, P) makes, with gaps like the data's; about ``size``."""
+        raise ModelError(f"{type(self).__name__} cannot be simulated")
+
+    def subset(self, rows: int | Tensor, *, coarse: bool = False) -> Units:
+        """The problem on so many random rows, or on these units."""
+        return self
+
+    def row_by_row(self, rows: int) -> Units:
+        """The problem on so many random rows, each looked at for itself, which has second derivatives."""
+        return self.subset(rows)
+
+    def curvature(self, point: Tensor) -> Tensor | None:
+        """Second derivatives of the loss at ``point`` (1, P), (P, P); None where they cost more than rows' scores."""
+        return None
+
+
+def units_of(problem: Problem) -> Units:
+    """The same problem, whose units can be weighed.
+
+    Raises:
+        ModelError: It has none.
+    """
+    if not isinstance(problem, Units):
+        raise ModelError(f"{type(problem).__name__} has no rows that could be weighted")
+    return problem
 
 
 @dataclass(frozen=True)

@@ -234,6 +234,9 @@ def test_a_span_without_a_step_leaves_its_starts_where_they_are():
         def __getattr__(self, name):
             return getattr(self.problem, name)
 
+        def sampled(self, point, streams, progress):
+            return self.problem.sampled(point, streams, progress)
+
     problem, points = problem_of("factor", method_of(), restarts=2)
     outcome = descend(Adam(steps=2), Brief(problem), points, [1, 2])
     assert outcome.steps == 0

@@ -22,7 +22,7 @@ from otpdag.estimators import LatentDirichletAllocation, WassersteinAutoencoder
 from otpdag.learned.autoencoder import Encoded, EncoderMap
 from otpdag.learned.image_networks import dense_decoder, dense_encoder, seeded
 from otpdag.model import Model
-from otpdag.problem import LossTerms, Problem
+from otpdag.problem import LossTerms, Units
 from otpdag.settings import Objective, PushForward
 from otpdag.spaces import Real
 from otpdag.structure import unpack
@@ -31,7 +31,7 @@ from otpdag.structure import unpack
 
 
 @dataclass(frozen=True)
-class BinProblem(Problem):
+class BinProblem(Units):
     """Minus the log-likelihood of a normal distribution of which only counts in bins are known."""
 
     structure: otp.Model

@@ -18,7 +18,7 @@ from otpdag.engine import robust as robust_module
 from otpdag.engine.outlying_rows import RobustOptions
 from otpdag.engine.robust import CappedProblem
 from otpdag.engine.search import search
-from otpdag.problem import Problem
+from otpdag.problem import Units
 
 
 def mixture_model():
@@ -178,7 +178,7 @@ def test_clean_sequences_are_left_alone():
 
 
 @dataclass(frozen=True)
-class Distances(Problem):
+class Distances(Units):
     """Units whose loss is their distance from a point; the model's own lie evenly between zero and one."""
 
     units: torch.Tensor
@@ -187,6 +187,10 @@ class Distances(Problem):
     @property
     def rows(self):
         return len(self.units)
+
+    @property
+    def weight(self):
+        return torch.ones_like(self.units)[None]
 
     def unit_losses(self, points):
         return (self.units - points[:, :1]).abs()
@@ -321,13 +325,13 @@ def test_starts_come_from_four_guesses_of_the_clean_rows_and_from_halves_of_them
 def test_a_part_is_of_units_that_lie_together_and_begins_with_trimming():
     @dataclass(frozen=True)
     class Parts(Distances):
-        def on_part(self, rows, *, coarse=False):
+        def subset(self, rows, *, coarse=False):
             return replace(self, units=self.units[:rows] if isinstance(rows, int) else self.units[rows])
 
     problem = CappedProblem(Parts(UNITS), Parts(UNITS), RobustOptions(sample=1001), 0, near=torch.arange(20, 60))
-    part = problem.on_part(10)
+    part = problem.subset(10)
     assert torch.equal(part.base.units, UNITS[20:30])
     assert part.judge is part.base
     assert (part.trimmings, part.options.sample, part.near) == (3, 333, None)
-    everyone = replace(problem, near=None).on_part(10)
+    everyone = replace(problem, near=None).subset(10)
     assert torch.equal(everyone.base.units, UNITS[:10])

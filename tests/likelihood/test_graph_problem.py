@@ -281,7 +281,7 @@ def test_newtons_step_of_a_count_without_gaps_doubles_its_digits():
     gaps = frame.copy()
     gaps.iloc[0, 0] = np.nan  # a row that must be summed, then taken away again
     along, _, point = made(lambda: (model, gaps))
-    along = along.on_part(torch.arange(1, ROWS))
+    along = along.subset(torch.arange(1, ROWS))
     for _ in range(6):
         point, _ = along.updated(point)
     own = along.structure.mechanisms["n"].describe(along.naturals(point)["n"])
@@ -449,14 +449,14 @@ def test_points_move_as_long_as_that_changes_the_loss_by_a_millionth(before, aft
 
 def test_parts_and_simulated_rows_are_problems_of_their_own():
     along, _, start = made(counts)
-    assert along.on_part(10**6) is along
+    assert along.subset(10**6) is along
     assert along.pace.points_per_row == max(1, along.unplaced.elements // ROWS)
     rows = torch.tensor([3, 40, 7, 22])
-    part = along.on_part(rows)
+    part = along.subset(rows)
     assert (part.rows, part.placed_for) == (4, None)
     again, _, _ = made(counts, rows=rows.numpy())
     torch.testing.assert_close(part.laid_out_for(start).loss(start), again.loss(start))
-    assert along.on_part(17).rows == 17
+    assert along.subset(17).rows == 17
     drawn = along.simulated(start, 25, 1)
     assert (drawn.rows, drawn.placed_for) == (25, None)
     torch.testing.assert_close(

@@ -79,10 +79,10 @@ def test_steps_are_laid_out_by_time_and_earlier_values_are_the_sequences_own():
 
 def test_a_part_is_whole_sequences():
     problem, _, start = made(known_state_space(), series(0.0))
-    part = problem.on_part(torch.tensor([2, 5]))
+    part = problem.subset(torch.tensor([2, 5]))
     assert part.rows == 50
     assert torch.isfinite(part.loss(start)).all()
-    assert problem.on_part(10**6) is problem
+    assert problem.subset(10**6) is problem
 
 
 def test_hidden_nodes_are_told_apart():

@@ -98,7 +98,7 @@ def test_weights_are_repetitions(name):
     weighted = problem.reweighted(counts).loss(points[:2])
     for replica in range(2):
         rows = torch.arange(ROWS).repeat_interleave(counts[replica].long())
-        repeated = problem.on_part(rows).loss(points[replica : replica + 1])
+        repeated = problem.subset(rows).loss(points[replica : replica + 1])
         torch.testing.assert_close(weighted[replica : replica + 1], repeated)
 
 
@@ -109,8 +109,8 @@ def test_losses_of_single_rows_average_the_loss():
 
 def test_a_part_that_is_no_cheaper_is_the_whole():
     problem, _ = made("gappy")
-    assert problem.on_part(30) is problem
-    assert problem.on_part(torch.arange(50)).rows == 50
+    assert problem.subset(30) is problem
+    assert problem.subset(torch.arange(50)).rows == 50
 
 
 def test_it_can_be_sent_to_another_process_and_simulated():

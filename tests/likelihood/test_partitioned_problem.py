@@ -83,10 +83,10 @@ def test_points_of_hidden_numbers_are_placed_in_all_parts(tmp_path):
 def test_a_part_of_the_rows_is_at_hand(tmp_path):
     parts, _, _ = laid_out(tmp_path, *classes())
     assert parts.rows == 400
-    assert parts.on_part(10**6).rows == 100
-    assert parts.on_part(30).rows == 30
+    assert parts.subset(10**6).rows == 100
+    assert parts.subset(30).rows == 30
     with pytest.raises(ModelError, match="not at hand"):
-        parts.on_part(torch.arange(5))
+        parts.subset(torch.arange(5))
 
 
 def test_rows_at_hand_suggest_where_else_to_look(tmp_path):
@@ -117,7 +117,7 @@ def test_many_rows_in_memory_are_worked_on_in_blocks(monkeypatch):
         assert torch.allclose(ours, theirs, rtol=1e-10, atol=1e-12)
     assert blocks.weight.shape == (1, 400)
     assert blocks.unit_losses(points).shape == (2, 400)
-    assert blocks.on_part(torch.arange(7)).rows == 7
+    assert blocks.subset(torch.arange(7)).rows == 7
     assert torch.allclose(blocks.reweighted(torch.ones(1, 400)).loss(points), blocks.loss(points))
 
 
@@ -225,7 +225,7 @@ def test_a_point_that_rows_at_hand_move_to_must_be_better_on_all(to, kept):
         assert found.loss.item() == pytest.approx(2 * 0.81)
     base.moved = lambda point: None
     assert problem.moved(torch.ones(1, 2).double()) is None
-    other = SimpleNamespace()
+    other = of_bowls([Bowl([3.0], 0.0)])
     base.moved = lambda point: Moved(other, point + 1, "moved grids")
     found = problem.moved(torch.ones(1, 2).double())
     assert found.problem.base is other

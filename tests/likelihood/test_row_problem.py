@@ -67,9 +67,9 @@ def test_the_curvature_is_taken_on_a_part_of_many_rows_only(monkeypatch):
 
 def test_a_part_has_fewer_rows_and_coarse_ones_half_the_points():
     problem, _ = made(Objective(eps=1.0))
-    part = problem.on_part(10)
+    part = problem.subset(10)
     assert (part.rows, part.closed.sums.grid) == (10, 16)
-    assert problem.on_part(10, coarse=True).closed.sums.grid == 8
+    assert problem.subset(10, coarse=True).closed.sums.grid == 8
 
 
 def test_losses_of_rows_stand_in_the_order_of_the_table_and_take_its_weights():
@@ -88,7 +88,7 @@ def test_losses_of_rows_stand_in_the_order_of_the_table_and_take_its_weights():
     assert len(placed.groups) > 2
     assert torch.cat([group.rows for group in placed.groups]).tolist() != list(range(ROWS))
     losses = placed.unit_losses(start)[0]
-    alone = [placed.on_part(torch.tensor([row])).laid_out_for(start, precisely=True).loss(start) for row in range(ROWS)]
+    alone = [placed.subset(torch.tensor([row])).laid_out_for(start, precisely=True).loss(start) for row in range(ROWS)]
     torch.testing.assert_close(losses, torch.cat(alone), rtol=1e-5, atol=1e-6)
     factors = torch.rand(1, ROWS, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     weighted = placed.reweighted(factors)
@@ -164,18 +164,18 @@ def test_weights_of_features_are_refined_as_often_as_asked_each_time_by_the_mode
         torch.testing.assert_close(problem.direct.lacking, lacking - few)
         assert problem.terms(start).total.item() == pytest.approx(1.5 * distance_over_many(problem, start), rel=1e-9)
     assert problem.moved(start) is None
-    assert problem.notes_at(start) == ()
+    assert problem.notes(start) == ()
 
 
 def test_gaps_are_completed_until_estimates_settle_and_then_compared_by_other_weights():
     problem, start = direct_problem(gaps=True, refinements=1)
     assert problem.pace.refinements == rows.MOST_COMPLETIONS
-    assert "rows with gaps could not be completed" in problem.notes_at(start)[0]
+    assert "rows with gaps could not be completed" in problem.notes(start)[0]
     first = problem.moved(start)
     assert (first.what, first.curved_alike) == ("completed rows", False)
     problem = first.problem
     assert torch.equal(problem.completing.begin, start)
-    assert problem.notes_at(start) == ()
+    assert problem.notes(start) == ()
     completed = problem.direct.completed
     torch.testing.assert_close(
         problem.direct.features.mean, completed.mean_features(problem.structure, problem.direct.features)

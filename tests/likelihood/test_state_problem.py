@@ -102,7 +102,7 @@ def test_weights_are_repetitions():
     weighted = problem.reweighted(counts).loss(points[:2])
     for replica in range(2):
         rows = torch.arange(ROWS).repeat_interleave(counts[replica].long())
-        repeated = problem.on_part(rows).loss(points[replica : replica + 1])
+        repeated = problem.subset(rows).loss(points[replica : replica + 1])
         torch.testing.assert_close(weighted[replica : replica + 1], repeated)
 
 
@@ -142,10 +142,10 @@ def test_rows_with_gaps_that_features_cannot_read_are_enumerated_wherever_they_s
 def test_a_part_has_rows_enough_for_the_parameters():
     problem, _ = made("mixture")
     parameters = sum(int(np.prod(shape)) for shape in problem.shapes.values())
-    assert problem.on_part(1).rows == ROWS_FOR_EACH_PARAMETER * parameters < ROWS
-    assert problem.on_part(150).rows == 150
-    assert problem.on_part(torch.tensor([4, 2])).rows == 2
-    assert problem.on_part(10**6) is problem
+    assert problem.subset(1).rows == ROWS_FOR_EACH_PARAMETER * parameters < ROWS
+    assert problem.subset(150).rows == 150
+    assert problem.subset(torch.tensor([4, 2])).rows == 2
+    assert problem.subset(10**6) is problem
 
 
 @pytest.mark.parametrize("kept", [True, False])

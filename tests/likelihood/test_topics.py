@@ -162,18 +162,18 @@ def test_a_topic_that_no_word_came_from_stays_where_it_was_at_a_low_level():
 def test_starts_are_compared_on_some_documents_with_concentrations_held():
     rng = np.random.default_rng(0)
     many = topic_problem(TopicSweeps(), rng.poisson(1.0, (FIRST_DOCUMENTS + 5, 3)).astype(float))
-    part = many.on_part(1)
+    part = many.subset(1)
     assert (part.rows, part.holds_alpha) == (FIRST_DOCUMENTS, True)
     assert DOCUMENTS_A_TOPIC * 2 < FIRST_DOCUMENTS
     few = topic_problem(TopicSweeps(), COUNTS)
-    assert few.on_part(1).rows == 3
+    assert few.subset(1).rows == 3
 
 
 def test_many_topics_are_compared_on_forty_documents_each():
     structure = topic_model(26, 3).structure
     documents = sparse.csr_array(np.random.default_rng(0).poisson(1.0, (1045, 3)).astype(float))
     problem = TopicProblem(structure, documents, Layout.of(structure).shapes, TopicSweeps(), 0)
-    part = problem.on_part(1).documents.toarray()
+    part = problem.subset(1).documents.toarray()
     assert part.shape == (1040, 3)
     # some of the documents, in their order
     rows, at = documents.toarray(), 0

@@ -13,7 +13,7 @@ from torch import Tensor
 from otpdag.engine.optimiser import Leg, Memory, Outcome, Progress, Watch, under
 from otpdag.errors import ModelError
 from otpdag.noise import Streams
-from otpdag.problem import split_theta
+from otpdag.problem import Minibatched, split_theta
 from otpdag.schedules import Cosine
 
 LARGEST_GRADIENT = 10.0
@@ -55,11 +55,14 @@ class Adam:
     def run(self, leg: Leg, watch: Watch, resume: Memory | None = None) -> Outcome:
         """Run all steps of a leg, under the part of the schedule that its problem spans."""
         state = _State.begin(self, leg) if resume is None else _State.restore(self, leg, resume)
-        begin, end = leg.problem.pace.span
+        problem = leg.problem
+        if not isinstance(problem, Minibatched):
+            raise ModelError(f"{type(problem).__name__} is evaluated in closed form: use otp.engine.LBFGS")
+        begin, end = problem.pace.span
         steps = round((end - begin) * leg.steps)
         for step in range(state.step, steps):
             progress = begin + (end - begin) * step / max(steps, 1)
-            terms = leg.problem.sampled(state.point, state.streams, progress)
+            terms = problem.sampled(state.point, state.streams, progress)
             (gradient,) = torch.autograd.grad(terms.total.sum(), state.point)
             state.meet(terms.total.detach(), gradient)
             if bool(state.failed.all()):

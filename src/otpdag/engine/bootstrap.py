@@ -19,7 +19,7 @@ from otpdag.engine.lbfgs import LBFGS
 from otpdag.engine.optimiser import Course
 from otpdag.engine.search import Searcher, search
 from otpdag.errors import ModelError
-from otpdag.problem import Problem
+from otpdag.problem import Units
 from otpdag.threads import bounded_threads
 
 Array = NDArray[np.float64]
@@ -52,7 +52,7 @@ class BootstrapOptions:
         check_level(self.level)
 
 
-def bootstrap_table(problem: Problem, point: Tensor, options: BootstrapOptions) -> pd.DataFrame:
+def bootstrap_table(problem: Units, point: Tensor, options: BootstrapOptions) -> pd.DataFrame:
     """Percentile intervals of every learned parameter, in the layout of ``Model.params()``.
 
     ``attrs["stuck"]`` of the table is the number of draws that failed or were still falling when their steps ended.
@@ -68,7 +68,7 @@ def bootstrap_table(problem: Problem, point: Tensor, options: BootstrapOptions) 
     return table
 
 
-def bootstrap_draws(problem: Problem, point: Tensor, options: BootstrapOptions) -> tuple[Tensor, Tensor]:
+def bootstrap_draws(problem: Units, point: Tensor, options: BootstrapOptions) -> tuple[Tensor, Tensor]:
     """Where the fits of resampled rows ended (draws, P), and which of them settled (draws,)."""
     from joblib import Parallel, delayed
 
@@ -82,7 +82,7 @@ def bootstrap_draws(problem: Problem, point: Tensor, options: BootstrapOptions) 
     return draws, settled
 
 
-def _one_chunk(problem: Problem, point: Tensor, draws: int, seed: int, steps: int) -> tuple[Tensor, Tensor]:
+def _one_chunk(problem: Units, point: Tensor, draws: int, seed: int, steps: int) -> tuple[Tensor, Tensor]:
     """Where the resampled fits of a chunk ended, and which settled: every draw is a data set with one start."""
     generator = np.random.default_rng(seed)
     base = problem.weight[0].double().numpy()
@@ -101,7 +101,7 @@ def _one_chunk(problem: Problem, point: Tensor, draws: int, seed: int, steps: in
     return torch.where(ended.failed.unsqueeze(-1), torch.nan, ended.point), settled
 
 
-def _summarise(problem: Problem, point: Tensor, draws: Tensor, level: float) -> pd.DataFrame:
+def _summarise(problem: Units, point: Tensor, draws: Tensor, level: float) -> pd.DataFrame:
     estimate, spread = described_parameters(problem, point), described_parameters(problem, draws)
     tail = (1 - level) / 2
     rows = []
@@ -122,7 +122,7 @@ def _summarise(problem: Problem, point: Tensor, draws: Tensor, level: float) -> 
     return table.set_index(["node", "parameter", "index"])
 
 
-def described_parameters(problem: Problem, points: Tensor) -> dict[tuple[str, str], Array]:
+def described_parameters(problem: Units, points: Tensor) -> dict[tuple[str, str], Array]:
     """Parameters as a user reads them, for every row of ``points``: (R, ...)."""
     naturals = problem.naturals(points)
     described = {}

@@ -177,7 +177,7 @@ class DocumentData(DataKind):
             drawn = [paper_topics_start(structure, problem.settings, restart_seed(seed, number)) for number in numbers]
             return torch.cat([layout.pack(theta) for theta in drawn])
         reader = TopicProblem(structure, self.counts, layout.shapes, TopicSweeps(), seed)
-        part = self.counts if isinstance(problem, PairProblem) else reader.on_part(0).documents
+        part = self.counts if isinstance(problem, PairProblem) else reader.subset(0).documents
         size = structure.mechanisms[topic_nodes(structure)[0]].space.width
         points = []
         for number in numbers:

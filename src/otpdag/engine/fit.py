@@ -119,7 +119,7 @@ def fit(
         searcher = Searcher(plan.method.optimiser, seed, monitor, journal)
         with _breakdowns_named():
             layout, ended, kept = _searched(kind, plan, searcher)
-        status = replace(_status(ended, plan.method, monitor), approximate=ended.problem.approximation is not None)
+        status = replace(_status(ended, plan.method, monitor), approximate=bool(ended.problem.notes()))
         _check_end(layout, ended)
         kind.adopt(layout, ended)
     if not status.converged:
@@ -135,7 +135,7 @@ def fit(
         rows_used=kind.rows,
         seconds=time.perf_counter() - began,
         seed=seed,
-        notes=(*_notes(kind, kept), *ended.problem.notes_at(ended.point), *notes),
+        notes=(*_notes(kind, kept), *ended.problem.notes(ended.point), *notes),
         stages=tuple(monitor.stages),
         row_weights=kept,
         problem=ended.problem,
@@ -147,8 +147,8 @@ def _searched(kind: DataKind, plan: Plan, searcher: Searcher) -> tuple[Layout, E
     layout = kind.lay_out(plan.method, searcher.seed)
     _check_something_is_learned(layout)
     problem = kind.problem(layout, plan.method, searcher.seed)
-    if problem.approximation is not None:
-        warnings.warn(problem.approximation, ApproximationWarning, stacklevel=3)
+    for note in problem.notes():
+        warnings.warn(note, ApproximationWarning, stacklevel=3)
     kept: NDArray[np.float64] | None = None
     if plan.leaves_out is not None:
         ended, weights = robust_search(kind, layout, problem, plan, searcher)

@@ -21,7 +21,7 @@ from otpdag.learned.sampled import Pools, StreamedRows, pools_for
 from otpdag.likelihood.partitioned_problem import PartitionedProblem, is_sum_over_rows, part_problem
 from otpdag.likelihood.rows import RowObjective
 from otpdag.model import Model
-from otpdag.problem import Problem
+from otpdag.problem import Problem, units_of
 from otpdag.settings import ClosedForm, Drawn
 from otpdag.structure import unpack
 
@@ -117,7 +117,7 @@ class PartitionedData(DataKind):
             seed,
             keep=self.table.elsewhere or size_of(sample) / sample.rows * self.rows <= self.memory,
         )
-        return PartitionedProblem(sample, made, self.rows)
+        return PartitionedProblem(units_of(sample), made, self.rows)
 
     def starts(
         self, layout: Layout, problem: Problem, seed: int, numbers: Sequence[int], units: Tensor | None = None

@@ -23,7 +23,7 @@ from otpdag.engine.method import Method
 from otpdag.engine.monitor import Stage
 from otpdag.engine.search import Restart
 from otpdag.errors import ConvergenceWarning, ModelError
-from otpdag.problem import Problem, split_theta
+from otpdag.problem import Problem, Units, split_theta, units_of
 from otpdag.tables import estimates
 from otpdag.uncertainty import (
     Errors,
@@ -165,13 +165,13 @@ class FitResult:
         Returns:
             For node and parameter an array (draws, ...) in the shape of ``model.params()``; NaN where a fit failed.
         """
-        problem = self._deterministic("a bootstrap needs").in_units()
+        problem = units_of(self._deterministic("a bootstrap needs")).in_units()
         options = BootstrapOptions(draws=draws, seed=seed, jobs=jobs)
         points, _ = bootstrap_draws(problem, point_of(self.model, problem), options)
         return described_parameters(problem, points)
 
     def _intervals(self, problem: Problem, options: BootstrapOptions) -> pd.DataFrame:
-        table = bootstrap_table(problem.in_units(), point_of(self.model, problem), options)
+        table = bootstrap_table(units_of(problem).in_units(), point_of(self.model, problem), options)
         named = estimates(self.model)
         names = named.loc[~named["fixed"], "at"]
         if len(names) == len(table):
@@ -243,7 +243,7 @@ class FitResult:
         except ModelError as error:
             return without_errors(self.model), [f"no standard errors: {error}"], "none"
         said = [] if is_maximum else ["the likelihood still rises from here: standard errors are not to be trusted"]
-        kind = errors if problem.is_likelihood else "sandwich"
+        kind = errors if isinstance(problem, Units) and problem.is_likelihood else "sandwich"
         return table, said, "observed information" if kind == "information" else kind
 
     def _bootstrapped(self, level: float, draws: int, seed: int) -> tuple[pd.DataFrame, list[str]]:

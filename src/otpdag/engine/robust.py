@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import torch
@@ -48,7 +49,7 @@ from otpdag.engine.resolve import Plan
 from otpdag.engine.search import Ended, Searcher, search
 from otpdag.engine.table_data import TableData
 from otpdag.matching.mean_features import feature_columns
-from otpdag.problem import LossTerms, Moved, Problem, WrappedProblem
+from otpdag.problem import LossTerms, Moved, Problem, Units, WrappedProblem, units_of
 from otpdag.structure import Structure
 
 Array = NDArray[np.float64]
@@ -121,11 +122,12 @@ class CappedProblem(WrappedProblem):
     Starts are compared by what leaving units out costs, on those that lie together.
     """
 
-    judge: Problem
+    base: Units
+    judge: Units
     options: RobustOptions
     seed: int
     weights: Tensor | None = None
-    weighted: Problem | None = None
+    weighted: Units | None = None
     trimmings: int = 0
     """How often only the likeliest units are kept, before weights are capped: a start must not follow outliers."""
     untrimmed: Tensor | None = None
@@ -145,14 +147,14 @@ class CappedProblem(WrappedProblem):
         """Mean loss (R,) with each unit's loss capped at the model's own tail: what leaving it out costs."""
         return _truncated_loss(self.judge, points, self.options, self.seed)
 
-    def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> CappedProblem:
+    def subset(self, rows: int | Tensor, *, coarse: bool = False) -> CappedProblem:
         """Some of the units that lie together, hard trimming first, with rougher distributions of the loss."""
-        near = self.base if self.near is None else self.base.on_part(self.near)
-        part = near.on_part(rows)
+        near = self.base if self.near is None else self.base.subset(self.near)
+        part = near.subset(rows)
         options = replace(self.options, sample=self.options.sample // 3)
         return replace(self, base=part, judge=part, options=options, trimmings=options.concentration, near=None)
 
-    def laid_out_for(self, points: Tensor, *, precisely: bool = False) -> CappedProblem:
+    def laid_out_for(self, points: Tensor, *, precisely: bool = False) -> Self:
         """Points of unknown numbers where they are needed, and weights at these points, unless they are known."""
         base = self.base.laid_out_for(points, precisely=precisely)
         if self.weights is None or len(self.weights) != len(points):
@@ -169,7 +171,7 @@ class CappedProblem(WrappedProblem):
                 return None
         return Moved(after, point, "leave out outliers")
 
-    def _with_weights(self, points: Tensor) -> CappedProblem:
+    def _with_weights(self, points: Tensor) -> Self:
         weights = (
             self._trimmed(points) if self.trimmings else _capped_weights(self.base, points, self.options, self.seed)
         )
@@ -190,21 +192,21 @@ def robust_search(
     """Search with outliers left out; also the final weight of each unit (N,)."""
     assert plan.leaves_out is not None, "asked for"
     options, seed, course, restarts = plan.leaves_out, searcher.seed, plan.course, plan.restarts
-    near = None
+    units, near = units_of(problem), None
     if isinstance(kind, TableData):
-        problem = problem.in_units()
+        units = units.in_units()
         near = _near_rows(kind, layout, plan, options, searcher)
-        points = _trimmed_starts(kind, layout, problem, near, seed, restarts)
+        points = _trimmed_starts(kind, layout, units, near, seed, restarts)
     else:
         points = kind.starts(layout, problem, seed, range(restarts))
     untrimmed = torch.arange(restarts) % GUESSES == 0
-    judge = problem if near is None else problem.on_part(near)
-    capped = CappedProblem(problem, judge, options, seed, untrimmed=untrimmed, near=near)
+    judge = units if near is None else units.subset(near)
+    capped = CappedProblem(units, judge, options, seed, untrimmed=untrimmed, near=near)
     short = min(course.short_rows, judge.rows)
     staged = replace(
         course,
         short_rows=short,
-        short_elements=max(course.short_elements, short * restarts * problem.pace.points_per_row),
+        short_elements=max(course.short_elements, short * restarts * units.pace.points_per_row),
         short_steps=max(1, course.short_steps // 2),
         short_moves=2 * options.concentration - 1,
         halving=False,
@@ -238,7 +240,7 @@ def _near_rows(kind: TableData, layout: Layout, plan: Plan, options: RobustOptio
         points = part.starts(scaled, problem, searcher.seed, range(plan.restarts))
         with Monitor(show=False, stopping=searcher.monitor.stopping) as quiet:
             ended = search(problem, points, Course(), Searcher(searcher.optimiser, searcher.seed, quiet))
-        return ended.problem.unit_losses(ended.point)[0].cpu().numpy(), ended.point.shape[-1]
+        return units_of(ended.problem).unit_losses(ended.point)[0].cpu().numpy(), ended.point.shape[-1]
 
     limits = replace(options.apart, most=options.most_dropped)
     return near_rows(layout.structure, kind.batch, limits, losses, np.random.default_rng([searcher.seed, 11]))
@@ -271,19 +273,19 @@ def _trimmed_starts(
 # -- weights ----------------------------------------------------------------------------------------------------------
 
 
-def _model_losses(problem: Problem, points: Tensor, options: RobustOptions, seed: int) -> list[Tensor]:
+def _model_losses(problem: Units, points: Tensor, options: RobustOptions, seed: int) -> list[Tensor]:
     """For each point the losses (sample,) of units that the model itself makes, with the data's missing cells."""
     samples = [(problem.simulated(point, options.sample, seed), point) for point in points.split(1)]
     return [sample.unit_losses(point)[0] for sample, point in samples]
 
 
-def _capped_weights(problem: Problem, points: Tensor, options: RobustOptions, seed: int) -> Tensor:
+def _capped_weights(problem: Units, points: Tensor, options: RobustOptions, seed: int) -> Tensor:
     """Weights (R, N) that keep the data's mass in each tail region near the model's."""
     pairs = zip(problem.unit_losses(points), _model_losses(problem, points, options, seed), strict=True)
     limits = options.tails, options.slack, options.chance, options.most_dropped
     return torch.stack([tail_weights(losses, model, *limits) for losses, model in pairs])
 
 
-def _truncated_loss(problem: Problem, points: Tensor, options: RobustOptions, seed: int) -> Tensor:
+def _truncated_loss(problem: Units, points: Tensor, options: RobustOptions, seed: int) -> Tensor:
     caps = [losses.quantile(1 - options.cap) for losses in _model_losses(problem, points, options, seed)]
     return torch.minimum(problem.unit_losses(points), torch.stack(caps).unsqueeze(-1)).mean(-1)

@@ -140,7 +140,7 @@ class _Field:
             part, rounds = self.problem, [(starts, max(1, int(course.short_share * optimiser.steps)))]
         else:
             rows = course.rows_for(len(alive) * self.problem.pace.points_per_row)
-            part = self.problem.on_part(rows, coarse=True)
+            part = self.problem.subset(rows, coarse=True)
             least = finalists if course.halving else starts
             rounds = _rounds(starts, least, course.short_steps)
         (_, first), *later = rounds
@@ -174,7 +174,7 @@ class _Field:
     def _finalists(self, alive: Tensor) -> Tensor:
         """The best few on all rows, or as many as the course says: the best of them."""
         course, rows = self.course, self.course.finalist_rows
-        part = self.problem if rows is None or rows >= self.problem.rows else self.problem.on_part(rows)
+        part = self.problem if rows is None or rows >= self.problem.rows else self.problem.subset(rows)
         name = f"best {len(alive)} on {'all' if part is self.problem else 'many'} rows"
         steps, moves = course.finalist_steps, course.finalist_moves
         problem, outcome = self._settled(name, part, alive, steps=steps, moves=moves, keep=False)
@@ -187,7 +187,7 @@ class _Field:
         rows = self.course.part_rows
         if rows is None or rows >= self.problem.rows or self.searcher.optimiser.is_stochastic or self._is_over:
             return None
-        part = self.problem.on_part(rows).laid_out_for(self.points[alive])
+        part = self.problem.subset(rows).laid_out_for(self.points[alive])
         tolerance, steps = self.course.part_tolerance, self.searcher.optimiser.steps
         leg = Leg(part, self.points[alive], steps, tolerance, self._seeds(alive))
         outcome = self._leg("best start, part", leg, alive, keep=False)

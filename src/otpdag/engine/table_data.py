@@ -45,7 +45,7 @@ from otpdag.likelihood.starts import complete_table, row_weights
 from otpdag.matching.direct import count_ranges
 from otpdag.mechanisms import Normal
 from otpdag.model import Model
-from otpdag.problem import Problem
+from otpdag.problem import Problem, Units
 from otpdag.settings import ClosedForm, Drawn
 from otpdag.structure import Structure, unpack
 from otpdag.uncertainty.diagnosis import (
@@ -224,7 +224,7 @@ class TableData(DataKind):
             batch = self.first(HELD_ROWS) if self.read_from is None else batch.take(part)
         notes += notes_on_separation(self.model, batch)
         problem = ended.problem.base if isinstance(ended.problem, PartitionedProblem) else ended.problem
-        if problem.is_sum and bool(ended.converged[0]):
+        if isinstance(problem, Units) and problem.is_sum and bool(ended.converged[0]):
             notes += notes_on_identification(self.model, problem, told=separated(self.model, batch))
         return notes + notes_on_independence(self.model, batch)
 

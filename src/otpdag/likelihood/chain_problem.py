@@ -35,7 +35,7 @@ from otpdag.likelihood.chain_potentials import SMALLEST_LOG, HiddenNodes, Linear
 from otpdag.likelihood.state_problem import Emissions, emissions_of
 from otpdag.likelihood.swapped_states import Reading, swapped, swapped_pairs, swaps
 from otpdag.mechanisms.base import Params
-from otpdag.problem import LossTerms, Moved, Pace, Problem
+from otpdag.problem import LossTerms, Moved, Pace, Units
 from otpdag.simulation import simulated_sequences
 from otpdag.structure import Naturals, Structure, Theta
 
@@ -134,7 +134,7 @@ FEWEST_UNITS = 30
 
 
 @dataclass(frozen=True)
-class ChainProblem(Problem):
+class ChainProblem(Units):
     """Sequences whose hidden nodes are categories: minus the log-likelihood of a step."""
 
     structure: Structure
@@ -224,7 +224,7 @@ class ChainProblem(Problem):
         """The point (1, P) with states swapped, where that has a lower loss; see :mod:`swapped_states`."""
         if self.emissions is None or len(self.chain.states.nodes) > 1 or len(point) > 1 or len(self.factors) > 1:
             return None
-        part = self.on_part(SWAP_STEPS)
+        part = self.subset(SWAP_STEPS)
         return swapped(self, part, point, part._with_swaps(point, self.emissions))
 
     def _with_swaps(self, point: Tensor, emissions: Emissions) -> Tensor:
@@ -326,7 +326,7 @@ class ChainProblem(Problem):
     def _weight(self) -> Tensor | None:
         return None if bool((self.factors == 1).all()) else self.factors
 
-    def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> ChainProblem:
+    def subset(self, rows: int | Tensor, *, coarse: bool = False) -> ChainProblem:
         """About so many steps, or these sequences."""
         part = part_of(self.batch, rows, self.seed)
         if part is self.batch:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ from otpdag.likelihood.elimination.family_statistics import Counts
 from otpdag.likelihood.m_step import Twins, find_twins, maximised, newton_step
 from otpdag.likelihood.rows import RowObjective, TableRows
 from otpdag.likelihood.swapped_states import swapped_rows
-from otpdag.problem import Alternatives, LossTerms, Moved, Pace, Problem
+from otpdag.problem import Alternatives, LossTerms, Moved, Pace, Units
 from otpdag.settings import ClosedForm, Objective
 from otpdag.structure import Structure, parameter_places
 
@@ -192,30 +193,28 @@ class GraphProblem(TableRows):
     def _has_maximiser(self, node: str) -> bool:
         return self.structure.mechanisms[node].has_maximiser
 
-    @property
-    def approximation(self) -> str | None:
-        """What exact sums would take, and what is done instead."""
-        return None if self.unplaced.beyond is None else told(self.unplaced)
-
-    def notes_at(self, point: Tensor) -> tuple[str, ...]:
-        """What is approximate, and whether its messages came to rest."""
-        if self.approximation is None:
+    def notes(self, point: Tensor | None = None) -> tuple[str, ...]:
+        """What exact sums would take, and what is done instead; at a point, also whether messages came to rest."""
+        if self.unplaced.beyond is None:
             return ()
+        approximate = told(self.unplaced)
+        if point is None:
+            return (approximate,)
         restless, pairs = restless_copies(self.naturals(point), self.placed, self.tempering)
         if not restless:
-            return (self.approximation,)
+            return (approximate,)
         return (
-            self.approximation,
+            approximate,
             f"messages between {restless} of {pairs} pairs of copies had not come to rest: sums there are rougher than "
             "elsewhere; a larger `largest_table` needs fewer copies",
         )
 
-    def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> Problem:
+    def subset(self, rows: int | Tensor, *, coarse: bool = False) -> Units:
         """Fewer rows."""
         part = random_part(self.rows, rows, self.seed)
         return self if part is None else self._of(self.batch.take(part))
 
-    def laid_out_for(self, points: Tensor, *, precisely: bool = False) -> GraphProblem:
+    def laid_out_for(self, points: Tensor, *, precisely: bool = False) -> Self:
         """Place the points of numbers and counts where the posteriors of these replicas are."""
         if not self.unplaced.has_points or (self.placed_for is not None and torch.equal(points, self.placed_for)):
             return self

@@ -14,7 +14,7 @@ from torch import Tensor
 from otpdag.data import Batch
 from otpdag.likelihood.row_moments import Moments
 from otpdag.likelihood.rows import LayOut, SummedRows
-from otpdag.problem import LossTerms, Problem
+from otpdag.problem import LossTerms, Units
 from otpdag.structure import Structure
 
 CURVATURE_STEP = 1e-4  # of differences of gradients, in units of the data
@@ -101,7 +101,7 @@ class MomentProblem(SummedRows):
         curvature = torch.from_numpy((ahead - behind) / (2 * CURVATURE_STEP))
         return 0.5 * (curvature + curvature.T)
 
-    def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> Problem:
+    def subset(self, rows: int | Tensor, *, coarse: bool = False) -> Units:
         """These rows; or all of them instead of fewer, since more do not cost more."""
         return self.anew(batch=self.batch.take(rows), seed=self.seed) if isinstance(rows, Tensor) else self
 
@@ -109,6 +109,6 @@ class MomentProblem(SummedRows):
         """Moments of the same rows with other weights."""
         return replace(self, moments=self._told_by_number.reweighted(factors), in_order=None)
 
-    def simulated(self, point: Tensor, size: int, seed: int) -> Problem:
+    def simulated(self, point: Tensor, size: int, seed: int) -> Units:
         """Rows that the model makes, each with the gaps and covariates of a random row."""
         return self.anew(batch=self.drawn(point, size, seed), seed=seed)

@@ -184,7 +184,7 @@ class NumberProblem(Problem):
             return switching_terms(naturals, phi, self.backward, self.steps, self.chain)
         return smoother_terms(naturals, phi, self.backward, self.steps, eps=self.eps)
 
-    def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> NumberProblem:
+    def subset(self, rows: int | Tensor, *, coarse: bool = False) -> NumberProblem:
         """About so many steps, or these sequences."""
         part = part_of(self.batch, rows, self.seed)
         if part is self.batch:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -22,7 +22,17 @@ from otpdag.data.partitioned import LocalParts
 from otpdag.errors import ModelError
 from otpdag.likelihood.row_problem import RowProblem, row_problem
 from otpdag.likelihood.rows import RowObjective
-from otpdag.problem import Alternatives, LossTerms, Moved, Pace, Problem, WrappedProblem, loss_and_gradient
+from otpdag.problem import (
+    Alternatives,
+    LossTerms,
+    Moved,
+    Pace,
+    Problem,
+    Units,
+    WrappedProblem,
+    loss_and_gradient,
+    units_of,
+)
 from otpdag.settings import Objective
 
 HELD_ROWS, FROM_ROWS, BLOCK_ROWS = 25_000, 200_000, 2**14
@@ -37,16 +47,17 @@ REPLICAS_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
-class PartitionedProblem(WrappedProblem):
+class PartitionedProblem(WrappedProblem, Units):
     """Parts of the rows, each a problem of its own; ``base`` is that of random rows at hand, laid out as they are."""
 
+    base: Units
     problems: Parts
     """Those of the parts, where they are."""
     total: int
     """Rows of all parts."""
     placed: Tensor | None = None
     """Parameters at which points of unknown numbers are placed; None if none were placed yet."""
-    whole: Callable[[], Problem] | None = None
+    whole: Callable[[], Units] | None = None
     """Lays all rows out at once, where they are in memory anyway."""
 
     @property
@@ -71,10 +82,9 @@ class PartitionedProblem(WrappedProblem):
         """As of the rows at hand."""
         return self.base.is_likelihood
 
-    @property
-    def approximation(self) -> str | None:
-        """As of the rows at hand."""
-        return self.base.approximation
+    def notes(self, point: Tensor | None = None) -> tuple[str, ...]:
+        """What is approximate about the rows at hand."""
+        return self.base.notes()
 
     @property
     def pace(self) -> Pace:
@@ -86,18 +96,18 @@ class PartitionedProblem(WrappedProblem):
         return None if self._curved is None else self._curved.laid_out_for(points)
 
     @cached_property
-    def _curved(self) -> Problem | None:
+    def _curved(self) -> RowProblem | None:
         """Some of the rows at hand one by one, which alone have second derivatives."""
         rows = self.base.row_by_row(CURVED_ROWS_AT_HAND)
         return rows if isinstance(rows, RowProblem) else None
 
-    def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> Problem:
+    def subset(self, rows: int | Tensor, *, coarse: bool = False) -> Units:
         """Of the rows at hand, as many as there are."""
         if isinstance(rows, Tensor):
-            return self.in_units().on_part(rows, coarse=coarse)
-        return self.base.on_part(min(rows, self.base.rows), coarse=coarse)
+            return self.in_units().subset(rows, coarse=coarse)
+        return self.base.subset(min(rows, self.base.rows), coarse=coarse)
 
-    def laid_out_for(self, points: Tensor, *, precisely: bool = False) -> PartitionedProblem:
+    def laid_out_for(self, points: Tensor, *, precisely: bool = False) -> Self:
         """Points of unknown numbers placed for these replicas, in all parts."""
         sample = self.base.laid_out_for(points, precisely=precisely)
         return self if sample is self.base else replace(self, base=sample, placed=points.detach().clone())
@@ -111,7 +121,7 @@ class PartitionedProblem(WrappedProblem):
             with torch.no_grad():
                 before, after = self.loss(point), self.loss(moved.point)
             return replace(moved, problem=self, loss=after) if bool((after < before).all()) else None
-        problem = replace(self, base=moved.problem, placed=moved.point.detach().clone())
+        problem = replace(self, base=units_of(moved.problem), placed=moved.point.detach().clone())
         return replace(moved, problem=problem)
 
     def alternatives(self, point: Tensor) -> Alternatives | None:
@@ -120,7 +130,7 @@ class PartitionedProblem(WrappedProblem):
 
     # -- rows: all of them at once, if they are in memory -------------------------------------------------------------
 
-    def in_units(self) -> Problem:
+    def in_units(self) -> Units:
         """All rows laid out at once."""
         if self.whole is None:
             raise ModelError(
@@ -139,7 +149,7 @@ class PartitionedProblem(WrappedProblem):
         """Weights of the rows (1, N), whose mean is one; of rows that are not at hand, their sum (1, 1)."""
         return self.weight if self.whole is not None else torch.full((1, 1), float(self.total)).double()
 
-    def reweighted(self, factors: Tensor) -> Problem:
+    def reweighted(self, factors: Tensor) -> Units:
         """The same rows with other weights."""
         return self.in_units().reweighted(factors)
 
@@ -147,12 +157,12 @@ class PartitionedProblem(WrappedProblem):
         """The loss of every row (R, N)."""
         return self.in_units().unit_losses(points)
 
-    def simulated(self, point: Tensor, size: int, seed: int) -> Problem:
+    def simulated(self, point: Tensor, size: int, seed: int) -> Units:
         """Like the rows at hand."""
         return self.base.simulated(point, size, seed)
 
 
-def rows_in_blocks(about: RowObjective, batch: Batch, seed: int) -> Problem:
+def rows_in_blocks(about: RowObjective, batch: Batch, seed: int) -> Units:
     """Rows in memory: many of them block by block, which takes less memory and no more time, few as they are."""
     lay_out = partial(row_problem, about, seed=seed)
     few = batch.rows < FROM_ROWS or batch.replicas > 1 or not is_sum_over_rows(about.weights)
@@ -174,13 +184,13 @@ def is_sum_over_rows(objective: Objective) -> bool:
     return objective.direct is None and objective.push_forward is None
 
 
-def part_problem(frame: Any, number: int, reading: Reading, about: RowObjective, seed: int) -> Problem:
+def part_problem(frame: Any, number: int, reading: Reading, about: RowObjective, seed: int) -> Units:
     """The problem of one part, made where the part is."""
     return row_problem(about, reading.batch(frame, number), seed + number)
 
 
 def _evaluated(
-    problem: Problem, number: int, point: Tensor, placed: Tensor | None, slope: bool
+    problem: Units, number: int, point: Tensor, placed: Tensor | None, slope: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Weight, loss (R,) and gradient (R, P) of one part, both times the weight."""
     if placed is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from otpdag.likelihood.state_problem import rows_by_features
 from otpdag.likelihood.swapped_states import swapped_rows
 from otpdag.matching.direct import DirectComparison, compare_directly, count_ranges
 from otpdag.numerics import FixedPoint
-from otpdag.problem import Alternatives, LossTerms, Moved, Pace, Problem
+from otpdag.problem import Alternatives, LossTerms, Moved, Pace, Problem, Units
 from otpdag.settings import ClosedForm, Objective
 from otpdag.structure import Structure
 
@@ -71,15 +72,11 @@ class RowProblem(TableRows):
         points = max((group.least_points for group in self.groups), default=1)
         return Pace(points_per_row=points, refinements=MOST_COMPLETIONS if completes else 0)
 
-    @property
-    def approximation(self) -> str | None:
-        """Whether joint states of the model are drawn, for the direct term."""
-        return None if self.direct is None else self.direct.approximation
-
-    def notes_at(self, point: Tensor) -> tuple[str, ...]:
-        """What is approximate, and whether gaps were taken for completely random."""
-        approximate = () if self.approximation is None else (self.approximation,)
-        if self.direct is None or self.direct.completed is not None or not self.direct.has_gaps:
+    def notes(self, point: Tensor | None = None) -> tuple[str, ...]:
+        """Whether joint states of the model are drawn, for the direct term, and gaps taken for completely random."""
+        drawn = None if self.direct is None else self.direct.approximation
+        approximate = () if drawn is None else (drawn,)
+        if point is None or self.direct is None or self.direct.completed is not None or not self.direct.has_gaps:
             return approximate
         return (
             *approximate,
@@ -121,9 +118,9 @@ class RowProblem(TableRows):
         """A part of many rows: a step on all of them costs more than the second derivative there."""
         if self.direct is not None or self.rows < CURVED_FROM:
             return None
-        return self.on_part(CURVED_ROWS).laid_out_for(points)
+        return self.subset(CURVED_ROWS).laid_out_for(points)
 
-    def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> Problem:
+    def subset(self, rows: int | Tensor, *, coarse: bool = False) -> Units:
         """Fewer rows and, if ``coarse``, grids of half the points."""
         part = random_part(self.rows, rows, self.seed)
         batch = self.batch if part is None else self.batch.take(part)
@@ -132,7 +129,7 @@ class RowProblem(TableRows):
 
     # -- points of unknown numbers, and weights of features -----------------------------------------------------------
 
-    def laid_out_for(self, points: Tensor, *, precisely: bool = False) -> RowProblem:
+    def laid_out_for(self, points: Tensor, *, precisely: bool = False) -> Self:
         """Place the points of several unknown numbers, of which few from the prior would count; or, precisely, all."""
         if precisely:
             return self._at_posteriors(points) or self
@@ -187,7 +184,7 @@ class RowProblem(TableRows):
         completed = replace(self, direct=direct, completing=course.at(point))
         return Moved(completed, point, "completed rows", curved_alike=self.completing is not None)
 
-    def _at_posteriors(self, points: Tensor) -> RowProblem | None:
+    def _at_posteriors(self, points: Tensor) -> Self | None:
         """The problem with its points where the posteriors are, if that makes a difference to the loss."""
         if not any(group.noise and not group.quadratic for group in self.groups):
             return None
@@ -220,12 +217,12 @@ class RowProblem(TableRows):
             losses = row_losses(self.structure, self.naturals(points), problem.groups, eps)
         return losses.nan_to_num(nan=WORST_LOSS, posinf=WORST_LOSS)
 
-    def simulated(self, point: Tensor, size: int, seed: int) -> Problem:
+    def simulated(self, point: Tensor, size: int, seed: int) -> Units:
         """Rows that the model makes, each with the gaps and covariates of a random row."""
         return row_problem(self._about, self.drawn(point, size, seed), seed)
 
 
-def row_problem(about: RowObjective, batch: Batch, seed: int) -> Problem:
+def row_problem(about: RowObjective, batch: Batch, seed: int) -> Units:
     """Rows laid out for the closed form: summed up where moments tell all that the model reads, else one by one.
 
     The same seed lays them out alike.
@@ -261,7 +258,7 @@ def _is_plain_likelihood(about: RowObjective) -> bool:
     return plain and objective.is_likelihood and objective.direct is None
 
 
-def each_row_problem(about: RowObjective, batch: Batch, seed: int) -> Problem:
+def each_row_problem(about: RowObjective, batch: Batch, seed: int) -> Units:
     """Rows one by one: enumerated where what they miss is little, else summed along the graph."""
     structure, objective, sums = about.structure, about.weights, about.closed.sums
     if objective.reconstruction and not enumerates_easily(structure, batch, sums):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from otpdag.data import Batch, random_part
-from otpdag.problem import Problem
+from otpdag.problem import Units
 from otpdag.settings import ClosedForm, Objective
 from otpdag.simulation import simulated_rows
 from otpdag.structure import Structure
@@ -34,11 +34,11 @@ class RowObjective:
     closed: ClosedForm
 
 
-LayOut = Callable[..., Problem]
+LayOut = Callable[..., Units]
 """Lays a ``batch`` out for the same objective, by a ``seed``."""
 
 
-class TableRows(Problem):
+class TableRows(Units):
     """Rows of a table, whatever is done with them."""
 
     batch: Batch
@@ -69,7 +69,7 @@ class SummedRows(TableRows):
     is_likelihood = True
     """Other objectives are not laid out so."""
 
-    def row_by_row(self, rows: int) -> Problem:
+    def row_by_row(self, rows: int) -> Units:
         """So many of the rows, looked at one by one."""
         part = random_part(self.rows, rows, self.seed)
         return self.in_rows(batch=self.batch if part is None else self.batch.take(part), seed=self.seed)

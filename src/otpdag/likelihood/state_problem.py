@@ -217,7 +217,7 @@ class StateProblem(SummedRows):
         """The point (1, P) with states swapped, where that has a lower loss; see :mod:`swapped_states`."""
         if len(self.structure.graph.hidden) > 1 or len(point) > 1 or len(self.weight) > 1:
             return None
-        part = self.on_part(SWAP_ROWS)
+        part = self.subset(SWAP_ROWS)
         tried = swaps(part._reading(point))
         candidates = part._maximised(point.expand(len(tried), -1), tried.sums) if len(tried) else point[:0]
         return swapped(self, part, point, candidates)
@@ -277,7 +277,7 @@ class StateProblem(SummedRows):
         values = {name: value[0, rows].double() for name, value in self.batch.values.items()}
         return self.emissions.features(values, {name: seen[0, rows] for name, seen in self.batch.mask.items()})
 
-    def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> StateProblem:
+    def subset(self, rows: int | Tensor, *, coarse: bool = False) -> StateProblem:
         """Fewer rows, but enough for the parameters."""
         if not isinstance(rows, Tensor):
             parameters = sum(torch.Size(shape).numel() for shape in self.shapes.values())

@@ -243,7 +243,7 @@ def swapped_rows(problem: TableRows, point: Tensor) -> Alternatives | None:
     is_one = len(point) == problem.batch.replicas == 1 and point.device.type == "cpu"
     if node is None or not is_one or not problem.is_likelihood:
         return None
-    part = problem.on_part(SWAP_ROWS, coarse=True)
+    part = problem.subset(SWAP_ROWS, coarse=True)
     assert isinstance(part, TableRows), "a part of a table's rows has rows"
     with torch.no_grad():
         points = torch.cat([point, *_with_swaps(part, point, node)])

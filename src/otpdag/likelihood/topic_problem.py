@@ -244,7 +244,7 @@ class TopicProblem(_Documents):
             alpha = newton_concentration(alpha, logs / self.rows)
         return Topics(_log_counts(counts, before, prior), alpha), terms
 
-    def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> TopicProblem:
+    def subset(self, rows: int | Tensor, *, coarse: bool = False) -> TopicProblem:
         """Enough documents to compare starts, alpha held."""
         part = self._part(self._first_documents, np.random.default_rng([self.seed, 3]))
         return replace(self, documents=part, holds_alpha=True)

@@ -60,7 +60,7 @@ class WindowProblem(Problem):
         distance = window_distance(self.structure, self.naturals(point), self.windows)
         return LossTerms.of(distance, direct=self.direct.kappa * distance)
 
-    def on_part(self, rows: int | Tensor, *, coarse: bool = False) -> WindowProblem:
+    def subset(self, rows: int | Tensor, *, coarse: bool = False) -> WindowProblem:
         """About so many steps, or these sequences; fewer features if ``coarse``."""
         features = self.direct.features
         if coarse:

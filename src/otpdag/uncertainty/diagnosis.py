@@ -17,7 +17,7 @@ from otpdag.mechanisms import Categorical, Mechanism
 from otpdag.mechanisms.normal import LocationScale
 from otpdag.mechanisms.predictor import Predicted
 from otpdag.model import Model
-from otpdag.problem import Problem
+from otpdag.problem import Units
 from otpdag.structure import Structure, pack
 from otpdag.uncertainty.flat_directions import FlatDirection, ParameterName, can_be_checked, flat_directions
 
@@ -126,7 +126,7 @@ def _is_separated(model: Model, node: str, batch: Batch) -> bool:
 # -- identification ----------------------------------------------------------------------------------------------------
 
 
-def notes_on_identification(model: Model, problem: Problem, told: Collection[str] = ()) -> list[str]:
+def notes_on_identification(model: Model, problem: Units, told: Collection[str] = ()) -> list[str]:
     """Parameters that the data do not determine; nothing is said of models that are too large to be checked.
 
     ``told`` are nodes of which other notes say that their parameters mean nothing.

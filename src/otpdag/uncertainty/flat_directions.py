@@ -20,7 +20,7 @@ from torch import Tensor
 
 from otpdag.data import random_part
 from otpdag.mechanisms import Categorical
-from otpdag.problem import Problem
+from otpdag.problem import Units
 from otpdag.structure import pack
 
 MOST_PARAMETERS = 120
@@ -58,7 +58,7 @@ class FlatDirection:
     move: Tensor = field(repr=False, compare=False)
 
 
-def information(problem: Problem, point: Tensor, *, rows: int | None = None, groups: int | None = None) -> Tensor:
+def information(problem: Units, point: Tensor, *, rows: int | None = None, groups: int | None = None) -> Tensor:
     """The information of one row, (P, P): the mean square of scores at ``point`` (1, P), in raw parameters.
 
     Args:
@@ -68,7 +68,7 @@ def information(problem: Problem, point: Tensor, *, rows: int | None = None, gro
         groups: How many groups of rows the scores are taken of; each row is its own if left out.
     """
     chosen_rows = None if rows is None else random_part(problem.rows, rows, seed=0)
-    part = problem if chosen_rows is None else problem.on_part(chosen_rows)
+    part = problem if chosen_rows is None else problem.subset(chosen_rows)
     part = part.laid_out_for(point) if part is not problem else part
     units = part.weight.shape[1]
     groups = units if groups is None else min(groups, units)
@@ -82,7 +82,7 @@ def information(problem: Problem, point: Tensor, *, rows: int | None = None, gro
     return total / part.weight.sum()
 
 
-def can_be_checked(problem: Problem) -> bool:
+def can_be_checked(problem: Units) -> bool:
     """Whether a look for flat directions is cheap."""
     size = sum(math.prod(shape) for shape in problem.shapes.values())
     if not 0 < size <= MOST_PARAMETERS or any(".network." in key or ".module." in key for key in problem.shapes):
@@ -90,7 +90,7 @@ def can_be_checked(problem: Problem) -> bool:
     return min(problem.rows, CHECKED_ROWS) * problem.pace.points_per_row * size <= MOST_WORK
 
 
-def flat_directions(problem: Problem, point: Tensor, *, rows: int = CHECKED_ROWS) -> list[FlatDirection]:
+def flat_directions(problem: Units, point: Tensor, *, rows: int = CHECKED_ROWS) -> list[FlatDirection]:
     """Moves at a minimum (1, P) that the data do not notice, and the parameters that they change.
 
     Args:
@@ -136,19 +136,19 @@ def flat_directions(problem: Problem, point: Tensor, *, rows: int = CHECKED_ROWS
     return directions
 
 
-def _at_once(problem: Problem) -> int:
+def _at_once(problem: Units) -> int:
     """Replicas that are evaluated together."""
     return max(1, min(REPLICAS_AT_ONCE, MOST_ENTRIES // max(1, problem.rows * problem.pace.points_per_row)))
 
 
-def _gradients(problem: Problem, points: Tensor) -> Tensor:
+def _gradients(problem: Units, points: Tensor) -> Tensor:
     with torch.enable_grad():
         leaf = points.detach().clone().requires_grad_(True)
         (gradient,) = torch.autograd.grad(problem.loss(leaf).sum(), leaf)
     return gradient.detach()
 
 
-def _that_change_something(problem: Problem, point: Tensor, directions: Tensor) -> Tensor:
+def _that_change_something(problem: Units, point: Tensor, directions: Tensor) -> Tensor:
     """The moves (P, K) without those, such as of unused entries of a factor, that change nothing a user reads.
 
     They are flat by themselves, on any rows: to try them on all would cost passes and tell nothing.
@@ -159,7 +159,7 @@ def _that_change_something(problem: Problem, point: Tensor, directions: Tensor) 
     return directions @ mixed[strengths > NOTHING].T
 
 
-def _without_curvature(problem: Problem, point: Tensor, directions: Tensor, most: float) -> Tensor:
+def _without_curvature(problem: Units, point: Tensor, directions: Tensor, most: float) -> Tensor:
     """Those among the moves (P, K) and their mixtures along which the loss of all rows does not bend.
 
     Scores of columns that follow from each other cancel too, though each has a curvature of its own.
@@ -172,7 +172,7 @@ def _without_curvature(problem: Problem, point: Tensor, directions: Tensor, most
     return directions @ mixed[:, values.abs() < most]
 
 
-def _curvature(problem: Problem, point: Tensor, direction: Tensor) -> float:
+def _curvature(problem: Units, point: Tensor, direction: Tensor) -> float:
     """The second derivative along a direction on all rows."""
     moves = torch.tensor([[-WIDE_STEP], [0.0], [WIDE_STEP]], dtype=point.dtype)
     with torch.no_grad():
@@ -183,7 +183,7 @@ def _curvature(problem: Problem, point: Tensor, direction: Tensor) -> float:
 # -- parameters as a user reads them -----------------------------------------------------------------------------------
 
 
-def _changes(problem: Problem, point: Tensor, directions: Tensor) -> Tensor:
+def _changes(problem: Units, point: Tensor, directions: Tensor) -> Tensor:
     """How fast natural parameters change along directions (P, K), in units of the data: (entries, K)."""
     if not directions.shape[1]:
         return torch.zeros(0, 0, dtype=point.dtype)
@@ -192,7 +192,7 @@ def _changes(problem: Problem, point: Tensor, directions: Tensor) -> Tensor:
     return ((after - before) / (2 * STEP)).T
 
 
-def _readable(problem: Problem, points: Tensor) -> Tensor:
+def _readable(problem: Units, points: Tensor) -> Tensor:
     """Natural parameters of every replica (R, entries), each divided by its unit; logits without their level."""
     values = {}
     naturals = problem.naturals(points)
@@ -206,14 +206,14 @@ def _readable(problem: Problem, points: Tensor) -> Tensor:
     return pack(values)
 
 
-def _learned(problem: Problem) -> Iterator[tuple[str, str]]:
+def _learned(problem: Units) -> Iterator[tuple[str, str]]:
     for node, mechanism in problem.structure.mechanisms.items():
         for name, parameter in mechanism.declared().items():
             if parameter.learned and not name.startswith(("network.", "module.")):
                 yield node, name
 
 
-def _named(problem: Problem, change: Tensor) -> tuple[ParameterName, ...]:
+def _named(problem: Units, change: Tensor) -> tuple[ParameterName, ...]:
     entries: list[ParameterName] = []
     for node, name in _learned(problem):
         shape = problem.structure.mechanisms[node].declared()[name].shape

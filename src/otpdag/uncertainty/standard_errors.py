@@ -25,7 +25,7 @@ from otpdag.data import Batch
 from otpdag.errors import ModelError
 from otpdag.mechanisms.parameters import REAL, SIMPLEX, UNIT, Parameter
 from otpdag.model import Model
-from otpdag.problem import Problem
+from otpdag.problem import Problem, Units
 from otpdag.structure import pack
 from otpdag.tables import estimates
 from otpdag.threads import bounded_threads
@@ -80,7 +80,7 @@ def point_of(model: Model, problem: Problem) -> Tensor:
 
 def parameter_covariance(problem: Problem, point: Tensor, errors: Errors = "information") -> Covariance:
     """The covariance of the raw parameters at the end of a fit (1, P)."""
-    if not problem.is_sum:
+    if not isinstance(problem, Units) or not problem.is_sum:
         raise ModelError(
             f"{type(problem).__name__} is no sum over rows: standard errors need a likelihood; use errors='bootstrap'"
         )
@@ -116,7 +116,7 @@ def likely_points(problem: Problem, point: Tensor, draws: int, *, errors: Errors
     return point + noise * values.clamp(min=0.0).sqrt() @ vectors.mT
 
 
-def _flat_moves(problem: Problem, point: Tensor) -> Tensor:
+def _flat_moves(problem: Units, point: Tensor) -> Tensor:
     """Directions (P, K) of which the scores of single rows say that no data tell them.
 
     Second derivatives alone know a symmetry of the model only at the very maximum.
@@ -136,7 +136,7 @@ def _is_maximum(information: Information) -> bool:
     return len(values) == 0 or bool(values[0] > -1e-4 * values[-1].abs().clamp(min=1e-300))
 
 
-def _unit_slopes(problem: Problem, point: Tensor) -> Tensor:
+def _unit_slopes(problem: Units, point: Tensor) -> Tensor:
     """Slopes of each unit's own loss, times the root of its weight (N, P): central differences.
 
     A weight is a number of equal rows, as where rows that agree were collapsed into one.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 import torch
 from numpy.typing import ArrayLike
@@ -23,7 +24,7 @@ from otpdag.engine.search import Searcher, restart_seed, search
 from otpdag.engine.table_data import lay_out_rows, one_start, table_problem
 from otpdag.errors import ModelError
 from otpdag.noise import Streams
-from otpdag.problem import LossTerms, WrappedProblem, split_theta
+from otpdag.problem import LossTerms, Minibatched, WrappedProblem, split_theta
 from otpdag.structure import Structure, columns_of, pack, unpack
 from otpdag.threads import bounded_threads
 
@@ -62,9 +63,10 @@ class HeldProblem(WrappedProblem):
 
     def sampled(self, point: Tensor, streams: Streams, progress: float) -> LossTerms:
         """Terms without gradients of what is held."""
+        assert isinstance(self.base, Minibatched), "asked of what is drawn"
         return self.base.sampled(self._held(point), streams, progress)
 
-    def laid_out_for(self, points: Tensor, *, precisely: bool = False) -> HeldProblem:
+    def laid_out_for(self, points: Tensor, *, precisely: bool = False) -> Self:
         """Points are placed once, for all starts."""
         return replace(self, base=self.base.laid_out_for(points))
 

@@ -6,10 +6,10 @@ import torch
 
 import otpdag as otp
 from baselines import em
+from experiments.data_sets import fit_data_sets, start_data_sets
 from otpdag import mechanisms as m
 from otpdag.data import Batch
 from otpdag.engine import Adam
-from otpdag.engine.data_sets import fit_data_sets, start_data_sets
 from otpdag.errors import ModelError
 from otpdag.settings import ClosedForm, Objective
 
