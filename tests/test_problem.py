@@ -226,7 +226,7 @@ def evaluations(problem, points):
         "terms": lambda: problem.terms(points).total,
         "loss": lambda: problem.loss(points),
         "sampled": lambda: problem.sampled(points, Streams(range(len(points))), 0.4).total,
-        "updated": lambda: problem.updated(points[:1])[0],
+        "update": lambda: problem.update(points[:1])[0],
         "moved": lambda: (moved := problem.moved(points[:1])) and (moved.what, fingerprint(moved.point)),
         "unit_losses": lambda: problem.unit_losses(points),
         "subset": lambda: problem.subset(7, coarse=True).rows,
@@ -254,7 +254,7 @@ def test_evaluating_a_problem_changes_nothing(name):
     assert fingerprint(problem) == before
     assert evaluations(problem, points) == first
     assert fingerprint(problem) == before
-    values = [value for key, value in first.items() if key in ("terms", "sampled", "updated")]
+    values = [value for key, value in first.items() if key in ("terms", "sampled", "update")]
     assert any(str(value).startswith("tensor") for value in values)
 
 
@@ -284,9 +284,8 @@ def test_only_losses_have_gradients_where_a_point_asks_for_them(name):
         "laid out": lambda: problem.laid_out_for(leaf, precisely=True),
         "unit losses": lambda: problem.unit_losses(leaf),
         "simulated": lambda: problem.simulated(leaf[:1], 20, 1),
-        "updated": lambda: problem.updated(leaf[:1])[0],
-        "information": lambda: problem.information(leaf),
-        "for curvature": lambda: problem.for_curvature(leaf),
+        "update": lambda: problem.update(leaf[:1])[0],
+        "metric": lambda: problem.metric(leaf),
         "notes": lambda: problem.notes(leaf),
     }
     for what, ask in asked.items():
@@ -326,7 +325,7 @@ def test_a_problem_says_what_it_is_not_evaluated_by(name):
     with pytest.raises(ModelError, match=r"is evaluated in closed form: use otp\.engine"):
         Adam(steps=2).run(Leg(problem, points, 2, seeds=range(len(points))), lambda progress: False)
     if not isinstance(problem, TopicProblem | PairProblem | GraphProblem | StateProblem | ChainProblem):
-        assert "has no closed-form updates" in answers["updated"]
+        assert "has no closed-form updates" in answers["update"]
 
 
 # -- weights ----------------------------------------------------------------------------------------------------------

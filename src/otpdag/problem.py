@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Protocol, Self, TypeVar, runtime_checkable
 
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 from otpdag.errors import ModelError
 from otpdag.noise import Streams
 from otpdag.structure import Naturals, Structure, Theta, pack, unpack
+from otpdag.threads import in_order
 
 Held = TypeVar("Held")
 
@@ -120,6 +122,19 @@ class Pace:
     renews_curvature: bool = False
 
 
+@dataclass(frozen=True)
+class Updates:
+    """What closed-form updates of a problem may be used for.
+
+    Args:
+        suffice: Whether every parameter has an update that leads far, so that they run alone; else descent follows.
+        stretched: Coordinates (P,) in which they may be over-relaxed; all if left out.
+    """
+
+    suffice: bool = True
+    stretched: Tensor | None = None
+
+
 class Problem(ABC):
     """What is minimised. One of :meth:`terms` and :meth:`sampled` must be there; all else has a default."""
 
@@ -155,32 +170,21 @@ class Problem(ABC):
         """Total loss of every replica (R,)."""
         return self.terms(point).total.expand(point.shape[0])
 
-    def for_curvature(self, points: Tensor) -> Problem | None:
-        """A problem of like curvature at ``points``, cheap enough for a second derivative; None if none pays."""
-        return None
+    def metric(self, points: Tensor) -> Tensor | None:
+        """How the loss bends near ``points`` (R, P): a matrix (R, P, P), or its diagonal (R, P); None where unknown.
 
-    def information(self, points: Tensor) -> Tensor | None:
-        """What a row tells of each parameter at ``points`` (R, P) if nothing were missing; None where unknown."""
+        It need not be exact: a part of the rows tells it, or what a row would tell if nothing were missing.
+        """
         return None
 
     @property
-    def has_updates(self) -> bool:
-        """Whether :meth:`updated` serves all replicas at once, so that a quasi-Newton method may begin with it."""
-        return False
+    def updates(self) -> Updates | None:
+        """What :meth:`update` may be used for, of all replicas at once; None if there is none."""
+        return None
 
-    @property
-    def updates_suffice(self) -> bool:
-        """Whether every parameter has a closed-form update of its own, so that nothing is left to descent."""
-        return False
-
-    def updated(self, point: Tensor) -> tuple[Tensor, LossTerms]:
-        """The point (R, P) that expectation-maximisation goes to from ``point``, and the terms at ``point``."""
+    def update(self, point: Tensor) -> tuple[Tensor, LossTerms]:
+        """The point (R, P) that expectation-maximisation or scoring goes to from ``point``, and the terms there."""
         raise ModelError(f"{type(self).__name__} has no closed-form updates")
-
-    @property
-    def stretched(self) -> Tensor | None:
-        """Coordinates (P,) in which such updates may be over-relaxed; None for all."""
-        return None
 
     # -- other problems -----------------------------------------------------------------------------------------------
 
@@ -213,6 +217,22 @@ class Problem(ABC):
     def packed(self, theta: Theta, replicas: int) -> Tensor:
         """The point (R, P) of raw parameters, each (1 or R, ...)."""
         return pack({key: theta[key].expand(replicas, *shape) for key, shape in self.shapes.items()})
+
+
+def curvature(problem: Callable[[], Problem], points: Tensor, *, most: int = 200) -> Tensor | None:
+    """Second derivatives (R, P, P) of a problem's losses at ``points`` (R, P), a backward pass for each parameter.
+
+    None where there are none, or more than ``most``: they would cost more than a quasi-Newton method saves by them. The
+    problem is laid out only where there are.
+    """
+    if not 0 < points.shape[1] <= most:
+        return None
+    with torch.enable_grad():
+        leaf = points.detach().clone().requires_grad_(True)
+        (gradient,) = torch.autograd.grad(problem().loss(leaf).sum(), leaf, create_graph=True)
+        second = partial(torch.autograd.grad, inputs=leaf, retain_graph=True)
+        rows = [row for (row,) in in_order(partial(second, column.sum()) for column in gradient.unbind(-1))]
+    return torch.stack(rows, 1).detach()
 
 
 @runtime_checkable

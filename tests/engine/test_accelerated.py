@@ -12,7 +12,7 @@ from otpdag import mechanisms as m
 from otpdag.engine.optimiser import Leg, Rivalry
 from otpdag.engine.updates import REMEMBERED, _State, accelerated_updates, climbed
 from otpdag.numerics import correction
-from otpdag.problem import LossTerms, Problem
+from otpdag.problem import LossTerms, Problem, Updates
 
 RATES = torch.tensor([0.99, 0.9, 0.5, 0.1], dtype=torch.float64)
 
@@ -27,7 +27,7 @@ class Contraction(Problem):
     def rows(self):
         return 1
 
-    def updated(self, point):
+    def update(self, point):
         loss = ((1 - RATES) * (point - self.goal) ** 2).sum(-1)
         return self.goal + RATES * (point - self.goal), LossTerms.of(loss, reconstruction=loss)
 
@@ -52,7 +52,7 @@ def test_every_step_is_andersons():
     trial, moves, changes, last = start[0].numpy(), [], [], None
     for points, _ in seen:
         np.testing.assert_allclose(points[0], trial, rtol=1e-5, atol=1e-6)
-        image = problem.updated(torch.as_tensor(trial)[None])[0][0].numpy()
+        image = problem.update(torch.as_tensor(trial)[None])[0][0].numpy()
         change = image - trial
         if last is not None:
             moves, changes = [*moves, trial - last[0]][-REMEMBERED:], [*changes, change - last[1]][-REMEMBERED:]
@@ -69,8 +69,8 @@ class Walled(Contraction):
 
     beyond: float = torch.inf
 
-    def updated(self, point):
-        image, terms = super().updated(point)
+    def update(self, point):
+        image, terms = super().update(point)
         loss = torch.where(point[:, 0] > 0.5, self.beyond, terms.total)
         return image, LossTerms.of(loss, reconstruction=loss)
 
@@ -89,7 +89,7 @@ def test_a_step_that_raises_the_loss_is_replaced_by_the_plain_one(beyond):
     assert any(torch.equal(one, two) for one, two in itertools.pairwise(points))
     # after a refusal the update of the last good point comes next
     refused = next(at for at, (one, two) in enumerate(itertools.pairwise(points)) if torch.equal(one, two))
-    torch.testing.assert_close(points[refused + 2], problem.updated(points[refused][None])[0][0])
+    torch.testing.assert_close(points[refused + 2], problem.update(points[refused][None])[0][0])
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,8 @@ class Hiccup(Contraction):
 
     calls: list = field(default_factory=list)
 
-    def updated(self, point):
-        image, terms = super().updated(point)
+    def update(self, point):
+        image, terms = super().update(point)
         self.calls.append(point)
         loss = terms.total + (torch.inf if len(self.calls) == 4 else 0.0)
         return image, LossTerms.of(loss, reconstruction=loss)
@@ -145,13 +145,13 @@ def chain(kind):
 def test_chains_end_where_descent_ends(kind):
     model, x = chain(kind)
     result = otp.fit(model, x, seed=0, restarts=2)
-    assert result.problem.updates_suffice
+    assert result.problem.updates.suffice
     point = next(one for one in result.restarts if one.kept).point.unsqueeze(0).requires_grad_(True)
     (gradient,) = torch.autograd.grad(result.problem.loss(point).sum(), point)
     assert float(gradient.abs().max()) < 1e-4
     losses, at = [], point.detach()
     for _ in range(100):
-        at, terms = result.problem.updated(at)
+        at, terms = result.problem.update(at)
         losses.append(float(terms.total))
     assert result.loss == pytest.approx(min(losses), abs=1e-6)
 
@@ -167,7 +167,7 @@ class Valleys(Problem):
     def rows(self):
         return 1
 
-    def updated(self, point):
+    def update(self, point):
         loss = self.floors + (point**2).sum(-1)
         return self.rates * point, LossTerms.of(loss, reconstruction=loss)
 
@@ -177,11 +177,11 @@ class Runaway(Contraction):
     """The same, but the last coordinate moves on for ever, and nothing depends on it."""
 
     @property
-    def stretched(self):
-        return torch.tensor([True, True, True, False])
+    def updates(self):
+        return Updates(stretched=torch.tensor([True, True, True, False]))
 
-    def updated(self, point):
-        image, _ = super().updated(point)
+    def update(self, point):
+        image, _ = super().update(point)
         loss = ((1 - RATES) * (point - self.goal) ** 2)[:, :3].sum(-1)
         return torch.cat([image[:, :3], point[:, 3:] + 7.0], -1), LossTerms.of(loss, reconstruction=loss)
 
@@ -259,7 +259,7 @@ class Rounding(Contraction):
     rise: float = 0.0
     calls: list = field(default_factory=list)
 
-    def updated(self, point):
+    def update(self, point):
         self.calls.append(point)
         loss = torch.full((len(point),), 1e6 + self.rise * len(self.calls), dtype=torch.float64)
         return point + 1e-3, LossTerms.of(loss, reconstruction=loss)
@@ -278,7 +278,7 @@ def plain_climb(problem, point, little):
     """Updates one after the other until one gains little."""
     before, steps = torch.inf, 0
     while True:
-        point, terms = problem.updated(point)
+        point, terms = problem.update(point)
         loss, steps = float(terms.total.max()), steps + 1
         if before - loss <= little * (1 + loss):
             return point, steps
@@ -290,8 +290,8 @@ def counted(problem):
     losses = []
 
     class Counted(type(problem)):
-        def updated(self, point):
-            image, terms = super().updated(point)
+        def update(self, point):
+            image, terms = super().update(point)
             losses.append(terms.total)
             return image, terms
 
@@ -325,14 +325,14 @@ def test_a_refused_step_is_no_end_of_a_climb(beyond):
     assert refusals[0] < len(losses) - 1
     assert bool((reached[:, 0] <= 0.51).all())
     at_first = losses[refusals[0] - 1]
-    assert bool((problem.updated(reached)[1].total < at_first).all())
+    assert bool((problem.update(reached)[1].total < at_first).all())
 
 
 @dataclass(frozen=True)
 class Overshooting(Contraction):
     """Updates that go downhill, but in the first of two replicas eleven times too far."""
 
-    def updated(self, point):
+    def update(self, point):
         too_far = torch.tensor([[11.0], [1.0]], dtype=torch.float64)
         loss = (point - self.goal).square().sum(-1)
         return point + too_far * (self.goal - point), LossTerms.of(loss, reconstruction=loss)
@@ -358,7 +358,7 @@ def test_an_update_that_raises_the_loss_is_shortened():
 def test_a_climb_never_ends_where_it_has_seen_a_higher_loss(steps):
     problem, start, at_first = overshooting()
     reached = climbed(Leg(problem, start, steps), 1e-7)
-    loss = problem.updated(reached)[1].total
+    loss = problem.update(reached)[1].total
     if steps == 1:
         assert float(loss[0]) > at_first  # nothing has been tried yet
         return

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from otpdag.engine.lbfgs import FLATTEST, MOST_CURVED, Coordinates
-from otpdag.problem import LossTerms, Problem
+from otpdag.engine.lbfgs import FLATTEST, Coordinates
+from otpdag.problem import LossTerms, Problem, curvature
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Quadric(Problem):
         loss = 0.5 * torch.einsum("ri,ij,rj->r", point, self.curvature, point)
         return LossTerms.of(loss, reconstruction=loss)
 
-    def for_curvature(self, points):
-        return self if self.pays else None
+    def metric(self, points):
+        return curvature(lambda: self, points) if self.pays else None
 
 
 def symmetric(values, seed=0):
@@ -79,7 +79,7 @@ def test_flat_directions_are_not_stretched_without_end():
 @pytest.mark.parametrize("problem", [Quadric(torch.eye(3).double(), pays=False), Quadric(torch.eye(201).double())])
 def test_where_it_does_not_pay_coordinates_are_shifts(problem):
     start = points(len(problem.curvature))
-    assert start.shape[1] == 3 or start.shape[1] > MOST_CURVED
+    assert start.shape[1] == 3 or start.shape[1] > 200
     coordinates = Coordinates.of(problem, start)
     assert coordinates.matrix is None
     torch.testing.assert_close(coordinates.point(torch.ones_like(start)), start + 1)
@@ -94,7 +94,7 @@ def test_a_curvature_that_is_not_finite_counts_as_round():
 class Informed(Quadric):
     """Says what a row tells of each parameter."""
 
-    def information(self, points):
+    def metric(self, points):
         return torch.tensor([[4.0, 0.25, 1.0]] * len(points)).double()
 
 
@@ -104,10 +104,9 @@ def test_where_curvature_does_not_pay_scales_are_what_rows_tell():
     y = torch.tensor([[1.0, 2.0, 3.0]] * 2).double()
     torch.testing.assert_close(coordinates.point(y), start + torch.tensor([0.5, 4.0, 3.0]).double())
     assert coordinates.matrix is None
-    curved = Coordinates.of(Informed(torch.eye(3).double()), start)
-    assert curved.scale is None
+    assert Coordinates.of(Quadric(torch.eye(3).double()), start).scale is None
 
 
 def test_as_many_parameters_as_pay_have_a_curvature():
-    assert Coordinates.of(Quadric(torch.eye(MOST_CURVED).double()), points(MOST_CURVED)).matrix is not None
+    assert Coordinates.of(Quadric(torch.eye(200).double()), points(200)).matrix is not None
     assert Coordinates.of(Quadric(torch.eye(0).double()), torch.zeros(2, 0).double()).matrix is None

@@ -9,7 +9,7 @@ import torch
 from otpdag.engine.optimiser import Leg
 from otpdag.engine.updates import EM, _EMState
 from otpdag.errors import ModelError
-from otpdag.problem import LossTerms, Problem
+from otpdag.problem import LossTerms, Problem, Updates
 
 
 def at(*rows):
@@ -31,14 +31,14 @@ class Pulled(Problem):
         return 1
 
     @property
-    def stretched(self):
-        return self.mask
+    def updates(self):
+        return Updates(stretched=self.mask)
 
     def terms(self, point):
         loss = (point - self.centre).square().sum(-1)
         return LossTerms.of(loss, reconstruction=loss)
 
-    def updated(self, point):
+    def update(self, point):
         return point + self.share * (self.centre - point), self.terms(point)
 
 

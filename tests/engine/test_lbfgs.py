@@ -23,7 +23,7 @@ from otpdag.engine.lbfgs import (
     minimise,
 )
 from otpdag.engine.optimiser import Leg
-from otpdag.problem import LossTerms, Problem
+from otpdag.problem import LossTerms, Problem, Updates
 
 
 def rosenbrock(point):
@@ -261,11 +261,9 @@ class Halving(Problem):
     def rows(self):
         return 1
 
-    @property
-    def updates_suffice(self):
-        return True
+    updates = Updates()
 
-    def updated(self, point):
+    def update(self, point):
         self.asked.append("update")
         loss = point.square().sum(-1)
         # without an end: the loss falls by as much in every step
@@ -370,12 +368,12 @@ def test_a_step_must_gain_a_ten_thousandth_of_what_its_slope_promises(fall, take
 class Told:
     """A problem whose updates go to the number of the call, and whose losses are told."""
 
-    has_updates, stretched = True, None
+    updates = Updates(suffice=False)
 
     def __init__(self, losses):
         self.losses, self.asked = losses, 0
 
-    def updated(self, point):
+    def update(self, point):
         self.asked += 1
         loss = torch.tensor(self.losses[self.asked - 1]).double()
         return torch.full_like(point, float(self.asked)), LossTerms.of(loss, reconstruction=loss)
@@ -398,7 +396,7 @@ def test_updates_before_descent_end_where_all_rows_gain_little():
     ascended(over, 1, is_over=lambda: True)
     assert over.asked == 1
     none = Told([])
-    none.has_updates = False
+    none.updates = None
     assert ascended(none, 2).tolist() == [[0.0, 0.0]] * 2
     assert none.asked == 0
 

@@ -63,7 +63,7 @@ class Bowl(Problem):
     def sampled(self, point, streams, progress):
         return self.terms(point)
 
-    def updated(self, point):
+    def update(self, point):
         return point + 0.5 * self.steepness / self.steepness * (1 - point), self.terms(point)
 
 

@@ -176,7 +176,7 @@ def test_seeds_of_restarts_do_not_depend_on_how_many_there_are():
 def test_expectation_maximisation_needs_updates_and_follows_them():
     @dataclass(frozen=True)
     class Halving(Bowls):
-        def updated(self, point):
+        def update(self, point):
             return 0.5 * (point + self.centre), self.terms(point)
 
     problem = Halving(at(2.0, 1.0))

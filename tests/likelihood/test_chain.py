@@ -214,7 +214,7 @@ def test_an_update_has_the_mean_counts_of_each_state_and_the_loss_before():
     problem = problem_of(model, SERIES).reweighted(weight)
     raw = model.structure.raw(naturals(model))
     point = torch.cat([raw[key].flatten(1) for key in problem.shapes], 1)
-    moved, terms = problem.updated(point)
+    moved, terms = problem.update(point)
     sums = sums_of(problem, model)
     rate = sums.features[0, :, 1] / sums.features[0, :, 0]
     np.testing.assert_allclose(problem.naturals(moved)["x"]["log_rate"].flatten(), rate.log(), rtol=1e-9)
@@ -236,7 +236,7 @@ def test_the_loss_of_each_sequence_is_a_sum_over_paths_at_its_temperature(eps):
     expected = [-eps * np.log(one) / len(x) for one, x in zip(whole, SERIES, strict=True)]
     np.testing.assert_allclose(problem.unit_losses(point)[0], expected, rtol=1e-9)
     assert problem.loss(point).item() == pytest.approx(np.average(expected, weights=[4, 2, 1]))
-    assert problem.is_likelihood == (eps == 1.0) == problem.updates_suffice
+    assert problem.is_likelihood == (eps == 1.0) == (problem.updates is not None)
     assert problem.is_sum
 
 
@@ -275,8 +275,8 @@ def test_first_steps_of_few_sequences_are_not_stretched():
     (first,) = few.structure.keys["z[0]"].values()
     expected = np.repeat([key != first for key in sizes], list(sizes.values()))
     assert 0 < expected.sum() < len(expected)
-    assert few.stretched.tolist() == expected.tolist()
-    assert problem_of(model, [np.array([1.0, 2.0])] * FEWEST_UNITS).stretched is None
+    assert few.updates.stretched.tolist() == expected.tolist()
+    assert problem_of(model, [np.array([1.0, 2.0])] * FEWEST_UNITS).updates.stretched is None
 
 
 def test_steps_are_read_in_stretches_where_features_are_few_or_steps_differ(monkeypatch):
@@ -324,7 +324,7 @@ def test_updates_in_closed_form_are_there_where_every_node_has_one(case):
     schema = Schema.of(model.spaces, model.graph, frame)
     batch = encode_sequences(Sequences(frame, lengths=[7, 5]), schema, hidden=model.graph.hidden)
     problem = chain_problem(model.structure, batch, Layout.of(model.structure).shapes, 1.0, 0)
-    assert problem.updates_suffice == expected
+    assert (problem.updates is not None) == expected
 
 
 def test_long_sequences_have_the_same_counts_in_stretches(monkeypatch):
@@ -358,4 +358,4 @@ def test_hidden_nodes_that_read_an_observed_one_have_no_updates_though_they_have
         batch = encode_sequences(Sequences([frame]), schema, hidden=model.graph.hidden)
         problem = chain_problem(model.structure, batch, Layout.of(model.structure).shapes, 1.0, 0)
         assert not problem.chain.varying
-        assert problem.updates_suffice is not read
+        assert (problem.updates is not None) is not read

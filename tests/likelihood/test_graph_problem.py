@@ -140,10 +140,10 @@ def test_the_gradient_is_that_of_finite_differences(name):
 @pytest.mark.parametrize("name", ALL)
 def test_an_update_never_raises_the_loss_and_tells_it(name):
     along, _, start = made(ALL[name])
-    assert along.has_updates
+    assert along.updates
     point, losses = around(start, 1), []
     for _ in range(15):
-        after, terms = along.updated(point)
+        after, terms = along.update(point)
         assert terms.total.item() == pytest.approx(along.loss(point).item(), rel=1e-9)
         losses.append(terms.total.item())
         point = after
@@ -181,7 +181,7 @@ REGRESSIONS = ["Poisson", "NegativeBinomial", "Bernoulli", "Categorical", "Gamma
 @pytest.mark.parametrize("family", REGRESSIONS)
 def test_steps_that_a_sample_guides_do_not_raise_the_loss(family):
     along, enumerated, start = made(partial(behind_a_class, family))
-    assert along.has_updates
+    assert along.updates
     (place,) = (one.place for one in along.unplaced.families if one.node == "y")
     entries = along.unplaced.entries_on_points[place]
     assert entries // graph_problem.CURVED_ENTRIES == 3  # as many as there are states
@@ -191,7 +191,7 @@ def test_steps_that_a_sample_guides_do_not_raise_the_loss(family):
     for _ in range(8):
         with torch.no_grad():
             losses.append(enumerated.loss(point))
-        point = along.updated(point)[0].detach()
+        point = along.update(point)[0].detach()
     assert float(torch.stack(losses).diff(dim=0).max()) < 1e-9
     leg = LBFGS().run(Leg(along, begin, 6, None, [0] * 8), lambda progress: False)
     assert bool((leg.loss < losses[0]).all())
@@ -207,7 +207,7 @@ def test_updates_and_descent_end_alike(name):
 
 def test_lines_with_gaps_are_left_to_updates_alone_and_end_where_descent_does():
     along, _, start = made(lines)
-    assert along.updates_suffice
+    assert along.updates.suffice
     ended = otp.engine.LBFGS().run(Leg(along, start, 400), lambda progress: False)
     descended = minimise(along.loss, start, steps=400, tolerance=1e-13)
     assert bool(ended.converged)
@@ -217,7 +217,7 @@ def test_lines_with_gaps_are_left_to_updates_alone_and_end_where_descent_does():
 
 @pytest.mark.parametrize("name", ["tables", "mixed", "counts"])
 def test_other_families_are_not_left_to_updates(name):
-    assert not made(ALL[name])[0].updates_suffice
+    assert not made(ALL[name])[0].updates.suffice
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -225,11 +225,11 @@ def test_updates_follow_the_weights_and_leave_nothing_behind(name):
     along, _, start = made(EXACT[name])
     doubled = torch.ones(1, ROWS, dtype=torch.float64)
     doubled[:, : ROWS // 2] = 2.0
-    before = along.updated(start)[0]
-    again = along.reweighted(doubled).updated(start)[0]
-    fresh = made(EXACT[name])[0].reweighted(doubled).updated(start)[0]
+    before = along.update(start)[0]
+    again = along.reweighted(doubled).update(start)[0]
+    fresh = made(EXACT[name])[0].reweighted(doubled).update(start)[0]
     torch.testing.assert_close(again, fresh, rtol=0, atol=0)
-    torch.testing.assert_close(along.updated(start)[0], before, rtol=0, atol=0)
+    torch.testing.assert_close(along.update(start)[0], before, rtol=0, atol=0)
     assert not torch.allclose(before, again, atol=1e-4)
 
 
@@ -243,8 +243,8 @@ def test_weights_are_repetitions(name):
     point = around(start, 1)
     torch.testing.assert_close(given.loss(point), weighted.loss(point))
     torch.testing.assert_close(weighted.loss(point), repeated.loss(point))
-    torch.testing.assert_close(weighted.updated(point)[1].total, weighted.loss(point).detach())
-    one, other = (problem.naturals(problem.updated(point)[0]) for problem in (weighted, repeated))
+    torch.testing.assert_close(weighted.update(point)[1].total, weighted.loss(point).detach())
+    one, other = (problem.naturals(problem.update(point)[0]) for problem in (weighted, repeated))
     for node in one:
         torch.testing.assert_close(one[node], other[node], rtol=1e-6, atol=1e-8)
 
@@ -264,7 +264,7 @@ def test_a_hidden_number_with_a_parent_climbs_by_its_moments():
     losses = []
     for _ in range(12):
         along = along.laid_out_for(point)
-        point, terms = along.updated(point)
+        point, terms = along.update(point)
         losses.append(terms.total)
     assert (torch.stack(losses).diff(dim=0) < 1e-6).all()
     slopes = along.naturals(point)["u"]["weight"].flatten() - along.naturals(start)["u"]["weight"].flatten()
@@ -283,7 +283,7 @@ def test_newtons_step_of_a_count_without_gaps_doubles_its_digits():
     along, _, point = made(lambda: (model, gaps))
     along = along.subset(torch.arange(1, ROWS))
     for _ in range(6):
-        point, _ = along.updated(point)
+        point, _ = along.update(point)
     own = along.structure.mechanisms["n"].describe(along.naturals(point)["n"])
     best = [own["log_rate"].item(), own["weight"].item()]
     u, n = frame["u"].to_numpy()[1:], frame["n"].to_numpy()[1:]
@@ -329,10 +329,10 @@ def test_other_terms_are_not_summed_along_the_graph(objective):
 
 def test_parameters_that_are_shared_or_tempered_have_no_updates():
     along, _, _ = made(tables, Objective(eps=0.5))
-    assert not along.has_updates
+    assert along.updates is None
     shared = {name: m.Normal(scale=otp.tie("noise")) for name in "xyw"}
     tied = otp.Model(lines()[0].graph, shared)
-    assert not made(lambda: (tied, lines()[1]))[0].has_updates
+    assert made(lambda: (tied, lines()[1]))[0].updates is None
 
 
 def test_the_information_of_a_table_is_its_counts_times_what_is_left():
@@ -345,7 +345,7 @@ def test_the_information_of_a_table_is_its_counts_times_what_is_left():
 
     along, _, start = made(world)
     _, frame = world()
-    found = along.information(start)
+    found = along.metric(start)
     places = parameter_places(along.shapes)
     key = next(iter(along.structure.keys["b"].values()))
     counts = np.array([[((frame["a"] == a) & (frame["b"] == b)).sum() for b in range(2)] for a in range(2)])
@@ -353,7 +353,7 @@ def test_the_information_of_a_table_is_its_counts_times_what_is_left():
     expected = np.maximum(counts * (1 - share), 0.1) / ROWS
     np.testing.assert_allclose(found[0, places[key].flatten()], expected.flatten(), rtol=1e-8)
     lines_along, _, line = made(lines)
-    assert lines_along.information(line) is None
+    assert lines_along.metric(line) is None
 
 
 @pytest.mark.parametrize(
@@ -372,8 +372,8 @@ def test_only_at_temperature_one_and_under_the_model_it_is_a_likelihood(objectiv
     assert along.is_likelihood is likelihood
     assert along.is_sum
     assert along.tempering == Tempering(power, uniform=reference == "uniform")
-    assert along.has_updates is (along.tempering == Tempering())
-    assert (along.information(start) is not None) is likelihood
+    assert (along.updates is not None) is (along.tempering == Tempering())
+    assert (along.metric(start) is not None) is likelihood
     # the loss of every row is told in units of eps, and their mean is the loss
     torch.testing.assert_close(along.unit_losses(start).mean(-1), along.loss(start))
     torch.testing.assert_close(along._loss_alone(start), along.loss(start))
@@ -391,8 +391,8 @@ def counts_of(categories):
 @pytest.mark.parametrize(("categories", "has"), [(60, True), (61, False)])
 def test_updates_take_second_derivatives_of_up_to_sixty_parameters_of_a_node(categories, has):
     along, _, _ = made(lambda: counts_of(categories))
-    assert along.has_updates is has
-    assert not along.updates_suffice
+    assert (along.updates is not None) is has
+    assert not (along.updates and along.updates.suffice)
 
 
 def test_tables_of_any_size_have_updates():
@@ -401,7 +401,7 @@ def test_tables_of_any_size_have_updates():
     frame = pd.DataFrame({name: rng.integers(0, size, 40) for name, size in sizes.items()}, dtype=float)
     graph = otp.Graph([("a", "c"), ("b", "c")])
     model = otp.Model(graph, {name: m.Categorical(size) for name, size in sizes.items()})
-    assert made(lambda: (model, gappy(frame, rng)))[0].has_updates  # eighty probabilities
+    assert made(lambda: (model, gappy(frame, rng)))[0].updates  # eighty probabilities
 
 
 def test_points_are_moved_from_where_they_are_or_laid_anew_where_that_is_too_far(monkeypatch):

@@ -59,10 +59,14 @@ def test_a_likelihood_is_the_loss_at_temperature_one(objective, likelihood, tota
 
 def test_the_curvature_is_taken_on_a_part_of_many_rows_only(monkeypatch):
     problem, start = made(Objective(eps=1.0))
-    assert problem.for_curvature(start) is None
+    assert problem.metric(start) is None
     monkeypatch.setattr("otpdag.likelihood.row_problem.CURVED_FROM", 20)
     monkeypatch.setattr("otpdag.likelihood.row_problem.CURVED_ROWS", 12)
-    assert problem.for_curvature(start).rows == 12
+    found = problem.metric(start)
+    (few,) = torch.autograd.functional.hessian(lambda at: problem.subset(12).loss(at[None]).sum(), start[0]).unsqueeze(
+        0
+    )
+    torch.testing.assert_close(found[0], few)
 
 
 def test_a_part_has_fewer_rows_and_coarse_ones_half_the_points():

@@ -76,7 +76,7 @@ def test_an_update_never_raises_the_loss_and_rests_where_the_gradient_is_zero(na
     problem, point = made(name)
     losses = []
     for _ in range(300):
-        point, terms = problem.updated(point)
+        point, terms = problem.update(point)
         losses.append(terms.total)
     rises = torch.stack(losses).diff(dim=0)
     assert float(rises.max()) < 1e-10
@@ -108,11 +108,11 @@ def test_weights_are_repetitions():
 
 def test_blocks_of_rows_add_up(monkeypatch):
     problem, points = made("mixture")
-    whole = problem.updated(points)[0]
+    whole = problem.update(points)[0]
     monkeypatch.setattr("otpdag.likelihood.state_problem.BLOCK_ENTRIES", 300)
     monkeypatch.setattr("otpdag.likelihood.state_problem.KEPT_ENTRIES", 10)
     in_blocks, _ = made("mixture")
-    torch.testing.assert_close(in_blocks.updated(points)[0], whole)
+    torch.testing.assert_close(in_blocks.update(points)[0], whole)
 
 
 def test_a_mixture_has_the_density_of_its_parts():

@@ -39,7 +39,7 @@ def problem_and_point(means: np.ndarray, table: np.ndarray) -> tuple[StateProble
     raw = problem.structure.raw(naturals)
     point = pack({key: raw[key] for key in problem.shapes})
     for _ in range(200):
-        point, _ = problem.updated(point)
+        point, _ = problem.update(point)
     return problem, point
 
 
@@ -53,7 +53,7 @@ def test_a_state_too_many_here_is_taken_to_where_one_is_missing():
     assert moved is not None
     point = moved.point
     for _ in range(50):
-        point, _ = problem.updated(point)
+        point, _ = problem.update(point)
     assert abs(float(problem.loss(point) - problem.loss(right))) < 1e-6
 
 
@@ -237,12 +237,12 @@ def chain_and_point(rates: np.ndarray, counts: np.ndarray) -> tuple[ChainProblem
     raw = problem.structure.raw(naturals)
     point = pack({key: raw[key] for key in problem.shapes})
     for _ in range(300):
-        point, _ = problem.updated(point)
+        point, _ = problem.update(point)
     return problem, point
 
 
 def chain_loss(problem: ChainProblem, point: torch.Tensor) -> float:
-    return float(problem.updated(point)[1].total)
+    return float(problem.update(point)[1].total)
 
 
 def test_a_chain_leaves_an_optimum_in_which_two_states_share_what_one_explains():
@@ -254,7 +254,7 @@ def test_a_chain_leaves_an_optimum_in_which_two_states_share_what_one_explains()
     assert moved is not None
     point = moved.point
     for _ in range(100):
-        point, _ = problem.updated(point)
+        point, _ = problem.update(point)
     assert abs(chain_loss(problem, point) - chain_loss(problem, right)) < 1e-6
 
 

@@ -221,7 +221,7 @@ def test_pairs_with_a_background_are_updated_as_by_em():
     joint = np.einsum("kl,kv,lw->klvw", among, whole, whole)
     given = joint / joint.sum((0, 1))
     point = problem.point(Topics(torch.log(torch.as_tensor(counts)), torch.as_tensor(alpha)))
-    after, terms = problem.updated(point)
+    after, terms = problem.update(point)
     assert terms.direct.item() == pytest.approx(-(seen * np.log(joint.sum((0, 1)))).sum(), rel=1e-5)
     assert terms.total.item() == pytest.approx(terms.direct.item())
     moved = problem.topics(after)

@@ -92,7 +92,7 @@ class DocumentData(DataKind):
         problem = PairProblem(layout.structure, self.counts, layout.shapes, TopicSweeps(pairs=True), 0, pairs)
         point = self.starts(layout, problem, 0, [0])
         for _ in range(CHECKED_UPDATES):
-            point, _ = problem.updated(point)
+            point, _ = problem.update(point)
         topics = problem.topics(point)
         return repeats(self.counts, topics.probabilities.float(), topics.alpha)
 

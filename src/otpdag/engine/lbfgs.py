@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import ClassVar
 
 import torch
@@ -24,10 +23,6 @@ from otpdag.engine.optimiser import SMALL_IN_A_ROW, Leg, Memory, Outcome, Progre
 from otpdag.engine.updates import accelerated_updates, climbed
 from otpdag.errors import ModelError
 from otpdag.problem import LossTerms, Problem, loss_and_gradient
-from otpdag.threads import in_order
-
-MOST_CURVED = 200
-"""Parameters up to which the curvature, one backward pass for each, costs less than it saves."""
 
 FLATTEST = 1e-7
 """The smallest curvature, relative to the largest: flatter directions are as good as unknown."""
@@ -43,21 +38,13 @@ class Coordinates:
 
     @classmethod
     def of(cls, problem: Problem, points: Tensor) -> Coordinates:
-        """Take the curvature at ``points`` (R, P), where the problem says that it pays."""
-        size = points.shape[1]
-        curved = problem.for_curvature(points) if 0 < size <= MOST_CURVED else None
-        if curved is None:
-            information = problem.information(points)
-            return cls(points, scale=None if information is None else information.rsqrt())
-        with torch.enable_grad():
-            leaf = points.detach().clone().requires_grad_(True)
-            (gradient,) = torch.autograd.grad(curved.loss(leaf).sum(), leaf, create_graph=True)
-            second = partial(torch.autograd.grad, inputs=leaf, retain_graph=True)
-            rows = [row for (row,) in in_order(partial(second, column.sum()) for column in gradient.unbind(-1))]
-        curvature = torch.stack(rows, 1).detach()
-        finite = curvature.isfinite().flatten(1).all(-1)[:, None, None]
-        curvature = torch.where(finite, curvature, torch.eye(size).to(curvature))
-        values, vectors = torch.linalg.eigh(0.5 * (curvature + curvature.transpose(1, 2)))
+        """By the problem's metric at ``points`` (R, P), where it has one."""
+        metric = problem.metric(points)
+        if metric is None or metric.dim() == 2:
+            return cls(points, scale=None if metric is None else metric.rsqrt())
+        finite = metric.isfinite().flatten(1).all(-1)[:, None, None]
+        metric = torch.where(finite, metric, torch.eye(points.shape[1]).to(metric))
+        values, vectors = torch.linalg.eigh(0.5 * (metric + metric.transpose(1, 2)))
         level = values.abs().maximum(FLATTEST * values.abs().amax(-1, keepdim=True)).clamp(min=1e-30)
         # laid out like a matrix that was read from a file, so that a resumed run multiplies alike
         return cls(points, (vectors * level.rsqrt().unsqueeze(1)).contiguous())
@@ -145,7 +132,8 @@ class LBFGS:
         settled after many steps, such as a probability that goes to zero, is left to descent.
         """
         tolerance = self.tolerance if leg.tolerance is None else leg.tolerance
-        if leg.problem.updates_suffice and "axes.origin" not in (resume or {}):
+        updates = leg.problem.updates
+        if updates is not None and updates.suffice and "axes.origin" not in (resume or {}):
             first = accelerated_updates(replace(leg, steps=min(leg.steps, MOST_ALONE)), tolerance, watch, resume)
             if bool((first.converged | first.failed).all()) or first.steps < MOST_ALONE or leg.steps <= MOST_ALONE:
                 return first
@@ -177,11 +165,11 @@ class LBFGS:
 
 
 def _ascended(leg: Leg) -> Tensor:
-    """Where closed-form updates lead from the start of a leg, if a problem has them: far, in few steps.
+    """Where closed-form updates lead from the start of a leg, if a problem has some that do not suffice.
 
-    They stop when they gain little; L-BFGS does the rest.
+    They lead far in few steps, and stop when they gain little; L-BFGS does the rest.
     """
-    if not leg.problem.has_updates:
+    if leg.problem.updates is None or leg.problem.updates.suffice:
         return leg.points
     return climbed(replace(leg, steps=min(leg.steps, MOST_UPDATES)), LITTLE_GAINED)
 

@@ -135,9 +135,9 @@ class CappedProblem(WrappedProblem):
     near: Tensor | None = None
     """Units that lie together; None if all do."""
 
-    def for_curvature(self, points: Tensor) -> Problem | None:
+    def metric(self, points: Tensor) -> Tensor | None:
         """Of the problem with its present weights."""
-        return (self.weighted or self.base).for_curvature(points)
+        return (self.weighted or self.base).metric(points)
 
     def terms(self, point: Tensor) -> LossTerms:
         """Terms with the present weights."""

@@ -232,9 +232,9 @@ def climbed(leg: Leg, little: float) -> Tensor:
 
 def _followed(leg: Leg, state: _State, tolerance: float) -> tuple[Array, LossTerms]:
     """Update the trial of every replica, and follow; the losses at the trials."""
-    stretched = leg.problem.stretched
+    stretched = None if leg.problem.updates is None else leg.problem.updates.stretched
     mixed = None if stretched is None else stretched.cpu().double().numpy()
-    updates, terms = leg.problem.updated(torch.from_numpy(state.trial).to(leg.points))
+    updates, terms = leg.problem.update(torch.from_numpy(state.trial).to(leg.points))
     loss = terms.total.detach().double().expand(len(state.point)).cpu().numpy()
     state.follow(updates.detach().cpu().double().numpy(), loss, tolerance, mixed)
     return loss, terms
@@ -271,10 +271,11 @@ class EM:
         """Update until nothing changes; the loss is that of the point before the last update."""
         state = _EMState.of(leg.points) if resume is None else from_memory(_EMState, resume)
         tolerance = self.tolerance if leg.tolerance is None else leg.tolerance
+        stretched = None if leg.problem.updates is None else leg.problem.updates.stretched
         for step in range(state.step, leg.steps):
             updates, terms = _updated(leg, state.point)
             loss = terms.total.detach().double().expand(len(state.point))
-            state.follow(self, updates, loss, tolerance, leg.problem.stretched)
+            state.follow(self, updates, loss, tolerance, stretched)
             progress = Progress(step, terms, loss, state.point, partial(as_memory, state))
             if watch(progress) or bool((state.small_changes >= SMALL_IN_A_ROW).all()):
                 break
@@ -285,7 +286,7 @@ class EM:
 
 def _updated(leg: Leg, points: Tensor) -> tuple[Tensor, LossTerms]:
     """The updates of all replicas, one after another: each is a pass over all of the data."""
-    pairs = [leg.problem.updated(point) for point in points.split(1)]
+    pairs = [leg.problem.update(point) for point in points.split(1)]
     terms = LossTerms(*(torch.cat([getattr(one, f.name).reshape(1) for _, one in pairs]) for f in fields(LossTerms)))
     return torch.cat([point for point, _ in pairs]).detach(), terms
 

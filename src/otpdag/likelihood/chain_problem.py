@@ -16,7 +16,6 @@ so that one pass without gradients and sums over distinct steps are enough.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
@@ -35,9 +34,9 @@ from otpdag.likelihood.chain_potentials import SMALLEST_LOG, HiddenNodes, Linear
 from otpdag.likelihood.state_problem import Emissions, emissions_of
 from otpdag.likelihood.swapped_states import Reading, swapped, swapped_pairs, swaps
 from otpdag.mechanisms.base import Params
-from otpdag.problem import LossTerms, Moved, Pace, Units
+from otpdag.problem import LossTerms, Moved, Pace, Units, Updates, curvature
 from otpdag.simulation import simulated_sequences
-from otpdag.structure import Naturals, Structure, Theta
+from otpdag.structure import Naturals, Structure, Theta, columns_of
 
 Array: TypeAlias = NDArray[np.float64]
 
@@ -153,9 +152,9 @@ class ChainProblem(Units):
         """Steps of all sequences."""
         return self.batch.rows
 
-    def for_curvature(self, points: Tensor) -> ChainProblem:
-        """Itself: states' probabilities are held fixed in the gradient, and distinct steps are few."""
-        return self
+    def metric(self, points: Tensor) -> Tensor | None:
+        """Its own: states' probabilities are held fixed in the gradient, and distinct steps are few."""
+        return curvature(lambda: self, points)
 
     @property
     def is_likelihood(self) -> bool:
@@ -176,27 +175,28 @@ class ChainProblem(Units):
         """Reconstruction and entropic terms of a step."""
         return chain_terms(self.structure, self.naturals(point), self.chain, eps=self.eps, weight=self._weight)
 
-    @property
-    def updates_suffice(self) -> bool:
-        """Whether emissions, transitions and first steps all have a maximum in closed form."""
-        return self.emissions is not None
-
     pace = Pace(patience=20)
     """Twice as many updates as most chains need that are near their optimum."""
 
     @cached_property
-    def stretched(self) -> Tensor | None:
-        """All but what so few first steps say of themselves: the best probabilities are zero, which no logits reach."""
-        if len(self.batch.lengths) >= FEWEST_UNITS:
+    def updates(self) -> Updates | None:
+        """Where emissions, transitions and first steps all have a maximum in closed form.
+
+        All are stretched but what few first steps say of themselves: the best probabilities are zero, which no logits
+        reach.
+        """
+        if self.emissions is None:
             return None
+        if len(self.batch.lengths) >= FEWEST_UNITS:
+            return Updates()
         keys = self.structure.keys.items()
         first = {key for name, own in keys if self.structure.base(name) != name for key in own.values()}
-        return torch.cat([torch.full((math.prod(of),), key not in first) for key, of in self.shapes.items()])
+        return Updates(stretched=~columns_of(self.shapes, first))
 
-    def updated(self, point: Tensor) -> tuple[Tensor, LossTerms]:
+    def update(self, point: Tensor) -> tuple[Tensor, LossTerms]:
         """Probabilities of states and of pairs of states, then each mechanism's maximum (Baum and Welch)."""
         if self.emissions is None:
-            return super().updated(point)
+            return super().update(point)
         with torch.no_grad():
             theta = self.parts(point)[0]
             naturals = self.structure.naturals(theta)

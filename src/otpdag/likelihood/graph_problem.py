@@ -30,7 +30,7 @@ from otpdag.likelihood.elimination.family_statistics import Counts
 from otpdag.likelihood.m_step import Twins, find_twins, maximised, newton_step
 from otpdag.likelihood.rows import RowObjective, TableRows
 from otpdag.likelihood.swapped_states import swapped_rows
-from otpdag.problem import Alternatives, LossTerms, Moved, Pace, Units
+from otpdag.problem import Alternatives, LossTerms, Moved, Pace, Units, Updates
 from otpdag.settings import ClosedForm, Objective
 from otpdag.structure import Structure, parameter_places
 
@@ -99,27 +99,25 @@ class GraphProblem(TableRows):
     is_sum = True
 
     @property
-    def has_updates(self) -> bool:
-        """Whether the objective is the likelihood, and no two nodes share a parameter; networks are left to descent."""
+    def updates(self) -> Updates | None:
+        """Where the objective is the likelihood, and no two nodes share a parameter; networks are left to descent.
+
+        They suffice where all families are linear and normal, with gaps as all that is unknown: updates are quick then.
+        With hidden nodes they creep, as most of what a row would tell is missing; so do probabilities near zero.
+        """
         plain = self.tempering == Tempering() and not self.structure.ties_parameters
         sizes = [
             sum(math.prod(self.shapes[key]) for key in names.values())
             for node, names in self.structure.keys.items()
             if not self._has_maximiser(node)
         ]
-        return plain and max(sizes, default=0) <= MOST_AT_ONCE
-
-    @property
-    def updates_suffice(self) -> bool:
-        """Whether all families are linear and normal, with gaps as all that is unknown: updates are quick then.
-
-        With hidden nodes they creep, as most of what a row would tell is missing; so do probabilities near zero.
-        """
+        if not plain or max(sizes, default=0) > MOST_AT_ONCE:
+            return None
         learned = (node for node, names in self.structure.keys.items() if names)
         linear = not self.structure.graph.hidden and all(family.is_linear for family in self.unplaced.families)
-        return linear and self.has_updates and all(self._has_maximiser(node) for node in learned)
+        return Updates(suffice=linear and all(self._has_maximiser(node) for node in learned))
 
-    def updated(self, point: Tensor) -> tuple[Tensor, LossTerms]:
+    def update(self, point: Tensor) -> tuple[Tensor, LossTerms]:
         """One step of expectation-maximisation: expected statistics, then each mechanism's own maximiser.
 
         A mechanism without one goes a step of Newton's method up its expected log-density, or less if that is too far.
@@ -163,7 +161,7 @@ class GraphProblem(TableRows):
         families = [family for family in self.unplaced.families if family.node in nodes]
         return find_twins(self.structure, families, self.shapes)
 
-    def information(self, points: Tensor) -> Tensor | None:
+    def metric(self, points: Tensor) -> Tensor | None:
         """Of logits of tables n p (1 - p), by expected counts n of a configuration and its probabilities p; else one.
 
         Rare states would otherwise be the last to move: their slopes are as small as their counts.

@@ -14,7 +14,7 @@ from torch import Tensor
 from otpdag.data import Batch
 from otpdag.likelihood.row_moments import Moments
 from otpdag.likelihood.rows import LayOut, SummedRows
-from otpdag.problem import LossTerms, Units
+from otpdag.problem import LossTerms, Units, Updates
 from otpdag.structure import Structure
 
 CURVATURE_STEP = 1e-4  # of differences of gradients, in units of the data
@@ -67,15 +67,15 @@ class MomentProblem(SummedRows):
         return LossTerms.of(loss, reconstruction=loss)
 
     @property
-    def updates_suffice(self) -> bool:
-        """Whether scoring moves every parameter."""
-        return self.moments.structural is not None
+    def updates(self) -> Updates | None:
+        """Scoring, which moves every parameter."""
+        return None if self.moments.structural is None else Updates()
 
-    def updated(self, point: Tensor) -> tuple[Tensor, LossTerms]:
+    def update(self, point: Tensor) -> tuple[Tensor, LossTerms]:
         """A step of Fisher's scoring, as long as it lowers the loss, and the terms at ``point``."""
         equations = self.moments.structural
         if equations is None:
-            return super().updated(point)
+            return super().update(point)
         at, second = point.detach().numpy(), self._second
         with np.errstate(all="ignore"):  # a loss that is not finite is refused by whoever asked for the update
             scored = equations.scored(at, second)

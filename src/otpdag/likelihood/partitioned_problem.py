@@ -30,6 +30,7 @@ from otpdag.problem import (
     Problem,
     Units,
     WrappedProblem,
+    curvature,
     loss_and_gradient,
     units_of,
 )
@@ -91,9 +92,10 @@ class PartitionedProblem(WrappedProblem, Units):
         """Where rows can be enumerated, few passes over all parts follow, each nearly a step of Newton's method."""
         return replace(super().pace, renews_curvature=self._curved is not None)
 
-    def for_curvature(self, points: Tensor) -> Problem | None:
+    def metric(self, points: Tensor) -> Tensor | None:
         """Of many of the rows at hand: a second derivative there costs less than a pass over all parts."""
-        return None if self._curved is None else self._curved.laid_out_for(points)
+        curved = self._curved
+        return None if curved is None else curvature(lambda: curved.laid_out_for(points), points)
 
     @cached_property
     def _curved(self) -> RowProblem | None:

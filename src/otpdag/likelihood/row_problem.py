@@ -23,7 +23,7 @@ from otpdag.likelihood.state_problem import rows_by_features
 from otpdag.likelihood.swapped_states import swapped_rows
 from otpdag.matching.direct import DirectComparison, compare_directly, count_ranges
 from otpdag.numerics import FixedPoint
-from otpdag.problem import Alternatives, LossTerms, Moved, Pace, Problem, Units
+from otpdag.problem import Alternatives, LossTerms, Moved, Pace, Units, curvature
 from otpdag.settings import ClosedForm, Objective
 from otpdag.structure import Structure
 
@@ -114,11 +114,11 @@ class RowProblem(TableRows):
         plain = self.direct is None and self.objective.is_likelihood and self.closed.reference == "model"
         return bool(self.groups) and plain and self.objective.reconstruction == 1.0
 
-    def for_curvature(self, points: Tensor) -> Problem | None:
-        """A part of many rows: a step on all of them costs more than the second derivative there."""
+    def metric(self, points: Tensor) -> Tensor | None:
+        """Of a part of many rows: a step on all of them costs more than the second derivative there."""
         if self.direct is not None or self.rows < CURVED_FROM:
             return None
-        return self.subset(CURVED_ROWS).laid_out_for(points)
+        return curvature(lambda: self.subset(CURVED_ROWS).laid_out_for(points), points)
 
     def subset(self, rows: int | Tensor, *, coarse: bool = False) -> Units:
         """Fewer rows and, if ``coarse``, grids of half the points."""

@@ -26,7 +26,7 @@ from otpdag.likelihood.rows import LayOut, SummedRows
 from otpdag.likelihood.swapped_states import SWAP_ROWS, Reading, swapped, swaps
 from otpdag.mechanisms.base import Mechanism
 from otpdag.numerics import joint_one_hot
-from otpdag.problem import LossTerms, Moved, Pace
+from otpdag.problem import LossTerms, Moved, Pace, Updates
 from otpdag.structure import Naturals, Structure
 
 Values = Mapping[str, Tensor]
@@ -187,13 +187,13 @@ class StateProblem(SummedRows):
         loss = surrogate + (loss - surrogate).detach()
         return LossTerms.of(loss, reconstruction=loss)
 
-    has_updates = updates_suffice = True
+    updates = Updates()
     """Every node has a maximum in closed form."""
 
     pace = Pace(patience=20)
     """Twice as many updates as most mixtures need that are near their optimum."""
 
-    def updated(self, point: Tensor) -> tuple[Tensor, LossTerms]:
+    def update(self, point: Tensor) -> tuple[Tensor, LossTerms]:
         """Expected sums, then each mechanism's maximum."""
         with torch.no_grad():
             loss, sums = self._expected(self._coefficients(self.naturals(point)))

@@ -193,7 +193,7 @@ def swapped(problem: Problem, part: Problem, point: Tensor, candidates: Tensor) 
 
 def _updates_of(problem: Problem) -> Updates:
     def updates(points: Tensor) -> tuple[Tensor, Tensor]:
-        moved, terms = problem.updated(points)
+        moved, terms = problem.update(points)
         return moved, terms.total
 
     return updates

@@ -31,7 +31,7 @@ from otpdag.likelihood.topic_draws import (
 )
 from otpdag.likelihood.topic_shares import batches, cell_batches, even_shares, infer_assignments, infer_shares
 from otpdag.likelihood.word_pairs import WordPairs
-from otpdag.problem import LossTerms, Problem
+from otpdag.problem import LossTerms, Problem, Updates
 from otpdag.settings import Direct, Objective
 from otpdag.structure import Structure, columns_of, pack, unpack
 
@@ -182,9 +182,9 @@ class _Documents(Problem):
         return pack({key: raw[key].to(torch.float64) for key in self.shapes})
 
     @property
-    def stretched(self) -> Tensor:
+    def updates(self) -> Updates:
         """Topics may be over-relaxed; words that a topic does not have fall to zero slowly otherwise."""
-        return columns_of(self.shapes, {self.topics_key})
+        return Updates(stretched=columns_of(self.shapes, {self.topics_key}))
 
     @property
     def _first_documents(self) -> int:
@@ -217,7 +217,7 @@ class TopicProblem(_Documents):
     drawn_prior: float | None = None
     """Concentration of the topics' prior with which a concluded fit has drawn them; None if it has not."""
 
-    def updated(self, point: Tensor) -> tuple[Tensor, LossTerms]:
+    def update(self, point: Tensor) -> tuple[Tensor, LossTerms]:
         """Infer the shares of all documents, then the best topics and alpha for them."""
         after, terms = self.swept(self.topics(point))
         return self.point(after), terms
@@ -353,7 +353,7 @@ class PairProblem(_Documents):
     common: Tensor | None = None
     """Background words times their share (words,), where points hold whole topics: those of a concluded fit."""
 
-    def updated(self, point: Tensor) -> tuple[Tensor, LossTerms]:
+    def update(self, point: Tensor) -> tuple[Tensor, LossTerms]:
         """Expected counts of the latent topics of pairs, and concentrations under which topics meet as often."""
         before = self.topics(point)
         own = (1 - self.sweeps.background) * before.probabilities.float()
