@@ -35,10 +35,11 @@ from otpdag.likelihood.partitioned_problem import PartitionedProblem
 from otpdag.likelihood.row_problem import RowProblem
 from otpdag.likelihood.state_problem import StateProblem
 from otpdag.likelihood.topic_problem import PairProblem, TopicProblem
+from otpdag.matching.direct import DirectProblem, DrawnWithDirect, WithDirect
 from otpdag.matching.mean_features import feature_columns
 from otpdag.matching.windows import WindowProblem
 from otpdag.noise import Streams
-from otpdag.problem import Problem, Units, units_of
+from otpdag.problem import Minibatched, Problem, Units, units_of
 from otpdag.settings import ClosedForm, Direct, Objective, PushForward
 from otpdag.spaces import Real
 
@@ -134,6 +135,7 @@ def images():
 
 
 BOTH = Method("both", Objective(eps=0.8, direct=Direct(features=FEATURES)), ClosedForm())
+DRAWN_TOO = replace(otp.paper(batch_size=16), objective=replace(BOTH.objective, eps=0.0))
 LABEL, NUMBER = {"z": m.Categorical(2)}, {"u": m.Normal()}
 TWO = {"u": m.Normal(), "v": m.Normal()}
 
@@ -143,8 +145,9 @@ MADE = {
     "rows on a grid": (lambda: table_model(NUMBER), table, otp.entropic(), RowProblem),
     "rows with two numbers": (lambda: table_model(TWO), table, otp.entropic(), RowProblem),
     "rows pushed forward": (lambda: table_model(LABEL), table, otp.entropic(eta=0.5), RowProblem),
-    "rows compared": (lambda: table_model(LABEL), table, otp.transport(features=FEATURES), RowProblem),
-    "rows in both ways": (lambda: table_model(LABEL | NUMBER), table, BOTH, RowProblem),
+    "rows compared": (lambda: table_model(LABEL), table, otp.transport(features=FEATURES), DirectProblem),
+    "rows in both ways": (lambda: table_model(LABEL | NUMBER), table, BOTH, WithDirect),
+    "drawn rows, compared": (lambda: table_model(LABEL), table, DRAWN_TOO, DrawnWithDirect),
     "rows summed up": (lines_model, lines_table, otp.entropic(), MomentProblem),
     "rows along the graph": (counted_model, counted_table, otp.entropic(), GraphProblem),
     "drawn rows": (lambda: table_model(LABEL | NUMBER), table, otp.paper(batch_size=16), DrawnRows),
@@ -316,9 +319,7 @@ def test_a_fingerprint_sees_a_changed_number():
 def test_a_problem_says_what_it_is_not_evaluated_by(name):
     problem, points = problem_of(name)
     answers = evaluations(problem, points)
-    stochastic = isinstance(
-        problem, DrawnRows | StreamedRows | PieceProblem | AutoencoderProblem | CodebookProblem | PaperTopicsProblem
-    )
+    stochastic = isinstance(problem, Minibatched)
     if stochastic:
         assert "is drawn anew in every step: use otp.engine.Adam" in answers["terms"]
         return
@@ -379,8 +380,8 @@ def test_weights_of_compared_rows_are_repetitions():
     times = np.random.default_rng(7).integers(0, 4, len(frame))
     weighted = problem.reweighted(torch.as_tensor(times, dtype=torch.float64).unsqueeze(0))
     repeated = batch.take(torch.as_tensor(np.repeat(np.arange(len(frame)), times)))
-    expected = problem.direct.features.mean_of(feature_columns(layout.structure, repeated), repeated.weight)
-    torch.testing.assert_close(weighted.direct.features.mean, expected)
+    expected = problem.features.mean_of(feature_columns(layout.structure, repeated), repeated.weight)
+    torch.testing.assert_close(weighted.features.mean, expected)
     points = starts(layout, batch)
     assert not torch.allclose(weighted.loss(points), problem.loss(points))
 

@@ -172,26 +172,6 @@ def test_transport_takes_gaps_that_depend_on_another_column():
     assert off["available"] > 3 * off["transport"]
 
 
-def test_transport_is_told_by_scores_what_features_do_not_tell(monkeypatch):
-    """Of a count that is missing where it is large, next to nothing is seen: features alone are far from likelihood."""
-    rng = np.random.default_rng(2)
-    a = rng.normal(size=400)
-    b = rng.poisson(np.exp(0.5 + 1.1 * a))
-    table = pd.DataFrame({"a": a, "b": b, "c": -0.5 + 0.5 * b + rng.normal(size=400)}, dtype=float)
-    table.loc[a > 0, "b"] = np.nan
-    few = otp.transport(features=otp.divergences.WhitenedFeatures(features=100))
-    found = {}
-    for name, method, most in (("likelihood", "entropic", 0.1), ("scores", few, 0.1), ("features", few, np.inf)):
-        monkeypatch.setattr("otpdag.matching.direct.MOST_UNEXPLAINED", most)
-        model = otp.Model(otp.Graph([("a", "b"), ("b", "c")]), {"a": m.Normal(), "b": m.Poisson(), "c": m.Normal()})
-        result = otp.fit(model, table, method=method, seed=0)
-        assert result.status.converged
-        found[name] = np.concatenate([np.ravel(model.params()[n]["weight"]) for n in "bc"])
-    off = {name: np.abs(found[name] - found["likelihood"]).max() for name in ("scores", "features")}
-    assert off["scores"] < 0.005
-    assert off["features"] > 0.02
-
-
 CHAIN_PARAMETERS = [("a", "loc"), ("b", "loc"), ("b", "weight"), ("b", "scale"), ("c", "weight"), ("c", "scale")]
 
 

@@ -1,7 +1,5 @@
 """What a problem of rows says of itself, and the parts of it that stand for the whole."""
 
-from dataclasses import replace
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,22 +8,12 @@ import torch
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.data import Schema, encode
-from otpdag.divergences.whitened import WhitenedFeatures
 from otpdag.engine.table_data import lay_out_rows, one_start
-from otpdag.likelihood import row_problem as rows
 from otpdag.likelihood.enumeration import SumSizes
 from otpdag.likelihood.moment_problem import MomentProblem
-from otpdag.likelihood.row_problem import (
-    ROUGHLY_SETTLED,
-    SETTLED,
-    SETTLED_RESAMPLE,
-    RowProblem,
-    each_row_problem,
-    row_problem,
-)
+from otpdag.likelihood.row_problem import RowProblem, each_row_problem, row_problem
 from otpdag.likelihood.rows import RowObjective
-from otpdag.matching.mean_features import mean_features, mean_over_many
-from otpdag.settings import ClosedForm, Direct, Objective
+from otpdag.settings import ClosedForm, Objective
 
 ROWS = 40
 
@@ -107,7 +95,6 @@ def test_losses_of_rows_stand_in_the_order_of_the_table_and_take_its_weights():
         (Objective(eps=0.5), "model", RowProblem),
         (Objective(reconstruction=2.0, eps=2.0), "model", RowProblem),
         (Objective(eps=1.0), "uniform", RowProblem),
-        (Objective(eps=1.0, direct=Direct()), "model", RowProblem),
     ],
 )
 def test_only_a_plain_likelihood_is_summed_up_in_moments(objective, reference, kind):
@@ -120,115 +107,11 @@ def test_only_a_plain_likelihood_is_summed_up_in_moments(objective, reference, k
     about = RowObjective(layout.structure, layout.shapes, objective, ClosedForm(reference=reference))
     problem = row_problem(about, batch, 0)
     assert isinstance(problem, kind)
-    if objective.direct is None and objective.reconstruction == 1.0:
+    if objective.reconstruction == 1.0:
         start = one_start(layout, batch, 0, 0, first=True)
         alone = each_row_problem(about, batch, 0)
         torch.testing.assert_close(problem.loss(start), alone.loss(start), rtol=1e-8, atol=1e-10)
         assert problem.rows == alone.rows == 60
-
-
-def direct_problem(gaps, refinements=2, kappa=1.5):
-    """Two normal causes of a third, compared by features: few points stand for the causes in each step."""
-    rng = np.random.default_rng(4)
-    x, z = rng.normal(size=ROWS), 2 + 0.5 * rng.normal(size=ROWS)
-    frame = pd.DataFrame({"x": x, "z": z, "y": 1 + x - z + 0.4 * rng.normal(size=ROWS)})
-    if gaps:
-        frame = frame.mask(rng.random(frame.shape) < 0.2)
-    model = otp.Model(otp.Graph([("x", "y"), ("z", "y")]), {name: m.Normal() for name in "xzy"})
-    batch = encode(frame, Schema.of(model.spaces, model.graph), hidden=())
-    layout = lay_out_rows(model.structure, batch, otp.entropic(), 0)
-    direct = Direct(kappa, WhitenedFeatures(features=20), refinements=refinements)
-    objective = Objective(reconstruction=0.0, direct=direct)
-    problem = row_problem(RowObjective(layout.structure, layout.shapes, objective, ClosedForm()), batch, 3)
-    return problem, one_start(layout, batch, 0, 0, first=True)
-
-
-def distance_over_many(problem, point):
-    """The squared distance of the data's mean features to the model's, over many points, by the inverse."""
-    direct, naturals = problem.direct, problem.naturals(point)
-    gap = (direct.features.mean - mean_over_many(problem.structure, naturals, direct.many, direct.features))[0]
-    weights = direct.features.whitening[0] @ direct.features.whitening[0].mT
-    return (gap @ weights @ gap).item()
-
-
-def test_weights_of_features_are_refined_as_often_as_asked_each_time_by_the_model():
-    problem, start = direct_problem(gaps=False)
-    assert (problem.refinements, problem.pace.refinements, problem.completing) == (2, 0, None)
-    assert problem.pace.points_per_row == 1  # no row has points of its own
-    assert problem.direct.measure.size < problem.direct.many.size
-    for left, seed in ((1, 3), (0, 4)):
-        naturals = problem.naturals(start)
-        expected = problem.direct.whitened_by_model(problem.structure, naturals, seed).features.whitening
-        moved = problem.moved(start)
-        assert (moved.what, moved.problem.refinements) == ("refined weights", left)
-        problem = moved.problem
-        assert torch.equal(problem.direct.features.whitening, expected)
-        lacking = mean_over_many(problem.structure, naturals, problem.direct.many, problem.direct.features)
-        few = mean_features(problem.structure, naturals, problem.direct.measure, problem.direct.features)
-        torch.testing.assert_close(problem.direct.lacking, lacking - few)
-        assert problem.terms(start).total.item() == pytest.approx(1.5 * distance_over_many(problem, start), rel=1e-9)
-    assert problem.moved(start) is None
-    assert problem.notes(start) == ()
-
-
-def test_gaps_are_completed_until_estimates_settle_and_then_compared_by_other_weights():
-    problem, start = direct_problem(gaps=True, refinements=1)
-    assert problem.pace.refinements == rows.MOST_COMPLETIONS
-    assert "rows with gaps could not be completed" in problem.notes(start)[0]
-    first = problem.moved(start)
-    assert (first.what, first.curved_alike) == ("completed rows", False)
-    problem = first.problem
-    assert torch.equal(problem.completing.begin, start)
-    assert problem.notes(start) == ()
-    completed = problem.direct.completed
-    torch.testing.assert_close(
-        problem.direct.features.mean, completed.mean_features(problem.structure, problem.direct.features)
-    )
-    # how far a point may be off, in squared standard errors, before rows are completed anew
-    beside = start.clone()
-    beside[0, 0] += 1e-3
-    change = problem.direct.change(problem.structure, problem.naturals(start), problem.naturals(beside)).item()
-    old, new = (
-        mean_features(problem.structure, problem.naturals(one), problem.direct.measure, problem.direct.features)
-        for one in (start, beside)
-    )
-    gap = (old - new) @ problem.direct.features.whitening[0]
-    assert change == pytest.approx(float(gap.square().sum()) * ROWS, rel=1e-6)
-
-    def off(squared):
-        point = start.clone()
-        point[0, 0] += 1e-3 * (squared / change) ** 0.5
-        return point
-
-    for limit, refinements, settled in (
-        (ROUGHLY_SETTLED, 1, SETTLED),
-        (SETTLED, 0, SETTLED),
-        (SETTLED_RESAMPLE, 0, SETTLED_RESAMPLE),
-    ):
-        own = replace(problem, refinements=refinements, settled=settled)
-        within, beyond = own.moved(off(0.8 * limit)), own.moved(off(1.25 * limit))
-        assert within is None if not refinements else within.what == "refined weights"
-        assert (beyond.what, beyond.curved_alike) == ("completed rows", True)
-        torch.testing.assert_close(beyond.problem.completing.points[0], start)
-        torch.testing.assert_close(beyond.point, off(1.25 * limit))  # of a single image it is the image
-    refined = problem.moved(start).problem
-    assert [torch.equal(one, start) for one in refined.completing.points] == [True]
-    assert refined.completing.images == ()
-    assert refined.terms(start).total.item() == pytest.approx(1.5 * distance_over_many(refined, start), rel=1e-8)
-    resampled = refined.reweighted(torch.ones(1, ROWS).double())
-    assert resampled.settled == SETTLED_RESAMPLE
-    assert resampled.completing.images == ()
-    assert resampled.terms(start).total.item() == pytest.approx(refined.terms(start).total.item(), rel=1e-9)
-
-
-def test_the_first_weights_of_features_are_left_after_few_completions():
-    problem, start = direct_problem(gaps=True, refinements=1)
-    what = []
-    for far in (0.0, 0.3, 0.6, 0.9, 1.2):
-        moved = problem.moved(start + far)
-        what.append(moved.what)
-        problem = moved.problem
-    assert what == ["completed rows"] * 4 + ["refined weights"]
 
 
 def test_points_of_several_numbers_are_placed_before_a_search_and_a_grid_is_left_where_it_is():

@@ -1,4 +1,6 @@
-"""The direct term of rows, where its value is known."""
+"""The direct term of rows, where its value is known, and what becomes of it as estimates are found."""
+
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -7,102 +9,222 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.data import Schema, encode
-from otpdag.divergences.whitened import WhitenedFeatures
-from otpdag.matching.direct import compare_directly, count_ranges
-from otpdag.matching.mean_features import feature_columns
-from otpdag.settings import Direct
+from otpdag.matching import direct as direct_rows
+from otpdag.matching.direct import ROUGHLY_SETTLED, SETTLED, SETTLED_RESAMPLE
+from otpdag.matching.mean_features import feature_columns, mean_features, mean_over_many
+from otpdag.objective import Direct, Objective
 from otpdag.simulation import complete_batch
+from tests.table_problems import point_of, problem_of
 
-FEATURES = WhitenedFeatures(features=30)
+ROWS = 40
 
 
-def table(rows=80, gaps=0.0):
+def method_of(features=30, kappa=1.0, refinements=1, reconstruction=0.0):
+    """Compared directly, or beside the likelihood."""
+    direct = Direct(kappa, otp.divergences.WhitenedFeatures(features=features), refinements=refinements)
+    plain = otp.entropic() if reconstruction else otp.transport()
+    eps = 1.0 if reconstruction else 0.0
+    return replace(plain, objective=Objective(reconstruction=reconstruction, eps=eps, direct=direct))
+
+
+def categories(rows=80, gaps=0.0, **options):
+    """``a -> b``, and ``a -> n`` if there are gaps, compared; also the table."""
     rng = np.random.default_rng(0)
     a = rng.integers(0, 2, rows)
-    frame = pd.DataFrame({"a": a, "b": (a + rng.integers(0, 2, rows)) % 3, "n": rng.poisson(2.0 + 3 * a)}, dtype=float)
-    return frame.mask(rng.random(frame.shape) < gaps)
-
-
-def laid_out(frame, names="abn", kappa=1.0, features=FEATURES):
-    mechanisms = {"a": m.Categorical(2), "b": m.Categorical(3), "n": m.Poisson()}
-    graph = otp.Graph([("a", name) for name in names if name != "a"], nodes=list(names))
-    model = otp.Model(graph, {name: mechanisms[name] for name in names})
-    batch = encode(frame[list(names)], Schema.of(model.spaces, model.graph), hidden=())
-    direct = compare_directly(model.structure, batch, Direct(kappa, features), torch.Generator().manual_seed(0))
-    return model.structure, batch, direct
+    frame = pd.DataFrame({"a": a, "b": (a + rng.integers(0, 2, rows)) % 3}, dtype=float)
+    mechanisms = {"a": m.Categorical(2), "b": m.Categorical(3)}
+    if gaps:
+        frame["n"] = rng.poisson(2.0 + 3 * a)
+        frame, mechanisms = frame.mask(rng.random(frame.shape) < gaps), mechanisms | {"n": m.Poisson()}
+    model = otp.Model(otp.Graph([("a", name) for name in mechanisms if name != "a"]), mechanisms)
+    return problem_of(model, frame, method_of(**options))[0], frame
 
 
 def frequencies(frame):
     """Natural parameters of ``a -> b`` that are the table's own."""
     counts = np.zeros((2, 3))
     np.add.at(counts, (frame["a"].astype(int), frame["b"].astype(int)), 1.0)
-    both = torch.as_tensor(counts)
-    return {
-        "a": {"probs": (both.sum(1) / both.sum()).reshape(1, 1, 2)},
-        "b": {"probs": (both / both.sum(1, True))[None]},
-    }
+    return {"a": {"probs": counts.sum(1) / counts.sum()}, "b": {"probs": counts / counts.sum(1, keepdims=True)}}
 
 
 def test_a_model_that_is_the_data_is_at_distance_zero():
-    structure, _, direct = laid_out(table(), "ab")
-    assert direct.terms(structure, frequencies(table())).total.item() == pytest.approx(0.0, abs=1e-12)
-    other = frequencies(table())
-    other["a"] = {"probs": torch.tensor([[[0.9, 0.1]]]).double()}
-    assert direct.terms(structure, other).total.item() > 0.1
+    problem, frame = categories()
+    params = frequencies(frame)
+    assert problem.loss(point_of(problem, params)).item() == pytest.approx(0.0, abs=1e-12)
+    other = params | {"a": {"probs": [0.9, 0.1]}}
+    assert problem.loss(point_of(problem, other)).item() > 0.1
 
 
 def test_the_distance_is_that_of_whitened_mean_features():
     """Summed over the six cells of the table, each by its probability."""
-    frame = table()
-    structure, _, direct = laid_out(frame, "ab", kappa=2.5)
+    problem, _ = categories(kappa=2.5)
     a, b = np.repeat(np.eye(2), 3, 0), np.tile(np.eye(3), (2, 1))
     cells = {"a": torch.as_tensor(a)[None], "b": torch.as_tensor(b)[None]}
-    naturals = {
-        "a": {"probs": torch.tensor([[[0.3, 0.7]]]).double()},
-        "b": {"probs": torch.tensor([[[0.2, 0.3, 0.5], [0.6, 0.1, 0.3]]]).double()},
-    }
-    weight = torch.tensor([[0.3 * 0.2, 0.3 * 0.3, 0.3 * 0.5, 0.7 * 0.6, 0.7 * 0.1, 0.7 * 0.3]]).double()
-    expected = direct.features.mean_of(feature_columns(structure, complete_batch(structure, cells)), weight)
-    gap = (direct.features.mean - expected) @ direct.features.whitening[0]
-    terms = direct.terms(structure, naturals)
-    assert terms.total.item() == pytest.approx(2.5 * float(gap.square().sum()))
+    below = np.array([[0.2, 0.3, 0.5], [0.6, 0.1, 0.3]])
+    point = point_of(problem, {"a": {"probs": [0.3, 0.7]}, "b": {"probs": below}})
+    weight = torch.as_tensor(np.array([[0.3], [0.7]]) * below).reshape(1, 6)
+    structure, features = problem.structure, problem.features
+    gap = features.mean - features.mean_of(feature_columns(structure, complete_batch(structure, cells)), weight)
+    terms = problem.terms(point)
+    assert terms.total.item() == pytest.approx(2.5 * float((gap @ features.whitening[0]).square().sum()))
     assert terms.direct.item() == terms.total.item()
     assert terms.reconstruction.item() == 0.0
 
 
 @pytest.mark.parametrize("gaps", [0.0, 0.2])
 def test_weights_are_repetitions(gaps):
-    structure, batch, direct = laid_out(table(gaps=gaps))
-    often = np.random.default_rng(1).integers(0, 4, batch.rows)
-    found = direct.reweighted(structure, torch.as_tensor(often).double()[None])
-    repeated = batch.take(torch.as_tensor(np.repeat(np.arange(batch.rows), often)))
-    expected = direct.features.mean_of(feature_columns(structure, repeated), repeated.weight)
+    problem, _ = categories(gaps=gaps)
+    often = np.random.default_rng(1).integers(0, 4, problem.rows)
+    found = problem.reweighted(torch.as_tensor(often).double()[None])
+    repeated = problem.batch.take(torch.as_tensor(np.repeat(np.arange(problem.rows), often)))
+    expected = problem.features.mean_of(feature_columns(problem.structure, repeated), repeated.weight)
     torch.testing.assert_close(found.features.mean, expected)
-    assert not torch.allclose(direct.features.mean, expected)
-    again = found.reweighted(structure, torch.full((1, batch.rows), 3.0).double())
+    assert not torch.allclose(problem.features.mean, expected)
+    again = found.reweighted(torch.full((1, problem.rows), 3.0).double())
     torch.testing.assert_close(again.features.mean, expected)  # the level of weights does not matter
-    assert torch.equal(found.features.whitening, direct.features.whitening)
+    assert torch.equal(found.features.whitening, problem.features.whitening)
 
 
-def test_whitening_by_the_model_keeps_the_data_and_repeats():
-    structure, _, direct = laid_out(table(), "ab")
-    naturals = frequencies(table())
-    first, same, other = (direct.whitened_by_model(structure, naturals, seed) for seed in (1, 1, 2))
-    assert torch.equal(first.features.mean, direct.features.mean)
-    assert torch.equal(first.features.whitening, same.features.whitening)
-    assert not torch.equal(first.features.whitening, other.features.whitening)
-    assert first.terms(structure, naturals).total.item() == pytest.approx(0.0, abs=1e-10)
+# -- beside other terms -----------------------------------------------------------------------------------------------
 
 
-def test_counts_reach_beyond_the_largest():
-    structure, batch, _ = laid_out(table())
-    largest = float(table()["n"].max())
-    assert count_ranges(structure, batch) == {"n": pytest.approx(1.3 * largest + 5)}
+def test_beside_the_likelihood_terms_are_those_of_both():
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.normal(size=60), "y": rng.normal(size=60)})
+    model = otp.Model(otp.Graph([("x", "y")]), {"x": m.Normal(), "y": m.Normal()})
+    both, point = problem_of(model, frame, method_of(kappa=0.7, reconstruction=1.0))
+    likelihood, _ = problem_of(model, frame, otp.entropic())
+    direct, _ = problem_of(model, frame, method_of(kappa=0.7))
+    torch.testing.assert_close(both.loss(point), likelihood.loss(point) + direct.loss(point))
+    assert both.terms(point).direct.item() == pytest.approx(direct.loss(point).item())
+    assert not both.is_likelihood
+    for change in (
+        lambda one: one.subset(20),
+        lambda one: one.simulated(point, 30, 5),
+        lambda one: one.reweighted(torch.arange(60.0).double().unsqueeze(0)),
+    ):
+        expected = change(likelihood).loss(point) + change(direct).loss(point)
+        torch.testing.assert_close(change(both).loss(point), expected)
+        assert not torch.allclose(expected, both.loss(point))
+    moved = both.moved(point)
+    assert moved.what == "refined weights"
+    torch.testing.assert_close(
+        moved.problem.loss(point), likelihood.loss(point) + direct.moved(point).problem.loss(point)
+    )
 
 
-def test_a_sample_is_a_batch_without_gaps():
-    structure, batch, _ = laid_out(table(gaps=0.2))
-    complete = complete_batch(structure, dict(batch.values))
-    assert all(bool(seen.all()) for seen in complete.mask.values())
-    assert complete.weight.tolist() == [[1.0] * batch.rows]
+def test_beside_a_likelihood_with_grids_these_move_first():
+    rng = np.random.default_rng(0)
+    rate = np.exp(5 + rng.normal(size=ROWS))
+    frame = pd.DataFrame({"x": rng.poisson(rate), "n": rng.poisson(rate)})
+    graph = otp.Graph([("u", "x"), ("u", "n")], hidden=["u"])
+    model = otp.Model(graph, {"u": m.Normal(), "x": m.Poisson(), "n": m.Poisson()})
+    method = method_of(reconstruction=1.0)
+    problem, point = problem_of(model, frame, method)
+    moved = problem.moved(point)
+    assert moved.what == "moved grids"
+    torch.testing.assert_close(moved.loss, moved.problem.loss(moved.point))
+    result = otp.fit(model, frame, method=method, seed=0)
+    assert result.stages[-1].name == "refined weights"
+    assert result.history[-1]["direct"] > 0
+
+
+# -- estimates --------------------------------------------------------------------------------------------------------
+
+
+def causes(gaps, refinements=2):
+    """Two normal causes of a third, compared by features: few points stand for the causes in each step."""
+    rng = np.random.default_rng(4)
+    x, z = rng.normal(size=ROWS), 2 + 0.5 * rng.normal(size=ROWS)
+    frame = pd.DataFrame({"x": x, "z": z, "y": 1 + x - z + 0.4 * rng.normal(size=ROWS)})
+    if gaps:
+        frame = frame.mask(rng.random(frame.shape) < 0.2)
+    model = otp.Model(otp.Graph([("x", "y"), ("z", "y")]), {name: m.Normal() for name in "xzy"})
+    return problem_of(model, frame, method_of(20, 1.5, refinements), seed=3)
+
+
+def distance_over_many(problem, point):
+    """The squared distance of the data's mean features to the model's, over many points, by the inverse."""
+    features, naturals = problem.features, problem.naturals(point)
+    gap = (features.mean - mean_over_many(problem.structure, naturals, problem.many, features))[0]
+    weights = features.whitening[0] @ features.whitening[0].mT
+    return (gap @ weights @ gap).item()
+
+
+def test_weights_of_features_are_refined_as_often_as_asked_each_time_by_the_model():
+    problem, start = causes(gaps=False)
+    assert (problem.refinements, problem.pace.refinements, problem.completing) == (2, 0, None)
+    assert problem.measure.size < problem.many.size
+    for left, seed in ((1, 3), (0, 4)):
+        naturals = problem.naturals(start)
+        expected = problem.whitened_by_model(naturals, seed).features
+        assert torch.equal(expected.mean, problem.features.mean)
+        moved = problem.moved(start)
+        assert (moved.what, moved.problem.refinements) == ("refined weights", left)
+        problem = moved.problem
+        assert torch.equal(problem.features.whitening, expected.whitening)
+        lacking = mean_over_many(problem.structure, naturals, problem.many, problem.features)
+        few = mean_features(problem.structure, naturals, problem.measure, problem.features)
+        torch.testing.assert_close(problem.lacking, lacking - few)
+        assert problem.loss(start).item() == pytest.approx(1.5 * distance_over_many(problem, start), rel=1e-9)
+    assert problem.moved(start) is None
+    assert problem.notes(start) == ()
+
+
+def test_gaps_are_completed_until_estimates_settle_and_then_compared_by_other_weights():
+    problem, start = causes(gaps=True, refinements=1)
+    assert problem.pace.refinements == direct_rows.MOST_COMPLETIONS
+    assert "rows with gaps could not be completed" in problem.notes(start)[0]
+    first = problem.moved(start)
+    assert (first.what, first.curved_alike) == ("completed rows", False)
+    problem = first.problem
+    assert torch.equal(problem.completing.begin, start)
+    assert problem.notes(start) == ()
+    torch.testing.assert_close(
+        problem.features.mean, problem.completed.mean_features(problem.structure, problem.features)
+    )
+    # how far a point may be off, in squared standard errors, before rows are completed anew
+    beside = start.clone()
+    beside[0, 0] += 1e-3
+    change = problem.change(problem.naturals(start), problem.naturals(beside)).item()
+    old, new = (
+        mean_features(problem.structure, problem.naturals(one), problem.measure, problem.features)
+        for one in (start, beside)
+    )
+    gap = (old - new) @ problem.features.whitening[0]
+    assert change == pytest.approx(float(gap.square().sum()) * ROWS, rel=1e-6)
+
+    def off(squared):
+        point = start.clone()
+        point[0, 0] += 1e-3 * (squared / change) ** 0.5
+        return point
+
+    for limit, refinements, settled in (
+        (ROUGHLY_SETTLED, 1, SETTLED),
+        (SETTLED, 0, SETTLED),
+        (SETTLED_RESAMPLE, 0, SETTLED_RESAMPLE),
+    ):
+        own = replace(problem, refinements=refinements, settled=settled)
+        within, beyond = own.moved(off(0.8 * limit)), own.moved(off(1.25 * limit))
+        assert within is None if not refinements else within.what == "refined weights"
+        assert (beyond.what, beyond.curved_alike) == ("completed rows", True)
+        torch.testing.assert_close(beyond.problem.completing.points[0], start)
+        torch.testing.assert_close(beyond.point, off(1.25 * limit))  # of a single image it is the image
+    refined = problem.moved(start).problem
+    assert [torch.equal(one, start) for one in refined.completing.points] == [True]
+    assert refined.completing.images == ()
+    assert refined.loss(start).item() == pytest.approx(1.5 * distance_over_many(refined, start), rel=1e-8)
+    resampled = refined.reweighted(torch.ones(1, ROWS).double())
+    assert resampled.settled == SETTLED_RESAMPLE
+    assert resampled.completing.images == ()
+    assert resampled.loss(start).item() == pytest.approx(refined.loss(start).item(), rel=1e-9)
+
+
+def test_the_first_weights_of_features_are_left_after_few_completions():
+    problem, start = causes(gaps=True, refinements=1)
+    what = []
+    for far in (0.0, 0.3, 0.6, 0.9, 1.2):
+        moved = problem.moved(start + far)
+        what.append(moved.what)
+        problem = moved.problem
+    assert what == ["completed rows"] * 4 + ["refined weights"]

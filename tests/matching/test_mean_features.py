@@ -12,7 +12,7 @@ from otpdag import mechanisms as m
 from otpdag.data import Batch, Schema, encode
 from otpdag.divergences import WhitenedFeatures
 from otpdag.errors import ModelError
-from otpdag.matching.direct import count_ranges
+from otpdag.likelihood.rows import count_ranges
 from otpdag.matching.mean_features import (
     FINE_POINTS,
     THINNED_POINTS,
@@ -37,7 +37,7 @@ def batch_of(model, table, weights=None):
 def setup(model, batch, seed=0, **options):
     generator = torch.Generator().manual_seed(seed)
     fitted = FEATURES.fit(feature_columns(model.structure, batch), batch.weight, generator)
-    ranges = count_ranges(model.structure, batch)
+    ranges = count_ranges(model.structure, batch.values)
     return fitted, lay_out(model.structure, batch, ranges, generator=generator, **options)
 
 

@@ -19,7 +19,7 @@ from otpdag.engine.table_data import TableData
 from otpdag.errors import DataError, ModelError
 from otpdag.learned.sampled import Pools, StreamedRows, pools_for
 from otpdag.likelihood.partitioned_problem import PartitionedProblem, is_sum_over_rows, part_problem
-from otpdag.likelihood.rows import RowObjective
+from otpdag.likelihood.rows import RowObjective, count_ranges
 from otpdag.model import Model
 from otpdag.problem import Problem, units_of
 from otpdag.settings import ClosedForm, Drawn
@@ -129,13 +129,8 @@ class PartitionedData(DataKind):
         """Parameters and units, and how far counts reach in all parts."""
         schema = self.table.reading.schema
         self.model.adopt(layout.structure, unpack(ended.point, layout.shapes), schema, layout.maps)
-        self.model.note_ranges(self._count_ranges())
-
-    def _count_ranges(self) -> dict[str, float]:
-        like = self.table.sample.weight
-        spaces = {node: self.structure.mechanisms[node].space for node in self.structure.graph.observed}
-        reaches = {node: space.reach(like.new_tensor(self.table.largest[node])) for node, space in spaces.items()}
-        return {node: reach for node, reach in reaches.items() if reach is not None}
+        largest = {node: self.table.sample.weight.new_tensor(value) for node, value in self.table.largest.items()}
+        self.model.note_ranges(count_ranges(self.structure, largest))
 
     def notes(self, ended: Ended) -> list[str]:
         """What the rows at hand tell."""

@@ -40,9 +40,9 @@ from otpdag.likelihood.partitioned_problem import (
     rows_in_blocks,
 )
 from otpdag.likelihood.row_problem import summed_rows
-from otpdag.likelihood.rows import RowObjective
+from otpdag.likelihood.rows import RowObjective, count_ranges
 from otpdag.likelihood.starts import complete_table, row_weights
-from otpdag.matching.direct import count_ranges
+from otpdag.matching.direct import DrawnWithDirect, WithDirect, direct_problem
 from otpdag.mechanisms import Normal
 from otpdag.model import Model
 from otpdag.problem import Problem, Units
@@ -186,7 +186,7 @@ class TableData(DataKind):
 
     def problem(self, layout: Layout, method: Method, seed: int) -> Problem:
         """Rows in closed form, or drawn."""
-        if self.read_from is None and isinstance(method.evaluation, ClosedForm):
+        if self.read_from is None and isinstance(method.evaluation, ClosedForm) and method.objective.direct is None:
             about = RowObjective(layout.structure, layout.shapes, method.objective, method.evaluation)
             summed = summed_rows(about, self.read, seed, in_order=lambda: self.batch)
             if summed is not None:
@@ -213,7 +213,7 @@ class TableData(DataKind):
     def adopt(self, layout: Layout, ended: Ended) -> None:
         """Parameters, units and maps, and how far counts reach."""
         self.model.adopt(layout.structure, unpack(ended.point.cpu(), layout.shapes), self.schema, layout.maps)
-        self.model.note_ranges(count_ranges(self.structure, self.read))
+        self.model.note_ranges(count_ranges(self.structure, self.read.values))
 
     def notes(self, ended: Ended) -> list[str]:
         """Constant columns, boundaries, parameters that are not determined, dependence that the graph denies."""
@@ -282,11 +282,17 @@ def lay_out_rows(structure: Structure, batch: Batch, method: Method, seed: int) 
 
 
 def table_problem(layout: Layout, batch: Batch, method: Method, seed: int) -> Problem:
-    """Rows in closed form, or drawn."""
+    """Rows in closed form or drawn, compared with the model directly, or both."""
     structure, shapes, objective = layout.structure, layout.shapes, method.objective
+    if objective.direct is not None:
+        direct = direct_problem(structure, batch.widened(), shapes, objective.direct, seed)
+        if not objective.reconstruction and objective.push_forward is None:
+            return direct
+        others = replace(method, objective=replace(objective, direct=None))
+        rows = table_problem(layout, batch, others, seed)
+        return WithDirect(rows, direct) if isinstance(rows, Units) else DrawnWithDirect(rows, direct)
     if isinstance(method.evaluation, Drawn):
-        rows = DrawnRows(structure, batch.widened(), layout.maps, shapes, objective, method.evaluation)
-        return rows.compared_directly(seed)
+        return DrawnRows(structure, batch.widened(), layout.maps, shapes, objective, method.evaluation)
     assert isinstance(method.evaluation, ClosedForm), "checked before"
     return rows_in_blocks(RowObjective(structure, shapes, objective, method.evaluation), batch, seed)
 

@@ -28,7 +28,6 @@ from otpdag.divergences.base import AbstractDivergence
 from otpdag.layers import side_by_side
 from otpdag.learned.amortized import AmortizedMap
 from otpdag.learned.sequence_map import BidirectionalMap
-from otpdag.matching.direct import DirectComparison, compare_directly
 from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.base import Noise, Params, Parents
 from otpdag.noise import Streams, normal_score
@@ -104,7 +103,6 @@ class DrawnRows(Problem):
     shapes: Mapping[str, tuple[int, ...]]
     objective: Objective
     drawn: Drawn
-    direct: DirectComparison | None = None
 
     def __post_init__(self) -> None:
         """Refuse costs of nodes that are not there."""
@@ -122,8 +120,7 @@ class DrawnRows(Problem):
         part = self
         if self.drawn.batch_size < self.rows:
             part = replace(self, batch=self.batch.take(streams.rows(self.rows, self.drawn.batch_size)))
-        terms = part.terms_of(naturals, phi, streams, Moment.of(self.objective, self.drawn, progress))
-        return terms if self.direct is None else terms + self.direct.terms(self.structure, naturals)
+        return part.terms_of(naturals, phi, streams, Moment.of(self.objective, self.drawn, progress))
 
     def terms_of(self, naturals: Naturals, phi: Theta, streams: Streams, moment: Moment) -> LossTerms:
         """The terms that are drawn, on all rows: values (B, n, width) with B = 1 or the number of replicas."""
@@ -142,13 +139,6 @@ class DrawnRows(Problem):
             divergence = weights.eta * _push_forward(draw, noises, share) if weights.eta else zero
             terms = terms + LossTerms.of(zero, reconstruction=reconstruction, entropic=entropic, divergence=divergence)
         return terms
-
-    def compared_directly(self, seed: int) -> DrawnRows:
-        """The same with rows laid out for the direct term, if it counts; the same seed lays them out alike."""
-        if self.objective.direct is None:
-            return self
-        generator = torch.Generator().manual_seed(seed)
-        return replace(self, direct=compare_directly(self.structure, self.batch, self.objective.direct, generator))
 
 
 # --- terms -----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Rows of a table as a problem: the closed-form terms over groups of rows, and the direct term."""
+"""Rows of a table as a problem: the closed-form terms over groups of rows."""
 
 from __future__ import annotations
 
@@ -11,35 +11,21 @@ import torch
 from torch import Tensor
 
 from otpdag.data import Batch, random_part
-from otpdag.errors import ModelError
 from otpdag.likelihood.entropic_terms import closed_terms, row_losses
 from otpdag.likelihood.enumeration import RowGroup, enumerates_easily, group_rows
 from otpdag.likelihood.graph_problem import SAME_SUM, WORST_LOSS, rows_along_graph
 from otpdag.likelihood.moment_problem import MomentProblem
 from otpdag.likelihood.posterior_grids import adapted
 from otpdag.likelihood.row_moments import moments_of
-from otpdag.likelihood.rows import RowObjective, TableRows
+from otpdag.likelihood.rows import RowObjective, TableRows, count_ranges
 from otpdag.likelihood.state_problem import rows_by_features
 from otpdag.likelihood.swapped_states import swapped_rows
-from otpdag.matching.direct import DirectComparison, compare_directly, count_ranges
-from otpdag.numerics import FixedPoint
 from otpdag.problem import Alternatives, LossTerms, Moved, Pace, Units, curvature
 from otpdag.settings import ClosedForm, Objective
 from otpdag.structure import Structure
 
 CURVED_ROWS, CURVED_FROM = 1_000, 10_000
 """Rows of which the curvature is taken, and rows from which on that pays (steps fall to a third: 15 to 7, 30 to 10)."""
-
-MOST_COMPLETIONS = 40
-"""How often rows may be completed anew; few suffice unless most of the information is missing."""
-
-FIRST_COMPLETIONS = 3
-"""How often before weights of features change: with the first weights it may take forty times to end elsewhere."""
-
-SETTLED, SETTLED_RESAMPLE, ROUGHLY_SETTLED = 1e-5, 0.03, 0.01
-"""Squared change, in standard errors, below which completing rows anew is of no use: of an estimate, of one of many
-resampled ones, and before weights of features change anyhow. What is left to go is the change divided by the share of
-information that is there, perhaps a tenth: a change of a thirtieth of a standard error would leave a third of one."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +39,6 @@ class RowProblem(TableRows):
     closed: ClosedForm
     seed: int
     groups: tuple[RowGroup, ...] = ()
-    direct: DirectComparison | None = None
-    refinements: int = 0
-    """How often features are still whitened anew."""
-    completing: FixedPoint | None = None
-    """Where gaps were completed for the direct term, and what became of the estimates; None if they are not yet."""
-    settled: float = SETTLED
-    """The squared change at which estimates and completed rows agree."""
 
     @property
     def _about(self) -> RowObjective:
@@ -67,56 +46,37 @@ class RowProblem(TableRows):
 
     @property
     def pace(self) -> Pace:
-        """The work of the group that has most points, once placed; many refinements where gaps are completed."""
-        completes = self.direct is not None and self.direct.can_complete(self.structure)
-        points = max((group.least_points for group in self.groups), default=1)
-        return Pace(points_per_row=points, refinements=MOST_COMPLETIONS if completes else 0)
-
-    def notes(self, point: Tensor | None = None) -> tuple[str, ...]:
-        """Whether joint states of the model are drawn, for the direct term, and gaps taken for completely random."""
-        drawn = None if self.direct is None else self.direct.approximation
-        approximate = () if drawn is None else (drawn,)
-        if point is None or self.direct is None or self.direct.completed is not None or not self.direct.has_gaps:
-            return approximate
-        return (
-            *approximate,
-            "rows with gaps could not be completed: features were compared over the rows that show them, which is "
-            "right if gaps do not depend on any value; see docs/missing-data.md",
-        )
+        """The work of the group that has most points, once placed."""
+        return Pace(points_per_row=max((group.least_points for group in self.groups), default=1))
 
     def terms(self, point: Tensor) -> LossTerms:
         """Loss terms with all points fixed."""
-        naturals = self.naturals(point)
-        if not self.groups and self.direct is not None:
-            return self.direct.terms(self.structure, naturals)
         push = self.objective.push_forward
-        terms = closed_terms(
+        return closed_terms(
             self.structure,
-            naturals,
+            self.naturals(point),
             self.groups,
             self.objective.at(1.0),
             divergence=None if push is None else push.divergence,
             reference=self.closed.reference,
             split=point.shape[0] == 1,
         )
-        return terms if self.direct is None else terms + self.direct.terms(self.structure, naturals)
 
     @property
     def is_likelihood(self) -> bool:
         """The closed form at temperature one, with nothing added."""
         weights = self.objective.at(1.0)
-        plain = self.direct is None and self.objective.is_likelihood and self.closed.reference == "model"
-        return bool(self.groups) and plain and weights.eps == weights.reconstruction == 1.0
+        return self.is_sum and weights.eps == weights.reconstruction == 1.0
 
     @property
     def is_sum(self) -> bool:
         """Also at another temperature."""
-        plain = self.direct is None and self.objective.is_likelihood and self.closed.reference == "model"
-        return bool(self.groups) and plain and self.objective.reconstruction == 1.0
+        weights, closed = self.objective, self.closed
+        return weights.is_likelihood and closed.reference == "model" and weights.reconstruction == 1.0
 
     def metric(self, points: Tensor) -> Tensor | None:
         """Of a part of many rows: a step on all of them costs more than the second derivative there."""
-        if self.direct is not None or self.rows < CURVED_FROM:
+        if self.rows < CURVED_FROM:
             return None
         return curvature(lambda: self.subset(CURVED_ROWS).laid_out_for(points), points)
 
@@ -140,49 +100,16 @@ class RowProblem(TableRows):
         return replace(self, groups=placed)
 
     def moved(self, point: Tensor) -> Moved | None:
-        """Grids moved to the posteriors, as long as that changes the loss; then features whitened anew."""
+        """Grids moved to the posteriors, as long as that changes the loss."""
         placed = self._at_posteriors(point)
-        if placed is not None:
-            with torch.no_grad():
-                return Moved(placed, point, "moved grids", placed.loss(point))
-        completed = self._completed(point)
-        if completed is not None:
-            return completed
-        if not self.refinements or self.direct is None:
+        if placed is None:
             return None
-        seed = self.seed + self.direct.direct.refinements - self.refinements
-        naturals = self.naturals(point.detach())
-        direct = self.direct.whitened_by_model(self.structure, naturals, seed)
-        direct = direct.told_anew(self.structure, naturals, self.seed)
-        again = None if self.completing is None else FixedPoint().at(point.detach())
-        refined = replace(self, direct=direct, refinements=self.refinements - 1, completing=again)
-        return Moved(refined, point, "refined weights")
+        with torch.no_grad():
+            return Moved(placed, point, "moved grids", placed.loss(point))
 
     def alternatives(self, point: Tensor) -> Alternatives | None:
         """The point (1, P) with states of a hidden category swapped."""
         return swapped_rows(self, point)
-
-    def _completed(self, point: Tensor) -> Moved | None:
-        """Gaps filled in at the estimate, for the direct term; None if there are none, or estimates have settled."""
-        if self.direct is None or not self.direct.can_complete(self.structure):
-            return None
-        point = point.detach()
-        course = FixedPoint()
-        if self.completing is not None:
-            begin = self.completing.begin
-            change = self.direct.change(self.structure, self.naturals(begin), self.naturals(point))
-            if bool((change <= (ROUGHLY_SETTLED if self.refinements else self.settled)).all()):
-                return None
-            if self.refinements and len(self.completing.images) == FIRST_COMPLETIONS:
-                return None
-            course = self.completing.with_image(point)
-            point = course.best()
-        try:
-            direct = self.direct.completed_at(self.structure, self.naturals(point), self.seed)
-        except ModelError:  # what a row misses is beyond the budget of sums: its notes say so
-            return None
-        completed = replace(self, direct=direct, completing=course.at(point))
-        return Moved(completed, point, "completed rows", curved_alike=self.completing is not None)
 
     def _at_posteriors(self, points: Tensor) -> Self | None:
         """The problem with its points where the posteriors are, if that makes a difference to the loss."""
@@ -202,15 +129,11 @@ class RowProblem(TableRows):
     def reweighted(self, factors: Tensor) -> RowProblem:
         """The same rows with other weights, in every term."""
         groups = tuple(replace(group, weight=group.weight * factors[:, group.rows]) for group in self.groups)
-        direct = None if self.direct is None else self.direct.reweighted(self.structure, factors)
         batch = replace(self.batch, weight=self.batch.weight * factors)
-        completing = None if self.completing is None else FixedPoint().at(self.completing.begin)
-        return replace(self, batch=batch, groups=groups, direct=direct, completing=completing, settled=SETTLED_RESAMPLE)
+        return replace(self, batch=batch, groups=groups)
 
     def unit_losses(self, points: Tensor) -> Tensor:
         """The loss of every row (R, N)."""
-        if not self.groups:
-            return super().unit_losses(points)
         problem = self.laid_out_for(points)
         with torch.no_grad():
             eps = self.objective.at(1.0).eps
@@ -255,23 +178,17 @@ def summed_rows(
 def _is_plain_likelihood(about: RowObjective) -> bool:
     objective, weights = about.weights, about.weights.at(1.0)
     plain = weights.eps == weights.reconstruction == 1.0 and about.closed.reference == "model"
-    return plain and objective.is_likelihood and objective.direct is None
+    return plain and objective.is_likelihood
 
 
 def each_row_problem(about: RowObjective, batch: Batch, seed: int) -> Units:
     """Rows one by one: enumerated where what they miss is little, else summed along the graph."""
     structure, objective, sums = about.structure, about.weights, about.closed.sums
-    if objective.reconstruction and not enumerates_easily(structure, batch, sums):
+    if not enumerates_easily(structure, batch, sums):
         along = rows_along_graph(about, batch, seed)
         if along is not None:
             return along
     generator = torch.Generator().manual_seed(seed)
-    direct = None if objective.direct is None else compare_directly(structure, batch, objective.direct, generator)
-    groups: tuple[RowGroup, ...] = ()
-    if objective.reconstruction:
-        ranges = count_ranges(structure, batch)
-        exact = objective.is_likelihood
-        laid = group_rows(structure, batch, generator=generator, options=sums, count_range=ranges, exact=exact)
-        groups = tuple(laid)
-    refinements = 0 if objective.direct is None else objective.direct.refinements
-    return RowProblem(structure, batch, about.shapes, objective, about.closed, seed, groups, direct, refinements)
+    ranges, exact = count_ranges(structure, batch.values), objective.is_likelihood
+    groups = group_rows(structure, batch, generator=generator, options=sums, count_range=ranges, exact=exact)
+    return RowProblem(structure, batch, about.shapes, objective, about.closed, seed, tuple(groups))

@@ -34,6 +34,12 @@ class RowObjective:
     closed: ClosedForm
 
 
+def count_ranges(structure: Structure, values: Mapping[str, Tensor]) -> dict[str, float]:
+    """How far the support of each count must reach: somewhat beyond the largest of the values that are seen."""
+    reaches = {n: structure.mechanisms[n].space.reach(values[n]) for n in structure.graph.observed}
+    return {node: reach for node, reach in reaches.items() if reach is not None}
+
+
 LayOut = Callable[..., Units]
 """Lays a ``batch`` out for the same objective, by a ``seed``."""
 

@@ -31,9 +31,8 @@ from torch import Tensor
 from otpdag.data import Batch
 from otpdag.errors import ModelError
 from otpdag.likelihood.row_posterior import Fitted, state_probabilities
-from otpdag.likelihood.rows import TableRows
+from otpdag.likelihood.rows import TableRows, count_ranges
 from otpdag.likelihood.starts import complete_table
-from otpdag.matching.direct import count_ranges
 from otpdag.problem import Alternatives, Moved, Problem
 from otpdag.structure import Structure
 
@@ -270,7 +269,7 @@ def _with_swaps(part: TableRows, point: Tensor, node: str) -> list[Tensor]:
     rows = _Rows.of(structure, batch, node)
     if not all(bool(own.any()) for own in rows.weight.values()):
         return []
-    fitted = Fitted(structure, naturals, {}, None, count_ranges(structure, batch))
+    fitted = Fitted(structure, naturals, {}, None, count_ranges(structure, batch.values))
     try:
         posterior = state_probabilities(fitted, batch, node, notes=[])
     except ModelError:  # what a row misses is beyond the budget of sums there

@@ -12,20 +12,23 @@ through the features.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from otpdag.data import Batch
+from otpdag.data import Batch, random_part
 from otpdag.divergences.whitened import FittedFeatures
+from otpdag.errors import ModelError
+from otpdag.likelihood.rows import TableRows, count_ranges
 from otpdag.matching.completion import CompletedRows, can_be_completed, complete_rows
 from otpdag.matching.mean_features import (
     FINE_POINTS,
     MOST_POINTS,
     MOST_STATES,
-    THINNED_POINTS,
     Measure,
     drawn_at,
     feature_columns,
@@ -34,7 +37,9 @@ from otpdag.matching.mean_features import (
     mean_over_many,
     thinned,
 )
-from otpdag.problem import LossTerms
+from otpdag.noise import Streams
+from otpdag.numerics import FixedPoint
+from otpdag.problem import LossTerms, Minibatched, Moved, Pace, Units, WrappedProblem, units_of
 from otpdag.settings import Direct
 from otpdag.simulation import ancestral, complete_batch
 from otpdag.structure import Naturals, Structure
@@ -48,151 +53,299 @@ FEWEST_EFFECTIVE = 0.9
 short of the change that the weights stand for, by about the change over their number, and what is missing of the
 information multiplies that: with half of the draws of 16 it was as large as the standard errors."""
 
+MOST_COMPLETIONS = 40
+"""How often rows may be completed anew; few suffice unless most of the information is missing."""
+
+FIRST_COMPLETIONS = 3
+"""How often before weights of features change: with the first weights it may take forty times to end elsewhere."""
+
+SETTLED, SETTLED_RESAMPLE, ROUGHLY_SETTLED = 1e-5, 0.03, 0.01
+"""Squared change, in standard errors, below which completing rows anew is of no use: of an estimate, of one of many
+resampled ones, and before weights of features change anyhow. What is left to go is the change divided by the share of
+information that is there, perhaps a tenth: a change of a thirtieth of a standard error would leave a third of one."""
+
 
 @dataclass(frozen=True)
-class DirectComparison:
-    """The data's mean features, and the points at which the model's are evaluated."""
+class DirectProblem(TableRows):
+    """Rows compared with the model: the data's mean features, and the points at which the model's are evaluated."""
 
-    direct: Direct
+    structure: Structure
     batch: Batch
+    shapes: Mapping[str, tuple[int, ...]]
+    direct: Direct
+    seed: int
     features: FittedFeatures
     measure: Measure
     many: Measure
     """More points than the model's mean features are taken over in every step: those that tell what few lack."""
+    refinements: int
+    """How often features are still whitened anew."""
     completed: CompletedRows | None = None
     """Rows with their gaps filled in, once there is a first estimate."""
     lacking: Tensor | None = None
     """What the model's mean features (R or 1, J) lack over these points, as told by many at an estimate."""
+    completing: FixedPoint | None = None
+    """Where gaps were completed, and what became of the estimates; None if they are not yet."""
+    settled: float = SETTLED
+    """The squared change at which estimates and completed rows agree."""
 
-    @property
-    def size(self) -> Tensor:
-        """Total weight of the rows (R or 1,), in whose root the distances of estimates by chance fall."""
-        return self.batch.weight.sum(-1)
-
-    def terms(self, structure: Structure, naturals: Naturals) -> LossTerms:
+    def terms(self, point: Tensor) -> LossTerms:
         """The squared distance of mean features, weighted."""
-        mean = mean_features(structure, naturals, self.measure, self.features)
+        mean = mean_features(self.structure, self.naturals(point), self.measure, self.features)
         mean = mean if self.lacking is None else mean + self.lacking.to(mean)
         distance = self.features.distance(mean)
         return LossTerms.of(distance, direct=self.direct.kappa * distance)
 
     @property
-    def approximation(self) -> str | None:
-        """What cannot be listed, and what is done instead; None if all joint states are."""
-        if not self.many.joint_states:
-            return None
-        names = ", ".join(map(repr, self.many.supports))
-        return (
-            f"the inner categories {names} have {self.many.joint_states} joint states, and at most {MOST_STATES} are "
-            f"listed: {self.measure.size} are drawn and weighed, so that estimates have noise; method='entropic' sums "
-            "along the graph"
-        )
+    def pace(self) -> Pace:
+        """Many refinements where gaps are completed."""
+        return Pace(refinements=MOST_COMPLETIONS if self._can_complete else 0)
+
+    def notes(self, point: Tensor | None = None) -> tuple[str, ...]:
+        """Joint states that cannot be listed, and whether gaps were taken for completely random."""
+        notes = []
+        if self.many.joint_states:
+            names = ", ".join(map(repr, self.many.supports))
+            notes.append(
+                f"the inner categories {names} have {self.many.joint_states} joint states, and at most {MOST_STATES} "
+                f"are listed: {self.measure.size} are drawn and weighed, so that estimates have noise; "
+                "method='entropic' sums along the graph"
+            )
+        if point is not None and self.completed is None and self._has_gaps:
+            notes.append(
+                "rows with gaps could not be completed: features were compared over the rows that show them, which is "
+                "right if gaps do not depend on any value; see docs/missing-data.md"
+            )
+        return tuple(notes)
 
     @property
-    def has_gaps(self) -> bool:
-        """Whether some cell is missing."""
+    def _has_gaps(self) -> bool:
         return not all(bool(mask.all()) for mask in self.batch.mask.values())
 
-    def can_complete(self, structure: Structure) -> bool:
+    @property
+    def _can_complete(self) -> bool:
         """Whether rows have gaps, and the backward map is known."""
-        return self.has_gaps and can_be_completed(structure, self.batch)
+        return self._has_gaps and can_be_completed(self.structure, self.batch)
 
-    def completed_at(self, structure: Structure, naturals: Naturals, seed: int) -> DirectComparison:
+    # -- other rows ---------------------------------------------------------------------------------------------------
+
+    def subset(self, rows: int | Tensor, *, coarse: bool = False) -> DirectProblem:
+        """Fewer rows."""
+        part = random_part(self.rows, rows, self.seed)
+        return self._of(self.batch if part is None else self.batch.take(part), self.seed)
+
+    def simulated(self, point: Tensor, size: int, seed: int) -> DirectProblem:
+        """Rows that the model makes, each with the gaps and covariates of a random row."""
+        return self._of(self.drawn(point, size, seed), seed)
+
+    def _of(self, batch: Batch, seed: int) -> DirectProblem:
+        return direct_problem(self.structure, batch, self.shapes, self.direct, seed)
+
+    def reweighted(self, factors: Tensor) -> DirectProblem:
+        """The data's mean features over rows whose weights are multiplied by ``factors`` (R, N)."""
+        batch = replace(self.batch, weight=self.batch.weight * factors)
+        completing = None if self.completing is None else FixedPoint().at(self.completing.begin)
+        own = replace(self, batch=batch, completing=completing, settled=SETTLED_RESAMPLE)
+        if self.completed is not None:
+            return own._with_rows(replace(self.completed, batch=batch), self.features)
+        mean = self.features.mean_of(feature_columns(self.structure, batch), batch.weight)
+        return replace(own, features=replace(self.features, mean=mean))
+
+    # -- what an estimate tells: rows completed, weights of features, and what few points lack ------------------------
+
+    def moved(self, point: Tensor) -> Moved | None:
+        """Gaps filled in at the estimate until that settles; then features whitened anew by the model."""
+        point = point.detach()
+        completed = self._moved_by_completion(point)
+        if completed is not None or not self.refinements:
+            return completed
+        naturals = self.naturals(point)
+        whitened = self.whitened_by_model(naturals, self.seed + self.direct.refinements - self.refinements)
+        again = None if self.completing is None else FixedPoint().at(point)
+        refined = replace(whitened._told_anew(naturals), refinements=self.refinements - 1, completing=again)
+        return Moved(refined, point, "refined weights")
+
+    def _moved_by_completion(self, point: Tensor) -> Moved | None:
+        """Gaps filled in at the estimate; None if there are none, or estimates have settled."""
+        if not self._can_complete:
+            return None
+        course = FixedPoint()
+        if self.completing is not None:
+            change = self.change(self.naturals(self.completing.begin), self.naturals(point))
+            if bool((change <= (ROUGHLY_SETTLED if self.refinements else self.settled)).all()):
+                return None
+            if self.refinements and len(self.completing.images) == FIRST_COMPLETIONS:
+                return None
+            course = self.completing.with_image(point)
+            point = course.best()
+        try:
+            completed = replace(self._completed_at(self.naturals(point)), completing=course.at(point))
+        except ModelError:  # what a row misses is beyond the budget of sums: its notes say so
+            return None
+        return Moved(completed, point, "completed rows", curved_alike=self.completing is not None)
+
+    def change(self, before: Naturals, after: Naturals) -> Tensor:
+        """How far parameters moved, in standard errors of what the features know of complete rows, squared (R,)."""
+        with torch.no_grad():
+            old, new = (mean_features(self.structure, one, self.measure, self.features) for one in (before, after))
+            return replace(self.features, mean=old).distance(new) * self.batch.weight.sum(-1)
+
+    def whitened_by_model(self, naturals: Naturals, seed: int) -> DirectProblem:
+        """The same with features whitened by their covariance under the model, which is less noisy than the data's."""
+        structure, generator = self.structure, torch.Generator().manual_seed(seed)
+        recycled = torch.arange(WHITENING_ROWS) % self.rows
+        given = {node: self.batch.values[node][:1, recycled] for node in structure.given}
+        sample = complete_batch(structure, ancestral(structure, naturals, WHITENING_ROWS, generator, do=given))
+        columns = feature_columns(structure, sample)
+        features = self.features.rewhitened(columns, sample.weight, self.direct.features.model_ridge)
+        return replace(self, features=features)
+
+    def _completed_at(self, naturals: Naturals) -> DirectProblem:
         """The same with gaps filled in by the backward map at these parameters, on features placed for that at first.
 
         Draws are weighed anew as long as most of them count, and drawn anew otherwise; what few points lack
         is told anew in any case, since it holds near an estimate only.
         """
         if self.completed is not None:
-            weighed = self.completed.weighed_for(structure, naturals)
+            weighed = self.completed.weighed_for(self.structure, naturals)
             if weighed.effective >= FEWEST_EFFECTIVE:
-                return self._with_rows(structure, weighed, self.features)._corrected_at(structure, naturals)
-            return self.told_anew(structure, naturals, seed)
-        rows = complete_rows(structure, naturals, self.batch, count_ranges(structure, self.batch), seed)
-        generator = torch.Generator().manual_seed(seed)
-        placed = compare_directly(structure, rows.one_each(structure), self.direct, generator)
-        rows = rows.keeping(structure, placed.features)
-        own = replace(self, measure=placed.measure, many=placed.many)._with_rows(structure, rows, placed.features)
-        return own._precise_at(structure, naturals, generator)
+                return self._with_rows(weighed, self.features)._corrected_at(naturals)
+            return self._told_anew(naturals)
+        rows, generator = self._complete_rows(naturals), torch.Generator().manual_seed(self.seed)
+        filled = rows.one_each(self.structure)
+        features = _features(self.structure, filled, self.direct, generator)
+        own = self._on_points_of(filled, generator)._with_rows(rows.keeping(self.structure, features), features)
+        return own._precise_at(naturals, generator)
 
-    def told_anew(self, structure: Structure, naturals: Naturals, seed: int) -> DirectComparison:
+    def _told_anew(self, naturals: Naturals) -> DirectProblem:
         """The same with what depends on an estimate made at this one: draws in gaps, and what few points lack."""
-        own, generator = self, torch.Generator().manual_seed(seed)
+        own, generator = self, torch.Generator().manual_seed(self.seed)
         if self.completed is not None:  # counts that are filled in may reach further than before
-            rows = complete_rows(structure, naturals, self.batch, count_ranges(structure, self.batch), seed)
-            measure, many = _points(structure, rows.one_each(structure), generator)
-            own = replace(self, measure=measure, many=many)
-            own = own._with_rows(structure, rows.keeping(structure, self.features), self.features)
-        return own._precise_at(structure, naturals, generator)
+            rows = self._complete_rows(naturals)
+            own = self._on_points_of(rows.one_each(self.structure), generator)
+            own = own._with_rows(rows.keeping(self.structure, self.features), self.features)
+        return own._precise_at(naturals, generator)
 
-    def _precise_at(self, structure: Structure, naturals: Naturals, generator: torch.Generator) -> DirectComparison:
+    def _complete_rows(self, naturals: Naturals) -> CompletedRows:
+        return complete_rows(
+            self.structure, naturals, self.batch, count_ranges(self.structure, self.batch.values), self.seed
+        )
+
+    def _with_rows(self, rows: CompletedRows, features: FittedFeatures) -> DirectProblem:
+        mean = rows.mean_features(self.structure, features)
+        return replace(self, completed=rows, features=replace(features, mean=mean))
+
+    def _on_points_of(self, batch: Batch, generator: torch.Generator) -> DirectProblem:
+        measure, many = _points(self.structure, batch, generator)
+        return replace(self, measure=measure, many=many)
+
+    def _precise_at(self, naturals: Naturals, generator: torch.Generator) -> DirectProblem:
         """The same with the model's mean features those over many points, at these parameters and nearby."""
-        if self.many.joint_states:
-            few, many = (drawn_at(structure, naturals, self.many, n, generator) for n in (MOST_POINTS, FINE_POINTS))
-            return replace(self, measure=few, many=many)._corrected_at(structure, naturals)
-        few = thinned(structure, naturals, self.many, generator, THINNED_POINTS)
-        few = self.measure if few is self.many else few
-        return replace(self, measure=few)._corrected_at(structure, naturals)
+        many = self.many
+        if many.joint_states:
+            few, many = (drawn_at(self.structure, naturals, many, n, generator) for n in (MOST_POINTS, FINE_POINTS))
+        else:
+            few = thinned(self.structure, naturals, many, generator)
+            few = self.measure if few is many else few
+        return replace(self, measure=few, many=many)._corrected_at(naturals)
 
-    def _corrected_at(self, structure: Structure, naturals: Naturals) -> DirectComparison:
+    def _corrected_at(self, naturals: Naturals) -> DirectProblem:
         """The same points, with what they lack at these parameters."""
         if self.measure is self.many:
             return replace(self, lacking=None)
-        precise = mean_over_many(structure, naturals, self.many, self.features)
+        precise = mean_over_many(self.structure, naturals, self.many, self.features)
         with torch.no_grad():
-            lacking = precise - mean_features(structure, naturals, self.measure, self.features)
-        return replace(self, lacking=lacking)
-
-    def change(self, structure: Structure, before: Naturals, after: Naturals) -> Tensor:
-        """How far parameters moved, in standard errors of what the features know of complete rows, squared (R,)."""
-        with torch.no_grad():
-            old, new = (mean_features(structure, one, self.measure, self.features) for one in (before, after))
-            return replace(self.features, mean=old).distance(new) * self.size
-
-    def _with_rows(self, structure: Structure, rows: CompletedRows, features: FittedFeatures) -> DirectComparison:
-        mean = rows.mean_features(structure, features)
-        return replace(self, completed=rows, features=replace(features, mean=mean))
-
-    def whitened_by_model(self, structure: Structure, naturals: Naturals, seed: int) -> DirectComparison:
-        """The same with features whitened by their covariance under the model, which is less noisy than the data's."""
-        generator = torch.Generator().manual_seed(seed)
-        given = {node: _recycled(self.batch.values[node][:1], WHITENING_ROWS) for node in structure.given}
-        sample = complete_batch(structure, ancestral(structure, naturals, WHITENING_ROWS, generator, do=given))
-        columns = feature_columns(structure, sample)
-        features = self.features.rewhitened(columns, sample.weight, self.direct.features.model_ridge)
-        return replace(self, features=features)
-
-    def reweighted(self, structure: Structure, factors: Tensor) -> DirectComparison:
-        """The same with the data's mean features over rows whose weights are multiplied by ``factors`` (R, N)."""
-        batch = replace(self.batch, weight=self.batch.weight * factors)
-        if self.completed is not None:
-            rows = self.completed.with_weights(batch)
-            return replace(self, batch=batch)._with_rows(structure, rows, self.features)
-        mean = self.features.mean_of(feature_columns(structure, batch), batch.weight)
-        return replace(self, batch=batch, features=replace(self.features, mean=mean))
+            return replace(self, lacking=precise - mean_features(self.structure, naturals, self.measure, self.features))
 
 
-def compare_directly(
-    structure: Structure, batch: Batch, direct: Direct, generator: torch.Generator
-) -> DirectComparison:
-    """Place features on the data, and points for the model's inner nodes."""
-    features = direct.features.fit(feature_columns(structure, batch), batch.weight, generator)
+def direct_problem(
+    structure: Structure, batch: Batch, shapes: Mapping[str, tuple[int, ...]], direct: Direct, seed: int
+) -> DirectProblem:
+    """Place features on the data, and points for the model's inner nodes; the same seed places them alike."""
+    generator = torch.Generator().manual_seed(seed)
+    features = _features(structure, batch, direct, generator)
     measure, many = _points(structure, batch, generator)
-    return DirectComparison(direct, batch, features, measure, many)
+    return DirectProblem(structure, batch, shapes, direct, seed, features, measure, many, direct.refinements)
+
+
+def _features(structure: Structure, batch: Batch, direct: Direct, generator: torch.Generator) -> FittedFeatures:
+    return direct.features.fit(feature_columns(structure, batch), batch.weight, generator)
 
 
 def _points(structure: Structure, batch: Batch, generator: torch.Generator) -> tuple[Measure, Measure]:
     """Few points of the model's inner nodes, for every step, and many."""
-    points = partial(lay_out, structure, batch, count_ranges(structure, batch), generator=generator)
+    points = partial(lay_out, structure, batch, count_ranges(structure, batch.values), generator=generator)
     few = points()
     return few, few if few.is_exact else points(points=FINE_POINTS, most=FINE_POINTS)
 
 
-def count_ranges(structure: Structure, batch: Batch) -> dict[str, float]:
-    """How far the support of each count must reach: somewhat beyond the largest that is seen."""
-    reaches = {n: structure.mechanisms[n].space.reach(batch.values[n]) for n in structure.graph.observed}
-    return {node: reach for node, reach in reaches.items() if reach is not None}
+@dataclass(frozen=True)
+class WithDirect(WrappedProblem, Units):
+    """Another problem of the same rows, with the direct term added."""
+
+    base: Units
+    direct: Units
+
+    def terms(self, point: Tensor) -> LossTerms:
+        """Those of both."""
+        return self.base.terms(point) + self.direct.terms(point)
+
+    @property
+    def pace(self) -> Pace:
+        """That of the other problem, with as many refinements as either needs."""
+        own, other = self.base.pace, self.direct.pace
+        return replace(own, refinements=max(own.refinements, other.refinements))
+
+    def notes(self, point: Tensor | None = None) -> tuple[str, ...]:
+        """Those of both."""
+        return self.base.notes(point) + self.direct.notes(point)
+
+    def laid_out_for(self, points: Tensor, *, precisely: bool = False) -> Self:
+        """The other problem, placed for these replicas."""
+        return replace(self, base=self.base.laid_out_for(points, precisely=precisely))
+
+    def moved(self, point: Tensor) -> Moved | None:
+        """The other problem as long as it moves, then the direct term."""
+        moved = self.base.moved(point)
+        if moved is None:
+            moved = self.direct.moved(point)
+            return None if moved is None else replace(moved, problem=replace(self, direct=units_of(moved.problem)))
+        both = replace(self, base=units_of(moved.problem))
+        with torch.no_grad():
+            return replace(moved, problem=both, loss=None if moved.loss is None else both.loss(moved.point))
+
+    @property
+    def weight(self) -> Tensor:
+        """Weights of the rows (1, N)."""
+        return self.direct.weight
+
+    def unit_losses(self, points: Tensor) -> Tensor:
+        """The loss of every row (R, N) in the other problem, since none has a direct term of its own."""
+        return self.base.unit_losses(points)
+
+    def subset(self, rows: int | Tensor, *, coarse: bool = False) -> WithDirect:
+        """The same rows in both, since they have the same seed."""
+        return self._each(lambda one: one.subset(rows, coarse=coarse))
+
+    def reweighted(self, factors: Tensor) -> WithDirect:
+        """Other weights of the rows in both."""
+        return self._each(lambda one: one.reweighted(factors))
+
+    def simulated(self, point: Tensor, size: int, seed: int) -> WithDirect:
+        """The same rows that the model makes in both, since they have the same seed."""
+        return self._each(lambda one: one.simulated(point, size, seed))
+
+    def _each(self, change: Callable[[Units], Units]) -> WithDirect:
+        return WithDirect(change(self.base), change(self.direct))
 
 
-def _recycled(values: Tensor, rows: int) -> Tensor:
-    return values[:, torch.arange(rows) % values.shape[1]]
+@dataclass(frozen=True)
+class DrawnWithDirect(WrappedProblem):
+    """A problem of the same rows that is drawn anew in every step, with the direct term over all rows added."""
+
+    direct: Units
+
+    def sampled(self, point: Tensor, streams: Streams, progress: float) -> LossTerms:
+        """Those of a minibatch, and the direct term."""
+        assert isinstance(self.base, Minibatched), "others are not drawn"
+        return self.base.sampled(point, streams, progress) + self.direct.terms(point)

@@ -1,0 +1,27 @@
+"""Problems of tables as a fit makes them, and where it starts, for tests of problems."""
+
+import numpy as np
+import torch
+
+from otpdag.data import Schema, encode
+from otpdag.engine.table_data import lay_out_rows, one_start, table_problem
+
+
+def problem_of(model, frame, method, seed=0, weights=None):
+    """The problem, and a start (1, P)."""
+    schema = Schema.of(model.spaces, model.graph, frame)
+    batch = encode(frame, schema, hidden=model.graph.hidden, weights=weights)
+    layout = lay_out_rows(model.structure, batch, method, seed)
+    return table_problem(layout, batch, method, seed), one_start(layout, batch, 0, 0, first=True)
+
+
+def point_of(problem, params):
+    """The point (1, P) of natural parameters by node and name, in a problem's own units."""
+    naturals = {}
+    for node, own in params.items():
+        declared = problem.structure.mechanisms[node].declared()
+        naturals[node] = {
+            name: torch.as_tensor(np.reshape(value, (1, *declared[name].shape)), dtype=torch.float64)
+            for name, value in own.items()
+        }
+    return problem.packed(problem.structure.raw(naturals), 1)
