@@ -1,4 +1,4 @@
-"""The observed information, against second derivatives and known covariances."""
+"""What data tell: information against second derivatives and closed forms, flat directions, numbers of parameters."""
 
 import numpy as np
 import pandas as pd
@@ -7,9 +7,16 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.answers.information import Information, observed_information, table_information
+from otpdag.answers.information import (
+    Information,
+    flat_directions,
+    observed_information,
+    row_information,
+    table_information,
+)
 from otpdag.data import Schema, encode
 from otpdag.errors import ModelError
+from otpdag.structure import pack
 
 
 def test_differences_of_gradients_are_second_derivatives():
@@ -58,3 +65,64 @@ def test_rows_of_a_normal_column_tell_of_mean_and_scale_what_fisher_says():
     unit = float(structure.parameters()[structure.keys["x"]["loc"]].unit.flatten()[0])
     assert float(found[loc, loc]) * unit**2 == pytest.approx(spread**2 / 80, rel=1e-4)
     assert float(found[scale, scale]) == pytest.approx(1 / (2 * 80), rel=1e-2)  # of a logarithm
+
+
+def solved(edges, mechanisms, table, hidden=()):
+    model = otp.Model(otp.Graph(edges, hidden=hidden, nodes=list(mechanisms)), mechanisms)
+    result = otp.fit(model, table, seed=0)
+    raw = result.problem.structure.raw(model.fitted.naturals)
+    return result.problem, pack({key: raw[key] for key in result.problem.shapes})
+
+
+def test_information_of_a_normal_column_is_the_textbooks():
+    column = np.random.default_rng(0).normal(3.0, 2.0, 1500)
+    problem, point = solved([], {"x": m.Normal()}, pd.DataFrame({"x": column}))
+    # in units of the column's spread, and of the logarithm of the scale: 1 and 2
+    found = row_information(problem, point)
+    torch.testing.assert_close(found, torch.diag(torch.tensor([1.0, 2.0]).double()), atol=0.2, rtol=0)
+    # groups of rows give the same up to their noise, and rows that are few
+    grouped = row_information(problem, point, rows=1000, groups=300)
+    torch.testing.assert_close(grouped, found, atol=0.4, rtol=0)
+
+
+def test_a_rotation_of_two_factors_is_one_flat_direction_and_one_factor_has_none():
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(rng.normal(size=(500, 2)) @ rng.normal(size=(2, 5)) + 0.6 * rng.normal(size=(500, 5)))
+    table.columns = [f"x{i}" for i in range(5)]
+    seen = {name: m.Normal() for name in table}
+    edges = [(factor, name) for factor in "fg" for name in table]
+    problem, point = solved(edges, {"f": m.Normal(), "g": m.Normal(), **seen}, table, ["f", "g"])
+    directions = flat_directions(problem, point)
+    assert len(directions) == 1
+    assert {name for _, name, _ in directions[0].names} == {"weight"}
+    # replicas one at a time find the same
+    assert [one.names for one in flat_directions(problem, point, entries=1)] == [one.names for one in directions]
+    assert flat_directions(*solved([("f", name) for name in table], {"f": m.Normal(), **seen}, table, ["f"])) == []
+
+
+def test_levels_of_a_softmax_are_no_flat_direction():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=600)
+    table = pd.DataFrame({"x": x, "k": (x + rng.logistic(size=600) > 0).astype(int) + (rng.random(600) < 0.3)})
+    problem, point = solved([("x", "k")], {"x": m.Normal(), "k": m.Categorical(3)}, table)
+    assert flat_directions(problem, point) == []
+    assert bool((torch.linalg.eigvalsh(row_information(problem, point, rows=300))[:2].abs() < 1e-9).all())
+
+
+@pytest.mark.parametrize(
+    ("edges", "mechanisms", "hidden", "expected"),
+    [
+        ([("z", "x")], {"z": m.Categorical(3), "x": m.Normal(dim=2)}, ["z"], 2 + 6 + 6),
+        ([("z", "x")], {"z": m.Categorical(1), "x": m.Normal()}, ["z"], 2),
+        ([("f", "x"), ("f", "y")], {"f": m.Normal(), "x": m.Normal(), "y": m.Normal()}, ["f"], 6),
+        # logits are relative to one category
+        ([("x", "y")], {"x": m.Normal(), "y": m.Categorical(3)}, [], 2 + 2 + 2),
+        # tied scales count once, fixed ones not at all
+        ([("x", "y")], {"x": m.Normal(scale=otp.tie("s")), "y": m.Normal(scale=otp.tie("s"))}, [], 1 + 2 + 1),
+        ([("x", "y")], {"x": m.Normal(scale=1.0), "y": m.Normal(loc=0.0)}, [], 1 + 2),
+        # the level of a hidden number goes into its children
+        ([("k", "f"), ("f", "x")], {"k": m.Categorical(2), "f": m.Normal(), "x": m.Normal()}, ["f"], 1 + 1 + 3),
+    ],
+)
+def test_parameters_that_are_free_are_counted(edges, mechanisms, hidden, expected):
+    assert otp.Model(otp.Graph(edges, hidden=hidden), mechanisms).n_parameters == expected

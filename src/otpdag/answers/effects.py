@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,12 +14,10 @@ from scipy import special  # scipy.stats takes as long to import as pandas
 from torch import Tensor
 
 from otpdag.answers.identification import Identification
-from otpdag.answers.information import pack_raw
+from otpdag.answers.information import delta_errors, differences, pack_raw
 from otpdag.answers.queries import Question, one_batch, with_nodes_set
 from otpdag.likelihood.row_posterior import Fitted
-from otpdag.structure import Naturals, unpack
-
-STEP = 1e-4  # of central differences, in raw coordinates of order one
+from otpdag.structure import Naturals, columns_of, unpack
 
 
 class EffectQuestion:
@@ -40,6 +37,26 @@ class EffectQuestion:
     def means(self, naturals: Naturals) -> Tensor:
         """Means, or probabilities, of the outcome for each value of the treatment (values, width)."""
         return self.question.at({**naturals, self.treatment: {}}).expected
+
+    def change(self, naturals: Naturals) -> Tensor:
+        """Their differences to the first value (1, differences)."""
+        means = self.means(naturals)
+        return (means[1:] - means[:1]).reshape(1, -1)
+
+    def slopes(self) -> Tensor:
+        """Derivatives of all differences in the raw parameters (differences, P)."""
+        structure, point = self.fitted.structure, pack_raw(self.fitted)
+        shapes = {key: parameter.shape for key, parameter in structure.parameters().items()}
+        # what lies neither above the outcome nor above what is conditioned on has no say
+        free = columns_of(shapes, {key for node in self.relevant for key in structure.keys[node].values()})
+
+        def change(points: Tensor) -> Tensor:
+            return self.change(structure.naturals(unpack(points, shapes)))
+
+        slopes = torch.zeros(change(point).shape[1], point.shape[1], dtype=torch.float64)
+        if bool(free.any()):
+            slopes[:, free] = differences(change, point, torch.eye(len(free)).to(point)[free], at_once=1).T
+        return slopes
 
 
 @dataclass(frozen=True)
@@ -73,12 +90,10 @@ class Effect:
         level: float,
     ) -> Effect:
         """Ask at the estimate and, for the delta method, around it."""
-        means = question.means(question.fitted.naturals)
-        change = (means[1:] - means[:1]).flatten()
-        error = torch.full_like(change, torch.nan)
-        if covariance is not None:
-            slopes = _slopes(question)
-            error = ((slopes @ covariance) * slopes).sum(-1).clamp(min=0.0).sqrt()
+        naturals = question.fitted.naturals
+        means, change = question.means(naturals), question.change(naturals)[0]
+        unknown = torch.full_like(change, torch.nan)
+        error = unknown if covariance is None else delta_errors(question.slopes(), covariance)
         reach = float(special.ndtri((1 + level) / 2)) * error
         index = pd.MultiIndex.from_product(
             [list(values[1:]), list(names)], names=[question.treatment, question.outcome]
@@ -103,21 +118,3 @@ class Effect:
     def _repr_html_(self) -> str:
         head = html.escape(f"effect of {self.treatment} on {self.outcome}, against {self.means.index[0]}")
         return f"<p>{head}</p>{self.table.to_html()}<p>{html.escape(str(self.identification))}</p>"
-
-
-def _slopes(question: EffectQuestion) -> Tensor:
-    """Derivatives of all differences in the raw parameters (differences, P)."""
-    structure, point = question.fitted.structure, pack_raw(question.fitted)
-    shapes = {key: parameter.shape for key, parameter in structure.parameters().items()}
-    # what lies neither above the outcome nor above what is conditioned on has no say
-    moving = {key for node in question.relevant for key in structure.keys[node].values()}
-    free = torch.cat([torch.full((math.prod(shape),), key in moving) for key, shape in shapes.items()])
-    change = question.means(question.fitted.naturals)[1:].numel()
-    slopes = torch.zeros(change, point.shape[1], dtype=torch.float64)
-    for place in torch.nonzero(free)[:, 0].tolist():
-        shift = torch.zeros_like(point)
-        shift[0, place] = STEP
-        ends = [question.means(structure.naturals(unpack(point + sign * shift, shapes))) for sign in (1, -1)]
-        above, below = ((end[1:] - end[:1]).flatten() for end in ends)
-        slopes[:, place] = (above - below) / (2 * STEP)
-    return slopes

@@ -33,8 +33,15 @@ from otpdag.uncertainty import (
     summarise,
     without_errors,
 )
-from otpdag.uncertainty.covariance_structure import FitIndices, fit_indices, implied_moments, standardised
-from otpdag.uncertainty.rotation import Rotated, Rotation, rotated_loadings
+from otpdag.uncertainty.linear_normal import (
+    FitIndices,
+    Rotated,
+    Rotation,
+    fit_indices,
+    implied_moments,
+    rotated_loadings,
+    standardised,
+)
 from otpdag.uncertainty.standard_errors import likely_points, point_of
 from otpdag.uncertainty.summary import data_facts
 

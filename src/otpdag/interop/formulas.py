@@ -313,7 +313,7 @@ def formula_estimates(
         return _numbers(formulas, problem, problem.naturals(flat.unsqueeze(0)))
 
     slopes = torch.autograd.functional.jacobian(listed, point[0]).detach()
-    error = ((slopes @ covariance.matrix) * slopes).sum(-1).clamp(min=0.0).sqrt().numpy()
+    error = covariance.errors(slopes)
     free = slopes.abs().amax(-1).numpy() > 1e-9  # what is given moves by rounding only
     table = pd.DataFrame(_lines(formulas), columns=["left", "operator", "right"])
     table["estimate"] = listed(point[0]).detach().numpy()

@@ -1,7 +1,7 @@
 """What a user should know of a fit to a table: what the data do not tell, in words that name the parameter.
 
-Each check is cheap beside a fit. Parameters that the data do not determine are looked for in models of up to
-:data:`~otpdag.uncertainty.flat_directions.MOST_PARAMETERS` parameters without networks; larger ones are not checked.
+Each check is cheap beside a fit. Parameters that the data do not determine are looked for in models of up to 120
+parameters without networks; larger ones are not checked.
 """
 
 from __future__ import annotations
@@ -11,25 +11,20 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
+from otpdag.answers.checks import noise_scores
+from otpdag.answers.information import FlatDirection, ParameterName, flat_directions
 from otpdag.data import Batch
-from otpdag.errors import ModelError, listed
+from otpdag.errors import listed
 from otpdag.mechanisms import Categorical, Mechanism
 from otpdag.mechanisms.normal import LocationScale
 from otpdag.mechanisms.predictor import Predicted
 from otpdag.model import Model
 from otpdag.problem import Units
-from otpdag.structure import Structure, pack
-from otpdag.uncertainty.flat_directions import FlatDirection, ParameterName, can_be_checked, flat_directions
+from otpdag.structure import Structure
+from otpdag.uncertainty.standard_errors import point_of
 
-FIRST_ROWS = 100  # that tell of almost every column that it is not constant
-AT_THE_FLOOR = 1.05
-CLEAR_CORRELATION, CLEAR_ERRORS = 0.15, 5.0
-"""A correlation that matters, and by how many standard errors it must differ from none."""
-MOST_PAIRS = 5
 UNDETERMINED = "the data do not determine"
 """How notes on flat directions begin."""
-SEPARATED = 1e-3
-"""Mean loss of a logit, in nats, below which its categories are told apart without error."""
 
 
 # -- columns -----------------------------------------------------------------------------------------------------------
@@ -44,9 +39,9 @@ def notes_on_columns(structure: Structure, batch: Batch) -> list[str]:
     ]
 
 
-def _is_constant(value: Tensor, mask: Tensor) -> bool:
-    """Whether at least two rows (N, width) show all their cells, and all of those the same."""
-    few = value[:FIRST_ROWS][mask[:FIRST_ROWS].all(-1)]
+def _is_constant(value: Tensor, mask: Tensor, first: int = 100) -> bool:
+    """Whether at least two rows (N, width) show all their cells, and all of those the same; the first tell of most."""
+    few = value[:first][mask[:first].all(-1)]
     if len(few) > 1 and bool((few != few[0]).any()):
         return False
     seen = value[mask.all(-1)]
@@ -75,14 +70,14 @@ def collapsed_scales(model: Model) -> dict[str, list[int]]:
     return {mechanism.family.node: rows for mechanism, _, rows in _scales_at_floors(model)}
 
 
-def _scales_at_floors(model: Model) -> list[tuple[LocationScale, Tensor, list[int]]]:
-    """Their mechanisms, the floors, and the configurations."""
+def _scales_at_floors(model: Model, near: float = 1.05) -> list[tuple[LocationScale, Tensor, list[int]]]:
+    """Mechanisms with scales of less than so many floors, the floors, and the configurations."""
     at_floors = []
     for node, mechanism in model.structure.mechanisms.items():
         if not isinstance(mechanism, LocationScale) or not mechanism.declared()["scale"].learned:
             continue
         floor, scale = mechanism.smallest_scale, model.fitted.naturals[node]["scale"][0]
-        if floor is not None and bool((low := (scale <= AT_THE_FLOOR * floor.to(scale)).any(-1)).any()):
+        if floor is not None and bool((low := (scale <= near * floor.to(scale)).any(-1)).any()):
             at_floors.append((mechanism, floor, low.nonzero().flatten().tolist()))
     return at_floors
 
@@ -109,18 +104,23 @@ def separated(model: Model, batch: Batch) -> list[str]:
     return [node for node in logits if _is_separated(model, node, batch)]
 
 
-def _is_separated(model: Model, node: str, batch: Batch) -> bool:
-    mechanism = model.structure.mechanisms[node]
-    family = model.structure.graph.parents(node)
-    if node not in batch.values or any(parent not in batch.values for parent in family):
-        return False
-    complete = torch.stack([batch.mask[name][0].all(-1) for name in (node, *family)]).all(0)
-    if not bool(complete.any()) or not mechanism.family.continuous:
+def _is_separated(model: Model, node: str, batch: Batch, least: float = 1e-3) -> bool:
+    """Whether the mean loss of a logit, in nats, is so small."""
+    mechanism, family = model.structure.mechanisms[node], model.structure.graph.parents(node)
+    complete = _complete_rows(batch, node, family)
+    if complete is None or not bool(complete.any()) or not mechanism.family.continuous:
         return False
     parents = {name: batch.values[name][:, complete] for name in family}
     with torch.no_grad():
         fit = mechanism.log_prob(model.fitted.naturals[node], batch.values[node][:, complete], parents)
-    return float(-fit.mean()) < SEPARATED
+    return float(-fit.mean()) < least
+
+
+def _complete_rows(batch: Batch, node: str, parents: Sequence[str]) -> Tensor | None:
+    """Which rows (N,) show all cells of a node and its parents; None if one of them is hidden."""
+    if any(name not in batch.values for name in (node, *parents)):
+        return None
+    return torch.stack([batch.mask[name][0].all(-1) for name in (node, *parents)]).all(0)
 
 
 # -- identification ----------------------------------------------------------------------------------------------------
@@ -131,14 +131,7 @@ def notes_on_identification(model: Model, problem: Units, told: Collection[str] 
 
     ``told`` are nodes of which other notes say that their parameters mean nothing.
     """
-    if not can_be_checked(problem):
-        return []
-    raw = problem.structure.raw(model.fitted.naturals) | dict(model.fitted.phi)
-    point = pack({key: raw[key] for key in problem.shapes}).to(problem.weight)
-    try:
-        directions = flat_directions(problem, point)
-    except (ModelError, RuntimeError):  # a density without a derivative there
-        return []
+    directions = flat_directions(problem, point_of(model, problem))
     directions = [one for one in directions if not {node for node, _, _ in one.names} <= set(told)]
     return [_flat_note(model, own) for own in _joined(directions)]
 
@@ -191,20 +184,31 @@ def _configuration(model: Model, mechanism: Mechanism, row: int) -> str:
 # -- independence ------------------------------------------------------------------------------------------------------
 
 
-def notes_on_independence(model: Model, batch: Batch, *, seed: int = 0) -> list[str]:
-    """Pairs of nodes whose noise is independent by the graph, though the data say otherwise."""
+def notes_on_independence(
+    model: Model, batch: Batch, *, seed: int = 0, least: float = 0.15, errors: float = 5.0, most: int = 5
+) -> list[str]:
+    """Pairs of nodes whose noise is independent by the graph, though the data say otherwise.
+
+    Args:
+        model: The fitted model.
+        batch: What it was fitted to.
+        seed: Of what noise leaves open.
+        least: A correlation that matters.
+        errors: By how many standard errors it must differ from none.
+        most: Pairs that are named.
+    """
     names, noise, seen = _noise(model, batch, seed)
     if len(names) < 2:
         return []
     correlation, both = _correlations(noise, seen)
-    clear = correlation.abs() > (CLEAR_ERRORS / both.clamp(min=1).sqrt()).clamp(min=CLEAR_CORRELATION)
+    clear = correlation.abs() > (errors / both.clamp(min=1).sqrt()).clamp(min=least)
     pairs = []
     for left, right in torch.nonzero(clear.tril(-1)).tolist():
         one, other, by = names[right], names[left], float(correlation[left, right])
         if one not in model.graph.parents(other) and other not in model.graph.parents(one):
             pairs.append((abs(by), one, other, by))
     pairs.sort(reverse=True)
-    notes = [_dependence(model, one, other, by) for _, one, other, by in pairs[:MOST_PAIRS]]
+    notes = [_dependence(model, one, other, by) for _, one, other, by in pairs[:most]]
     left_out = len(pairs) - len(notes)
     return [*notes, *([f"{left_out} more pairs of nodes are correlated against the graph"] if left_out else [])]
 
@@ -224,26 +228,19 @@ def _noise(model: Model, batch: Batch, seed: int) -> tuple[Sequence[str], Tensor
     names, columns, known = [], [], []
     structure, collapsed = model.structure, collapsed_scales(model)
     for node in structure.graph.observed:
-        if node in collapsed:
-            continue  # what is left of it is rounding
         mechanism, family = structure.mechanisms[node], structure.graph.parents(node)
-        if mechanism.is_given or not mechanism.can_abduct or mechanism.space.cells != 1:
+        # what is left of a collapsed one is rounding
+        if node in collapsed or mechanism.is_given or not mechanism.can_abduct or mechanism.space.cells != 1:
             continue
-        if any(parent not in batch.values for parent in family):
+        complete = _complete_rows(batch, node, family)
+        if complete is None:
             continue
-        rows = torch.stack([batch.mask[name][0].all(-1) for name in (node, *family)]).all(0)
         parents = {parent: batch.values[parent] for parent in family}
-        value = batch.values[node]
-        uniform = torch.rand(*value.shape[:-1], mechanism.noise.dim, generator=generator, dtype=value.dtype)
-        with torch.no_grad():
-            noise = mechanism.abduct(model.fitted.naturals[node], value, parents, uniform)
-        score = noise if mechanism.noise.kind == "normal" else torch.special.ndtri(noise.clamp(1e-6, 1 - 1e-6))
-        if score.shape[-1] != 1:
-            continue
-        rows = rows & torch.isfinite(score[0, :, 0])
-        names.append(node)
-        columns.append(score[0, :, 0])
-        known.append(rows)
+        score = noise_scores(model.fitted, node, batch.values[node], parents, generator)
+        if score.shape[-1] == 1:
+            names.append(node)
+            columns.append(score[0, :, 0])
+            known.append(complete & torch.isfinite(score[0, :, 0]))
     if not names:
         return names, torch.zeros(0, 0), torch.zeros(0, 0, dtype=torch.bool)
     return names, torch.stack(columns, -1), torch.stack(known, -1)

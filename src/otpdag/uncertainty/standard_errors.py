@@ -20,38 +20,23 @@ from numpy.typing import NDArray
 from scipy import special  # scipy.stats takes as long to import as pandas
 from torch import Tensor
 
-from otpdag.answers.information import Information, observed_information
+from otpdag.answers.information import (
+    Information,
+    delta_errors,
+    differences,
+    flat_directions,
+    observed_information,
+)
 from otpdag.data import Batch
 from otpdag.errors import ModelError
 from otpdag.mechanisms.parameters import REAL, SIMPLEX, UNIT, Parameter
 from otpdag.model import Model
-from otpdag.problem import Problem, Units
+from otpdag.problem import Problem, Units, loss_and_gradient
 from otpdag.structure import pack
 from otpdag.tables import estimates
 from otpdag.threads import bounded_threads
-from otpdag.uncertainty.flat_directions import can_be_checked, flat_directions
 
 Errors = Literal["information", "sandwich", "bootstrap"]
-
-SCORE_STEP = 1e-3
-"""Of the differences of single rows' losses, whose points may move with the parameters."""
-
-UNTOLD = 1e-3
-"""Share of a parameter's slope along directions that the data do not tell, from which on it is not identified."""
-
-MOST_BLUR = 0.02
-"""A share that is never put down to how exactly those directions are known."""
-
-EDGE = 1e-5
-"""A probability so close to zero or one, or a scale of so small a share of its unit, lies at the edge of its range."""
-
-AT_FLOOR = 0.02
-"""A positive number whose logarithm moves less than this with its raw value lies within a hundredth of its floor."""
-
-REPLICAS = 16  # points that units are evaluated at together, which bounds memory
-
-MOST_PARAMETERS = 1500
-"""Raw parameters up to which the matrix of second derivatives is computed."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +48,20 @@ class Covariance:
     blur: float
     is_maximum: bool
 
-    def untold(self, slopes: Tensor) -> NDArray[np.bool_]:
-        """Which numbers, by their slopes (numbers, P), move along a direction that the data do not tell."""
+    def errors(self, slopes: Tensor) -> NDArray[np.float64]:
+        """Standard errors of numbers, by their slopes (numbers, P)."""
+        return delta_errors(slopes, self.matrix).numpy()
+
+    def untold(self, slopes: Tensor, least: float = 1e-3, most: float = 0.02) -> NDArray[np.bool_]:
+        """Which numbers, by their slopes (numbers, P), move along a direction that the data do not tell.
+
+        Those with ``least`` of their slope along such directions, or more where these are known less exactly; ``most``
+        is never put down to that.
+        """
         if not self.flat.shape[1]:
             return np.zeros(len(slopes), dtype=bool)
         size = slopes.norm(dim=-1).clamp(min=1e-300)
-        least = max(UNTOLD, min(self.blur, MOST_BLUR))
-        return ((slopes @ self.flat).abs().amax(-1) > least * size).numpy()
+        return ((slopes @ self.flat).abs().amax(-1) > max(least, min(self.blur, most)) * size).numpy()
 
 
 def point_of(model: Model, problem: Problem) -> Tensor:
@@ -78,26 +70,26 @@ def point_of(model: Model, problem: Problem) -> Tensor:
     return pack({key: raw[key] for key in problem.shapes})
 
 
-def parameter_covariance(problem: Problem, point: Tensor, errors: Errors = "information") -> Covariance:
-    """The covariance of the raw parameters at the end of a fit (1, P)."""
+def parameter_covariance(
+    problem: Problem, point: Tensor, errors: Errors = "information", most: int = 1500
+) -> Covariance:
+    """The covariance of the raw parameters at the end of a fit (1, P), of which there may be so many."""
     if not isinstance(problem, Units) or not problem.is_sum:
         raise ModelError(
             f"{type(problem).__name__} is no sum over rows: standard errors need a likelihood; use errors='bootstrap'"
         )
-    if point.shape[1] > MOST_PARAMETERS:
+    if point.shape[1] > most:
         raise ModelError(
-            f"standard errors need a matrix of all {point.shape[1]} parameters; at most {MOST_PARAMETERS} are "
+            f"standard errors need a matrix of all {point.shape[1]} parameters; at most {most} are "
             "supported: use errors='bootstrap'"
         )
     placed = problem.laid_out_for(point, precisely=True)
     mass = float(problem.unit_mass.sum())
 
     def gradient(points: Tensor) -> Tensor:
-        leaf = points.detach().clone().requires_grad_(True)
-        (slope,) = torch.autograd.grad(placed.loss(leaf).sum(), leaf)
-        return mass * slope
+        return mass * loss_and_gradient(placed.loss, points)[1]
 
-    with torch.enable_grad(), bounded_threads(problem.rows):
+    with bounded_threads(problem.rows):
         information, moves = observed_information(gradient, point), _flat_moves(problem, point)
     information = information.without(moves)
     inverse = information.covariance()
@@ -121,12 +113,8 @@ def _flat_moves(problem: Units, point: Tensor) -> Tensor:
 
     Second derivatives alone know a symmetry of the model only at the very maximum.
     """
-    if not isinstance(getattr(problem, "batch", None), Batch) or not can_be_checked(problem):
-        return point.new_zeros(point.shape[1], 0)
-    try:
-        moves = [direction.move for direction in flat_directions(problem, point.to(problem.weight))]
-    except (ModelError, RuntimeError):  # a density without a derivative there
-        moves = []
+    directions = flat_directions(problem, point) if isinstance(getattr(problem, "batch", None), Batch) else []
+    moves = [direction.move for direction in directions]
     return torch.stack(moves, -1).to(point) if moves else point.new_zeros(point.shape[1], 0)
 
 
@@ -136,17 +124,14 @@ def _is_maximum(information: Information) -> bool:
     return len(values) == 0 or bool(values[0] > -1e-4 * values[-1].abs().clamp(min=1e-300))
 
 
-def _unit_slopes(problem: Units, point: Tensor) -> Tensor:
+def _unit_slopes(problem: Units, point: Tensor, step: float = 1e-3) -> Tensor:
     """Slopes of each unit's own loss, times the root of its weight (N, P): central differences.
 
-    A weight is a number of equal rows, as where rows that agree were collapsed into one.
+    A weight is a number of equal rows, as where rows that agree were collapsed into one. The points that stand for what
+    is unknown may move with the parameters, which needs a wider step.
     """
-    size = point.shape[1]
-    shifts = SCORE_STEP * torch.eye(size).to(point)
-    shifted = torch.cat([point + shifts, point - shifts])
-    losses = torch.cat([problem.unit_losses(part) for part in shifted.split(REPLICAS)])
-    weight = problem.weight.clamp(min=1e-300)
-    return ((losses[:size] - losses[size:]) / (2 * SCORE_STEP) * problem.unit_mass / weight.sqrt()).mT
+    slopes = differences(problem.unit_losses, point, torch.eye(point.shape[1]).to(point), step=step)
+    return (slopes * problem.unit_mass / problem.weight.clamp(min=1e-300).sqrt()).mT
 
 
 def standard_errors(
@@ -170,7 +155,7 @@ def standard_errors(
     slopes = _slopes(model, problem, point)
     if len(slopes) != len(table):
         raise RuntimeError("a parameter has no slope")
-    error = ((slopes @ covariance.matrix) * slopes).sum(-1).clamp(min=0.0).sqrt().numpy()
+    error = covariance.errors(slopes)
     untold = covariance.untold(slopes)
     parameters = _declared(model, table)
     fixed = table.pop("fixed").to_numpy()
@@ -225,14 +210,17 @@ def _note(parameter: Parameter | None, value: float, is_fixed: bool, is_untold: 
     return "not identified" if is_untold else ""
 
 
-def _at_edge(parameter: Parameter, value: float, slope: float) -> bool:
+def _at_edge(parameter: Parameter, value: float, slope: float, edge: float = 1e-5, least: float = 0.02) -> bool:
+    """Whether a probability is so close to zero or one, or a scale so small a share of its unit, or at its floor.
+
+    A positive number whose logarithm moves less than ``least`` with its raw value is within a hundredth of its floor.
+    """
     if parameter.support is SIMPLEX or parameter.support is UNIT:
-        return not EDGE < value < 1 - EDGE and (parameter.support is UNIT or parameter.shape[-1] > 1)
+        return not edge < value < 1 - edge and (parameter.support is UNIT or parameter.shape[-1] > 1)
     if parameter.support is REAL:
         return False
     unit = 1.0 if parameter.unit is None else float(parameter.unit.max())
-    # a scale that rests on its floor hardly moves with its raw value
-    return value < EDGE * unit or slope < AT_FLOOR * value
+    return value < edge * unit or slope < least * value
 
 
 def _ends(

@@ -8,25 +8,18 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-import torch
 
+from otpdag.answers.checks import log_likelihoods
 from otpdag.answers.information import free_parameters
 from otpdag.data import Batch
 from otpdag.data.sequences import SequenceBatch
 from otpdag.errors import listed, printable
-from otpdag.likelihood import row_posterior, sequence_posterior
 from otpdag.likelihood.partitioned_problem import PartitionedProblem
 from otpdag.likelihood.row_posterior import Fitted
 from otpdag.model import Model
 from otpdag.problem import Problem
-from otpdag.uncertainty.covariance_structure import FitIndices
 from otpdag.uncertainty.diagnosis import UNDETERMINED
-
-MOST_LINES = 200
-"""Parameters that are printed; ``to_frame`` has all of them."""
-
-MOST_NAMED = 6
-"""Parameters that one warning names."""
+from otpdag.uncertainty.linear_normal import FitIndices
 
 
 @dataclass(frozen=True)
@@ -53,17 +46,21 @@ class Summary:
         names = pd.Index(parameter_names(self.table), name="parameter")
         return self.table.drop(columns=["node", "parameter", "at"]).set_index(names)
 
-    def __str__(self) -> str:
+    def to_text(self, most: int = 200) -> str:
+        """All of it as text, so many parameters at most; :meth:`to_frame` has all of them."""
         frame = self.to_frame()
-        lines = _columns(self._heads(), [[str(name), *_cells(row)] for name, row in frame.head(MOST_LINES).iterrows()])
+        lines = _columns(self._heads(), [[str(name), *_cells(row)] for name, row in frame.head(most).iterrows()])
         width = max(len(line) for line in lines)
         facts = [f"{name}: {_fact(value)}" for name, value in self.all_facts().items()]
-        if len(frame) > MOST_LINES:
-            lines.append(f"... and {len(frame) - MOST_LINES} more: to_frame() has all of them")
+        if len(frame) > most:
+            lines.append(f"... and {len(frame) - most} more: to_frame() has all of them")
         rule, thin = "=" * width, "-" * width
         body = [rule, *_two_columns(facts, width), rule, lines[0], thin, *lines[1:], rule]
         notes = [f"[{place}] {text}" for place, text in enumerate(self.warnings, 1)]
         return "\n".join(printable(line, keep="") for line in [*body, *notes])
+
+    def __str__(self) -> str:
+        return self.to_text()
 
     __repr__ = __str__
 
@@ -180,18 +177,11 @@ def _totals(problem: Problem | None, number: int, fitted: Fitted, dense: bool) -
     seen = sum(float((weight * mask[0].sum(-1)).sum()) for mask in steps.mask.values())
     cells = sum(float(weight.sum()) * mask.shape[-1] for mask in steps.mask.values())
     sequences = len(batch.lengths) if isinstance(batch, SequenceBatch) else 0
-    log_likelihood = _log_likelihood(fitted, batch) if dense else 0.0
+    log_likelihood = 0.0
+    if dense:
+        own = weight[batch.starts] if isinstance(batch, SequenceBatch) else weight
+        log_likelihood = float((own * log_likelihoods(fitted, batch).detach()).sum())
     return _Totals(float(weight.sum()), cells, cells - seen, log_likelihood, sequences)
-
-
-def _log_likelihood(fitted: Fitted, batch: Batch | SequenceBatch) -> float:
-    if isinstance(batch, SequenceBatch):
-        own = batch.steps.weight[0, batch.starts]
-        values = sequence_posterior.log_likelihood(fitted.structure, fitted.naturals, batch)
-    else:
-        own, values = batch.weight[0], row_posterior.log_likelihood(fitted, batch)
-    with torch.no_grad():
-        return float((own * values).sum())
 
 
 def summarise(
@@ -200,8 +190,12 @@ def summarise(
     level: float,
     warnings: Sequence[str],
     fit_indices: FitIndices | None = None,
+    most: int = 6,
 ) -> Summary:
-    """Put a summary together, with a warning for every kind of parameter that has no standard error."""
+    """Put a summary together, with a warning for every kind of parameter that has no standard error.
+
+    A warning names so many parameters.
+    """
     names = np.array(parameter_names(table), dtype=object)
     said = list(warnings)
     for note, text, advice in (
@@ -212,5 +206,5 @@ def summarise(
         if which:
             # what the fit noted of the same parameters is said by the one line that names all of them
             said = [other for other in said if not other.startswith(text)]
-            said.append(f"{text} {listed(which, most=MOST_NAMED, show=str)}{advice}")
+            said.append(f"{text} {listed(which, most=most, show=str)}{advice}")
     return Summary(facts, table, level, tuple(said), fit_indices)

@@ -1,4 +1,4 @@
-"""Indices and standardised loadings against closed forms and semopy."""
+"""Fit indices, standardised loadings and rotations against closed forms, semopy and statsmodels."""
 
 import warnings
 
@@ -7,7 +7,8 @@ import pytest
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.uncertainty.covariance_structure import implied_moments
+from otpdag.errors import ModelError
+from otpdag.uncertainty import rotated_loadings
 from tests.uncertainty.factor_tables import one_factor, two_factor_table
 
 
@@ -16,8 +17,9 @@ def test_chi_square_is_the_discrepancy_of_covariances():
     model = one_factor("abcdew")
     result = otp.fit(model, table)
     indices = result.fit_indices()
-    moments = implied_moments(model)
-    _, implied = moments.of(tuple("abcdew"))
+    params = model.params()
+    loadings = np.array([params[name]["weight"].item() for name in "abcdew"]) * params["f"]["scale"].item()
+    implied = np.outer(loadings, loadings) + np.diag([params[name]["scale"].item() ** 2 for name in "abcdew"])
     sample = np.cov(table.T, bias=True)
     ratio = np.linalg.solve(implied, sample)
     expected = len(table) * (np.trace(ratio) - np.linalg.slogdet(ratio)[1] - 6)
@@ -73,3 +75,48 @@ def test_indices_and_standardised_loadings_are_those_of_semopy():
     found = summary.to_frame()["standardised"]
     for name in "abcdew":
         assert abs(found[f"{name}.weight[f]"]) == pytest.approx(abs(loadings[name]), abs=2e-3)
+
+
+def test_rotations_are_those_of_statsmodels():
+    rotation = pytest.importorskip("statsmodels.multivariate.factor_rotation", reason="the outside truth here")
+    loadings = np.random.default_rng(3).normal(size=(8, 3)) * [1.0, 0.8, 0.6] + [0.5, 0.0, 0.0]
+    graph = otp.Graph([(factor, f"x{i}") for factor in "fgh" for i in range(8)], hidden=["f", "g", "h"])
+    model = otp.Model(graph, {node: m.Normal(loc=0.0, scale=1.0) for node in graph.nodes})
+    model.set_params({f"x{i}": {"weight": row} for i, row in enumerate(loadings)})
+    theirs, _ = rotation.rotate_factors(loadings, "varimax")
+    ours = rotated_loadings(model, "varimax").loadings.to_numpy()
+    np.testing.assert_allclose(ours @ ours.T, loadings @ loadings.T, atol=1e-10)
+    np.testing.assert_allclose(_sorted(ours), _sorted(theirs), atol=1e-3)
+    theirs, _ = rotation.rotate_factors(loadings, "quartimin")
+    turned = rotated_loadings(model, "oblimin")
+    ours, correlations = turned.loadings.to_numpy(), turned.correlations.to_numpy()
+    np.testing.assert_allclose(_sorted(ours), _sorted(theirs), atol=1e-2)  # which stop earlier
+    assert _quartimin(ours) <= _quartimin(theirs)
+    np.testing.assert_allclose(ours @ correlations @ ours.T, loadings @ loadings.T, atol=1e-8)
+    assert np.diag(correlations) == pytest.approx(1.0)
+
+
+def _quartimin(loadings: np.ndarray) -> float:
+    squares = loadings**2
+    return float((squares * (squares.sum(1, keepdims=True) - squares)).sum())
+
+
+def _sorted(loadings: np.ndarray) -> np.ndarray:
+    """Columns in the order of their size, whatever their signs."""
+    return np.abs(loadings[:, np.argsort(-(loadings**2).sum(0))])
+
+
+def test_free_factors_are_rotated_to_what_made_them():
+    graph = otp.Graph([(f, x) for f in ("f", "g") for x in "abcdew"], hidden=["f", "g"])
+    result = otp.fit(otp.Model(graph, {node: m.Normal() for node in graph.nodes}), two_factor_table(800), restarts=1)
+    turned = result.rotated_loadings("varimax").loadings.to_numpy()
+    first = turned[:, np.abs(turned[0]).argmax()]
+    np.testing.assert_allclose(first[:3], [0.8, 0.7, 0.9], atol=0.15)
+    assert np.abs(first[3:]).max() < 0.35
+    correlations = result.rotated_loadings("oblimin").correlations.to_numpy()
+    assert np.diag(correlations) == pytest.approx(1.0)
+    assert abs(correlations[0, 1]) < 0.5
+    with pytest.raises(ModelError, match="method must be 'varimax' or 'oblimin'"):
+        result.rotated_loadings("quartimax")
+    with pytest.raises(ModelError, match="at least two hidden normal roots"):
+        otp.fit(one_factor("abc"), two_factor_table(50)[["a", "b", "c"]]).rotated_loadings()
