@@ -1,4 +1,7 @@
-"""What the package says of names that it does not have."""
+"""Names of the package: where they lie, what is said of those that it does not have, and how light it is."""
+
+import subprocess
+import sys
 
 import pytest
 
@@ -12,3 +15,23 @@ import otpdag as otp
 def test_a_name_that_lies_elsewhere_is_hinted_at(name, hint):
     with pytest.raises(AttributeError, match=hint):
         getattr(otp, name)
+
+
+def test_every_name_is_found_at_its_home():
+    assert all(getattr(otp, name) is not None for name in otp.__all__)
+    homes = {"Graph": "otpdag.graph", "fit": "otpdag.engine.fit", "Model": "otpdag.model.model", "tie": "parameters"}
+    assert all(getattr(otp, name).__module__.endswith(home) for name, home in homes.items())
+
+
+def test_a_name_of_before_still_leads_there():
+    with pytest.warns(DeprecationWarning, match=r"otpdag\.neighbours is now otpdag\.interop"):
+        assert otp.neighbours is otp.interop
+
+
+def test_the_package_graphs_and_errors_import_nothing_heavy():
+    code = (
+        "import sys, otpdag\n"
+        "otpdag.DataError, otpdag.Graph([('a', 'b')])\n"
+        "assert not {'torch', 'pandas', 'numpy', 'scipy', 'matplotlib'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

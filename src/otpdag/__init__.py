@@ -1,7 +1,9 @@
 """Parameters of directed graphical models from incomplete data, by optimal transport."""
 
+import warnings
 from difflib import get_close_matches
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -89,37 +91,30 @@ __all__ = [
     "transport",
 ]
 
-_HOME = {
-    "otpdag.choice": ("Selection", "compare", "select"),
-    "otpdag.data": ("Documents", "Images", "Partitioned", "Sequences"),
-    "otpdag.engine": ("Course", "FitResult", "Method", "RobustOptions", "entropic", "fit", "paper", "transport"),
-    "otpdag.errors": (
-        "ApproximationWarning",
-        "ColumnTypeWarning",
-        "ConvergenceWarning",
-        "DataError",
-        "GraphError",
-        "ModelError",
-        "NotFittedError",
-        "OtpdagError",
-    ),
-    "otpdag.graph": ("Graph", "Lag", "lag"),
-    "otpdag.mechanisms.parameters": ("start", "tie"),
-    "otpdag.model": ("Model", "load"),
-    "otpdag.model.streaming": ("impute_to", "posterior_to", "score_to"),
-}
+_HOMES = ("errors", "graph", "mechanisms.parameters", "model", "model.streaming", "data", "engine", "choice")
+"""Modules that define the names which are no modules, the light ones first: to find an error imports nothing heavy."""
+
+_DEPRECATED = {"neighbours": "interop"}
 _SEARCHED = ("mechanisms", "estimators", "interop", "plots", "divergences", "datasets", "metrics", "costs")
-_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
     """Import what is asked for when it is first used: torch and its like take seconds, which ``--help`` need not."""
+    if name in _DEPRECATED:
+        new = _DEPRECATED[name]
+        warnings.warn(f"otpdag.{name} is now otpdag.{new}", DeprecationWarning, stacklevel=2)
+        return getattr(import_module("otpdag"), new)
     if name not in __all__:
         raise AttributeError(f"module 'otpdag' has no attribute {name!r}{_where(name)}")
-    home = _MODULE_OF.get(name)
-    value = import_module(f"otpdag.{name}") if home is None else getattr(import_module(home), name)
-    globals()[name] = value
+    globals()[name] = value = _found(name)
     return value
+
+
+def _found(name: str) -> Any:
+    if find_spec(f"otpdag.{name}") is not None:
+        return import_module(f"otpdag.{name}")
+    homes = (import_module(f"otpdag.{home}") for home in _HOMES)
+    return next(getattr(home, name) for home in homes if hasattr(home, name))
 
 
 def _where(name: str) -> str:

@@ -141,7 +141,7 @@ def impute(
 
 def _impute_blocks(model: Model, data: Path, out_file: Path, *, draws: int, seed: int, random: bool) -> None:
     """Fill a Parquet file block by block into another: it need not fit into memory."""
-    from otpdag import impute_to
+    from otpdag.model.streaming import impute_to
 
     with make_folder(out_file.parent):
         count = impute_to(model, data, out_file, draws=draws, seed=seed, random=random)
