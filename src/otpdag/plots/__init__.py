@@ -3,7 +3,7 @@
 Every function returns a :class:`matplotlib.figure.Figure`, shows nothing, and leaves pyplot alone.
 """
 
-from otpdag.plots.curves import learning_curve, search_curve
+from otpdag.plots.curves import learning_curve, plot_forecast, plot_segments, plot_selection, search_curve
 from otpdag.plots.graph_drawing import draw_graph
 from otpdag.plots.pictures import (
     plot_classes,
@@ -14,7 +14,6 @@ from otpdag.plots.pictures import (
     plot_missing,
     plot_pairs,
 )
-from otpdag.plots.series import plot_forecast, plot_segments, plot_selection
 
 __all__ = [
     "draw_graph",

@@ -1,18 +1,19 @@
-"""The names of the stages of a search, above the curves: none lies on another, and a line leads to each stage.
-
-The course of a fit: every term of a loss, and the losses of all starts.
-"""
+"""Curves along steps: the course of a fit, the choice of a model, forecasts, a series over its segmentation."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from otpdag.choice import COLUMNS, Selection
 from otpdag.engine.monitor import Stage
 from otpdag.engine.result import FitResult
 from otpdag.errors import DataError
@@ -21,15 +22,174 @@ from otpdag.plots.style import (
     INK,
     PALE_INK,
     SMALL_FONT,
-    Picture,
+    axes_of,
+    colour,
     figure_of,
+    legend_beside,
+    open_axes,
     place_axes,
     text_width,
     tidy_steps,
 )
 
-_ROW_HEIGHT, _GAP = 11.0, 6.0  # in points
-_MOST_ROWS = 8  # more would leave the curves no room
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+History: TypeAlias = Mapping[str, Sequence[float]] | Sequence[Mapping[str, float]] | FitResult
+
+
+def learning_curve(history: History, *, ax: Axes | None = None) -> Figure:
+    """Draw every term of a loss over the steps of a fit.
+
+    The scale is logarithmic if all values are positive and the largest is more than a hundred times the
+    smallest.
+
+    Args:
+        history: The result of a fit, its ``history``, or for each term its values, one for each step, in the order of
+            the steps; NaN is left out. An entry ``step`` gives the numbers of the steps; without it they are 1, 2, and
+            so on.
+        ax: Where to draw; if left out, a figure is made.
+
+    Returns:
+        The figure.
+
+    Raises:
+        DataError: There is no term, or a term is not a list of numbers.
+
+    >>> figure = learning_curve({"cost": [9.0, 4.0, 2.0], "divergence": [1.0, 0.5, 0.1]})
+    >>> figure.axes[0].get_xlabel()
+    'step'
+    """
+    terms = {name: _series(name, values) for name, values in _by_term(history).items()}
+    steps = terms.pop("step", None)
+    if not terms:
+        raise DataError("history must hold at least one term; got none")
+    ax = axes_of(ax, 6.4, 3.8)
+    for number, (name, values) in enumerate(terms.items()):
+        x = np.arange(1, len(values) + 1) if steps is None else steps[: len(values)]
+        if len(x) != len(values):
+            raise DataError(
+                f"history[{name!r}] must have at most {len(x)} values, one for each step; got {len(values)}"
+            )
+        finite = ~np.isnan(values)
+        look: dict[str, Any] = {
+            "linestyle": "-" if number < len(COLOURS) else "--",
+            "marker": "o" if finite.sum() == 1 else None,
+        }
+        ax.plot(x[finite], values[finite], label=name, color=colour(number), linewidth=1.4, **look)
+    seen = np.concatenate([values[~np.isnan(values)] for values in terms.values()])
+    if len(seen) and seen.min() > 0 and seen.max() > 100 * seen.min():
+        ax.set_yscale("log")
+    tidy_steps(ax)
+    ax.margins(x=0.01)
+    ax.set_ylabel("value" if len(terms) > 1 else next(iter(terms)))
+    if len(terms) > 1:
+        legend_beside(ax, handlelength=1.4)
+    return figure_of(ax)
+
+
+def _by_term(history: History) -> Mapping[str, Sequence[float]]:
+    """The values of each term, NaN at steps whose record lacks it."""
+    records = history.history if isinstance(history, FitResult) else history
+    if isinstance(records, Mapping):
+        return records
+    if not isinstance(records, Sequence) or not all(isinstance(record, Mapping) for record in records):
+        raise DataError(
+            f"history must be a result of otp.fit, its history, or a dictionary of terms; got {type(history).__name__}"
+        )
+    names = dict.fromkeys(name for record in records for name in record)
+    return {name: [float(record.get(name, np.nan)) for record in records] for name in names}
+
+
+def search_curve(stages: Sequence[Stage] | FitResult, *, kept: int | None = None, ax: Axes | None = None) -> Figure:
+    """Draw the losses of all starts along the stages of a search, the kept one on top.
+
+    Where losses only fall, as those of a quasi-Newton method do, the height of a line is how far it lies above the
+    lowest loss of the stages that compare with it, on a logarithmic scale: starts that are stuck stay high. Noisy
+    losses are drawn as they are, with a running mean.
+
+    Args:
+        stages: The result of a fit, or its ``stages``.
+        kept: Number of the start that was kept; if left out, the first of the last stage.
+        ax: Where to draw; if left out, a figure is made.
+
+    Returns:
+        The figure.
+
+    Raises:
+        DataError: No stage has a step.
+
+    >>> figure = search_curve(
+    ...     [Stage("2 short starts", (0, 1), [(3.0, 4.0), (1.5, 2.0)]), Stage("best", (0,), [(1.2,)])]
+    ... )
+    >>> [text.get_text() for text in figure.axes[0].texts]
+    ['2 short starts', 'best']
+    """
+    stages = stages.stages if isinstance(stages, FitResult) else stages
+    tables = [(stage, np.array(stage.losses, dtype=np.float64)) for stage in stages if stage.losses]
+    if not tables:
+        raise DataError("stages must hold at least one step; got none")
+    ax = axes_of(ax, 6.4, 3.8)
+    falling = all(_only_falls(losses) for _, losses in tables)
+    kept = tables[-1][0].starts[0] if kept is None else kept
+    begin = 0
+    for stage, losses in tables:
+        comparable = [table for other, table in tables if other.objective == stage.objective]
+        heights = _above_lowest(losses, comparable) if falling else losses
+        steps = np.arange(begin + 1, begin + len(losses) + 1)
+        order = sorted(range(len(stage.starts)), key=lambda place: stage.starts[place] == kept)
+        for place in order:
+            _draw_start(ax, steps, heights[:, place], is_kept=stage.starts[place] == kept, smooth=not falling)
+        begin += len(losses)
+    if falling:
+        ax.set_yscale("log")
+    ax.set_ylabel("loss above the lowest" if falling else "loss")
+    tidy_steps(ax)
+    name_stages(ax, [(stage.name, len(losses)) for stage, losses in tables])
+    if len(tables[0][0].starts) > 1:
+        ax.plot([], [], color=COLOURS[0], linewidth=1.8, label="kept start")
+        ax.plot([], [], color=PALE_INK, linewidth=0.9, label="other starts")
+        ax.legend(frameon=False, loc="best", handlelength=1.4, fontsize=SMALL_FONT)
+    return figure_of(ax)
+
+
+def _only_falls(losses: Floats) -> bool:
+    before, after = losses[:-1], losses[1:]
+    return not bool((np.isfinite(before) & (after > before + 1e-9 * (1 + np.abs(before)))).any())
+
+
+def _above_lowest(losses: Floats, tables: Sequence[Floats]) -> Floats:
+    """Distance to the lowest loss of some tables, NaN where rounding would show."""
+    finite = np.concatenate([table[np.isfinite(table)] for table in tables])
+    lowest = float(finite.min()) if len(finite) else 0.0
+    above = losses - lowest
+    return np.where(np.isfinite(above) & (above > 1e-10 * (1 + abs(lowest))), above, np.nan)
+
+
+def _draw_start(
+    ax: Axes, steps: Floats | npt.NDArray[np.int64], heights: Floats, *, is_kept: bool, smooth: bool
+) -> None:
+    paint, width, front = (COLOURS[0], 1.8, 3) if is_kept else (PALE_INK, 0.9, 2)
+    marker = "o" if np.isfinite(heights).sum() == 1 else None
+    if smooth and len(heights) > 20:  # steps; the noise of fewer is as plain without a mean
+        ax.plot(steps, heights, color=paint, linewidth=0.5, alpha=0.25, zorder=front)
+        window = max(3, len(heights) // 25)
+        heights = np.convolve(np.pad(heights, window // 2, mode="edge"), np.ones(window) / window, "same")
+        heights = heights[window // 2 : window // 2 + len(steps)]
+    ax.plot(steps, heights, color=paint, linewidth=width, marker=marker, markersize=3, zorder=front)
+
+
+def _series(name: str, values: Sequence[float]) -> Floats:
+    """Numbers, NaN where they are not finite."""
+    try:
+        array = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"history[{name!r}] must be a list of numbers; got {values!r:.60}") from error
+    if array.ndim != 1 or not len(array):
+        raise DataError(f"history[{name!r}] must be a list of at least one number; got shape {array.shape}")
+    return np.where(np.isfinite(array), array, np.nan)
+
+
+# --- the names of stages ----------------------------------------------------------------------------------------------
 
 
 class NamePlace(NamedTuple):
@@ -39,12 +199,17 @@ class NamePlace(NamedTuple):
     row: int
 
 
-def name_stages(ax: Axes, stages: Sequence[tuple[str, int]]) -> None:
+def name_stages(
+    ax: Axes, stages: Sequence[tuple[str, int]], *, row_height: float = 11.0, gap: float = 6.0, most_rows: int = 8
+) -> None:
     """Draw a line where a stage ends, and the stages' names above; names that find no room are left out.
 
     Args:
         ax: Axes along which the stages lie one after another, from step 1 on.
         stages: The name and number of steps of each.
+        row_height: Of a line of names, in points.
+        gap: Between two names, in points.
+        most_rows: Of names: more would leave the curves no room.
     """
     total = sum(length for _, length in stages)
     ax.set_xlim(0.5, total + 0.5)
@@ -53,10 +218,10 @@ def name_stages(ax: Axes, stages: Sequence[tuple[str, int]]) -> None:
     spans = list(zip([0.0, *ends], ends, strict=False))
     for end in ends[:-1]:
         ax.axvline(end * total + 0.5, color="#c3cad4", linewidth=0.8, linestyle=(0, (2, 2)), zorder=1)
-    lengths = [text_width(name, SMALL_FONT) + _GAP for name, _ in stages]
+    lengths = [text_width(name, SMALL_FONT) + gap for name, _ in stages]
     places = name_places(spans, [length / width for length in lengths])
     for (name, _), (begin, end), (left, row), length in zip(stages, spans, places, lengths, strict=True):
-        if row >= _MOST_ROWS:
+        if row >= most_rows:
             continue
         middle = (begin + end) / 2
         share = min(max((middle - left) * width / length, 0.0), 1.0)  # of the name that lies left of the line
@@ -64,7 +229,7 @@ def name_stages(ax: Axes, stages: Sequence[tuple[str, int]]) -> None:
         text = ax.annotate(
             name,
             (middle, 1.0),
-            ((left - middle) * width + share * _GAP, 4 + _ROW_HEIGHT * row),
+            ((left - middle) * width + share * gap, 4 + row_height * row),
             xycoords="axes fraction",
             textcoords="offset points",
             arrowprops=line | {"relpos": (share, 0.5)} if length > (end - begin) * width else None,
@@ -110,176 +275,144 @@ def name_places(spans: Sequence[tuple[float, float]], widths: Sequence[float]) -
     return [places[number] for number in range(len(spans))]
 
 
-Floats: TypeAlias = npt.NDArray[np.float64]
-
-_SMOOTHED_FROM = 20  # steps; noisy losses of longer stages are drawn with a running mean
+# --- the choice of a model, and series --------------------------------------------------------------------------------
 
 
-History: TypeAlias = Mapping[str, Sequence[float]] | Sequence[Mapping[str, float]] | FitResult
-
-
-def learning_curve(history: History, *, ax: Axes | None = None) -> Figure:
-    """Draw every term of a loss over the steps of a fit.
-
-    The scale is logarithmic if all values are positive and the largest is more than a hundred times the
-    smallest.
+def plot_selection(selection: Selection, *, ax: Axes | None = None) -> Figure:
+    """Draw the criterion for each value that was tried, the best one marked.
 
     Args:
-        history: The result of a fit, its ``history``, or for each term its values, one for each step, in the order of
-            the steps; NaN is left out. An entry ``step`` gives the numbers of the steps; without it they are 1, 2, and
-            so on.
+        selection: What :func:`otpdag.select` returned.
+        ax: Where to draw; if left out, a figure is made.
+
+    Returns:
+        The figure.
+    """
+    ax = axes_of(ax, 6.4, 3.8)
+    values = list(selection.table.index)
+    places = np.arange(len(values))
+    shown = [COLUMNS[selection.criterion]] if selection.criterion == "cv" else ["BIC", "AIC"]
+    for number, name in enumerate(shown):
+        spread = selection.table["cv_std_error"] if name == "cv_log_likelihood" else None
+        look: dict[str, Any] = {"marker": "o", "markersize": 4, "linewidth": 1.4, "capsize": 3, "color": colour(number)}
+        ax.errorbar(places, selection.table[name], yerr=spread, label=name.replace("_", " "), **look)
+    at = values.index(selection.best)
+    height = float(selection.table[COLUMNS[selection.criterion]].iloc[at])
+    ax.plot([at], [height], "o", markersize=11, markerfacecolor="none", markeredgecolor=INK, label="chosen")
+    tidy_steps(ax)
+    ax.set_xticks(places, [str(value) for value in values])
+    ax.set_xlabel("value")
+    ax.legend(frameon=False)
+    return figure_of(ax)
+
+
+def plot_forecast(
+    forecast: pd.DataFrame,
+    node: str,
+    *,
+    history: npt.ArrayLike | None = None,
+    sequence: int = 0,
+    ax: Axes | None = None,
+) -> Figure:
+    """Draw the forecast of one number with its interval, after what was seen of it.
+
+    Args:
+        forecast: What :meth:`otpdag.Model.forecast` returned.
+        node: The column to draw.
+        history: What was seen of it, step by step.
+        sequence: Which sequence.
         ax: Where to draw; if left out, a figure is made.
 
     Returns:
         The figure.
 
     Raises:
-        DataError: There is no term, or a term is not a list of numbers.
-
-    >>> figure = learning_curve({"cost": [9.0, 4.0, 2.0], "divergence": [1.0, 0.5, 0.1]})
-    >>> figure.axes[0].get_xlabel()
-    'step'
+        DataError: The forecast has no interval of such a number.
     """
-    terms = {name: _series(name, values) for name, values in _by_term(history).items()}
-    steps = terms.pop("step", None)
-    if not terms:
-        raise DataError("history must hold at least one term; got none")
-    if ax is None:
-        ax = Picture(figsize=(6.4, 3.8), layout="constrained").add_subplot()
-    for number, (name, values) in enumerate(terms.items()):
-        x = np.arange(1, len(values) + 1) if steps is None else steps[: len(values)]
-        if len(x) != len(values):
-            raise DataError(
-                f"history[{name!r}] must have at most {len(x)} values, one for each step; got {len(values)}"
-            )
-        finite = ~np.isnan(values)
-        marker = "o" if finite.sum() == 1 else None
-        colour = COLOURS[number % len(COLOURS)]
-        style = "-" if number < len(COLOURS) else "--"
-        ax.plot(x[finite], values[finite], label=name, color=colour, linestyle=style, linewidth=1.4, marker=marker)
-    if _spans_decades(terms):
-        ax.set_yscale("log")
-    _tidy(ax, len(terms))
+    if node not in forecast or f"{node}.lower" not in forecast:
+        raise DataError(f"forecast must hold the number {node!r} with its interval; it has {list(forecast.columns)}")
+    ax = axes_of(ax, 6.4, 3.8)
+    own = forecast.xs(sequence, level="sequence")
+    past = np.zeros(0) if history is None else np.asarray(history, dtype=float).ravel()
+    ahead = len(past) + np.asarray(own.index, dtype=float) - 1
+    if len(past):
+        ax.plot(np.arange(len(past)), past, color=INK, linewidth=1.0, label="seen")
+    ax.fill_between(ahead, own[f"{node}.lower"], own[f"{node}.upper"], color=COLOURS[0], alpha=0.2, linewidth=0)
+    ax.plot(ahead, own[node], color=COLOURS[0], linewidth=1.4, label="forecast")
+    tidy_steps(ax)
+    ax.set_ylabel(node)
+    ax.legend(frameon=False)
     return figure_of(ax)
 
 
-def _by_term(history: History) -> Mapping[str, Sequence[float]]:
-    """The values of each term, NaN at steps whose record lacks it."""
-    records = history.history if isinstance(history, FitResult) else history
-    if isinstance(records, Mapping):
-        return records
-    if not isinstance(records, Sequence) or not all(isinstance(record, Mapping) for record in records):
+def plot_segments(
+    values: npt.ArrayLike,
+    states: npt.ArrayLike,
+    *,
+    times: npt.ArrayLike | None = None,
+    levels: npt.ArrayLike | None = None,
+    names: Sequence[str] | None = None,
+    ax: Axes | None = None,
+) -> Figure:
+    """Draw a series over its segmentation: a band for each stretch in one state.
+
+    The axes are called like the columns of pandas that ``values`` and ``times`` are; without such names, "value" and
+    "time" (or "step").
+
+    Args:
+        values: The series (steps,); NaN is a gap.
+        states: The state of each step (steps,), numbered from 0, for instance from ``HiddenMarkovModel.predict``.
+        times: Where the steps lie on the axis; 0, 1, 2, ... if left out.
+        levels: A number for each state, for instance its rate, drawn as a line through its stretches.
+        names: What the states are called in the legend.
+        ax: Where to draw; if left out, a figure is made.
+
+    Returns:
+        The figure.
+
+    Raises:
+        DataError: Lengths do not agree, or a state is not a whole number of at least 0.
+
+    >>> figure = plot_segments([3, 4, 11, 12], [0, 0, 1, 1], levels=[3.5, 11.5])
+    >>> [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    ['state 0', 'state 1']
+    """
+    series = np.asarray(values, dtype=np.float64).ravel()
+    codes = np.asarray(states).ravel()
+    where = np.arange(len(series), dtype=np.float64) if times is None else np.asarray(times, dtype=np.float64).ravel()
+    if not len(series) == len(codes) == len(where):
         raise DataError(
-            f"history must be a result of otp.fit, its history, or a dictionary of terms; got {type(history).__name__}"
+            f"values, states and times must be of one length; got {len(series)}, {len(codes)} and {len(where)}"
         )
-    names = dict.fromkeys(name for record in records for name in record)
-    return {name: [float(record.get(name, np.nan)) for record in records] for name in names}
-
-
-def search_curve(stages: Sequence[Stage] | FitResult, *, kept: int | None = None, ax: Axes | None = None) -> Figure:
-    """Draw the losses of all starts along the stages of a search, the kept one on top.
-
-    Where losses only fall, as those of a quasi-Newton method do, the height of a line is how far it lies above the
-    lowest loss of the stages that compare with it, on a logarithmic scale: starts that are stuck stay high. Noisy
-    losses are drawn as they are, with a running mean.
-
-    Args:
-        stages: The result of a fit, or its ``stages``.
-        kept: Number of the start that was kept; if left out, the first of the last stage.
-        ax: Where to draw; if left out, a figure is made.
-
-    Returns:
-        The figure.
-
-    Raises:
-        DataError: No stage has a step.
-
-    >>> figure = search_curve(
-    ...     [Stage("2 short starts", (0, 1), [(3.0, 4.0), (1.5, 2.0)]), Stage("best", (0,), [(1.2,)])]
-    ... )
-    >>> [text.get_text() for text in figure.axes[0].texts]
-    ['2 short starts', 'best']
-    """
-    stages = stages.stages if isinstance(stages, FitResult) else stages
-    tables = [(stage, np.array(stage.losses, dtype=np.float64)) for stage in stages if stage.losses]
-    if not tables:
-        raise DataError("stages must hold at least one step; got none")
-    if ax is None:
-        ax = Picture(figsize=(6.4, 3.8), layout="constrained").add_subplot()
-    falling = all(_only_falls(losses) for _, losses in tables)
-    kept = tables[-1][0].starts[0] if kept is None else kept
-    begin = 0
-    for stage, losses in tables:
-        comparable = [table for other, table in tables if other.objective == stage.objective]
-        heights = _above_lowest(losses, comparable) if falling else losses
-        steps = np.arange(begin + 1, begin + len(losses) + 1)
-        order = sorted(range(len(stage.starts)), key=lambda place: stage.starts[place] == kept)
-        for place in order:
-            _draw_start(ax, steps, heights[:, place], is_kept=stage.starts[place] == kept, smooth=not falling)
-        begin += len(losses)
-    if falling:
-        ax.set_yscale("log")
-    ax.set_ylabel("loss above the lowest" if falling else "loss")
-    tidy_steps(ax)
-    name_stages(ax, [(stage.name, len(losses)) for stage, losses in tables])
-    _mark_lines(ax, several=len(tables[0][0].starts) > 1)
+    if not len(series) or codes.dtype.kind not in "iu" or (codes < 0).any():
+        raise DataError("states must be whole numbers of at least 0, one for each step")
+    ax = axes_of(ax, 8.0, 3.2)
+    bands: dict[int, Artist] = {}
+    half = np.diff(where) / 2 if len(where) > 1 else np.array([0.5])
+    left = where - np.concatenate([half[:1], half])
+    right = where + np.concatenate([half, half[-1:]]) if len(where) > 1 else where + 0.5
+    for start, stop in _stretches(codes):
+        paint = colour(int(codes[start]))
+        band = ax.axvspan(left[start], right[stop - 1], color=paint, alpha=0.16, linewidth=0)
+        bands.setdefault(int(codes[start]), band)
+        if levels is not None:
+            level = float(np.asarray(levels, dtype=np.float64).ravel()[codes[start]])
+            ax.plot([left[start], right[stop - 1]], [level, level], color=paint, linewidth=1.6)
+    ax.plot(where, series, color=INK, linewidth=0.8, marker="o", markersize=2.2)
+    ax.set_xlim(left[0], right[-1])
+    ax.set_xlabel(_name_of(times, "step" if times is None else "time"))
+    ax.set_ylabel(_name_of(values, "value"))
+    labels = [names[state] if names is not None else f"state {state}" for state in sorted(bands)]
+    legend_beside(open_axes(ax), [bands[state] for state in sorted(bands)], labels)
     return figure_of(ax)
 
 
-def _only_falls(losses: Floats) -> bool:
-    before, after = losses[:-1], losses[1:]
-    return not bool((np.isfinite(before) & (after > before + 1e-9 * (1 + np.abs(before)))).any())
+def _name_of(column: Any, otherwise: str) -> str:
+    name = getattr(column, "name", None)
+    return otherwise if name is None else str(name)
 
 
-def _above_lowest(losses: Floats, tables: Sequence[Floats]) -> Floats:
-    """Distance to the lowest loss of some tables, NaN where rounding would show."""
-    finite = np.concatenate([table[np.isfinite(table)] for table in tables])
-    lowest = float(finite.min()) if len(finite) else 0.0
-    above = losses - lowest
-    return np.where(np.isfinite(above) & (above > 1e-10 * (1 + abs(lowest))), above, np.nan)
-
-
-def _draw_start(
-    ax: Axes, steps: Floats | npt.NDArray[np.int64], heights: Floats, *, is_kept: bool, smooth: bool
-) -> None:
-    colour, width, front = (COLOURS[0], 1.8, 3) if is_kept else (PALE_INK, 0.9, 2)
-    marker = "o" if np.isfinite(heights).sum() == 1 else None
-    if smooth and len(heights) > _SMOOTHED_FROM:
-        ax.plot(steps, heights, color=colour, linewidth=0.5, alpha=0.25, zorder=front)
-        window = max(3, len(heights) // 25)
-        heights = np.convolve(np.pad(heights, window // 2, mode="edge"), np.ones(window) / window, "same")
-        heights = heights[window // 2 : window // 2 + len(steps)]
-    ax.plot(steps, heights, color=colour, linewidth=width, marker=marker, markersize=3, zorder=front)
-
-
-def _mark_lines(ax: Axes, *, several: bool) -> None:
-    if several:
-        ax.plot([], [], color=COLOURS[0], linewidth=1.8, label="kept start")
-        ax.plot([], [], color=PALE_INK, linewidth=0.9, label="other starts")
-        ax.legend(frameon=False, loc="best", handlelength=1.4, fontsize=SMALL_FONT)
-
-
-def _series(name: str, values: Sequence[float]) -> Floats:
-    """Numbers, NaN where they are not finite."""
-    try:
-        array = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"history[{name!r}] must be a list of numbers; got {values!r:.60}") from error
-    if array.ndim != 1 or not len(array):
-        raise DataError(f"history[{name!r}] must be a list of at least one number; got shape {array.shape}")
-    return np.where(np.isfinite(array), array, np.nan)
-
-
-def _spans_decades(terms: Mapping[str, Floats]) -> bool:
-    values = np.concatenate([array[~np.isnan(array)] for array in terms.values()])
-    return bool(len(values) and values.min() > 0 and values.max() > 100 * values.min())
-
-
-def _tidy(ax: Axes, terms: int) -> None:
-    tidy_steps(ax)
-    ax.set_ylabel("value")
-    ax.margins(x=0.01)
-    if terms > 1:
-        ax.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=1.4)
-    else:
-        ax.set_ylabel(str(ax.lines[-1].get_label()))
+def _stretches(codes: npt.NDArray[Any]) -> Iterator[tuple[int, int]]:
+    """First and past-the-last step of each run of one state."""
+    cuts = np.flatnonzero(np.diff(codes)) + 1
+    yield from pairwise([0, *cuts.tolist(), len(codes)])

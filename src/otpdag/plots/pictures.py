@@ -1,4 +1,7 @@
-"""Pictures of a model beside its data: distributions, pairs, gaps, hidden nodes, classes, estimates."""
+"""Pictures of a model beside its data: distributions, pairs, gaps, hidden nodes, classes, estimates.
+
+What is drawn of columns is prepared in the last section, for reports too, which draw it with another library.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,30 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from otpdag.data.reading import cell_names
 from otpdag.engine import FitResult
 from otpdag.errors import DataError, ModelError, label_text
 from otpdag.model import Model
-from otpdag.plots.style import COLOURS, INK, PALE_INK, SMALL_FONT, Picture, figure_of
+from otpdag.plots.style import (
+    COLOURS,
+    INK,
+    PALE_INK,
+    SMALL_FONT,
+    Picture,
+    axes_of,
+    colour,
+    figure_of,
+    legend_beside,
+    open_axes,
+)
 from otpdag.spaces import Space
-from otpdag.tables import estimates
+from otpdag.tables import estimates, interval_ends
 
 Fitted: TypeAlias = Model | FitResult
 Floats: TypeAlias = NDArray[np.float64]
 
-MOST_LEVELS = 25  # bars that can be told apart
-MADE_ROWS = 5_000  # of the model, for a smooth picture
-ACROSS = 3  # pictures in a row
+MOST_LEVELS = 30  # bars that can be told apart
+MADE_ROWS = 5_000  # of the model, for a smooth picture: more change none
 DATA, MODEL = COLOURS[0], COLOURS[1]  # in every picture
 
 
@@ -47,11 +61,8 @@ def plot_fit(fitted: Fitted, data: pd.DataFrame, *, nodes: Sequence[str] | None 
     _refuse_sequences(model, "plot_fit")
     given = data if model.structure.given else None
     made = model.sample(MADE_ROWS if given is None else len(data), seed=seed, given=given)
-    columns = [
-        (node, name)
-        for node, name in _columns(model, data)
-        if name in made.columns and (nodes is None or node in nodes or name in nodes)
-    ]
+    known = [(node, name) for node, name in observed_columns(model, data) if name in made.columns]
+    columns = [(node, name) for node, name in known if nodes is None or node in nodes or name in nodes]
     if not columns:
         raise DataError(f"nodes must name observed columns of the table; got {list(nodes or [])}")
     figure, axes = _grid(len(columns))
@@ -93,7 +104,7 @@ def plot_pairs(
             ax.set_xlabel(left if row == len(names) - 1 else "", fontsize=SMALL_FONT)
             ax.set_ylabel(below if column == 0 else "", fontsize=SMALL_FONT)
     if len(labels) > 1:
-        marks = [grid[0, 0].plot([], [], "o", color=_colour(k), label=str(label))[0] for k, label in enumerate(labels)]
+        marks = [grid[0, 0].plot([], [], "o", color=colour(k), label=str(label))[0] for k, label in enumerate(labels)]
         figure.legend(handles=marks, loc="outside right upper", frameon=False, fontsize=SMALL_FONT)
     return figure
 
@@ -105,9 +116,7 @@ def plot_missing(data: pd.DataFrame, *, most_rows: int = 500, ax: Axes | None = 
     >>> [text.get_text() for text in figure.axes[0].get_xticklabels()]
     ['x\n50 %', 'y\n50 %']
     """
-    ax = (
-        ax or Picture(figsize=(max(4.0, min(0.95 * data.shape[1], 8.0) + 1.0), 3.6), layout="constrained").add_subplot()
-    )
+    ax = axes_of(ax, max(4.0, min(0.95 * data.shape[1], 8.0) + 1.0), 3.6)
     holes = data.isna().head(most_rows).to_numpy()
     ax.imshow(holes, aspect="auto", interpolation="nearest", cmap=ListedColormap(["#e8eef5", INK]), vmin=0, vmax=1)
     shares = data.isna().mean()
@@ -143,17 +152,13 @@ def plot_hidden(
     drawn = model.posterior(data.head(rows), draws=draws, seed=seed)
     column = node if node in drawn.columns else f"{node}.0"
     by_row = drawn[column].groupby(level=0, sort=False)
-    ax = Picture(figsize=(7.5, 3.2), layout="constrained").add_subplot()
+    ax = axes_of(None, 7.5, 3.2)
     if model.spaces[node].is_discrete:
-        shares = drawn[column].groupby(level=0, sort=False).value_counts(normalize=True).unstack(fill_value=0)
+        shares = by_row.value_counts(normalize=True).unstack(fill_value=0)
         shares = shares.reindex(columns=list(model.labels(node)), fill_value=0.0)
         order = shares.idxmax(axis=1).sort_values(kind="stable").index
-        base = np.zeros(len(order))
-        for number, label in enumerate(shares.columns):
-            heights = shares.loc[order, label].to_numpy(dtype=float)
-            ax.bar(range(len(order)), heights, bottom=base, width=1.0, color=_colour(number), label=str(label))
-            base += heights
-        ax.legend(frameon=False, fontsize=SMALL_FONT, loc="center left", bbox_to_anchor=(1.0, 0.5), title=node)
+        _pile(ax, shares.loc[order], width=1.0)
+        legend_beside(ax, fontsize=SMALL_FONT, title=node)
         ax.set(xlabel="row, by its most probable category", ylabel="probability", ylim=(0, 1))
     else:
         middle = by_row.mean().sort_values()
@@ -161,8 +166,7 @@ def plot_hidden(
         ax.vlines(range(len(middle)), low, high, color=PALE_INK, linewidth=2)
         ax.plot(range(len(middle)), middle, "o", color=MODEL, markersize=3.5)
         ax.set(xlabel="row, by its mean", ylabel=f"{column} (mean, central 90 %)")
-    ax.spines[["top", "right"]].set_visible(False)
-    return figure_of(ax)
+    return figure_of(open_axes(ax))
 
 
 def plot_classes(fitted: Fitted, data: pd.DataFrame, node: str | None = None, *, seed: int = 0) -> Figure:
@@ -184,29 +188,24 @@ def plot_classes(fitted: Fitted, data: pd.DataFrame, node: str | None = None, *,
     node = classes[0] if node is None else node
     made = model.sample(MADE_ROWS * 2, seed=seed, given=None)
     labels = list(model.labels(node))
-    columns = list(_columns(model, data))
+    columns = observed_columns(model, data)
     figure, axes = _grid(len(columns))
     for ax, (owner, name) in zip(axes, columns, strict=True):
         if model.spaces[owner].is_discrete:
             shares = pd.crosstab(made[node], made[name], normalize="index").reindex(labels)
-            base = np.zeros(len(labels))
-            for number, level in enumerate(shares.columns[:MOST_LEVELS]):
-                ax.bar(range(len(labels)), shares[level], bottom=base, color=_colour(number), label=str(level))
-                base += shares[level].to_numpy(dtype=float)
-            ax.legend(frameon=False, fontsize=SMALL_FONT - 1, loc="center left", bbox_to_anchor=(1.0, 0.5))
+            _pile(ax, shares.iloc[:, :MOST_LEVELS])
+            legend_beside(ax, fontsize=SMALL_FONT - 1)
         else:
             values = made[name].astype(float).groupby(made[node])
-            middle, low, high = (
-                part.reindex(labels) for part in (values.mean(), values.quantile(0.1), values.quantile(0.9))
-            )
-            colours = [_colour(k) for k in range(len(labels))]
+            parts = (values.mean(), values.quantile(0.1), values.quantile(0.9))
+            middle, low, high = (part.reindex(labels) for part in parts)
+            colours = [colour(k) for k in range(len(labels))]
             ax.vlines(range(len(labels)), low, high, color=colours, linewidth=6, alpha=0.35)
             ax.scatter(range(len(labels)), middle, color=colours, zorder=3)
             ax.set_xlim(-0.6, len(labels) - 0.4)
         shares_of_classes = made[node].value_counts(normalize=True)
         ax.set_xticks(range(len(labels)), [f"{label}\n{shares_of_classes.get(label, 0.0):.0%}" for label in labels])
-        ax.set_title(name, fontsize=10)
-        ax.spines[["top", "right"]].set_visible(False)
+        open_axes(ax).set_title(name, fontsize=10)
     figure.supxlabel(f"class of {node}, and its share", fontsize=SMALL_FONT + 1)
     return figure
 
@@ -235,12 +234,12 @@ def plot_estimates(
         table = table[table["parameter"] == parameter]
     if table.empty:
         raise ModelError(f"nodes and parameter leave nothing to draw; nodes are {', '.join(model.graph.nodes)}")
-    low, high = _ends(table, intervals)
+    ends = interval_ends(table, intervals)
     if intervals is None and isinstance(fitted, FitResult):
-        errors = fitted.standard_errors().loc[table.index]
-        low, high = errors["lower"].to_numpy(), errors["upper"].to_numpy()
+        ends = fitted.standard_errors().loc[table.index, ["lower", "upper"]].to_numpy()
+    low, high = np.where(np.isnan(ends), table[["value"]], ends).T
     places = np.arange(len(table))
-    ax = Picture(figsize=(7.0, 0.26 * len(table) + 1.1), layout="constrained").add_subplot()
+    ax = axes_of(None, 7.0, 0.26 * len(table) + 1.1)
     ax.axvline(0.0, color=PALE_INK, linewidth=0.8, linestyle=":")
     ax.hlines(places, low, high, color=PALE_INK, linewidth=3)
     ax.plot(table["value"], places, "o", color=INK, markersize=4.5)
@@ -273,15 +272,12 @@ def plot_effects(
         if name not in model.graph.nodes:
             raise ModelError(f"node {name!r} is not in the graph; it has {', '.join(model.graph.nodes)}")
     made = {value: model.sample(rows, seed=seed, do={treatment: value})[outcome] for value in values}
-    ax = Picture(figsize=(5.5, 3.2), layout="constrained").add_subplot()
+    ax = axes_of(None, 5.5, 3.2)
     places = np.arange(len(made))
     if model.spaces[outcome].is_discrete:
-        base = np.zeros(len(made))
-        for number, label in enumerate(model.labels(outcome)):
-            heights = np.array([float((drawn == label).mean()) for drawn in made.values()])
-            ax.bar(places, heights, bottom=base, width=0.6, color=_colour(number), label=str(label))
-            base += heights
-        ax.legend(frameon=False, title=outcome, loc="center left", bbox_to_anchor=(1.0, 0.5))
+        labels = model.labels(outcome)
+        _pile(ax, pd.DataFrame([[(d == label).mean() for label in labels] for d in made.values()], columns=labels), 0.6)
+        legend_beside(ax, title=outcome)
         ax.set_ylabel("share")
     else:
         numbers = [drawn.to_numpy(dtype=float) for drawn in made.values()]
@@ -290,8 +286,7 @@ def plot_effects(
         ax.set_ylabel(f"{outcome} (mean, central 90 %)")
     ax.set_xticks(places, [str(value) for value in made])
     ax.set(xlabel=f"{treatment}, set to", xlim=(-0.5, len(made) - 0.5))
-    ax.spines[["top", "right"]].set_visible(False)
-    return figure_of(ax)
+    return figure_of(open_axes(ax))
 
 
 # --- parts ------------------------------------------------------------------------------------------------------------
@@ -309,17 +304,8 @@ def _refuse_sequences(model: Model, name: str) -> None:
         raise ModelError(f"{name} draws tables; the graph has lagged edges: see plot_segments")
 
 
-def _columns(model: Model, data: pd.DataFrame) -> list[tuple[str, str]]:
-    """Observed nodes with the columns that show them, in the order of the graph."""
-    columns = []
-    for node in model.graph.observed:
-        names = [node] if node in data.columns else [f"{node}.{k}" for k in range(model.spaces[node].cells)]
-        columns += [(node, name) for name in names if name in data.columns]
-    return columns
-
-
-def _grid(count: int) -> tuple[Figure, list[Axes]]:
-    across = min(count, ACROSS)
+def _grid(count: int, most_across: int = 3) -> tuple[Figure, list[Axes]]:
+    across = min(count, most_across)
     down = -(-count // across)
     figure = Picture(figsize=(3.1 * across + 0.4, 2.4 * down), layout="constrained")
     axes = list(figure.subplots(down, across, squeeze=False).flat)
@@ -328,27 +314,27 @@ def _grid(count: int) -> tuple[Figure, list[Axes]]:
     return figure, axes[:count]
 
 
+def _pile(ax: Axes, shares: pd.DataFrame, width: float = 0.8) -> None:
+    """A bar for each line of a table: its shares, piled up."""
+    base = np.zeros(len(shares))
+    for number, level in enumerate(shares.columns):
+        heights = shares[level].to_numpy(dtype=float)
+        ax.bar(range(len(shares)), heights, bottom=base, width=width, color=colour(number), label=str(level))
+        base += heights
+
+
 def _distribution(ax: Axes, space: Space, seen: pd.Series[Any], made: pd.Series[Any]) -> None:
-    if space.is_discrete or (space.is_countable and seen.max() - seen.min() <= MOST_LEVELS):
-        kind: Any = label_text if space.is_discrete else int
-        data, model = (part.map(kind).value_counts(normalize=True) for part in (seen, made))
-        levels = sorted(set(data.index) | set(model.index))[:MOST_LEVELS]
-        places = np.arange(len(levels))
-        ax.bar(places - 0.2, data.reindex(levels, fill_value=0.0), width=0.4, color=DATA, label="data")
-        ax.bar(places + 0.2, model.reindex(levels, fill_value=0.0), width=0.4, color=MODEL, label="model")
-        ax.set_xticks(places, [str(level) for level in levels], fontsize=SMALL_FONT)
+    at, data, model = compared_shares(space, seen, made)
+    if isinstance(at, list):
+        places = np.arange(len(at))
+        ax.bar(places - 0.2, data, width=0.4, color=DATA, label="data")
+        ax.bar(places + 0.2, model, width=0.4, color=MODEL, label="model")
+        ax.set_xticks(places, at, fontsize=SMALL_FONT)
     else:
-        values, drawn = seen.to_numpy(dtype=float), made.to_numpy(dtype=float)
-        low, high = np.quantile(np.concatenate([values, drawn]), [0.002, 0.998])
-        edges = np.linspace(low, high if high > low else low + 1.0, min(50, max(10, int(len(values) ** 0.5))) + 1)
-        ax.hist(
-            values, edges.tolist(), weights=np.full(len(values), 1 / len(values)), color=DATA, alpha=0.6, label="data"
-        )
-        heights = np.histogram(drawn, edges)[0] / len(drawn)
-        ax.plot((edges[1:] + edges[:-1]) / 2, heights, color=MODEL, linewidth=1.6, label="model")
+        ax.bar(at[:-1], data, np.diff(at), align="edge", color=DATA, alpha=0.6, label="data")
+        ax.plot((at[1:] + at[:-1]) / 2, model, color=MODEL, linewidth=1.6, label="model")
     ax.set_ylabel("share", fontsize=SMALL_FONT)
-    ax.tick_params(labelsize=SMALL_FONT)
-    ax.spines[["top", "right"]].set_visible(False)
+    open_axes(ax).tick_params(labelsize=SMALL_FONT)
 
 
 def _pair(ax: Axes, data: pd.DataFrame, left: str, below: str, codes: NDArray[Any], groups: int) -> None:
@@ -357,23 +343,39 @@ def _pair(ax: Axes, data: pd.DataFrame, left: str, below: str, codes: NDArray[An
         if left == below:
             values = rows[left].dropna().to_numpy(dtype=float)
             if len(values):
-                ax.hist(values, 15, color=_colour(group), alpha=0.5)
+                ax.hist(values, 15, color=colour(group), alpha=0.5)
         else:
-            ax.plot(rows[left], rows[below], "o", color=_colour(group), markersize=2.2, alpha=0.6)
+            ax.plot(rows[left], rows[below], "o", color=colour(group), markersize=2.2, alpha=0.6)
 
 
-def _ends(table: pd.DataFrame, intervals: pd.DataFrame | None) -> tuple[Floats, Floats]:
-    """Ends of the intervals beside the estimates; the estimate itself where there are none."""
-    low, high = (table["value"].to_numpy(dtype=float).copy() for _ in range(2))
-    if intervals is None:
-        return low, high
-    names = intervals.index.to_frame(index=False)
-    for (node, parameter), group in table.reset_index(drop=True).groupby(["node", "parameter"], sort=False):
-        own = intervals[((names["node"] == node) & (names["parameter"] == parameter)).to_numpy()]
-        if len(own) == len(group):
-            low[group.index], high[group.index] = own["lower"], own["upper"]
-    return low, high
+# --- what is drawn ----------------------------------------------------------------------------------------------------
 
 
-def _colour(number: int) -> str:
-    return COLOURS[number % len(COLOURS)]
+def observed_columns(model: Model, data: pd.DataFrame) -> list[tuple[str, str]]:
+    """Observed nodes with the columns that show them, in the order of the graph."""
+    named = [(node, name) for node in model.graph.observed for name in cell_names(node, model.spaces[node])]
+    return [(node, name) for node, name in named if name in data.columns]
+
+
+def compared_shares(
+    space: Space, data: pd.Series[Any], made: pd.Series[Any]
+) -> tuple[list[str] | Floats, Floats, Floats]:
+    """Shares of a column's values beside those of values that a model makes.
+
+    Returns:
+        The names of the levels that are commonest in the data, or the edges of bins; and the shares of both there.
+    """
+    seen = data.dropna()
+    if space.is_discrete or (space.is_countable and seen.max() - seen.min() <= MOST_LEVELS):
+        kind: Any = label_text if space.is_discrete else int
+        counted = [part.map(kind).value_counts(normalize=True) for part in (seen, made)]
+        levels = sorted(set(counted[0].index) | set(counted[1].index))
+        levels = sorted(sorted(levels, key=lambda level: -float(counted[0].get(level, 0.0)))[:MOST_LEVELS])
+        shares = np.array([part.reindex(levels, fill_value=0.0) for part in counted], dtype=np.float64)
+        return [str(level) for level in levels], shares[0], shares[1]
+    parts = [part.to_numpy(dtype=float) for part in (seen, made)]
+    low, high = np.quantile(np.concatenate(parts), [0.002, 0.998])
+    edges = np.linspace(low, high if high > low else low + 1.0, min(50, max(10, int(len(seen) ** 0.5))) + 1)
+    bounded = (np.clip(part, edges[0], edges[-1]) for part in parts)
+    data_shares, model_shares = (np.histogram(part, edges)[0] / max(len(part), 1) for part in bounded)
+    return edges, data_shares, model_shares

@@ -25,6 +25,27 @@ class Picture(Figure):
         return buffer.getvalue()
 
 
+def axes_of(ax: Axes | None, width: float, height: float) -> Axes:
+    """The axes to draw on: those that are given, or those of a new figure of this size in inches."""
+    return Picture(figsize=(width, height), layout="constrained").add_subplot() if ax is None else ax
+
+
+def open_axes(ax: Axes) -> Axes:
+    """No lines above and to the right of what is drawn."""
+    ax.spines[["top", "right"]].set_visible(False)
+    return ax
+
+
+def legend_beside(ax: Axes, *marks: Any, **look: Any) -> None:
+    """A legend to the right of the axes."""
+    ax.legend(*marks, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), **look)
+
+
+def colour(number: int) -> str:
+    """The colour of the n-th thing of a picture."""
+    return COLOURS[number % len(COLOURS)]
+
+
 def figure_of(ax: Axes) -> Figure:
     """The figure that holds some axes, also where they lie in a figure inside a figure."""
     figure: Any = ax.figure
@@ -53,6 +74,6 @@ def tidy_steps(ax: Axes) -> None:
     """Whole steps along the axis, and lines across only."""
     ax.set_xlabel("step")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    ax.spines[["top", "right"]].set_visible(False)
+    open_axes(ax)
     ax.grid(axis="y", color="#e4e7ec", linewidth=0.8)
     ax.set_axisbelow(True)

@@ -3,7 +3,6 @@
 It is a single file: it opens from disk, on a phone and on paper, and no request leaves it.
 """
 
-from otpdag.report.page import report_page
-from otpdag.report.run_folder import Run, read_run
+from otpdag.report.page import Run, read_run, report_page
 
 __all__ = ["Run", "read_run", "report_page"]

@@ -10,29 +10,33 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from otpdag.errors import label_text
+from otpdag.plots.pictures import compared_shares
+from otpdag.plots.style import COLOURS
 from otpdag.spaces import Space
 
 Floats: TypeAlias = NDArray[np.float64]
 
 DATA, MODEL, ALARM = "#4c78a8", "#e08214", "#c0392b"
-PALETTE = ["#4c78a8", "#e08214", "#3d8b5a", "#a8434b", "#7a5aa6", "#6f6f6f", "#c2599b", "#8a7a2b"]
-MOST_LEVELS = 30  # bars of a category that can be told apart on a phone
-MOST_PATTERNS = 25  # of gaps, that can be told apart on a phone
 
 
 def against_model(node: str, space: Space, data: pd.Series[Any], made: pd.Series[Any]) -> go.Figure:
     """Shares of a column's values beside those of values that the model makes."""
-    seen = data.dropna()
-    if space.is_discrete:
-        figure = _bars(seen.map(label_text), made.map(label_text))
-    elif space.is_countable and seen.max() - seen.min() <= MOST_LEVELS:
-        figure = _bars(seen.astype(int), made.astype(int))
-    else:
-        figure = _histograms(seen.to_numpy(dtype=float), made.to_numpy(dtype=float))
+    at, seen, model = compared_shares(space, data, made)
+    figure = go.Figure()
+    if isinstance(at, list):  # two bars for each level
+        figure.add_bar(x=at, y=seen, name="data", marker_color=DATA)
+        figure.add_bar(x=at, y=model, name="model", marker_color=MODEL)
+        figure.update_layout(barmode="group")
+        figure.update_xaxes(type="category")
+    else:  # bars of the data under a line of the model
+        middles = (at[1:] + at[:-1]) / 2
+        figure.add_bar(x=middles, y=seen, name="data", marker_color=DATA, opacity=0.75)
+        figure.add_scatter(x=middles, y=model, name="model", mode="lines", line_color=MODEL)
+        figure.update_layout(bargap=0.03)
     return _dressed(figure, x=node, y="share of rows")
 
 
-def posteriors(node: str, space: Space, drawn: pd.Series[Any], columns: pd.DataFrame) -> go.Figure:
+def posteriors(node: str, space: Space, drawn: pd.Series[Any]) -> go.Figure:
     """A hidden node as rows tell it: how often each category, or the spread of a number."""
     if space.is_discrete:
         shares = drawn.map(label_text).value_counts(normalize=True).sort_index()
@@ -44,27 +48,17 @@ def posteriors(node: str, space: Space, drawn: pd.Series[Any], columns: pd.DataF
     return _dressed(figure, x=f"{node} (hidden)", y="share of draws")
 
 
-def along_time(
-    name: str,
-    x: Floats,
-    middle: Floats,
-    low: Floats,
-    high: Floats,
-    seen: Floats | None = None,
-    *,
-    axis: str = "step",
-) -> go.Figure:
-    """A band of the model's values along the steps of a sequence, and the series itself where it is seen.
+def along_time(name: str, x: Floats, values: Floats, seen: Floats | None = None, *, axis: str = "step") -> go.Figure:
+    """The central 90 % of the model's values along the steps of a sequence, and the series itself where it is seen.
 
     Args:
         name: What the axis is called.
         x: Where the steps lie.
-        middle: The mean at each step.
-        low: Lower end of the band.
-        high: Upper end of the band.
+        values: Draws of each step (draws, steps).
         seen: The data, NaN where they are missing.
         axis: What the steps are called.
     """
+    middle, (low, high) = values.mean(0), np.quantile(values, [0.05, 0.95], axis=0)
     figure = go.Figure()
     figure.add_scatter(x=x, y=high, mode="lines", line_width=0, showlegend=False, hoverinfo="skip")
     figure.add_scatter(
@@ -96,9 +90,9 @@ def gaps_by_column(table: pd.DataFrame) -> go.Figure:
     return _dressed(figure, x="column", y="share of cells that are empty")
 
 
-def gaps_together(table: pd.DataFrame) -> go.Figure:
-    """Which columns are empty together: the commonest patterns, one a line."""
-    patterns = table.isna().value_counts().head(MOST_PATTERNS)
+def gaps_together(table: pd.DataFrame, most: int = 25) -> go.Figure:
+    """Which columns are empty together: the commonest patterns, one a line, no more than a phone shows."""
+    patterns = table.isna().value_counts().head(most)
     holes = np.array([list(map(int, key)) for key in patterns.index], dtype=int)
     names = [f"{count:,} rows" for count in patterns]
     figure = go.Figure(
@@ -155,44 +149,13 @@ def _same(history: pd.DataFrame, column: str) -> bool:
     return "loss" in history and bool(np.allclose(history[column], history["loss"], equal_nan=True))
 
 
-def _bars(seen: pd.Series[Any], made: pd.Series[Any]) -> go.Figure:
-    """Two bars for each value: in the data, and by the model."""
-    data, model = seen.value_counts(normalize=True), made.value_counts(normalize=True)
-    levels = sorted(set(data.index) | set(model.index))
-    levels = sorted(levels, key=lambda level: -float(data.get(level, 0.0)))[:MOST_LEVELS]
-    figure = go.Figure()
-    for name, shares, color in (("data", data, DATA), ("model", model, MODEL)):
-        heights = [float(shares.get(level, 0.0)) for level in sorted(levels)]
-        figure.add_bar(x=[str(level) for level in sorted(levels)], y=heights, name=name, marker_color=color)
-    figure.update_layout(barmode="group")
-    figure.update_xaxes(type="category")
-    return figure
-
-
-def _histograms(seen: Floats, made: Floats) -> go.Figure:
-    """Bars of the data under a line of the model, in bins of the data."""
-    low, high = np.quantile(np.concatenate([seen, made]), [0.002, 0.998])
-    edges = np.linspace(low, high if high > low else low + 1.0, min(50, max(10, int(len(seen) ** 0.5))) + 1)
-    middles = (edges[1:] + edges[:-1]) / 2
-    figure = go.Figure()
-    figure.add_bar(x=middles, y=_shares(seen, edges), name="data", marker_color=DATA, opacity=0.75)
-    figure.add_scatter(x=middles, y=_shares(made, edges), name="model", mode="lines", line_color=MODEL)
-    figure.update_layout(bargap=0.03)
-    return figure
-
-
-def _shares(values: Floats, edges: Floats) -> Floats:
-    inside: Floats = np.histogram(np.clip(values, edges[0], edges[-1]), edges)[0] / max(len(values), 1)
-    return inside
-
-
 def _dressed(figure: go.Figure, *, x: str, y: str, height: int = 300) -> go.Figure:
     """The same look for all: no toolbar, room for names, colours that stand on white and on paper."""
     figure.update_layout(
         template="plotly_white",
         height=height,
         margin={"l": 14, "r": 18, "t": 34, "b": 14},
-        colorway=PALETTE,
+        colorway=[DATA, MODEL, *COLOURS[2:]],
         font={"family": "system-ui, sans-serif", "size": 13, "color": "#222"},
         legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
         xaxis={"title": {"text": x}, "automargin": True},
