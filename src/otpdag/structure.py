@@ -166,6 +166,14 @@ class Structure:
                 raise DataError(f"node {node!r} is Given: its cells must not be missing; one is, in row {row}")
 
     @property
+    def rows_needed(self) -> int:
+        """How many rows the hungriest node needs: one for each slope, and one for each other learned parameter."""
+        learned = [{k: p for k, p in one.declared().items() if p.learned} for one in self.mechanisms.values()]
+        return max(
+            (sum(p.shape[0] if name == "weight" else 1 for name, p in own.items()) for own in learned), default=1
+        )
+
+    @property
     def ties_parameters(self) -> bool:
         """Whether two nodes share a parameter."""
         keys = [key for names in self.keys.values() for key in names.values()]

@@ -7,6 +7,7 @@ import torch
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.likelihood.chain_potentials import HiddenNodes, potentials
+from otpdag.mechanisms.protocols import fitted_to_rows
 from tests.dynamic_models import laid_out, random_poisson_hmm
 
 COUNTS = [np.array([1.0, 7.0, 2.0, 12.0]), np.array([9.0, 2.0])]
@@ -63,4 +64,4 @@ def test_tables_have_the_maxima_of_their_mechanisms(model):
         )
         weight = torch.as_tensor(rng.gamma(1.0, 5.0, (1, value.shape[1])))
         found = nodes.tables[name].maximised(naturals[name], weight)["probs"]
-        torch.testing.assert_close(found, mechanism.maximised(naturals[name], value, parents, weight)["probs"])
+        torch.testing.assert_close(found, fitted_to_rows(mechanism, naturals[name], value[0], parents, weight)["probs"])

@@ -119,7 +119,7 @@ def test_units_do_not_depend_on_guessed_categories(made):
     weights, units = step_weights(model.structure, batch), []
     for even in (True, False):
         completed = complete_steps(model.structure, batch, np.random.default_rng(0), first=True, even_categories=even)
-        units.append(model.structure.scaled_to(completed, weights).mechanisms["x"].data_units())
+        units.append(model.structure.scaled_to(completed, weights).mechanisms["x"].buffers())
     assert units[0].keys() == units[1].keys()
     assert units[0]
     for key, value in units[0].items():

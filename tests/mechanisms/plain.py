@@ -32,3 +32,18 @@ def pooled(values, a, weight, prior=2.0):
         own = weight * (a == k)
         means.append(((own[:, None] * values).sum(0) + prior * overall) / (own.sum() + prior))
     return np.stack(means)
+
+
+def regressed(mechanism, params, x, numbers, weight, labels=None, sizes=None):
+    """The update from moments of columns that are shifted and scaled before they are summed, as problems sum them."""
+    x = np.asarray(x).reshape(len(x), -1)
+    dim, shift, unit = x.shape[1], np.array([0.3, -2.0, 1.5])[: 1 + len(numbers)], np.full(x.shape[1], 2.5)
+    moments = np.zeros((1, 1 if labels is None else sizes or labels.max() + 1, dim, len(shift) + 1, len(shift) + 1))
+    for row, own in enumerate(x):
+        for cell in range(dim):
+            lifted = np.append(np.append(own[cell], [each[row] for each in numbers]) - shift, 1.0)
+            lifted[0] /= unit[cell]
+            moments[0, 0 if labels is None else labels[row], cell] += weight[row] * np.outer(lifted, lifted)
+    return mechanism.regressed(
+        params, torch.as_tensor(moments), torch.as_tensor(np.tile(shift, (dim, 1))), torch.as_tensor(unit)
+    )

@@ -5,6 +5,7 @@ import torch
 
 from otpdag import mechanisms as m
 from otpdag.errors import ModelError
+from otpdag.mechanisms import protocols
 from otpdag.mechanisms.base import Noise, axis_count, sum_cells
 from otpdag.spaces import Discrete, Real
 from tests.mechanisms.own import Chances
@@ -34,14 +35,6 @@ def test_slopes_are_told_of_numeric_parents_alone():
     assert node.predictor.with_inputs_turned(params, {"r"}, torch.tensor([-1.0])) is None
 
 
-def test_a_mechanism_needs_a_row_for_each_slope_and_for_each_other_parameter():
-    family = m.Family("x", (("a", Discrete(4)), ("r", Real(1)), ("s", Real(2))))
-    assert m.Normal().setup(family).rows_needed == 3 + 1 + 1  # slopes, a level, a scale
-    assert m.Normal(scale=1.0).setup(family).rows_needed == 3 + 1
-    assert m.Normal(weight=0.0, loc=0.0).setup(family).rows_needed == 1
-    assert m.Categorical(5).setup(m.Family("x", family.parents[:1])).rows_needed == 1
-
-
 class Bare(m.Mechanism):
     """Nothing but what must be there."""
 
@@ -52,36 +45,24 @@ class Bare(m.Mechanism):
         return 3.0 * noise
 
 
-class Line(Bare):
-    is_linear = True
-
-
 def test_a_mechanism_that_says_nothing_has_nothing():
     node = Bare().setup(m.Family("x"))
-    assert (node.noise.kind, node.relaxed_noise) == ("normal", node.noise)
-    assert not any((node.is_given, node.is_linear, node.is_quadratic, node.has_maximiser, node.has_density))
-    assert not any((node.can_abduct, node.correlated))
-    assert node.reparameterised
-    assert Line().is_quadratic
-    assert node.parameters() == node.axes() == node.buffers() == node.data_units() == {}
+    assert (node.noise.kind, protocols.relaxed_noise(node)) == ("normal", node.noise)
+    assert not any((node.is_given, node.has_density, node.correlated, protocols.can_abduct(node)))
+    assert not any((protocols.is_linear(node), protocols.is_quadratic(node), protocols.has_closed_form(node)))
+    assert node.parameters() == node.axes() == protocols.buffers_of(node) == {}
     assert node.start(torch.zeros(3, 2), {}, torch.ones(3)) == {}
-    assert node.with_buffers({}) is node.with_data_units({}) is node
-    assert node.rows_needed == 0
     value = torch.ones(1, 4, 2)
-    for missing in (node.features(value[0], value[0].bool()), node.kernel_means({}, {}, []), node.mean({}, {})):
-        assert missing is None
-    assert node.turned({}, {"x"}, torch.ones(2)) is node.slopes({}, "y") is node.atoms({}, {}, 100) is None
-    torch.testing.assert_close(node.relaxed({}, {}, value, 0.5), 3 * value)
+    assert node.mean({}, {}) is node.atoms({}, {}, 100) is None
+    torch.testing.assert_close(protocols.relaxed(node, {}, {}, value, 0.5), 3 * value)
     mask = torch.tensor([True, False])
     assert node.complete({}, value, {}, mask, value).tolist() == [[[1.0, 3.0]] * 4]
     params = {"p": value}
     assert node.describe(params) == node.restore_units(params) == node.remove_units(params) == params
     for call in (
         lambda: node.log_prob({}, value, {}),
-        lambda: node.abduct({}, value, {}, value),
-        lambda: node.coefficients({}),
-        lambda: node.maximised_by({}, value),
-        lambda: node.maximised({}, value, {}, value),
+        lambda: protocols.abducted(node, {}, value, {}, value),
+        lambda: protocols.fitted_to_rows(node, {}, value[0], {}, value[..., 0]),
     ):
         with pytest.raises(NotImplementedError, match="Bare"):
             call()
@@ -157,4 +138,4 @@ def test_labels_are_exchanged_along_all_axes_of_a_node_or_not_at_all():
     torch.testing.assert_close(both, probs.reshape(2, 3, 3)[:, order][:, :, order])
     assert node.relabelled({"probs": probs}, {"other"}, order) is None
     assert node.relabelled({"probs": probs, "more": probs}, {"b"}, order) is None
-    assert not node.defines_together("log_prob", "relabelled")
+    assert not protocols.defines_together(node, "log_prob", "relabelled")

@@ -8,6 +8,7 @@ import torch
 
 from otpdag import mechanisms as m
 from otpdag.mechanisms import Family
+from otpdag.mechanisms.protocols import fitted_to_rows, has_closed_form
 from otpdag.spaces import Discrete, Real
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -70,15 +71,14 @@ def test_starts_and_updates_are_weighted_frequencies(parents):
     torch.testing.assert_close(found, smoothed / smoothed.sum(-1, keepdim=True))
     slowed = counts + 0.1 * probs
     expected = slowed / slowed.sum(-1, keepdim=True)
-    given = {name: one.expand(2, -1, -1) for name, one in hot.items()}
-    updated = mechanism.maximised({"probs": probs}, chosen.expand(2, -1, -1), given, weight.expand(2, -1))
+    updated = fitted_to_rows(mechanism, {"probs": probs}, chosen, hot, weight.expand(2, -1))
     torch.testing.assert_close(updated["probs"], expected)
-    torch.testing.assert_close(mechanism.maximised_by({"probs": probs}, counts)["probs"], expected)
+    torch.testing.assert_close(mechanism.fitted({"probs": probs}, counts)["probs"], expected)
     torch.testing.assert_close(mechanism.coefficients({"probs": probs}), probs.log())
-    assert mechanism.has_maximiser
+    assert has_closed_form(mechanism)
     given_table = table(parents, probs=np.full((*SIZES[parents], 4), 0.25))
-    assert not given_table.has_maximiser
-    assert given_table.maximised_by({"probs": probs}, counts)["probs"] is probs
+    assert not has_closed_form(given_table)
+    assert given_table.fitted({"probs": probs}, counts)["probs"] is probs
 
 
 def test_impossible_categories_have_a_finite_logarithm():
@@ -90,7 +90,7 @@ def test_impossible_categories_have_a_finite_logarithm():
 
 def test_a_logit_is_told_relative_to_the_first_category():
     mechanism = m.Categorical(3).setup(Family("k", (("p0", Discrete(2)), ("x", Real(1)))))
-    assert not mechanism.has_maximiser
+    assert not has_closed_form(mechanism)
     logits, weight = (torch.randn(1, rows, 3, generator=GENERATOR).double() for rows in (2, 1))
     told = mechanism.describe({"logits": logits, "weight": weight})
     torch.testing.assert_close(told["logits"].reshape(1, 2, 3), logits - logits[..., :1])

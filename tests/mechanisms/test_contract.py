@@ -8,6 +8,7 @@ import torch
 
 from otpdag import mechanisms as m
 from otpdag.errors import ModelError
+from otpdag.mechanisms.protocols import Turning
 from otpdag.spaces import Count, Discrete, Image, Real, Simplex
 from otpdag.testing import MECHANISM_CHECKS, Case
 
@@ -154,15 +155,20 @@ def test_mechanisms_follow_the_labels_of_their_parents(label):
         assert (followed is None) == (label in KEEPS_LABELS or label.partition("-")[0] in KEEPS_LABELS)
 
 
+def turned(mechanism, params, nodes, sign):
+    return mechanism.turned(params, nodes, sign) if isinstance(mechanism, Turning) else None
+
+
 @pytest.mark.parametrize("label", SERVED)
 def test_real_nodes_turn_round_and_follow_real_parents(label):
     one = LABELS[label]
     linear = "network" not in label and label.partition("-")[0] not in KEEPS_LABELS | {"Quantized"}
     for name, space in one.mechanism.family.continuous:
         if space.is_unbounded:
-            followed = one.mechanism.turned(one.params, [name], -torch.ones(space.width, dtype=torch.float64))
+            followed = turned(one.mechanism, one.params, [name], -torch.ones(space.width, dtype=torch.float64))
             assert (followed is not None) == linear
     if one.mechanism.space.is_unbounded and not one.mechanism.is_given:
         sign = -torch.ones(one.mechanism.space.width, dtype=torch.float64)
-        turned = one.mechanism.turned(one.params, ["x"], sign)
-        assert (turned is not None) == (linear and label.partition("-")[0] in TURNS_ROUND)
+        assert (turned(one.mechanism, one.params, ["x"], sign) is not None) == (
+            linear and label.partition("-")[0] in TURNS_ROUND
+        )

@@ -85,18 +85,18 @@ def test_relaxed_draws_have_the_mean_and_the_variance():
         np.testing.assert_allclose(found, np.exp(1.5) + np.array([0, 1, -2]) * np.sqrt(variance))
 
 
-def test_sums_are_maximised_by_mean_counts():
+def test_sums_are_fitted_mean_counts():
     node = m.Poisson(2).setup(ROOT)
     params = {"log_rate": torch.tensor([[[0.3, 0.4]]], dtype=torch.float64)}
     sums = torch.tensor(
         [[[5.0, 4.0, 20.0, 0.0, 9.0]]], dtype=torch.float64
     )  # rows that show each, their counts, factorials
-    found = node.maximised_by(params, sums)["log_rate"][0, 0]
+    found = node.fitted(params, sums)["log_rate"][0, 0]
     np.testing.assert_allclose(found, [np.log(4.0), np.log(FEWEST_COUNTED / 4)])
     none = torch.tensor([[[0.0, 4.0, 0.0, 8.0, 9.0]]], dtype=torch.float64)
-    np.testing.assert_allclose(node.maximised_by(params, none)["log_rate"][0, 0], [0.3, np.log(2.0)])
+    np.testing.assert_allclose(node.fitted(params, none)["log_rate"][0, 0], [0.3, np.log(2.0)])
     given = m.Poisson(2, log_rate=0.0).setup(ROOT)
-    assert given.maximised_by(params, sums) == params
+    assert given.fitted(params, sums) == params
 
 
 def test_units_are_those_of_logarithms_of_counts():

@@ -163,7 +163,7 @@ def test_features_times_coefficients_are_the_log_density_of_rows_that_are_seen(p
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("units", [False, True])
-def test_sums_of_features_are_maximised_by_weighted_moments(shared, units):
+def test_sums_of_features_are_fitted_weighted_moments(shared, units):
     rng = np.random.default_rng(5)
     value = 20.0 + np.array([4.0, 0.5]) * rng.normal(size=(30, 2))
     weight = rng.uniform(0.5, 2.0, (30, 3)) * [1.0, 1.0, 0.0]  # a state without rows stays as it was
@@ -176,7 +176,7 @@ def test_sums_of_features_are_maximised_by_weighted_moments(shared, units):
         "loc": torch.as_tensor(rng.normal(size=(1, 3, 2))),
         "covariance": 5.0 * torch.eye(2).double().expand(1, 1 if shared else 3, 2, 2),
     }
-    found = mechanism.maximised_by(before, (torch.as_tensor(weight.T) @ features)[None])
+    found = mechanism.fitted(before, (torch.as_tensor(weight.T) @ features)[None])
     loc = before["loc"][0].numpy().copy()
     loc[:2] = [weight[:, a] @ value / weight[:, a].sum() for a in range(2)]
     np.testing.assert_allclose(found["loc"][0], loc, rtol=1e-9)
@@ -198,7 +198,7 @@ def test_what_is_given_is_not_maximised_and_one_row_leaves_a_sliver():
         (m.MultivariateNormal(2), [1.0, 3.0], 1e-14 * np.eye(2)),
     ):
         bound = node.setup(m.Family("x"))
-        found = bound.maximised_by(params, bound.features(value, seen).reshape(1, 1, -1))
+        found = bound.fitted(params, bound.features(value, seen).reshape(1, 1, -1))
         np.testing.assert_allclose(found["loc"][0, 0], loc)
         np.testing.assert_allclose(found["covariance"][0, 0], covariance, rtol=1e-9, atol=1e-20)
 

@@ -12,8 +12,9 @@ from otpdag.divergences.whitened import FeatureColumn, WhitenedFeatures
 from otpdag.errors import ModelError
 from otpdag.mechanisms.normal import SMALLEST_SCALE, SMALLEST_UPDATE, default_floor
 from otpdag.mechanisms.parameters import Axis
+from otpdag.mechanisms.protocols import fitted_to_rows
 from otpdag.spaces import Discrete
-from tests.mechanisms.plain import FAMILY, as_parents, line_of, pooled, table
+from tests.mechanisms.plain import FAMILY, as_parents, line_of, pooled, regressed, table
 
 TABLE = m.Family("x", (("a", Discrete(3)),))
 
@@ -67,7 +68,7 @@ VARIANTS = list(itertools.product([False, True], [False, True], [False, True]))
 
 
 @pytest.mark.parametrize(("shared", "isotropic", "units"), VARIANTS)
-def test_sums_of_features_are_maximised_by_weighted_moments(shared, isotropic, units):
+def test_sums_of_features_are_fitted_weighted_moments(shared, isotropic, units):
     rng = np.random.default_rng(3)
     value, seen = 50.0 + np.array([9.0, 0.5]) * rng.normal(size=(40, 2)), rng.random((40, 2)) < 0.7
     weight = rng.dirichlet(np.ones(3), 40) * rng.uniform(0.5, 2.0, (40, 1))
@@ -79,7 +80,7 @@ def test_sums_of_features_are_maximised_by_weighted_moments(shared, isotropic, u
         "loc": torch.as_tensor(rng.normal(size=(1, 3, 2))),
         "scale": torch.full((1, 1 if shared else 3, 1 if isotropic else 2), 7.0).double(),
     }
-    found = node.maximised_by(before, sums[None])
+    found = node.fitted(before, sums[None])
     trust = weight[:, :, None] * seen[:, None]
     loc = before["loc"][0].numpy().copy()
     loc[:2] = ((trust * value[:, None]).sum(0) / np.where(trust.sum(0) > 0, trust.sum(0), 1.0))[:2]
@@ -99,7 +100,7 @@ def test_what_is_given_stays_and_equal_values_keep_a_little_spread():
         bound = node.setup(m.Family("x"))
         params = {"loc": torch.full((1, 1, 1), 1.0).double(), "scale": torch.full((1, 1, 1), 2.0).double()}
         sums = bound.features(value, torch.ones(5, 1, dtype=torch.bool)).sum(0).reshape(1, 1, -1)
-        found = {name: one.item() for name, one in bound.maximised_by(params, sums).items()}
+        found = {name: one.item() for name, one in bound.fitted(params, sums).items()}
         assert found["loc"] == (1.0 if learned == "scale" else 3.0)
         expected = {"scale": 2.0, "loc": 2.0, "both": SMALLEST_UPDATE}[learned]
         assert found["scale"] == pytest.approx(expected, rel=1e-6)
@@ -217,12 +218,12 @@ def test_scales_have_the_floor_of_their_columns(isotropic):
     torch.testing.assert_close(support.floor, expected / unit)
     torch.testing.assert_close(node.parameters()["scale"].unit, unit)
     # units travel with what is fitted
-    units = node.data_units()
+    units = node.buffers()
     torch.testing.assert_close(units["smallest"], smallest)
-    again = m.Normal(2, isotropic=isotropic).setup(m.Family("x")).with_data_units(units)
+    again = m.Normal(2, isotropic=isotropic).setup(m.Family("x")).with_buffers(units)
     torch.testing.assert_close(again.smallest_scale, expected)
     bare = {name: one for name, one in units.items() if name != "smallest"}
-    assert again.with_data_units(bare).smallest is None
+    assert again.with_buffers(bare).smallest is None
     # a floor that is given is a share of the spread; zero is none; nor have scales one that are shared or hidden
     given = m.Normal(2, isotropic=isotropic, floor=0.2).setup(m.Family("x")).scaled_to(value, {}, weight)
     torch.testing.assert_close(given.smallest_scale, 0.2 * unit)
@@ -247,8 +248,11 @@ def test_updates_are_weighted_regressions_row_by_row(shared):
     node = m.Normal(2, shared_scale=shared).setup(FAMILY)
     own = random_params(rng, shared, False)
     params = {name: torch.as_tensor(one) for name, one in own.items()}
-    parents = {name: one[None] for name, one in as_parents(a, r).items()}
-    found = node.maximised(params, torch.as_tensor(value)[None], parents, torch.as_tensor(weight))
+    each = [
+        regressed(node, {name: one[k : k + 1] for name, one in params.items()}, value, [r], weight[k], a, 3)
+        for k in range(2)
+    ]
+    found = {name: torch.cat([one[name] for one in each]) for name in params}
     design = np.column_stack([a == 0, a == 1, r]).astype(float)
     for k, cell in np.ndindex(2, 2):
         old = own["scale"][k, 0 if shared else a, cell]
@@ -274,14 +278,14 @@ def test_updates_keep_the_floor_and_the_scale_of_a_hidden_node():
     node = m.Normal().setup(m.Family("x")).scaled_to(value, {}, torch.ones(4).double())
     params = {"loc": torch.zeros(1, 1, 1).double(), "scale": torch.ones(1, 1, 1).double()}
     alike = torch.tensor([[1.0, 1.0, 0.0, 1.0]]).double()
-    found = node.maximised(params, value[None], {}, alike)
+    found = fitted_to_rows(node, params, value, {}, alike)
     assert found["loc"].item() == pytest.approx(1.0)
     assert node.smallest_scale.item() > 0
     assert found["scale"].item() == pytest.approx(node.smallest_scale.item())
     hidden = m.Normal().setup(m.Family("x", (("a", Discrete(2)),), hidden=True))
-    assert hidden.has_maximiser
+    assert hidden.has_closed_form
     own = {"loc": torch.zeros(1, 2, 1).double(), "scale": torch.ones(1, 1, 1).double()}
-    parents = {"a": torch.eye(2).double()[torch.tensor([0, 1, 1, 0])][None]}
-    moved = hidden.maximised(own, value[None], parents, torch.ones(1, 4).double())
+    parents = {"a": torch.eye(2).double()[torch.tensor([0, 1, 1, 0])]}
+    moved = fitted_to_rows(hidden, own, value, parents, torch.ones(1, 4).double())
     assert moved["scale"].tolist() == [[[1.0]]]
     np.testing.assert_allclose(moved["loc"].flatten(), [1.0, 1.5])

@@ -57,7 +57,7 @@ def test_units_of_the_data_are_kept_and_handed_on():
     np.testing.assert_allclose(scaled.unit, spread)
     np.testing.assert_allclose(scaled.centre_and_unit(like)[0], centre)
     np.testing.assert_allclose(scaled.centre_and_unit(like)[1], spread)
-    assert set(scaled.buffers()) == {"in_shift", "in_scale", "out_shift", "out_scale"}
+    assert set(scaled.buffers()) == {"in_shift", "in_scale", "out_shift", "out_scale", "smallest"}
     again = plain.with_buffers(scaled.buffers())
     torch.testing.assert_close(again.buffers(), scaled.buffers())
     assert plain.unit is None

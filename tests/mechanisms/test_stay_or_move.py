@@ -6,6 +6,7 @@ import torch
 
 from otpdag import mechanisms as m
 from otpdag.mechanisms import Family
+from otpdag.mechanisms.protocols import fitted_to_rows
 from otpdag.spaces import Discrete
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -29,7 +30,7 @@ def test_probabilities_are_those_of_the_definition():
     parent = one_hot([[0, 2]], 4)
     expected = torch.full((1, 2, 4), 0.1).double()
     expected[0, 0, 0] = expected[0, 1, 2] = STAY
-    torch.testing.assert_close(mechanism.probs(params, {"before": parent}), expected, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(mechanism.probabilities(params, {"before": parent}), expected, rtol=1e-6, atol=1e-9)
     torch.testing.assert_close(mechanism.mean(params, {"before": parent}), expected, rtol=1e-6, atol=1e-9)
     value = one_hot([[0, 3]], 4)
     found = mechanism.log_prob(params, value, {"before": parent})
@@ -62,7 +63,7 @@ def test_starts_and_updates_are_weighted_shares_of_rows_without_a_change():
     torch.testing.assert_close(start, expected.reshape(1))
     before = {"stay": torch.tensor([[0.4], [0.4]]).double()}
     both = torch.stack([weight, torch.zeros_like(weight)])
-    found = mechanism.maximised(before, value.expand(2, -1, -1), {"before": parent.expand(2, -1, -1)}, both)["stay"]
+    found = fitted_to_rows(mechanism, before, value, {"before": parent}, both)["stay"]
     torch.testing.assert_close(found[0], ((weight * same).sum() / weight.sum()).reshape(1))
     assert found[1].item() == before["stay"][1].item()
 
@@ -75,8 +76,8 @@ def test_starts_keep_away_from_zero_and_one():
 
 
 def test_only_a_free_probability_is_updated_and_only_common_labels_are_swapped():
-    assert stay_or_move().has_maximiser
-    assert not stay_or_move(stay=0.5).has_maximiser
+    assert stay_or_move().has_closed_form
+    assert not stay_or_move(stay=0.5).has_closed_form
     params = {"stay": torch.tensor([[0.5]]).double()}
     assert stay_or_move().relabelled(params, {"z", "before"}, [1, 0, 2]) == params
     assert stay_or_move().relabelled(params, {"z"}, [1, 0, 2]) is None

@@ -20,6 +20,7 @@ from otpdag.divergences import Energy
 from otpdag.likelihood import row_posterior, sequence_posterior
 from otpdag.likelihood.row_posterior import Fitted, posterior_draws
 from otpdag.mechanisms import Mechanism
+from otpdag.mechanisms.protocols import abducted, can_abduct
 from otpdag.noise import draw_noise
 from otpdag.simulation import ancestral
 
@@ -110,10 +111,10 @@ def _residual(
     mechanism, value = fitted.structure.mechanisms[node], values[node]
     parents = {parent: values[parent] for parent in fitted.structure.graph.parents(node)}
     context = [_standardised(fitted.structure.mechanisms[p], v) for p, v in parents.items()]
-    own = noise_scores(fitted, node, value, parents, generator) if mechanism.can_abduct else value
+    own = noise_scores(fitted, node, value, parents, generator) if can_abduct(mechanism) else value
     fresh = [_fresh(fitted, node, value, parents, generator) for _ in range(repeats + 1)]
     scale = torch.ones(1, dtype=value.dtype)
-    if not (mechanism.can_abduct or mechanism.space.is_discrete):
+    if not (can_abduct(mechanism) or mechanism.space.is_discrete):
         scale = fresh[-1].std(1, keepdim=True).clamp(min=CONSTANT)
     distance = Energy()
 
@@ -132,7 +133,7 @@ def noise_scores(
     """The noise of a node that made its values (1, N, width), as normal scores (1, N, dim)."""
     mechanism = fitted.structure.mechanisms[node]
     uniform = torch.rand(*value.shape[:-1], mechanism.noise.dim, generator=generator, dtype=value.dtype)
-    noise = mechanism.abduct(fitted.naturals[node], value, parents, uniform).detach()
+    noise = abducted(mechanism, fitted.naturals[node], value, parents, uniform).detach()
     return noise if mechanism.noise.kind == "normal" else torch.special.ndtri(noise.clamp(1e-6, 1 - 1e-6))
 
 
@@ -141,7 +142,7 @@ def _fresh(
 ) -> Tensor:
     """Noise as the model draws it; values where it cannot be recovered from them."""
     mechanism = fitted.structure.mechanisms[node]
-    if mechanism.can_abduct:
+    if can_abduct(mechanism):
         return torch.randn(*value.shape[:-1], mechanism.noise.dim, generator=generator, dtype=value.dtype)
     noise = draw_noise(mechanism.noise, tuple(value.shape[:-1]), generator)
     return mechanism.forward(fitted.naturals[node], parents, noise).detach().expand_as(value)

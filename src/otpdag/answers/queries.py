@@ -28,6 +28,7 @@ from otpdag.likelihood import elimination
 from otpdag.likelihood.row_posterior import BUDGET, Fitted, posterior_draws
 from otpdag.mechanisms import Given
 from otpdag.mechanisms.base import Family
+from otpdag.mechanisms.protocols import abducted, can_abduct
 from otpdag.structure import Naturals, Structure
 from otpdag.threads import bounded_threads
 
@@ -226,7 +227,7 @@ def counterfactual_draws(
             after[node] = made.reshape(batch.rows, -1, made.shape[-1]).expand_as(before[node])
             changed.add(node)
         elif changed & set(parents):
-            if not mechanism.can_abduct:
+            if not can_abduct(mechanism):
                 raise ModelError(
                     f"a counterfactual needs the noise of node {node!r}; {type(mechanism).__name__} cannot recover it"
                 )
@@ -234,7 +235,7 @@ def counterfactual_draws(
             shape = (1, *before[node].shape[:2], mechanism.noise.dim)
             uniform = torch.rand(shape, generator=generator, dtype=torch.float64)
             own = {parent: before[parent].unsqueeze(0) for parent in parents}
-            noise = mechanism.abduct(params, before[node].unsqueeze(0), own, uniform)
+            noise = abducted(mechanism, params, before[node].unsqueeze(0), own, uniform)
             new = {parent: after[parent].unsqueeze(0) for parent in parents}
             after[node] = mechanism.forward(params, new, noise)[0].detach().expand_as(before[node])
             changed.add(node)

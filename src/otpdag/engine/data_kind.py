@@ -163,6 +163,6 @@ def named_method(name: str) -> Method:
 
 def check_rows(structure: Structure, rows: int) -> None:
     """Refuse fewer rows than a node has slopes and other parameters."""
-    needed = max((mechanism.rows_needed for mechanism in structure.mechanisms.values()), default=1)
+    needed = structure.rows_needed
     if rows <= needed:
         raise DataError(f"the table has {rows} rows; at least {needed + 1} are needed for this model")

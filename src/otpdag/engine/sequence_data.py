@@ -29,6 +29,7 @@ from otpdag.likelihood.smoother import SequenceMap
 from otpdag.likelihood.starts import complete_steps, step_weights
 from otpdag.matching.window_features import check_windows
 from otpdag.matching.windows import window_problem
+from otpdag.mechanisms.protocols import is_linear
 from otpdag.model import Model
 from otpdag.noise import Streams
 from otpdag.problem import Problem
@@ -342,7 +343,7 @@ def _network_may_help(structure: Structure, closed: ClosedForm) -> bool:
         for name, mechanism in structure.mechanisms.items()
         if structure.base(name) in numbers or any(structure.base(p) in numbers for p, _ in mechanism.family.parents)
     ]
-    return not all(mechanism.is_linear for mechanism in touched)
+    return not all(is_linear(mechanism) for mechanism in touched)
 
 
 def _with_network(

@@ -31,6 +31,7 @@ from otpdag.errors import ModelError
 from otpdag.layers import nearest
 from otpdag.mechanisms import Codebook
 from otpdag.mechanisms.codebook import copy_gradient, mahalanobis
+from otpdag.mechanisms.protocols import relaxed, relaxed_noise
 from otpdag.noise import Streams
 from otpdag.problem import LossTerms, Moved, Pace, Problem
 from otpdag.settings import Objective
@@ -268,8 +269,8 @@ class AutoencoderProblem(_ImageProblem):
         if not eta or push is None:
             return terms
         prior = self.structure.mechanisms[hidden]
-        noise = streams.draw(prior.relaxed_noise, rows.shape[1], rows)
-        drawn = prior.relaxed(naturals[hidden], {}, noise, 1.0).expand_as(latents)
+        noise = streams.draw(relaxed_noise(prior), rows.shape[1], rows)
+        drawn = relaxed(prior, naturals[hidden], {}, noise, 1.0).expand_as(latents)
         gap = push.divergence(latents, drawn.to(latents), generator=streams.shared)
         return terms + LossTerms.of(cost, divergence=eta * gap)
 

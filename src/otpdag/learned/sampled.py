@@ -30,6 +30,7 @@ from otpdag.learned.amortized import AmortizedMap
 from otpdag.learned.sequence_map import BidirectionalMap
 from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.base import Noise, Params, Parents
+from otpdag.mechanisms.protocols import abducted, can_abduct, relaxed, relaxed_noise
 from otpdag.noise import Streams, normal_score
 from otpdag.problem import LossTerms, Problem, WrappedProblem
 from otpdag.settings import Drawn, Objective, PushForward, Weights
@@ -203,11 +204,11 @@ def rebuild(draw: Draw) -> tuple[Tensor, dict[str, Tensor]]:
         params, value, mask = draw.naturals[node], batch.values[node], batch.mask[node]
         if drawn.noise == "marginal":
             total = total - mechanism.log_prob(params, value, parents, mask)
-        elif drawn.noise == "abducted" and mechanism.can_abduct:
+        elif drawn.noise == "abducted" and can_abduct(mechanism):
             noises[node] = _abduct(draw, node, parents)
         else:
-            noise = draw.streams.draw(mechanism.relaxed_noise, batch.rows, value)
-            rebuilt = mechanism.relaxed(params, parents, noise, draw.moment.temperature)
+            noise = draw.streams.draw(relaxed_noise(mechanism), batch.rows, value)
+            rebuilt = relaxed(mechanism, params, parents, noise, draw.moment.temperature)
             spread = draw.backward.code.spread(node, value)
             total = total + ground_cost(mechanism, value, rebuilt, mask, spread, drawn.costs.get(node))
     return total, noises
@@ -222,9 +223,9 @@ def _abduct(draw: Draw, node: str, parents: Parents) -> Tensor:
     # drawn whether it is needed or not: a stream must not depend on what other replicas' rows miss
     fresh = draw.streams.draw(mechanism.noise, value.shape[1], value)
     if was_drawn or bool(mask.all()):
-        return mechanism.abduct(params, value, parents, uniform)
+        return abducted(mechanism, params, value, parents, uniform)
     harmless = mechanism.space.neutral().to(value)
-    noise = mechanism.abduct(params, torch.where(mask, value, harmless), parents, uniform)
+    noise = abducted(mechanism, params, torch.where(mask, value, harmless), parents, uniform)
     return torch.where(mask if mask.shape[-1] == noise.shape[-1] else mask.all(-1, keepdim=True), noise, fresh)
 
 
@@ -275,8 +276,8 @@ Pair = tuple[list[Tensor], list[Tensor]]
 def family(draw: Draw, node: str, noises: Values) -> Pair:
     """A node that was drawn, with its parents and its children's noises."""
     mechanisms, parents = draw.structure.mechanisms, draw.parents(node)
-    fresh = draw.streams.draw(mechanisms[node].relaxed_noise, draw.batch.rows, draw.values[node])
-    made = mechanisms[node].relaxed(draw.naturals[node], parents, fresh, draw.moment.temperature)
+    fresh = draw.streams.draw(relaxed_noise(mechanisms[node]), draw.batch.rows, draw.values[node])
+    made = relaxed(mechanisms[node], draw.naturals[node], parents, fresh, draw.moment.temperature)
     children = [c for c in draw.structure.graph.children(draw.structure.base(node)) if c in noises]
     above = [draw.standard(parent, value) for parent, value in parents.items()]
     pushed = [draw.standard(node), *above]
@@ -322,9 +323,9 @@ def _ancestral(draw: Draw, maps: Sequence[AmortizedMap]) -> dict[str, Tensor]:
             values[node] = batch.values[node]
             continue
         mechanism, seen = structure.mechanisms[node], batch.mask.get(node)
-        noise = draw.streams.draw(mechanism.relaxed_noise, batch.rows, batch.weight)
+        noise = draw.streams.draw(relaxed_noise(mechanism), batch.rows, batch.weight)
         parents = structure.parents(node, values)
-        made = mechanism.relaxed(draw.naturals[node], parents, noise, draw.moment.temperature)
+        made = relaxed(mechanism, draw.naturals[node], parents, noise, draw.moment.temperature)
         values[node] = made if seen is None else torch.where(seen, batch.values[node], made)
     return values
 

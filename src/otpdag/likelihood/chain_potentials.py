@@ -20,6 +20,7 @@ from otpdag.likelihood.chain_layout import Chain
 from otpdag.mechanisms.base import Mechanism, Params
 from otpdag.mechanisms.categorical import Categorical
 from otpdag.mechanisms.predictor import configurations
+from otpdag.mechanisms.protocols import defines_together
 from otpdag.structure import Naturals, Structure
 
 # An emission is never less likely than exp of this, relative to the likeliest state's: 1e-200 leaves a message and a
@@ -139,7 +140,7 @@ class HiddenTable:
         is_whole: Whether these are all entries in their own order.
     """
 
-    mechanism: Mechanism
+    mechanism: Categorical
     entry: Tensor
     is_whole: bool
 
@@ -148,7 +149,7 @@ class HiddenTable:
         """By its one-hot values (..., width) and its parents'; None where it is no table, or cannot be read as one."""
         if not isinstance(mechanism, Categorical) or not mechanism.is_table:
             return None
-        if not mechanism.defines_together("log_prob", "maximised", "coefficients", "maximised_by"):
+        if not defines_together(mechanism, "log_prob", "coefficients", "fitted"):
             return None
         rows = configurations(mechanism.family, parents)
         row = torch.zeros(1, dtype=torch.long) if rows is None else rows.argmax(-1)
@@ -166,7 +167,7 @@ class HiddenTable:
         shape = params["probs"].shape[1:]
         if not self.is_whole:
             weight = weight.new_zeros(len(weight), shape.numel()).index_add_(1, self.entry, weight)
-        return self.mechanism.maximised_by(params, weight.reshape(-1, *shape))
+        return self.mechanism.fitted(params, weight.reshape(-1, *shape))
 
 
 @dataclass(frozen=True, eq=False)

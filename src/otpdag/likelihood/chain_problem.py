@@ -34,6 +34,7 @@ from otpdag.likelihood.chain_potentials import SMALLEST_LOG, HiddenNodes, Linear
 from otpdag.likelihood.state_problem import Emissions, emissions_of
 from otpdag.likelihood.swapped_states import Reading, swapped, swapped_pairs, swaps
 from otpdag.mechanisms.base import Params
+from otpdag.mechanisms.protocols import fitted_to_rows, has_closed_form
 from otpdag.problem import LossTerms, Moved, Pace, Units, Updates, curvature
 from otpdag.simulation import simulated_sequences
 from otpdag.structure import Naturals, Structure, Theta, columns_of
@@ -291,7 +292,7 @@ class ChainProblem(Units):
         weight = sums.pair.flatten(1) if joins else weight
         if table is not None:
             return table.maximised(params, weight)
-        return self.structure.mechanisms[name].maximised(params, value, parents, weight)
+        return fitted_to_rows(self.structure.mechanisms[name], params, value[0], parents, weight)
 
     @cached_property
     def _spread(self) -> dict[str, tuple[Tensor, dict[str, Tensor], bool]]:
@@ -389,7 +390,7 @@ def _emissions(structure: Structure, chain: Chain) -> Emissions | None:
         return None
     for name, mechanism in structure.mechanisms.items():
         hidden = structure.base(name) in graph.hidden
-        if hidden and structure.keys[name] and not mechanism.has_maximiser:
+        if hidden and structure.keys[name] and not has_closed_form(mechanism):
             return None
         observed = [parent for parent, _ in mechanism.family.parents if structure.base(parent) not in graph.hidden]
         if observed and (hidden or any(parent not in graph.observed for parent in observed)):

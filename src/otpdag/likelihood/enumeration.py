@@ -32,7 +32,7 @@ from torch import Tensor
 
 from otpdag.data import Batch
 from otpdag.errors import ModelError
-from otpdag.mechanisms import Mechanism
+from otpdag.mechanisms import Mechanism, protocols
 from otpdag.mechanisms.base import Params, Parents
 from otpdag.numerics import quadrature
 from otpdag.structure import Naturals, Structure
@@ -47,11 +47,11 @@ def is_quadratic(
     """Whether the log-density of the ``evaluated`` nodes is quadratic in the noise of the ``numeric`` unknown ones."""
     mechanisms = structure.mechanisms
     dim = sum(mechanisms[node].noise.dim for node in numeric)
-    if not 0 < dim <= MOST_NUMBERS or not all(mechanisms[node].is_linear for node in numeric):
+    if not 0 < dim <= MOST_NUMBERS or not all(protocols.is_linear(mechanisms[node]) for node in numeric):
         return False
     below = {child for node in numeric for child in structure.graph.children(node)}
     return all(
-        mechanisms[node].is_linear if node in unknown else mechanisms[node].is_quadratic
+        protocols.is_linear(mechanisms[node]) if node in unknown else protocols.is_quadratic(mechanisms[node])
         for node in evaluated
         if node in below
     )

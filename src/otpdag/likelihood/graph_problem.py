@@ -30,6 +30,7 @@ from otpdag.likelihood.elimination.family_statistics import Counts
 from otpdag.likelihood.m_step import Twins, find_twins, maximised, newton_step
 from otpdag.likelihood.rows import RowObjective, TableRows
 from otpdag.likelihood.swapped_states import swapped_rows
+from otpdag.mechanisms.protocols import has_closed_form
 from otpdag.problem import Alternatives, LossTerms, Moved, Pace, Units, Updates
 from otpdag.settings import ClosedForm, Objective
 from otpdag.structure import Structure, parameter_places
@@ -189,7 +190,7 @@ class GraphProblem(TableRows):
         return information
 
     def _has_maximiser(self, node: str) -> bool:
-        return self.structure.mechanisms[node].has_maximiser
+        return has_closed_form(self.structure.mechanisms[node])
 
     def notes(self, point: Tensor | None = None) -> tuple[str, ...]:
         """What exact sums would take, and what is done instead; at a point, also whether messages came to rest."""

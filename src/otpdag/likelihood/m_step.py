@@ -36,6 +36,7 @@ from otpdag.likelihood.elimination.family_statistics import (
     weighed,
 )
 from otpdag.mechanisms.base import Mechanism, Params
+from otpdag.mechanisms.protocols import Buffered, ExponentialFamily, Regressed, buffers_of
 from otpdag.structure import Naturals, Structure, pack, parameter_places, unpack
 
 
@@ -78,7 +79,7 @@ class Twins:
             return {name: value.unsqueeze(1) for name, value in answer.items()}
 
         def one(own: dict[str, Tensor], units: dict[str, Tensor]) -> dict[str, Tensor]:
-            return asked(mechanism.with_data_units(units), own)
+            return asked(mechanism.with_buffers(units) if isinstance(mechanism, Buffered) else mechanism, own)
 
         mapped: dict[str, Tensor] = torch.func.vmap(one, (1, 0), out_dims=1)(dict(given), dict(self.units))
         return mapped
@@ -116,14 +117,14 @@ def _kind(family: FamilyView) -> str:
     """Equal for families that differ in names, parameters and units only."""
     mechanism = family.mechanism
     learned = {name: (parameter.shape, parameter.learned) for name, parameter in mechanism.declared().items()}
-    units = {name: tuple(value.shape) for name, value in mechanism.data_units().items()}
+    units = {name: tuple(value.shape) for name, value in buffers_of(mechanism).items()}
     return repr((family.kind, learned, units))
 
 
 def _stacked(structure: Structure, families: Sequence[FamilyView], places: Mapping[str, Tensor]) -> Twins:
     keys = [structure.keys[family.node] for family in families]
     columns = {name: torch.stack([places[own[name]] for own in keys]) for name in keys[0]}
-    units = [family.mechanism.data_units() for family in families]
+    units = [buffers_of(family.mechanism) for family in families]
     return Twins(tuple(families), columns, {name: torch.stack([own[name] for own in units]) for name in units[0]})
 
 
@@ -161,8 +162,7 @@ def maximised(
             shown = shown + complete.expand(replicas * len(nodes)).reshape(replicas, -1).sum(-1)
     if not twins.columns:
         return {}, shown
-    rows, weight = _rows(twins, parts, replicas)
-    return _mapped(twins, params, rows, weight), shown
+    return _mapped(twins, params, _sums(parts), replicas), shown
 
 
 def _side_by_side(each: Sequence[tuple[Statistics, ...]], replicas: int) -> Counts | Moments | None:
@@ -174,46 +174,51 @@ def _side_by_side(each: Sequence[tuple[Statistics, ...]], replicas: int) -> Coun
     return Moments.side_by_side(moments, replicas) if len(moments) == len(each) else None
 
 
-def _rows(twins: Twins, statistics: Sequence[Statistics], replicas: int) -> tuple[dict[str, Tensor], Tensor]:
-    """Weighted rows that say the same: values (R, n, rows, width) and weights (R, n, rows)."""
-    made = [one.rows() for one in statistics]
-    parts = [part for one in made for part in ([one] if isinstance(one, WeighedRows) else one)]
-    many = replicas * len(twins.families)
-    values = {
-        name: torch.cat([_flat(part, name, many) for part in parts], 1).unflatten(0, (replicas, -1))
-        for name in twins.families[0].names
-    }
-    weight = torch.cat([part.weight.expand(many, *part.weight.shape[1:]).flatten(1) for part in parts], 1)
-    return values, weight.unflatten(0, (replicas, -1))
+def _sums(statistics: Sequence[Statistics]) -> dict[str, Tensor]:
+    """What M-steps read (R * n, ...): counts; or moments, and what was subtracted before."""
+    first, *others = statistics
+    if isinstance(first, Counts):
+        counts = first.table()
+        return {"counts": counts.reshape(len(counts), -1, counts.shape[-1])}
+    if not isinstance(first, Moments):
+        raise TypeError("a node with a closed form is a table or linear")
+    moments = first.by_coordinate()
+    for one in others:
+        if isinstance(one, Rows):
+            moments = moments + one.by_coordinate(first.shift)
+    return {"moments": moments, "shift": first.shift.reshape(-1, first.shift.shape[-1])}
 
 
-def _flat(rows: WeighedRows, name: str, many: int) -> Tensor:
-    """Values of weighted rows (many, n, width), whatever axes they have."""
-    shape = (many, *rows.weight.shape[1:], rows.values[name].shape[-1])
-    return rows.values[name].expand(shape).flatten(1, -2)
+def _fitted(mechanism: Mechanism, params: Params, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The M-step of one node from sums over rows (R, ...)."""
+    if isinstance(mechanism, Regressed) and "moments" in sums:
+        shift, dim = sums["shift"][0], mechanism.space.width
+        each = torch.stack([torch.cat([shift[at : at + 1], shift[dim:-1]]) for at in range(dim)])
+        return mechanism.regressed(params, sums["moments"], each, torch.ones_like(shift[:dim]))
+    assert isinstance(mechanism, ExponentialFamily), "nodes without a closed form are not asked"
+    return mechanism.fitted(params, sums["counts"])
 
 
-def _mapped(
-    twins: Twins, params: Mapping[str, Tensor], values: Mapping[str, Tensor], weight: Tensor
-) -> dict[str, Tensor]:
+def _mapped(twins: Twins, params: Mapping[str, Tensor], sums: Mapping[str, Tensor], replicas: int) -> dict[str, Tensor]:
     """Ask the mechanisms of all twins at once; one after another where one looks at single numbers."""
-    node, *_ = (family.node for family in twins.families)
-    given = {f"params {name}": value.unflatten(0, (len(weight), -1)) for name, value in params.items()}
-    given |= {f"values {name}": value for name, value in values.items()} | {"weight": weight}
+    many = len(twins.families)
+    given = {f"params {name}": value.unflatten(0, (replicas, -1)) for name, value in params.items()}
+    given |= {
+        name: value.expand(replicas * many, *value.shape[1:]).unflatten(0, (replicas, -1))
+        for name, value in sums.items()
+    }
 
     def asked(mechanism: Mechanism, own: dict[str, Tensor]) -> dict[str, Tensor]:
-        here = {name: own[f"params {name}"] for name in params}
-        parents = {name: own[f"values {name}"] for name in values if name != node}
-        return mechanism.raw(mechanism.maximised(here, own[f"values {node}"], parents, own["weight"]))
+        return mechanism.raw(_fitted(mechanism, {name: own[f"params {name}"] for name in params}, own))
 
     try:
         return twins.mapped(asked, given)
     except RuntimeError:
-        if len(twins.families) == 1:
+        if many == 1:
             raise
     each = [
         twins.some([at]).mapped(asked, {name: value[:, at : at + 1] for name, value in given.items()})
-        for at in range(len(twins.families))
+        for at in range(many)
     ]
     return {name: torch.cat([own[name] for own in each], 1) for name in each[0]}
 

@@ -35,6 +35,7 @@ from otpdag.likelihood.starts import NOISE, RESCALED
 from otpdag.likelihood.structural_equations import LinearFamilies, StructuralEquations, structural_equations
 from otpdag.mechanisms import Normal
 from otpdag.mechanisms.normal import SMALLEST_SCALE
+from otpdag.mechanisms.protocols import defines_together
 from otpdag.numerics import order_free_products
 from otpdag.structure import Structure
 
@@ -437,7 +438,7 @@ def _is_summed_up(structure: Structure, batch: Batch, family: FamilyView) -> boo
     numbers = not family.categories[-1]
     if not (family.is_linear if numbers else family.is_table and family.mechanism.has_density):
         return False
-    if numbers and not family.mechanism.defines_together("log_prob", "abduct"):
+    if numbers and not defines_together(family.mechanism, "log_prob", "abduct"):
         return False
     names = family.names[:-1] if numbers or not graph.children(family.node) else family.names
     categories = [name for name in names if structure.mechanisms[name].space.is_discrete]

@@ -24,9 +24,10 @@ from torch import Tensor
 from otpdag.data import Batch, random_part
 from otpdag.likelihood.rows import LayOut, SummedRows
 from otpdag.likelihood.swapped_states import SWAP_ROWS, Reading, swapped, swaps
-from otpdag.mechanisms.base import Mechanism
+from otpdag.mechanisms.protocols import ExponentialFamily, defines_together, fitted_to_rows, has_closed_form
 from otpdag.numerics import joint_one_hot
 from otpdag.problem import LossTerms, Moved, Pace, Updates
+from otpdag.spaces import Space
 from otpdag.structure import Naturals, Structure
 
 Values = Mapping[str, Tensor]
@@ -42,12 +43,14 @@ class Emission:
     Attributes:
         node: Its name.
         mechanism: How it comes about.
+        rows: Of its table, one for each configuration of its parents.
         configuration: Row of its table for each hidden state and each configuration of its observed parents (S, O).
         observed: Its observed categorical parents.
     """
 
     node: str
-    mechanism: Mechanism
+    mechanism: ExponentialFamily
+    rows: int
     configuration: Tensor
     observed: tuple[str, ...]
 
@@ -69,16 +72,14 @@ class Emission:
         """Natural parameters from expected sums of features in every state (R, S, O * F)."""
         by_row = sums.unflatten(-1, (self.configuration.shape[1], -1)).flatten(1, 2)
         if not self._is_table:
-            many = math.prod(space.width for _, space in self.mechanism.family.parents)
-            empty = by_row.new_zeros(len(sums), many, by_row.shape[-1])
+            empty = by_row.new_zeros(len(sums), self.rows, by_row.shape[-1])
             by_row = empty.index_add_(1, self.configuration.flatten(), by_row)
-        return self.mechanism.maximised_by(naturals[self.node], by_row)
+        return self.mechanism.fitted(naturals[self.node], by_row)
 
     @cached_property
     def _is_table(self) -> bool:
         """Whether states, and configurations in them, are the rows of its table in their own order."""
-        many = math.prod(space.width for _, space in self.mechanism.family.parents)
-        return self.configuration.flatten().tolist() == list(range(many))
+        return self.configuration.flatten().tolist() == list(range(self.rows))
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,9 +122,12 @@ def emissions_of(
         parents = mechanism.family.parents
         if any(not space.is_discrete for _, space in parents):
             return None
-        if not mechanism.defines_together("log_prob", "features", "coefficients", "maximised_by"):
+        if not isinstance(mechanism, ExponentialFamily):
             return None
-        one = Emission(node, mechanism, *_configurations(parents, states))
+        if not defines_together(mechanism, "log_prob", "features", "coefficients", "fitted"):
+            return None
+        many = math.prod(space.width for _, space in parents)
+        one = Emission(node, mechanism, many, *_configurations(parents, states))
         if any(name not in values for name in one.observed):
             return None
         tried = one.features(values, mask)
@@ -135,21 +139,20 @@ def emissions_of(
 
 
 def _configurations(
-    parents: Sequence[tuple[str, object]], states: Mapping[str, Tensor]
+    parents: Sequence[tuple[str, Space]], states: Mapping[str, Tensor]
 ) -> tuple[Tensor, tuple[str, ...]]:
     """Row of a table for each hidden state and configuration of observed parents (S, O), and the latter's names."""
     many = len(next(iter(states.values())))
-    observed = [(name, space.width) for name, space in parents if name not in states]  # type: ignore[attr-defined]
+    observed = [(name, space.width) for name, space in parents if name not in states]
     total = math.prod(width for _, width in observed)
     code, stride = torch.zeros(many, total, dtype=torch.long), total
     for name, space in parents:
-        width: int = space.width  # type: ignore[attr-defined]
         if name in states:
             digit = states[name].argmax(-1).unsqueeze(-1)
         else:
-            stride //= width
-            digit = (torch.arange(total) // stride % width).unsqueeze(0)
-        code = code * width + digit
+            stride //= space.width
+            digit = (torch.arange(total) // stride % space.width).unsqueeze(0)
+        code = code * space.width + digit
     return code, tuple(name for name, _ in observed)
 
 
@@ -207,9 +210,8 @@ class StateProblem(SummedRows):
         count = sums[..., -1]
         for node in self.structure.graph.hidden:
             if self.structure.keys[node]:
-                parents = {name: self.states[name].unsqueeze(0) for name in self.structure.graph.parents(node)}
-                value, mechanism = self.states[node].unsqueeze(0), self.structure.mechanisms[node]
-                maximised[node] = mechanism.maximised(naturals[node], value, parents, count)
+                mechanism = self.structure.mechanisms[node]
+                maximised[node] = fitted_to_rows(mechanism, naturals[node], self.states[node], self.states, count)
         return self.packed(theta | self.structure.raw({**naturals, **maximised}), len(point))
 
     @torch.no_grad()
@@ -305,7 +307,7 @@ def rows_by_features(
         return None
     for node in graph.hidden:
         own = mechanisms[node]
-        if not own.space.is_discrete or not own.has_density or not (own.has_maximiser or not structure.keys[node]):
+        if not own.space.is_discrete or not own.has_density or not (has_closed_form(own) or not structure.keys[node]):
             return None
         if not set(graph.parents(node)) <= set(graph.hidden):
             return None

@@ -26,6 +26,7 @@ from otpdag.divergences.whitened import FeatureColumn, FittedFeatures, Kernel
 from otpdag.errors import ModelError
 from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.base import Params, Parents
+from otpdag.mechanisms.protocols import KernelMeans
 from otpdag.numerics import quadrature
 from otpdag.spaces import Space
 from otpdag.structure import Naturals, Structure
@@ -431,7 +432,7 @@ def _kernel_means(
 
 def leaf_means(mechanism: Mechanism, params: Params, parents: Parents, kernels: Sequence[Kernel]) -> list[Tensor]:
     """Integrate a leaf out of its kernels: in closed form, over its support, or over a grid of its noise."""
-    closed = mechanism.kernel_means(params, parents, kernels)
+    closed = mechanism.kernel_means(params, parents, kernels) if isinstance(mechanism, KernelMeans) else None
     if closed is not None:
         return closed
     if mechanism.has_density and not mechanism.correlated:
@@ -473,7 +474,7 @@ def _reach(kernel: Kernel) -> float:
 
 def _leaf_quadrature(mechanism: Mechanism, params: Params, parents: Parents, kernels: Sequence[Kernel]) -> list[Tensor]:
     """Coordinates with one noise each are independent: one grid serves them all."""
-    if not mechanism.reparameterised:
+    if mechanism.space.is_countable:
         raise ModelError(
             f"node {mechanism.family.node!r}: {type(mechanism).__name__} has neither a finite support nor a "
             "differentiable forward map; the direct transport route cannot integrate it"

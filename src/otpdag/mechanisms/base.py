@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from otpdag.divergences.whitened import Kernel
 from otpdag.errors import ModelError
 from otpdag.mechanisms.parameters import Axis, Fixed, Parameter
 from otpdag.mechanisms.spec import describe_arguments, recorded
@@ -65,8 +64,8 @@ class Atoms:
 class Mechanism(ABC):
     """How one node's value comes from its parents and its own noise.
 
-    A new mechanism needs a space, parameters, a noise prior and :meth:`forward`; :meth:`log_prob`,
-    :meth:`abduct` and :meth:`atoms` where they exist unlock more methods of estimation.
+    A new mechanism needs a space, parameters, a noise prior and :meth:`forward`; :meth:`log_prob` and :meth:`atoms`
+    where they exist unlock more methods of estimation, and so does what :mod:`otpdag.mechanisms.protocols` lists.
     """
 
     is_given: ClassVar[bool] = False
@@ -92,16 +91,6 @@ class Mechanism(ABC):
     @abstractmethod
     def noise(self) -> Noise:
         """The prior of the noise."""
-
-    @property
-    def is_linear(self) -> bool:
-        """Whether the node is linear in its numeric parents and its noise, which is normal."""
-        return False
-
-    @property
-    def is_quadratic(self) -> bool:
-        """Whether the log-density is quadratic in the numeric parents; a linear node's is."""
-        return self.is_linear
 
     @property
     def family(self) -> Family:
@@ -148,12 +137,6 @@ class Mechanism(ABC):
         """Natural starting values from a completed table: ``value`` (N, width), weights (N,)."""
         return {}
 
-    @property
-    def rows_needed(self) -> int:
-        """How many rows its parameters need at least: one for each slope, one for each other learned parameter."""
-        learned = {name: parameter for name, parameter in self.declared().items() if parameter.learned}
-        return sum(parameter.shape[0] if name == "weight" else 1 for name, parameter in learned.items())
-
     def initial_raw(self, replicas: int, generator: torch.Generator, *, first: bool = True) -> dict[str, Tensor]:
         """Raw starting values (R, ...) of what no table suggests: the layers of networks.
 
@@ -165,67 +148,6 @@ class Mechanism(ABC):
             for name, parameter in self.declared().items()
             if parameter.learned and parameter.init_scale > 0
         }
-
-    @property
-    def has_maximiser(self) -> bool:
-        """Whether :meth:`maximised` is implemented for the parents that there are, and nothing is fixed or tied."""
-        return False
-
-    def maximised(self, params: Params, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
-        """The likeliest natural parameters for weighted rows: values (1 or R, n, width), weights (R, n).
-
-        What no row tells stays as it is in ``params``.
-        """
-        raise NotImplementedError(f"{type(self).__name__} has no closed-form update")
-
-    def defines_together(self, *methods: str) -> bool:
-        """Whether one class defines all of these methods: one that overrides a density alone no longer fits the rest.
-
-        >>> from otpdag.mechanisms import Bernoulli
-        >>> Bernoulli().defines_together("log_prob", "features")
-        True
-        """
-        owners = [next(one for one in type(self).__mro__ if name in vars(one)) for name in methods]
-        return all(one is owners[0] for one in owners)
-
-    # -- statistics --------------------------------------------------------------------------------------
-    #
-    # A log-density that is a product of features of the value and coefficients of the parameters, one row of them for
-    # each configuration of the discrete parents, reads any number of weighted values through the features' sums.
-
-    def features(self, value: Tensor, mask: Tensor) -> Tensor | None:
-        r"""Features (n, F) of values (n, width), :math:`\log p(x \mid c) = \mathrm{features}(x) \cdot \eta_c`.
-
-        Cells that ``mask`` (n, cells) does not keep add nothing. None where there are no such features.
-        """
-        return None
-
-    def coefficients(self, params: Params) -> Tensor:
-        r"""The coefficients :math:`\eta` (R, C, F) of :meth:`features`, for each configuration."""
-        raise NotImplementedError(f"{type(self).__name__} has no features")
-
-    def maximised_by(self, params: Params, sums: Tensor) -> dict[str, Tensor]:
-        """The likeliest natural parameters for weighted sums of features (R, C, F) in each configuration.
-
-        What is given stays, and what no row tells stays as it is in ``params``.
-        """
-        raise NotImplementedError(f"{type(self).__name__} has no features")
-
-    def buffers(self) -> dict[str, Tensor]:
-        """What :meth:`scaled_to` took from the data; a file needs it beside the parameters."""
-        return {}
-
-    def with_buffers(self, buffers: Mapping[str, Tensor]) -> Self:
-        """Return a copy with saved :meth:`buffers`."""
-        return self
-
-    def data_units(self) -> dict[str, Tensor]:
-        """Everything that was read off the data: in it, and in parameters, nodes differ that are otherwise alike."""
-        return self.buffers()
-
-    def with_data_units(self, units: Mapping[str, Tensor]) -> Self:
-        """Return a copy with other :meth:`data_units`."""
-        return self.with_buffers(units)
 
     def spec(self) -> dict[str, Any]:
         """The mechanism as plain data, for a file: its class and the arguments it was built from.
@@ -270,8 +192,8 @@ class Mechanism(ABC):
 
     # -- symmetry ----------------------------------------------------------------------------------------
     #
-    # Nothing in the data tells how the categories of a hidden node are numbered or which way a hidden number points.
-    # A model may choose, if every mechanism that makes or reads the node can follow.
+    # Nothing in the data tells how the categories of a hidden node are numbered. A model may choose, if every mechanism
+    # that makes or reads the node can follow.
 
     def axes(self) -> dict[str, tuple[Axis, ...]]:
         """What the axes of natural parameters run over, without the replica axis; nothing is known of others."""
@@ -301,42 +223,11 @@ class Mechanism(ABC):
                 changed[name] = axis.relabelled(changed[name], place + 1, nodes, order)
         return changed
 
-    def turned(self, params: Params, nodes: Collection[str], sign: Tensor) -> dict[str, Tensor] | None:
-        """Parameters of the same mechanism once the coordinates of each of ``nodes`` are multiplied by ``sign``.
-
-        Args:
-            params: Natural parameters (R, ...).
-            nodes: The node itself, some of its parents, or both, all of them real vectors of one width.
-            sign: One or minus one for each coordinate, (width,).
-
-        Returns:
-            All parameters, or None if the mechanism cannot follow; then signs stay as they are.
-        """
-        return None
-
-    def slopes(self, params: Params, parent: str) -> Tensor | None:
-        """How steeply the node rises with each coordinate of a numeric parent, (R, width); None if it has no slope."""
-        return None
-
     # -- behaviour ---------------------------------------------------------------------------------------
 
     @abstractmethod
     def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:
         """The deterministic assignment ``psi(parents, u)``: a value (R, ..., width)."""
-
-    def relaxed(self, params: Params, parents: Parents, noise: Tensor, temperature: float) -> Tensor:
-        """A draw differentiable in parameters and parents, from :attr:`relaxed_noise` (R, ..., dim)."""
-        return self.forward(params, parents, noise)
-
-    @property
-    def relaxed_noise(self) -> Noise:
-        """The prior of the noise that :meth:`relaxed` takes."""
-        return self.noise
-
-    @property
-    def reparameterised(self) -> bool:
-        """Whether :meth:`forward` is differentiable in parameters and parents."""
-        return not self.space.is_countable
 
     @property
     def has_density(self) -> bool:
@@ -360,19 +251,6 @@ class Mechanism(ABC):
         return self.log_prob(params, every.reshape(*(1,) * (ndim - 1), *every.shape), beside)
 
     @property
-    def can_abduct(self) -> bool:
-        """Whether :meth:`abduct` is implemented."""
-        return type(self).abduct is not Mechanism.abduct
-
-    def abduct(self, params: Params, value: Tensor, parents: Parents, uniform: Tensor) -> Tensor:
-        """The noise that made ``value``: ``u = psi^-1(x; parents)``.
-
-        For counts and categories a whole interval of noise gives the same value; ``uniform`` (R, ...,
-        noise.dim) picks a point in it (randomised probability integral transform).
-        """
-        raise NotImplementedError(f"{type(self).__name__} cannot recover its noise")
-
-    @property
     def correlated(self) -> bool:
         """Whether coordinates depend on each other given the parents."""
         return False
@@ -390,10 +268,6 @@ class Mechanism(ABC):
             return None
         log_probs = self.log_probs(params, parents)
         return Atoms(torch.eye(self.space.width, dtype=log_probs.dtype, device=log_probs.device), log_probs)
-
-    def kernel_means(self, params: Params, parents: Parents, kernels: Sequence[Kernel]) -> list[Tensor] | None:
-        """Closed-form means of each coordinate's kernels (R, ..., J_c), where they exist."""
-        return None
 
     def mean(self, params: Params, parents: Parents) -> Tensor | None:
         """The conditional mean, where one has a closed form."""

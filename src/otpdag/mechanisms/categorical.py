@@ -10,17 +10,65 @@ from torch import Tensor
 
 from otpdag.errors import ModelError
 from otpdag.layers import apply_linear, gumbel_softmax
-from otpdag.mechanisms.base import Noise, Params, Parents, axis_count
-from otpdag.mechanisms.parameters import SIMPLEX, Axis, Parameter, Setting, as_setting
+from otpdag.mechanisms.base import Mechanism, Noise, Params, Parents, axis_count
+from otpdag.mechanisms.parameters import SIMPLEX, Axis, Fixed, Parameter, Setting, as_setting
 from otpdag.mechanisms.predictor import Predicted, Predictor, configurations
 from otpdag.mechanisms.regression import softmax
 from otpdag.spaces import Discrete, Space
 
-BRAKE = 0.1  # rows' worth of the present probabilities in an update
 SMALLEST_PROBABILITY = 1e-12  # what an impossible category counts as, so that its logarithm is finite
 
 
-class Categorical(Predicted):
+class Category(Mechanism):
+    """Shared parts of nodes that are categories, with the log-probabilities of all of them."""
+
+    size: int
+
+    @property
+    def space(self) -> Space:
+        """Categories."""
+        return Discrete(self.size)
+
+    @property
+    def noise(self) -> Noise:
+        """One uniform number, cut by the cumulative probabilities."""
+        return Noise(1, "uniform")
+
+    @property
+    def relaxed_noise(self) -> Noise:
+        """One uniform number for each category, turned into Gumbel noise."""
+        return Noise(self.size, "uniform")
+
+    def probabilities(self, params: Params, parents: Parents, like: Tensor | None = None) -> Tensor:
+        """Those of all categories: (R, ..., size)."""
+        return torch.softmax(self.log_probs(params, parents, like), -1)
+
+    def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:
+        """The category whose stretch of the cumulative probabilities holds ``u``."""
+        index = (noise > self.probabilities(params, parents, noise).cumsum(-1)[..., :-1]).sum(-1)
+        return torch.nn.functional.one_hot(index, self.size).to(noise.dtype)
+
+    def relaxed(self, params: Params, parents: Parents, noise: Tensor, temperature: float) -> Tensor:
+        """A Gumbel-softmax draw."""
+        return gumbel_softmax(self.log_probs(params, parents, noise), noise, temperature)
+
+    def log_prob(self, params: Params, value: Tensor, parents: Parents, mask: Tensor | None = None) -> Tensor:
+        """Log-probability of the category."""
+        log_prob = (value * self.log_probs(params, parents, value)).sum(-1)
+        return log_prob if mask is None else torch.where(mask[..., 0], log_prob, 0.0)
+
+    def abduct(self, params: Params, value: Tensor, parents: Parents, uniform: Tensor) -> Tensor:
+        """A point of the stretch of the cumulative probabilities that belongs to the category."""
+        probs = self.probabilities(params, parents, value)
+        upper = (probs.cumsum(-1) * value).sum(-1, keepdim=True)
+        return upper - (probs * value).sum(-1, keepdim=True) * (1 - uniform)
+
+    def mean(self, params: Params, parents: Parents) -> Tensor:
+        """The probabilities."""
+        return self.probabilities(params, parents)
+
+
+class Categorical(Category, Predicted):
     r"""A category: a probability table over discrete parents, a multinomial logit when a parent is numeric.
 
     .. math:: P(x = k \mid \mathrm{pa}) = \mathrm{probs}[\mathrm{pa}]_k \quad\text{or}\quad
@@ -61,21 +109,6 @@ class Categorical(Predicted):
             raise ModelError(f"node {self.family.node!r}: {rejected!r} cannot be given with {kind}")
         self.predictor = Predictor(self.family, self.size, "logits", self.logits, self.weight, self.network)
 
-    @property
-    def space(self) -> Space:
-        """Categories."""
-        return Discrete(self.size)
-
-    @property
-    def noise(self) -> Noise:
-        """One uniform number, cut by the cumulative probabilities."""
-        return Noise(1, "uniform")
-
-    @property
-    def relaxed_noise(self) -> Noise:
-        """One uniform number for each category, turned into Gumbel noise."""
-        return Noise(self.size, "uniform")
-
     def parameters(self) -> dict[str, Parameter]:
         """A probability table, or the logit's intercepts and slopes."""
         if self.is_table:
@@ -101,24 +134,14 @@ class Categorical(Predicted):
         """Weighted frequencies, smoothed by one row's worth of the overall ones; or a logistic regression."""
         if not self.is_table:
             return self.predictor.start(value, parents, weight, softmax)
-        share = self.weights_by_row(self.predictor.rows, parents, weight)
         overall = (weight.unsqueeze(-1) * value).sum(0) + 1.0
-        counts = share.T @ value + overall / overall.sum()
-        return {"probs": counts / counts.sum(-1, keepdim=True)}
+        counts = self.weights_by_row(self.predictor.rows, parents, weight).T @ value
+        return self.fitted({"probs": (overall / overall.sum()).expand_as(counts)}, counts, prior=1.0)
 
     @property
-    def has_maximiser(self) -> bool:
+    def has_closed_form(self) -> bool:
         """A table of probabilities that is all to be learned."""
         return self.is_table and self.probs is None
-
-    def maximised(self, params: Params, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
-        """Weighted frequencies, slowed by a tenth of a row's worth of the present ones.
-
-        A configuration of the parents that hardly occurs keeps its probabilities; where updates come to rest they are
-        the frequencies themselves, whatever the brake.
-        """
-        counts = self.weights_by_row(self.predictor.rows, parents, weight).mT @ value + BRAKE * params["probs"]
-        return {"probs": counts / counts.sum(-1, keepdim=True)}
 
     def features(self, value: Tensor, mask: Tensor) -> Tensor | None:
         """The category."""
@@ -128,11 +151,15 @@ class Categorical(Predicted):
         """Logarithms of the probabilities."""
         return torch.log(params["probs"].clamp(min=SMALLEST_PROBABILITY))
 
-    def maximised_by(self, params: Params, sums: Tensor) -> dict[str, Tensor]:
-        """Frequencies, slowed as in :meth:`maximised`."""
-        if not self.declared()["probs"].learned:
+    def fitted(self, params: Params, sums: Tensor, prior: float = 0.1) -> dict[str, Tensor]:
+        """Weighted frequencies, slowed by ``prior`` rows' worth of the present ones.
+
+        A configuration of the parents that hardly occurs keeps its probabilities; where updates come to rest they are
+        the frequencies themselves, whatever the brake.
+        """
+        if isinstance(self.probs, Fixed):
             return dict(params)
-        counts = sums + BRAKE * params["probs"]
+        counts = sums + prior * params["probs"]
         return {"probs": counts / counts.sum(-1, keepdim=True)}
 
     def log_probs(self, params: Params, parents: Parents, like: Tensor | None = None) -> Tensor:
@@ -142,44 +169,16 @@ class Categorical(Predicted):
         """
         if not self.is_table:
             return torch.log_softmax(self.predictor(params, parents, like), -1)
-        table = torch.log(params["probs"].clamp(min=SMALLEST_PROBABILITY))
-        return self.row_of(table, parents, axis_count(parents, like))
-
-    def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:
-        """The category whose stretch of the cumulative probabilities holds ``u``."""
-        cumulative = torch.softmax(self.log_probs(params, parents, noise), -1).cumsum(-1)[..., :-1]
-        index = (noise > cumulative).sum(-1)
-        return torch.nn.functional.one_hot(index, self.size).to(noise.dtype)
-
-    def relaxed(self, params: Params, parents: Parents, noise: Tensor, temperature: float) -> Tensor:
-        """A Gumbel-softmax draw."""
-        return gumbel_softmax(self.log_probs(params, parents, noise), noise, temperature)
+        return self.row_of(self.coefficients(params), parents, axis_count(parents, like))
 
     def log_prob(self, params: Params, value: Tensor, parents: Parents, mask: Tensor | None = None) -> Tensor:
         """Log-probability of the category."""
-        if self.is_table and len(self.family.discrete) <= 1 and value.ndim >= 3:
-            log_prob = self._table_log_prob(params, value, parents)
-        else:
-            log_prob = (value * self.log_probs(params, parents, value)).sum(-1)
+        if not self.is_table or len(self.family.discrete) > 1 or value.ndim < 3:
+            return super().log_prob(params, value, parents, mask)
+        # one matrix product: log-table times one-hot value, then the configuration's row
+        by_row, config = apply_linear(value, self.coefficients(params).mT), configurations(self.family, parents)
+        log_prob = by_row[..., 0] if config is None else (by_row * config).sum(-1)
         return log_prob if mask is None else torch.where(mask[..., 0], log_prob, 0.0)
-
-    def _table_log_prob(self, params: Params, value: Tensor, parents: Parents) -> Tensor:
-        """The same by one matrix product: log-table times one-hot value, then the configuration's row."""
-        table = torch.log(params["probs"].clamp(min=SMALLEST_PROBABILITY))
-        per_row = apply_linear(value, table.transpose(1, 2))
-        config = configurations(self.family, parents)
-        return per_row[..., 0] if config is None else (per_row * config).sum(-1)
-
-    def abduct(self, params: Params, value: Tensor, parents: Parents, uniform: Tensor) -> Tensor:
-        """A point of the stretch of the cumulative probabilities that belongs to the category."""
-        probs = torch.softmax(self.log_probs(params, parents, value), -1)
-        upper = (probs.cumsum(-1) * value).sum(-1, keepdim=True)
-        width = (probs * value).sum(-1, keepdim=True)
-        return upper - width * (1 - uniform)
-
-    def mean(self, params: Params, parents: Parents) -> Tensor:
-        """The probabilities."""
-        return torch.softmax(self.log_probs(params, parents), -1)
 
     def describe(self, params: Params) -> dict[str, Tensor]:
         """``probs`` with one leading axis for each discrete parent; logits relative to the first category."""

@@ -137,7 +137,7 @@ class Poisson(LogLinearCount):
         log_rate = params["log_rate"].clamp(max=LARGEST_LOG_RATE)
         return torch.cat([-torch.exp(log_rate), log_rate, -torch.ones_like(log_rate[..., :1])], -1)
 
-    def maximised_by(self, params: Params, sums: Tensor) -> dict[str, Tensor]:
+    def fitted(self, params: Params, sums: Tensor) -> dict[str, Tensor]:
         """The mean counts; where none was seen, a small share of one."""
         if not self.declared()["log_rate"].learned:
             return dict(params)

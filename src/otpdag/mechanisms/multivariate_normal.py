@@ -194,7 +194,7 @@ class MultivariateNormal(Predicted):
         rows = (*one.shape[:2], -1)
         return torch.cat([one, pull.squeeze(-1), products.expand(rows)], -1)
 
-    def maximised_by(self, params: Params, sums: Tensor) -> dict[str, Tensor]:
+    def fitted(self, params: Params, sums: Tensor) -> dict[str, Tensor]:
         """Means, then the covariance around them."""
         declared, dim = self.declared(), self.dim
         shift, unit = self.centre_and_unit(sums)

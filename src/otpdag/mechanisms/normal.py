@@ -34,6 +34,7 @@ from otpdag.mechanisms.predictor import Predicted, Predictor, centre_and_spread,
 from otpdag.spaces import Real, Space
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+TINY = 1e-300  # a count that stands for none, so that nothing is divided by zero
 RIDGE = 1e-12  # pulls a direction that no row tells to where it was
 SMALLEST_UPDATE = 1e-8  # of a scale in an update, as a share of the column's spread: below it digits are lost
 SMALLEST_SCALE = 1e-3  # at the start, as a share of the column's spread
@@ -133,14 +134,14 @@ class LocationScale(Predicted):
             return None
         return self.predictor.with_output_turned(params, sign)
 
-    def data_units(self) -> dict[str, Tensor]:
+    def buffers(self) -> dict[str, Tensor]:
         """The smallest scale, too."""
-        return super().data_units() | ({} if self.smallest is None else {"smallest": self.smallest})
+        return super().buffers() | ({} if self.smallest is None else {"smallest": self.smallest})
 
-    def with_data_units(self, units: Mapping[str, Tensor]) -> Self:
+    def with_buffers(self, buffers: Mapping[str, Tensor]) -> Self:
         """Return a copy with other units and another smallest scale."""
-        own = super().with_data_units({name: value for name, value in units.items() if name != "smallest"})
-        own.smallest = units.get("smallest")
+        own = super().with_buffers({name: value for name, value in buffers.items() if name != "smallest"})
+        own.smallest = buffers.get("smallest")
         return own
 
     keeps_rounding: ClassVar[bool] = True
@@ -229,44 +230,10 @@ class Normal(LocationScale):
         self.isotropic = isotropic
 
     @property
-    def has_maximiser(self) -> bool:
+    def has_closed_form(self) -> bool:
         """A linear mean and scales of which nothing is given, but for the standard scale of a hidden node."""
         given = [p.setting for name, p in self.declared().items() if not (name == "scale" and self.family.hidden)]
         return not self.network and not self.isotropic and not self.floor and all(one is None for one in given)
-
-    def maximised(self, params: Params, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
-        """Least squares, rows weighed by the present scales; then the residuals' spread in each configuration.
-
-        Slopes are the same in all configurations, so that they depend on the scales: each is the best given the other.
-        """
-        rows, replicas = self.predictor.rows, len(weight)
-        share = self.weights_by_row(rows, parents, weight.new_ones(1, weight.shape[1])).expand(replicas, -1, -1)
-        numeric = [parents[name].expand(replicas, -1, -1) for name, _ in self.family.continuous]
-        design = torch.cat([share, *numeric], -1)
-        target = value.expand(replicas, -1, -1)
-        scale = self.scale_at(params, parents, target.ndim).expand_as(target)
-        fitted = {name: one.expand(replicas, *one.shape[1:]).clone() for name, one in params.items()}
-        for cell in range(self.dim):
-            trusted = (weight / scale[..., cell].square()).unsqueeze(-1)
-            normal = design.mT @ (trusted * design)
-            right = design.mT @ (trusted * target[..., cell : cell + 1])
-            ridge = RIDGE * normal.diagonal(dim1=-2, dim2=-1).amax(-1)[:, None, None]
-            parts = [fitted[name][:, :, cell : cell + 1] for name in ("loc", "weight") if name in fitted]
-            before = torch.cat(parts, 1)
-            eye = torch.eye(design.shape[-1]).to(normal)
-            line = torch.linalg.solve(normal + ridge * eye, right + ridge * before)
-            fitted["loc"][:, :, cell] = line[:, :rows, 0]
-            if numeric:
-                fitted["weight"][:, :, cell] = line[:, rows:, 0]
-        if self.declared()["scale"].learned:
-            by_row = self.weights_by_row(self.scale_rows, parents, weight).mT
-            residual = (target - self.predictor(fitted, parents, target)).square()
-            total = by_row.sum(-1, keepdim=True)
-            variance = (by_row @ residual / total.clamp(min=1e-300)).clamp(min=1e-300)
-            if self.smallest_scale is not None:
-                variance = variance.maximum(self.smallest_scale.to(variance) ** 2)
-            fitted["scale"] = torch.where(total > 0, variance.sqrt(), fitted["scale"])
-        return fitted
 
     def features(self, value: Tensor, mask: Tensor) -> Tensor | None:
         """One, the value in its units, and its square: of every cell that is seen."""
@@ -285,24 +252,50 @@ class Normal(LocationScale):
         one = -0.5 * precision * inside.square() - torch.log(scale) - LOG_SQRT_2PI
         return torch.cat(torch.broadcast_tensors(one, precision * inside, -0.5 * precision), -1)
 
-    def maximised_by(self, params: Params, sums: Tensor) -> dict[str, Tensor]:
+    def fitted(self, params: Params, sums: Tensor) -> dict[str, Tensor]:
         """Means, then the spread around them."""
-        declared, (count, first, second) = self.declared(), sums.split(self.dim, -1)
         shift, unit = self.centre_and_unit(sums)
-        loc, scale, total = params["loc"].expand_as(first), params["scale"], count.clamp(min=1e-300)
+        count, first, second = sums.split(self.dim, -1)
+        moments = torch.stack([second, first, first, count], -1).unflatten(-1, (2, 2))
+        return self.regressed(params, moments, shift.unsqueeze(-1), unit)
+
+    def regressed(self, params: Params, moments: Tensor, shift: Tensor, unit: Tensor) -> dict[str, Tensor]:
+        """Least squares of each coordinate, configurations weighed by the present scales; then the residuals' spread.
+
+        Slopes are the same in all configurations, so that they depend on the scales: each is the best given the other.
+        Arguments are those of :class:`~otpdag.mechanisms.protocols.Regressed`.
+        """
+        declared, count, first = self.declared(), moments[..., -1, -1], moments[..., :-1, -1]
+        mean = first / count.clamp(min=TINY).unsqueeze(-1)
+        around = moments[..., :-1, :-1] - mean.unsqueeze(-1) * first.unsqueeze(-2)
+        fitted, line = dict(params), torch.ones_like(mean[:, 0])  # of the value and, negative, of the parents
+        if "weight" in params:
+            trusted = (around / params["scale"][..., None, None].square()).sum(1)
+            normal, right = trusted[..., 1:, 1:], trusted[..., 1:, :1]
+            ridge = RIDGE * normal.diagonal(dim1=-2, dim2=-1).amax(-1).clamp(min=TINY)[..., None, None]
+            before = (params["weight"] / unit).mT.unsqueeze(-1)
+            eye = torch.eye(normal.shape[-1]).to(normal)
+            slopes = torch.linalg.solve(normal + ridge * eye, right + ridge * before).squeeze(-1)
+            line = torch.cat([line[..., :1], -slopes], -1)
+            fitted["weight"] = slopes.mT * unit
+        level = (mean * line.unsqueeze(1)).sum(-1)
+        origin = shift[:, 0] + ((line * shift)[..., 1:].sum(-1) * unit).unsqueeze(1)
         if declared["loc"].learned:
-            loc = torch.where(count > 0, shift + unit * first / total, loc)
+            fitted["loc"] = torch.where(count > 0, origin + unit * level, params["loc"])
         if declared["scale"].learned:
-            inside = (loc - shift) / unit
-            around = (second - 2 * inside * first + inside.square() * count) * unit.square()
+            missed = torch.where(count > 0, level - (fitted["loc"] - origin) / unit, 0.0)
+            squares = torch.einsum("rcdij,rdi,rdj->rcd", around, line, line) + count * missed.square()
+            squares = squares * unit.square()
             if self.scale_rows == 1:
-                around, count = around.sum(1, keepdim=True), count.sum(1, keepdim=True)
+                squares, count = squares.sum(1, keepdim=True), count.sum(1, keepdim=True)
             if self.isotropic:
-                around, count = around.sum(-1, keepdim=True), count.sum(-1, keepdim=True)
-            smallest = (SMALLEST_UPDATE * unit.amax()).square()
-            spread = (around / count.clamp(min=1e-300)).clamp(min=smallest).sqrt()
-            scale = torch.where(count > 0, spread, scale)
-        return {"loc": loc, "scale": scale}
+                squares, count = squares.sum(-1, keepdim=True), count.sum(-1, keepdim=True)
+            smallest = self.smallest_scale
+            if smallest is None:
+                smallest = SMALLEST_UPDATE * self.centre_and_unit(squares)[1].amax()
+            spread = (squares / count.clamp(min=TINY)).clamp(min=0.0).sqrt().maximum(smallest.to(squares))
+            fitted["scale"] = torch.where(count > 0, spread, params["scale"])
+        return fitted
 
     @property
     def is_linear(self) -> bool:

@@ -24,6 +24,7 @@ from otpdag.learned.amortized import AmortizedMap, RowCode
 from otpdag.mechanisms import Mechanism, from_spec
 from otpdag.mechanisms.parameters import SIMPLEX, Parameter
 from otpdag.mechanisms.predictor import Predicted
+from otpdag.mechanisms.protocols import Buffered, buffers_of
 from otpdag.safe_archive import read_bundle, refusing, write_bundle
 from otpdag.spaces import Discrete, Space
 from otpdag.structure import Structure
@@ -92,7 +93,7 @@ def write_archive(path: str | Path, structure: Structure, state: ModelState) -> 
     for node, naturals in (state.naturals or {}).items():
         tensors |= {f"natural/{node}/{name}": value for name, value in naturals.items()}
     for node, mechanism in structure.mechanisms.items():
-        tensors |= {f"buffers/{node}/{name}": value for name, value in mechanism.buffers().items()}
+        tensors |= {f"buffers/{node}/{name}": value for name, value in buffers_of(mechanism).items()}
     maps = (*map(SavedMap.of, state.maps), *state.left_out)
     for saved in maps:
         for node in saved.shift:
@@ -243,7 +244,7 @@ def _with_buffers(structure: Structure, tensors: Mapping[str, Tensor]) -> Struct
     for node, mechanism in structure.mechanisms.items():
         # a node's name may hold a slash, a buffer's may not
         buffers = {name: value for name, value in _under(tensors, f"buffers/{node}/").items() if "/" not in name}
-        if not buffers:
+        if not buffers or not isinstance(mechanism, Buffered):
             continue
         _check_buffers(node, mechanism, buffers)
         mechanisms[node] = mechanism.with_buffers(buffers)
@@ -251,10 +252,11 @@ def _with_buffers(structure: Structure, tensors: Mapping[str, Tensor]) -> Struct
 
 
 def _check_buffers(node: str, mechanism: Mechanism, buffers: Mapping[str, Tensor]) -> None:
-    shapes = {name: tuple(value.shape) for name, value in mechanism.buffers().items()}
+    shapes = {name: tuple(value.shape) for name, value in buffers_of(mechanism).items()}
     if isinstance(mechanism, Predicted):
         inputs, outputs = (mechanism.predictor.inputs,), (mechanism.predictor.dim,)
         shapes = {"in_shift": inputs, "in_scale": inputs, "out_shift": outputs, "out_scale": outputs}
+        shapes |= {"smallest": outputs} if "smallest" in buffers else {}
         for name, value in buffers.items():
             _finite(f"{node}/{name}", value, positive=name.endswith("scale"))
     if shapes and {name: tuple(value.shape) for name, value in buffers.items()} != shapes:

@@ -18,6 +18,7 @@ from otpdag.learned.amortized import AmortizedMap
 from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.base import Params
 from otpdag.mechanisms.parameters import Fixed, Tied
+from otpdag.mechanisms.protocols import Sloped, Turning
 from otpdag.simulation import ancestral, ancestral_sequences
 from otpdag.structure import Structure, lag_name
 
@@ -151,12 +152,13 @@ def _new_sign(structure: Structure, naturals: Naturals, node: str) -> _Change | 
     child = _first_child(structure, node)
     if child is None or not structure.mechanisms[node].space.is_unbounded:
         return None
-    slopes = structure.mechanisms[child].slopes(naturals[child], node)
+    below = structure.mechanisms[child]
+    slopes = below.slopes(naturals[child], node) if isinstance(below, Sloped) else None
     if slopes is None or bool((slopes[0] >= 0).all()):
         return None
     sign = torch.where(slopes[0] < 0, -1.0, 1.0).to(slopes)
     return _Change(
         node,
-        lambda mechanism, params, nodes: mechanism.turned(params, nodes, sign),
+        lambda one, params, nodes: one.turned(params, nodes, sign) if isinstance(one, Turning) else None,
         lambda backward, phi: backward.turned(phi, node, sign),
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 
 import numpy as np
 import torch
@@ -19,6 +19,20 @@ from torch import Tensor
 
 from otpdag.mechanisms import Family, Mechanism, from_spec, start, tie
 from otpdag.mechanisms.base import Params, Parents
+from otpdag.mechanisms.predictor import configurations, numeric
+from otpdag.mechanisms.protocols import (
+    Buffered,
+    ExponentialFamily,
+    Regressed,
+    Sloped,
+    Turning,
+    abducted,
+    can_abduct,
+    fitted_to_rows,
+    has_closed_form,
+    relaxed,
+    relaxed_noise,
+)
 from otpdag.noise import draw_noise
 from otpdag.spaces import Space
 
@@ -27,6 +41,10 @@ START_ROWS = 5_000  # enough for starting values to come close to the truth
 GRID, GRID_BEND = 2_001, 12.0  # points of a density's grid, and how much further apart they are in its tails
 UPDATES, AT_REST = 100, 1e-4  # closed-form updates after which a row's mean slope must be no steeper
 UNIT = 1e3  # of a column with mean 10,000 and deviation 1,000
+
+
+Answers = dict[str, Tensor]
+Check = Callable[["Case"], None]
 
 
 @dataclass(frozen=True)
@@ -70,7 +88,7 @@ class Case:
 
     def noise(self, *shape: int, relaxed: bool = False, salt: int = 1) -> Tensor:
         """Noise from the mechanism's prior, (*shape, dim)."""
-        prior = self.mechanism.relaxed_noise if relaxed else self.mechanism.noise
+        prior = relaxed_noise(self.mechanism) if relaxed else self.mechanism.noise
         return draw_noise(prior, shape, torch.Generator().manual_seed(self.seed + 7919 * salt))
 
     def uniform(self, *shape: int, salt: int = 2) -> Tensor:
@@ -81,6 +99,16 @@ class Case:
     def draws(self) -> Tensor:
         """Values (R, N, width) from the mechanism itself."""
         return self.mechanism.forward(self.params, self.parents, self.noise(self.replicas, self.rows))
+
+    def answers(self, params: Params, parents: Parents, noise: Tensor, uniform: Tensor, value: Tensor) -> Answers:
+        """What the mechanism makes of noise, and what it says of a value, as far as it says it."""
+        mechanism = self.mechanism
+        answers = {"forward": mechanism.forward(params, parents, noise)}
+        if mechanism.has_density:
+            answers["log_prob"] = mechanism.log_prob(params, value, parents)
+        if can_abduct(mechanism):
+            answers["abduct"] = abducted(mechanism, params, value, parents, uniform)
+        return answers
 
     def require(self, condition: object, message: str) -> None:
         """Raise an :class:`AssertionError` that names the mechanism and its parents."""
@@ -119,76 +147,76 @@ def check_mechanism(
         check(case)
 
 
-# -- what is drawn -----------------------------------------------------------------------------------------------
-
-
 # -- the checks --------------------------------------------------------------------------------------------------
 
 
+def _unless_given(check: Check) -> Check:
+    """A check of mechanisms that make values; a covariate makes none."""
+
+    @wraps(check)
+    def checked(case: Case) -> None:
+        if not case.mechanism.is_given:
+            check(case)
+
+    return checked
+
+
+def _of_densities(check: Check) -> Check:
+    """A check of mechanisms that make values and have a density."""
+
+    @wraps(check)
+    def checked(case: Case) -> None:
+        if case.mechanism.has_density:
+            check(case)
+
+    return _unless_given(checked)
+
+
+@_unless_given
 def check_shapes(case: Case) -> None:
     """Values, densities and noise have the shapes that their arguments say."""
     mechanism, batch = case.mechanism, (case.replicas, case.rows)
-    if mechanism.is_given:
-        return
-    value = case.draws()
-    width = mechanism.space.width
-    case.require(value.shape == (*batch, width), f"forward gave {tuple(value.shape)}, expected {(*batch, width)}")
+    value, uniform = case.draws(), case.uniform(*batch)
+    wanted = {"forward": (*batch, mechanism.space.width), "log_prob": batch, "abduct": (*batch, mechanism.noise.dim)}
+    wanted["relaxed"] = wanted["forward"]
+    case.require(value.shape == wanted["forward"], f"forward gave {tuple(value.shape)}, expected {wanted['forward']}")
     case.require(mechanism.space.contains(value), f"forward left the space {mechanism.space}")
-    relaxed = mechanism.relaxed(case.params, case.parents, case.noise(*batch, relaxed=True), 0.5)
-    case.require(relaxed.shape == (*batch, width), f"relaxed gave {tuple(relaxed.shape)}, expected {(*batch, width)}")
-    if mechanism.has_density:
-        log_prob = mechanism.log_prob(case.params, value, case.parents)
-        case.require(log_prob.shape == batch, f"log_prob gave {tuple(log_prob.shape)}, expected {batch}")
-    if mechanism.can_abduct:
-        noise = mechanism.abduct(case.params, value, case.parents, case.uniform(*batch))
-        expected = (*batch, mechanism.noise.dim)
-        case.require(noise.shape == expected, f"abduct gave {tuple(noise.shape)}, expected {expected}")
+    found = case.answers(case.params, case.parents, case.noise(*batch), uniform, value)
+    found["relaxed"] = relaxed(mechanism, case.params, case.parents, case.noise(*batch, relaxed=True), 0.5)
+    for name, tensor in found.items():
+        case.require(tensor.shape == wanted[name], f"{name} gave {tuple(tensor.shape)}, expected {wanted[name]}")
 
 
+@_unless_given
 def check_extra_axes(case: Case) -> None:
     """A fourth axis broadcasts: enumerated parents (1, 1, S, K) meet values (R, N, 1, width)."""
     mechanism, points, rows = case.mechanism, 3, 5
-    if mechanism.is_given:
-        return
     parents = {name: value[:, :rows].unsqueeze(2) for name, value in case.parents.items()}
     if mechanism.family.discrete:
         name, space = mechanism.family.discrete[0]
         points = space.width
         parents[name] = torch.eye(points, dtype=torch.float64).reshape(1, 1, points, points)
-    noise = case.noise(case.replicas, rows, points)
-    value = mechanism.forward(case.params, parents, noise).expand(case.replicas, rows, points, -1)
-    at = [{name: parent[:, :, min(s, parent.shape[2] - 1)] for name, parent in parents.items()} for s in range(points)]
+    noise, uniform = case.noise(case.replicas, rows, points), case.uniform(case.replicas, rows)
     for s in range(points):
-        flat = {name: parent.expand(case.replicas, rows, -1) for name, parent in at[s].items()}
-        expected = mechanism.forward(case.params, flat, noise[:, :, s])
-        case.require_close(value[:, :, s], expected, "forward with four axes differs from three")
-        if mechanism.has_density:
-            four = mechanism.log_prob(case.params, expected.unsqueeze(2), parents)
-            four = four[:, :, min(s, four.shape[2] - 1)]
-            wanted = mechanism.log_prob(case.params, expected, flat)
-            case.require_close(four, wanted, "log_prob with four axes differs from three")
-        if mechanism.can_abduct:
-            uniform = case.uniform(case.replicas, rows)
-            four = mechanism.abduct(case.params, expected.unsqueeze(2), parents, uniform.unsqueeze(2))
-            four = four[:, :, min(s, four.shape[2] - 1)]
-            wanted = mechanism.abduct(case.params, expected, flat, uniform)
-            case.require_close(four, wanted, "abduct with four axes differs from three")
+        here = {name: parent[:, :, min(s, parent.shape[2] - 1)] for name, parent in parents.items()}
+        here = {name: parent.expand(case.replicas, rows, -1) for name, parent in here.items()}
+        value = mechanism.forward(case.params, here, noise[:, :, s])
+        three = case.answers(case.params, here, noise[:, :, s], uniform, value)
+        four = case.answers(case.params, parents, noise, uniform.unsqueeze(2), value.unsqueeze(2))
+        for name, tensor in four.items():
+            at = tensor[:, :, min(s, tensor.shape[2] - 1)].expand(case.replicas, *three[name].shape[1:])
+            case.require_close(at, three[name], f"{name} with four axes differs from three")
 
 
+@_unless_given
 def check_single_precision(case: Case) -> None:
     """Floats in, floats out, and finite."""
-    mechanism, batch = case.mechanism, (case.replicas, case.rows)
-    if mechanism.is_given:
-        return
+    batch = (case.replicas, case.rows)
     params = {name: value.float() for name, value in case.params.items()}
     parents = {name: value.float() for name, value in case.parents.items()}
-    value = mechanism.forward(params, parents, case.noise(*batch).float())
-    results = {"forward": value}
-    if mechanism.has_density:
-        results["log_prob"] = mechanism.log_prob(params, value, parents)
-    if mechanism.can_abduct:
-        results["abduct"] = mechanism.abduct(params, value, parents, case.uniform(*batch).float())
-    for name, tensor in results.items():
+    noise = case.noise(*batch).float()
+    value = case.mechanism.forward(params, parents, noise)
+    for name, tensor in case.answers(params, parents, noise, case.uniform(*batch).float(), value).items():
         case.require(tensor.dtype == torch.float32, f"{name} of single precision gave {tensor.dtype}")
         case.require(torch.isfinite(tensor).all(), f"{name} of single precision is not finite")
 
@@ -215,9 +243,10 @@ def check_units(case: Case) -> None:
         if name in raw:
             size = raw[name].abs().max().item()
             case.require(size < 1e3, f"raw {name!r} is {size:.1e} after scaled_to: not of order one")
-    restored = mechanism.with_buffers(scaled.buffers()).natural(raw)
-    for name, wanted in back.items():
-        case.require_close(restored[name], wanted, f"{name!r} changed after with_buffers(buffers())")
+    if isinstance(mechanism, Buffered) and isinstance(scaled, Buffered):
+        restored = mechanism.with_buffers(scaled.buffers()).natural(raw)
+        for name, wanted in back.items():
+            case.require_close(restored[name], wanted, f"{name!r} changed after with_buffers(buffers())")
 
 
 def check_start(case: Case) -> None:
@@ -241,25 +270,23 @@ def check_start(case: Case) -> None:
     case.require(loss < 0.05, f"start loses {loss:.3f} of log-likelihood per row against the truth")
 
 
+@_of_densities
 def check_density(case: Case) -> None:
     """For one coordinate, exp(log_prob) integrates to one and the draws follow it."""
-    mechanism = case.mechanism
-    if not mechanism.has_density or mechanism.is_given or mechanism.space.cells != 1:
+    if case.mechanism.space.cells != 1:
         return
-    if mechanism.space.is_countable:
-        transform, total = _discrete_transform(case)
-    else:
-        transform, total = _continuous_transform(case)
+    transform, total = (_discrete_transform if case.mechanism.space.is_countable else _continuous_transform)(case)
     error = float(np.abs(total - 1).max())
     case.require(error < 5e-3, f"exp(log_prob) integrates to one within {error:.1e} only")
     p_value = stats.kstest(transform, "uniform").pvalue
     case.require(p_value > SMALLEST_P_VALUE, f"draws do not follow log_prob (p-value {p_value:.1e})")
 
 
+@_of_densities
 def check_score(case: Case) -> None:
     """The gradient of log_prob in the parameters has mean zero under the mechanism's own draws."""
     mechanism = case.mechanism
-    if not mechanism.has_density or mechanism.is_given or not case.raw:
+    if not case.raw:
         return
     # one replica for each row gives each row's gradient in one pass
     rows = 2 * case.rows
@@ -284,10 +311,10 @@ def check_score(case: Case) -> None:
 def check_abduction(case: Case) -> None:
     """Abducted noise gives the value back, and follows the noise prior."""
     mechanism, batch = case.mechanism, (case.replicas, case.rows)
-    if not mechanism.can_abduct:
+    if not can_abduct(mechanism):
         return
     value = case.draws()
-    noise = mechanism.abduct(case.params, value, case.parents, case.uniform(*batch))
+    noise = abducted(mechanism, case.params, value, case.parents, case.uniform(*batch))
     case.require(torch.isfinite(noise).all(), "abducted noise is not finite")
     again = mechanism.forward(case.params, case.parents, noise)
     case.require_close(again, value, "forward(abduct(value)) is another value", 1e-6)
@@ -299,52 +326,43 @@ def check_abduction(case: Case) -> None:
         )
 
 
+@_unless_given
 def check_gradients(case: Case) -> None:
     """Gradients in the parameters are finite, reach every parameter and agree with finite differences."""
     mechanism, batch = case.mechanism, (case.replicas, case.rows)
-    if mechanism.is_given or not case.raw:
+    if not case.raw:
         return
     value, noise, uniform = case.draws(), case.noise(*batch), case.uniform(*batch)
     soft = case.noise(*batch, relaxed=True)
-    functions: dict[str, Callable[[Mapping[str, Tensor]], Tensor]] = {
-        "relaxed": lambda raw: mechanism.relaxed(mechanism.natural(raw), case.parents, soft, 0.7)
-    }
-    if mechanism.reparameterised:
-        functions["forward"] = lambda raw: mechanism.forward(mechanism.natural(raw), case.parents, noise)
-    if mechanism.has_density:
-        functions["log_prob"] = lambda raw: mechanism.log_prob(mechanism.natural(raw), value, case.parents)
-    if mechanism.can_abduct:
-        functions["abduct"] = lambda raw: mechanism.abduct(mechanism.natural(raw), value, case.parents, uniform)
-    for name, function in functions.items():
-        _check_gradient(case, name, function)
+
+    def answer(raw: Mapping[str, Tensor], name: str) -> Tensor:
+        params = mechanism.natural(raw)
+        if name == "relaxed":
+            return relaxed(mechanism, params, case.parents, soft, 0.7)
+        return case.answers(params, case.parents, noise, uniform, value)[name]
+
+    for name in ("relaxed", *case.answers(case.params, case.parents, noise, uniform, value)):
+        if name != "forward" or not mechanism.space.is_countable:
+            _check_gradient(case, name, partial(answer, name=name))
 
 
+@_unless_given
 def check_replicas(case: Case) -> None:
     """Replicas together give what they give one by one."""
-    mechanism, batch = case.mechanism, (case.replicas, case.rows)
-    if mechanism.is_given:
-        return
+    batch = (case.replicas, case.rows)
     noise, uniform, value = case.noise(*batch), case.uniform(*batch), case.draws()
-    for r in range(case.replicas):
-        one = slice(r, r + 1)
+    together = case.answers(case.params, case.parents, noise, uniform, value)
+    for one in (slice(r, r + 1) for r in range(case.replicas)):
         params = {name: tensor[one] for name, tensor in case.params.items()}
         parents = {name: tensor[one] for name, tensor in case.parents.items()}
-        case.require_close(mechanism.forward(params, parents, noise[one]), value[one], "forward mixes replicas")
-        if mechanism.has_density:
-            together = mechanism.log_prob(case.params, value, case.parents)[one]
-            case.require_close(mechanism.log_prob(params, value[one], parents), together, "log_prob mixes replicas")
-        if mechanism.can_abduct:
-            together = mechanism.abduct(case.params, value, case.parents, uniform)[one]
-            alone = mechanism.abduct(params, value[one], parents, uniform[one])
-            case.require_close(alone, together, "abduct mixes replicas")
+        for name, tensor in case.answers(params, parents, noise[one], uniform[one], value[one]).items():
+            case.require_close(tensor, together[name][one], f"{name} mixes replicas")
 
 
+@_of_densities
 def check_mask(case: Case) -> None:
     """A full mask changes nothing, an empty one leaves zero."""
-    mechanism = case.mechanism
-    if not mechanism.has_density or mechanism.is_given:
-        return
-    value = case.draws()
+    mechanism, value = case.mechanism, case.draws()
     full = torch.ones(case.replicas, case.rows, mechanism.space.cells, dtype=torch.bool)
     plain = mechanism.log_prob(case.params, value, case.parents)
     case.require_close(
@@ -354,11 +372,10 @@ def check_mask(case: Case) -> None:
     case.require_close(empty, torch.zeros_like(plain), "log_prob of a missing value is not zero")
 
 
+@_unless_given
 def check_complete(case: Case) -> None:
     """Completing a value keeps the cells that are seen, stays in the space, and draws a whole value from nothing."""
     mechanism, batch = case.mechanism, (case.replicas, case.rows)
-    if mechanism.is_given:
-        return
     value, noise = case.draws(), case.noise(*batch, salt=3)
     generator = torch.Generator().manual_seed(case.seed + 4)
     mask = torch.rand(*batch, mechanism.space.cells, generator=generator) < 0.5
@@ -376,10 +393,11 @@ def check_complete(case: Case) -> None:
     case.require_close(nothing, fresh, "complete of nothing is not a draw")
 
 
+@_unless_given
 def check_atoms(case: Case) -> None:
     """A finite support holds all the mass, with the probabilities of log_prob."""
     mechanism = case.mechanism
-    atoms = None if mechanism.is_given else mechanism.atoms(case.params, case.parents, 1_000)
+    atoms = mechanism.atoms(case.params, case.parents, 1_000)
     if atoms is None:
         return
     total = torch.exp(atoms.log_probs).sum(-1)
@@ -393,10 +411,11 @@ def check_atoms(case: Case) -> None:
     )
 
 
+@_of_densities
 def check_log_probs(case: Case) -> None:
     """The log-probabilities of all categories are those of log_prob, one by one, with any number of axes."""
     mechanism = case.mechanism
-    if not mechanism.space.is_discrete or not mechanism.has_density or mechanism.is_given:
+    if not mechanism.space.is_discrete:
         return
     batch, size = (case.replicas, case.rows), mechanism.space.width
     for points in ((), (1,)):
@@ -407,15 +426,13 @@ def check_log_probs(case: Case) -> None:
         case.require_close(log_probs, torch.stack(one_by_one, -1), "log_probs are not those of log_prob")
 
 
+@_of_densities
 def check_features(case: Case) -> None:
-    """Features times coefficients are log_prob, and their sums lead to parameters that are likelier than others."""
-    mechanism = case.mechanism
-    if mechanism.is_given:
-        return
-    value = case.draws()[0]
-    seen = torch.ones_like(value[:, :1] if mechanism.space.is_discrete else value, dtype=torch.bool)
-    features = mechanism.features(value, seen)
-    if features is None:
+    """Features times coefficients are log_prob, and cells that are not seen have none."""
+    mechanism, value = case.mechanism, case.draws()[0]
+    seen = torch.ones(case.rows, mechanism.space.cells, dtype=torch.bool)
+    features = mechanism.features(value, seen) if isinstance(mechanism, ExponentialFamily) else None
+    if not isinstance(mechanism, ExponentialFamily) or features is None:
         return
     code = torch.zeros(case.rows, dtype=torch.long)
     for name, space in mechanism.family.discrete:
@@ -424,46 +441,47 @@ def check_features(case: Case) -> None:
     log_prob = mechanism.log_prob(case.params, value.unsqueeze(0), parents).expand(case.replicas, -1)
     table = mechanism.coefficients(case.params)
     case.require_close((features * table[:, code]).sum(-1), log_prob, "features times coefficients are not log_prob")
-    none = torch.zeros(case.replicas, *table.shape[1:], dtype=torch.float64)
-    sums = none.index_add(1, code, features.expand(case.replicas, -1, -1))
-    best = mechanism.natural(mechanism.raw(mechanism.maximised_by(case.params, sums)))
-    gain = (mechanism.coefficients(best) * sums - table * sums).flatten(1).sum(-1)
-    case.require(bool((gain >= -1e-8).all()), f"maximised_by makes the rows less likely by {-gain.min():.2e}")
-    _require_stationary(
-        case,
-        "maximised_by",
-        lambda params: mechanism.maximised_by(params, sums),
-        lambda params: (mechanism.coefficients(params) * sums).sum(),
-    )
     unseen = mechanism.features(value, ~seen)
     case.require(unseen is None or not unseen.any(), "cells that are not seen have features")
 
 
-def check_maximised(case: Case) -> None:
-    """Closed-form updates never make weighted rows less likely, and come to rest where they are likeliest."""
-    mechanism = case.mechanism
-    if not mechanism.has_maximiser:
-        return
-    value = case.draws()[:1]
+@_of_densities
+def check_fitted(case: Case) -> None:
+    """Updates in closed form never make weighted rows less likely, and come to rest where they are likeliest."""
+    mechanism, value = case.mechanism, case.draws()[0]
     weight = 0.5 + case.noise(case.replicas, case.rows, salt=3).abs().mean(-1).clamp(max=2.0)
-    parents = {name: parent[:1] for name, parent in case.parents.items()}
+    parents = {name: parent[0] for name, parent in case.parents.items()}
 
     def log_likelihood(params: Params) -> Tensor:
-        return (weight * mechanism.log_prob(params, value, parents)).sum(-1)
+        lifted = {name: parent.unsqueeze(0) for name, parent in parents.items()}
+        return (weight * mechanism.log_prob(params, value.unsqueeze(0), lifted)).sum(-1)
 
-    after = mechanism.natural(mechanism.raw(mechanism.maximised(case.params, value, parents, weight)))
-    gain = log_likelihood(after) - log_likelihood(case.params)
-    case.require(bool((gain >= -1e-8).all()), f"maximised makes the rows less likely by {-gain.min():.2e}")
-    _require_stationary(
-        case,
-        "maximised",
-        lambda params: mechanism.maximised(params, value, parents, weight),
-        lambda params: log_likelihood(params).sum(),
-    )
+    update: Callable[[Params], Params]
+    seen = torch.ones(case.rows, mechanism.space.cells, dtype=torch.bool)
+    if isinstance(mechanism, ExponentialFamily) and mechanism.features(value, seen) is not None:
+        update = partial(fitted_to_rows, mechanism, value=value, parents=parents, weight=weight)
+    elif isinstance(mechanism, Regressed) and has_closed_form(mechanism):
+        moments, none = _moments(mechanism, value, parents, weight), torch.zeros_like(value[0])
+        shift = none.new_zeros(len(none), moments.shape[-1] - 1)
+        update = partial(mechanism.regressed, moments=moments, shift=shift, unit=none + 1)
+    else:
+        return
+    gain = log_likelihood(mechanism.natural(mechanism.raw(update(case.params)))) - log_likelihood(case.params)
+    case.require(bool((gain >= -1e-8).all()), f"fitted makes the rows less likely by {-gain.min():.2e}")
+    _require_stationary(case, update, lambda params: log_likelihood(params).sum())
+
+
+def _moments(mechanism: Mechanism, value: Tensor, parents: Parents, weight: Tensor) -> Tensor:
+    """Sums of products of (coordinate, numeric parents, 1) in each configuration (R, C, dim, P + 2, P + 2)."""
+    config, beside = configurations(mechanism.family, parents), numeric(mechanism.family, parents)
+    one = torch.ones_like(value[:, :1])
+    others = one if beside is None else torch.cat([beside, one], -1)
+    columns = torch.stack([torch.cat([own.unsqueeze(-1), others], -1) for own in value.unbind(-1)], 1)
+    return torch.einsum("rn,nc,ndi,ndj->rcdij", weight, one if config is None else config, columns, columns)
 
 
 def _require_stationary(
-    case: Case, name: str, update: Callable[[Params], Params], log_likelihood: Callable[[Params], Tensor]
+    case: Case, update: Callable[[Params], Params], log_likelihood: Callable[[Params], Tensor]
 ) -> None:
     """Where updates come to rest no parameter may be left that would make the rows likelier."""
     mechanism, params = case.mechanism, case.params
@@ -480,7 +498,7 @@ def _require_stationary(
         steepest = 0.0 if slope is None else float(slope.abs().max()) / case.rows
         case.require(
             steepest < AT_REST,
-            f"{name} comes to rest where {key!r} could still make the rows likelier (a slope of {steepest:.1e} a row)",
+            f"fitted comes to rest where {key!r} could still make the rows likelier (a slope of {steepest:.1e} a row)",
         )
 
 
@@ -514,7 +532,7 @@ def check_turning(case: Case) -> None:
     spaces = {mechanism.family.node: mechanism.space, **dict(mechanism.family.parents)}
     for nodes in _alone_and_with_the_node(own, parents, spaces):
         sign = 1.0 - 2.0 * (torch.arange(spaces[nodes[0]].width, dtype=torch.float64) % 2 == 0)
-        params = mechanism.turned(case.params, nodes, sign)
+        params = mechanism.turned(case.params, nodes, sign) if isinstance(mechanism, Turning) else None
         if params is not None:
             _check_followed(case, "turning", nodes, params, sign.mul)
 
@@ -523,13 +541,14 @@ def check_slopes(case: Case) -> None:
     """Slopes change sign with a parent that is turned, and are there where the parent can be."""
     mechanism = case.mechanism
     for name, space in mechanism.family.continuous:
-        slopes = None if mechanism.is_given else mechanism.slopes(case.params, name)
+        slopes = mechanism.slopes(case.params, name) if isinstance(mechanism, Sloped) else None
         if slopes is None:
             continue
         wanted = (case.replicas, space.width)
         case.require(slopes.shape == wanted, f"slopes of {name!r} have shape {tuple(slopes.shape)}, expected {wanted}")
-        turned = mechanism.turned(case.params, [name], -torch.ones(space.width, dtype=torch.float64))
-        again = None if turned is None else mechanism.slopes(turned, name)
+        back = -torch.ones(space.width, dtype=torch.float64)
+        turned = mechanism.turned(case.params, [name], back) if isinstance(mechanism, Turning) else None
+        again = None if turned is None or not isinstance(mechanism, Sloped) else mechanism.slopes(turned, name)
         if again is not None:
             case.require_close(again, -slopes, f"slopes of {name!r} do not turn with it")
 
@@ -603,7 +622,7 @@ MECHANISM_CHECKS: tuple[Callable[[Case], None], ...] = (
     check_atoms,
     check_log_probs,
     check_features,
-    check_maximised,
+    check_fitted,
     check_axes,
     check_relabelling,
     check_turning,

@@ -18,6 +18,7 @@ from otpdag.errors import listed
 from otpdag.mechanisms import Categorical, Mechanism
 from otpdag.mechanisms.normal import LocationScale
 from otpdag.mechanisms.predictor import Predicted
+from otpdag.mechanisms.protocols import can_abduct
 from otpdag.model import Model
 from otpdag.problem import Units
 from otpdag.structure import Structure
@@ -230,7 +231,7 @@ def _noise(model: Model, batch: Batch, seed: int) -> tuple[Sequence[str], Tensor
     for node in structure.graph.observed:
         mechanism, family = structure.mechanisms[node], structure.graph.parents(node)
         # what is left of a collapsed one is rounding
-        if node in collapsed or mechanism.is_given or not mechanism.can_abduct or mechanism.space.cells != 1:
+        if node in collapsed or mechanism.is_given or not can_abduct(mechanism) or mechanism.space.cells != 1:
             continue
         complete = _complete_rows(batch, node, family)
         if complete is None:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from otpdag.errors import ModelError
 from otpdag.mechanisms.base import Mechanism, Params, Parents
+from otpdag.mechanisms.protocols import abducted, can_abduct, is_linear
 from otpdag.mechanisms.spec import holds_code, registered
 from otpdag.numerics import joint_one_hot
 from otpdag.structure import Structure
@@ -94,8 +95,8 @@ class FamilyView:
         """Whether the noise is normal and an affine function of node and numeric parents, which can be computed."""
         mechanism, noise = self.mechanism, self.mechanism.noise
         return (
-            mechanism.is_linear
-            and mechanism.can_abduct
+            is_linear(mechanism)
+            and can_abduct(mechanism)
             and mechanism.has_density
             and noise.kind == "normal"
             and noise.dim == mechanism.space.width
@@ -138,7 +139,7 @@ class FamilyView:
         """
         values = self._far_points
         parents: Parents = {name: values[name] for name in self.names[:-1]}
-        noise = self.mechanism.abduct(params, values[self.node], parents, torch.zeros_like(values[self.node]))
+        noise = abducted(self.mechanism, params, values[self.node], parents, torch.zeros_like(values[self.node]))
         noise = noise.expand(-1, self.configurations, -1, -1).mT
         origin = noise[..., :1]
         slopes = (noise[..., 1:] - origin) / FAR_OUT

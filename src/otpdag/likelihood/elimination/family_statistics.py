@@ -18,10 +18,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from otpdag.layers import side_by_side
 from otpdag.likelihood.elimination.blocks import Complete
-from otpdag.likelihood.elimination.families import FamilyView, WeighedRows, one_hot_states, stacked_replicas
+from otpdag.likelihood.elimination.families import FamilyView, WeighedRows, stacked_replicas
 from otpdag.likelihood.elimination.row_layout import Layout
 from otpdag.mechanisms.base import Params
+from otpdag.mechanisms.predictor import configurations, numeric
 
 CHUNK = 2**21  # entries of a log-density with its gradient that are held at a time
 
@@ -68,11 +70,6 @@ class Counts:
             stacked_replicas([one.expected for one in parts], replicas),
             stacked_replicas(log_tables, replicas) if known else None,
         )
-
-    def rows(self) -> WeighedRows:
-        """One row for each joint state."""
-        values = one_hot_states(self.family.names, self.family.widths, self.expected)
-        return WeighedRows(values, self.complete + self.expected)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,31 +121,11 @@ class Moments:
             equations,
         )
 
-    def rows(self) -> WeighedRows:
-        """A few points with weights that have these moments in each configuration: any quadratic sums the same.
-
-        Their values are (R, C, points, width), two points along each principal axis.
-        """
-        total = self.complete + self.expected
-        count = total[..., -1, -1]
-        share = total / count.clamp(min=torch.finfo(total.dtype).tiny)[..., None, None]
-        mean, size = share[..., -1, :-1], share.shape[-1] - 1
-        variances, axes = torch.linalg.eigh(share[..., :-1, :-1] - mean.unsqueeze(-1) * mean.unsqueeze(-2))
-        reach = (axes * (size * variances.clamp(min=0)).sqrt().unsqueeze(-2)).mT
-        columns = torch.cat([mean.unsqueeze(-2) + reach, mean.unsqueeze(-2) - reach], -2) + self.shift[..., :-1]
-        weight = (count / (2 * size)).unsqueeze(-1).expand(*columns.shape[:-1])
-        return WeighedRows(self._values(columns), weight)
-
-    def _values(self, columns: Tensor) -> dict[str, Tensor]:
-        family = self.family
-        names = [name for name, c in zip(family.names[:-1], family.categories[:-1], strict=True) if c]
-        states = one_hot_states(names, [size for _, size in family.selectors], columns)
-        values = {name: state.unsqueeze(2) for name, state in states.items()}
-        for name, place, width in zip(family.names, family.members, family.widths, strict=True):
-            if name not in values:
-                at = [family.columns.index((place, cell)) for cell in range(width)]
-                values[name] = columns[..., at]
-        return values
+    def by_coordinate(self) -> Tensor:
+        """All moments of each own coordinate with the numeric parents and one (R, C, dim, P + 2, P + 2)."""
+        total, dim = self.complete + self.expected, self.family.widths[-1]
+        others = list(range(dim, total.shape[-1]))
+        return torch.stack([total[..., [cell, *others], :][..., [cell, *others]] for cell in range(dim)], 2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,10 +164,22 @@ class Rows:
             total = weighed(chunk.weight, self.family.log_prob(params, chunk.values, chunk.mask))
             yield torch.zeros_like(total), total
 
-    def rows(self) -> Iterator[WeighedRows]:
-        """All rows with their weights, in chunks."""
-        yield from self._complete_rows()
-        yield from self._expected_rows()
+    def by_coordinate(self, shift: Tensor) -> Tensor:
+        """Moments about a shift (W,) as :meth:`Moments.by_coordinate` has them, of the coordinates that are seen."""
+        family, dim = self.family.mechanism.family, self.family.widths[-1]
+        total = torch.zeros((), dtype=torch.float64)
+        for rows in (*self._complete_rows(), *self._expected_rows()):
+            weight, value = rows.weight.unsqueeze(-1), rows.values[self.family.node]
+            config, beside = configurations(family, rows.values), numeric(family, rows.values)
+            share = weight if config is None else weight * config
+            seen = torch.ones_like(value) if rows.mask is None else rows.mask.to(value)
+            parts = [share, seen, value, *([] if beside is None else [beside]), torch.ones_like(weight)]
+            widths = (share.shape[-1], dim, dim, shift.shape[-1] - dim)
+            share, seen, own, others = side_by_side(parts).flatten(1, -2).split(widths, -1)
+            own, others = own - shift[:dim], others - shift[dim:]
+            columns = torch.stack([torch.cat([own[..., i : i + 1], others], -1) for i in range(dim)], -2)
+            total = total + torch.einsum("rnc,rnd,rndi,rndj->rcdij", share, seen, columns, columns)
+        return total
 
     @property
     def can_be_stacked(self) -> bool:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
+from otpdag.mechanisms.protocols import is_linear
 from otpdag.structure import Structure
 
 Flags = npt.NDArray[np.bool_]
@@ -92,7 +93,7 @@ def needs(structure: Structure, seen: Flags, partly: Flags, keep: Collection[str
     for node in graph.order:
         # a linear normal vector that is seen in part is integrated along with the unknown numbers that it depends on
         numbers = [place[p] for p in graph.parents(node) if not structure.mechanisms[p].space.is_discrete]
-        if structure.mechanisms[node].is_linear:
+        if is_linear(structure.mechanisms[node]):
             unknown[:, place[node]] |= partly[:, place[node]] & unknown[:, numbers].any(1)
     given = [place[node] for node in structure.given]
     active[:, given] = False
