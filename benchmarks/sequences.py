@@ -2,7 +2,7 @@
 
 import os
 import resource
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -10,14 +10,11 @@ import pandas as pd
 from threadpoolctl import threadpool_limits
 
 from benchmarks.harness import Case, Outcome, Record, Settings, Skip, streams, summary, timed
-from otpdag import Graph, Model, Sequences, fit, lag, mechanisms
 from otpdag.datasets import poisson_chain
 from otpdag.estimators import HiddenMarkovModel
-from otpdag.mechanisms import Poisson
 
 STATES, SEQUENCES, LENGTH = 4, 250, 200
 DATASETS = 20
-WINDOW_DATASETS = 10  # fits by windows take longer
 STARTS = 5
 FOUND = 3.0  # a state is found if a rate lies this close to its own; true ones are at least ten apart
 MILLION = 5000
@@ -94,24 +91,6 @@ def stay(settings: Settings) -> Record:
         estimate, seconds = theirs(settings.seed, repeat)
         them.append(Outcome(abs(float(estimate.params["stay"]) - true), seconds))
     return compared(us, them, limit=1.25)
-
-
-def windows_rates(settings: Settings) -> Record:
-    """Error of the rates by windows (``method="transport"``) over that of hmmlearn's best of five, ten data sets."""
-    us, them = [], []
-    for repeat in list(datasets(settings))[:WINDOW_DATASETS]:
-        counts, truth, sources = drawn(settings.seed, repeat)
-        model = Model(
-            Graph([lag("z", "z"), ("z", "x")], hidden=["z"]), {"z": mechanisms.StayOrMove(STATES), "x": Poisson()}
-        )
-        table, lengths = flat(counts)
-        given = Sequences(table.astype(float), lengths=lengths)
-        run = partial(fit, model, given, method="transport", seed=sources.fit % 2**31, progress=False)
-        _, seconds = timed(run)
-        us.append(Outcome(rate_error(truth, np.exp(model.params()["x"]["log_rate"])), seconds))
-        estimate, seconds = theirs(settings.seed, repeat)
-        them.append(Outcome(rate_error(truth, estimate.params["rates"]), seconds))
-    return compared(us, them, limit=1.1)
 
 
 def compared(us, them, limit: float) -> Record:
@@ -219,7 +198,6 @@ def earthquakes(settings: Settings) -> Record:
 CASES: dict[str, Case] = {
     "rates": rates,
     "stay": stay,
-    "windows_rates": windows_rates,
     "states_found": states_found,
     "million_time": million_time,
     "million_rates": million_rates,

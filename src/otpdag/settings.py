@@ -48,8 +48,8 @@ class Direct:
     Args:
         kappa: The weight.
         features: What compares the two.
-        refinements: How often features are whitened anew, by the model's own covariance, and the fit continued. Of
-            sequences: whether they are compared along scores at an estimate (0: never).
+        refinements: How often features are whitened anew, by the model's own covariance, and the fit continued; not of
+            sequences.
         window: Of sequences: neighbouring steps that are compared together, fewer where states are many. Two already
             tell transitions and emissions apart.
     """

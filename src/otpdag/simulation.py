@@ -14,7 +14,7 @@ from otpdag.data import Batch
 from otpdag.data.sequences import SequenceBatch
 from otpdag.errors import ModelError
 from otpdag.noise import draw_noise
-from otpdag.structure import Naturals, Structure, first_name, lag_name
+from otpdag.structure import Naturals, Structure, lag_name
 
 # Steps before the first one of an observed node that depends on its past: what a start from zero leaves of itself after
 # them is 3e-5 even where nine tenths carry over from step to step.
@@ -39,7 +39,7 @@ def ancestral(
         if isinstance(action, Tensor):
             values[node] = action.expand(-1, rows, -1)
             continue
-        values[node] = _draw(structure, naturals, node, values, rows, generator)
+        values[node] = draw(structure, naturals, node, values, (rows,), generator)
         if action is not None:
             values[node] = action(values)
     return values
@@ -75,30 +75,29 @@ def ancestral_sequences(
             if node in do:
                 values[node] = do[node][:, :, max(step, 0)].expand(-1, sequences, -1)
                 continue
-            first = first_name(node)
-            name = first if first in structure.mechanisms and len(past) < structure.longest_lag(node) else node
-            values[node] = _draw(structure, naturals, name, values, sequences, generator)
+            name = structure.name_at(node, len(past))
+            values[node] = draw(structure, naturals, name, values, (sequences,), generator)
         past = [*past, values][-longest:] if longest else []
         if step >= 0:
             kept.append(values)
     return {node: torch.stack([values[node] for values in kept], 2) for node in graph.nodes}
 
 
-def _draw(
+def draw(
     structure: Structure,
     naturals: Naturals,
     name: str,
     values: Mapping[str, Tensor],
-    rows: int,
+    shape: tuple[int, ...],
     generator: torch.Generator,
 ) -> Tensor:
-    """Draw (1, rows, width) from the mechanism called ``name``, given its parents' values."""
+    """Draw (1, *shape, width) from the mechanism called ``name``, given its parents' values."""
     mechanism = structure.mechanisms[name]
     if mechanism.is_given:
         raise ModelError(f"node {name!r} is Given: pass its values, for instance sample(given=table)")
-    noise = draw_noise(mechanism.noise, (1, rows), generator)
+    noise = draw_noise(mechanism.noise, (1, *shape), generator)
     value = mechanism.forward(naturals[name], structure.parents(name, values), noise)
-    return value.detach().expand(-1, rows, -1)
+    return value.detach().expand(-1, *shape, -1)
 
 
 def complete_batch(structure: Structure, values: dict[str, Tensor]) -> Batch:
@@ -125,13 +124,20 @@ def simulated_sequences(
     """Sequences that the model makes, each as long as a random one of a batch, with its gaps and covariates."""
     generator = torch.Generator().manual_seed(seed)
     pattern = batch.take(torch.randint(len(batch.lengths), (size,), generator=generator))
+    return sequences_like(structure, naturals, pattern, generator)
+
+
+def sequences_like(
+    structure: Structure, naturals: Naturals, pattern: SequenceBatch, generator: torch.Generator
+) -> SequenceBatch:
+    """Sequences that the model makes, each as long as one of a batch, with its gaps and covariates."""
     longest = int(pattern.lengths.max())
     column = torch.arange(longest).unsqueeze(0)
     last = (pattern.lengths - 1).unsqueeze(1)
     rows = pattern.starts.unsqueeze(1) + torch.minimum(column, last)
     given = {n: pattern.steps.values[n][:1, rows.flatten()].unflatten(1, rows.shape) for n in structure.given}
     with torch.no_grad():
-        drawn = ancestral_sequences(structure, naturals, size, longest, generator, do=given)
+        drawn = ancestral_sequences(structure, naturals, len(pattern.lengths), longest, generator, do=given)
     inside = (column <= last).flatten()
     values = {n: drawn[n].flatten(1, 2)[:, inside] for n in pattern.steps.values}
     return SequenceBatch(_with_gaps(pattern.steps, values), pattern.lengths)

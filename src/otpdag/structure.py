@@ -117,6 +117,11 @@ class Structure:
         """How many first steps of a sequence lack one of the node's parents; zero without lagged ones."""
         return max((by for _, by in self.graph.lagged_parents(node)), default=0)
 
+    def name_at(self, node: str, step: int) -> str:
+        """The mechanism that makes a node in a step: that of first steps, if there is one and a parent is lacking."""
+        first = first_name(node)
+        return first if step < self.longest_lag(node) and first in self.mechanisms else node
+
     def with_settings(self, node: str, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """Overwrite data-driven starting values (without replica axis) by what the user fixed or started."""
         for name, parameter in self.mechanisms[node].declared().items():

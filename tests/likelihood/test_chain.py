@@ -17,7 +17,6 @@ from otpdag.likelihood import chain_problem as chain_module
 from otpdag.likelihood.chain_problem import (
     FEWEST_UNITS,
     SHORT_UNIT,
-    ChainProblem,
     _by_kind,
     chain_problem,
     chain_terms,
@@ -183,7 +182,7 @@ def paths_of(model, x, power=1.0):
 @pytest.mark.parametrize("placed", [False, True])
 def test_expected_counts_of_weighted_sequences_are_sums_over_all_paths(placed, monkeypatch):
     model = random_poisson_hmm()
-    monkeypatch.setattr(ChainProblem, "_is_placed", lambda self, replicas: placed)
+    monkeypatch.setattr(chain_module, "FEW_FEATURES", 8 if placed else 0)
     weight = torch.tensor([[1.0, 2.0, 0.5], [3.0, 0.0, 1.0]]).double()
     problem = problem_of(model, SERIES).reweighted(weight)
     found = sums_of(problem, model)
@@ -279,18 +278,6 @@ def test_first_steps_of_few_sequences_are_not_stretched():
     assert problem_of(model, [np.array([1.0, 2.0])] * FEWEST_UNITS).updates.stretched is None
 
 
-def test_steps_are_read_in_stretches_where_features_are_few_or_steps_differ(monkeypatch):
-    problem = problem_of(random_poisson_hmm(), SERIES)
-    monkeypatch.setattr(chain_module, "suits_stretches", lambda block, replicas, chain: True)
-    assert problem._is_placed(1)
-    monkeypatch.setattr(chain_module, "FEW_FEATURES", 2)
-    alike = problem_of(random_poisson_hmm(), [np.array([3.0, 3.0, 3.0, 3.0])])
-    assert problem._is_placed(1) == (len(problem.chain.phase) == problem.rows)
-    assert not alike._is_placed(1)
-    monkeypatch.setattr(chain_module, "suits_stretches", lambda block, replicas, chain: False)
-    assert not problem._is_placed(1)
-
-
 UPDATED = {
     "plain": (lambda: ([otp.lag("z", "z"), ("z", "x")], {"x": m.Poisson()}), True),
     "two lags": (lambda: ([otp.lag("z", "z"), otp.lag("z", "z", by=2), ("z", "x")], {"x": m.Poisson()}), False),
@@ -327,23 +314,22 @@ def test_updates_in_closed_form_are_there_where_every_node_has_one(case):
     assert (problem.updates is not None) == expected
 
 
-def test_long_sequences_have_the_same_counts_in_stretches(monkeypatch):
-    model, rng = random_poisson_hmm(), np.random.default_rng(1)
+@pytest.mark.parametrize("emission", [m.Poisson(), m.Normal()])
+def test_updates_of_long_sequences_have_the_same_counts_in_stretches(emission, monkeypatch):
+    rng = np.random.default_rng(1)
     series = [rng.poisson(6.0, length).astype(float) for length in (150, 90)]
     series[0][20:24] = np.nan
+    model = otp.Model(otp.Graph([otp.lag("z", "z"), ("z", "x")], hidden=["z"]), {"z": m.Categorical(3), "x": emission})
     problem = problem_of(model, series).reweighted(torch.tensor([[1.0, 2.0], [0.5, 3.0]]).double())
-    with monkeypatch.context() as patched:
-        patched.setattr(ChainProblem, "_is_placed", lambda self, replicas: False)
-        by_steps = sums_of(problem, model)
-    assert problem._is_placed(2)
-
-    def refused(*arguments):
-        raise AssertionError("stretches suffice")
-
-    monkeypatch.setattr(chain_module, "potentials", refused)
-    in_stretches = sums_of(problem, model)
-    for name in ("log_likelihood", "features", "first", "pair"):
-        torch.testing.assert_close(getattr(in_stretches, name), getattr(by_steps, name), rtol=1e-6, atol=1e-6)
+    theta = model.structure.filled({}, torch.Generator().manual_seed(0))
+    points = problem.packed({key: value.double() for key, value in theta.items()}, 2)
+    assert problem.chain.blocks[0].lanes(2).are_cut
+    moved, terms = problem.update(points)
+    monkeypatch.setattr("otpdag.likelihood.chain_layout.SIDE_BY_SIDE", 0)
+    expected, expected_terms = problem.update(points)
+    torch.testing.assert_close(moved, expected, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(terms.total, expected_terms.total, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(terms.total, problem.loss(points).detach(), rtol=1e-11, atol=1e-11)
 
 
 def test_hidden_nodes_that_read_an_observed_one_have_no_updates_though_they_have_no_memory():
@@ -359,3 +345,21 @@ def test_hidden_nodes_that_read_an_observed_one_have_no_updates_though_they_have
         problem = chain_problem(model.structure, batch, Layout.of(model.structure).shapes, 1.0, 0)
         assert not problem.chain.varying
         assert (problem.updates is not None) is not read
+
+
+def test_what_a_chain_cannot_hold_is_refused():
+    graph = otp.Graph([otp.lag("z", "z", by=6), ("z", "x")], hidden=["z"])
+    with pytest.raises(otp.ModelError, match="4096 joint states"):
+        laid_out(otp.Model(graph, {"z": m.Categorical(4), "x": m.Normal()}), [np.zeros(10)])
+    graph = otp.Graph([otp.lag("z", "z"), ("x", "z"), ("z", "y")], hidden=["z"])
+    driven = otp.Model(graph, {"z": m.Categorical(2), "x": m.Given(), "y": m.Normal()})
+    with pytest.raises(otp.DataError, match="node 'x' is Given: its values must not be missing"):
+        laid_out(driven, {"x": np.array([[0.0, 1.0, np.nan]]), "y": np.zeros((1, 3))})
+
+
+@pytest.mark.parametrize(("values", "alike"), [(3, True), (10**6, False)])
+def test_steps_that_show_the_same_are_laid_out_once(values, alike):
+    x = np.random.default_rng(0).integers(0, values, (1, 60)).astype(float)
+    x[0, 7] = np.nan
+    chain = laid_out(random_poisson_hmm(), x)
+    assert len(chain.phase) == (5 if alike else 60)  # three counts and a gap of later steps, and the first step

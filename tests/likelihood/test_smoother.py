@@ -73,7 +73,7 @@ def dense(backward, features, phi, rows, adjustment=None):
 @pytest.mark.parametrize("adjusted", [False, True])
 def test_draws_and_their_density_are_those_of_the_dense_normal(width, adjusted):
     backward, batch, features, phi = world(width)
-    (block,) = one_block(batch)
+    block = one_block(batch)
     extra = None
     if adjusted:
         rng = np.random.default_rng(5)

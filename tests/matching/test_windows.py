@@ -1,18 +1,15 @@
 """The direct transport route on sequences."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.datasets import poisson_chain
 from otpdag.engine.resolve import recognise
-from otpdag.matching.windows import MOST_SCORED
 from otpdag.settings import Direct, Objective
 from tests.dynamic_models import known_poisson_hmm
-from tests.window_models import problem_of
 
 
 def chain(transition=None, size=3):
@@ -42,17 +39,6 @@ def test_transport_with_missing_steps_and_a_full_transition_matrix():
     np.testing.assert_allclose(found.params()["z[0]"]["probs"], [0.6, 0.3, 0.1], atol=0.15)
 
 
-def test_estimates_are_nearly_those_of_maximum_likelihood():
-    """In standard errors with the states known. Features of three steps alone were 0.8 of them away."""
-    counts, _, truth = poisson_chain(60, 100, np.random.default_rng(4))
-    ours, theirs = chain(m.StayOrMove(4)), chain(m.StayOrMove(4))
-    otp.fit(ours, counts, method="transport", seed=0, restarts=2)
-    otp.fit(theirs, counts, method="entropic", seed=0, restarts=2)
-    rates, likeliest = (np.exp(model.params()["x"]["log_rate"]) for model in (ours, theirs))
-    error = np.sqrt(4 * np.exp(truth["x"]["log_rate"]) / counts.size)
-    assert np.sqrt(np.mean(((rates - likeliest) / error) ** 2)) < 0.3
-
-
 def test_steps_that_come_from_elsewhere_leave_rates_where_they_are():
     """A twentieth of the steps are anything from 0 to 149. Rates that had to explain them were off by half and more."""
     counts, _, truth = poisson_chain(60, 100, np.random.default_rng(0))
@@ -63,27 +49,33 @@ def test_steps_that_come_from_elsewhere_leave_rates_where_they_are():
     np.testing.assert_allclose(model.params()["x"]["log_rate"], truth["x"]["log_rate"], atol=0.02)
 
 
-def moves_of(problem, point):
-    what = []
-    while (moved := problem.moved(point)) is not None:
-        what.append(moved.what)
-        problem = moved.problem
-    return what
+def losses_of(model, others, sequences, length):
+    """The direct term on data that the model made, at its parameters and with others in the place of some."""
+    x = model.sample(sequences, length=length, seed=0)["x"].to_numpy().reshape(sequences, length)
+    features = otp.divergences.WhitenedFeatures(features=40)
+    method = otp.Method("windows", Objective(reconstruction=0.0, direct=Direct(features=features)))
+    kind = recognise(chain(), x.astype(float), weights=None, device="cpu", every_row=False)
+    problem = kind.problem(kind.lay_out(method, 0), method, 0)
+    naturals = dict(model.fitted.naturals)
+    points = [problem.packed(problem.structure.raw(one), 1) for one in (naturals, naturals | others)]
+    return [float(problem.loss(point)) for point in points]
 
 
-def test_scores_are_taken_once_where_they_move_nothing_far_and_again_where_they_do():
-    problem, point = problem_of(known_poisson_hmm(), 40, 12)
-    assert moves_of(problem, point) == ["scores of windows"]
-    scored = problem.moved(point).problem
-    assert scored.moved(point + 0.5).what == "scores of windows"
-    assert replace(scored, scored=(point,) * MOST_SCORED).moved(point + 0.5) is None
-    assert replace(problem, direct=replace(problem.direct, refinements=0)).moved(point) is None
+def test_the_models_mean_features_are_those_of_its_samples():
+    even = {"probs": torch.full((1, 3, 3), 1 / 3, dtype=torch.float64)}
+    right, wrong = losses_of(known_poisson_hmm(), {"z": even}, 6000, 8)
+    # whitened gaps of J features of n windows that hardly differ: about J / n
+    assert right < 5 * 40 / 6000
+    assert wrong > 0.05
 
 
-def test_features_are_weighed_by_the_model_where_nodes_have_no_density(monkeypatch):
-    problem, point = problem_of(known_poisson_hmm(), 40, 12)
-    monkeypatch.setattr(m.Poisson, "has_density", False)
-    assert moves_of(problem, point) == ["refined weights"]
+def test_windows_at_the_end_of_a_sequence_show_what_is_left():
+    """Sequences of a single step tell first states and rates, and nothing of moves."""
+    model = known_poisson_hmm()
+    even = {"probs": torch.full((1, 3, 3), 1 / 3, dtype=torch.float64)}
+    right, moved = losses_of(model, {"z": even}, 500, 1)
+    assert right == moved
+    assert losses_of(model, {"z[0]": {"probs": torch.tensor([[[0.1, 0.1, 0.8]]]).double()}}, 500, 1)[1] > 3 * right
 
 
 @pytest.mark.parametrize("sequences", [1, 2])

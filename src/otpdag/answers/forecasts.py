@@ -12,8 +12,8 @@ from torch import Tensor
 from otpdag.data import Schema, decode
 from otpdag.data.sequences import SequenceBatch
 from otpdag.likelihood.sequence_posterior import fill_in
-from otpdag.noise import draw_noise
-from otpdag.structure import Naturals, Structure, first_name, lag_name
+from otpdag.simulation import draw
+from otpdag.structure import Naturals, Structure, lag_name
 
 
 def future_draws(
@@ -49,13 +49,8 @@ def future_draws(
                 own = given[node].reshape(1, many, steps, -1)[:, :, ahead]
                 values[node] = own.unsqueeze(2).expand(-1, -1, draws, -1)
                 continue
-            first = first_name(node)
-            short = bool((batch.lengths + ahead < structure.longest_lag(node)).all())
-            name = first if first in structure.mechanisms and short else node
-            mechanism = structure.mechanisms[name]
-            noise = draw_noise(mechanism.noise, (1, many, draws), generator)
-            made = mechanism.forward(naturals[name], structure.parents(name, values), noise)
-            values[node] = made.detach().expand(1, many, draws, -1)
+            name = structure.name_at(node, int(batch.lengths.max()) + ahead)
+            values[node] = draw(structure, naturals, name, values, (many, draws), generator)
         known.append(values)
     return {node: torch.stack([values[node][0] for values in known], 1) for node in graph.nodes}
 

@@ -27,8 +27,7 @@ from otpdag.likelihood.chain_problem import FEWEST_UNITS, chain_problem
 from otpdag.likelihood.number_problem import number_problem, padded_features
 from otpdag.likelihood.smoother import SequenceMap
 from otpdag.likelihood.starts import complete_steps, step_weights
-from otpdag.matching.window_features import check_windows
-from otpdag.matching.windows import window_problem
+from otpdag.matching.windows import check_windows, window_problem
 from otpdag.mechanisms.protocols import is_linear
 from otpdag.model import Model
 from otpdag.noise import Streams

@@ -41,11 +41,10 @@ class HiddenMarkovModel(BaseEstimator):
 
     **Method.** The estimator is entropic, which for hidden categories is maximum likelihood: the least error where the
     model holds. The other methods are for ``otpdag.fit`` on ``model_``: ``"transport"`` where some steps may be wrong,
-    or the model holds only nearby in time. It reads a step's state from three steps to either side, and a number that
-    the model would hardly make as if it were missing; its rates have 0.98 to 1.03 times the error of maximum likelihood
-    where the model holds, and it takes ten times as long. ``"paper"`` and ``transport("backward")`` are for
-    comparison: relaxed paths let states last longer than they do, and overstate the probability to stay by 0.04 to
-    0.12, which is not to be read off them.
+    or the model holds only nearby in time: it compares three neighbouring steps of data and model, by kernels that
+    hardly feel a number far from all others, and takes forty times as long. ``"paper"`` and ``transport("backward")``
+    are for comparison: relaxed paths let states last longer than they do, and overstate the probability to stay by
+    0.04 to 0.12, which is not to be read off them.
 
     Args:
         n_components: Number of states.

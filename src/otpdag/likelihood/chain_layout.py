@@ -1,8 +1,8 @@
-"""The joint states of all unknown categories of a sequence, with as many earlier values as the lags ask for.
+"""Sequences laid out for a chain: the joint states of what is unknown, the distinct steps, and blocks of sequences.
 
-Sequences laid out for the chain: the distinct steps, and blocks in which the k-th steps of all lie side by side.
-
-Steps that show the same share one row of the potentials, so that a million counts cost a few hundred densities.
+Steps that show the same share one row of the potentials, so that a million counts cost a few hundred densities. In a
+block the k-th steps of all sequences lie side by side; recursions run over lanes, which are its sequences or, where
+these are few and long, stretches of them.
 """
 
 from __future__ import annotations
@@ -77,23 +77,24 @@ def joint_states(structure: Structure, unknown: Sequence[str], dtype: torch.dtyp
 
 
 STRETCH = 32  # steps of a stretch, in which most chains forget where they began: all that is done one after another
+SIDE_BY_SIDE = 400  # sequences times replicas from which on a step of all of them keeps a processor busy: none is cut
 BLOCK_STEPS = 2_000_000  # steps times states in one forward-backward pass; more would only fill memory
 
 
 @dataclass(frozen=True, eq=False)
-class Stretches:
-    """Sequences cut from their ends into stretches of one length, those of a sequence side by side in order of time.
+class Lanes:
+    """Sequences cut from their ends into lanes of one length, those of a sequence side by side in order of time.
 
-    Of a sequence the first stretch may be shorter: it begins some places later than others, with what comes before left
+    Of a sequence the first lane may be shorter: it begins some places later than others, with what comes before left
     empty.
 
     Attributes:
-        columns: The column of each step of each stretch (L, B); zero where there is none.
+        columns: The column of each step of each lane (L, B); zero where there is none.
         inside: Whether there is one (L, B).
         place: Where each column stands in them (m,).
-        begins: At which place sequences begin, and the stretches in which they do.
-        ends: The last stretch of each sequence (n,).
-        owners: The sequence of each stretch (B,).
+        begins: At which place sequences begin, and the lanes in which they do.
+        ends: The last lane of each sequence (n,).
+        owners: The sequence of each lane (B,).
     """
 
     columns: NDArray[np.int64]
@@ -104,9 +105,9 @@ class Stretches:
     owners: NDArray[np.int64]
 
     @classmethod
-    def of(cls, sizes: Tensor, length: int) -> Stretches:
+    def of(cls, sizes: Sequence[int], length: int) -> Lanes:
         """Of sequences in falling order of length, ``sizes[k]`` of which have a k-th step."""
-        running = sizes.numpy()
+        running = np.fromiter(sizes, np.int64, len(sizes))
         many, total = int(running[0]), int(running.sum())
         steps = len(running) - np.searchsorted(running[::-1], np.arange(many), side="right")  # of each sequence
         counts = -(-steps // length)
@@ -121,6 +122,20 @@ class Stretches:
         first = ends - counts + 1
         begins = tuple((int(at), first[empty == at]) for at in np.unique(empty))
         return cls(columns, inside, place, begins, ends, owners)
+
+    @property
+    def are_cut(self) -> bool:
+        """Whether some sequence has several lanes."""
+        return len(self.owners) > len(self.ends)
+
+    @cached_property
+    def _in_order(self) -> bool:
+        return bool((self.place == np.arange(self.inside.size)).all()) if self.inside.all() else False
+
+    def in_columns(self, values: NDArray[np.float64]) -> Tensor:
+        """Values (L, ..., B) at places as those of columns (..., m)."""
+        flat = np.moveaxis(values, 0, -2).reshape(*values.shape[1:-1], -1)
+        return torch.from_numpy(flat if self._in_order else np.take(flat, self.place, -1))
 
 
 @dataclass(frozen=True)
@@ -154,17 +169,19 @@ class Block:
         return torch.cat([torch.arange(size) for size in self.sizes])
 
     @cached_property
-    def in_stretches(self) -> Stretches:
-        """Sequences cut into stretches that lie side by side."""
-        sizes = np.fromiter(self.sizes, np.int64, len(self.sizes))  # a tensor of so many single numbers is slow to make
-        return Stretches.of(torch.from_numpy(sizes), STRETCH)
+    def whole(self) -> Lanes:
+        """A lane for each sequence."""
+        return Lanes.of(self.sizes, len(self.sizes))
 
     @cached_property
-    def columns(self) -> list[Tensor]:
-        """The columns of each sequence."""
-        starts = torch.tensor([at for at, _ in self.spans])
-        sizes = torch.tensor(self.sizes)
-        return [starts[: int((sizes > number).sum())] + number for number in range(self.sizes[0])]
+    def stretches(self) -> Lanes:
+        """Sequences cut into stretches that lie side by side."""
+        return Lanes.of(self.sizes, STRETCH)
+
+    def lanes(self, replicas: int) -> Lanes:
+        """Sequences are cut where they are long, and too few to run side by side: that changes time, not results."""
+        is_long = len(self.sizes) >= 2 * STRETCH and self.sizes[0] * replicas <= SIDE_BY_SIDE
+        return self.stretches if is_long else self.whole
 
 
 @dataclass(frozen=True)
@@ -218,12 +235,23 @@ class Chain:
         """The precision of all tables."""
         return next(iter(self.states.now.values()), torch.zeros(0, dtype=torch.float64)).dtype
 
-    def seen(self, names: Sequence[str]) -> Tensor:
-        """Kinds of steps (U,) in which all of these nodes are wholly seen."""
-        all_seen = torch.ones(len(self.phase), dtype=torch.bool)
-        for name in names:
-            all_seen = all_seen & self.mask[name][0].all(-1)
-        return all_seen
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all steps but the first of sequences have the same pair potentials."""
+        return not self.varying and self.longest_lag <= 1
+
+    @property
+    def pair_rows(self) -> Tensor:
+        """The row of the pair potentials before each kind of steps (U,)."""
+        return torch.arange(len(self.phase)) if self.varying else self.phase
+
+    def shows_parents(self, structure: Structure, node: str) -> Tensor:
+        """Kinds of steps (U,) in which all observed parents of a node are wholly seen."""
+        shown = torch.ones(len(self.phase), dtype=torch.bool)
+        for name, _ in structure.mechanisms[node].family.parents:
+            if name not in self.states.now and name not in self.states.before:
+                shown = shown & self.mask[name][0].all(-1)
+        return shown
 
 
 def lay_out_chain(structure: Structure, batch: SequenceBatch, *, block_steps: int = BLOCK_STEPS) -> Chain:
@@ -275,25 +303,30 @@ def _missing_parent(structure: Structure, batch: SequenceBatch, node: str) -> bo
 
 
 def _blocks(batch: SequenceBatch, kinds: Tensor, most: int) -> tuple[Block, ...]:
-    """Group sequences of similar length; a sequence is never cut here."""
+    """Group sequences of similar length, half the longest on average or more; a sequence is never cut here."""
     lengths, order = batch.lengths.sort(descending=True, stable=True)
-    starts = batch.starts[order]
     blocks, at = [], 0
     while at < len(order):
         longest = int(lengths[at])
-        many = max(1, most // longest)
-        part = slice(at, at + many)
-        grid = starts[part].unsqueeze(0) + torch.arange(longest).unsqueeze(1)
-        inside = torch.arange(longest).unsqueeze(1) < lengths[part].unsqueeze(0)
-        rows = grid.flatten() if bool(inside.all()) else grid[inside]
-        blocks.append(Block(kinds[rows], rows, tuple(inside.sum(1).tolist()), order[part]))
-        at += many
+        filled = 2 * lengths[at:].cumsum(0) >= longest * torch.arange(1, len(order) - at + 1)
+        alike = int(filled.long().cumprod(0).sum())
+        blocks.append(_block(batch, kinds, order[at : at + min(alike, max(1, most // longest))]))
+        at += len(blocks[-1].sequences)
     return tuple(blocks)
 
 
-def one_block(batch: SequenceBatch) -> tuple[Block, ...]:
+def _block(batch: SequenceBatch, kinds: Tensor, sequences: Tensor) -> Block:
+    """Sequences in falling order of length."""
+    lengths, starts = batch.lengths[sequences], batch.starts[sequences]
+    times = torch.arange(int(lengths[0])).unsqueeze(1)
+    grid, inside = starts + times, times < lengths
+    rows = grid.flatten() if bool(inside.all()) else grid[inside]
+    return Block(kinds[rows], rows, tuple(inside.sum(1).tolist()), sequences)
+
+
+def one_block(batch: SequenceBatch) -> Block:
     """All sequences in one block, every step of its own kind."""
-    return _blocks(batch, torch.arange(batch.rows), batch.rows * int(batch.lengths.max()))
+    return _block(batch, torch.arange(batch.rows), batch.lengths.sort(descending=True, stable=True).indices)
 
 
 def pairs_vary(structure: Structure, states: States) -> bool:

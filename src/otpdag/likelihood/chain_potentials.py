@@ -16,11 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from otpdag.likelihood.chain_layout import Chain
-from otpdag.mechanisms.base import Mechanism, Params
-from otpdag.mechanisms.categorical import Categorical
-from otpdag.mechanisms.predictor import configurations
-from otpdag.mechanisms.protocols import defines_together
+from otpdag.likelihood.chain_layout import Chain, States
+from otpdag.mechanisms.base import Mechanism
+from otpdag.mechanisms.protocols import fitted_to_rows
 from otpdag.structure import Naturals, Structure
 
 # An emission is never less likely than exp of this, relative to the likeliest state's: 1e-200 leaves a message and a
@@ -43,16 +41,13 @@ class Potentials:
     pair: Tensor
 
 
-def potentials(structure: Structure, naturals: Naturals, chain: Chain, emitted: Tensor | None = None) -> Potentials:
-    """Evaluate every mechanism once on the distinct steps and all states.
-
-    ``emitted`` (R, U, S) is what observed nodes say of states, if that is known already.
-    """
+def potentials(structure: Structure, naturals: Naturals, chain: Chain) -> Potentials:
+    """Evaluate every mechanism once on the distinct steps and all states."""
     states, dtype = chain.states, chain.dtype
     forbidden = torch.full((), -torch.inf, dtype=dtype)
     begins = torch.where(states.begins, torch.zeros((), dtype=dtype), forbidden)
     hidden = torch.where((chain.phase == 0).unsqueeze(-1), begins, 0.0).unsqueeze(0)
-    observed = torch.zeros(1, len(chain.phase), states.size, dtype=dtype) if emitted is None else emitted
+    observed = torch.zeros(1, len(chain.phase), states.size, dtype=dtype)
     many = len(chain.phase) if chain.varying else chain.longest_lag + 1
     pair = torch.zeros(1, many, states.size, states.size, dtype=dtype)
     if states.follows is not None:
@@ -61,113 +56,67 @@ def potentials(structure: Structure, naturals: Naturals, chain: Chain, emitted: 
         if mechanism.is_given:
             continue
         base = structure.base(node)
-        if emitted is not None and base not in states.nodes:
-            continue
         table, joins = _term(structure, naturals, chain, node)
         lag = structure.longest_lag(base)
         if joins:
             phase = chain.phase if chain.varying else torch.arange(many)
-            active = (phase >= lag) & (chain.seen(_observed_parents(structure, chain, node)) if chain.varying else True)
+            active = (phase >= lag) & (chain.shows_parents(structure, node) if chain.varying else True)
             pair = pair + torch.where(active[:, None, None], table, 0.0)
             continue
         active = chain.phase < lag if node != base else chain.phase >= lag
-        active = active & chain.seen(_observed_parents(structure, chain, node))
+        active = active & chain.shows_parents(structure, node)
         table = torch.where(active.unsqueeze(-1), table, 0.0)
         hidden, observed = (hidden + table, observed) if base in states.nodes else (hidden, observed + table)
     return Potentials(hidden + _clamp(chain), observed, pair)
 
 
-def _observed_parents(structure: Structure, chain: Chain, node: str) -> list[str]:
-    states = chain.states
-    return [
-        name
-        for name, _ in structure.mechanisms[node].family.parents
-        if name not in states.now and name not in states.before
-    ]
+def _term(structure: Structure, naturals: Naturals, chain: Chain, node: str) -> tuple[Tensor, bool]:
+    """Log-densities of one mechanism: (R, U or 1, S) or, if it joins two steps' states, (R, U or 1, S, S).
 
-
-@dataclass(frozen=True, eq=False)
-class _Arguments:
-    """What a mechanism is evaluated at: its own values, its parents', and which are seen (all if None).
-
-    ``joins`` tells whether it joins two steps' states.
+    Its arguments have distinct steps first, states before next to last, and states now last.
     """
+    states, base, mechanism = chain.states, structure.base(node), structure.mechanisms[node]
+    names = [name for name, _ in mechanism.family.parents]
+    joins = any(name in states.before and name not in states.now for name in names)
 
-    value: Tensor
-    parents: Mapping[str, Tensor]
-    mask: Tensor | None
-    joins: bool
-
-
-def _arguments(structure: Structure, chain: Chain, node: str) -> _Arguments:
-    """Lay out a mechanism's arguments: distinct steps first, states before next to last, states now last."""
-    states, base = chain.states, structure.base(node)
-    names = [name for name, _ in structure.mechanisms[node].family.parents]
-    hidden = [name for name in names if name in states.now or name in states.before]
-    joins = any(name not in states.now for name in hidden)
+    def in_steps(value: Tensor) -> Tensor:
+        return value[:, :, None, None] if joins else value[:, :, None]
 
     def spread(name: str) -> Tensor:
         if name in states.now:
             value = states.now[name]
             return value[None, None, None] if joins else value[None, None]
-        if name in states.before:
-            return states.before[name][None, None, :, None]
-        value = chain.values[name]
-        return value[:, :, None, None] if joins else value[:, :, None]
+        return states.before[name][None, None, :, None] if name in states.before else in_steps(chain.values[name])
 
-    mask = None
-    if base not in states.nodes and not bool(chain.mask[base].all()):
-        seen = chain.mask[base]
-        mask = seen[:, :, None, None] if joins else seen[:, :, None]
-    return _Arguments(spread(base), {name: spread(name) for name in names}, mask, joins)
-
-
-def _term(structure: Structure, naturals: Naturals, chain: Chain, node: str) -> tuple[Tensor, bool]:
-    """Log-densities of one mechanism: (R, U or 1, S) or, if it joins two steps' states, (R, U or 1, S, S)."""
-    at = _arguments(structure, chain, node)
-    table = structure.mechanisms[node].log_prob(naturals[node], at.value, at.parents, at.mask)
-    size = chain.states.size
-    return table.expand(*table.shape[:2], *((size, size) if at.joins else (size,))), at.joins
+    has_gaps = base not in states.nodes and not bool(chain.mask[base].all())
+    mask = in_steps(chain.mask[base]) if has_gaps else None
+    table = mechanism.log_prob(naturals[node], spread(base), {name: spread(name) for name in names}, mask)
+    return table.expand(*table.shape[:2], *(states.size,) * (2 if joins else 1)), joins
 
 
 @dataclass(frozen=True, eq=False)
-class HiddenTable:
-    """A hidden node whose log-density is an entry of a table: which one, in all states or in all pairs of states.
+class HiddenNode:
+    """A mechanism of a hidden category, and what it is evaluated at: all states, or all pairs of states.
 
     Attributes:
+        name: Its name, that of the first steps' mechanism included.
         mechanism: How it comes about.
-        entry: Entries of the table, laid flat (S,) or (S S,), those of states before going first.
-        is_whole: Whether these are all entries in their own order.
+        value: Its values (1, S, width), or (1, S S, width) if it joins two steps' states: states before go first.
+        parents: The values of its parents.
+        joins: Whether it joins two steps' states.
+        begins: Whether it speaks of first steps.
+        goes_on: Whether it speaks of later ones.
+        is_learned: Whether it has parameters to learn.
     """
 
-    mechanism: Categorical
-    entry: Tensor
-    is_whole: bool
-
-    @classmethod
-    def of(cls, mechanism: Mechanism, value: Tensor, parents: Mapping[str, Tensor]) -> HiddenTable | None:
-        """By its one-hot values (..., width) and its parents'; None where it is no table, or cannot be read as one."""
-        if not isinstance(mechanism, Categorical) or not mechanism.is_table:
-            return None
-        if not defines_together(mechanism, "log_prob", "coefficients", "fitted"):
-            return None
-        rows = configurations(mechanism.family, parents)
-        row = torch.zeros(1, dtype=torch.long) if rows is None else rows.argmax(-1)
-        entry = (row * mechanism.size + value.argmax(-1)).flatten()
-        many = mechanism.predictor.rows * mechanism.size
-        return cls(mechanism, entry, entry.tolist() == list(range(many)))
-
-    def log_prob(self, params: Params) -> Tensor:
-        """In all states, or in all pairs of them: (R, S or S S)."""
-        table = self.mechanism.coefficients(params).flatten(1)
-        return table if self.is_whole else table[:, self.entry]
-
-    def maximised(self, params: Params, weight: Tensor) -> dict[str, Tensor]:
-        """Parameters from expected counts (R, S or S S)."""
-        shape = params["probs"].shape[1:]
-        if not self.is_whole:
-            weight = weight.new_zeros(len(weight), shape.numel()).index_add_(1, self.entry, weight)
-        return self.mechanism.fitted(params, weight.reshape(-1, *shape))
+    name: str
+    mechanism: Mechanism
+    value: Tensor
+    parents: Mapping[str, Tensor]
+    joins: bool
+    begins: bool
+    goes_on: bool
+    is_learned: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,54 +124,55 @@ class HiddenNodes:
     """All that hidden nodes say of states, where it depends on no observed value and lags are one step at most.
 
     Laid out once: between two evaluations only parameters differ, and there are many evaluations.
-
-    Attributes:
-        begins: Zero for states that a sequence may begin with, minus infinity for others (S,).
-        follows: Zero for states that may follow one another, minus infinity for others (S before, S now).
-        terms: The nodes, their arguments, and whether they speak of first steps and of later ones.
-        tables: Those of them that are tables.
     """
 
-    begins: Tensor
-    follows: Tensor
-    terms: tuple[tuple[str, Mechanism, _Arguments, bool, bool], ...]
-    tables: Mapping[str, HiddenTable]
+    states: States
+    nodes: tuple[HiddenNode, ...]
 
     @classmethod
-    def of(cls, structure: Structure, chain: Chain) -> HiddenNodes:
-        """Of a chain in which no hidden node reads an observed one."""
-        states, terms, tables = chain.states, [], {}
-        for node, mechanism in structure.mechanisms.items():
-            base = structure.base(node)
-            if mechanism.is_given or base not in states.nodes:
+    def of(cls, structure: Structure, states: States) -> HiddenNodes:
+        """Of states of all hidden nodes, none of which reads an observed one."""
+        nodes = []
+        for name, mechanism in structure.mechanisms.items():
+            base = structure.base(name)
+            if base not in states.nodes:
                 continue
-            at, lag = _arguments(structure, chain, node), structure.longest_lag(base)
-            first = not at.joins and (lag > 0) == (node != base)
-            terms.append((node, mechanism, at, first, node == base))
-            table = HiddenTable.of(mechanism, at.value, at.parents)
-            if table is not None:
-                tables[node] = table
-        begins = _allowed(states.begins, chain.dtype)
-        follows = torch.zeros(states.size, states.size, dtype=chain.dtype)
-        follows = follows if states.follows is None else _allowed(states.follows, chain.dtype)
-        return cls(begins, follows if chain.longest_lag else follows + begins, tuple(terms), tables)
+            parents = [parent for parent, _ in mechanism.family.parents]
+            joins = any(parent not in states.now for parent in parents)
+            value, *above = (_in_states(states, one, in_pairs=joins).unsqueeze(0) for one in (base, *parents))
+            begins = not joins and (structure.longest_lag(base) > 0) == (name != base)
+            held = dict(zip(parents, above, strict=True))
+            learned = bool(structure.keys[name])
+            nodes.append(HiddenNode(name, mechanism, value, held, joins, begins, name == base, learned))
+        return cls(states, tuple(nodes))
 
     def log_potentials(self, naturals: Naturals) -> tuple[Tensor, Tensor]:
         """Of the states of first steps (R, S), and of pairs of states (R, S, S)."""
-        begun, joined = self.begins.unsqueeze(0), self.follows.unsqueeze(0)
-        size = len(self.begins)
-        for node, mechanism, at, first, later in self.terms:
-            if node in self.tables:
-                table = self.tables[node].log_prob(naturals[node]).unflatten(1, (-1, size) if at.joins else (size,))
-            else:
-                table = mechanism.log_prob(naturals[node], at.value, at.parents)[:, 0]
-            begun = begun + table if first else begun
-            joined = joined + (table if at.joins else table.unsqueeze(1)) if later else joined
+        size = self.states.size
+        begun = torch.zeros(1, size, dtype=torch.float64)
+        joined = begun.new_zeros(1, size, size)
+        for one in self.nodes:
+            table = one.mechanism.log_prob(naturals[one.name], one.value, one.parents)
+            begun = begun + table if one.begins else begun
+            if one.goes_on:
+                joined = joined + (table.unflatten(1, (size, size)) if one.joins else table.unsqueeze(1))
         return begun, joined
 
+    def maximised(self, naturals: Naturals, first: Tensor, every: Tensor, pair: Tensor) -> dict[str, dict[str, Tensor]]:
+        """Parameters from expected counts of first states (R, S), of all (R, S), and of pairs of states (R, S, S)."""
+        found = {}
+        for one in self.nodes:
+            weight = pair.flatten(1) if one.joins else every if one.goes_on else first
+            if one.is_learned:
+                found[one.name] = fitted_to_rows(one.mechanism, naturals[one.name], one.value[0], one.parents, weight)
+        return found
 
-def _allowed(which: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.zeros(which.shape, dtype=dtype).masked_fill(~which, -torch.inf)
+
+def _in_states(states: States, name: str, *, in_pairs: bool) -> Tensor:
+    """A hidden node's value, now or before, in all states, or in all pairs of states: those before go first."""
+    if name not in states.now:
+        return states.before[name].repeat_interleave(states.size, 0)
+    return states.now[name].repeat(states.size, 1) if in_pairs else states.now[name]
 
 
 def _clamp(chain: Chain) -> Tensor:

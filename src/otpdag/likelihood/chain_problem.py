@@ -1,10 +1,4 @@
-r"""Expected sums of a hidden Markov chain, read off stretches of its sequences: all that an update asks of the data.
-
-Where observed nodes are read through few features, a step's log-densities in all states are a product of matrices, and
-so are the expected sums of features. Both are taken in the order in which the recursion runs, so that nothing is looked
-up or put in place.
-
-The objective of sequences, with the chain-structured backward map in closed form.
+r"""The objective of sequences, with the chain-structured backward map in closed form.
 
 The gradient is not taken through the recursion over time: by Fisher's identity it is that of the expected
 complete-data cost under the backward map, held fixed,
@@ -12,14 +6,17 @@ complete-data cost under the backward map, held fixed,
 .. math:: \nabla_\theta \log P_\theta(x) = E_{\phi(s \mid x)} \nabla_\theta \log P_\theta(x, s),
 
 so that one pass without gradients and sums over distinct steps are enough.
+
+Where every parameter has a maximum in closed form, updates ask the data for expected sums alone. Of observed nodes that
+are read through few features, a step's log-densities in all states are a product of matrices, and so are the expected
+sums of features. Both are taken in the order in which the recursion runs, so that nothing is looked up or put in place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, reduce
-from operator import add
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -28,16 +25,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from otpdag.data.sequences import SequenceBatch, part_of
-from otpdag.likelihood.chain_layout import Chain, States, Stretches, lay_out_chain
-from otpdag.likelihood.chain_messages import FEW_STATES, marginals, smoothed, suits_stretches
-from otpdag.likelihood.chain_potentials import SMALLEST_LOG, HiddenNodes, Linear, potentials
+from otpdag.likelihood.chain_layout import Chain, Lanes, lay_out_chain
+from otpdag.likelihood.chain_messages import Moves, marginals, smoothed
+from otpdag.likelihood.chain_potentials import SMALLEST_LOG, HiddenNodes, Linear, Potentials, potentials
 from otpdag.likelihood.state_problem import Emissions, emissions_of
 from otpdag.likelihood.swapped_states import Reading, swapped, swapped_pairs, swaps
-from otpdag.mechanisms.base import Params
-from otpdag.mechanisms.protocols import fitted_to_rows, has_closed_form
+from otpdag.mechanisms.protocols import has_closed_form
 from otpdag.problem import LossTerms, Moved, Pace, Units, Updates, curvature
 from otpdag.simulation import simulated_sequences
-from otpdag.structure import Naturals, Structure, Theta, columns_of
+from otpdag.structure import Naturals, Structure, columns_of
 
 Array: TypeAlias = NDArray[np.float64]
 
@@ -67,16 +63,16 @@ class Sums:
 
 @dataclass(frozen=True, eq=False)
 class PlacedSteps:
-    """The features of sequences' steps, at the places of their stretches (L, F, B), and zero at empty ones."""
+    """The features of sequences' steps, at the places of their lanes (L, F, B), and zero at empty ones."""
 
     features: Array
-    stretches: Stretches
+    lanes: Lanes
 
     @classmethod
-    def of(cls, features: Tensor, stretches: Stretches) -> PlacedSteps:
+    def of(cls, features: Tensor, lanes: Lanes) -> PlacedSteps:
         """Of the features of columns (m, F)."""
-        placed = features.numpy()[stretches.columns].swapaxes(1, 2)
-        return cls(np.where(stretches.inside[:, None], placed, 0.0), stretches)
+        placed = features.numpy()[lanes.columns].swapaxes(1, 2)
+        return cls(np.where(lanes.inside[:, None], placed, 0.0), lanes)
 
     def sums(self, table: Tensor, first: Tensor, matrix: Tensor, weight: Tensor | None) -> Sums | None:
         """Expected sums under these potentials; None where digits would be lost.
@@ -87,23 +83,24 @@ class PlacedSteps:
             matrix: Of the state after another one (R, S, S).
             weight: Of the sequences (R or 1, n); one if left out.
         """
-        emission, unit = self._emission(table, first)
-        passed = smoothed(emission, matrix.numpy(), self.stretches, NORMALISED, products=False)
-        if passed is None and table.shape[1] <= FEW_STATES:
-            emission, unit = self._emission(table, first)
-            passed = smoothed(emission, matrix.numpy(), self.stretches, NORMALISED, products=True)
+        log_units: list[Array] = []
+
+        def emission() -> Array:
+            made, log_unit = self._emission(table, first)
+            log_units.append(log_unit)
+            return made
+
+        passed = smoothed(emission, Moves(matrix.unsqueeze(1).numpy(), self.lanes), self.lanes, NORMALISED)
         if passed is None:
             return None
-        scale, state, later = np.log(passed.scale), passed.state, passed.later
+        log_scale, state = np.log(passed.scale).sum(0) + log_units[-1].sum(0), passed.state
         if weight is not None:
-            share = weight.numpy()[:, self.stretches.owners]
-            scale, unit = scale * share, unit * share
-            state, later = (np.multiply(one, share[:, None], out=one) for one in (state, later))
-        begun = sum(state[at][..., which].sum(-1) for at, which in self.stretches.begins)
+            share = weight.numpy()[:, self.lanes.owners]
+            log_scale, state = log_scale * share, np.multiply(state, share[:, None], out=state)
+        begun = sum(state[at][..., which].sum(-1) for at, which in self.lanes.begins)
         flat = state.reshape(len(state), -1, state.shape[-1])
         features = np.matmul(flat, self.features.swapaxes(1, 2)).sum(0).reshape(*table.shape[:2], -1)
-        pair = np.matmul(passed.before, later.swapaxes(-1, -2)).sum(0) * matrix.numpy()
-        return Sums(*map(torch.from_numpy, (scale.sum((0, 2)) + unit.sum((0, 2)), features, begun, pair)))
+        return Sums(*map(torch.from_numpy, (log_scale.sum(-1), features, begun, passed.pairs(weight)[:, 0])))
 
     def _emission(self, table: Tensor, first: Tensor) -> tuple[Array, Array]:
         """Densities at all places (L, R, S, B) over the logarithms of the largest (L, R, B)."""
@@ -112,7 +109,7 @@ class PlacedSteps:
         logs = torch.from_numpy(scores.reshape(len(scores), replicas, size, -1))
         unit = logs.amax(2, keepdim=True)
         emission: Array = logs.sub_(unit).clamp_(min=SMALLEST_LOG).exp_().numpy()
-        for at, which in self.stretches.begins:
+        for at, which in self.lanes.begins:
             emission[at][..., which] *= first.numpy()[..., None]
         return emission, unit[:, :, 0].numpy()
 
@@ -199,26 +196,20 @@ class ChainProblem(Units):
         if self.emissions is None:
             return super().update(point)
         with torch.no_grad():
-            theta = self.parts(point)[0]
-            naturals = self.structure.naturals(theta)
-            begun, joined = self._hidden.log_potentials(naturals)
-            sums = self._sums(naturals, self.emissions, begun, joined)
+            naturals = self.naturals(point)
+            hidden = self._hidden.log_potentials(naturals)
+            sums = self._sums(naturals, self.emissions, *hidden)
             if self._chooses_first:
-                sums = replace(sums, first=_likeliest(sums.first, begun) * self.rows)
-            moved = self._likeliest_for(theta, naturals, self.emissions, sums)
+                sums = replace(sums, first=_likeliest(sums.first, hidden[0]) * self.rows)
+            moved = self._likeliest_for(point, naturals, self.emissions, sums)
             loss = -sums.log_likelihood / self.unit_mass.sum(-1)
         return moved, LossTerms.of(loss, reconstruction=loss)
 
-    def _likeliest_for(self, theta: Theta, naturals: Naturals, emissions: Emissions, sums: Sums) -> Tensor:
-        """The point (R, P) at which these expected sums are likeliest; what nodes keep comes from ``theta``."""
-        theta, maximised = dict(theta), dict(emissions.maximised(naturals, sums.features))
-        for name in self.structure.mechanisms:
-            if self.structure.base(name) in self.structure.graph.hidden and self.structure.keys[name]:
-                maximised[name] = self._maximised(name, naturals[name], sums)
-        for name, params in maximised.items():
-            raw = self.structure.mechanisms[name].raw(params)
-            theta |= {key: raw[own] for own, key in self.structure.keys[name].items()}
-        return self.packed(theta, len(sums.features))
+    def _likeliest_for(self, point: Tensor, naturals: Naturals, emissions: Emissions, sums: Sums) -> Tensor:
+        """The point (R, P) at which these expected sums are likeliest; what nodes keep comes from ``point``."""
+        maximised = dict(emissions.maximised(naturals, sums.features))
+        maximised |= self._hidden.maximised(naturals, sums.first, sums.features[..., -1], sums.pair)
+        return self.packed(self.parts(point)[0] | self.structure.raw({**naturals, **maximised}), len(sums.features))
 
     @torch.no_grad()
     def moved(self, point: Tensor) -> Moved | None:
@@ -230,13 +221,8 @@ class ChainProblem(Units):
 
     def _with_swaps(self, point: Tensor, emissions: Emissions) -> Tensor:
         """Points (K, P) in which one state of ``point`` (1, P) gave up its steps and took half of those of another."""
-        theta = self.parts(point.detach())[0]
-        naturals = self.structure.naturals(theta)
-        even = self.factors.new_zeros(1, self.chain.states.size)
-        logs = potentials(
-            self.structure, naturals, self.chain, self._features @ emissions.coefficients(naturals, even).mT
-        )
-        _, _, state, pair = _expected(Linear.of(logs), self.chain, self._weight)
+        naturals = self.naturals(point)
+        _, _, state, pair = self._expected(naturals, emissions, *self._hidden.log_potentials(naturals))
         count = state[0].sum(-1)
         reading = Reading(self._features, count, state[0] / count.clamp(min=1e-300).unsqueeze(-1))
         tried = swaps(reading)
@@ -244,25 +230,44 @@ class ChainProblem(Units):
             return point[:0]
         occupied = tried.sums[..., -1]
         sums = Sums(count.new_zeros(len(tried)), tried.sums, occupied, swapped_pairs(pair[0, -1], tried))
-        return self._likeliest_for(theta, naturals, emissions, sums)
+        return self._likeliest_for(point, naturals, emissions, sums)
+
+    def _expected(
+        self, naturals: Naturals, emissions: Emissions, begun: Tensor, joined: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Expected counts of states by kinds of steps, which are read through their features."""
+        even = self.factors.new_zeros(1, self.chain.states.size)
+        emitted = self._features @ emissions.coefficients(naturals, even).mT
+        hidden = torch.where((self.chain.phase == 0).unsqueeze(-1), begun.unsqueeze(1), 0.0)
+        return _expected(Linear.of(Potentials(hidden, emitted, joined.unsqueeze(1))), self.chain, self._weight)
 
     def _sums(self, naturals: Naturals, emissions: Emissions, begun: Tensor, joined: Tensor) -> Sums:
         """Probabilities of states and of pairs of states, summed up as updates ask for them."""
-        even = self.factors.new_zeros(1, self.chain.states.size)
-        table, weight = emissions.coefficients(naturals, even), self._weight
-        replicas = max(len(one) for one in (table, begun, joined, self.factors))
-        if self._is_placed(replicas):
-            parts = (table, torch.exp(begun), torch.exp(joined))
-            table, first, late = (part.expand(replicas, *part.shape[1:]).contiguous() for part in parts)
-            owned = [None if weight is None else weight[:, block.sequences] for block in self.chain.blocks]
-            of_blocks = [one.sums(table, first, late, own) for one, own in zip(self._placed, owned, strict=True)]
-            known = [one for one in of_blocks if one is not None]
-            if len(known) == len(of_blocks):
-                return reduce(add, known)
-        logs = potentials(self.structure, naturals, self.chain, self._features @ table.mT)
-        log_likelihood, _, state, pair = _expected(Linear.of(logs), self.chain, weight)
+        if sum(emissions.sizes) <= FEW_FEATURES or len(self.chain.phase) == self.rows:
+            sums = self._placed_sums(naturals, emissions, begun, joined)
+            if sums is not None:
+                return sums
+        log_likelihood, _, state, pair = self._expected(naturals, emissions, begun, joined)
         first = state[:, self.chain.phase == 0].sum(1)
         return Sums(log_likelihood, state.mT @ self._features, first, pair[:, -1])
+
+    def _placed_sums(self, naturals: Naturals, emissions: Emissions, begun: Tensor, joined: Tensor) -> Sums | None:
+        """The same, every step read anew: where features are few that costs no more than to look up those alike."""
+        table = emissions.coefficients(naturals, self.factors.new_zeros(1, self.chain.states.size))
+        held = (table, torch.exp(begun), torch.exp(joined))
+        replicas = max(len(one) for one in (*held, self.factors))
+        table, first, late = (part.expand(replicas, *part.shape[1:]).contiguous() for part in held)
+        total: Sums | None = None
+        for block in self.chain.blocks:
+            lanes = block.lanes(replicas)
+            if lanes not in self._placed:
+                self._placed[lanes] = PlacedSteps.of(self._features[block.kinds], lanes)
+            own = None if self._weight is None else self._weight[:, block.sequences]
+            sums = self._placed[lanes].sums(table, first, late, own)
+            if sums is None:
+                return None
+            total = sums if total is None else total + sums
+        return total
 
     @property
     def _chooses_first(self) -> bool:
@@ -272,48 +277,15 @@ class ChainProblem(Units):
         """
         return len(self.batch.lengths) == 1 and len(self.chain.states.nodes) == 1 and self.chain.longest_lag == 1
 
-    def _is_placed(self, replicas: int) -> bool:
-        """Whether steps are read in stretches: their features are few, or hardly any two are alike."""
-        if self.emissions is None or (sum(self.emissions.sizes) > FEW_FEATURES and len(self.chain.phase) < self.rows):
-            return False
-        return all(suits_stretches(block, replicas, self.chain) for block in self.chain.blocks)
-
     @cached_property
-    def _placed(self) -> list[PlacedSteps]:
-        """The features of every block's steps."""
-        return [PlacedSteps.of(self._features[block.kinds], block.in_stretches) for block in self.chain.blocks]
-
-    def _maximised(self, name: str, params: Params, sums: Sums) -> dict[str, Tensor]:
-        """A hidden node's parameters from expected counts of states and of pairs of states."""
-        value, parents, joins = self._spread[name]
-        table = self._hidden.tables.get(name)
-        base, every = self.structure.base(name), sums.features[..., -1]
-        weight = sums.first if name != base else every - sums.first if self.structure.longest_lag(base) else every
-        weight = sums.pair.flatten(1) if joins else weight
-        if table is not None:
-            return table.maximised(params, weight)
-        return fitted_to_rows(self.structure.mechanisms[name], params, value[0], parents, weight)
-
-    @cached_property
-    def _spread(self) -> dict[str, tuple[Tensor, dict[str, Tensor], bool]]:
-        """Values of each hidden node and of its parents in all states, or in all pairs of states (1, S or S S, width).
-
-        Also, whether they are pairs.
-        """
-        states, spread = self.chain.states, {}
-        for name, mechanism in self.structure.mechanisms.items():
-            names = (self.structure.base(name), *(parent for parent, _ in mechanism.family.parents))
-            if names[0] not in self.structure.graph.hidden:
-                continue
-            joins = any(parent not in states.now for parent in names)
-            lifted = {one: _in_states(states, one, in_pairs=joins).unsqueeze(0) for one in names}
-            spread[name] = (lifted[names[0]], {parent: lifted[parent] for parent in names[1:]}, joins)
-        return spread
+    def _placed(self) -> dict[Lanes, PlacedSteps]:
+        """The features of steps at the places of lanes that were asked for."""
+        return {}
 
     @cached_property
     def _hidden(self) -> HiddenNodes:
         """What hidden nodes say, ready for parameters."""
-        return HiddenNodes.of(self.structure, self.chain)
+        return HiddenNodes.of(self.structure, self.chain.states)
 
     @cached_property
     def _features(self) -> Tensor:
@@ -425,13 +397,6 @@ def _likeliest(counts: Tensor, log_prior: Tensor) -> Tensor:
     prior = torch.exp(log_prior)
     likelihood = torch.where(prior > 0, counts / prior, 0.0)
     return torch.nn.functional.one_hot(likelihood.argmax(-1), counts.shape[-1]).to(counts)
-
-
-def _in_states(states: States, name: str, *, in_pairs: bool) -> Tensor:
-    """A hidden node's value, now or before, in all states, or in all pairs of states: those before go first."""
-    if name not in states.now:
-        return states.before[name].repeat_interleave(states.size, 0)
-    return states.now[name].repeat(states.size, 1) if in_pairs else states.now[name]
 
 
 def _expected(linear: Linear, chain: Chain, weight: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -52,7 +52,7 @@ class Steps:
 def lay_out_steps(batch: SequenceBatch, backward: SequenceMap, noise: Tensor) -> Steps:
     """Put everything in the order of time once."""
     structure = backward.structure
-    (block,) = one_block(batch)
+    block = one_block(batch)
     rows = block.rows
     column = torch.empty_like(rows)
     column[rows] = torch.arange(len(rows))

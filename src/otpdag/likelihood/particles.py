@@ -15,8 +15,8 @@ from torch import Tensor
 from otpdag.data.sequences import SequenceBatch
 from otpdag.errors import ModelError
 from otpdag.likelihood.chain_layout import Block, one_block
-from otpdag.noise import draw_noise
-from otpdag.structure import Naturals, Structure, first_name, lag_name
+from otpdag.simulation import draw
+from otpdag.structure import Naturals, Structure, lag_name
 
 Values = dict[str, Tensor]
 
@@ -55,9 +55,8 @@ class _Walk:
 
     def name(self, node: str, step: int) -> str | None:
         """The mechanism that makes a node in this step; None if an observed one is conditioned on."""
-        if step >= self.structure.longest_lag(node):
-            return node
-        return first_name(node) if first_name(node) in self.structure.mechanisms else None
+        name = self.structure.name_at(node, step)
+        return name if name != node or step >= self.structure.longest_lag(node) else None
 
     def log_prob(self, name: str, values: Mapping[str, Tensor], mask: Mapping[str, Tensor]) -> Tensor:
         """Log-density of a node's seen cells; zero where an observed parent is missing."""
@@ -77,7 +76,7 @@ def filter_particles(
     structure: Structure, naturals: Naturals, batch: SequenceBatch, count: int, generator: torch.Generator
 ) -> Particles:
     """Run the filter over all sequences side by side."""
-    (block,) = one_block(batch)
+    block = one_block(batch)
     walk = _Walk(structure, naturals, batch, block)
     hidden = structure.graph.hidden
     longest = max((edge.by for edge in structure.graph.lags), default=1)
@@ -95,7 +94,8 @@ def filter_particles(
         for node in structure.graph.order:
             name = walk.name(node, step)
             if node in hidden:
-                values[node] = _draw(walk, name or node, values, size, count, generator)
+                seen = {known: value.unsqueeze(0) for known, value in values.items()}
+                values[node] = draw(structure, naturals, name or node, seen, (size, count), generator)[0]
             elif name is not None and not structure.mechanisms[node].is_given:
                 log_weight = log_weight + walk.log_prob(name, values, mask)
         total = torch.logsumexp(log_weight, -1, keepdim=True)
@@ -107,13 +107,6 @@ def filter_particles(
         past = [*past, particles][-longest:]
         past = [{n: v.gather(1, index.unsqueeze(-1).expand(-1, -1, v.shape[-1])) for n, v in p.items()} for p in past]
     return Particles(block, kept, weights, log_likelihood)
-
-
-def _draw(walk: _Walk, name: str, values: Values, size: int, count: int, generator: torch.Generator) -> Tensor:
-    mechanism = walk.structure.mechanisms[name]
-    parents = {p: value.unsqueeze(0) for p, value in walk.structure.parents(name, values).items()}
-    noise = draw_noise(mechanism.noise, (1, size, count), generator)
-    return mechanism.forward(walk.naturals[name], parents, noise).detach()[0].expand(size, count, -1)
 
 
 def draw_paths(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -14,12 +14,11 @@ from torch import Tensor
 from otpdag.data.sequences import SequenceBatch
 from otpdag.divergences import Energy
 from otpdag.likelihood.chain_layout import Block, Chain, lay_out_chain, one_block
-from otpdag.likelihood.chain_messages import marginals
+from otpdag.likelihood.chain_messages import filtered, marginals
 from otpdag.likelihood.chain_potentials import Linear, potentials
 from otpdag.likelihood.particles import draw_paths, filter_particles
-from otpdag.noise import draw_noise
-from otpdag.simulation import ancestral_sequences
-from otpdag.structure import Naturals, Structure, first_name, lag_name
+from otpdag.simulation import draw, sequences_like
+from otpdag.structure import Naturals, Structure, lag_name
 
 Array = NDArray[np.float64]
 
@@ -47,11 +46,10 @@ def smooth(structure: Structure, naturals: Naturals, batch: SequenceBatch) -> Sm
     chain, linear = _laid_out(structure, naturals, batch)
     probabilities = torch.empty(batch.rows, chain.states.size, dtype=torch.float64)
     log_likelihood = torch.zeros(chain.sequences, dtype=torch.float64)
-    with _one_thread():
-        for block in chain.blocks:
-            part = marginals(block, linear, chain)
-            probabilities[block.rows] = part.state[0].T
-            log_likelihood.index_add_(0, _owners(block), part.log_scale[0])
+    for block in chain.blocks:
+        part = marginals(block, linear, chain)
+        probabilities[block.rows] = part.state[0].T
+        log_likelihood.index_add_(0, block.sequences[block.owners], part.log_scale[0])
     return Smoothed(probabilities, log_likelihood, chain)
 
 
@@ -66,12 +64,6 @@ def _laid_out(structure: Structure, naturals: Naturals, batch: SequenceBatch) ->
     chain = lay_out_chain(structure, batch)
     with torch.no_grad():
         return chain, Linear.of(potentials(structure, naturals, chain))
-
-
-def _owners(block: Block) -> Tensor:
-    """The sequence of each column."""
-    inside = torch.arange(block.sizes[0]) < torch.tensor(block.sizes).unsqueeze(1)
-    return block.sequences.expand(len(block.sizes), -1)[inside]
 
 
 @contextmanager
@@ -90,39 +82,31 @@ def decode_paths(structure: Structure, naturals: Naturals, batch: SequenceBatch)
     chain, linear = _laid_out(structure, naturals, batch)
     path = torch.empty(batch.rows, dtype=torch.int64)
     log_prob = torch.zeros(chain.sequences, dtype=torch.float64)
-    log_unary = (torch.log(linear.unary[0]) + linear.log_unit[0]).numpy()
-    log_pair = torch.log(linear.pair[0]).numpy()
     for block in chain.blocks:
-        best_path, best = _viterbi(block, log_unary, log_pair, chain)
+        best_path, best = _viterbi(block, linear, chain)
         path[block.rows], log_prob[block.sequences] = torch.from_numpy(best_path), torch.from_numpy(best)
     return {node: chain.states.now[node].argmax(-1)[path] for node in chain.states.nodes}, log_prob
 
 
-def _viterbi(block: Block, log_unary: Array, log_pair: Array, chain: Chain) -> tuple[NDArray[np.int64], Array]:
+def _viterbi(block: Block, linear: Linear, chain: Chain) -> tuple[NDArray[np.int64], Array]:
     """The best path of each sequence of a block, column by column, and its log-probability."""
-    kinds, spans = block.kinds.numpy(), block.spans
-    origin = np.zeros((log_unary.shape[0], len(kinds)), dtype=np.int16)
-    best, state = np.empty(block.sizes[0]), np.empty(block.sizes[0], dtype=np.int64)
-    score = log_unary[:, kinds[: block.sizes[0]]]
-    for step, (at, size) in enumerate(spans[1:], 1):
-        if score.shape[1] > size:
-            best[size : score.shape[1]], state[size : score.shape[1]] = _best_end(score[:, size:])
-        here = kinds[at : at + size]
-        shared = log_pair[min(step, chain.longest_lag)][:, :, None] if not chain.varying else None
-        joint = score[:, None, :size] + (log_pair[here].transpose(1, 2, 0) if shared is None else shared)
-        came = joint.argmax(0)
-        origin[:, at : at + size] = came
-        score = np.take_along_axis(joint, came[None], 0)[0] + log_unary[:, here]
-    best[: score.shape[1]], state[: score.shape[1]] = _best_end(score)
-    path = np.empty(len(kinds), dtype=np.int64)
-    for at, size in reversed(spans):
-        path[at : at + size] = state[:size]
-        state[:size] = origin[state[:size], np.arange(at, at + size)]
-    return path, best
-
-
-def _best_end(score: Array) -> tuple[Array, NDArray[np.int64]]:
-    return score.max(0), score.argmax(0)
+    lanes, begins = block.whole, dict(block.whole.begins)
+    log_unary, log_pair = (torch.log(linear.unary[0]) + linear.log_unit[0]).numpy(), torch.log(linear.pair[0]).numpy()
+    kinds = block.kinds.numpy()[lanes.columns]
+    origin = np.empty((len(kinds), len(log_unary), kinds.shape[1]), dtype=np.int16)
+    score = np.zeros(origin.shape[1:])
+    for place, (kind, rows) in enumerate(zip(kinds, chain.pair_rows.numpy()[kinds], strict=True)):
+        joint = score[:, None] + log_pair[rows].transpose(1, 2, 0)
+        origin[place] = joint.argmax(0)
+        score = joint.max(0)
+        if place in begins:
+            score[:, begins[place]] = 0.0
+        score += log_unary[:, kind]
+    path, state = np.empty(kinds.shape, dtype=np.int64), score.argmax(0)
+    for place in range(len(kinds) - 1, -1, -1):
+        path[place] = state
+        state = origin[place][state, np.arange(len(state))]
+    return path.flatten()[lanes.place], score.max(0)
 
 
 def has_numbers(structure: Structure) -> bool:
@@ -152,87 +136,62 @@ def fill_in(
         with _one_thread():
             particles = filter_particles(structure, naturals, batch, PARTICLES_OF_A_PATH, generator)
             values = draw_paths(structure, naturals, batch, particles, draws, generator)
-        blocks, known = one_block(batch), structure.graph.hidden
+        known = structure.graph.hidden
     else:
         chain, linear = _laid_out(structure, naturals, batch)
         states = torch.empty(batch.rows, draws, dtype=torch.int64)
-        with _one_thread():
-            for block in chain.blocks:
-                states[block.rows] = _draw_paths(block, linear, chain, draws, generator)
+        for block in chain.blocks:
+            states[block.rows] = _draw_paths(block, linear, chain, draws, generator)
         values = {node: chain.states.now[node][states] for node in chain.states.nodes}
-        blocks, known = chain.blocks, chain.states.nodes
+        known = chain.states.nodes
     for node in structure.graph.observed:
         seen = batch.steps.values[node][0].unsqueeze(1).expand(-1, draws, -1)
         mask = batch.steps.mask[node][0]
         values[node] = seen.clone() if node not in values else torch.where(mask.unsqueeze(1), seen, values[node])
     missing = [n for n in structure.graph.order if n in batch.steps.mask and n not in known]
     missing = [n for n in missing if not bool(batch.steps.mask[n].all())]
-    for block in blocks:
-        _draw_cells(structure, naturals, batch.steps.mask, block, values, generator=generator, nodes=missing)
+    _draw_cells(structure, naturals, batch, values, generator, missing)
     return values
 
 
 def _draw_paths(block: Block, linear: Linear, chain: Chain, draws: int, generator: torch.Generator) -> Tensor:
-    emission = linear.unary[0][:, block.kinds]
-    spans = block.spans
-    alpha, last = torch.empty_like(emission), 0
-    moves = linear.pair[0]
-    for step, (at, size) in enumerate(spans):
-        message = emission[:, at : at + size]
-        if step:
-            before = alpha[:, last : last + size]
-            if chain.varying:
-                message = message * torch.einsum("in,nij->jn", before, moves[block.kinds[at : at + size]])
-            else:
-                message = message * (moves[min(step, chain.longest_lag)].T @ before)
-        alpha[:, at : at + size] = message / message.sum(0)
-        last = at
-    path = torch.empty(len(block.kinds), draws, dtype=torch.int64)
-    for step in range(len(spans) - 1, -1, -1):
-        at, size = spans[step]
-        weight = alpha[:, at : at + size].T.unsqueeze(1).expand(-1, draws, -1)
-        if step + 1 < len(spans):
-            later_at, many = spans[step + 1]
-            later = path[later_at : later_at + many]
-            if chain.varying:
-                own = moves[block.kinds[later_at : later_at + many]].transpose(1, 2)
-                link = own.gather(1, later.unsqueeze(-1).expand(-1, -1, own.shape[-1]))
-            else:
-                link = moves[min(step + 1, chain.longest_lag)].T[later]
-            weight = torch.cat([weight[:many] * link, weight[many:]])
-        drawn = torch.multinomial(weight.reshape(-1, weight.shape[-1]), 1, generator=generator)
-        path[at : at + size] = drawn.reshape(size, draws)
-    return path
+    """Paths of states given all of each sequence (m, draws), column by column: filtered forward, drawn backward."""
+    lanes, moves = block.whole, linear.pair[0].transpose(1, 2)
+    alpha = torch.from_numpy(filtered(block, linear, chain)).transpose(1, 2)
+    inside, rows = torch.from_numpy(lanes.inside), chain.pair_rows[block.kinds[torch.from_numpy(lanes.columns)]]
+    path = torch.empty(*rows.shape, draws, dtype=torch.int64)
+    for place in range(len(rows) - 1, -1, -1):
+        weight = alpha[place].unsqueeze(1).expand(-1, draws, -1)
+        if place + 1 < len(rows):
+            later = path[place + 1].unsqueeze(-1).expand(-1, -1, alpha.shape[-1])
+            weight = torch.where(inside[place, :, None, None], weight * moves[rows[place + 1]].gather(1, later), 1.0)
+        path[place] = torch.multinomial(weight.flatten(0, 1), 1, generator=generator).reshape(-1, draws)
+    return path.flatten(0, 1)[torch.from_numpy(lanes.place)]
 
 
 def _draw_cells(
     structure: Structure,
     naturals: Naturals,
-    mask: Mapping[str, Tensor],
-    block: Block,
+    batch: SequenceBatch,
     values: dict[str, Tensor],
-    *,
     generator: torch.Generator,
     nodes: Sequence[str],
 ) -> None:
     """Draw missing cells of some observed nodes from their mechanisms, step by step, in place."""
-    draws = next(iter(values.values())).shape[1]
+    block = one_block(batch)
     for step, (at, size) in enumerate(block.spans):
         rows = block.rows[at : at + size]
         for node in nodes:
-            seen = mask[node][0][rows]
-            open_rows = rows[~seen.all(-1)]
-            if not len(open_rows):
+            seen = batch.steps.mask[node][0][rows]
+            gaps = ~seen.all(-1)
+            if not bool(gaps.any()):
                 continue
-            name = node if step >= structure.longest_lag(node) else first_name(node)
-            mechanism = structure.mechanisms.get(name, structure.mechanisms[node])
-            parents = {p: values[p][open_rows].unsqueeze(0) for p in structure.graph.parents(node)}
+            own, keep = rows[gaps], seen[gaps].unsqueeze(1)
+            parents = {p: values[p][own].unsqueeze(0) for p in structure.graph.parents(node)}
             for parent, by in structure.graph.lagged_parents(node):
-                parents[lag_name(parent, by)] = values[parent][open_rows - min(by, step)].unsqueeze(0)
-            noise = draw_noise(mechanism.noise, (1, len(open_rows), draws), generator)
-            drawn = mechanism.forward(naturals[node], parents, noise).detach()[0].expand(-1, draws, -1)
-            keep = mask[node][0][open_rows].unsqueeze(1)
-            values[node][open_rows] = torch.where(keep, values[node][open_rows], drawn)
+                parents[lag_name(parent, by)] = values[parent][own - min(by, step)].unsqueeze(0)
+            drawn = draw(structure, naturals, node, parents, (len(own), values[node].shape[1]), generator)[0]
+            values[node][own] = torch.where(keep, values[node][own], drawn)
 
 
 def transport_score(
@@ -246,13 +205,7 @@ def transport_score(
     longest = int(batch.lengths.max())
     some = torch.randperm(len(batch.lengths), generator=generator)[: max(1, -(-most // longest))]
     part = batch.take(some.sort().values)
-    do = {}
-    for node in structure.given:
-        padded = torch.zeros(len(part.lengths), longest, structure.mechanisms[node].space.width, dtype=torch.float64)
-        padded[_places(part)] = part.steps.values[node][0]
-        do[node] = padded.unsqueeze(0)
-    drawn = ancestral_sequences(structure, naturals, len(part.lengths), longest, generator, do=do)
-    places = _places(part)
+    drawn = sequences_like(structure, naturals, part, generator)
     left, right = [], []
     for node in structure.graph.observed:
         value, seen = part.steps.values[node], part.steps.mask[node].to(torch.float64)
@@ -261,13 +214,8 @@ def transport_score(
         centre = (value * seen).sum(1) / count
         spread = (((value - centre) * seen) ** 2).sum(1).div(count).sqrt()
         spread = torch.where(spread > 1e-12, spread, torch.ones_like(spread))
-        ours, theirs = (value - centre) / spread * seen, (drawn[node][:, *places] - centre) / spread * seen
+        ours, theirs = (value - centre) / spread * seen, (drawn.steps.values[node] - centre) / spread * seen
         left += [ours, part.lagged(ours, 1)]
         right += [theirs, part.lagged(theirs, 1)]
     chosen = torch.randperm(part.rows, generator=generator)[:most]
     return float(Energy()(torch.cat(left, -1)[:, chosen], torch.cat(right, -1)[:, chosen])[0])
-
-
-def _places(batch: SequenceBatch) -> tuple[Tensor, Tensor]:
-    """Sequence and time of each step."""
-    return torch.arange(len(batch.lengths)).repeat_interleave(batch.lengths), batch.times

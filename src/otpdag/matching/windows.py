@@ -4,36 +4,35 @@ The left side of Theorem 1 for sequences compares what neighbouring steps show,
 
 .. math:: D\big(P_{data}(x_t, \dots, x_{t+w-1}), P_\theta(x_t, \dots, x_{t+w-1})\big),
 
-averaged over the times :math:`t` of all windows (:mod:`~otpdag.matching.window_features`). Two steps already tell
-transitions and emissions apart; the first steps are compared by themselves, for they tell how a sequence begins.
+averaged over the times :math:`t` of all windows. Two steps already tell transitions and emissions apart; the first
+steps are compared by themselves, for they tell how a sequence begins.
 
-What products of kernels on three steps leave unsaid of a parameter, its score says: at the estimate by features, the
-scores of the data's steps, each given the few around it, are compared with the model's
-(:mod:`~otpdag.matching.window_scores`). Scores are taken anew where that moved the estimate far.
+The model's side is exact: the law of the state at time t by powers of the transition matrix, the paths of a window
+enumerated, what is observed integrated out of its kernels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from otpdag.data.sequences import SequenceBatch, part_of
-from otpdag.matching.window_features import Windows, lay_out_windows, refined_windows, window_distance
-from otpdag.matching.window_scores import RIDGE, WindowScores, along_scores, can_be_scored, change, points_beside
-from otpdag.problem import LossTerms, Moved, Problem
+from otpdag.divergences.whitened import FeatureColumn, FittedFeatures, WhitenedFeatures
+from otpdag.errors import ModelError
+from otpdag.likelihood.chain_layout import joint_states
+from otpdag.likelihood.chain_potentials import HiddenNodes
+from otpdag.matching.mean_features import columns_of, leaf_means, node_columns
+from otpdag.problem import LossTerms, Problem
 from otpdag.settings import Direct
-from otpdag.simulation import ancestral_sequences, complete_batch
-from otpdag.structure import Structure
+from otpdag.structure import Naturals, Structure
 
 COARSE_FEATURES = 200  # features while starts are compared
-MODEL_STEPS = (50_000, 200_000)  # drawn for the covariance of the model's features: at least, at most (decision 0033)
-DRAWN_OVER_DATA = 4  # steps drawn for each step of the data, so that draws add little to the data's own noise
-LONGEST_DRAWN = 200  # steps of one drawn sequence
-FAR_FROM_SCORES = 1.0  # squared standard errors in each direction beyond which scores are taken again
-MOST_SCORED = 6  # times that scores are taken
+MOST_PATHS = 1024  # paths of states through a window; it is shorter where there would be more
+WINDOWS_AT_ONCE = 8000  # on which features are placed, and whose features are computed at a time
+FEWEST_FIRST = 30  # first windows, one of each sequence, below which their covariance says little
 
 
 @dataclass(frozen=True)
@@ -46,9 +45,6 @@ class WindowProblem(Problem):
     direct: Direct
     seed: int
     windows: Windows
-    refinements: int
-    scored: tuple[Tensor, ...] = ()
-    """Points (1, P) at which windows were laid out to be compared along scores."""
 
     @property
     def rows(self) -> int:
@@ -68,44 +64,6 @@ class WindowProblem(Problem):
         part = part_of(self.batch, rows, self.seed)
         return window_problem(self.structure, part, self.shapes, replace(self.direct, features=features), self.seed)
 
-    def moved(self, point: Tensor) -> Moved | None:
-        """Windows compared along scores at ``point`` (1, P); where nodes have none, by weights that it tells."""
-        if not self.direct.refinements:
-            return None
-        point = point.detach()
-        if can_be_scored(self.structure):
-            return None if self._is_settled(point) else Moved(self._scored_at(point), point, "scores of windows")
-        if not self.refinements:
-            return None
-        windows = refined_windows(self.structure, self.windows, self._drawn(point), RIDGE)
-        return Moved(replace(self, windows=windows, refinements=self.refinements - 1), point, "refined weights")
-
-    def _scored_at(self, point: Tensor) -> WindowProblem:
-        """The same, with windows of later steps compared along scores at ``point`` (1, P)."""
-        around = points_beside(self.naturals, point, torch.arange(point.shape[-1]))
-        reader = WindowScores(self.structure, self.windows.states, self.naturals(point), around)
-        windows = along_scores(reader, self.windows, self.batch, self._drawn(point))
-        return replace(self, windows=windows, scored=(*self.scored, point))
-
-    def _is_settled(self, point: Tensor) -> bool:
-        """Whether scores were taken near ``point`` (1, P), or often enough."""
-        if not self.scored:
-            return False
-        before, after = (self.naturals(one) for one in (self.scored[-1], point))
-        far = change(self.structure, self.windows, before, after) * self.rows
-        return len(self.scored) == MOST_SCORED or far < FAR_FROM_SCORES * point.shape[-1]
-
-    def _drawn(self, point: Tensor) -> SequenceBatch:
-        """Sequences of one length that the model makes at ``point`` (1, P)."""
-        length = min(int(self.batch.lengths.max()), LONGEST_DRAWN)
-        least, most = MODEL_STEPS
-        many = -(-min(most, max(least, DRAWN_OVER_DATA * self.rows)) // length)
-        number = self.direct.refinements - self.refinements + len(self.scored)
-        generator = torch.Generator().manual_seed(self.seed + number)
-        drawn = ancestral_sequences(self.structure, self.naturals(point), many, length, generator)
-        steps = complete_batch(self.structure, {node: value.flatten(1, 2) for node, value in drawn.items()})
-        return SequenceBatch(steps, torch.full((many,), length))
-
 
 def window_problem(
     structure: Structure, batch: SequenceBatch, shapes: Mapping[str, tuple[int, ...]], direct: Direct, seed: int
@@ -118,4 +76,170 @@ def window_problem(
     least = min(direct.features.bandwidths) / 2
     features = replace(direct.features, bandwidths=(least, *direct.features.bandwidths))
     windows = lay_out_windows(structure, batch, features, torch.Generator().manual_seed(seed), direct.window)
-    return WindowProblem(structure, batch, shapes, direct, seed, windows, direct.refinements)
+    return WindowProblem(structure, batch, shapes, direct, seed, windows)
+
+
+@dataclass(frozen=True)
+class Stratum:
+    """Windows that begin at some times: their features, how the times are spread, and their share of all windows."""
+
+    features: FittedFeatures
+    times: Tensor
+    """(T,): the share of the windows that begin so many steps after the first."""
+    share: float
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Sequences laid out for the direct term: first windows and later ones, and the paths of states through them."""
+
+    hidden: HiddenNodes
+    strata: tuple[Stratum, ...]
+    paths: Tensor
+    """(P, length) states."""
+
+    @property
+    def length(self) -> int:
+        """Steps of a window."""
+        return self.paths.shape[1]
+
+
+def check_windows(structure: Structure) -> None:
+    """Refuse what windows of hidden categories cannot say."""
+    graph = structure.graph
+    numbers = [node for node in graph.hidden if not structure.mechanisms[node].space.is_discrete]
+    if numbers:
+        raise ModelError(f"the direct transport route enumerates hidden categories; {numbers[0]!r} is none")
+    if structure.given:
+        raise ModelError(f"the direct transport route of sequences takes no covariates; {structure.given[0]!r} is one")
+    for edge in graph.lags:
+        if edge.parent not in graph.hidden or edge.child not in graph.hidden or edge.by > 1:
+            raise ModelError(
+                f"the direct transport route of sequences takes lagged edges of one step between hidden nodes; "
+                f"{edge} is none: use method='entropic'"
+            )
+    for node in graph.observed:
+        outside = [parent for parent in graph.parents(node) if parent not in graph.hidden]
+        if outside or structure.mechanisms[node].correlated:
+            raise ModelError(
+                f"the direct transport route of sequences takes observed nodes that depend on hidden ones alone; "
+                f"{node!r} does not: use method='entropic'"
+            )
+
+
+def window_columns(structure: Structure, batch: SequenceBatch, rows: Tensor, length: int) -> list[FeatureColumn]:
+    """What windows that begin at ``rows`` (n,) show: the columns of their first steps, of their second, and so on."""
+    left = (batch.lengths.repeat_interleave(batch.lengths) - 1 - batch.times)[rows]
+    columns: list[FeatureColumn] = []
+    for offset in range(length):
+        inside = (left >= offset).unsqueeze(0)
+        at = torch.where(inside[0], rows + offset, rows)
+        for node in structure.graph.observed:
+            space = structure.mechanisms[node].space
+            values, mask = batch.steps.values[node][:, at], batch.steps.mask[node][:, at]
+            columns += node_columns(space, values, mask & inside.unsqueeze(-1))
+    return columns
+
+
+def lay_out_windows(
+    structure: Structure, batch: SequenceBatch, divergence: WhitenedFeatures, generator: torch.Generator, most: int = 3
+) -> Windows:
+    """Place features on windows of ``most`` steps, and enumerate paths; few first windows count among the others."""
+    check_windows(structure)
+    states = joint_states(structure, [n for n in structure.graph.order if n in structure.graph.hidden])
+    length = max(w for w in range(1, most + 1) if w == 1 or states.size**w <= MOST_PATHS)
+    length = min(length, int(batch.lengths.max()))
+    paths = torch.cartesian_prod(*[torch.arange(states.size)] * length).reshape(-1, length)
+    strata = []
+    is_first = (batch.times == 0) & (len(batch.lengths) >= FEWEST_FIRST)
+    for rows in (is_first.nonzero()[:, 0], (~is_first).nonzero()[:, 0]):
+        shown = rows[_shows(structure, batch, rows)]
+        if len(shown):
+            fitted = _placed(structure, batch, shown, length, divergence, generator)
+            times = torch.bincount(batch.times[shown]).to(batch.steps.weight)
+            strata.append(Stratum(fitted, times / times.sum(), len(shown) / batch.rows))
+    return Windows(HiddenNodes.of(structure, states), tuple(strata), paths)
+
+
+def _shows(structure: Structure, batch: SequenceBatch, rows: Tensor) -> Tensor:
+    """Steps that show any cell."""
+    return torch.stack([batch.steps.mask[node][0, rows].any(-1) for node in structure.graph.observed]).any(0)
+
+
+def _placed(
+    structure: Structure,
+    batch: SequenceBatch,
+    rows: Tensor,
+    length: int,
+    divergence: WhitenedFeatures,
+    generator: torch.Generator,
+) -> FittedFeatures:
+    """Features placed and whitened on a part of the windows; their mean is over all of them."""
+    part = rows[torch.randperm(len(rows), generator=generator)[:WINDOWS_AT_ONCE]].sort().values
+    columns = window_columns(structure, batch, part, length)
+    features = divergence if len(part) > 2 * divergence.features else replace(divergence, features=len(part) // 2 + 1)
+    fitted = features.fit(columns, torch.ones(1, len(part)).to(batch.steps.weight), generator)
+    total, count = torch.zeros_like(fitted.mean), torch.zeros_like(fitted.mean)
+    for some in rows.split(WINDOWS_AT_ONCE):
+        columns = window_columns(structure, batch, some, length)
+        seen = _shown_features(fitted, columns)
+        total += fitted.mean_of(columns, torch.ones(1, len(some)).to(total)) * seen
+        count += seen
+    return replace(fitted, mean=total / count.clamp(min=1))
+
+
+def _shown_features(fitted: FittedFeatures, columns: Sequence[FeatureColumn]) -> Tensor:
+    """How many windows show each feature (1, J)."""
+    rows = columns[0].seen.shape[1]
+    hidden = [~column.seen for column in columns]
+    if not any(bool(gap.any()) for gap in hidden):
+        return torch.full((1, fitted.size), float(rows), dtype=fitted.mean.dtype)
+    seen = torch.ones(1, rows, fitted.size, dtype=torch.bool)
+    for column, kernel in zip(columns, fitted.kernels, strict=True):
+        seen[..., kernel.features] &= column.seen.unsqueeze(-1)
+    return seen.sum(1).to(fitted.mean)
+
+
+def window_distance(structure: Structure, naturals: Naturals, windows: Windows) -> Tensor:
+    """Squared whitened distance of mean features (R,), each stratum by its share of the windows."""
+    first, moves = (torch.exp(logs) for logs in windows.hidden.log_potentials(naturals))
+    total = torch.zeros(1).to(first)
+    for stratum in windows.strata:
+        law = _law_over(first, moves, stratum.times.to(first))
+        mean = _mean_features(structure, naturals, windows, stratum.features, law, moves)
+        total = total + stratum.share * stratum.features.distance(mean)
+    return total
+
+
+def _law_over(first: Tensor, moves: Tensor, times: Tensor, settled: float = 1e-10) -> Tensor:
+    """The law of the state (R, S), averaged over times after the first step; constant once it has ``settled``."""
+    replicas = max(len(first), len(moves))
+    law, mean = first.expand(replicas, -1), first.new_zeros(1)
+    for step in range(len(times)):
+        mean = mean + times[step] * law
+        after = (law.unsqueeze(1) @ moves).squeeze(1)
+        if float((after - law).abs().max().detach()) < settled:
+            return mean + times[step + 1 :].sum() * after
+        law = after
+    return mean
+
+
+def _mean_features(
+    structure: Structure, naturals: Naturals, windows: Windows, fitted: FittedFeatures, law: Tensor, moves: Tensor
+) -> Tensor:
+    """Mean features (R, J) of the model's windows."""
+    states, paths = windows.hidden.states, windows.paths
+    weight = law[:, paths[:, 0]]
+    for step in range(1, windows.length):
+        weight = weight * moves[:, paths[:, step - 1], paths[:, step]]
+    values = {name: value.unsqueeze(0) for name, value in states.now.items()}
+    means: list[Tensor] = []
+    kernels = list(fitted.kernels)
+    for step in range(windows.length):
+        for node in structure.graph.observed:
+            own = [kernels.pop(0) for _ in range(columns_of(structure, node))]
+            parents = structure.parents(node, values)
+            for mean in leaf_means(structure.mechanisms[node], naturals[node], parents, own):
+                spread = mean.expand(-1, states.size, -1)
+                means.append(spread[:, paths[:, step]])
+    return (weight.unsqueeze(1) @ fitted.combine(means)).squeeze(1)
