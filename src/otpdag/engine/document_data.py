@@ -29,6 +29,7 @@ from otpdag.learned.paper_topics import (
     word_encoder,
 )
 from otpdag.likelihood.topic_problem import PairProblem, TopicProblem, Topics, TopicSweeps, topic_nodes
+from otpdag.likelihood.topic_shares import SMALLEST
 from otpdag.likelihood.word_pairs import Repeats, WordPairs, repeats, start_topics
 from otpdag.model import Model
 from otpdag.problem import Problem, split_theta
@@ -36,20 +37,6 @@ from otpdag.settings import Objective, PushForward
 from otpdag.structure import unpack
 
 Counts = sparse.csr_array
-
-PAPER_ETA = {False: 1e-4, True: 1e-1}
-PAPER_TEMPERATURE = {False: 1.0, True: 2.0}
-PAPER_EPOCHS, PAPER_BATCH = 300, 50
-"""Settings of the paper's Appendix C.1, for fixed topics and for topics with a distribution."""
-
-BACKGROUND = 0.8
-"""Share of words that no topic explains, in texts (decision 0032 has the corpora that it was chosen on)."""
-
-CHECKED_UPDATES = 60
-"""Updates of plain pairs after which repeats are compared; they change by less than 0.02 afterwards."""
-
-STARTS, PAIR_STARTS = 6, 4
-"""Of bars, entropic fits lost one in fifty from three starts, none from six; pairs of words have fewer optima."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +56,8 @@ class DocumentData(DataKind):
         order = documents.canonical_order
         if len(order) < shares:
             raise DataError(
-                f"there must be at least as many documents with words as topics, {shares}; got {len(order)}"
+                f"there must be at least as many documents with words as topics, {shares}; got {len(order)} "
+                f"(n_samples = {counts.shape[0]})"
             )
         return cls(model, counts[order])
 
@@ -85,13 +73,17 @@ class DocumentData(DataKind):
         LDA draws words independently given a document's shares. Its likelihood is the best use of data for which this
         holds; texts repeat words much more often, and titles less, and their likelihood bends topics to explain that.
         """
+        return self._repeats()
+
+    def _repeats(self, updates: int = 60) -> Repeats | None:
+        """Compared after so many updates of plain pairs: they change by less than 0.02 afterwards."""
         pairs = WordPairs.of(self.counts)
         if pairs.total <= 0:
             return None
         layout = Layout.of(self.model.structure)
         problem = PairProblem(layout.structure, self.counts, layout.shapes, TopicSweeps(pairs=True), 0, pairs)
         point = self.starts(layout, problem, 0, [0])
-        for _ in range(CHECKED_UPDATES):
+        for _ in range(updates):
             point, _ = problem.update(point)
         topics = problem.topics(point)
         return repeats(self.counts, topics.probabilities.float(), topics.alpha)
@@ -106,14 +98,18 @@ class DocumentData(DataKind):
         """``"auto"`` is entropic where documents repeat words as the model does, else transport."""
         return name if name != "auto" else "entropic" if self.holds else "transport"
 
-    def background(self, name: str) -> float:
-        """Words that no topic explains: of transport, where documents do not repeat words as the model does."""
-        return BACKGROUND if name == "transport" and not self.holds else 0.0
+    def background(self, name: str, share: float = 0.8) -> float:
+        """Words that no topic explains: of transport, where documents do not repeat words as the model does.
 
-    def named(self, name: str) -> Method:
-        """``"auto"`` looks at how often documents repeat words."""
-        chosen = self.chosen(name)
-        return topic_method(chosen, documents=self.rows, background=self.background(chosen))
+        The share is that of texts (decision 0032 has the corpora that it was chosen on).
+        """
+        return share if name == "transport" and not self.holds else 0.0
+
+    def named(self, name: str, *, prior: float | None = None, batch: int = 2048, steps: int | None = None) -> Method:
+        """``"auto"`` looks at how often documents repeat words; a prior on the topics needs whole documents."""
+        chosen = "entropic" if name == "auto" and prior is not None else self.chosen(name)
+        background = self.background(chosen)
+        return topic_method(chosen, documents=self.rows, prior=prior, batch=batch, steps=steps, background=background)
 
     def notes(self, ended: Ended) -> list[str]:
         """What the choice of the method was made from, and whether topics were drawn."""
@@ -138,10 +134,13 @@ class DocumentData(DataKind):
             )
 
     def restarts(self, method: Method) -> int:
-        """Several, unless the paper's own way is gone."""
+        """Several, unless the paper's own way is gone.
+
+        Of bars, entropic fits lost one in fifty from three starts, none from six; pairs of words have fewer optima.
+        """
         if not isinstance(method.evaluation, TopicSweeps):
             return 1
-        return PAIR_STARTS if method.evaluation.pairs else STARTS
+        return 4 if method.evaluation.pairs else 6
 
     def course(self, method: Method) -> Course:
         """Short runs of all starts, the best alone goes on."""
@@ -185,7 +184,7 @@ class DocumentData(DataKind):
             topics = start_topics(part, size, generator, first=number == 0).double()
             total = float(self.counts.sum()) if not isinstance(problem, PairProblem) else 1 - problem.sweeps.background
             level = topics * total / size
-            points.append(reader.point(Topics(torch.log(level.clamp(min=1e-30)), torch.full((size,), 1 / size))))
+            points.append(reader.point(Topics(torch.log(level.clamp(min=SMALLEST)), torch.full((size,), 1 / size))))
         return torch.cat(points)
 
     def concluded(self, layout: Layout, ended: Ended, method: Method, searcher: Searcher) -> tuple[Layout, Ended]:
@@ -194,8 +193,7 @@ class DocumentData(DataKind):
         if not isinstance(problem, TopicProblem | PairProblem):
             return layout, ended
         problem, topics = problem.concluded(problem.topics(ended.point), lambda: searcher.monitor.stopped)
-        order = torch.argsort(torch.exp(topics.log_counts).sum(-1), descending=True, stable=True)
-        point = problem.point(Topics(topics.log_counts[order], topics.alpha[order]))
+        point = problem.point(topics.ordered())
         restarts = tuple(replace(one, point=point[0]) if one.kept else one for one in ended.restarts)
         return layout, replace(ended, problem=problem, point=point, restarts=restarts)
 
@@ -233,9 +231,13 @@ def topic_method(
         return Method("transport", sweeps.objective, sweeps, EM(steps=steps or 300))
     if name != "paper":
         raise ModelError(f"method must be 'auto', 'entropic', 'transport', 'paper' or a Method; got {name!r}")
-    drawn = prior is not None
-    rounds = -(-documents // PAPER_BATCH)
-    push = PushForward(PAPER_ETA[drawn], Wasserstein(KL()))
-    settings = PaperTopics(drawn=drawn, temperature=PAPER_TEMPERATURE[drawn], batch_size=PAPER_BATCH)
-    adam = Adam(steps=(steps or PAPER_EPOCHS) * rounds, learning_rate=1e-3, averaging=0.0)
+    return _paper_method(documents, steps or 300, drawn=prior is not None)
+
+
+def _paper_method(documents: int, epochs: int, *, drawn: bool, batch: int = 50) -> Method:
+    """As the paper's Appendix C.1 has it, for fixed topics and for topics with a distribution."""
+    eta, temperature = (1e-1, 2.0) if drawn else (1e-4, 1.0)
+    push = PushForward(eta, Wasserstein(KL()))
+    settings = PaperTopics(drawn=drawn, temperature=temperature, batch_size=batch)
+    adam = Adam(steps=epochs * -(-documents // batch), learning_rate=1e-3, averaging=0.0)
     return Method("paper", Objective(push_forward=push), settings, adam)

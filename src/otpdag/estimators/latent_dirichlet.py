@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from numbers import Integral
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -18,16 +17,17 @@ from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import validate_data
 
+from otpdag.arguments import check_choice, check_count
 from otpdag.data import Documents
 from otpdag.engine import EM, Course, FitResult, fit
-from otpdag.engine.document_data import DocumentData, topic_method
+from otpdag.engine.document_data import DocumentData
 from otpdag.engine.monitor import Callback
 from otpdag.engine.search import Searcher, search
 from otpdag.errors import ConvergenceWarning, DataError, ModelError
 from otpdag.estimators._contract import check_fitted
 from otpdag.graph import Graph
 from otpdag.likelihood.topic_problem import PairProblem, TopicProblem, Topics
-from otpdag.likelihood.topic_shares import Cells, Shares, batches, even_shares, infer_shares
+from otpdag.likelihood.topic_shares import SMALLEST, Cells, Shares, batches, even_shares, infer_shares
 from otpdag.mechanisms import Dirichlet, Multinomial
 from otpdag.model import Model
 from otpdag.threads import bounded_threads
@@ -35,11 +35,7 @@ from otpdag.threads import bounded_threads
 Array = NDArray[np.float64]
 Counts = sparse.csr_array
 
-METHODS = ("auto", "entropic", "transport", "paper")
 TOPIC_PRIOR = 0.1  # concentration of the prior on words, where topics have a distribution: sparse, as topics are
-RELEVANCE = 0.6  # Sievert & Shirley's own, from what readers recognised; as good as any on corpora not reported
-SHARE_STEPS, SHARE_TOLERANCE = 200, 1e-3  # of the shares of single documents, which are inferred to the end
-ONLINE_STEPS, ONLINE_UPDATES, FORGETTING = 40, 20, 0.7  # of partial_fit; see Hoffman, Blei & Bach (2010) for the last
 
 
 class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
@@ -137,24 +133,16 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             y: Ignored.
         """
         self._check()
-        counts = self._filled(self._read(X, first=True))
+        counts = self._read(X, first=True)
+        if counts.shape[1] < 2:
+            raise DataError(f"the vocabulary must have at least 2 words; got {counts.shape[1]} feature(s)")
         self._words = np.asarray(counts.sum(0), dtype=np.float64).ravel()
-        self._seen = float(counts.shape[0])
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         self.model_ = self._model(counts)
-        prior = TOPIC_PRIOR if self.topics == "dirichlet" else None
-        steps = None if self.max_iter is None else int(self.max_iter)
         kind = DocumentData.of(self.model_, Documents(counts))
-        # a prior on the topics needs whole documents
-        name = "entropic" if self.method == "auto" and prior is not None else kind.chosen(self.method)
-        method = topic_method(
-            name,
-            documents=counts.shape[0],
-            prior=prior,
-            batch=int(self.batch_size),
-            steps=steps,
-            background=kind.background(name),
-        )
+        self._seen = float(kind.rows)
+        prior = TOPIC_PRIOR if self.topics == "dirichlet" else None
+        method = kind.named(self.method, prior=prior, batch=int(self.batch_size), steps=self._count("max_iter"))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # told below, in the words of this estimator
             self.result_: FitResult = fit(
@@ -162,15 +150,13 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
                 kind,
                 method=method,
                 seed=seed,
-                restarts=None if self.n_init is None else int(self.n_init),
+                restarts=self._count("n_init"),
                 progress=False,
                 callbacks=self.callbacks,
             )
-        unfinished = self.result_.status.advice and self.method != "paper"
-        if unfinished:
-            warnings.warn(
-                f"not converged: {self.result_.status.reason} (raise max_iter)", ConvergenceWarning, stacklevel=2
-            )
+        if self.result_.status.advice and self.method != "paper":
+            text = f"not converged: {self.result_.status.reason} (raise max_iter)"
+            warnings.warn(text, ConvergenceWarning, stacklevel=2)
         kept = next(one for one in self.result_.restarts if one.kept)
         self._problem = self.result_.problem
         self._read_topics(self._topics_of(kept.point.unsqueeze(0)))
@@ -182,12 +168,12 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             return self._problem.topics(point)
         params = self.model_.params()
         concentration = params["theta"]["concentration"].reshape(-1)
-        logs = torch.log(torch.from_numpy(params["words"]["topics"]).clamp(min=1e-30))
+        logs = torch.log(torch.from_numpy(params["words"]["topics"]).clamp(min=SMALLEST))
         return Topics(logs, torch.from_numpy(concentration).float())
 
     def _model(self, counts: Counts) -> Model:
         """The graph ``theta -> words``."""
-        length = max(1, round(float(counts.sum()) / counts.shape[0]))
+        length = max(1, round(float(counts.sum()) / max(1, np.count_nonzero(np.diff(counts.indptr)))))
         theta = Dirichlet(self.n_components, concentration=self._given_alpha())
         words = Multinomial(counts.shape[1], total=length)
         return Model(Graph([("theta", "words")], hidden=["theta"]), {"theta": theta, "words": words})
@@ -217,42 +203,43 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         self.n_iter_ += 1
         return self
 
-    def _with_pairs(self, problem: PairProblem, counts: Counts) -> Topics:
+    def _with_pairs(self, problem: PairProblem, counts: Counts, updates: int = 20) -> Topics:
         """Some updates from the pairs of all documents so far, and alpha from the new ones."""
         grown = problem.resumed(counts, int(self._seen))
         course = Course(short_steps=0, moves=0)
-        ended = search(grown, grown.point(problem.own(self._state)), course, Searcher(EM(steps=ONLINE_UPDATES)))
+        ended = search(grown, grown.point(problem.own(self._state)), course, Searcher(EM(steps=updates)))
         self._problem, topics = grown.concluded(grown.topics(ended.point))
         return topics
 
-    def _online(self, problem: TopicProblem, counts: Counts, before: float) -> Topics:
+    def _online(
+        self, problem: TopicProblem, counts: Counts, before: float, steps: int = 40, forgetting: float = 0.7
+    ) -> Topics:
         """One step of stochastic natural gradients (Hoffman, Blei & Bach 2010): a batch in place of all documents.
 
         The expected counts of a batch stand for those of all documents seen so far. Its weight is the share of its
-        documents among them, to the power 0.7: old batches, whose topics were worse, are forgotten slowly.
+        documents among them, to a power below one: old batches, whose topics were worse, are forgotten slowly.
         """
         many, prior = counts.shape[0], problem.sweeps.prior or 0.0
-        pace = (many / self._seen) ** FORGETTING
-        sweeps = replace(problem.sweeps, share_steps=ONLINE_STEPS)
+        pace = (many / self._seen) ** forgetting
+        sweeps = replace(problem.sweeps, share_steps=steps)
         swept, _ = replace(problem, documents=counts, sweeps=sweeps).swept(self._state)
         old, new = (torch.exp(one.log_counts.double()) - prior for one in (self._state, swept))
         mixed = (1 - pace) * old * (self._seen / max(before, many)) + pace * new * (self._seen / many)
         alpha = self._state.alpha + pace * (swept.alpha - self._state.alpha)
-        return Topics(torch.log((mixed + prior).clamp(min=1e-30)), alpha)
+        return Topics(torch.log((mixed + prior).clamp(min=SMALLEST)), alpha)
 
     def _check(self) -> None:
         for name in ("n_components", "batch_size", "n_init", "max_iter"):
-            value = getattr(self, name)
-            optional = name in ("n_init", "max_iter")
-            if (value is None and optional) or (isinstance(value, Integral) and int(value) >= 1):
-                continue
-            raise ModelError(f"{name} must be a whole number of at least 1; got {value!r}")
-        if self.method not in METHODS:
-            raise ModelError(f"method must be 'auto', 'entropic', 'transport' or 'paper'; got {self.method!r}")
-        if self.topics not in ("fixed", "dirichlet"):
-            raise ModelError(f"topics must be 'fixed' or 'dirichlet'; got {self.topics!r}")
+            self._count(name)
+        check_choice("method", self.method, ("auto", "entropic", "transport", "paper"))
+        check_choice("topics", self.topics, ("fixed", "dirichlet"))
         if self.topics == "dirichlet" and self.method == "transport":
             raise ModelError("topics='dirichlet' needs method='entropic' or 'paper': pairs of words only show the mean")
+
+    def _count(self, name: str) -> int | None:
+        """An argument that is a whole number, or may be left out."""
+        value = getattr(self, name)
+        return None if value is None and name in ("n_init", "max_iter") else check_count(name, value)
 
     def _given_alpha(self) -> Array | None:
         if self.alpha is None:
@@ -264,22 +251,9 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             )
         return np.array(np.broadcast_to(given, self.n_components))
 
-    def _filled(self, counts: Counts) -> Counts:
-        """The documents that have words."""
-        filled = np.flatnonzero(np.diff(counts.indptr))
-        if counts.shape[1] < 2:
-            raise DataError(f"the vocabulary must have at least 2 words; got {counts.shape[1]} feature(s)")
-        if len(filled) < self.n_components:
-            raise DataError(
-                f"there must be at least as many documents with words as topics, {self.n_components}; got "
-                f"{len(filled)} (n_samples = {counts.shape[0]})"
-            )
-        return counts if len(filled) == counts.shape[0] else counts[filled]
-
     def _read_topics(self, topics: Topics) -> None:
         """Topics in order of falling share, also in the model."""
-        order = torch.argsort(torch.exp(topics.log_counts).sum(-1), descending=True, stable=True)
-        self._state = Topics(topics.log_counts[order], topics.alpha[order])
+        self._state = topics.ordered()
         whole = self._state.probabilities.double().numpy()
         own, common = self._state, None
         if isinstance(self._problem, PairProblem):
@@ -322,7 +296,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         return float(np.exp(-self.score(X) / words))
 
     def top_words(
-        self, n: int = 10, *, relevance: float = RELEVANCE, vocabulary: Sequence[str] | None = None
+        self, n: int = 10, *, relevance: float = 0.6, vocabulary: Sequence[str] | None = None
     ) -> list[list[str]]:
         r"""The words that tell a topic best, the best first, by their relevance (Sievert & Shirley 2014).
 
@@ -356,16 +330,16 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             raise ModelError(f"vocabulary must have {width} words, one for each column; got {len(known)}")
         return list(known)
 
-    def _shares(self, counts: Counts) -> Iterable[tuple[torch.Tensor | Cells, Shares]]:
-        prior = TOPIC_PRIOR if self.topics == "dirichlet" and self.method != "paper" else None
+    def _shares(
+        self, counts: Counts, steps: int = 200, tolerance: float = 1e-3
+    ) -> Iterable[tuple[torch.Tensor | Cells, Shares]]:
+        """Batches of documents with their shares, which are inferred to the end."""
+        prior = self._problem.sweeps.prior if isinstance(self._problem, TopicProblem) else None
         potentials, alpha = self._state.potentials(prior), torch.from_numpy(self.alpha_).float()
         with bounded_threads(1):
             for batch in batches(counts, self.batch_size):
-                begin = even_shares(batch, alpha)
-                yield (
-                    batch,
-                    infer_shares(batch, potentials, alpha, begin, steps=SHARE_STEPS, tolerance=SHARE_TOLERANCE),
-                )
+                start = even_shares(batch, alpha)
+                yield batch, infer_shares(batch, potentials, alpha, start, steps=steps, tolerance=tolerance)
 
     _words: Array
     _problem: object
@@ -390,15 +364,13 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             names = getattr(self, "feature_names_in_", None)
             self.vocabulary_: list[str] | None = None if names is None else [str(name) for name in names]
             self._vectorizer: Any = None
-        counts = sparse.csr_array(checked)
-        counts.sum_duplicates()
-        if counts.nnz and counts.data.min() < 0:
+        least = checked.min() if checked.shape[0] else 0.0
+        if least < 0:
             raise DataError(
                 "Negative values in data passed to LatentDirichletAllocation: counts must be at least 0; "
-                f"found {counts.data.min():g}"
+                f"found {least:g}"
             )
-        counts.eliminate_zeros()
-        return counts
+        return Documents(checked).counts
 
     def _vectorized(self, X: Any, vectorizer: Any, first: bool) -> Counts:
         if first:

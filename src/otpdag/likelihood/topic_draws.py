@@ -1,8 +1,4 @@
-r"""Draws of the topics of words and of the shares of documents, given topics; and documents drawn from a model.
-
-Concentrations of the topics' shares, from what the backward map or exact draws say of documents.
-
-Topics drawn from their exact distribution given documents, everything else that is unknown drawn with them.
+r"""Draws of topics, of the topics of words, of the shares of documents and of documents; and concentrations.
 
 The closed-form maps of :mod:`otpdag.likelihood.topic_shares` know a document's shares too surely. Where topics are easy
 to tell that matters little; where many words could be of several topics, it bends the topics (decision 0054). Draws
@@ -26,12 +22,12 @@ from numpy.typing import NDArray
 from scipy import sparse, special
 from torch import Tensor
 
+from otpdag.likelihood.topic_shares import Cells
+
 Array = NDArray[np.float64]
-Indices = NDArray[np.integer]
 Documents = sparse.csr_array
 
-CELLS_AT_A_TIME = 200_000
-"""Filled cells of documents whose assignments are drawn at a time: with ten topics 16 MB each of chances and draws."""
+ALPHA_RANGE = (1e-4, 1e3)  # concentrations beyond are as good as zero, or as even shares
 
 
 @dataclass(frozen=True)
@@ -49,56 +45,36 @@ class AssignmentDraws:
         documents: Whole counts of words.
         topics: How many topics there are.
         generator: Where draws come from.
+        at_once: Filled cells of documents whose assignments are drawn at a time: with ten topics 16 MB each of chances
+            and draws.
     """
 
-    def __init__(self, documents: Documents, topics: int, generator: np.random.Generator) -> None:
+    def __init__(
+        self, documents: Documents, topics: int, generator: np.random.Generator, at_once: int = 200_000
+    ) -> None:
         """Start from even shares."""
         self._generator = generator
         self._shares = np.full((documents.shape[0], topics), 1 / topics)
-        cells = np.arange(CELLS_AT_A_TIME, documents.nnz, CELLS_AT_A_TIME)
-        bounds = np.unique([0, *np.searchsorted(documents.indptr, cells), documents.shape[0]])
-        self._blocks = [_Block.of(documents, *ends) for ends in pairwise(bounds.tolist())]
+        ends = np.searchsorted(documents.indptr, np.arange(at_once, documents.nnz, at_once))
+        parts = [slice(*ends) for ends in pairwise(np.unique([0, *ends, documents.shape[0]]).tolist())]
+        self._blocks = [(part, Cells.of(documents[part])) for part in parts]
 
     def sweep(self, topics: Array, alpha: Array) -> WordCounts:
         """Draw assignments by topics (K, words), then shares by concentrations (K,)."""
         of_words = np.ascontiguousarray(topics.T)
         by_document, by_word = np.zeros_like(self._shares), np.zeros_like(of_words)
-        for block in self._blocks:
-            chances = self._shares[block.rows] * of_words[block.words] + np.finfo(float).tiny
+        for part, cells in self._blocks:
+            chances = self._shares[part][cells.rows.numpy()] * of_words[cells.columns.numpy()] + np.finfo(float).tiny
             chances /= chances.sum(1, keepdims=True)
-            drawn = self._generator.multinomial(block.counts, chances)
-            by_document += block.in_documents @ drawn
-            by_word += block.in_words @ drawn
+            counts = cells.values.numpy().astype(np.int64)
+            drawn = torch.from_numpy(self._generator.multinomial(counts, chances)).double()
+            by_document[part] = cells.by_document(drawn)
+            by_word += cells.by_word(drawn).numpy()
         shape = alpha + by_document
         # of Gamma(a) as Gamma(a + 1) U^(1/a): small shapes would round to zero
         gamma, uniform = self._generator.standard_gamma(shape + 1), self._generator.random(shape.shape)
         self._shares = special.softmax(np.log(gamma) + np.log1p(-uniform) / shape, axis=1)
         return WordCounts(by_document, by_word.T)
-
-
-@dataclass(frozen=True)
-class _Block:
-    """Filled cells of some documents: their rows, words and counts, and what sums them by either (many, cells)."""
-
-    rows: Indices
-    words: Indices
-    counts: Indices
-    in_documents: Documents
-    in_words: Documents
-
-    @classmethod
-    def of(cls, documents: Documents, begin: int, end: int) -> _Block:
-        """The cells of the documents from ``begin`` to ``end``."""
-        cells = slice(documents.indptr[begin], documents.indptr[end])
-        rows = np.repeat(np.arange(begin, end), np.diff(documents.indptr[begin : end + 1]))
-        words, counts = documents.indices[cells], documents.data[cells].astype(np.int64)
-        many, kinds = documents.shape
-        return cls(rows, words, counts, _members(rows, many), _members(words, kinds))
-
-
-def _members(groups: Indices, many: int) -> Documents:
-    """A matrix of ones that sums the rows of another by group."""
-    return sparse.csr_array((np.ones(len(groups)), (groups, np.arange(len(groups)))), shape=(many, len(groups)))
 
 
 def simulated_documents(
@@ -120,19 +96,6 @@ def simulated_documents(
     return counts, by_word
 
 
-ALPHA_RANGE = (1e-4, 1e3)
-"""Concentrations beyond these are as good as zero, or as even shares."""
-
-WORD_RANGE = (1e-4, 1e2)
-"""The same of the words of topics."""
-
-ALPHA_CELLS, ALPHA_BURN, ALPHA_SWEEPS = 30_000, 15, 45
-"""Cells of documents from which exact concentrations are drawn, and sweeps of the draws before and after they count."""
-
-PACE = 0.2
-"""Weight of a draw in the running mean from which concentrations are learned."""
-
-
 def newton_concentration(alpha: Tensor, mean_logs: Tensor, steps: int = 8) -> Tensor:
     """Concentrations that are likeliest for these mean logarithms of shares, by Newton's method (Minka 2000)."""
     a, logs = alpha.double(), mean_logs.double()
@@ -145,44 +108,65 @@ def newton_concentration(alpha: Tensor, mean_logs: Tensor, steps: int = 8) -> Te
     return a.to(alpha)
 
 
-def exact_alpha(documents: sparse.csr_array, topics: Tensor, alpha: Tensor, generator: np.random.Generator) -> Tensor:
+def exact_alpha(
+    documents: Documents,
+    topics: Tensor,
+    alpha: Tensor,
+    generator: np.random.Generator,
+    *,
+    cells: int = 30_000,
+    burn: int = 15,
+    sweeps: int = 45,
+) -> Tensor:
     """Concentrations that are likeliest at the topics, by draws from the exact distribution of the assignments.
 
     The closed-form backward map is too sharp in short documents, which makes concentrations too small: 8 % for a
     hundred words of ten topics. Stochastic EM on some documents removes that. Counts that are not whole cannot be
     drawn; their concentrations stay as they are.
+
+    Args:
+        documents: Counts of words.
+        topics: Word probabilities (K, words).
+        alpha: Where concentrations start (K,).
+        generator: Where draws come from.
+        cells: Of the documents that are drawn.
+        burn: Sweeps before concentrations are learned.
+        sweeps: Sweeps from which they are; the mean of the later half counts.
     """
     if not np.equal(documents.data, np.floor(documents.data)).all():
         return alpha
     filled = np.flatnonzero(np.diff(documents.indptr))
-    cells = max(1.0, documents.nnz / max(1, len(filled)))
-    many = min(len(filled), max(200, int(ALPHA_CELLS / cells)))
+    each = max(1.0, documents.nnz / max(1, len(filled)))
+    many = min(len(filled), max(200, int(cells / each)))
     part = documents[np.sort(generator.choice(filled, many, replace=False))]
     now, logs, kept = alpha.double().numpy(), None, []
     draws, fixed = AssignmentDraws(part, len(now), generator), topics.double().numpy()
-    for number in range(ALPHA_BURN + ALPHA_SWEEPS):
+    for number in range(burn + sweeps):
         counts = draws.sweep(fixed, now).by_document
-        if number < ALPHA_BURN:
-            continue
-        now, logs = drawn_concentration(now, counts, logs)
-        if number >= ALPHA_BURN + ALPHA_SWEEPS // 2:
+        if number >= burn:
+            now, logs = drawn_concentration(now, counts, logs)
             kept.append(now)
-    return torch.from_numpy(np.mean(kept, 0)).to(alpha)
+    return torch.from_numpy(np.mean(kept[sweeps // 2 :], 0)).to(alpha)
 
 
-def drawn_concentration(alpha: Array, by_document: Array, mean_logs: Tensor | None) -> tuple[Array, Tensor]:
+def drawn_concentration(
+    alpha: Array, by_document: Array, mean_logs: Tensor | None, pace: float = 0.2
+) -> tuple[Array, Tensor]:
     """Concentrations (K,) after one more draw of how many words each topic gave to documents (documents, K).
 
     Returns:
-        The likeliest ones, and the running mean of expected logarithms of shares that they are told by.
+        The likeliest ones, and the running mean of expected logarithms of shares that they are told by, in which this
+        draw has the weight ``pace``.
     """
     shape = torch.from_numpy(alpha + by_document)
     logs = (torch.digamma(shape) - torch.digamma(shape.sum(-1, keepdim=True))).mean(0)
-    mean_logs = logs if mean_logs is None else mean_logs + PACE * (logs - mean_logs)
+    mean_logs = logs if mean_logs is None else mean_logs + pace * (logs - mean_logs)
     return newton_concentration(torch.from_numpy(alpha), mean_logs).numpy(), mean_logs
 
 
-def word_concentration(counts: Array, concentration: float, steps: int = 3) -> float:
+def word_concentration(
+    counts: Array, concentration: float, steps: int = 3, within: tuple[float, float] = (1e-4, 1e2)
+) -> float:
     """Concentration of a symmetric Dirichlet prior that is likeliest for words by topic (K, words) (Minka 2000).
 
     A few steps of the fixed point: draws that follow one another take it further.
@@ -191,7 +175,7 @@ def word_concentration(counts: Array, concentration: float, steps: int = 3) -> f
     for _ in range(steps):
         own = (special.digamma(counts + concentration) - special.digamma(concentration)).sum()
         common = (special.digamma(total + words * concentration) - special.digamma(words * concentration)).sum()
-        concentration = float(np.clip(concentration * own / (words * common), *WORD_RANGE))
+        concentration = float(np.clip(concentration * own / (words * common), *within))
     return concentration
 
 
@@ -206,19 +190,6 @@ def pair_concentration(among: Tensor) -> Tensor:
     return (share * total).clamp(*ALPHA_RANGE).to(among)
 
 
-FIRST_WINDOW, FEWEST_WINDOWS, MOST_WINDOWS = 25, 3, 5
-"""Sweeps of the first window, each later one having twice as many, and how many windows there are (decision 0054)."""
-
-NEAR_WINDOW, NEAR_WINDOWS = 10, 4
-"""The same where draws of a part of the documents have led near: each sweep of all of them takes long."""
-
-FIRST_SWEEPS = 5
-"""Sweeps in which shares alone are drawn: they start from even ones."""
-
-FIRST_PRIOR = 0.1
-"""Concentration of the topics' prior from which it is learned; within some sweeps it is forgotten."""
-
-
 @dataclass(frozen=True)
 class DrawnTopics:
     """What some draws say.
@@ -227,13 +198,13 @@ class DrawnTopics:
         roots: Mean square roots of the topics (K, words).
         words: How many words each topic gave on average (K,).
         alpha: Concentrations of the shares (K,).
-        prior: Concentration of the topics' prior.
+        prior: Concentration of the topics' prior; that from which it is learned is forgotten within some sweeps.
     """
 
     roots: Array
     words: Array
     alpha: Array
-    prior: float = FIRST_PRIOR
+    prior: float = 0.1
 
     @property
     def topics(self) -> Array:
@@ -242,12 +213,7 @@ class DrawnTopics:
 
     def averaged_with(self, one: DrawnTopics, many: int) -> DrawnTopics:
         """The mean of ``many`` draws: this one of all but the last, which is ``one``."""
-        return DrawnTopics(
-            self.roots + (one.roots - self.roots) / many,
-            self.words + (one.words - self.words) / many,
-            self.alpha + (one.alpha - self.alpha) / many,
-            self.prior + (one.prior - self.prior) / many,
-        )
+        return DrawnTopics(**{name: old + (getattr(one, name) - old) / many for name, old in vars(self).items()})
 
 
 class TopicChain:
@@ -258,17 +224,24 @@ class TopicChain:
         start: Topics (K, words) to start from, with concentrations of shares (K,) and of the prior.
         generator: Where draws come from.
         learns_alpha: Whether alpha is learned; it is given otherwise.
+        first: Sweeps in which shares alone are drawn: they start from even ones.
     """
 
     def __init__(
-        self, documents: sparse.csr_array, start: DrawnTopics, generator: np.random.Generator, *, learns_alpha: bool
+        self,
+        documents: Documents,
+        start: DrawnTopics,
+        generator: np.random.Generator,
+        *,
+        learns_alpha: bool,
+        first: int = 5,
     ) -> None:
         """Draw shares for the topics of the start."""
         self._topics, self._alpha, self._prior = start.topics, start.alpha.astype(float), start.prior
         self._generator, self._learns_alpha = generator, learns_alpha
         self._mean_logs: torch.Tensor | None = None
         self._draws = AssignmentDraws(documents, len(start.topics), generator)
-        for _ in range(FIRST_SWEEPS):
+        for _ in range(first):
             self._draws.sweep(self._topics, self._alpha)
 
     def window(self, sweeps: int, is_over: Callable[[], bool]) -> DrawnTopics:
@@ -282,44 +255,46 @@ class TopicChain:
 
     def _swept(self) -> DrawnTopics:
         counts = self._draws.sweep(self._topics, self._alpha)
-        self._learn(counts)
-        return self._drawn(counts.by_word)
-
-    def _learn(self, counts: WordCounts) -> None:
         self._prior = word_concentration(counts.by_word, self._prior)
         if self._learns_alpha:
             self._alpha, self._mean_logs = drawn_concentration(self._alpha, counts.by_document, self._mean_logs)
-
-    def _drawn(self, by_word: Array) -> DrawnTopics:
-        shape = by_word + self._prior
+        shape = counts.by_word + self._prior
         drawn = self._generator.standard_gamma(shape) + np.finfo(float).tiny
         self._topics = drawn / drawn.sum(1, keepdims=True)
         roots = np.exp(special.gammaln(shape + 0.5) - special.gammaln(shape))  # expected of such draws, up to a factor
-        return DrawnTopics(
-            roots / np.linalg.norm(roots, axis=1, keepdims=True), by_word.sum(1), self._alpha, self._prior
-        )
+        roots /= np.linalg.norm(roots, axis=1, keepdims=True)
+        return DrawnTopics(roots, counts.by_word.sum(1), self._alpha, self._prior)
 
 
 def drawn_topics(
-    documents: sparse.csr_array,
+    documents: Documents,
     start: DrawnTopics,
     generator: np.random.Generator,
     *,
     learns_alpha: bool,
-    is_near: bool = False,
     is_over: Callable[[], bool],
+    sweeps: int = 25,
+    most: int = 5,
 ) -> DrawnTopics:
     """Draw topics in ever longer windows until they move no further in one direction; what the last window says.
 
     A chain that is on its way moves on from window to window; one that has arrived moves back as often as on. Windows
     that grow tell a slow way from noise.
+
+    Args:
+        documents: Whole counts of words.
+        start: Where draws begin.
+        generator: Where they come from.
+        learns_alpha: Whether alpha is learned; it is given otherwise.
+        is_over: Whether somebody wants the end.
+        sweeps: Of the first window, each later one having twice as many (decision 0054).
+        most: Windows at most; three tell whether topics turn back.
     """
     chain = TopicChain(documents, start, generator, learns_alpha=learns_alpha)
-    first, most = (NEAR_WINDOW, NEAR_WINDOWS) if is_near else (FIRST_WINDOW, MOST_WINDOWS)
     windows: list[DrawnTopics] = []
     for number in range(most):
-        windows.append(chain.window(first * 2**number, is_over))
-        if is_over() or (len(windows) >= FEWEST_WINDOWS and _has_turned([one.roots for one in windows[-3:]])):
+        windows.append(chain.window(sweeps * 2**number, is_over))
+        if is_over() or (number > 1 and _has_turned([one.roots for one in windows[-3:]])):
             break
     return windows[-1]
 

@@ -29,32 +29,13 @@ from otpdag.likelihood.topic_draws import (
     pair_concentration,
     simulated_documents,
 )
-from otpdag.likelihood.topic_shares import batches, cell_batches, even_shares, infer_assignments, infer_shares
+from otpdag.likelihood.topic_shares import SMALLEST, batches, cell_batches, even_shares, infer_assignments, infer_shares
 from otpdag.likelihood.word_pairs import WordPairs
 from otpdag.problem import LossTerms, Problem, Updates
 from otpdag.settings import Direct, Objective
 from otpdag.structure import Structure, columns_of, pack, unpack
 
 Documents = sparse.csr_array
-
-SMALLEST_COUNT = 1e-30  # a count of a word, whose logarithm must be finite in single precision
-
-FIRST_DOCUMENTS, DOCUMENTS_A_TOPIC = 1000, 40
-"""Documents on which starts are compared (decision 0009), and at least so many for each topic."""
-
-HELD_SWEEPS = 10
-"""Sweeps from which concentrations at given topics are learned."""
-
-COLLAPSED_SWEEPS, FIRST_STEPS, LATER_STEPS, COLLAPSED_END = 60, 20, 3, 2e-5
-"""Sweeps with shares integrated out, at most; steps of a document in the first and in later ones; and the probability
-that a topic's words exchange in one at which they end. Stray words of topics of bars fall by a tenth in each sweep
-(decision 0053)."""
-
-CHECKED_SWEEPS = 40
-"""The same sweeps on documents that were made by the topics: it shows after as many where they lead (decision 0054)."""
-
-COLLAPSED_ROUNDS, SAME_ALPHA = 6, 0.05
-"""How often such sweeps and a look at alpha alternate, at most, and the share by which alpha may change at the end."""
 
 
 def _never() -> bool:
@@ -132,6 +113,11 @@ class Topics:
         logs = torch.digamma(concentration) - torch.digamma(concentration.sum(-1, keepdim=True))
         return torch.exp(logs).float()
 
+    def ordered(self) -> Topics:
+        """The same in order of falling share."""
+        order = torch.argsort(torch.exp(self.log_counts).sum(-1), descending=True, stable=True)
+        return Topics(self.log_counts[order], self.alpha[order])
+
     def prior_cost(self, prior: float | None) -> float:
         """Divergence of the topics' Dirichlet distributions from their prior; zero for plain topics."""
         if prior is None:
@@ -186,11 +172,9 @@ class _Documents(Problem):
         """Topics may be over-relaxed; words that a topic does not have fall to zero slowly otherwise."""
         return Updates(stretched=columns_of(self.shapes, {self.topics_key}))
 
-    @property
-    def _first_documents(self) -> int:
-        return max(FIRST_DOCUMENTS, DOCUMENTS_A_TOPIC * self.shapes[self.topics_key][-2])
-
-    def _part(self, most: int, generator: np.random.Generator) -> Documents:
+    def _part(self, generator: np.random.Generator, least: int = 1000, each: int = 40) -> Documents:
+        """Some documents, on which starts are compared (decision 0009): so many, or so many for each topic."""
+        most = max(least, each * self.shapes[self.topics_key][-2])
         if self.rows <= most:
             return self.documents
         return self.documents[np.sort(generator.choice(self.rows, most, replace=False))]
@@ -246,26 +230,28 @@ class TopicProblem(_Documents):
 
     def subset(self, rows: int | Tensor, *, coarse: bool = False) -> TopicProblem:
         """Enough documents to compare starts, alpha held."""
-        part = self._part(self._first_documents, np.random.default_rng([self.seed, 3]))
+        part = self._part(np.random.default_rng([self.seed, 3]))
         return replace(self, documents=part, holds_alpha=True)
 
-    def concluded(self, topics: Topics, is_over: Callable[[], bool] = _never) -> tuple[Self, Topics]:
+    def concluded(
+        self, topics: Topics, is_over: Callable[[], bool] = _never, *, rounds: int = 6, same: float = 0.05
+    ) -> tuple[Self, Topics]:
         """Plain topics once more without what the map of shares does to them; those with a prior as they are.
 
         Where sweeps with shares integrated out would give topics back that are known, these end the fit, in turn with
-        alpha until it stays; otherwise topics are drawn.
+        alpha until it changes by no more than the share ``same``, at most so many rounds; otherwise topics are drawn.
         """
         topics = self.with_exact_alpha(topics)
         if self.sweeps.prior is not None or is_over():
             return self, topics
-        for number in range(COLLAPSED_ROUNDS):
+        for number in range(rounds):
             before = topics.alpha.mean()
-            topics = self.with_exact_alpha(self.collapsed(topics, COLLAPSED_SWEEPS, is_over))
+            topics = self.with_exact_alpha(self.collapsed(topics, is_over))
             if is_over():
                 break
             if number == 0 and self.can_be_drawn and not self.gives_back(topics):
                 return self.drawn(topics, is_over)
-            if float((topics.alpha.mean() - before).abs()) <= SAME_ALPHA * float(before):
+            if float((topics.alpha.mean() - before).abs()) <= same * float(before):
                 break
         return self, topics
 
@@ -275,17 +261,18 @@ class TopicProblem(_Documents):
         whole = np.equal(self.documents.data, np.floor(self.documents.data)).all()
         return bool(whole) and self.shapes[self.topics_key][-2] > 1
 
-    def gives_back(self, topics: Topics) -> bool:
+    def gives_back(self, topics: Topics, sweeps: int = 40) -> bool:
         """Whether documents that these topics would make let sweeps with shares integrated out find them.
 
-        What the sweeps make of such documents is compared with what the words' own topics would tell: its distance from
-        there must be at most that of the latter from the truth, which is no matter of the map.
+        It shows after forty where sweeps lead (decision 0054). What they make of such documents is compared with what
+        the words' own topics would tell: its distance from there must be at most that of the latter from the truth,
+        which is no matter of the map.
         """
         generator = np.random.default_rng([self.seed, 7])
-        part = self._part(self._first_documents, generator)
+        part = self._part(generator)
         lengths, truth = np.asarray(part.sum(axis=1), dtype=np.int64), topics.probabilities.double().numpy()
         documents, told = simulated_documents(lengths, truth, topics.alpha.double().numpy(), generator)
-        swept = replace(self, documents=documents).collapsed(topics, CHECKED_SWEEPS).probabilities.double().numpy()
+        swept = replace(self, documents=documents).collapsed(topics, sweeps=sweeps).probabilities.double().numpy()
         told /= told.sum(1, keepdims=True).clip(min=1)
         return bool(_hellinger(swept, told) <= _hellinger(told, truth))
 
@@ -295,29 +282,46 @@ class TopicProblem(_Documents):
         words = torch.exp(topics.log_counts.double()).sum(-1).numpy()
         drawn = DrawnTopics(np.sqrt(topics.probabilities.double().numpy()), words, topics.alpha.double().numpy())
         draw = partial(drawn_topics, generator=generator, learns_alpha=self.alpha_key is not None, is_over=is_over)
-        part = self._part(self._first_documents, generator)
+        part = self._part(generator)
         drawn = draw(part, drawn)
         if part.shape[0] < self.rows:
-            drawn = draw(self.documents, drawn, is_near=True)
-        log_counts = np.log(drawn.topics.clip(min=SMALLEST_COUNT)) + np.log(drawn.words.clip(min=1))[:, None]
+            drawn = draw(self.documents, drawn, sweeps=10, most=4)  # it is near, and each sweep takes long
+        log_counts = np.log(drawn.topics.clip(min=SMALLEST)) + np.log(drawn.words.clip(min=1))[:, None]
         ended = Topics(torch.from_numpy(log_counts), torch.from_numpy(drawn.alpha).to(topics.alpha))
         return replace(self, drawn_prior=drawn.prior), ended
 
-    def collapsed(self, topics: Topics, sweeps: int, is_over: Callable[[], bool] = _never) -> Topics:
-        """Topics after sweeps in which each word is told by all others of its document."""
+    def collapsed(
+        self,
+        topics: Topics,
+        is_over: Callable[[], bool] = _never,
+        *,
+        sweeps: int = 60,
+        steps: tuple[int, int] = (20, 3),
+        end: float = 2e-5,
+    ) -> Topics:
+        """Topics after sweeps in which each word is told by all others of its document (decision 0053).
+
+        Args:
+            topics: Where they are.
+            is_over: Whether somebody wants the end.
+            sweeps: At most; stray words of topics of bars fall by a tenth in each.
+            steps: Of a document in the first sweep, and in later ones.
+            end: The probability that a topic's words exchange in a sweep at which they end.
+        """
         given: dict[int, Tensor] = {}
         for sweep in range(sweeps):
             if is_over():
                 break
             probabilities = topics.probabilities.float()
-            counts, steps = torch.zeros_like(probabilities), LATER_STEPS if sweep else FIRST_STEPS
+            counts = torch.zeros_like(probabilities)
             for number, part in enumerate(cell_batches(self.documents, self.sweeps.batch)):
                 start = given.get(number, even_shares(part, torch.zeros_like(topics.alpha)))
-                chances, given[number] = infer_assignments(part, probabilities, topics.alpha, start, steps=steps)
-                by_word = torch.zeros_like(probabilities.T)
-                counts += by_word.index_add_(0, part.columns, part.values.unsqueeze(-1) * chances).T
+                chances, given[number] = infer_assignments(
+                    part, probabilities, topics.alpha, start, steps=steps[sweep > 0]
+                )
+                counts += part.by_word(part.values.unsqueeze(-1) * chances).T
             topics = replace(topics, log_counts=_log_counts(counts, topics, None))
-            if float((topics.probabilities.float() - probabilities).abs().sum(-1).max()) < COLLAPSED_END:
+            if float((topics.probabilities.float() - probabilities).abs().sum(-1).max()) < end:
                 break
         return topics
 
@@ -328,14 +332,14 @@ class TopicProblem(_Documents):
         generator = np.random.default_rng([self.seed, 5])
         return replace(topics, alpha=exact_alpha(self.documents, topics.probabilities, topics.alpha, generator))
 
-    def at_topics(self, topics: Topics) -> Topics:
+    def at_topics(self, topics: Topics, sweeps: int = 10) -> Topics:
         """The same topics with concentrations learned from documents: by the map on a part, then exactly."""
         if self.alpha_key is None:
             return topics
-        part = self._part(self._first_documents, np.random.default_rng(self.seed))
+        part = self._part(np.random.default_rng(self.seed))
         few = replace(self, documents=part)
         learned = replace(topics, alpha=torch.full_like(topics.alpha, 1 / len(topics.alpha)))
-        for _ in range(HELD_SWEEPS):
+        for _ in range(sweeps):
             learned = replace(learned, alpha=few.swept(learned)[0].alpha)
         return self.with_exact_alpha(learned)
 
@@ -361,7 +365,7 @@ class PairProblem(_Documents):
         loss, counts, among = self.pairs.expected(whole, before.alpha)
         alpha = before.alpha if self.alpha_key is None else pair_concentration(among)
         terms = LossTerms.of(torch.zeros(1, dtype=torch.float64), direct=torch.tensor([loss], dtype=torch.float64))
-        counts = counts * (own / whole.clamp(min=SMALLEST_COUNT)) if self.sweeps.background else counts
+        counts = counts * (own / whole.clamp(min=SMALLEST)) if self.sweeps.background else counts
         return self.point(Topics(_log_counts(counts, before, None), alpha)), terms
 
     def _background(self, topics: Topics) -> Tensor:
@@ -387,7 +391,7 @@ class PairProblem(_Documents):
         if self.common is None:
             return topics
         level = torch.softmax(torch.logsumexp(topics.log_counts.double(), -1), 0).unsqueeze(-1)
-        counts = level * (topics.probabilities.double() - self.common.double()).clamp(min=SMALLEST_COUNT)
+        counts = level * (topics.probabilities.double() - self.common.double()).clamp(min=SMALLEST)
         return Topics(torch.log(counts), topics.alpha)
 
     def resumed(self, documents: Documents, seed: int) -> PairProblem:
@@ -408,7 +412,7 @@ def _log_counts(counts: Tensor, before: Topics, prior: float | None) -> Tensor:
     level = counts.double() if prior is None else counts.double() + prior
     alive = counts.sum(-1, keepdim=True) > 0
     lost = before.log_counts.double() + np.log(1e-6)
-    return torch.where(alive, torch.log(level.clamp(min=SMALLEST_COUNT)), lost)
+    return torch.where(alive, torch.log(level.clamp(min=SMALLEST)), lost)
 
 
 def _hellinger(some: NDArray[np.float64], others: NDArray[np.float64]) -> float:

@@ -23,8 +23,7 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
-DENSE = 0.05  # a share of filled cells below which matrix products cost more than indices
-SMALLEST_QUOTIENT = 1e-30  # keeps quotients and logarithms finite in single precision, whose smallest number is 1e-38
+SMALLEST = 1e-30  # keeps quotients and logarithms finite in single precision, whose smallest number is 1e-38
 
 
 @dataclass(frozen=True)
@@ -46,19 +45,22 @@ class Cells:
     @classmethod
     def of(cls, documents: sparse.csr_array) -> Cells:
         """The cells of sparse documents."""
-        coordinates = documents.tocoo()
-        rows, columns = (torch.from_numpy(index.astype(np.int64)) for index in (coordinates.row, coordinates.col))
-        return cls(
-            rows,
-            columns,
-            torch.from_numpy(coordinates.data.astype(np.float32)),
-            (documents.shape[0], documents.shape[1]),
-        )
+        cells = documents.tocoo()
+        rows, columns = (torch.from_numpy(index.astype(np.int64)) for index in (cells.row, cells.col))
+        return cls(rows, columns, torch.from_numpy(cells.data.astype(np.float32)), documents.shape)
+
+    def by_document(self, values: Tensor) -> Tensor:
+        """Sums of what cells hold (cells, K) over the words of each document (documents, K)."""
+        return values.new_zeros(self.shape[0], values.shape[1]).index_add_(0, self.rows, values)
+
+    def by_word(self, values: Tensor) -> Tensor:
+        """Sums over documents (words, K)."""
+        return values.new_zeros(self.shape[1], values.shape[1]).index_add_(0, self.columns, values)
 
     @cached_property
     def lengths(self) -> Tensor:
         """Words of each document (documents, 1)."""
-        return self.values.new_zeros(self.shape[0]).index_add_(0, self.rows, self.values).unsqueeze(-1)
+        return self.by_document(self.values.unsqueeze(-1))
 
 
 @dataclass(frozen=True)
@@ -84,8 +86,7 @@ class Shares:
         """How often each topic gave each word, summed over documents (K, words)."""
         if isinstance(counts, Cells):
             weighed = (counts.values / self.words).unsqueeze(-1) * self.weights[counts.rows]
-            by_word = topics.new_zeros(topics.shape[1], topics.shape[0])
-            return topics * by_word.index_add_(0, counts.columns, weighed).T
+            return topics * counts.by_word(weighed).T
         return topics * (self.weights.T @ (counts / self.words))
 
     def log_prob(self, counts: Tensor | Cells) -> Tensor:
@@ -105,18 +106,17 @@ class Shares:
         return self.kl(alpha).sum().double() - self.log_prob(counts).double()
 
 
-def batches(documents: sparse.csr_array, size: int) -> Iterator[Tensor | Cells]:
-    """Documents some at a time: dense, or by cells where few are filled."""
-    few = documents.nnz < DENSE * documents.shape[0] * documents.shape[1]
-    for start in range(0, documents.shape[0], size):
-        part = slice(start, min(start + size, documents.shape[0]))
-        yield Cells.of(documents[part]) if few else torch.from_numpy(documents[part].toarray().astype(np.float32))
+def batches(documents: sparse.csr_array, size: int, *, filled: float = 0.05) -> Iterator[Tensor | Cells]:
+    """Documents some at a time: dense, or by cells where less is filled, which makes matrix products cost more."""
+    if documents.nnz < filled * documents.shape[0] * documents.shape[1]:
+        return cell_batches(documents, size)
+    parts = (documents[start : start + size] for start in range(0, documents.shape[0], size))
+    return (torch.from_numpy(part.toarray().astype(np.float32)) for part in parts)
 
 
 def cell_batches(documents: sparse.csr_array, size: int) -> Iterator[Cells]:
     """Documents some at a time, by cells."""
-    for start in range(0, documents.shape[0], size):
-        yield Cells.of(documents[start : min(start + size, documents.shape[0])])
+    return (Cells.of(documents[start : start + size]) for start in range(0, documents.shape[0], size))
 
 
 def infer_assignments(
@@ -144,14 +144,14 @@ def infer_assignments(
     chances = _normalised(of_cells * (start[cells.rows] + alpha))
     given = start
     for _ in range(steps):
-        given = torch.zeros_like(start).index_add_(0, cells.rows, cells.values.unsqueeze(-1) * chances)
+        given = cells.by_document(cells.values.unsqueeze(-1) * chances)
         others = (given[cells.rows] - one * chances).clamp(min=0)
         chances = _normalised(of_cells * (others + alpha))
     return chances, given
 
 
 def _normalised(weights: Tensor) -> Tensor:
-    return weights / (weights.sum(-1, keepdim=True) + SMALLEST_QUOTIENT)
+    return weights / (weights.sum(-1, keepdim=True) + SMALLEST)
 
 
 def even_shares(counts: Tensor | Cells, alpha: Tensor) -> Tensor:
@@ -191,18 +191,17 @@ def infer_shares(
 def _rebuilt(counts: Tensor | Cells, weights: Tensor, topics: Tensor) -> Tensor:
     """Words' probabilities: of all, or of those in the cells, whose topics are given cell by cell."""
     if isinstance(counts, Cells):
-        return (weights[counts.rows] * topics).sum(-1) + SMALLEST_QUOTIENT
-    return weights @ topics + SMALLEST_QUOTIENT
+        return (weights[counts.rows] * topics).sum(-1) + SMALLEST
+    return weights @ topics + SMALLEST
 
 
 def _explained(counts: Tensor | Cells, words: Tensor, topics: Tensor) -> Tensor:
     """Sums over words of counts over probabilities, times the topics' own (documents, K)."""
     if isinstance(counts, Cells):
-        zeros = topics.new_zeros(counts.shape[0], topics.shape[1])
-        return zeros.index_add_(0, counts.rows, (counts.values / words).unsqueeze(-1) * topics)
+        return counts.by_document((counts.values / words).unsqueeze(-1) * topics)
     return (counts / words) @ topics.T
 
 
 def _weights(concentration: Tensor) -> Tensor:
     total = torch.digamma(concentration.sum(-1, keepdim=True))
-    return torch.exp(torch.digamma(concentration) - total).clamp(min=SMALLEST_QUOTIENT)
+    return torch.exp(torch.digamma(concentration) - total).clamp(min=SMALLEST)

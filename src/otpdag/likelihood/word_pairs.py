@@ -18,10 +18,8 @@ from scipy import sparse
 from scipy.sparse.linalg import svds
 from torch import Tensor
 
-SMALLEST_SHARE = 1e-20  # keeps logarithms finite in single precision
-BLOCK_CELLS = 4_000_000  # pairs that are made dense at a time: 16 MB
-REPEATS_MISSED = 0.1  # topics of bars, which LDA made, missed 0 to 0.02; texts 0.15 to 8
-KEPT_CELLS = 25_000_000  # pairs that are kept dense: 100 MB
+Array = NDArray[np.float64]
+Documents = sparse.csr_array
 
 
 def topic_pairs(alpha: Tensor) -> Tensor:
@@ -37,10 +35,14 @@ class WordPairs:
     Attributes:
         counts: Ordered pairs of different words of one document (words, words).
         total: Number of all pairs.
+        at_once: Pairs that are made dense at a time: 16 MB.
+        kept: Pairs that are kept dense: 100 MB.
     """
 
     counts: sparse.csr_array
     total: float
+    at_once: int = 4_000_000
+    kept: int = 25_000_000
     _kept: list[tuple[slice, Tensor]] = field(default_factory=list, init=False, repr=False)
 
     @classmethod
@@ -65,30 +67,30 @@ class WordPairs:
 
     def blocks(self) -> Iterable[tuple[slice, Tensor]]:
         """Shares of the pairs, dense, some rows at a time; of a small vocabulary they are kept for the next time."""
-        if self.counts.shape[0] ** 2 > KEPT_CELLS:
+        if self.counts.shape[0] ** 2 > self.kept:
             return self._blocks()
         self._kept = self._kept or list(self._blocks())
         return self._kept
 
     def _blocks(self) -> Iterator[tuple[slice, Tensor]]:
         words = self.counts.shape[0]
-        rows = max(1, min(words, BLOCK_CELLS // words))
+        rows = max(1, min(words, self.at_once // words))
         for start in range(0, words, rows):
             part = slice(start, min(start + rows, words))
             yield part, torch.from_numpy((self.counts[part].toarray() / self.total).astype(np.float32))
 
-    def expected(self, topics: Tensor, alpha: Tensor) -> tuple[float, Tensor, Tensor]:
+    def expected(self, topics: Tensor, alpha: Tensor, smallest: float = 1e-20) -> tuple[float, Tensor, Tensor]:
         r"""Cross-entropy :math:`-\sum P_{data} \log P_\theta`, and expected counts of the latent topics.
 
         The second result is how often a topic gave a word (K, words), the third how often two topics met (K, K);
-        each sums to one.
+        each sums to one. No probability is below ``smallest``, which keeps logarithms finite in single precision.
         """
         among = topic_pairs(alpha)
         mixed = among @ topics
         ratios = torch.zeros_like(topics)
         loss = 0.0
         for part, seen in self.blocks():
-            model = topics[:, part].T @ mixed + SMALLEST_SHARE
+            model = topics[:, part].T @ mixed + smallest
             loss -= float((seen * torch.log(model)).sum())
             ratios[:, part] = topics @ (seen / model).T
         # the pairs are symmetric, so that the product from one side serves both
@@ -102,15 +104,17 @@ class Repeats:
     Attributes:
         ratio: One where the model holds; texts are bursty (above one), titles avoid repeats (below one).
         error: Its standard error, over documents.
+        missed: What estimated topics may miss: those of bars, which LDA made, missed 0 to 0.02, and texts 0.15 to 8.
     """
 
     ratio: float
     error: float
+    missed: float = 0.1
 
     @property
     def as_modelled(self) -> bool:
         """Whether the ratio is one, up to its error and to what estimated topics may miss."""
-        return abs(self.ratio - 1) <= max(REPEATS_MISSED, 2 * self.error)
+        return abs(self.ratio - 1) <= max(self.missed, 2 * self.error)
 
 
 def repeats(documents: sparse.csr_array, topics: Tensor, alpha: Tensor) -> Repeats:
@@ -130,19 +134,15 @@ def repeats(documents: sparse.csr_array, topics: Tensor, alpha: Tensor) -> Repea
     return Repeats(ratio, error)
 
 
-Array = NDArray[np.float64]
-Documents = sparse.csr_array
-
-CORNER_SHARE = 0.9
-"""Share of the corner in a start; the rest is the frequency of words, so that no word starts at zero."""
-
-
-def start_topics(documents: Documents, size: int, generator: np.random.Generator, *, first: bool) -> Tensor:
+def start_topics(
+    documents: Documents, size: int, generator: np.random.Generator, *, first: bool, corner: float = 0.9
+) -> Tensor:
     """Topics of the documents that are most unlike each other, each averaged with its neighbours.
 
     Documents about one topic are the corners of the simplex of all. Successive projection finds them among rank-K
     projections of the word frequencies (Gillis & Vavasis 2014): the longest residual is a corner; it is projected out.
-    Further starts look at a random half of the documents.
+    Further starts look at a random half of the documents. The share ``corner`` of a start is the corner's; the rest is
+    the frequency of words, so that no word starts at zero.
     """
     rows = documents.shape[0]
     chosen = np.arange(rows) if first or rows < 4 * size else np.sort(generator.choice(rows, rows // 2, replace=False))
@@ -158,15 +158,15 @@ def start_topics(documents: Documents, size: int, generator: np.random.Generator
     near = max(1, min(len(chosen), max(5, len(chosen) // (20 * size))))
     corners = []
     for _ in range(residual.shape[1]):
-        corner = residual[(residual**2).sum(1).argmax()]
-        members = np.argpartition(-(residual @ corner), near - 1)[:near]
+        longest = residual[(residual**2).sum(1).argmax()]
+        members = np.argpartition(-(residual @ longest), near - 1)[:near]
         direction = residual[members].mean(0)
         direction = direction / max(float(np.linalg.norm(direction)), 1e-12)
         residual = residual - np.outer(residual @ direction, direction)
         corners.append(np.asarray(shares[members].mean(0)).ravel())
     for _ in range(size - len(corners)):
         corners.append(np.asarray(shares[[generator.integers(len(chosen))]].mean(0)).ravel())
-    topics = CORNER_SHARE * np.stack(corners) + (1 - CORNER_SHARE) * overall
+    topics = corner * np.stack(corners) + (1 - corner) * overall
     return torch.from_numpy((topics / topics.sum(1, keepdims=True)).astype(np.float32))
 
 
