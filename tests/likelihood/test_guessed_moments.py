@@ -1,14 +1,19 @@
 """Starts from moments: principal components and regressions, against numpy on the rows."""
 
 import numpy as np
+import pandas as pd
 import pytest
+import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
+from otpdag.engine.resolve import recognise
 from otpdag.likelihood.elimination.families import describe_families
-from otpdag.likelihood.row_moments import can_be_guessed, completed_moments, regressed_entries
+from otpdag.likelihood.row_moments import can_be_guessed, completed_moments
 from otpdag.likelihood.starts import NOISE
-from otpdag.structure import Structure
+from otpdag.spaces import Real
+from otpdag.structure import Structure, unpack
+from tests.mechanisms.plain import regressed
 
 
 def rows_of(names, seed=0, rows=300):
@@ -48,21 +53,6 @@ def test_restarts_differ_and_have_noise():
     assert made[0][0, 0] > 1.0
 
 
-def test_regressions_by_moments_are_least_squares():
-    table = rows_of("abc", seed=2) + np.array([1.0, -2.0, 5.0])
-    structure = Structure.bind(otp.Graph([("a", "c"), ("b", "c")]), {name: m.Normal() for name in "abc"})
-    families = [family for family in describe_families(structure) if family.node == "c"]
-    entries = regressed_entries(families, [[2, 0, 1]], table.mean(0), np.cov(table.T, bias=True))
-    design = np.column_stack([table[:, :2], np.ones(len(table))])
-    line, residual, *_ = np.linalg.lstsq(design, table[:, 2], rcond=None)
-    names = list(structure.mechanisms["c"].declared())
-    found = dict(
-        zip(names, np.split(entries, np.cumsum([2 if name == "weight" else 1 for name in names])[:-1]), strict=True)
-    )
-    np.testing.assert_allclose(np.append(found["weight"], found["loc"]), line, atol=1e-8)
-    assert found["scale"][0] == pytest.approx(np.sqrt(residual[0] / len(table)))
-
-
 def test_only_plain_normal_nodes_are_guessed():
     def families(**nodes):
         return describe_families(Structure.bind(otp.Graph([("a", "b")]), nodes))
@@ -79,10 +69,13 @@ def families_of(edges, nodes):
     return describe_families(Structure.bind(otp.Graph(edges), nodes))
 
 
-def entries_of(family, rows, places):
-    """Level, slopes and scales of one family from the mean and covariance of complete rows."""
-    covariance = np.cov(rows.T, bias=True)
-    return regressed_entries([family], [places], rows.mean(0), np.atleast_2d(covariance))
+def entries_of(node, rows, parents):
+    """Level, slopes and scales of one node of the first columns, from the moments of complete rows."""
+    bound, dim = node.setup(m.Family("y", tuple((name, Real()) for name in parents))), node.dim
+    bound = bound.scaled_to(torch.as_tensor(rows[:, :dim]), {}, torch.ones(len(rows))) if not parents else bound
+    given = bound.natural({name: torch.zeros(1, *p.shape).double() for name, p in bound.declared().items()})
+    found = regressed(bound, given, rows[:, :dim], rows[:, dim:].T, np.ones(len(rows)), least=1e-3)
+    return {name: value[0].numpy() for name, value in found.items()}
 
 
 def table(rng):
@@ -95,18 +88,12 @@ def residual_of(rows, slopes, loc):
     return np.sqrt(((rows[:, :2] - loc - rows[:, 2:] @ slopes) ** 2).mean(0))
 
 
-EDGES = [("a", "y"), ("b", "y")]
-
-
 @pytest.mark.parametrize(
     "given", [{}, {"loc": [1.0, -1.0]}, {"weight": [[1.0, 0.0], [-0.5, 0.3]]}, {"isotropic": True}]
 )
 def test_families_are_regressed_on_their_parents(given):
     rows = table(np.random.default_rng(0))
-    node = m.Normal(2, floor=0.0, **given)
-    *_, family = families_of(EDGES, {"a": m.Normal(), "b": m.Normal(), "y": node})
-    assert family.node == "y"
-    found = entries_of(family, rows, [0, 1, 2, 3])
+    found = entries_of(m.Normal(2, floor=0.0, **given), rows, "ab")
     design, y = np.column_stack([np.ones(ROWS), rows[:, 2:]]), rows[:, :2]
     if "loc" in given:
         loc = np.array(given["loc"])
@@ -118,19 +105,23 @@ def test_families_are_regressed_on_their_parents(given):
         line = np.linalg.lstsq(design, y, rcond=None)[0]
         loc, slopes = line[0], line[1:]
     scale = residual_of(rows, slopes, loc)
-    scale = np.full(2, np.sqrt((scale**2).mean())) if "isotropic" in given else scale
-    np.testing.assert_allclose(found, np.concatenate([loc, slopes.ravel(), scale]), rtol=1e-7)
+    scale = np.sqrt((scale**2).mean(keepdims=True)) if "isotropic" in given else scale
+    np.testing.assert_allclose(found["loc"][0], loc, rtol=1e-7)
+    np.testing.assert_allclose(found["weight"], slopes, rtol=1e-7)
+    np.testing.assert_allclose(found["scale"][0], scale, rtol=1e-7)
 
 
 def test_scales_are_not_below_a_thousandth_of_the_columns_spread():
-    rng = np.random.default_rng(1)
-    a = rng.normal(size=ROWS)
-    rows = np.column_stack([3.0 * a, a])
-    _, family = families_of([("a", "y")], {"a": m.Normal(), "y": m.Normal()})
-    loc, slope, scale = entries_of(family, rows, [0, 1])
-    assert slope == pytest.approx(3.0)
-    assert loc == pytest.approx(0.0, abs=1e-9)
-    assert scale == pytest.approx(1e-3 * rows[:, 0].std(), rel=1e-6)
+    a = np.random.default_rng(1).normal(size=ROWS)
+    frame = pd.DataFrame({"a": a, "y": 3.0 * a})
+    model = otp.Model(otp.Graph([("a", "y")]), {"a": m.Normal(), "y": m.Normal()})
+    kind = recognise(model, frame, weights=None, device="cpu", every_row=True)
+    layout = kind.lay_out(otp.entropic(), 0)
+    start = kind.starts(layout, kind.problem(layout, otp.entropic(), 0), 0, [0])
+    found = layout.structure.naturals(unpack(start, layout.shapes))["y"]
+    assert found["weight"].item() == pytest.approx(3.0)
+    assert found["loc"].item() == pytest.approx(0.0, abs=1e-9)
+    assert found["scale"].item() == pytest.approx(1e-3 * frame["y"].std(ddof=0), rel=1e-4)
 
 
 def second_of(rows, hidden):

@@ -187,14 +187,6 @@ def test_information_is_that_of_means_and_covariances():
         np.testing.assert_allclose(scored.information[:, i, j], (share * told).sum(-1), rtol=1e-5, atol=1e-7)
 
 
-def test_a_point_is_found_again_from_its_entries():
-    equations, _, point = grouped()
-    for one in point.numpy():
-        plain = equations._off_logarithm(one[None])[0]
-        entries = equations.origin + equations.by_parameter @ plain
-        np.testing.assert_allclose(equations.raw(entries), one, atol=1e-6)
-
-
 def test_steps_are_damped_and_leave_out_what_rests():
     rng = np.random.default_rng(0)
     root, gradient = rng.normal(size=(2, 4, 4)), rng.normal(size=(2, 4))

@@ -34,7 +34,7 @@ def pooled(values, a, weight, prior=2.0):
     return np.stack(means)
 
 
-def regressed(mechanism, params, x, numbers, weight, labels=None, sizes=None):
+def regressed(mechanism, params, x, numbers, weight, labels=None, sizes=None, **options):
     """The update from moments of columns that are shifted and scaled before they are summed, as problems sum them."""
     x = np.asarray(x).reshape(len(x), -1)
     dim, shift, unit = x.shape[1], np.array([0.3, -2.0, 1.5])[: 1 + len(numbers)], np.full(x.shape[1], 2.5)
@@ -45,5 +45,5 @@ def regressed(mechanism, params, x, numbers, weight, labels=None, sizes=None):
             lifted[0] /= unit[cell]
             moments[0, 0 if labels is None else labels[row], cell] += weight[row] * np.outer(lifted, lifted)
     return mechanism.regressed(
-        params, torch.as_tensor(moments), torch.as_tensor(np.tile(shift, (dim, 1))), torch.as_tensor(unit)
+        params, torch.as_tensor(moments), torch.as_tensor(np.tile(shift, (dim, 1))), torch.as_tensor(unit), **options
     )

@@ -37,7 +37,7 @@ from otpdag.mechanisms import Normal
 from otpdag.mechanisms.normal import SMALLEST_SCALE
 from otpdag.mechanisms.protocols import defines_together
 from otpdag.numerics import order_free_products
-from otpdag.structure import Structure
+from otpdag.structure import Structure, pack
 
 Array = NDArray[np.float64]
 
@@ -119,50 +119,6 @@ def _components(columns: Array, dim: int, seen: Array, generator: np.random.Gene
         turn, _ = np.linalg.qr(generator.standard_normal((dim, dim)))
         leading = turn.T @ leading
     return leading
-
-
-def regressed_entries(
-    families: Sequence[FamilyView], places: Sequence[Sequence[int]], mean: Array, covariance: Array
-) -> Array:
-    """Levels at their centre, slopes and scales (E,) of all families, regressed on their parents by moments.
-
-    Args:
-        families: As :func:`can_be_guessed` takes them.
-        places: For each family the numbers that its columns are.
-        mean: Of all numbers (D,).
-        covariance: Of all numbers (D, D).
-    """
-    entries: list[Array] = []
-    for family, own in zip(families, places, strict=True):
-        entries += _regressed(family, own, mean, covariance)
-    return np.concatenate(entries)
-
-
-def _regressed(family: FamilyView, own: Sequence[int], mean: Array, covariance: Array) -> list[Array]:
-    mechanism, dim = family.mechanism, family.widths[-1]
-    assert isinstance(mechanism, Normal), "checked before"
-    declared = mechanism.declared()
-    given = {name: p.constant(family.node, name).numpy() for name, p in declared.items() if not p.learned}
-    target, parents = list(own[:dim]), list(own[dim:])
-    among, across = covariance[np.ix_(parents, parents)], covariance[np.ix_(parents, target)]
-    above = mean[target] - given["loc"][0] if "loc" in given else np.zeros(dim)
-    middle = mean[parents] if "loc" in given else np.zeros(len(parents))  # a line through the level that is given
-    slopes = given.get("weight")
-    if slopes is None:
-        right = across + np.outer(middle, above)
-        slopes = np.linalg.lstsq(among + np.outer(middle, middle), right, rcond=None)[0]
-    loc = given["loc"][0] if "loc" in given else mean[target] - mean[parents] @ slopes
-    missed = mean[target] - mean[parents] @ slopes - loc
-    variance = covariance[target, target]
-    residual = variance - 2 * (across * slopes).sum(0) + (slopes * (among @ slopes)).sum(0) + missed**2
-    floor = SMALLEST_SCALE * np.sqrt(np.maximum(variance, 0.0))
-    if mechanism.smallest_scale is not None:
-        floor = np.maximum(floor, 1.5 * mechanism.smallest_scale.numpy())
-    scale = np.maximum(np.sqrt(np.maximum(residual, 0.0)), floor)
-    if mechanism.isotropic:
-        scale = np.full(dim, np.sqrt((scale**2).mean()))
-    made = {"loc": loc + mechanism.predictor.centre.numpy() @ slopes, "weight": slopes.ravel(), "scale": scale}
-    return [made[name] for name in declared]
 
 
 MOST_GROUPS = 512
@@ -281,15 +237,30 @@ class Moments:
 
     def guessed(self, graph: Graph, seed: int, *, first: bool) -> Tensor | None:
         """A start (1, P) with hidden numbers guessed; None where rows have other gaps, or parameters given starts."""
-        linear, columns = self.equations.linear.all, self.equations.linear.columns
         alike = len(self.unseen) == len(self.second) == 1
         hidden = [node in graph.hidden for node, _ in self.cells]
-        if self.structural is None or not alike or self.unseen[0].tolist() != hidden or not can_be_guessed(linear):
+        plain = alike and self.unseen[0].tolist() == hidden and can_be_guessed(self.equations.linear.all)
+        if self.structural is None or not plain:
             return None
         second, generator = self.second[0, 0].numpy(), np.random.default_rng(seed)
         mean, covariance = completed_moments(graph, self.cells, second, generator, first=first)
-        entries = regressed_entries(linear, [columns[f.node] for f in linear], mean + self.shift.numpy(), covariance)
-        return torch.from_numpy(self.structural.raw(entries)).unsqueeze(0)
+        return self._regressed(torch.from_numpy(mean) + self.shift, torch.from_numpy(covariance))
+
+    def _regressed(self, mean: Tensor, covariance: Tensor) -> Tensor:
+        """The point (1, P) at which every node is regressed on its parents, by mean (D,) and covariance (D, D)."""
+        linear, size = self.equations.linear, len(mean)
+        around = torch.block_diag(covariance, torch.ones(1, 1).double())
+        none = {key: torch.zeros(1, *shape, dtype=torch.float64) for key, shape in linear.shapes.items()}
+        naturals = linear.structure.naturals(none)
+        for family in linear.all:
+            own, dim = linear.columns[family.node], family.widths[-1]
+            at = torch.tensor([[own[cell], *own[dim:], size] for cell in range(dim)])
+            moments = around[at.unsqueeze(-1), at.unsqueeze(-2)][None, None]
+            assert isinstance(family.mechanism, Normal), "checked before"
+            naturals[family.node] = family.mechanism.regressed(
+                naturals[family.node], moments, mean[at[:, :-1]], torch.ones(dim).double(), least=SMALLEST_SCALE
+            )
+        return pack(none | linear.structure.raw(naturals))
 
     def reweighted(self, factors: Tensor) -> Moments:
         """Moments and counts of the same rows with other weights."""

@@ -209,12 +209,6 @@ class StructuralEquations:
     def _shown_together(self) -> NDArray[np.bool_]:
         return self.shown[..., None] & self.shown[:, None]
 
-    def raw(self, entries: Array) -> Array:
-        """The point (P,) at which the entries are these; of entries that share a parameter the first counts."""
-        entry = (self.by_parameter != 0).argmax(0)
-        plain = (entries - self.origin)[entry] / self.by_parameter[entry, np.arange(len(entry))]
-        return self._on_logarithm(plain)
-
     @cached_property
     def centres(self) -> Array:
         """The centre of each slope, in the place of the slope (D, D)."""

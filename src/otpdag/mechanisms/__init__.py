@@ -49,22 +49,7 @@ __all__ = [
     "tie",
 ]
 
-register(Bernoulli)
-register(Beta)
-register(Categorical)
-register(Codebook)
-register(Codes)
-register(Decoder)
-register(Deterministic)
-register(Dirichlet)
-register(Gamma)
-register(Given)
-register(LogNormal)
-register(Multinomial)
-register(MultivariateNormal)
-register(NegativeBinomial)
-register(Normal)
-register(Poisson)
-register(Quantized)
-register(StayOrMove)
-register(StudentT)
+for _name in __all__:
+    _kind = globals()[_name]
+    if isinstance(_kind, type) and issubclass(_kind, Mechanism) and _kind is not Mechanism:
+        register(_kind)

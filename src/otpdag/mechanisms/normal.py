@@ -36,7 +36,6 @@ from otpdag.spaces import Real, Space
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 TINY = 1e-300  # a count that stands for none, so that nothing is divided by zero
 RIDGE = 1e-12  # pulls a direction that no row tells to where it was
-SMALLEST_UPDATE = 1e-8  # of a scale in an update, as a share of the column's spread: below it digits are lost
 SMALLEST_SCALE = 1e-3  # at the start, as a share of the column's spread
 
 
@@ -259,43 +258,59 @@ class Normal(LocationScale):
         moments = torch.stack([second, first, first, count], -1).unflatten(-1, (2, 2))
         return self.regressed(params, moments, shift.unsqueeze(-1), unit)
 
-    def regressed(self, params: Params, moments: Tensor, shift: Tensor, unit: Tensor) -> dict[str, Tensor]:
+    def regressed(
+        self, params: Params, moments: Tensor, shift: Tensor, unit: Tensor, least: float = 1e-8
+    ) -> dict[str, Tensor]:
         """Least squares of each coordinate, configurations weighed by the present scales; then the residuals' spread.
 
         Slopes are the same in all configurations, so that they depend on the scales: each is the best given the other.
-        Arguments are those of :class:`~otpdag.mechanisms.protocols.Regressed`.
+        Arguments are those of :class:`~otpdag.mechanisms.protocols.Regressed`; a scale is no smaller than ``least`` of
+        the column's spread, below which digits are lost.
         """
-        declared, count, first = self.declared(), moments[..., -1, -1], moments[..., :-1, -1]
-        mean = first / count.clamp(min=TINY).unsqueeze(-1)
-        around = moments[..., :-1, :-1] - mean.unsqueeze(-1) * first.unsqueeze(-2)
-        fitted, line = dict(params), torch.ones_like(mean[:, 0])  # of the value and, negative, of the parents
+        learned = {name for name, parameter in self.declared().items() if parameter.learned}
+        count, first, fitted = moments[..., -1, -1], moments[..., :-1, -1], dict(params)
+        if "loc" in learned:
+            centre = first / count.clamp(min=TINY).unsqueeze(-1)
+        else:  # a line through the level that is given
+            level = ((params["loc"] - shift[:, 0]) / unit).unsqueeze(-1)
+            centre = torch.cat([level, -shift[:, 1:].expand(*level.shape[:-1], -1)], -1)
+        crossed = centre.unsqueeze(-1) * first.unsqueeze(-2)
+        squared = centre.unsqueeze(-1) * centre.unsqueeze(-2)
+        around = moments[..., :-1, :-1] - crossed - crossed.mT + count[..., None, None] * squared
+        line = torch.ones_like(around[:, 0, ..., 0])  # of the value and, negative, of the parents
         if "weight" in params:
-            trusted = (around / params["scale"][..., None, None].square()).sum(1)
-            normal, right = trusted[..., 1:, 1:], trusted[..., 1:, :1]
-            ridge = RIDGE * normal.diagonal(dim1=-2, dim2=-1).amax(-1).clamp(min=TINY)[..., None, None]
-            before = (params["weight"] / unit).mT.unsqueeze(-1)
-            eye = torch.eye(normal.shape[-1]).to(normal)
-            slopes = torch.linalg.solve(normal + ridge * eye, right + ridge * before).squeeze(-1)
-            line = torch.cat([line[..., :1], -slopes], -1)
-            fitted["weight"] = slopes.mT * unit
-        level = (mean * line.unsqueeze(1)).sum(-1)
-        origin = shift[:, 0] + ((line * shift)[..., 1:].sum(-1) * unit).unsqueeze(1)
-        if declared["loc"].learned:
-            fitted["loc"] = torch.where(count > 0, origin + unit * level, params["loc"])
-        if declared["scale"].learned:
-            missed = torch.where(count > 0, level - (fitted["loc"] - origin) / unit, 0.0)
-            squares = torch.einsum("rcdij,rdi,rdj->rcd", around, line, line) + count * missed.square()
-            squares = squares * unit.square()
-            if self.scale_rows == 1:
-                squares, count = squares.sum(1, keepdim=True), count.sum(1, keepdim=True)
-            if self.isotropic:
-                squares, count = squares.sum(-1, keepdim=True), count.sum(-1, keepdim=True)
-            smallest = self.smallest_scale
-            if smallest is None:
-                smallest = SMALLEST_UPDATE * self.centre_and_unit(squares)[1].amax()
-            spread = (squares / count.clamp(min=TINY)).clamp(min=0.0).sqrt().maximum(smallest.to(squares))
-            fitted["scale"] = torch.where(count > 0, spread, params["scale"])
+            slopes = (params["weight"] / unit).mT
+            if "weight" in learned:
+                slopes = self._slopes((around / params["scale"][..., None, None].square()).sum(1), slopes)
+                fitted["weight"] = slopes.mT * unit
+            line = torch.cat([line[..., :1], -slopes.expand_as(line[..., 1:])], -1)
+        if "loc" in learned:
+            moved = (centre * line.unsqueeze(1)).sum(-1) + (line * shift)[..., 1:].sum(-1).unsqueeze(1)
+            fitted["loc"] = torch.where(count > 0, shift[:, 0] + unit * moved, params["loc"])
+        if "scale" in learned:
+            squares = torch.einsum("rcdij,rdi,rdj->rcd", around, line, line) * unit.square()
+            fitted["scale"] = self._spread(squares, count, params["scale"], least)
         return fitted
+
+    def _slopes(self, trusted: Tensor, before: Tensor) -> Tensor:
+        """Slopes (R, dim, P) from weighed moments of value and parents; a direction that no row tells stays."""
+        normal, right = trusted[..., 1:, 1:], trusted[..., 1:, :1]
+        diagonal = normal.diagonal(dim1=-2, dim2=-1)
+        ridge = RIDGE * torch.where(diagonal > 0, diagonal, 1.0)
+        right = right + (ridge * before).unsqueeze(-1)
+        return torch.linalg.solve(normal + torch.diag_embed(ridge), right).squeeze(-1)
+
+    def _spread(self, squares: Tensor, count: Tensor, before: Tensor, least: float) -> Tensor:
+        """Scales from sums of squares and counts (R, C, dim); where there is no row, those from before."""
+        if self.scale_rows == 1:
+            squares, count = squares.sum(1, keepdim=True), count.sum(1, keepdim=True)
+        if self.isotropic:
+            squares, count = squares.sum(-1, keepdim=True), count.sum(-1, keepdim=True)
+        spread = (squares / count.clamp(min=TINY)).clamp(min=0.0).sqrt()
+        spread = spread.maximum(least * self._over_coordinates(self.centre_and_unit(squares)[1]))
+        if self.smallest_scale is not None:
+            spread = spread.maximum(self.smallest_scale.to(spread))
+        return torch.where(count > 0, spread, before)
 
     @property
     def is_linear(self) -> bool:

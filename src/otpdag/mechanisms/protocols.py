@@ -31,18 +31,15 @@ class ExponentialFamily(Protocol):
 
         None where these parents, or these gaps, allow none.
         """
-        ...
 
     def coefficients(self, params: Params) -> Tensor:
         r"""The coefficients :math:`\eta` (R, C, F) of :meth:`features`, for each configuration."""
-        ...
 
     def fitted(self, params: Params, sums: Tensor) -> dict[str, Tensor]:
         """The likeliest natural parameters for weighted sums of features (R, C, F) in each configuration.
 
         What is given stays, and what no row tells stays as it is in ``params``.
         """
-        ...
 
 
 @runtime_checkable
@@ -52,14 +49,15 @@ class ClosedForm(Protocol):
     @property
     def has_closed_form(self) -> bool:
         """Whether it has: nothing is given or tied."""
-        ...
 
 
 @runtime_checkable
 class Regressed(Protocol):
     """A mechanism whose M-step is a regression on its numeric parents."""
 
-    def regressed(self, params: Params, moments: Tensor, shift: Tensor, unit: Tensor) -> dict[str, Tensor]:
+    def regressed(
+        self, params: Params, moments: Tensor, shift: Tensor, unit: Tensor, least: float = ...
+    ) -> dict[str, Tensor]:
         """The likeliest natural parameters for second moments of each coordinate with the numeric parents.
 
         Args:
@@ -68,8 +66,8 @@ class Regressed(Protocol):
                 (R, C, dim, P + 2, P + 2).
             shift: What was subtracted from value and parents before (dim, P + 1).
             unit: What values were divided by then (dim,); parents are not.
+            least: A share of the column's spread, below which no scale falls.
         """
-        ...
 
 
 @runtime_checkable
@@ -79,11 +77,9 @@ class LinearNormal(Protocol):
     @property
     def is_linear(self) -> bool:
         """Whether it is: a network predicts anything."""
-        ...
 
     def abduct(self, params: Params, value: Tensor, parents: Parents, uniform: Tensor) -> Tensor:
         """The noise, an affine function of value and numeric parents."""
-        ...
 
 
 @runtime_checkable
@@ -93,7 +89,6 @@ class Quadratic(Protocol):
     @property
     def is_quadratic(self) -> bool:
         """Whether it is."""
-        ...
 
 
 @runtime_checkable
@@ -106,7 +101,6 @@ class Abducible(Protocol):
         For counts and categories a whole interval of noise gives the same value; ``uniform`` (R, ...,
         noise.dim) picks a point in it (randomised probability integral transform).
         """
-        ...
 
 
 @runtime_checkable
@@ -115,7 +109,6 @@ class Relaxed(Protocol):
 
     def relaxed(self, params: Params, parents: Parents, noise: Tensor, temperature: float) -> Tensor:
         """A draw from noise (R, ..., dim)."""
-        ...
 
 
 @runtime_checkable
@@ -125,7 +118,6 @@ class RelaxedNoise(Protocol):
     @property
     def relaxed_noise(self) -> Noise:
         """Its prior."""
-        ...
 
 
 @runtime_checkable
@@ -143,7 +135,6 @@ class Turning(Protocol):
         Returns:
             All parameters, or None if the mechanism cannot follow; then signs stay as they are.
         """
-        ...
 
 
 @runtime_checkable
@@ -152,7 +143,6 @@ class Sloped(Protocol):
 
     def slopes(self, params: Params, parent: str) -> Tensor | None:
         """How steeply the node rises with each coordinate of a numeric parent, (R, width); None if it has no slope."""
-        ...
 
 
 @runtime_checkable
@@ -161,7 +151,6 @@ class KernelMeans(Protocol):
 
     def kernel_means(self, params: Params, parents: Parents, kernels: Sequence[Kernel]) -> list[Tensor] | None:
         """The means of each coordinate's kernels (R, ..., J_c), where they exist."""
-        ...
 
 
 @runtime_checkable
@@ -170,11 +159,9 @@ class Buffered(Protocol):
 
     def buffers(self) -> dict[str, Tensor]:
         """What :meth:`Mechanism.scaled_to` took from the data."""
-        ...
 
     def with_buffers(self, buffers: Mapping[str, Tensor]) -> Self:
         """Return a copy with saved :meth:`buffers`."""
-        ...
 
 
 def has_closed_form(mechanism: Mechanism) -> bool:
