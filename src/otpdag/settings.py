@@ -42,6 +42,33 @@ class PushForward:
 
 
 @dataclass(frozen=True)
+class PointSizes:
+    """How many points stand for the model's inner nodes: those that observed ones hang below.
+
+    Args:
+        few: Points in every step of a fit, joint states times noise.
+        many: Points where a mean is taken once, at an estimate: errors of a thousandth of a feature's spread.
+        thinned: Points in every step once an estimate tells which of them count, where counts have many.
+        states: Joint states of categories and counts that are listed; of more, some are drawn.
+        counts: Values of a count; beyond, every few stand for all.
+        noise: Most quasi-random points, for each state, of several numbers.
+        fewest: Least such points.
+        grid: Points of a single number.
+        grid_with_counts: The same beside a count: how likely a large one is changes fast with the number.
+    """
+
+    few: int = 4096
+    many: int = 16_384
+    thinned: int = 2048
+    states: int = 4096
+    counts: int = 96
+    noise: int = 512
+    fewest: int = 8
+    grid: int = 48
+    grid_with_counts: int = 160
+
+
+@dataclass(frozen=True)
 class Direct:
     """The left side of Theorem 1: the data against the model, in the space of what is observed.
 
@@ -52,12 +79,14 @@ class Direct:
             sequences.
         window: Of sequences: neighbouring steps that are compared together, fewer where states are many. Two already
             tell transitions and emissions apart.
+        points: Of rows: how many points stand for the model.
     """
 
     kappa: float = 1.0
     features: WhitenedFeatures = field(default_factory=WhitenedFeatures)
     refinements: int = 1
     window: int = 3
+    points: PointSizes = field(default_factory=PointSizes)
 
     def __post_init__(self) -> None:
         """Refuse weights that mean nothing."""

@@ -100,12 +100,13 @@ def draw(
     return value.detach().expand(-1, *shape, -1)
 
 
-def complete_batch(structure: Structure, values: dict[str, Tensor]) -> Batch:
-    """Sampled values (1, N, width) as a batch in which every cell is seen."""
+def complete_batch(structure: Structure, values: Mapping[str, Tensor], weight: Tensor | None = None) -> Batch:
+    """Values (R or 1, N, width) as a batch in which every cell is seen, of weight one unless others are given."""
     observed = structure.graph.observed
-    rows = values[observed[0]].shape[1]
-    seen = {n: torch.ones(1, rows, structure.mechanisms[n].space.cells, dtype=torch.bool) for n in observed}
-    return Batch({n: values[n] for n in observed}, seen, torch.ones(1, rows, dtype=torch.float64))
+    shape = values[observed[0]].shape[:2]
+    seen = {n: torch.ones(*shape, structure.mechanisms[n].space.cells, dtype=torch.bool) for n in observed}
+    weight = torch.ones(1, shape[1], dtype=torch.float64) if weight is None else weight
+    return Batch({n: values[n] for n in observed}, seen, weight)
 
 
 def simulated_rows(structure: Structure, naturals: Naturals, batch: Batch, size: int, seed: int) -> Batch:

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from otpdag.divergences import WhitenedFeatures
-from otpdag.divergences.whitened import FeatureColumn, _mean_and_covariance, _overlap, _robust, whitening_of
+from otpdag.divergences.whitened import FeatureColumn, _covariance, _mean, _overlap, _robust, whitening_of
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -55,9 +55,9 @@ def test_the_whitening_makes_the_features_covariance_the_identity():
 def test_the_ridge_bounds_the_whitening():
     x = normal(1, 300, 2)
     fitted = WhitenedFeatures(features=40, ridge=1e-2).fit(columns_of(x), torch.ones(1, 300).double())
-    _, covariance = _mean_and_covariance(features_of(fitted, x), None, torch.ones(1, 300).double())
-    largest = torch.linalg.eigvalsh(covariance)[0, -1]
-    ridged = covariance[0] + 1e-2 * largest * torch.eye(40, dtype=torch.float64)
+    covariance = torch.cov(features_of(fitted, x)[0].T, correction=0)
+    largest = torch.linalg.eigvalsh(covariance)[-1]
+    ridged = covariance + 1e-2 * largest * torch.eye(40, dtype=torch.float64)
     whitening = fitted.whitening[0]
     torch.testing.assert_close(whitening @ whitening.T, torch.linalg.inv(ridged), rtol=1e-6, atol=1e-6)
 
@@ -69,20 +69,6 @@ def test_under_the_null_the_distance_is_about_the_number_of_features_over_rows()
     found = [4000 * fitted.distance(features_of(fitted, normal(1, 4000, 3)).mean(1)).item() for _ in range(20)]
     # both samples vary: twice the degrees of freedom
     assert np.mean(found) == pytest.approx(2 * 30, rel=0.25)
-
-
-def test_weights_are_repetitions():
-    values, weight = normal(1, 30, 7), torch.randint(1, 5, (1, 30), generator=GENERATOR).double()
-    repeated = values.repeat_interleave(weight[0].long(), 1)
-    plain = _mean_and_covariance(repeated, None, torch.ones(1, repeated.shape[1]).double())
-    for found, expected in zip(_mean_and_covariance(values, None, weight), plain, strict=True):
-        torch.testing.assert_close(found, expected)
-    seen = torch.rand(1, 30, 7, generator=GENERATOR) < 0.7
-    plain = _mean_and_covariance(
-        repeated, seen.repeat_interleave(weight[0].long(), 1), torch.ones(1, repeated.shape[1]).double()
-    )
-    for found, expected in zip(_mean_and_covariance(values, seen, weight), plain, strict=True):
-        torch.testing.assert_close(found, expected)
 
 
 def test_sample_weights_of_y_are_repetitions():
@@ -170,28 +156,18 @@ def test_a_second_whitening_uses_the_other_samples_covariance_and_the_datas_gaps
     torch.testing.assert_close(again.whitening[0] @ again.whitening[0].T, expected)
 
 
-def test_weights_of_rows_are_repetitions_also_where_cells_are_missing():
+def test_weights_of_rows_are_repetitions_whether_cells_are_missing_or_not():
     values, seen = normal(1, 30, 6), torch.rand(1, 30, 6, generator=GENERATOR) < 0.7
     often = torch.randint(1, 4, (30,), generator=GENERATOR)
     weight, rows = often.double().unsqueeze(0), torch.arange(30).repeat_interleave(often)
     ones = torch.ones(1, len(rows)).double()
-    for one, other in (
-        (_overlap(seen, weight), _overlap(seen[:, rows], ones)),
-        *(
-            pair
-            for gaps, again in ((seen, seen[:, rows]), (None, None))
-            for pair in zip(
-                _mean_and_covariance(values, gaps, weight),
-                _mean_and_covariance(values[:, rows], again, ones),
-                strict=True,
-            )
-        ),
-    ):
-        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(_overlap(seen, weight), _overlap(seen[:, rows], ones))
+    for told in (_mean, _covariance):
+        for gaps, again in ((seen, seen[:, rows]), (None, None)):
+            torch.testing.assert_close(told(values, gaps, weight), told(values[:, rows], again, ones))
     # means over the rows that show a feature, and rows that show two over what independent gaps would leave
     shown = seen[0, rows].double()
-    mean, _ = _mean_and_covariance(values, seen, weight)
-    torch.testing.assert_close(mean[0], (shown * values[0, rows]).sum(0) / shown.sum(0))
+    torch.testing.assert_close(_mean(values, seen, weight)[0], (shown * values[0, rows]).sum(0) / shown.sum(0))
     expected = len(rows) * (shown.T @ shown) / torch.outer(shown.sum(0), shown.sum(0))
     torch.testing.assert_close(_overlap(seen, weight)[0], expected)
 

@@ -146,7 +146,7 @@ def causes(gaps, refinements=2):
 def distance_over_many(problem, point):
     """The squared distance of the data's mean features to the model's, over many points, by the inverse."""
     features, naturals = problem.features, problem.naturals(point)
-    gap = (features.mean - mean_over_many(problem.structure, naturals, problem.many, features))[0]
+    gap = (features.mean - mean_over_many(problem.many, naturals, features))[0]
     weights = features.whitening[0] @ features.whitening[0].mT
     return (gap @ weights @ gap).item()
 
@@ -154,7 +154,7 @@ def distance_over_many(problem, point):
 def test_weights_of_features_are_refined_as_often_as_asked_each_time_by_the_model():
     problem, start = causes(gaps=False)
     assert (problem.refinements, problem.pace.refinements, problem.completing) == (2, 0, None)
-    assert problem.measure.size < problem.many.size
+    assert problem.points.size < problem.many.size
     for left, seed in ((1, 3), (0, 4)):
         naturals = problem.naturals(start)
         expected = problem.whitened_by_model(naturals, seed).features
@@ -163,8 +163,8 @@ def test_weights_of_features_are_refined_as_often_as_asked_each_time_by_the_mode
         assert (moved.what, moved.problem.refinements) == ("refined weights", left)
         problem = moved.problem
         assert torch.equal(problem.features.whitening, expected.whitening)
-        lacking = mean_over_many(problem.structure, naturals, problem.many, problem.features)
-        few = mean_features(problem.structure, naturals, problem.measure, problem.features)
+        lacking = mean_over_many(problem.many, naturals, problem.features)
+        few = mean_features(problem.points, naturals, problem.features)
         torch.testing.assert_close(problem.lacking, lacking - few)
         assert problem.loss(start).item() == pytest.approx(1.5 * distance_over_many(problem, start), rel=1e-9)
     assert problem.moved(start) is None
@@ -180,17 +180,12 @@ def test_gaps_are_completed_until_estimates_settle_and_then_compared_by_other_we
     problem = first.problem
     assert torch.equal(problem.completing.begin, start)
     assert problem.notes(start) == ()
-    torch.testing.assert_close(
-        problem.features.mean, problem.completed.mean_features(problem.structure, problem.features)
-    )
+    torch.testing.assert_close(problem.features.mean, problem.completed.mean_features(problem.features))
     # how far a point may be off, in squared standard errors, before rows are completed anew
     beside = start.clone()
     beside[0, 0] += 1e-3
     change = problem.change(problem.naturals(start), problem.naturals(beside)).item()
-    old, new = (
-        mean_features(problem.structure, problem.naturals(one), problem.measure, problem.features)
-        for one in (start, beside)
-    )
+    old, new = (mean_features(problem.points, problem.naturals(one), problem.features) for one in (start, beside))
     gap = (old - new) @ problem.features.whitening[0]
     assert change == pytest.approx(float(gap.square().sum()) * ROWS, rel=1e-6)
 

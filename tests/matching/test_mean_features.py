@@ -12,33 +12,25 @@ from otpdag import mechanisms as m
 from otpdag.data import Batch, Schema, encode
 from otpdag.divergences import WhitenedFeatures
 from otpdag.errors import ModelError
-from otpdag.likelihood.rows import count_ranges
-from otpdag.matching.mean_features import (
-    FINE_POINTS,
-    THINNED_POINTS,
-    feature_columns,
-    lay_out,
-    leaf_means,
-    mean_features,
-    mean_over_many,
-    thinned,
-)
+from otpdag.matching.mean_features import feature_columns, leaf_means, mean_features, mean_over_many
+from otpdag.matching.model_points import lay_out
+from otpdag.settings import PointSizes
 from otpdag.simulation import ancestral
 from otpdag.spaces import Count, Discrete
 
 RNG = np.random.default_rng(77)
 FEATURES = WhitenedFeatures(features=60)
+SIZES = PointSizes()
 
 
 def batch_of(model, table, weights=None):
     return encode(table, Schema.of(model.spaces, model.graph, table), hidden=model.graph.hidden, weights=weights)
 
 
-def setup(model, batch, seed=0, **options):
+def setup(model, batch, seed=0, sizes=SIZES, finely=False):
     generator = torch.Generator().manual_seed(seed)
     fitted = FEATURES.fit(feature_columns(model.structure, batch), batch.weight, generator)
-    ranges = count_ranges(model.structure, batch.values)
-    return fitted, lay_out(model.structure, batch, ranges, generator=generator, **options)
+    return fitted, lay_out(model.structure, batch, sizes, generator, finely=finely)
 
 
 def monte_carlo(model, fitted, rows, given=None):
@@ -48,13 +40,13 @@ def monte_carlo(model, fitted, rows, given=None):
     seen = {n: torch.ones(1, rows, model.mechanisms[n].space.cells, dtype=torch.bool) for n in observed}
     sample = Batch({n: values[n] for n in observed}, seen, torch.ones(1, rows, dtype=torch.float64))
     columns = feature_columns(model.structure, sample)
-    features = fitted.combine([kernel(column.values) for kernel, column in zip(fitted.kernels, columns, strict=True)])
+    features = fitted.of(columns)
     return features.mean(1)[0].numpy(), features.std(1)[0].numpy() / np.sqrt(rows)
 
 
 def check(model, batch, rows=60_000, given=None, bias=0.0, **options):
     fitted, measure = setup(model, batch, **options)
-    found = mean_features(model.structure, model.fitted.naturals, measure, fitted)[0].numpy()
+    found = mean_features(measure, model.fitted.naturals, fitted)[0].numpy()
     expected, error = monte_carlo(model, fitted, rows, given)
     excess = np.abs(found - expected) - bias
     assert (excess < 4.5 * error + 1e-4).all(), (excess / (error + 1e-9)).max()
@@ -126,7 +118,7 @@ def test_one_inner_number_is_integrated_on_a_grid():
     model = otp.Model(otp.Graph([("u", "a"), ("u", "b")], hidden=["u"]), {n: m.Normal() for n in ("u", "a", "b")})
     model.set_params({"a": {"loc": 1.0, "weight": 1.0, "scale": 0.5}, "b": {"loc": 0.0, "weight": -2.0, "scale": 1.0}})
     batch = batch_of(model, model.sample(200, seed=1).drop(columns="u"))
-    assert lay_out(model.structure, batch, {}, generator=torch.Generator()).log_weight.shape == (1, 48)
+    assert lay_out(model.structure, batch, SIZES, torch.Generator()).log_weight.shape == (1, 48)
     check(model, batch)
 
 
@@ -150,7 +142,7 @@ def test_small_counts_are_told_apart_where_some_are_large():
     batch = batch_of(model, model.sample(4000, seed=3))
     assert batch.values["n"].max() > 75
     assert batch.values["n"].median() <= 2
-    check(model, batch, points=FINE_POINTS, most=FINE_POINTS)
+    check(model, batch, finely=True)
 
 
 def test_many_points_tell_what_few_lack():
@@ -159,10 +151,10 @@ def test_many_points_tell_what_few_lack():
     model.set_params({"a": {"loc": 0.0, "scale": 1.0}, **below})
     batch = batch_of(model, model.sample(200, seed=1))
     naturals = model.fitted.naturals
-    fitted, few = setup(model, batch, points=32)
-    _, many = setup(model, batch, seed=1, points=FINE_POINTS, most=FINE_POINTS)
-    rough = mean_features(model.structure, naturals, few, fitted)
-    found = mean_over_many(model.structure, naturals, many, fitted)
+    fitted, few = setup(model, batch, sizes=PointSizes(noise=32))
+    _, many = setup(model, batch, seed=1, finely=True)
+    rough = mean_features(few, naturals, fitted)
+    found = mean_over_many(many, naturals, fitted)
     expected, error = monte_carlo(model, fitted, 60_000)
     assert (np.abs(found[0].numpy() - expected) < 4.5 * error + 1e-4).all()
     assert (np.abs(rough[0].numpy() - expected) > 4.5 * error + 1e-4).any()
@@ -174,13 +166,13 @@ def test_few_points_of_a_count_stand_for_all_where_they_weigh_most():
     model.set_params({"a": {"loc": 0.0, "scale": 1.0}, **below})
     batch = batch_of(model, model.sample(300, seed=1))
     fitted, every = setup(model, batch)
-    fewer = thinned(model.structure, model.fitted.naturals, every, torch.Generator().manual_seed(0))
-    assert fewer.size == THINNED_POINTS < every.size
+    fewer = every.thinned(model.fitted.naturals, SIZES.thinned, torch.Generator().manual_seed(0))
+    assert fewer.size == SIZES.thinned < every.size
 
     def mean_and_slope(measure):
         rate = model.fitted.naturals["n"]["log_rate"].clone().requires_grad_(True)
         naturals = {**model.fitted.naturals, "n": {**model.fitted.naturals["n"], "log_rate": rate}}
-        mean = mean_features(model.structure, naturals, measure, fitted)
+        mean = mean_features(measure, naturals, fitted)
         return mean.detach(), torch.autograd.grad(mean.sum(), rate)[0]
 
     (mean, slope), (whole, steepness) = mean_and_slope(fewer), mean_and_slope(every)
@@ -209,11 +201,11 @@ def test_given_categories_count_by_their_weights():
     weights = np.array([80.0, 8.0, 2.0, 10.0])
     batch = batch_of(model, table, weights)
     fitted, measure = setup(model, batch)
-    found = mean_features(model.structure, model.fitted.naturals, measure, fitted)[0]
+    found = mean_features(measure, model.fitted.naturals, fitted)[0]
     joint = np.array([0.88, 0.12])[:, None] * np.array([[0.9, 0.1], [0.2, 0.8]])
     truth = Batch(batch.values, batch.mask, torch.tensor(joint.reshape(1, 4)))
     columns = feature_columns(model.structure, truth)
-    features = fitted.combine([kernel(column.values) for kernel, column in zip(fitted.kernels, columns, strict=True)])
+    features = fitted.of(columns)
     np.testing.assert_allclose(found, (truth.weight[0, :, None] * features[0]).sum(0), rtol=1e-9)
 
 
@@ -222,7 +214,7 @@ def test_many_covariate_rows_are_drawn_in_proportion_to_their_weights():
     model.set_params({"y": {"loc": 0.0, "weight": 1.0, "scale": 1.0}})
     table = pd.DataFrame({"x": np.arange(9000.0), "y": RNG.normal(size=9000)})
     weights = np.where(table["x"] < 4500, 3.0, 1.0)
-    measure = lay_out(model.structure, batch_of(model, table, weights), {}, generator=torch.Generator().manual_seed(0))
+    measure = lay_out(model.structure, batch_of(model, table, weights), SIZES, torch.Generator().manual_seed(0))
     x, weight = measure.given["x"][0, :, 0].numpy(), measure.log_weight.exp()[0].numpy()
     assert len(x) == 4096
     assert weight.sum() == pytest.approx(1)
@@ -260,13 +252,13 @@ def test_mean_features_have_the_gradient_of_finite_differences():
     batch = batch_of(model, model.sample(40, seed=1).drop(columns=["z", "u"]))
     generator = torch.Generator().manual_seed(0)
     fitted = WhitenedFeatures(features=6).fit(feature_columns(model.structure, batch), batch.weight, generator)
-    measure = lay_out(model.structure, batch, {"n": 10.0}, generator=generator, points=64)
+    measure = lay_out(model.structure, batch, PointSizes(noise=64), generator)
     theta = model.structure.raw(model.fitted.naturals)
     keys = list(theta)
 
     def features(*raw):
         naturals = model.structure.naturals(dict(zip(keys, raw, strict=True)))
-        return mean_features(model.structure, naturals, measure, fitted)
+        return mean_features(measure, naturals, fitted)
 
     inputs = [theta[key].detach().double().requires_grad_() for key in keys]
     assert torch.autograd.gradcheck(features, inputs, atol=1e-5)
@@ -275,15 +267,15 @@ def test_mean_features_have_the_gradient_of_finite_differences():
 def test_replicas_are_independent():
     model = mixed_model()
     batch = batch_of(model, model.sample(60, seed=1).drop(columns=["z", "u"]))
-    fitted, measure = setup(model, batch, points=8)
+    fitted, measure = setup(model, batch, sizes=PointSizes(noise=8))
     theta = model.structure.raw(model.fitted.naturals)
     generator = torch.Generator().manual_seed(3)
     stacked = {k: v + 0.2 * torch.randn(3, *v.shape[1:], generator=generator, dtype=v.dtype) for k, v in theta.items()}
-    together = mean_features(model.structure, model.structure.naturals(stacked), measure, fitted)
+    together = mean_features(measure, model.structure.naturals(stacked), fitted)
     assert together.shape == (3, 60)
     for r in range(3):
         apart = {key: value[r : r + 1] for key, value in stacked.items()}
-        found = mean_features(model.structure, model.structure.naturals(apart), measure, fitted)
+        found = mean_features(measure, model.structure.naturals(apart), fitted)
         torch.testing.assert_close(found[0], together[r])
 
 

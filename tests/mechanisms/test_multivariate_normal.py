@@ -8,8 +8,10 @@ from scipy import stats
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.errors import ModelError
-from otpdag.matching.mean_features import feature_columns, lay_out, mean_features
+from otpdag.matching.mean_features import feature_columns, mean_features
+from otpdag.matching.model_points import lay_out
 from otpdag.mechanisms.multivariate_normal import _Covariance
+from otpdag.settings import PointSizes
 from otpdag.spaces import Discrete, Real
 
 MEANS = np.array([[0.0, 1.0, -1.0], [2.0, 0.0, 0.5]])
@@ -96,7 +98,7 @@ def test_an_uncorrelated_vector_has_the_features_of_a_plain_one():
     covariance = torch.diag_embed(scale[:, 0] ** 2)[:, None]
     naturals = [{"x": {"loc": loc, "scale": scale}}, {"x": {"loc": loc, "covariance": covariance}}]
     found = [
-        mean_features(s, n, lay_out(s, batch, {}, generator=torch.Generator().manual_seed(0)), fitted)
+        mean_features(lay_out(s, batch, PointSizes(), torch.Generator().manual_seed(0)), n, fitted)
         for s, n in zip((plain, joint), naturals, strict=True)
     ]
     torch.testing.assert_close(found[0], found[1], atol=0.01, rtol=0)

@@ -133,15 +133,13 @@ class FittedFeatures:
         """Multiply kernel values (R, S, J_c) of all columns into features (R, S, J)."""
         return _combined(self.slots, kernel_values)
 
+    def of(self, columns: Sequence[FeatureColumn]) -> Tensor:
+        """Features of rows (R, N, J), whether they show all cells or not."""
+        return self.combine([kernel(column.values) for kernel, column in zip(self.kernels, columns, strict=True)])
+
     def mean_of(self, columns: Sequence[FeatureColumn], weight: Tensor) -> Tensor:
         """Mean features (R, J) of the same rows under other weights (R, N), over the rows that show each feature."""
-        values = self.combine([kernel(column.values) for kernel, column in zip(self.kernels, columns, strict=True)])
-        seen = _seen_slots(columns, self.kernels, self.size)
-        row = weight.unsqueeze(-2)
-        if seen is None:
-            return (row @ values).squeeze(-2) / weight.sum(-1, keepdim=True)
-        total = (row @ seen.to(values)).squeeze(-2).clamp(min=1e-12)
-        return (row @ (values * seen)).squeeze(-2) / total
+        return _mean(self.of(columns), _seen(columns, self.kernels, self.size), weight)
 
     def rewhitened(self, columns: Sequence[FeatureColumn], weight: Tensor, ridge: float) -> FittedFeatures:
         """The same features and data, whitened by the covariance under another sample, for instance the model's.
@@ -149,9 +147,7 @@ class FittedFeatures:
         Weighing the gaps by an estimate from the same data correlates weights and gaps, a known bias of the method of
         moments; a covariance from the model at a first estimate has no such noise and bears a smaller ridge.
         """
-        values = self.combine([kernel(column.values) for kernel, column in zip(self.kernels, columns, strict=True)])
-        _, covariance = _mean_and_covariance(values, None, weight)
-        return self.whitened_by(covariance, ridge)
+        return self.whitened_by(_covariance(self.of(columns), None, weight), ridge)
 
     def whitened_by(self, covariance: Tensor, ridge: float) -> FittedFeatures:
         """The same features and data, whitened by a covariance (B, J, J) of features of which no cell is missing."""
@@ -210,10 +206,10 @@ class WhitenedFeatures(AbstractDivergence):
         subsets, landmarks, bandwidth = self._choose(columns, generator)
         kernels, slots = _build_kernels(columns, subsets, landmarks, bandwidth)
         values = _combined(slots, [kernel(column.values) for kernel, column in zip(kernels, columns, strict=True)])
-        seen = _seen_features(columns, subsets)
-        mean, covariance = _mean_and_covariance(values, seen, weight)
+        seen = _seen(columns, kernels, len(subsets))
         overlap = None if seen is None else _overlap(seen, weight)
-        return FittedFeatures(kernels, slots, mean, whitening_of(covariance, self.ridge), overlap)
+        whitening = whitening_of(_covariance(values, seen, weight), self.ridge)
+        return FittedFeatures(kernels, slots, _mean(values, seen, weight), whitening, overlap)
 
     def _choose(
         self, columns: Sequence[FeatureColumn], generator: torch.Generator
@@ -283,15 +279,8 @@ def _robust(values: Tensor) -> tuple[float, float]:
     return centre, spread if spread > 1e-12 else 1.0
 
 
-def _seen_features(columns: Sequence[FeatureColumn], subsets: list[list[int]]) -> Tensor | None:
-    """Which features each row shows (B, N, J), or None if all rows show all."""
-    if all(bool(column.seen.all()) for column in columns):
-        return None
-    return torch.stack([torch.stack([columns[c].seen for c in subset]).all(0) for subset in subsets], -1)
-
-
-def _seen_slots(columns: Sequence[FeatureColumn], kernels: Sequence[Kernel], size: int) -> Tensor | None:
-    """The same from fitted kernels, which know the features that use them."""
+def _seen(columns: Sequence[FeatureColumn], kernels: Sequence[Kernel], size: int) -> Tensor | None:
+    """Which features each row shows (B, N, J), as kernels know what uses them; None if all rows show all."""
     if all(bool(column.seen.all()) for column in columns):
         return None
     seen = torch.ones(*columns[0].seen.shape, size, dtype=torch.bool)
@@ -300,18 +289,21 @@ def _seen_slots(columns: Sequence[FeatureColumn], kernels: Sequence[Kernel], siz
     return seen
 
 
-def _mean_and_covariance(values: Tensor, seen: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Available-case means (B, J), and the covariance of these means times the number of rows (B, J, J).
+def _mean(values: Tensor, seen: Tensor | None, weight: Tensor) -> Tensor:
+    """Means (R, J) of features (B, N, J), each over the rows that show it."""
+    row = weight.unsqueeze(-2)
+    if seen is None:
+        return (row @ values).squeeze(-2) / weight.sum(-1, keepdim=True)
+    return (row @ (values * seen)).squeeze(-2) / (row @ seen.to(values)).squeeze(-2).clamp(min=1e-12)
 
-    A weight of two stands for two equal rows.
-    """
+
+def _covariance(values: Tensor, seen: Tensor | None, weight: Tensor) -> Tensor:
+    """The covariance of such means times the number of rows (B, J, J). A weight of two stands for two equal rows."""
     share = weight.unsqueeze(-1) if seen is None else weight.unsqueeze(-1) * seen
-    total = share.sum(-2, keepdim=True).clamp(min=1e-12)
-    mean = (share * values).sum(-2, keepdim=True) / total
-    root = weight.sqrt().unsqueeze(-1)
-    centred = (values - mean) * (root if seen is None else root * seen) / total
-    rows = weight.sum(-1)[..., None, None]
-    return mean.squeeze(-2), centred.transpose(-1, -2) @ centred * rows
+    root = weight.sqrt().unsqueeze(-1) if seen is None else weight.sqrt().unsqueeze(-1) * seen
+    mean = _mean(values, seen, weight).unsqueeze(-2)
+    centred = (values - mean) * root / share.sum(-2, keepdim=True).clamp(min=1e-12)
+    return centred.transpose(-1, -2) @ centred * weight.sum(-1)[..., None, None]
 
 
 def _overlap(seen: Tensor, weight: Tensor) -> Tensor:

@@ -1,33 +1,32 @@
-r"""Rows that miss a single cell: points that lie evenly over all that it may hold.
-
-A mean over few draws has noise, and a fixed point at which estimates and completed rows agree multiplies it by how
-little of the information is seen. One unknown cell has an integral in one dimension, which as many evenly spread points
-give to many digits.
-
-Rows with gaps, filled in by the backward map, for a comparison with the model.
+r"""Rows with gaps, filled in by the backward map, for a comparison with the model.
 
 The distribution of completed rows is that of what is seen, pushed through the backward map at some parameters,
 
 .. math:: \hat P_\theta(x) = \frac1N \sum_i P_\theta(x \mid x_{i, seen}),
 
 and equals the model's own on average if the parameters are right and gaps depend on what is seen only. Joint draws
-stand for each row; where a single cell is unknown, points stand for it that lie evenly over all it may hold, weighed by
-their density, which is its integral without chance. At other parameters nearby the same points serve with other
-weights, the densities' ratio, so that the mean of any feature is a smooth function of the parameters.
+stand for each row. A mean over few draws has noise, and a fixed point at which estimates and completed rows agree
+multiplies it by how little of the information is seen: where a single cell is unknown, points stand for it that lie
+evenly over all it may hold, weighed by their density, which is its integral without chance. At other parameters nearby
+the same points serve with other weights, the densities' ratio, so that the mean of any feature is a smooth function of
+the parameters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import EllipsisType
 
 import torch
 from torch import Tensor
 
 from otpdag.data import Batch
-from otpdag.divergences.whitened import FeatureColumn, FittedFeatures
+from otpdag.divergences.whitened import FittedFeatures
 from otpdag.likelihood.row_posterior import Fitted, posterior_draws
-from otpdag.matching.mean_features import node_columns
+from otpdag.likelihood.rows import count_ranges
+from otpdag.matching.mean_features import feature_columns
+from otpdag.simulation import complete_batch
 from otpdag.structure import Naturals, Structure
 
 
@@ -73,13 +72,6 @@ def single_gaps(
                 yield EvenPoints(node, rows, values, evenly[1])
 
 
-DRAWS = (8, 16)  # of a row: at least, at most
-DRAWN_ROWS = 32_000  # draws of all rows, between these
-ROWS_APART = 20_000  # rows with gaps that are drawn apart although they show the same
-BLOCK_ELEMENTS = 2_000_000  # features of draws that are evaluated at a time
-KEPT_ELEMENTS = 20_000_000  # and that are kept, so that other weights cost little
-
-
 def can_be_completed(structure: Structure, batch: Batch) -> bool:
     """Whether the backward map is known: every node that bears on what is observed has a density."""
     shared = all(len(value) == 1 for value in batch.values.values())
@@ -94,9 +86,10 @@ def _relevant(structure: Structure) -> list[str]:
 
 @dataclass(frozen=True, eq=False)
 class CompletedRows:
-    """A table whose rows with gaps have several draws each.
+    """A table whose rows with gaps have several points each.
 
     Attributes:
+        structure: Graph and mechanisms.
         batch: The table.
         complete: Numbers of the rows without gaps.
         gaps: Numbers of the rows with gaps (G,); a row that stands for many may occur several times.
@@ -106,9 +99,10 @@ class CompletedRows:
         drawn: One draw of every node (R or 1, G, width).
         first_shares: Weights of the points of a row (R or 1, G, points) where they were made.
         shares: The same at the last parameters; they sum to one.
-        made: Features of all rows and draws, where they are kept.
+        made: Features of complete rows and of points, where they are kept.
     """
 
+    structure: Structure
     batch: Batch
     complete: Tensor
     gaps: Tensor
@@ -126,67 +120,55 @@ class CompletedRows:
         ratio = torch.where(self.shares > 0, self.shares.square() / self.first_shares, 0.0).sum(-1)
         return float((1 / ratio).mean(-1).min())
 
-    def weighed_for(self, structure: Structure, naturals: Naturals) -> CompletedRows:
-        """The same draws with the weights that they have at other parameters (R, ...)."""
-        return replace(self, shares=_shares(structure, naturals, self.values, self.log_prob))
+    def weighed_for(self, naturals: Naturals) -> CompletedRows:
+        """The same points with the weights that they have at other parameters (R, ...)."""
+        return replace(self, shares=_shares(self.structure, naturals, self.values, self.log_prob))
 
-    def with_weights(self, batch: Batch) -> CompletedRows:
-        """The same rows with the weights of another batch."""
-        return replace(self, batch=batch)
-
-    def one_each(self, structure: Structure) -> Batch:
+    def one_each(self) -> Batch:
         """Every row once, with a draw in its gaps."""
-        values = {}
-        for node in structure.graph.observed:
-            filled = self.batch.values[node].clone()
+        values = {node: value.clone() for node, value in self.batch.values.items()}
+        for node, filled in values.items():
             filled[:, self.gaps] = self.drawn[node][:1].to(filled)
-            values[node] = filled
-        seen = {node: torch.ones_like(mask) for node, mask in self.batch.mask.items()}
-        return Batch(values, seen, self.batch.weight[:1])
+        return complete_batch(self.structure, values, self.batch.weight[:1])
 
-    def mean_features(self, structure: Structure, features: FittedFeatures) -> Tensor:
-        """Mean features of the completed rows (R, J)."""
-        total: Tensor | float = 0.0
-        with torch.no_grad():
-            for made, weight in zip(self._made(structure, features), self._weights(features.size), strict=True):
-                total = total + (weight.unsqueeze(-2) @ made).squeeze(-2)
-            if not isinstance(total, Tensor):
-                raise RuntimeError("there are no rows to be completed")
-            return total / self.batch.weight.sum(-1, keepdim=True)
+    def mean_features(self, features: FittedFeatures, at_once: int = 2_000_000) -> Tensor:
+        """Mean features of the completed rows (R, J); where they are not kept, so many numbers are made at a time."""
+        total = torch.zeros(1, features.size).to(self.batch.weight)
+        for number, (values, weight) in enumerate(self._parts()):
+            step = max(1, at_once // (features.size * len(self.log_prob)))
+            for at in torch.arange(weight.shape[1]).split(weight.shape[1] if self.made else step):
+                made = self.made[number] if self.made else self._features(features, values, at)
+                total = total + (weight[:, at].unsqueeze(-2) @ made).squeeze(-2)
+        return total / self.batch.weight.sum(-1, keepdim=True)
 
-    def keeping(self, structure: Structure, features: FittedFeatures) -> CompletedRows:
-        """The same with the features of all draws kept, if they are not too many."""
-        draws = self.shares.shape[-1] * len(self.gaps) * len(self.log_prob)
-        if (len(self.complete) + draws) * features.size > KEPT_ELEMENTS:
+    def keeping(self, features: FittedFeatures, most: int = 20_000_000) -> CompletedRows:
+        """The same with all features kept, if they are at most so many numbers: other weights then cost little."""
+        points = self.shares.shape[-1] * len(self.gaps) * len(self.log_prob)
+        if (len(self.complete) + points) * features.size > most:
             return replace(self, made=())
+        return replace(self, made=tuple(self._features(features, values, ...) for values, _ in self._parts()))
+
+    def _parts(self) -> Iterator[tuple[Mapping[str, Tensor], Tensor]]:
+        """Values (R or 1, n, width) of the observed nodes, and weights (R or 1, n): of complete rows, and of points."""
+        yield self.batch.take(self.complete).values, self.batch.weight[:, self.complete]
+        own = self.batch.weight[:, self.gaps] / self.repeats
+        points = {node: self.values[node].flatten(1, 2) for node in self.batch.values}
+        yield points, (own.unsqueeze(-1) * self.shares).flatten(1)
+
+    def _features(self, features: FittedFeatures, values: Mapping[str, Tensor], at: Tensor | EllipsisType) -> Tensor:
+        some = complete_batch(self.structure, {node: value[:, at] for node, value in values.items()})
         with torch.no_grad():
-            return replace(self, made=tuple(replace(self, made=())._made(structure, features)))
-
-    def _made(self, structure: Structure, features: FittedFeatures) -> Iterable[Tensor]:
-        """Features (R or 1, n, J) of blocks of rows."""
-        return self.made or (_features(structure, features, values) for values in self._values(features.size))
-
-    def _values(self, width: int) -> Iterator[Mapping[str, Tensor]]:
-        """Values (R or 1, n, width) of the observed nodes, block by block."""
-        for rows in self._blocks(self.complete, width, 1):
-            yield self.batch.take(rows).values
-        for at in self._blocks(torch.arange(len(self.gaps)), width, self.shares.shape[-1]):
-            yield {node: self.values[node][:, at].flatten(1, 2) for node in self.batch.values}
-
-    def _weights(self, width: int) -> Iterator[Tensor]:
-        """Weights (R or 1, n) of the same."""
-        for rows in self._blocks(self.complete, width, 1):
-            yield self.batch.weight[:, rows]
-        for at in self._blocks(torch.arange(len(self.gaps)), width, self.shares.shape[-1]):
-            own = self.batch.weight[:, self.gaps[at]] / self.repeats[at]
-            yield (own.unsqueeze(-1) * self.shares[:, at]).flatten(1)
-
-    def _blocks(self, rows: Tensor, width: int, draws: int) -> tuple[Tensor, ...]:
-        return rows.split(max(1, BLOCK_ELEMENTS // (width * draws * len(self.log_prob))))
+            return features.of(feature_columns(self.structure, some))
 
 
 def complete_rows(
-    structure: Structure, naturals: Naturals, batch: Batch, count_range: Mapping[str, float], seed: int
+    structure: Structure,
+    naturals: Naturals,
+    batch: Batch,
+    seed: int,
+    *,
+    draws: tuple[int, int] = (8, 16),
+    drawn_rows: int = 32_000,
 ) -> CompletedRows:
     """Fill in the gaps of every row by joint draws of the backward map at the parameters (R, ...).
 
@@ -194,22 +176,23 @@ def complete_rows(
         structure: Graph and mechanisms.
         naturals: Natural parameters, each replica of which draws for itself.
         batch: A table with gaps that all replicas share.
-        count_range: How far counts reach.
         seed: Determines the draws, so that nearby parameters have nearby draws.
+        draws: Of a row, at least and at most.
+        drawn_rows: Draws of all rows, between these.
     """
     seen = torch.stack([mask[0].all(-1) for mask in batch.mask.values()]).all(0)
     complete, gaps = torch.nonzero(seen)[:, 0], torch.nonzero(~seen)[:, 0]
     repeats = _repeats(batch.weight.mean(0)[gaps])
     gaps, repeats = torch.repeat_interleave(gaps, repeats), torch.repeat_interleave(repeats, repeats)
-    least, most = DRAWS
-    draws = min(most, max(least, DRAWN_ROWS // len(gaps)))
+    points = min(draws[1], max(draws[0], drawn_rows // len(gaps)))
+    ranges = count_ranges(structure, batch.values)
     replicas = max(len(value) for params in naturals.values() for value in params.values())
     shared = replace(batch, weight=batch.weight[:1])
     drawn = []
     for replica in range(replicas):
         own = {n: {k: v[replica % len(v)].detach()[None] for k, v in p.items()} for n, p in naturals.items()}
-        fitted = Fitted(structure, own, {}, None, count_range)
-        drawn.append(posterior_draws(fitted, shared.take(gaps), draws, seed, stratified=True))
+        fitted = Fitted(structure, own, {}, None, ranges)
+        drawn.append(posterior_draws(fitted, shared.take(gaps), points, seed, stratified=True))
     values = {node: torch.stack([one[node] for one in drawn]).to(batch.weight) for node in drawn[0]}
     first = {node: value[..., 0, :].clone() for node, value in values.items()}
     with torch.no_grad():
@@ -217,7 +200,7 @@ def complete_rows(
     for evenly in single_gaps(structure, shared.take(gaps), values, torch.Generator().manual_seed(seed)):
         log_prob = _spread_evenly(structure, naturals, values, log_prob, evenly)
     shares = _shares(structure, naturals, values, log_prob)
-    return CompletedRows(batch, complete, gaps, repeats, values, log_prob, first, shares, shares)
+    return CompletedRows(structure, batch, complete, gaps, repeats, values, log_prob, first, shares, shares)
 
 
 def _spread_evenly(
@@ -242,10 +225,10 @@ def _shares(structure: Structure, naturals: Naturals, values: Mapping[str, Tenso
         return torch.softmax(ratio.nan_to_num(nan=-torch.inf), -1)
 
 
-def _repeats(weight: Tensor) -> Tensor:
-    """How many rows each row with a gap stands for: as its weight says, within reason."""
+def _repeats(weight: Tensor, most: int = 20_000) -> Tensor:
+    """How many rows each row with a gap stands for: as its weight says, but of all together ``most`` drawn apart."""
     total = float(weight.sum())
-    wanted = min(max(total, float(len(weight))), float(max(len(weight), ROWS_APART)))
+    wanted = min(max(total, float(len(weight))), float(max(len(weight), most)))
     return (weight * (wanted / max(total, 1e-300))).round().clamp(min=1).long()
 
 
@@ -258,12 +241,3 @@ def joint_log_prob(structure: Structure, naturals: Naturals, values: Mapping[str
             parents = structure.parents(node, values)
             total = total + mechanism.log_prob(naturals[node], values[node], parents)
     return total
-
-
-def _features(structure: Structure, features: FittedFeatures, values: Mapping[str, Tensor]) -> Tensor:
-    columns: list[FeatureColumn] = []
-    for node in structure.graph.observed:
-        space = structure.mechanisms[node].space
-        seen = torch.ones(*values[node].shape[:-1], space.cells, dtype=torch.bool)
-        columns += node_columns(space, values[node], seen)
-    return features.combine([kernel(one.values) for kernel, one in zip(features.kernels, columns, strict=True)])

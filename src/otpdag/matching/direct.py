@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Self
 
 import torch
@@ -23,20 +22,10 @@ from torch import Tensor
 from otpdag.data import Batch, random_part
 from otpdag.divergences.whitened import FittedFeatures
 from otpdag.errors import ModelError
-from otpdag.likelihood.rows import TableRows, count_ranges
+from otpdag.likelihood.rows import TableRows
 from otpdag.matching.completion import CompletedRows, can_be_completed, complete_rows
-from otpdag.matching.mean_features import (
-    FINE_POINTS,
-    MOST_POINTS,
-    MOST_STATES,
-    Measure,
-    drawn_at,
-    feature_columns,
-    lay_out,
-    mean_features,
-    mean_over_many,
-    thinned,
-)
+from otpdag.matching.mean_features import feature_columns, mean_features, mean_over_many
+from otpdag.matching.model_points import ModelPoints, drawn_states, lay_out
 from otpdag.noise import Streams
 from otpdag.numerics import FixedPoint
 from otpdag.problem import LossTerms, Minibatched, Moved, Pace, Units, WrappedProblem, units_of
@@ -75,8 +64,8 @@ class DirectProblem(TableRows):
     direct: Direct
     seed: int
     features: FittedFeatures
-    measure: Measure
-    many: Measure
+    points: ModelPoints
+    many: ModelPoints
     """More points than the model's mean features are taken over in every step: those that tell what few lack."""
     refinements: int
     """How often features are still whitened anew."""
@@ -91,7 +80,7 @@ class DirectProblem(TableRows):
 
     def terms(self, point: Tensor) -> LossTerms:
         """The squared distance of mean features, weighted."""
-        mean = mean_features(self.structure, self.naturals(point), self.measure, self.features)
+        mean = mean_features(self.points, self.naturals(point), self.features)
         mean = mean if self.lacking is None else mean + self.lacking.to(mean)
         distance = self.features.distance(mean)
         return LossTerms.of(distance, direct=self.direct.kappa * distance)
@@ -105,11 +94,11 @@ class DirectProblem(TableRows):
         """Joint states that cannot be listed, and whether gaps were taken for completely random."""
         notes = []
         if self.many.joint_states:
-            names = ", ".join(map(repr, self.many.supports))
+            names = ", ".join(map(repr, self.many.undrawn))
             notes.append(
-                f"the inner categories {names} have {self.many.joint_states} joint states, and at most {MOST_STATES} "
-                f"are listed: {self.measure.size} are drawn and weighed, so that estimates have noise; "
-                "method='entropic' sums along the graph"
+                f"the inner categories {names} have {self.many.joint_states} joint states, and at most "
+                f"{self.direct.points.states} are listed: {self.points.size} are drawn and weighed, so that estimates "
+                "have noise; method='entropic' sums along the graph"
             )
         if point is not None and self.completed is None and self._has_gaps:
             notes.append(
@@ -187,7 +176,7 @@ class DirectProblem(TableRows):
     def change(self, before: Naturals, after: Naturals) -> Tensor:
         """How far parameters moved, in standard errors of what the features know of complete rows, squared (R,)."""
         with torch.no_grad():
-            old, new = (mean_features(self.structure, one, self.measure, self.features) for one in (before, after))
+            old, new = (mean_features(self.points, one, self.features) for one in (before, after))
             return replace(self.features, mean=old).distance(new) * self.batch.weight.sum(-1)
 
     def whitened_by_model(self, naturals: Naturals, seed: int) -> DirectProblem:
@@ -207,14 +196,14 @@ class DirectProblem(TableRows):
         is told anew in any case, since it holds near an estimate only.
         """
         if self.completed is not None:
-            weighed = self.completed.weighed_for(self.structure, naturals)
+            weighed = self.completed.weighed_for(naturals)
             if weighed.effective >= FEWEST_EFFECTIVE:
                 return self._with_rows(weighed, self.features)._corrected_at(naturals)
             return self._told_anew(naturals)
         rows, generator = self._complete_rows(naturals), torch.Generator().manual_seed(self.seed)
-        filled = rows.one_each(self.structure)
+        filled = rows.one_each()
         features = _features(self.structure, filled, self.direct, generator)
-        own = self._on_points_of(filled, generator)._with_rows(rows.keeping(self.structure, features), features)
+        own = self._on_points_of(filled, generator)._with_rows(rows.keeping(features), features)
         return own._precise_at(naturals, generator)
 
     def _told_anew(self, naturals: Naturals) -> DirectProblem:
@@ -222,40 +211,41 @@ class DirectProblem(TableRows):
         own, generator = self, torch.Generator().manual_seed(self.seed)
         if self.completed is not None:  # counts that are filled in may reach further than before
             rows = self._complete_rows(naturals)
-            own = self._on_points_of(rows.one_each(self.structure), generator)
-            own = own._with_rows(rows.keeping(self.structure, self.features), self.features)
+            own = self._on_points_of(rows.one_each(), generator)
+            own = own._with_rows(rows.keeping(self.features), self.features)
         return own._precise_at(naturals, generator)
 
     def _complete_rows(self, naturals: Naturals) -> CompletedRows:
-        return complete_rows(
-            self.structure, naturals, self.batch, count_ranges(self.structure, self.batch.values), self.seed
-        )
+        return complete_rows(self.structure, naturals, self.batch, self.seed)
 
     def _with_rows(self, rows: CompletedRows, features: FittedFeatures) -> DirectProblem:
-        mean = rows.mean_features(self.structure, features)
+        mean = rows.mean_features(features)
         return replace(self, completed=rows, features=replace(features, mean=mean))
 
     def _on_points_of(self, batch: Batch, generator: torch.Generator) -> DirectProblem:
-        measure, many = _points(self.structure, batch, generator)
-        return replace(self, measure=measure, many=many)
+        few, many = _points(self.structure, batch, self.direct, generator)
+        return replace(self, points=few, many=many)
 
     def _precise_at(self, naturals: Naturals, generator: torch.Generator) -> DirectProblem:
         """The same with the model's mean features those over many points, at these parameters and nearby."""
-        many = self.many
+        sizes, many = self.direct.points, self.many
         if many.joint_states:
-            few, many = (drawn_at(self.structure, naturals, many, n, generator) for n in (MOST_POINTS, FINE_POINTS))
+            few, many = (
+                drawn_states(self.structure, self.batch, many.undrawn, size, generator, naturals)
+                for size in (sizes.few, sizes.many)
+            )
         else:
-            few = thinned(self.structure, naturals, many, generator)
-            few = self.measure if few is many else few
-        return replace(self, measure=few, many=many)._corrected_at(naturals)
+            few = many.thinned(naturals, sizes.thinned, generator)
+            few = self.points if few is many else few
+        return replace(self, points=few, many=many)._corrected_at(naturals)
 
     def _corrected_at(self, naturals: Naturals) -> DirectProblem:
         """The same points, with what they lack at these parameters."""
-        if self.measure is self.many:
+        if self.points is self.many:
             return replace(self, lacking=None)
-        precise = mean_over_many(self.structure, naturals, self.many, self.features)
+        precise = mean_over_many(self.many, naturals, self.features)
         with torch.no_grad():
-            return replace(self, lacking=precise - mean_features(self.structure, naturals, self.measure, self.features))
+            return replace(self, lacking=precise - mean_features(self.points, naturals, self.features))
 
 
 def direct_problem(
@@ -264,19 +254,20 @@ def direct_problem(
     """Place features on the data, and points for the model's inner nodes; the same seed places them alike."""
     generator = torch.Generator().manual_seed(seed)
     features = _features(structure, batch, direct, generator)
-    measure, many = _points(structure, batch, generator)
-    return DirectProblem(structure, batch, shapes, direct, seed, features, measure, many, direct.refinements)
+    points, many = _points(structure, batch, direct, generator)
+    return DirectProblem(structure, batch, shapes, direct, seed, features, points, many, direct.refinements)
 
 
 def _features(structure: Structure, batch: Batch, direct: Direct, generator: torch.Generator) -> FittedFeatures:
     return direct.features.fit(feature_columns(structure, batch), batch.weight, generator)
 
 
-def _points(structure: Structure, batch: Batch, generator: torch.Generator) -> tuple[Measure, Measure]:
+def _points(
+    structure: Structure, batch: Batch, direct: Direct, generator: torch.Generator
+) -> tuple[ModelPoints, ModelPoints]:
     """Few points of the model's inner nodes, for every step, and many."""
-    points = partial(lay_out, structure, batch, count_ranges(structure, batch.values), generator=generator)
-    few = points()
-    return few, few if few.is_exact else points(points=FINE_POINTS, most=FINE_POINTS)
+    few = lay_out(structure, batch, direct.points, generator)
+    return few, few if few.is_exact else lay_out(structure, batch, direct.points, generator, finely=True)
 
 
 @dataclass(frozen=True)

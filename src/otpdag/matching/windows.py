@@ -24,7 +24,7 @@ from otpdag.divergences.whitened import FeatureColumn, FittedFeatures, WhitenedF
 from otpdag.errors import ModelError
 from otpdag.likelihood.chain_layout import joint_states
 from otpdag.likelihood.chain_potentials import HiddenNodes
-from otpdag.matching.mean_features import columns_of, leaf_means, node_columns
+from otpdag.matching.mean_features import leaf_means, node_columns
 from otpdag.problem import LossTerms, Problem
 from otpdag.settings import Direct
 from otpdag.structure import Naturals, Structure
@@ -237,7 +237,7 @@ def _mean_features(
     kernels = list(fitted.kernels)
     for step in range(windows.length):
         for node in structure.graph.observed:
-            own = [kernels.pop(0) for _ in range(columns_of(structure, node))]
+            own = [kernels.pop(0) for _ in range(structure.mechanisms[node].space.cells)]
             parents = structure.parents(node, values)
             for mean in leaf_means(structure.mechanisms[node], naturals[node], parents, own):
                 spread = mean.expand(-1, states.size, -1)
