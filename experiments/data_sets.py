@@ -57,9 +57,9 @@ class HeldProblem(WrappedProblem):
 
     free: Tensor
 
-    def terms(self, point: Tensor) -> LossTerms:
+    def loss(self, point: Tensor) -> LossTerms:
         """Terms without gradients of what is held."""
-        return self.base.terms(self._held(point))
+        return self.base.loss(self._held(point))
 
     def sampled(self, point: Tensor, streams: Streams, progress: float) -> LossTerms:
         """Terms without gradients of what is held."""

@@ -34,7 +34,7 @@ class Bowls(Problem):
     def rows(self):
         return self.rows_seen
 
-    def terms(self, point):
+    def loss(self, point):
         gap = ((point.abs() - self.centre).square() * at(1.0, 20.0)).sum(-1)
         floor = torch.where(point[:, 0] < 0, *self.floors).to(point)
         return LossTerms.of(gap, reconstruction=gap + floor)

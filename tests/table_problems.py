@@ -5,6 +5,7 @@ import torch
 
 from otpdag.data import Schema, encode
 from otpdag.engine.table_data import lay_out_rows, one_start, table_problem
+from otpdag.problem import packed_point
 
 
 def problem_of(model, frame, method, seed=0, weights=None):
@@ -24,4 +25,4 @@ def point_of(problem, params):
             name: torch.as_tensor(np.reshape(value, (1, *declared[name].shape)), dtype=torch.float64)
             for name, value in own.items()
         }
-    return problem.packed(problem.structure.raw(naturals), 1)
+    return packed_point(problem.structure.raw(naturals), problem.shapes, 1)

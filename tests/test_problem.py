@@ -39,7 +39,7 @@ from otpdag.matching.direct import DirectProblem, DrawnWithDirect, WithDirect
 from otpdag.matching.mean_features import feature_columns
 from otpdag.matching.windows import WindowProblem
 from otpdag.noise import Streams
-from otpdag.problem import Minibatched, Problem, Units, units_of
+from otpdag.problem import LossTerms, Minibatched, Problem, Units, units_of
 from otpdag.settings import ClosedForm, Direct, Objective, PushForward
 from otpdag.spaces import Real
 
@@ -226,11 +226,10 @@ def fingerprint(value):
 def evaluations(problem, points):
     """Everything that a problem can be asked: names and values, or that it has none."""
     asked = {
-        "terms": lambda: problem.terms(points).total,
-        "loss": lambda: problem.loss(points),
+        "loss": lambda: problem.loss(points).total,
         "sampled": lambda: problem.sampled(points, Streams(range(len(points))), 0.4).total,
         "update": lambda: problem.update(points[:1])[0],
-        "moved": lambda: (moved := problem.moved(points[:1])) and (moved.what, fingerprint(moved.point)),
+        "refine": lambda: (moved := problem.refine(points[:1])) and (moved.what, fingerprint(moved.point)),
         "unit_losses": lambda: problem.unit_losses(points),
         "subset": lambda: problem.subset(7, coarse=True).rows,
         "laid_out_for": lambda: fingerprint(problem.laid_out_for(points, precisely=True)),
@@ -257,7 +256,7 @@ def test_evaluating_a_problem_changes_nothing(name):
     assert fingerprint(problem) == before
     assert evaluations(problem, points) == first
     assert fingerprint(problem) == before
-    values = [value for key, value in first.items() if key in ("terms", "sampled", "update")]
+    values = [value for key, value in first.items() if key in ("loss", "sampled", "update")]
     assert any(str(value).startswith("tensor") for value in values)
 
 
@@ -283,7 +282,7 @@ def test_only_losses_have_gradients_where_a_point_asks_for_them(name):
     problem, points = problem_of(name)
     leaf = (points + 0.1).requires_grad_(True)
     asked = {
-        "moved": lambda: (moved := problem.moved(leaf[:1])) and (moved.problem, moved.loss),
+        "refine": lambda: (moved := problem.refine(leaf[:1])) and (moved.problem, moved.loss),
         "laid out": lambda: problem.laid_out_for(leaf, precisely=True),
         "unit losses": lambda: problem.unit_losses(leaf),
         "simulated": lambda: problem.simulated(leaf[:1], 20, 1),
@@ -321,7 +320,7 @@ def test_a_problem_says_what_it_is_not_evaluated_by(name):
     answers = evaluations(problem, points)
     stochastic = isinstance(problem, Minibatched)
     if stochastic:
-        assert "is drawn anew in every step: use otp.engine.Adam" in answers["terms"]
+        assert "is drawn anew in every step: use otp.engine.Adam" in answers["loss"]
         return
     with pytest.raises(ModelError, match=r"is evaluated in closed form: use otp\.engine"):
         Adam(steps=2).run(Leg(problem, points, 2, seeds=range(len(points))), lambda progress: False)
@@ -334,7 +333,7 @@ def test_a_problem_says_what_it_is_not_evaluated_by(name):
 
 def loss_and_gradient(problem, points):
     leaf = points.clone().requires_grad_(True)
-    loss = problem.loss(leaf)
+    loss = problem.loss(leaf).total
     (gradient,) = torch.autograd.grad(loss.sum(), leaf)
     return loss.detach(), gradient
 
@@ -368,9 +367,9 @@ def test_weights_of_rows_are_repetitions(hidden, method):
         alone = loss_and_gradient(other, points[replica : replica + 1])
         torch.testing.assert_close(found[0][replica], alone[0][0], rtol=1e-9, atol=1e-10)
         torch.testing.assert_close(found[1][replica], alone[1][0], rtol=1e-7, atol=1e-9)
-    plain = problem.loss(points)
+    plain = problem.loss(points).total
     assert not torch.allclose(plain, found[0])
-    torch.testing.assert_close(problem.reweighted(torch.ones(1, len(frame))).loss(points), plain)
+    torch.testing.assert_close(problem.reweighted(torch.ones(1, len(frame))).loss(points).total, plain)
 
 
 def test_weights_of_compared_rows_are_repetitions():
@@ -383,7 +382,7 @@ def test_weights_of_compared_rows_are_repetitions():
     expected = problem.features.mean_of(feature_columns(layout.structure, repeated), repeated.weight)
     torch.testing.assert_close(weighted.features.mean, expected)
     points = starts(layout, batch)
-    assert not torch.allclose(weighted.loss(points), problem.loss(points))
+    assert not torch.allclose(weighted.loss(points).total, problem.loss(points).total)
 
 
 @pytest.mark.parametrize("name", ["rows", "rows compared", "rows in both ways", "chain"])
@@ -394,7 +393,7 @@ def test_weights_multiply(name):
     generator = torch.Generator().manual_seed(0)
     one, other = (0.5 + torch.rand(1, units, generator=generator, dtype=torch.float64) for _ in range(2))
     twice, once = problem.reweighted(one).reweighted(other), problem.reweighted(one * other)
-    torch.testing.assert_close(twice.loss(points), once.loss(points))
+    torch.testing.assert_close(twice.loss(points).total, once.loss(points).total)
     torch.testing.assert_close(once.weight, problem.weight * one * other)
 
 
@@ -430,7 +429,7 @@ def test_weights_of_sequences_are_repetitions(eps):
     torch.testing.assert_close(shared[0][0], found[0][0])
     torch.testing.assert_close(shared[1][0], found[1][0])
     equal = problem.reweighted(torch.full((1, 5), 3.0))
-    torch.testing.assert_close(equal.loss(points), problem.loss(points))
+    torch.testing.assert_close(equal.loss(points).total, problem.loss(points).total)
 
 
 def test_weights_given_by_the_user_are_repetitions_of_sequences():
@@ -459,7 +458,9 @@ def test_losses_of_units_add_up_to_the_loss(name):
     kept = problem.weight[0] / problem.weight[0].sum()
     given = weights / weights.sum()  # rows and sequences stand in an order of their own
     np.testing.assert_allclose(np.sort(kept), np.sort(given))
-    torch.testing.assert_close((total * losses).sum(-1) / total.sum(-1), problem.loss(points), rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(
+        (total * losses).sum(-1) / total.sum(-1), problem.loss(points).total, rtol=1e-8, atol=1e-9
+    )
 
 
 def test_losses_of_sequences_of_many_lengths_are_those_of_each_alone():
@@ -468,7 +469,7 @@ def test_losses_of_sequences_of_many_lengths_are_those_of_each_alone():
     losses = chain_problem(structure, batch, shapes, 1.0, 0).unit_losses(points)
     for number in range(5):
         alone = chain_problem(structure, batch.take(torch.tensor([number])), shapes, 1.0, 0)
-        torch.testing.assert_close(losses[:, number], alone.loss(points))
+        torch.testing.assert_close(losses[:, number], alone.loss(points).total)
 
 
 def test_rows_that_the_model_rules_out_have_a_finite_loss():
@@ -491,7 +492,7 @@ def test_a_part_of_given_units_is_these_units(name):
     torch.testing.assert_close(part.weight, problem.weight[:, chosen])
     losses = problem.unit_losses(points)[:, chosen]
     total = part.weight * (part.batch.lengths if name == "chain" else 1)
-    torch.testing.assert_close((total * losses).sum(-1) / total.sum(-1), part.loss(points), rtol=1e-7, atol=1e-8)
+    torch.testing.assert_close((total * losses).sum(-1) / total.sum(-1), part.loss(points).total, rtol=1e-7, atol=1e-8)
     assert part.rows == (4 * 15 if name == "chain" else 4)
 
 
@@ -502,7 +503,7 @@ def test_a_part_of_a_reweighted_problem_keeps_the_weights(name):
     factors = 0.5 + torch.rand(1, units, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     chosen = torch.tensor([3, 7, 1, 10])
     part, other = problem.reweighted(factors).subset(chosen), problem.subset(chosen).reweighted(factors[:, chosen])
-    torch.testing.assert_close(part.loss(points), other.loss(points))
+    torch.testing.assert_close(part.loss(points).total, other.loss(points).total)
 
 
 @pytest.mark.parametrize("name", ["rows", "chain", "windows", "hidden numbers"])
@@ -511,10 +512,10 @@ def test_a_random_part_is_the_same_every_time_and_all_of_it_if_that_is_few(name)
     whole = problem.subset(10**6)
     assert whole.rows == problem.rows
     if name != "windows":
-        torch.testing.assert_close(whole.loss(points), problem.loss(points))
+        torch.testing.assert_close(whole.loss(points).total, problem.loss(points).total)
     first, second = problem.subset(60), problem.subset(60)
     assert first.rows <= problem.rows
-    torch.testing.assert_close(first.loss(points), second.loss(points), rtol=0, atol=0)
+    torch.testing.assert_close(first.loss(points).total, second.loss(points).total, rtol=0, atol=0)
 
 
 def test_random_parts():
@@ -547,10 +548,12 @@ def test_simulated_rows_are_the_models_with_the_datas_gaps():
         share = float(sample.batch.mask[node].double().mean())
         assert share == pytest.approx(float(batch.mask[node].double().mean()), abs=0.04)
     again = problem.simulated(points, 3000, 1)
-    torch.testing.assert_close(sample.loss(points), again.loss(points), rtol=0, atol=0)
-    assert not torch.allclose(sample.loss(points), problem.simulated(points, 3000, 2).loss(points), rtol=1e-9)
+    torch.testing.assert_close(sample.loss(points).total, again.loss(points).total, rtol=0, atol=0)
+    assert not torch.allclose(
+        sample.loss(points).total, problem.simulated(points, 3000, 2).loss(points).total, rtol=1e-9
+    )
     moved = points + 0.7  # at other parameters the same rows cost more: they are the model's own
-    assert float(sample.loss(moved)) > float(sample.loss(points))
+    assert float(sample.loss(moved).total) > float(sample.loss(points).total)
 
 
 def test_simulated_sequences_are_the_models_with_the_datas_lengths():
@@ -562,7 +565,7 @@ def test_simulated_sequences_are_the_models_with_the_datas_lengths():
     assert set(sample.batch.lengths.tolist()) <= {5, 1, 9, 4, 7, 6}
     assert len(sample.batch.lengths) == 4000
     assert float(sample.batch.steps.mask["x"].double().mean()) == pytest.approx(0.7, abs=0.1)
-    assert float(sample.loss(points + 0.7)) > float(sample.loss(points))
+    assert float(sample.loss(points + 0.7).total) > float(sample.loss(points).total)
     few = chain_problem(structure, sequences([5, 4]), shapes, 1.0, 0).simulated(points, 4000, 1)
     assert len(few.batch.lengths) == 4000
 
@@ -574,7 +577,7 @@ def test_few_sequences_are_cut_in_units():
     units = few.in_units()
     assert len(units.batch.lengths) >= 30
     assert units.rows == few.rows
-    assert float(units.loss(points)) == pytest.approx(float(few.loss(points)), abs=0.2)
+    assert float(units.loss(points).total) == pytest.approx(float(few.loss(points).total), abs=0.2)
     many = chain_problem(structure, sequences([5] * 40), shapes, 1.0, 0)
     assert many.in_units() is many
 
@@ -607,9 +610,19 @@ def test_what_a_problem_does_not_have_is_said():
         (lambda: units_of(bare), "Bare has no rows that could be weighted"),
         (lambda: units.unit_losses(torch.zeros(1, 1)), "Weighed has no loss of single rows"),
         (lambda: units.simulated(torch.zeros(1, 1), 5, 0), "Weighed cannot be simulated"),
-        (lambda: bare.terms(torch.zeros(1, 1)), "Bare is drawn anew in every step: use otp.engine.Adam"),
+        (lambda: bare.loss(torch.zeros(1, 1)), "Bare is drawn anew in every step: use otp.engine.Adam"),
     ):
         with pytest.raises(ModelError, match=message):
             ask()
-    assert bare.moved(torch.zeros(1, 1)) is None
+    assert bare.refine(torch.zeros(1, 1)) is None
     assert bare.subset(3) is bare
+
+
+def test_methods_under_their_earlier_names_are_accepted_with_a_warning():
+    with pytest.warns(DeprecationWarning, match=r"Older\.terms is called loss now"):
+
+        class Older(Bare):
+            def terms(self, point):
+                return LossTerms.of(point[:, 0], direct=point[:, 0])
+
+    assert Older().loss(torch.tensor([[2.0], [3.0]])).total.tolist() == [2.0, 3.0]

@@ -15,7 +15,7 @@ from otpdag.learned.autoencoder import Codewords, Encoded
 from otpdag.learned.paper_topics import PaperTopics
 from otpdag.likelihood.topic_problem import TopicSweeps
 from otpdag.noise import Streams
-from otpdag.problem import LossTerms, Moved, Problem, Units, split_theta
+from otpdag.problem import LossTerms, Problem, Refinement, Units, split_theta
 from otpdag.settings import ClosedForm, Direct, Drawn, Objective, PushForward
 
 __all__ = [
@@ -25,11 +25,11 @@ __all__ = [
     "Drawn",
     "Encoded",
     "LossTerms",
-    "Moved",
     "Objective",
     "PaperTopics",
     "Problem",
     "PushForward",
+    "Refinement",
     "Streams",
     "TopicSweeps",
     "Units",

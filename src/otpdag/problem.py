@@ -10,11 +10,12 @@ again: a checkpoint needs no more of it.
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -25,6 +26,9 @@ from otpdag.structure import Naturals, Structure, Theta, pack, unpack
 from otpdag.threads import in_order
 
 Held = TypeVar("Held")
+
+RENAMED = {"terms": "loss", "updated": "update", "moved": "refine", "alternatives": "proposals", "on_part": "subset"}
+"""Methods of a problem by the names that they had in 0.1."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +61,12 @@ class LossTerms:
         return {"loss": float(self.total.detach().reshape(-1)[replica]), **terms}
 
 
-def loss_and_gradient(evaluate: Callable[[Tensor], Tensor], point: Tensor) -> tuple[Tensor, Tensor]:
-    """Losses (R,) at a point (R, P), and each replica's gradient (R, P)."""
+def loss_and_gradient(evaluate: Callable[[Tensor], Tensor | LossTerms], point: Tensor) -> tuple[Tensor, Tensor]:
+    """Losses (R,) at a point (R, P), or the sum of their terms, and each replica's gradient (R, P)."""
     with torch.enable_grad():
         leaf = point.detach().clone().requires_grad_(True)
-        loss = evaluate(leaf)
+        told = evaluate(leaf)
+        loss = told.total.expand(len(point)) if isinstance(told, LossTerms) else told
         (gradient,) = torch.autograd.grad(loss.sum(), leaf)
     return loss.detach(), gradient.detach()
 
@@ -72,8 +77,18 @@ def split_theta(parameters: Mapping[str, Held]) -> tuple[dict[str, Held], dict[s
     return theta, {key: value for key, value in parameters.items() if key.startswith("phi.")}
 
 
+def split_point(point: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Raw parameters of the model at a point (R, P), and of its backward maps."""
+    return split_theta(unpack(point, shapes))
+
+
+def packed_point(theta: Theta, shapes: Mapping[str, tuple[int, ...]], replicas: int) -> Tensor:
+    """The point (R, P) of raw parameters, each (1 or R, ...)."""
+    return pack({key: theta[key].expand(replicas, *shape) for key, shape in shapes.items()})
+
+
 @dataclass(frozen=True)
-class Moved:
+class Refinement:
     """What a problem became at a point: itself with something laid out anew, the point in it, and what was done.
 
     ``loss`` (R,) is that of the point in it, if it compares with the losses before: sums that are laid out anew
@@ -89,7 +104,7 @@ class Moved:
 
 
 @dataclass(frozen=True)
-class Alternatives:
+class Proposals:
     """Points (K, P) from which descent may lead to a lower optimum than the one they were made from.
 
     ``part`` is the problem on as many rows as tell which of them does.
@@ -136,10 +151,20 @@ class Updates:
 
 
 class Problem(ABC):
-    """What is minimised. One of :meth:`terms` and :meth:`sampled` must be there; all else has a default."""
+    """What is minimised. :meth:`loss`, or :meth:`Minibatched.sampled`, must be there; all else has a default."""
 
     structure: Structure
     shapes: Mapping[str, tuple[int, ...]]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Accept what is written for earlier versions, with other names of the same methods."""
+        super().__init_subclass__(**options)
+        for old, new in RENAMED.items():
+            if old in vars(cls) and new not in vars(cls):
+                warnings.warn(
+                    f"{cls.__name__}.{old} is called {new} now: rename it before 1.0", DeprecationWarning, stacklevel=2
+                )
+                setattr(cls, new, vars(cls)[old])
 
     # -- size ---------------------------------------------------------------------------------------------------------
 
@@ -162,13 +187,9 @@ class Problem(ABC):
 
     # -- evaluation ---------------------------------------------------------------------------------------------------
 
-    def terms(self, point: Tensor) -> LossTerms:
+    def loss(self, point: Tensor) -> LossTerms:
         """Loss terms of every replica at ``point`` (R, P), the same in every evaluation."""
         raise ModelError(f"{type(self).__name__} is drawn anew in every step: use otp.engine.Adam")
-
-    def loss(self, point: Tensor) -> Tensor:
-        """Total loss of every replica (R,)."""
-        return self.terms(point).total.expand(point.shape[0])
 
     def metric(self, points: Tensor) -> Tensor | None:
         """How the loss bends near ``points`` (R, P): a matrix (R, P, P), or its diagonal (R, P); None where unknown.
@@ -196,27 +217,19 @@ class Problem(ABC):
         """The problem with what stands for unknown numbers placed for the replicas ``points`` (R, P)."""
         return self
 
-    def moved(self, point: Tensor) -> Moved | None:
+    def refine(self, point: Tensor) -> Refinement | None:
         """What it becomes after it was minimised; None if there is nothing to lay out anew, and the end is the end."""
         return None
 
-    def alternatives(self, point: Tensor) -> Alternatives | None:
+    def proposals(self, point: Tensor) -> Proposals | None:
         """Where else to look once nothing moves at ``point`` (1, P) any more; None if there is no such place."""
         return None
 
     # -- parameters ---------------------------------------------------------------------------------------------------
 
-    def parts(self, point: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Raw parameters of the model, and of its backward maps."""
-        return split_theta(unpack(point, self.shapes))
-
     def naturals(self, point: Tensor) -> Naturals:
         """Natural parameters of the model."""
-        return self.structure.naturals(self.parts(point)[0])
-
-    def packed(self, theta: Theta, replicas: int) -> Tensor:
-        """The point (R, P) of raw parameters, each (1 or R, ...)."""
-        return pack({key: theta[key].expand(replicas, *shape) for key, shape in self.shapes.items()})
+        return self.structure.naturals(split_point(point, self.shapes)[0])
 
 
 def curvature(problem: Callable[[], Problem], points: Tensor, *, most: int = 200) -> Tensor | None:
@@ -229,7 +242,7 @@ def curvature(problem: Callable[[], Problem], points: Tensor, *, most: int = 200
         return None
     with torch.enable_grad():
         leaf = points.detach().clone().requires_grad_(True)
-        (gradient,) = torch.autograd.grad(problem().loss(leaf).sum(), leaf, create_graph=True)
+        (gradient,) = torch.autograd.grad(problem().loss(leaf).total.sum(), leaf, create_graph=True)
         second = partial(torch.autograd.grad, inputs=leaf, retain_graph=True)
         rows = [row for (row,) in in_order(partial(second, column.sum()) for column in gradient.unbind(-1))]
     return torch.stack(rows, 1).detach()

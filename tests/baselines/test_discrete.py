@@ -30,7 +30,7 @@ def quantiser(made, latents):
         seen.append(quantized)
         return torch.zeros(4, 3)
 
-    loss = made.terms(theta, latents, torch.zeros(4, 3), decode, Streams([0]), 0.0)
+    loss = made.loss(theta, latents, torch.zeros(4, 3), decode, Streams([0]), 0.0)
     return theta, seen[0], loss
 
 

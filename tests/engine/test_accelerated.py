@@ -147,7 +147,7 @@ def test_chains_end_where_descent_ends(kind):
     result = otp.fit(model, x, seed=0, restarts=2)
     assert result.problem.updates.suffice
     point = next(one for one in result.restarts if one.kept).point.unsqueeze(0).requires_grad_(True)
-    (gradient,) = torch.autograd.grad(result.problem.loss(point).sum(), point)
+    (gradient,) = torch.autograd.grad(result.problem.loss(point).total.sum(), point)
     assert float(gradient.abs().max()) < 1e-4
     losses, at = [], point.detach()
     for _ in range(100):

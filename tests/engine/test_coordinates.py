@@ -22,7 +22,7 @@ class Quadric(Problem):
     def rows(self):
         return 1
 
-    def terms(self, point):
+    def loss(self, point):
         loss = 0.5 * torch.einsum("ri,ij,rj->r", point, self.curvature, point)
         return LossTerms.of(loss, reconstruction=loss)
 
@@ -48,7 +48,7 @@ def test_the_curvature_becomes_one_up_to_its_sign():
 
         def loss(y, replica=replica):
             every = torch.zeros(2, 4, dtype=torch.float64).index_put((torch.tensor(replica),), y)
-            return problem.loss(coordinates.point(every))[replica]
+            return problem.loss(coordinates.point(every)).total[replica]
 
         hessian = torch.autograd.functional.hessian(loss, torch.zeros(4, dtype=torch.float64))
         torch.testing.assert_close(hessian.diagonal().sort().values, torch.tensor([-1.0, 1.0, 1.0, 1.0]).double())
@@ -59,7 +59,7 @@ def test_a_step_of_steepest_descent_reaches_the_minimum_of_a_bowl():
     problem, start = Quadric(symmetric([50.0, 2.0, 0.1])), points(3)
     coordinates = Coordinates.of(problem, start)
     y = torch.zeros_like(start, requires_grad=True)
-    (slope,) = torch.autograd.grad(problem.loss(coordinates.point(y)).sum(), y)
+    (slope,) = torch.autograd.grad(problem.loss(coordinates.point(y)).total.sum(), y)
     torch.testing.assert_close(coordinates.point(-slope), torch.zeros_like(start), atol=1e-9, rtol=0)
 
 

@@ -34,12 +34,12 @@ class Pulled(Problem):
     def updates(self):
         return Updates(stretched=self.mask)
 
-    def terms(self, point):
+    def loss(self, point):
         loss = (point - self.centre).square().sum(-1)
         return LossTerms.of(loss, reconstruction=loss)
 
     def update(self, point):
-        return point + self.share * (self.centre - point), self.terms(point)
+        return point + self.share * (self.centre - point), self.loss(point)
 
 
 def trail(em, problem, start, steps, resume=None, tolerance=0.0):
@@ -104,8 +104,8 @@ def test_only_stretched_coordinates_go_further():
 class Broken(Pulled):
     """No finite loss right of five."""
 
-    def terms(self, point):
-        loss = torch.where(point[:, 0] > 5, torch.nan, super().terms(point).total)
+    def loss(self, point):
+        loss = torch.where(point[:, 0] > 5, torch.nan, super().loss(point).total)
         return LossTerms.of(loss, reconstruction=loss)
 
 

@@ -11,6 +11,7 @@ from otpdag.engine import Adam, Method
 from otpdag.engine.image_data import ImageData, initial_theta
 from otpdag.errors import ModelError
 from otpdag.learned.autoencoder import Encoded, EncoderMap
+from otpdag.problem import split_point
 from otpdag.settings import Objective
 from otpdag.spaces import Real
 
@@ -42,7 +43,7 @@ def test_a_point_is_the_networks_as_they_are():
     layout = data.lay_out(method, 0)
     problem = data.problem(layout, method, 0)
     points = data.starts(layout, problem, 0, range(2))
-    theta, phi = problem.parts(points[:1])
+    theta, phi = split_point(points[:1], problem.shapes)
     rows = Images(PIXELS).rows
     torch.testing.assert_close(problem.encoded.backward.latents(phi, rows[None])[0], encoder(rows).detach())
     parameters = torch.cat([value.flatten() for value in theta.values()]).sort().values

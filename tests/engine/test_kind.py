@@ -43,7 +43,7 @@ class BinProblem(Units):
     def rows(self):
         return int(self.counts.sum())
 
-    def terms(self, point):
+    def loss(self, point):
         naturals = self.naturals(point)["x"]
         loc, scale = naturals["loc"].reshape(-1, 1), naturals["scale"].reshape(-1, 1)
         below = torch.special.ndtr((self.edges - loc) / scale)

@@ -270,7 +270,7 @@ class Halving(Problem):
         fallen = loss if self.settles else -torch.full_like(loss, float(len(self.asked)))
         return 0.5 * point, LossTerms.of(fallen, reconstruction=fallen)
 
-    def terms(self, point):
+    def loss(self, point):
         self.asked.append("descent")
         loss = (point.exp() - 2.0 * point).sum(-1)
         return LossTerms.of(loss, reconstruction=loss)

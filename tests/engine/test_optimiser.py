@@ -56,15 +56,15 @@ class Bowl(Problem):
     def rows(self):
         return 10
 
-    def terms(self, point):
+    def loss(self, point):
         loss = (self.steepness * (point - 1).square()).sum(-1)
         return LossTerms.of(loss, reconstruction=loss)
 
     def sampled(self, point, streams, progress):
-        return self.terms(point)
+        return self.loss(point)
 
     def update(self, point):
-        return point + 0.5 * self.steepness / self.steepness * (1 - point), self.terms(point)
+        return point + 0.5 * self.steepness / self.steepness * (1 - point), self.loss(point)
 
 
 def leg(points):

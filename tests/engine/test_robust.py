@@ -225,15 +225,15 @@ def test_trimming_keeps_three_quarters_the_likeliest_of_each_start():
 def test_weights_are_found_anew_until_they_hardly_change():
     problem = capped(trimmings=2)._with_weights(POINTS[:1])
     for left in (1, 0):
-        moved = problem.moved(POINTS[:1])
+        moved = problem.refine(POINTS[:1])
         assert moved.problem.trimmings == left
         problem = moved.problem
     # weights are capped by now: of the ten units far off hardly any is left
     assert problem.weights[0, 90:].max() < 0.2
     assert problem.weights[0, :85].min() > 0.9
-    assert problem.moved(POINTS[:1]) is None
+    assert problem.refine(POINTS[:1]) is None
     shifted = replace(problem, weights=problem.weights.roll(30, -1))
-    assert shifted.moved(POINTS[:1]) is not None
+    assert shifted.refine(POINTS[:1]) is not None
 
 
 def test_weights_that_are_known_for_as_many_points_are_kept():

@@ -36,8 +36,8 @@ def test_each_data_set_keeps_its_own_best():
     class Two(Bowls):
         owners: torch.Tensor = field(default_factory=lambda: torch.tensor([0, 0, 1, 1]))
 
-        def terms(self, point):
-            plain = super().terms(point)
+        def loss(self, point):
+            plain = super().loss(point)
             own = torch.where(self.owners[: len(point)] == 1, 100.0, 0.0).to(point)
             return plain + LossTerms.of(plain.total, direct=own)
 
@@ -60,8 +60,8 @@ def test_a_data_set_with_one_start_keeps_it():
 
 def test_starts_that_fail_come_last_and_never_win():
     class Cliff(Bowls):
-        def terms(self, point):
-            plain = super().terms(point)
+        def loss(self, point):
+            plain = super().loss(point)
             lost = torch.where(point[:, 1] > 5, torch.nan, 0.0).to(point)
             return plain + LossTerms.of(plain.total, direct=lost)
 
@@ -143,7 +143,7 @@ def test_a_stochastic_search_keeps_one_start_of_its_short_runs():
     @dataclass(frozen=True)
     class Noisy(Bowls):
         def sampled(self, point, streams, progress):
-            return self.terms(point)
+            return self.loss(point)
 
     searcher = quiet(Adam(steps=40, learning_rate=0.05))
     starts = at([-2.0, 1.0], [2.1, 1.0], [-2.3, 0.4])
@@ -177,7 +177,7 @@ def test_expectation_maximisation_needs_updates_and_follows_them():
     @dataclass(frozen=True)
     class Halving(Bowls):
         def update(self, point):
-            return 0.5 * (point + self.centre), self.terms(point)
+            return 0.5 * (point + self.centre), self.loss(point)
 
     problem = Halving(at(2.0, 1.0))
     outcome = EM(steps=200, growth=1.0).run(Leg(problem, at([5.0, 3.0], [1.0, 1.0]), 200), lambda progress: False)

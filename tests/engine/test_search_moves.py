@@ -11,7 +11,7 @@ from otpdag.engine.checkpoint import Journal
 from otpdag.engine.monitor import Monitor
 from otpdag.engine.optimiser import Outcome
 from otpdag.engine.search import Searcher, _Gains, search
-from otpdag.problem import Alternatives, LossTerms, Moved, Pace, Problem
+from otpdag.problem import LossTerms, Pace, Problem, Proposals, Refinement
 from tests.bowls import SHAPES, STRUCTURE, Bowls, at, quiet
 
 # -- problems that move -----------------------------------------------------------------------------------------------
@@ -35,14 +35,14 @@ class Wandering(Problem):
     def pace(self):
         return Pace(steps=self.most)
 
-    def terms(self, point):
+    def loss(self, point):
         gap = (point - self.centre).square().sum(-1)
         return LossTerms.of(gap, reconstruction=gap)
 
-    def moved(self, point):
+    def refine(self, point):
         if not self.left:
             return None
-        return Moved(replace(self, centre=self.centre + 1, left=self.left - 1), point, f"move {self.left}")
+        return Refinement(replace(self, centre=self.centre + 1, left=self.left - 1), point, f"move {self.left}")
 
 
 def test_a_problem_is_followed_until_it_moves_no_more():
@@ -87,9 +87,9 @@ class Beside(Bowls):
     suggested: tuple[tuple[float, float], ...] = ()
     on_few: tuple[float, float] = (0.0, 0.0)
 
-    def alternatives(self, point):
+    def proposals(self, point):
         part = replace(self, floors=self.on_few, rows_seen=20)
-        return Alternatives(part, at(*self.suggested)) if len(self.suggested) else None
+        return Proposals(part, at(*self.suggested)) if len(self.suggested) else None
 
 
 def stages_beside(problem, optimiser=None, **course):
@@ -154,10 +154,10 @@ class Impatient(Bowls):
     def pace(self):
         return Pace(patience=self.after)
 
-    def moved(self, point):
+    def refine(self, point):
         self.asked.append(point)
         across = torch.where(point < 0, -point, point)
-        return Moved(self, across, "across") if self.leaves and bool((point < 0).any()) else None
+        return Refinement(self, across, "across") if self.leaves and bool((point < 0).any()) else None
 
 
 def test_a_long_leg_is_asked_once_whether_it_moves_already():
@@ -201,9 +201,9 @@ class Circling(Bowls):
     told: tuple[float, ...] = ()
     number: int = 0
 
-    def moved(self, point):
+    def refine(self, point):
         loss = None if self.number >= len(self.told) else at(self.told[self.number])
-        return Moved(replace(self, number=self.number + 1), point + self.number, f"move {self.number}", loss)
+        return Refinement(replace(self, number=self.number + 1), point + self.number, f"move {self.number}", loss)
 
 
 def moves_of(told, **options):
@@ -240,11 +240,13 @@ def test_moves_end_after_two_in_a_row_without_a_gain_and_the_best_is_kept():
     problem = Bowls(torch.zeros(1, 2).double())
 
     def moved(loss):
-        return Moved(problem, torch.full((1, 2), loss).double(), "moved", torch.tensor([loss]).double())
+        return Refinement(problem, torch.full((1, 2), loss).double(), "moved", torch.tensor([loss]).double())
 
     assert not moved(1.0).curved_alike  # unless it is said, what was learned of the curvature is forgotten
     gains = _Gains(0.01)
-    assert not gains.have_ended(Moved(problem, torch.zeros(1, 2), "moved"))  # without a loss there is nothing to say
+    assert not gains.have_ended(
+        Refinement(problem, torch.zeros(1, 2), "moved")
+    )  # without a loss there is nothing to say
     ended = [gains.have_ended(moved(loss)) for loss in (5.0, 4.0, 3.984375, 3.0, 3.5, 2.984375)]
     # 3.98 is lower, but by less than a hundredth of 1 + 3.98; so is 2.98, and it follows 3.5
     assert ended == [False, False, False, False, False, True]
@@ -259,10 +261,10 @@ def test_an_optimiser_goes_on_with_its_curvature_only_where_a_move_leaves_it_ali
     class Moving(Bowls):
         left: int = 2
 
-        def moved(self, point):
+        def refine(self, point):
             if not self.left:
                 return None
-            return Moved(replace(self, left=self.left - 1, centre=self.centre + 1), point, "moved", None, alike)
+            return Refinement(replace(self, left=self.left - 1, centre=self.centre + 1), point, "moved", None, alike)
 
     memories, run = [], Journal.run
 
@@ -279,9 +281,9 @@ def test_an_optimiser_goes_on_with_its_curvature_only_where_a_move_leaves_it_ali
 def test_gains_of_several_data_sets_are_counted_on_average():
     gains = _Gains(0.01)
     for losses, ended in (((3.0, 1.0), False), ((1.0, 2.99), False), ((2.0, 2.0), True)):
-        assert gains.have_ended(Moved(None, at(0.0), "", at(*losses))) is ended
+        assert gains.have_ended(Refinement(None, at(0.0), "", at(*losses))) is ended
     assert gains.best.loss.tolist() == [1.0, 2.99]
-    assert not _Gains(0.01).have_ended(Moved(None, at(0.0), ""))
+    assert not _Gains(0.01).have_ended(Refinement(None, at(0.0), ""))
 
 
 def test_what_was_learned_is_carried_to_another_point_in_its_own_coordinates():

@@ -27,6 +27,7 @@ from otpdag.learned.autoencoder import (
 )
 from otpdag.mechanisms.base import Noise
 from otpdag.noise import Streams
+from otpdag.problem import split_point
 from otpdag.settings import Objective, PushForward
 from otpdag.spaces import Real
 
@@ -144,15 +145,17 @@ def test_after_the_warm_up_codewords_are_placed_and_latents_quantised(codebook):
     assert warm.pace.span == (0.0, problem.codewords.warm_up)
     terms = warm.sampled(point, Streams([0]), 0.0)
     assert terms.total.item() == terms.reconstruction.item()
-    moved = warm.moved(point)
+    moved = warm.refine(point)
     assert moved.problem.quantizes
     assert moved.what == "quantised"
-    assert problem.moved(point) is None
+    assert problem.refine(point) is None
     # codewords stand among the latents: nearer to them than their mean is
     _, latent = problem.chain
     placed = problem.naturals(moved.point)[latent]["mean"][0]
     with torch.no_grad():
-        latents = problem.backward.latents(problem.parts(point)[1], problem.images).reshape(-1, problem.backward.dim)
+        latents = problem.backward.latents(split_point(point, problem.shapes)[1], problem.images).reshape(
+            -1, problem.backward.dim
+        )
     nearest = torch.cdist(latents, placed).amin(-1).square().mean()
     assert nearest < (latents - latents.mean(0)).square().sum(-1).mean()
 
@@ -175,7 +178,7 @@ def quantising(*, by_position, codewords):
 
 def by_hand(problem, point):
     """Latents (positions, n, D), codewords and scales (K, D), weights (positions, K), potentials (problems, K)."""
-    theta, phi = problem.parts(point)
+    theta, phi = split_point(point, problem.shapes)
     naturals = problem.structure.naturals(theta)
     latents = problem.backward.latents(phi, problem.images)[0].unflatten(-1, (2, 2)).transpose(0, 1)
     return latents, naturals["z"]["mean"][0], naturals["z"]["scale"][0], naturals["c"]["weights"][0], phi
@@ -239,7 +242,7 @@ def test_the_terms_of_codewords_are_weighed_and_latents_are_decoded_as_their_cod
     assert terms.divergence.item() == pytest.approx(gap, rel=1e-4)
     assert terms.entropic.item() == pytest.approx(0.5 * (weights * (3 * weights).log()).sum().item(), rel=1e-4)
     quantised = means[costs.argmin(-1)].transpose(0, 1).flatten(1)
-    theta = problem.structure.naturals(problem.parts(point)[0])
+    theta = problem.structure.naturals(split_point(point, problem.shapes)[0])
     rebuilt = problem.structure.mechanisms["x"].forward(theta["x"], {"q": quantised[None]}, torch.zeros(1, 30, 6))
     expected = (rebuilt - torch.from_numpy(ROWS)).square().mean() / torch.from_numpy(ROWS).var()
     assert terms.reconstruction.item() == pytest.approx(expected.item(), rel=1e-4)

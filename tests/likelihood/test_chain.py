@@ -24,6 +24,7 @@ from otpdag.likelihood.chain_problem import (
 )
 from otpdag.likelihood.number_problem import lay_out_steps, lay_out_switching, padded_features, switching_terms
 from otpdag.likelihood.smoother import SequenceMap
+from otpdag.problem import packed_point
 from tests.dynamic_models import (
     by_paths,
     laid_out,
@@ -220,7 +221,7 @@ def test_an_update_has_the_mean_counts_of_each_state_and_the_loss_before():
     lengths = np.array([4, 2, 1])
     expected = -sums.log_likelihood.item() / (weight[0].numpy() @ lengths)
     assert terms.total.item() == pytest.approx(expected)
-    assert problem.loss(point).item() == pytest.approx(expected)
+    assert problem.loss(point).total.item() == pytest.approx(expected)
     np.testing.assert_allclose(problem.unit_mass, weight.numpy() * lengths)
     torch.testing.assert_close(problem.weight, weight)
 
@@ -234,7 +235,7 @@ def test_the_loss_of_each_sequence_is_a_sum_over_paths_at_its_temperature(eps):
     whole = [sum(mass for _, mass in paths_of(model, x, 1 / eps)) for x in SERIES]
     expected = [-eps * np.log(one) / len(x) for one, x in zip(whole, SERIES, strict=True)]
     np.testing.assert_allclose(problem.unit_losses(point)[0], expected, rtol=1e-9)
-    assert problem.loss(point).item() == pytest.approx(np.average(expected, weights=[4, 2, 1]))
+    assert problem.loss(point).total.item() == pytest.approx(np.average(expected, weights=[4, 2, 1]))
     assert problem.is_likelihood == (eps == 1.0) == (problem.updates is not None)
     assert problem.is_sum
 
@@ -322,14 +323,14 @@ def test_updates_of_long_sequences_have_the_same_counts_in_stretches(emission, m
     model = otp.Model(otp.Graph([otp.lag("z", "z"), ("z", "x")], hidden=["z"]), {"z": m.Categorical(3), "x": emission})
     problem = problem_of(model, series).reweighted(torch.tensor([[1.0, 2.0], [0.5, 3.0]]).double())
     theta = model.structure.filled({}, torch.Generator().manual_seed(0))
-    points = problem.packed({key: value.double() for key, value in theta.items()}, 2)
+    points = packed_point({key: value.double() for key, value in theta.items()}, problem.shapes, 2)
     assert problem.chain.blocks[0].lanes(2).are_cut
     moved, terms = problem.update(points)
     monkeypatch.setattr("otpdag.likelihood.chain_layout.SIDE_BY_SIDE", 0)
     expected, expected_terms = problem.update(points)
     torch.testing.assert_close(moved, expected, rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(terms.total, expected_terms.total, rtol=1e-11, atol=1e-11)
-    torch.testing.assert_close(terms.total, problem.loss(points).detach(), rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(terms.total, problem.loss(points).total.detach(), rtol=1e-11, atol=1e-11)
 
 
 def test_hidden_nodes_that_read_an_observed_one_have_no_updates_though_they_have_no_memory():

@@ -102,7 +102,7 @@ def test_the_loss_is_that_of_enumerated_rows(name, eps):
     weights = np.random.default_rng(4).uniform(0.5, 2.0, ROWS)
     along, enumerated, start = made(EXACT[name], Objective(eps=eps), weights)
     points = around(start)
-    torch.testing.assert_close(along.loss(points), enumerated.loss(points), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(along.loss(points).total, enumerated.loss(points).total, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(along.unit_losses(points), enumerated.unit_losses(points), rtol=1e-9, atol=1e-9)
 
 
@@ -124,17 +124,17 @@ def test_lines_have_the_density_of_what_is_seen():
         normal = stats.multivariate_normal(mean[seen], covariance[np.ix_(seen, seen)]) if len(seen) else None
         expected.append(0.0 if normal is None else -normal.logpdf(row[seen]))
     np.testing.assert_allclose(along.unit_losses(start)[0], expected, rtol=1e-7, atol=1e-9)
-    assert along.loss(start).item() == pytest.approx(np.mean(expected))
+    assert along.loss(start).total.item() == pytest.approx(np.mean(expected))
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_the_gradient_is_that_of_finite_differences(name):
     along, _, start = made(ALL[name])
     leaf = around(start, 1).requires_grad_(True)
-    (gradient,) = torch.autograd.grad(along.loss(leaf).sum(), leaf)
+    (gradient,) = torch.autograd.grad(along.loss(leaf).total.sum(), leaf)
     step = 1e-5 * torch.eye(leaf.shape[1]).double()
     with torch.no_grad():
-        slopes = [(along.loss(leaf + one) - along.loss(leaf - one)) / 2e-5 for one in step]
+        slopes = [(along.loss(leaf + one).total - along.loss(leaf - one).total) / 2e-5 for one in step]
     torch.testing.assert_close(gradient[0], torch.cat(slopes), rtol=1e-5, atol=1e-7)
 
 
@@ -145,7 +145,7 @@ def test_an_update_never_raises_the_loss_and_tells_it(name):
     point, losses = around(start, 1), []
     for _ in range(15):
         after, terms = along.update(point)
-        assert terms.total.item() == pytest.approx(along.loss(point).item(), rel=1e-9)
+        assert terms.total.item() == pytest.approx(along.loss(point).total.item(), rel=1e-9)
         losses.append(terms.total.item())
         point = after
     assert (np.diff(losses) < 1e-10).all()
@@ -191,7 +191,7 @@ def test_steps_that_a_sample_guides_do_not_raise_the_loss(family):
     begin, losses = point, []
     for _ in range(8):
         with torch.no_grad():
-            losses.append(enumerated.loss(point))
+            losses.append(enumerated.loss(point).total)
         point = along.update(point)[0].detach()
     assert float(torch.stack(losses).diff(dim=0).max()) < 1e-9
     leg = LBFGS().run(Leg(along, begin, 6, None, [0] * 8), lambda progress: False)
@@ -242,9 +242,9 @@ def test_weights_are_repetitions(name):
     given, _, _ = made(ALL[name], weights=often)
     repeated, _, _ = made(ALL[name], rows=np.repeat(np.arange(ROWS), often))
     point = around(start, 1)
-    torch.testing.assert_close(given.loss(point), weighted.loss(point))
-    torch.testing.assert_close(weighted.loss(point), repeated.loss(point))
-    torch.testing.assert_close(weighted.update(point)[1].total, weighted.loss(point).detach())
+    torch.testing.assert_close(given.loss(point).total, weighted.loss(point).total)
+    torch.testing.assert_close(weighted.loss(point).total, repeated.loss(point).total)
+    torch.testing.assert_close(weighted.update(point)[1].total, weighted.loss(point).total.detach())
     one, other = (problem.naturals(problem.update(point)[0]) for problem in (weighted, repeated))
     for node in one:
         torch.testing.assert_close(one[node], other[node], rtol=1e-6, atol=1e-8)
@@ -295,19 +295,19 @@ def test_newtons_step_of_a_count_without_gaps_doubles_its_digits():
 def test_replicas_are_independent():
     along, _, start = made(mixed)
     points = around(start)
-    apart = torch.cat([along.loss(point) for point in points.split(1)])
-    torch.testing.assert_close(along.loss(points), apart)
+    apart = torch.cat([along.loss(point).total for point in points.split(1)])
+    torch.testing.assert_close(along.loss(points).total, apart)
 
 
 def test_points_are_moved_only_where_there_are_some():
     exact, _, start = made(mixed)
-    assert exact.moved(start) is None
+    assert exact.refine(start) is None
     assert exact.laid_out_for(start) is exact
     along, _, start = made(counts)
-    moved = along.moved(start + 1.0)
+    moved = along.refine(start + 1.0)
     assert moved.what == "moved grids"
-    assert not torch.allclose(moved.problem.loss(start + 1.0), along.loss(start + 1.0), rtol=1e-6, atol=0)
-    assert moved.problem.moved(start + 1.0) is None  # the points are there already
+    assert not torch.allclose(moved.problem.loss(start + 1.0).total, along.loss(start + 1.0).total, rtol=1e-6, atol=0)
+    assert moved.problem.refine(start + 1.0) is None  # the points are there already
 
 
 def test_rows_that_cannot_be_have_a_finite_loss():
@@ -376,8 +376,8 @@ def test_only_at_temperature_one_and_under_the_model_it_is_a_likelihood(objectiv
     assert (along.updates is not None) is (along.tempering == Tempering())
     assert (along.metric(start) is not None) is likelihood
     # the loss of every row is told in units of eps, and their mean is the loss
-    torch.testing.assert_close(along.unit_losses(start).mean(-1), along.loss(start))
-    torch.testing.assert_close(along._loss_alone(start), along.loss(start))
+    torch.testing.assert_close(along.unit_losses(start).mean(-1), along.loss(start).total)
+    torch.testing.assert_close(along._loss_alone(start), along.loss(start).total)
 
 
 def counts_of(categories):
@@ -441,7 +441,7 @@ def test_points_move_as_long_as_that_changes_the_loss_by_a_millionth(before, aft
     along, _, start = made(counts)
     losses = iter([before, after])
     monkeypatch.setattr(GraphProblem, "_loss_alone", lambda self, point: torch.tensor([next(losses)]).double())
-    found = along.moved(start + 0.5)
+    found = along.refine(start + 0.5)
     assert (found is not None) == moves
     if moves:
         assert found.loss.item() == after
@@ -456,12 +456,12 @@ def test_parts_and_simulated_rows_are_problems_of_their_own():
     part = along.subset(rows)
     assert (part.rows, part.placed_for) == (4, None)
     again, _, _ = made(counts, rows=rows.numpy())
-    torch.testing.assert_close(part.laid_out_for(start).loss(start), again.loss(start))
+    torch.testing.assert_close(part.laid_out_for(start).loss(start).total, again.loss(start).total)
     assert along.subset(17).rows == 17
     drawn = along.simulated(start, 25, 1)
     assert (drawn.rows, drawn.placed_for) == (25, None)
     torch.testing.assert_close(
-        drawn.laid_out_for(start).unit_losses(start).mean(-1), drawn.laid_out_for(start).loss(start)
+        drawn.laid_out_for(start).unit_losses(start).mean(-1), drawn.laid_out_for(start).loss(start).total
     )
     assert not torch.equal(along.simulated(start, 25, 2).batch.values["n"], drawn.batch.values["n"])
 

@@ -12,6 +12,7 @@ from otpdag.engine.lbfgs import minimise
 from otpdag.engine.resolve import recognise
 from otpdag.likelihood import number_problem as hidden_numbers
 from otpdag.likelihood.number_problem import SMALL_FALL, NumberProblem, padded_features, read_states, smoother_terms
+from otpdag.problem import split_point
 from tests.dynamic_models import kalman, known_state_space, linear_series, switching_model, switching_series
 
 TRUTH = (0.85, 0.7, 0.5, 2.0)
@@ -33,7 +34,7 @@ def series(missing):
 
 def at_truth(model, problem, layout, start):
     """The model's own parameters, and the map's where the start has them: which coordinates are the map's."""
-    _, phi = problem.parts(start)
+    _, phi = split_point(start, problem.shapes)
     raw = {key: value for key, value in layout.structure.raw(model.fitted.naturals).items() if key in layout.shapes}
     point = layout.pack({**raw, **phi})
     own = torch.cat([torch.full((int(np.prod(s)),), k.startswith("phi.")) for k, s in layout.shapes.items()])
@@ -48,10 +49,10 @@ def test_with_the_best_map_the_loss_is_the_likelihood_of_a_kalman_filter(missing
     exact = -kalman(TRUTH, x)[0].sum() / x.size
 
     def loss(free):
-        return problem.loss(torch.where(own, torch.zeros_like(point).masked_scatter(own, free), point))
+        return problem.loss(torch.where(own, torch.zeros_like(point).masked_scatter(own, free), point)).total
 
     ended = minimise(loss, point[:, own], steps=300, tolerance=1e-12)
-    assert problem.loss(point).item() > exact + 1e-3  # the start is not it
+    assert problem.loss(point).total.item() > exact + 1e-3  # the start is not it
     assert ended.loss.item() == pytest.approx(exact, abs=2e-3)
 
 
@@ -60,7 +61,7 @@ def test_noise_is_fixed_with_its_mirror_image():
     noise = problem.steps.noise
     half = noise.shape[1] // 2
     assert torch.equal(noise[:, :half], -noise[:, half:])
-    assert problem.loss(start).item() == problem.loss(start).item()
+    assert problem.loss(start).total.item() == problem.loss(start).total.item()
     again, _, _ = made(known_state_space(), series(0.0))
     assert torch.equal(again.steps.noise, noise)
 
@@ -81,7 +82,7 @@ def test_a_part_is_whole_sequences():
     problem, _, start = made(known_state_space(), series(0.0))
     part = problem.subset(torch.tensor([2, 5]))
     assert part.rows == 50
-    assert torch.isfinite(part.loss(start)).all()
+    assert torch.isfinite(part.loss(start).total).all()
     assert problem.subset(10**6) is problem
 
 
@@ -98,7 +99,7 @@ def test_hidden_nodes_are_told_apart():
 def test_categories_are_read_now_and_one_step_later():
     data, _, _ = switching_series(0, 4, 12)
     problem, _, start = made(switching_model(), data)
-    theta, phi = problem.parts(start)
+    theta, phi = split_point(start, problem.shapes)
     naturals = problem.structure.naturals(theta)
     read = read_states(naturals, phi, problem.backward, problem.steps, problem.chain)
     assert read.features.shape == problem.steps.features.shape
@@ -107,11 +108,11 @@ def test_categories_are_read_now_and_one_step_later():
     torch.testing.assert_close(now.sum(-1), torch.ones(12, 4).double())
     torch.testing.assert_close(later[:-1], now[1:])
     assert later[-1].abs().sum() == 0
-    moved = problem.moved(start)
+    moved = problem.refine(start)
     assert moved.problem.readings == problem.readings - 1
-    assert moved.problem.last_loss == pytest.approx(problem.loss(start).item())
-    same = moved.problem.moved(moved.point)  # read again at once, only if the first reading helped
-    fall = problem.loss(start).item() - moved.problem.loss(start).item()
+    assert moved.problem.last_loss == pytest.approx(problem.loss(start).total.item())
+    same = moved.problem.refine(moved.point)  # read again at once, only if the first reading helped
+    fall = problem.loss(start).total.item() - moved.problem.loss(start).total.item()
     assert (same is None) == (fall < SMALL_FALL)
 
 
@@ -130,7 +131,7 @@ def test_terms_are_sums_of_densities_at_the_draws(eps):
     """First steps have a mechanism of their own, others follow the same sequence's step before; gaps say nothing."""
     x = series(0.3)
     problem, layout, start = made(known_state_space(), x)
-    theta, phi = problem.parts(start)
+    theta, phi = split_point(start, problem.shapes)
     steps, naturals = problem.steps, layout.structure.naturals(theta)
     drawn = problem.backward.draw(phi, steps.block, steps.features, steps.noise)
     z = drawn.values["z"][0, :, :, 0].numpy().reshape(-1, 25, 8)
@@ -152,18 +153,18 @@ def test_terms_are_sums_of_densities_at_the_draws(eps):
     assert terms.entropic.item() == pytest.approx(entropic)
     assert terms.total.item() == pytest.approx(cost / x.size + entropic)
     assert problem.pace.steps is None
-    assert problem.moved(start) is None
+    assert problem.refine(start) is None
 
 
 def test_categories_are_read_anew_eight_times_after_a_hundred_steps_each():
     data, _, _ = switching_series(0, 4, 12)
     problem, _, start = made(switching_model(), data)
     assert (problem.readings, problem.pace.steps, problem.last_loss) == (8, 100, float("inf"))
-    first = problem.moved(start)
+    first = problem.refine(start)
     assert first.what == "categories read 1"
-    again = replace(first.problem, last_loss=first.problem.last_loss + 1.0).moved(start)
+    again = replace(first.problem, last_loss=first.problem.last_loss + 1.0).refine(start)
     assert (again.what, again.problem.readings) == ("categories read 2", 6)
-    assert replace(problem, readings=0).moved(start) is None
-    loss = problem.loss(start).item()
-    assert replace(problem, last_loss=loss + 0.9 * SMALL_FALL).moved(start) is None
-    assert replace(problem, last_loss=loss + 1.1 * SMALL_FALL).moved(start) is not None
+    assert replace(problem, readings=0).refine(start) is None
+    loss = problem.loss(start).total.item()
+    assert replace(problem, last_loss=loss + 0.9 * SMALL_FALL).refine(start) is None
+    assert replace(problem, last_loss=loss + 1.1 * SMALL_FALL).refine(start) is not None

@@ -63,14 +63,14 @@ def made(name, weights=None):
 
 def gradient(problem, points):
     leaf = points.clone().requires_grad_(True)
-    return torch.autograd.grad(problem.loss(leaf).sum(), leaf)[0]
+    return torch.autograd.grad(problem.loss(leaf).total.sum(), leaf)[0]
 
 
 @pytest.mark.parametrize("name", WORLDS)
 def test_loss_and_gradient_are_those_of_the_rows(name):
     problem, points = made(name, weights=np.random.default_rng(0).random(ROWS))
     rows = problem.in_rows(batch=problem.batch, seed=0).laid_out_for(points)
-    torch.testing.assert_close(problem.loss(points), rows.loss(points), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(problem.loss(points).total, rows.loss(points).total, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(gradient(problem, points), gradient(rows, points), rtol=1e-6, atol=1e-8)
 
 
@@ -88,23 +88,23 @@ def test_a_factor_has_the_density_of_its_covariance():
     mean = np.append(loc, middle + slope * loc[0])
     table = np.stack([problem.batch.values[name][0, :, 0].numpy() for name in "abcd"], 1)
     known = -stats.multivariate_normal(mean, covariance).logpdf(table).mean()
-    assert float(problem.loss(points[:1])) == pytest.approx(known, rel=1e-10)
+    assert float(problem.loss(points[:1]).total) == pytest.approx(known, rel=1e-10)
 
 
 @pytest.mark.parametrize("name", ["gappy", "by_category"])
 def test_weights_are_repetitions(name):
     problem, points = made(name)
     counts = torch.randint(0, 3, (2, ROWS), generator=torch.Generator().manual_seed(2)).double()
-    weighted = problem.reweighted(counts).loss(points[:2])
+    weighted = problem.reweighted(counts).loss(points[:2]).total
     for replica in range(2):
         rows = torch.arange(ROWS).repeat_interleave(counts[replica].long())
-        repeated = problem.subset(rows).loss(points[replica : replica + 1])
+        repeated = problem.subset(rows).loss(points[replica : replica + 1]).total
         torch.testing.assert_close(weighted[replica : replica + 1], repeated)
 
 
 def test_losses_of_single_rows_average_the_loss():
     problem, points = made("gappy")
-    torch.testing.assert_close(problem.unit_losses(points).mean(-1), problem.loss(points))
+    torch.testing.assert_close(problem.unit_losses(points).mean(-1), problem.loss(points).total)
 
 
 def test_a_part_that_is_no_cheaper_is_the_whole():
@@ -116,7 +116,7 @@ def test_a_part_that_is_no_cheaper_is_the_whole():
 def test_it_can_be_sent_to_another_process_and_simulated():
     problem, points = made("gappy")
     other = pickle.loads(pickle.dumps(problem))
-    torch.testing.assert_close(other.loss(points), problem.loss(points))
+    torch.testing.assert_close(other.loss(points).total, problem.loss(points).total)
     assert other.simulated(points[:1], 70, 1).rows == 70
 
 

@@ -18,7 +18,7 @@ from otpdag.errors import ModelError
 from otpdag.likelihood import partitioned_problem
 from otpdag.likelihood.partitioned_problem import PartitionedProblem
 from otpdag.likelihood.row_problem import RowProblem
-from otpdag.problem import Moved
+from otpdag.problem import LossTerms, Refinement
 from otpdag.settings import Direct, Objective, PushForward
 from otpdag.threads import bounded_threads
 
@@ -39,7 +39,7 @@ def laid_out(tmp_path, graph, nodes, frame):
 
 def with_gradient(problem, points):
     leaf = points.clone().requires_grad_(True)
-    loss = problem.loss(leaf)
+    loss = problem.loss(leaf).total
     return loss.detach(), torch.autograd.grad(loss.sum(), leaf)[0]
 
 
@@ -67,14 +67,14 @@ def test_loss_and_gradient_of_parts_are_those_of_all_rows(tmp_path):
     for ours, theirs in zip(with_gradient(parts, points), with_gradient(whole, points), strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-10, atol=1e-12)
     with torch.no_grad():
-        assert torch.allclose(parts.loss(points), whole.loss(points), rtol=1e-12)
+        assert torch.allclose(parts.loss(points).total, whole.loss(points).total, rtol=1e-12)
 
 
 def test_points_of_hidden_numbers_are_placed_in_all_parts(tmp_path):
     parts, whole, points = laid_out(tmp_path, *bent_factor())
     point = points[:1]
     placed, whole = parts.laid_out_for(point, precisely=True), whole.laid_out_for(point, precisely=True)
-    moved = placed.moved(point)
+    moved = placed.refine(point)
     placed = placed if moved is None else moved.problem
     for ours, theirs in zip(with_gradient(placed, point), with_gradient(whole, point), strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-6)
@@ -92,7 +92,7 @@ def test_a_part_of_the_rows_is_at_hand(tmp_path):
 def test_rows_at_hand_suggest_where_else_to_look(tmp_path):
     graph, nodes, frame = classes()
     parts, _, points = laid_out(tmp_path, graph, {**nodes, "z": m.Categorical(3)}, frame)
-    ours, theirs = (one.alternatives(points[:1]) for one in (parts, parts.base))
+    ours, theirs = (one.proposals(points[:1]) for one in (parts, parts.base))
     assert ours is not None
     assert theirs is not None
     assert torch.equal(ours.points, theirs.points)
@@ -118,7 +118,7 @@ def test_many_rows_in_memory_are_worked_on_in_blocks(monkeypatch):
     assert blocks.weight.shape == (1, 400)
     assert blocks.unit_losses(points).shape == (2, 400)
     assert blocks.subset(torch.arange(7)).rows == 7
-    assert torch.allclose(blocks.reweighted(torch.ones(1, 400)).loss(points), blocks.loss(points))
+    assert torch.allclose(blocks.reweighted(torch.ones(1, 400)).loss(points).total, blocks.loss(points).total)
 
 
 def small_sizes(monkeypatch):
@@ -179,7 +179,8 @@ class Bowl:
 
     def loss(self, point):
         self.asked.append(len(point))
-        return (point - self.middle).square().sum(-1)
+        gap = (point - self.middle).square().sum(-1)
+        return LossTerms.of(gap, reconstruction=gap)
 
     def laid_out_for(self, points, *, precisely):
         assert precisely
@@ -196,7 +197,7 @@ def test_parts_are_weighed_and_evaluated_for_few_replicas_at_a_time():
     bowls = [Bowl([1.0, 2.0], 1.0), Bowl([4.0], -2.0)]
     problem = of_bowls(bowls)
     point = torch.arange(18.0).double().reshape(9, 2).requires_grad_()
-    loss = problem.loss(point)
+    loss = problem.loss(point).total
     expected = (3 * (point - 1).square().sum(-1) + 4 * (point + 2).square().sum(-1)) / 7
     torch.testing.assert_close(loss, expected)
     (gradient,) = torch.autograd.grad((2 * loss).sum(), point)
@@ -216,18 +217,18 @@ def test_parts_are_weighed_and_evaluated_for_few_replicas_at_a_time():
 @pytest.mark.parametrize(("to", "kept"), [(0.9, True), (1.3, False)])
 def test_a_point_that_rows_at_hand_move_to_must_be_better_on_all(to, kept):
     base = SimpleNamespace()
-    base.moved = lambda point: Moved(base, torch.full_like(point, to), "swapped", torch.zeros(1))
+    base.refine = lambda point: Refinement(base, torch.full_like(point, to), "swapped", torch.zeros(1))
     problem = of_bowls([Bowl([3.0], 0.0)], base=base)
-    found = problem.moved(torch.ones(1, 2).double())
+    found = problem.refine(torch.ones(1, 2).double())
     assert (found is not None) == kept
     if kept:
         assert found.problem is problem
         assert found.loss.item() == pytest.approx(2 * 0.81)
-    base.moved = lambda point: None
-    assert problem.moved(torch.ones(1, 2).double()) is None
+    base.refine = lambda point: None
+    assert problem.refine(torch.ones(1, 2).double()) is None
     other = of_bowls([Bowl([3.0], 0.0)])
-    base.moved = lambda point: Moved(other, point + 1, "moved grids")
-    found = problem.moved(torch.ones(1, 2).double())
+    base.refine = lambda point: Refinement(other, point + 1, "moved grids")
+    found = problem.refine(torch.ones(1, 2).double())
     assert found.problem.base is other
     assert found.problem.placed.tolist() == [[2.0, 2.0]]
 

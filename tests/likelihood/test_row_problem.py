@@ -51,9 +51,7 @@ def test_the_curvature_is_taken_on_a_part_of_many_rows_only(monkeypatch):
     monkeypatch.setattr("otpdag.likelihood.row_problem.CURVED_FROM", 20)
     monkeypatch.setattr("otpdag.likelihood.row_problem.CURVED_ROWS", 12)
     found = problem.metric(start)
-    (few,) = torch.autograd.functional.hessian(lambda at: problem.subset(12).loss(at[None]).sum(), start[0]).unsqueeze(
-        0
-    )
+    few = torch.autograd.functional.hessian(lambda at: problem.subset(12).loss(at[None]).total.sum(), start[0])
     torch.testing.assert_close(found[0], few)
 
 
@@ -80,11 +78,15 @@ def test_losses_of_rows_stand_in_the_order_of_the_table_and_take_its_weights():
     assert len(placed.groups) > 2
     assert torch.cat([group.rows for group in placed.groups]).tolist() != list(range(ROWS))
     losses = placed.unit_losses(start)[0]
-    alone = [placed.subset(torch.tensor([row])).laid_out_for(start, precisely=True).loss(start) for row in range(ROWS)]
+    alone = [
+        placed.subset(torch.tensor([row])).laid_out_for(start, precisely=True).loss(start).total for row in range(ROWS)
+    ]
     torch.testing.assert_close(losses, torch.cat(alone), rtol=1e-5, atol=1e-6)
     factors = torch.rand(1, ROWS, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     weighted = placed.reweighted(factors)
-    torch.testing.assert_close(weighted.loss(start), (factors * losses).sum(-1) / factors.sum(-1), rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(
+        weighted.loss(start).total, (factors * losses).sum(-1) / factors.sum(-1), rtol=1e-6, atol=1e-8
+    )
     torch.testing.assert_close(weighted.weight, placed.weight * factors)
 
 
@@ -110,7 +112,7 @@ def test_only_a_plain_likelihood_is_summed_up_in_moments(objective, reference, k
     if objective.reconstruction == 1.0:
         start = one_start(layout, batch, 0, 0, first=True)
         alone = each_row_problem(about, batch, 0)
-        torch.testing.assert_close(problem.loss(start), alone.loss(start), rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(problem.loss(start).total, alone.loss(start).total, rtol=1e-8, atol=1e-10)
         assert problem.rows == alone.rows == 60
 
 
@@ -130,8 +132,8 @@ def test_points_of_several_numbers_are_placed_before_a_search_and_a_grid_is_left
     placed = problem.laid_out_for(start)
     assert [group.serves(1) for group in placed.groups] == [True]
     assert problem.pace.points_per_row == problem.groups[0].base.shape[-2]
-    assert placed.laid_out_for(start, precisely=True).loss(start).item() == pytest.approx(
-        placed.loss(start).item(), abs=1e-3
+    assert placed.laid_out_for(start, precisely=True).loss(start).total.item() == pytest.approx(
+        placed.loss(start).total.item(), abs=1e-3
     )
     # several at once have points of their own
     both = problem.laid_out_for(torch.cat([start, start + 0.1]))

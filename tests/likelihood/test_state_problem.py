@@ -60,14 +60,14 @@ def made(name, weights=None):
 
 def gradient(problem, points):
     leaf = points.clone().requires_grad_(True)
-    return torch.autograd.grad(problem.loss(leaf).sum(), leaf)[0]
+    return torch.autograd.grad(problem.loss(leaf).total.sum(), leaf)[0]
 
 
 @pytest.mark.parametrize("name", WORLDS)
 def test_loss_and_gradient_are_those_of_enumeration(name):
     problem, points = made(name, weights=np.random.default_rng(0).random(ROWS))
     rows = problem.in_rows(batch=problem.batch, seed=0).laid_out_for(points)
-    torch.testing.assert_close(problem.loss(points), rows.loss(points), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(problem.loss(points).total, rows.loss(points).total, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(gradient(problem, points), gradient(rows, points), rtol=1e-6, atol=1e-8)
 
 
@@ -99,10 +99,10 @@ def test_a_fit_ends_where_descent_on_enumerated_rows_ends(name):
 def test_weights_are_repetitions():
     problem, points = made("mixture")
     counts = torch.randint(0, 3, (2, ROWS), generator=torch.Generator().manual_seed(2)).double()
-    weighted = problem.reweighted(counts).loss(points[:2])
+    weighted = problem.reweighted(counts).loss(points[:2]).total
     for replica in range(2):
         rows = torch.arange(ROWS).repeat_interleave(counts[replica].long())
-        repeated = problem.subset(rows).loss(points[replica : replica + 1])
+        repeated = problem.subset(rows).loss(points[replica : replica + 1]).total
         torch.testing.assert_close(weighted[replica : replica + 1], repeated)
 
 
@@ -223,12 +223,12 @@ def test_only_one_estimate_of_one_hidden_node_has_its_states_swapped(monkeypatch
     asked = []
     monkeypatch.setattr(state_problem, "swaps", lambda reading: asked.append(reading) or torch.zeros(0, 2, 3))
     two, points = made("two_labels")
-    assert two.moved(points[:1]) is None
+    assert two.refine(points[:1]) is None
     one, points = made("mixture")
-    assert one.moved(points[:2]) is None
-    assert one.reweighted(torch.ones(2, ROWS).double()).moved(points[:1]) is None
+    assert one.refine(points[:2]) is None
+    assert one.reweighted(torch.ones(2, ROWS).double()).refine(points[:1]) is None
     assert asked == []
-    assert one.moved(points[:1]) is None
+    assert one.refine(points[:1]) is None
     assert len(asked) == 1
     assert asked[0].features.shape[0] == len(asked[0].weight) == len(asked[0].posterior) == ROWS
     torch.testing.assert_close(asked[0].posterior.sum(-1), torch.ones(ROWS).double())

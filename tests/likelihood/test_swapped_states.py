@@ -48,23 +48,23 @@ def test_a_state_too_many_here_is_taken_to_where_one_is_missing():
     doubled = np.array([[-8.5, 0.0], [-7.5, 0.0], [0.0, -8.0], [0.0, 8.0], [9.0, 0.0]])  # two on the first, one for two
     problem, caught = problem_and_point(doubled, table)
     _, right = problem_and_point(CENTRES, table)
-    moved = problem.moved(caught)
-    assert float(problem.loss(caught) - problem.loss(right)) > 0.1
+    moved = problem.refine(caught)
+    assert float(problem.loss(caught).total - problem.loss(right).total) > 0.1
     assert moved is not None
     point = moved.point
     for _ in range(50):
         point, _ = problem.update(point)
-    assert abs(float(problem.loss(point) - problem.loss(right))) < 1e-6
+    assert abs(float(problem.loss(point).total - problem.loss(right).total)) < 1e-6
 
 
 def test_the_best_optimum_is_kept():
     problem, right = problem_and_point(CENTRES, five_clusters())
-    assert problem.moved(right) is None
+    assert problem.refine(right) is None
 
 
 def test_two_states_are_not_swapped():
     problem, point = problem_and_point(CENTRES[:2], five_clusters())
-    assert problem.moved(point) is None
+    assert problem.refine(point) is None
 
 
 def test_tables_of_categories_are_swapped_too():
@@ -250,7 +250,7 @@ def test_a_chain_leaves_an_optimum_in_which_two_states_share_what_one_explains()
     problem, right = chain_and_point(RATES, counts)
     _, doubled = chain_and_point(np.array([1.9, 2.1, 12.0, 65.0]), counts)
     assert chain_loss(problem, doubled) - chain_loss(problem, right) > 0.1
-    moved = problem.moved(doubled)
+    moved = problem.refine(doubled)
     assert moved is not None
     point = moved.point
     for _ in range(100):
@@ -261,9 +261,9 @@ def test_a_chain_leaves_an_optimum_in_which_two_states_share_what_one_explains()
 def test_a_chain_stays_at_its_best_optimum_and_with_two_states_where_it_is():
     counts = four_lasting_states()
     problem, right = chain_and_point(RATES, counts)
-    assert problem.moved(right) is None
+    assert problem.refine(right) is None
     problem, two = chain_and_point(RATES[:2], counts)
-    assert problem.moved(two) is None
+    assert problem.refine(two) is None
 
 
 def test_pairs_after_a_swap_add_up_to_the_steps_of_each_state():

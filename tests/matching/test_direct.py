@@ -50,9 +50,9 @@ def frequencies(frame):
 def test_a_model_that_is_the_data_is_at_distance_zero():
     problem, frame = categories()
     params = frequencies(frame)
-    assert problem.loss(point_of(problem, params)).item() == pytest.approx(0.0, abs=1e-12)
+    assert problem.loss(point_of(problem, params)).total.item() == pytest.approx(0.0, abs=1e-12)
     other = params | {"a": {"probs": [0.9, 0.1]}}
-    assert problem.loss(point_of(problem, other)).item() > 0.1
+    assert problem.loss(point_of(problem, other)).total.item() > 0.1
 
 
 def test_the_distance_is_that_of_whitened_mean_features():
@@ -65,7 +65,7 @@ def test_the_distance_is_that_of_whitened_mean_features():
     weight = torch.as_tensor(np.array([[0.3], [0.7]]) * below).reshape(1, 6)
     structure, features = problem.structure, problem.features
     gap = features.mean - features.mean_of(feature_columns(structure, complete_batch(structure, cells)), weight)
-    terms = problem.terms(point)
+    terms = problem.loss(point)
     assert terms.total.item() == pytest.approx(2.5 * float((gap @ features.whitening[0]).square().sum()))
     assert terms.direct.item() == terms.total.item()
     assert terms.reconstruction.item() == 0.0
@@ -95,21 +95,21 @@ def test_beside_the_likelihood_terms_are_those_of_both():
     both, point = problem_of(model, frame, method_of(kappa=0.7, reconstruction=1.0))
     likelihood, _ = problem_of(model, frame, otp.entropic())
     direct, _ = problem_of(model, frame, method_of(kappa=0.7))
-    torch.testing.assert_close(both.loss(point), likelihood.loss(point) + direct.loss(point))
-    assert both.terms(point).direct.item() == pytest.approx(direct.loss(point).item())
+    torch.testing.assert_close(both.loss(point).total, likelihood.loss(point).total + direct.loss(point).total)
+    assert both.loss(point).direct.item() == pytest.approx(direct.loss(point).total.item())
     assert not both.is_likelihood
     for change in (
         lambda one: one.subset(20),
         lambda one: one.simulated(point, 30, 5),
         lambda one: one.reweighted(torch.arange(60.0).double().unsqueeze(0)),
     ):
-        expected = change(likelihood).loss(point) + change(direct).loss(point)
-        torch.testing.assert_close(change(both).loss(point), expected)
-        assert not torch.allclose(expected, both.loss(point))
-    moved = both.moved(point)
+        expected = change(likelihood).loss(point).total + change(direct).loss(point).total
+        torch.testing.assert_close(change(both).loss(point).total, expected)
+        assert not torch.allclose(expected, both.loss(point).total)
+    moved = both.refine(point)
     assert moved.what == "refined weights"
     torch.testing.assert_close(
-        moved.problem.loss(point), likelihood.loss(point) + direct.moved(point).problem.loss(point)
+        moved.problem.loss(point).total, likelihood.loss(point).total + direct.refine(point).problem.loss(point).total
     )
 
 
@@ -121,9 +121,9 @@ def test_beside_a_likelihood_with_grids_these_move_first():
     model = otp.Model(graph, {"u": m.Normal(), "x": m.Poisson(), "n": m.Poisson()})
     method = method_of(reconstruction=1.0)
     problem, point = problem_of(model, frame, method)
-    moved = problem.moved(point)
+    moved = problem.refine(point)
     assert moved.what == "moved grids"
-    torch.testing.assert_close(moved.loss, moved.problem.loss(moved.point))
+    torch.testing.assert_close(moved.loss, moved.problem.loss(moved.point).total)
     result = otp.fit(model, frame, method=method, seed=0)
     assert result.stages[-1].name == "refined weights"
     assert result.history[-1]["direct"] > 0
@@ -159,15 +159,15 @@ def test_weights_of_features_are_refined_as_often_as_asked_each_time_by_the_mode
         naturals = problem.naturals(start)
         expected = problem.whitened_by_model(naturals, seed).features
         assert torch.equal(expected.mean, problem.features.mean)
-        moved = problem.moved(start)
+        moved = problem.refine(start)
         assert (moved.what, moved.problem.refinements) == ("refined weights", left)
         problem = moved.problem
         assert torch.equal(problem.features.whitening, expected.whitening)
         lacking = mean_over_many(problem.many, naturals, problem.features)
         few = mean_features(problem.points, naturals, problem.features)
         torch.testing.assert_close(problem.lacking, lacking - few)
-        assert problem.loss(start).item() == pytest.approx(1.5 * distance_over_many(problem, start), rel=1e-9)
-    assert problem.moved(start) is None
+        assert problem.loss(start).total.item() == pytest.approx(1.5 * distance_over_many(problem, start), rel=1e-9)
+    assert problem.refine(start) is None
     assert problem.notes(start) == ()
 
 
@@ -175,7 +175,7 @@ def test_gaps_are_completed_until_estimates_settle_and_then_compared_by_other_we
     problem, start = causes(gaps=True, refinements=1)
     assert problem.pace.refinements == direct_rows.MOST_COMPLETIONS
     assert "rows with gaps could not be completed" in problem.notes(start)[0]
-    first = problem.moved(start)
+    first = problem.refine(start)
     assert (first.what, first.curved_alike) == ("completed rows", False)
     problem = first.problem
     assert torch.equal(problem.completing.begin, start)
@@ -200,26 +200,26 @@ def test_gaps_are_completed_until_estimates_settle_and_then_compared_by_other_we
         (SETTLED_RESAMPLE, 0, SETTLED_RESAMPLE),
     ):
         own = replace(problem, refinements=refinements, settled=settled)
-        within, beyond = own.moved(off(0.8 * limit)), own.moved(off(1.25 * limit))
+        within, beyond = own.refine(off(0.8 * limit)), own.refine(off(1.25 * limit))
         assert within is None if not refinements else within.what == "refined weights"
         assert (beyond.what, beyond.curved_alike) == ("completed rows", True)
         torch.testing.assert_close(beyond.problem.completing.points[0], start)
         torch.testing.assert_close(beyond.point, off(1.25 * limit))  # of a single image it is the image
-    refined = problem.moved(start).problem
+    refined = problem.refine(start).problem
     assert [torch.equal(one, start) for one in refined.completing.points] == [True]
     assert refined.completing.images == ()
-    assert refined.loss(start).item() == pytest.approx(1.5 * distance_over_many(refined, start), rel=1e-8)
+    assert refined.loss(start).total.item() == pytest.approx(1.5 * distance_over_many(refined, start), rel=1e-8)
     resampled = refined.reweighted(torch.ones(1, ROWS).double())
     assert resampled.settled == SETTLED_RESAMPLE
     assert resampled.completing.images == ()
-    assert resampled.loss(start).item() == pytest.approx(refined.loss(start).item(), rel=1e-9)
+    assert resampled.loss(start).total.item() == pytest.approx(refined.loss(start).total.item(), rel=1e-9)
 
 
 def test_the_first_weights_of_features_are_left_after_few_completions():
     problem, start = causes(gaps=True, refinements=1)
     what = []
     for far in (0.0, 0.3, 0.6, 0.9, 1.2):
-        moved = problem.moved(start + far)
+        moved = problem.refine(start + far)
         what.append(moved.what)
         problem = moved.problem
     assert what == ["completed rows"] * 4 + ["refined weights"]

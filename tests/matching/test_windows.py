@@ -8,6 +8,7 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.datasets import poisson_chain
 from otpdag.engine.resolve import recognise
+from otpdag.problem import packed_point
 from otpdag.settings import Direct, Objective
 from tests.dynamic_models import known_poisson_hmm
 
@@ -57,8 +58,8 @@ def losses_of(model, others, sequences, length):
     kind = recognise(chain(), x.astype(float), weights=None, device="cpu", every_row=False)
     problem = kind.problem(kind.lay_out(method, 0), method, 0)
     naturals = dict(model.fitted.naturals)
-    points = [problem.packed(problem.structure.raw(one), 1) for one in (naturals, naturals | others)]
-    return [float(problem.loss(point)) for point in points]
+    points = [packed_point(problem.structure.raw(one), problem.shapes, 1) for one in (naturals, naturals | others)]
+    return [float(problem.loss(point).total) for point in points]
 
 
 def test_the_models_mean_features_are_those_of_its_samples():

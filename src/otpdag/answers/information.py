@@ -341,7 +341,7 @@ class _Minimum:
         moves = torch.tensor([[-self.step], [0.0], [self.step]], dtype=self.point.dtype)
         with torch.no_grad():
             tried = (self.point + moves * direction).split(self.at_once)
-            losses = torch.cat([self.problem.loss(few) for few in tried])
+            losses = torch.cat([self.problem.loss(few).total for few in tried])
         return float((losses[0] - 2 * losses[1] + losses[2]).abs() / self.step**2)
 
     def _readable(self, points: Tensor) -> Tensor:

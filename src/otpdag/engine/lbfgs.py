@@ -61,8 +61,8 @@ Pair = tuple[Tensor, Tensor, Tensor]
 
 PAIR = ("s", "y", "rho")
 
-Evaluate = Callable[[Tensor], Tensor]
-"""Maps parameters (R, P) to losses (R,)."""
+Evaluate = Callable[[Tensor], Tensor | LossTerms]
+"""Maps parameters (R, P) to losses (R,), or to their terms."""
 
 MOST_TRIALS = 20
 """Step lengths that a line search tries: 0.1 to the power of 20 of a step moves nothing."""
@@ -142,10 +142,9 @@ class LBFGS:
         axes = _axes_of(before) or Coordinates.of(leg.problem, _ascended(leg))
         last: list[LossTerms] = []
 
-        def evaluate(y: Tensor) -> Tensor:
-            terms = leg.problem.terms(axes.point(y))
-            last[:] = [terms]
-            return terms.total.expand(y.shape[0])
+        def evaluate(y: Tensor) -> LossTerms:
+            last[:] = [leg.problem.loss(axes.point(y))]
+            return last[0]
 
         def on_step(step: int, state: LBFGSState) -> bool:
             points = axes.point(state.point)

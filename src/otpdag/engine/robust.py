@@ -49,7 +49,7 @@ from otpdag.engine.resolve import Plan
 from otpdag.engine.search import Ended, Searcher, search
 from otpdag.engine.table_data import TableData
 from otpdag.matching.mean_features import feature_columns
-from otpdag.problem import LossTerms, Moved, Problem, Units, WrappedProblem, units_of
+from otpdag.problem import LossTerms, Problem, Refinement, Units, WrappedProblem, units_of
 from otpdag.structure import Structure
 
 Array = NDArray[np.float64]
@@ -139,9 +139,9 @@ class CappedProblem(WrappedProblem):
         """Of the problem with its present weights."""
         return (self.weighted or self.base).metric(points)
 
-    def terms(self, point: Tensor) -> LossTerms:
+    def loss(self, point: Tensor) -> LossTerms:
         """Terms with the present weights."""
-        return (self.weighted or self.base).terms(point)
+        return (self.weighted or self.base).loss(point)
 
     def judged(self, points: Tensor) -> Tensor:
         """Mean loss (R,) with each unit's loss capped at the model's own tail: what leaving it out costs."""
@@ -161,7 +161,7 @@ class CappedProblem(WrappedProblem):
             return replace(self, base=base)._with_weights(points)
         return self if base is self.base else replace(self, base=base, weighted=base.reweighted(self.weights))
 
-    def moved(self, point: Tensor) -> Moved | None:
+    def refine(self, point: Tensor) -> Refinement | None:
         """Weights anew, until they hardly change."""
         after = replace(self, trimmings=max(0, self.trimmings - 1))._with_weights(point)
         was_trimmed = self.trimmings > 0
@@ -169,7 +169,7 @@ class CappedProblem(WrappedProblem):
             change = (after.weights - self.weights).abs().mean(-1)
             if bool((change < self.options.same_weights).all()):
                 return None
-        return Moved(after, point, "leave out outliers")
+        return Refinement(after, point, "leave out outliers")
 
     def _with_weights(self, points: Tensor) -> Self:
         weights = (

@@ -17,7 +17,7 @@ from torch import Tensor
 from otpdag.engine.checkpoint import Journal
 from otpdag.engine.monitor import Monitor
 from otpdag.engine.optimiser import Course, Leg, Memory, Optimiser, Outcome, Progress, Rivalry
-from otpdag.problem import Alternatives, Moved, Problem
+from otpdag.problem import Problem, Proposals, Refinement
 
 IDLE_MOVES = 2
 """Moves in a row without a gain that make an end."""
@@ -236,7 +236,7 @@ class _Field:
         for _ in range(moves):
             if bool(outcome.failed.all()) or self._is_over:
                 break
-            moved = problem.moved(outcome.point)
+            moved = problem.refine(outcome.point)
             if moved is None and keep:
                 moved = self._elsewhere(problem, outcome, alive)
             if moved is None:
@@ -260,7 +260,7 @@ class _Field:
         outcome = self._leg(name, replace(leg, steps=patience), alive, keep=keep)
         if bool((outcome.converged | outcome.failed).all()) or self._is_over:
             return leg.problem, outcome
-        moved, rest = leg.problem.moved(outcome.point), replace(leg, steps=leg.steps - patience)
+        moved, rest = leg.problem.refine(outcome.point), replace(leg, steps=leg.steps - patience)
         if moved is not None:
             return self._plain_leg(moved.what, _after(rest, moved, outcome), alive, keep=keep)
         return self._plain_leg(name, replace(rest, points=outcome.point, memory=outcome.memory), alive, keep=keep)
@@ -268,9 +268,9 @@ class _Field:
     def _plain_leg(self, name: str, leg: Leg, alive: Tensor, *, keep: bool) -> tuple[Problem, Outcome]:
         return leg.problem, self._leg(name, leg, alive, keep=keep)
 
-    def _elsewhere(self, problem: Problem, outcome: Outcome, alive: Tensor) -> Moved | None:
+    def _elsewhere(self, problem: Problem, outcome: Outcome, alive: Tensor) -> Refinement | None:
         """Where the best of a problem's alternatives leads to, if that is lower than where the search has come to."""
-        tried = None if self.searcher.optimiser.is_stochastic else problem.alternatives(outcome.point)
+        tried = None if self.searcher.optimiser.is_stochastic else problem.proposals(outcome.point)
         point = None if tried is None else self._best_alternative(tried, outcome, alive)
         if point is None:
             return None
@@ -278,9 +278,9 @@ class _Field:
         steps = self.course.finalist_steps if self.course.finalist_rows is None else 1  # of many rows each costs much
         late = self._leg("best alternative", Leg(again, point, steps, None, self._seeds(alive)), alive, keep=False)
         lower = late.loss < outcome.loss - self._small(outcome.loss)
-        return Moved(again, late.point, "best alternative", late.loss) if bool(lower & ~late.failed) else None
+        return Refinement(again, late.point, "best alternative", late.loss) if bool(lower & ~late.failed) else None
 
-    def _best_alternative(self, tried: Alternatives, outcome: Outcome, alive: Tensor) -> Tensor | None:
+    def _best_alternative(self, tried: Proposals, outcome: Outcome, alive: Tensor) -> Tensor | None:
         """The point (1, P) that is lowest after steps on a part of the rows; None if none gets below the optimum.
 
         The optimum goes along: on a part of the rows it is none. After few steps the lowest are left, after some more
@@ -372,10 +372,10 @@ class _Gains:
     """Whether moving a problem still pays: an optimiser may go round in circles, as it exploits each new layout."""
 
     small: float
-    best: Moved | None = None
+    best: Refinement | None = None
     idle: int = 0
 
-    def have_ended(self, moved: Moved) -> bool:
+    def have_ended(self, moved: Refinement) -> bool:
         """Compare what a move found with the best before; two moves in a row without a gain are enough."""
         if moved.loss is None:
             return False
@@ -405,11 +405,11 @@ def _rounds(starts: int, least: int, steps: int) -> list[tuple[int, int]]:
     return [(size, after - before) for size, (before, after) in zip(sizes, pairwise(ends), strict=True)]
 
 
-def _mean(moved: Moved) -> float:
+def _mean(moved: Refinement) -> float:
     return torch.inf if moved.loss is None else float(moved.loss.mean())
 
 
-def _after(leg: Leg, moved: Moved, outcome: Outcome) -> Leg:
+def _after(leg: Leg, moved: Refinement, outcome: Outcome) -> Leg:
     """The leg that goes on where a problem was moved to after another one ended."""
     learned = _carried(outcome.memory, moved.point) if moved.curved_alike else {}
     problem = moved.problem.laid_out_for(moved.point)

@@ -33,7 +33,7 @@ from otpdag.mechanisms import Codebook
 from otpdag.mechanisms.codebook import copy_gradient, mahalanobis
 from otpdag.mechanisms.protocols import relaxed, relaxed_noise
 from otpdag.noise import Streams
-from otpdag.problem import LossTerms, Moved, Pace, Problem
+from otpdag.problem import LossTerms, Pace, Problem, Refinement, split_point
 from otpdag.settings import Objective
 from otpdag.structure import Naturals, Structure, Theta, pack, unpack
 
@@ -259,7 +259,7 @@ class AutoencoderProblem(_ImageProblem):
 
     def sampled(self, point: Tensor, streams: Streams, progress: float) -> LossTerms:
         """Loss terms on a fresh minibatch."""
-        theta, phi = self.parts(point)
+        theta, phi = split_point(point, self.shapes)
         naturals, rows = self.structure.naturals(theta), self.minibatch(streams)
         (hidden,) = self.structure.graph.parents(self.structure.graph.observed[0])
         latents = self.encoded.backward.latents(phi, rows)
@@ -311,7 +311,7 @@ class CodebookProblem(_ImageProblem):
 
     def sampled(self, point: Tensor, streams: Streams, progress: float) -> LossTerms:
         """Loss terms on a fresh minibatch: the reconstruction alone, or all four."""
-        theta, phi = self.parts(point)
+        theta, phi = split_point(point, self.shapes)
         naturals, rows = self.structure.naturals(theta), self.minibatch(streams)
         if self.quantizes:
             return self._quantized_terms(naturals, phi, rows, streams, self.objective.at(progress).eta)
@@ -339,11 +339,11 @@ class CodebookProblem(_ImageProblem):
         uniform = self.codewords.eta_r * even
         return LossTerms.of(cost, reconstruction=cost, divergence=gap.reshape(1), entropic=uniform.reshape(1))
 
-    def moved(self, point: Tensor) -> Moved | None:
+    def refine(self, point: Tensor) -> Refinement | None:
         """After the warm-up, codewords among the latents of some images, and scales at what is left of them."""
         if self.quantizes:
             return None
-        return Moved(replace(self, quantizes=True), self.with_codewords_placed(point), "quantised")
+        return Refinement(replace(self, quantizes=True), self.with_codewords_placed(point), "quantised")
 
     def begun(self, point: Tensor) -> Tensor:
         """Codewords among latents, if nothing precedes them."""

@@ -28,7 +28,7 @@ from otpdag.learned.image_networks import seeded
 from otpdag.likelihood.topic_problem import topic_nodes
 from otpdag.mechanisms.dirichlet import laplace_moments
 from otpdag.noise import Streams
-from otpdag.problem import LossTerms, Problem
+from otpdag.problem import LossTerms, Problem, split_point
 from otpdag.settings import Objective
 from otpdag.structure import Structure, Theta
 
@@ -105,7 +105,7 @@ class PaperTopicsProblem(Problem):
 
     def sampled(self, point: Tensor, streams: Streams, progress: float) -> LossTerms:
         """Reconstruction and push-forward terms."""
-        theta, phi = self.parts(point)
+        theta, phi = split_point(point, self.shapes)
         shares_node, words_node = topic_nodes(self.structure)
         gamma = theta[self.structure.keys[words_node]["topics"]][0]
         words, there = self._batch(streams)

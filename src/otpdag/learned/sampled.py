@@ -32,7 +32,7 @@ from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.base import Noise, Params, Parents
 from otpdag.mechanisms.protocols import abducted, can_abduct, relaxed, relaxed_noise
 from otpdag.noise import Streams, normal_score
-from otpdag.problem import LossTerms, Problem, WrappedProblem
+from otpdag.problem import LossTerms, Problem, WrappedProblem, split_point
 from otpdag.settings import Drawn, Objective, PushForward, Weights
 from otpdag.structure import Naturals, Structure, Theta
 
@@ -116,7 +116,7 @@ class DrawnRows(Problem):
 
     def sampled(self, point: Tensor, streams: Streams, progress: float) -> LossTerms:
         """Loss terms of every replica on a minibatch of its own."""
-        theta, phi = self.parts(point)
+        theta, phi = split_point(point, self.shapes)
         naturals = self.structure.naturals(theta)
         part = self
         if self.drawn.batch_size < self.rows:

@@ -24,7 +24,7 @@ from otpdag.likelihood.chain_messages import marginals
 from otpdag.likelihood.chain_potentials import Linear, Potentials, potentials
 from otpdag.mechanisms.base import Noise
 from otpdag.noise import Streams
-from otpdag.problem import LossTerms, Problem
+from otpdag.problem import LossTerms, Problem, split_point
 from otpdag.settings import Drawn, Objective
 from otpdag.structure import Naturals, Structure, Theta, lag_name
 
@@ -51,7 +51,7 @@ class PieceProblem(Problem):
 
     def sampled(self, point: Tensor, streams: Streams, progress: float) -> LossTerms:
         """Loss terms of every replica on fresh pieces with fresh noise."""
-        theta, phi = self.parts(point)
+        theta, phi = split_point(point, self.shapes)
         many = min(len(self.cuts), max(FEWEST_PIECES, self.drawn.batch_size // self.cuts.span))
         pieces = self.cuts.draw(self.structure, self.features, many, streams.shared)
         moment = Moment.of(self.objective, self.drawn, progress)

@@ -31,7 +31,7 @@ from otpdag.likelihood.chain_potentials import SMALLEST_LOG, HiddenNodes, Linear
 from otpdag.likelihood.state_problem import Emissions, emissions_of
 from otpdag.likelihood.swapped_states import Reading, swapped, swapped_pairs, swaps
 from otpdag.mechanisms.protocols import has_closed_form
-from otpdag.problem import LossTerms, Moved, Pace, Units, Updates, curvature
+from otpdag.problem import LossTerms, Pace, Refinement, Units, Updates, curvature, packed_point, split_point
 from otpdag.simulation import simulated_sequences
 from otpdag.structure import Naturals, Structure, columns_of
 
@@ -169,7 +169,7 @@ class ChainProblem(Units):
         """Steps of each sequence, times its weight (1, N)."""
         return self.factors * self.batch.lengths.to(self.factors)
 
-    def terms(self, point: Tensor) -> LossTerms:
+    def loss(self, point: Tensor) -> LossTerms:
         """Reconstruction and entropic terms of a step."""
         return chain_terms(self.structure, self.naturals(point), self.chain, eps=self.eps, weight=self._weight)
 
@@ -209,10 +209,11 @@ class ChainProblem(Units):
         """The point (R, P) at which these expected sums are likeliest; what nodes keep comes from ``point``."""
         maximised = dict(emissions.maximised(naturals, sums.features))
         maximised |= self._hidden.maximised(naturals, sums.first, sums.features[..., -1], sums.pair)
-        return self.packed(self.parts(point)[0] | self.structure.raw({**naturals, **maximised}), len(sums.features))
+        theta = split_point(point, self.shapes)[0] | self.structure.raw({**naturals, **maximised})
+        return packed_point(theta, self.shapes, len(sums.features))
 
     @torch.no_grad()
-    def moved(self, point: Tensor) -> Moved | None:
+    def refine(self, point: Tensor) -> Refinement | None:
         """The point (1, P) with states swapped, where that has a lower loss; see :mod:`swapped_states`."""
         if self.emissions is None or len(self.chain.states.nodes) > 1 or len(point) > 1 or len(self.factors) > 1:
             return None

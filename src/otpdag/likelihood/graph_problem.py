@@ -31,7 +31,7 @@ from otpdag.likelihood.m_step import Twins, find_twins, maximised, newton_step
 from otpdag.likelihood.rows import RowObjective, TableRows
 from otpdag.likelihood.swapped_states import swapped_rows
 from otpdag.mechanisms.protocols import has_closed_form
-from otpdag.problem import Alternatives, LossTerms, Moved, Pace, Units, Updates
+from otpdag.problem import LossTerms, Pace, Proposals, Refinement, Units, Updates, packed_point, split_point
 from otpdag.settings import ClosedForm, Objective
 from otpdag.structure import Structure, parameter_places
 
@@ -85,7 +85,7 @@ class GraphProblem(TableRows):
         weights = self.objective.at(1.0)
         return Tempering(weights.reconstruction / weights.eps, uniform=self.closed.reference == "uniform")
 
-    def terms(self, point: Tensor) -> LossTerms:
+    def loss(self, point: Tensor) -> LossTerms:
         """The loss of a row: reported as reconstruction, since its parts are not told apart."""
         weight = self.batch.weight
         total = total_evidence(self.naturals(point), self.placed, weight, self.tempering, self.complete)
@@ -124,7 +124,7 @@ class GraphProblem(TableRows):
         A mechanism without one goes a step of Newton's method up its expected log-density, or less if that is too far.
         """
         point = point.detach()
-        theta, naturals, weight = self.parts(point)[0], self.naturals(point), self.batch.weight
+        theta, naturals, weight = split_point(point, self.shapes)[0], self.naturals(point), self.batch.weight
         climbing = [family.node for twins in self._climbing for family in twins.families]
         sampled = dict.fromkeys(climbing, CURVED_ENTRIES)
         summary = expectations(naturals, self.placed, weight, sampled=sampled, complete=self.complete)
@@ -140,7 +140,7 @@ class GraphProblem(TableRows):
             total += complete
             after |= self._by_key(twins, reached)
         loss = -total / weight.sum(-1)
-        return self.packed(after, len(point)), LossTerms.of(loss, reconstruction=loss)
+        return packed_point(after, self.shapes, len(point)), LossTerms.of(loss, reconstruction=loss)
 
     def _by_key(self, twins: Twins, raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Raw parameters (R, n, ...) of twins, each under its own key."""
@@ -225,7 +225,7 @@ class GraphProblem(TableRows):
         placed = moved(naturals, self.unplaced, self.tempering)
         return replace(self, placed=placed, placed_for=points.detach())
 
-    def moved(self, point: Tensor) -> Moved | None:
+    def refine(self, point: Tensor) -> Refinement | None:
         """Points moved to the posteriors, as long as that changes the loss."""
         if not self.unplaced.has_points:
             return None
@@ -236,9 +236,9 @@ class GraphProblem(TableRows):
         same = (after - before).abs() <= SAME_SUM * (1 + after.abs())
         if bool(same.all()) or not bool(torch.isfinite(after).all()):
             return None
-        return Moved(anew, point, "moved grids", after)
+        return Refinement(anew, point, "moved grids", after)
 
-    def alternatives(self, point: Tensor) -> Alternatives | None:
+    def proposals(self, point: Tensor) -> Proposals | None:
         """The point (1, P) with states of a hidden category swapped."""
         return swapped_rows(self, point)
 

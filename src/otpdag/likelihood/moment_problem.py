@@ -61,7 +61,7 @@ class MomentProblem(SummedRows):
         """Second moments as an array, always the same one."""
         return self.moments.second.numpy()
 
-    def terms(self, point: Tensor) -> LossTerms:
+    def loss(self, point: Tensor) -> LossTerms:
         """The loss of a row: reported as reconstruction, since its parts are not told apart."""
         loss = -self.moments.log_likelihood(point) / self.weight.sum(-1)
         return LossTerms.of(loss, reconstruction=loss)

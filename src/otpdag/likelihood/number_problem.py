@@ -22,7 +22,7 @@ from otpdag.likelihood.chain_messages import Marginals, marginals
 from otpdag.likelihood.chain_potentials import Linear, Potentials, potentials
 from otpdag.likelihood.chain_problem import expected_log_potential
 from otpdag.likelihood.smoother import SequenceDraw, SequenceMap
-from otpdag.problem import LossTerms, Moved, Pace, Problem
+from otpdag.problem import LossTerms, Pace, Problem, Refinement, split_point
 from otpdag.structure import Naturals, Structure, Theta, lag_name
 
 
@@ -176,9 +176,9 @@ class NumberProblem(Problem):
         """With categories, few steps at a time: they are read anew."""
         return Pace(steps=None if self.chain is None else READING_STEPS)
 
-    def terms(self, point: Tensor) -> LossTerms:
+    def loss(self, point: Tensor) -> LossTerms:
         """Reconstruction and entropic terms of a step."""
-        theta, phi = self.parts(point)
+        theta, phi = split_point(point, self.shapes)
         naturals = self.structure.naturals(theta)
         if self.chain is not None:
             return switching_terms(naturals, phi, self.backward, self.steps, self.chain)
@@ -191,19 +191,19 @@ class NumberProblem(Problem):
             return self
         return number_problem(part, self.backward, self.shapes, self.eps, self.seed)
 
-    def moved(self, point: Tensor) -> Moved | None:
+    def refine(self, point: Tensor) -> Refinement | None:
         """The map reads the probabilities that the categories have now, until that lowers the loss no more."""
         if self.chain is None or self.readings == 0:
             return None
         with torch.no_grad():
-            loss = float(self.loss(point)[0])
+            loss = float(self.loss(point).total[0])
         if self.last_loss - loss < SMALL_FALL:
             return None
-        theta, phi = self.parts(point.detach())
+        theta, phi = split_point(point.detach(), self.shapes)
         naturals = self.structure.naturals(theta)
         steps = read_states(naturals, phi, self.backward, self.steps, self.chain)
         read = replace(self, steps=steps, readings=self.readings - 1, last_loss=loss)
-        return Moved(read, point, f"categories read {READINGS - self.readings + 1}")
+        return Refinement(read, point, f"categories read {READINGS - self.readings + 1}")
 
 
 def number_problem(

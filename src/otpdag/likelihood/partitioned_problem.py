@@ -23,11 +23,11 @@ from otpdag.errors import ModelError
 from otpdag.likelihood.row_problem import RowProblem, row_problem
 from otpdag.likelihood.rows import RowObjective
 from otpdag.problem import (
-    Alternatives,
     LossTerms,
-    Moved,
     Pace,
     Problem,
+    Proposals,
+    Refinement,
     Units,
     WrappedProblem,
     curvature,
@@ -66,7 +66,7 @@ class PartitionedProblem(WrappedProblem, Units):
         """Rows of all parts."""
         return self.total
 
-    def terms(self, point: Tensor) -> LossTerms:
+    def loss(self, point: Tensor) -> LossTerms:
         """The loss of a row: reported as reconstruction, since its parts are not told apart."""
         loss = _Gathered.apply(point, self)
         return LossTerms.of(loss, reconstruction=loss)
@@ -114,21 +114,21 @@ class PartitionedProblem(WrappedProblem, Units):
         sample = self.base.laid_out_for(points, precisely=precisely)
         return self if sample is self.base else replace(self, base=sample, placed=points.detach().clone())
 
-    def moved(self, point: Tensor) -> Moved | None:
+    def refine(self, point: Tensor) -> Refinement | None:
         """What the rows at hand are moved to, as long as that changes their loss."""
-        moved = self.base.moved(point)
+        moved = self.base.refine(point)
         if moved is None:
             return None
         if moved.problem is self.base:  # another point, no other layout: it must be better on all rows, too
             with torch.no_grad():
-                before, after = self.loss(point), self.loss(moved.point)
+                before, after = self.loss(point).total, self.loss(moved.point).total
             return replace(moved, problem=self, loss=after) if bool((after < before).all()) else None
         problem = replace(self, base=units_of(moved.problem), placed=moved.point.detach().clone())
         return replace(moved, problem=problem)
 
-    def alternatives(self, point: Tensor) -> Alternatives | None:
+    def proposals(self, point: Tensor) -> Proposals | None:
         """As the rows at hand suggest."""
-        return self.base.alternatives(point)
+        return self.base.proposals(point)
 
     # -- rows: all of them at once, if they are in memory -------------------------------------------------------------
 
@@ -207,7 +207,7 @@ def _loss_and_slope(problem: Problem, point: Tensor, slope: bool) -> tuple[Tenso
     if slope:
         return loss_and_gradient(problem.loss, point)
     with torch.no_grad():
-        return problem.loss(point), torch.zeros_like(point)
+        return problem.loss(point).total, torch.zeros_like(point)
 
 
 class _Gathered(torch.autograd.Function):

@@ -20,7 +20,7 @@ from otpdag.likelihood.row_moments import moments_of
 from otpdag.likelihood.rows import RowObjective, TableRows, count_ranges
 from otpdag.likelihood.state_problem import rows_by_features
 from otpdag.likelihood.swapped_states import swapped_rows
-from otpdag.problem import Alternatives, LossTerms, Moved, Pace, Units, curvature
+from otpdag.problem import LossTerms, Pace, Proposals, Refinement, Units, curvature
 from otpdag.settings import ClosedForm, Objective
 from otpdag.structure import Structure
 
@@ -49,7 +49,7 @@ class RowProblem(TableRows):
         """The work of the group that has most points, once placed."""
         return Pace(points_per_row=max((group.least_points for group in self.groups), default=1))
 
-    def terms(self, point: Tensor) -> LossTerms:
+    def loss(self, point: Tensor) -> LossTerms:
         """Loss terms with all points fixed."""
         push = self.objective.push_forward
         return closed_terms(
@@ -99,15 +99,15 @@ class RowProblem(TableRows):
         placed = tuple(g if g.base is None else adapted(self.structure, naturals, g) for g in self.groups)
         return replace(self, groups=placed)
 
-    def moved(self, point: Tensor) -> Moved | None:
+    def refine(self, point: Tensor) -> Refinement | None:
         """Grids moved to the posteriors, as long as that changes the loss."""
         placed = self._at_posteriors(point)
         if placed is None:
             return None
         with torch.no_grad():
-            return Moved(placed, point, "moved grids", placed.loss(point))
+            return Refinement(placed, point, "moved grids", placed.loss(point).total)
 
-    def alternatives(self, point: Tensor) -> Alternatives | None:
+    def proposals(self, point: Tensor) -> Proposals | None:
         """The point (1, P) with states of a hidden category swapped."""
         return swapped_rows(self, point)
 
@@ -120,7 +120,7 @@ class RowProblem(TableRows):
         if not all(group.serves(len(points)) for group in self.groups):
             return moved
         with torch.no_grad():
-            before, after = self.loss(points), moved.loss(points)
+            before, after = self.loss(points).total, moved.loss(points).total
         same = (after - before).abs() <= SAME_SUM * (1 + after.abs())
         return None if bool(same.all()) or not bool(torch.isfinite(after).all()) else moved
 

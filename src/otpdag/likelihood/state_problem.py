@@ -26,7 +26,7 @@ from otpdag.likelihood.rows import LayOut, SummedRows
 from otpdag.likelihood.swapped_states import SWAP_ROWS, Reading, swapped, swaps
 from otpdag.mechanisms.protocols import ExponentialFamily, defines_together, fitted_to_rows, has_closed_form
 from otpdag.numerics import joint_one_hot
-from otpdag.problem import LossTerms, Moved, Pace, Updates
+from otpdag.problem import LossTerms, Pace, Refinement, Updates, packed_point, split_point
 from otpdag.spaces import Space
 from otpdag.structure import Naturals, Structure
 
@@ -182,7 +182,7 @@ class StateProblem(SummedRows):
     """Makes the problem of the same objective that enumerates."""
     seed: int
 
-    def terms(self, point: Tensor) -> LossTerms:
+    def loss(self, point: Tensor) -> LossTerms:
         """The loss of a row: reported as reconstruction, since its parts are not told apart."""
         coefficients = self._coefficients(self.naturals(point))
         loss, sums = self._expected(coefficients.detach())
@@ -205,17 +205,17 @@ class StateProblem(SummedRows):
 
     def _maximised(self, point: Tensor, sums: Tensor) -> Tensor:
         """What is likeliest for expected sums of features (R, S, F + 1); what nodes keep comes from ``point``."""
-        theta, naturals = self.parts(point)[0], self.naturals(point)
+        theta, naturals = split_point(point, self.shapes)[0], self.naturals(point)
         maximised = dict(self.emissions.maximised(naturals, sums))
         count = sums[..., -1]
         for node in self.structure.graph.hidden:
             if self.structure.keys[node]:
                 mechanism = self.structure.mechanisms[node]
                 maximised[node] = fitted_to_rows(mechanism, naturals[node], self.states[node], self.states, count)
-        return self.packed(theta | self.structure.raw({**naturals, **maximised}), len(point))
+        return packed_point(theta | self.structure.raw({**naturals, **maximised}), self.shapes, len(point))
 
     @torch.no_grad()
-    def moved(self, point: Tensor) -> Moved | None:
+    def refine(self, point: Tensor) -> Refinement | None:
         """The point (1, P) with states swapped, where that has a lower loss; see :mod:`swapped_states`."""
         if len(self.structure.graph.hidden) > 1 or len(point) > 1 or len(self.weight) > 1:
             return None

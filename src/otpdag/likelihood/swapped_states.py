@@ -33,7 +33,7 @@ from otpdag.errors import ModelError
 from otpdag.likelihood.row_posterior import Fitted, state_probabilities
 from otpdag.likelihood.rows import TableRows, count_ranges
 from otpdag.likelihood.starts import complete_table
-from otpdag.problem import Alternatives, Moved, Problem
+from otpdag.problem import Problem, Proposals, Refinement, packed_point, split_point
 from otpdag.structure import Structure
 
 SWAP_ROWS = 2_000  # on which swaps are made and compared (decision 0037)
@@ -178,7 +178,7 @@ def _halves(features: Tensor, taken: Tensor) -> Tensor:
     return (scaled @ direction.T > (centre * direction).sum(-1)).to(taken)
 
 
-def swapped(problem: Problem, part: Problem, point: Tensor, candidates: Tensor) -> Moved | None:
+def swapped(problem: Problem, part: Problem, point: Tensor, candidates: Tensor) -> Refinement | None:
     """A problem at the best of points (K, P) with swapped states, where its loss is lower than at ``point`` (1, P)."""
     if not len(candidates):
         return None
@@ -187,7 +187,7 @@ def swapped(problem: Problem, part: Problem, point: Tensor, candidates: Tensor) 
         return None
     (moved, loss), (_, before) = lowest, _updates_of(problem)(point)
     is_lower = bool(loss < before - LEAST_FALL * (1 + before.abs()))
-    return Moved(problem, moved, "states swapped", loss) if is_lower else None
+    return Refinement(problem, moved, "states swapped", loss) if is_lower else None
 
 
 def _updates_of(problem: Problem) -> Updates:
@@ -233,7 +233,7 @@ LEAST_SHARE = 1e-3
 better than to a thousandth anyway."""
 
 
-def swapped_rows(problem: TableRows, point: Tensor) -> Alternatives | None:
+def swapped_rows(problem: TableRows, point: Tensor) -> Proposals | None:
     """Points with states swapped that begin near an optimum ``point`` (1, P), and rows to compare them on.
 
     None where there is no one hidden category whose states could be swapped, and where all swaps begin far above.
@@ -248,10 +248,10 @@ def swapped_rows(problem: TableRows, point: Tensor) -> Alternatives | None:
         points = torch.cat([point, *_with_swaps(part, point, node)])
         if len(points) == 1:
             return None
-        losses = part.laid_out_for(points).loss(points)
+        losses = part.laid_out_for(points).loss(points).total
     order = 1 + losses[1:].argsort()[:FOLLOWED]
     near = order[losses[order] < losses[0] + MOST_ABOVE]
-    return Alternatives(part, points[near]) if len(near) else None
+    return Proposals(part, points[near]) if len(near) else None
 
 
 def _swappable(structure: Structure) -> str | None:
@@ -281,7 +281,7 @@ def _with_swaps(part: TableRows, point: Tensor, node: str) -> list[Tensor]:
             if any(set(structure.keys[one]) - set(own) for one, own in started.items()):
                 return []  # layers of a network, which no start tells
             theta = structure.raw({one: {**own, **started.get(one, {})} for one, own in naturals.items()})
-            made.append(part.packed({**part.parts(point)[0], **theta}, 1))
+            made.append(packed_point({**split_point(point, part.shapes)[0], **theta}, part.shapes, 1))
     return made
 
 

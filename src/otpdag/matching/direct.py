@@ -28,7 +28,7 @@ from otpdag.matching.mean_features import feature_columns, mean_features, mean_o
 from otpdag.matching.model_points import ModelPoints, drawn_states, lay_out
 from otpdag.noise import Streams
 from otpdag.numerics import FixedPoint
-from otpdag.problem import LossTerms, Minibatched, Moved, Pace, Units, WrappedProblem, units_of
+from otpdag.problem import LossTerms, Minibatched, Pace, Refinement, Units, WrappedProblem, units_of
 from otpdag.settings import Direct
 from otpdag.simulation import ancestral, complete_batch
 from otpdag.structure import Naturals, Structure
@@ -78,7 +78,7 @@ class DirectProblem(TableRows):
     settled: float = SETTLED
     """The squared change at which estimates and completed rows agree."""
 
-    def terms(self, point: Tensor) -> LossTerms:
+    def loss(self, point: Tensor) -> LossTerms:
         """The squared distance of mean features, weighted."""
         mean = mean_features(self.points, self.naturals(point), self.features)
         mean = mean if self.lacking is None else mean + self.lacking.to(mean)
@@ -142,7 +142,7 @@ class DirectProblem(TableRows):
 
     # -- what an estimate tells: rows completed, weights of features, and what few points lack ------------------------
 
-    def moved(self, point: Tensor) -> Moved | None:
+    def refine(self, point: Tensor) -> Refinement | None:
         """Gaps filled in at the estimate until that settles; then features whitened anew by the model."""
         point = point.detach()
         completed = self._moved_by_completion(point)
@@ -152,9 +152,9 @@ class DirectProblem(TableRows):
         whitened = self.whitened_by_model(naturals, self.seed + self.direct.refinements - self.refinements)
         again = None if self.completing is None else FixedPoint().at(point)
         refined = replace(whitened._told_anew(naturals), refinements=self.refinements - 1, completing=again)
-        return Moved(refined, point, "refined weights")
+        return Refinement(refined, point, "refined weights")
 
-    def _moved_by_completion(self, point: Tensor) -> Moved | None:
+    def _moved_by_completion(self, point: Tensor) -> Refinement | None:
         """Gaps filled in at the estimate; None if there are none, or estimates have settled."""
         if not self._can_complete:
             return None
@@ -171,7 +171,7 @@ class DirectProblem(TableRows):
             completed = replace(self._completed_at(self.naturals(point)), completing=course.at(point))
         except ModelError:  # what a row misses is beyond the budget of sums: its notes say so
             return None
-        return Moved(completed, point, "completed rows", curved_alike=self.completing is not None)
+        return Refinement(completed, point, "completed rows", curved_alike=self.completing is not None)
 
     def change(self, before: Naturals, after: Naturals) -> Tensor:
         """How far parameters moved, in standard errors of what the features know of complete rows, squared (R,)."""
@@ -277,9 +277,9 @@ class WithDirect(WrappedProblem, Units):
     base: Units
     direct: Units
 
-    def terms(self, point: Tensor) -> LossTerms:
+    def loss(self, point: Tensor) -> LossTerms:
         """Those of both."""
-        return self.base.terms(point) + self.direct.terms(point)
+        return self.base.loss(point) + self.direct.loss(point)
 
     @property
     def pace(self) -> Pace:
@@ -295,15 +295,15 @@ class WithDirect(WrappedProblem, Units):
         """The other problem, placed for these replicas."""
         return replace(self, base=self.base.laid_out_for(points, precisely=precisely))
 
-    def moved(self, point: Tensor) -> Moved | None:
+    def refine(self, point: Tensor) -> Refinement | None:
         """The other problem as long as it moves, then the direct term."""
-        moved = self.base.moved(point)
+        moved = self.base.refine(point)
         if moved is None:
-            moved = self.direct.moved(point)
+            moved = self.direct.refine(point)
             return None if moved is None else replace(moved, problem=replace(self, direct=units_of(moved.problem)))
         both = replace(self, base=units_of(moved.problem))
         with torch.no_grad():
-            return replace(moved, problem=both, loss=None if moved.loss is None else both.loss(moved.point))
+            return replace(moved, problem=both, loss=None if moved.loss is None else both.loss(moved.point).total)
 
     @property
     def weight(self) -> Tensor:
@@ -339,4 +339,4 @@ class DrawnWithDirect(WrappedProblem):
     def sampled(self, point: Tensor, streams: Streams, progress: float) -> LossTerms:
         """Those of a minibatch, and the direct term."""
         assert isinstance(self.base, Minibatched), "others are not drawn"
-        return self.base.sampled(point, streams, progress) + self.direct.terms(point)
+        return self.base.sampled(point, streams, progress) + self.direct.loss(point)

@@ -51,7 +51,7 @@ class WindowProblem(Problem):
         """Steps of all sequences."""
         return self.batch.rows
 
-    def terms(self, point: Tensor) -> LossTerms:
+    def loss(self, point: Tensor) -> LossTerms:
         """The direct term."""
         distance = window_distance(self.structure, self.naturals(point), self.windows)
         return LossTerms.of(distance, direct=self.direct.kappa * distance)
