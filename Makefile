@@ -108,7 +108,7 @@ tests-by-function: $(READY) ## Note which tests enter which function, for the mu
 	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m benchmarks.tests_by_function $(ARGS)
 
 # The newest versions that fit pyproject.toml; torch stays at the version already locked, and its local suffix is cut
-# off: see docs/decisions/0002-dependencies.md. Hashes are those of all files of a version: 0029-hashes.md.
+# off: see CONTRIBUTING.md. Hashes are those of all files of a version.
 FREEZE = build/lock/bin/python -m pip freeze --all | grep -vE '^(pip|otpdag|torch)[ =]' | sed -E 's/(==[^+]*)\+.*/\1/'
 
 # `make lock KEEP=1` changes only what pyproject.toml asks for: what is locked stays where it fits.

@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.mutants --seed S --number N`` draws mutants of the packages below, runs tests that enter the
 changed function against each until the first failure, and lists the survivors; a test that fails without a change is an
-error. :mod:`benchmarks.mutant_runs` runs them; ``docs/decisions/0021-mutants.md`` says why this tool is our own.
+error. :mod:`benchmarks.mutant_runs` runs them; note 0021 in ``docs/archive`` says why this tool is our own.
 """
 
 from __future__ import annotations

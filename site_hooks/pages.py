@@ -13,24 +13,13 @@ OUTSIDE = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add what stands beside docs/, and a list of the decisions."""
+    """Add what stands beside docs/."""
     for target, source in OUTSIDE.items():
         text = (ROOT / source).read_text(encoding="utf-8").replace("](docs/", "](")
         files.append(File.generated(config, target, content=text))
-    files.append(File.generated(config, "decisions/index.md", content=_decisions()))
     return files
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Links as the site has them: a folder of pages is its index, and the guide for contributors is a page."""
-    return markdown.replace("](../CONTRIBUTING.md", "](contributing.md").replace(
-        "](decisions/)", "](decisions/index.md)"
-    )
-
-
-def _decisions() -> str:
-    lines = ["# Decisions", "", "One page for each choice that a reader would otherwise question.", ""]
-    for path in sorted((ROOT / "docs" / "decisions").glob("0*.md")):
-        title = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
-        lines.append(f"- [{title}]({path.name})")
-    return "\n".join(lines) + "\n"
+    """Links as the site has them: the guide for contributors is a page."""
+    return markdown.replace("](../CONTRIBUTING.md", "](contributing.md")

@@ -4,7 +4,7 @@
 files of each pinned version. Kept are sources and the wheels for Python 3.11 and newer on common systems, and the file
 that pip itself would take here, which may come from elsewhere: a build of torch for the processor only, for instance.
 Comments, options and markers stay as they are, hashes that are there already are found again. Why not another tool:
-``docs/decisions/0029-hashes.md``.
+``docs/archive/decisions/0029-hashes.md``.
 """
 
 from __future__ import annotations

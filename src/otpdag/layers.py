@@ -1,7 +1,7 @@
 """Small networks and relaxations whose parameters carry a leading replica axis.
 
 Parameters live in plain dictionaries of tensors ``(R, ...)``; the functions here are pure. Stacking replicas in one
-tensor and multiplying with ``matmul`` costs far less than a loop over networks (see ``docs/decisions``).
+tensor and multiplying with ``matmul`` costs far less than a loop over networks (see ``docs/design/mechanisms.md``).
 """
 
 from __future__ import annotations
