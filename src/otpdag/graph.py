@@ -244,7 +244,7 @@ class Graph:
 
     def ancestors(self, node: str) -> tuple[str, ...]:
         """Every other node from which ``node`` can be reached; lagged edges count."""
-        return self._ordered(_reached(self._known(node), self._all_parents) - {node})
+        return self._ordered(reachable([self._known(node)], self._all_parents) - {node})
 
     def descendants(self, node: str) -> tuple[str, ...]:
         """Every other node that can be reached from ``node``; lagged edges count.
@@ -252,7 +252,7 @@ class Graph:
         >>> Graph([("a", "b"), ("b", "c"), ("d", "c")]).descendants("a")
         ('b', 'c')
         """
-        return self._ordered(_reached(self._known(node), self._all_children) - {node})
+        return self._ordered(reachable([self._known(node)], self._all_children) - {node})
 
     def observed_descendants(self, node: str) -> tuple[str, ...]:
         """The descendants of ``node`` that are not hidden."""
@@ -289,7 +289,7 @@ class Graph:
         groups: dict[str, tuple[str, ...]] = {}
         for node in self.hidden:
             if node not in groups:
-                reached = _reached(node, linked)
+                reached = reachable([node], linked)
                 group = tuple(name for name in self.hidden if name in reached)
                 groups.update(dict.fromkeys(group, group))
         return tuple(dict.fromkeys(groups.values()))
@@ -460,8 +460,10 @@ def _grouped(nodes: Iterable[str], pairs: Iterable[tuple[str, str]]) -> dict[str
     return {node: tuple(names) for node, names in groups.items()}
 
 
-def _reached(start: str, step: Mapping[str, Iterable[str]]) -> set[str]:
-    reached, stack = {start}, [start]
+def reachable(starts: Iterable[str], step: Mapping[str, Iterable[str]]) -> set[str]:
+    """These nodes, and all to which steps lead from them."""
+    reached = set(starts)
+    stack = list(reached)
     while stack:
         fresh = set(step[stack.pop()]) - reached
         reached |= fresh

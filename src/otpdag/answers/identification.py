@@ -15,12 +15,9 @@ from itertools import combinations
 import networkx as nx
 
 from otpdag.errors import GraphError
-from otpdag.graph import Graph
+from otpdag.graph import Graph, reachable
 
 Nodes = frozenset[str]
-
-MOST_ADJUSTED = 4
-"""Nodes of the sets of adjustment that are tried, smallest first, beside all candidates together."""
 
 
 @dataclass(frozen=True)
@@ -104,18 +101,24 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(names)
 
 
-def _sets(candidates: Collection[str]) -> Iterator[tuple[str, ...]]:
-    """Small sets first; then all candidates."""
-    for size in range(min(len(candidates), MOST_ADJUSTED) + 1):
+def _sets(candidates: Collection[str], most: int = 4) -> Iterator[tuple[str, ...]]:
+    """Sets of so many nodes at most, small ones first; then all candidates."""
+    for size in range(min(len(candidates), most) + 1):
         yield from combinations(candidates, size)
-    if len(candidates) > MOST_ADJUSTED:
+    if len(candidates) > most:
         yield tuple(candidates)
+
+
+def _without_effects(full: nx.DiGraph, nodes: Iterable[str]) -> nx.DiGraph:
+    """The graph without edges out of some nodes."""
+    cut = full.copy()
+    cut.remove_edges_from(list(full.out_edges(nodes)))
+    return cut
 
 
 def _back_door(graph: Graph, full: nx.DiGraph, treatment: str, outcome: str) -> tuple[str, ...] | None:
     """A smallest set of observed nodes that blocks every path into the treatment; None if there is none."""
-    without = full.copy()
-    without.remove_edges_from(list(full.out_edges(treatment)))
+    without = _without_effects(full, [treatment])
     below = {treatment, *graph.descendants(treatment)}
     useful = set(graph.ancestors(treatment)) | set(graph.ancestors(outcome))
     candidates = [node for node in graph.observed if node not in below and node != outcome and node in useful]
@@ -135,21 +138,15 @@ def _front_door(graph: Graph, full: nx.DiGraph, treatment: str, outcome: str) ->
         rest.remove_nodes_from(chosen)
         if nx.has_path(rest, treatment, outcome):
             continue
-        without_t = full.copy()
-        without_t.remove_edges_from(list(full.out_edges(treatment)))
-        without_m = full.copy()
-        without_m.remove_edges_from([edge for node in chosen for edge in full.out_edges(node)])
-        if nx.is_d_separator(without_t, {treatment}, set(chosen), set()) and nx.is_d_separator(
-            without_m, set(chosen), {outcome}, {treatment}
-        ):
+        before = nx.is_d_separator(_without_effects(full, [treatment]), {treatment}, set(chosen), set())
+        if before and nx.is_d_separator(_without_effects(full, chosen), set(chosen), {outcome}, {treatment}):
             return chosen
     return None
 
 
 def _confounders(graph: Graph, treatment: str, outcome: str) -> tuple[str, ...]:
     """Hidden nodes from which both the treatment and the outcome descend, by paths of their own."""
-    full = graph.to_networkx()
-    apart = full.copy()
+    apart = graph.to_networkx()
     apart.remove_node(treatment)
     hidden = [n for n in graph.hidden if treatment in graph.descendants(n)]
     direct = tuple(n for n in hidden if outcome in nx.descendants(apart, n))
@@ -166,59 +163,21 @@ class MixedGraph:
     @classmethod
     def projected(cls, graph: Graph) -> MixedGraph:
         """The latent projection."""
-        hidden = set(graph.hidden)
-
-        def reached(node: str) -> set[str]:
-            """Observed nodes below, with only hidden ones between."""
-            ends: set[str] = set()
-            stack, passed = list(graph.children(node)), set()
-            while stack:
-                child = stack.pop()
-                if child in hidden:
-                    if child not in passed:
-                        passed.add(child)
-                        stack += graph.children(child)
-                else:
-                    ends.add(child)
-            return ends
-
-        parents: dict[str, set[str]] = {node: set() for node in graph.observed}
-        siblings: dict[str, set[str]] = {node: set() for node in graph.observed}
-        for node in graph.observed:
-            for child in reached(node):
-                parents[child].add(node)
-        for node in graph.hidden:
-            below = reached(node)
-            for one in below:
-                siblings[one] |= below - {one}
-        return cls(
-            {node: frozenset(own) for node, own in parents.items()},
-            {node: frozenset(own) for node, own in siblings.items()},
-        )
+        onward = {node: graph.children(node) if node in graph.hidden else () for node in graph.nodes}
+        # observed nodes below, with only hidden ones between
+        below = {node: frozenset(reachable(graph.children(node), onward) - set(graph.hidden)) for node in graph.nodes}
+        parents = {node: frozenset(n for n in graph.observed if node in below[n]) for node in graph.observed}
+        shared = {node: [below[cause] for cause in graph.hidden if node in below[cause]] for node in graph.observed}
+        return cls(parents, {node: frozenset().union(*own) - {node} for node, own in shared.items()})
 
     def ancestors(self, nodes: Collection[str], within: Nodes) -> Nodes:
         """These nodes and all above them, in the graph of some nodes."""
-        above, stack = set(), list(nodes)
-        while stack:
-            node = stack.pop()
-            if node not in above:
-                above.add(node)
-                stack += self.parents[node] & within
-        return frozenset(above)
+        return frozenset(reachable(nodes, {node: own & within for node, own in self.parents.items()}))
 
     def components(self, within: Nodes) -> list[Nodes]:
         """Groups of nodes that two-headed edges join."""
-        groups, left = [], set(within)
-        while left:
-            group, stack = set(), [next(iter(left))]
-            while stack:
-                node = stack.pop()
-                if node not in group:
-                    group.add(node)
-                    stack += self.siblings[node] & within
-            groups.append(frozenset(group))
-            left -= group
-        return groups
+        joined = {node: own & within for node, own in self.siblings.items()}
+        return list({frozenset(reachable([node], joined)): None for node in self.parents if node in within})
 
     def identifies(self, treatment: str, outcome: str) -> bool:
         """Whether every factor of the intervened distribution follows from one of the observed distribution."""

@@ -173,7 +173,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
 
     def _model(self, counts: Counts) -> Model:
         """The graph ``theta -> words``."""
-        length = max(1, round(float(counts.sum()) / max(1, np.count_nonzero(np.diff(counts.indptr)))))
+        length = max(1, round(float(counts.sum()) / max(1, int((np.diff(counts.indptr) > 0).sum()))))
         theta = Dirichlet(self.n_components, concentration=self._given_alpha())
         words = Multinomial(counts.shape[1], total=length)
         return Model(Graph([("theta", "words")], hidden=["theta"]), {"theta": theta, "words": words})

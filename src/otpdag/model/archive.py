@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from otpdag.data import Column, Label, Schema
+from otpdag.data import Schema
 from otpdag.errors import DataError, ModelError, OtpdagError
 from otpdag.graph import Graph
 from otpdag.learned.amortized import AmortizedMap, RowCode
@@ -26,17 +26,12 @@ from otpdag.mechanisms.parameters import SIMPLEX, Parameter
 from otpdag.mechanisms.predictor import Predicted
 from otpdag.mechanisms.protocols import Buffered, buffers_of
 from otpdag.safe_archive import read_bundle, refusing, write_bundle
-from otpdag.spaces import Discrete, Space
 from otpdag.structure import Structure
 
 FORMAT_VERSION = 2
 """1 had no class of a map; such files are still read."""
 
 WHAT = "otpdag model"
-ENTRIES = 1 << 22  # numbers that a description may ask for without bringing a file of that many bytes
-MOST_LAYERS, MOST_UNITS = 64, 1 << 14  # of a network that a file may ask for
-SINGLE_PRECISION = 1e-4  # how far probabilities in single precision may be from a sum of one
-
 MapFactory = Callable[..., AmortizedMap]
 
 
@@ -171,8 +166,10 @@ def _check_kinds(state: Mapping[str, Any]) -> None:
         if not isinstance(state[key], kind):
             raise ValueError(f"{key!r} is {type(state[key]).__name__}")
     for node, spec in state["mechanisms"].items():
-        if not isinstance(spec, dict) or not isinstance(spec["type"], str) or not isinstance(spec["arguments"], dict):
-            raise ValueError(f"the mechanism of {node!r} is no class with arguments")
+        match spec:
+            case {"type": str(), "arguments": dict()}:
+                continue
+        raise ValueError(f"the mechanism of {node!r} is no class with arguments")
 
 
 def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -194,8 +191,13 @@ def _structure(state: Mapping[str, Any], functions: Mapping[str, Callable[..., A
     return structure
 
 
-def _check_room(graph: Graph, mechanisms: Mapping[str, Mechanism], specs: Mapping[str, Any], size: int) -> None:
-    """Refuse sizes that the file does not account for, before anything is laid out in them."""
+def _check_room(
+    graph: Graph, mechanisms: Mapping[str, Mechanism], specs: Mapping[str, Any], size: int, free: int = 1 << 22
+) -> None:
+    """Refuse sizes that the file does not account for, before anything is laid out in them.
+
+    A description may ask for ``free`` numbers without bringing a file of that many bytes.
+    """
     needed = 0
     for node, spec in specs.items():
         arguments = spec["arguments"]
@@ -203,7 +205,7 @@ def _check_room(graph: Graph, mechanisms: Mapping[str, Mechanism], specs: Mappin
         spaces = [mechanisms[parent].space for parent in parents if _discrete_by_itself(mechanisms[parent])]
         rows = math.prod(space.width for space in spaces)
         needed += rows * max(1, sum(_asked_for(value) for value in arguments.values()))
-        if needed > max(ENTRIES, size):
+        if needed > max(free, size):
             raise ValueError(f"up to node {node!r} it asks for {needed:,} numbers, which it does not hold")
 
 
@@ -267,37 +269,16 @@ def _check_buffers(node: str, mechanism: Mechanism, buffers: Mapping[str, Tensor
 
 
 def _schema(state: Mapping[str, Any], structure: Structure) -> Schema:
-    graph, mechanisms = structure.graph, structure.mechanisms
-    if set(state) != set(graph.nodes):
-        raise ValueError("its columns are those of other nodes than the graph's")
-    schema = Schema.from_dict({node: state[node] for node in graph.nodes})
-    for node in graph.nodes:
-        _check_column(node, schema[node], mechanisms[node].space)
-    names = [name for node in graph.nodes for name in schema[node].names]
-    if len(set(names)) < len(names):
-        raise ValueError("two nodes have one column")
-    return Schema({n: replace(column, space=mechanisms[n].space) for n, column in schema.columns.items()})
-
-
-def _check_column(node: str, column: Column, space: Space) -> None:
-    if column.space != space:
-        raise ValueError(f"node {node!r} has {space} by its mechanism and {column.space} by its column")
-    own = len(column.names) == space.cells and (
-        column.names == (node,) if space.cells == 1 else column.names == _cell_names(node, space.cells)
-    )
-    if not own:
-        raise ValueError(f"the columns of node {node!r} are not called after it")
-    if column.labels is not None and not _are_labels(column.labels, space):
-        raise ValueError(f"the labels of node {node!r} are not one for each of its categories")
-
-
-def _cell_names(node: str, cells: int) -> tuple[str, ...]:
-    return tuple(f"{node}.{cell}" for cell in range(cells))
-
-
-def _are_labels(labels: tuple[Label, ...], space: Space) -> bool:
-    plain = all(isinstance(label, str | bool | int | float) for label in labels)
-    return plain and isinstance(space, Discrete) and len(labels) == space.size == len(set(labels))
+    """The columns of the nodes, with the names of categories that the file gives them; all else must be equal."""
+    graph = structure.graph
+    plain = Schema.of({node: structure.mechanisms[node].space for node in graph.nodes}, graph)
+    labels = {node: column["labels"] for node, column in state.items() if column["labels"] is not None}
+    if not all(isinstance(label, str | bool | int | float) for own in labels.values() for label in own):
+        raise ValueError("it has labels that are no names or numbers")
+    schema = plain.labelled({node: tuple(own) for node, own in labels.items()})
+    if schema.to_dict() != state:
+        raise ValueError("its columns are not those of its nodes")
+    return schema
 
 
 def _count_range(state: Mapping[str, Any], graph: Graph) -> dict[str, float]:
@@ -333,14 +314,15 @@ def _naturals(structure: Structure, tensors: Mapping[str, Tensor]) -> dict[str, 
     return naturals
 
 
-def _checked(key: str, given: Mapping[str, Tensor], parameter: Parameter) -> Tensor:
+def _checked(key: str, given: Mapping[str, Tensor], parameter: Parameter, rounding: float = 1e-4) -> Tensor:
+    """A parameter; probabilities in single precision may be so far from a sum of one."""
     value = given[key]
     if tuple(value.shape) != (1, *parameter.shape):
         raise ValueError(f"parameter {key!r} has shape {tuple(value.shape)[1:]}; expected {parameter.shape}")
     held = _finite(f"parameter {key!r}", value).double()
     if parameter.support is SIMPLEX and value.dtype == torch.float32:
         total = held.sum(-1, keepdim=True)
-        held = torch.where((total - 1).abs() < SINGLE_PRECISION, held / total, held)
+        held = torch.where((total - 1).abs() < rounding, held / total, held)
     if value.numel() and not parameter.support.check(held[0]):
         raise ValueError(f"parameter {key!r} must be {parameter.support.name}")
     return value
@@ -352,14 +334,8 @@ def _checked(key: str, given: Mapping[str, Tensor], parameter: Parameter) -> Ten
 def _saved_map(entry: Mapping[str, Any], structure: Structure, tensors: Mapping[str, Tensor]) -> SavedMap:
     spec = dict(entry["spec"]) if "spec" in entry else _first_version(entry)
     graph = structure.graph
-    named = {"code": graph.observed, "units": graph.nodes, "roots": entry["units"]}
-    for key, known in named.items():
-        if (
-            not isinstance(entry[key], list)
-            or not set(entry[key]) <= set(known)
-            or len(set(entry[key])) < len(entry[key])
-        ):
-            raise ValueError(f"a map has {key!r} of other nodes")
+    for key, known in {"code": graph.observed, "units": graph.nodes, "roots": entry["units"]}.items():
+        _check_nodes(entry, key, known)
     if not set(entry["code"]) <= set(entry["units"]):
         raise ValueError("a map lacks the units of what it reads")
     if not isinstance(spec["type"], str) or not isinstance(spec["name"], str):
@@ -372,6 +348,12 @@ def _saved_map(entry: Mapping[str, Any], structure: Structure, tensors: Mapping[
         if tuple(shift[node].shape) != shape or tuple(scale[node].shape) != shape:
             raise ValueError(f"a map has units of another shape than node {node!r}")
     return SavedMap(spec, tuple(entry["code"]), tuple(entry["roots"]), shift, scale)
+
+
+def _check_nodes(entry: Mapping[str, Any], key: str, known: Sequence[str]) -> None:
+    names = entry[key]
+    if not isinstance(names, list) or not set(names) <= set(known) or len(set(names)) < len(names):
+        raise ValueError(f"a map has {key!r} of other nodes")
 
 
 def _first_version(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -395,19 +377,15 @@ def _rebuilt(
     return rebuilt
 
 
-def _check_map(entry: SavedMap, structure: Structure, phi: Mapping[str, Tensor]) -> None:
-    """Refuse nodes and layers that are not there, before a network is laid out in their sizes."""
-    graph, spec = structure.graph, entry.spec
+def _check_map(
+    entry: SavedMap, structure: Structure, phi: Mapping[str, Tensor], layers: int = 64, width: int = 1 << 14
+) -> None:
+    """Refuse nodes that are not there, and layers that are too many or too wide, before a network is laid out."""
     for key in ("targets", "explains"):
-        if (
-            not isinstance(spec[key], list)
-            or not set(spec[key]) <= set(graph.nodes)
-            or len(set(spec[key])) < len(spec[key])
-        ):
-            raise ValueError(f"a map has {key!r} of other nodes")
-    hidden = spec["hidden"]
-    layers = isinstance(hidden, list) and len(hidden) <= MOST_LAYERS
-    if not layers or not all(type(units) is int and 1 <= units <= MOST_UNITS for units in hidden):
+        _check_nodes(entry.spec, key, structure.graph.nodes)
+    hidden = entry.spec["hidden"]
+    few = isinstance(hidden, list) and len(hidden) <= layers
+    if not few or not all(type(units) is int and 1 <= units <= width for units in hidden):
         raise ValueError(f"a map has layers {hidden!r:.60}")
     if entry.kind != AmortizedMap.__name__:
         return
