@@ -12,6 +12,7 @@ import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -180,19 +181,21 @@ class Graph:
         ('b', 'a', 'c')
         """
         rank = {node: place for place, node in enumerate(self.nodes)}
-        waiting = {node: len(self._parents[node]) for node in self.nodes}
-        ready = [rank[node] for node in self.nodes if not waiting[node]]
+        sorter = TopologicalSorter(self._parents)
+        try:
+            sorter.prepare()
+        except CycleError as error:
+            cycle = error.args[1][:-1]
+            first = cycle.index(min(cycle, key=rank.__getitem__))
+            shown = [*cycle[first:], *cycle[: first + 1]]
+            raise GraphError(f"edges must have no cycle; found {' -> '.join(shown)}") from None
+        ready: list[int] = []
         order: list[str] = []
-        while ready:
-            node = self.nodes[heapq.heappop(ready)]
-            order.append(node)
-            for child in self._children[node]:
-                waiting[child] -= 1
-                if not waiting[child]:
-                    heapq.heappush(ready, rank[child])
-        if len(order) < len(self.nodes):
-            cycle = _find_cycle([node for node in self.nodes if waiting[node]], self._parents)
-            raise GraphError(f"edges must have no cycle; found {' -> '.join(cycle)}")
+        while sorter.is_active():
+            for node in sorter.get_ready():
+                heapq.heappush(ready, rank[node])
+            order.append(self.nodes[heapq.heappop(ready)])
+            sorter.done(order[-1])
         return tuple(order)
 
     @cached_property
@@ -469,19 +472,6 @@ def reachable(starts: Iterable[str], step: Mapping[str, Iterable[str]]) -> set[s
         reached |= fresh
         stack.extend(fresh)
     return reached
-
-
-def _find_cycle(stuck: Sequence[str], parents: Mapping[str, Sequence[str]]) -> list[str]:
-    """One cycle among nodes of which each waits for a parent that also waits."""
-    waiting, path, rank = set(stuck), {stuck[0]: 0}, {node: place for place, node in enumerate(stuck)}
-    while True:
-        parent = next(name for name in parents[next(reversed(path))] if name in waiting)
-        if parent in path:
-            cycle = list(path)[path[parent] :][::-1]
-            first = min(range(len(cycle)), key=lambda place: rank[cycle[place]])
-            cycle = cycle[first:] + cycle[:first]
-            return [*cycle, cycle[0]]
-        path[parent] = len(path)
 
 
 def _chains(graph: Graph) -> list[str]:

@@ -33,25 +33,19 @@ from otpdag.structure import Naturals, Structure
 from otpdag.threads import bounded_threads
 
 EXACT = replace(BUDGET, approximate=False)
-ROWS_AT_ONCE = 20_000  # rows that are laid out for a question at a time, which bounds memory
-DRAWS_INSTEAD = 1000  # of a number whose exact sums are too large
 
 
 @dataclass(frozen=True)
 class Belief:
-    """What a model says of one node in each row: probabilities of a category, or mean and variance of a number."""
+    """What a model says of one node in each row.
 
-    probabilities: Tensor | None = None
-    mean: Tensor | None = None
+    Attributes:
+        expected: Probabilities of a category (N, K), or the mean of a number (N, width).
+        variance: Of a number (N, width).
+    """
+
+    expected: Tensor
     variance: Tensor | None = None
-
-    @property
-    def expected(self) -> Tensor:
-        """Probabilities (N, K), or the mean (N, width)."""
-        value = self.mean if self.probabilities is None else self.probabilities
-        if value is None:
-            raise RuntimeError("a belief has probabilities or a mean")
-        return value
 
 
 def with_nodes_set(fitted: Fitted, done: Collection[str] = (), shown: Collection[str] = ()) -> Fitted:
@@ -103,37 +97,37 @@ class Question:
         """The answer at some parameters (1, ...)."""
         with bounded_threads(0):
             if self.structure.mechanisms[self.node].space.is_discrete:
-                return Belief(probabilities=elimination.state_probabilities(naturals, self.layout, self.node))
-            mean, variance = elimination.node_moments(naturals, self.layout, self.node)
-            return Belief(mean=mean, variance=variance)
+                return Belief(elimination.state_probabilities(naturals, self.layout, self.node))
+            return Belief(*elimination.node_moments(naturals, self.layout, self.node))
 
 
-def believe(fitted: Fitted, batch: Batch, node: str, notes: list[str]) -> Belief:
-    """What the model says of a node in each row: exact, by sums along the graph; what is not is told in the notes."""
+def believe(
+    fitted: Fitted, batch: Batch, node: str, notes: list[str], *, at_once: int = 20_000, draws: int = 1000
+) -> Belief:
+    """What the model says of a node in each row: exact, by sums along the graph; what is not is told in the notes.
+
+    So many rows are laid out at a time, which bounds memory; where the exact sums of a number are too large, so many
+    draws answer.
+    """
     parts = []
-    for index in torch.arange(batch.rows).split(ROWS_AT_ONCE):
+    for index in torch.arange(batch.rows).split(at_once):
         part = batch.take(index)
         try:
             question = Question(fitted, part, node)
         except ModelError as error:
-            notes.append(f"node {node!r} is answered by {DRAWS_INSTEAD} draws: {error}")
-            parts.append(_by_draws(fitted, part, node, notes))
+            notes.append(f"node {node!r} is answered by {draws} draws: {error}")
+            parts.append(_by_draws(fitted, part, node, notes, draws))
             continue
         parts.append(question.at(fitted.naturals))
         notes += [question.note] if question.note else []
-    return Belief(*(_joined([getattr(part, name) for part in parts]) for name in ("probabilities", "mean", "variance")))
+    variances = [part.variance for part in parts if part.variance is not None]
+    return Belief(torch.cat([part.expected for part in parts]), torch.cat(variances) if variances else None)
 
 
-def _joined(parts: list[Tensor | None]) -> Tensor | None:
-    known = [part for part in parts if part is not None]
-    return torch.cat(known) if known else None
-
-
-def _by_draws(fitted: Fitted, batch: Batch, node: str, notes: list[str]) -> Belief:
-    drawn = posterior_draws(fitted, batch, DRAWS_INSTEAD, 0, notes, stratified=True)[node]
-    if fitted.structure.mechanisms[node].space.is_discrete:
-        return Belief(probabilities=drawn.mean(1))
-    return Belief(mean=drawn.mean(1), variance=drawn.var(1))
+def _by_draws(fitted: Fitted, batch: Batch, node: str, notes: list[str], draws: int) -> Belief:
+    drawn = posterior_draws(fitted, batch, draws, 0, notes, stratified=True)[node]
+    is_category = fitted.structure.mechanisms[node].space.is_discrete
+    return Belief(drawn.mean(1), None if is_category else drawn.var(1))
 
 
 def most_probable(fitted: Fitted, batch: Batch, notes: list[str]) -> tuple[dict[str, Tensor], Tensor]:

@@ -223,15 +223,14 @@ class Model(ModelBase):
                 raise ModelError(f"node {name!r} is given: it cannot be asked about")
 
     def _shown_belief(self, node: str, belief: queries.Belief) -> pd.Series | pd.DataFrame:
-        if belief.probabilities is not None:
-            table = pd.DataFrame(belief.probabilities.numpy(), columns=list(self.labels(node)))
-        elif belief.mean is not None and belief.variance is not None:
+        if belief.variance is None:
+            table = pd.DataFrame(belief.expected.numpy(), columns=list(self.labels(node)))
+        else:
             names = self._known_schema()[node].names
             suffix = [""] if len(names) == 1 else [f" {name}" for name in names]
-            spread = belief.variance.sqrt()
-            parts = {f"mean{end}": belief.mean[:, i] for i, end in enumerate(suffix)}
-            parts |= {f"std{end}": spread[:, i] for i, end in enumerate(suffix)}
-            table = pd.DataFrame({name: value.numpy() for name, value in parts.items()})
+            numbers = torch.cat([belief.expected, belief.variance.sqrt()], -1)
+            columns = [f"{what}{end}" for what in ("mean", "std") for end in suffix]
+            table = pd.DataFrame(numbers.numpy(), columns=columns)
         table.columns.name = node
         return table.iloc[0].rename(None) if len(table) == 1 else table
 

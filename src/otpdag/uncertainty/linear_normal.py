@@ -192,9 +192,6 @@ def _best_moments(values: Array, weight: Array, steps: int = 2000, gain: float =
     mean, variance = _column_moments(values, weight)
     covariance = np.diag(variance)
     share = weight / weight.sum()
-    if not np.isnan(values).any():
-        mean = share @ values
-        return mean, (values - mean).T @ ((values - mean) * share[:, None])
     before = -np.inf
     for _ in range(steps):
         filled, spread = np.nan_to_num(values), np.zeros_like(covariance)
