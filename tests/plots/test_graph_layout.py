@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from otpdag.graph import Graph
-from otpdag.plots.graph_layout import PAGE_WIDTH, Layout
+from otpdag.plots.graph_layout import POINTS, Layout
 
 
 def width(text: str, size: float) -> float:
@@ -25,7 +25,7 @@ def test_ten_siblings_stand_in_one_row(name: str) -> None:
 def test_crowded_rows_break_names_until_they_fit_the_page() -> None:
     layout = Layout(Graph([("z", f"observed_symptom_number_{place}") for place in range(10)]), width)
     left, right, _, _ = layout.bounds
-    assert right - left <= PAGE_WIDTH
+    assert right - left <= POINTS.page
     assert layout.text["observed_symptom_number_3"] == "observed_\nsymptom_\nnumber_3"
     alone = Layout(Graph([("z", "observed_symptom_number_3")]), width)
     assert alone.text["observed_symptom_number_3"] == "observed_\nsymptom_number_3"

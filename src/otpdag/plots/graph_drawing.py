@@ -1,7 +1,4 @@
-"""The lines of a drawn graph: which way each edge runs around the nodes, and where its label stands.
-
-Draw a graph: shaded nodes, arrows between them.
-"""
+"""Draw a graph: shaded nodes, arrows between them that run around other nodes, labels where they cover least."""
 
 from __future__ import annotations
 
@@ -20,27 +17,13 @@ from matplotlib.path import Path
 from otpdag.errors import GraphError
 from otpdag.graph import Graph
 from otpdag.model import Model
-from otpdag.plots.graph_layout import (
-    CORNER_RADIUS,
-    FONT,
-    LABEL_FONT,
-    LINE_HEIGHT,
-    LOOP_WIDTH,
-    PAGE_WIDTH,
-    Item,
-    Layout,
-    Link,
-    TextWidth,
-)
+from otpdag.plots.graph_layout import POINTS, Item, Layout, Link, TextWidth
 from otpdag.plots.style import INK, Picture, figure_of, place_axes, text_width
 
 Point: TypeAlias = tuple[float, float]
 Floats: TypeAlias = npt.NDArray[np.float64]
 
-HEAD_LENGTH, HALF_HEAD_WIDTH = 8.0, 3.2  # of an arrow, in points
-MOVE_TO, LINE_TO, CURVE_TO = 1, 2, 4  # as matplotlib's Path numbers them; a cubic curve takes three points
-_SHORTEST_LINE = 3.0  # shorter lines are not drawn on their own
-_CLEAR = 4.0  # how far a straight line keeps away from nodes that it does not join
+_DASHES = (0, (4, 2.5))
 
 
 class Route(NamedTuple):
@@ -49,16 +32,16 @@ class Route(NamedTuple):
     Attributes:
         link: The edge.
         points: The points (n, 2).
-        codes: What leads to each point: ``MOVE_TO``, ``LINE_TO`` or ``CURVE_TO``.
+        codes: What leads to each point: a code of matplotlib's ``Path``; a cubic curve takes three points.
     """
 
     link: Link
     points: Floats
-    codes: tuple[int, ...]
+    codes: tuple[Any, ...]
 
     def backwards(self) -> Route:
         """The same line from its end."""
-        return Route(self.link, self.points[::-1], (MOVE_TO, *self.codes[:0:-1]))
+        return Route(self.link, self.points[::-1], (Path.MOVETO, *self.codes[:0:-1]))
 
 
 def routes(layout: Layout) -> list[Route]:
@@ -66,7 +49,7 @@ def routes(layout: Layout) -> list[Route]:
     lines = {link: _straight(layout, link) for link in layout.links}
     crowded = any(link.label or _meets_node(layout, link, line) for link, line in lines.items())
     if not crowded and not _heads_overlap([end for _, end in lines.values()]):
-        return [Route(link, np.array(line), (MOVE_TO, LINE_TO)) for link, line in lines.items()]
+        return [Route(link, np.array(line), (Path.MOVETO, Path.LINETO)) for link, line in lines.items()]
     ports = _ports(layout)
     curves = (
         _curved(layout, link, chain, *ports[link]) for chain, link in zip(layout.chains, layout.links, strict=True)
@@ -90,14 +73,15 @@ def _to_border(layout: Layout, node: str, direction: Floats) -> Floats:
     return high * direction
 
 
-def _meets_node(layout: Layout, link: Link, line: tuple[Point, Point]) -> bool:
+def _meets_node(layout: Layout, link: Link, line: tuple[Point, Point], clear: float = 4.0) -> bool:
+    """Whether a straight line comes nearer than so many points to a node that it does not join."""
     points = np.linspace(*line, 80)
     others = (node for node in layout.graph.nodes if node not in link[:2])
-    return any((layout.distance(node, points - layout.centre(node)) < _CLEAR).any() for node in others)
+    return any((layout.distance(node, points - layout.centre(node)) < clear).any() for node in others)
 
 
 def _heads_overlap(tips: Sequence[Point]) -> bool:
-    return any(np.hypot(a[0] - b[0], a[1] - b[1]) < 1.5 * HALF_HEAD_WIDTH for a, b in combinations(tips, 2))
+    return any(np.hypot(a[0] - b[0], a[1] - b[1]) < 1.5 * POINTS.arrow[1] for a, b in combinations(tips, 2))
 
 
 def _ports(layout: Layout) -> dict[Link, tuple[Point, Point]]:
@@ -119,8 +103,8 @@ def _spread(layout: Layout, ends: Mapping[Item, list[tuple[float, int]]], side: 
         reach = min(0.5 * width - 7, 5.0 * (len(numbered) - 1))
         for (_, number), dx in zip(sorted(numbered), np.linspace(-reach, reach, len(numbered)), strict=True):
             offset = 0.0 if len(numbered) == 1 else float(dx)
-            inward = max(abs(offset) - width / 2 + CORNER_RADIUS, 0)
-            dy = height / 2 - CORNER_RADIUS + float(np.sqrt(CORNER_RADIUS**2 - inward**2))
+            inward = max(abs(offset) - width / 2 + POINTS.corner, 0)
+            dy = height / 2 - POINTS.corner + float(np.sqrt(POINTS.corner**2 - inward**2))
             ports[number] = (layout.x[node] + offset, layout.y[node] + side * dy)
     return ports
 
@@ -135,15 +119,15 @@ def _curved(layout: Layout, link: Link, chain: Sequence[Item], start: Point, end
         x, y = layout.x[bend], layout.y[bend]
         stops += [(x, y + half[bend]), (x, y - half[bend])]
     stops += [(end[0], layout.y[bottom] + half[bottom]), end]
-    points, codes = [start], [MOVE_TO]
+    points, codes = [start], [Path.MOVETO]
     for number, ((x0, y0), (x1, y1)) in enumerate(pairwise(stops)):
         middle = (y0 + y1) / 2
         if number % 2:
             points += [(x0 + bow, middle), (x1 + bow, middle), (x1, y1)]
-            codes += [CURVE_TO] * 3
-        elif y0 - y1 > _SHORTEST_LINE:
+            codes += [Path.CURVE4] * 3
+        elif y0 - y1 > 3.0:  # points
             points.append((x1, y1))
-            codes.append(LINE_TO)
+            codes.append(Path.LINETO)
         else:  # next to nothing: begin or end the curve here instead
             points[-1] = (x1, y0) if number == 0 else (x1, y1)
     return Route(link, np.array(points), tuple(codes))
@@ -159,7 +143,7 @@ def label_places(lines: Sequence[Route], text_width: TextWidth) -> Iterator[tupl
     placed: list[tuple[Floats, Floats]] = []
     for number, (link, _, _) in enumerate(lines):
         if link.label:
-            half = np.array([text_width(link.label, LABEL_FONT) / 2 + 3, LABEL_FONT / 2 + 3])
+            half = np.array([text_width(link.label, POINTS.label_font) / 2 + 3, POINTS.label_font / 2 + 3])
             foreign = np.concatenate([line for other, line in enumerate(drawn) if other != number] or [drawn[0][:0]])
             spots = [_bezier(last[number], np.array([[share]]))[0] for share in (0.5, 0.4, 0.6, 0.32, 0.68, 0.25)]
             cover = [_covered(spot, half, foreign, placed) for spot in spots]
@@ -169,7 +153,7 @@ def label_places(lines: Sequence[Route], text_width: TextWidth) -> Iterator[tupl
 
 
 def _last_curve(route: Route) -> Floats:
-    end = int(np.flatnonzero(np.array(route.codes) == CURVE_TO)[-1])
+    end = int(np.flatnonzero(np.array(route.codes) == Path.CURVE4)[-1])
     return route.points[end - 3 : end + 1]
 
 
@@ -182,11 +166,6 @@ def _bezier(corners: Floats, share: Floats) -> Floats:
     a, b, c, d = corners
     rest = 1 - share
     return rest**3 * a + 3 * rest**2 * share * b + 3 * rest * share**2 * c + share**3 * d
-
-
-_SHADE = "#d5e0ee"
-_DASHES = (0, (4, 2.5))
-_QUARTER_CIRCLE = 0.5523  # where a Bezier curve that is nearly a quarter circle has its inner points, in radii
 
 
 def draw_graph(graph: Graph | Model, *, ax: Axes | None = None) -> Figure:
@@ -213,7 +192,7 @@ def draw_graph(graph: Graph | Model, *, ax: Axes | None = None) -> Figure:
     layout = Layout(graph, text_width)
     left, right, bottom, top = layout.bounds
     if ax is None:
-        inches = min(1.0, PAGE_WIDTH / max(right - left, top - bottom)) / 72
+        inches = min(1.0, POINTS.page / max(right - left, top - bottom)) / 72
         figure = Picture(figsize=((right - left) * inches, (top - bottom) * inches))
         ax = figure.add_axes((0, 0, 1, 1))
     ax.set(xlim=(left, right), ylim=(bottom, top), aspect="equal")
@@ -238,10 +217,10 @@ class _Pen:
             self._label(label, place, align="center")
         for node, label in layout.loops.items():
             x, y, (width, _) = layout.x[node], layout.y[node], layout.size[node]
-            side = x + width / 2 - CORNER_RADIUS + float(np.sqrt(CORNER_RADIUS**2 - 36))
+            side = x + width / 2 - POINTS.corner + float(np.sqrt(POINTS.corner**2 - 36))
             bulge = [(side, y + 6), (side + 20, y + 17), (side + 20, y - 17), (side, y - 6)]
-            self._arrow(np.array(bulge), (MOVE_TO, *3 * [CURVE_TO]), dashed=True)
-            self._label(label, (x + width / 2 + LOOP_WIDTH, y), align="left")
+            self._arrow(np.array(bulge), (Path.MOVETO, *3 * [Path.CURVE4]), dashed=True)
+            self._label(label, (x + width / 2 + POINTS.loop, y), align="left")
         for node in layout.graph.nodes:
             self._node(layout, node)
 
@@ -249,22 +228,22 @@ class _Pen:
         x, y, text = layout.x[node], layout.y[node], layout.text[node]
         hidden = node in layout.graph.hidden
         patch = PathPatch(_border(x, y, *layout.size[node]), edgecolor=INK, zorder=3, gid=node)
-        patch.set(facecolor="white" if hidden else _SHADE, linewidth=1.1 * self.scale)
+        patch.set(facecolor="white" if hidden else "#d5e0ee", linewidth=1.1 * self.scale)
         patch.set(linestyle=_DASHES if hidden else "-")
         self.ax.add_patch(patch)
         lines = text.count("\n") + 1
-        base = y - 0.36 * FONT + LINE_HEIGHT * (lines - 1) / 2
+        base = y - 0.36 * POINTS.font + POINTS.line * (lines - 1) / 2
         for number, line in enumerate(text.split("\n")):
-            level = base - LINE_HEIGHT * number
-            self.ax.text(x, level, line, size=FONT * self.scale, ha="center", zorder=4, parse_math=False)
+            level = base - POINTS.line * number
+            self.ax.text(x, level, line, size=POINTS.font * self.scale, ha="center", zorder=4, parse_math=False)
 
-    def _arrow(self, points: Floats, codes: tuple[int, ...], *, dashed: bool) -> None:
+    def _arrow(self, points: Floats, codes: tuple[Any, ...], *, dashed: bool) -> None:
         points = points.copy()
         tip, direction = points[-1].copy(), points[-1] - points[-2]
         direction /= np.hypot(*direction)
-        base = tip - HEAD_LENGTH * direction
-        points[-1] = base + 0.2 * HEAD_LENGTH * direction
-        across = HALF_HEAD_WIDTH * np.array([-direction[1], direction[0]])
+        base = tip - POINTS.arrow[0] * direction
+        points[-1] = base + 0.2 * POINTS.arrow[0] * direction
+        across = POINTS.arrow[1] * np.array([-direction[1], direction[0]])
         line = PathPatch(Path(points, codes), facecolor="none", edgecolor=INK, zorder=1)
         line.set(linewidth=1.1 * self.scale, linestyle=_DASHES if dashed else "-", capstyle="butt")
         self.ax.add_patch(line)
@@ -273,17 +252,20 @@ class _Pen:
 
     def _label(self, label: str, place: Point, *, align: str) -> None:
         frame = {"facecolor": "white", "edgecolor": "none", "pad": 1.2 * self.scale}
-        text = self.ax.text(*place, label, size=LABEL_FONT * self.scale, color=INK, bbox=frame, zorder=2.5)
+        text = self.ax.text(*place, label, size=POINTS.label_font * self.scale, color=INK, bbox=frame, zorder=2.5)
         text.set(horizontalalignment=align, verticalalignment="center_baseline")
 
 
 def _border(x: float, y: float, width: float, height: float) -> Path:
-    """A box with round corners; a circle if it is as small as that."""
-    a, b, k = width / 2, height / 2, _QUARTER_CIRCLE * CORNER_RADIUS
+    """A box with round corners; a circle if it is as small as that.
+
+    A Bezier curve that is nearly a quarter circle has its inner points 0.5523 radii from its ends.
+    """
+    a, b, k = width / 2, height / 2, 0.5523 * POINTS.corner
     points: list[Point] = []
     codes: list[Any] = []
     for sx, sy in ((1, 1), (-1, 1), (-1, -1), (1, -1)):
-        side, level = (x + sx * a, y + sy * (b - CORNER_RADIUS)), (x + sx * (a - CORNER_RADIUS), y + sy * b)
+        side, level = (x + sx * a, y + sy * (b - POINTS.corner)), (x + sx * (a - POINTS.corner), y + sy * b)
         corner = [side, (side[0], side[1] + sy * k), (level[0] + sx * k, level[1]), level]
         points += corner if sx == sy else corner[::-1]
         codes += [Path.LINETO, Path.CURVE4, Path.CURVE4, Path.CURVE4]

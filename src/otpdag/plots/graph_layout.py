@@ -1,10 +1,6 @@
-"""Layers of a graph: which row each node stands in, and in which order, so that few edges cross.
+"""Where the nodes of a drawn graph stand: in rows, in orders with few crossings, at places that keep edges short.
 
-The first two steps of a layered drawing (Sugiyama, Tagawa and Toda 1981).
-
-Where the nodes of a drawn graph stand: sizes from names, rows from layers, places that keep edges short.
-
-Nothing here draws: whoever does says how wide a text is. All lengths are in points at the drawing's natural size.
+A layered drawing (Sugiyama, Tagawa and Toda 1981). Nothing here draws: whoever does says how wide a text is.
 """
 
 from __future__ import annotations
@@ -17,6 +13,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
+import networkx as nx
 import numpy as np
 import numpy.typing as npt
 from scipy.linalg import cholesky, solve_triangular
@@ -24,11 +21,51 @@ from scipy.optimize import isotonic_regression, nnls
 
 from otpdag.graph import Graph
 
-_MOST_WIDTH = 860.0  # points; a wider layer is broken, unless
-_ALWAYS_IN_ONE_ROW = 10  # it has no more nodes than this: ten siblings are one row
-
 Item: TypeAlias = str | int
 """A node, or a bend of an edge that crosses a layer."""
+TextWidth: TypeAlias = Callable[[str, float], float]
+"""The width of a text in a font of this size."""
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Lengths of a drawn graph in points, at its natural size.
+
+    Attributes:
+        font: Size of names.
+        label_font: Size of labels at edges.
+        line: Height of a line, where a name has several.
+        padding: Between a name and its node's border.
+        corner: Radius of a border's corners; a node as small as that is a circle.
+        loop: Width of the arrow from a node to itself.
+        arrow: Length and half the width of an arrow's head.
+        node_gap: Between nodes of a layer.
+        bend_gap: Between bends of edges in a layer.
+        layer_gap: Between layers, least and most: more where edges run far to the side.
+        bow: Between edges that join the same two nodes.
+        margin: Around the drawing.
+        row: Where a layer of more than ten nodes is broken.
+        page: Fifteen inches; a larger drawing is scaled down.
+    """
+
+    font: float = 10.0
+    label_font: float = 8.0
+    line: float = 12.0
+    padding: float = 7.0
+    corner: float = 13.0
+    loop: float = 15.0
+    arrow: tuple[float, float] = (8.0, 3.2)
+    node_gap: float = 18.0
+    bend_gap: float = 12.0
+    layer_gap: tuple[float, float] = (40.0, 84.0)
+    bow: float = 28.0
+    margin: float = 10.0
+    row: float = 860.0
+    page: float = 1080.0
+
+
+POINTS = Lengths()
 
 
 class Link(NamedTuple):
@@ -47,10 +84,13 @@ def links_of(graph: Graph) -> list[Link]:
     for edge in graph.lags:
         if edge.parent != edge.child:
             lagged.setdefault((edge.parent, edge.child), []).append(edge.by)
+    below = nx.DiGraph(graph.edges)
+    below.add_nodes_from(graph.nodes)
     for (parent, child), by in lagged.items():
-        upward = parent in _below(links, child)
+        upward = nx.has_path(below, child, parent)
         upper, lower = (child, parent) if upward else (parent, child)
         links.append(Link(upper, lower, _steps_ago(by), upward))
+        below.add_edge(upper, lower)
     return links
 
 
@@ -64,16 +104,6 @@ def loop_labels(graph: Graph) -> dict[str, str]:
     return {node: _steps_ago(by) for node, by in loops.items() if by}
 
 
-def _below(links: Sequence[Link], node: str) -> set[str]:
-    reached, stack = {node}, [node]
-    while stack:
-        here = stack.pop()
-        fresh = {link.lower for link in links if link.upper == here} - reached
-        reached |= fresh
-        stack.extend(fresh)
-    return reached
-
-
 def layers_of(graph: Graph, links: Sequence[Link], width: Mapping[str, float]) -> dict[str, int]:
     """Each node below its parents; long layers no wider than a page; nodes with more children than parents low."""
     layered = Graph(dict.fromkeys(link[:2] for link in links), nodes=graph.nodes)
@@ -81,7 +111,7 @@ def layers_of(graph: Graph, links: Sequence[Link], width: Mapping[str, float]) -
 
     def fits(level: int, node: str) -> bool:
         row = [other for other, own in layer.items() if own == level]
-        return len(row) < _ALWAYS_IN_ONE_ROW or sum(width[other] for other in row) + width[node] <= _MOST_WIDTH
+        return len(row) < 10 or sum(width[other] for other in row) + width[node] <= POINTS.row
 
     alone = [node for node in layered.roots if node in layered.leaves]
     for node in [name for name in layered.order if name not in alone] + alone:
@@ -119,31 +149,22 @@ def with_bends(
     return chains, [sorted(row, key=lambda item: share[item]) for row in rows]
 
 
-@dataclass(frozen=True)
-class Neighbours:
-    """What each item is joined with in the layers above and below."""
-
-    up: dict[Item, list[Item]]
-    down: dict[Item, list[Item]]
+Joined: TypeAlias = tuple[Mapping[Item, list[Item]], Mapping[Item, list[Item]]]
+"""What each item is joined with in the layers above and below."""
 
 
-def neighbours_of(chains: Sequence[Sequence[Item]]) -> Neighbours:
-    """What the edges join from one layer to the next."""
-    both = Neighbours({}, {})
-    for chain in chains:
-        for a, b in pairwise(chain):
-            both.down.setdefault(a, []).append(b)
-            both.up.setdefault(b, []).append(a)
-    return both
-
-
-def ordered(rows: list[list[Item]], neighbours: Neighbours, sweeps: int = 24) -> list[list[Item]]:
+def ordered(rows: list[list[Item]], chains: Sequence[Sequence[Item]], sweeps: int = 24) -> list[list[Item]]:
     """Sort each layer by the mean place of its neighbours, down and up in turn; keep the fewest crossings."""
-    best, fewest = rows, _crossings(rows, neighbours)
+    up: dict[Item, list[Item]] = {}
+    down: dict[Item, list[Item]] = {}
+    for a, b in (pair for chain in chains for pair in pairwise(chain)):
+        down.setdefault(a, []).append(b)
+        up.setdefault(b, []).append(a)
+    best, fewest = rows, _crossings(rows, down)
     for sweep in range(sweeps):
-        rows = _sorted_by_neighbours(rows, neighbours.up if sweep % 2 == 0 else neighbours.down, sweep % 2 == 0)
-        rows = _swapped(rows, neighbours)
-        crossings = _crossings(rows, neighbours)
+        rows = _sorted_by_neighbours(rows, down if sweep % 2 else up, sweep % 2 == 0)
+        rows = _swapped(rows, (up, down))
+        crossings = _crossings(rows, down)
         if crossings < fewest:
             best, fewest = rows, crossings
     return best
@@ -167,7 +188,7 @@ def _places(rows: Sequence[Sequence[Item]]) -> dict[Item, float]:
     return {item: number - (len(row) - 1) / 2 for row in rows for number, item in enumerate(row)}
 
 
-def _swapped(rows: list[list[Item]], neighbours: Neighbours, rounds: int = 6) -> list[list[Item]]:
+def _swapped(rows: list[list[Item]], joined: Joined, rounds: int = 6) -> list[list[Item]]:
     """Exchange next neighbours as long as that saves crossings."""
     rows = [list(row) for row in rows]
     place = _places(rows)
@@ -176,7 +197,7 @@ def _swapped(rows: list[list[Item]], neighbours: Neighbours, rounds: int = 6) ->
         for row in rows:
             for left in range(len(row) - 1):
                 a, b = row[left], row[left + 1]
-                if _crossed(a, b, neighbours, place) > _crossed(b, a, neighbours, place):
+                if _crossed(a, b, joined, place) > _crossed(b, a, joined, place):
                     row[left], row[left + 1] = b, a
                     place[a], place[b] = place[b], place[a]
                     changed = True
@@ -185,44 +206,22 @@ def _swapped(rows: list[list[Item]], neighbours: Neighbours, rounds: int = 6) ->
     return rows
 
 
-def _crossed(a: Item, b: Item, neighbours: Neighbours, place: Mapping[Item, float]) -> int:
+def _crossed(a: Item, b: Item, joined: Joined, place: Mapping[Item, float]) -> int:
     """Crossings of the edges of ``a`` with those of ``b`` if ``a`` stands left of ``b``."""
-    return sum(
-        place[one] > place[other]
-        for side in (neighbours.up, neighbours.down)
-        for one in side.get(a, ())
-        for other in side.get(b, ())
-    )
+    return sum(place[one] > place[other] for side in joined for one in side.get(a, ()) for other in side.get(b, ()))
 
 
-def _crossings(rows: Sequence[Sequence[Item]], neighbours: Neighbours) -> int:
+def _crossings(rows: Sequence[Sequence[Item]], down: Mapping[Item, list[Item]]) -> int:
     place = _places(rows)
     total = 0
     for row in rows:
         seen: list[float] = []
         for item in row:
-            ends = sorted(place[other] for other in neighbours.down.get(item, ()))
+            ends = sorted(place[other] for other in down.get(item, ()))
             total += sum(len(seen) - bisect_right(seen, end) for end in ends)
             for end in ends:
                 insort(seen, end)
     return total
-
-
-TextWidth: TypeAlias = Callable[[str, float], float]
-"""The width of a text in a font of this size."""
-Floats: TypeAlias = npt.NDArray[np.float64]
-
-FONT, LABEL_FONT = 10.0, 8.0  # all lengths are in points
-LINE_HEIGHT = 12.0  # of a name of several lines
-CORNER_RADIUS = 13.0  # of a node's border; a node as small as that is a circle
-LOOP_WIDTH = 15.0  # of the arrow from a node to itself
-PAGE_WIDTH = 1080.0  # fifteen inches; a larger drawing is scaled down
-_PADDING = 7.0  # between a name and its node's border
-_NODE_GAP, _BEND_GAP = 18.0, 12.0  # between neighbours of a layer
-_LAYER_GAP, _MOST_LAYER_GAP = 40.0, 84.0  # between layers; more where edges are many
-_MARGIN = 10.0  # around the drawing
-_BOW = 28.0  # between edges that join the same two nodes
-_LINE_LENGTHS = (16, 11, 8)  # letters in a line of a name: the first with which all rows fit the page
 
 
 class Layout:
@@ -251,25 +250,29 @@ class Layout:
         self.links = links_of(graph)
         self.bows = _bows(self.links)
         self._text_width = text_width
-        for line_length in _LINE_LENGTHS:
+        for line_length in (16, 11, 8):  # letters of a name: the first with which all rows fit the page
             self.text = {node: _wrapped(node, line_length) for node in graph.nodes}
             self.size = {node: _size(text, text_width) for node, text in self.text.items()}
             reach = {node: sum(self.reach(node)) for node in graph.nodes}
-            layer = layers_of(graph, self.links, {node: width + _NODE_GAP for node, (width, _) in self.size.items()})
+            layer = layers_of(
+                graph, self.links, {node: width + POINTS.node_gap for node, (width, _) in self.size.items()}
+            )
             widest = max(sum(reach[node] for node in graph.nodes if layer[node] == level) for level in layer.values())
-            if widest <= PAGE_WIDTH:
+            if widest <= POINTS.page:
                 break
         self.chains, rows = with_bends(graph, self.links, layer)
-        self.rows = ordered(rows, neighbours_of(self.chains))
+        self.rows = ordered(rows, self.chains)
         self.x = _horizontal(self.rows, self.chains, self.reach)
         self.y = self._vertical()
 
     def reach(self, item: Item) -> tuple[float, float]:
         """How far an item reaches to the left and right of its centre, half the gap to the next included."""
         if isinstance(item, int):
-            return _BEND_GAP / 2, _BEND_GAP / 2
-        half = self.size[item][0] / 2 + _NODE_GAP / 2
-        return half, half + (LOOP_WIDTH + self._text_width(self.loops[item], LABEL_FONT) if item in self.loops else 0)
+            return POINTS.bend_gap / 2, POINTS.bend_gap / 2
+        half = self.size[item][0] / 2 + POINTS.node_gap / 2
+        return half, half + (
+            POINTS.loop + self._text_width(self.loops[item], POINTS.label_font) if item in self.loops else 0
+        )
 
     def height(self, row: Sequence[Item]) -> float:
         """Height of a layer."""
@@ -286,19 +289,19 @@ class Layout:
         for number, row in enumerate(self.rows):
             level -= self.height(row) / 2
             y.update(dict.fromkeys(row, level))
-            gap = _LAYER_GAP + 0.1 * run[number] + (8.0 if any(link.label for link in self.links) else 0.0)
-            level -= self.height(row) / 2 + min(gap, _MOST_LAYER_GAP)
+            gap = POINTS.layer_gap[0] + 0.1 * run[number] + (8.0 if any(link.label for link in self.links) else 0.0)
+            level -= self.height(row) / 2 + min(gap, POINTS.layer_gap[1])
         return y
 
     @cached_property
     def bounds(self) -> tuple[float, float, float, float]:
         """Left, right, bottom, top."""
-        gap = _NODE_GAP / 2 - _MARGIN - 0.6 * max(map(abs, self.bows.values()), default=0.0)
+        gap = POINTS.node_gap / 2 - POINTS.margin - 0.6 * max(map(abs, self.bows.values()), default=0.0)
         left = min(self.x[item] - self.reach(item)[0] for item in self.x)
         right = max(self.x[item] + self.reach(item)[1] for item in self.x)
         nodes = [(self.y[node], self.size[node][1] / 2) for node in self.graph.nodes]
         bottom, top = min(y - half for y, half in nodes), max(y + half for y, half in nodes)
-        return left + gap, right - gap, bottom - _MARGIN, top + _MARGIN
+        return left + gap, right - gap, bottom - POINTS.margin, top + POINTS.margin
 
     def centre(self, node: str) -> Floats:
         """The middle of a node."""
@@ -306,8 +309,8 @@ class Layout:
 
     def distance(self, node: str, offset: Floats) -> Floats:
         """Distance of points, relative to the centre, from the border of a node; negative inside."""
-        q = np.abs(offset) - np.array(self.size[node]) / 2 + CORNER_RADIUS
-        return np.hypot(*np.maximum(q, 0).T) + np.minimum(q.max(-1), 0) - CORNER_RADIUS
+        q = np.abs(offset) - np.array(self.size[node]) / 2 + POINTS.corner
+        return np.hypot(*np.maximum(q, 0).T) + np.minimum(q.max(-1), 0) - POINTS.corner
 
 
 def _bows(links: Sequence[Link]) -> dict[Link, float]:
@@ -317,7 +320,7 @@ def _bows(links: Sequence[Link]) -> dict[Link, float]:
     bows = {}
     for same in twins.values():
         first = 0 if not same[0].label else (len(same) - 1) / 2  # an edge without lag does not swing
-        bows.update({link: _BOW * (number - first) for number, link in enumerate(same)})
+        bows.update({link: POINTS.bow * (number - first) for number, link in enumerate(same)})
     return bows
 
 
@@ -332,9 +335,9 @@ def _wrapped(name: str, most: int) -> str:
 
 
 def _size(text: str, text_width: TextWidth) -> tuple[float, float]:
-    width = text_width(text, FONT) + 2 * _PADDING
-    height = LINE_HEIGHT * (text.count("\n") + 1) + 2 * _PADDING
-    return max(width, height if "\n" not in text else width, 2 * CORNER_RADIUS), height
+    width = text_width(text, POINTS.font) + 2 * POINTS.padding
+    height = POINTS.line * (text.count("\n") + 1) + 2 * POINTS.padding
+    return max(width, height if "\n" not in text else width, 2 * POINTS.corner), height
 
 
 def _horizontal(
