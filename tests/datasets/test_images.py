@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from scipy.io import savemat
 
-from otpdag.datasets import _image_files, _images, load_images
+from otpdag.datasets import _images, load_images
 from otpdag.errors import DataError
 
 
@@ -80,12 +80,12 @@ def test_mnist_as_published(tmp_path, monkeypatch):
     folder = tmp_path / "MNIST" / "raw"
     folder.mkdir(parents=True)
     checksums = {}
-    for name in _image_files.MNIST:
+    for name in _images.MNIST:
         held = digits if "images" in name else labels
         header = bytes([0, 0, 8, held.ndim]) + b"".join(length.to_bytes(4, "big") for length in held.shape)
         (folder / name).write_bytes(gzip.compress(header + held.tobytes()))
         checksums[name] = sha256(folder / name)
-    monkeypatch.setattr(_image_files, "MNIST", checksums)
+    monkeypatch.setattr(_images, "MNIST", checksums)
     images = load_images("mnist", tmp_path, train=4)
     np.testing.assert_array_equal(images.train[..., 0], digits[:4])
     np.testing.assert_array_equal(images.test[..., 0], digits)
@@ -109,18 +109,18 @@ def archive(path, batches):
 
 def test_cifar10_as_published_in_the_archive_and_unpacked(tmp_path, monkeypatch):
     images = colours(12)
-    names = list(_image_files.CIFAR10_BATCHES_MD5)
+    names = list(_images.CIFAR10_BATCHES_MD5)
     batches = {name: batch(images[2 * i : 2 * i + 2], [i, i]) for i, name in enumerate(names)}
     packed, unpacked = tmp_path / "packed", tmp_path / "unpacked"
     packed.mkdir()
-    monkeypatch.setattr(_image_files, "CIFAR10", archive(packed / "cifar-10-python.tar.gz", batches))
+    monkeypatch.setattr(_images, "CIFAR10", archive(packed / "cifar-10-python.tar.gz", batches))
     (unpacked / "images" / "cifar-10-batches-py").mkdir(parents=True)
     for name, content in batches.items():
         (unpacked / "images" / "cifar-10-batches-py" / name).write_bytes(content)
     with pytest.raises(DataError, match="data_batch_1 is not the published file: its MD5 differs"):
         load_images("cifar10", unpacked)
     sums = {name: hashlib.md5(content).hexdigest() for name, content in batches.items()}
-    monkeypatch.setattr(_image_files, "CIFAR10_BATCHES_MD5", sums)
+    monkeypatch.setattr(_images, "CIFAR10_BATCHES_MD5", sums)
     for folder in (packed, unpacked):
         found = load_images("cifar10", folder)
         np.testing.assert_array_equal(found.train, images[:10])
@@ -139,7 +139,7 @@ def test_python_2_pickles_of_arrays_are_read():
         + pixels
         + b"tbu."
     )
-    images, labels = _image_files._read_batch(content)
+    images, labels = _images._read_batch(content)
     assert labels.tolist() == [7]
     np.testing.assert_array_equal(images[0, 0, :, 0], np.arange(32))
     np.testing.assert_array_equal(images[0].transpose(2, 0, 1).ravel(), np.frombuffer(pixels, np.uint8))
@@ -152,8 +152,8 @@ class Harm:
 
 def test_a_pickle_that_holds_code_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    harmful = {name: pickle.dumps(Harm()) for name in _image_files.CIFAR10_BATCHES_MD5}
-    monkeypatch.setattr(_image_files, "CIFAR10", archive(tmp_path / "cifar-10-python.tar.gz", harmful))
+    harmful = {name: pickle.dumps(Harm()) for name in _images.CIFAR10_BATCHES_MD5}
+    monkeypatch.setattr(_images, "CIFAR10", archive(tmp_path / "cifar-10-python.tar.gz", harmful))
     with pytest.raises(DataError, match=r"holds arrays only; this file asks for \w+\.mkdir"):
         load_images("cifar10", tmp_path)
     assert not (tmp_path / "harm").exists()
@@ -161,9 +161,9 @@ def test_a_pickle_that_holds_code_is_refused(tmp_path, monkeypatch):
 
 def test_svhn_as_published(tmp_path, monkeypatch):
     images, labels = colours(4), np.array([[10], [1], [9], [10]], dtype=np.uint8)
-    for name in _image_files.SVHN:
+    for name in _images.SVHN:
         savemat(tmp_path / name, {"X": images.transpose(1, 2, 3, 0), "y": labels})
-    monkeypatch.setattr(_image_files, "SVHN", {name: sha256(tmp_path / name) for name in _image_files.SVHN})
+    monkeypatch.setattr(_images, "SVHN", {name: sha256(tmp_path / name) for name in _images.SVHN})
     found = load_images("svhn", tmp_path, test=2)
     np.testing.assert_array_equal(found.train, images)
     np.testing.assert_array_equal(found.test, images[:2])
@@ -179,7 +179,7 @@ def test_celeba_as_published_is_cropped_and_scaled(tmp_path, monkeypatch):
         face.save(folder / f"{number:06}.jpg", quality=100, subsampling=0)
     text = "000001.jpg 0\n000002.jpg 1\n000003.jpg 2\n000004.jpg 0\n"
     (tmp_path / "celeba" / "list_eval_partition.txt").write_text(text)
-    monkeypatch.setattr(_image_files, "CELEBA_PARTITION_MD5", hashlib.md5(text.encode()).hexdigest())
+    monkeypatch.setattr(_images, "CELEBA_PARTITION_MD5", hashlib.md5(text.encode()).hexdigest())
     found = load_images("celeba", tmp_path, train=1)
     assert (found.train.shape, found.test.shape) == ((1, 64, 64, 3), (1, 64, 64, 3))
     assert (found.train_labels.tolist(), found.test_labels.tolist()) == ([1], [3])
@@ -215,8 +215,8 @@ def test_what_is_missing_is_said_with_its_place(tmp_path, monkeypatch):
 
 
 def test_an_unreachable_network_says_where_files_belong(tmp_path, monkeypatch):
-    away = _image_files.PUBLISHED["svhn"]._replace(origin="http://127.0.0.1:9")
-    monkeypatch.setitem(_image_files.PUBLISHED, "svhn", away)
-    assert _images.PUBLISHED is _image_files.PUBLISHED
+    away = _images.PUBLISHED["svhn"]._replace(origin="http://127.0.0.1:9")
+    monkeypatch.setitem(_images.PUBLISHED, "svhn", away)
+    assert _images.PUBLISHED is _images.PUBLISHED
     with pytest.raises(DataError, match=r"cannot download http://127\.0\.0\.1:9/train_32x32\.mat .*put it at .*images"):
         load_images("svhn", tmp_path, download=True)

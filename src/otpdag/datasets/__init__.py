@@ -4,13 +4,14 @@ A generator takes the number of rows and a numpy ``Generator``, draws a truth an
 The truth has the layout of ``Model.params()``: parameters by name, by node.
 """
 
-from otpdag.datasets._bars import Bars, bars
 from otpdag.datasets._corpus import Corpus, corpus, read_corpus
 from otpdag.datasets._folder import data_folder, load_network
 from otpdag.datasets._images import ImageSet, load_images
 from otpdag.datasets._networks import DiscreteNetwork, parse_bif, read_bif
 from otpdag.datasets._synthetic import (
+    Bars,
     Truth,
+    bars,
     delete_cells,
     factor,
     latent_class,

@@ -1,7 +1,4 @@
-"""Download a published file once, and never use it before its checksum is right.
-
-Find real data sets in a local folder and checks that they are the published files.
-"""
+"""Published files: found in a local folder or downloaded once, and never used before their checksum is right."""
 
 import hashlib
 import os
@@ -14,9 +11,6 @@ from urllib.request import urlopen
 
 from otpdag.datasets._networks import DiscreteNetwork, read_bif
 from otpdag.errors import DataError
-
-_SECONDS = 30  # without a byte, then the download fails
-_CHUNK = 1 << 20  # bytes at a time
 
 
 def fetch(url: str, sha256: str, folder: str | Path) -> Path:
@@ -42,35 +36,34 @@ def fetch(url: str, sha256: str, folder: str | Path) -> Path:
         raise DataError(f"`url` must begin with http:// or https://; got '{url}'")
     path = Path(folder) / Path(parts.path).name
     if path.is_file():
-        if not has_checksum(path, sha256):
-            raise DataError(f"{path} is not the published file: its SHA-256 differs; remove it to download it anew")
-        return path
+        return checked(path, sha256, hint="; remove it to download it anew")
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".download-") as scratch:
         partial = Path(scratch) / path.name
         _download(url, partial, wanted=path)
-        if not has_checksum(partial, sha256):
-            raise DataError(f"what {url} sent is not the published file: its SHA-256 differs")
+        checked(partial, sha256, name=f"what {url} sent")
         partial.replace(path)
     return path
 
 
-def has_checksum(path: Path, sha256: str) -> bool:
-    """Whether a file has this SHA-256."""
+def checked(path: Path, sha256: str, *, name: str = "", what: str = "the published file", hint: str = "") -> Path:
+    """A file that has this SHA-256; any other is refused."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() == sha256.lower()
+        if hashlib.file_digest(file, "sha256").hexdigest() != sha256.lower():
+            raise DataError(f"{name or path} is not {what}: its SHA-256 differs{hint}")
+    return path
 
 
-def _download(url: str, partial: Path, *, wanted: Path) -> None:
+def _download(url: str, partial: Path, *, wanted: Path, seconds: float = 30.0) -> None:
+    """Write what a URL sends; it fails after so many seconds without a byte."""
     try:
-        with urlopen(url, timeout=_SECONDS) as response, partial.open("wb") as file:
-            shutil.copyfileobj(response, file, _CHUNK)
+        with urlopen(url, timeout=seconds) as response, partial.open("wb") as file:
+            shutil.copyfileobj(response, file)
     except (URLError, TimeoutError, ConnectionError) as error:
         reason = getattr(error, "reason", None) or error
         raise DataError(f"cannot download {url} ({reason}); fetch it by other means and put it at {wanted}") from None
 
 
-_VARIABLE = "OTPDAG_DATA"
 _ORIGIN = "https://www.bnlearn.com/bnrepository (CC BY-SA 3.0)"
 _SHA256 = {
     "alarm": "701e6c561f71b55669070c29614f0724b761289aa2c4a35bcc97b638ee881fa2",
@@ -88,9 +81,9 @@ def data_folder() -> Path:
     Raises:
         DataError: The variable is not set.
     """
-    folder = os.environ.get(_VARIABLE)
+    folder = os.environ.get("OTPDAG_DATA")
     if not folder:
-        raise DataError(f"set the environment variable {_VARIABLE} to the folder of data sets")
+        raise DataError("set the environment variable OTPDAG_DATA to the folder of data sets")
     return Path(folder)
 
 
@@ -112,6 +105,4 @@ def load_network(name: str, folder: str | Path | None = None) -> DiscreteNetwork
     path = Path(folder or data_folder()) / "bif" / f"{name}.bif"
     if not path.is_file():
         raise DataError(f"{path} is missing; the networks are published at {_ORIGIN}")
-    if hashlib.sha256(path.read_bytes()).hexdigest() != _SHA256[name]:
-        raise DataError(f"{path} is not the published file: its SHA-256 differs; `read_bif` reads it anyway")
-    return read_bif(path)
+    return read_bif(checked(path, _SHA256[name], hint="; `read_bif` reads it anyway"))

@@ -1,20 +1,51 @@
-"""MNIST, CIFAR10, SVHN and CelebA from a local folder."""
+"""MNIST, CIFAR10, SVHN and CelebA from a local folder.
 
+Published files lie where torchvision would put them. Each reader takes the folder that torchvision calls the root,
+returns four arrays (images and labels for training, images and labels for testing), and raises ``FileNotFoundError`` if
+its files are not there. A file is read only if its checksum is the published one; nothing here runs code that it holds.
+"""
+
+import gzip
+import hashlib
+import io
 import math
-from collections.abc import Sequence
+import pickle
+import tarfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 from zipfile import ZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
-from otpdag.datasets._folder import data_folder, has_checksum
-from otpdag.datasets._image_files import PUBLISHED, Split
+from otpdag.datasets._folder import checked, data_folder, fetch
 from otpdag.errors import DataError
 
 Bytes = NDArray[np.uint8]
+Split = tuple[Bytes, NDArray[np.int64], Bytes, NDArray[np.int64]]
+
+MNIST = {
+    "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+    "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+    "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+    "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+}
+CIFAR10 = {"cifar-10-python.tar.gz": "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"}
+CIFAR10_BATCHES_MD5 = {
+    "data_batch_1": "c99cafc152244af753f735de768cd75f",
+    "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+    "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+    "data_batch_4": "634d18415352ddfa80567beed471001a",
+    "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+    "test_batch": "40351d587109b95175f43aff81a1287e",
+}
+SVHN = {
+    "train_32x32.mat": "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
+    "test_32x32.mat": "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
+}
+CELEBA_PARTITION_MD5 = "d32c9cbf5e040fd4025c592c306e6668"
 Source = Literal["any", "prepared", "published"]
 
 _PREPARED = {
@@ -120,11 +151,8 @@ def load_images(
 def _prepared(name: str, places: Sequence[Path], train: int | None, test: int | None) -> ImageSet | None:
     file, checksum = _PREPARED[name]
     for place in places:
-        path = place / file
-        if path.is_file():
-            if not has_checksum(path, checksum):
-                raise DataError(f"{path} is not the file of this project: its SHA-256 differs")
-            with ZipFile(path) as held:
+        if (place / file).is_file():
+            with ZipFile(checked(place / file, checksum, what="the file of this project")) as held:
                 parts = {key: _first_rows(held, f"x_{key}", rows) for key, rows in (("train", train), ("test", test))}
                 labels = {key: _first_rows(held, f"y_{key}", len(part)).astype(np.int64) for key, part in parts.items()}
             images = {key: part if part.ndim == 4 else part[..., None] for key, part in parts.items()}
@@ -162,3 +190,171 @@ def _missing(name: str, place: Path, source: Source) -> str:
     }
     what = [wanted[kind] for kind in ("prepared", "published") if source in ("any", kind)]
     return f"'{name}' is not in {place}: {', or '.join(what)}"
+
+
+# --- published files --------------------------------------------------------------------------------------
+
+
+class Published(NamedTuple):
+    """How a data set is published: a reader of its files, where they are, and what torchvision calls their place."""
+
+    read: Callable[[Path, int | None, int | None], Split]
+    origin: str
+    files: dict[str, str]
+    place: str
+
+    def download(self, root: Path) -> None:
+        """Fetch the files into their place below the root.
+
+        Raises:
+            DataError: They cannot be downloaded by a program, or cannot be reached.
+        """
+        if not self.files:
+            raise DataError(f"these files must be fetched by hand from {self.origin} and put at {root / self.place}")
+        for name, checksum in self.files.items():
+            fetch(f"{self.origin}/{name}", checksum, root / self.place)
+
+
+def _checked_md5(name: str, content: bytes, md5: str) -> bytes:
+    """For files of which only the older checksum is published."""
+    if hashlib.md5(content, usedforsecurity=False).hexdigest() != md5:
+        raise DataError(f"{name} is not the published file: its MD5 differs")
+    return content
+
+
+# --- MNIST ------------------------------------------------------------------------------------------------
+
+
+def _read_mnist(root: Path, train: int | None, test: int | None) -> Split:
+    images, labels, test_images, test_labels = (
+        _read_idx(checked(root / "MNIST" / "raw" / name, checksum)) for name, checksum in MNIST.items()
+    )
+    codes, test_codes = labels[:train].astype(np.int64), test_labels[:test].astype(np.int64)
+    return images[:train, :, :, None], codes, test_images[:test, :, :, None], test_codes
+
+
+def _read_idx(path: Path) -> Bytes:
+    """An array in the IDX format: two zero bytes, the type (8: unsigned bytes), the number of axes, their lengths."""
+    content = gzip.decompress(path.read_bytes())
+    axes = content[3]
+    if content[:3] != b"\x00\x00\x08":
+        raise DataError(f"{path} is not a file of unsigned bytes in the IDX format")
+    shape = np.frombuffer(content, ">u4", axes, offset=4)
+    return np.frombuffer(content, np.uint8, offset=4 + 4 * axes).reshape(*map(int, shape))
+
+
+# --- CIFAR10 ----------------------------------------------------------------------------------------------
+
+
+def _read_cifar10(root: Path, train: int | None, test: int | None) -> Split:
+    batches = {name: _read_batch(content) for name, content in _cifar10_batches(root).items()}
+    last_images, last_labels = batches.pop("test_batch")
+    images = np.concatenate([images for images, _ in batches.values()])[:train]
+    labels = np.concatenate([labels for _, labels in batches.values()])[:train]
+    return images, labels, last_images[:test], last_labels[:test]
+
+
+def _cifar10_batches(root: Path) -> dict[str, bytes]:
+    """The batch files, from the archive or from the folder that it unpacks to."""
+    folder = root / "cifar-10-batches-py"
+    if folder.is_dir():
+        return {
+            name: _checked_md5(str(folder / name), (folder / name).read_bytes(), md5)
+            for name, md5 in CIFAR10_BATCHES_MD5.items()
+        }
+    ((name, checksum),) = CIFAR10.items()
+    with tarfile.open(checked(root / name, checksum)) as archive:
+        return {batch: _member(archive, f"cifar-10-batches-py/{batch}") for batch in CIFAR10_BATCHES_MD5}
+
+
+def _member(archive: tarfile.TarFile, name: str) -> bytes:
+    file = archive.extractfile(name)
+    if file is None:
+        raise DataError(f"'{name}' is not a file of the archive")
+    return file.read()
+
+
+def _read_batch(content: bytes) -> tuple[Bytes, NDArray[np.int64]]:
+    batch = _ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()
+    images = np.asarray(batch[b"data"], dtype=np.uint8).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    return np.ascontiguousarray(images), np.asarray(batch[b"labels"], dtype=np.int64)
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """Reads numbers, bytes, lists, dictionaries and arrays; a pickle that asks for anything else is refused."""
+
+    _rebuild: Any = np.empty(0).__reduce__()[0]
+    _ALLOWED: dict[tuple[str, str], Any] = {  # noqa: RUF012 (never changed)
+        ("numpy", "ndarray"): np.ndarray,
+        ("numpy", "dtype"): np.dtype,
+        ("numpy.core.multiarray", "_reconstruct"): _rebuild,
+        ("numpy._core.multiarray", "_reconstruct"): _rebuild,
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return an allowed class or function."""
+        if (module, name) not in self._ALLOWED:
+            raise DataError(f"a batch of CIFAR10 holds arrays only; this file asks for {module}.{name}")
+        return self._ALLOWED[module, name]
+
+
+# --- SVHN -------------------------------------------------------------------------------------------------
+
+
+def _read_svhn(root: Path, train: int | None, test: int | None) -> Split:
+    (images, labels), (test_images, test_labels) = (
+        _read_mat(checked(root / name, checksum), rows)
+        for (name, checksum), rows in zip(SVHN.items(), (train, test), strict=True)
+    )
+    return images, labels, test_images, test_labels
+
+
+def _read_mat(path: Path, rows: int | None) -> tuple[Bytes, NDArray[np.int64]]:
+    """Images lie in (height, width, channels, rows); the digit 0 has the label 10."""
+    from scipy.io import loadmat
+
+    contents = loadmat(str(path))
+    images = np.ascontiguousarray(np.moveaxis(contents["X"], -1, 0)[:rows])
+    return images, contents["y"].ravel()[:rows].astype(np.int64) % 10
+
+
+# --- CelebA -----------------------------------------------------------------------------------------------
+
+
+def _read_celeba(root: Path, train: int | None, test: int | None) -> Split:
+    """The official training and test parts; labels are the numbers of the files."""
+    folder = root / "celeba"
+    partition = folder / "list_eval_partition.txt"
+    if not partition.is_file() or not (folder / "img_align_celeba").is_dir():
+        raise FileNotFoundError(partition)
+    text = _checked_md5(str(partition), partition.read_bytes(), CELEBA_PARTITION_MD5).decode()
+    parts: dict[str, list[str]] = {"0": [], "1": [], "2": []}
+    for line in text.splitlines():
+        name, part = line.split()
+        parts[part].append(name)
+    images, labels = _read_faces(folder / "img_align_celeba", parts["0"][:train])
+    test_images, test_labels = _read_faces(folder / "img_align_celeba", parts["2"][:test])
+    return images, labels, test_images, test_labels
+
+
+def _read_faces(folder: Path, names: list[str], side: int = 148, size: int = 64) -> tuple[Bytes, NDArray[np.int64]]:
+    """The square of ``side`` pixels in the middle at ``size`` x ``size``, as usual for CelebA."""
+    from PIL import Image
+
+    faces = np.empty((len(names), size, size, 3), dtype=np.uint8)
+    for row, name in enumerate(names):
+        if not (folder / name).is_file():
+            raise DataError(f"{folder / name} is missing")
+        with Image.open(folder / name) as face:
+            left, top = (face.width - side) // 2, (face.height - side) // 2
+            square = face.convert("RGB").crop((left, top, left + side, top + side))
+            faces[row] = np.asarray(square.resize((size, size), Image.Resampling.BICUBIC))
+    return faces, np.array([int(Path(name).stem) for name in names], dtype=np.int64)
+
+
+PUBLISHED = {
+    "mnist": Published(_read_mnist, "https://ossci-datasets.s3.amazonaws.com/mnist", MNIST, "MNIST/raw"),
+    "cifar10": Published(_read_cifar10, "https://www.cs.toronto.edu/~kriz", CIFAR10, ""),
+    "svhn": Published(_read_svhn, "http://ufldl.stanford.edu/housenumbers", SVHN, ""),
+    "celeba": Published(_read_celeba, "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html", {}, "celeba"),
+}

@@ -1,7 +1,4 @@
-"""A discrete Bayesian network with known tables.
-
-Read discrete Bayesian networks from the Bayesian Interchange Format, as in the bnlearn repository.
-"""
+"""Discrete Bayesian networks with known tables, and the Bayesian Interchange Format in which they are published."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -95,7 +92,6 @@ class DiscreteNetwork:
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _TOKEN = re.compile(r'"[^"]*"|[{}()\[\],;|]|[^\s{}()\[\],;|"]+')
-_SUM_TOLERANCE = 1e-3  # published files round probabilities to a few digits
 
 
 def read_bif(path: str | Path) -> DiscreteNetwork:
@@ -224,7 +220,7 @@ class _Parser:
     @staticmethod
     def _normalised(name: str, table: Array) -> Array:
         sums = table.sum(axis=-1, keepdims=True)
-        if not (np.abs(sums - 1.0) < _SUM_TOLERANCE).all():
+        if not (np.abs(sums - 1.0) < 1e-3).all():  # published files round probabilities to a few digits
             raise DataError(f"every row of the table of '{name}' must be given and sum to 1; got {sums.ravel()}")
         return np.asarray(table / sums)
 

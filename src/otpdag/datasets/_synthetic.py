@@ -1,27 +1,14 @@
-"""What the generators share: the type of a truth, and draws of class weights and labels.
-
-One hidden Normal factor behind several Normal indicators.
-
-A hidden class behind discrete answers.
-
-A hidden class behind a Normal, a count and a discrete node, with an edge between two of them.
-
-A mixture of Normal vectors.
-
-Counts that follow a hidden Markov chain (Section 5.2 of the paper).
-
-Cells lost completely at random.
-
-Rows that do not belong: uniform in a box, or a cluster of their own.
-"""
+"""Synthetic data with their truth: factors, classes, mixtures, chains, documents; cells lost and rows spoilt."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+from scipy import sparse
 
 Array = NDArray[np.float64]
 
@@ -38,9 +25,6 @@ def draw_states(probs: Array, rows: int, generator: np.random.Generator) -> NDAr
     """Draw a state per row from probabilities ``(states,)``, the same for all, or ``(rows, states)``."""
     edges = np.cumsum(probs, axis=-1)[..., :-1]
     return np.asarray((generator.random(rows)[:, None] > edges).sum(axis=-1), dtype=np.int64)
-
-
-_NEGATIVE_SHARE = 0.2  # of the loadings
 
 
 def factor(rows: int, generator: np.random.Generator, *, indicators: int = 4) -> tuple[pd.DataFrame, Truth]:
@@ -65,7 +49,7 @@ def factor(rows: int, generator: np.random.Generator, *, indicators: int = 4) ->
         (['x1', 'x2', 'x3', 'x4'], (1,))
     """
     loading = generator.uniform(0.5, 1.5, indicators)
-    loading[1:] *= np.where(generator.random(indicators - 1) < _NEGATIVE_SHARE, -1.0, 1.0)
+    loading[1:] *= np.where(generator.random(indicators - 1) < 0.2, -1.0, 1.0)
     intercept = generator.uniform(-1.0, 1.0, indicators)
     scale = generator.uniform(0.4, 1.0, indicators)
     hidden = generator.standard_normal((rows, 1))
@@ -94,9 +78,6 @@ def siblings(rows: int, generator: np.random.Generator) -> tuple[pd.DataFrame, T
         ['x1', 'x2']
     """
     return factor(rows, generator, indicators=2)
-
-
-_FAVOURITE = 0.45  # probability that each class adds to one state of its own
 
 
 def latent_class(
@@ -134,10 +115,10 @@ def latent_class(
     return frame, {"z": {"probs": probs}} | {name: {"probs": tables[name]} for name in names}
 
 
-def _table(classes: int, states: int, generator: np.random.Generator) -> Array:
-    """Draw a row per class, each with another favourite state."""
-    table = (1.0 - _FAVOURITE) * generator.dirichlet(np.full(states, 2.0), size=classes)
-    table[np.arange(classes), generator.permutation(states)[:classes]] += _FAVOURITE
+def _table(classes: int, states: int, generator: np.random.Generator, favourite: float = 0.45) -> Array:
+    """Draw a row per class, each with another state that has ``favourite`` more probability."""
+    table = (1.0 - favourite) * generator.dirichlet(np.full(states, 2.0), size=classes)
+    table[np.arange(classes), generator.permutation(states)[:classes]] += favourite
     return table
 
 
@@ -183,10 +164,6 @@ def mixed_dag(rows: int, generator: np.random.Generator) -> tuple[pd.DataFrame, 
     return pd.DataFrame({"x1": x1, "x2": x2, "x3": x3}), truth
 
 
-_BOX = 3.0  # means lie between minus and plus this,
-_SEPARATION = 2.5  # no nearer to each other than this
-
-
 def mixture(
     rows: int, generator: np.random.Generator, *, components: int = 3, dim: int = 2
 ) -> tuple[pd.DataFrame, Truth]:
@@ -221,29 +198,24 @@ def mixture(
     return pd.DataFrame(x, columns=[f"x.{j}" for j in range(dim)]), truth
 
 
-def _separated(components: int, dim: int, generator: np.random.Generator) -> Array:
-    """Draw points one by one, each again until it is far enough from those before."""
+def _separated(components: int, dim: int, generator: np.random.Generator, apart: float = 2.5) -> Array:
+    """Draw points in a box of side 6 one by one, each again until it is far enough from those before."""
     points = np.empty((0, dim))
     for attempt in range(1, 10_001):
         if len(points) == components:
             return points
-        point = generator.uniform(-_BOX, _BOX, dim)
-        if (np.linalg.norm(points - point, axis=1) >= _SEPARATION).all():
+        point = generator.uniform(-3.0, 3.0, dim)
+        if (np.linalg.norm(points - point, axis=1) >= apart).all():
             points = np.vstack([points, point])
         elif attempt % 100 == 0:
             points = points[:0]
-    raise ValueError(f"cannot place {components} means {_SEPARATION} apart in {dim} dimensions")
-
-
-# What true rates, and the chance to stay in a state, are drawn from: Section 5.2.
-_RATES = ((10.0, 20.0), (30.0, 40.0), (50.0, 60.0), (80.0, 90.0))
-_STAY = (0.8, 0.9)  # between which the chance of staying is drawn, as in the paper
+    raise ValueError(f"cannot place {components} means {apart} apart in {dim} dimensions")
 
 
 def poisson_chain(
     sequences: int, length: int, rng: np.random.Generator
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], Truth]:
-    """Draw counts from a Poisson hidden Markov model with four states.
+    """Draw counts from a Poisson hidden Markov model with four states (Section 5.2 of the paper).
 
     The rates come from U(10, 20), U(30, 40), U(50, 60) and U(80, 90), the probability to stay in a state from
     U(0.8, 0.9); a chain that moves goes to any other state alike, and begins in any. Every sequence has its own path.
@@ -256,8 +228,8 @@ def poisson_chain(
     Returns:
         The counts and the states, both (sequences, length), and the truth.
     """
-    rates = np.array([rng.uniform(low, high) for low, high in _RATES])
-    stay = rng.uniform(*_STAY)
+    rates = np.array([rng.uniform(low, high) for low, high in ((10, 20), (30, 40), (50, 60), (80, 90))])
+    stay = rng.uniform(0.8, 0.9)
     size = len(rates)
     states = np.empty((sequences, length), dtype=np.int64)
     states[:, 0] = rng.integers(size, size=sequences)
@@ -340,3 +312,93 @@ def _numbers(values: Array, size: int, kind: str, generator: np.random.Generator
         return generator.uniform(middle - 2.5 * width, middle + 2.5 * width, size)
     shift = generator.choice([-1.0, 1.0]) * generator.uniform(1.0, 1.5) * width
     return middle + shift + 0.3 * values.std() * generator.standard_normal(size)
+
+
+# --- documents about bars on a grid (Griffiths & Steyvers 2004; Section 5.1 of the paper) ---------------------
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Documents with the topics that they were drawn from.
+
+    Attributes:
+        counts: How often each document has each word, (documents, words of the vocabulary), sparse.
+        topics: The true word probabilities of each topic: horizontal bars from top to bottom, then vertical ones from
+            left to right. Words are the cells of the grid, row by row.
+        theta: The true share of each topic in each document.
+        alpha: The concentrations of the Dirichlet distribution that the shares were drawn from.
+    """
+
+    counts: sparse.csr_array
+    topics: Array
+    theta: Array
+    alpha: Array
+
+    @property
+    def side(self) -> int:
+        """Cells along one side of the grid."""
+        return len(self.topics) // 2
+
+
+def bars(
+    topics: int,
+    documents: int,
+    words: int,
+    *,
+    alpha: ArrayLike | None = None,
+    seed: int | np.random.Generator,
+) -> Bars:
+    r"""Draw documents by latent Dirichlet allocation from topics that are the rows and columns of a square grid.
+
+    .. math:: \theta_m \sim \mathrm{Dir}(\alpha), \qquad z_{mn} \sim \theta_m, \qquad w_{mn} \sim \gamma_{z_{mn}}
+
+    Each topic allows the words of one row or column, alike; K topics need a grid of K/2 by K/2 words. Assignments
+    z are summed out: the counts of a document are multinomial with probabilities :math:`\theta_m \gamma`.
+
+    Args:
+        topics: How many topics, K; an even number of at least 4.
+        documents: How many documents, M.
+        words: How many words each document has, N.
+        alpha: Concentrations of the topics in a document, one for all or one for each; 1 / K if left out.
+        seed: Determines the draws; a numpy ``Generator`` is drawn from.
+
+    Returns:
+        The documents and their truth.
+
+    Example:
+        >>> drawn = bars(10, 1000, 100, seed=0)
+        >>> drawn.counts.shape, drawn.topics.shape, drawn.theta.shape
+        ((1000, 25), (10, 25), (1000, 10))
+    """
+    if topics < 4 or topics % 2:
+        raise ValueError(f"`topics` must be an even number of at least 4; got {topics}")
+    for name, value in (("documents", documents), ("words", words)):
+        if value < 1:
+            raise ValueError(f"`{name}` must be at least 1; got {value}")
+    rng = np.random.default_rng(seed)
+    concentrations = _concentrations(alpha, topics)
+    gamma = _lines(topics // 2)
+    theta = rng.dirichlet(concentrations, size=documents)
+    chunks = (theta[start : start + 1000] for start in range(0, documents, 1000))  # bounds memory
+    parts = [sparse.csr_array(rng.multinomial(words, _normalised(part @ gamma))) for part in chunks]
+    return Bars(sparse.csr_array(sparse.vstack(parts)), gamma, theta, concentrations)
+
+
+def _lines(side: int) -> Array:
+    cells = np.arange(side * side)
+    rows, columns = (cells // side == np.arange(side)[:, None]), (cells % side == np.arange(side)[:, None])
+    return np.concatenate([rows, columns]) / side
+
+
+def _concentrations(alpha: ArrayLike | None, topics: int) -> Array:
+    values = np.asarray(1 / topics if alpha is None else alpha, dtype=float)
+    if values.shape not in ((), (topics,)):
+        raise ValueError(f"`alpha` must be one number or one for each of {topics} topics; got shape {values.shape}")
+    if not (np.isfinite(values).all() and (values > 0).all()):
+        raise ValueError(f"`alpha` must be positive; got {values}")
+    return np.array(np.broadcast_to(values, topics))
+
+
+def _normalised(probs: Array) -> Array:
+    """Rounding may bring a sum above one, which numpy refuses."""
+    return np.asarray(probs / probs.sum(axis=1, keepdims=True))
