@@ -1,10 +1,11 @@
-"""Documents: what is read, what is refused, and an order of their own."""
+"""Documents and images."""
 
 import numpy as np
 import pytest
+import torch
 from scipy import sparse
 
-from otpdag.data.documents import Documents, shuffled_words
+from otpdag.data.documents import Documents, Images, shuffled_words
 from otpdag.errors import DataError
 
 COUNTS = np.array([[2, 0, 1], [0, 0, 0], [0, 3, 0], [1, 1, 1]])
@@ -45,3 +46,24 @@ def test_words_come_as_often_as_they_count_in_random_order():
     assert np.bincount(words[0].numpy(), minlength=3).tolist() == [40, 0, 20]
     assert words[0].tolist() != sorted(words[0].tolist())
     assert words[1].tolist() == [1]  # no document is left empty
+
+
+def test_images_are_flattened_channels_first():
+    pixels = np.arange(24.0).reshape(2, 3, 2, 2)
+    rows = Images(pixels).rows
+    assert rows.dtype == torch.float32
+    assert rows.tolist() == [list(range(12)), list(range(12, 24))]
+    assert torch.equal(Images(torch.from_numpy(pixels)).rows, rows)
+
+
+@pytest.mark.parametrize(
+    ("pixels", "message"),
+    [
+        (np.zeros(4), r"images must have shape \(n, ...\) with at least 2 of them; got \(4,\)"),
+        (np.zeros((1, 4)), r"at least 2 of them; got \(1, 4\)"),
+        (np.full((2, 4), np.inf), "images must be finite; got NaN or infinity"),
+    ],
+)
+def test_what_are_no_images_is_refused(pixels, message):
+    with pytest.raises(DataError, match=message):
+        Images(pixels)

@@ -1,10 +1,17 @@
-"""Files as one table: which of them count, what their columns are, and what Arrow filters."""
+"""Tables in parts: files, datasets, Dask frames, and the work that goes to their parts."""
+
+import os
+import signal
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from otpdag.data.partitioned import ArrowParts, Partitioned, arrow_dataset
+import otpdag as otp
+from otpdag import mechanisms as m
+from otpdag.data.partitioned import ArrowParts, LocalParts, Partitioned, arrow_dataset, is_dask, is_partitioned
+from otpdag.engine import LBFGS
 from otpdag.errors import DataError
 
 pa = pytest.importorskip("pyarrow")
@@ -66,3 +73,143 @@ def test_blocks_have_as_many_rows_as_they_should(tmp_path):
 def test_sizes_that_hold_nothing_are_refused(sizes, message):
     with pytest.raises(DataError, match=message):
         Partitioned("table.parquet", **sizes)
+
+
+def counted():
+    """Three parts that note when they are made."""
+    made = []
+
+    def parts():
+        for number in (1, 2, 3):
+            made.append(number)
+            yield number
+
+    return made, LocalParts(parts)
+
+
+def test_results_come_in_the_order_of_the_parts_with_their_numbers():
+    _, parts = counted()
+    assert list(parts.each(lambda part, number, more: (part, number, more), "x")) == [
+        (1, 0, "x"),
+        (2, 1, "x"),
+        (3, 2, "x"),
+    ]
+
+
+@pytest.mark.parametrize(("keep", "passes"), [(True, 1), (False, 3)])
+def test_kept_parts_are_made_once_and_others_in_every_pass(keep, passes):
+    made, parts = counted()
+    doubled = parts.mapped(lambda part, number: 2 * part, keep=keep)
+    for _ in range(3):
+        assert list(doubled.each(lambda part, number: part + 1)) == [3, 5, 7]
+    assert made == [1, 2, 3] * passes
+
+
+def test_work_follows_work():
+    _, parts = counted()
+    twice = parts.mapped(lambda part, number: part + number, keep=False).mapped(
+        lambda part, number: 10 * part, keep=False
+    )
+    assert list(twice.each(lambda part, number: part)) == [10, 30, 50]
+    assert parts.with_columns(["x"]) is parts
+
+
+dd = pytest.importorskip("dask.dataframe")
+
+TIGHT = replace(otp.entropic(), optimiser=LBFGS(tolerance=1e-14))
+
+
+def dask_table(rows=2000):
+    rng = np.random.default_rng(0)
+    z = rng.integers(0, 2, rows)
+    frame = pd.DataFrame(
+        {
+            "kind": np.array(["even", "odd"], dtype=object)[
+                (rng.random(rows) < np.where(z == 1, 0.8, 0.3)).astype(int)
+            ],
+            "x": rng.normal(np.where(z == 1, 2.0, -2.0)),
+            "y": rng.normal(np.where(z == 1, 0.0, 1.0), 0.5),
+        }
+    )
+    for name in frame:
+        frame.loc[rng.random(rows) < 0.05, name] = None
+    return frame
+
+
+def model():
+    graph = otp.Graph([("z", "kind"), ("z", "x"), ("z", "y")], hidden=["z"])
+    return otp.Model(graph, {"z": m.Categorical(2), "kind": m.Categorical(2), "x": m.Normal(), "y": m.Normal()})
+
+
+def fitted(data, **settings):
+    return otp.fit(model(), data, method=TIGHT, restarts=2, **settings)
+
+
+def difference(one, other):
+    ours, theirs = one.model.params(), other.model.params()
+    return max(np.abs(np.asarray(ours[n][k]) - np.asarray(theirs[n][k])).max() for n in ours for k in ours[n])
+
+
+def test_dask_frames_are_known_without_importing_dask():
+    frame = dd.from_pandas(dask_table(50), npartitions=2)
+    assert is_dask(frame)
+    assert is_partitioned(frame)
+    assert not is_dask(dask_table(5))
+    assert not is_partitioned(dask_table(5))
+
+
+def test_without_a_cluster_partitions_are_worked_on_one_after_another():
+    frame = dask_table()
+    result = fitted(otp.Partitioned(dd.from_pandas(frame, npartitions=3), held_rows=800))
+    assert result.rows_used == len(frame)
+    assert difference(result, fitted(frame)) < 1e-6
+
+
+def test_partitions_that_a_filter_leaves_empty_are_passed_over():
+    frame = dask_table().sort_values("y", ignore_index=True)
+    parts = dd.from_pandas(frame, npartitions=8)
+    few = frame[frame["y"] > 0.4]
+    result = fitted(otp.Partitioned(parts[parts["y"] > 0.4], held_rows=800))
+    assert result.rows_used == len(few)
+    assert difference(result, fitted(few)) < 1e-6
+
+
+@pytest.mark.filterwarnings("default")
+def test_two_workers_give_the_estimates_of_memory_though_one_is_killed():
+    distributed = pytest.importorskip("distributed")
+    frame = dask_table()
+    here = fitted(frame)
+    cluster = distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, silence_logs=50
+    )
+    killed: list[int] = []
+
+    def kill_one(_record):
+        if not killed:
+            killed.append(next(iter(cluster.workers.values())).pid)
+            os.kill(killed[0], signal.SIGKILL)
+
+    with cluster, distributed.Client(cluster):
+        parts = otp.Partitioned(dd.from_pandas(frame, npartitions=4), held_rows=800)
+        there = fitted(parts, callbacks=[kill_one])
+        assert killed
+        assert there.status.converged
+        assert difference(there, here) < 1e-6
+        with pytest.raises(DataError, match="column 'x' must hold numbers; found 'text'"):
+            fitted(otp.Partitioned(dd.from_pandas(frame.assign(x="text"), npartitions=2), held_rows=800))
+
+
+@pytest.mark.filterwarnings("default")
+def test_rows_are_picked_and_minibatches_drawn_where_partitions_are(tmp_path):
+    distributed = pytest.importorskip("distributed")
+    frame = dask_table(900)
+    parts = {"block_rows": 300, "held_rows": 200}
+    settings = {"method": "paper", "steps": 30, "restarts": 1, "seed": 4}
+    frame.to_parquet(tmp_path / "dask_table.parquet")
+    from_file = otp.fit(model(), otp.Partitioned(tmp_path / "dask_table.parquet", **parts), **settings)
+    cluster = distributed.LocalCluster(
+        n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None, silence_logs=50
+    )
+    with cluster, distributed.Client(cluster):
+        partitions = otp.Partitioned(dd.from_pandas(frame, npartitions=3), **parts)
+        assert difference(otp.fit(model(), partitions, **settings), from_file) < 1e-9

@@ -1,7 +1,9 @@
-"""Tables of every kind, read by the names of their columns."""
+"""Tables of any kind and library, in memory and in files."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,8 +11,11 @@ import pandas as pd
 import pytest
 import torch
 
-from otpdag.data import Batch, Schema, encode
-from otpdag.errors import DataError
+import otpdag as otp
+from otpdag import mechanisms as m
+from otpdag.data import Batch, Schema, as_frame, encode, known_table, read_table, write_table
+from otpdag.data.reading import cell_names, column_title
+from otpdag.errors import DataError, ModelError
 from otpdag.graph import Graph
 from otpdag.spaces import Discrete, Image, Real, Space
 
@@ -116,3 +121,98 @@ def test_duplicate_columns() -> None:
 def test_bad_tables(data: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         encode(data, schema_of(x=Real(), y=Real()), hidden=())
+
+
+def test_a_node_of_several_cells_has_numbered_columns():
+    assert cell_names("x", Real()) == ("x",)
+    assert cell_names("k", Discrete(5)) == ("k",)
+    assert cell_names("x", Real(3)) == ("x.0", "x.1", "x.2")
+
+
+def test_messages_name_the_column_and_its_node_where_that_is_another():
+    assert column_title("x", "x") == "column 'x'"
+    assert column_title("x", "x.1") == "column 'x.1' of node 'x'"
+
+
+CHAIN = otp.Graph([("k", "x")])
+COLUMNS = {"k": ["a", "b", None, "b", "a", "b"], "x": [1.5, 2.5, 0.5, None, 2.25, 1.0]}
+
+
+@pytest.mark.parametrize("library", ["polars", "pyarrow"])
+def test_tables_of_other_libraries_give_the_same_fit(library: str) -> None:
+    module = pytest.importorskip(library)
+    table = module.DataFrame(COLUMNS) if library == "polars" else module.table(COLUMNS)
+    pd.testing.assert_frame_equal(as_frame(table), pd.DataFrame(COLUMNS), check_dtype=False)
+    models = [otp.Model.from_frame(CHAIN, data) for data in (table, pd.DataFrame(COLUMNS))]
+    otp.fit(models[0], table)
+    otp.fit(models[1], pd.DataFrame(COLUMNS))
+    for name in ("loc", "scale"):
+        np.testing.assert_allclose(models[0].params()["x"][name], models[1].params()["x"][name])
+    assert models[0].impute(table).notna().all(axis=None)
+    assert models[0].score(table, kind="likelihood") == models[1].score(pd.DataFrame(COLUMNS), kind="likelihood")
+
+
+def test_lazy_tables_are_refused() -> None:
+    polars = pytest.importorskip("polars")
+    with pytest.raises(DataError, match=r"a lazy LazyFrame: collect\(\) or compute\(\) it first"):
+        known_table(polars.LazyFrame(COLUMNS))
+
+
+def test_a_dictionary_makes_a_model_and_bad_ones_are_refused() -> None:
+    assert otp.Model.from_frame(CHAIN, COLUMNS).spaces["k"].width == 2
+    with pytest.raises(DataError, match="data must be a dictionary of columns of one length"):
+        otp.Model.from_frame(CHAIN, {"k": ["a"], "x": [1.0, 2.0]})
+    with pytest.raises(DataError, match="data must be a DataFrame or a dictionary of columns; got int"):
+        otp.Model.from_frame(CHAIN, 3)
+    with pytest.raises(ModelError, match=r"graph must be an otp.Graph, and comes before the data; got DataFrame"):
+        otp.Model.from_frame(pd.DataFrame(COLUMNS), CHAIN)
+
+
+def test_columns_of_one_name_are_refused() -> None:
+    doubled = pd.DataFrame([[0, 1.0, 2.0], [1, 2.0, 3.0]], columns=["k", "x", "x"])
+    with pytest.raises(DataError, match="column 'x' must be there once; the table has several of that name"):
+        otp.Model.from_frame(CHAIN, doubled)
+    model = otp.Model(CHAIN, {"k": m.Categorical(2), "x": m.Normal()})
+    with pytest.raises(DataError, match="column 'x' must be there once; the table has several of that name"):
+        otp.fit(model, doubled)
+    model.set_params({"k": {"probs": [0.5, 0.5]}, "x": {"loc": [0.0, 1.0], "scale": [1.0, 1.0]}})
+    for use in (model.score, model.impute, model.check):
+        with pytest.raises(DataError, match="column 'x' must be there once"):
+            use(doubled)
+
+
+def test_read_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = pd.DataFrame({"a": [1, 2], "b": ["x", "y"]})
+    table.to_csv(tmp_path / "table.csv", index=False)
+    pd.testing.assert_frame_equal(read_table(str(tmp_path / "table.csv")), table)
+    with pytest.raises(DataError, match=r"path must end in \.csv, \.tsv or \.parquet; got 'table.xls'"):
+        read_table("table.xls")
+    with pytest.raises(DataError, match=r"path must be a file that exists; got 'nowhere.csv'"):
+        read_table("nowhere.csv")
+    (tmp_path / "table.parquet").write_bytes(b"")
+    for name in ("pyarrow", "fastparquet"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(DataError, match=r"table.parquet' needs the package pyarrow: pip install pyarrow"):
+        read_table(tmp_path / "table.parquet")
+
+
+def test_read_parquet(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    table = pd.DataFrame({"a": [1, 2]})
+    table.to_parquet(tmp_path / "table.parquet")
+    pd.testing.assert_frame_equal(read_table(tmp_path / "table.parquet"), table)
+
+
+def test_write_table_makes_the_folder(tmp_path: Path) -> None:
+    table = pd.DataFrame({"a": [1, 2], "b": ["x", "y"]})
+    path = tmp_path / "new" / "table.csv"
+    write_table(table, path)
+    assert path.read_text() == "a,b\n1,x\n2,y\n"
+    assert read_table(path).equals(table)
+
+
+def test_writing_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "fastparquet", None)
+    with pytest.raises(DataError, match="needs the package pyarrow"):
+        write_table(pd.DataFrame({"a": [1]}), tmp_path / "table.parquet")

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from otpdag.data import Schema, decode, encode, read_cells, types
+from otpdag.data import Schema, decode, encode, read_cells
 from otpdag.errors import DataError
 from otpdag.graph import Graph
 from otpdag.spaces import Count, Discrete, Image, Positive, Real, Simplex, Space, Unit
@@ -89,16 +89,15 @@ def test_bad_schemas() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["str", "float", "object"])
-def test_labels_of_a_long_column_are_found_wherever_they_stand(dtype, monkeypatch):
+def test_labels_of_a_long_column_are_found_wherever_they_stand(dtype):
     """Long columns are looked through part by part."""
-    monkeypatch.setattr(types, "BLOCK_ROWS", 4)
-    values = [30.0, 10.0, None, 10.0, 30.0, None, 10.0, 30.0, 20.0] if dtype == "float" else [*"ba", None, *"abab", "c"]
+    values = [30.0, 10.0, None] * 30_000 + [20.0] if dtype == "float" else ["b", "a", None] * 30_000 + ["c"]
     frame = pd.DataFrame({"a": pd.Series(values, dtype=dtype)})
     schema = Schema.of({"a": Discrete(3)}, Graph([], nodes=["a"]), frame)
     assert schema["a"].labels == ((10, 20, 30) if dtype == "float" else ("a", "b", "c"))
     codes = read_cells(frame, schema, hidden=()).numbers["a"][:, 0]
     expected = [np.nan if value is None else float(schema["a"].labels.index(value)) for value in values]
     np.testing.assert_array_equal(codes, expected)
-    frame.iloc[6, 0] = 70.0 if dtype == "float" else "elsewhere"
-    with pytest.raises(DataError, match=r"found (70.0|'elsewhere') in row 6"):
+    frame.iloc[80_006, 0] = 70.0 if dtype == "float" else "elsewhere"
+    with pytest.raises(DataError, match=r"found (70.0|'elsewhere') in row 80006"):
         read_cells(frame, schema, hidden=())

@@ -1,9 +1,13 @@
+"""Generators: rows, truths, lost cells, outliers, documents about bars."""
+
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 from otpdag import datasets
-from otpdag.datasets import delete_cells, factor, latent_class, mixed_dag, mixture, siblings
+from otpdag.datasets import bars, delete_cells, factor, latent_class, mixed_dag, mixture, poisson_chain, siblings
+from otpdag.datasets._synthetic import replace_rows
 
 GENERATORS = [factor, siblings, mixture, latent_class, mixed_dag]
 
@@ -115,3 +119,110 @@ def test_delete_cells_refuses_a_share_outside_its_range():
 def test_all_is_complete():
     assert sorted(datasets.__all__) == datasets.__all__
     assert all(hasattr(datasets, name) for name in datasets.__all__)
+
+
+RNG = np.random.default_rng(0)
+FRAME = pd.DataFrame({"x": RNG.normal(size=500), "n": RNG.poisson(4.0, 500), "k": RNG.integers(0, 3, 500)})
+
+
+@pytest.mark.parametrize("kind", ["box", "cluster"])
+def test_a_share_of_the_rows_is_replaced_and_no_other(kind):
+    spoilt, rows = replace_rows(FRAME, 0.1, kind, np.random.default_rng(1), categories=("k",))
+    assert len(set(rows)) == 50
+    kept = np.setdiff1d(np.arange(500), rows)
+    pd.testing.assert_frame_equal(spoilt.iloc[kept], FRAME.iloc[kept])
+    assert spoilt.dtypes.tolist() == FRAME.dtypes.tolist()
+    assert set(spoilt["k"]) <= {0, 1, 2}
+    assert (spoilt["n"] >= 0).all()
+
+
+def test_a_box_is_five_ranges_wide_and_a_cluster_lies_beside_the_data():
+    low, high = FRAME["x"].min(), FRAME["x"].max()
+    middle, width = (low + high) / 2, high - low
+    box, rows = replace_rows(FRAME[["x"]], 0.5, "box", np.random.default_rng(2))
+    away = (box["x"].iloc[rows] - middle) / width
+    assert away.abs().max() <= 2.5
+    assert away.std() == pytest.approx(5 / 12**0.5, rel=0.1)
+    cluster, rows = replace_rows(FRAME, 0.5, "cluster", np.random.default_rng(3), categories=("k",))
+    away = (cluster["x"].iloc[rows] - middle) / width
+    assert 1.0 <= abs(away.mean()) <= 1.5
+    assert away.std() * width == pytest.approx(0.3 * FRAME["x"].std(), rel=0.1)
+    assert cluster["k"].iloc[rows].nunique() == 1
+
+
+def test_states_stay_and_move_and_counts_follow_their_rates():
+    counts, states, truth = poisson_chain(300, 80, np.random.default_rng(4))
+    assert counts.shape == states.shape == (300, 80)
+    stay = float(truth["z"]["stay"])
+    assert 0.8 <= stay <= 0.9
+    assert (states[:, 1:] == states[:, :-1]).mean() == pytest.approx(stay, abs=0.01)
+    moved = (states[:, 1:] - states[:, :-1])[states[:, 1:] != states[:, :-1]] % 4
+    assert (np.bincount(moved, minlength=4)[1:] / len(moved)).tolist() == pytest.approx([1 / 3] * 3, abs=0.03)
+    assert (np.bincount(states[:, 0], minlength=4) / 300).tolist() == pytest.approx([0.25] * 4, abs=0.08)
+    for state, rate in enumerate(np.exp(truth["x"]["log_rate"])):
+        own = counts[states == state]
+        assert own.mean() == pytest.approx(rate, rel=0.01)
+        assert own.var() == pytest.approx(rate, rel=0.1)
+
+
+def test_topics_are_the_rows_and_columns_of_a_grid():
+    drawn = bars(10, 5, 20, seed=101)
+    grids = drawn.topics.reshape(10, 5, 5)
+    assert drawn.side == 5
+    for line in range(5):
+        np.testing.assert_allclose(grids[line], np.eye(5)[:, [line]] @ np.ones((1, 5)) / 5)
+        np.testing.assert_allclose(grids[5 + line], np.ones((5, 1)) @ np.eye(5)[[line]] / 5)
+
+
+def test_documents_have_their_length_and_are_sparse():
+    drawn = bars(20, 2500, 30, seed=101)
+    assert drawn.counts.shape == (2500, 100)
+    assert drawn.counts.format == "csr"
+    assert drawn.counts.nnz <= 2500 * 30
+    np.testing.assert_array_equal(drawn.counts.sum(axis=1), 30)
+
+
+def test_shares_are_dirichlet_and_words_follow_them():
+    drawn = bars(4, 40_000, 1, alpha=[0.5, 1.0, 2.0, 0.5], seed=101)
+    np.testing.assert_allclose(drawn.theta.mean(axis=0), drawn.alpha / 4, atol=0.005)
+    total = drawn.alpha.sum()
+    variance = drawn.alpha / total * (1 - drawn.alpha / total) / (total + 1)
+    np.testing.assert_allclose(drawn.theta.var(axis=0), variance, atol=0.002)
+    expected = (drawn.theta @ drawn.topics).sum(axis=0)
+    assert stats.chisquare(np.asarray(drawn.counts.sum(axis=0)), expected).pvalue > 0.01
+
+
+def test_words_of_a_document_share_its_topics():
+    drawn = bars(10, 4000, 50, seed=102)
+    expected = 50 * drawn.theta @ drawn.topics
+    difference = drawn.counts.toarray() - expected
+    spread = np.sqrt(expected * (1 - expected / 50)).mean()
+    assert np.abs(difference.mean()) < 1e-9
+    assert difference.std() == pytest.approx(np.sqrt((expected * (1 - expected / 50)).mean()), rel=0.02)
+    assert spread > 0.1
+
+
+def test_alpha_is_one_over_the_topics_if_left_out():
+    np.testing.assert_allclose(bars(20, 1, 1, seed=0).alpha, 0.05)
+
+
+def test_the_seed_determines_the_draw():
+    first, again, other = (bars(4, 50, 10, seed=seed) for seed in (7, np.random.default_rng(7), 8))
+    assert (first.counts != again.counts).nnz == 0
+    assert (first.counts != other.counts).nnz > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"topics": 5}, "`topics` must be an even number of at least 4; got 5"),
+        ({"topics": 2}, "`topics` must be an even number of at least 4; got 2"),
+        ({"documents": 0}, "`documents` must be at least 1; got 0"),
+        ({"words": 0}, "`words` must be at least 1; got 0"),
+        ({"alpha": -1.0}, "`alpha` must be positive; got -1"),
+        ({"alpha": [0.1, 0.2]}, r"one for each of 4 topics; got shape \(2,\)"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        bars(**{"topics": 4, "documents": 3, "words": 5, "seed": 0, **options})

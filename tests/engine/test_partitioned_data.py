@@ -321,7 +321,11 @@ def test_the_size_of_an_object_counts_shared_tensors_once():
 @pytest.mark.parametrize(
     ("column", "value", "message"),
     [
-        ("x", 1e160, "'x' must hold numbers of at most 1e.150 in size; found 1e.160 in row 1500"),
+        (
+            "x",
+            1e160,
+            "'x' must hold numbers of at most 1e.150 in size; found 1e.160 in row 300 .counted from row 1200",
+        ),
         ("w", 1e308, "weights must have a mean that a number can hold; their sum over all rows is inf"),
         ("w", 5e-324, "weights must have a mean that a number can hold"),
     ],

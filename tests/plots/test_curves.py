@@ -1,11 +1,14 @@
-"""Curves of a fit: every term, every stage, the kept start on top."""
+"""Curves along steps: the course of a fit, the names of its stages, series over their segments."""
 
 from __future__ import annotations
 
 from itertools import combinations
 
 import numpy as np
+import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
@@ -13,7 +16,8 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.engine.monitor import Stage
 from otpdag.errors import DataError
-from otpdag.plots import learning_curve, search_curve
+from otpdag.plots import learning_curve, plot_segments, search_curve
+from otpdag.plots.curves import name_places
 
 
 def test_learning_curve_draws_every_term() -> None:
@@ -144,3 +148,45 @@ def test_curves_of_a_result() -> None:
     assert len(search_curve(result).axes[0].lines) == len(search_curve(result.stages).axes[0].lines)
     with pytest.raises(DataError, match=r"history must be a result of otp.fit, its history, or a dictionary"):
         learning_curve([1.0, 2.0])
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.floats(0.02, 0.4)), min_size=1, max_size=12))
+def test_no_name_lies_on_another(stages: list[tuple[int, float]]) -> None:
+    total = sum(length for length, _ in stages)
+    ends = [sum(length for length, _ in stages[: number + 1]) / total for number in range(len(stages))]
+    widths = [width for _, width in stages]
+    spans = list(zip([0.0, *ends], ends, strict=False))
+    places = name_places(spans, widths)
+    for (one, first), (other, second) in combinations(zip(places, widths, strict=True), 2):
+        apart = one.left + first <= other.left or other.left + second <= one.left
+        assert apart or one.row != other.row
+    assert all(-1e-12 <= place.left <= 1 - width + 1e-12 for place, width in zip(places, widths, strict=True))
+
+
+def test_segments_are_bands_with_levels():
+    figure = plot_segments([1.0, 2.0, np.nan, 9.0, 8.0], [0, 0, 2, 2, 0], times=[1, 2, 3, 5, 6], levels=[1.5, 0, 8])
+    ax = figure.axes[0]
+    assert len(ax.patches) == 3  # two stretches in state 0, one in state 2
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["state 0", "state 2"]
+    assert {line.get_ydata()[0] for line in ax.lines[:3]} == {1.5, 8.0}
+    assert ax.get_xlim() == (0.5, 6.5)
+
+
+def test_segments_of_one_step():
+    assert plot_segments([1.0], [0], names=["calm"]).axes[0].get_legend().get_texts()[0].get_text() == "calm"
+
+
+@pytest.mark.parametrize(("values", "states", "message"), [([1, 2], [0], "one length"), ([1], [-1], "at least 0")])
+def test_segments_refuse_what_does_not_fit(values, states, message):
+    with pytest.raises(DataError, match=message):
+        plot_segments(values, states)
+
+
+def test_axes_of_segments_have_names():
+    ax = plot_segments([1.0, 2.0], [0, 1]).axes[0]
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("step", "value")
+    ax = plot_segments([1.0, 2.0], [0, 1], times=[1990, 1991]).axes[0]
+    assert ax.get_xlabel() == "time"
+    frame = pd.DataFrame({"year": [1990, 1991], "quakes": [13, 14]})
+    ax = plot_segments(frame["quakes"], [0, 1], times=frame["year"]).axes[0]
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("year", "quakes")

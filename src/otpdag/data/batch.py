@@ -19,8 +19,6 @@ Codes: TypeAlias = npt.NDArray[np.int64]
 Hashes: TypeAlias = npt.NDArray[np.uint64]
 
 HASHED_AT_ONCE = 2**13  # rows, few enough for a processor's cache: new memory costs more than the arithmetic
-LITTLE_MORE = 1.25  # times the rows that are wanted are looked for, lest there be too few of them
-LOOKED_AT = 2**12  # cells that tell whether values of a column come back
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,12 +71,7 @@ class Batch:
 
     def for_replicas(self, owners: Tensor) -> Batch:
         """Data sets as replicas in this order, perhaps repeated; what all share stays shared."""
-
-        def pick(value: Tensor) -> Tensor:
-            return value if len(value) == 1 else value[owners]
-
-        values = {node: pick(value) for node, value in self.values.items()}
-        return Batch(values, {node: pick(seen) for node, seen in self.mask.items()}, pick(self.weight))
+        return self._map(lambda tensor: tensor if len(tensor) == 1 else tensor[owners])
 
     def take(self, index: Tensor) -> Batch:
         """Pick rows.
@@ -169,15 +162,20 @@ class Batch:
             if (other.rows, set(other.nodes)) != (first.rows, set(first.nodes)):
                 raise DataError(f"batches must have the same rows and nodes; got {first!r} and {other!r}")
 
-        def joined(parts: Iterable[Tensor]) -> Tensor:
-            sized = zip(parts, batches, strict=True)
-            return torch.cat([part.expand(batch.replicas, *part.shape[1:]) for part, batch in sized])
+        def spread(batch: Batch) -> Batch:
+            return batch._map(lambda tensor: tensor.expand(batch.replicas, *tensor.shape[1:]))
 
-        return Batch(
-            {node: joined(batch.values[node] for batch in batches) for node in first.nodes},
-            {node: joined(batch.mask[node] for batch in batches) for node in first.nodes},
-            joined(batch.weight for batch in batches),
-        )
+        return _joined([spread(batch) for batch in batches], 0)
+
+    @staticmethod
+    def join(batches: Sequence[Batch]) -> Batch:
+        """The rows of batches with the same nodes, one after another.
+
+        >>> batch = Batch({}, {}, torch.ones(1, 5))
+        >>> Batch.join([batch, batch]).rows
+        10
+        """
+        return _joined(batches, 1)
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Batch:
         flags = {id(mask): mask for mask in self.mask.values()}  # columns without gaps share theirs
@@ -187,6 +185,15 @@ class Batch:
             {node: mapped[id(mask)] for node, mask in self.mask.items()},
             function(self.weight),
         )
+
+
+def _joined(batches: Sequence[Batch], axis: int) -> Batch:
+    nodes = batches[0].nodes
+    return Batch(
+        {node: torch.cat([batch.values[node] for batch in batches], axis) for node in nodes},
+        {node: torch.cat([batch.mask[node] for batch in batches], axis) for node in nodes},
+        torch.cat([batch.weight for batch in batches], axis),
+    )
 
 
 def unique_rows(batch: Batch, *, shrink: float = 0.5) -> Batch:
@@ -278,11 +285,14 @@ def rows_by_content(columns: Sequence[npt.NDArray[np.float64]], many: int) -> Co
     return chosen[:many]
 
 
-def _lowest_hashes(columns: Sequence[npt.NDArray[np.float64]], many: int) -> tuple[Codes, Hashes]:
-    """Rows with at least so many of the lowest hashes, if there are as many rows, and these hashes."""
+def _lowest_hashes(columns: Sequence[npt.NDArray[np.float64]], many: int, more: float = 1.25) -> tuple[Codes, Hashes]:
+    """Rows with at least so many of the lowest hashes, if there are as many rows, and these hashes.
+
+    ``more`` times the rows that are wanted are looked for, lest there be too few of them.
+    """
     rows, share = len(columns[0]), many / max(1, len(columns[0]))
     while True:
-        share = min(1.0, LITTLE_MORE * share)
+        share = min(1.0, more * share)
         chosen, hashed = _low_hashes(columns, share)
         if len(chosen) >= min(many, rows):
             return chosen, hashed
@@ -325,13 +335,15 @@ def row_hashes(batch: Batch) -> Hashes:
     return hashed
 
 
-def _ranks(column: npt.NDArray[np.float64]) -> Codes:
+def _ranks(column: npt.NDArray[np.float64], looked_at: int = 2**12) -> Codes:
     """The rank (rows,) of each value among the distinct ones: looked up where values come back, else by sorting all.
+
+    The first cells tell whether values come back.
 
     >>> _ranks(np.array([7.0, -1.0, 7.0, 3.0])).tolist()
     [2, 0, 2, 1]
     """
-    first = column[:LOOKED_AT]
+    first = column[:looked_at]
     if 2 * len(np.unique(first)) <= len(first):
         return pd.factorize(column, sort=True)[0]
     return np.unique(column, return_inverse=True)[1]

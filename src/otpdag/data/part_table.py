@@ -18,18 +18,12 @@ from torch import Tensor
 
 from otpdag.data.batch import Batch, random_part, unique_rows
 from otpdag.data.partitioned import Partitioned, Parts
-from otpdag.data.reading import Column, column_title
+from otpdag.data.reading import Column, check_seen, check_unseen
 from otpdag.data.schema import Schema
-from otpdag.data.table import LARGEST, encode
+from otpdag.data.table import LARGEST, check_weights, encode, refuse_empty
 from otpdag.errors import DataError, listed
 from otpdag.graph import Graph
 from otpdag.spaces import Discrete, Space
-
-MOST_LEVELS = 1_000
-"""Distinct values of a column of categories that are collected: more are refused anyway."""
-
-MOST_DISTINCT = 100_000
-"""Distinct rows of a table of categories up to which it is held as these, each with its weight."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -59,7 +53,7 @@ class Reading:
         first = self.starts[number]
         frame = frame if rows is None else frame.iloc[rows]
         try:
-            batch = encode(frame, self.schema, hidden=self.hidden, partial=True)
+            batch = encode(frame, self.schema, hidden=self.hidden, partial=True, largest=LARGEST)
         except DataError as error:
             raise DataError(f"{error} (counted from row {first} of the table)") from None
         if self.weight_column is None and self.weights is None:
@@ -102,12 +96,12 @@ class PartTable:
             taken += part.rows
         return picked
 
-    def distinct(self) -> Batch | None:
-        """All rows, those that agree as one with their weight; None if too many differ."""
+    def distinct(self, most: int = 100_000) -> Batch | None:
+        """All rows, those that agree as one with their weight; None if more than so many differ."""
         held: Batch | None = None
         for part in self.parts.each(_distinct_part, self.reading):
-            held = part if held is None else unique_rows(_joined([held, part]), shrink=1.0)
-            if held.rows > MOST_DISTINCT:
+            held = part if held is None else unique_rows(Batch.join([held, part]), shrink=1.0)
+            if held.rows > most:
                 return None
         return held
 
@@ -182,11 +176,7 @@ def _sampled(
     assert sample is not None, "there are rows"
     for node, counts in seen.items():
         if (counts == 0).any():
-            name = reading.schema[node].names[int((counts == 0).argmax())]
-            raise DataError(
-                f"{column_title(node, name)} must hold at least one value; all {rows} are missing. "
-                f"If {node!r} is never seen, drop the column and make it hidden"
-            )
+            refuse_empty(node, reading.schema[node].names[int((counts == 0).argmax())], rows)
     return PartTable(parts, reading, rows, elsewhere, sample, seen, largest)
 
 
@@ -229,18 +219,19 @@ def _only(frame: pd.DataFrame, number: int, names: Sequence[str]) -> pd.DataFram
     return frame[list(names)]
 
 
-def _first_look(frame: pd.DataFrame, number: int, categories: Mapping[str, Column], weight: str | None) -> _FirstLook:
-    """Rows, distinct values of categories, and the total weight of a part."""
+def _first_look(
+    frame: pd.DataFrame, number: int, categories: Mapping[str, Column], weight: str | None, most: int = 1_000
+) -> _FirstLook:
+    """Rows, distinct values of categories (no more than so many: more are refused anyway), and the total weight."""
     levels = {node: frame[column.names[0]].dropna().drop_duplicates() for node, column in categories.items()}
     total = float(len(frame)) if weight is None else float(_weights_of(frame, weight).sum())
-    return _FirstLook(len(frame), {node: one.iloc[:MOST_LEVELS] for node, one in levels.items()}, total)
+    return _FirstLook(len(frame), {node: one.iloc[:most] for node, one in levels.items()}, total)
 
 
 def _second_look(frame: pd.DataFrame, number: int, reading: Reading, chosen: npt.NDArray[np.int64]) -> _SecondLook:
     """Check a part; of the chosen rows of the table those that are in it."""
     batch = reading.batch(frame, number)
     first = reading.starts[number]
-    _check_sizes(batch, reading.schema, first)
     begin, end = np.searchsorted(chosen, [first, first + batch.rows])
     return _SecondLook(
         int(begin),
@@ -248,17 +239,6 @@ def _second_look(frame: pd.DataFrame, number: int, reading: Reading, chosen: npt
         {node: mask[0].sum(0).numpy() for node, mask in batch.mask.items()},
         {node: float(value.max()) for node, value in batch.values.items()},
     )
-
-
-def _check_sizes(batch: Batch, schema: Schema, first: int) -> None:
-    """Refuse numbers whose squares would overflow, as in memory."""
-    for node, value in batch.values.items():
-        size = torch.where(batch.mask[node][0], value[0].abs(), 0.0)
-        if float(size.max()) > LARGEST:
-            row, cell = np.unravel_index(int(size.argmax()), size.shape)
-            where = column_title(node, schema[node].names[min(int(cell), len(schema[node].names) - 1)])
-            culprit = f"{float(value[0, row, cell]):g} in row {first + int(row)}"
-            raise DataError(f"{where} must hold numbers of at most {LARGEST:g} in size; found {culprit}")
 
 
 def _picked_rows(frame: pd.DataFrame, number: int, reading: Reading, chosen: npt.NDArray[np.int64]) -> Batch:
@@ -278,23 +258,11 @@ def _weights_of(frame: pd.DataFrame, column: str | None) -> Floats:
         own = series.to_numpy(dtype=np.float64, na_value=np.nan)
     except (TypeError, ValueError):
         raise DataError(f"weights must be numbers; column {column!r} holds {series.iloc[0]!r}") from None
-    bad = ~(np.isfinite(own) & (own >= 0))
-    if bad.any():
-        raise DataError(f"weights must be finite and at least 0; found {own[bad][0]} in column {column!r}")
+    check_weights(own, f"column {column!r}")
     return own
 
 
 # -- parts put together ------------------------------------------------------------------------------------------------
-
-
-def _joined(batches: Sequence[Batch]) -> Batch:
-    """Rows of batches one after another."""
-    nodes = batches[0].nodes
-    return Batch(
-        {node: torch.cat([batch.values[node] for batch in batches], 1) for node in nodes},
-        {node: torch.cat([batch.mask[node] for batch in batches], 1) for node in nodes},
-        torch.cat([batch.weight for batch in batches], 1),
-    )
 
 
 def _all_levels(parts: Sequence[pd.Series[Any]]) -> pd.Series[Any]:
@@ -313,26 +281,15 @@ def _given_weights(weights: npt.ArrayLike | Tensor | str, rows: int) -> Floats:
         raise DataError(
             f"weights must be the name of a column or one number for each of the {rows} rows; got shape {array.shape}"
         )
-    if not (np.isfinite(array) & (array >= 0)).all():
-        raise DataError("weights must be finite and at least 0")
+    check_weights(array)
     return array
 
 
 def _check_names(schema: Schema, observed: Sequence[str], graph: Graph, names: Sequence[str], weights: object) -> None:
     """Refuse a table that lacks a column, or shows one of a hidden node."""
     for node in observed:
-        for name in schema[node].names:
-            if name not in names:
-                raise DataError(
-                    f"{column_title(node, name)} is missing; the dataset has the columns {listed(list(names))}. "
-                    f"If {node!r} is never seen, make it hidden"
-                )
+        check_seen(names, node, schema[node], "dataset")
     for node in graph.hidden:
-        for name in dict.fromkeys((node, *schema[node].names)):
-            if name in names:
-                raise DataError(
-                    f"node {node!r} is hidden, but the dataset has a column {name!r}; drop the column or take the node "
-                    "out of hidden"
-                )
+        check_unseen(names, node, schema[node], "dataset")
     if isinstance(weights, str) and weights not in names:
         raise DataError(f"weights must name a column of the dataset, {listed(list(names))}; got {weights!r}")

@@ -1,11 +1,8 @@
-"""A table in parts that stay where they are: work goes to them, results come back.
+"""Tables that need not fit into memory: Parquet files, Arrow datasets and Dask frames, read part by part.
 
-Partitions of a Dask frame: on the workers of the current client, or one after another where there is none.
-
-What is made of a partition stays on a worker as a future. The scheduler knows how each came about, so that what a
-worker takes with it when it dies is made again on another.
-
-Tables that need not fit into memory: Parquet files, Arrow datasets and Dask frames, read part by part.
+Parts stay where they are: work goes to them, results come back. What is made of a partition of a Dask frame stays on a
+worker as a future. The scheduler knows how each came about, so that what a worker takes with it when it dies is made
+again on another.
 """
 
 from __future__ import annotations
@@ -24,10 +21,9 @@ from otpdag.errors import DataError, OtpdagError, listed
 from otpdag.threads import in_order
 
 if TYPE_CHECKING:
-    from distributed import Client, Future
-if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.dataset as pds
+    from distributed import Client, Future
 
 
 Work: TypeAlias = Callable[..., Any]

@@ -1,16 +1,9 @@
-"""A column: where and how a table holds one node.
-
-Tables of other libraries (polars, arrow and whatever narwhals knows) as frames of pandas.
-
-Tables of any kind -- frames, mappings, arrays, tensors -- become one frame for each node.
-
-Tables in files: CSV, TSV and Parquet.
-"""
+"""Tables of any kind (frames of any library, mappings, arrays, tensors, files) become one frame for each node."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -120,11 +113,8 @@ def read_blocks(data: object, columns: Mapping[str, Column], *, partial: bool) -
 def _from_frame(frame: pd.DataFrame, node: str, column: Column, partial: bool) -> pd.DataFrame:
     known = frame.columns
     absent = [name for name in column.names if name not in known]
-    if absent and not partial:
-        raise DataError(
-            f"{column_title(node, absent[0])} is missing; the table has the columns {listed(list(known))}. "
-            f"If {node!r} is never seen, make it hidden"
-        )
+    if not partial:
+        check_seen(known, node, column)
     if len(column.names) == 1 and not absent and known.is_unique:
         return frame[column.names[0]].to_frame()  # many times faster than a list of one column
     block = frame.loc[:, [name for name in column.names if name not in absent]]
@@ -191,17 +181,22 @@ def to_numpy(value: Any) -> npt.NDArray[Any]:
     return np.asarray(value)
 
 
-def check_unseen(data: Table, node: str, column: Column) -> None:
-    """Refuse a table that has a column of a hidden node."""
-    known: Iterable[Any] = ()
-    if isinstance(data, pd.DataFrame):
-        known = data.columns
-    elif isinstance(data, Mapping):
-        known = data.keys()
+def check_seen(known: Collection[Any], node: str, column: Column, what: str = "table") -> None:
+    """Refuse columns among which one of an observed node is missing."""
+    absent = next((name for name in column.names if name not in known), None)
+    if absent is not None:
+        raise DataError(
+            f"{column_title(node, absent)} is missing; the {what} has the columns {listed(list(known))}. "
+            f"If {node!r} is never seen, make it hidden"
+        )
+
+
+def check_unseen(known: Collection[Any], node: str, column: Column, what: str = "table") -> None:
+    """Refuse columns among which there is one of a hidden node."""
     for name in dict.fromkeys((node, *column.names)):
         if name in known:
             raise DataError(
-                f"node {node!r} is hidden, but the table has a column {name!r}; "
+                f"node {node!r} is hidden, but the {what} has a column {name!r}; "
                 "drop the column or take the node out of hidden"
             )
 

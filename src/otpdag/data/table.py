@@ -1,14 +1,11 @@
-"""Cells and weights checked: numbers inside their space, codes of categories, NaN where missing.
-
-From a table to a batch and back.
-"""
+"""From a table to a batch and back: numbers inside their space, codes of categories, NaN where missing, weights."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -37,9 +34,7 @@ def read_weights(weights: npt.ArrayLike | Tensor | None, rows: int) -> Floats:
     if array.ndim != 2 or array.shape[1] != rows:
         raise DataError(f"weights must have one entry for each of the {rows} rows; got shape {np.shape(weights)}")
     array = array.astype(np.float64)
-    bad = ~(np.isfinite(array) & (array >= 0))
-    if bad.any():
-        raise DataError(f"weights must be finite and at least 0; found {array[bad][0]} in row {first_row(bad.T)}")
+    check_weights(array)
     largest = array.max(1, keepdims=True)
     if (largest == 0).any():
         raise DataError("weights must not all be 0; found only zeros")
@@ -48,24 +43,33 @@ def read_weights(weights: npt.ArrayLike | Tensor | None, rows: int) -> Floats:
     return array * (rows / total)
 
 
-def checked_cells(node: str, column: Column, block: pd.DataFrame | Floats, partial: bool) -> Floats:
+def check_weights(weights: Floats, where: str = "") -> None:
+    """Refuse weights (..., rows) that are negative or not finite."""
+    bad = ~(np.isfinite(weights) & (weights >= 0))
+    if bad.any():
+        where = where or f"row {first_row(bad.T)}"
+        raise DataError(f"weights must be finite and at least 0; found {weights[bad][0]} in {where}")
+
+
+def checked_cells(node: str, column: Column, block: pd.DataFrame | Floats, *, partial: bool, largest: float) -> Floats:
     """The cells of a node as numbers, codes for categories, NaN where missing."""
-    if isinstance(block, np.ndarray):
-        cells = block
-        _check_support(cells, node, column, np.inf if partial else LARGEST)
-    elif isinstance(column.space, Discrete):
+    if isinstance(block, pd.DataFrame) and isinstance(column.space, Discrete):
         cells = _read_codes(block.iloc[:, 0], node, column)[:, None]
     else:
-        cells = _read_numbers(block, node)
-        _check_support(cells, node, column, np.inf if partial else LARGEST)
+        cells = _read_numbers(block, node) if isinstance(block, pd.DataFrame) else block
+        _check_support(cells, node, column, largest)
     empty = np.isnan(cells[:1]).any() and np.isnan(cells).all(0)
     if not partial and np.any(empty):
-        name = column.names[int(np.argmax(empty))]
-        raise DataError(
-            f"{column_title(node, name)} must hold at least one value; all {len(cells)} are missing. "
-            f"If {node!r} is never seen, drop the column and make it hidden"
-        )
+        refuse_empty(node, column.names[int(np.argmax(empty))], len(cells))
     return cells
+
+
+def refuse_empty(node: str, name: str, rows: int) -> NoReturn:
+    """Tell that all cells of a column are missing."""
+    raise DataError(
+        f"{column_title(node, name)} must hold at least one value; all {rows} are missing. "
+        f"If {node!r} is never seen, drop the column and make it hidden"
+    )
 
 
 def _read_numbers(block: pd.DataFrame, node: str) -> Floats:
@@ -198,6 +202,7 @@ def encode(
     weights: npt.ArrayLike | Tensor | None = None,
     dtype: torch.dtype = torch.float64,
     partial: bool = False,
+    largest: float | None = None,
 ) -> Batch:
     """Check a table and turn it into a batch of the nodes that are not hidden.
 
@@ -212,6 +217,7 @@ def encode(
             one.
         dtype: Floating type of the batch.
         partial: Allow columns that are absent or empty (all missing), and a single row.
+        largest: Refuse numbers of a larger size; by default such whose squares overflow, and none if ``partial``.
 
     Returns:
         A batch with one replica, or as many as ``weights`` has rows.
@@ -227,7 +233,7 @@ def encode(
     >>> batch.values["a"][0].tolist(), batch.mask["b"][0, :, 0].tolist()
     ([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 0.0]], [True, False, True])
     """
-    return read_cells(data, schema, hidden=hidden, weights=weights, partial=partial).batch(dtype)
+    return read_cells(data, schema, hidden=hidden, weights=weights, partial=partial, largest=largest).batch(dtype)
 
 
 def read_cells(
@@ -237,19 +243,23 @@ def read_cells(
     hidden: Iterable[str],
     weights: npt.ArrayLike | Tensor | None = None,
     partial: bool = False,
+    largest: float | None = None,
 ) -> Cells:
     """Check a table, as :func:`encode` does, and leave its cells where they are."""
     hidden = set(hidden)
     read = {node: column for node, column in schema.columns.items() if node not in hidden}
+    known = data.columns if isinstance(data, pd.DataFrame) else data if isinstance(data, Mapping) else ()
     for node in schema.nodes:
         if node in hidden:
-            check_unseen(data, node, schema[node])
+            check_unseen(known, node, schema[node])
     plain = _plain_columns(data, read)
     blocks, rows = read_blocks(data, {node: read[node] for node in read if node not in plain}, partial=partial)
     if rows < (1 if partial else 2):
         raise DataError(f"data must have at least {1 if partial else 2} rows; got {rows}")
     weight = read_weights(weights, rows)
-    cells = {node: checked_cells(node, read[node], (plain | blocks)[node], partial) for node in read}
+    bound = largest or (np.inf if partial else LARGEST)
+    held: dict[str, Any] = plain | blocks
+    cells = {node: checked_cells(node, read[node], held[node], partial=partial, largest=bound) for node in read}
     return Cells(read, cells, weight)
 
 

@@ -21,16 +21,32 @@ from otpdag.errors import DataError, listed
 from otpdag.spaces import Count, Discrete, Real, Space
 
 Floats: TypeAlias = npt.NDArray[np.float64]
+_CONSTANT = "constant: it tells nothing of other columns"
 _NUMERIC_KINDS = {"integer", "floating", "mixed-integer-float", "decimal", "boolean", "empty"}
-BLOCK_ROWS = 2**16  # of a column that are looked up at a time: few enough to take no memory that counts
-_MOST_CATEGORIES_GUESSED = 10  # so many whole numbers, evenly spaced, are taken for codes of categories
-_LARGEST_MEAN_COUNT = 30.0  # beyond, a Poisson count is as good as normal, and most whole numbers are amounts
-_MANY_LEVELS, _SHARE_OF_NAMES = (
-    30,
-    0.5,
-)  # more levels, or one for every second row: names rather than kinds
-_FEW_ROWS = 20  # with fewer rows nothing can be said of ids
-_SHARE_OF_TEXT = 0.2  # up to so many cells may be text in a column of numbers
+
+
+@dataclass(frozen=True)
+class _Rules:
+    """What the choices go by.
+
+    Attributes:
+        codes: So many whole numbers, evenly spaced, are taken for codes of categories.
+        mean_count: Beyond this mean, a Poisson count is as good as normal, and most whole numbers are amounts.
+        levels: More levels need many rows.
+        share_of_names: A level for every second row: names rather than kinds.
+        few_rows: With fewer nothing can be said of ids.
+        share_of_text: Up to so many cells may be text in a column of numbers.
+    """
+
+    codes: int = 10
+    mean_count: float = 30.0
+    levels: int = 30
+    share_of_names: float = 0.5
+    few_rows: int = 20
+    share_of_text: float = 0.2
+
+
+_RULES = _Rules()
 
 
 @dataclass(frozen=True)
@@ -145,13 +161,13 @@ def _of_text(name: str, present: pd.Series[Any]) -> ColumnType:
     numbers = pd.to_numeric(present.astype(str), errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
     odd = np.isnan(numbers)
     whole = np.unique(numbers[~odd])
-    if odd.mean() <= _SHARE_OF_TEXT and len(whole) > _MOST_CATEGORIES_GUESSED:
+    if odd.mean() <= _RULES.share_of_text and len(whole) > _RULES.codes:
         decided = _of_numbers(name, numbers[~odd])
         if not isinstance(decided.space, Discrete):
             return _numbers_as_text(decided, present[odd])
     levels = present.map(as_label).nunique()
     decided = _of_levels(name, levels, len(present), "text")
-    if levels > _MOST_CATEGORIES_GUESSED and _are_dates(present):
+    if levels > _RULES.codes and _are_dates(present):
         doubt = "dates? then make them numbers, or leave the column out"
         return ColumnType(name, decided.space, decided.reason, doubt, useless=True)
     return decided
@@ -171,15 +187,14 @@ def _numbers_as_text(decided: ColumnType, odd: pd.Series[Any]) -> ColumnType:
 
 def _of_levels(name: str, levels: int, rows: int, what: str) -> ColumnType:
     reason = f"{what} with {levels} level{'s' * (levels != 1)}"
-    doubt = ""
+    doubt, are_names = "", rows >= _RULES.few_rows and levels >= _RULES.share_of_names * rows
     if levels == 1:
-        doubt = "constant: it tells nothing of other columns"
-    elif rows >= _FEW_ROWS and levels >= _SHARE_OF_NAMES * rows:
+        doubt = _CONSTANT
+    elif are_names:
         doubt = f"{levels} levels in {rows} rows: names or ids rather than kinds; leave the column out"
-    elif levels > _MANY_LEVELS:
+    elif levels > _RULES.levels:
         doubt = f"{levels} levels need many rows: join rare ones, or leave the column out"
-    useless = levels == 1 or (rows >= _FEW_ROWS and levels >= _SHARE_OF_NAMES * rows)
-    return ColumnType(name, Discrete(max(2, levels)), reason, doubt, useless)
+    return ColumnType(name, Discrete(max(2, levels)), reason, doubt, useless=levels == 1 or are_names)
 
 
 def _are_dates(present: pd.Series[Any]) -> bool:
@@ -194,20 +209,16 @@ def _of_numbers(name: str, numbers: Floats) -> ColumnType:
     distinct = np.unique(numbers)
     levels = len(distinct)
     if levels == 1:
-        doubt = "constant: it tells nothing of other columns"
-        return ColumnType(name, Real(), f"one value, {distinct[0]:g}", doubt, useless=True)
+        return ColumnType(name, Real(), f"one value, {distinct[0]:g}", _CONSTANT, useless=True)
     whole = bool(np.isfinite(distinct).all() and (distinct == np.floor(distinct)).all())
     if levels == 2 and (_is_repeated(numbers, 2) or (whole and distinct[0] == 0 and distinct[1] == 1)):
         return ColumnType(name, Discrete(2), f"two values, {_shown(distinct)}")
     if not whole:
-        return ColumnType(name, Real(), _fractions(levels), _doubt_of_real(numbers, distinct))
-    if levels <= _MOST_CATEGORIES_GUESSED and (codes := _codes(name, numbers, distinct)):
+        reason = f"numbers with fractions, {levels} values"
+        return ColumnType(name, Real(), reason, _doubt_of_real(numbers, distinct))
+    if levels <= _RULES.codes and (codes := _codes(name, numbers, distinct)):
         return codes
     return _of_many_whole(name, numbers, distinct)
-
-
-def _fractions(levels: int) -> str:
-    return f"numbers with fractions, {levels} values"
 
 
 def _codes(name: str, numbers: Floats, distinct: Floats) -> ColumnType | None:
@@ -235,7 +246,7 @@ def _of_many_whole(name: str, numbers: Floats, distinct: Floats) -> ColumnType:
     if unlike := _unlike_counts(numbers, low, mean):
         return ColumnType(name, Real(), f"{reason}, {unlike}", _doubt_of_real(numbers, distinct))
     ratio = float(numbers.var()) / mean
-    spread_out = ratio > 5 and len(numbers) >= _FEW_ROWS
+    spread_out = ratio > 5 and len(numbers) >= _RULES.few_rows
     doubt = f"their variance is {ratio:.0f} times their mean: m.NegativeBinomial()?" if spread_out else ""
     return ColumnType(name, Count(), f"{reason}, as counts lie", doubt)
 
@@ -244,7 +255,7 @@ def _unlike_counts(numbers: Floats, low: float, mean: float) -> str:
     """What tells whole numbers from counts, which lie near zero with a tail to the right; empty if nothing does."""
     if low < 0:
         return "some of them negative"
-    if low > max(2.0, mean / 3) or mean > _LARGEST_MEAN_COUNT:
+    if low > max(2.0, mean / 3) or mean > _RULES.mean_count:
         return "too far from zero for counts"
     return "with their tail on the left, unlike counts" if _leans_left(numbers) else ""
 
@@ -264,14 +275,14 @@ def _leans_left(numbers: Floats) -> bool:
 def _is_row_number(numbers: Floats, distinct: Floats) -> bool:
     """Whether all differ and fill most of their range."""
     rows = len(numbers)
-    return rows >= _FEW_ROWS and len(distinct) == rows and distinct[-1] - distinct[0] <= 1.5 * rows
+    return rows >= _RULES.few_rows and len(distinct) == rows and distinct[-1] - distinct[0] <= 1.5 * rows
 
 
 def _doubt_of_real(numbers: Floats, distinct: Floats) -> str:
-    if len(distinct) <= _MOST_CATEGORIES_GUESSED and _is_repeated(numbers, len(distinct)):
+    if len(distinct) <= _RULES.codes and _is_repeated(numbers, len(distinct)):
         return f"only {len(distinct)} values, {_shown(distinct)}: if they are codes, m.Categorical({len(distinct)})"
     zeros = float((numbers == 0).mean())
-    if distinct[0] >= 0 and zeros >= 0.25 and len(numbers) >= _FEW_ROWS:
+    if distinct[0] >= 0 and zeros >= 0.25 and len(numbers) >= _RULES.few_rows:
         return f"{zeros:.0%} are zero: no normal column"
     return ""
 
@@ -323,10 +334,10 @@ def find_number_labels(present: pd.Series[Any], size: int) -> tuple[Label, ...] 
     return tuple(int(value) if value == np.floor(value) else float(value) for value in distinct)
 
 
-def in_blocks(series: pd.Series[Any]) -> Iterator[pd.Series[Any]]:
+def in_blocks(series: pd.Series[Any], rows: int = 2**16) -> Iterator[pd.Series[Any]]:
     """A column part by part: what is looked up in a long one takes as much memory as the column, and keeps it."""
-    for begin in range(0, len(series), BLOCK_ROWS):
-        yield series.iloc[begin : begin + BLOCK_ROWS]
+    for begin in range(0, len(series), rows):
+        yield series.iloc[begin : begin + rows]
 
 
 def as_label(value: Any) -> Label:
