@@ -8,8 +8,7 @@ from torch import nn
 
 from otpdag.errors import DataError, ModelError, NotFittedError
 from otpdag.estimators import VectorQuantizedAutoencoder
-from otpdag.estimators._pictures import read_estimator
-from otpdag.estimators.vector_quantized import KIND
+from otpdag.safe_archive import read_bundle, write_bundle
 
 SMALL = {
     "n_codes": 16,
@@ -175,19 +174,22 @@ def test_codewords_lie_in_as_many_directions_as_asked_for(tmp_path, rank, length
 def test_a_file_without_rank_has_codewords_of_all_channels(tmp_path):
     made = VectorQuantizedAutoencoder(**SMALL | {"n_epochs": 1, "rank": 8}).fit(tiles(40))
     made.save(tmp_path / "codes.otp")
-    state, tensors = read_estimator(tmp_path / "codes.otp", KIND)
+    state, tensors = read_bundle(tmp_path / "codes.otp", "estimator.json", "file")
     del state["settings"]["rank"]
-    again = VectorQuantizedAutoencoder._restored(state, tensors, None, None)
+    state["own_networks"] = False  # of both together, as these files say it
+    write_bundle(tmp_path / "codes.otp", "estimator.json", state, tensors)
+    again = VectorQuantizedAutoencoder.load(tmp_path / "codes.otp")
     assert np.array_equal(again.encode(tiles(5)), made.encode(tiles(5)))
 
 
 def test_a_file_from_when_codewords_had_as_many_directions_as_bits(tmp_path):
     made = VectorQuantizedAutoencoder(**SMALL | {"n_epochs": 1, "rank": 4}).fit(tiles(40))
     made.save(tmp_path / "codes.otp")
-    state, tensors = read_estimator(tmp_path / "codes.otp", KIND)
+    state, tensors = read_bundle(tmp_path / "codes.otp", "estimator.json", "file")
     assert state["settings"]["rank"] == 4
     state["settings"]["rank"] = None
-    again = VectorQuantizedAutoencoder._restored(state, tensors, None, None)
+    write_bundle(tmp_path / "codes.otp", "estimator.json", state, tensors)
+    again = VectorQuantizedAutoencoder.load(tmp_path / "codes.otp")
     assert np.array_equal(again.encode(tiles(5)), made.encode(tiles(5)))
 
 

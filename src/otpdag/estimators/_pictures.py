@@ -1,14 +1,9 @@
-"""Training of auto-encoders: as many epochs as were asked for.
-
-What users pass as images, as rows of pixels between 0 and 1, and back; files of auto-encoders.
-"""
+"""What users pass as images, as rows of pixels between 0 and 1, and back."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,23 +11,10 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from otpdag.data import Images
-from otpdag.engine import FitResult, Method, fit
-from otpdag.errors import ConvergenceWarning, DataError, ModelError
-from otpdag.model import Model
-from otpdag.safe_archive import read_bundle, refusing, write_bundle
-
-
-def train_encoder(model: Model, rows: Tensor, method: Method, **arguments: Any) -> FitResult:
-    """Fit images; a network is trained for the epochs that were asked for, and ``status`` tells if more would help."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        return fit(model, Images(rows), method=method, restarts=1, **arguments)
-
+from otpdag.errors import DataError
 
 Floats = NDArray[np.float32]
 CHANNELS = (1, 3)  # grey, or red, green and blue
-MOST_PIXELS = 1 << 14  # along a side
 
 
 @dataclass(frozen=True)
@@ -155,53 +137,12 @@ def _peak(held: NDArray[Any]) -> float:
     raise DataError(f"images must go from 0 to 255 or from 0 to 1; got {held.min():g} to {most:g}")
 
 
-def write_estimator(path: str | Path, kind: str, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Write settings as JSON and numbers as safetensors in one zip file, in one step; nothing is pickled."""
-    write_bundle(path, "estimator.json", {"format": f"otpdag {kind}", "version": 1, **state}, tensors)
-
-
-def read_estimator(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read what :func:`write_estimator` wrote."""
-    state, tensors = read_bundle(path, "estimator.json", kind)
-    if state.get("format") != f"otpdag {kind}" or state.get("version") != 1:
-        raise DataError(
-            f"{str(path)!r} holds {state.get('format')!r:.60}, version {state.get('version')!r:.20}; not a {kind}"
-        )
-    with refusing(path, kind):
-        if not isinstance(state["settings"], dict):
-            raise ValueError("its settings are none")
-        for name, value in tensors.items():
-            if not value.is_floating_point() or not bool(torch.isfinite(value).all()):
-                raise ValueError(f"{name!r:.60} holds numbers that are not finite")
-    return state, tensors
-
-
-def check_accounted(tensors: Mapping[str, Tensor], **sizes: int) -> None:
-    """Refuse settings that ask for larger networks than the file's tensors fill, before one is made.
-
-    Args:
-        tensors: All that the file holds.
-        sizes: Numbers of entries of single parameters, by what messages call them.
-    """
-    held = sum(value.numel() for value in tensors.values())
-    for name, size in sizes.items():
-        if not 0 <= size <= held:
-            raise ValueError(f"its {name} asks for {size:,} numbers, the file holds {held:,}")
-
-
-def read_format(state: Mapping[str, Any]) -> PictureFormat:
-    """The format of images that a file describes."""
+def read_format(state: Mapping[str, Any], most: int = 1 << 14) -> PictureFormat:
+    """The format of images that a file describes, with at most so many pixels along a side."""
     read = PictureFormat(**state)
     sizes = (read.channels, read.height, read.width)
-    if not all(type(size) is int and 1 <= size <= MOST_PIXELS for size in sizes) or read.channels not in CHANNELS:
+    if not all(type(size) is int and 1 <= size <= most for size in sizes) or read.channels not in CHANNELS:
         raise ValueError(f"its images have sizes {sizes!r:.60}")
     if read.layout not in ("last", "first", "none") or read.peak not in (1, 255):
         raise ValueError(f"its images have layout {read.layout!r:.40} and peak {read.peak!r:.40}")
     return read
-
-
-def check_at_least(least: float, **arguments: float) -> None:
-    """Refuse numbers that are too small."""
-    for name, value in arguments.items():
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not value >= least:
-            raise ModelError(f"{name} must be a number of at least {least:g}; got {value!r}")

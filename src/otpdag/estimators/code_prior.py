@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from typing import Any, Self, cast
 
@@ -15,8 +14,9 @@ from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, pad, scaled_dot_product_attention
 
 from otpdag.data import Schema
-from otpdag.engine import Adam, FitResult, Method, fit
-from otpdag.errors import ConvergenceWarning, DataError, ModelError
+from otpdag.engine import Method
+from otpdag.errors import DataError, ModelError
+from otpdag.estimators._autoencoder import check_at_least, trained, trained_for
 from otpdag.estimators._contract import RandomState, check_fitted, seed_of
 from otpdag.graph import Graph
 from otpdag.mechanisms.base import Mechanism, Noise, Params, Parents
@@ -273,27 +273,12 @@ class CodePrior(BaseEstimator):
             y: Ignored.
         """
         held = self._checked(codes)
-        if self.n_epochs < 1 or self.batch_size < 1:
-            raise ModelError(f"n_epochs and batch_size must be at least 1; got {self.n_epochs} and {self.batch_size}")
+        check_at_least(1, n_epochs=self.n_epochs, batch_size=self.batch_size)
         self.model_ = self._model(held.shape[1])
-        steps = self.n_epochs * math.ceil(len(held) / self.batch_size)
-        method = Method(
-            "likelihood",
-            Objective(),
-            Drawn(noise="marginal", batch_size=self.batch_size),
-            Adam(steps=steps, learning_rate=self.learning_rate, averaging=0.1),
-        )
-        with warnings.catch_warnings():
-            # a network is trained for the epochs that were asked for; `result_.status` tells whether more would help
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            self.result_: FitResult = fit(
-                self.model_,
-                {_NODE: held},
-                method=method,
-                seed=seed_of(self.random_state),
-                restarts=1,
-                device=self.device,
-            )
+        drawn = Drawn(noise="marginal", batch_size=self.batch_size)
+        method = Method("likelihood", Objective(), drawn, trained_for(self, len(held), averaging=0.1))
+        seed = seed_of(self.random_state)
+        self.result_ = trained(self.model_, {_NODE: held}, method, seed=seed, device=self.device)
         return self
 
     def sample(self, n: int = 1, *, seed: int = 0, temperature: float = 1.0) -> Codes:

@@ -3,36 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, Literal, Self, cast, get_args
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils import Tags
 from torch import Tensor, nn
 
 from otpdag import mechanisms as m
-from otpdag.data import Schema
+from otpdag.arguments import check_choice
 from otpdag.divergences import SlicedWasserstein
 from otpdag.divergences.base import AbstractDivergence
-from otpdag.engine import Adam, FitResult, Method
-from otpdag.engine.image_data import initial_theta
-from otpdag.engine.monitor import Callback
 from otpdag.errors import DataError, ModelError, NotFittedError
-from otpdag.estimators._contract import RandomState, check_fitted, seed_of
-from otpdag.estimators._pictures import (
-    PictureFormat,
-    check_accounted,
-    check_at_least,
-    read_estimator,
-    read_format,
-    train_encoder,
-    write_estimator,
-)
+from otpdag.estimators._autoencoder import AbstractAutoencoder, Floats, check_accounted, check_at_least, in_parts
+from otpdag.estimators._contract import RandomState
+from otpdag.estimators._pictures import PictureFormat
 from otpdag.estimators.code_prior import CodePrior
 from otpdag.graph import Graph
 from otpdag.learned.autoencoder import Codewords, Encoded, EncoderMap, NoiseScale, QuantizedMap
@@ -48,20 +35,15 @@ from otpdag.learned.image_networks import (
 )
 from otpdag.mechanisms.codebook import Quantized
 from otpdag.model import Model
-from otpdag.safe_archive import refusing
 from otpdag.settings import Objective, PushForward
 from otpdag.spaces import Image
 
 Codes = NDArray[np.int64]
-Floats = NDArray[np.float32]
-KIND = "vector-quantised auto-encoder"
-ROWS_AT_ONCE = 250  # images that are encoded or decoded at a time, which bounds memory
-START_IMAGES = 64  # that give default networks their units: thousands of latents
 PRIOR = "prior."
 CHOICES = {"balance": ("codebook", "position"), "noise": get_args(NoiseScale)}
 
 
-class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
+class VectorQuantizedAutoencoder(AbstractAutoencoder):
     r"""Images as grids of codes, learned by optimal transport (Section 5.3 and Appendix C.3).
 
     .. math:: c^m \sim \pi^m, \quad z^m \sim N(\mu_{c^m}, \Sigma_{c^m}), \quad x = \psi(Q(z^1), \dots, Q(z^M))
@@ -123,6 +105,11 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
         ((60, 4), (60, 8, 8, 1))
     """
 
+    kind = "vector-quantised auto-encoder"
+    method_name = "vector-quantised"
+    decoded_from = "quantized"
+    format_: PictureFormat
+
     def __init__(
         self,
         n_codes: int = 512,
@@ -168,67 +155,30 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
 
     # -- fit ---------------------------------------------------------------------------------------------------------
 
-    def fit(
-        self,
-        X: ArrayLike | Tensor,
-        y: object = None,
-        *,
-        checkpoint: str | Path | None = None,
-        progress: bool | None = None,
-        callbacks: Sequence[Callback] = (),
-    ) -> Self:
-        """Learn codewords, encoder and decoder.
-
-        Args:
-            X: Images.
-            y: Ignored.
-            checkpoint: A file that is written after every epoch; if it exists, training goes on from there.
-            progress: Show a progress bar; by default only on a terminal.
-            callbacks: Called with each record of the history; returning True stops.
-        """
-        self._check_arguments()
-        self.format_ = PictureFormat.of(X)
-        rows = self.format_.rows(X)
-        if len(rows) < 2:
-            raise DataError(f"images must be at least 2 to learn from; got {len(rows)}")
-        seed = seed_of(self.random_state)
-        self._build(seed, rows)
-        self.result_: FitResult = train_encoder(
-            self.model_,
-            rows,
-            self._method(len(rows)),
-            seed=seed,
-            device=self.device,
-            progress=progress,
-            callbacks=callbacks,
-            checkpoint=checkpoint,
-        )
-        self._read_params()
-        self.perplexity_ = _perplexity(self._codes(rows), self.n_codes)
-        return self
-
     def _check_arguments(self) -> None:
         check_at_least(2, n_codes=self.n_codes)
-        check_at_least(1, code_dim=self.code_dim, width=self.width, n_epochs=self.n_epochs, batch_size=self.batch_size)
-        self._check_rank()
+        self._check_sizes()
         check_at_least(0, eta=self.eta, pull=self.pull, mixture=self.mixture, eta_r=self.eta_r, warm_up=self.warm_up)
         if self.warm_up >= 1:
             raise ModelError(f"warm_up must be a share below 1; got {self.warm_up}")
         for name, choices in CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ModelError(f"{name} must be one of {', '.join(map(repr, choices))}; got {getattr(self, name)!r}")
+            check_choice(name, getattr(self, name), choices)
         if (self.encoder is None) != (self.decoder is None):
             raise ModelError("encoder and decoder must be given together, or neither")
-        if self.device.startswith("cuda") and not torch.cuda.is_available():
-            raise ModelError(f"device {self.device!r} was asked for, but no CUDA device is available")
+
+    def _check_sizes(self) -> None:
+        check_at_least(1, n_codes=self.n_codes, code_dim=self.code_dim, width=self.width)
+        if self.rank is not None and not 1 <= self.rank <= self.code_dim:
+            raise ModelError(f"rank must be from 1 to code_dim, {self.code_dim}; got {self.rank}")
+
+    def _rows(self, X: ArrayLike | Tensor, *, first: bool = False) -> Tensor:
+        if first:
+            self.format_ = PictureFormat.of(X)
+        return self.format_.rows(X)
 
     def _length(self) -> int:
         """Of a codeword."""
         return min(self.code_dim, directions(self.n_codes)) if self.rank is None else self.rank
-
-    def _check_rank(self) -> None:
-        if self.rank is not None and not 1 <= self.rank <= self.code_dim:
-            raise ModelError(f"rank must be from 1 to code_dim, {self.code_dim}; got {self.rank}")
 
     def _build(self, seed: int = 0, rows: Tensor | None = None) -> None:
         """The graph with its mechanisms, and the backward map; default networks start in the units of the rows."""
@@ -243,7 +193,7 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
         self.rank_ = self._length()
         encoder, decoder = seeded(lambda: with_bottleneck(encoder, decoder, self.code_dim, self.rank_), seed + 2)
         if self.encoder is None and rows is not None:
-            some = rows[:: math.ceil(len(rows) / START_IMAGES)]
+            some = rows[:: math.ceil(len(rows) / 64)]  # thousands of latents tell their units
             started_from_data(encoder, decoder, some.reshape(-1, *self.format_.shape))
         self.n_positions_ = math.prod(self.grid_)
         mean, scale = m.tie("codebook"), m.tie("spread")
@@ -278,30 +228,26 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
             )
         return int(made.shape[2]), int(made.shape[3])
 
-    def _method(self, images: int) -> Method:
-        """What ``otpdag.fit`` is given."""
+    def _learned_by(self) -> tuple[Objective, Encoded]:
         divergence = self.divergence or SlicedWasserstein(projections=8)
         codewords = Codewords(pull=self.pull, mixture=self.mixture, eta_r=self.eta_r, warm_up=self.warm_up)
-        steps = self.n_epochs * math.ceil(images / self.batch_size)
-        return Method(
-            "vector-quantised",
-            Objective(push_forward=PushForward(self.eta, divergence)),
-            Encoded(self._map, self.batch_size, codewords, noise=self.noise),
-            Adam(steps=steps, learning_rate=self.learning_rate, averaging=0.0),
-        )
+        objective = Objective(push_forward=PushForward(self.eta, divergence))
+        return objective, Encoded(self._map, self.batch_size, codewords, noise=self.noise)
 
-    def _read_params(self) -> None:
+    def _read_params(self, rows: Tensor | None = None) -> None:
         naturals = self.model_.fitted.naturals
         self.codebook_ = naturals["latent"]["mean"][0].numpy().copy()
         self.scales_ = naturals["latent"]["scale"][0].numpy().copy()
         self.weights_ = naturals["code"]["weights"][0].numpy().copy()
+        if rows is not None:
+            self.perplexity_ = _perplexity(self._codes(self._latents(rows)).numpy(), self.n_codes)
 
     # -- use ---------------------------------------------------------------------------------------------------------
 
     def encode(self, X: ArrayLike | Tensor) -> Codes:
         """Codes of images: integers (n, positions), row by row of the grid."""
         self._check_fitted()
-        return self._codes(self.format_.rows(X))
+        return np.asarray(self._codes(self._latents(self._rows(X))).numpy(), dtype=np.int64)
 
     def transform(self, X: ArrayLike | Tensor) -> Codes:
         """The same as :meth:`encode`."""
@@ -310,9 +256,8 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
     def decode(self, codes: ArrayLike) -> Floats:
         """Images of codes (n, positions), in the layout and range of the images that were fitted."""
         self._check_fitted()
-        held = self._checked_codes(codes)
-        parts = [self._decoded(part) for part in torch.from_numpy(held).split(ROWS_AT_ONCE)]
-        return self.format_.pictures(torch.cat(parts))
+        held = torch.from_numpy(self._checked_codes(codes))
+        return self.format_.pictures(self._decoded(self._codewords(held)))
 
     def inverse_transform(self, codes: ArrayLike) -> Floats:
         """The same as :meth:`decode`."""
@@ -360,31 +305,21 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
         """The exponential of the entropy of :meth:`usage`: how many codewords are in use."""
         return _perplexity(self.encode(X), self.n_codes)
 
-    def score(self, X: ArrayLike | Tensor, y: object = None) -> float:
-        """Minus the mean squared error of rebuilt images, whose pixels go from 0 to 1."""
-        self._check_fitted()
-        rows = self.format_.rows(X)
-        rebuilt = torch.cat([self._decoded(torch.from_numpy(self._codes(part))) for part in rows.split(ROWS_AT_ONCE)])
-        return -float((rebuilt.clamp(0, 1) - rows).square().mean())
+    def _sent(self, latents: Tensor) -> Tensor:
+        return self._codewords(self._codes(latents))
 
-    def _codes(self, rows: Tensor) -> Codes:
-        fitted = self.model_.fitted
-        mechanism = cast(Quantized, fitted.structure.mechanisms["quantized"])
-        parts = []
-        with torch.no_grad():
-            for part in rows.split(ROWS_AT_ONCE):
-                latents = self._map.latents(fitted.phi, part.unsqueeze(0))
-                parts.append(mechanism.codes(fitted.naturals["quantized"], latents)[0])
-        return np.asarray(torch.cat(parts).numpy(), dtype=np.int64)
+    def _codes(self, latents: Tensor) -> Tensor:
+        """Of latents (n, positions * length): (n, positions)."""
+        params = self.model_.fitted.naturals["quantized"]
+        return in_parts(lambda part: self._quantized.codes(params, part), latents)
 
-    def _decoded(self, codes: Tensor) -> Tensor:
-        fitted = self.model_.fitted
-        quantized = cast(Quantized, fitted.structure.mechanisms["quantized"])
-        image = fitted.structure.mechanisms["image"]
-        with torch.no_grad():
-            codewords = quantized.lookup(fitted.naturals["quantized"], codes.unsqueeze(0))
-            none = torch.zeros(1, len(codes), 0)
-            return image.forward(fitted.naturals["image"], {"quantized": codewords}, none)[0]
+    def _codewords(self, codes: Tensor) -> Tensor:
+        """Of codes (n, positions), side by side: (n, positions * length)."""
+        return self._quantized.lookup(self.model_.fitted.naturals["quantized"], codes.unsqueeze(0))[0]
+
+    @property
+    def _quantized(self) -> Quantized:
+        return cast(Quantized, self.model_.fitted.structure.mechanisms["quantized"])
 
     def _checked_codes(self, codes: ArrayLike) -> Codes:
         held = np.asarray(codes)
@@ -394,9 +329,6 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
             raise DataError(f"codes must be from 0 to {self.n_codes - 1}; got {held.min()} to {held.max()}")
         return held.astype(np.int64)
 
-    def _check_fitted(self) -> None:
-        check_fitted(self, "fit(images)")
-
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.input_tags.two_d_array, tags.input_tags.three_d_array = False, True
@@ -404,66 +336,32 @@ class VectorQuantizedAutoencoder(TransformerMixin, BaseEstimator):
 
     # -- files -------------------------------------------------------------------------------------------------------
 
-    def save(self, path: str | Path) -> None:
-        """Write settings and parameters to one file (JSON and safetensors in a zip)."""
-        self._check_fitted()
-        skipped = ("encoder", "decoder", "divergence")
-        settings = {name: value for name, value in self.get_params(deep=False).items() if name not in skipped}
-        settings["rank"] = self.rank_  # as it is, whatever the default may become
-        state: dict[str, Any] = {"settings": settings, "format_": asdict(self.format_), "perplexity": self.perplexity_}
-        state["own_networks"] = self.encoder is not None
-        tensors = {**self.model_.structure.raw(self.model_.fitted.naturals), **self.model_.fitted.phi}
-        if hasattr(self, "prior_"):
-            state["prior"], learned = self.prior_.to_state()
-            tensors |= {PRIOR + name: value for name, value in learned.items()}
-        write_estimator(path, KIND, state, tensors)
+    def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        # the rank as it is, whatever the default may become
+        state: dict[str, Any] = {"settings": {"rank": self.rank_}, "perplexity": self.perplexity_}
+        if not hasattr(self, "prior_"):
+            return state, {}
+        state["prior"], learned = self.prior_.to_state()
+        return state, {PRIOR + name: value for name, value in learned.items()}
 
     @classmethod
-    def load(cls, path: str | Path, *, encoder: nn.Module | None = None, decoder: nn.Module | None = None) -> Self:
-        """Read what :meth:`save` wrote; networks of your own, whose code is not saved, must be given again."""
-        state, tensors = read_estimator(path, KIND)
-        with refusing(path, KIND):
-            return cls._restored(state, tensors, encoder, decoder)
-
-    @classmethod
-    def _restored(
-        cls,
-        state: Mapping[str, Any],
-        tensors: dict[str, Tensor],
-        encoder: nn.Module | None,
-        decoder: nn.Module | None,
-    ) -> Self:
-        if state["own_networks"] and (encoder is None or decoder is None):
-            raise DataError("this auto-encoder has networks of its user, which are not saved: pass encoder and decoder")
+    def _settings_of(cls, state: Mapping[str, Any]) -> dict[str, Any]:
         settings = {"rank": state["settings"]["code_dim"]} | state["settings"]  # the first files know of no rank
         if settings["rank"] is None:  # files from when the default was as many directions as bits
             settings["rank"] = min(settings["code_dim"], bits(settings["n_codes"]))
-        restored = cls(**settings, encoder=encoder, decoder=decoder)
-        restored.format_ = read_format(state["format_"])
-        restored._check_sizes(tensors)
-        restored._build()
-        learned = {name.removeprefix(PRIOR): tensors.pop(name) for name in list(tensors) if name.startswith(PRIOR)}
-        known = initial_theta(restored.model_.structure, 0) | restored._map.init()
-        if {k: (v.shape, v.dtype) for k, v in known.items()} != {k: (v.shape, v.dtype) for k, v in tensors.items()}:
-            raise DataError("it holds parameters of other networks than these")
-        ordered = {key: tensors[key] for key in known}
-        schema = Schema.of(restored.model_.spaces, restored.model_.graph)
-        restored.model_.adopt(restored.model_.structure, ordered, schema, ())
-        restored._read_params()
-        restored.perplexity_ = float(state["perplexity"])
-        if "prior" in state:
-            check_accounted(learned, prior=state["prior"]["n_codes"] * state["prior"]["positions"])
-            restored.prior_ = CodePrior.from_state(state["prior"], learned)
-        return restored
+        return settings
 
-    def _check_sizes(self, tensors: Mapping[str, Tensor]) -> None:
-        """Refuse settings of a file that its tensors do not bear out."""
-        check_at_least(1, n_codes=self.n_codes, code_dim=self.code_dim, width=self.width)
-        self._check_rank()
+    def _restore(self, state: Mapping[str, Any], tensors: dict[str, Tensor]) -> None:
+        self._check_sizes()
         check_accounted(tensors, codebook=self.n_codes * self._length(), channels=self.code_dim)
         if self.encoder is None or self.decoder is None:
             grid = math.prod(positions(self.format_.height, self.format_.width))
             check_accounted(tensors, network=self.width**2, weights=grid * self.n_codes)
+        self.perplexity_ = float(state["perplexity"])
+        learned = {name.removeprefix(PRIOR): tensors.pop(name) for name in list(tensors) if name.startswith(PRIOR)}
+        if "prior" in state:
+            check_accounted(learned, prior=state["prior"]["n_codes"] * state["prior"]["positions"])
+            self.prior_ = CodePrior.from_state(state["prior"], learned)
 
 
 def directions(size: int) -> int:
