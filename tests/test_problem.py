@@ -26,11 +26,10 @@ from otpdag.estimators import VectorQuantizedAutoencoder
 from otpdag.learned.autoencoder import AutoencoderProblem, CodebookProblem, Encoded, EncoderMap
 from otpdag.learned.paper_topics import PaperTopicsProblem
 from otpdag.learned.sampled import DrawnRows, Pools, StreamedRows
-from otpdag.learned.sequence_terms import PieceProblem
+from otpdag.learned.sequence_problems import NumberProblem, PieceProblem
 from otpdag.likelihood.chain_problem import ChainProblem, chain_problem
 from otpdag.likelihood.graph_problem import GraphProblem
 from otpdag.likelihood.moment_problem import MomentProblem
-from otpdag.likelihood.number_problem import NumberProblem
 from otpdag.likelihood.partitioned_problem import PartitionedProblem
 from otpdag.likelihood.row_problem import RowProblem
 from otpdag.likelihood.state_problem import StateProblem

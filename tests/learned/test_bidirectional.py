@@ -11,7 +11,8 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.data import Batch
 from otpdag.data.sequences import SequenceBatch
-from otpdag.learned.sequence_map import PREFIX, BidirectionalMap, Cuts, _shifted
+from otpdag.learned.sequence_map import PREFIX, BidirectionalMap
+from otpdag.learned.sequence_steps import Cuts
 from tests.dynamic_models import poisson_steps
 
 
@@ -103,7 +104,7 @@ def silu(value):
 def plain_read(backward, phi, pieces, replica, piece):
     """What a network of dilated convolutions makes of each step of one piece."""
     own = {name.removeprefix(PREFIX): value[replica % len(value)].numpy() for name, value in phi.items()}
-    span, many = pieces.span, pieces.many
+    span, many = len(pieces.block.sizes), pieces.block.sizes[0]
     at = [step * many + piece for step in range(span)]
     features, inside = pieces.features[0, at].numpy(), pieces.inside[at].numpy()
     hidden = silu(features @ own["in.weight"] + own["in.bias"]) * inside[:, None]
@@ -134,7 +135,7 @@ def test_what_the_network_reads_is_that_of_each_step(numbers):
     assert (backward.free, shapes[f"{PREFIX}out.weight"]) == (free, (1, 4, cells + free + 6))
     for replica, piece in np.ndindex(2, 3):
         out, features, inside, own = plain_read(backward, phi, pieces, replica, piece)
-        at = [step * 3 + piece for step in range(pieces.span)]
+        at = [step * 3 + piece for step in range(len(pieces.block.sizes))]
         logits = out[:, cells + free :] + features @ own["states.linear"] + own["states.bias"]
         expected = np.maximum(special.log_softmax(logits, -1), -12.0) * inside[:, None]
         np.testing.assert_allclose(unary[replica, at], expected, atol=1e-6)
@@ -149,19 +150,6 @@ def test_what_the_network_reads_is_that_of_each_step(numbers):
     # a step reads the cells around it and whether it is the first
     assert backward.features(batch).shape == (1, 74, backward.inputs)
     assert backward.features(batch)[0, :, -1].tolist() == [float(time == 0) for time in batch.times]
-
-
-def test_a_map_begins_with_a_network_that_changes_nothing():
-    structure, batch = two_hidden(), series([30])
-    backward = BidirectionalMap.of(structure, batch, width=4)
-    phi = backward.init(torch.Generator().manual_seed(3))
-    drawn = torch.Generator().manual_seed(3)
-    for name, inputs in (("in", backward.inputs), ("0", 12), ("1", 12), ("2", 12)):
-        expected = torch.randn(1, inputs, 4, generator=drawn, dtype=torch.float64) / inputs**0.5
-        torch.testing.assert_close(phi[f"{PREFIX}{name}.weight"], expected)
-        assert not phi[f"{PREFIX}{name}.bias"].any()
-    for name in ("out.weight", "states.linear", "states.bias", "pair"):
-        assert not phi[f"{PREFIX}{name}"].any()
 
 
 def test_a_start_discriminates_states_and_counts_how_they_follow():
@@ -256,13 +244,3 @@ def test_hard_paths_are_drawn_backward_from_filtered_probabilities():
     values = backward.split(hard)
     np.testing.assert_allclose(values["s"][0], hard[0].unflatten(-1, (2, 3)).sum(-1), atol=1e-9)
     np.testing.assert_allclose(values["c"][0], hard[0].unflatten(-1, (2, 3)).sum(-2), atol=1e-9)
-
-
-@pytest.mark.parametrize("by", [-5, -2, 1, 3, 4, 6])
-def test_rows_are_moved_and_zeros_come_from_nowhere(by):
-    hidden = torch.arange(1.0, 9.0).reshape(1, 4, 2)
-    expected = torch.zeros(1, 4, 2)
-    for row in range(4):
-        if 0 <= row - by < 4:
-            expected[0, row] = hidden[0, row - by]
-    torch.testing.assert_close(_shifted(hidden, by), expected)

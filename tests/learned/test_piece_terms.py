@@ -1,7 +1,8 @@
 """Pieces of sequences: expectations over a map's chain beside sums over all paths."""
 
 import itertools
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -11,8 +12,10 @@ from otpdag.data import Batch
 from otpdag.data.sequences import SequenceBatch
 from otpdag.divergences import AbstractDivergence
 from otpdag.learned.sampled import Moment
-from otpdag.learned.sequence_map import PREFIX, BidirectionalMap, Cuts
-from otpdag.learned.sequence_terms import FEWEST_PIECES, PieceContext, piece_problem, piece_terms
+from otpdag.learned.sequence_map import PREFIX, BidirectionalMap
+from otpdag.learned.sequence_problems import piece_problem
+from otpdag.learned.sequence_problems import piece_terms as terms_of
+from otpdag.learned.sequence_steps import Cuts, Steps
 from otpdag.mechanisms.base import Noise
 from otpdag.noise import Streams
 from otpdag.settings import Drawn, Objective, PushForward
@@ -26,6 +29,22 @@ from tests.dynamic_models import (
 )
 
 MARGINAL = Drawn(noise="marginal")
+
+
+@dataclass(frozen=True)
+class PieceContext:
+    """Pieces with the model and the map that are judged on them."""
+
+    backward: BidirectionalMap
+    naturals: Mapping[str, Mapping[str, torch.Tensor]]
+    phi: Mapping[str, torch.Tensor]
+    pieces: Steps
+
+
+def piece_terms(held, streams, moment):
+    return terms_of(held.backward, held.naturals, held.phi, held.pieces, streams, moment)
+
+
 LENGTH, SIZE = 4, 3
 
 
@@ -43,7 +62,7 @@ def context(lengths, seed=0):
     model, batch = random_poisson_hmm(), poisson_steps(lengths)
     backward, phi = random_map(model.structure, batch, seed)
     pieces = Cuts.of(batch).take(model.structure, backward.features(batch), torch.arange(len(Cuts.of(batch))))
-    return model, PieceContext(model.structure, backward, model.fitted.naturals, phi, pieces)
+    return model, PieceContext(backward, model.fitted.naturals, phi, pieces)
 
 
 def log_joint(model, x):
@@ -87,13 +106,13 @@ def test_no_map_goes_below_the_likelihood():
 def test_sequences_add_up_by_their_steps():
     _, both = context([4, 6])
     terms = piece_terms(both, Streams([0]), Moment.of(Objective(eps=1.0), MARGINAL, 0.0))
-    structure, features = both.structure, both.pieces.features
+    structure, features = both.pieces.structure, both.pieces.features
     batch = poisson_steps([4, 6])
     cuts = Cuts.of(batch)
     total = 0.0
     for number, length in enumerate((4, 6)):
         pieces = cuts.take(structure, both.backward.features(batch), torch.tensor([number]))
-        alone = PieceContext(structure, both.backward, both.naturals, both.phi, pieces)
+        alone = PieceContext(both.backward, both.naturals, both.phi, pieces)
         total += length * piece_terms(alone, Streams([0]), Moment.of(Objective(eps=1.0), MARGINAL, 0.0)).total.item()
     assert terms.total.item() == pytest.approx(total / 10)
     assert features.shape[1] == 12  # two pieces of the longer one's span
@@ -112,7 +131,7 @@ def test_a_problem_draws_pieces_and_streams_decide(noise):
     point = torch.cat([{**raw, **phi}[key].flatten(1) for key in shapes], 1)
     first, same, other = (problem.sampled(point, Streams([1], shared=k), 0.0).total.item() for k in (3, 3, 4))
     assert first == same != other
-    assert 64 // problem.cuts.span < FEWEST_PIECES < len(problem.cuts)
+    assert 64 // problem.cuts.span < problem.fewest < len(problem.cuts)
 
 
 # -- draws of hidden numbers ------------------------------------------------------------------------------------------
@@ -148,7 +167,7 @@ def number_context(model, lengths, *, summed):
     pieces = Cuts.of(batch).take(model.structure, features, torch.arange(len(lengths)))
     raw = model.structure.raw(model.fitted.naturals)
     theta = {key: value.detach().clone().requires_grad_() for key, value in raw.items()}
-    return theta, PieceContext(model.structure, backward, model.structure.naturals(theta), {**phi, **start}, pieces)
+    return theta, PieceContext(backward, model.structure.naturals(theta), {**phi, **start}, pieces)
 
 
 def drawn_numbers(held, streams):
@@ -166,7 +185,7 @@ def log_normal(x, mean, scale):
 
 def columns_of(pieces, number):
     """The steps of one piece, as far as its sequence goes."""
-    rows = torch.arange(pieces.span) * pieces.many + number
+    rows = torch.arange(len(pieces.block.sizes)) * pieces.block.sizes[0] + number
     return rows[pieces.inside[rows]]
 
 
@@ -180,7 +199,7 @@ def switching_density(held, z):
     """Log-density of what is seen and drawn, summed over all paths of the states, of all pieces."""
     states, first, chain, begin = (held.naturals[name] for name in ("s", "s[0]", "z", "z[0]"))
     total = torch.zeros(()).double()
-    for number in range(held.pieces.many):
+    for number in range(held.pieces.block.sizes[0]):
         rows = columns_of(held.pieces, number)
         level, paths = z[rows], []
         for path in itertools.product(range(2), repeat=len(rows)):
@@ -197,7 +216,6 @@ def switching_density(held, z):
 
 def test_categories_beside_drawn_numbers_are_summed_over():
     theta, held = number_context(switching_model().set_params(SWITCHING), (4, 3), summed=True)
-    assert held.summed == ("s",)
     terms = piece_terms(held, Streams([1]), Moment.of(Objective(eps=0.6), MARGINAL, 0.0))
     z, log_q = drawn_numbers(held, Streams([1]))
     inside = held.pieces.inside
@@ -226,6 +244,7 @@ def test_drawn_numbers_are_judged_by_the_model_and_compared_by_the_shares_of_fir
     recorded = Recorded()
     objective = Objective(reconstruction=0.9, eps=0.6, push_forward=PushForward(0.5, recorded))
     terms = piece_terms(held, Streams([1]), Moment.of(objective, MARGINAL, 0.0))
+    sampled = piece_terms(held, Streams([1]), Moment.of(objective, Drawn(noise="sampled"), 0.0))
     z, log_q = drawn_numbers(held, Streams([1]))
     cost, kl = torch.zeros(()), (log_q * held.pieces.inside).sum()
     for number in range(2):
@@ -233,13 +252,14 @@ def test_drawn_numbers_are_judged_by_the_model_and_compared_by_the_shares_of_fir
         cost = cost - seen_density(held, "x", rows, z[rows]).sum()
         kl = kl - log_normal(z[rows[0]], 0.0, 1.0) - log_normal(z[rows[1:]], 0.85 * z[rows[:-1]], 1.0).sum()
     assert terms.reconstruction.item() == pytest.approx(0.9 * cost.item() / 7, rel=1e-9)
-    assert terms.entropic.item() == pytest.approx(0.6 * kl.item() / 7, rel=1e-9)
+    for one in (terms, sampled):
+        assert one.entropic.item() == pytest.approx(0.6 * kl.item() / 7, rel=1e-9)
     # two families of the hidden number: five later steps, with the step before as parent, and two first ones
     shares = {2: 5 / 7, 1: 2 / 7}
     widths = [x.shape[-1] for x, _ in recorded.asked]
     assert sorted(widths) == [1, 2]
     expected = sum(shares[width] * 10.0**at for at, width in enumerate(widths))
-    assert terms.divergence.item() == pytest.approx(0.5 * expected)
+    assert sampled.divergence.item() == pytest.approx(0.5 * expected)
     for pushed, forward in recorded.asked:
         assert pushed.shape[1] == (5 if pushed.shape[-1] == 2 else 2)
         torch.testing.assert_close(pushed[..., 1:], forward[..., 1:])

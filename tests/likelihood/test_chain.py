@@ -10,9 +10,8 @@ import torch
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.data import Schema
-from otpdag.data.sequences import Sequences, as_sequences, encode_sequences
+from otpdag.data.sequences import Sequences, encode_sequences
 from otpdag.engine import Layout
-from otpdag.learned.amortized import RowCode
 from otpdag.likelihood import chain_problem as chain_module
 from otpdag.likelihood.chain_problem import (
     FEWEST_UNITS,
@@ -22,8 +21,6 @@ from otpdag.likelihood.chain_problem import (
     chain_terms,
     expected_log_potential,
 )
-from otpdag.likelihood.number_problem import lay_out_steps, lay_out_switching, padded_features, switching_terms
-from otpdag.likelihood.smoother import SequenceMap
 from otpdag.problem import packed_point
 from tests.dynamic_models import (
     by_paths,
@@ -31,8 +28,6 @@ from tests.dynamic_models import (
     log_poisson,
     poisson_hmm,
     random_poisson_hmm,
-    switching_model,
-    switching_series,
 )
 
 
@@ -69,50 +64,6 @@ def test_the_loss_splits_into_cost_and_entropic_term():
     cost = -sum(states[t, k] * log_poisson(x, rates[k]) for t, x in enumerate(data[0]) for k in range(3)) / 3
     assert float(terms.reconstruction) == pytest.approx(cost)
     assert float(terms.entropic) == pytest.approx(-log_likelihood / 3 - cost)
-
-
-def test_categories_are_summed_over_exactly_given_the_numbers():
-    known = switching_model()
-    known.set_params(
-        {
-            "s": {"probs": [[0.8, 0.2], [0.3, 0.7]]},
-            "s[0]": {"probs": [0.6, 0.4]},
-            "z": {"loc": [-1.0, 1.0], "weight": 0.5, "scale": [1.0, 0.7]},
-            "z[0]": {"loc": [0.0, 0.5], "scale": [1.0, 2.0]},
-            "x": {"loc": 0.3, "weight": 0.5, "scale": 0.4},
-            "y": {"loc": 0.0, "weight": -1.0, "scale": 0.8},
-        }
-    )
-    structure, naturals = known.structure, known.fitted.naturals
-    data, _, _ = switching_series(1, sequences=1, length=4)
-    batch = encode_sequences(as_sequences(data), known._known_schema(), hidden=known.graph.hidden)
-    backward = SequenceMap(structure, RowCode.of(structure, batch.steps, ("x", "y")), ("z",))
-    features = padded_features(structure, backward.features(batch))
-    phi = backward.start(batch, features, {"z": torch.linspace(-1, 1, 4).double().unsqueeze(-1)})
-    noise = torch.randn(1, 3, 4, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    steps = lay_out_steps(batch, backward, noise)
-    chain = lay_out_switching(structure, steps)
-    terms = switching_terms(naturals, phi, backward, steps, chain)
-    z = backward.draw(phi, steps.block, steps.features, noise).values["z"][0, :, :, 0].numpy()
-    expected = np.mean([log_joint(data, path) for path in z]) / 4
-    assert float(terms.reconstruction) == pytest.approx(-expected, rel=1e-6)
-
-
-def log_joint(data, z):
-    """Log-density of numbers and indicators, regimes enumerated."""
-    moves, total = np.array([[0.8, 0.2], [0.3, 0.7]]), -np.inf
-    seen = normal(data["x"][0], 0.3 + 0.5 * z, 0.4).sum() + normal(data["y"][0], -z, 0.8).sum()
-    for path in itertools.product(range(2), repeat=4):
-        found = np.log([0.6, 0.4])[path[0]] + normal(z[0], [0.0, 0.5][path[0]], [1.0, 2.0][path[0]])
-        for t in range(1, 4):
-            mean = [-1.0, 1.0][path[t]] + 0.5 * z[t - 1]
-            found += np.log(moves[path[t - 1], path[t]]) + normal(z[t], mean, [1.0, 0.7][path[t]])
-        total = np.logaddexp(total, found)
-    return total + seen
-
-
-def normal(value, mean, scale):
-    return -0.5 * ((value - mean) / scale) ** 2 - np.log(scale) - 0.5 * np.log(2 * np.pi)
 
 
 @pytest.mark.parametrize("many", [3, 40])

@@ -21,7 +21,7 @@ from otpdag.engine.search import Ended, Searcher
 from otpdag.errors import DataError, ModelError
 from otpdag.learned.amortized import AmortizedMap
 from otpdag.learned.sequence_map import BidirectionalMap
-from otpdag.likelihood.smoother import SequenceMap
+from otpdag.learned.smoother import SequenceMap
 from otpdag.model import Model
 from otpdag.problem import Problem
 from otpdag.structure import Structure, Theta, pack, unpack

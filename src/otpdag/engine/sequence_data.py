@@ -21,11 +21,11 @@ from otpdag.engine.optimiser import Course
 from otpdag.engine.search import Ended, Searcher, restart_seed, search
 from otpdag.errors import DataError, ModelError
 from otpdag.learned.amortized import RowCode
-from otpdag.learned.sequence_map import CONTEXT, BidirectionalMap, check_context
-from otpdag.learned.sequence_terms import PieceProblem, piece_problem
+from otpdag.learned.sequence_map import BidirectionalMap
+from otpdag.learned.sequence_problems import PieceProblem, number_problem, padded_features, piece_problem
+from otpdag.learned.sequence_steps import CONTEXT, check_context
+from otpdag.learned.smoother import SequenceMap
 from otpdag.likelihood.chain_problem import FEWEST_UNITS, chain_problem
-from otpdag.likelihood.number_problem import number_problem, padded_features
-from otpdag.likelihood.smoother import SequenceMap
 from otpdag.likelihood.starts import complete_steps, step_weights
 from otpdag.matching.windows import check_windows, window_problem
 from otpdag.mechanisms.protocols import is_linear

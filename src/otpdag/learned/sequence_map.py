@@ -1,9 +1,4 @@
-r"""Pieces of sequences: what a step of Adam sees of series that may be very long.
-
-A piece counts some steps and reads a few more before and after them, so that a backward map meets the middle of a
-series there as it does elsewhere. All pieces have one span: what lies beyond the end of a sequence shows nothing.
-
-The amortised backward map of sequences: a network that reads both ways gives each step its potentials.
+r"""The amortised backward map of sequences: a network that reads both ways gives each step its potentials.
 
 Dilated convolutions over values and mask see some steps before and after; what they find becomes the potentials of a
 chain, over which messages run exactly:
@@ -25,162 +20,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from otpdag.data import Batch
 from otpdag.data.sequences import SequenceBatch
-from otpdag.errors import ModelError
 from otpdag.layers import apply_linear, expand_to, gumbel_softmax
 from otpdag.learned.amortized import RowCode
-from otpdag.likelihood.chain_layout import Block, States, joint_states
-from otpdag.likelihood.smoother import Adjustment, SequenceMap
+from otpdag.learned.sequence_steps import Steps
+from otpdag.learned.smoother import Adjustment, SequenceMap
+from otpdag.likelihood.chain_layout import States, joint_states
 from otpdag.spaces import Space
-from otpdag.structure import Structure, Theta, lag_name
-
-COUNTED = 40  # steps of a piece that count
-CONTEXT = 8  # steps before and after that are only read
-
-
-@dataclass(frozen=True)
-class Cuts:
-    """Where the pieces of all sequences lie.
-
-    Attributes:
-        batch: The sequences.
-        begin: The first row that a piece reads (P,).
-        first: The first row that it counts (P,).
-        last: The row after the last that it counts (P,).
-        end: The row after the last of its sequence (P,).
-        span: Rows that a piece reads, some perhaps beyond the end.
-    """
-
-    batch: SequenceBatch
-    begin: Tensor
-    first: Tensor
-    last: Tensor
-    end: Tensor
-    span: int
-
-    @classmethod
-    def of(cls, batch: SequenceBatch, *, counted: int = COUNTED, context: int = CONTEXT) -> Cuts:
-        """Cut sequences in pieces of about equal length; short ones stay whole.
-
-        >>> x = torch.zeros(1, 7, 1)
-        >>> steps = Batch({"x": x}, {"x": torch.ones_like(x).bool()}, torch.ones(1, 7))
-        >>> cuts = Cuts.of(SequenceBatch(steps, torch.tensor([5, 2])), counted=3, context=1)
-        >>> cuts.begin.tolist(), cuts.first.tolist(), cuts.last.tolist(), cuts.span
-        ([0, 2, 5], [0, 3, 5], [3, 5, 7], 5)
-        """
-        many = (batch.lengths + counted - 1) // counted
-        each = (batch.lengths + many - 1) // many
-        number = torch.arange(int(many.sum())) - (many.cumsum(0) - many).repeat_interleave(many)
-        start = batch.starts.repeat_interleave(many)
-        end = start + batch.lengths.repeat_interleave(many)
-        first = start + number * each.repeat_interleave(many)
-        last = torch.minimum(first + each.repeat_interleave(many), end)
-        whole = int(many.max()) == 1
-        span = int(each.max()) + (0 if whole else 2 * context)
-        begin = torch.maximum(first - context, start)
-        return cls(batch, begin, first, last, end, span)
-
-    def __len__(self) -> int:
-        return len(self.begin)
-
-    def draw(self, structure: Structure, features: Tensor, many: int, generator: torch.Generator) -> Pieces:
-        """Some pieces at random, in proportion to the steps that they count."""
-        share = (self.last - self.first).to(torch.float64)
-        replacement = many > len(self)
-        chosen = torch.multinomial(share, many, replacement=replacement, generator=generator)
-        return self.take(structure, features, chosen)
-
-    def take(self, structure: Structure, features: Tensor, chosen: Tensor) -> Pieces:
-        """These pieces, the steps of all side by side."""
-        grid = self.begin[chosen] + torch.arange(self.span).unsqueeze(1)  # (span, many)
-        inside = grid < self.end[chosen]
-        counted = (grid >= self.first[chosen]) & (grid < self.last[chosen])
-        rows = torch.where(inside, grid, self.begin[chosen]).flatten()
-        inside, counted = inside.flatten(), counted.flatten()
-        steps = self.batch.steps
-        values = {node: value[:, rows] for node, value in steps.values.items()}
-        mask = {node: seen[:, rows] & inside.unsqueeze(-1) for node, seen in steps.mask.items()}
-        times, shown = self.batch.times[rows], features[:, rows] * inside.unsqueeze(-1)
-        pieces = Pieces(values, mask, times, inside, counted, shown, self.span, len(chosen))
-        return pieces.with_lags(structure, values)
-
-
-@dataclass(frozen=True)
-class Pieces:
-    """Steps of several pieces, (M = span * many) of them: the k-th steps of all pieces lie side by side.
-
-    Attributes:
-        values: What is seen (1, M, width), earlier values included.
-        mask: Which cells are seen.
-        times: How many steps of the sequence came before (M,).
-        inside: Steps that lie within their sequence.
-        counted: Steps whose costs count.
-        features: What a map reads (1, M, F).
-        span: Steps of a piece.
-        many: Number of pieces.
-    """
-
-    values: Mapping[str, Tensor]
-    mask: Mapping[str, Tensor]
-    times: Tensor
-    inside: Tensor
-    counted: Tensor
-    features: Tensor
-    span: int
-    many: int
-
-    @cached_property
-    def block(self) -> Block:
-        """The pieces as sequences of one length."""
-        size = self.span * self.many
-        return Block(torch.arange(size), torch.arange(size), (self.many,) * self.span, torch.arange(self.many))
-
-    @property
-    def steps(self) -> Tensor:
-        """The number of each row's step in its piece (M,)."""
-        return torch.arange(self.span).repeat_interleave(self.many)
-
-    def lagged(self, tensor: Tensor, by: int) -> Tensor:
-        """Each step's value (R, M, width) ``by`` steps ago; the first steps of a piece keep their own."""
-        return tensor.index_select(1, torch.arange(self.span * self.many) - self.many * self.steps.clamp(max=by))
-
-    def follows(self, by: int) -> Tensor:
-        """Steps (M,) whose value so many steps ago exists and is in the piece."""
-        return (self.times >= by) & (self.steps >= by)
-
-    def with_lags(self, structure: Structure, values: Mapping[str, Tensor]) -> Pieces:
-        """Add the earlier values of observed nodes."""
-        extended, mask = dict(values), dict(self.mask)
-        for edge in structure.graph.lags:
-            if edge.parent in values:
-                name = lag_name(edge.parent, edge.by)
-                extended[name] = self.lagged(values[edge.parent], edge.by)
-                mask[name] = self.lagged(self.mask[edge.parent], edge.by) & self.follows(edge.by).unsqueeze(-1)
-        return Pieces(extended, mask, self.times, self.inside, self.counted, self.features, self.span, self.many)
-
-    def made(self, structure: Structure, name: str) -> Tensor:
-        """Steps (M,) that a mechanism makes, all of whose observed parents are seen."""
-        base = structure.base(name)
-        lag = structure.longest_lag(base)
-        made = self.times < lag if name != base else (self.follows(lag) if lag else torch.ones_like(self.inside))
-        for parent, _ in structure.mechanisms[name].family.parents:
-            if parent in self.mask:
-                made = made & self.mask[parent][0].all(-1)
-        return made & self.counted
-
-    def as_batch(self, structure: Structure) -> Batch:
-        """The counted steps as rows of a table, of which only what a mechanism makes is seen."""
-        mask = {node: self.mask[node] & self.made(structure, node).unsqueeze(-1) for node in structure.graph.observed}
-        return Batch({node: self.values[node] for node in mask}, mask, self.counted.to(self.features).unsqueeze(0))
-
-
-def check_context(structure: Structure) -> None:
-    """Refuse lags that reach further than a piece reads."""
-    longest = max(structure.graph.lags, key=lambda edge: edge.by)
-    if longest.by > CONTEXT:
-        raise ModelError(f"pieces of sequences read {CONTEXT} steps around them; {longest} reaches further")
-
+from otpdag.structure import Structure, Theta
 
 DILATIONS = (1, 2, 4)  # of the three layers: a step reads seven steps to either side, one less than pieces hold ready
 LARGEST_POTENTIAL = 12.0  # states less likely than exp of minus this are all alike
@@ -311,30 +158,30 @@ class BidirectionalMap:
 
     # -- potentials ----------------------------------------------------------------------------------------------
 
-    def read(self, phi: Theta, pieces: Pieces) -> tuple[Adjustment | None, Tensor | None]:
+    def read(self, phi: Theta, steps: Steps) -> tuple[Adjustment | None, Tensor | None]:
         """What the network gives each step: to the Gaussian chain, and log-potentials (R, M, S) of the states."""
-        features = pieces.features
-        out = apply_linear(self._encode(phi, pieces), phi[f"{PREFIX}out.weight"])
+        features = steps.features
+        out = apply_linear(self._encode(phi, steps), phi[f"{PREFIX}out.weight"])
         cells = len(self.smoother.cells) if self.smoother.targets else 0
         size = 0 if self.states is None else self.states.size
         precision, pull, logits = out.split([cells, self.free, size], -1)
         adjustment = None
         if self.smoother.targets:
             factor = torch.exp(LARGEST_FACTOR * torch.tanh(precision / LARGEST_FACTOR))
-            adjustment = Adjustment(factor, pull, pieces.inside.to(features))
+            adjustment = Adjustment(factor, pull, steps.inside.to(features))
         if self.states is None:
             return adjustment, None
         logits = logits + apply_linear(features, phi[f"{PREFIX}states.linear"])
         logits = logits + expand_to(phi[f"{PREFIX}states.bias"], logits.ndim)
         unary = torch.log_softmax(logits, -1).clamp(min=-LARGEST_POTENTIAL)
-        return adjustment, torch.where(pieces.inside.unsqueeze(-1), unary, 0.0)
+        return adjustment, torch.where(steps.inside.unsqueeze(-1), unary, 0.0)
 
-    def _encode(self, phi: Theta, pieces: Pieces) -> Tensor:
-        inside = pieces.inside.to(pieces.features).unsqueeze(-1)
-        hidden = apply_linear(pieces.features, phi[f"{PREFIX}in.weight"])
+    def _encode(self, phi: Theta, steps: Steps) -> Tensor:
+        inside = steps.inside.to(steps.features).unsqueeze(-1)
+        hidden = apply_linear(steps.features, phi[f"{PREFIX}in.weight"])
         hidden = torch.nn.functional.silu(hidden + expand_to(phi[f"{PREFIX}in.bias"], 3)) * inside
         for layer, dilation in enumerate(DILATIONS):
-            apart = dilation * pieces.many
+            apart = dilation * steps.block.sizes[0]
             around = torch.cat([_shifted(hidden, -apart), hidden, _shifted(hidden, apart)], -1)
             more = apply_linear(around, phi[f"{PREFIX}{layer}.weight"])
             hidden = hidden + torch.nn.functional.silu(more + expand_to(phi[f"{PREFIX}{layer}.bias"], 3)) * inside
@@ -342,9 +189,9 @@ class BidirectionalMap:
 
     # -- the chain of states -------------------------------------------------------------------------------------
 
-    def marginals(self, phi: Theta, pieces: Pieces, unary: Tensor) -> ChainMarginals:
+    def marginals(self, phi: Theta, steps: Steps, unary: Tensor) -> ChainMarginals:
         """Exact probabilities of states and of pairs of states, differentiable in the potentials."""
-        potential, moves = self._linear(phi, pieces, unary)
+        potential, moves = self._linear(phi, steps, unary)
         alpha = _filter(potential, moves)
         span = potential.shape[1]
         betas = [torch.ones_like(potential[:, 0])]
@@ -358,14 +205,14 @@ class BidirectionalMap:
         return ChainMarginals(state / state.sum(-1, keepdim=True), pair / pair.sum((-2, -1), keepdim=True))
 
     def relaxed(
-        self, phi: Theta, pieces: Pieces, unary: Tensor, uniform: Tensor, temperature: float, *, hard: bool = False
+        self, phi: Theta, steps: Steps, unary: Tensor, uniform: Tensor, temperature: float, *, hard: bool = False
     ) -> Tensor:
         """Relaxed paths of joint states (R, M, S): filtered forward, drawn backward, from uniform noise (R, M, S)."""
-        potential, moves = self._linear(phi, pieces, unary)
+        potential, moves = self._linear(phi, steps, unary)
         log_alpha = torch.log(_filter(potential, moves).clamp(min=1e-30))
-        noise = uniform.unflatten(1, (pieces.span, pieces.many))
+        noise = uniform.unflatten(1, (len(steps.block.sizes), steps.block.sizes[0]))
         drawn = [gumbel_softmax(log_alpha[:, -1], noise[:, -1], temperature, hard=hard)]
-        for step in range(pieces.span - 2, -1, -1):
+        for step in range(len(steps.block.sizes) - 2, -1, -1):
             link = torch.log((drawn[-1] @ moves.transpose(1, 2)).clamp(min=1e-30))
             drawn.append(gumbel_softmax(log_alpha[:, step] + link, noise[:, step], temperature, hard=hard))
         return torch.stack(drawn[::-1], 1).flatten(1, 2)
@@ -375,14 +222,14 @@ class BidirectionalMap:
         known = self.states
         return {} if known is None else {node: states @ known.now[node].to(states) for node in self.categories}
 
-    def _linear(self, phi: Theta, pieces: Pieces, unary: Tensor) -> tuple[Tensor, Tensor]:
+    def _linear(self, phi: Theta, steps: Steps, unary: Tensor) -> tuple[Tensor, Tensor]:
         """Potentials (R, span, many, S) and moves (R, S, S), whose rows sum to one."""
         known = self.states
         log_moves = torch.log_softmax(phi[f"{PREFIX}pair"], -1).clamp(min=-LARGEST_POTENTIAL)
         if known is not None and known.follows is not None:
             log_moves = torch.where(known.follows, log_moves, -math.inf)
         replicas = max(len(unary), len(log_moves))
-        potential = torch.exp(unary).unflatten(1, (pieces.span, pieces.many))
+        potential = torch.exp(unary).unflatten(1, (len(steps.block.sizes), steps.block.sizes[0]))
         return potential.expand(replicas, -1, -1, -1), torch.softmax(log_moves, -1).expand(replicas, -1, -1)
 
 

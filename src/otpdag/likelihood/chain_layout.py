@@ -169,6 +169,16 @@ class Block:
         return torch.cat([torch.arange(size) for size in self.sizes])
 
     @cached_property
+    def steps(self) -> Tensor:
+        """For each column the number of its step (m,)."""
+        return torch.arange(len(self.sizes)).repeat_interleave(torch.tensor(self.sizes))
+
+    def back(self, by: int) -> Tensor:
+        """For each column that of the same sequence so many steps before, or of its first step (m,)."""
+        first = torch.tensor([at for at, _ in self.spans])
+        return first[(self.steps - by).clamp(min=0)] + self.owners
+
+    @cached_property
     def whole(self) -> Lanes:
         """A lane for each sequence."""
         return Lanes.of(self.sizes, len(self.sizes))

@@ -10,8 +10,8 @@ from otpdag import mechanisms as m
 from otpdag.data import Batch
 from otpdag.data.sequences import SequenceBatch
 from otpdag.learned.amortized import RowCode
+from otpdag.learned.smoother import LEAST_SPREAD, Adjustment, SequenceMap
 from otpdag.likelihood.chain_layout import one_block
-from otpdag.likelihood.smoother import LEAST_SPREAD, Adjustment, SequenceMap
 
 LENGTHS = (4, 2, 3)
 

@@ -1,5 +1,6 @@
 """Sequences with hidden numbers, beside a Kalman filter."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -10,8 +11,7 @@ from scipy import stats
 import otpdag as otp
 from otpdag.engine.lbfgs import minimise
 from otpdag.engine.resolve import recognise
-from otpdag.likelihood import number_problem as hidden_numbers
-from otpdag.likelihood.number_problem import SMALL_FALL, NumberProblem, padded_features, read_states, smoother_terms
+from otpdag.learned.sequence_problems import SMALL_FALL, NumberProblem, given_draws
 from otpdag.problem import split_point
 from tests.dynamic_models import kalman, known_state_space, linear_series, switching_model, switching_series
 
@@ -58,24 +58,12 @@ def test_with_the_best_map_the_loss_is_the_likelihood_of_a_kalman_filter(missing
 
 def test_noise_is_fixed_with_its_mirror_image():
     problem, _, start = made(known_state_space(), series(0.0))
-    noise = problem.steps.noise
+    noise = problem.noise
     half = noise.shape[1] // 2
     assert torch.equal(noise[:, :half], -noise[:, half:])
     assert problem.loss(start).total.item() == problem.loss(start).total.item()
     again, _, _ = made(known_state_space(), series(0.0))
-    assert torch.equal(again.steps.noise, noise)
-
-
-def test_steps_are_laid_out_by_time_and_earlier_values_are_the_sequences_own():
-    x = series(0.0)
-    graph = otp.Graph([otp.lag("z", "z"), ("z", "x"), otp.lag("x", "x")], hidden=["z"])
-    model = otp.Model(graph, {"z": otp.mechanisms.Normal(), "x": otp.mechanisms.Normal()})
-    problem, _, _ = made(model, x)
-    steps = problem.steps
-    assert steps.times.tolist() == sorted(steps.times.tolist())
-    now, before = steps.values["x"][0, 0, :, 0].numpy(), steps.values["x[-1]"][0, 0, :, 0].numpy()
-    np.testing.assert_allclose(before.reshape(25, 8)[1:], now.reshape(25, 8)[:-1])
-    assert {tuple(column) for column in now.reshape(25, 8).T} == {tuple(row) for row in x}
+    assert torch.equal(again.noise, noise)
 
 
 def test_a_part_is_whole_sequences():
@@ -86,22 +74,10 @@ def test_a_part_is_whole_sequences():
     assert problem.subset(10**6) is problem
 
 
-def test_hidden_nodes_are_told_apart():
-    structure = switching_model().structure
-    assert (structure.hidden_numbers, structure.hidden_categories) == (("z",), ("s",))
-    features = torch.ones(1, 7, 3)
-    padded = padded_features(structure, features)
-    assert padded.shape == (1, 7, 3 + 2 * 2)
-    assert padded[..., 3:].abs().sum() == 0
-    assert padded_features(known_state_space().structure, features).shape == features.shape
-
-
 def test_categories_are_read_now_and_one_step_later():
     data, _, _ = switching_series(0, 4, 12)
     problem, _, start = made(switching_model(), data)
-    theta, phi = split_point(start, problem.shapes)
-    naturals = problem.structure.naturals(theta)
-    read = read_states(naturals, phi, problem.backward, problem.steps, problem.chain)
+    read = problem.refine(start).problem.steps
     assert read.features.shape == problem.steps.features.shape
     torch.testing.assert_close(read.features[..., :-4], problem.steps.features[..., :-4])
     now, later = read.features[0, :, -4:-2].reshape(12, 4, 2), read.features[0, :, -2:].reshape(12, 4, 2)
@@ -116,14 +92,11 @@ def test_categories_are_read_now_and_one_step_later():
     assert (same is None) == (fall < SMALL_FALL)
 
 
-def test_draws_are_many_for_few_steps_and_fewer_beside_categories(monkeypatch):
+def test_draws_are_many_for_few_steps_and_fewer_beside_categories():
     """Eight draws and their mirror images, four beside categories; fewer where there would be too many in all."""
-    x, (data, _, _) = series(0.0), switching_series(0, 4, 12)
-    assert made(known_state_space(), x)[0].steps.noise.shape[1] == 2 * 8
-    assert made(switching_model(), data)[0].steps.noise.shape[1] == 2 * 4
-    for most, draws in ((799, 3), (800, 4), (100, 1)):
-        monkeypatch.setattr(hidden_numbers, "DRAWN", most)
-        assert made(known_state_space(), x)[0].steps.noise.shape[1] == 2 * draws
+    assert made(known_state_space(), series(0.0))[0].noise.shape[1] == 2 * 8
+    assert made(switching_model(), switching_series(0, 4, 12)[0])[0].noise.shape[1] == 2 * 4
+    assert made(known_state_space(), linear_series(0, sequences=90, length=25)[0])[0].noise.shape[1] == 2 * 3
 
 
 @pytest.mark.parametrize("eps", [1.0, 0.3])
@@ -131,11 +104,12 @@ def test_terms_are_sums_of_densities_at_the_draws(eps):
     """First steps have a mechanism of their own, others follow the same sequence's step before; gaps say nothing."""
     x = series(0.3)
     problem, layout, start = made(known_state_space(), x)
+    problem = replace(problem, eps=eps)
     theta, phi = split_point(start, problem.shapes)
     steps, naturals = problem.steps, layout.structure.naturals(theta)
-    drawn = problem.backward.draw(phi, steps.block, steps.features, steps.noise)
+    drawn = problem.backward.draw(phi, steps.block, steps.features, problem.noise)
     z = drawn.values["z"][0, :, :, 0].numpy().reshape(-1, 25, 8)
-    now, seen = steps.values["x"][0, 0, :, 0].numpy(), steps.mask["x"][0, 0, :, 0].numpy()
+    now, seen = steps.values["x"][0, :, 0].numpy(), steps.mask["x"][0, :, 0].numpy()
     own = {node: {name: float(value) for name, value in naturals[node].items()} for node in ("x", "z", "z[0]")}
     cost = prior = 0.0
     for t in range(25):
@@ -147,7 +121,7 @@ def test_terms_are_sums_of_densities_at_the_draws(eps):
             law = own["z"] if t else own["z[0]"]
             before = law["weight"] * z[:, t - 1, s] if t else 0.0
             prior += stats.norm.logpdf(at, law["loc"] + before, law["scale"]).mean()
-    terms = smoother_terms(naturals, phi, problem.backward, steps, eps=eps)
+    terms = problem.loss(start)
     assert terms.reconstruction.item() == pytest.approx(cost / x.size)
     entropic = eps * (drawn.log_prob.sum(-1).mean().item() - prior) / x.size
     assert terms.entropic.item() == pytest.approx(entropic)
@@ -168,3 +142,42 @@ def test_categories_are_read_anew_eight_times_after_a_hundred_steps_each():
     loss = problem.loss(start).total.item()
     assert replace(problem, last_loss=loss + 0.9 * SMALL_FALL).refine(start) is None
     assert replace(problem, last_loss=loss + 1.1 * SMALL_FALL).refine(start) is not None
+
+
+def test_categories_are_summed_over_exactly_given_the_numbers():
+    known = switching_model()
+    known.set_params(
+        {
+            "s": {"probs": [[0.8, 0.2], [0.3, 0.7]]},
+            "s[0]": {"probs": [0.6, 0.4]},
+            "z": {"loc": [-1.0, 1.0], "weight": 0.5, "scale": [1.0, 0.7]},
+            "z[0]": {"loc": [0.0, 0.5], "scale": [1.0, 2.0]},
+            "x": {"loc": 0.3, "weight": 0.5, "scale": 0.4},
+            "y": {"loc": 0.0, "weight": -1.0, "scale": 0.8},
+        }
+    )
+    data, _, _ = switching_series(1, sequences=1, length=4)
+    problem, _, start = made(known, data)
+    drawn = problem.backward.draw(
+        split_point(start, problem.shapes)[1], problem.steps.block, problem.steps.features, problem.noise
+    )
+    cost, _ = given_draws(known.fitted.naturals, problem.steps, drawn, problem.chain)
+    expected = np.mean([log_joint(data, path) for path in drawn.values["z"][0, :, :, 0].detach().numpy()])
+    assert cost.item() == pytest.approx(-expected, rel=1e-6)
+
+
+def log_joint(data, z):
+    """Log-density of numbers and indicators, regimes enumerated."""
+    moves, total = np.array([[0.8, 0.2], [0.3, 0.7]]), -np.inf
+    seen = normal(data["x"][0], 0.3 + 0.5 * z, 0.4).sum() + normal(data["y"][0], -z, 0.8).sum()
+    for path in itertools.product(range(2), repeat=4):
+        found = np.log([0.6, 0.4])[path[0]] + normal(z[0], [0.0, 0.5][path[0]], [1.0, 2.0][path[0]])
+        for t in range(1, 4):
+            mean = [-1.0, 1.0][path[t]] + 0.5 * z[t - 1]
+            found += np.log(moves[path[t - 1], path[t]]) + normal(z[t], mean, [1.0, 0.7][path[t]])
+        total = np.logaddexp(total, found)
+    return total + seen
+
+
+def normal(value, mean, scale):
+    return -0.5 * ((value - mean) / scale) ** 2 - np.log(scale) - 0.5 * np.log(2 * np.pi)

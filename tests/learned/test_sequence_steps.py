@@ -9,7 +9,7 @@ from otpdag import mechanisms as m
 from otpdag.data import Batch
 from otpdag.data.sequences import SequenceBatch
 from otpdag.errors import ModelError
-from otpdag.learned.sequence_map import Cuts, check_context
+from otpdag.learned.sequence_steps import Cuts, check_context
 from otpdag.structure import lag_name
 from tests.dynamic_models import poisson_steps
 
@@ -74,7 +74,7 @@ def test_pieces_show_what_their_steps_show():
     features = torch.arange(1.0, batch.rows + 1).double().reshape(1, -1, 1)
     chosen = torch.tensor([2, 0, 4, 3])
     pieces = cuts.take(structure, features, chosen)
-    assert (pieces.span, pieces.many) == (cuts.span, 4)
+    assert pieces.block.sizes == (4,) * cuts.span
     assert pieces.block.kinds.tolist() == list(range(cuts.span * 4))
     begins = np.concatenate([[0], np.cumsum(lengths)])
     x, seen = batch.steps.values["x"][0, :, 0], batch.steps.mask["x"][0, :, 0]
@@ -84,7 +84,7 @@ def test_pieces_show_what_their_steps_show():
         inside = row < int(cuts.end[piece])
         assert bool(pieces.inside[at]) == inside
         assert bool(pieces.counted[at]) == (int(cuts.first[piece]) <= row < int(cuts.last[piece]))
-        assert pieces.steps[at].item() == step
+        assert pieces.block.steps[at].item() == step
         assert pieces.features[0, at, 0].item() == (row + 1 if inside else 0.0)
         if not inside:
             assert not bool(pieces.mask["x"][0, at, 0])
@@ -103,11 +103,11 @@ def test_pieces_show_what_their_steps_show():
         known = bool(batch.steps.mask["k"][0, row, 0])
         before = [step >= by and time >= by and bool(seen[row - by]) for by in (1, 2)]
         made = bool(pieces.counted[at]) and time >= 2 and known and all(before)
-        assert bool(pieces.made(structure, "x")[at]) == made
-        assert bool(pieces.made(structure, "k")[at]) == bool(pieces.counted[at])
-        assert bool(pieces.made(structure, "z")[at]) == (bool(pieces.counted[at]) and time >= 1 and step >= 1)
-        assert bool(pieces.made(structure, "z[0]")[at]) == (bool(pieces.counted[at]) and time < 1)
-        rows = pieces.as_batch(structure)
+        assert bool(pieces.made("x")[at]) == made
+        assert bool(pieces.made("k")[at]) == bool(pieces.counted[at])
+        assert bool(pieces.made("z")[at]) == (bool(pieces.counted[at]) and time >= 1 and step >= 1)
+        assert bool(pieces.made("z[0]")[at]) == (bool(pieces.counted[at]) and time < 1)
+        rows = pieces.as_batch()
         assert bool(rows.mask["x"][0, at, 0]) == (made and bool(seen[row]))
         assert rows.weight[0, at].item() == float(pieces.counted[at])
         assert set(rows.values) == {"x", "k"}
@@ -119,7 +119,7 @@ def test_pieces_are_drawn_in_proportion_to_their_steps():
     features = torch.zeros(1, batch.rows, 1).double()
     generator = torch.Generator().manual_seed(0)
     some = cuts.draw(structure, features, 2, generator)
-    assert some.many == 2
+    assert some.block.sizes[0] == 2
     many = cuts.draw(structure, features, 4000, generator)
     share = many.counted.unflatten(0, (cuts.span, 4000)).sum(0)
     assert (share == 2).double().mean().item() == pytest.approx(2 / 14, abs=0.02)
