@@ -126,7 +126,7 @@ Case = tuple[Callable[[], otp.Model], Any, dict[str, Any]]
 def _cases(seed: int) -> list[Case]:
     table, rng = _table(seed), np.random.default_rng(seed)
     features = otp.divergences.WhitenedFeatures(features=40)
-    quick = otp.Course(short_rows=100, short_steps=6, finalists=2, finalist_steps=3)
+    quick = otp.SearchSchedule(short_rows=100, short_steps=6, finalists=2, finalist_steps=3)
     chain = np.repeat(rng.integers(0, 2, 40), 10).reshape(10, 40) * 3 + rng.poisson(2, (10, 40))
     return [
         (_mixture, table, {"restarts": 4, "course": quick}),

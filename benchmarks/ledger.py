@@ -31,7 +31,7 @@ from benchmarks.harness import Case, Record, Settings, Skip, Streams, streams, t
 from benchmarks.random_graphs import declare, hidden_tree, mixed_world
 from otpdag import datasets, divergences, estimators
 from otpdag import mechanisms as m
-from otpdag.engine import EM, LBFGS, Adam
+from otpdag.engine import EM, Adam, Deterministic
 from otpdag.objective import ClosedForm, Direct, Drawn, Objective, PushForward, TopicSweeps
 
 SAME_LOSS = 1e-6
@@ -492,11 +492,11 @@ def selected(criterion: str, s: Streams) -> Work:
 
 MARGINAL = otp.Method("marginal", Objective(eps=1.0), Drawn(noise="marginal", batch_size=128), Adam(steps=STEPS))
 ABDUCTED = otp.Method("abducted", Objective(push_forward=PushForward(0.5)), Drawn(noise="abducted"), Adam(steps=STEPS))
-BOTH = otp.Method("both", Objective(eps=1.0, direct=Direct(kappa=0.1)), ClosedForm(), LBFGS(steps=200))
+BOTH = otp.Method("both", Objective(eps=1.0, direct=Direct(kappa=0.1)), ClosedForm(), Deterministic(steps=200))
 BACKWARD, PAPER = otp.transport("backward", steps=STEPS, batch_size=128), otp.paper(steps=STEPS)
 LOCAL = otp.paper(scope="local", divergence=divergences.Sinkhorn(), steps=20, eps=0.1)
 SMALL = otp.entropic(sums=otp.backward.SumSizes(largest_table=4))
-COURSE = otp.Course(short_rows=200, finalists=1)
+COURSE = otp.SearchSchedule(short_rows=200, finalists=1)
 LDA = partial(estimated, "words", "LatentDirichletAllocation", 6)
 WAE = partial(estimated, "plane", "WassersteinAutoencoder", 2, hidden=(16,), n_epochs=5)
 

@@ -8,7 +8,7 @@ from functools import cache, partial
 
 from benchmarks.harness import Case, Outcome, Record, Settings, summary, timed
 from benchmarks.outliers import OUTLIER_CASES
-from experiments.mixtures import METHODS, Course, Paired, Simulations, simulate
+from experiments.mixtures import METHODS, Paired, SearchSchedule, Simulations, simulate
 
 SIMULATIONS = 20
 STEPS = 300
@@ -52,7 +52,7 @@ def _renamed(record: Record, name: str) -> Record:
 
 
 @cache
-def _course(case: str, method: str, seed: int, sims: int) -> tuple[Course, float]:
+def _course(case: str, method: str, seed: int, sims: int) -> tuple[SearchSchedule, float]:
     given = _simulations(seed, sims)
     return timed(lambda: METHODS[method](given, given.cases[case], STEPS, seed))
 

@@ -10,7 +10,7 @@ import otpdag as otp
 from benchmarks.harness import Case, Record, Settings, streams, timed
 from benchmarks.problems import FACTOR, MIXTURE, Problem
 from otpdag.data import Schema, encode
-from otpdag.engine import Course
+from otpdag.engine import SearchSchedule
 from otpdag.engine.lbfgs import minimise
 from otpdag.engine.search import restart_seed
 from otpdag.engine.table_data import lay_out_rows, one_start, table_problem
@@ -56,7 +56,7 @@ def largest_difference(problem: Problem, frame: pd.DataFrame, seed: int) -> tupl
 
     def run(numbers: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         starts = torch.cat([one_start(layout, batch, 0, restart_seed(seed, n), first=n == 0) for n in numbers])
-        state = minimise(short.laid_out_for(starts).loss, starts, steps=Course().short_steps)
+        state = minimise(short.laid_out_for(starts).loss, starts, steps=SearchSchedule().short_steps)
         return state.point, state.loss
 
     together = run(range(REPLICAS))

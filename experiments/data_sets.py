@@ -19,7 +19,7 @@ from torch import Tensor
 from otpdag.data import Batch
 from otpdag.engine.data_kind import Layout
 from otpdag.engine.method import Method, entropic
-from otpdag.engine.optimiser import Course
+from otpdag.engine.optimiser import SearchSchedule
 from otpdag.engine.search import Searcher, restart_seed, search
 from otpdag.engine.table_data import lay_out_rows, one_start, table_problem
 from otpdag.errors import ModelError
@@ -124,7 +124,7 @@ def fit_data_sets(
     visited = [points[:, :own]]
     with bounded_threads(batch.rows * len(owners)):
         searcher = Searcher(method.optimiser, seed, trace=lambda point: visited.append(point[:, :own].clone()))
-        ended = search(problem, points, Course(short_steps=0, moves=0), searcher, owners.tolist())
+        ended = search(problem, points, SearchSchedule(short_steps=0, moves=0), searcher, owners.tolist())
     visited[-1] = torch.stack([one.point[:own] for one in ended.restarts])  # the last steps may have been averaged
     return FittedSets(
         naturals=_naturals(layout, ended.point),

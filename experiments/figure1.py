@@ -14,7 +14,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.mixtures import METHODS, ROBUST, Course, Paired, Simulations, simulate
+from experiments.mixtures import METHODS, ROBUST, Paired, SearchSchedule, Simulations, simulate
 from otpdag.cli.registry import Page, Run, experiment
 
 STEPS = 300
@@ -28,7 +28,7 @@ COLOURS = {
 }
 DASHES = {"Sinkhorn EM": (0, (1, 1.2)), "ours, default": (0, (5, 3))}
 
-Results = dict[str, dict[str, Course]]
+Results = dict[str, dict[str, SearchSchedule]]
 
 
 DIFFERENCES = (
@@ -83,11 +83,11 @@ def rows_of(method, given: Simulations, told, seed: int) -> pd.DataFrame:
     )
 
 
-def as_course(rows: pd.DataFrame) -> Course:
+def as_course(rows: pd.DataFrame) -> SearchSchedule:
     """A method's errors from that table."""
     sims = rows["simulation"].nunique()
     failed = rows["failed"].to_numpy(dtype=bool)[:sims]
-    return Course(rows["error"].to_numpy(dtype=float).reshape(-1, sims), failed)
+    return SearchSchedule(rows["error"].to_numpy(dtype=float).reshape(-1, sims), failed)
 
 
 def run_all(given: Simulations, *, seed: int, steps: int = STEPS) -> Results:

@@ -47,7 +47,7 @@ class Simulations:
 
 
 @dataclass(frozen=True)
-class Course:
+class SearchSchedule:
     """The estimates of one method: errors (steps + 1, sims), and which simulations failed."""
 
     errors: Array
@@ -95,10 +95,10 @@ def as_batch(data: Array) -> Batch:
     return Batch({"x": torch.as_tensor(data)}, {"x": seen}, torch.ones(1, rows, dtype=torch.float64))
 
 
-def ours(method: otp.Method) -> Callable[[Simulations, Told, int, int], Course]:
+def ours(method: otp.Method) -> Callable[[Simulations, Told, int, int], SearchSchedule]:
     """A fit of the library, all simulations and starts at once."""
 
-    def run(given: Simulations, told: Told, steps: int, seed: int) -> Course:
+    def run(given: Simulations, told: Told, steps: int, seed: int) -> SearchSchedule:
         fitted = fit_data_sets(
             structure(),
             as_batch(given.data),
@@ -108,15 +108,17 @@ def ours(method: otp.Method) -> Callable[[Simulations, Told, int, int], Course]:
             begin={"x": {"loc": given.starts}},
             frozen={"z": {"probs": told.weights}, "x": {"scale": np.sqrt(_variances(given, told))}},
         )
-        return Course(matched_errors(given.means, fitted.history["x"]["loc"].numpy(), steps), fitted.failed.numpy())
+        return SearchSchedule(
+            matched_errors(given.means, fitted.history["x"]["loc"].numpy(), steps), fitted.failed.numpy()
+        )
 
     return run
 
 
-def baseline(fit: Callable[..., Estimate]) -> Callable[[Simulations, Told, int, int], Course]:
+def baseline(fit: Callable[..., Estimate]) -> Callable[[Simulations, Told, int, int], SearchSchedule]:
     """A baseline from the same starts; of each simulation the one with the best objective is kept."""
 
-    def run(given: Simulations, told: Told, steps: int, seed: int) -> Course:
+    def run(given: Simulations, told: Told, steps: int, seed: int) -> SearchSchedule:
         sims, starts = given.starts.shape[:2]
         fitted = fit(
             np.repeat(given.data, starts, 0),
@@ -127,12 +129,12 @@ def baseline(fit: Callable[..., Estimate]) -> Callable[[Simulations, Told, int, 
         )
         judged = np.where(fitted.failed | ~np.isfinite(fitted.objective), -np.inf, fitted.objective)
         kept = np.arange(sims) * starts + judged.reshape(sims, starts).argmax(-1)
-        return Course(matched_errors(given.means, fitted.history["means"][:, kept], steps), fitted.failed[kept])
+        return SearchSchedule(matched_errors(given.means, fitted.history["means"][:, kept], steps), fitted.failed[kept])
 
     return run
 
 
-METHODS: dict[str, Callable[[Simulations, Told, int, int], Course]] = {
+METHODS: dict[str, Callable[[Simulations, Told, int, int], SearchSchedule]] = {
     "EM": baseline(em.fit),
     "Sinkhorn EM": baseline(sinkhorn_em.fit),
     "ours, paper mode": ours(otp.paper(learning_rate=0.05, batch_size=64)),

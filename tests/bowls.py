@@ -6,14 +6,14 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.engine import LBFGS, Course
+from otpdag.engine import Deterministic, SearchSchedule
 from otpdag.engine.monitor import Monitor
 from otpdag.engine.search import Searcher
 from otpdag.problem import LossTerms, Problem
 
 STRUCTURE = otp.Model(otp.Graph([], nodes=["x"]), {"x": m.Normal()}).structure
 SHAPES = {"x.loc": (1,), "x.scale": (1,)}
-ALL = Course(short_steps=0, moves=0)
+ALL = SearchSchedule(short_steps=0, moves=0)
 
 
 @dataclass(frozen=True)
@@ -49,4 +49,4 @@ def at(*numbers):
 
 
 def quiet(optimiser=None, **options):
-    return Searcher(optimiser or LBFGS(steps=60), monitor=Monitor(show=False), **options)
+    return Searcher(optimiser or Deterministic(steps=60), monitor=Monitor(show=False), **options)

@@ -54,7 +54,7 @@ def fitted():
         (lambda one: made().set_params({"x": {"loc": 1j}}), "parameter 'loc' of node 'x' must be numbers; got 1j"),
         (lambda one: otp.fit(made(), TABLE, callbacks=5), "callbacks must be functions of a record; got 5"),
         (lambda one: otp.fit(made(), TABLE, callbacks=[5]), r"callbacks must be functions of a record; got \[5\]"),
-        (lambda one: otp.fit(made(), TABLE, course=5), "course must be an otp.Course; got 5"),
+        (lambda one: otp.fit(made(), TABLE, course=5), "course must be an otp.SearchSchedule; got 5"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(fitted, ask, message):

@@ -69,7 +69,7 @@ DEFAULTS = {
     "objective.Objective": {"reconstruction": 1.0, "eps": 0.0},
     "objective.PushForward": {"eta": 1.0},
     "engine.Adam": {"steps": 300, "learning_rate": 0.01, "averaging": 0.25, "alternating": False},
-    "engine.Course": {
+    "engine.SearchSchedule": {
         "short_rows": 600,
         "short_elements": 150000,
         "short_steps": 24,
@@ -85,7 +85,7 @@ DEFAULTS = {
         "same_loss": 0.0002,
     },
     "engine.EM": {"steps": 100, "tolerance": 1e-06, "growth": 1.1, "longest": 4.0},
-    "engine.LBFGS": {"steps": 400, "tolerance": 1e-09},
+    "engine.Deterministic": {"steps": 400, "tolerance": 1e-09},
     "engine.FitResult.bootstrap": {"draws": 200, "seed": 0, "jobs": 1},
     "engine.FitResult.effect": {"level": 0.9},
     "engine.FitResult.forecast": {"level": 0.9, "draws": 1000, "seed": 0},

@@ -16,7 +16,7 @@ from otpdag.data.partitioned import LocalParts
 from otpdag.data.sequences import SequenceBatch
 from otpdag.engine import Adam, Layout, Method
 from otpdag.engine.document_data import topic_method
-from otpdag.engine.optimiser import Leg
+from otpdag.engine.optimiser import Run
 from otpdag.engine.outlying_rows import RobustOptions
 from otpdag.engine.resolve import recognise
 from otpdag.engine.robust import CappedProblem
@@ -322,7 +322,7 @@ def test_a_problem_says_what_it_is_not_evaluated_by(name):
         assert "is drawn anew in every step: use otp.engine.Adam" in answers["loss"]
         return
     with pytest.raises(ModelError, match=r"is evaluated in closed form: use otp\.engine"):
-        Adam(steps=2).run(Leg(problem, points, 2, seeds=range(len(points))), lambda progress: False)
+        Adam(steps=2).run(Run(problem, points, 2, seeds=range(len(points))), lambda progress: False)
     if not isinstance(problem, TopicProblem | PairProblem | GraphProblem | StateProblem | ChainProblem):
         assert "has no closed-form updates" in answers["update"]
 

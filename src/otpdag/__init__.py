@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     )
     from otpdag.choice import Selection, compare, select
     from otpdag.data import Documents, Images, Partitioned, Sequences
-    from otpdag.engine import Course, FitResult, Method, RobustOptions, entropic, fit, paper, transport
+    from otpdag.engine import FitResult, Method, RobustOptions, SearchSchedule, entropic, fit, paper, transport
     from otpdag.errors import (
         ApproximationWarning,
         ColumnTypeWarning,
@@ -46,7 +46,6 @@ __all__ = [
     "ApproximationWarning",
     "ColumnTypeWarning",
     "ConvergenceWarning",
-    "Course",
     "DataError",
     "Documents",
     "FitResult",
@@ -61,6 +60,7 @@ __all__ = [
     "OtpdagError",
     "Partitioned",
     "RobustOptions",
+    "SearchSchedule",
     "Selection",
     "Sequences",
     "backward",
@@ -94,7 +94,7 @@ __all__ = [
 _HOMES = ("errors", "graph", "mechanisms.parameters", "model", "model.streaming", "data", "engine", "choice")
 """Modules that define the names which are no modules, the light ones first: to find an error imports nothing heavy."""
 
-_DEPRECATED = {"neighbours": "interop"}
+_DEPRECATED = {"neighbours": "interop", "Course": "SearchSchedule"}
 _SEARCHED = ("mechanisms", "estimators", "interop", "plots", "divergences", "datasets", "metrics", "costs")
 
 

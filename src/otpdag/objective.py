@@ -11,6 +11,9 @@ learned map and drawn or abducted noise (Algorithm 1). A :class:`~otpdag.problem
 one data set: rows, sequences, documents or images.
 """
 
+import warnings
+from typing import Any
+
 from otpdag.learned.autoencoder import Codewords, Encoded
 from otpdag.learned.paper_topics import PaperTopics
 from otpdag.likelihood.topic_problem import TopicSweeps
@@ -35,3 +38,11 @@ __all__ = [
     "Units",
     "split_theta",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Earlier names, until 1.0."""
+    if name != "Moved":
+        raise AttributeError(f"module 'otpdag.objective' has no attribute {name!r}")
+    warnings.warn("otpdag.objective.Moved is now otpdag.objective.Refinement", DeprecationWarning, stacklevel=2)
+    return Refinement

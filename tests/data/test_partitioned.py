@@ -11,7 +11,7 @@ import pytest
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.data.partitioned import ArrowParts, LocalParts, Partitioned, arrow_dataset, is_dask, is_partitioned
-from otpdag.engine import LBFGS
+from otpdag.engine import Deterministic
 from otpdag.errors import DataError
 
 pa = pytest.importorskip("pyarrow")
@@ -116,7 +116,7 @@ def test_work_follows_work():
 
 dd = pytest.importorskip("dask.dataframe")
 
-TIGHT = replace(otp.entropic(), optimiser=LBFGS(tolerance=1e-14))
+TIGHT = replace(otp.entropic(), optimiser=Deterministic(tolerance=1e-14))
 
 
 def dask_table(rows=2000):

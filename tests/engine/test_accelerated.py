@@ -9,7 +9,7 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.engine.optimiser import Leg, Rivalry
+from otpdag.engine.optimiser import Rivalry, Run
 from otpdag.engine.updates import REMEMBERED, _State, accelerated_updates, climbed
 from otpdag.numerics import correction
 from otpdag.problem import LossTerms, Problem, Updates
@@ -32,23 +32,23 @@ class Contraction(Problem):
         return self.goal + RATES * (point - self.goal), LossTerms.of(loss, reconstruction=loss)
 
 
-def leg(steps=200):
+def run(steps=200):
     goal = torch.tensor([[1.0, 2.0, 3.0, 4.0]], dtype=torch.float64)
-    return Leg(Contraction(goal), torch.zeros(3, 4, dtype=torch.float64), steps)
+    return Run(Contraction(goal), torch.zeros(3, 4, dtype=torch.float64), steps)
 
 
 def test_a_slow_contraction_ends_in_few_steps():
-    outcome = accelerated_updates(leg(), 1e-14, lambda progress: False)
+    outcome = accelerated_updates(run(), 1e-14, lambda progress: False)
     assert bool(outcome.converged.all())
     assert outcome.steps < 20  # plain updates would need two thousand
-    torch.testing.assert_close(outcome.point, leg().problem.goal.expand(3, -1), atol=1e-5, rtol=0)
+    torch.testing.assert_close(outcome.point, run().problem.goal.expand(3, -1), atol=1e-5, rtol=0)
 
 
 def test_every_step_is_andersons():
     """Type II acceleration (Walker and Ni 2011) by least squares; steps that raise the loss are checked below."""
-    problem, start = leg().problem, torch.tensor([[0.0, 5.0, -2.0, 1.0]], dtype=torch.float64)
+    problem, start = run().problem, torch.tensor([[0.0, 5.0, -2.0, 1.0]], dtype=torch.float64)
     seen = []
-    accelerated_updates(Leg(problem, start, 5), 0.0, lambda one: seen.append((one.points.clone(), one.losses.clone())))
+    accelerated_updates(Run(problem, start, 5), 0.0, lambda one: seen.append((one.points.clone(), one.losses.clone())))
     trial, moves, changes, last = start[0].numpy(), [], [], None
     for points, _ in seen:
         np.testing.assert_allclose(points[0], trial, rtol=1e-5, atol=1e-6)
@@ -77,11 +77,11 @@ class Walled(Contraction):
 
 @pytest.mark.parametrize("beyond", [1e3, torch.nan])
 def test_a_step_that_raises_the_loss_is_replaced_by_the_plain_one(beyond):
-    goal = leg().problem.goal
+    goal = run().problem.goal
     start = torch.zeros(2, 4, dtype=torch.float64)
     seen = []
     problem = Walled(goal, beyond)
-    accelerated_updates(Leg(problem, start, 12), 0.0, lambda one: seen.append((one.points.clone(), one.losses.clone())))
+    accelerated_updates(Run(problem, start, 12), 0.0, lambda one: seen.append((one.points.clone(), one.losses.clone())))
     for (_, higher), (after, lower) in itertools.pairwise(seen):
         assert (lower <= higher).all()
         assert (after[:, 0] <= 0.5).all()
@@ -106,8 +106,8 @@ class Hiccup(Contraction):
 
 
 def test_after_a_refusal_differences_are_gathered_anew():
-    problem, start = Hiccup(leg().problem.goal), torch.tensor([[0.0, 5.0, -2.0, 1.0]], dtype=torch.float64)
-    accelerated_updates(Leg(problem, start, 7), 0.0, lambda progress: False)
+    problem, start = Hiccup(run().problem.goal), torch.tensor([[0.0, 5.0, -2.0, 1.0]], dtype=torch.float64)
+    accelerated_updates(Run(problem, start, 7), 0.0, lambda progress: False)
     kept, _, plain, next_one = (one[0].numpy() for one in problem.calls[2:6])
     image = problem.goal[0].numpy() + RATES.numpy() * (kept - problem.goal[0].numpy())
     np.testing.assert_allclose(plain, image, rtol=1e-9)
@@ -118,15 +118,15 @@ def test_after_a_refusal_differences_are_gathered_anew():
 
 
 def test_it_goes_on_from_a_snapshot():
-    whole = accelerated_updates(leg(9), 1e-14, lambda progress: False)
+    whole = accelerated_updates(run(9), 1e-14, lambda progress: False)
     kept = {}
 
     def stop(progress):
         kept.update({name: value.clone() for name, value in progress.snapshot().items()})
         return progress.step == 4
 
-    accelerated_updates(leg(9), 1e-14, stop)
-    resumed = accelerated_updates(leg(9), 1e-14, lambda progress: False, resume=kept)
+    accelerated_updates(run(9), 1e-14, stop)
+    resumed = accelerated_updates(run(9), 1e-14, lambda progress: False, resume=kept)
     torch.testing.assert_close(resumed.point, whole.point, rtol=0, atol=0)
     torch.testing.assert_close(resumed.loss, whole.loss, rtol=0, atol=0)
 
@@ -192,7 +192,7 @@ RIVALS = Rivalry(margin=0.01, same=1e-4)
 def competing(floors, rates, steps=40):
     """Replicas in valleys of their own, once to their own ends and once only until one of them is chosen."""
     problem = Valleys(torch.tensor(floors).double(), torch.stack(rates).double())
-    one = Leg(problem, torch.full((len(floors), 40), 0.1).double(), steps)
+    one = Run(problem, torch.full((len(floors), 40), 0.1).double(), steps)
     return [accelerated_updates(replace(one, rivalry=how), 1e-9, lambda progress: False) for how in (None, RIVALS)]
 
 
@@ -223,7 +223,7 @@ def test_quick_falls_foretell_the_end():
     to be seen as well.
     """
     problem = Valleys(torch.zeros(1).double(), torch.full((1, 4), 0.01).double())
-    outcome = accelerated_updates(Leg(problem, torch.ones(1, 4).double(), 50), 1e-9, lambda progress: False)
+    outcome = accelerated_updates(Run(problem, torch.ones(1, 4).double(), 50), 1e-9, lambda progress: False)
     assert bool(outcome.converged[0])
     assert outcome.steps == 5
     assert float(outcome.loss) < 1e-9
@@ -234,17 +234,17 @@ def test_a_slow_rest_is_not_foretold_away():
     rates = torch.tensor([[0.01, 0.01, 0.01, 0.95]]).double()
     start = torch.tensor([[1.0, 1.0, 1.0, 0.01]]).double()
     problem = Valleys(torch.zeros(1).double(), rates)
-    outcome = accelerated_updates(Leg(problem, start, 50), 1e-9, lambda progress: False)
+    outcome = accelerated_updates(Run(problem, start, 50), 1e-9, lambda progress: False)
     assert bool(outcome.converged[0])
     assert float(outcome.loss) < 1e-8  # of the 1e-4 that the slow one had
 
 
 def test_coordinates_that_are_not_stretched_follow_their_updates():
     """One that runs away, as the logits of a probability of zero do, neither misleads the others nor goes further."""
-    problem = Runaway(leg().problem.goal)
+    problem = Runaway(run().problem.goal)
     seen = []
     outcome = accelerated_updates(
-        Leg(problem, torch.zeros(1, 4).double(), 200), 1e-14, lambda one: seen.append(one.points[0, 3].item())
+        Run(problem, torch.zeros(1, 4).double(), 200), 1e-14, lambda one: seen.append(one.points[0, 3].item())
     )
     assert bool(outcome.converged[0])
     assert outcome.steps < 20
@@ -267,8 +267,8 @@ class Rounding(Contraction):
 
 @pytest.mark.parametrize(("rise", "ends"), [(1e-6, True), (1e-4, False)])
 def test_a_rise_that_is_rounding_at_the_size_of_the_loss_is_a_small_change(rise, ends):
-    problem = Rounding(leg().problem.goal, rise)
-    outcome = accelerated_updates(Leg(problem, torch.zeros(1, 4).double(), 12), 1e-9, lambda progress: False)
+    problem = Rounding(run().problem.goal, rise)
+    outcome = accelerated_updates(Run(problem, torch.zeros(1, 4).double(), 12), 1e-9, lambda progress: False)
     assert bool(outcome.converged.all()) is ends
     assert (outcome.steps < 12) is ends
     assert outcome.loss.item() == 1e6 + rise  # the lowest, all the same
@@ -299,10 +299,10 @@ def counted(problem):
 
 
 def test_a_climb_comes_nearer_in_fewer_updates_than_plain_ones():
-    problem, losses = counted(leg().problem)
+    problem, losses = counted(run().problem)
     start, little = torch.zeros(3, 4, dtype=torch.float64), 1e-5
-    reached = climbed(Leg(problem, start, 400), little)
-    plainly, steps = plain_climb(leg().problem, start, little)
+    reached = climbed(Run(problem, start, 400), little)
+    plainly, steps = plain_climb(run().problem, start, little)
     assert len(losses) < steps / 10
     assert float((reached - problem.goal).abs().max()) < 0.5 * float((plainly - problem.goal).abs().max())
     gains = -torch.stack(losses).cummin(0).values.diff(dim=0).amax(-1)
@@ -311,15 +311,15 @@ def test_a_climb_comes_nearer_in_fewer_updates_than_plain_ones():
 
 
 def test_a_climb_takes_no_more_updates_than_it_may():
-    problem, losses = counted(leg().problem)
-    climbed(Leg(problem, torch.zeros(3, 4, dtype=torch.float64), 3), 0.0)
+    problem, losses = counted(run().problem)
+    climbed(Run(problem, torch.zeros(3, 4, dtype=torch.float64), 3), 0.0)
     assert len(losses) == 3
 
 
 @pytest.mark.parametrize("beyond", [1e3, torch.nan])
 def test_a_refused_step_is_no_end_of_a_climb(beyond):
-    problem, losses = counted(Walled(leg().problem.goal, beyond=beyond))
-    reached = climbed(Leg(problem, torch.zeros(2, 4, dtype=torch.float64), 30), 1e-7)
+    problem, losses = counted(Walled(run().problem.goal, beyond=beyond))
+    reached = climbed(Run(problem, torch.zeros(2, 4, dtype=torch.float64), 30), 1e-7)
     refusals = [number for number, loss in enumerate(losses) if not bool((loss < 1e2).all())]
     assert refusals
     assert refusals[0] < len(losses) - 1
@@ -346,7 +346,7 @@ def overshooting():
 def test_an_update_that_raises_the_loss_is_shortened():
     problem, start, at_first = overshooting()
     seen = []
-    outcome = accelerated_updates(Leg(problem, start, 40), 1e-12, lambda one: seen.append(one.losses.clone()))
+    outcome = accelerated_updates(Run(problem, start, 40), 1e-12, lambda one: seen.append(one.losses.clone()))
     assert bool((torch.stack(seen).diff(dim=0) <= 0).all())
     shorter = [float(one[0]) for one in seen[:4]]  # 11, 11 / 4 and 11 / 16 of the way: the first two go too far
     assert shorter == pytest.approx([at_first, at_first, at_first, at_first * (1 - 11 / 16) ** 2])
@@ -357,7 +357,7 @@ def test_an_update_that_raises_the_loss_is_shortened():
 @pytest.mark.parametrize("steps", [1, 2, 3, 4, 30])
 def test_a_climb_never_ends_where_it_has_seen_a_higher_loss(steps):
     problem, start, at_first = overshooting()
-    reached = climbed(Leg(problem, start, steps), 1e-7)
+    reached = climbed(Run(problem, start, steps), 1e-7)
     loss = problem.update(reached)[1].total
     if steps == 1:
         assert float(loss[0]) > at_first  # nothing has been tried yet

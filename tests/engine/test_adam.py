@@ -17,7 +17,7 @@ from otpdag.data import Schema, encode
 from otpdag.divergences import AbstractDivergence, Energy
 from otpdag.engine import Adam
 from otpdag.engine.adam import FEWEST_STEPS, LARGEST_GRADIENT, _has_settled, _tail_mean
-from otpdag.engine.optimiser import Leg
+from otpdag.engine.optimiser import Run
 from otpdag.engine.search import restart_seed
 from otpdag.engine.table_data import lay_out_rows, one_start, table_problem
 from otpdag.learned.amortized import AmortizedMap, RowCode
@@ -67,7 +67,7 @@ def problem_of(name, method, restarts=1, seed=0):
 
 
 def descend(adam, problem, points, seeds, steps=None, watch=lambda progress: False):
-    return adam.run(Leg(problem, points, steps or adam.steps, seeds=seeds), watch)
+    return adam.run(Run(problem, points, steps or adam.steps, seeds=seeds), watch)
 
 
 def run(method, problem, points, seeds):
@@ -310,7 +310,7 @@ def test_a_map_of_the_users_own_is_learned():
         otp.fit(model, frame, method=method, restarts=1)
     assert len(built) == 1
     np.testing.assert_allclose([model.params()[name]["weight"][0] for name in frame], 1.0, atol=0.25)
-    with pytest.raises(otp.ModelError, match="what is Drawn is minimised by Adam; got LBFGS"):
+    with pytest.raises(otp.ModelError, match="what is Drawn is minimised by Adam; got Deterministic"):
         replace(otp.entropic(), evaluation=Drawn(backward=build))
 
 

@@ -19,7 +19,7 @@ from otpdag.estimators import WassersteinAutoencoder
 pytestmark = pytest.mark.filterwarnings("ignore::otpdag.ConvergenceWarning")
 
 RNG = np.random.default_rng(17)
-QUICK = otp.Course(short_rows=100, short_steps=6, finalists=2, finalist_steps=3)
+QUICK = otp.SearchSchedule(short_rows=100, short_steps=6, finalists=2, finalist_steps=3)
 
 
 def mixture_table(rows=150):
@@ -129,7 +129,7 @@ def test_a_resumed_fit_repeats_no_step(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "step"), [("entropic", 2), ("robust", 0), ("hidden markov", 0), ("paper", 5)])
-def test_a_run_that_died_in_the_middle_goes_on_from_its_last_leg(name, step, tmp_path):
+def test_a_run_that_died_in_the_middle_goes_on_from_its_last_run(name, step, tmp_path):
     path = tmp_path / "run.checkpoint"
 
     def die(record):
@@ -193,7 +193,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
         (mixture, TABLE, {"steps": 7}, "belongs to another run: its method is entropic, 400 steps"),
         (mixture, TABLE, {"method": otp.entropic(eps=0.3)}, "belongs to another run: its method's settings is"),
         (mixture, TABLE, {"method": otp.entropic(reference="uniform")}, "another run: its method's settings is"),
-        (mixture, TABLE, {"course": otp.Course(finalists=1)}, "belongs to another run: its course is"),
+        (mixture, TABLE, {"course": otp.SearchSchedule(finalists=1)}, "belongs to another run: its course is"),
         (mixture, TABLE, {"robust": True}, "belongs to another run: its robust is no, not outliers"),
         (mixture, TABLE.iloc[:100], {}, "belongs to another run: its rows is 150, not 100"),
         (mixture, TABLE.assign(x=TABLE["x"] + 1e-9), {}, "belongs to another run: its data's fingerprint is"),
@@ -219,7 +219,7 @@ def test_a_checkpoint_of_another_weight_or_pace_is_refused(tmp_path):
             otp.fit(mixture(), TABLE, method=other, **settings)
 
 
-@pytest.mark.parametrize("restarts", [1, 3], ids=["no leg is done", "some legs are done"])
+@pytest.mark.parametrize("restarts", [1, 3], ids=["no run is done", "some runs are done"])
 def test_a_checkpoint_of_a_model_of_another_size_is_refused(restarts, tmp_path):
     settings = {"seed": 3, "restarts": restarts, "course": QUICK, "checkpoint": tmp_path / "run.checkpoint"}
     otp.fit(mixture(2), TABLE, callbacks=[stop_at(2)], **settings)
@@ -265,7 +265,7 @@ def test_a_checkpoint_with_odd_records_is_refused(name, text, tmp_path):
         otp.fit(mixture(2), TABLE, **settings)
 
 
-@pytest.mark.parametrize("restarts", [1, 3], ids=["no leg is done", "some legs are done"])
+@pytest.mark.parametrize("restarts", [1, 3], ids=["no run is done", "some runs are done"])
 def test_a_checkpoint_whose_numbers_do_not_fit_is_refused(restarts, tmp_path):
     path = tmp_path / "run.checkpoint"
     settings = {"seed": 3, "restarts": restarts, "course": QUICK, "checkpoint": path}

@@ -1,4 +1,4 @@
-"""What kinds of data choose for a fit: where starts are guessed, how long the first legs are, which method runs."""
+"""What kinds of data choose for a fit: where starts are guessed, how long the first runs are, which method runs."""
 
 from types import SimpleNamespace
 
@@ -10,7 +10,7 @@ from scipy import sparse
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.engine import LBFGS, Course, sequence_data, table_data
+from otpdag.engine import Deterministic, SearchSchedule, sequence_data, table_data
 from otpdag.engine.document_data import DocumentData, topic_method
 from otpdag.engine.search import restart_seed
 from otpdag.engine.sequence_data import SequenceData
@@ -71,15 +71,15 @@ def test_the_work_of_a_table_is_its_rows_times_points_or_a_minibatch():
 
 def test_many_rows_are_first_fitted_on_a_part(monkeypatch):
     kind = TableData.of(mixture(), table())
-    assert kind.course(otp.entropic()) == Course(finalist_gap=table_data.FINALIST_GAP)
+    assert kind.course(otp.entropic()) == SearchSchedule(finalist_gap=table_data.FINALIST_GAP)
     monkeypatch.setattr(table_data, "FROM_ROWS", 50)
     monkeypatch.setattr(table_data, "HELD_ROWS", 20)
-    method = otp.Method("own", otp.entropic().objective, ClosedForm(), LBFGS(tolerance=1e-5))
-    assert kind.course(method) == Course(finalist_rows=20, part_rows=20, part_tolerance=1e-5)
+    method = otp.Method("own", otp.entropic().objective, ClosedForm(), Deterministic(tolerance=1e-5))
+    assert kind.course(method) == SearchSchedule(finalist_rows=20, part_rows=20, part_tolerance=1e-5)
     drawn = otp.Method("own", otp.entropic().objective, Drawn(), otp.engine.Adam())
-    assert kind.course(drawn) == Course()
+    assert kind.course(drawn) == SearchSchedule()
     monkeypatch.setattr(table_data, "FROM_ROWS", 51)
-    assert kind.course(method) == Course(finalist_gap=table_data.FINALIST_GAP)
+    assert kind.course(method) == SearchSchedule(finalist_gap=table_data.FINALIST_GAP)
 
 
 def test_rows_have_an_order_of_their_own_and_go_back():

@@ -101,7 +101,7 @@ def test_how_often_and_how_long_documents_are_started():
         (topic_method("transport", documents=30, steps=7), 4, 7),
     ):
         assert kind.restarts(method) == starts
-        assert kind.course(method) == otp.Course(short_steps=steps, **alone)
+        assert kind.course(method) == otp.SearchSchedule(short_steps=steps, **alone)
 
 
 def test_the_papers_settings_are_those_of_its_appendix():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from otpdag.engine.optimiser import Leg
+from otpdag.engine.optimiser import Run
 from otpdag.engine.updates import EM, _EMState
 from otpdag.errors import ModelError
 from otpdag.problem import LossTerms, Problem, Updates
@@ -51,7 +51,7 @@ def trail(em, problem, start, steps, resume=None, tolerance=0.0):
         snapshots.append({name: value.clone() for name, value in progress.snapshot().items()})
         return False
 
-    outcome = em.run(Leg(problem, start, steps, tolerance), watch, resume)
+    outcome = em.run(Run(problem, start, steps, tolerance), watch, resume)
     return outcome, points, snapshots
 
 
@@ -128,7 +128,7 @@ def test_a_resumed_leg_ends_where_the_whole_does():
 
 
 def test_a_watch_may_stop_it():
-    outcome = EM().run(Leg(Pulled(at(0.0)), at([1.0]), 50, 0.0), lambda progress: progress.step == 2)
+    outcome = EM().run(Run(Pulled(at(0.0)), at([1.0]), 50, 0.0), lambda progress: progress.step == 2)
     assert outcome.steps == 3
 
 

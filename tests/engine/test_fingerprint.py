@@ -39,4 +39,4 @@ def test_fingerprints_stay_what_they_were_so_that_runs_of_another_day_go_on():
     assert fingerprint(torch.tensor([1.0])) == fingerprint(np.array([1.0], dtype=np.float32))
     assert fingerprint([1, 2]) == fingerprint((1, 2)) != fingerprint([2, 1])
     assert fingerprint(model(2)) == fingerprint(model(3))  # a model has no content here: its parameters are told apart
-    assert fingerprint(print) != fingerprint(otp.Course())
+    assert fingerprint(print) != fingerprint(otp.SearchSchedule())

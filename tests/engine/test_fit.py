@@ -12,8 +12,8 @@ from sklearn.linear_model import LinearRegression, LogisticRegression, PoissonRe
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.data import Schema, encode
-from otpdag.engine import EM, LBFGS, Adam
-from otpdag.engine.optimiser import Leg
+from otpdag.engine import EM, Adam, Deterministic
+from otpdag.engine.optimiser import Run
 from otpdag.engine.search import restart_seed
 from otpdag.engine.table_data import automatic, lay_out_rows, one_start, table_problem
 from otpdag.errors import DataError, GraphError, ModelError
@@ -29,7 +29,7 @@ def begins_anew():
     RNG.bit_generator.state = BEGIN
 
 
-QUICK = otp.Course(short_rows=100, short_steps=6, finalists=2, finalist_steps=3)
+QUICK = otp.SearchSchedule(short_rows=100, short_steps=6, finalists=2, finalist_steps=3)
 
 
 def mixture_table(n=200):
@@ -55,7 +55,7 @@ def starts_of(layout, batch, numbers):
 def short_method(optimiser, steps):
     """The entropic objective, in closed form or drawn with the noise integrated out."""
     if optimiser == "lbfgs":
-        return otp.Method("short", Objective(eps=1.0), ClosedForm(), LBFGS(steps=steps))
+        return otp.Method("short", Objective(eps=1.0), ClosedForm(), Deterministic(steps=steps))
     return otp.Method("short", Objective(eps=1.0), Drawn(noise="marginal", batch_size=50), Adam(steps=steps))
 
 
@@ -147,7 +147,7 @@ def test_a_restart_does_not_depend_on_the_others():
     points = starts_of(layout, batch, range(4))
 
     def run(start):
-        return method.optimiser.run(Leg(problem.laid_out_for(start), start, 12), lambda progress: False)
+        return method.optimiser.run(Run(problem.laid_out_for(start), start, 12), lambda progress: False)
 
     together = run(points)
     for number in range(4):
@@ -510,7 +510,7 @@ def test_costs_of_unknown_nodes_are_refused():
         (lambda: Direct(kappa=-1.0), "kappa must be above zero, or the direct term left out; got -1"),
         (lambda: Objective(reconstruction=-1.0), "reconstruction must not be negative; got -1"),
         (lambda: Objective(reconstruction=0.0), "the objective has no term"),
-        (lambda: LBFGS(steps=0), "steps must be at least 1; got 0"),
+        (lambda: Deterministic(steps=0), "steps must be at least 1; got 0"),
         (lambda: Adam(steps=0), "steps must be at least 1; got 0"),
         (lambda: EM(steps=0), "steps must be at least 1; got 0"),
         (lambda: Adam(learning_rate=0.0), "learning_rate must be above zero; got 0"),
@@ -522,13 +522,13 @@ def test_costs_of_unknown_nodes_are_refused():
         ),
         (
             lambda: otp.Method("odd", Objective(), Drawn(noise="sampled")),
-            "what is Drawn is minimised by Adam; got LBFGS",
+            "what is Drawn is minimised by Adam; got Deterministic",
         ),
         (
             lambda: otp.Method("odd", Objective(), ClosedForm(), Adam()),
-            "what is ClosedForm is minimised by LBFGS; got Adam",
+            "what is ClosedForm is minimised by Deterministic; got Adam",
         ),
-        (lambda: otp.Method("odd", optimiser="sgd"), "what is ClosedForm is minimised by LBFGS; got str"),
+        (lambda: otp.Method("odd", optimiser="sgd"), "what is ClosedForm is minimised by Deterministic; got str"),
     ],
 )
 def test_methods_that_make_no_sense_are_refused(build, message):

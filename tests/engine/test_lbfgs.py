@@ -10,11 +10,11 @@ from scipy import optimize
 from sklearn.datasets import make_classification
 
 from otpdag.engine.lbfgs import (
-    LBFGS,
     LITTLE_GAINED,
     MOST_ALONE,
     MOST_TRIALS,
     MOST_UPDATES,
+    Deterministic,
     _ascended,
     _first_scale,
     _line_search,
@@ -22,7 +22,7 @@ from otpdag.engine.lbfgs import (
     _shrink,
     minimise,
 )
-from otpdag.engine.optimiser import Leg
+from otpdag.engine.optimiser import Run
 from otpdag.problem import LossTerms, Problem, Updates
 
 
@@ -283,7 +283,7 @@ def run_halving(problem, steps, resume=None):
         kept.append(progress.snapshot())
         return False
 
-    outcome = LBFGS(steps=steps).run(Leg(problem, torch.ones(1, 3).double(), steps), watch, resume)
+    outcome = Deterministic(steps=steps).run(Run(problem, torch.ones(1, 3).double(), steps), watch, resume)
     return outcome, kept
 
 
@@ -380,7 +380,7 @@ class Told:
 
 
 def ascended(problem, rows, steps=100, **options):
-    return _ascended(Leg(problem, torch.zeros(rows, 2).double(), steps, **options))
+    return _ascended(Run(problem, torch.zeros(rows, 2).double(), steps, **options))
 
 
 def test_updates_before_descent_end_where_all_rows_gain_little():

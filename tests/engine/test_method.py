@@ -8,7 +8,7 @@ import torch
 import otpdag as otp
 from otpdag.divergences import MMD, Energy, Wasserstein
 from otpdag.divergences.whitened import WhitenedFeatures
-from otpdag.engine import EM, LBFGS, Adam, Method
+from otpdag.engine import EM, Adam, Deterministic, Method
 from otpdag.engine.method import misfit
 from otpdag.errors import ModelError
 from otpdag.learned.autoencoder import Encoded, EncoderMap
@@ -17,12 +17,18 @@ from otpdag.likelihood.topic_problem import TopicSweeps
 from otpdag.settings import ClosedForm, Direct, Drawn, Objective, PushForward
 
 ENCODED = Encoded(EncoderMap(torch.nn.Linear(3, 1), 1, (3,)))
-OPTIMISERS = {"LBFGS": LBFGS(), "Adam": Adam(), "EM": EM()}
+OPTIMISERS = {"Deterministic": Deterministic(), "Adam": Adam(), "EM": EM()}
 
 
 @pytest.mark.parametrize(
     ("evaluation", "wanted"),
-    [(ClosedForm(), "LBFGS"), (Drawn(), "Adam"), (ENCODED, "Adam"), (TopicSweeps(), "EM"), (PaperTopics(), "Adam")],
+    [
+        (ClosedForm(), "Deterministic"),
+        (Drawn(), "Adam"),
+        (ENCODED, "Adam"),
+        (TopicSweeps(), "EM"),
+        (PaperTopics(), "Adam"),
+    ],
     ids=lambda one: one if isinstance(one, str) else type(one).__name__,
 )
 def test_each_evaluation_has_one_optimiser(evaluation, wanted):
@@ -56,7 +62,7 @@ DIRECT = Objective(reconstruction=0.0, direct=Direct())
     ],
 )
 def test_terms_that_an_evaluation_does_not_have_are_refused(objective, evaluation, message):
-    optimiser = {TopicSweeps: EM(), ClosedForm: LBFGS()}.get(type(evaluation), Adam())
+    optimiser = {TopicSweeps: EM(), ClosedForm: Deterministic()}.get(type(evaluation), Adam())
     with pytest.raises(ModelError, match=message):
         Method("own", objective, evaluation, optimiser)
 
@@ -76,7 +82,7 @@ def test_an_objective_of_draws_alone_has_no_closed_form():
 
 
 def test_entropic_is_maximum_likelihood_unless_told_otherwise():
-    assert otp.entropic() == Method("entropic", Objective(eps=1.0), ClosedForm(), LBFGS(steps=400))
+    assert otp.entropic() == Method("entropic", Objective(eps=1.0), ClosedForm(), Deterministic(steps=400))
     assert otp.entropic().objective.is_likelihood
     held = otp.entropic(eps=0.5, eta=2.0, reference="uniform", steps=7)
     assert held.objective == Objective(eps=0.5, push_forward=PushForward(2.0, Energy()))
@@ -88,7 +94,7 @@ def test_entropic_is_maximum_likelihood_unless_told_otherwise():
 def test_transport_goes_either_way():
     direct = otp.transport(refinements=2)
     assert direct.objective == Objective(reconstruction=0.0, direct=Direct(1.0, WhitenedFeatures(), refinements=2))
-    assert (direct.evaluation, direct.optimiser) == (ClosedForm(), LBFGS(steps=400))
+    assert (direct.evaluation, direct.optimiser) == (ClosedForm(), Deterministic(steps=400))
     backward = otp.transport("backward", batch_size=64, learning_rate=0.1, hidden_layers=(4,))
     assert backward.objective == Objective(push_forward=PushForward(1.0, Energy()))
     assert backward.evaluation == Drawn(noise="abducted", batch_size=64, hidden_layers=(4,))

@@ -7,8 +7,8 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.engine import EM, LBFGS, Adam
-from otpdag.engine.optimiser import Leg, as_memory, from_memory, under
+from otpdag.engine import EM, Adam, Deterministic
+from otpdag.engine.optimiser import Run, as_memory, from_memory, under
 from otpdag.engine.updates import accelerated_updates
 from otpdag.problem import LossTerms, Problem
 
@@ -67,12 +67,12 @@ class Bowl(Problem):
         return point + 0.5 * self.steepness / self.steepness * (1 - point), self.loss(point)
 
 
-def leg(points):
-    return Leg(Bowl(torch.tensor([1.0, 3.0]).double().requires_grad_(True)), points, 5, seeds=[0, 1])
+def run(points):
+    return Run(Bowl(torch.tensor([1.0, 3.0]).double().requires_grad_(True)), points, 5, seeds=[0, 1])
 
 
 RUNS = {
-    "LBFGS": LBFGS(steps=5).run,
+    "Deterministic": Deterministic(steps=5).run,
     "Adam": Adam(steps=5).run,
     "Adam in turn": Adam(steps=5, alternating=True).run,
     "EM": EM(steps=5).run,
@@ -90,7 +90,7 @@ def test_what_is_told_of_a_leg_has_no_gradients(name):
         told.extend([progress.losses, progress.points, *progress.snapshot().values()])
         return False
 
-    outcome = RUNS[name](leg(start), watch)
+    outcome = RUNS[name](run(start), watch)
     told += [outcome.point, outcome.loss, outcome.converged, outcome.failed, *outcome.memory.values()]
     assert len(told) > 10
     assert not [one for one in told if one.requires_grad]
@@ -100,9 +100,9 @@ def test_what_is_told_of_a_leg_has_no_gradients(name):
 @pytest.mark.parametrize("name", ["Adam", "Adam in turn", "EM", "accelerated"])
 def test_a_start_that_asks_for_gradients_is_only_read(name):
     start = torch.tensor([[3.0, -2.0], [0.0, 5.0]]).double().requires_grad_(True)
-    outcome = RUNS[name](leg(start), lambda progress: False)
+    outcome = RUNS[name](run(start), lambda progress: False)
     assert not outcome.point.requires_grad
-    plain = RUNS[name](leg(start.detach()), lambda progress: False)
+    plain = RUNS[name](run(start.detach()), lambda progress: False)
     torch.testing.assert_close(outcome.point, plain.point)
 
 

@@ -9,14 +9,14 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.engine import LBFGS, Adam
+from otpdag.engine import Adam, Deterministic
 from otpdag.engine.partitioned_data import PartitionedData, size_of
 from otpdag.engine.table_data import TableData
 from otpdag.errors import DataError, ModelError
 
 pytest.importorskip("pyarrow")
 
-TIGHT = replace(otp.entropic(), optimiser=LBFGS(tolerance=1e-14))
+TIGHT = replace(otp.entropic(), optimiser=Deterministic(tolerance=1e-14))
 
 
 def mixed_table(rows=3000, seed=0):

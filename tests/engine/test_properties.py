@@ -32,7 +32,7 @@ METHODS = {
     "abducted": otp.transport("backward", steps=2, batch_size=12, hidden_layers=(3,)),
     "local": replace(LOCAL, objective=replace(LOCAL.objective, eps=0.5)),
 }
-QUICK = otp.Course(short_rows=30, short_steps=2, finalists=2, finalist_steps=1)
+QUICK = otp.SearchSchedule(short_rows=30, short_steps=2, finalists=2, finalist_steps=1)
 PROFILE = settings(deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, print_blob=False)
 
 

@@ -8,7 +8,7 @@ from scipy import sparse
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.engine import EM, LBFGS, Adam, Method
+from otpdag.engine import EM, Adam, Deterministic, Method
 from otpdag.engine.document_data import DocumentData
 from otpdag.engine.image_data import ImageData
 from otpdag.engine.resolve import check_arguments, check_honoured, recognise, resolve
@@ -292,7 +292,7 @@ def test_what_is_left_open_is_chosen_by_the_data():
 
 
 def test_what_is_said_is_taken():
-    course = otp.Course(finalists=1)
+    course = otp.SearchSchedule(finalists=1)
     plan = plan_of("table", otp.paper(steps=7), steps=5, restarts=2, course=course)
     assert (plan.method.steps, plan.restarts, plan.course) == (5, 2, course)
     assert plan_of("table", "paper").method == otp.paper()
@@ -313,6 +313,6 @@ def test_misfit_reads_whether_weights_are_given():
 def test_steps_of_a_fit_are_those_of_its_optimiser():
     with pytest.warns(otp.ConvergenceWarning, match="still falling after 2 steps"):
         result = otp.fit(mixture(), TABLE, steps=2, restarts=1)
-    assert result.method.optimiser == LBFGS(steps=2)
+    assert result.method.optimiser == Deterministic(steps=2)
     assert len(result.history) == 2
     assert isinstance(result.method.evaluation, ClosedForm)

@@ -13,7 +13,7 @@ from otpdag import datasets
 from otpdag import mechanisms as m
 from otpdag.data import Schema, encode
 from otpdag.datasets import poisson_chain
-from otpdag.engine import Course
+from otpdag.engine import SearchSchedule
 from otpdag.engine import robust as robust_module
 from otpdag.engine.outlying_rows import RobustOptions
 from otpdag.engine.robust import CappedProblem
@@ -271,7 +271,7 @@ def test_starts_are_compared_by_losses_cut_at_the_models_tail():
 
 
 def test_the_search_has_the_stages_that_the_options_say(monkeypatch):
-    """Short runs that trim and cap in turn, rounds of fit and weights, and a last leg that moves no more."""
+    """Short runs that trim and cap in turn, rounds of fit and weights, and a last run that moves no more."""
     seen = {}
 
     def recorded(problem, points, course, searcher):
@@ -283,7 +283,7 @@ def test_the_search_has_the_stages_that_the_options_say(monkeypatch):
     table = pd.DataFrame({"x": rng.normal(size=90)})
     model = otp.Model(otp.Graph([], nodes=["x"]), {"x": m.Normal()})
     result = otp.fit(model, table, robust=True, restarts=5, seed=2)
-    course, plain = seen["course"], Course()
+    course, plain = seen["course"], SearchSchedule()
     assert (course.short_steps, course.short_moves) == (plain.short_steps // 2, 5)
     assert course.short_rows == seen["problem"].judge.rows == len(seen["problem"].near)
     assert (course.finalist_steps, course.finalist_moves, course.moves) == (15, 7, 0)

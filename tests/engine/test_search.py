@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import otpdag.engine.search as search_module
-from otpdag.engine import EM, LBFGS, Adam, Course
-from otpdag.engine.optimiser import Leg
+from otpdag.engine import EM, Adam, Deterministic, SearchSchedule
+from otpdag.engine.optimiser import Run
 from otpdag.engine.search import restart_seed, search
 from otpdag.errors import ModelError
 from otpdag.problem import LossTerms
@@ -53,7 +53,7 @@ def test_each_data_set_keeps_its_own_best():
 
 def test_a_data_set_with_one_start_keeps_it():
     problem = Bowls(at(2.0, 1.0), floors=(0.5, 0.0))
-    ended = search(problem, at([-3.0, 0.5], [4.0, 0.1]), Course(), quiet(), owners=[0, 1])
+    ended = search(problem, at([-3.0, 0.5], [4.0, 0.1]), SearchSchedule(), quiet(), owners=[0, 1])
     assert ended.kept.tolist() == [0, 1]
     assert all(np.isnan(one.short_loss) for one in ended.restarts)  # without rivals there are no short runs
 
@@ -67,7 +67,7 @@ def test_starts_that_fail_come_last_and_never_win():
 
     problem = Cliff(at(2.0, 1.0), floors=(0.5, 0.0))
     starts = at([2.0, 6.0], [-3.0, 0.5], [2.1, 7.0])
-    for course in (ALL, Course(short_steps=6)):
+    for course in (ALL, SearchSchedule(short_steps=6)):
         ended = search(problem, starts, course, quiet())
         assert ended.kept.tolist() == [1]
         assert ended.failed.tolist() == [False]
@@ -86,7 +86,7 @@ def test_short_runs_see_a_part_and_half_of_the_starts_go_on():
     generator = torch.Generator().manual_seed(0)
     starts = 3 * torch.randn(8, 2, generator=generator, dtype=torch.float64)
     searcher = quiet()
-    search(problem, starts, Course(short_rows=700, short_steps=4, finalists=2), searcher)
+    search(problem, starts, SearchSchedule(short_rows=700, short_steps=4, finalists=2), searcher)
     assert problem.asked == [(700, True)]
     names = [stage.name for stage in searcher.monitor.stages]
     assert names == ["8 short starts", "better 4 starts", "better 2 starts", "best 2 on all rows", "best start"]
@@ -105,14 +105,14 @@ def test_each_data_set_keeps_half_of_its_own_starts():
     starts = 3 * torch.randn(12, 2, generator=generator, dtype=torch.float64)
     searcher = quiet()
     owners = [0] * 8 + [1] * 4
-    search(problem, starts, Course(short_rows=700, short_steps=4, finalists=2), searcher, owners)
+    search(problem, starts, SearchSchedule(short_rows=700, short_steps=4, finalists=2), searcher, owners)
     second = next(stage for stage in searcher.monitor.stages if stage.name.startswith("better"))
     first_losses = np.array(searcher.monitor.stages[0].losses[-1])
     assert set(second.starts) == {*np.argsort(first_losses[:8])[:4].tolist(), 8, 9, 10, 11}
 
 
 def test_short_runs_of_many_starts_see_fewer_rows_but_never_fewer_than_three_hundred():
-    course = Course(short_rows=600, short_elements=10_000)
+    course = SearchSchedule(short_rows=600, short_elements=10_000)
     assert [course.rows_for(points) for points in (1, 20, 1000)] == [600, 500, 300]
 
 
@@ -120,22 +120,22 @@ def test_starts_that_reached_the_same_loss_are_one_finalist():
     problem = Bowls(at(2.0, 1.0), floors=(0.5, 0.0))
     starts = at([2.1, 1.1], [1.9, 0.9], [2.2, 0.8], [-2.1, 1.1])
     searcher = quiet()
-    search(problem, starts, Course(short_steps=20, halving=False, finalists=3), searcher)
+    search(problem, starts, SearchSchedule(short_steps=20, halving=False, finalists=3), searcher)
     finalists = next(stage for stage in searcher.monitor.stages if stage.name.startswith("best 2"))
     assert 3 in finalists.starts  # the other bowl is worth a look, three times the same one is not
-    ended = search(problem, starts, Course(short_steps=20, finalists=3), quiet())
+    ended = search(problem, starts, SearchSchedule(short_steps=20, finalists=3), quiet())
     assert int(ended.kept[0]) != 3
 
 
 def test_a_part_is_settled_on_before_all_rows_are_seen():
     problem = Bowls(at(2.0, 1.0), rows_seen=5000)
     searcher = quiet()
-    search(problem, at([3.0, 3.0]), Course(part_rows=1000), searcher)
+    search(problem, at([3.0, 3.0]), SearchSchedule(part_rows=1000), searcher)
     assert [stage.name for stage in searcher.monitor.stages] == ["best start, part", "best start"]
     assert problem.asked == [(1000, False)]
     assert len(searcher.monitor.history) == len(searcher.monitor.stages[1].losses)  # parts are no history
     other = quiet()
-    search(problem, at([3.0, 3.0]), Course(part_rows=6000), other)
+    search(problem, at([3.0, 3.0]), SearchSchedule(part_rows=6000), other)
     assert [stage.name for stage in other.monitor.stages] == ["best start"]
 
 
@@ -147,7 +147,7 @@ def test_a_stochastic_search_keeps_one_start_of_its_short_runs():
 
     searcher = quiet(Adam(steps=40, learning_rate=0.05))
     starts = at([-2.0, 1.0], [2.1, 1.0], [-2.3, 0.4])
-    ended = search(Noisy(at(2.0, 1.0), floors=(0.5, 0.0)), starts, Course(short_share=0.25), searcher)
+    ended = search(Noisy(at(2.0, 1.0), floors=(0.5, 0.0)), starts, SearchSchedule(short_share=0.25), searcher)
     assert [(stage.name, len(stage.losses)) for stage in searcher.monitor.stages] == [
         ("3 short starts", 10),
         ("best start", 40),
@@ -161,7 +161,7 @@ def test_a_stochastic_search_keeps_one_start_of_its_short_runs():
 def test_a_trace_sees_every_step_of_every_start():
     seen = []
     starts = at([-3.0, 0.5], [4.0, 0.1])
-    searcher = quiet(LBFGS(steps=3), trace=lambda points: seen.append(points.clone()))
+    searcher = quiet(Deterministic(steps=3), trace=lambda points: seen.append(points.clone()))
     ended = search(Bowls(at(2.0, 1.0)), starts, ALL, searcher)
     assert [points.shape for points in seen] == [(2, 2)] * ended.steps
     torch.testing.assert_close(seen[-1][ended.kept], ended.point)
@@ -180,15 +180,15 @@ def test_expectation_maximisation_needs_updates_and_follows_them():
             return 0.5 * (point + self.centre), self.loss(point)
 
     problem = Halving(at(2.0, 1.0))
-    outcome = EM(steps=200, growth=1.0).run(Leg(problem, at([5.0, 3.0], [1.0, 1.0]), 200), lambda progress: False)
+    outcome = EM(steps=200, growth=1.0).run(Run(problem, at([5.0, 3.0], [1.0, 1.0]), 200), lambda progress: False)
     torch.testing.assert_close(outcome.point, at([2.0, 1.0], [2.0, 1.0]), atol=1e-3, rtol=0)
     assert outcome.converged.all()
-    paced = EM(steps=200, growth=1.1).run(Leg(problem, at([5.0, 3.0]), 200), lambda progress: False)
+    paced = EM(steps=200, growth=1.1).run(Run(problem, at([5.0, 3.0]), 200), lambda progress: False)
     assert paced.steps < outcome.steps
     with pytest.raises(ModelError, match="Bowls has no closed-form updates"):
-        EM().run(Leg(Bowls(at(2.0, 1.0)), at([5.0, 3.0]), 5), lambda progress: False)
-    with pytest.raises(ModelError, match=r"Bowls is evaluated in closed form: use otp.engine.LBFGS"):
-        Adam().run(Leg(Bowls(at(2.0, 1.0)), at([5.0, 3.0]), 5, seeds=[0]), lambda progress: False)
+        EM().run(Run(Bowls(at(2.0, 1.0)), at([5.0, 3.0]), 5), lambda progress: False)
+    with pytest.raises(ModelError, match=r"Bowls is evaluated in closed form: use otp.engine.Deterministic"):
+        Adam().run(Run(Bowls(at(2.0, 1.0)), at([5.0, 3.0]), 5, seeds=[0]), lambda progress: False)
 
 
 def test_courses_that_make_no_sense_are_refused():
@@ -198,18 +198,18 @@ def test_courses_that_make_no_sense_are_refused():
         ({"moves": -1}, "moves must not be negative; got -1"),
     ):
         with pytest.raises(ModelError, match=message):
-            Course(**settings)
+            SearchSchedule(**settings)
 
 
 def test_losses_of_opposite_sign_are_different_optima():
     """Of starts in the two bowls, one at -0.5 and one at 0.5, both are finalists; of two in the same, one is."""
     problem = Bowls(at(1.0, 1.0), floors=(-0.5, 0.5))
-    field_ = search_module._Field(problem, Course(), quiet(), torch.zeros(4, 2).double(), None)
+    field_ = search_module._Field(problem, SearchSchedule(), quiet(), torch.zeros(4, 2).double(), None)
     order, judged = torch.tensor([2, 0, 1, 3]), at(0.5, 0.50005, -0.5, 0.9)
     assert field_._distinct(order, judged, 3, math.inf).tolist() == [2, 0, 3]
     assert field_._distinct(order, judged, 2, math.inf).tolist() == [2, 0]
     assert field_._distinct(order, judged, 3, 1.2).tolist() == [2, 0]  # the last is 1.4 above the best
-    owned = search_module._Field(problem, Course(), quiet(), torch.zeros(4, 2).double(), [0, 1, 0, 1])
+    owned = search_module._Field(problem, SearchSchedule(), quiet(), torch.zeros(4, 2).double(), [0, 1, 0, 1])
     assert owned._distinct(torch.tensor([2, 0, 1, 3]), at(0.5, 0.50005, -0.5, 0.50006), 1, math.inf).tolist() == [2, 1]
 
 
@@ -225,7 +225,7 @@ def test_starts_are_chosen_data_set_by_data_set(seed):
     owners = rng.integers(0, 3, 14).tolist()
     losses = np.round(rng.normal(size=14), 1) * rng.choice([1.0, 1.00005], 14)
     failed = rng.random(14) < 0.2
-    course = Course(same_loss=1e-3)
+    course = SearchSchedule(same_loss=1e-3)
     starts = search_module._Field(None, course, None, torch.zeros(14, 2), owners)
     alive = torch.as_tensor(np.flatnonzero(rng.random(14) < 0.9))
     judged, spoilt = torch.as_tensor(losses), torch.as_tensor(failed)
@@ -253,7 +253,7 @@ def test_finalists_meet_many_rows_or_all(rows, many):
     problem = Bowls(at(2.0, 1.0), floors=(0.5, 0.0), rows_seen=5000)
     starts = at([2.1, 1.1], [-2.1, 1.1], [2.3, 0.7], [-1.8, 0.9])
     searcher = quiet()
-    course = Course(short_rows=700, short_steps=20, halving=False, finalists=2, finalist_rows=rows)
+    course = SearchSchedule(short_rows=700, short_steps=20, halving=False, finalists=2, finalist_rows=rows)
     search(problem, starts, course, searcher)
     names = [stage.name for stage in searcher.monitor.stages]
     assert names == ["4 short starts", f"best 2 on {'many' if many else 'all'} rows", "best start"]

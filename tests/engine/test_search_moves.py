@@ -1,4 +1,4 @@
-"""Where a search goes when a leg has ended: problems that move, ways out beside an optimum, and when that ends."""
+"""Where a search goes when a run has ended: problems that move, ways out beside an optimum, and when that ends."""
 
 from dataclasses import dataclass, replace
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import otpdag.engine.search as search_module
-from otpdag.engine import LBFGS, Course
+from otpdag.engine import Deterministic, SearchSchedule
 from otpdag.engine.checkpoint import Journal
 from otpdag.engine.monitor import Monitor
 from otpdag.engine.optimiser import Outcome
@@ -47,7 +47,7 @@ class Wandering(Problem):
 
 def test_a_problem_is_followed_until_it_moves_no_more():
     searcher = quiet()
-    ended = search(Wandering(at(0.0, 0.0), left=3), at([5.0, 5.0]), Course(), searcher)
+    ended = search(Wandering(at(0.0, 0.0), left=3), at([5.0, 5.0]), SearchSchedule(), searcher)
     assert [stage.name for stage in searcher.monitor.stages] == ["best start", "move 3", "move 2", "move 1"]
     torch.testing.assert_close(ended.point, at([3.0, 3.0]))
     assert ended.problem.left == 0
@@ -56,14 +56,14 @@ def test_a_problem_is_followed_until_it_moves_no_more():
 
 def test_no_more_moves_than_the_course_allows():
     searcher = quiet()
-    ended = search(Wandering(at(0.0, 0.0), left=3), at([5.0, 5.0]), Course(moves=1), searcher)
+    ended = search(Wandering(at(0.0, 0.0), left=3), at([5.0, 5.0]), SearchSchedule(moves=1), searcher)
     torch.testing.assert_close(ended.point, at([1.0, 1.0]))
     assert ended.problem.left == 2
 
 
 def test_a_problem_may_want_to_be_moved_before_it_has_converged():
     searcher = quiet()
-    ended = search(Wandering(at(0.0, 0.0), left=2, most=2), at([5.0, 5.0]), Course(), searcher)
+    ended = search(Wandering(at(0.0, 0.0), left=2, most=2), at([5.0, 5.0]), SearchSchedule(), searcher)
     assert [len(stage.losses) <= 2 for stage in searcher.monitor.stages] == [True] * 3
     assert ended.converged.tolist() == [True]  # it moves no more
 
@@ -71,7 +71,10 @@ def test_a_problem_may_want_to_be_moved_before_it_has_converged():
 def test_a_callback_that_stops_ends_the_moves():
     monitor = Monitor(show=False, callbacks=[lambda record: True])
     ended = search(
-        Wandering(at(0.0, 0.0), left=3), at([5.0, 5.0]), Course(), Searcher(LBFGS(steps=60), monitor=monitor)
+        Wandering(at(0.0, 0.0), left=3),
+        at([5.0, 5.0]),
+        SearchSchedule(),
+        Searcher(Deterministic(steps=60), monitor=monitor),
     )
     assert len(monitor.history) == 1
     assert ended.problem.left == 3
@@ -94,7 +97,7 @@ class Beside(Bowls):
 
 def stages_beside(problem, optimiser=None, **course):
     searcher = quiet(optimiser)
-    ended = search(problem, at([-3.0, 0.5]), Course(**course), searcher)
+    ended = search(problem, at([-3.0, 0.5]), SearchSchedule(**course), searcher)
     return ended, [stage.name for stage in searcher.monitor.stages]
 
 
@@ -110,17 +113,17 @@ def test_a_lower_optimum_beside_is_gone_to():
 
 
 @pytest.mark.parametrize(
-    ("floors", "on_few", "legs"),
+    ("floors", "on_few", "runs"),
     [
         ((0.0, 0.5), (0.0, 0.5), 1),  # far above after the first steps
         ((0.0, 0.005), (0.0, 0.005), 3),  # near, but above after the last
         ((0.0, 0.5), (0.5, 0.0), 4),  # below on a part of the rows, above on all
     ],
 )
-def test_an_optimum_is_kept_where_none_beside_is_lower(floors, on_few, legs):
+def test_an_optimum_is_kept_where_none_beside_is_lower(floors, on_few, runs):
     ended, names = stages_beside(Beside(at(2.0, 1.0), floors=floors, on_few=on_few, suggested=((2.1, 1.1),)))
     torch.testing.assert_close(ended.point, at([-2.0, 1.0]), rtol=0.0, atol=1e-4)
-    assert names == ["best start", *["alternatives"] * 3, "best alternative"][: 1 + legs]
+    assert names == ["best start", *["alternatives"] * 3, "best alternative"][: 1 + runs]
     assert bool(ended.converged)
 
 
@@ -134,7 +137,7 @@ def test_of_many_alternatives_the_lowest_few_go_on():
     both = {"floors": (0.5, 0.0), "on_few": (0.5, 0.0)}
     suggested = (*((-2.0 + 0.01 * number, 1.0) for number in range(5)), (2.1, 1.1))
     searcher = quiet()
-    ended = search(Beside(at(2.0, 1.0), suggested=suggested, **both), at([-3.0, 0.5]), Course(), searcher)
+    ended = search(Beside(at(2.0, 1.0), suggested=suggested, **both), at([-3.0, 0.5]), SearchSchedule(), searcher)
     tried = [len(stage.starts) for stage in searcher.monitor.stages if stage.name == "alternatives"]
     assert tried[:3] == [7, 4, 4]  # the optimum goes along
     torch.testing.assert_close(ended.point, at([2.0, 1.0]), rtol=0.0, atol=1e-4)
@@ -167,7 +170,7 @@ def test_a_long_leg_is_asked_once_whether_it_moves_already():
     names, ends, first = {}, {}, {}
     for name, problem in (("left", left), ("kept", kept), ("waited", waited)):
         searcher = quiet()
-        ends[name] = search(problem, at([-3.0, 0.5]), Course(), searcher)
+        ends[name] = search(problem, at([-3.0, 0.5]), SearchSchedule(), searcher)
         names[name] = [(stage.name, len(stage.losses)) for stage in searcher.monitor.stages]
         first[name] = problem.asked[0]
     assert names["left"][0] == ("best start", 2)
@@ -184,7 +187,7 @@ def test_a_long_leg_is_asked_once_whether_it_moves_already():
 @pytest.mark.parametrize("starts", [[[-3.0, 0.5]], [[-3.0, 0.5], [-2.5, 0.7]]], ids=["may not", "several"])
 def test_a_leg_is_not_asked_where_it_may_not_move_or_others_would_wait(starts):
     problem, searcher = Impatient(at(2.0, 1.0), floors=(0.5, 0.0)), quiet()
-    course = Course(short_steps=0, moves=0 if len(starts) == 1 else 12)
+    course = SearchSchedule(short_steps=0, moves=0 if len(starts) == 1 else 12)
     search(problem, at(*starts), course, searcher, list(range(len(starts))))
     first = searcher.monitor.stages[0]
     assert len(first.losses) > 2
@@ -208,7 +211,7 @@ class Circling(Bowls):
 
 def moves_of(told, **options):
     searcher = quiet()
-    ended = search(Circling(at(2.0, 1.0), told=told), at([3.0, 0.5]), Course(**options), searcher)
+    ended = search(Circling(at(2.0, 1.0), told=told), at([3.0, 0.5]), SearchSchedule(**options), searcher)
     return ended, [stage.name for stage in searcher.monitor.stages]
 
 
@@ -217,14 +220,14 @@ def test_two_moves_in_a_row_without_a_gain_make_an_end_at_the_best():
     assert stages == ["best start", "move 0", "move 1", "move 2"]
     assert ended.loss.tolist() == [12.8629]
     assert ended.converged.tolist() == [True]
-    torch.testing.assert_close(ended.point, at([4.0, 3.0]))  # where the third move was made, not where a leg ended
+    torch.testing.assert_close(ended.point, at([4.0, 3.0]))  # where the third move was made, not where a run ended
     assert ended.problem.number == 3
 
 
 def test_moves_go_on_as_long_as_one_of_two_gains():
     falling = tuple(12.0 - 0.01 * step for step in range(20))
     _, stages = moves_of(falling)
-    assert len(stages) == 1 + Course().moves
+    assert len(stages) == 1 + SearchSchedule().moves
     _, stages = moves_of((12.0, 12.1, 11.9, 12.1, 11.8, 12.1, 12.1))
     assert len(stages) == 1 + 6
     _, stages = moves_of(falling, small_gain=0.01)  # a hundredth of 1 + 12 is more than each gains
@@ -233,7 +236,7 @@ def test_moves_go_on_as_long_as_one_of_two_gains():
 
 def test_losses_that_do_not_compare_make_no_end():
     _, stages = moves_of(())
-    assert len(stages) == 1 + Course().moves
+    assert len(stages) == 1 + SearchSchedule().moves
 
 
 def test_moves_end_after_two_in_a_row_without_a_gain_and_the_best_is_kept():
@@ -266,14 +269,14 @@ def test_an_optimiser_goes_on_with_its_curvature_only_where_a_move_leaves_it_ali
                 return None
             return Refinement(replace(self, left=self.left - 1, centre=self.centre + 1), point, "moved", None, alike)
 
-    memories, run = [], Journal.run
+    memories, original = [], Journal.run
 
-    def noted(self, leg, *others):
-        memories.append(dict(leg.memory))
-        return run(self, leg, *others)
+    def noted(self, run, *others):
+        memories.append(dict(run.memory))
+        return original(self, run, *others)
 
     monkeypatch.setattr(Journal, "run", noted)
-    ended = search(Moving(at(2.0, 1.0)), at([3.0, 0.5]), Course(short_steps=0, moves=5), quiet())
+    ended = search(Moving(at(2.0, 1.0)), at([3.0, 0.5]), SearchSchedule(short_steps=0, moves=5), quiet())
     torch.testing.assert_close(ended.point, at([4.0, 3.0]), rtol=0, atol=1e-4)
     assert [bool(memory) for memory in memories] == [False, alike, alike]
 

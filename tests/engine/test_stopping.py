@@ -17,7 +17,7 @@ from otpdag.errors import ModelError
 
 pytestmark = pytest.mark.filterwarnings("ignore::otpdag.ConvergenceWarning")
 
-QUICK = otp.Course(short_rows=100, short_steps=2, finalists=2, finalist_steps=1)
+QUICK = otp.SearchSchedule(short_rows=100, short_steps=2, finalists=2, finalist_steps=1)
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def same_end(one, other):
 @pytest.mark.parametrize("restarts", [1, 4])
 @pytest.mark.parametrize("cause", ["interrupt", "time"])
 def test_what_follows_the_end_is_never_written(python_handler, tmp_path, restarts, cause):
-    """After a stop the last legs are cut short: a checkpoint that kept them would lead elsewhere."""
+    """After a stop the last runs are cut short: a checkpoint that kept them would lead elsewhere."""
     path = tmp_path / "run.checkpoint"
 
     def end(**options):

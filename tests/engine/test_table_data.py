@@ -10,7 +10,7 @@ from benchmarks.problems import MIXED_DAG
 from benchmarks.recovery import MISSING_SHARE, draw
 from otpdag import mechanisms as m
 from otpdag.datasets import delete_cells
-from otpdag.engine import LBFGS, Adam, Method, table_data
+from otpdag.engine import Adam, Deterministic, Method, table_data
 from otpdag.engine.search import restart_seed
 from otpdag.engine.table_data import FROM_ROWS, HELD_ROWS, ONE_START_ROWS, START_ROWS, TableData, automatic
 from otpdag.errors import DataError, ModelError
@@ -161,7 +161,7 @@ def test_transport_takes_gaps_that_depend_on_another_column():
     for name, method, course in (
         ("likelihood", "entropic", None),
         ("transport", FEW_FEATURES, None),
-        ("available", FEW_FEATURES, otp.Course(moves=0)),
+        ("available", FEW_FEATURES, otp.SearchSchedule(moves=0)),
     ):
         model = chain_model()
         result = otp.fit(model, table, method=method, course=course, seed=3)
@@ -198,18 +198,18 @@ def test_transport_says_where_it_takes_gaps_for_completely_random():
 
 
 def test_what_a_search_does_if_nothing_is_said():
-    """Of many rows all but the last leg see a part, settled as finely as the optimiser settles."""
+    """Of many rows all but the last run see a part, settled as finely as the optimiser settles."""
     few, many = table(FROM_ROWS - 1), table(FROM_ROWS)
-    assert TableData.of(model(), few).course(otp.entropic()) == otp.Course(finalist_gap=table_data.FINALIST_GAP)
+    assert TableData.of(model(), few).course(otp.entropic()) == otp.SearchSchedule(finalist_gap=table_data.FINALIST_GAP)
     data = TableData.of(model(), many)
     part = {"finalist_rows": HELD_ROWS, "part_rows": HELD_ROWS}
-    assert data.course(otp.entropic()) == otp.Course(**part, part_tolerance=1e-9)
-    loose = Method("loose", Objective(), ClosedForm(), LBFGS(tolerance=1e-4))
-    assert data.course(loose) == otp.Course(**part, part_tolerance=1e-4)
-    assert data.course(otp.paper()) == otp.Course()
+    assert data.course(otp.entropic()) == otp.SearchSchedule(**part, part_tolerance=1e-9)
+    loose = Method("loose", Objective(), ClosedForm(), Deterministic(tolerance=1e-4))
+    assert data.course(loose) == otp.SearchSchedule(**part, part_tolerance=1e-4)
+    assert data.course(otp.paper()) == otp.SearchSchedule()
     compared = {"finalist_steps": table_data.COMPARED_STEPS}
-    assert TableData.of(model(), few).course(otp.transport()) == otp.Course(**compared)
-    assert data.course(otp.transport()) == otp.Course(**part, **compared, part_tolerance=1e-9)
+    assert TableData.of(model(), few).course(otp.transport()) == otp.SearchSchedule(**compared)
+    assert data.course(otp.transport()) == otp.SearchSchedule(**part, **compared, part_tolerance=1e-9)
 
 
 def test_work_is_rows_times_points_or_a_minibatch():

@@ -95,5 +95,5 @@ def test_what_does_not_fit_is_named(data):
         fit_data_sets(structure(), batch(data), otp.entropic(), frozen={"z": {"probs": WEIGHTS[:2]}})
     with pytest.raises(ModelError, match="node 'x' has no learned parameter 'variance'"):
         fit_data_sets(structure(), batch(data), otp.entropic(), frozen={"x": {"variance": SCALES}})
-    with pytest.raises(ModelError, match="what is ClosedForm is minimised by LBFGS; got Adam"):
+    with pytest.raises(ModelError, match="what is ClosedForm is minimised by Deterministic; got Adam"):
         otp.Method("drawn", Objective(eps=0.7), ClosedForm(reference="uniform"), Adam())

@@ -12,8 +12,8 @@ from scipy import stats
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.data import Schema, encode
-from otpdag.engine.lbfgs import LBFGS, minimise
-from otpdag.engine.optimiser import Leg
+from otpdag.engine.lbfgs import Deterministic, minimise
+from otpdag.engine.optimiser import Run
 from otpdag.engine.table_data import lay_out_rows, one_start
 from otpdag.engine.updates import EM
 from otpdag.likelihood import graph_problem
@@ -194,14 +194,14 @@ def test_steps_that_a_sample_guides_do_not_raise_the_loss(family):
             losses.append(enumerated.loss(point).total)
         point = along.update(point)[0].detach()
     assert float(torch.stack(losses).diff(dim=0).max()) < 1e-9
-    leg = LBFGS().run(Leg(along, begin, 6, None, [0] * 8), lambda progress: False)
-    assert bool((leg.loss < losses[0]).all())
+    run = Deterministic().run(Run(along, begin, 6, None, [0] * 8), lambda progress: False)
+    assert bool((run.loss < losses[0]).all())
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_updates_and_descent_end_alike(name):
     along, _, start = made(ALL[name])
-    updated = EM(steps=3000, tolerance=1e-12).run(Leg(along, start, 3000), lambda progress: False)
+    updated = EM(steps=3000, tolerance=1e-12).run(Run(along, start, 3000), lambda progress: False)
     descended = minimise(along.loss, start, steps=400, tolerance=1e-12)
     assert updated.loss.item() == pytest.approx(descended.loss.item(), abs=1e-5)
 
@@ -209,7 +209,7 @@ def test_updates_and_descent_end_alike(name):
 def test_lines_with_gaps_are_left_to_updates_alone_and_end_where_descent_does():
     along, _, start = made(lines)
     assert along.updates.suffice
-    ended = otp.engine.LBFGS().run(Leg(along, start, 400), lambda progress: False)
+    ended = otp.engine.Deterministic().run(Run(along, start, 400), lambda progress: False)
     descended = minimise(along.loss, start, steps=400, tolerance=1e-13)
     assert bool(ended.converged)
     assert ended.memory == {}  # no curvature was learned: nothing descended

@@ -8,8 +8,8 @@ import torch
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.data import Batch
-from otpdag.engine import LBFGS
-from otpdag.engine.optimiser import Leg
+from otpdag.engine import Deterministic
+from otpdag.engine.optimiser import Run
 from otpdag.engine.resolve import recognise
 from otpdag.engine.table_data import one_start
 from otpdag.likelihood import structural_equations as module
@@ -67,7 +67,7 @@ def test_the_gradient_is_that_of_the_precision(gaps):
     _, _, problem, points = laid_out(*factors(gaps))
     scored = problem.moments.structural.scored(points.numpy(), problem.moments.second.numpy())
     leaf = points.clone().requires_grad_(True)
-    loss = problem.loss(leaf)
+    loss = problem.loss(leaf).total
     (gradient,) = torch.autograd.grad(loss.sum(), leaf)
     np.testing.assert_allclose(scored.loss, loss.detach(), rtol=1e-10)
     np.testing.assert_allclose(scored.gradient * scored.slope, gradient, atol=1e-8)
@@ -91,7 +91,7 @@ def test_the_information_is_the_curvature_where_data_are_as_the_model_says():
 
 def test_the_curvature_is_that_of_the_loss():
     _, _, problem, points = laid_out(*factors(gaps=True))
-    known = torch.autograd.functional.hessian(lambda flat: problem.loss(flat.unsqueeze(0))[0], points[0])
+    known = torch.autograd.functional.hessian(lambda flat: problem.loss(flat.unsqueeze(0)).total[0], points[0])
     torch.testing.assert_close(problem.curvature(points[:1]), known, rtol=1e-5, atol=1e-5)
 
 
@@ -106,9 +106,9 @@ def two_free_factors(seed):
 @pytest.mark.parametrize("seed", [0, 1])  # scales at their floors, and directions that the data do not tell
 def test_scoring_ends_no_higher_than_descent(seed):
     _, _, problem, points = laid_out(*two_free_factors(seed))
-    scored = LBFGS(400).run(Leg(problem, points, 400), lambda progress: False)
+    scored = Deterministic(400).run(Run(problem, points, 400), lambda progress: False)
     below = problem.in_rows(batch=problem.batch, seed=0).laid_out_for(points)
-    descended = LBFGS(400).run(Leg(below, points, 400), lambda progress: False)
+    descended = Deterministic(400).run(Run(below, points, 400), lambda progress: False)
     assert bool(scored.converged.all())
     assert bool((scored.loss <= descended.loss + 1e-6).all())
 

@@ -8,7 +8,7 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.engine import LBFGS, Course
+from otpdag.engine import Deterministic, SearchSchedule
 from otpdag.engine.monitor import Monitor
 from otpdag.engine.search import Searcher, search
 from otpdag.likelihood.enumeration import SumSizes
@@ -57,37 +57,37 @@ def problem_of(frame: pd.DataFrame, model: otp.Model, *, along: bool = False):
     return otp.fit(model, frame, restarts=1, steps=2, seed=0, method=method).problem
 
 
-def settled(problem, naturals, course: Course):
+def settled(problem, naturals, course: SearchSchedule):
     """Where a search from these parameters ends."""
     given = {
         node: {name: torch.tensor(value).double() for name, value in own.items()} for node, own in naturals.items()
     }
     raw = problem.structure.raw(given)
     start = pack({key: raw[key] for key in problem.shapes})
-    return search(problem, start, course, Searcher(LBFGS(), monitor=Monitor(show=False)))
+    return search(problem, start, course, Searcher(Deterministic(), monitor=Monitor(show=False)))
 
 
 @pytest.mark.filterwarnings("ignore::otpdag.ConvergenceWarning")
 def test_an_optimum_in_which_two_states_share_what_one_explains_is_left():
     problem = problem_of(table(), mixed())
     assert type(problem) is RowProblem
-    right, caught = (settled(problem, start, Course(moves=0)) for start in (TRUTH, SHARED))
+    right, caught = (settled(problem, start, SearchSchedule(moves=0)) for start in (TRUTH, SHARED))
     assert float(caught.loss - right.loss) > 0.03
-    free = settled(problem, SHARED, Course())
+    free = settled(problem, SHARED, SearchSchedule())
     assert abs(float(free.loss - right.loss)) < 1e-6
 
 
 @pytest.mark.filterwarnings("ignore::otpdag.ConvergenceWarning")
 def test_gaps_are_no_obstacle():
     problem = problem_of(table(gaps=0.1), mixed())
-    right, free = (settled(problem, start, Course()) for start in (TRUTH, SHARED))
+    right, free = (settled(problem, start, SearchSchedule()) for start in (TRUTH, SHARED))
     assert abs(float(free.loss - right.loss)) < 1e-5
 
 
 @pytest.mark.filterwarnings("ignore::otpdag.ConvergenceWarning")
 def test_the_best_optimum_is_kept():
     problem = problem_of(table(), mixed())
-    right, again = (settled(problem, TRUTH, Course(moves=moves)) for moves in (0, 12))
+    right, again = (settled(problem, TRUTH, SearchSchedule(moves=moves)) for moves in (0, 12))
     torch.testing.assert_close(again.point, right.point, rtol=0.0, atol=1e-4)
 
 
@@ -96,7 +96,7 @@ def test_rows_along_the_graph_suggest_what_enumerated_ones_do():
     frame = table()
     each, along = (problem_of(frame, mixed(), along=way) for way in (False, True))
     assert type(along) is GraphProblem
-    point = settled(each, SHARED, Course(moves=0)).point
+    point = settled(each, SHARED, SearchSchedule(moves=0)).point
     first, second, again = (swapped_rows(one, point) for one in (each, along, each))
     assert first is not None
     assert second is not None
@@ -209,8 +209,8 @@ def test_a_state_that_covers_two_of_one_number_is_split_along_it():
         "x2": {"log_rate": [[[0.3], [0.8], [1.6]]], "weight": [[[-0.1]]]},
         "x3": {"probs": [tables.tolist()]},
     }
-    lowest, caught = (settled(problem, start, Course(moves=0)) for start in (right, shared))
-    free = settled(problem, shared, Course())
+    lowest, caught = (settled(problem, start, SearchSchedule(moves=0)) for start in (right, shared))
+    free = settled(problem, shared, SearchSchedule())
     assert float(caught.loss - lowest.loss) > 0.01
     assert abs(float(free.loss - lowest.loss)) < 1e-6
 

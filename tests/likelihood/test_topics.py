@@ -12,7 +12,7 @@ from otpdag import mechanisms as m
 from otpdag.datasets import bars
 from otpdag.engine import EM, Layout
 from otpdag.engine.document_data import topic_method
-from otpdag.engine.optimiser import Leg
+from otpdag.engine.optimiser import Run
 from otpdag.likelihood.topic_draws import newton_concentration, pair_concentration
 from otpdag.likelihood.topic_problem import PairProblem, TopicProblem, Topics, TopicSweeps
 from otpdag.likelihood.word_pairs import WordPairs
@@ -50,7 +50,7 @@ def test_pairs_made_by_a_model_are_matched():
     documents = sparse.csr_array(np.ones((1, 6)))
     problem = PairProblem(structure, documents, Layout.of(structure).shapes, TopicSweeps(pairs=True), 0, pairs)
     point = problem.point(Topics(torch.log(start.double()), torch.full((2,), 0.5)))
-    outcome = EM(steps=500, tolerance=0.0).run(Leg(problem, point, 500), lambda progress: False)
+    outcome = EM(steps=500, tolerance=0.0).run(Run(problem, point, 500), lambda progress: False)
     assert float(outcome.loss[0]) == pytest.approx(-(exact * np.log(exact)).sum(), abs=1e-5)
 
 

@@ -4,12 +4,15 @@
 model.
 """
 
+import warnings
+from typing import Any
+
 from otpdag.engine.adam import Adam
 from otpdag.engine.data_kind import DataKind, Layout
 from otpdag.engine.fit import fit
-from otpdag.engine.lbfgs import LBFGS
+from otpdag.engine.lbfgs import Deterministic
 from otpdag.engine.method import Method, entropic, paper, transport
-from otpdag.engine.optimiser import Course
+from otpdag.engine.optimiser import SearchSchedule
 from otpdag.engine.outlying_rows import RobustOptions
 from otpdag.engine.result import FitResult, Status
 from otpdag.engine.search import Restart
@@ -17,18 +20,28 @@ from otpdag.engine.updates import EM
 
 __all__ = [
     "EM",
-    "LBFGS",
     "Adam",
-    "Course",
     "DataKind",
+    "Deterministic",
     "FitResult",
     "Layout",
     "Method",
     "Restart",
     "RobustOptions",
+    "SearchSchedule",
     "Status",
     "entropic",
     "fit",
     "paper",
     "transport",
 ]
+
+_RENAMED = {"LBFGS": "Deterministic", "Course": "SearchSchedule"}
+
+
+def __getattr__(name: str) -> Any:
+    """Earlier names, until 1.0."""
+    if name not in _RENAMED:
+        raise AttributeError(f"module 'otpdag.engine' has no attribute {name!r}")
+    warnings.warn(f"otpdag.engine.{name} is now otpdag.engine.{_RENAMED[name]}", DeprecationWarning, stacklevel=2)
+    return globals()[_RENAMED[name]]

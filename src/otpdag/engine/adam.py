@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from otpdag.engine.optimiser import Leg, Memory, Outcome, Progress, Watch, under
+from otpdag.engine.optimiser import Memory, Outcome, Progress, Run, Watch, under
 from otpdag.errors import ModelError
 from otpdag.noise import Streams
 from otpdag.problem import Minibatched, split_theta
@@ -52,14 +52,14 @@ class Adam:
     is_stochastic: ClassVar[bool] = True
     """Every step draws a minibatch and noise."""
 
-    def run(self, leg: Leg, watch: Watch, resume: Memory | None = None) -> Outcome:
-        """Run all steps of a leg, under the part of the schedule that its problem spans."""
-        state = _State.begin(self, leg) if resume is None else _State.restore(self, leg, resume)
-        problem = leg.problem
+    def run(self, run: Run, watch: Watch, resume: Memory | None = None) -> Outcome:
+        """Run all steps of a run, under the part of the schedule that its problem spans."""
+        state = _State.begin(self, run) if resume is None else _State.restore(self, run, resume)
+        problem = run.problem
         if not isinstance(problem, Minibatched):
-            raise ModelError(f"{type(problem).__name__} is evaluated in closed form: use otp.engine.LBFGS")
+            raise ModelError(f"{type(problem).__name__} is evaluated in closed form: use otp.engine.Deterministic")
         begin, end = problem.pace.span
-        steps = round((end - begin) * leg.steps)
+        steps = round((end - begin) * run.steps)
         for step in range(state.step, steps):
             progress = begin + (end - begin) * step / max(steps, 1)
             terms = problem.sampled(state.point, state.streams, progress)
@@ -89,22 +89,22 @@ class _State:
     losses: list[Tensor] = field(default_factory=list)
 
     @classmethod
-    def begin(cls, adam: Adam, leg: Leg) -> _State:
-        halves = _halves(leg.problem.shapes, leg.points)
-        fused = leg.points.device.type == "cuda"
+    def begin(cls, adam: Adam, run: Run) -> _State:
+        halves = _halves(run.problem.shapes, run.points)
+        fused = run.points.device.type == "cuda"
         return cls(
             halves,
             torch.optim.Adam(halves, lr=adam.learning_rate, fused=fused),
-            Streams(leg.seeds),
+            Streams(run.seeds),
             torch.cat(halves, -1),
-            last_good=leg.points.detach().clone(),
-            failed=torch.zeros(leg.points.shape[0], dtype=torch.bool, device=leg.points.device),
-            averaged=torch.zeros_like(leg.points),
+            last_good=run.points.detach().clone(),
+            failed=torch.zeros(run.points.shape[0], dtype=torch.bool, device=run.points.device),
+            averaged=torch.zeros_like(run.points),
         )
 
     @classmethod
-    def restore(cls, adam: Adam, leg: Leg, saved: Memory) -> _State:
-        state = cls.begin(adam, leg)
+    def restore(cls, adam: Adam, run: Run, saved: Memory) -> _State:
+        state = cls.begin(adam, run)
         for number, half in enumerate(state.halves):
             half.data.copy_(saved[f"half.{number}"])
             moments = under(saved, f"moments.{number}.")

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from otpdag.arguments import check_level
-from otpdag.engine.lbfgs import LBFGS
-from otpdag.engine.optimiser import Course
+from otpdag.engine.lbfgs import Deterministic
+from otpdag.engine.optimiser import SearchSchedule
 from otpdag.engine.search import Searcher, search
 from otpdag.errors import ModelError
 from otpdag.problem import Units
@@ -93,8 +93,8 @@ def _one_chunk(problem: Units, point: Tensor, draws: int, seed: int, steps: int)
         ended = search(
             problem.reweighted(factors),
             point.expand(draws, -1).clone(),
-            Course(short_steps=0, moves=problem.pace.refinements),
-            Searcher(LBFGS(steps=steps, tolerance=1e-8)),
+            SearchSchedule(short_steps=0, moves=problem.pace.refinements),
+            Searcher(Deterministic(steps=steps, tolerance=1e-8)),
             owners=range(draws),
         )
     settled = ended.converged & ~ended.failed

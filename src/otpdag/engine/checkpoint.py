@@ -1,10 +1,10 @@
 """A short text that two data sets share only if they are equal: what a checkpoint recognises its data by.
 
-A journal of a search: what its legs reached, so that a run that was stopped goes on where it was.
+A journal of a search: what its runs reached, so that a run that was stopped goes on where it was.
 
-A search is a fixed sequence of legs, each a function of where the ones before ended. The journal keeps those ends and,
-of the leg that is under way, the optimiser's last snapshot. A run that is resumed reads the legs that are done instead
-of running them, and comes to the same end, bit for bit. After somebody has asked for the end, legs are cut short; what
+A search is a fixed sequence of runs, each a function of where the ones before ended. The journal keeps those ends and,
+of the run that is under way, the optimiser's last snapshot. A run that is resumed reads the runs that are done instead
+of running them, and comes to the same end, bit for bit. After somebody has asked for the end, runs are cut short; what
 they reach is therefore never written.
 """
 
@@ -27,7 +27,7 @@ from torch import Tensor
 
 from otpdag.data.partitioned import Parts
 from otpdag.engine.monitor import Monitor, Stage
-from otpdag.engine.optimiser import Leg, Memory, Optimiser, Outcome, Progress, Watch, as_memory, from_memory, under
+from otpdag.engine.optimiser import Memory, Optimiser, Outcome, Progress, Run, Watch, as_memory, from_memory, under
 from otpdag.errors import DataError
 from otpdag.files import as_path, write_bytes
 from otpdag.model import Model
@@ -87,11 +87,11 @@ FORMAT = "otpdag checkpoint 2"
 
 @dataclass
 class Journal:
-    """Runs legs, and keeps what they reached in a file, if there is one.
+    """Runs runs, and keeps what they reached in a file, if there is one.
 
     Args:
         path: The file; without one nothing is kept.
-        seconds: How often the leg under way is written, at most.
+        seconds: How often the run under way is written, at most.
         about: What the run is of, as words: a file of another run is refused.
     """
 
@@ -100,7 +100,7 @@ class Journal:
     about: Mapping[str, str] = field(default_factory=dict)
     _done: list[Outcome] = field(default_factory=list)
     _under_way: Memory | None = None
-    _leg: int = 0
+    _run: int = 0
     _written: float = field(default_factory=time.monotonic)
     _history: list[dict[str, float]] = field(default_factory=list)
     _stages: list[Stage] = field(default_factory=list)
@@ -122,21 +122,21 @@ class Journal:
 
     @property
     def goes_on(self) -> bool:
-        """Whether the next leg was under way when the journal was written."""
-        return self._under_way is not None and self._leg == len(self._done)
+        """Whether the next run was under way when the journal was written."""
+        return self._under_way is not None and self._run == len(self._done)
 
-    def run(self, leg: Leg, optimiser: Optimiser, monitor: Monitor, watch: Watch) -> tuple[Outcome, bool]:
-        """Run a leg, go on with it, or read where it ended; also whether it was read."""
-        number, self._leg = self._leg, self._leg + 1
+    def run(self, run: Run, optimiser: Optimiser, monitor: Monitor, watch: Watch) -> tuple[Outcome, bool]:
+        """Run a run, go on with it, or read where it ended; also whether it was read."""
+        number, self._run = self._run, self._run + 1
         if number < len(self._done):
             outcome = self._done[number]
-            self._check_size(outcome.point.shape[-1], leg)
+            self._check_size(outcome.point.shape[-1], run)
             return outcome, True
         if monitor.stopped:
-            return optimiser.run(replace(leg, steps=min(1, leg.steps)), watch), False
+            return optimiser.run(replace(run, steps=min(1, run.steps)), watch), False
         resume, self._under_way = self._under_way, None
         if resume is not None:
-            self._check_size(int(resume["parameters"]), leg)
+            self._check_size(int(resume["parameters"]), run)
         hurried = False
 
         def is_over() -> bool:
@@ -147,11 +147,11 @@ class Journal:
         def watched(progress: Progress) -> bool:
             stop = watch(progress)
             if self.path is not None and not hurried and (stop or self._is_due()):
-                self._under_way = {**progress.snapshot(), "parameters": torch.tensor(leg.points.shape[-1])}
+                self._under_way = {**progress.snapshot(), "parameters": torch.tensor(run.points.shape[-1])}
                 self._write(monitor)
             return stop
 
-        outcome = optimiser.run(replace(leg, is_over=is_over), watched, resume)
+        outcome = optimiser.run(replace(run, is_over=is_over), watched, resume)
         if self.path is not None and not monitor.stopped:
             self._done.append(outcome)
             self._under_way = None
@@ -161,10 +161,10 @@ class Journal:
     def _is_due(self) -> bool:
         return time.monotonic() - self._written > self.seconds
 
-    def _check_size(self, parameters: int, leg: Leg) -> None:
-        if parameters != leg.points.shape[-1]:
+    def _check_size(self, parameters: int, run: Run) -> None:
+        if parameters != run.points.shape[-1]:
             raise DataError(
-                f"the checkpoint {str(self.path)!r} has {parameters} parameters, this model {leg.points.shape[-1]}: it "
+                f"the checkpoint {str(self.path)!r} has {parameters} parameters, this model {run.points.shape[-1]}: it "
                 "belongs to another model; choose another file"
             )
 
@@ -225,5 +225,5 @@ def _outcome(tensors: Mapping[str, Tensor]) -> Outcome:
     each = (len(outcome.point),)
     flags_fit = all(flag.shape == each and flag.dtype == torch.bool for flag in (outcome.converged, outcome.failed))
     if outcome.point.ndim != 2 or outcome.loss.shape != each or not flags_fit:
-        raise ValueError("where a leg ended does not fit together")
+        raise ValueError("where a run ended does not fit together")
     return outcome

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from otpdag.data import Schema
 from otpdag.engine.method import Method, entropic, paper, transport
-from otpdag.engine.optimiser import Course
-from otpdag.engine.search import Ended, Searcher
+from otpdag.engine.optimiser import SearchSchedule
+from otpdag.engine.search import Searcher, SearchResult
 from otpdag.errors import DataError, ModelError
 from otpdag.learned.amortized import AmortizedMap
 from otpdag.learned.sequence_map import BidirectionalMap
@@ -124,9 +124,9 @@ class DataKind(ABC):
         many = any(space.is_countable for space in hidden) and not method.optimiser.is_stochastic
         return (MANY_STARTS if many else FEW_STARTS) if hidden else 1
 
-    def course(self, method: Method) -> Course:
+    def course(self, method: Method) -> SearchSchedule:
         """Sizes of the search's stages if the user does not say."""
-        return Course()
+        return SearchSchedule()
 
     def work(self, method: Method) -> int | None:
         """Roughly the size of the largest tensors of a step, by which threads are bounded; None leaves them alone."""
@@ -139,16 +139,18 @@ class DataKind(ABC):
         """Numbers for each unit of the problem, in the order in which the units were given."""
         return per_unit
 
-    def concluded(self, layout: Layout, ended: Ended, method: Method, searcher: Searcher) -> tuple[Layout, Ended]:
+    def concluded(
+        self, layout: Layout, ended: SearchResult, method: Method, searcher: Searcher
+    ) -> tuple[Layout, SearchResult]:
         """What is done once the search has ended, with the parameters that there are then."""
         return layout, ended
 
-    def adopt(self, layout: Layout, ended: Ended) -> None:
+    def adopt(self, layout: Layout, ended: SearchResult) -> None:
         """Leave the end in the model."""
         schema = Schema.of(self.model.spaces, self.model.graph)
         self.model.adopt(layout.structure, unpack(ended.point.cpu(), layout.shapes), schema, layout.maps)
 
-    def notes(self, ended: Ended) -> list[str]:
+    def notes(self, ended: SearchResult) -> list[str]:
         """What a user should know of the end, once it is adopted: what the data do not tell."""
         return []
 

@@ -17,8 +17,8 @@ from otpdag.divergences import Wasserstein
 from otpdag.engine.adam import Adam
 from otpdag.engine.data_kind import DataKind, Layout
 from otpdag.engine.method import Method
-from otpdag.engine.optimiser import Course
-from otpdag.engine.search import Ended, Searcher, restart_seed
+from otpdag.engine.optimiser import SearchSchedule
+from otpdag.engine.search import Searcher, SearchResult, restart_seed
 from otpdag.engine.updates import EM
 from otpdag.errors import DataError, ModelError
 from otpdag.learned.paper_topics import (
@@ -111,7 +111,7 @@ class DocumentData(DataKind):
         background = self.background(chosen)
         return topic_method(chosen, documents=self.rows, prior=prior, batch=batch, steps=steps, background=background)
 
-    def notes(self, ended: Ended) -> list[str]:
+    def notes(self, ended: SearchResult) -> list[str]:
         """What the choice of the method was made from, and whether topics were drawn."""
         notes, read = [], self.__dict__.get("repeats")
         if read is not None:
@@ -142,10 +142,10 @@ class DocumentData(DataKind):
             return 1
         return 4 if method.evaluation.pairs else 6
 
-    def course(self, method: Method) -> Course:
+    def course(self, method: Method) -> SearchSchedule:
         """Short runs of all starts, the best alone goes on."""
         pairs = isinstance(method.evaluation, TopicSweeps) and method.evaluation.pairs
-        return Course(short_steps=min(30 if pairs else 10, method.steps), halving=False, finalists=1, moves=0)
+        return SearchSchedule(short_steps=min(30 if pairs else 10, method.steps), halving=False, finalists=1, moves=0)
 
     def lay_out(self, method: Method, seed: int) -> Layout:
         """The model's parameters, and those of the paper's encoder."""
@@ -187,7 +187,9 @@ class DocumentData(DataKind):
             points.append(reader.point(Topics(torch.log(level.clamp(min=SMALLEST)), torch.full((size,), 1 / size))))
         return torch.cat(points)
 
-    def concluded(self, layout: Layout, ended: Ended, method: Method, searcher: Searcher) -> tuple[Layout, Ended]:
+    def concluded(
+        self, layout: Layout, ended: SearchResult, method: Method, searcher: Searcher
+    ) -> tuple[Layout, SearchResult]:
         """Concentrations as the exact distribution of the assignments has them, topics in order of falling share."""
         problem = ended.problem
         if not isinstance(problem, TopicProblem | PairProblem):
@@ -197,7 +199,7 @@ class DocumentData(DataKind):
         restarts = tuple(replace(one, point=point[0]) if one.kept else one for one in ended.restarts)
         return layout, replace(ended, problem=problem, point=point, restarts=restarts)
 
-    def adopt(self, layout: Layout, ended: Ended) -> None:
+    def adopt(self, layout: Layout, ended: SearchResult) -> None:
         """Topics and concentrations."""
         theta = split_theta(unpack(ended.point.double(), layout.shapes))[0]
         self.model.adopt(layout.structure, theta, Schema.of(self.model.spaces, self.model.graph), ())

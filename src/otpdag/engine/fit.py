@@ -20,12 +20,12 @@ from otpdag.engine.checkpoint import Journal, fingerprint
 from otpdag.engine.data_kind import DataKind, Layout
 from otpdag.engine.method import Method
 from otpdag.engine.monitor import Callback, Cause, Monitor, Stopping
-from otpdag.engine.optimiser import Course
+from otpdag.engine.optimiser import SearchSchedule
 from otpdag.engine.outlying_rows import RobustOptions
 from otpdag.engine.resolve import Plan, check_arguments, check_honoured, recognise, resolve, robust_kind
 from otpdag.engine.result import FitResult, Status
 from otpdag.engine.robust import robust_search
-from otpdag.engine.search import Ended, Searcher, search
+from otpdag.engine.search import Searcher, SearchResult, search
 from otpdag.errors import ApproximationWarning, ConvergenceWarning, ModelError, listed
 from otpdag.model import Model
 from otpdag.structure import unpack
@@ -47,7 +47,7 @@ def fit(
     device: str = "cpu",
     progress: bool | None = None,
     callbacks: Sequence[Callback] = (),
-    course: Course | None = None,
+    course: SearchSchedule | None = None,
     checkpoint: str | Path | None = None,
     checkpoint_seconds: float = 20.0,
     time_limit: float | None = None,
@@ -142,7 +142,9 @@ def fit(
     )
 
 
-def _searched(kind: DataKind, plan: Plan, searcher: Searcher) -> tuple[Layout, Ended, NDArray[np.float64] | None]:
+def _searched(
+    kind: DataKind, plan: Plan, searcher: Searcher
+) -> tuple[Layout, SearchResult, NDArray[np.float64] | None]:
     """Lay out the problem, search, and conclude; also how much of each row was used, where some are left out."""
     layout = kind.lay_out(plan.method, searcher.seed)
     _check_something_is_learned(layout)
@@ -205,7 +207,7 @@ def _check_something_is_learned(layout: Layout) -> None:
         )
 
 
-def _check_end(layout: Layout, ended: Ended) -> None:
+def _check_end(layout: Layout, ended: SearchResult) -> None:
     """Refuse an end that is no estimate: the model keeps what it had before."""
     for key, value in unpack(ended.point, layout.shapes).items():
         if not bool(torch.isfinite(value).all()):
@@ -213,7 +215,7 @@ def _check_end(layout: Layout, ended: Ended) -> None:
             raise ModelError(f"the fit failed: no finite parameters of node {node!r} were found; {FAILURE_ADVICE}")
 
 
-def _status(ended: Ended, method: Method, monitor: Monitor) -> Status:
+def _status(ended: SearchResult, method: Method, monitor: Monitor) -> Status:
     if bool(ended.failed[0]) or not bool(torch.isfinite(ended.loss[0])):
         reason = "the loss became infinite or not a number; the last good parameters were kept"
         return Status(False, reason, FAILURE_ADVICE, failed=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 from otpdag.data import Images
 from otpdag.engine.data_kind import DataKind, Layout
 from otpdag.engine.method import Method
-from otpdag.engine.optimiser import Course
+from otpdag.engine.optimiser import SearchSchedule
 from otpdag.errors import DataError, ModelError
 from otpdag.learned.autoencoder import AutoencoderProblem, CodebookProblem, Encoded, autoencoder_problem
 from otpdag.model import Model
@@ -60,9 +60,9 @@ class ImageData(DataKind):
         """One: starts differ in nothing but their seed, and networks are large."""
         return 1
 
-    def course(self, method: Method) -> Course:
+    def course(self, method: Method) -> SearchSchedule:
         """No short runs."""
-        return Course(short_steps=0, moves=1)
+        return SearchSchedule(short_steps=0, moves=1)
 
     def work(self, method: Method) -> None:
         """Convolutions gain from all threads."""

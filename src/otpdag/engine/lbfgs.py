@@ -19,7 +19,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from otpdag.engine.optimiser import SMALL_IN_A_ROW, Leg, Memory, Outcome, Progress, Watch, as_memory, from_memory, under
+from otpdag.engine.optimiser import SMALL_IN_A_ROW, Memory, Outcome, Progress, Run, Watch, as_memory, from_memory, under
 from otpdag.engine.updates import accelerated_updates, climbed
 from otpdag.errors import ModelError
 from otpdag.problem import LossTerms, Problem, loss_and_gradient
@@ -94,7 +94,7 @@ class LBFGSState:
     """In how many steps in a row each row's loss has hardly changed."""
 
     def as_tensors(self) -> dict[str, Tensor]:
-        """All of it, for a file or a leg that goes on from here."""
+        """All of it, for a file or a run that goes on from here."""
         columns = zip(PAIR, zip(*self.history, strict=True), strict=True) if self.history else ()
         return {**as_memory(self), **{f"pair.{name}": torch.stack(values) for name, values in columns}}
 
@@ -106,7 +106,7 @@ def pairs_of(tensors: Memory) -> list[Pair]:
 
 
 @dataclass(frozen=True)
-class LBFGS:
+class Deterministic:
     """Quasi-Newton descent on all rows, for problems in closed form.
 
     Args:
@@ -125,25 +125,25 @@ class LBFGS:
     is_stochastic: ClassVar[bool] = False
     """Every loss is the same at the same point."""
 
-    def run(self, leg: Leg, watch: Watch, resume: Memory | None = None) -> Outcome:
-        """Minimise in the problem's own coordinates, which a leg that goes on shares with the one before.
+    def run(self, run: Run, watch: Watch, resume: Memory | None = None) -> Outcome:
+        """Minimise in the problem's own coordinates, which a run that goes on shares with the one before.
 
         Where a problem's updates in closed form move every parameter, they come first, accelerated; what they have not
         settled after many steps, such as a probability that goes to zero, is left to descent.
         """
-        tolerance = self.tolerance if leg.tolerance is None else leg.tolerance
-        updates = leg.problem.updates
+        tolerance = self.tolerance if run.tolerance is None else run.tolerance
+        updates = run.problem.updates
         if updates is not None and updates.suffice and "axes.origin" not in (resume or {}):
-            first = accelerated_updates(replace(leg, steps=min(leg.steps, MOST_ALONE)), tolerance, watch, resume)
-            if bool((first.converged | first.failed).all()) or first.steps < MOST_ALONE or leg.steps <= MOST_ALONE:
+            first = accelerated_updates(replace(run, steps=min(run.steps, MOST_ALONE)), tolerance, watch, resume)
+            if bool((first.converged | first.failed).all()) or first.steps < MOST_ALONE or run.steps <= MOST_ALONE:
                 return first
-            leg, resume = replace(leg, points=first.point, steps=leg.steps - MOST_ALONE, memory={}), None
-        before = resume or leg.memory
-        axes = _axes_of(before) or Coordinates.of(leg.problem, _ascended(leg))
+            run, resume = replace(run, points=first.point, steps=run.steps - MOST_ALONE, memory={}), None
+        before = resume or run.memory
+        axes = _axes_of(before) or Coordinates.of(run.problem, _ascended(run))
         last: list[LossTerms] = []
 
         def evaluate(y: Tensor) -> LossTerms:
-            last[:] = [leg.problem.loss(axes.point(y))]
+            last[:] = [run.problem.loss(axes.point(y))]
             return last[0]
 
         def on_step(step: int, state: LBFGSState) -> bool:
@@ -152,8 +152,8 @@ class LBFGS:
 
         state = minimise(
             evaluate,
-            before["point"] if before else torch.zeros_like(leg.points),
-            steps=leg.steps,
+            before["point"] if before else torch.zeros_like(run.points),
+            steps=run.steps,
             tolerance=tolerance,
             history=pairs_of(before),
             resume=None if resume is None else from_memory(LBFGSState, resume, history=pairs_of(resume)),
@@ -163,14 +163,14 @@ class LBFGS:
         return Outcome(axes.point(state.point), state.loss, state.converged, state.failed, state.steps, memory)
 
 
-def _ascended(leg: Leg) -> Tensor:
-    """Where closed-form updates lead from the start of a leg, if a problem has some that do not suffice.
+def _ascended(run: Run) -> Tensor:
+    """Where closed-form updates lead from the start of a run, if a problem has some that do not suffice.
 
     They lead far in few steps, and stop when they gain little; L-BFGS does the rest.
     """
-    if leg.problem.updates is None or leg.problem.updates.suffice:
-        return leg.points
-    return climbed(replace(leg, steps=min(leg.steps, MOST_UPDATES)), LITTLE_GAINED)
+    if run.problem.updates is None or run.problem.updates.suffice:
+        return run.points
+    return climbed(replace(run, steps=min(run.steps, MOST_UPDATES)), LITTLE_GAINED)
 
 
 def _as_memory(axes: Coordinates, state: LBFGSState) -> Memory:

@@ -11,7 +11,7 @@ from otpdag.divergences import Energy, Wasserstein
 from otpdag.divergences.base import AbstractDivergence
 from otpdag.divergences.whitened import WhitenedFeatures
 from otpdag.engine.adam import Adam
-from otpdag.engine.lbfgs import LBFGS
+from otpdag.engine.lbfgs import Deterministic
 from otpdag.engine.updates import EM
 from otpdag.errors import ModelError
 from otpdag.learned.autoencoder import Encoded
@@ -34,23 +34,24 @@ class Method:
         objective: The terms and their weights.
         evaluation: ``ClosedForm()`` with noise integrated out, ``Drawn()`` with a learned map on minibatches,
             ``Encoded()`` with an encoder of images, ``TopicSweeps()`` or ``PaperTopics()`` for documents.
-        optimiser: ``LBFGS()`` for the closed form, ``Adam()`` for what is drawn, ``EM()`` for sweeps over documents.
+        optimiser: ``Deterministic()`` for the closed form, ``Adam()`` for what is drawn, ``EM()`` for sweeps over
+            documents.
 
     >>> Method("robuster", Objective(eps=0.75), ClosedForm(reference="uniform")).optimiser.steps
     400
-    >>> Method("odd", Objective(eps=1.0), Drawn(noise="marginal"), LBFGS())
+    >>> Method("odd", Objective(eps=1.0), Drawn(noise="marginal"), Deterministic())
     Traceback (most recent call last):
-    otpdag.errors.ModelError: what is Drawn is minimised by Adam; got LBFGS
+    otpdag.errors.ModelError: what is Drawn is minimised by Adam; got Deterministic
     """
 
     name: str
     objective: Objective = field(default_factory=lambda: Objective(eps=1.0))
     evaluation: Evaluation = field(default_factory=ClosedForm)
-    optimiser: LBFGS | Adam | EM = field(default_factory=LBFGS)
+    optimiser: Deterministic | Adam | EM = field(default_factory=Deterministic)
 
     def __post_init__(self) -> None:
         """Refuse an optimiser that does not serve the evaluation, and objectives that it cannot evaluate."""
-        optimisers: dict[type, type] = {ClosedForm: LBFGS, TopicSweeps: EM}
+        optimisers: dict[type, type] = {ClosedForm: Deterministic, TopicSweeps: EM}
         wanted = optimisers.get(type(self.evaluation), Adam)
         if not isinstance(self.optimiser, wanted):
             raise ModelError(
@@ -113,7 +114,7 @@ def entropic(
     """
     push = PushForward(eta, divergence or Energy()) if eta else None
     closed = ClosedForm(reference=reference, sums=sums or SumSizes(), network=network)
-    return Method("entropic", Objective(eps=eps, push_forward=push), closed, LBFGS(steps=steps))
+    return Method("entropic", Objective(eps=eps, push_forward=push), closed, Deterministic(steps=steps))
 
 
 def transport(
@@ -141,7 +142,9 @@ def transport(
         if any(setting is not None for setting in (batch_size, learning_rate, hidden_layers)):
             raise ModelError("batch_size, learning_rate and hidden_layers are of the route 'backward': leave them out")
         direct = Direct(features=features or WhitenedFeatures(), refinements=refinements)
-        return Method("transport", Objective(reconstruction=0.0, direct=direct), optimiser=LBFGS(steps=steps or 400))
+        return Method(
+            "transport", Objective(reconstruction=0.0, direct=direct), optimiser=Deterministic(steps=steps or 400)
+        )
     if route != "backward":
         raise ModelError(f"route must be 'direct' or 'backward'; got {route!r}")
     return Method(
@@ -201,4 +204,4 @@ def misfit(*, given_weights: bool) -> Method:
     Where the weights of hidden categories are given rather than learned, assignments do not read them.
     """
     closed = ClosedForm(reference="uniform" if given_weights else "model")
-    return Method("misfit", Objective(eps=0.75), closed, LBFGS(steps=400))
+    return Method("misfit", Objective(eps=0.75), closed, Deterministic(steps=400))

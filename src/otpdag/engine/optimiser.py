@@ -56,7 +56,7 @@ class Rivalry:
 
 
 @dataclass(frozen=True)
-class Leg:
+class Run:
     """One run of an optimiser: a part of a search.
 
     Args:
@@ -65,7 +65,7 @@ class Leg:
         steps: Most steps.
         tolerance: Relative change of the loss at which it has converged; the optimiser's own if left out.
         seeds: One for each replica's random stream.
-        memory: What an earlier leg learned, if this one goes on from it.
+        memory: What an earlier run learned, if this one goes on from it.
         is_over: Whether work before the first step shall be cut short: somebody asked for the end.
         rivalry: How replicas compete, if all but one are given up afterwards; every end matters if left out.
     """
@@ -82,7 +82,7 @@ class Leg:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Where a leg ended, for each replica: point and loss, whether it converged, whether it met an infinite loss."""
+    """Where a run ended, for each replica: point and loss, whether it converged, whether it met an infinite loss."""
 
     point: Tensor
     loss: Tensor
@@ -105,7 +105,7 @@ class Progress:
 
 
 Watch = Callable[[Progress], bool]
-"""Called after every step; returning True stops the leg."""
+"""Called after every step; returning True stops the run."""
 
 
 class Optimiser(Protocol):
@@ -113,7 +113,7 @@ class Optimiser(Protocol):
 
     @property
     def steps(self) -> int:
-        """Most steps of the last, longest leg."""
+        """Most steps of the last, longest run."""
         ...
 
     @property
@@ -121,8 +121,8 @@ class Optimiser(Protocol):
         """Whether it draws minibatches and noise, so that losses of single steps do not compare."""
         ...
 
-    def run(self, leg: Leg, watch: Watch, resume: Memory | None = None) -> Outcome:
-        """Run a leg, from its beginning or from a snapshot of it."""
+    def run(self, run: Run, watch: Watch, resume: Memory | None = None) -> Outcome:
+        """Run a run, from its beginning or from a snapshot of it."""
         ...
 
 
@@ -131,7 +131,7 @@ FEWEST_ROWS = 300
 
 
 @dataclass(frozen=True)
-class Course:
+class SearchSchedule:
     """Sizes of the stages: short runs of all starts, finalists on (nearly) all rows, a part for the best, the finish.
 
     Args:

@@ -13,8 +13,8 @@ from torch import Tensor
 from otpdag.data import Partitioned, PartTable, open_table
 from otpdag.engine.data_kind import DataKind, Layout, check_rows
 from otpdag.engine.method import Method
-from otpdag.engine.optimiser import Course
-from otpdag.engine.search import Ended
+from otpdag.engine.optimiser import SearchSchedule
+from otpdag.engine.search import SearchResult
 from otpdag.engine.table_data import TableData
 from otpdag.errors import DataError, ModelError
 from otpdag.learned.sampled import Pools, StreamedRows, pools_for
@@ -88,10 +88,12 @@ class PartitionedData(DataKind):
                 "of a table: use method='entropic', or fit a random part of the rows in memory"
             )
 
-    def course(self, method: Method) -> Course:
-        """Everything but the last leg on the rows at hand: each step there is a pass over all parts."""
+    def course(self, method: Method) -> SearchSchedule:
+        """Everything but the last run on the rows at hand: each step there is a pass over all parts."""
         held = self.held.rows
-        return Course(finalist_rows=held, part_rows=held, part_tolerance=getattr(method.optimiser, "tolerance", 1e-9))
+        return SearchSchedule(
+            finalist_rows=held, part_rows=held, part_tolerance=getattr(method.optimiser, "tolerance", 1e-9)
+        )
 
     def work(self, method: Method) -> int:
         """As of the rows at hand."""
@@ -125,14 +127,14 @@ class PartitionedData(DataKind):
         """From the rows at hand."""
         return self.held.starts(layout, problem, seed, numbers, units)
 
-    def adopt(self, layout: Layout, ended: Ended) -> None:
+    def adopt(self, layout: Layout, ended: SearchResult) -> None:
         """Parameters and units, and how far counts reach in all parts."""
         schema = self.table.reading.schema
         self.model.adopt(layout.structure, unpack(ended.point, layout.shapes), schema, layout.maps)
         largest = {node: self.table.sample.weight.new_tensor(value) for node, value in self.table.largest.items()}
         self.model.note_ranges(count_ranges(self.structure, largest))
 
-    def notes(self, ended: Ended) -> list[str]:
+    def notes(self, ended: SearchResult) -> list[str]:
         """What the rows at hand tell."""
         return self.held.notes(ended)
 

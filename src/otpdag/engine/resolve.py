@@ -23,7 +23,7 @@ from otpdag.engine.data_kind import DataKind
 from otpdag.engine.document_data import DocumentData
 from otpdag.engine.image_data import ImageData
 from otpdag.engine.method import Method, misfit
-from otpdag.engine.optimiser import Course
+from otpdag.engine.optimiser import SearchSchedule
 from otpdag.engine.outlying_rows import RobustOptions
 from otpdag.engine.partitioned_data import PartitionedData
 from otpdag.engine.sequence_data import SequenceData
@@ -86,7 +86,7 @@ class Plan:
 
     method: Method
     restarts: int
-    course: Course
+    course: SearchSchedule
     leaves_out: RobustOptions | None
     """How much of what the model cannot explain is left out; None if nothing is."""
 
@@ -129,12 +129,12 @@ def resolve(
     robust: str | None,
     steps: int | None,
     restarts: int | None,
-    course: Course | None,
+    course: SearchSchedule | None,
     options: RobustOptions | None = None,
 ) -> Plan:
     """Choose the method, and everything that the user left open."""
-    if course is not None and not isinstance(course, Course):
-        raise ModelError(f"course must be an otp.Course; got {course!r:.100}")
+    if course is not None and not isinstance(course, SearchSchedule):
+        raise ModelError(f"course must be an otp.SearchSchedule; got {course!r:.100}")
     chosen = _chosen(kind, method, robust)
     chosen = chosen if steps is None else chosen.with_steps(int(steps))
     kind.check(chosen)

@@ -34,7 +34,7 @@ from torch import Tensor
 from otpdag.data import Batch
 from otpdag.engine.data_kind import DataKind, Layout
 from otpdag.engine.monitor import Monitor
-from otpdag.engine.optimiser import Course
+from otpdag.engine.optimiser import SearchSchedule
 from otpdag.engine.outlying_rows import (
     ApartOptions,
     RobustOptions,
@@ -46,7 +46,7 @@ from otpdag.engine.outlying_rows import (
     tail_weights,
 )
 from otpdag.engine.resolve import Plan
-from otpdag.engine.search import Ended, Searcher, search
+from otpdag.engine.search import Searcher, SearchResult, search
 from otpdag.engine.table_data import TableData
 from otpdag.matching.mean_features import feature_columns
 from otpdag.problem import LossTerms, Problem, Refinement, Units, WrappedProblem, units_of
@@ -188,7 +188,7 @@ class CappedProblem(WrappedProblem):
 
 def robust_search(
     kind: DataKind, layout: Layout, problem: Problem, plan: Plan, searcher: Searcher
-) -> tuple[Ended, Tensor]:
+) -> tuple[SearchResult, Tensor]:
     """Search with outliers left out; also the final weight of each unit (N,)."""
     assert plan.leaves_out is not None, "asked for"
     options, seed, course, restarts = plan.leaves_out, searcher.seed, plan.course, plan.restarts
@@ -220,8 +220,8 @@ def robust_search(
     ended = search(capped, points, staged, replace(searcher, judge=_judged))
     final = ended.problem
     assert isinstance(final, CappedProblem), "what was searched"
-    assert final.weighted is not None, "laid out before the last leg"
-    assert final.weights is not None, "laid out before the last leg"
+    assert final.weighted is not None, "laid out before the last run"
+    assert final.weights is not None, "laid out before the last run"
     return replace(ended, problem=final.weighted), final.weights[0]
 
 
@@ -239,7 +239,7 @@ def _near_rows(kind: TableData, layout: Layout, plan: Plan, options: RobustOptio
         problem = part.problem(scaled, plan.method, searcher.seed)
         points = part.starts(scaled, problem, searcher.seed, range(plan.restarts))
         with Monitor(show=False, stopping=searcher.monitor.stopping) as quiet:
-            ended = search(problem, points, Course(), Searcher(searcher.optimiser, searcher.seed, quiet))
+            ended = search(problem, points, SearchSchedule(), Searcher(searcher.optimiser, searcher.seed, quiet))
         return units_of(ended.problem).unit_losses(ended.point)[0].cpu().numpy(), ended.point.shape[-1]
 
     limits = replace(options.apart, most=options.most_dropped)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from otpdag.engine.checkpoint import Journal
 from otpdag.engine.monitor import Monitor
-from otpdag.engine.optimiser import Course, Leg, Memory, Optimiser, Outcome, Progress, Rivalry
+from otpdag.engine.optimiser import Memory, Optimiser, Outcome, Progress, Rivalry, Run, SearchSchedule
 from otpdag.problem import Problem, Proposals, Refinement
 
 IDLE_MOVES = 2
@@ -36,7 +36,7 @@ class Restart:
 
 
 @dataclass(frozen=True)
-class Ended:
+class SearchResult:
     """The end of a search: of each data set the best point (S, P) and its loss, how it ended, and all restarts."""
 
     problem: Problem
@@ -63,8 +63,8 @@ class Searcher:
     seed: int = 0
     monitor: Monitor = field(default_factory=lambda: Monitor(show=False))
     journal: Journal = field(default_factory=Journal)
-    last_leg: str = "best start"
-    """What the last, longest leg is called."""
+    last_run: str = "best start"
+    """What the last, longest run is called."""
     trace: Callable[[Tensor], None] | None = None
     """Sees the points of all replicas after every step."""
     judge: Callable[[Problem, Tensor, Tensor], Tensor] = lambda problem, points, losses: losses
@@ -72,8 +72,8 @@ class Searcher:
 
 
 def search(
-    problem: Problem, starts: Tensor, course: Course, searcher: Searcher, owners: Sequence[int] | None = None
-) -> Ended:
+    problem: Problem, starts: Tensor, course: SearchSchedule, searcher: Searcher, owners: Sequence[int] | None = None
+) -> SearchResult:
     """Minimise a problem from several starts.
 
     Args:
@@ -90,7 +90,7 @@ class _Field:
     """All starts of a search: where each is now, the losses that it reached, and who is still in."""
 
     def __init__(
-        self, problem: Problem, course: Course, searcher: Searcher, starts: Tensor, owners: Sequence[int] | None
+        self, problem: Problem, course: SearchSchedule, searcher: Searcher, starts: Tensor, owners: Sequence[int] | None
     ) -> None:
         self.problem, self.course, self.searcher = problem, course, searcher
         self.points = starts.clone()
@@ -98,7 +98,7 @@ class _Field:
         self.short_losses = torch.full((len(starts),), torch.nan, dtype=torch.float64)
         self.losses = self.short_losses.clone()
 
-    def run(self) -> Ended:
+    def run(self) -> SearchResult:
         """The whole course."""
         alive = torch.arange(len(self.points))
         sets = len(self.owners.unique())
@@ -114,7 +114,7 @@ class _Field:
         judged = self.searcher.judge(problem, outcome.point, outcome.loss)
         best = self._best(alive, judged, outcome.failed, 1)
         rows = torch.tensor([int((alive == number).nonzero()) for number in best])
-        return Ended(
+        return SearchResult(
             problem=problem,
             point=outcome.point[rows],
             loss=outcome.loss[rows],
@@ -189,15 +189,15 @@ class _Field:
             return None
         part = self.problem.subset(rows).laid_out_for(self.points[alive])
         tolerance, steps = self.course.part_tolerance, self.searcher.optimiser.steps
-        leg = Leg(part, self.points[alive], steps, tolerance, self._seeds(alive))
-        outcome = self._leg("best start, part", leg, alive, keep=False)
+        run = Run(part, self.points[alive], steps, tolerance, self._seeds(alive))
+        outcome = self._run("best start, part", run, alive, keep=False)
         self.points[alive] = outcome.point
         return None if self.problem.pace.renews_curvature else outcome.memory
 
     def _finish(self, alive: Tensor, memory: Memory | None) -> tuple[Problem, Outcome]:
         course, steps = self.course, self.searcher.optimiser.steps
         problem, outcome = self._settled(
-            self.searcher.last_leg,
+            self.searcher.last_run,
             self.problem.laid_out_for(self.points[alive], precisely=True),
             alive,
             steps=steps,
@@ -209,7 +209,7 @@ class _Field:
         self.losses[alive] = outcome.loss.cpu().double()
         return problem, outcome
 
-    # -- legs ---------------------------------------------------------------------------------------------------------
+    # -- runs ---------------------------------------------------------------------------------------------------------
 
     def _settled(
         self,
@@ -228,10 +228,10 @@ class _Field:
         most = problem.pace.steps
         limited = steps if most is None else min(steps, most)
         problem = problem.laid_out_for(self.points[alive])
-        leg = Leg(problem, self.points[alive], limited, tolerance, self._seeds(alive), memory or {}, rivalry=rivalry)
+        run = Run(problem, self.points[alive], limited, tolerance, self._seeds(alive), memory or {}, rivalry=rivalry)
         may_move_early = keep and moves > 0 and len(alive) == 1  # of several, all would wait for the one that is asked
-        run = self._patient_leg if may_move_early else self._plain_leg
-        problem, outcome = run(name, leg, alive, keep=keep)
+        descend = self._patient_run if may_move_early else self._plain_run
+        problem, outcome = descend(name, run, alive, keep=keep)
         gains = _Gains(self.course.small_gain)
         for _ in range(moves):
             if bool(outcome.failed.all()) or self._is_over:
@@ -245,28 +245,28 @@ class _Field:
             if gains.have_ended(moved):
                 problem, outcome = gains.end(outcome)
                 break
-            problem, outcome = run(moved.what, _after(leg, moved, outcome), alive, keep=keep)
+            problem, outcome = descend(moved.what, _after(run, moved, outcome), alive, keep=keep)
         else:
             if keep and moves and problem.pace.refinements:  # it was still moving: its end is not the end
                 outcome = replace(outcome, converged=torch.zeros_like(outcome.converged))
         self.points[alive] = outcome.point
         return problem, outcome
 
-    def _patient_leg(self, name: str, leg: Leg, alive: Tensor, *, keep: bool) -> tuple[Problem, Outcome]:
-        """A leg to its end; one that takes long may move on the way: near a poor optimum, steps are small and many."""
-        patience = leg.problem.pace.patience
-        if patience is None or leg.steps <= patience:
-            return self._plain_leg(name, leg, alive, keep=keep)
-        outcome = self._leg(name, replace(leg, steps=patience), alive, keep=keep)
+    def _patient_run(self, name: str, run: Run, alive: Tensor, *, keep: bool) -> tuple[Problem, Outcome]:
+        """A run to its end; one that takes long may move on the way: near a poor optimum, steps are small and many."""
+        patience = run.problem.pace.patience
+        if patience is None or run.steps <= patience:
+            return self._plain_run(name, run, alive, keep=keep)
+        outcome = self._run(name, replace(run, steps=patience), alive, keep=keep)
         if bool((outcome.converged | outcome.failed).all()) or self._is_over:
-            return leg.problem, outcome
-        moved, rest = leg.problem.refine(outcome.point), replace(leg, steps=leg.steps - patience)
+            return run.problem, outcome
+        moved, rest = run.problem.refine(outcome.point), replace(run, steps=run.steps - patience)
         if moved is not None:
-            return self._plain_leg(moved.what, _after(rest, moved, outcome), alive, keep=keep)
-        return self._plain_leg(name, replace(rest, points=outcome.point, memory=outcome.memory), alive, keep=keep)
+            return self._plain_run(moved.what, _after(rest, moved, outcome), alive, keep=keep)
+        return self._plain_run(name, replace(rest, points=outcome.point, memory=outcome.memory), alive, keep=keep)
 
-    def _plain_leg(self, name: str, leg: Leg, alive: Tensor, *, keep: bool) -> tuple[Problem, Outcome]:
-        return leg.problem, self._leg(name, leg, alive, keep=keep)
+    def _plain_run(self, name: str, run: Run, alive: Tensor, *, keep: bool) -> tuple[Problem, Outcome]:
+        return run.problem, self._run(name, run, alive, keep=keep)
 
     def _elsewhere(self, problem: Problem, outcome: Outcome, alive: Tensor) -> Refinement | None:
         """Where the best of a problem's alternatives leads to, if that is lower than where the search has come to."""
@@ -276,7 +276,7 @@ class _Field:
             return None
         again = problem.laid_out_for(point)
         steps = self.course.finalist_steps if self.course.finalist_rows is None else 1  # of many rows each costs much
-        late = self._leg("best alternative", Leg(again, point, steps, None, self._seeds(alive)), alive, keep=False)
+        late = self._run("best alternative", Run(again, point, steps, None, self._seeds(alive)), alive, keep=False)
         lower = late.loss < outcome.loss - self._small(outcome.loss)
         return Refinement(again, late.point, "best alternative", late.loss) if bool(lower & ~late.failed) else None
 
@@ -291,8 +291,8 @@ class _Field:
         numbers = torch.cat([alive, len(self.points) + torch.arange(len(tried.points))])
         for number, steps in enumerate(course.alternative_steps, start=1):
             is_last = number == len(course.alternative_steps)
-            leg = Leg(tried.part.laid_out_for(points), points, steps, None, self._seeds(numbers))
-            ended = self._leg("alternatives", leg, numbers, keep=False)
+            run = Run(tried.part.laid_out_for(points), points, steps, None, self._seeds(numbers))
+            ended = self._run("alternatives", run, numbers, keep=False)
             losses = _spoilt(ended.loss.cpu().double(), ended.failed)
             bar = losses[0] + (-self._small(losses[0]) if is_last else course.alternative_gap)
             order = 1 + losses[1:].argsort()[: 1 if is_last else course.alternatives_kept]
@@ -307,10 +307,10 @@ class _Field:
         """By how much a loss must be lower for that to count."""
         return self.course.small_gain * (1 + loss.abs())
 
-    def _leg(self, name: str, leg: Leg, alive: Tensor, *, keep: bool) -> Outcome:
+    def _run(self, name: str, run: Run, alive: Tensor, *, keep: bool) -> Outcome:
         monitor, trace = self.searcher.monitor, self.searcher.trace
         known = len(monitor.stages)
-        monitor.stage(name, leg.steps, alive.tolist(), leg.problem)
+        monitor.stage(name, run.steps, alive.tolist(), run.problem)
         if self.searcher.journal.goes_on:
             del monitor.stages[known:]
 
@@ -322,7 +322,7 @@ class _Field:
             record = {**progress.terms.as_floats(best), "loss": float(losses[best])}
             return monitor.record(name, progress.step, record, keep=keep, losses=losses.tolist())
 
-        outcome, was_read = self.searcher.journal.run(leg, self.searcher.optimiser, monitor, watch)
+        outcome, was_read = self.searcher.journal.run(run, self.searcher.optimiser, monitor, watch)
         if was_read:
             del monitor.stages[known:]
         return outcome
@@ -409,11 +409,11 @@ def _mean(moved: Refinement) -> float:
     return torch.inf if moved.loss is None else float(moved.loss.mean())
 
 
-def _after(leg: Leg, moved: Refinement, outcome: Outcome) -> Leg:
-    """The leg that goes on where a problem was moved to after another one ended."""
+def _after(run: Run, moved: Refinement, outcome: Outcome) -> Run:
+    """The run that goes on where a problem was moved to after another one ended."""
     learned = _carried(outcome.memory, moved.point) if moved.curved_alike else {}
     problem = moved.problem.laid_out_for(moved.point)
-    return replace(leg, problem=problem, points=moved.point, memory=learned, rivalry=None)
+    return replace(run, problem=problem, points=moved.point, memory=learned, rivalry=None)
 
 
 def _carried(memory: Memory, point: Tensor) -> Memory:

@@ -17,8 +17,8 @@ from otpdag.data.sequences import SequenceBatch, SequenceTable, as_sequences, en
 from otpdag.engine.adam import Adam
 from otpdag.engine.data_kind import DataKind, Layout, check_rows, named_method
 from otpdag.engine.method import Method, entropic, transport
-from otpdag.engine.optimiser import Course
-from otpdag.engine.search import Ended, Searcher, restart_seed, search
+from otpdag.engine.optimiser import SearchSchedule
+from otpdag.engine.search import Searcher, SearchResult, restart_seed, search
 from otpdag.errors import DataError, ModelError
 from otpdag.learned.amortized import RowCode
 from otpdag.learned.sequence_map import BidirectionalMap
@@ -49,7 +49,7 @@ PART_STEPS, PART_OF_ALL = 100_000, 32
 """Steps on which the best chain settles before it sees all, or such a share of all: of ten million that spared one of
 five or six passes over everything in two of three data sets, for a seventh of one."""
 
-CHAIN = Course(
+CHAIN = SearchSchedule(
     short_rows=2_500,
     short_elements=10**12,
     short_tolerance=1e-5,
@@ -166,7 +166,7 @@ class SequenceData(DataKind):
                 f"robust='outliers' leaves out whole sequences: it needs at least {FEWEST_UNITS}; got {many}"
             )
 
-    def course(self, method: Method) -> Course:
+    def course(self, method: Method) -> SearchSchedule:
         """By what is hidden, and what is compared."""
         if method.objective.direct is not None:
             return WINDOWS
@@ -241,7 +241,9 @@ class SequenceData(DataKind):
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
-    def concluded(self, layout: Layout, ended: Ended, method: Method, searcher: Searcher) -> tuple[Layout, Ended]:
+    def concluded(
+        self, layout: Layout, ended: SearchResult, method: Method, searcher: Searcher
+    ) -> tuple[Layout, SearchResult]:
         """A network may join the smoother of hidden numbers."""
         stopped = searcher.monitor.stopped or bool(ended.failed[0])
         if stopped or not isinstance(method.evaluation, ClosedForm) or not isinstance(layout.sequence_map, SequenceMap):
@@ -250,11 +252,11 @@ class SequenceData(DataKind):
             return layout, ended
         return _with_network(layout, ended, self.batch, method, searcher)
 
-    def notes(self, ended: Ended) -> list[str]:
+    def notes(self, ended: SearchResult) -> list[str]:
         """Scales at their floor."""
         return notes_on_scales(self.model)
 
-    def adopt(self, layout: Layout, ended: Ended) -> None:
+    def adopt(self, layout: Layout, ended: SearchResult) -> None:
         """Parameters and units; hidden values of sequences are drawn by filters, not by the learned map."""
         self.model.adopt(layout.structure, unpack(ended.point.cpu(), layout.shapes), self.schema, ())
 
@@ -346,8 +348,8 @@ def _network_may_help(structure: Structure, closed: ClosedForm) -> bool:
 
 
 def _with_network(
-    layout: Layout, ended: Ended, batch: SequenceBatch, method: Method, searcher: Searcher
-) -> tuple[Layout, Ended]:
+    layout: Layout, ended: SearchResult, batch: SequenceBatch, method: Method, searcher: Searcher
+) -> tuple[Layout, SearchResult]:
     """Let a network join the smoother, train both and the model on, and keep the better of before and after.
 
     The network's last layer starts at zero, so that both are points of one problem, compared on the same batches.
@@ -360,7 +362,9 @@ def _with_network(
     joined = Layout(structure, shapes, sequence_map=backward)
     problem = piece_problem(structure, backward, batch, shapes, method.objective, drawn)
     before = pack(parameters)
-    after = search(problem, before, Course(moves=0), replace(searcher, optimiser=NETWORK, last_leg="network joins"))
+    after = search(
+        problem, before, SearchSchedule(moves=0), replace(searcher, optimiser=NETWORK, last_run="network joins")
+    )
     gain, error = _gain(problem, before, after.point, seed)
     better = gain > CLEARLY_BETTER * error and not bool(after.failed[0])
     if not better and not (isinstance(method.evaluation, ClosedForm) and method.evaluation.network):

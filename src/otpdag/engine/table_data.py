@@ -26,8 +26,8 @@ from otpdag.data import (
 )
 from otpdag.engine.data_kind import DataKind, Layout, check_rows, named_method
 from otpdag.engine.method import Method, entropic, paper, transport
-from otpdag.engine.optimiser import Course
-from otpdag.engine.search import Ended, restart_seed
+from otpdag.engine.optimiser import SearchSchedule
+from otpdag.engine.search import SearchResult, restart_seed
 from otpdag.errors import ModelError
 from otpdag.learned.sampled import DrawnRows
 from otpdag.likelihood.enumeration import SumSizes
@@ -169,11 +169,13 @@ class TableData(DataKind):
         grid = method.evaluation.sums.grid if isinstance(method.evaluation, ClosedForm) else 1
         return self.read.rows * (grid if numbers else 1)
 
-    def course(self, method: Method) -> Course:
-        """Of many rows, all but the last leg on a part of them."""
+    def course(self, method: Method) -> SearchSchedule:
+        """Of many rows, all but the last run on a part of them."""
         if not isinstance(method.evaluation, ClosedForm):
-            return Course()
-        course = Course() if is_sum_over_rows(method.objective) else Course(finalist_steps=COMPARED_STEPS)
+            return SearchSchedule()
+        course = (
+            SearchSchedule() if is_sum_over_rows(method.objective) else SearchSchedule(finalist_steps=COMPARED_STEPS)
+        )
         if self.read.rows < FROM_ROWS:
             return replace(course, finalist_gap=FINALIST_GAP if is_sum_over_rows(method.objective) else None)
         tolerance = getattr(method.optimiser, "tolerance", 1e-9)
@@ -210,12 +212,12 @@ class TableData(DataKind):
         each = zip(numbers, seeds, strict=True)
         return torch.cat([one_start(layout, seen, 0, one, first=n == 0) for n, one in each])
 
-    def adopt(self, layout: Layout, ended: Ended) -> None:
+    def adopt(self, layout: Layout, ended: SearchResult) -> None:
         """Parameters, units and maps, and how far counts reach."""
         self.model.adopt(layout.structure, unpack(ended.point.cpu(), layout.shapes), self.schema, layout.maps)
         self.model.note_ranges(count_ranges(self.structure, self.read.values))
 
-    def notes(self, ended: Ended) -> list[str]:
+    def notes(self, ended: SearchResult) -> list[str]:
         """Constant columns, boundaries, parameters that are not determined, dependence that the graph denies."""
         batch = self.read.to("cpu")
         notes = notes_on_columns(self.structure, batch) + notes_on_scales(self.model)

@@ -20,11 +20,11 @@ from torch import Tensor
 
 from otpdag.engine.optimiser import (
     SMALL_IN_A_ROW,
-    Leg,
     Memory,
     Outcome,
     Progress,
     Rivalry,
+    Run,
     Watch,
     as_memory,
     from_memory,
@@ -194,47 +194,47 @@ def _size(change: Array) -> Array:
     return np.abs(change).max(-1, keepdims=True, initial=0.0)
 
 
-def accelerated_updates(leg: Leg, tolerance: float, watch: Watch, resume: Memory | None = None) -> Outcome:
-    """Update all replicas of a leg until nothing changes."""
-    state = _State.of(leg.points) if resume is None else _State.restored(resume)
-    for step in range(state.step, leg.steps):
-        terms = _followed(leg, state, tolerance)[1]
-        loss, point = (torch.from_numpy(array).to(leg.points) for array in (state.loss, state.point))
+def accelerated_updates(run: Run, tolerance: float, watch: Watch, resume: Memory | None = None) -> Outcome:
+    """Update all replicas of a run until nothing changes."""
+    state = _State.of(run.points) if resume is None else _State.restored(resume)
+    for step in range(state.step, run.steps):
+        terms = _followed(run, state, tolerance)[1]
+        loss, point = (torch.from_numpy(array).to(run.points) for array in (state.loss, state.point))
         stop = watch(Progress(step, terms, loss, point, state.as_tensors))
-        if stop or state.have_ended(leg.rivalry, leg.steps - state.step):
+        if stop or state.have_ended(run.rivalry, run.steps - state.step):
             break
     converged = torch.from_numpy(state.small >= SMALL_IN_A_ROW)
-    loss, point = (torch.from_numpy(array).to(leg.points) for array in (state.loss, state.point))
+    loss, point = (torch.from_numpy(array).to(run.points) for array in (state.loss, state.point))
     return Outcome(point, loss, converged.to(loss.device), ~torch.isfinite(loss), state.step)
 
 
-def climbed(leg: Leg, little: float) -> Tensor:
+def climbed(run: Run, little: float) -> Tensor:
     """Where updates lead (R, P) until each replica has gained little, relative to its loss, in a step that was kept.
 
     The last update is not looked at, but for replicas of which one went too far: these end where they were lowest.
     """
-    state = _State.of(leg.points)
+    state = _State.of(run.points)
     too_far = np.zeros(len(state.loss), dtype=bool)
-    for _ in range(leg.steps):
+    for _ in range(run.steps):
         before = state.loss
-        loss = _followed(leg, state, little)[0]
+        loss = _followed(run, state, little)[0]
         too_far |= state.plain_is_higher
         small = little * (1 + np.abs(state.loss))
         gained_little = ~(before - state.loss > small)
         # a step too far is no end: less of it follows, unless that has been tried or could bring little
         no_further = state.plain_is_higher & ((loss - before <= small) | (state.share < LEAST_SHARE))
         settled = state.small >= SMALL_IN_A_ROW
-        if (gained_little & ((loss <= before) | no_further | settled)).all() or leg.is_over():
+        if (gained_little & ((loss <= before) | no_further | settled)).all() or run.is_over():
             break
     reached = np.where(too_far[:, None], state.point, state.plain)
-    return torch.from_numpy(reached).to(leg.points)
+    return torch.from_numpy(reached).to(run.points)
 
 
-def _followed(leg: Leg, state: _State, tolerance: float) -> tuple[Array, LossTerms]:
+def _followed(run: Run, state: _State, tolerance: float) -> tuple[Array, LossTerms]:
     """Update the trial of every replica, and follow; the losses at the trials."""
-    stretched = None if leg.problem.updates is None else leg.problem.updates.stretched
+    stretched = None if run.problem.updates is None else run.problem.updates.stretched
     mixed = None if stretched is None else stretched.cpu().double().numpy()
-    updates, terms = leg.problem.update(torch.from_numpy(state.trial).to(leg.points))
+    updates, terms = run.problem.update(torch.from_numpy(state.trial).to(run.points))
     loss = terms.total.detach().double().expand(len(state.point)).cpu().numpy()
     state.follow(updates.detach().cpu().double().numpy(), loss, tolerance, mixed)
     return loss, terms
@@ -267,13 +267,13 @@ class EM:
     is_stochastic: ClassVar[bool] = False
     """Every loss is the same at the same point."""
 
-    def run(self, leg: Leg, watch: Watch, resume: Memory | None = None) -> Outcome:
+    def run(self, run: Run, watch: Watch, resume: Memory | None = None) -> Outcome:
         """Update until nothing changes; the loss is that of the point before the last update."""
-        state = _EMState.of(leg.points) if resume is None else from_memory(_EMState, resume)
-        tolerance = self.tolerance if leg.tolerance is None else leg.tolerance
-        stretched = None if leg.problem.updates is None else leg.problem.updates.stretched
-        for step in range(state.step, leg.steps):
-            updates, terms = _updated(leg, state.point)
+        state = _EMState.of(run.points) if resume is None else from_memory(_EMState, resume)
+        tolerance = self.tolerance if run.tolerance is None else run.tolerance
+        stretched = None if run.problem.updates is None else run.problem.updates.stretched
+        for step in range(state.step, run.steps):
+            updates, terms = _updated(run, state.point)
             loss = terms.total.detach().double().expand(len(state.point))
             state.follow(self, updates, loss, tolerance, stretched)
             progress = Progress(step, terms, loss, state.point, partial(as_memory, state))
@@ -284,9 +284,9 @@ class EM:
         return Outcome(state.point, state.loss, converged, failed, state.step, {})
 
 
-def _updated(leg: Leg, points: Tensor) -> tuple[Tensor, LossTerms]:
+def _updated(run: Run, points: Tensor) -> tuple[Tensor, LossTerms]:
     """The updates of all replicas, one after another: each is a pass over all of the data."""
-    pairs = [leg.problem.update(point) for point in points.split(1)]
+    pairs = [run.problem.update(point) for point in points.split(1)]
     terms = LossTerms(*(torch.cat([getattr(one, f.name).reshape(1) for _, one in pairs]) for f in fields(LossTerms)))
     return torch.cat([point for point, _ in pairs]).detach(), terms
 

@@ -19,7 +19,7 @@ from sklearn.utils.validation import validate_data
 
 from otpdag.arguments import check_choice, check_count
 from otpdag.data import Documents
-from otpdag.engine import EM, Course, FitResult, fit
+from otpdag.engine import EM, FitResult, SearchSchedule, fit
 from otpdag.engine.document_data import DocumentData
 from otpdag.engine.monitor import Callback
 from otpdag.engine.search import Searcher, search
@@ -206,7 +206,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
     def _with_pairs(self, problem: PairProblem, counts: Counts, updates: int = 20) -> Topics:
         """Some updates from the pairs of all documents so far, and alpha from the new ones."""
         grown = problem.resumed(counts, int(self._seen))
-        course = Course(short_steps=0, moves=0)
+        course = SearchSchedule(short_steps=0, moves=0)
         ended = search(grown, grown.point(problem.own(self._state)), course, Searcher(EM(steps=updates)))
         self._problem, topics = grown.concluded(grown.topics(ended.point))
         return topics
