@@ -6,7 +6,6 @@ import torch
 from scipy import special, stats
 
 from otpdag import mechanisms as m
-from otpdag.mechanisms.beta import CONCENTRATIONS, LARGEST_LOGIT
 from tests.mechanisms.plain import FAMILY, as_parents, line_of, pooled, table
 
 
@@ -23,7 +22,7 @@ def test_concentrations_start_from_the_residuals_of_a_regression():
 
 def test_concentrations_start_within_bounds():
     a, r, weight = table(np.random.default_rng(1))
-    for value, bound in ((np.full(60, 0.3), CONCENTRATIONS[1]), ((r > 0) + 0.0, CONCENTRATIONS[0])):
+    for value, bound in ((np.full(60, 0.3), m.Beta.starts_between[1]), ((r > 0) + 0.0, m.Beta.starts_between[0])):
         found = (
             m.Beta()
             .setup(FAMILY)
@@ -50,7 +49,7 @@ def test_values_at_the_ends_have_finite_densities_and_noise():
 
 def test_shapes_stay_above_zero_however_far_the_mean_is():
     node = m.Beta().setup(m.Family("x"))
-    for logit, at in ((1e4, LARGEST_LOGIT), (-1e4, -LARGEST_LOGIT), (2.0, 2.0)):
+    for logit, at in ((1e4, m.Beta.largest_logit), (-1e4, -m.Beta.largest_logit), (2.0, 2.0)):
         params = {"logit_mean": torch.full((1, 1, 1), logit).double(), "concentration": torch.ones(1, 1, 1).double()}
         one, other = node.shapes(params, {}, torch.zeros(1, 1, 1).double())
         assert one.item() == pytest.approx(special.expit(at), rel=1e-9)

@@ -6,7 +6,6 @@ import torch
 from scipy import stats
 
 from otpdag import mechanisms as m
-from otpdag.mechanisms.counts import DISPERSIONS, FEWEST_COUNTED, LARGEST_LOG_RATE, RARE
 from tests.mechanisms.plain import FAMILY, as_parents, line_of, pooled, table
 
 ROOT = m.Family("x")
@@ -28,13 +27,13 @@ def test_dispersions_start_from_what_squares_exceed_the_means_by(noise):
     fitted = np.exp(line_of(found, "log_rate", a, r))
     excess = pooled((value - fitted) ** 2 - fitted, a, weight)
     expected = pooled(fitted**2, a, weight) / np.maximum(excess, 1e-9)
-    np.testing.assert_allclose(found["dispersion"], np.clip(expected, *DISPERSIONS), rtol=1e-9)
+    np.testing.assert_allclose(found["dispersion"], np.clip(expected, *m.NegativeBinomial.starts_between), rtol=1e-9)
 
 
 def test_rates_are_bounded_above():
     for node in (m.Poisson().setup(ROOT), m.NegativeBinomial().setup(ROOT)):
         params = at(40.0, dispersion=2.0)
-        assert node.mean(params, {}).item() == pytest.approx(np.exp(LARGEST_LOG_RATE))
+        assert node.mean(params, {}).item() == pytest.approx(np.exp(m.Poisson.largest_log_rate))
     params = {"log_rate": torch.tensor([[[40.0], [1.0]]], dtype=torch.float64)}
     found = m.Poisson().setup(m.Family("x", FAMILY.parents[:1])).coefficients(params)
     assert found[0, 0].tolist() == pytest.approx([-np.exp(25.0), 25.0, -1.0])
@@ -45,7 +44,7 @@ def test_lists_of_counts_end_where_hardly_any_mass_lies():
         (m.Poisson().setup(ROOT), stats.poisson(np.exp(1.3)), at(1.3)),
         (m.NegativeBinomial().setup(ROOT), stats.nbinom(2.0, 2 / (2 + np.exp(1.3))), at(1.3, dispersion=2.0)),
     ):
-        largest = int(law.ppf(1 - RARE))
+        largest = int(law.ppf(1 - m.Poisson.rare))
         atoms = node.atoms(params, {}, largest + 1)
         assert atoms.values.flatten().tolist() == list(range(largest + 1))
         np.testing.assert_allclose(atoms.log_probs.flatten(), law.logpmf(np.arange(largest + 1)), rtol=1e-8)
@@ -92,7 +91,7 @@ def test_sums_are_fitted_mean_counts():
         [[[5.0, 4.0, 20.0, 0.0, 9.0]]], dtype=torch.float64
     )  # rows that show each, their counts, factorials
     found = node.fitted(params, sums)["log_rate"][0, 0]
-    np.testing.assert_allclose(found, [np.log(4.0), np.log(FEWEST_COUNTED / 4)])
+    np.testing.assert_allclose(found, [np.log(4.0), np.log(1e-6 / 4)])
     none = torch.tensor([[[0.0, 4.0, 0.0, 8.0, 9.0]]], dtype=torch.float64)
     np.testing.assert_allclose(node.fitted(params, none)["log_rate"][0, 0], [0.3, np.log(2.0)])
     given = m.Poisson(2, log_rate=0.0).setup(ROOT)

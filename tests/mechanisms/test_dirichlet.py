@@ -6,7 +6,6 @@ import torch
 from scipy import special, stats
 
 from otpdag import mechanisms as m
-from otpdag.mechanisms.dirichlet import TOTALS
 from otpdag.spaces import Discrete
 from tests.mechanisms.plain import pooled
 
@@ -50,9 +49,9 @@ def test_the_approximation_starts_from_means_and_variances_of_logarithms():
 def test_totals_start_within_bounds_and_rare_coordinates_above_zero():
     a, value, weight = rows(np.random.default_rng(2))
     same = np.tile([[0.2, 0.3, 0.5]], (80, 1))
-    np.testing.assert_allclose(started(m.Dirichlet(3), a, same, weight).sum(-1), TOTALS[1])
+    np.testing.assert_allclose(started(m.Dirichlet(3), a, same, weight).sum(-1), m.Dirichlet.totals[1])
     corners = np.eye(3)[np.arange(80) % 3]
-    np.testing.assert_allclose(started(m.Dirichlet(3), a, corners, weight).sum(-1), TOTALS[0], rtol=0.05)
+    np.testing.assert_allclose(started(m.Dirichlet(3), a, corners, weight).sum(-1), m.Dirichlet.totals[0], rtol=0.05)
     value[:, 2] = 0.0
     value /= value.sum(-1, keepdims=True)
     found = started(m.Dirichlet(3), a, value, weight)

@@ -10,7 +10,6 @@ from otpdag import mechanisms as m
 from otpdag.errors import ModelError
 from otpdag.mechanisms.parameters import Axis, Tied, as_setting
 from otpdag.mechanisms.predictor import (
-    TABLE_LIMIT,
     Predictor,
     Units,
     centre_and_spread,
@@ -244,9 +243,9 @@ def test_slopes_belong_to_their_parents_and_turn_with_them():
 
 def test_tables_that_no_data_could_fill_are_refused():
     sizes = (100, 200)
-    assert prod(sizes) == TABLE_LIMIT == 20_000
+    assert prod(sizes) == Predictor.most_rows == 20_000
     parents = tuple((f"p{size}", Discrete(size)) for size in sizes)
-    assert Predictor(m.Family("x", parents), 1, "loc").rows == TABLE_LIMIT
+    assert Predictor(m.Family("x", parents), 1, "loc").rows == Predictor.most_rows
     more = m.Family("x", (("p201", Discrete(201)), parents[0]))
     with pytest.raises(ModelError, match="needs 20100 rows; at most 20000 are supported"):
         Predictor(more, 1, "loc")

@@ -7,7 +7,6 @@ from scipy import stats
 
 from otpdag import mechanisms as m
 from otpdag.mechanisms.normal import SMALLEST_SCALE
-from otpdag.mechanisms.student import DF_GRID, EM_STEPS
 from tests.mechanisms.plain import FAMILY, as_parents, line_of, pooled, table
 
 
@@ -20,13 +19,13 @@ def plain_start(node, value, a, r, weight, df=None):
     }
     mean = np.average(value, axis=0, weights=weight)
     spread = np.sqrt(np.average((value - mean) ** 2, axis=0, weights=weight))
-    for _ in range(EM_STEPS):
+    for _ in range(m.StudentT.start_steps):
         residual = value - line_of({k: torch.as_tensor(v) for k, v in params.items()}, "loc", a, r)
         ratio = (residual / params["scale"][a]) ** 2
         own = df
         if df is None:
-            fit = [(weight[:, None] * stats.t(one).logpdf(np.sqrt(ratio))).sum(0) for one in DF_GRID]
-            own = np.array(DF_GRID)[np.argmax(fit, 0)]
+            fit = [(weight[:, None] * stats.t(one).logpdf(np.sqrt(ratio))).sum(0) for one in m.StudentT.df_grid]
+            own = np.array(m.StudentT.df_grid)[np.argmax(fit, 0)]
         trust = (own + 1) / (own + ratio)
         regressed = node.predictor.start(tensor, parents, torch.as_tensor(weight[:, None] * trust))
         params |= {name: one.numpy() for name, one in regressed.items()}

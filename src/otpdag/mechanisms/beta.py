@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from otpdag.mechanisms.base import Noise, Params, Parents, sum_cells
-from otpdag.mechanisms.parameters import POSITIVE, Axis, Parameter, Setting, as_setting
-from otpdag.mechanisms.predictor import Predicted, Predictor, check_dim
+from otpdag.mechanisms.base import Params, Parents, sum_cells
+from otpdag.mechanisms.parameters import Setting, as_setting
+from otpdag.mechanisms.predictor import Dispersed, Predictor, check_dim
 from otpdag.mechanisms.quantiles import beta_cdf, beta_quantile
 from otpdag.mechanisms.regression import logit
 from otpdag.spaces import Space, Unit
 
-LARGEST_LOGIT = 15.0  # beyond, one of the two shapes would be lost to rounding
-CONCENTRATIONS = (0.1, 1e4)  # where learning may start
 
-
-class Beta(Predicted):
+class Beta(Dispersed):
     r"""A node in (0, 1) with a logit-linear mean and a concentration for each discrete configuration.
 
     .. math:: x \sim \mathrm{Beta}(\mu c, (1 - \mu) c), \quad
@@ -39,6 +37,11 @@ class Beta(Predicted):
     >>> Beta(logit_mean=0.0).space
     Unit(dim=1)
     """
+
+    table: ClassVar[str] = "concentration"
+    starts_between: ClassVar[tuple[float, float]] = (0.1, 1e4)
+    largest_logit: ClassVar[float] = 15.0
+    """Beyond, one of the two shapes would be lost to rounding."""
 
     def __init__(
         self,
@@ -63,23 +66,9 @@ class Beta(Predicted):
         """Vectors between zero and one."""
         return Unit(self.dim)
 
-    @property
-    def noise(self) -> Noise:
-        """Uniform, one for each coordinate."""
-        return Noise(self.dim, "uniform")
-
-    def parameters(self) -> dict[str, Parameter]:
-        """Logit-mean table, slopes, concentration table."""
-        concentration = Parameter((self.predictor.rows, self.dim), POSITIVE, self.concentration)
-        return {**self.predictor.parameters(), "concentration": concentration}
-
-    def axes(self) -> dict[str, tuple[Axis, ...]]:
-        """A concentration beside each intercept."""
-        return {**super().axes(), "concentration": self.table_axes(self.predictor.rows)}
-
     def on_scale(self, value: Tensor, parents: Parents, weight: Tensor) -> None:
         """Adopt the units of the numeric parents; logits are of order one already."""
-        self.predictor = self.predictor.with_units(torch.zeros_like(value), parents, weight)
+        self.predictor = self.predictor.with_units(None, parents, weight)
 
     def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
         """Logit-linear regression, then the concentration from the residuals' variance."""
@@ -87,11 +76,11 @@ class Beta(Predicted):
         mean = torch.sigmoid(self.predictor.predict_rows(regression, parents)).clamp(1e-6, 1 - 1e-6)
         relative = (value - mean) ** 2 / (mean * (1 - mean))
         share = self.pooled(relative, self.predictor.rows, parents, weight)
-        return {**regression, "concentration": (1 / share.clamp(min=1e-9) - 1).clamp(*CONCENTRATIONS)}
+        return {**regression, "concentration": (1 / share.clamp(min=1e-9) - 1).clamp(*self.starts_between)}
 
     def shapes(self, params: Params, parents: Parents, like: Tensor) -> tuple[Tensor, Tensor]:
         """Both shape parameters of the beta distribution: (R, ..., dim)."""
-        line = self.predictor(params, parents, like).clamp(-LARGEST_LOGIT, LARGEST_LOGIT)
+        line = self.predictor(params, parents, like).clamp(-self.largest_logit, self.largest_logit)
         concentration = self.row_of(params["concentration"], parents, line.ndim)
         return concentration * torch.sigmoid(line), concentration * torch.sigmoid(-line)
 

@@ -113,7 +113,7 @@ class Categorical(Category, Predicted):
         """A probability table, or the logit's intercepts and slopes."""
         if self.is_table:
             return {"probs": Parameter((self.predictor.rows, self.size), SIMPLEX, self.probs)}
-        return self.predictor.parameters()
+        return super().parameters()
 
     def axes(self) -> dict[str, tuple[Axis, ...]]:
         """Probabilities by configuration and category, or those of the logit."""
@@ -127,8 +127,7 @@ class Categorical(Category, Predicted):
     def on_scale(self, value: Tensor, parents: Parents, weight: Tensor) -> None:
         """Adopt the units of the numeric parents; logits are of order one already."""
         if not self.is_table:
-            unit_target = torch.zeros(len(value), self.size, dtype=value.dtype)
-            self.predictor = self.predictor.with_units(unit_target, parents, weight)
+            self.predictor = self.predictor.with_units(None, parents, weight)
 
     def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
         """Weighted frequencies, smoothed by one row's worth of the overall ones; or a logistic regression."""
@@ -182,15 +181,9 @@ class Categorical(Category, Predicted):
 
     def describe(self, params: Params) -> dict[str, Tensor]:
         """``probs`` with one leading axis for each discrete parent; logits relative to the first category."""
-        shown = dict(params)
-        if self.is_table:
-            shown["probs"] = self.predictor.by_configuration(params["probs"])
-            return shown
-        for name in ("logits", "weight"):
-            if name in shown:
-                shown[name] = shown[name] - shown[name][..., :1]
-        shown["logits"] = self.predictor.by_configuration(shown["logits"])
-        return shown
+        if not self.is_table:
+            return self.relative_logits(params)
+        return {"probs": self.predictor.by_configuration(params["probs"])}
 
 
 class Bernoulli(Categorical):

@@ -8,24 +8,23 @@ from torch import Tensor
 
 from otpdag.errors import ModelError
 from otpdag.layers import expand_to, nearest
-from otpdag.mechanisms.base import Mechanism, Noise, Params, Parents
-from otpdag.mechanisms.normal import LOG_SQRT_2PI
+from otpdag.mechanisms.base import Mechanism, Noise, Params, Parents, sum_cells
+from otpdag.mechanisms.normal import normal_log_density
 from otpdag.mechanisms.parameters import POSITIVE, SIMPLEX, Parameter, Setting, Support, as_setting
 from otpdag.spaces import Count, Real, Space
 
-PACE = 10.0  # how much further than others the optimiser moves codewords
-
 
 class _Quick(Support):
-    """Real numbers that the optimiser moves ten times as far: codewords have to follow the latents."""
+    """Real numbers that the optimiser moves ``pace`` times as far: codewords have to follow the latents."""
 
     name = "a finite number"
+    pace = 10.0
 
     def natural(self, raw: Tensor) -> Tensor:
-        return PACE * raw
+        return self.pace * raw
 
     def raw(self, natural: Tensor) -> Tensor:
-        return natural / PACE
+        return natural / self.pace
 
 
 QUICK = _Quick()
@@ -94,7 +93,25 @@ class Codes(Mechanism):
         return (log_probs if mask is None else torch.where(mask, log_probs, 0.0)).sum(-1)
 
 
-class Codebook(Mechanism):
+class _Codewords(Mechanism):
+    """Codewords and their scales, which all positions share."""
+
+    def __init__(
+        self, size: int, dim: int, *, mean: ArrayLike | Setting = None, scale: ArrayLike | Setting = None
+    ) -> None:
+        _check_sizes(size=size, dim=dim)
+        self.size, self.dim = size, dim
+        self.mean_setting, self.scale_setting = as_setting(mean), as_setting(scale)
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Codewords and their scales."""
+        return {
+            "mean": Parameter((self.size, self.dim), QUICK, self.mean_setting, init_scale=1.0 / QUICK.pace),
+            "scale": Parameter((self.size, self.dim), POSITIVE, self.scale_setting),
+        }
+
+
+class Codebook(_Codewords):
     r"""Latents around the codewords that their codes name.
 
     .. math:: z^m = \mu_{c^m} + \sigma_{c^m} u^m, \quad u^m \sim N(0, I_D)
@@ -110,13 +127,6 @@ class Codebook(Mechanism):
     >>> Codebook(512, 64).dim
     64
     """
-
-    def __init__(
-        self, size: int, dim: int, *, mean: ArrayLike | Setting = None, scale: ArrayLike | Setting = None
-    ) -> None:
-        _check_sizes(size=size, dim=dim)
-        self.size, self.dim = size, dim
-        self.mean_setting, self.scale_setting = as_setting(mean), as_setting(scale)
 
     def on_setup(self) -> None:
         """Refuse anything but one parent that holds codes."""
@@ -139,10 +149,6 @@ class Codebook(Mechanism):
         """Standard normal."""
         return Noise(self.positions * self.dim, "normal")
 
-    def parameters(self) -> dict[str, Parameter]:
-        """Codewords and their scales."""
-        return _codewords(self.size, self.dim, self.mean_setting, self.scale_setting)
-
     def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:
         """The codewords plus scaled noise."""
         mean, scale = self._named(params, parents)
@@ -151,8 +157,7 @@ class Codebook(Mechanism):
     def log_prob(self, params: Params, value: Tensor, parents: Parents, mask: Tensor | None = None) -> Tensor:
         """Normal log-density, over the coordinates that are seen."""
         mean, scale = self._named(params, parents)
-        log_probs = -0.5 * ((value - mean) / scale) ** 2 - torch.log(scale) - LOG_SQRT_2PI
-        return (log_probs if mask is None else torch.where(mask, log_probs, 0.0)).sum(-1)
+        return sum_cells(normal_log_density(value, mean, scale), mask)
 
     def mean(self, params: Params, parents: Parents) -> Tensor:
         """The codewords."""
@@ -163,7 +168,7 @@ class Codebook(Mechanism):
         return _rows_of(params["mean"], codes), _rows_of(params["scale"], codes)
 
 
-class Quantized(Mechanism):
+class Quantized(_Codewords):
     r"""The codeword nearest to each position's latent, by Mahalanobis distance.
 
     .. math:: Q(z^m) = \mu_k, \quad k = \arg\min_k (z^m - \mu_k)^\top \Sigma_k^{-1} (z^m - \mu_k)
@@ -176,13 +181,6 @@ class Quantized(Mechanism):
         mean: Codewords, mostly ``otp.tie("codebook")``.
         scale: Scales, mostly ``otp.tie("spread")``.
     """
-
-    def __init__(
-        self, size: int, dim: int, *, mean: ArrayLike | Setting = None, scale: ArrayLike | Setting = None
-    ) -> None:
-        _check_sizes(size=size, dim=dim)
-        self.size, self.dim = size, dim
-        self.mean_setting, self.scale_setting = as_setting(mean), as_setting(scale)
 
     def on_setup(self) -> None:
         """Refuse anything but one parent made of codewords' latents."""
@@ -202,10 +200,6 @@ class Quantized(Mechanism):
     def noise(self) -> Noise:
         """None."""
         return Noise(0)
-
-    def parameters(self) -> dict[str, Parameter]:
-        """Codewords and their scales."""
-        return _codewords(self.size, self.dim, self.mean_setting, self.scale_setting)
 
     def codes(self, params: Params, latents: Tensor) -> Tensor:
         """Numbers of the nearest codewords: (R, ..., positions) of latents (R, ..., positions * dim)."""
@@ -258,13 +252,6 @@ def _rows_of(table: Tensor, codes: Tensor) -> Tensor:
     replicas = max(len(codes), len(table))
     own = [table[min(r, len(table) - 1)][codes[min(r, len(codes) - 1)]].flatten(-2) for r in range(replicas)]
     return torch.stack(own)
-
-
-def _codewords(size: int, dim: int, mean: Setting, scale: Setting) -> dict[str, Parameter]:
-    return {
-        "mean": Parameter((size, dim), QUICK, mean, init_scale=1.0 / PACE),
-        "scale": Parameter((size, dim), POSITIVE, scale),
-    }
 
 
 def _check_sizes(**sizes: int) -> None:

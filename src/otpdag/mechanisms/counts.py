@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -12,20 +13,20 @@ from torch import Tensor
 
 from otpdag.errors import ModelError
 from otpdag.mechanisms.base import Atoms, Noise, Params, Parents, sum_cells
-from otpdag.mechanisms.parameters import POSITIVE, Axis, Fixed, Parameter, Setting, Start, as_setting
-from otpdag.mechanisms.predictor import Predicted, Predictor, check_dim
+from otpdag.mechanisms.parameters import Fixed, Setting, Start, as_setting
+from otpdag.mechanisms.predictor import Dispersed, Predicted, Predictor, check_dim
 from otpdag.mechanisms.quantiles import beta_cdf, inside_unit, poisson_quantile
 from otpdag.mechanisms.regression import log_count
 from otpdag.spaces import Count, Space
 
-LARGEST_LOG_RATE = 25.0  # beyond, counts are no longer exact in floating point
-DISPERSIONS = (1e-2, 1e3)  # where learning may start
-FEWEST_COUNTED = 1e-6  # what a sum of no counts counts as in an update, so that its logarithm is finite
-RARE = 1e-9  # mass of the tail that a list of counts leaves out
-
 
 class LogLinearCount(Predicted):
     """Counts whose log-mean is predicted from the parents."""
+
+    largest_log_rate: ClassVar[float] = 25.0
+    """Beyond, counts are no longer exact in floating point."""
+    rare: ClassVar[float] = 1e-9
+    """Mass of the tail that a list of counts leaves out."""
 
     def __init__(
         self,
@@ -62,10 +63,6 @@ class LogLinearCount(Predicted):
         """Standard normal noise of the paper's Gaussian reparameterisation."""
         return Noise(self.dim, "normal")
 
-    def parameters(self) -> dict[str, Parameter]:
-        """Log-rate table and slopes."""
-        return self.predictor.parameters()
-
     def on_scale(self, value: Tensor, parents: Parents, weight: Tensor) -> None:
         """Adopt the units of the numeric parents and the centre of the log-counts."""
         self.predictor = self.predictor.with_units(torch.log(value + 0.5), parents, weight)
@@ -76,7 +73,7 @@ class LogLinearCount(Predicted):
 
     def log_rate_at(self, params: Params, parents: Parents, like: Tensor | None = None) -> Tensor:
         """The log-rate at these parents: (R, ..., dim)."""
-        return self.predictor(params, parents, like).clamp(max=LARGEST_LOG_RATE)
+        return self.predictor(params, parents, like).clamp(max=self.largest_log_rate)
 
     def relaxed(self, params: Params, parents: Parents, noise: Tensor, temperature: float) -> Tensor:
         """The paper's Gaussian draw (Appendix C.2): ``rate + u * sqrt(variance)``."""
@@ -134,15 +131,15 @@ class Poisson(LogLinearCount):
 
     def coefficients(self, params: Params) -> Tensor:
         """Those of the Poisson log-probability."""
-        log_rate = params["log_rate"].clamp(max=LARGEST_LOG_RATE)
+        log_rate = params["log_rate"].clamp(max=self.largest_log_rate)
         return torch.cat([-torch.exp(log_rate), log_rate, -torch.ones_like(log_rate[..., :1])], -1)
 
-    def fitted(self, params: Params, sums: Tensor) -> dict[str, Tensor]:
-        """The mean counts; where none was seen, a small share of one."""
+    def fitted(self, params: Params, sums: Tensor, fewest: float = 1e-6) -> dict[str, Tensor]:
+        """The mean counts; a sum of none counts as ``fewest``, so that its logarithm is finite."""
         if not self.declared()["log_rate"].learned:
             return dict(params)
         count, total = sums[..., : self.dim], sums[..., self.dim : 2 * self.dim]
-        log_rate = torch.log(total.clamp(min=FEWEST_COUNTED) / count.clamp(min=1e-300))
+        log_rate = torch.log(total.clamp(min=fewest) / count.clamp(min=1e-300))
         return {"log_rate": torch.where(count > 0, log_rate, params["log_rate"])}
 
     def variance(self, params: Params, parents: Parents, log_rate: Tensor) -> Tensor:
@@ -152,7 +149,7 @@ class Poisson(LogLinearCount):
     def largest_count(self, params: Params, parents: Parents) -> int:
         """The far quantile at the largest rate."""
         rate = torch.exp(self.log_rate_at(params, parents).detach().max())
-        return int(poisson_quantile(torch.full_like(rate, 1 - RARE), rate))
+        return int(poisson_quantile(torch.full_like(rate, 1 - self.rare), rate))
 
     def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:
         """The inverse distribution function at ``u``."""
@@ -180,7 +177,7 @@ def _quantile(level: Numbers, size: Numbers, success: Numbers) -> NDArray[np.flo
     return np.asarray(stats.nbinom.ppf(level, size, success))
 
 
-class NegativeBinomial(LogLinearCount):
+class NegativeBinomial(LogLinearCount, Dispersed):
     r"""An over-dispersed count with mean :math:`\mu = \exp(\mathrm{log\_rate} + W^\top \mathrm{pa})`.
 
     .. math:: \mathrm{Var}(x) = \mu + \mu^2 / \mathrm{dispersion}[\mathrm{pa}]
@@ -199,6 +196,9 @@ class NegativeBinomial(LogLinearCount):
     Count(dim=1)
     """
 
+    table: ClassVar[str] = "dispersion"
+    starts_between: ClassVar[tuple[float, float]] = (1e-2, 1e3)
+
     def __init__(
         self,
         dim: int = 1,
@@ -212,26 +212,15 @@ class NegativeBinomial(LogLinearCount):
         super().__init__(dim, log_rate=log_rate, rate=rate, weight=weight, network=network)
         self.dispersion = as_setting(dispersion)
 
-    def parameters(self) -> dict[str, Parameter]:
-        """Log-rate table, slopes, and dispersion table."""
-        return {
-            **super().parameters(),
-            "dispersion": Parameter((self.predictor.rows, self.dim), POSITIVE, self.dispersion),
-        }
-
-    def axes(self) -> dict[str, tuple[Axis, ...]]:
-        """A dispersion beside each intercept."""
-        return {**super().axes(), "dispersion": self.table_axes(self.predictor.rows)}
-
     def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
         """The Poisson start, and a dispersion from the excess of the squared residuals over the mean."""
         regression = super().start(value, parents, weight)
-        fitted = torch.exp(self.predictor.predict_rows(regression, parents).clamp(max=LARGEST_LOG_RATE))
+        fitted = torch.exp(self.predictor.predict_rows(regression, parents).clamp(max=self.largest_log_rate))
         fitted = fitted.expand_as(value)
         rows = self.predictor.rows
         excess = self.pooled((value - fitted) ** 2 - fitted, rows, parents, weight)
         square = self.pooled(fitted**2, rows, parents, weight)
-        return {**regression, "dispersion": (square / excess.clamp(min=1e-9)).clamp(*DISPERSIONS)}
+        return {**regression, "dispersion": (square / excess.clamp(min=1e-9)).clamp(*self.starts_between)}
 
     def size_and_log_rate(self, params: Params, parents: Parents, like: Tensor) -> tuple[Tensor, Tensor]:
         """The dispersion and the log-mean at these parents."""
@@ -247,7 +236,7 @@ class NegativeBinomial(LogLinearCount):
         """The far quantile at the largest mean and the smallest dispersion."""
         rate = torch.exp(self.log_rate_at(params, parents).detach().max()).item()
         size = params["dispersion"].detach().min().item()
-        return int(_quantile(1 - RARE, size, size / (size + rate)))
+        return int(_quantile(1 - self.rare, size, size / (size + rate)))
 
     def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:
         """The inverse distribution function at ``u``."""

@@ -14,7 +14,7 @@ from torch.func import functional_call
 from otpdag.errors import ModelError
 from otpdag.layers import expand_to
 from otpdag.mechanisms.base import Mechanism, Noise, Params, Parents, sum_cells
-from otpdag.mechanisms.normal import LOG_SQRT_2PI
+from otpdag.mechanisms.normal import normal_log_density
 from otpdag.mechanisms.parameters import POSITIVE, REAL, Parameter, Setting, as_setting
 from otpdag.mechanisms.predictor import centre_and_spread
 from otpdag.spaces import Real, Space
@@ -147,13 +147,7 @@ class Decoder(Mechanism):
         """Normal log-density."""
         self._check_noise("density")
         loc = self.location(params, parents)
-        scale = self._scale(params, loc)
-        return sum_cells(-0.5 * ((value - loc) / scale) ** 2 - torch.log(scale) - LOG_SQRT_2PI, mask)
-
-    @property
-    def can_abduct(self) -> bool:
-        """Whether there is noise."""
-        return self.noise_scale is not None
+        return sum_cells(normal_log_density(value, loc, self._scale(params, loc)), mask)
 
     def abduct(self, params: Params, value: Tensor, parents: Parents, uniform: Tensor) -> Tensor:
         """``(x - f(pa)) / scale``."""

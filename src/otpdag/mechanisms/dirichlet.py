@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 from numpy.typing import ArrayLike
@@ -16,7 +17,6 @@ from otpdag.mechanisms.quantiles import gamma_cdf, gamma_log_quantile, gamma_qua
 from otpdag.spaces import Simplex, Space
 
 LOG_2PI = math.log(2 * math.pi)
-TOTALS = (1e-2, 1e5)  # sums of concentrations where learning may start
 
 
 class Dirichlet(Predicted):
@@ -43,6 +43,9 @@ class Dirichlet(Predicted):
     >>> Dirichlet(3, concentration=0.5).space
     Simplex(dim=3)
     """
+
+    totals: ClassVar[tuple[float, float]] = (1e-2, 1e5)
+    """Sums of concentrations where learning may start."""
 
     def __init__(self, dim: int, *, concentration: ArrayLike | Setting = None, laplace: bool = False) -> None:
         if dim < 1:
@@ -89,9 +92,9 @@ class Dirichlet(Predicted):
             # the concentrations are c * exp(mean), and all variances fall as 1 / c
             direction = torch.exp(mean)
             total = (1 - 1 / self.dim) * laplace_moments(direction)[1].sum(-1, keepdim=True) / variance
-            return {"concentration": direction * total.clamp(*TOTALS)}
+            return {"concentration": direction * total.clamp(*self.totals)}
         total = (mean * (1 - mean)).sum(-1, keepdim=True) / variance - 1
-        return {"concentration": mean.clamp(min=1e-4) * total.clamp(*TOTALS)}
+        return {"concentration": mean.clamp(min=1e-4) * total.clamp(*self.totals)}
 
     def concentration_at(self, params: Params, parents: Parents, like: Tensor | None = None) -> Tensor:
         """The concentrations at these parents: (R, ..., dim)."""

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from otpdag.mechanisms.base import Noise, Params, Parents, sum_cells
-from otpdag.mechanisms.parameters import POSITIVE, Axis, Parameter, Setting, as_setting
-from otpdag.mechanisms.predictor import Predicted, Predictor, check_dim
+from otpdag.mechanisms.base import Params, Parents, sum_cells
+from otpdag.mechanisms.parameters import Setting, as_setting
+from otpdag.mechanisms.predictor import Dispersed, Predictor, check_dim
 from otpdag.mechanisms.quantiles import gamma_cdf, gamma_quantile
 from otpdag.mechanisms.regression import log_positive
 from otpdag.spaces import Positive, Space
 
-LARGEST_LOG_MEAN = 60.0  # beyond, products of means would overflow
-SHAPES = (1e-2, 1e4)  # where learning may start
 
-
-class Gamma(Predicted):
+class Gamma(Dispersed):
     r"""A positive node, log-linear in its numeric parents, with a shape for each discrete configuration.
 
     .. math:: x = \frac{\mu}{k} F_k^{-1}(u), \quad
@@ -40,6 +38,11 @@ class Gamma(Predicted):
     >>> Gamma(shape=2.0).space
     Positive(dim=1)
     """
+
+    table: ClassVar[str] = "shape"
+    starts_between: ClassVar[tuple[float, float]] = (1e-2, 1e4)
+    largest_log_mean: ClassVar[float] = 60.0
+    """Beyond, products of means would overflow."""
 
     def __init__(
         self,
@@ -68,20 +71,6 @@ class Gamma(Predicted):
         """Positive vectors."""
         return Positive(self.dim)
 
-    @property
-    def noise(self) -> Noise:
-        """Uniform, one for each coordinate."""
-        return Noise(self.dim, "uniform")
-
-    def parameters(self) -> dict[str, Parameter]:
-        """Log-mean table, slopes, shape table."""
-        shape = Parameter((self.predictor.rows, self.dim), POSITIVE, self.shape)
-        return {**self.predictor.parameters(), "shape": shape}
-
-    def axes(self) -> dict[str, tuple[Axis, ...]]:
-        """A shape beside each intercept."""
-        return {**super().axes(), "shape": self.table_axes(self.predictor.rows)}
-
     def on_scale(self, value: Tensor, parents: Parents, weight: Tensor) -> None:
         """Adopt the units of the numeric parents and of the log-values."""
         line = torch.log(value.clamp(min=torch.finfo(value.dtype).tiny))
@@ -90,18 +79,19 @@ class Gamma(Predicted):
     def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
         """Log-linear regression, then the shape from mean and mean logarithm of the ratios to the fit."""
         regression = self.predictor.start(value, parents, weight, log_positive)
-        fitted = torch.exp(self.predictor.predict_rows(regression, parents).clamp(-LARGEST_LOG_MEAN, LARGEST_LOG_MEAN))
+        most = self.largest_log_mean
+        fitted = torch.exp(self.predictor.predict_rows(regression, parents).clamp(-most, most))
         relative = (value / fitted).clamp(min=1e-12)
         rows = self.predictor.rows
         mean, mean_log = (self.pooled(part, rows, parents, weight) for part in (relative, torch.log(relative)))
         # Minka (2002): log k - digamma(k) = log mean - mean log, solved to 1.5 % in closed form
         gap = (torch.log(mean) - mean_log).clamp(min=1e-6)
         shape = (3 - gap + torch.sqrt((gap - 3) ** 2 + 24 * gap)) / (12 * gap)
-        return {**regression, "shape": shape.clamp(*SHAPES)}
+        return {**regression, "shape": shape.clamp(*self.starts_between)}
 
     def log_mean_and_shape(self, params: Params, parents: Parents, like: Tensor | None) -> tuple[Tensor, Tensor]:
         """Both at these parents: (R, ..., dim)."""
-        log_mean = self.predictor(params, parents, like).clamp(-LARGEST_LOG_MEAN, LARGEST_LOG_MEAN)
+        log_mean = self.predictor(params, parents, like).clamp(-self.largest_log_mean, self.largest_log_mean)
         return log_mean, self.row_of(params["shape"], parents, log_mean.ndim)
 
     def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:

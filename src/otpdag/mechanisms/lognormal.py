@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from otpdag.mechanisms.base import Params, Parents, sum_cells
-from otpdag.mechanisms.normal import LOG_SQRT_2PI, LocationScale
+from otpdag.mechanisms.normal import LocationScale, normal_log_density
 from otpdag.mechanisms.parameters import Setting
 from otpdag.spaces import Positive, Space
 
@@ -62,9 +62,8 @@ class LogNormal(LocationScale):
 
     def log_prob(self, params: Params, value: Tensor, parents: Parents, mask: Tensor | None = None) -> Tensor:
         """Normal log-density of the logarithm, less the logarithm itself."""
-        loc, scale = self.location_and_scale(params, parents, value)
         line = self.on_line(value)
-        return sum_cells(-0.5 * ((line - loc) / scale) ** 2 - torch.log(scale) - LOG_SQRT_2PI - line, mask)
+        return sum_cells(normal_log_density(line, *self.location_and_scale(params, parents, value)) - line, mask)
 
     def abduct(self, params: Params, value: Tensor, parents: Parents, uniform: Tensor) -> Tensor:
         """``(log x - loc) / scale``."""

@@ -22,8 +22,6 @@ from otpdag.mechanisms.quantiles import beta_cdf, inside_unit
 from otpdag.mechanisms.regression import softmax
 from otpdag.spaces import Count, Simplex, Space
 
-TOPIC_STEPS = 40  # of expectation-maximisation, enough for a start
-
 
 class Multinomial(Predicted):
     r"""Counts of categories in a number of draws, such as the words of a document.
@@ -122,7 +120,7 @@ class Multinomial(Predicted):
             return {"probs": Parameter((self.predictor.rows, self.dim), SIMPLEX, self.probs)}
         if self.form == "topics":
             return {"topics": Parameter((self.predictor.inputs, self.dim), SIMPLEX, self.topics)}
-        return self.predictor.parameters()
+        return super().parameters()
 
     def axes(self) -> dict[str, tuple[Axis, ...]]:
         """Probabilities by configuration or by coordinate of the parent on the simplex, or those of the logit."""
@@ -135,7 +133,7 @@ class Multinomial(Predicted):
     def on_scale(self, value: Tensor, parents: Parents, weight: Tensor) -> None:
         """Adopt the units of the numeric parents; logits are of order one already."""
         if self.form == "logits":
-            self.predictor = self.predictor.with_units(torch.zeros_like(value), parents, weight)
+            self.predictor = self.predictor.with_units(None, parents, weight)
 
     def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
         """Weighted frequencies; topics that fit the parent's values; or a logistic regression."""
@@ -258,15 +256,9 @@ class Multinomial(Predicted):
 
     def describe(self, params: Params) -> dict[str, Tensor]:
         """``probs`` by discrete parent, ``topics`` as they are, logits relative to the first category."""
-        shown = dict(params)
-        if self.form == "probs":
-            shown["probs"] = self.predictor.by_configuration(params["probs"])
         if self.form == "logits":
-            for name in ("logits", "weight"):
-                if name in shown:
-                    shown[name] = shown[name] - shown[name][..., :1]
-            shown["logits"] = self.predictor.by_configuration(shown["logits"])
-        return shown
+            return self.relative_logits(params)
+        return {name: self.predictor.by_configuration(v) if name == "probs" else v for name, v in params.items()}
 
 
 @dataclass(frozen=True)
@@ -318,11 +310,14 @@ class _Tree:
         return torch.cat(left, -1)[..., index], torch.cat(both, -1)[..., index]
 
 
-def _fit_topics(shares: Tensor, counts: Tensor, overall: Tensor) -> Tensor:
-    """Topics (K, V) that make ``counts`` (N, V) likely at given ``shares`` (N, K): expectation-maximisation."""
+def _fit_topics(shares: Tensor, counts: Tensor, overall: Tensor, steps: int = 40) -> Tensor:
+    """Topics (K, V) that make ``counts`` (N, V) likely at given ``shares`` (N, K).
+
+    So many steps of expectation-maximisation are enough for a start.
+    """
     topics = shares.T @ counts + overall
     topics = topics / topics.sum(-1, keepdim=True)
-    for _ in range(TOPIC_STEPS):
+    for _ in range(steps):
         ratio = counts / (shares @ topics).clamp(min=SMALLEST_PROBABILITY)
         topics = topics * (shares.T @ ratio) + 1e-3 * overall
         topics = topics / topics.sum(-1, keepdim=True)

@@ -39,6 +39,11 @@ RIDGE = 1e-12  # pulls a direction that no row tells to where it was
 SMALLEST_SCALE = 1e-3  # at the start, as a share of the column's spread
 
 
+def normal_log_density(value: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
+    """Cell by cell."""
+    return -0.5 * ((value - loc) / scale) ** 2 - torch.log(scale) - LOG_SQRT_2PI
+
+
 class LocationScale(Predicted):
     """Shared parts of nodes with a predicted location and a scale for each discrete configuration."""
 
@@ -331,8 +336,7 @@ class Normal(LocationScale):
 
     def log_prob(self, params: Params, value: Tensor, parents: Parents, mask: Tensor | None = None) -> Tensor:
         """Normal log-density."""
-        loc, scale = self.location_and_scale(params, parents, value)
-        return sum_cells(-0.5 * ((value - loc) / scale) ** 2 - torch.log(scale) - LOG_SQRT_2PI, mask)
+        return sum_cells(normal_log_density(value, *self.location_and_scale(params, parents, value)), mask)
 
     def abduct(self, params: Params, value: Tensor, parents: Parents, uniform: Tensor) -> Tensor:
         """``(x - loc) / scale``."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
 from math import prod
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -25,11 +25,9 @@ from torch import Tensor
 
 from otpdag.errors import ModelError
 from otpdag.layers import apply_linear, apply_mlp, expand_to, side_by_side
-from otpdag.mechanisms.base import Family, Mechanism, Params, Parents, axis_count
-from otpdag.mechanisms.parameters import REAL, Axis, Parameter, Setting, Tied
+from otpdag.mechanisms.base import Family, Mechanism, Noise, Params, Parents, axis_count
+from otpdag.mechanisms.parameters import POSITIVE, REAL, Axis, Parameter, Setting, Tied
 from otpdag.mechanisms.regression import Fit, least_squares
-
-TABLE_LIMIT = 20_000  # rows of a table; more configurations than any data could tell apart
 
 
 def configurations(family: Family, parents: Parents) -> Tensor | None:
@@ -83,12 +81,15 @@ class Predictor:
     units: Units | None = None
     no_level: bool = False
 
+    most_rows: ClassVar[int] = 20_000
+    """Of a table: more configurations than any data could tell apart."""
+
     def __post_init__(self) -> None:
         """Refuse tables that no data could fill."""
-        if self.rows > TABLE_LIMIT:
+        if self.rows > self.most_rows:
             raise ModelError(
                 f"node {self.family.node!r}: a table over its discrete parents needs {self.rows} rows; "
-                f"at most {TABLE_LIMIT} are supported: give it fewer parents or a network"
+                f"at most {self.most_rows} are supported: give it fewer parents or a network"
             )
 
     @cached_property
@@ -122,15 +123,15 @@ class Predictor:
                 declared[f"network.{layer}.bias"] = Parameter((fan_out,), REAL)
         return declared
 
-    def with_units(self, target: Tensor, parents: Parents, weight: Tensor) -> Predictor:
-        """Adopt the centre and spread of ``target`` (N, dim) and of the numeric parents."""
-        shift, scale = centre_and_spread(target, weight)
-        values = numeric(self.family, parents)
-        if values is None:
-            in_shift, in_scale = torch.zeros(0, dtype=target.dtype), torch.ones(0, dtype=target.dtype)
-        else:
-            in_shift, in_scale = centre_and_spread(values, weight)
-        return replace(self, units=Units(in_shift, in_scale, shift, scale))
+    def with_units(self, target: Tensor | None, parents: Parents, weight: Tensor) -> Predictor:
+        """Adopt the centre and spread of ``target`` (N, dim) and of the numeric parents.
+
+        Without a target, as logits are of order one already, those of the parents alone.
+        """
+        values, none = numeric(self.family, parents), torch.zeros(0, self.dim).to(weight)
+        inputs = centre_and_spread(none[:, :0] if values is None else values, weight[:0] if values is None else weight)
+        own = centre_and_spread(none, weight[:0]) if target is None else centre_and_spread(target, weight)
+        return replace(self, units=Units(*inputs, *own))
 
     def restore_units(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
         """Turn the intercept at the parents' centre into the intercept at zero."""
@@ -366,6 +367,10 @@ class Predicted(Mechanism):
         """The categories or coordinates of the node itself."""
         return Axis.of_values(self.family.node, self.space)
 
+    def parameters(self) -> dict[str, Parameter]:
+        """Those of the predictor."""
+        return self.predictor.parameters()
+
     def axes(self) -> dict[str, tuple[Axis, ...]]:
         """Intercepts by configuration, slopes by numeric parent."""
         return self.predictor.axes(self.own_axis)
@@ -390,6 +395,12 @@ class Predicted(Mechanism):
         slopes = self.predictor.slopes_of(params, parent)
         return None if slopes is None else slopes[..., 0]
 
+    def relative_logits(self, params: Params) -> dict[str, Tensor]:
+        """Logits and slopes relative to the first category, logits by discrete parents."""
+        shown = dict(params)
+        shown |= {name: shown[name] - shown[name][..., :1] for name in ("logits", "weight") if name in shown}
+        return {**shown, "logits": self.predictor.by_configuration(shown["logits"])}
+
     def describe(self, params: Params) -> dict[str, Tensor]:
         """Tables by discrete parents, slopes by numeric parent; scalars for scalar nodes."""
         shown = {}
@@ -402,6 +413,29 @@ class Predicted(Mechanism):
                 value = value[:, 0] if value.shape[1] == 1 else self.predictor.by_configuration(value)
             shown[name] = value[..., 0] if self.dim == 1 else value
         return shown
+
+
+class Dispersed(Predicted):
+    """A node with uniform noise and a positive table beside its predicted mean, one row for each configuration."""
+
+    table: ClassVar[str]
+    """Its name; the attribute of that name is its setting."""
+    starts_between: ClassVar[tuple[float, float]]
+    """Where learning may start: beyond, the table says nothing that rows could tell."""
+
+    @property
+    def noise(self) -> Noise:
+        """Uniform, one for each coordinate, sent through the inverse distribution function."""
+        return Noise(self.dim, "uniform")
+
+    def parameters(self) -> dict[str, Parameter]:
+        """What is predicted, and the table."""
+        table = Parameter((self.predictor.rows, self.dim), POSITIVE, getattr(self, self.table))
+        return {**super().parameters(), self.table: table}
+
+    def axes(self) -> dict[str, tuple[Axis, ...]]:
+        """One of the table beside each intercept."""
+        return {**super().axes(), self.table: self.table_axes(self.predictor.rows)}
 
 
 def check_dim(dim: int) -> int:

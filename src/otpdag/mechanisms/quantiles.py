@@ -24,11 +24,6 @@ from torch.autograd.function import once_differentiable
 
 Array = Any  # what SciPy's special functions return: an array of doubles, in many types
 
-# relative step of a central difference: about the cube root of the precision of a double
-STEP = 6e-6
-# levels below which SciPy 1.17 loses the quantiles of Student's t: with five degrees of freedom from 1e-280 on
-FAR_OUT = 1e-100
-
 
 @dataclass(frozen=True)
 class _Law:
@@ -39,14 +34,17 @@ class _Law:
     quantile: Callable[..., Array]
     log_density: Callable[..., Array]
 
-    def slope(self, index: int, x: Array, shapes: tuple[Array, ...], level: Array) -> Array:
-        """Derivative in one shape parameter of the distribution function, which is ``level`` at ``x``."""
+    def slope(self, index: int, x: Array, shapes: tuple[Array, ...], level: Array, step: float = 6e-6) -> Array:
+        """Derivative in one shape parameter of the distribution function, which is ``level`` at ``x``.
+
+        By a central difference, whose relative ``step`` is about the cube root of the precision of a double.
+        """
         slopes = np.empty_like(x)
         lower = level < 0.5
         for part, function, sign in ((lower, self.cdf, 1), (~lower, self.survival, -1)):
             low = [shape[part] for shape in shapes]
             high = list(low)
-            low[index], high[index] = low[index] * (1 - STEP), low[index] * (1 + STEP)
+            low[index], high[index] = low[index] * (1 - step), low[index] * (1 + step)
             rise = function(x[part], *high) - function(x[part], *low)
             slopes[part] = sign * rise / (high[index] - low[index])
         return slopes
@@ -57,10 +55,13 @@ def _student_log_density(x: Array, df: Array) -> Array:
     return special.gammaln(half) - special.gammaln(0.5 * df) - 0.5 * np.log(np.pi * df) - half * np.log1p(x * x / df)
 
 
-def _student_quantile(level: Array, df: Array) -> Array:
-    """SciPy's; far out on the left, where that turns to plus infinity, by the incomplete beta function."""
-    far = level < FAR_OUT
-    share = special.betaincinv(0.5 * df, 0.5, 2 * np.where(far, level, FAR_OUT))
+def _student_quantile(level: Array, df: Array, far_out: float = 1e-100) -> Array:
+    """SciPy's; far out on the left, where that turns to plus infinity, by the incomplete beta function.
+
+    SciPy 1.17 loses the quantiles with five degrees of freedom from a level of 1e-280 on.
+    """
+    far = level < far_out
+    share = special.betaincinv(0.5 * df, 0.5, 2 * np.where(far, level, far_out))
     return np.where(far, -np.sqrt(df * (1 - share) / share), special.stdtrit(df, level))
 
 
@@ -88,50 +89,29 @@ def _array(tensor: Tensor) -> Array:
     return tensor.detach().cpu().double().numpy()
 
 
-class _Cdf(torch.autograd.Function):
+class _Transform(torch.autograd.Function):
+    """The distribution function at a point, or with ``inverse`` the point at a level."""
+
     @staticmethod
-    def forward(ctx: Any, law: _Law, x: Tensor, *shapes: Tensor) -> Tensor:
-        ctx.law = law
-        ctx.level = law.cdf(*map(_array, (x, *shapes)))
-        ctx.save_for_backward(x, *shapes)
-        return torch.as_tensor(ctx.level).to(x)
+    def forward(ctx: Any, law: _Law, inverse: bool, given: Tensor, *shapes: Tensor) -> Tensor:
+        ctx.law, ctx.inverse = law, inverse
+        ctx.found = (law.quantile if inverse else law.cdf)(*map(_array, (given, *shapes)))
+        ctx.save_for_backward(given, *shapes)
+        return torch.as_tensor(ctx.found).to(given)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, *shapes = map(_array, ctx.saved_tensors)
-        gradients: list[Tensor | None] = [None]
+        given, *shapes = map(_array, ctx.saved_tensors)
+        point, level = (ctx.found, given) if ctx.inverse else (given, ctx.found)
         with np.errstate(all="ignore"):
-            if ctx.needs_input_grad[1]:
-                gradients.append(_chain(grad, np.exp(ctx.law.log_density(x, *shapes))))
-            else:
-                gradients.append(None)
-            for index, needed in enumerate(ctx.needs_input_grad[2:]):
-                gradients.append(_chain(grad, ctx.law.slope(index, x, tuple(shapes), ctx.level)) if needed else None)
-        return tuple(gradients)
-
-
-class _Quantile(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, law: _Law, u: Tensor, *shapes: Tensor) -> Tensor:
-        ctx.law = law
-        ctx.point = law.quantile(*map(_array, (u, *shapes)))
-        ctx.save_for_backward(u, *shapes)
-        return torch.as_tensor(ctx.point).to(u)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, (level, *shapes) = ctx.point, map(_array, ctx.saved_tensors)
-        gradients: list[Tensor | None] = [None]
-        with np.errstate(all="ignore"):
-            density = np.exp(ctx.law.log_density(x, *shapes))
-            gradients.append(_chain(grad, 1 / density) if ctx.needs_input_grad[1] else None)
-            for index, needed in enumerate(ctx.needs_input_grad[2:]):
-                gradients.append(
-                    _chain(grad, -ctx.law.slope(index, x, tuple(shapes), level) / density) if needed else None
-                )
-        return tuple(gradients)
+            density = np.exp(ctx.law.log_density(point, *shapes))
+            along, factor = (1 / density, -1 / density) if ctx.inverse else (density, 1.0)
+            gradients = [_chain(grad, along) if ctx.needs_input_grad[2] else None]
+            for index, needed in enumerate(ctx.needs_input_grad[3:]):
+                slope = factor * ctx.law.slope(index, point, tuple(shapes), level) if needed else None
+                gradients.append(None if slope is None else _chain(grad, slope))
+        return None, None, *gradients
 
 
 def _chain(grad: Tensor, slope: Array) -> Tensor:
@@ -152,11 +132,11 @@ def inside_unit(u: Tensor) -> Tensor:
 
 
 def _quantile(law: _Law, u: Tensor, *shapes: Tensor) -> Tensor:
-    return _Quantile.apply(law, *torch.broadcast_tensors(inside_unit(u), *shapes))
+    return _Transform.apply(law, True, *torch.broadcast_tensors(inside_unit(u), *shapes))
 
 
 def _cdf(law: _Law, x: Tensor, *shapes: Tensor) -> Tensor:
-    return _Cdf.apply(law, *torch.broadcast_tensors(x, *shapes))
+    return _Transform.apply(law, False, *torch.broadcast_tensors(x, *shapes))
 
 
 def gamma_quantile(u: Tensor, shape: Tensor) -> Tensor:

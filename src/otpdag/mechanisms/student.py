@@ -15,10 +15,6 @@ from otpdag.mechanisms.parameters import ABOVE_ONE, Axis, Parameter, Setting, as
 from otpdag.mechanisms.predictor import centre_and_spread
 from otpdag.mechanisms.quantiles import student_cdf, student_quantile
 
-# from nearly Cauchy to nearly normal
-DF_GRID = (1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0, 10.0, 15.0, 25.0, 50.0)
-EM_STEPS = 20  # enough for a start
-
 
 class StudentT(LocationScale):
     r"""A node with heavy tails, linear in its numeric parents.
@@ -45,6 +41,10 @@ class StudentT(LocationScale):
     """
 
     is_symmetric: ClassVar[bool] = True
+    df_grid: ClassVar[tuple[float, ...]] = (1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0, 10.0, 15.0, 25.0, 50.0)
+    """Degrees of freedom to start from: from nearly Cauchy to nearly normal."""
+    start_steps: ClassVar[int] = 20
+    """Of expectation-maximisation, enough for a start."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class StudentT(LocationScale):
         if self.smallest_scale is not None:
             floor = torch.maximum(floor, 1.5 * self.smallest_scale.to(floor))
         df = self._given_df(value)
-        for _ in range(EM_STEPS):
+        for _ in range(self.start_steps):
             residual = value - self.predictor.predict_rows(params, parents)
             ratio = (residual / self._scale_rows(params["scale"], parents)) ** 2
             if not self._df_is_given:
@@ -111,7 +111,7 @@ class StudentT(LocationScale):
 
     def _best_df(self, ratio: Tensor, weight: Tensor) -> Tensor:
         """The degrees of freedom on the grid that fit squared standardised residuals (N, dim) best."""
-        grid = torch.tensor(DF_GRID, dtype=ratio.dtype).reshape(-1, 1, 1)
+        grid = torch.tensor(self.df_grid, dtype=ratio.dtype).reshape(-1, 1, 1)
         fit = (weight.unsqueeze(-1) * _standard_log_prob(ratio, grid)).sum(1)
         return grid[fit.argmax(0), 0, 0].unsqueeze(0)
 
