@@ -40,7 +40,7 @@ def test_twins_are_maximised_by_least_squares_of_each_alone():
         lifted = np.column_stack([columns, np.ones(120)]) - shift
         second = np.einsum("rn,ni,nj->rij", weight, lifted, lifted)[:, None]
         halves = torch.from_numpy(0.5 * second)
-        statistics[family.node] = (Moments(family, torch.from_numpy(shift), halves, halves),)
+        statistics[family.node] = (Moments(family, halves, halves, shift=torch.from_numpy(shift)),)
     point = torch.as_tensor(0.1 * rng.normal(size=(2, size)))
     naturals = layout.structure.naturals(unpack(point, layout.shapes))
     raw, shown = maximised(twins, naturals, statistics, 2)

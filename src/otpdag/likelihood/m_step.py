@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -149,11 +148,15 @@ def maximised(
         replicas: R.
     """
     nodes = [family.node for family in twins.families]
-    together = _side_by_side([statistics[node] for node in nodes], replicas)
-    if len(nodes) > 1 and together is None:
+
+    def apart() -> tuple[dict[str, Tensor], Tensor]:
         each = [maximised(twins.some([at]), naturals, statistics, replicas) for at in range(len(nodes))]
         raw = {name: torch.cat([own[name] for own, _ in each], 1) for name in twins.columns}
         return raw, torch.stack([shown for _, shown in each]).sum(0)
+
+    together = _side_by_side([statistics[node] for node in nodes], replicas)
+    if len(nodes) > 1 and together is None:
+        return apart()
     parts = statistics[nodes[0]] if together is None else (together,)
     params = {name: stacked_replicas([naturals[n][name] for n in nodes], replicas) for name in naturals[nodes[0]]}
     shown = torch.zeros(replicas).to(next(iter(params.values())))
@@ -162,7 +165,12 @@ def maximised(
             shown = shown + complete.expand(replicas * len(nodes)).reshape(replicas, -1).sum(-1)
     if not twins.columns:
         return {}, shown
-    return _mapped(twins, params, _sums(parts), replicas), shown
+    try:
+        return _mapped(twins, params, _sums(parts), replicas), shown
+    except RuntimeError:  # a mechanism that looks at single numbers cannot be mapped over
+        if len(nodes) == 1:
+            raise
+        return apart()
 
 
 def _side_by_side(each: Sequence[tuple[Statistics, ...]], replicas: int) -> Counts | Moments | None:
@@ -171,7 +179,10 @@ def _side_by_side(each: Sequence[tuple[Statistics, ...]], replicas: int) -> Coun
     if len(counts) == len(each):
         return Counts.side_by_side(counts, replicas)
     moments = [own[0] for own in each if len(own) == 1 and isinstance(own[0], Moments)]
-    return Moments.side_by_side(moments, replicas) if len(moments) == len(each) else None
+    if len(moments) < len(each):
+        return None
+    shift = torch.stack([one.shift for one in moments]).repeat(replicas, 1)[:, None, None]
+    return Moments.side_by_side(moments, replicas, shift=shift)
 
 
 def _sums(statistics: Sequence[Statistics]) -> dict[str, Tensor]:
@@ -200,7 +211,7 @@ def _fitted(mechanism: Mechanism, params: Params, sums: Mapping[str, Tensor]) ->
 
 
 def _mapped(twins: Twins, params: Mapping[str, Tensor], sums: Mapping[str, Tensor], replicas: int) -> dict[str, Tensor]:
-    """Ask the mechanisms of all twins at once; one after another where one looks at single numbers."""
+    """Ask the mechanisms of all twins at once."""
     many = len(twins.families)
     given = {f"params {name}": value.unflatten(0, (replicas, -1)) for name, value in params.items()}
     given |= {
@@ -211,16 +222,7 @@ def _mapped(twins: Twins, params: Mapping[str, Tensor], sums: Mapping[str, Tenso
     def asked(mechanism: Mechanism, own: dict[str, Tensor]) -> dict[str, Tensor]:
         return mechanism.raw(_fitted(mechanism, {name: own[f"params {name}"] for name in params}, own))
 
-    try:
-        return twins.mapped(asked, given)
-    except RuntimeError:
-        if many == 1:
-            raise
-    each = [
-        twins.some([at]).mapped(asked, {name: value[:, at : at + 1] for name, value in given.items()})
-        for at in range(many)
-    ]
-    return {name: torch.cat([own[name] for own in each], 1) for name in each[0]}
+    return twins.mapped(asked, given)
 
 
 FLATTEST = 1e-9
@@ -231,23 +233,6 @@ FLATTEST_OF_SAMPLE = 2e-3
 
 SIZES = (1.0, 0.25, 0.05)
 """Shares of a step that are tried, the largest first."""
-
-
-class _Evidence(Protocol):
-    """What rows say of n twins in R replicas."""
-
-    @property
-    def flattest(self) -> Tensor:
-        """The smallest curvature, relative to the largest (R * n or 1, 1)."""
-        ...
-
-    def height(self, params: Params) -> Tensor:
-        """The sum of all log-densities (R * n,), or its estimate from a sample."""
-        ...
-
-    def parts(self, params: Params) -> Iterator[tuple[Tensor, Tensor]]:
-        """Sums of log-densities (R * n,) over rows that show the family, and over others."""
-        ...
 
 
 def newton_step(
@@ -281,9 +266,9 @@ def newton_step(
 
 def _grouped(
     twins: Twins, statistics: Mapping[str, tuple[Statistics, ...]], replicas: int
-) -> list[tuple[list[int], _Evidence]]:
+) -> list[tuple[list[int], _Alone | _SideBySide]]:
     """Numbers of twins whose rows can stand side by side, within memory; alone others that rows tell something of."""
-    groups: list[tuple[list[int], _Evidence]] = []
+    groups: list[tuple[list[int], _Alone | _SideBySide]] = []
     waiting: list[tuple[int, Rows]] = []
     for number, family in enumerate(twins.families):
         own = statistics[family.node]
@@ -374,7 +359,7 @@ def _stacked_rows(families: Sequence[FamilyView], parts: Sequence[WeighedRows], 
 
 
 def _step(
-    twins: Twins, raw: Mapping[str, Tensor], evidence: _Evidence, slopes: Mapping[str, Tensor]
+    twins: Twins, raw: Mapping[str, Tensor], evidence: _Alone | _SideBySide, slopes: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Raw parameters (R, n, ...) after a step, and the log-density of rows that show the family (R * n,)."""
     shapes = {name: tuple(value.shape[2:]) for name, value in raw.items()}

@@ -10,7 +10,7 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.data import Batch
 from otpdag.errors import DataError, ModelError
-from otpdag.likelihood.elimination import EliminationOptions, expectations, lay_out, log_evidence, moved, total_evidence
+from otpdag.likelihood.elimination import EliminationOptions, lay_out, log_evidence, moved, total_evidence
 from otpdag.likelihood.elimination.families import describe_families
 from otpdag.likelihood.elimination.plans import Kind, elimination_order, order_cost, plan
 from otpdag.likelihood.elimination.points import Placement
@@ -130,26 +130,6 @@ def test_a_family_seen_in_no_row_has_no_gradient():
     total_evidence(own, lay_out(structure, batch)).sum().backward()
     assert float(own["x"]["loc"].grad.abs().sum()) == 0.0
     assert float(own["z"]["probs"].grad.abs().sum()) > 0.0
-
-
-def test_moments_are_summarised_by_a_few_rows():
-    """Weighed points stand for all rows of a linear family: any mechanism's own regression sees the same."""
-    structure, naturals, batch = make_world(
-        {"z": m.Bernoulli(), "a": m.Normal(), "x": m.Normal()},
-        [("z", "x"), ("a", "x")],
-        np.random.default_rng(0),
-        rows=300,
-        gaps=0.0,
-    )
-    (moments,) = expectations(naturals, lay_out(structure, batch)).families["x"]
-    few = moments.rows()
-    mechanism = structure.mechanisms["x"]
-    flat = {n: v.expand(*few.weight.shape, -1).flatten(0, 2) for n, v in few.values.items()}
-    found = mechanism.predictor.start(flat["x"], {n: flat[n] for n in ("z", "a")}, few.weight.flatten())
-    rows = {n: v[0] for n, v in batch.values.items()}
-    truth = mechanism.predictor.start(rows["x"], {n: rows[n] for n in ("z", "a")}, batch.weight[0])
-    for name, value in truth.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5)
 
 
 def test_naturals_shared_by_all_replicas_broadcast():

@@ -117,18 +117,14 @@ class Summary:
         place = family.place
         # what is known of a family holds at these parameters; one of which a sample is kept will be tried at others
         is_known = self.slopes is not None and not self.sampled.get(family.node)
-        if family.is_table:
+        expected, statistics = self.counts | self.moments, list[Statistics]()
+        if family.is_table or family.is_linear:
             seen = self.complete[place]
-            expected = self.counts.get(place)
-            expected = torch.zeros_like(seen) if expected is None else expected
-            return (Counts(family, seen, expected, self.factors.log_table(place) if is_known else None),)
-        statistics: list[Statistics] = []
-        if family.is_linear:
-            seen = self.complete[place]
-            expected = self.moments.get(place)
-            expected = torch.zeros_like(seen) if expected is None else expected
+            sums = (family, seen, expected.get(place, torch.zeros_like(seen)))
+            if family.is_table:
+                return (Counts(*sums, (self.factors.log_table(place),) if is_known else None),)
             equations = self.factors.family_equations(place) if is_known else None
-            statistics.append(Moments(family, self.layout.shifts[place], seen, expected, equations))
+            statistics.append(Moments(*sums, equations, shift=self.layout.shifts[place]))
         plain = tuple((part, self.weight[:, part.rows]) for part in parts if part.columns is None)
         rows = tuple(self.rows.get(place, ()))
         if plain or rows or place in self.samples:
@@ -212,15 +208,6 @@ class Summary:
         moments = moments.expand(self.replicas, -1, -1, -1)
         self.integrated[..., :used, :used].index_add_(1, config, moments)
 
-    def _add_moments(self, family: FamilyView, config: Tensor, moments: Tensor) -> None:
-        """Add second moments (R, n, W, W) to the configurations (n,) of a family."""
-        width = len(family.columns) + 1
-        total = self.moments.get(family.place)
-        if total is None:
-            total = torch.zeros(self.replicas, family.configurations, width, width).to(moments)
-            self.moments[family.place] = total
-        total.index_add_(1, config, moments.expand(self.replicas, -1, -1, -1))
-
     def _add_linear(self, block: Block, evaluated: Evaluated, beliefs: Banks) -> None:
         """Add moments of all linear families together, by row of the equations."""
         if not block.linear:
@@ -242,8 +229,7 @@ class Summary:
         for place, first in self.layout.offsets.items():
             family = self.layout.families[place]
             used = len(family.columns) + 1
-            own = self.integrated[:, first : first + family.configurations, :used, :used]
-            self._add_moments(family, torch.arange(family.configurations), own)
+            self.moments[place] = self.integrated[:, first : first + family.configurations, :used, :used]
 
 
 def _sample(rows: WeighedRows, share: float) -> WeighedRows:

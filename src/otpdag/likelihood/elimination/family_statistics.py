@@ -12,8 +12,10 @@ expected second moments for each configuration of its categories. Any other need
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -29,97 +31,93 @@ CHUNK = 2**21  # entries of a log-density with its gradient that are held at a t
 
 
 @dataclass(frozen=True, eq=False)
-class Counts:
-    """How often each joint state of a family of categories occurs.
+class _Sums(ABC):
+    """A summary of all rows.
 
     Attributes:
         family: Which family.
-        complete: In rows that show all of it (1 or R, states).
-        expected: In all others, under the backward map (R, states).
-        log_table: Log-probabilities of the states, if they are known already.
+        complete: Sums over rows that show all of it (1 or R, ...).
+        expected: Over all others, under the backward map (R, ...).
+        known: What the family's parameters make of it, if that is known already: what :meth:`evaluated` returns.
     """
 
     family: FamilyView
     complete: Tensor
     expected: Tensor
-    log_table: Tensor | None = None
+    known: tuple[Tensor, ...] | None = None
+
+    @abstractmethod
+    def evaluated(self, params: Params) -> tuple[Tensor, ...]:
+        """What a sum of log-densities needs of the parameters (R, ...)."""
+
+    @abstractmethod
+    def total(self, sums: Tensor, evaluated: Sequence[Tensor]) -> Tensor:
+        """The sum of log-densities (R,)."""
+
+    def parts(self, params: Params) -> Iterator[tuple[Tensor, Tensor]]:
+        """Sums of log-densities (R,) over complete and over expected rows."""
+        evaluated = self.evaluated(params) if self.known is None else self.known
+        yield self.total(self.complete, evaluated), self.total(self.expected, evaluated)
 
     def height(self, params: Params) -> Tensor:
         """The sum of all log-densities (R,)."""
         return _total(self.parts(params))
+
+    @classmethod
+    def side_by_side(cls, parts: Sequence[Self], replicas: int, **more: Tensor) -> Self:
+        """Those of several twins on the replica axis (R * n, ...), replica by replica; the first family's names."""
+        known = [one.known for one in parts if one.known is not None]
+        complete, expected = ([getattr(one, name) for one in parts] for name in ("complete", "expected"))
+        return cls(
+            parts[0].family,
+            stacked_replicas(complete, replicas),
+            stacked_replicas(expected, replicas),
+            tuple(stacked_replicas(each, replicas) for each in zip(*known, strict=True))
+            if len(known) == len(parts)
+            else None,
+            **more,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Counts(_Sums):
+    """How often each joint state of a family of categories occurs (R, states); known are their log-probabilities."""
+
+    def evaluated(self, params: Params) -> tuple[Tensor, ...]:
+        """Log-probabilities of all states."""
+        return (self.family.log_table(params),)
+
+    def total(self, sums: Tensor, evaluated: Sequence[Tensor]) -> Tensor:
+        """Counts times log-probabilities."""
+        return weighed(sums, evaluated[0].flatten(1))
 
     def table(self) -> Tensor:
         """All counts: (R, *parents, states)."""
         total = self.complete + self.expected
         return total.reshape(len(total), *self.family.widths)
 
-    def parts(self, params: Params) -> Iterator[tuple[Tensor, Tensor]]:
-        """Sums of log-densities (R,) over complete and over expected rows."""
-        known = self.family.log_table(params) if self.log_table is None else self.log_table
-        log_table = known.flatten(1)
-        yield weighed(self.complete, log_table), weighed(self.expected, log_table)
-
-    @classmethod
-    def side_by_side(cls, parts: Sequence[Counts], replicas: int) -> Counts:
-        """Those of several twins on the replica axis (R * n, ...), replica by replica; the first family's names."""
-        log_tables = [one.log_table for one in parts if one.log_table is not None]
-        known = len(log_tables) == len(parts)
-        return cls(
-            parts[0].family,
-            stacked_replicas([one.complete for one in parts], replicas),
-            stacked_replicas([one.expected for one in parts], replicas),
-            stacked_replicas(log_tables, replicas) if known else None,
-        )
-
 
 @dataclass(frozen=True, eq=False)
-class Moments:
-    """Second moments of the columns (node, numeric parents, 1), less a shift, by configuration of the categories.
+class Moments(_Sums):
+    """Second moments of the columns (node, numeric parents, 1), by configuration of the categories (R, C, W, W).
 
-    Attributes:
-        family: Which family.
-        shift: What was subtracted from the columns (W,), or (R, 1, 1, W).
-        complete: Sums over rows that show all of the family (1 or R, C, W, W).
-        expected: Over all others, under the backward map (R, C, W, W).
-        equations: Coefficients and constants of the family, if they are known already.
+    Known are the coefficients and constants of the family's equations; ``shift`` is what was subtracted from the
+    columns (W,), or (R, 1, 1, W).
     """
 
-    family: FamilyView
-    shift: Tensor
-    complete: Tensor
-    expected: Tensor
-    equations: tuple[Tensor, Tensor] | None = None
+    shift: Tensor = field(kw_only=True)
 
-    def height(self, params: Params) -> Tensor:
-        """The sum of all log-densities (R,)."""
-        return _total(self.parts(params))
+    def evaluated(self, params: Params) -> tuple[Tensor, ...]:
+        """The family's equations."""
+        return self.family.equations(params)
 
-    def parts(self, params: Params) -> Iterator[tuple[Tensor, Tensor]]:
-        r"""Sums of log-densities: :math:`\sum_c n_c \log c_c - \tfrac12 \mathrm{tr}(A_c M_c A_c^\top)`."""
-        coefficients, constants = self.family.equations(params) if self.equations is None else self.equations
+    def total(self, sums: Tensor, evaluated: Sequence[Tensor]) -> Tensor:
+        r""":math:`\sum_c n_c \log c_c - \tfrac12 \mathrm{tr}(A_c M_c A_c^\top)`."""
+        coefficients, constants = evaluated
         moved = (coefficients * self.shift).sum(-1, keepdim=True)
         coefficients = torch.cat([coefficients[..., :-1], coefficients[..., -1:] + moved], -1)
-        yield (
-            _quadratic(self.complete, coefficients, constants),
-            _quadratic(self.expected, coefficients, constants),
-        )
-
-    @classmethod
-    def side_by_side(cls, parts: Sequence[Moments], replicas: int) -> Moments:
-        """Those of several twins on the replica axis (R * n, ...), replica by replica; the first family's names."""
-        shift = torch.stack([one.shift for one in parts]).repeat(replicas, 1)[:, None, None]
-        known = [one.equations for one in parts if one.equations is not None]
-        equations = None
-        if len(known) == len(parts):
-            coefficients, constants = zip(*known, strict=True)
-            equations = (stacked_replicas(coefficients, replicas), stacked_replicas(constants, replicas))
-        return cls(
-            parts[0].family,
-            shift,
-            stacked_replicas([one.complete for one in parts], replicas),
-            stacked_replicas([one.expected for one in parts], replicas),
-            equations,
-        )
+        squares = ((coefficients @ sums) * coefficients).flatten(2).sum(-1)
+        return (sums[..., -1, -1] * constants - 0.5 * squares).sum(-1)
 
     def by_coordinate(self) -> Tensor:
         """All moments of each own coordinate with the numeric parents and one (R, C, dim, P + 2, P + 2)."""
@@ -252,8 +250,3 @@ def weighed(weight: Tensor, log_prob: Tensor) -> Tensor:
     """Sum of weight times log-density (R,); what has no weight counts as zero even at minus infinity."""
     known = torch.where(weight != 0, log_prob, torch.zeros((), dtype=log_prob.dtype, device=log_prob.device))
     return (weight * known).flatten(1).sum(-1)
-
-
-def _quadratic(moments: Tensor, coefficients: Tensor, constants: Tensor) -> Tensor:
-    squares = ((coefficients @ moments) * coefficients).flatten(2).sum(-1)
-    return (moments[..., -1, -1] * constants - 0.5 * squares).sum(-1)
