@@ -27,9 +27,6 @@ T = TypeVar("T")
 MOST_NODES = 10_000  # what enumerates nodes and edges stays within seconds
 MOST_STEPS_BACK = 10_000  # a year of hours; a lag is laid out as that many steps
 
-_REPR_EDGES = 16  # graphs with more edges are shown by their numbers only
-_REPR_HIDDEN = 6  # hidden nodes that are named
-
 
 @dataclass(frozen=True)
 class Lag:
@@ -138,13 +135,17 @@ class Graph:
         return buffer.getvalue()
 
     def __repr__(self) -> str:
-        if len(self.edges) + len(self.lags) > _REPR_EDGES:
+        return self._text()
+
+    def _text(self, edges: int = 16, hidden: int = 6) -> str:
+        """So many edges at most, a graph with more is shown by their numbers; and so many hidden nodes by name."""
+        if len(self.edges) + len(self.lags) > edges:
             parts = [f"{len(self.nodes)} nodes, {len(self.edges)} edges"]
             parts += [f"{len(self.lags)} lagged edges"] * self.is_dynamic
         else:
             parts = [*_chains(self), *map(str, self.lags)]
         if self.hidden:
-            parts.append("hidden: " + listed(self.hidden, most=_REPR_HIDDEN, show=str))
+            parts.append("hidden: " + listed(self.hidden, most=hidden, show=str))
         return f"Graph({'; '.join(parts)})"
 
     @cached_property

@@ -15,9 +15,8 @@ from otpdag.engine import EM, Adam
 from otpdag.engine.document_data import DocumentData, topic_method
 from otpdag.errors import DataError, ModelError
 from otpdag.learned.paper_topics import PaperTopics
-from otpdag.likelihood.topic_problem import TopicSweeps
 from otpdag.likelihood.word_pairs import Repeats
-from otpdag.settings import ClosedForm, Direct, Objective
+from otpdag.objective import ClosedForm, Direct, Objective, TopicSweeps
 
 
 def data(counts, topics=3):

@@ -7,7 +7,7 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.learned.amortized import AmortizedMap, RowCode
+from otpdag.backward import AmortizedMap, RowCode
 from otpdag.model.relabelling import in_one_order
 from otpdag.settings import Drawn
 from otpdag.spaces import Discrete

@@ -108,10 +108,8 @@ class Model(ModelBase):
         mechanism = self._mechanism(node)
         if mechanism.space.is_discrete:
             probabilities = self.predict_proba(data, node, partial=partial)
-            best = probabilities.to_numpy().argmax(1)
-            labels = np.empty(probabilities.shape[1], dtype=object)
-            labels[:] = list(probabilities.columns)
-            return pd.Series(labels[best], index=probabilities.index, name=node).infer_objects()
+            labels = pd.Series(list(probabilities.columns), dtype=object)[probabilities.to_numpy().argmax(1)]
+            return labels.set_axis(probabilities.index).rename(node).infer_objects()
         notes: list[str] = []
         belief, index = self._belief(data, node, partial, notes)
         names = self._known_schema()[node].names
@@ -248,9 +246,7 @@ class Model(ModelBase):
         batch, index = self._read_rows(data, partial)
         notes: list[str] = []
         values, log_density = queries.most_probable(self.fitted, batch, notes)
-        explained = decode(values, self._known_schema())
-        explained["log_density"] = log_density.numpy()
-        explained.index = index
+        explained = self._table(values, index).assign(log_density=log_density.numpy())
         return with_notes(explained, notes)
 
     # -- effects --------------------------------------------------------------------------------------------------
@@ -349,9 +345,7 @@ class Model(ModelBase):
         settings = {node: self._setting(node, value, batch.rows) for node, value in check_mapping("do", do).items()}
         after = queries.counterfactual_draws(self.fitted, batch, settings, draws, seed)
         central = {node: self.spaces[node].central(after[node], 1) for node in self.graph.nodes}
-        result = decode(central, self._known_schema())
-        result.index = index
-        return result
+        return self._table(central, index)
 
     # -- sequences ------------------------------------------------------------------------------------------------
 
@@ -495,9 +489,8 @@ class Model(ModelBase):
         notes: list[str] = []
         _, index, values = self._drawn(data, draws, seed, partial, notes)
         flat = {node: values[node].reshape(-1, values[node].shape[-1]) for node in self.graph.hidden}
-        table = decode(flat, self._known_schema())
-        table.index = pd.MultiIndex.from_product([index, range(draws)], names=["row", "draw"])
-        return with_notes(table, notes)
+        rows = pd.MultiIndex.from_product([index, range(draws)], names=["row", "draw"])
+        return with_notes(self._table(flat, rows), notes)
 
     def _drawn(
         self, data: Table | SequenceTable, draws: int, seed: int, partial: bool, notes: list[str]
@@ -526,9 +519,7 @@ class Model(ModelBase):
         batch, index = self._encode_sequences(data, partial)
         paths, _ = sequence_posterior.decode_paths(self.structure, self._fitted_naturals(), batch)
         one_hot = {n: torch.eye(self.mechanisms[n].space.width)[paths[n]] for n in self.graph.hidden}
-        table = decode(one_hot, self._known_schema())
-        table.index = index
-        return table
+        return self._table(one_hot, index)
 
     def impute(
         self,
@@ -554,9 +545,7 @@ class Model(ModelBase):
         for node in self.graph.observed:
             drawn = values[node][:, 0] if random else self.mechanisms[node].space.central(values[node], 1)
             filled[node] = torch.where(batch.mask[node][0], batch.values[node][0], drawn)
-        table = decode(filled, self._known_schema())
-        table.index = index
-        return with_notes(table, notes)
+        return with_notes(self._table(filled, index), notes)
 
     def score(
         self,
@@ -595,6 +584,10 @@ class Model(ModelBase):
         """
         self._refuse_sequences("check", "score")
         return checks.node_residuals(self.fitted, self._read_rows(data, partial)[0], seed=seed)
+
+    def _table(self, values: Mapping[str, Tensor], index: pd.Index) -> pd.DataFrame:
+        """Values (N, width) of nodes as columns."""
+        return decode(values, self._known_schema()).set_axis(index)
 
     def _refuse_sequences(self, name: str, instead: str = "forecast") -> None:
         if self.graph.is_dynamic:

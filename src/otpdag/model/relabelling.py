@@ -24,7 +24,6 @@ from otpdag.structure import Structure, lag_name
 
 Naturals = dict[str, dict[str, Tensor]]
 Phi = dict[str, Tensor]
-ROWS = 400  # draws that the means of a child are taken over; the same noise for all labels
 
 
 @dataclass(frozen=True)
@@ -97,8 +96,8 @@ def _new_labels(structure: Structure, naturals: Naturals, node: str) -> _Change 
     )
 
 
-def _label_order(structure: Structure, naturals: Naturals, node: str) -> list[int]:
-    """States by the mean of the first child under do(node = state), with common random numbers."""
+def _label_order(structure: Structure, naturals: Naturals, node: str, draws: int = 400) -> list[int]:
+    """States by the mean of the first child under do(node = state), over draws with the same noise for all."""
     size = structure.mechanisms[node].space.width
     child = _first_child(structure, node)
     if child is None:
@@ -110,10 +109,10 @@ def _label_order(structure: Structure, naturals: Naturals, node: str) -> list[in
             positions = mechanism.space.position(mean)[0].tolist()
             return sorted(range(size), key=lambda state: positions[state])
     spaces = {name: structure.mechanisms[name].space for name in structure.given}
-    given = {name: space.neutral().expand(1, ROWS, -1) for name, space in spaces.items()}
+    given = {name: space.neutral().expand(1, draws, -1) for name, space in spaces.items()}
     means = []
     for state in torch.eye(size, dtype=torch.float64):
-        drawn = _drawn(structure, naturals, {**given, node: state.expand(1, ROWS, size)})
+        drawn = _drawn(structure, naturals, {**given, node: state.expand(1, draws, size)})
         means.append(_position(structure, naturals, child, drawn))
     return sorted(range(size), key=lambda state: means[state])
 
@@ -126,12 +125,12 @@ def _first_child(structure: Structure, node: str) -> str | None:
 
 def _drawn(structure: Structure, naturals: Naturals, do: dict[str, Tensor]) -> dict[str, Tensor]:
     """Rows of the model, or the last steps of short sequences with the values that those depend on."""
-    generator = torch.Generator().manual_seed(0)
+    generator, rows = torch.Generator().manual_seed(0), next(iter(do.values())).shape[1]
     if not structure.graph.is_dynamic:
-        return ancestral(structure, naturals, ROWS, generator, do=do)
+        return ancestral(structure, naturals, rows, generator, do=do)
     longest = max(edge.by for edge in structure.graph.lags)
     steps = {node: value.unsqueeze(2).expand(-1, -1, longest + 1, -1) for node, value in do.items()}
-    drawn = ancestral_sequences(structure, naturals, ROWS, longest + 1, generator, do=steps)
+    drawn = ancestral_sequences(structure, naturals, rows, longest + 1, generator, do=steps)
     last = {node: value[:, :, -1] for node, value in drawn.items()}
     lagged = {lag_name(edge.parent, edge.by): drawn[edge.parent][:, :, -1 - edge.by] for edge in structure.graph.lags}
     return last | lagged

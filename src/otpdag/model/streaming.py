@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     import pyarrow.dataset as pds
 
 
-BLOCK_DRAWS = 2**21
-"""Rows times draws that are held at a time."""
-
-
 def impute_to(
     model: Model, data: Any, out: str | Path, *, seed: int = 0, draws: int = 100, random: bool = False
 ) -> int:
@@ -124,14 +120,14 @@ def score_to(model: Model, data: Any, out: str | Path) -> float:
     return total / rows
 
 
-def _blocks(model: Model, data: Any, draws: int) -> ArrowParts:
-    """The table in blocks, small enough for so many draws of each row."""
+def _blocks(model: Model, data: Any, draws: int, most: int = 2**21) -> ArrowParts:
+    """The table in blocks, so small that at most so many draws of all rows together are held at a time."""
     if model.graph.is_dynamic:
         raise ModelError("rows of sequences depend on each other: read the table, and use the method of the model")
     table = data if isinstance(data, Partitioned) else Partitioned(data)
     if is_dask(table.data):
         raise DataError("a Dask frame has its own way, frame.map_partitions with model.impute: see docs/scale.md")
-    rows = max(1, min(table.block_rows, BLOCK_DRAWS // draws))
+    rows = max(1, min(table.block_rows, most // draws))
     return ArrowParts(arrow_dataset(table.data), rows)
 
 
