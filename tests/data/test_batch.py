@@ -124,11 +124,6 @@ def test_stack_refuses_unlike_batches(batch: Batch) -> None:
         Batch.stack([batch, batch.take(torch.tensor([0]))])
 
 
-def test_fully_observed_refuses_unknown_nodes(batch: Batch) -> None:
-    with pytest.raises(DataError, match=r"node 'y' is not in the batch, which holds 'x'"):
-        batch.fully_observed("y")
-
-
 def test_repr(batch: Batch) -> None:
     assert repr(batch) == "Batch(5 rows: x)"
     assert repr(Batch.stack([batch, batch])) == "Batch(5 rows, 2 replicas: x)"

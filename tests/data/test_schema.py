@@ -70,7 +70,7 @@ def test_schema_without_data_holds_codes() -> None:
 @pytest.mark.parametrize("space", [Real(2), Positive(), Unit(), Simplex(3), Count(2), Discrete(4), Image(1, 2, 2)])
 def test_schema_to_json(space: Space) -> None:
     schema = schema_of(x=space, y=Real())
-    assert Schema.from_json(schema.to_json()) == schema
+    assert Schema.from_dict(json.loads(json.dumps(schema.to_dict()))) == schema
     assert schema.nodes == ("x", "y")
 
 

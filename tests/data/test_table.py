@@ -58,7 +58,7 @@ def test_frame_to_batch(frame: pd.DataFrame, grid: Graph) -> None:
     assert batch.mask["season"].tolist() == [[[True], [True], [False], [True]]]
     assert batch.values["v"].tolist() == [[[5, 1], [6, 2], [7, 0], [8, 4]]]
     assert batch.mask["v"].tolist() == [[[True, True], [True, True], [True, False], [True, True]]]
-    assert batch.fully_observed("v").tolist() == [[True, True, False, True]]
+    assert batch.mask["v"].all(-1).tolist() == [[True, True, False, True]]
     assert batch.values["outages"].tolist() == [[[3], [0], [0], [1]]]
     assert batch.weight.tolist() == [[1, 1, 1, 1]]
     assert batch.values["v"].dtype == torch.float64

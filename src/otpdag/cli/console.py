@@ -18,6 +18,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 from typer.core import TyperGroup
 
 from otpdag.errors import ModelError, OtpdagError, printable
@@ -198,6 +199,14 @@ def check_file(path: Path | None, *, force: bool) -> None:
         raise ModelError(f"--out must be a file; {str(path)!r} is a folder")
     if path.exists() and not force:
         raise ModelError(f"--out {str(path)!r} exists; choose another file or add --force to overwrite")
+
+
+def plain_table(*titles: str) -> Table:
+    """A table without lines, readable at 80 columns and in a file."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in titles:
+        table.add_column(title, overflow="fold")
+    return table
 
 
 def write_out(text: str) -> None:

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
-from otpdag.cli.console import FolderForce, RunSeed, check_folder, note_written, out, say, warn
+from otpdag.cli.console import FolderForce, RunSeed, check_folder, note_written, out, plain_table, say, warn
 from otpdag.cli.registry import EVERY, Experiment, Page, Run, Scale, discover, find_folder, named_folder, registered
 from otpdag.errors import DataError, ModelError, printable
 from otpdag.files import make_folder
@@ -157,7 +156,7 @@ def _list(folder: Path | None, failed: dict[str, str]) -> None:
     elif not known:
         console.print(f"No experiments found in {folder}.")
     else:
-        table = Table(box=None, pad_edge=False, header_style="bold")
+        table = plain_table()
         table.add_column("name", no_wrap=True)
         table.add_column("what")
         for entry in known.values():

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from otpdag.cli.console import RUN_FILES, json_text, out, write_out
+from otpdag.cli.console import RUN_FILES, json_text, out, plain_table, write_out
 from otpdag.errors import printable
 from otpdag.files import finish_transaction, folder_transaction, write_bytes
 
@@ -72,9 +71,7 @@ def estimate_lines(model: Model, intervals: pd.DataFrame | None = None) -> list[
 
 def lines_table(lines: Sequence[EstimateLine], most: int = 40) -> RenderableType:
     """Every estimate, grouped by node; of one parameter no more than a screen holds."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("node", "parameter", "at"):
-        table.add_column(title, overflow="fold")
+    table = plain_table("node", "parameter", "at")
     for title in ("estimate", "lower", "upper")[: 3 if any(line.ends for line in lines) else 1]:
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from otpdag.cli.console import (
@@ -24,6 +23,7 @@ from otpdag.cli.console import (
     json_text,
     note_written,
     out,
+    plain_table,
     put_text,
     say,
     warn,
@@ -184,8 +184,7 @@ def check(model_path: ModelPath, data: DataPath, seed: Seed = 0, as_json: AsJson
     if as_json:
         write_out(json_text([{"node": str(node), **row.to_dict()} for node, row in residuals.iterrows()]))
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("node")
+    table = plain_table("node")
     for title in residuals.columns:
         table.add_column(str(title), justify="right")
     for node, row in residuals.iterrows():

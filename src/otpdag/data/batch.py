@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from otpdag.errors import DataError, listed
+from otpdag.errors import DataError
 
 Codes: TypeAlias = npt.NDArray[np.int64]
 Hashes: TypeAlias = npt.NDArray[np.uint64]
@@ -131,12 +131,6 @@ class Batch:
             A new batch.
         """
         return self._map(lambda tensor: tensor.to(device, None if tensor.dtype == torch.bool else dtype))
-
-    def fully_observed(self, node: str) -> Tensor:
-        """Tell in which rows every cell of ``node`` was seen, as a Boolean tensor ``(R or 1, N)``."""
-        if node not in self.mask:
-            raise DataError(f"node {node!r} is not in the batch, which holds {listed(self.nodes)}")
-        return self.mask[node].all(-1)
 
     @staticmethod
     def stack(batches: Sequence[Batch]) -> Batch:

@@ -164,12 +164,8 @@ def _read_array(array: npt.NDArray[Any], columns: Mapping[str, Column]) -> tuple
         array = array[:, None]
     if array.ndim != 2 or array.shape[1] != len(names):
         raise DataError(f"data must have {len(names)} columns ({listed(names)}); got shape {array.shape}")
-    blocks, start = {}, 0
-    for node, column in columns.items():
-        stop = start + len(column.names)
-        blocks[node] = pd.DataFrame(array[:, start:stop], columns=list(column.names))
-        start = stop
-    return blocks, len(array)
+    frame = pd.DataFrame(array, columns=names)
+    return {node: frame[list(column.names)] for node, column in columns.items()}, len(array)
 
 
 def to_numpy(value: Any) -> npt.NDArray[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -105,7 +104,13 @@ class Schema:
         return Schema(columns)
 
     def to_dict(self) -> dict[str, Any]:
-        """Write lists, numbers and strings only, for JSON."""
+        """Write lists, numbers and strings only, for JSON.
+
+        >>> from otpdag.spaces import Count
+        >>> schema = Schema.of({"a": Discrete(3), "b": Count()}, Graph([("a", "b")]))
+        >>> Schema.from_dict(schema.to_dict()) == schema
+        True
+        """
         return {
             node: {
                 "space": column.space.spec(),
@@ -129,21 +134,6 @@ class Schema:
             DataError: A space is of an unknown kind.
         """
         return cls({node: _column_from_dict(node, entry) for node, entry in state.items()})
-
-    def to_json(self) -> str:
-        """Write JSON text.
-
-        >>> from otpdag.spaces import Count
-        >>> schema = Schema.of({"a": Discrete(3), "b": Count()}, Graph([("a", "b")]))
-        >>> Schema.from_json(schema.to_json()) == schema
-        True
-        """
-        return json.dumps(self.to_dict())
-
-    @classmethod
-    def from_json(cls, text: str) -> Schema:
-        """Read what :meth:`to_json` wrote."""
-        return cls.from_dict(json.loads(text))
 
 
 def _check_claims(columns: Mapping[str, Column]) -> None:

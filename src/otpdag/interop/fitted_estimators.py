@@ -1,4 +1,4 @@
-"""Fitted estimators of scikit-learn and hmmlearn as models whose fit starts where theirs ended."""
+"""Fits of other libraries as models whose fit starts where theirs ended (scikit-learn, hmmlearn); fits for ArviZ."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from otpdag import mechanisms as m
+from otpdag.data.reading import as_frame
+from otpdag.engine.result import FitResult
 from otpdag.errors import ModelError
 from otpdag.graph import Graph, lag
 from otpdag.mechanisms.base import Mechanism
 from otpdag.mechanisms.parameters import start
 from otpdag.model import Model
-
-_SMALLEST = 1e-12  # a probability of exactly zero never leaves it; a start may
+from otpdag.tables import estimates
 
 
 def from_sklearn_mixture(mixture: Any) -> Model:
@@ -86,8 +87,69 @@ def _emissions(hmm: Any) -> list[tuple[Any, dict[str, Any], tuple[int, ...]]]:
     )
 
 
-def _positive(probabilities: ArrayLike) -> NDArray[np.float64]:
+def _positive(probabilities: ArrayLike, smallest: float = 1e-12) -> NDArray[np.float64]:
     """Probabilities none of which is zero: a start of zero would stay there."""
-    kept = np.maximum(np.asarray(probabilities, dtype=float), _SMALLEST)
+    kept = np.maximum(np.asarray(probabilities, dtype=float), smallest)
     scaled: NDArray[np.float64] = kept / kept.sum(-1, keepdims=True)
     return scaled
+
+
+def to_arviz(fitted: Model | FitResult, data: Any, *, draws: int = 200, seed: int = 0) -> Any:
+    """An ``arviz.InferenceData`` of a fit and a table.
+
+    It holds what the rows say about hidden nodes (``posterior``: chain, draw, row), tables of the same size that the
+    model makes (``posterior_predictive``), the observed columns (``observed_data``) and the estimates
+    (``constant_data``). Of a :class:`otpdag.FitResult` the ``posterior`` also holds the parameters, drawn by the
+    bootstrap: ``arviz.summary(to_arviz(result, table), var_names=["x.loc"])``.
+
+    Args:
+        fitted: A result of a fit, or a fitted model of a table.
+        data: The rows.
+        draws: Draws of each.
+        seed: Determines them.
+    """
+    import arviz
+
+    model = fitted.model if isinstance(fitted, FitResult) else fitted
+    table = as_frame(data)
+    if draws * len(table) * len(model.graph.observed) > 50_000_000:  # 400 MB
+        raise ModelError(f"{draws} draws of {len(table)} rows need too much memory; ask for fewer draws")
+    groups: dict[str, Any] = {
+        "observed_data": {name: table[name].to_numpy() for name in model.graph.observed if name in table},
+        "constant_data": {
+            f"{node}.{name}": np.asarray(value) for node, own in model.params().items() for name, value in own.items()
+        },
+        "posterior_predictive": _predictive(model, len(table), draws, seed),
+    }
+    posterior: dict[str, Any] = {}
+    names: dict[str, list[str]] = {}
+    if isinstance(fitted, FitResult):
+        for (node, name), values in fitted.bootstrap(draws=draws, seed=seed).items():
+            posterior[f"{node}.{name}"] = values.reshape(1, draws, -1) if values.ndim > 1 else values[None]
+        names = _names(model)
+    if model.graph.hidden:
+        drawn = model.posterior(table, draws=draws, seed=seed)
+        posterior |= {str(name): _by_draw(drawn[name], draws) for name in drawn.columns}
+    if posterior:
+        groups["posterior"] = posterior
+    axes = {name: [f"{name} at"] for name in names if posterior[name].ndim > 2}
+    return arviz.from_dict(**groups, coords={f"{name} at": names[name] for name in axes}, dims=axes)
+
+
+def _names(model: Model) -> dict[str, list[str]]:
+    """What the single numbers of each parameter are called: parents' categories, the parent of a slope."""
+    by_parameter = estimates(model).groupby(["node", "parameter"], sort=False)["at"]
+    return {f"{node}.{name}": list(places) for (node, name), places in by_parameter}
+
+
+def _by_draw(column: Any, draws: int) -> np.ndarray[Any, Any]:
+    """(chain, draw, row), from a table with a line for each row and draw."""
+    table = column.unstack("draw") if "draw" in (column.index.names or []) else None
+    values = column.to_numpy().reshape(-1, draws) if table is None else table.to_numpy()
+    return values.T[None]
+
+
+def _predictive(model: Model, rows: int, draws: int, seed: int) -> dict[str, np.ndarray[Any, Any]]:
+    made = model.sample(rows * draws, seed=seed)
+    observed = [name for name in made.columns if name in model.graph.observed]
+    return {name: made[name].to_numpy().reshape(1, draws, rows) for name in observed}

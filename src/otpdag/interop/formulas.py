@@ -88,9 +88,6 @@ def _neighbours_are_pairs(graph: nx.Graph, node: str) -> bool:
 _NAME = re.compile(r"[A-Za-z_.][A-Za-z0-9_.]*")
 _OPERATOR = re.compile(r"=~|~~|~")
 
-LEFT_OVER = 1e-3
-"""Scale, as a share of the column's spread, of a node whose noise is a node of its own: a millionth of the variance."""
-
 
 @dataclass
 class Formulas:
@@ -173,8 +170,8 @@ def _stands_for_its_noise(giver: str, taker: str, formulas: Formulas, arrows: li
     return not formulas.parents(giver) and all((other, taker) in arrows for other in takes)
 
 
-def _left_over(own: Mapping[str, str], data: Any) -> dict[str, float]:
-    """Scales of nodes whose noise is a node of its own."""
+def _left_over(own: Mapping[str, str], data: Any, share: float = 1e-3) -> dict[str, float]:
+    """Scales of nodes whose noise is a node of its own: a share of their spread, a millionth of their variance."""
     if not own:
         return {}
     if data is None:
@@ -187,7 +184,7 @@ def _left_over(own: Mapping[str, str], data: Any) -> dict[str, float]:
     for node, value in spread.items():
         if not value > 0:
             raise DataError(f"column {node!r} must vary to have an error that is correlated; its spread is {value}")
-    return {node: LEFT_OVER * value for node, value in spread.items()}
+    return {node: share * value for node, value in spread.items()}
 
 
 def _mechanism(graph: Graph, node: str, formulas: Formulas, left_over: Mapping[str, float]) -> Normal:

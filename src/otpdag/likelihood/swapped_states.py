@@ -303,7 +303,7 @@ class _Rows:
         weight = {}
         for one in (node, *structure.graph.children(node)):
             family = [name for name in (one, *structure.graph.parents(one)) if name != node]
-            shown = [batch.fully_observed(name)[0] for name in family]
+            shown = [batch.mask[name].all(-1)[0] for name in family]
             weight[one] = batch.weight[0] * torch.stack(shown).all(0) if shown else batch.weight[0]
         return cls(structure, node, values, weight)
 
