@@ -11,6 +11,7 @@ from scipy import sparse
 
 import otpdag as otp
 from otpdag import mechanisms as m
+from otpdag.backward import EncoderMap
 from otpdag.data import Schema, encode, random_part
 from otpdag.data.partitioned import LocalParts
 from otpdag.data.sequences import SequenceBatch
@@ -23,7 +24,7 @@ from otpdag.engine.robust import CappedProblem
 from otpdag.engine.table_data import lay_out_rows, one_start, table_problem
 from otpdag.errors import ModelError
 from otpdag.estimators import VectorQuantizedAutoencoder
-from otpdag.learned.autoencoder import AutoencoderProblem, CodebookProblem, Encoded, EncoderMap
+from otpdag.learned.autoencoder import AutoencoderProblem, CodebookProblem, Encoded
 from otpdag.learned.paper_topics import PaperTopicsProblem
 from otpdag.learned.sampled import DrawnRows, Pools, StreamedRows
 from otpdag.learned.sequence_problems import NumberProblem, PieceProblem

@@ -4,8 +4,9 @@ import pytest
 
 from otpdag.costs import Euclidean
 from otpdag.errors import ModelError
+from otpdag.learned.drawn import Drawn
 from otpdag.schedules import Linear
-from otpdag.settings import ClosedForm, Direct, Drawn, Objective, PushForward, Weights
+from otpdag.settings import ClosedForm, Direct, Objective, PushForward, Weights
 
 
 def test_weights_follow_their_schedules():

@@ -9,10 +9,11 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.divergences import Energy
 from otpdag.errors import ModelError
-from otpdag.learned.sampled import DrawnRows, Moment
+from otpdag.learned.drawn import Drawn, Moment
+from otpdag.learned.sampled import DrawnRows
 from otpdag.likelihood.enumeration import SumSizes, evaluate, group_rows
 from otpdag.noise import Streams
-from otpdag.settings import Drawn, Objective, Weights
+from otpdag.settings import Objective, Weights
 from otpdag.spaces import Count, Discrete, Image, Positive, Real, Simplex, Space, Unit, space_from
 from otpdag.testing import check_mechanism
 from tests.mechanisms.own import PartialCorrelation, TanhNormal

@@ -15,11 +15,12 @@ import warnings
 from typing import Any
 
 from otpdag.learned.autoencoder import Codewords, Encoded
+from otpdag.learned.drawn import Drawn
 from otpdag.learned.paper_topics import PaperTopics
 from otpdag.likelihood.topic_problem import TopicSweeps
 from otpdag.noise import Streams
 from otpdag.problem import LossTerms, Problem, Refinement, Units, split_theta
-from otpdag.settings import ClosedForm, Direct, Drawn, Objective, PushForward
+from otpdag.settings import ClosedForm, Direct, Objective, PushForward
 
 __all__ = [
     "ClosedForm",

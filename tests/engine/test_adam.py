@@ -13,6 +13,7 @@ import torch
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag import schedules
+from otpdag.backward import AmortizedMap, RowCode
 from otpdag.data import Schema, encode
 from otpdag.divergences import AbstractDivergence, Energy
 from otpdag.engine import Adam
@@ -20,10 +21,10 @@ from otpdag.engine.adam import FEWEST_STEPS, LARGEST_GRADIENT, _has_settled, _ta
 from otpdag.engine.optimiser import Run
 from otpdag.engine.search import restart_seed
 from otpdag.engine.table_data import lay_out_rows, one_start, table_problem
-from otpdag.learned.amortized import AmortizedMap, RowCode
+from otpdag.learned.drawn import Drawn
 from otpdag.noise import Streams
 from otpdag.problem import LossTerms, Pace, Problem, split_theta
-from otpdag.settings import Direct, Drawn, Objective, PushForward
+from otpdag.settings import Direct, Objective, PushForward
 from otpdag.structure import unpack
 
 RNG = np.random.default_rng(8)

@@ -7,7 +7,8 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.datasets import poisson_chain
 from otpdag.engine import Adam
-from otpdag.settings import Drawn, Objective
+from otpdag.learned.drawn import Drawn
+from otpdag.settings import Objective
 
 
 def hmm(size=3, transition=None):

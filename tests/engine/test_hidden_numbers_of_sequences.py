@@ -7,8 +7,9 @@ from scipy.optimize import minimize
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.engine import Adam
+from otpdag.learned.drawn import Drawn
 from otpdag.model.relabelling import in_one_order
-from otpdag.settings import Drawn, Objective
+from otpdag.settings import Objective
 from tests.dynamic_models import (
     kalman,
     known_state_space,

@@ -6,11 +6,12 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
+from otpdag.backward import EncoderMap
 from otpdag.data import Images
 from otpdag.engine import Adam, Method
 from otpdag.engine.image_data import ImageData, initial_theta
 from otpdag.errors import ModelError
-from otpdag.learned.autoencoder import Encoded, EncoderMap
+from otpdag.learned.autoencoder import Encoded
 from otpdag.problem import split_point
 from otpdag.settings import Objective
 from otpdag.spaces import Real

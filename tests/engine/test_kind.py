@@ -11,6 +11,7 @@ from scipy import sparse
 
 import otpdag as otp
 from otpdag import mechanisms as m
+from otpdag.backward import EncoderMap
 from otpdag.data import Schema
 from otpdag.datasets import bars
 from otpdag.divergences import SlicedWasserstein
@@ -19,7 +20,7 @@ from otpdag.engine.document_data import topic_method
 from otpdag.engine.table_data import TableData
 from otpdag.errors import DataError, ModelError
 from otpdag.estimators import LatentDirichletAllocation, WassersteinAutoencoder
-from otpdag.learned.autoencoder import Encoded, EncoderMap
+from otpdag.learned.autoencoder import Encoded
 from otpdag.learned.image_networks import dense_decoder, dense_encoder, seeded
 from otpdag.model import Model
 from otpdag.problem import LossTerms, Units

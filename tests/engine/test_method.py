@@ -6,15 +6,17 @@ import pytest
 import torch
 
 import otpdag as otp
+from otpdag.backward import EncoderMap
 from otpdag.divergences import MMD, Energy, Wasserstein
 from otpdag.divergences.whitened import WhitenedFeatures
 from otpdag.engine import EM, Adam, Deterministic, Method
 from otpdag.engine.method import misfit
 from otpdag.errors import ModelError
-from otpdag.learned.autoencoder import Encoded, EncoderMap
+from otpdag.learned.autoencoder import Encoded
+from otpdag.learned.drawn import Drawn
 from otpdag.learned.paper_topics import PaperTopics
 from otpdag.likelihood.topic_problem import TopicSweeps
-from otpdag.settings import ClosedForm, Direct, Drawn, Objective, PushForward
+from otpdag.settings import ClosedForm, Direct, Objective, PushForward
 
 ENCODED = Encoded(EncoderMap(torch.nn.Linear(3, 1), 1, (3,)))
 OPTIMISERS = {"Deterministic": Deterministic(), "Adam": Adam(), "EM": EM()}

@@ -8,6 +8,7 @@ from scipy import sparse
 
 import otpdag as otp
 from otpdag import mechanisms as m
+from otpdag.backward import EncoderMap
 from otpdag.engine import EM, Adam, Deterministic, Method
 from otpdag.engine.document_data import DocumentData
 from otpdag.engine.image_data import ImageData
@@ -15,10 +16,11 @@ from otpdag.engine.resolve import check_arguments, check_honoured, recognise, re
 from otpdag.engine.sequence_data import SequenceData
 from otpdag.engine.table_data import TableData
 from otpdag.errors import DataError, ModelError
-from otpdag.learned.autoencoder import Encoded, EncoderMap
+from otpdag.learned.autoencoder import Encoded
+from otpdag.learned.drawn import Drawn
 from otpdag.learned.paper_topics import PaperTopics
 from otpdag.likelihood.topic_problem import TopicSweeps
-from otpdag.settings import ClosedForm, Direct, Drawn, Objective, PushForward
+from otpdag.settings import ClosedForm, Direct, Objective, PushForward
 
 RNG = np.random.default_rng(5)
 TABLE = pd.DataFrame({"x": RNG.normal(size=40)})

@@ -8,6 +8,7 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
+from otpdag.backward import EncoderMap, QuantizedMap
 from otpdag.data import Images
 from otpdag.divergences import Energy
 from otpdag.engine import Adam
@@ -15,16 +16,7 @@ from otpdag.engine.image_data import ImageData
 from otpdag.engine.method import Method
 from otpdag.errors import ModelError
 from otpdag.estimators import VectorQuantizedAutoencoder
-from otpdag.learned.autoencoder import (
-    Codewords,
-    Encoded,
-    EncoderMap,
-    QuantizedMap,
-    _mixture,
-    _transport,
-    autoencoder_problem,
-    rebuilding_cost,
-)
+from otpdag.learned.autoencoder import Codewords, Encoded, _mixture, _transport, autoencoder_problem, rebuilding_cost
 from otpdag.mechanisms.base import Noise
 from otpdag.noise import Streams
 from otpdag.problem import split_point

@@ -11,14 +11,14 @@ import torch
 from otpdag.data import Batch
 from otpdag.data.sequences import SequenceBatch
 from otpdag.divergences import AbstractDivergence
-from otpdag.learned.sampled import Moment
+from otpdag.learned.drawn import Drawn, Moment
 from otpdag.learned.sequence_map import PREFIX, BidirectionalMap
 from otpdag.learned.sequence_problems import piece_problem
 from otpdag.learned.sequence_problems import piece_terms as terms_of
 from otpdag.learned.sequence_steps import Cuts, Steps
 from otpdag.mechanisms.base import Noise
 from otpdag.noise import Streams
-from otpdag.settings import Drawn, Objective, PushForward
+from otpdag.settings import Objective, PushForward
 from tests.dynamic_models import (
     by_paths,
     known_state_space,

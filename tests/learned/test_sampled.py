@@ -8,15 +8,16 @@ from scipy import stats
 
 import otpdag as otp
 from otpdag import mechanisms as m
+from otpdag.backward import AmortizedMap, RowCode
 from otpdag.costs import DEFAULT_COSTS
 from otpdag.data import Batch, Schema, encode
 from otpdag.divergences import AbstractDivergence, Energy, SlicedWasserstein
 from otpdag.engine import Adam
-from otpdag.learned.amortized import AmortizedMap, RowCode
-from otpdag.learned.sampled import DrawnRows, Moment, ground_cost
+from otpdag.learned.drawn import Drawn, Moment
+from otpdag.learned.sampled import DrawnRows, ground_cost
 from otpdag.mechanisms.base import Noise
 from otpdag.noise import Streams, normal_score
-from otpdag.settings import Drawn, Objective, Weights
+from otpdag.settings import Objective, Weights
 from tests.mechanisms.own import Chances
 
 RNG = np.random.default_rng(42)

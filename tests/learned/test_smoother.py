@@ -7,9 +7,9 @@ from scipy import stats
 
 import otpdag as otp
 from otpdag import mechanisms as m
+from otpdag.backward import RowCode
 from otpdag.data import Batch
 from otpdag.data.sequences import SequenceBatch
-from otpdag.learned.amortized import RowCode
 from otpdag.learned.smoother import LEAST_SPREAD, Adjustment, SequenceMap
 from otpdag.likelihood.chain_layout import one_block
 

@@ -8,7 +8,8 @@ import otpdag as otp
 from benchmarks.hostile_files import survey, use_model, variants
 from otpdag import mechanisms as m
 from otpdag.engine import Adam
-from otpdag.settings import Drawn, Objective
+from otpdag.learned.drawn import Drawn
+from otpdag.settings import Objective
 
 RNG = np.random.default_rng(5)
 

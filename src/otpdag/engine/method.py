@@ -15,11 +15,12 @@ from otpdag.engine.lbfgs import Deterministic
 from otpdag.engine.updates import EM
 from otpdag.errors import ModelError
 from otpdag.learned.autoencoder import Encoded
+from otpdag.learned.drawn import Drawn, MapFactory
 from otpdag.learned.paper_topics import PaperTopics
 from otpdag.likelihood.enumeration import SumSizes
 from otpdag.likelihood.topic_problem import TopicSweeps
 from otpdag.schedules import Schedule
-from otpdag.settings import ClosedForm, Direct, Drawn, MapFactory, Objective, PushForward
+from otpdag.settings import ClosedForm, Direct, Objective, PushForward
 
 Evaluation = ClosedForm | Drawn | Encoded | TopicSweeps | PaperTopics
 """How an objective is evaluated."""

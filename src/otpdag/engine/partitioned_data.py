@@ -17,12 +17,13 @@ from otpdag.engine.optimiser import SearchSchedule
 from otpdag.engine.search import SearchResult
 from otpdag.engine.table_data import TableData
 from otpdag.errors import DataError, ModelError
+from otpdag.learned.drawn import Drawn
 from otpdag.learned.sampled import Pools, StreamedRows, pools_for
 from otpdag.likelihood.partitioned_problem import PartitionedProblem, is_sum_over_rows, part_problem
 from otpdag.likelihood.rows import RowObjective, count_ranges
 from otpdag.model import Model
 from otpdag.problem import Problem, units_of
-from otpdag.settings import ClosedForm, Drawn
+from otpdag.settings import ClosedForm
 from otpdag.structure import unpack
 
 

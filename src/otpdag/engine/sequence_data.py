@@ -12,6 +12,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from otpdag.backward import RowCode
 from otpdag.data import Schema
 from otpdag.data.sequences import SequenceBatch, SequenceTable, as_sequences, encode_sequences, part_of
 from otpdag.engine.adam import Adam
@@ -20,7 +21,7 @@ from otpdag.engine.method import Method, entropic, transport
 from otpdag.engine.optimiser import SearchSchedule
 from otpdag.engine.search import Searcher, SearchResult, restart_seed, search
 from otpdag.errors import DataError, ModelError
-from otpdag.learned.amortized import RowCode
+from otpdag.learned.drawn import Drawn
 from otpdag.learned.sequence_map import BidirectionalMap
 from otpdag.learned.sequence_problems import PieceProblem, number_problem, padded_features, piece_problem
 from otpdag.learned.sequence_steps import CONTEXT, check_context
@@ -32,7 +33,7 @@ from otpdag.mechanisms.protocols import is_linear
 from otpdag.model import Model
 from otpdag.noise import Streams
 from otpdag.problem import Problem
-from otpdag.settings import ClosedForm, Drawn
+from otpdag.settings import ClosedForm
 from otpdag.structure import Structure, pack, unpack
 from otpdag.uncertainty.diagnosis import notes_on_scales
 

@@ -29,6 +29,7 @@ from otpdag.engine.method import Method, entropic, paper, transport
 from otpdag.engine.optimiser import SearchSchedule
 from otpdag.engine.search import SearchResult, restart_seed
 from otpdag.errors import ModelError
+from otpdag.learned.drawn import Drawn
 from otpdag.learned.sampled import DrawnRows
 from otpdag.likelihood.enumeration import SumSizes
 from otpdag.likelihood.moment_problem import MomentProblem
@@ -46,7 +47,7 @@ from otpdag.matching.direct import DrawnWithDirect, WithDirect, direct_problem
 from otpdag.mechanisms import Normal
 from otpdag.model import Model
 from otpdag.problem import Problem, Units
-from otpdag.settings import ClosedForm, Drawn
+from otpdag.settings import ClosedForm
 from otpdag.structure import Structure, unpack
 from otpdag.uncertainty.diagnosis import (
     notes_on_columns,

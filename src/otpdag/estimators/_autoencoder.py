@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, TransformerMixin
 from torch import Tensor, nn
 
+from otpdag.backward import EncoderMap, QuantizedMap
 from otpdag.data import Images, Schema
 from otpdag.engine import Adam, FitResult, Method, fit
 from otpdag.engine.image_data import initial_theta
@@ -26,7 +27,7 @@ from otpdag.engine.monitor import Callback
 from otpdag.errors import ConvergenceWarning, DataError, ModelError
 from otpdag.estimators._contract import RandomState, check_fitted, seed_of
 from otpdag.estimators._pictures import PictureFormat, read_format
-from otpdag.learned.autoencoder import Encoded, EncoderMap, QuantizedMap
+from otpdag.learned.autoencoder import Encoded
 from otpdag.model import Model
 from otpdag.safe_archive import read_bundle, refusing, write_bundle
 from otpdag.settings import Objective

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from otpdag import mechanisms as m
 from otpdag.arguments import check_choice
+from otpdag.backward import EncoderMap, QuantizedMap
 from otpdag.divergences import SlicedWasserstein
 from otpdag.divergences.base import AbstractDivergence
 from otpdag.errors import DataError, ModelError, NotFittedError
@@ -22,7 +23,7 @@ from otpdag.estimators._contract import RandomState
 from otpdag.estimators._pictures import PictureFormat
 from otpdag.estimators.code_prior import CodePrior
 from otpdag.graph import Graph
-from otpdag.learned.autoencoder import Codewords, Encoded, EncoderMap, NoiseScale, QuantizedMap
+from otpdag.learned.autoencoder import Codewords, Encoded, NoiseScale
 from otpdag.learned.image_networks import (
     Flat,
     Grid,

@@ -15,6 +15,7 @@ from sklearn.utils import Tags
 from torch import Tensor, nn
 
 from otpdag import mechanisms as m
+from otpdag.backward import EncoderMap
 from otpdag.divergences import MMD, Sinkhorn, SlicedWasserstein
 from otpdag.divergences.base import AbstractDivergence
 from otpdag.errors import DataError, ModelError
@@ -22,7 +23,7 @@ from otpdag.estimators._autoencoder import AbstractAutoencoder, Floats, check_ac
 from otpdag.estimators._contract import RandomState, checked_rows
 from otpdag.estimators._pictures import PictureFormat
 from otpdag.graph import Graph
-from otpdag.learned.autoencoder import Encoded, EncoderMap
+from otpdag.learned.autoencoder import Encoded
 from otpdag.learned.image_networks import dense_decoder, dense_encoder, seeded
 from otpdag.mechanisms import Mechanism
 from otpdag.model import Model

@@ -1,8 +1,4 @@
-r"""A user's network as backward map: what is hidden behind an image is what an encoder makes of it.
-
-The vector-quantised backward map: encode, send each position to the nearest codeword, copy the gradient.
-
-The objective of auto-encoders: a graph whose one observed node is decoded from what an encoder makes of it.
+r"""The objective of auto-encoders: a graph whose one observed node is decoded from what an encoder makes of it.
 
 .. math:: E\,c(x, \psi(z)) + \eta\, D(P_\phi(Z), P_\theta(Z))
 
@@ -20,11 +16,10 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, cast, get_args
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 
 from otpdag.arguments import check_choice
-from otpdag.clustering import move_centres
+from otpdag.backward import EncoderMap, QuantizedMap
 from otpdag.divergences.base import AbstractDivergence
 from otpdag.divergences.wasserstein import reverse_gradient, semi_dual
 from otpdag.errors import ModelError
@@ -36,117 +31,6 @@ from otpdag.noise import Streams
 from otpdag.problem import LossTerms, Pace, Problem, Refinement, split_point
 from otpdag.settings import Objective
 from otpdag.structure import Naturals, Structure, Theta, pack, unpack
-
-PREFIX = "phi.encoder."
-
-
-@dataclass(frozen=True)
-class EncoderMap:
-    r"""One hidden node drawn from the observed one by a ``torch.nn.Module`` (WAE's deterministic encoder).
-
-    .. math:: z = f_e(x)
-
-    Args:
-        module: Maps images (n, channels, height, width), or rows, to (n, ``width``). It is not changed.
-        width: Coordinates of the hidden node.
-        shape: What a row of the batch is reshaped to.
-    """
-
-    module: nn.Module
-    width: int
-    shape: tuple[int, ...]
-
-    def init(self) -> dict[str, Tensor]:
-        """The module's own parameters, with a replica axis of one."""
-        return {PREFIX + name: value.detach().clone().unsqueeze(0) for name, value in self.module.named_parameters()}
-
-    def latents(self, phi: Mapping[str, Tensor], rows: Tensor) -> Tensor:
-        """Encode rows (1, n, pixels): (1, n, width)."""
-        state: dict[str, Tensor] = {
-            key.removeprefix(PREFIX): value[0] for key, value in phi.items() if key.startswith(PREFIX)
-        }
-        state |= dict(self.module.named_buffers())
-        images = rows[0].reshape(-1, *self.shape)
-        if len(self.shape) == 3:
-            images = images.contiguous(memory_format=torch.channels_last)
-        latents: Tensor = functional_call(self.module, state, (images,))
-        if latents.shape != (len(images), self.width):
-            raise ModelError(
-                f"the encoder must map {tuple(images.shape)} to ({len(images)}, {self.width}); "
-                f"got {tuple(latents.shape)}"
-            )
-        return latents.unsqueeze(0)
-
-
-POTENTIAL = "phi.potential"
-START_LATENTS = 20  # for each codeword that k-means places among them
-ROWS_AT_ONCE = 250  # images that are encoded at a time, which bounds memory
-PACE = 30.0  # potentials are in units of squared latents, and must follow them
-
-
-@dataclass(frozen=True)
-class QuantizedMap:
-    r"""``phi(x) = [f_e(x), Q(f_e(x))]`` (Appendix C.3), with the potentials of its transport to the codewords.
-
-    Potentials are ordinary parameters of the map that ascend where all others descend. They are kept from batch to
-    batch, so that codewords get their weight over the data set and not within every 32 images.
-
-    Args:
-        encoder: Encodes images to all positions' latents side by side.
-        positions: Number of positions, M.
-        size: Number of codewords, K.
-        dim: Length of a codeword, D.
-        by_position: Whether every position has its own transport problem (the paper's reading), or all of them one.
-    """
-
-    encoder: EncoderMap
-    positions: int
-    size: int
-    dim: int
-    by_position: bool = False
-
-    def init(self) -> dict[str, Tensor]:
-        """The encoder's parameters, and potentials of zero."""
-        problems = self.positions if self.by_position else 1
-        return {**self.encoder.init(), POTENTIAL: torch.zeros(1, problems, self.size)}
-
-    def latents(self, phi: Mapping[str, Tensor], rows: Tensor) -> Tensor:
-        """Encode rows (1, n, pixels): (1, n, positions * dim)."""
-        return self.encoder.latents(phi, rows)
-
-    def at_positions(self, latents: Tensor) -> Tensor:
-        """Latents (1, n, positions * dim) as one sample for each position: (positions, n, dim)."""
-        return latents[0].unflatten(-1, (self.positions, self.dim)).transpose(0, 1)
-
-    def potentials(self, phi: Mapping[str, Tensor]) -> Tensor:
-        """Potentials of the codewords: (problems, size)."""
-        return PACE * phi[POTENTIAL][0]
-
-    def placed_codewords(
-        self, phi: Mapping[str, Tensor], images: Tensor, generator: torch.Generator
-    ) -> tuple[Tensor, Tensor]:
-        """Codewords (size, dim) among the latents of some images (N, pixels), and scales at what is left of them."""
-        many = min(len(images), math.ceil(START_LATENTS * self.size / self.positions))
-        some = images[torch.randperm(len(images), generator=generator)[:many]]
-        with torch.no_grad():
-            parts = [self.latents(phi, part.unsqueeze(0)) for part in some.split(ROWS_AT_ONCE)]
-        centres, residual = lloyd(torch.cat(parts, 1).reshape(-1, self.dim), self.size, generator)
-        return centres, residual.mean().clamp(min=1e-8).sqrt().expand_as(centres)
-
-
-def lloyd(points: Tensor, size: int, generator: torch.Generator, steps: int = 5) -> tuple[Tensor, Tensor]:
-    """A few steps of k-means from random points (N, D): centres (size, D), and the mean squared residual (D,).
-
-    With fewer points than centres, points repeat with a little noise.
-    """
-    index = torch.randperm(len(points), generator=generator)
-    index = index.repeat(math.ceil(size / len(index)))[:size].to(points.device)
-    jitter = torch.randn(size, points.shape[1], generator=generator).to(points)
-    centres = points[index] + 1e-3 * points.std() * jitter
-    centres = torch.from_numpy(move_centres(points.cpu().numpy(), centres.cpu().numpy(), steps)).to(points)
-    own = nearest(torch.cdist(points, centres))
-    return centres, (points - centres[own]).square().mean(0)
-
 
 NoiseScale: TypeAlias = Literal["fixed", "shared", "image"]
 

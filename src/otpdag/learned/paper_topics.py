@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from scipy import sparse
 from torch import Tensor, log_softmax, nn
-from torch.func import functional_call
 
+from otpdag.backward import apply_network, network_parameters
 from otpdag.data.documents import shuffled_words
 from otpdag.layers import gumbel_softmax
 from otpdag.learned.image_networks import seeded
@@ -31,8 +31,6 @@ from otpdag.noise import Streams
 from otpdag.problem import LossTerms, Problem, split_point
 from otpdag.settings import Objective
 from otpdag.structure import Structure, Theta
-
-PREFIX = "phi.encoder."
 
 
 class WordEncoder:
@@ -50,13 +48,11 @@ class WordEncoder:
 
     def init(self) -> dict[str, Tensor]:
         """The network's own parameters, with a replica axis of one."""
-        return {PREFIX + name: value.detach().unsqueeze(0) for name, value in self.module.named_parameters()}
+        return network_parameters(self.module)
 
     def log_probs(self, phi: Theta, words: Tensor) -> Tensor:
         """Log-probabilities of the topics of each word (documents, words, K)."""
-        weights = {name.removeprefix(PREFIX): value[0] for name, value in phi.items()}
-        read: Tensor = functional_call(self.module, weights, (words,))
-        return read
+        return apply_network(self.module, phi, words)
 
 
 class _Reader(nn.Module):

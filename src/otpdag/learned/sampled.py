@@ -21,41 +21,24 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from otpdag.backward import AmortizedMap
 from otpdag.costs import DEFAULT_COSTS, AbstractCost, PointFunction, as_cost
 from otpdag.data import Batch, random_part
-from otpdag.divergences import Energy
-from otpdag.divergences.base import AbstractDivergence
 from otpdag.layers import side_by_side
-from otpdag.learned.amortized import AmortizedMap
+from otpdag.learned.drawn import Drawn, Moment
 from otpdag.learned.sequence_map import BidirectionalMap
 from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.base import Noise, Params, Parents
 from otpdag.mechanisms.protocols import abducted, can_abduct, relaxed, relaxed_noise
 from otpdag.noise import Streams, normal_score
 from otpdag.problem import LossTerms, Problem, WrappedProblem, split_point
-from otpdag.settings import Drawn, Objective, PushForward, Weights
+from otpdag.settings import Objective
 from otpdag.structure import Naturals, Structure, Theta
 
 Values = Mapping[str, Tensor]
 
 DrawnBy = AmortizedMap | BidirectionalMap
 """The maps that make draws, of rows or of sequences."""
-
-
-@dataclass(frozen=True)
-class Moment:
-    """The settings of drawn terms at one moment of a fit."""
-
-    weights: Weights
-    drawn: Drawn
-    temperature: float
-    divergence: AbstractDivergence = field(default_factory=Energy)
-
-    @classmethod
-    def of(cls, objective: Objective, drawn: Drawn, progress: float) -> Moment:
-        """At a share of all steps."""
-        push = objective.push_forward or PushForward()
-        return cls(objective.at(progress), drawn, drawn.temperature_at(progress), push.divergence)
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from otpdag.backward import RowCode
 from otpdag.data.sequences import SequenceBatch
 from otpdag.layers import apply_linear, expand_to, gumbel_softmax
-from otpdag.learned.amortized import RowCode
 from otpdag.learned.sequence_steps import Steps
 from otpdag.learned.smoother import Adjustment, SequenceMap
 from otpdag.likelihood.chain_layout import States, joint_states

@@ -22,7 +22,8 @@ from torch import Tensor
 from otpdag.data import Batch
 from otpdag.data.sequences import SequenceBatch, part_of
 from otpdag.layers import side_by_side
-from otpdag.learned.sampled import Draw, Moment, family, noise_family, rebuild
+from otpdag.learned.drawn import Drawn, Moment
+from otpdag.learned.sampled import Draw, family, noise_family, rebuild
 from otpdag.learned.sequence_map import BidirectionalMap, ChainMarginals
 from otpdag.learned.sequence_steps import Cuts, Steps
 from otpdag.learned.smoother import SequenceDraw, SequenceMap
@@ -33,7 +34,7 @@ from otpdag.likelihood.chain_problem import expected_log_potential
 from otpdag.mechanisms.base import Noise
 from otpdag.noise import Streams
 from otpdag.problem import LossTerms, Pace, Problem, Refinement, split_point
-from otpdag.settings import Drawn, Objective
+from otpdag.settings import Objective
 from otpdag.structure import Naturals, Structure, Theta
 
 DRAWN = 8000

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from otpdag.backward import RowCode
 from otpdag.data.sequences import SequenceBatch
 from otpdag.layers import apply_linear
-from otpdag.learned.amortized import RowCode
 from otpdag.likelihood.chain_layout import Block
 from otpdag.mechanisms.normal import LOG_SQRT_2PI
 from otpdag.mechanisms.predictor import weighted_regression

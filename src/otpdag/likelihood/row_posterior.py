@@ -11,9 +11,9 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from otpdag.backward import AmortizedMap
 from otpdag.data import Batch
 from otpdag.errors import ApproximationWarning, ModelError
-from otpdag.learned.amortized import AmortizedMap
 from otpdag.likelihood import elimination
 from otpdag.likelihood.elimination import Budget
 from otpdag.likelihood.enumeration import RowGroup, SumSizes, enumerates_easily, evaluate, group_rows, integrated

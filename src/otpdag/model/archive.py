@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from otpdag.backward import AmortizedMap, RowCode
 from otpdag.data import Schema
 from otpdag.errors import DataError, ModelError, OtpdagError
 from otpdag.graph import Graph
-from otpdag.learned.amortized import AmortizedMap, RowCode
 from otpdag.mechanisms import Mechanism, from_spec
 from otpdag.mechanisms.parameters import SIMPLEX, Parameter
 from otpdag.mechanisms.predictor import Predicted

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from otpdag.arguments import check_mapping
+from otpdag.backward import AmortizedMap
 from otpdag.data import Batch, ColumnType, Label, Schema, Table, as_frame, column_type, decode, encode, known_table
 from otpdag.data.sequences import (
     SequenceBatch,
@@ -26,7 +27,6 @@ from otpdag.data.sequences import (
 )
 from otpdag.errors import ColumnTypeWarning, DataError, ModelError, listed, printable
 from otpdag.graph import Graph
-from otpdag.learned.amortized import AmortizedMap
 from otpdag.likelihood.row_posterior import Fitted
 from otpdag.mechanisms import Mechanism, Normal
 from otpdag.mechanisms.parameters import Parameter

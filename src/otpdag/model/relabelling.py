@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from otpdag.learned.amortized import AmortizedMap
+from otpdag.backward import AmortizedMap
 from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.base import Params
 from otpdag.mechanisms.parameters import Fixed, Tied

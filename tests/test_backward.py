@@ -1,4 +1,4 @@
-"""The amortised map: supports, densities, units, and starts."""
+"""Backward maps: the amortised one with its supports, densities, units and starts; networks of users, and codewords."""
 
 from dataclasses import replace
 
@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 from scipy import special, stats
+from torch import nn
 
 import otpdag as otp
 from otpdag import mechanisms as m
+from otpdag.backward import PREFIX, AmortizedMap, EncoderMap, RowCode, amortized_maps, lloyd
 from otpdag.data import encode
-from otpdag.learned.amortized import AmortizedMap, RowCode, amortized_maps
+from otpdag.errors import ModelError
 from otpdag.spaces import Count, Positive, Real, Simplex, Unit
 
 RNG = np.random.default_rng(11)
@@ -318,3 +320,49 @@ def test_local_maps_read_one_node_and_draw_its_unknown_parents():
     for one in maps:
         assert one.code.nodes == one.explains
         assert set(one.code.shift) == {*one.explains, *(("x",) if "x" in one.targets else ())}
+
+
+# -- images ---------------------------------------------------------------------------------------------------------
+
+
+def test_latents_are_what_the_module_makes_of_images():
+    module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2).eval(), nn.Flatten(), nn.Linear(8, 3))
+    encoder, rows = EncoderMap(module, 3, (1, 4, 4)), torch.rand(1, 5, 16)
+    phi = encoder.init()
+    assert set(phi) == {PREFIX + name for name, _ in module.named_parameters()}
+    torch.testing.assert_close(encoder.latents(phi, rows)[0], module(rows[0].reshape(5, 1, 4, 4)))
+
+
+def test_the_module_is_neither_changed_nor_shared():
+    module = nn.Linear(4, 2)
+    before = module.weight.detach().clone()
+    encoder = EncoderMap(module, 2, (4,))
+    phi = {**encoder.init(), "other": torch.zeros(1)}
+    phi[PREFIX + "weight"] += 1.0
+    rows = torch.rand(1, 3, 4)
+    torch.testing.assert_close(encoder.latents(phi, rows)[0], rows[0] @ (before + 1.0).T + module.bias)
+    assert torch.equal(module.weight, before)
+
+
+def test_another_width_is_refused():
+    encoder = EncoderMap(nn.Linear(4, 2), 3, (4,))
+    with pytest.raises(ModelError, match=r"the encoder must map \(5, 4\) to \(5, 3\); got \(5, 2\)"):
+        encoder.latents(encoder.init(), torch.rand(1, 5, 4))
+
+
+def test_k_means_finds_separated_centres_and_what_is_left():
+    rng = np.random.default_rng(3)
+    truth = np.array([[0.0, 0.0], [50.0, 0.0], [0.0, 50.0]])
+    points = torch.as_tensor(np.repeat(truth, 100, 0) + rng.normal(size=(300, 2)) * [1.0, 2.0])
+    means = points.reshape(3, 100, 2).mean(1)
+    expected = (points.reshape(3, 100, 2) - means[:, None]).square().mean((0, 1))
+    found = [lloyd(points, 3, torch.Generator().manual_seed(seed), steps=20) for seed in range(20)]
+    centres, residual = min(found, key=lambda one: float(one[1].sum()))  # one that starts in every cluster
+    torch.testing.assert_close(torch.cdist(means, centres).amin(1), torch.zeros(3).double(), atol=1e-6, rtol=0)
+    torch.testing.assert_close(residual, expected)
+
+
+def test_fewer_points_than_centres_repeat():
+    centres, residual = lloyd(torch.tensor([[0.0], [8.0]]), 5, torch.Generator().manual_seed(0))
+    assert centres.shape == (5, 1)
+    assert float(residual.max()) < 1e-2
