@@ -27,7 +27,6 @@ CostKind = Literal["squared", "smooth l1", "cross-entropy"]
 
 SMALLEST_SPREAD = 1e-12  # spreads and positive numbers below this are taken for zero
 SUM_TOLERANCE = 1e-6  # how far shares that a user gives may be from summing to one
-REACH_AROUND = 5.0  # standard deviations to either side of draws: beyond them lies less than 1e-6 of a normal
 
 
 @dataclass(frozen=True)
@@ -59,6 +58,9 @@ class Space(ABC):
     """Whether most columns of this kind have their long tail above."""
     has_noise_when_relaxed: ClassVar[bool] = True
     """Whether a relaxed value could have come from noise, so that this can be abducted."""
+
+    reach_around: ClassVar[float] = 5.0
+    """Standard deviations to either side of draws: beyond them lies less than 1e-6 of a normal variable."""
 
     kinds: ClassVar[dict[str, type[Space]]] = {}
     """All spaces by the name that a file calls them."""
@@ -207,7 +209,7 @@ class Space(ABC):
         free = self.unconstrain(draws)
         centre, spread = free.mean(-2, keepdim=True), free.std(-2, keepdim=True)
         steps = (torch.arange(draws.shape[-2]).to(free) + phase.to(free)) * (2 / draws.shape[-2]) - 1
-        points, log_volume = self.constrain(centre + REACH_AROUND * spread * steps.unsqueeze(-1))
+        points, log_volume = self.constrain(centre + self.reach_around * spread * steps.unsqueeze(-1))
         return points, log_volume.sum(-1)
 
 
@@ -487,8 +489,8 @@ class Count(_Vector):
         """
         many = draws.shape[-2]
         centre, spread = draws.mean(-2, keepdim=True), draws.std(-2, keepdim=True)
-        least = (centre - REACH_AROUND * spread - 1).floor().clamp(min=0)
-        most = (centre + REACH_AROUND * spread).ceil() + 4  # few draws of small counts may all be equal
+        least = (centre - self.reach_around * spread - 1).floor().clamp(min=0)
+        most = (centre + self.reach_around * spread).ceil() + 4  # few draws of small counts may all be equal
         stride = ((most - least + 1) / many).ceil()
         first = least + (phase.to(draws).unsqueeze(-1) * stride).floor()
         points = first + stride * torch.arange(many).to(draws).unsqueeze(-1)

@@ -16,7 +16,7 @@ from otpdag.likelihood import m_step as newton_steps
 from otpdag.likelihood.elimination import expectations, lay_out
 from otpdag.likelihood.elimination.families import describe_families
 from otpdag.likelihood.elimination.family_statistics import Rows, WeighedRows
-from otpdag.likelihood.m_step import FLATTEST, FLATTEST_OF_SAMPLE, SIZES, find_twins, newton_step
+from otpdag.likelihood.m_step import find_twins, newton_step
 from otpdag.structure import unpack
 
 
@@ -133,9 +133,9 @@ def plain_step(family, raw, statistics, slopes, replica):
 
     slope, own = torch.func.grad(exact)(leaf), torch.func.grad(height)(leaf)
     values, vectors = torch.linalg.eigh(-torch.func.hessian(height)(leaf))
-    least = (FLATTEST_OF_SAMPLE if statistics.thinned else FLATTEST) * values.abs().max()
+    least = (2e-3 if statistics.thinned else 1e-9) * values.abs().max()
     step = vectors @ ((vectors.T @ slope) / values.abs().clamp(min=least))
-    for size in SIZES:
+    for size in (1.0, 0.25, 0.05):
         if height(leaf + size * step) + size * ((slope - own) @ step) >= height(leaf):
             return leaf + size * step, summed(leaf, shown), size
     return leaf, summed(leaf, shown), 0.0

@@ -11,7 +11,7 @@ from scipy.stats import multivariate_normal
 from otpdag import mechanisms as m
 from otpdag.data import Batch
 from otpdag.likelihood import row_moments
-from otpdag.likelihood.row_moments import MOST_GROUPS, moments_of
+from otpdag.likelihood.row_moments import Moments, moments_of
 from otpdag.structure import pack, unpack
 from tests.likelihood.elimination.worlds import linear_moments, make_world, random_edges
 
@@ -79,8 +79,8 @@ def test_models_and_gaps_that_do_not_add_up_are_left_to_rows():
     assert moments_of(poisson[0], poisson[2], shapes(poisson[0])) is None
     hidden = make_world({"k": m.Categorical(2), "x": m.Normal()}, [("k", "x")], rng, rows=10, hidden=["k"])
     assert moments_of(hidden[0], hidden[2], shapes(hidden[0])) is None
-    many = [f"v{i}" for i in range(math.ceil(math.log2(MOST_GROUPS)) + 3)]
-    scattered = make_world({n: m.Normal() for n in many}, [], rng, rows=3 * MOST_GROUPS, gaps=0.5)
+    many = [f"v{i}" for i in range(math.ceil(math.log2(512)) + 3)]
+    scattered = make_world({n: m.Normal() for n in many}, [], rng, rows=3 * 512, gaps=0.5)
     assert moments_of(scattered[0], scattered[2], shapes(scattered[0])) is None
 
 
@@ -129,7 +129,7 @@ def plain_density(structure, naturals, batch, row, replica):
 
 @pytest.mark.parametrize("entries", [2**18, 7])
 def test_groups_by_gaps_and_categories_have_the_density_of_their_rows(entries, monkeypatch):
-    monkeypatch.setattr("otpdag.likelihood.row_moments.BLOCK_ENTRIES", entries)
+    monkeypatch.setattr(Moments, "block_entries", entries)
     structure, naturals, batch, rng = grouped_world()
     moments, at = moments_of(structure, batch, shapes(structure)), point(structure, naturals)
     factors = torch.as_tensor(rng.uniform(0.0, 2.0, (2, batch.rows)))
@@ -145,7 +145,7 @@ def test_groups_by_gaps_and_categories_have_the_density_of_their_rows(entries, m
 @pytest.mark.parametrize("entries", [2**18, 7])
 @pytest.mark.parametrize("alike", [True, False])
 def test_moments_of_a_group_are_sums_over_its_rows_about_the_centre(entries, alike, monkeypatch):
-    monkeypatch.setattr("otpdag.likelihood.row_moments.BLOCK_ENTRIES", entries)
+    monkeypatch.setattr(Moments, "block_entries", entries)
     structure, _, batch, rng = grouped_world()
     weight = np.tile(rng.uniform(1.0, 2.0, (2, 1)), 60) if alike else rng.uniform(1.0, 2.0, (2, 60))
     own = replace(batch, weight=torch.ones(1, 60).double())

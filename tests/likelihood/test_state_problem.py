@@ -11,7 +11,7 @@ from otpdag import mechanisms as m
 from otpdag.engine.lbfgs import minimise
 from otpdag.engine.resolve import recognise
 from otpdag.likelihood import state_problem
-from otpdag.likelihood.state_problem import ROWS_FOR_EACH_PARAMETER, StateProblem
+from otpdag.likelihood.state_problem import StateProblem, rows_by_features
 
 ROWS = 200
 
@@ -109,8 +109,8 @@ def test_weights_are_repetitions():
 def test_blocks_of_rows_add_up(monkeypatch):
     problem, points = made("mixture")
     whole = problem.update(points)[0]
-    monkeypatch.setattr("otpdag.likelihood.state_problem.BLOCK_ENTRIES", 300)
-    monkeypatch.setattr("otpdag.likelihood.state_problem.KEPT_ENTRIES", 10)
+    monkeypatch.setattr(StateProblem, "block_entries", 300)
+    monkeypatch.setattr(StateProblem, "kept_entries", 10)
     in_blocks, _ = made("mixture")
     torch.testing.assert_close(in_blocks.update(points)[0], whole)
 
@@ -142,7 +142,7 @@ def test_rows_with_gaps_that_features_cannot_read_are_enumerated_wherever_they_s
 def test_a_part_has_rows_enough_for_the_parameters():
     problem, _ = made("mixture")
     parameters = sum(int(np.prod(shape)) for shape in problem.shapes.values())
-    assert problem.subset(1).rows == ROWS_FOR_EACH_PARAMETER * parameters < ROWS
+    assert problem.subset(1).rows == StateProblem.rows_for_each_parameter * parameters < ROWS
     assert problem.subset(150).rows == 150
     assert problem.subset(torch.tensor([4, 2])).rows == 2
     assert problem.subset(10**6) is problem
@@ -152,9 +152,9 @@ def test_a_part_has_rows_enough_for_the_parameters():
 @pytest.mark.parametrize("filled", [64, 50, 4096])
 @pytest.mark.parametrize("most", [7, 25, 10**6])
 def test_blocks_hold_every_row_once(most, filled, kept, monkeypatch):
-    monkeypatch.setattr(state_problem, "FILLED_ROWS", filled)
+    monkeypatch.setattr(StateProblem, "filled_rows", filled)
     if not kept:
-        monkeypatch.setattr(state_problem, "KEPT_ENTRIES", 10)
+        monkeypatch.setattr(StateProblem, "kept_entries", 10)
     problem, _ = made("mixture")
     whole = problem._features(slice(None))
     seen = []
@@ -165,11 +165,11 @@ def test_blocks_hold_every_row_once(most, filled, kept, monkeypatch):
     assert seen == list(range(ROWS))
     assert bool(problem._kept) is kept
     size = whole.shape[1]
-    monkeypatch.setattr(state_problem, "BLOCK_ENTRIES", 3 * size)
+    monkeypatch.setattr(StateProblem, "block_entries", 3 * size)
     assert max(len(block) for _, block in problem._blocks(most)) == min(3, most, filled)
-    monkeypatch.setattr(state_problem, "KEPT_ENTRIES", ROWS * size)
+    monkeypatch.setattr(StateProblem, "kept_entries", ROWS * size)
     assert made("mixture")[0]._kept
-    monkeypatch.setattr(state_problem, "KEPT_ENTRIES", ROWS * size - 1)
+    monkeypatch.setattr(StateProblem, "kept_entries", ROWS * size - 1)
     assert not made("mixture")[0]._kept
 
 
@@ -189,12 +189,16 @@ def test_expected_sums_are_those_of_each_row():
 
 
 @pytest.mark.parametrize(("most", "read"), [(4, True), (3, False)])
-def test_few_joint_states_are_read_by_features(most, read, monkeypatch):
-    monkeypatch.setattr(state_problem, "MOST_STATES", most)
+def test_few_joint_states_are_read_by_features(most, read):
     model, frame = two_labels(np.random.default_rng(5))
     kind = recognise(model, frame, weights=None, device="cpu", every_row=False)
     layout = kind.lay_out(otp.entropic(), 0)
-    assert (type(kind.problem(layout, otp.entropic(), 0)) is StateProblem) is read
+    problem = kind.problem(layout, otp.entropic(), 0)
+    assert type(problem) is StateProblem
+    again = rows_by_features(
+        problem.structure, problem.batch, problem.shapes, problem.in_rows, problem.seed, most_states=most
+    )
+    assert (again is not None) is read
 
 
 NOT_READ = {

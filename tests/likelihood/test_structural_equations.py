@@ -12,7 +12,6 @@ from otpdag.engine import Deterministic
 from otpdag.engine.optimiser import Run
 from otpdag.engine.resolve import recognise
 from otpdag.engine.table_data import one_start
-from otpdag.likelihood import structural_equations as module
 from otpdag.likelihood.elimination.families import describe_families
 from otpdag.likelihood.row_moments import moments_of
 from otpdag.likelihood.structural_equations import (
@@ -275,11 +274,9 @@ def test_only_normal_nodes_are_equations(node, plain):
 
 
 @pytest.mark.parametrize("more", [0, 1])
-def test_so_many_parameters_are_scored(more, monkeypatch):
+def test_so_many_parameters_are_scored(more):
     equations, moments, point = grouped()
     entries, groups, total = len(equations.row), len(moments.unseen), point.shape[1]
     linear, shown = moments.equations.linear, ~moments.unseen
-    monkeypatch.setattr(module, "MOST_INFORMATION", groups * entries**2 - more)
-    assert (structural_equations(linear, shown) is None) == bool(more)
-    monkeypatch.setattr(module, "MOST_INFORMATION", total**2 - more)
-    assert (structural_equations(linear, shown[:1]) is None) == bool(more or entries > total)
+    assert (structural_equations(linear, shown, most=groups * entries**2 - more) is None) == bool(more)
+    assert (structural_equations(linear, shown[:1], most=total**2 - more) is None) == bool(more or entries > total)

@@ -10,7 +10,7 @@ from scipy import integrate, stats
 from otpdag import mechanisms as m
 from otpdag.divergences.whitened import FeatureColumn, WhitenedFeatures
 from otpdag.errors import ModelError
-from otpdag.mechanisms.normal import SMALLEST_SCALE, default_floor
+from otpdag.mechanisms.normal import default_floor
 from otpdag.mechanisms.parameters import Axis
 from otpdag.mechanisms.protocols import fitted_to_rows
 from otpdag.spaces import Discrete
@@ -40,7 +40,7 @@ def test_a_start_is_above_the_floor():
     a, r, weight = table(np.random.default_rng(1))
     value = torch.as_tensor(2.0 * r).unsqueeze(-1)  # a line without noise
     spread = np.sqrt(np.cov(2.0 * r, aweights=weight, bias=True))
-    for floor, share in ((0.0, SMALLEST_SCALE), (0.01, 0.015)):
+    for floor, share in ((0.0, m.Normal.smallest_at_start), (0.01, 0.015)):
         node = m.Normal(floor=floor).setup(FAMILY).scaled_to(value, as_parents(a, r), torch.as_tensor(weight))
         found = node.start(value, as_parents(a, r), torch.as_tensor(weight))["scale"]
         np.testing.assert_allclose(found, share * spread, rtol=1e-6)

@@ -29,7 +29,7 @@ def test_least_squares_are_those_of_the_whole_design():
     design = torch.cat([config, values], 1)
     plain = np.linalg.lstsq((root * design).numpy(), (root * (target - offset)).numpy(), rcond=None)[0]
     np.testing.assert_allclose(torch.cat([table, slopes]), plain, atol=2e-4)  # but for the ridges
-    assert r.TABLE_RIDGE == 1e-4
+    assert r._Equations.table_ridge == 1e-4
     only_table, none = r.least_squares(config, None, target, weight, offset)
     assert none.shape == (0, 2)
     counts = (config * weight.unsqueeze(-1)).sum(0)

@@ -6,7 +6,6 @@ import torch
 from scipy import stats
 
 from otpdag import mechanisms as m
-from otpdag.mechanisms.normal import SMALLEST_SCALE
 from tests.mechanisms.plain import FAMILY, as_parents, line_of, pooled, table
 
 
@@ -31,7 +30,7 @@ def plain_start(node, value, a, r, weight, df=None):
         params |= {name: one.numpy() for name, one in regressed.items()}
         residual = value - line_of(regressed, "loc", a, r)
         variance = pooled(trust * residual**2, a, weight)
-        params["scale"] = np.maximum(np.sqrt(variance), SMALLEST_SCALE * spread)
+        params["scale"] = np.maximum(np.sqrt(variance), m.StudentT.smallest_at_start * spread)
     return {**params, "df": np.broadcast_to(own, (2,))}
 
 
@@ -54,7 +53,7 @@ def test_scales_start_above_what_the_data_could_tell_apart():
     value = torch.as_tensor(2.0 * r).unsqueeze(-1)  # a line without any noise
     found = m.StudentT().setup(FAMILY).start(value, as_parents(a, r), torch.as_tensor(weight))
     spread = np.sqrt(np.cov(2.0 * r, aweights=weight, bias=True))
-    np.testing.assert_allclose(found["scale"], SMALLEST_SCALE * spread, rtol=1e-6)
+    np.testing.assert_allclose(found["scale"], m.StudentT.smallest_at_start * spread, rtol=1e-6)
 
 
 def test_its_mean_is_its_location():

@@ -225,16 +225,6 @@ def _mapped(twins: Twins, params: Mapping[str, Tensor], sums: Mapping[str, Tenso
     return twins.mapped(asked, given)
 
 
-FLATTEST = 1e-9
-"""The smallest curvature, relative to the largest, by which a step is divided."""
-
-FLATTEST_OF_SAMPLE = 2e-3
-"""The same where a sample tells the curvature: what it does not show is no rarer than this."""
-
-SIZES = (1.0, 0.25, 0.05)
-"""Shares of a step that are tried, the largest first."""
-
-
 def newton_step(
     twins: Twins,
     raw: Mapping[str, Tensor],
@@ -285,6 +275,14 @@ def _grouped(
     return groups
 
 
+def _flattest(thinned: Sequence[bool], whole: float = 1e-9, sampled: float = 2e-3) -> Tensor:
+    """The smallest curvature, relative to the largest, by which a step is divided (n, 1).
+
+    Where a sample tells the curvature, what it does not show is no rarer than ``sampled``.
+    """
+    return torch.tensor([[sampled if one else whole] for one in thinned])
+
+
 @dataclass(frozen=True)
 class _Alone:
     """The statistics of one node."""
@@ -293,8 +291,7 @@ class _Alone:
 
     @property
     def flattest(self) -> Tensor:
-        thinned = any(isinstance(one, Rows) and one.thinned for one in self.statistics)
-        return torch.tensor([[FLATTEST_OF_SAMPLE if thinned else FLATTEST]])
+        return _flattest([any(isinstance(one, Rows) and one.thinned for one in self.statistics)])
 
     def height(self, params: Params) -> Tensor:
         replicas = max(len(value) for value in params.values())
@@ -318,9 +315,8 @@ class _SideBySide:
         families = [part.family for part in parts]
         samples = [part.sample[0] for part in parts if part.sample]
         complete = _stacked_rows(families, [part.shown() for part in parts], replicas)
-        flattest = torch.tensor([FLATTEST_OF_SAMPLE if part.thinned else FLATTEST for part in parts])
         sample = _stacked_rows(families, samples, replicas)
-        return cls(families[0], sample, complete, flattest.repeat(replicas).unsqueeze(-1))
+        return cls(families[0], sample, complete, _flattest([part.thinned for part in parts]).repeat(replicas, 1))
 
     def height(self, params: Params) -> Tensor:
         return self._sum(params, self.sample)
@@ -359,9 +355,16 @@ def _stacked_rows(families: Sequence[FamilyView], parts: Sequence[WeighedRows], 
 
 
 def _step(
-    twins: Twins, raw: Mapping[str, Tensor], evidence: _Alone | _SideBySide, slopes: Mapping[str, Tensor]
+    twins: Twins,
+    raw: Mapping[str, Tensor],
+    evidence: _Alone | _SideBySide,
+    slopes: Mapping[str, Tensor],
+    sizes: Sequence[float] = (1.0, 0.25, 0.05),
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Raw parameters (R, n, ...) after a step, and the log-density of rows that show the family (R * n,)."""
+    """Raw parameters (R, n, ...) after a step, and the log-density of rows that show the family (R * n,).
+
+    ``sizes`` are the shares of a step that are tried, the largest first.
+    """
     shapes = {name: tuple(value.shape[2:]) for name, value in raw.items()}
     many = len(twins.families)
 
@@ -389,7 +392,7 @@ def _step(
         tilt = ((slope - own) * step).sum(-1)
         reached = leaf.detach()
         waiting = torch.ones_like(before, dtype=torch.bool)
-        for size in SIZES:
+        for size in sizes:
             trial = leaf + size * step
             higher = waiting & (height(trial) + size * tilt >= before)
             reached = torch.where(higher.unsqueeze(-1), trial, reached)

@@ -17,9 +17,6 @@ from otpdag.likelihood.rows import LayOut, SummedRows
 from otpdag.problem import LossTerms, Units, Updates
 from otpdag.structure import Structure
 
-CURVATURE_STEP = 1e-4  # of differences of gradients, in units of the data
-MOMENTS_AT_ONCE = 1_000_000  # entries of moments that are compared at a time
-
 
 @dataclass(frozen=True)
 class MomentProblem(SummedRows):
@@ -87,18 +84,21 @@ class MomentProblem(SummedRows):
         """From the moments of complete rows."""
         return self.moments.guessed(self.structure.graph, seed, first=first)
 
-    def curvature(self, point: Tensor) -> Tensor | None:
-        """Differences of the gradients of structural equations, where the model is written so."""
+    def curvature(self, point: Tensor, step: float = 1e-4, most: int = 1_000_000) -> Tensor | None:
+        """Differences of the gradients of structural equations, where the model is written so.
+
+        By a ``step`` in units of the data, with so many entries of moments at a time.
+        """
         equations, second = self.moments.structural, self._second
         if equations is None:
             return None
-        steps = CURVATURE_STEP * np.eye(point.shape[1])
+        steps = step * np.eye(point.shape[1])
         tried = point.detach().numpy() + np.concatenate([steps, -steps])
-        at_once = max(1, MOMENTS_AT_ONCE // second[0].size)
+        at_once = max(1, most // second[0].size)
         with np.errstate(all="ignore"):
             few = np.split(tried, range(at_once, len(tried), at_once))
             ahead, behind = np.split(np.concatenate([equations.gradient(one, second) for one in few]), 2)
-        curvature = torch.from_numpy((ahead - behind) / (2 * CURVATURE_STEP))
+        curvature = torch.from_numpy((ahead - behind) / (2 * step))
         return 0.5 * (curvature + curvature.T)
 
     def subset(self, rows: int | Tensor, *, coarse: bool = False) -> Units:

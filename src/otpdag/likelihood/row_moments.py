@@ -21,6 +21,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -34,14 +35,11 @@ from otpdag.likelihood.m_step import Twins, find_twins
 from otpdag.likelihood.starts import NOISE, RESCALED
 from otpdag.likelihood.structural_equations import LinearFamilies, StructuralEquations, structural_equations
 from otpdag.mechanisms import Normal
-from otpdag.mechanisms.normal import SMALLEST_SCALE
 from otpdag.mechanisms.protocols import defines_together
 from otpdag.numerics import order_free_products
 from otpdag.structure import Structure, pack
 
 Array = NDArray[np.float64]
-
-LITTLE = 1e-9  # of a column's spread: what is left of it then is rounding
 
 
 def can_be_guessed(families: Sequence[FamilyView]) -> bool:
@@ -103,10 +101,11 @@ def _columns_around(
     return np.concatenate([columns, *children])
 
 
-def _of_spread_one(sums: Array, seen: Array) -> Array:
+def _of_spread_one(sums: Array, seen: Array, little: float = 1e-9) -> Array:
+    """Sums divided by their spread, but for those with ``little`` of the columns': what is left then is rounding."""
     spread = np.sqrt(np.maximum(((sums @ seen) * sums).sum(-1, keepdims=True), 0.0))
     size = np.sqrt(np.maximum(seen.diagonal(), 0.0)).max(initial=0.0)
-    return sums / np.where(spread > LITTLE * size, spread, max(size, 1e-300))
+    return sums / np.where(spread > little * size, spread, max(size, 1e-300))
 
 
 def _components(columns: Array, dim: int, seen: Array, generator: np.random.Generator | None) -> Array:
@@ -119,18 +118,6 @@ def _components(columns: Array, dim: int, seen: Array, generator: np.random.Gene
         turn, _ = np.linalg.qr(generator.standard_normal((dim, dim)))
         leading = turn.T @ leading
     return leading
-
-
-MOST_GROUPS = 512
-"""Groups of rows that show the same cells and categories, beyond which rows are not summed up."""
-
-COLUMNS_FOR_EACH_ROW = 4
-"""A group costs about as much as this many columns' worth of rows: with more groups than that, rows are faster."""
-
-SMALLEST_DEVIATION, LARGEST_DEVIATION = 1e-60, 1e60  # in whose fourth powers no digit is lost
-
-CENTRE_ROWS = 1000  # whose mean is close enough to that of all: evenly spaced, as rows may be sorted
-BLOCK_ENTRIES = 2**16  # of rows whose columns are held at a time: few enough for a processor's cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,9 +243,11 @@ class Moments:
             own, dim = linear.columns[family.node], family.widths[-1]
             at = torch.tensor([[own[cell], *own[dim:], size] for cell in range(dim)])
             moments = around[at.unsqueeze(-1), at.unsqueeze(-2)][None, None]
-            assert isinstance(family.mechanism, Normal), "checked before"
-            naturals[family.node] = family.mechanism.regressed(
-                naturals[family.node], moments, mean[at[:, :-1]], torch.ones(dim).double(), least=SMALLEST_SCALE
+            mechanism, unit = family.mechanism, torch.ones(dim).double()
+            assert isinstance(mechanism, Normal), "checked before"
+            least = mechanism.smallest_at_start
+            naturals[family.node] = mechanism.regressed(
+                naturals[family.node], moments, mean[at[:, :-1]], unit, least=least
             )
         return pack(none | linear.structure.raw(naturals))
 
@@ -273,10 +262,10 @@ class Moments:
 
     @property
     def can_be_squared(self) -> bool:
-        """Whether fourth powers of columns' deviations, which gradients of moments hold, are ordinary numbers."""
+        """Whether no digit is lost in fourth powers of columns' deviations, which gradients of moments hold."""
         count, squares = self.second[..., -1, -1].sum(), self.second.diagonal(dim1=-2, dim2=-1)[..., :-1].sum((0, 1))
         deviation = torch.sqrt(squares / count)
-        ordinary = (deviation > SMALLEST_DEVIATION) & (deviation < LARGEST_DEVIATION)
+        ordinary = (deviation > 1e-60) & (deviation < 1e60)
         return all(bool(ordinary[at]) or self._is_constant(*cell) for at, cell in enumerate(self.cells))
 
     def _is_constant(self, node: str, cell: int) -> bool:
@@ -311,12 +300,15 @@ class Moments:
         columns = [self.batch.values[node][0, :, cell].numpy() for node, cell in (self.cells[at] for at in seen)]
         return [column[rows.numpy()] for column in columns] if isinstance(rows, Tensor) else columns
 
+    block_entries: ClassVar[int] = 2**16
+    """Of rows whose columns are held at a time: few enough for a processor's cache."""
+
     def _blocks(self, rows: Tensor | slice, seen: Sequence[int]) -> Iterator[tuple[NDArray[np.float64], Tensor]]:
         """Cells less their shift and a one below them (d + 1, n), and rows' weights (1 or R, n), block by block."""
         columns, shift, weight = self._columns(rows, seen), self.shift.tolist(), self.batch.weight
         if isinstance(rows, Tensor):
             weight = weight[:, rows]
-        held = np.ones((len(columns) + 1, min(weight.shape[1], max(1, BLOCK_ENTRIES // (len(columns) + 1)))))
+        held = np.ones((len(columns) + 1, min(weight.shape[1], max(1, self.block_entries // (len(columns) + 1)))))
         for begin in range(0, weight.shape[1], held.shape[1]):
             part = weight[:, begin : begin + held.shape[1]]
             block = held[:, : part.shape[1]]
@@ -362,8 +354,18 @@ class Moments:
         return precision.unflatten(-1, (size, size)), constant
 
 
-def moments_of(structure: Structure, batch: Batch, shapes: Mapping[str, tuple[int, ...]]) -> Moments | None:
-    """Sum rows up; None where the model or its gaps do not allow it, or where there would be too many groups."""
+def moments_of(
+    structure: Structure,
+    batch: Batch,
+    shapes: Mapping[str, tuple[int, ...]],
+    most_groups: int = 512,
+    columns_for_each_row: int = 4,
+) -> Moments | None:
+    """Sum rows up; None where the model or its gaps do not allow it, or where there would be too many groups.
+
+    A group of rows that show the same cells and categories costs about as much as ``columns_for_each_row`` columns'
+    worth of rows: with more groups than that, rows are faster.
+    """
     if not batch.shares_rows or batch.weight.device.type != "cpu":
         return None
     families = describe_families(structure)
@@ -376,7 +378,7 @@ def moments_of(structure: Structure, batch: Batch, shapes: Mapping[str, tuple[in
     cells = [(f.node, c) for f in families if f.place in read for c in range(f.widths[-1])]
     selectors = {place for family in linear for place, _ in family.selectors}
     group, first = _groups(batch, [families[place].node for place in sorted(selectors)], [node for node, _ in cells])
-    if len(first) > min(MOST_GROUPS, max(1, COLUMNS_FOR_EACH_ROW * batch.rows // (len(cells) + 1))):
+    if len(first) > min(most_groups, max(1, columns_for_each_row * batch.rows // (len(cells) + 1))):
         return None
     unseen = [~_seen(batch, node, cell)[first] for node, cell in cells]
     stacked = torch.stack(unseen, -1) if unseen else torch.zeros(1, 0, dtype=torch.bool)
@@ -439,10 +441,11 @@ def _seen(batch: Batch, node: str, cell: int) -> Tensor:
     return batch.mask[node][0, :, min(cell, batch.mask[node].shape[-1] - 1)]
 
 
-def _centre(structure: Structure, batch: Batch, node: str, cell: int) -> Tensor:
+def _centre(structure: Structure, batch: Batch, node: str, cell: int, most: int = 1000) -> Tensor:
     """About the mean of what is seen of a column, zero of one that never is: moments about it lose no digits.
 
-    It is the centre of the column's units where there are some, which do not depend on the order of rows.
+    That of ``most`` rows is close enough, evenly spaced as rows may be sorted. It is the centre of the column's units
+    where there are some, which do not depend on the order of rows.
     """
     if node not in batch.values:
         return torch.zeros((), dtype=torch.float64)
@@ -450,7 +453,7 @@ def _centre(structure: Structure, batch: Batch, node: str, cell: int) -> Tensor:
     if type(mechanism) is Normal and mechanism.predictor.units is not None:
         return mechanism.predictor.units.out_shift[cell].double()
     value, seen = batch.values[node][0, :, cell], _seen(batch, node, cell)
-    for rows in (slice(0, None, max(1, len(value) // CENTRE_ROWS)), slice(None)):
+    for rows in (slice(0, None, max(1, len(value) // most)), slice(None)):
         if bool(seen[rows].any()):
             return value[rows][seen[rows]].double().mean()
     return torch.zeros((), dtype=torch.float64)

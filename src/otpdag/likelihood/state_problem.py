@@ -17,6 +17,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -31,9 +32,6 @@ from otpdag.spaces import Space
 from otpdag.structure import Naturals, Structure
 
 Values = Mapping[str, Tensor]
-
-MOST_FEATURES = 2_000
-"""Features of a row beyond which a product of matrices is no longer the fast way."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,11 +106,17 @@ class Emissions:
 
 
 def emissions_of(
-    structure: Structure, states: Mapping[str, Tensor], values: Values, mask: Values, given: Sequence[str] = ()
+    structure: Structure,
+    states: Mapping[str, Tensor],
+    values: Values,
+    mask: Values,
+    given: Sequence[str] = (),
+    most: int = 2_000,
 ) -> Emissions | None:
     """How every observed node is read, where ``states`` (S, width) are what joint states say of hidden nodes.
 
-    ``values`` and ``mask`` are a few rows by which features are tried; None where a node has none.
+    ``values`` and ``mask`` are a few rows by which features are tried; None where a node has none, or a row more than
+    ``most``, beyond which a product of matrices is no longer the fast way.
     """
     nodes, sizes = [], []
     for node in structure.graph.observed:
@@ -135,7 +139,7 @@ def emissions_of(
             return None
         nodes.append(one)
         sizes.append(tried.shape[1])
-    return Emissions(tuple(nodes), tuple(sizes)) if nodes and sum(sizes) <= MOST_FEATURES else None
+    return Emissions(tuple(nodes), tuple(sizes)) if nodes and sum(sizes) <= most else None
 
 
 def _configurations(
@@ -156,19 +160,6 @@ def _configurations(
     return code, tuple(name for name, _ in observed)
 
 
-MOST_STATES = 64
-"""Joint states up to which they are enumerated."""
-
-BLOCK_ENTRIES = 2**20
-"""Rows times states times replicas, or rows times features, that are held at a time."""
-
-KEPT_ENTRIES, FILLED_ROWS = 2**22, 2**12
-"""Features that are kept rather than computed in every pass, and rows for which they are computed at a time."""
-
-ROWS_FOR_EACH_PARAMETER = 2
-"""Rows of a part for each parameter of the model: fewer would not tell starts apart."""
-
-
 @dataclass(frozen=True)
 class StateProblem(SummedRows):
     """Rows, and how they are read in every joint state of the hidden categories."""
@@ -181,6 +172,15 @@ class StateProblem(SummedRows):
     in_rows: LayOut
     """Makes the problem of the same objective that enumerates."""
     seed: int
+
+    block_entries: ClassVar[int] = 2**20
+    """Rows times states times replicas, or rows times features, that are held at a time."""
+    kept_entries: ClassVar[int] = 2**22
+    """Features that are kept rather than computed in every pass."""
+    filled_rows: ClassVar[int] = 2**12
+    """Rows for which features are computed at a time."""
+    rows_for_each_parameter: ClassVar[int] = 2
+    """Of a part: fewer would not tell starts apart."""
 
     def loss(self, point: Tensor) -> LossTerms:
         """The loss of a row: reported as reconstruction, since its parts are not told apart."""
@@ -247,7 +247,7 @@ class StateProblem(SummedRows):
         _, size, features = coefficients.shape
         table = coefficients.reshape(-1, features)
         sums, total = torch.zeros_like(table), table.new_zeros(replicas)
-        for rows, block in self._blocks(max(1, BLOCK_ENTRIES // len(table))):
+        for rows, block in self._blocks(max(1, self.block_entries // len(table))):
             posterior = (block @ table.T).unflatten(-1, (replicas, size))
             top = posterior.amax(-1, keepdim=True)
             posterior.sub_(top).exp_()
@@ -261,19 +261,19 @@ class StateProblem(SummedRows):
     def _blocks(self, most: int) -> Iterator[tuple[slice, Tensor]]:
         """Features of all rows, a block at a time."""
         size = sum(self.emissions.sizes) + 1
-        most = min(most, FILLED_ROWS, max(1, BLOCK_ENTRIES // size))
-        for at in range(0, self.rows, FILLED_ROWS):
-            held = self._kept[at // FILLED_ROWS] if self._kept else None
-            for begin in range(at, min(at + FILLED_ROWS, self.rows), most):
-                rows = slice(begin, min(begin + most, at + FILLED_ROWS, self.rows))
+        most = min(most, self.filled_rows, max(1, self.block_entries // size))
+        for at in range(0, self.rows, self.filled_rows):
+            held = self._kept[at // self.filled_rows] if self._kept else None
+            for begin in range(at, min(at + self.filled_rows, self.rows), most):
+                rows = slice(begin, min(begin + most, at + self.filled_rows, self.rows))
                 yield rows, self._features(rows) if held is None else held[begin - at : begin - at + most]
 
     @cached_property
     def _kept(self) -> tuple[Tensor, ...]:
         """Features of all rows in blocks, none where there are too many; one tensor of all would want new memory."""
-        if self.rows * (sum(self.emissions.sizes) + 1) > KEPT_ENTRIES:
+        if self.rows * (sum(self.emissions.sizes) + 1) > self.kept_entries:
             return ()
-        return tuple(self._features(slice(at, at + FILLED_ROWS)) for at in range(0, self.rows, FILLED_ROWS))
+        return tuple(self._features(slice(at, at + self.filled_rows)) for at in range(0, self.rows, self.filled_rows))
 
     def _features(self, rows: slice) -> Tensor:
         values = {name: value[0, rows].double() for name, value in self.batch.values.items()}
@@ -283,7 +283,7 @@ class StateProblem(SummedRows):
         """Fewer rows, but enough for the parameters."""
         if not isinstance(rows, Tensor):
             parameters = sum(torch.Size(shape).numel() for shape in self.shapes.values())
-            rows = max(rows, ROWS_FOR_EACH_PARAMETER * parameters)
+            rows = max(rows, self.rows_for_each_parameter * parameters)
         part = random_part(self.rows, rows, self.seed)
         return self if part is None else replace(self, batch=self.batch.take(part))
 
@@ -299,9 +299,17 @@ class StateProblem(SummedRows):
 
 
 def rows_by_features(
-    structure: Structure, batch: Batch, shapes: Mapping[str, tuple[int, ...]], in_rows: LayOut, seed: int
+    structure: Structure,
+    batch: Batch,
+    shapes: Mapping[str, tuple[int, ...]],
+    in_rows: LayOut,
+    seed: int,
+    most_states: int = 64,
 ) -> StateProblem | None:
-    """Lay rows out; None where something else than hidden categories is unknown, or a node has no features."""
+    """Lay rows out; None where something else than hidden categories is unknown, or a node has no features.
+
+    Up to ``most_states`` joint states all are read at once.
+    """
     graph, mechanisms = structure.graph, structure.mechanisms
     if not graph.hidden or not batch.shares_rows or structure.ties_parameters:
         return None
@@ -314,7 +322,7 @@ def rows_by_features(
     if any(graph.children(node) and not bool(batch.mask[node].all()) for node in graph.observed):
         return None
     sizes = [mechanisms[node].space.width for node in structure.hidden_categories]
-    if torch.Size(sizes).numel() > MOST_STATES or batch.weight.device.type != "cpu":
+    if torch.Size(sizes).numel() > most_states or batch.weight.device.type != "cpu":
         return None
     states = dict(zip(structure.hidden_categories, joint_one_hot(sizes), strict=True))
     gaps = torch.stack([~seen[0].all(-1) for seen in batch.mask.values()]).any(0)

@@ -22,7 +22,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -31,24 +31,11 @@ from torch import Tensor
 
 from otpdag.likelihood.elimination.families import FamilyView
 from otpdag.mechanisms import Normal
-from otpdag.mechanisms.parameters import MOST_LOGARITHM, POSITIVE, REAL, Floored
+from otpdag.mechanisms.parameters import POSITIVE, REAL, Floored
 from otpdag.structure import Structure, parameter_places
 
 Array: TypeAlias = NDArray[np.float64]
 Codes: TypeAlias = NDArray[np.int64]
-
-MOST_INFORMATION = 4_000_000
-"""Entries of the information of all groups of rows beyond which steps by gradients alone cost less."""
-
-DAMPING = 0.3
-"""Of a step, in lengths of the gradient: one over the longest step, which is three spreads of a column."""
-
-RIDGE = 1e-12  # of the information: where parents are collinear it has no inverse
-
-SLIVER = 1e-6  # of a parameter at its floor, by which it stays above
-
-MOST_HALVINGS, ROUNDING = 10, 1e-13
-"""Of a step that raises the loss; one that still does then is not taken. And a change of the loss that is none."""
 
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
@@ -67,18 +54,19 @@ class Scored:
     plain: Array
     slope: Array
 
-    def direction(self, free: NDArray[np.bool_]) -> Array:
+    def direction(self, free: NDArray[np.bool_], damping: float = 0.3, ridge: float = 1e-12) -> Array:
         r"""Scoring of the parameters that are free to move, damped: :math:`-(I + c |g|)^{-1} g` (R, P).
 
-        No step is longer than 1 / c in the units of the data, also along directions that the data do not tell; and the
-        damping vanishes so fast that the last steps are not shorter (Fan and Yuan 2005).
+        The longest step is three spreads of a column, and where parents are collinear a ridge makes up for the inverse
+        that the information lacks. No step is longer than 1 / c in the units of the data, also along directions that
+        the data do not tell; and the damping vanishes so fast that the last steps are not shorter (Fan and Yuan 2005).
         """
         gradient = np.where(free, self.gradient, 0.0)
-        damping = DAMPING * np.sqrt((gradient**2).sum(-1))[:, None, None]
+        damped = damping * np.sqrt((gradient**2).sum(-1))[:, None, None]
         eye = np.eye(free.shape[-1])
         information = np.where(free[..., None] & free[:, None], self.information, eye)
-        ridge = RIDGE * (1 + np.abs(information).max((-1, -2), keepdims=True))
-        return -np.linalg.solve(information + (damping + ridge) * eye, gradient[..., None])[..., 0]
+        damped = damped + ridge * (1 + np.abs(information).max((-1, -2), keepdims=True))
+        return -np.linalg.solve(information + damped * eye, gradient[..., None])[..., 0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,34 +159,39 @@ class StructuralEquations:
         gradient = moves.gradient(self, share) @ self.by_parameter
         return Scored(loss, gradient, information, plain, self._slope_of_logarithm(plain))
 
-    def improved(self, scored: Scored, second: Array) -> Array:
+    sliver: ClassVar[float] = 1e-6
+    """Of a parameter at its floor, by which it stays above."""
+
+    def improved(self, scored: Scored, second: Array, halvings: int = 10, rounding: float = 1e-13) -> Array:
         """A point (R, P) with a lower loss than the one that was scored; the same one where there is none near.
+
+        A step that raises the loss by more than ``rounding`` is halved, and after so many ``halvings`` not taken.
 
         Scales move in their own units, at most by half or to the double, and not below their floors; those that rest
         there, and would go further, take no part.
         """
-        resting = self.is_positive & (scored.plain <= (1 + 2 * SLIVER) * self.floor) & (scored.gradient > 0)
+        resting = self.is_positive & (scored.plain <= (1 + 2 * self.sliver) * self.floor) & (scored.gradient > 0)
         step = scored.direction(~resting)
-        rounding = ROUNDING * (1 + np.abs(scored.loss))
+        same = rounding * (1 + np.abs(scored.loss))
         point = self._on_logarithm(scored.plain)
-        worse = -(scored.gradient * step).sum(-1) > rounding
+        worse = -(scored.gradient * step).sum(-1) > same
         moved = self._moved(scored.plain, step)
-        for _ in range(MOST_HALVINGS):
+        for _ in range(halvings):
             if not worse.any():
                 break
-            worse &= ~(self.loss(moved, second) <= scored.loss + rounding)
+            worse &= ~(self.loss(moved, second) <= scored.loss + same)
             step[worse] *= 0.5
             moved = np.where(worse[:, None], self._moved(scored.plain, step), moved)
         return np.where(worse[:, None], point, moved)
 
     def _moved(self, plain: Array, step: Array) -> Array:
-        lowest = np.maximum(0.5 * plain, (1 + SLIVER) * self.floor)
+        lowest = np.maximum(0.5 * plain, (1 + self.sliver) * self.floor)
         bounded = np.minimum(np.maximum(plain + step, lowest), 2 * plain)
         return self._on_logarithm(np.where(self.is_positive, bounded, plain + step))
 
     def _on_logarithm(self, plain: Array) -> Array:
         """Invert :meth:`_off_logarithm`; what lies at the floor comes back a sliver above it."""
-        above = np.maximum(plain**2 - self.floor**2, SLIVER * plain**2)
+        above = np.maximum(plain**2 - self.floor**2, self.sliver * plain**2)
         return np.where(self.is_positive, 0.5 * np.log(np.maximum(above, 1e-300)), plain)
 
     @cached_property
@@ -218,7 +211,8 @@ class StructuralEquations:
         return centres.reshape(size, size)
 
     def _off_logarithm(self, point: Array) -> Array:
-        logarithm = np.minimum(np.maximum(point, -MOST_LOGARITHM), MOST_LOGARITHM)
+        most = POSITIVE.most_logarithm
+        logarithm = np.minimum(np.maximum(point, -most), most)
         return np.where(self.is_positive, np.sqrt(np.exp(2 * logarithm) + self.floor**2), point)
 
     def _slope_of_logarithm(self, plain: Array) -> Array:
@@ -335,16 +329,17 @@ class LinearFamilies:
     shift: Tensor
 
 
-def structural_equations(linear: LinearFamilies, shown: Tensor) -> StructuralEquations | None:
+def structural_equations(linear: LinearFamilies, shown: Tensor, most: int = 4_000_000) -> StructuralEquations | None:
     """Write families down as equations; None unless all are normal nodes, or if there are too many parameters.
 
-    ``shown`` says which numbers each group shows (G, D).
+    ``shown`` says which numbers each group shows (G, D). Beyond ``most`` entries of the information of all groups,
+    steps by gradients alone cost less.
     """
     structure, families, shapes, shift = linear.structure, linear.all, linear.shapes, linear.shift
     at = {key: place.numpy() for key, place in parameter_places(shapes).items()}
     learned = {key for family in families for key in structure.keys[family.node].values()}
     total = sum(place.size for place in at.values())
-    if not all(_is_plain(family) for family in families) or set(at) != learned or total**2 > MOST_INFORMATION:
+    if not all(_is_plain(family) for family in families) or set(at) != learned or total**2 > most:
         return None
     is_positive, floor = np.zeros(total, dtype=bool), np.zeros(total)
     entries: list[_Entry] = []
@@ -357,7 +352,7 @@ def structural_equations(linear: LinearFamilies, shown: Tensor) -> StructuralEqu
                 floor[column] = parameter.support.floor.numpy()
             entries.append(_entry(linear, family, name, column))
     column, origin, unit, place, row, moved_by, times, centre, active = map(np.concatenate, zip(*entries, strict=True))
-    if len(shown) * len(row) ** 2 > MOST_INFORMATION:
+    if len(shown) * len(row) ** 2 > most:
         return None
     by_parameter = unit[:, None] * (column[:, None] == np.arange(total))
     return StructuralEquations(

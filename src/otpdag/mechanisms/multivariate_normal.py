@@ -15,16 +15,13 @@ from otpdag.mechanisms.parameters import Axis, Parameter, Setting, Support, as_s
 from otpdag.mechanisms.predictor import Predicted, Predictor, centre_and_spread, check_dim
 from otpdag.spaces import Real, Space
 
-SMALLEST_UPDATE = 1e-14  # variance in every direction after an update, as a share of the column's own
-SLIVER = 1e-12  # variance beyond the floor in a direction that has none, as a share of the mean one
-SMALLEST_VARIANCE = 1e-6  # at the start, as a share of the column's own
-WITH_HIDDEN_PARENTS = 1e-6  # of the column's variance: what few rows cannot tell from a point
-
 
 class _Covariance(Support):
     """Covariance matrices by their Cholesky factor, plus ``floor`` on the diagonal."""
 
     name = "symmetric positive definite matrices"
+    sliver = 1e-12
+    """Variance beyond the floor in a direction that has none, as a share of the mean one."""
 
     def __init__(self, floor: float = 0.0) -> None:
         self.floor = floor
@@ -37,7 +34,7 @@ class _Covariance(Support):
         eye = torch.eye(natural.shape[-1]).to(natural)
         excess = natural - self.floor * eye
         # what lies at the floor has no excess: a sliver keeps the factor defined
-        smallest = SLIVER * natural.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None]
+        smallest = self.sliver * natural.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None]
         _, below = torch.linalg.cholesky_ex(excess - smallest.unsqueeze(-1) * eye)
         if bool(below.any()):
             values, vectors = torch.linalg.eigh(excess)
@@ -99,7 +96,7 @@ class MultivariateNormal(Predicted):
             covariance = as_setting(torch.eye(self.dim).numpy()) if covariance is None else covariance
         self.predictor = Predictor(self.family, self.dim, "loc", loc, self.weight, no_level=self.family.hidden)
         self.covariance_setting = covariance
-        self.share = self.floor if self.floor is not None else WITH_HIDDEN_PARENTS * self.family.hidden_parents
+        self.share = self.floor if self.floor is not None else 1e-6 * self.family.hidden_parents
         self.support = _Covariance(self.share)
 
     @property
@@ -150,15 +147,18 @@ class MultivariateNormal(Predicted):
         """Adopt the units of the columns."""
         self.predictor = self.predictor.with_units(value, parents, weight)
 
-    def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
-        """Weighted regression, then the residuals' covariance in each configuration."""
+    def start(self, value: Tensor, parents: Parents, weight: Tensor, smallest: float = 1e-6) -> dict[str, Tensor]:
+        """Weighted regression, then the residuals' covariance in each configuration.
+
+        The ``smallest`` variance is a share of the column's own.
+        """
         regression = self.predictor.start(value, parents, weight)
         residual = value - self.predictor.predict_rows(regression, parents)
         products = (residual.unsqueeze(-1) * residual.unsqueeze(-2)).flatten(1)
         # two rows' worth of the overall covariance keep a nearly empty configuration sane
         pooled = self.pooled(products, self.covariance_rows, parents, weight).unflatten(-1, (self.dim, self.dim))
         spread = centre_and_spread(value, weight)[1]
-        return {**regression, "covariance": pooled + max(SMALLEST_VARIANCE, 2 * self.share) * torch.diag(spread**2)}
+        return {**regression, "covariance": pooled + max(smallest, 2 * self.share) * torch.diag(spread**2)}
 
     def describe(self, params: Params) -> dict[str, Tensor]:
         """Tables by discrete parents; scalars for scalar nodes."""
@@ -194,8 +194,11 @@ class MultivariateNormal(Predicted):
         rows = (*one.shape[:2], -1)
         return torch.cat([one, pull.squeeze(-1), products.expand(rows)], -1)
 
-    def fitted(self, params: Params, sums: Tensor) -> dict[str, Tensor]:
-        """Means, then the covariance around them."""
+    def fitted(self, params: Params, sums: Tensor, sliver: float = 1e-14) -> dict[str, Tensor]:
+        """Means, then the covariance around them.
+
+        Fewer rows than coordinates span no volume: a ``sliver`` of the column's own variance keeps the matrix one.
+        """
         declared, dim = self.declared(), self.dim
         shift, unit = self.centre_and_unit(sums)
         count, first, pairs = sums[..., :1], sums[..., 1 : dim + 1], sums[..., dim + 1 :]
@@ -212,9 +215,8 @@ class MultivariateNormal(Predicted):
             around = second - cross - cross.mT + count.unsqueeze(-1) * inside @ inside.mT
             if self.covariance_rows == 1:
                 around, count = around.sum(1, keepdim=True), count.sum(1, keepdim=True)
-            # fewer rows than coordinates span no volume: a sliver keeps the matrix one
-            sliver = SMALLEST_UPDATE * torch.eye(dim).to(sums)
-            spread = (around / count.clamp(min=1e-300).unsqueeze(-1) + sliver) * torch.outer(unit, unit)
+            thin = sliver * torch.eye(dim).to(sums)
+            spread = (around / count.clamp(min=1e-300).unsqueeze(-1) + thin) * torch.outer(unit, unit)
             covariance = torch.where(count.unsqueeze(-1) > 0, spread, covariance)
         return {"loc": loc, "covariance": covariance}
 

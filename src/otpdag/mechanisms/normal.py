@@ -34,9 +34,6 @@ from otpdag.mechanisms.predictor import Predicted, Predictor, centre_and_spread,
 from otpdag.spaces import Real, Space
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
-TINY = 1e-300  # a count that stands for none, so that nothing is divided by zero
-RIDGE = 1e-12  # pulls a direction that no row tells to where it was
-SMALLEST_SCALE = 1e-3  # at the start, as a share of the column's spread
 
 
 def normal_log_density(value: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
@@ -48,6 +45,8 @@ class LocationScale(Predicted):
     """Shared parts of nodes with a predicted location and a scale for each discrete configuration."""
 
     isotropic = False
+    smallest_at_start: ClassVar[float] = 1e-3
+    """Of a scale, as a share of the column's spread."""
     floor: float | None = None
     smallest: Tensor | None = None
     """The smallest scale of each coordinate, once the data are known."""
@@ -169,12 +168,15 @@ class LocationScale(Predicted):
         target = self.on_line(value)
         regression = self.predictor.start(target, parents, weight)
         residual = (target - self.predictor.predict_rows(regression, parents)) ** 2
-        floor = SMALLEST_SCALE * centre_and_spread(target, weight)[1]
-        if self.smallest_scale is not None:
-            floor = torch.maximum(floor, 1.5 * self.smallest_scale.to(floor))
+        floor = self._start_floor(target, weight)
         # two rows' worth of the overall variance keeps a nearly empty configuration sane
         variance = self.pooled(residual, self.scale_rows, parents, weight)
         return {**regression, "scale": self._over_coordinates(variance.sqrt().maximum(floor))}
+
+    def _start_floor(self, target: Tensor, weight: Tensor) -> Tensor:
+        """What no scale is below at the start (dim,)."""
+        floor = self.smallest_at_start * centre_and_spread(target, weight)[1]
+        return floor if self.smallest_scale is None else floor.maximum(1.5 * self.smallest_scale.to(floor))
 
     def _over_coordinates(self, scale: Tensor) -> Tensor:
         """Scales (..., dim) as they are, or the root mean square over the coordinates that share one: (..., 1)."""
@@ -275,7 +277,7 @@ class Normal(LocationScale):
         learned = {name for name, parameter in self.declared().items() if parameter.learned}
         count, first, fitted = moments[..., -1, -1], moments[..., :-1, -1], dict(params)
         if "loc" in learned:
-            centre = first / count.clamp(min=TINY).unsqueeze(-1)
+            centre = first / count.clamp(min=torch.finfo(count.dtype).tiny).unsqueeze(-1)
         else:  # a line through the level that is given
             level = ((params["loc"] - shift[:, 0]) / unit).unsqueeze(-1)
             centre = torch.cat([level, -shift[:, 1:].expand(*level.shape[:-1], -1)], -1)
@@ -297,13 +299,13 @@ class Normal(LocationScale):
             fitted["scale"] = self._spread(squares, count, params["scale"], least)
         return fitted
 
-    def _slopes(self, trusted: Tensor, before: Tensor) -> Tensor:
-        """Slopes (R, dim, P) from weighed moments of value and parents; a direction that no row tells stays."""
+    def _slopes(self, trusted: Tensor, before: Tensor, ridge: float = 1e-12) -> Tensor:
+        """Slopes (R, dim, P) from weighed moments of value and parents; the ridge keeps what no row tells."""
         normal, right = trusted[..., 1:, 1:], trusted[..., 1:, :1]
         diagonal = normal.diagonal(dim1=-2, dim2=-1)
-        ridge = RIDGE * torch.where(diagonal > 0, diagonal, 1.0)
-        right = right + (ridge * before).unsqueeze(-1)
-        return torch.linalg.solve(normal + torch.diag_embed(ridge), right).squeeze(-1)
+        pull = ridge * torch.where(diagonal > 0, diagonal, 1.0)
+        right = right + (pull * before).unsqueeze(-1)
+        return torch.linalg.solve(normal + torch.diag_embed(pull), right).squeeze(-1)
 
     def _spread(self, squares: Tensor, count: Tensor, before: Tensor, least: float) -> Tensor:
         """Scales from sums of squares and counts (R, C, dim); where there is no row, those from before."""
@@ -311,7 +313,7 @@ class Normal(LocationScale):
             squares, count = squares.sum(1, keepdim=True), count.sum(1, keepdim=True)
         if self.isotropic:
             squares, count = squares.sum(-1, keepdim=True), count.sum(-1, keepdim=True)
-        spread = (squares / count.clamp(min=TINY)).clamp(min=0.0).sqrt()
+        spread = (squares / count.clamp(min=torch.finfo(count.dtype).tiny)).clamp(min=0.0).sqrt()
         spread = spread.maximum(least * self._over_coordinates(self.centre_and_unit(squares)[1]))
         if self.smallest_scale is not None:
             spread = spread.maximum(self.smallest_scale.to(spread))
@@ -362,13 +364,19 @@ class Normal(LocationScale):
         return means
 
 
-OF_SPREAD_WITH_HIDDEN_PARENTS, OF_SPREAD = 1e-3, 1e-6  # shares of a column's spread: a hidden state may sit on a row
-MOST_OF_SPREAD = 0.25  # that resolution may ask for: coarse columns keep three quarters of their spread to explain
-QUARTILES_OF_NORMAL = 1.349  # between the quartiles of a standard normal variable
-
-
-def default_floor(target: Tensor, weight: Tensor, *, hidden_parents: bool, rounding: bool = True) -> Tensor:
+def default_floor(
+    target: Tensor,
+    weight: Tensor,
+    *,
+    hidden_parents: bool,
+    rounding: bool = True,
+    shares: tuple[float, float] = (1e-6, 1e-3),
+    most: float = 0.25,
+) -> Tensor:
     """The smallest scale of each column (dim,) of ``target`` (N, dim), of rows that have a weight (N,).
+
+    ``shares`` of a column's spread it is at least, without and with hidden parents: a hidden state may sit on a row.
+    ``most`` is what the resolution may ask for: coarse columns keep three quarters of their spread to explain.
 
     >>> answers = torch.tensor([[1.0], [2.0], [3.0], [2.0], [1.0], [3.0]])
     >>> default_floor(answers, torch.ones(6), hidden_parents=True)
@@ -380,10 +388,10 @@ def default_floor(target: Tensor, weight: Tensor, *, hidden_parents: bool, round
         return torch.zeros(target.shape[-1], dtype=target.dtype, device=target.device)
     ordered = np.sort(seen, axis=0)
     spread = _spread(seen, ordered)
-    floor = (OF_SPREAD_WITH_HIDDEN_PARENTS if hidden_parents else OF_SPREAD) * spread
+    floor = shares[hidden_parents] * spread
     if rounding:
         rounded = np.array([resolution(column) for column in ordered.T]) / math.sqrt(12)
-        floor = np.maximum(floor, np.minimum(rounded, MOST_OF_SPREAD * spread))
+        floor = np.maximum(floor, np.minimum(rounded, most * spread))
     return torch.from_numpy(floor).to(target)
 
 
@@ -400,7 +408,8 @@ def resolution(ordered: NDArray[np.floating[Any]]) -> float:
 
 def _spread(seen: NDArray[np.floating[Any]], ordered: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
     deviation, last = seen.std(0), len(seen) - 1
-    quartiles = (ordered[last * 3 // 4] - ordered[last // 4]) / QUARTILES_OF_NORMAL
+    # 1.349 lie between the quartiles of a standard normal variable
+    quartiles = (ordered[last * 3 // 4] - ordered[last // 4]) / 1.349
     spread = np.where(quartiles > 0, np.minimum(deviation, quartiles), deviation)
     # a constant column has no spread: its own size stands for it
     size = np.abs(seen[0])

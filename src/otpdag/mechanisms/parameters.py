@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -17,9 +18,6 @@ from torch import Tensor
 
 from otpdag.errors import ModelError
 from otpdag.spaces import Space
-
-MOST_LOGARITHM = 60.0  # of a parameter above zero, either way
-MOST_SPREAD = 1 << 22  # entries over which a single given number is spread out: 32 MB
 
 
 class Support(ABC):
@@ -52,10 +50,11 @@ class _Real(Support):
 
 class _Positive(Support):
     name = "a number above zero"
+    most_logarithm = 60.0
+    """Either way: the exponential overflows long before a double runs out of room for any sensible parameter."""
 
     def natural(self, raw: Tensor) -> Tensor:
-        # exp overflows long before a double runs out of room for any sensible parameter
-        return torch.exp(raw.clamp(-MOST_LOGARITHM, MOST_LOGARITHM))
+        return torch.exp(raw.clamp(-self.most_logarithm, self.most_logarithm))
 
     def raw(self, natural: Tensor) -> Tensor:
         return torch.log(natural.clamp(min=1e-26))
@@ -196,6 +195,8 @@ class Parameter:
     in_part: bool = False
     """Whether single entries may be given, the others NaN."""
     _cache: Tensor | None = field(default=None, init=False, repr=False, compare=False)
+    most_spread: ClassVar[int] = 1 << 22
+    """Entries over which a single given number is spread out: 32 MB."""
 
     @property
     def learned(self) -> bool:
@@ -267,10 +268,10 @@ class Parameter:
         if not isinstance(self.setting, Fixed | Start):
             raise TypeError(f"parameter {name!r} of node {node!r} has no given value")
         value = torch.as_tensor(np.asarray(self.setting.value, dtype=float))
-        if int(np.prod(self.shape, dtype=float)) > max(MOST_SPREAD, value.numel()):
+        if int(np.prod(self.shape, dtype=float)) > max(self.most_spread, value.numel()):
             raise ModelError(
                 f"parameter {name!r} of node {node!r} has shape {self.shape}; a given value is spread over at most "
-                f"{MOST_SPREAD} entries"
+                f"{self.most_spread} entries"
             )
         if value.numel() == int(np.prod(self.shape)):
             value = value.reshape(self.shape)

@@ -128,9 +128,10 @@ class Predictor:
 
         Without a target, as logits are of order one already, those of the parents alone.
         """
-        values, none = numeric(self.family, parents), torch.zeros(0, self.dim).to(weight)
-        inputs = centre_and_spread(none[:, :0] if values is None else values, weight[:0] if values is None else weight)
-        own = centre_and_spread(none, weight[:0]) if target is None else centre_and_spread(target, weight)
+        plain = (torch.zeros(self.dim).to(weight), torch.ones(self.dim).to(weight))
+        own = plain if target is None else centre_and_spread(target, weight)
+        values = numeric(self.family, parents)
+        inputs = (plain[0][:0], plain[1][:0]) if values is None else centre_and_spread(values, weight)
         return replace(self, units=Units(*inputs, *own))
 
     def restore_units(self, params: dict[str, Tensor]) -> dict[str, Tensor]:

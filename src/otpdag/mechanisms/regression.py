@@ -17,19 +17,15 @@ from torch import Tensor
 Fit = Callable[[Tensor | None, Tensor | None, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Fits ``(config, values, target, weight, offset)``; returns the table (C, d) and the slopes (P, d)."""
 
-# an empty configuration takes the overall mean, a full one hardly notices
-TABLE_RIDGE, SLOPE_RIDGE = 1e-4, 1e-6
-LARGEST_PREDICTION = 30.0  # of a logarithm: exp of it is 1e13
-SETTLED = 1e-8  # a change of coefficients, in logarithms or logits, after which Newton's steps have nothing to add
-SETTLED_ASCENT = 1e-4
-"""The same of steps along a bound, each of which comes nearer by a share: what is left is a few times as much, and less
-than what rows tell."""
-
 
 class _Link(ABC):
     """How a mean follows from a linear prediction, and how the variance follows from the mean."""
 
     steps = 12
+    largest = 30.0
+    """Of a prediction, either way: the exponential of it is 1e13."""
+    settled = 1e-8
+    """A change of coefficients, in logarithms or logits, after which Newton's steps have nothing to add."""
 
     @abstractmethod
     def mean(self, eta: Tensor) -> Tensor:
@@ -123,12 +119,12 @@ def _fit_link(
         config, target, weight = _merged(config, target, weight)
         values = values[: len(target)]
     for _ in range(link.steps - 1):
-        eta = (offset + config @ table + values @ slopes).clamp(-LARGEST_PREDICTION, LARGEST_PREDICTION)
+        eta = (offset + config @ table + values @ slopes).clamp(-link.largest, link.largest)
         mean = link.mean(eta)
         working = eta + (target - mean) / link.slope(mean).clamp(min=1e-12)
         before = torch.cat([table, slopes])
         table, slopes = _solve_blocks(config, values, working - offset, weight * link.precision(mean))
-        if torch.allclose(torch.cat([table, slopes]), before, rtol=0.0, atol=SETTLED):
+        if torch.allclose(torch.cat([table, slopes]), before, rtol=0.0, atol=link.settled):
             break
     return table, slopes
 
@@ -163,8 +159,13 @@ def softmax(
     weight: Tensor,
     offset: Tensor,
     steps: int = 60,
+    settled: float = 1e-4,
 ) -> tuple[Tensor, Tensor]:
-    """Fit a multinomial logit to ``counts`` (N, K) with the fixed curvature bound of Böhning (1992)."""
+    """Fit a multinomial logit to ``counts`` (N, K) with the fixed curvature bound of Böhning (1992).
+
+    A step that changes no coefficient by more than ``settled`` is the last. Each comes nearer by a share: what is left
+    is a few times as much, and less than what rows tell.
+    """
     config = torch.zeros(len(counts), 0, dtype=counts.dtype) if config is None else config
     values = torch.zeros(len(counts), 0, dtype=counts.dtype) if values is None else values
     size = counts.sum(-1, keepdim=True)
@@ -175,7 +176,7 @@ def softmax(
         probs = torch.softmax(offset + config @ table + values @ slopes, -1)
         step = equations.solved(2 * (shares - probs))
         table, slopes = table + step[0], slopes + step[1]
-        if torch.cat(step).abs().amax() <= SETTLED_ASCENT:
+        if torch.cat(step).abs().amax() <= settled:
             break
     return table - table.mean(-1, keepdim=True), slopes - slopes.mean(-1, keepdim=True)
 
@@ -192,16 +193,21 @@ def _solve_blocks(config: Tensor, values: Tensor, response: Tensor, weight: Tens
 
 
 class _Equations:
-    """Normal equations of both blocks, for weights (N, 1), or (N, d) where there are no slopes."""
+    """Normal equations of both blocks, for weights (N, 1), or (N, d) where there are no slopes.
+
+    By the ridges an empty configuration takes the overall mean, and a full one hardly notices.
+    """
+
+    table_ridge, slope_ridge = 1e-4, 1e-6
 
     def __init__(self, config: Tensor, values: Tensor, weight: Tensor) -> None:
         self.config, self.values, self.weight = config, values, weight
         self.total = weight.sum(0).clamp(min=1e-300)
-        self.diagonal = config.T @ weight + TABLE_RIDGE * self.total / max(config.shape[1], 1)
+        self.diagonal = config.T @ weight + self.table_ridge * self.total / max(config.shape[1], 1)
         if values.shape[1]:
             self.cross = config.T @ (weight * values)
             gram = values.T @ (weight * values) - self.cross.T @ (self.cross / self.diagonal)
-            self.gram = gram + SLOPE_RIDGE * self.total.max() * torch.eye(values.shape[1], dtype=values.dtype)
+            self.gram = gram + self.slope_ridge * self.total.max() * torch.eye(values.shape[1], dtype=values.dtype)
 
     def solved(self, response: Tensor) -> tuple[Tensor, Tensor]:
         """The table (C, d) and the slopes (P, d) of a response (N, d)."""

@@ -10,9 +10,8 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from otpdag.mechanisms.base import Noise, Params, Parents, sum_cells
-from otpdag.mechanisms.normal import SMALLEST_SCALE, LocationScale
+from otpdag.mechanisms.normal import LocationScale
 from otpdag.mechanisms.parameters import ABOVE_ONE, Axis, Parameter, Setting, as_setting
-from otpdag.mechanisms.predictor import centre_and_spread
 from otpdag.mechanisms.quantiles import student_cdf, student_quantile
 
 
@@ -79,9 +78,7 @@ class StudentT(LocationScale):
     def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
         """Expectation-maximisation with the degrees of freedom on a grid (Lange, Little and Taylor 1989)."""
         params = super().start(value, parents, weight)
-        floor = SMALLEST_SCALE * centre_and_spread(value, weight)[1]
-        if self.smallest_scale is not None:
-            floor = torch.maximum(floor, 1.5 * self.smallest_scale.to(floor))
+        floor = self._start_floor(value, weight)
         df = self._given_df(value)
         for _ in range(self.start_steps):
             residual = value - self.predictor.predict_rows(params, parents)
