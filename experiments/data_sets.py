@@ -19,14 +19,13 @@ from torch import Tensor
 from otpdag.data import Batch
 from otpdag.engine.data_kind import Layout
 from otpdag.engine.method import Method, entropic
-from otpdag.engine.optimiser import SearchSchedule
-from otpdag.engine.search import Searcher, restart_seed, search
+from otpdag.engine.search import Searcher, SearchSchedule, restart_seed, search
 from otpdag.engine.table_data import lay_out_rows, one_start, table_problem
 from otpdag.errors import ModelError
 from otpdag.noise import Streams
+from otpdag.numerics import bounded_threads
 from otpdag.problem import LossTerms, Minibatched, WrappedProblem, split_theta
 from otpdag.structure import Structure, columns_of, pack, unpack
-from otpdag.threads import bounded_threads
 
 Values = Mapping[str, Mapping[str, ArrayLike | Tensor]]
 Naturals = dict[str, dict[str, Tensor]]

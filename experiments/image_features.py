@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from otpdag.threads import bounded_threads
+from otpdag.numerics import bounded_threads
 
 
 class Classifier(nn.Module):

@@ -17,9 +17,9 @@ from otpdag.data.partitioned import LocalParts
 from otpdag.data.sequences import SequenceBatch
 from otpdag.engine import Adam, Layout, Method
 from otpdag.engine.document_data import topic_method
+from otpdag.engine.fit import recognise
 from otpdag.engine.optimiser import Run
 from otpdag.engine.outlying_rows import RobustOptions
-from otpdag.engine.resolve import recognise
 from otpdag.engine.robust import CappedProblem
 from otpdag.engine.table_data import lay_out_rows, one_start, table_problem
 from otpdag.errors import ModelError

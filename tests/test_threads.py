@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from otpdag.threads import bounded_threads, in_order
+from otpdag.numerics import bounded_threads, in_order
 
 
 @pytest.fixture(autouse=True)

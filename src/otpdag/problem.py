@@ -22,8 +22,8 @@ from torch import Tensor
 
 from otpdag.errors import ModelError
 from otpdag.noise import Streams
+from otpdag.numerics import in_order
 from otpdag.structure import Naturals, Structure, Theta, pack, unpack
-from otpdag.threads import in_order
 
 Held = TypeVar("Held")
 

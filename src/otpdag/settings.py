@@ -8,11 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from otpdag.arguments import check_choice
 from otpdag.divergences import Energy
 from otpdag.divergences.base import AbstractDivergence
 from otpdag.divergences.whitened import WhitenedFeatures
-from otpdag.errors import ModelError
+from otpdag.errors import ModelError, check_choice
 from otpdag.likelihood.enumeration import SumSizes as SumSizes
 from otpdag.schedules import Schedule, as_schedule
 

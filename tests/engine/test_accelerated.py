@@ -10,7 +10,7 @@ import torch
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.engine.optimiser import Rivalry, Run
-from otpdag.engine.updates import REMEMBERED, _State, accelerated_updates, climbed
+from otpdag.engine.updates import Acceleration, _State, accelerated_updates, climbed
 from otpdag.numerics import correction
 from otpdag.problem import LossTerms, Problem, Updates
 
@@ -55,7 +55,10 @@ def test_every_step_is_andersons():
         image = problem.update(torch.as_tensor(trial)[None])[0][0].numpy()
         change = image - trial
         if last is not None:
-            moves, changes = [*moves, trial - last[0]][-REMEMBERED:], [*changes, change - last[1]][-REMEMBERED:]
+            moves, changes = (
+                [*moves, trial - last[0]][-Acceleration.remembered :],
+                [*changes, change - last[1]][-Acceleration.remembered :],
+            )
         last, trial = (trial, change), image
         if moves:
             share = np.linalg.lstsq(np.stack(changes, 1), change, rcond=None)[0]

@@ -9,13 +9,8 @@ import torch
 from scipy import optimize
 from sklearn.datasets import make_classification
 
+from otpdag.engine import Deterministic
 from otpdag.engine.lbfgs import (
-    LITTLE_GAINED,
-    MOST_ALONE,
-    MOST_TRIALS,
-    MOST_UPDATES,
-    Deterministic,
-    _ascended,
     _first_scale,
     _line_search,
     _remember,
@@ -292,21 +287,21 @@ def test_updates_that_settle_are_the_end():
     outcome, _ = run_halving(problem, 200)
     assert set(problem.asked) == {"update"}
     assert outcome.converged.tolist() == [True]
-    assert outcome.steps < MOST_ALONE
+    assert outcome.steps < Deterministic.alone
 
 
 def test_updates_that_do_not_settle_are_left_to_descent_which_goes_on_as_descent():
     few = Halving(settles=False)
-    outcome, _ = run_halving(few, MOST_ALONE)
-    assert few.asked == ["update"] * MOST_ALONE
+    outcome, _ = run_halving(few, Deterministic.alone)
+    assert few.asked == ["update"] * Deterministic.alone
     assert outcome.converged.tolist() == [False]
     problem = Halving(settles=False)
-    outcome, kept = run_halving(problem, MOST_ALONE + 50)
-    assert problem.asked.count("update") == MOST_ALONE
+    outcome, kept = run_halving(problem, Deterministic.alone + 50)
+    assert problem.asked.count("update") == Deterministic.alone
     assert problem.asked[-1] == "descent"
     assert outcome.converged.tolist() == [True]
     again = Halving(settles=False)
-    run_halving(again, 50, kept[MOST_ALONE])
+    run_halving(again, 50, kept[Deterministic.alone])
     assert set(again.asked) == {"descent"}
 
 
@@ -332,7 +327,7 @@ def test_a_rise_by_rounding_is_no_rise():
         assert bool((point != begin).any()) is taken
         assert bool(loss > 5.0) is taken
         assert state.converged.item() is not taken
-        assert state.evaluations == (1 if taken else MOST_TRIALS)
+        assert state.evaluations == (1 if taken else 20)
 
 
 def test_a_step_shrinks_to_the_lowest_point_of_a_parabola_within_limits():
@@ -380,18 +375,20 @@ class Told:
 
 
 def ascended(problem, rows, steps=100, **options):
-    return _ascended(Run(problem, torch.zeros(rows, 2).double(), steps, **options))
+    """Where descent begins."""
+    return Deterministic().run(Run(problem, torch.zeros(rows, 2).double(), steps, **options), lambda progress: False)
 
 
-def test_updates_before_descent_end_where_all_rows_gain_little():
-    gain = LITTLE_GAINED * 6.0
+def test_updates_before_descent_end_where_all_rows_gain_little(monkeypatch):
+    monkeypatch.setattr("otpdag.engine.updates.descended", lambda run, *others: run.points)
+    gain = Deterministic.little * 6.0
     for share, asked in ((0.9, 2), (1.2, 3)):
         problem = Told([[5.0 + share * gain, 5.0 + 0.5 * gain], [5.0, 5.0], [5.0, 5.0]])
         ascended(problem, 2)
         assert problem.asked == asked
     problem = Told([[float(-call)] for call in range(100)])
     ascended(problem, 1)
-    assert problem.asked == MOST_UPDATES == 40
+    assert problem.asked == Deterministic.first == 40
     over = Told([[3.0], [2.0]])
     ascended(over, 1, is_over=lambda: True)
     assert over.asked == 1

@@ -9,8 +9,8 @@ from scipy import sparse
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.engine.document_data import DocumentData
+from otpdag.engine.fit import recognise
 from otpdag.engine.image_data import ImageData
-from otpdag.engine.resolve import recognise
 from otpdag.engine.sequence_data import SequenceData
 from otpdag.engine.table_data import TableData
 from otpdag.errors import DataError

@@ -11,8 +11,8 @@ from otpdag import mechanisms as m
 from otpdag.backward import EncoderMap
 from otpdag.engine import EM, Adam, Deterministic, Method
 from otpdag.engine.document_data import DocumentData
+from otpdag.engine.fit import check_arguments, check_honoured, recognise, resolve
 from otpdag.engine.image_data import ImageData
-from otpdag.engine.resolve import check_arguments, check_honoured, recognise, resolve
 from otpdag.engine.sequence_data import SequenceData
 from otpdag.engine.table_data import TableData
 from otpdag.errors import DataError, ModelError

@@ -11,7 +11,7 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.datasets import poisson_chain
 from otpdag.engine import Adam, sequence_data
-from otpdag.engine.resolve import recognise
+from otpdag.engine.fit import recognise
 from otpdag.engine.search import restart_seed
 from otpdag.engine.sequence_data import CHAIN, _network_may_help
 from otpdag.learned.drawn import Drawn

@@ -9,8 +9,8 @@ import torch
 from scipy import stats
 
 import otpdag as otp
+from otpdag.engine.fit import recognise
 from otpdag.engine.lbfgs import minimise
-from otpdag.engine.resolve import recognise
 from otpdag.learned.sequence_problems import SMALL_FALL, NumberProblem, given_draws
 from otpdag.problem import split_point
 from tests.dynamic_models import kalman, known_state_space, linear_series, switching_model, switching_series

@@ -7,7 +7,7 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.engine.resolve import recognise
+from otpdag.engine.fit import recognise
 from otpdag.likelihood.elimination.families import describe_families
 from otpdag.likelihood.row_moments import can_be_guessed, completed_moments
 from otpdag.likelihood.starts import NOISE

@@ -10,7 +10,7 @@ from scipy import stats
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.engine.resolve import recognise
+from otpdag.engine.fit import recognise
 from otpdag.likelihood.moment_problem import MomentProblem
 
 ROWS = 120

@@ -11,7 +11,7 @@ from scipy.optimize import minimize
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.data import Batch
-from otpdag.engine.resolve import recognise
+from otpdag.engine.fit import recognise
 from otpdag.likelihood import m_step as newton_steps
 from otpdag.likelihood.elimination import expectations, lay_out
 from otpdag.likelihood.elimination.families import describe_families

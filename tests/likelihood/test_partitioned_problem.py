@@ -18,9 +18,9 @@ from otpdag.errors import ModelError
 from otpdag.likelihood import partitioned_problem
 from otpdag.likelihood.partitioned_problem import PartitionedProblem
 from otpdag.likelihood.row_problem import RowProblem
+from otpdag.numerics import bounded_threads
 from otpdag.problem import LossTerms, Refinement
 from otpdag.settings import Direct, Objective, PushForward
-from otpdag.threads import bounded_threads
 
 pytest.importorskip("pyarrow")
 

@@ -8,7 +8,7 @@ from scipy.stats import multivariate_normal
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.engine.resolve import recognise
+from otpdag.engine.fit import recognise
 from otpdag.likelihood.moment_problem import MomentProblem
 from otpdag.likelihood.state_problem import StateProblem
 

@@ -7,7 +7,7 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.engine.resolve import recognise
+from otpdag.engine.fit import recognise
 from otpdag.likelihood.elimination.families import describe_families
 from otpdag.likelihood.m_step import find_twins
 from otpdag.structure import unpack

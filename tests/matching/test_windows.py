@@ -7,7 +7,7 @@ import torch
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.datasets import poisson_chain
-from otpdag.engine.resolve import recognise
+from otpdag.engine.fit import recognise
 from otpdag.problem import packed_point
 from otpdag.settings import Direct, Objective
 from tests.dynamic_models import known_poisson_hmm

@@ -31,9 +31,9 @@ from otpdag.likelihood.row_posterior import BUDGET, Fitted
 from otpdag.mechanisms import Categorical
 from otpdag.mechanisms.base import Mechanism
 from otpdag.mechanisms.parameters import SIMPLEX, Parameter
+from otpdag.numerics import bounded_threads
 from otpdag.problem import Units, loss_and_gradient
 from otpdag.structure import Structure, pack, unpack
-from otpdag.threads import bounded_threads
 
 STEP = 1e-4  # of differences, in raw coordinates, which are of order one
 

@@ -29,8 +29,8 @@ from otpdag.likelihood.row_posterior import BUDGET, Fitted, posterior_draws
 from otpdag.mechanisms import Given
 from otpdag.mechanisms.base import Family
 from otpdag.mechanisms.protocols import abducted, can_abduct
+from otpdag.numerics import bounded_threads
 from otpdag.structure import Naturals, Structure
-from otpdag.threads import bounded_threads
 
 EXACT = replace(BUDGET, approximate=False)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pandas as pd
 
 from otpdag.errors import DataError, OtpdagError, listed
-from otpdag.threads import in_order
+from otpdag.numerics import in_order
 
 if TYPE_CHECKING:
     import pyarrow as pa

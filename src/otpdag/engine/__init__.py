@@ -10,13 +10,11 @@ from typing import Any
 from otpdag.engine.adam import Adam
 from otpdag.engine.data_kind import DataKind, Layout
 from otpdag.engine.fit import fit
-from otpdag.engine.lbfgs import Deterministic
 from otpdag.engine.method import Method, entropic, paper, transport
-from otpdag.engine.optimiser import SearchSchedule
 from otpdag.engine.outlying_rows import RobustOptions
 from otpdag.engine.result import FitResult, Status
-from otpdag.engine.search import Restart
-from otpdag.engine.updates import EM
+from otpdag.engine.search import Restart, SearchSchedule
+from otpdag.engine.updates import EM, Deterministic
 
 __all__ = [
     "EM",

@@ -14,13 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from otpdag.arguments import check_level
-from otpdag.engine.lbfgs import Deterministic
-from otpdag.engine.optimiser import SearchSchedule
-from otpdag.engine.search import Searcher, search
-from otpdag.errors import ModelError
+from otpdag.engine.search import Searcher, SearchSchedule, search
+from otpdag.engine.updates import Deterministic
+from otpdag.errors import ModelError, check_level
+from otpdag.numerics import bounded_threads
 from otpdag.problem import Units
-from otpdag.threads import bounded_threads
 
 Array = NDArray[np.float64]
 

@@ -17,8 +17,7 @@ from torch import Tensor
 from otpdag.backward import AmortizedMap
 from otpdag.data import Schema
 from otpdag.engine.method import Method, entropic, paper, transport
-from otpdag.engine.optimiser import SearchSchedule
-from otpdag.engine.search import Searcher, SearchResult
+from otpdag.engine.search import Searcher, SearchResult, SearchSchedule
 from otpdag.errors import DataError, ModelError
 from otpdag.learned.sequence_map import BidirectionalMap
 from otpdag.learned.smoother import SequenceMap

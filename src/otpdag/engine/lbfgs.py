@@ -13,19 +13,13 @@ one evaluation serves all rows. Rows do not influence each other, so the result 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from otpdag.engine.optimiser import SMALL_IN_A_ROW, Memory, Outcome, Progress, Run, Watch, as_memory, from_memory, under
-from otpdag.engine.updates import accelerated_updates, climbed
-from otpdag.errors import ModelError
 from otpdag.problem import LossTerms, Problem, loss_and_gradient
-
-FLATTEST = 1e-7
-"""The smallest curvature, relative to the largest: flatter directions are as good as unknown."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +31,18 @@ class Coordinates:
     scale: Tensor | None = None
 
     @classmethod
-    def of(cls, problem: Problem, points: Tensor) -> Coordinates:
-        """By the problem's metric at ``points`` (R, P), where it has one."""
+    def of(cls, problem: Problem, points: Tensor, flattest: float = 1e-7) -> Coordinates:
+        """By the problem's metric at ``points`` (R, P), where it has one.
+
+        The smallest curvature is ``flattest`` of the largest: flatter directions are as good as unknown.
+        """
         metric = problem.metric(points)
         if metric is None or metric.dim() == 2:
             return cls(points, scale=None if metric is None else metric.rsqrt())
         finite = metric.isfinite().flatten(1).all(-1)[:, None, None]
         metric = torch.where(finite, metric, torch.eye(points.shape[1]).to(metric))
         values, vectors = torch.linalg.eigh(0.5 * (metric + metric.transpose(1, 2)))
-        level = values.abs().maximum(FLATTEST * values.abs().amax(-1, keepdim=True)).clamp(min=1e-30)
+        level = values.abs().maximum(flattest * values.abs().amax(-1, keepdim=True)).clamp(min=1e-30)
         # laid out like a matrix that was read from a file, so that a resumed run multiplies alike
         return cls(points, (vectors * level.rsqrt().unsqueeze(1)).contiguous())
 
@@ -56,6 +53,9 @@ class Coordinates:
         return self.origin + (self.matrix @ y.unsqueeze(-1)).squeeze(-1)
 
 
+ORIGIN = "axes.origin"
+"""What tells that a memory is of a run of L-BFGS."""
+
 Pair = tuple[Tensor, Tensor, Tensor]
 """A step s, the change y of the gradient, and 1 / (s . y)."""
 
@@ -63,15 +63,6 @@ PAIR = ("s", "y", "rho")
 
 Evaluate = Callable[[Tensor], Tensor | LossTerms]
 """Maps parameters (R, P) to losses (R,), or to their terms."""
-
-MOST_TRIALS = 20
-"""Step lengths that a line search tries: 0.1 to the power of 20 of a step moves nothing."""
-
-MOST_UPDATES, LITTLE_GAINED = 40, 1e-7
-"""Closed-form updates before L-BFGS, at most, and a relative gain below which they stop (decision 0017)."""
-
-MOST_ALONE = 120
-"""Closed-form updates of all parameters after which descent takes over."""
 
 OnStep = Callable[[int, "LBFGSState"], bool]
 """Called after each step; returning True stops the run."""
@@ -105,81 +96,32 @@ def pairs_of(tensors: Memory) -> list[Pair]:
     return list(zip(*(held[name] for name in PAIR), strict=True)) if held else []
 
 
-@dataclass(frozen=True)
-class Deterministic:
-    """Quasi-Newton descent on all rows, for problems in closed form.
+def descended(run: Run, tolerance: float, watch: Watch, resume: Memory | None = None) -> Outcome:
+    """Minimise in the problem's own coordinates, which a run that goes on shares with the one before."""
+    before = resume or run.memory
+    axes = Coordinates(**under(before, "axes.")) if ORIGIN in before else Coordinates.of(run.problem, run.points)
+    last: list[LossTerms] = []
 
-    Args:
-        steps: Most steps.
-        tolerance: Relative change of the loss, in three steps in a row, at which it has converged.
-    """
+    def evaluate(y: Tensor) -> LossTerms:
+        last[:] = [run.problem.loss(axes.point(y))]
+        return last[0]
 
-    steps: int = 400
-    tolerance: float = 1e-9
+    def memory(state: LBFGSState) -> Memory:
+        return {**state.as_tensors(), **{f"axes.{name}": value for name, value in as_memory(axes).items()}}
 
-    def __post_init__(self) -> None:
-        """Refuse what makes no step."""
-        if self.steps < 1:
-            raise ModelError(f"steps must be at least 1; got {self.steps}")
+    def on_step(step: int, state: LBFGSState) -> bool:
+        return watch(Progress(step, last[0], state.loss, axes.point(state.point), lambda: memory(state)))
 
-    is_stochastic: ClassVar[bool] = False
-    """Every loss is the same at the same point."""
-
-    def run(self, run: Run, watch: Watch, resume: Memory | None = None) -> Outcome:
-        """Minimise in the problem's own coordinates, which a run that goes on shares with the one before.
-
-        Where a problem's updates in closed form move every parameter, they come first, accelerated; what they have not
-        settled after many steps, such as a probability that goes to zero, is left to descent.
-        """
-        tolerance = self.tolerance if run.tolerance is None else run.tolerance
-        updates = run.problem.updates
-        if updates is not None and updates.suffice and "axes.origin" not in (resume or {}):
-            first = accelerated_updates(replace(run, steps=min(run.steps, MOST_ALONE)), tolerance, watch, resume)
-            if bool((first.converged | first.failed).all()) or first.steps < MOST_ALONE or run.steps <= MOST_ALONE:
-                return first
-            run, resume = replace(run, points=first.point, steps=run.steps - MOST_ALONE, memory={}), None
-        before = resume or run.memory
-        axes = _axes_of(before) or Coordinates.of(run.problem, _ascended(run))
-        last: list[LossTerms] = []
-
-        def evaluate(y: Tensor) -> LossTerms:
-            last[:] = [run.problem.loss(axes.point(y))]
-            return last[0]
-
-        def on_step(step: int, state: LBFGSState) -> bool:
-            points = axes.point(state.point)
-            return watch(Progress(step, last[0], state.loss, points, lambda: _as_memory(axes, state)))
-
-        state = minimise(
-            evaluate,
-            before["point"] if before else torch.zeros_like(run.points),
-            steps=run.steps,
-            tolerance=tolerance,
-            history=pairs_of(before),
-            resume=None if resume is None else from_memory(LBFGSState, resume, history=pairs_of(resume)),
-            on_step=on_step,
-        )
-        memory = _as_memory(axes, state)
-        return Outcome(axes.point(state.point), state.loss, state.converged, state.failed, state.steps, memory)
-
-
-def _ascended(run: Run) -> Tensor:
-    """Where closed-form updates lead from the start of a run, if a problem has some that do not suffice.
-
-    They lead far in few steps, and stop when they gain little; L-BFGS does the rest.
-    """
-    if run.problem.updates is None or run.problem.updates.suffice:
-        return run.points
-    return climbed(replace(run, steps=min(run.steps, MOST_UPDATES)), LITTLE_GAINED)
-
-
-def _as_memory(axes: Coordinates, state: LBFGSState) -> Memory:
-    return {**state.as_tensors(), **{f"axes.{name}": value for name, value in as_memory(axes).items()}}
-
-
-def _axes_of(memory: Memory) -> Coordinates | None:
-    held = under(memory, "axes.")
-    return Coordinates(**held) if held else None
+    state = minimise(
+        evaluate,
+        before["point"] if before else torch.zeros_like(run.points),
+        steps=run.steps,
+        tolerance=tolerance,
+        history=pairs_of(before),
+        resume=None if resume is None else from_memory(LBFGSState, resume, history=pairs_of(resume)),
+        on_step=on_step,
+    )
+    return Outcome(axes.point(state.point), state.loss, state.converged, state.failed, state.steps, memory(state))
 
 
 def minimise(
@@ -258,16 +200,19 @@ def _first_scale(state: LBFGSState) -> Tensor:
 
 
 def _line_search(
-    evaluate: Evaluate, state: LBFGSState, direction: Tensor, *, first: bool
+    evaluate: Evaluate, state: LBFGSState, direction: Tensor, *, first: bool, trials: int = 20
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Points, losses and gradients after every row has decreased enough (Armijo); rows that cannot stay as they are."""
+    """Points, losses and gradients after every row has decreased enough (Armijo); rows that cannot stay as they are.
+
+    So many step lengths are tried: 0.1 to the power of 20 of a step moves nothing.
+    """
     slope = _dot(direction, state.gradient)
     step = torch.ones_like(state.loss)
     if first:
         step = step / state.gradient.norm(dim=-1).clamp(min=1.0)
     point, loss, gradient = state.point.clone(), state.loss.clone(), state.gradient.clone()
     waiting = ~(state.converged | state.failed)
-    for _ in range(MOST_TRIALS):
+    for _ in range(trials):
         state.evaluations += 1
         trial = torch.where(waiting.unsqueeze(-1), state.point + step.unsqueeze(-1) * direction, point)
         trial_loss, trial_gradient = loss_and_gradient(evaluate, trial)

@@ -11,8 +11,9 @@ from otpdag.divergences import Energy, Wasserstein
 from otpdag.divergences.base import AbstractDivergence
 from otpdag.divergences.whitened import WhitenedFeatures
 from otpdag.engine.adam import Adam
-from otpdag.engine.lbfgs import Deterministic
-from otpdag.engine.updates import EM
+from otpdag.engine.outlying_rows import RobustOptions
+from otpdag.engine.search import SearchSchedule
+from otpdag.engine.updates import EM, Deterministic
 from otpdag.errors import ModelError
 from otpdag.learned.autoencoder import Encoded
 from otpdag.learned.drawn import Drawn, MapFactory
@@ -90,6 +91,17 @@ class Method:
         50
         """
         return replace(self, optimiser=replace(self.optimiser, steps=steps))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will run."""
+
+    method: Method
+    restarts: int
+    course: SearchSchedule
+    leaves_out: RobustOptions | None
+    """How much of what the model cannot explain is left out; None if nothing is."""
 
 
 def entropic(

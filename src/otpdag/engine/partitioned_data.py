@@ -13,8 +13,7 @@ from torch import Tensor
 from otpdag.data import Partitioned, PartTable, open_table
 from otpdag.engine.data_kind import DataKind, Layout, check_rows
 from otpdag.engine.method import Method
-from otpdag.engine.optimiser import SearchSchedule
-from otpdag.engine.search import SearchResult
+from otpdag.engine.search import SearchResult, SearchSchedule
 from otpdag.engine.table_data import TableData
 from otpdag.errors import DataError, ModelError
 from otpdag.learned.drawn import Drawn

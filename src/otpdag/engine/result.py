@@ -16,13 +16,12 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from otpdag.answers.effects import Effect
-from otpdag.arguments import check_level
 from otpdag.data import Batch
 from otpdag.engine.bootstrap import BootstrapOptions, bootstrap_draws, bootstrap_table, described_parameters
 from otpdag.engine.method import Method
 from otpdag.engine.monitor import Stage
 from otpdag.engine.search import Restart
-from otpdag.errors import ConvergenceWarning, ModelError
+from otpdag.errors import ConvergenceWarning, ModelError, check_level
 from otpdag.problem import Problem, Units, split_theta, units_of
 from otpdag.tables import estimates
 from otpdag.uncertainty import (

@@ -18,8 +18,7 @@ from otpdag.data.sequences import SequenceBatch, SequenceTable, as_sequences, en
 from otpdag.engine.adam import Adam
 from otpdag.engine.data_kind import DataKind, Layout, check_rows, named_method
 from otpdag.engine.method import Method, entropic, transport
-from otpdag.engine.optimiser import SearchSchedule
-from otpdag.engine.search import Searcher, SearchResult, restart_seed, search
+from otpdag.engine.search import Searcher, SearchResult, SearchSchedule, restart_seed, search
 from otpdag.errors import DataError, ModelError
 from otpdag.learned.drawn import Drawn
 from otpdag.learned.sequence_map import BidirectionalMap

@@ -26,8 +26,7 @@ from otpdag.data import (
 )
 from otpdag.engine.data_kind import DataKind, Layout, check_rows, named_method
 from otpdag.engine.method import Method, entropic, paper, transport
-from otpdag.engine.optimiser import SearchSchedule
-from otpdag.engine.search import SearchResult, restart_seed
+from otpdag.engine.search import SearchResult, SearchSchedule, restart_seed
 from otpdag.errors import ModelError
 from otpdag.learned.drawn import Drawn
 from otpdag.learned.sampled import DrawnRows

@@ -9,7 +9,7 @@ Expectation-maximisation, over-relaxed: closed-form updates that go further wher
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import ClassVar, TypeAlias
 
@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from otpdag.engine.lbfgs import ORIGIN, descended
 from otpdag.engine.optimiser import (
     SMALL_IN_A_ROW,
     Memory,
@@ -36,33 +37,38 @@ from otpdag.problem import LossTerms
 
 Array: TypeAlias = NDArray[np.float64]
 
-REMEMBERED = 8
-"""Differences of points and of updates that are combined."""
 
-QUICK_SHARE = 0.3
-"""Where changes shrink to this share of the one before, updates need no help: old differences would mislead them."""
+@dataclass(frozen=True)
+class Acceleration:
+    """How updates are combined, and when they end.
 
-AT_THE_END = 1e-8
-"""A change of all parameters, in units of the data, that makes an end by itself: updates have nowhere to go."""
+    Args:
+        remembered: Differences of points and of updates that are combined.
+        quick_share: Where changes shrink to this share of the one before, updates need no help: old differences would
+            mislead them.
+        at_the_end: A change of all parameters, in units of the data, that makes an end by itself: updates have nowhere
+            to go.
+        rounding: A relative rise of the loss below which it is rounding.
+        quick_falls: Quick falls in a row after which the rest is believed to be what they foretell: one may be chance.
+        rest: Share of a small fall that may be left where the end is foretold: points are off by its root, and what is
+            said of flat directions is read off second derivatives at the end.
+        shorter: What an update is shortened by where it raises the loss: as the shares that a step of Newton's method
+            tries.
+        least_share: The least share of an update that a climb tries: the rest is left to descent, which has a line
+            search.
+        most_gain: How many times as much as its last step each step that is left could bring a replica: falls grow on
+            plateaus.
+    """
 
-ROUNDING_RISE = 1e-11
-"""A relative rise of the loss below which it is rounding."""
-
-QUICK_FALLS = 2
-"""Quick falls in a row after which the rest is believed to be what they foretell: one may be chance."""
-
-FORETOLD_REST = 1e-3
-"""Share of a small fall that may be left where the end is foretold: points are off by its root, and what is said of
-flat directions is read off second derivatives at the end."""
-
-SHORTER = 0.25
-"""What an update is shortened by where it raises the loss: as the shares that a step of Newton's method tries."""
-
-LEAST_SHARE = 0.05
-"""The least share of an update that a climb tries: the rest is left to descent, which has a line search."""
-
-MOST_GAIN_A_STEP = 10.0
-"""How many times as much as its last step each step that is left could bring a replica: falls grow on plateaus."""
+    remembered: int = 8
+    quick_share: float = 0.3
+    at_the_end: float = 1e-8
+    rounding: float = 1e-11
+    quick_falls: int = 2
+    rest: float = 1e-3
+    shorter: float = 0.25
+    least_share: float = 0.05
+    most_gain: float = 10.0
 
 
 @dataclass
@@ -86,6 +92,7 @@ class _State:
     """By how much it would fall from here on if falls went on to shrink as the last one did; infinite if it did not."""
     quick_falls: Array
     """How many falls in a row were each a small share of the one before."""
+    rules: ClassVar[Acceleration] = Acceleration()
     share: Array
     """How much of the plain update the trial is; more than one where it is a combination."""
     step: int
@@ -93,7 +100,7 @@ class _State:
     @classmethod
     def of(cls, points: Tensor) -> _State:
         start = points.detach().cpu().double().numpy().copy()
-        empty, none = np.zeros((len(start), REMEMBERED, start.shape[1])), np.zeros(len(start))
+        empty, none = np.zeros((len(start), cls.rules.remembered, start.shape[1])), np.zeros(len(start))
         infinite = np.full_like(none, np.inf)
         return cls(
             point=start,
@@ -130,23 +137,25 @@ class _State:
         ended = self.small >= SMALL_IN_A_ROW
         finite = np.isfinite(loss) & np.isfinite(change).all(-1) & ~ended
         fallen = self.loss - loss
-        good = finite & (fallen >= -ROUNDING_RISE * (1 + np.abs(loss)))
+        good = finite & (fallen >= -self.rules.rounding * (1 + np.abs(loss)))
         small_fall = tolerance * (1 + np.abs(loss))
         near = good & (np.abs(fallen) <= small_fall)
-        small = np.where(_size(change)[:, 0] <= AT_THE_END, SMALL_IN_A_ROW, self.small + 1)
+        small = np.where(_size(change)[:, 0] <= self.rules.at_the_end, SMALL_IN_A_ROW, self.small + 1)
         self.small = np.where(good, np.where(near, small, 0.0), self.small)
         good = good & (loss <= self.loss)
         kept, known = good[:, None], np.isfinite(self.loss)[:, None]  # the first point has none before it
         # the loss falls by the square of what points come nearer by; and some have nowhere to come to, as the logits of
         # a probability of zero
-        falling = fallen <= QUICK_SHARE**2 * self.fall
-        quick = kept & known & (falling[:, None] | (_size(change) <= QUICK_SHARE * _size(self.change)))
+        falling = fallen <= self.rules.quick_share**2 * self.fall
+        quick = kept & known & (falling[:, None] | (_size(change) <= self.rules.quick_share * _size(self.change)))
         self.quick_falls = np.where(good & falling, self.quick_falls + 1, 0.0)
         rest = np.where(fallen < self.fall, fallen**2 / (self.fall - fallen), np.inf)
         self.rest = np.where(good, rest, self.rest)
-        self.small[good & (self.quick_falls >= QUICK_FALLS) & (rest <= FORETOLD_REST * small_fall)] = SMALL_IN_A_ROW
+        self.small[good & (self.quick_falls >= self.rules.quick_falls) & (rest <= self.rules.rest * small_fall)] = (
+            SMALL_IN_A_ROW
+        )
         self.fall = np.where(good & known[:, 0], fallen, self.fall)
-        slot = self.step % REMEMBERED
+        slot = self.step % self.rules.remembered
         if not good.all():
             self.moves, self.changes = (np.where(kept[..., None], held, 0.0) for held in (self.moves, self.changes))
         move = self.trial - self.point if mixed is None else (self.trial - self.point) * mixed
@@ -157,7 +166,7 @@ class _State:
         self.change = np.where(kept, change, self.change)
         self.loss = np.where(good, loss, self.loss)
         self.trial = self.plain
-        self.share = np.where(good, 1.0, np.where(ended, self.share, SHORTER * self.share))
+        self.share = np.where(good, 1.0, np.where(ended, self.share, self.rules.shorter * self.share))
         if self.plain_is_higher.any():
             part = self.point + self.share[:, None] * (self.plain - self.point)
             self.trial = np.where(self.plain_is_higher[:, None], part, self.plain)
@@ -166,7 +175,7 @@ class _State:
             helped = kept & ~quick & np.isfinite(ahead).all(-1, keepdims=True)
             self.trial = np.where(helped, ahead, self.trial)
             combined = helped[:, 0] & (ahead != self.plain).any(-1)
-            self.share = np.where(combined, 1.0 / SHORTER, self.share)
+            self.share = np.where(combined, 1.0 / self.rules.shorter, self.share)
         self.step += 1
 
     @property
@@ -182,7 +191,7 @@ class _State:
             return bool(settled.all())
         best = self.loss.argmin()
         above = self.loss - self.loss[best]
-        behind = above > rivalry.margin + left * MOST_GAIN_A_STEP * self.fall
+        behind = above > rivalry.margin + left * self.rules.most_gain * self.fall
         alike = above + self.rest + self.rest[best] <= rivalry.same * (1 + np.abs(self.loss))
         beaten = behind | alike
         beaten[best] = True
@@ -222,7 +231,7 @@ def climbed(run: Run, little: float) -> Tensor:
         small = little * (1 + np.abs(state.loss))
         gained_little = ~(before - state.loss > small)
         # a step too far is no end: less of it follows, unless that has been tried or could bring little
-        no_further = state.plain_is_higher & ((loss - before <= small) | (state.share < LEAST_SHARE))
+        no_further = state.plain_is_higher & ((loss - before <= small) | (state.share < state.rules.least_share))
         settled = state.small >= SMALL_IN_A_ROW
         if (gained_little & ((loss <= before) | no_further | settled)).all() or run.is_over():
             break
@@ -238,6 +247,49 @@ def _followed(run: Run, state: _State, tolerance: float) -> tuple[Array, LossTer
     loss = terms.total.detach().double().expand(len(state.point)).cpu().numpy()
     state.follow(updates.detach().cpu().double().numpy(), loss, tolerance, mixed)
     return loss, terms
+
+
+@dataclass(frozen=True)
+class Deterministic:
+    """For losses that are the same in every evaluation: closed-form updates where there are some, else L-BFGS.
+
+    Where a problem's updates move every parameter, they come first, accelerated; what they have not settled after many
+    steps, such as a probability that goes to zero, is left to descent. Other updates only lead to where descent begins.
+
+    Args:
+        steps: Most steps.
+        tolerance: Relative change of the loss, in three steps in a row, at which it has converged.
+        alone: Most updates of all parameters before descent takes over.
+        first: Most updates before descent, where they do not suffice.
+        little: Relative gain below which these stop: they lead far in few steps, and creep then.
+    """
+
+    steps: int = 400
+    tolerance: float = 1e-9
+    alone: int = 120
+    first: int = 40
+    little: float = 1e-7
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no step."""
+        if self.steps < 1:
+            raise ModelError(f"steps must be at least 1; got {self.steps}")
+
+    is_stochastic: ClassVar[bool] = False
+    """Every loss is the same at the same point."""
+
+    def run(self, run: Run, watch: Watch, resume: Memory | None = None) -> Outcome:
+        """Update, and descend; a run that goes on, or is resumed, does so as what it was."""
+        tolerance = self.tolerance if run.tolerance is None else run.tolerance
+        updates = run.problem.updates
+        if updates is not None and updates.suffice and ORIGIN not in (resume or {}):
+            first = accelerated_updates(replace(run, steps=min(run.steps, self.alone)), tolerance, watch, resume)
+            if bool((first.converged | first.failed).all()) or first.steps < self.alone or run.steps <= self.alone:
+                return first
+            run, resume = replace(run, points=first.point, steps=run.steps - self.alone, memory={}), None
+        elif updates is not None and not updates.suffice and ORIGIN not in (resume or run.memory):
+            run = replace(run, points=climbed(replace(run, steps=min(run.steps, self.first)), self.little))
+        return descended(run, tolerance, watch, resume)
 
 
 @dataclass(frozen=True)

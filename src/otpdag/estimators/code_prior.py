@@ -23,9 +23,9 @@ from otpdag.learned.drawn import Drawn
 from otpdag.mechanisms.base import Mechanism, Noise, Params, Parents
 from otpdag.mechanisms.parameters import Parameter
 from otpdag.model import Model
+from otpdag.numerics import bounded_threads
 from otpdag.settings import Objective
 from otpdag.spaces import Count, Space
-from otpdag.threads import bounded_threads
 
 Codes = NDArray[np.int64]
 

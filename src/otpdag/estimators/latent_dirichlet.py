@@ -17,20 +17,19 @@ from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import validate_data
 
-from otpdag.arguments import check_choice, check_count
 from otpdag.data import Documents
 from otpdag.engine import EM, FitResult, SearchSchedule, fit
 from otpdag.engine.document_data import DocumentData
 from otpdag.engine.monitor import Callback
 from otpdag.engine.search import Searcher, search
-from otpdag.errors import ConvergenceWarning, DataError, ModelError
+from otpdag.errors import ConvergenceWarning, DataError, ModelError, check_choice, check_count
 from otpdag.estimators._contract import check_fitted
 from otpdag.graph import Graph
 from otpdag.likelihood.topic_problem import PairProblem, TopicProblem, Topics
 from otpdag.likelihood.topic_shares import SMALLEST, Cells, Shares, batches, even_shares, infer_shares
 from otpdag.mechanisms import Dirichlet, Multinomial
 from otpdag.model import Model
-from otpdag.threads import bounded_threads
+from otpdag.numerics import bounded_threads
 
 Array = NDArray[np.float64]
 Counts = sparse.csr_array

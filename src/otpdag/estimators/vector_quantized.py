@@ -13,11 +13,10 @@ from sklearn.utils import Tags
 from torch import Tensor, nn
 
 from otpdag import mechanisms as m
-from otpdag.arguments import check_choice
 from otpdag.backward import EncoderMap, QuantizedMap
 from otpdag.divergences import SlicedWasserstein
 from otpdag.divergences.base import AbstractDivergence
-from otpdag.errors import DataError, ModelError, NotFittedError
+from otpdag.errors import DataError, ModelError, NotFittedError, check_choice
 from otpdag.estimators._autoencoder import AbstractAutoencoder, Floats, check_accounted, check_at_least, in_parts
 from otpdag.estimators._contract import RandomState
 from otpdag.estimators._pictures import PictureFormat

@@ -18,11 +18,10 @@ from typing import Literal, TypeAlias, cast, get_args
 import torch
 from torch import Tensor
 
-from otpdag.arguments import check_choice
 from otpdag.backward import EncoderMap, QuantizedMap
 from otpdag.divergences.base import AbstractDivergence
 from otpdag.divergences.wasserstein import reverse_gradient, semi_dual
-from otpdag.errors import ModelError
+from otpdag.errors import ModelError, check_choice
 from otpdag.layers import nearest
 from otpdag.mechanisms import Codebook
 from otpdag.mechanisms.codebook import copy_gradient, mahalanobis

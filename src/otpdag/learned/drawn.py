@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from otpdag.arguments import check_choice
 from otpdag.backward import AmortizedMap, amortized_maps
 from otpdag.costs import AbstractCost, PointFunction, as_cost
 from otpdag.data import Batch
 from otpdag.divergences import Energy
 from otpdag.divergences.base import AbstractDivergence
-from otpdag.errors import ModelError
+from otpdag.errors import ModelError, check_choice
 from otpdag.schedules import Schedule, as_schedule
 from otpdag.settings import Objective, PushForward, Weights
 from otpdag.structure import Structure

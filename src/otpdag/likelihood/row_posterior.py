@@ -20,8 +20,8 @@ from otpdag.likelihood.enumeration import RowGroup, SumSizes, enumerates_easily,
 from otpdag.likelihood.posterior_grids import adapted
 from otpdag.mechanisms.base import Mechanism, Noise, Params, Parents
 from otpdag.noise import draw_noise
+from otpdag.numerics import bounded_threads
 from otpdag.structure import Naturals, Structure
-from otpdag.threads import bounded_threads
 
 P = ParamSpec("P")
 T = TypeVar("T")

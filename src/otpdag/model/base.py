@@ -14,7 +14,6 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from otpdag.arguments import check_mapping
 from otpdag.backward import AmortizedMap
 from otpdag.data import Batch, ColumnType, Label, Schema, Table, as_frame, column_type, decode, encode, known_table
 from otpdag.data.sequences import (
@@ -25,7 +24,7 @@ from otpdag.data.sequences import (
     encode_sequences,
     replace_table,
 )
-from otpdag.errors import ColumnTypeWarning, DataError, ModelError, listed, printable
+from otpdag.errors import ColumnTypeWarning, DataError, ModelError, check_mapping, listed, printable
 from otpdag.graph import Graph
 from otpdag.likelihood.row_posterior import Fitted
 from otpdag.mechanisms import Mechanism, Normal

@@ -15,12 +15,19 @@ from torch import Tensor
 from otpdag.answers import checks, effects, forecasts, queries
 from otpdag.answers.identification import Identification, identify
 from otpdag.answers.information import free_parameters, table_information
-from otpdag.arguments import check_choice, check_count, check_level, check_mapping, check_seed
 from otpdag.backward import AmortizedMap
 from otpdag.data import Batch, Table, decode, known_table
 from otpdag.data.reading import to_numpy
 from otpdag.data.sequences import SequenceBatch, SequenceTable
-from otpdag.errors import ApproximationWarning, ModelError
+from otpdag.errors import (
+    ApproximationWarning,
+    ModelError,
+    check_choice,
+    check_count,
+    check_level,
+    check_mapping,
+    check_seed,
+)
 from otpdag.likelihood import row_posterior, sequence_posterior
 from otpdag.model import archive
 from otpdag.model.base import ModelBase

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from otpdag.arguments import check_count
 from otpdag.data import Partitioned
 from otpdag.data.partitioned import ArrowParts, arrow_dataset, is_dask
-from otpdag.errors import DataError, ModelError
+from otpdag.errors import DataError, ModelError, check_count
 from otpdag.files import replacing
 from otpdag.likelihood import row_posterior
 from otpdag.model.model import Model

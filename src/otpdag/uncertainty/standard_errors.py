@@ -31,10 +31,10 @@ from otpdag.data import Batch
 from otpdag.errors import ModelError
 from otpdag.mechanisms.parameters import REAL, SIMPLEX, UNIT, Parameter
 from otpdag.model import Model
+from otpdag.numerics import bounded_threads
 from otpdag.problem import Problem, Units, loss_and_gradient
 from otpdag.structure import pack
 from otpdag.tables import estimates
-from otpdag.threads import bounded_threads
 
 Errors = Literal["information", "sandwich", "bootstrap"]
 
