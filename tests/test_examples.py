@@ -14,7 +14,7 @@ import pytest
 import otpdag as otp
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
+PAGES = ["README.md", "CONTRIBUTING.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)?(#[^)\s]+)?\)")
@@ -106,6 +106,13 @@ def test_the_links_of_a_page_lead_somewhere(page):
             headings = re.findall(r"^#+ (.*)$", goal.read_text(), re.MULTILINE)
             slugs = {"#" + re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
             assert anchor in slugs, f"{page}: {target}{anchor} does not exist"
+
+
+def test_design_pages_are_few_and_all_pages_short():
+    pages = [path for path in (ROOT / "docs").rglob("*.md") if not {"archive", "reference"} & set(path.parts)]
+    words = sum(len(path.read_text().split()) for path in pages if "results" not in path.name)
+    assert len([path for path in pages if path.parent.name == "design"]) <= 12
+    assert words <= 35_000
 
 
 def test_the_commands_of_the_readme_exist():
