@@ -10,7 +10,6 @@ import pytest
 
 from otpdag import Graph, Model
 from otpdag import mechanisms as m
-from otpdag.answers.identification import identify
 from otpdag.errors import GraphError, ModelError
 from otpdag.interop import estimand, to_y0
 
@@ -45,7 +44,8 @@ def test_the_verdict_is_that_of_y0_on_random_graphs():
         graph = _random_graph(rng)
         first, *_, last = graph.observed
         if last in graph.descendants(first):
-            verdicts.append(bool(identify(graph, first, last)))
+            model = Model(graph, {node: m.Normal() for node in graph.nodes})
+            verdicts.append(bool(model.identified(first, last)))
             theirs = identify_outcomes(to_y0(graph), treatments=Variable(first), outcomes=Variable(last))
             assert verdicts[-1] == (theirs is not None), graph.edges
     assert 30 < sum(verdicts) < 120

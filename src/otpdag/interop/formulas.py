@@ -337,19 +337,13 @@ def _numbers(formulas: Formulas, problem: Problem, naturals: Naturals) -> Tensor
     """The numbers of :func:`_lines`, of the first replica."""
     graph = problem.structure.graph
     place = {node: number for number, node in enumerate(graph.nodes)}
-    arrows = torch.zeros(len(place), len(place), dtype=torch.float64)
-    said = arrows.clone()
-    for node in graph.nodes:
-        for number, parent in enumerate(graph.parents(node)):
-            cell = torch.zeros_like(arrows)
-            cell[place[node], place[parent]] = 1.0
-            weight = naturals[node]["weight"][0, number, 0]
-            arrows = arrows + weight * cell
-            if (parent, node) in formulas.edges:
-                said = said + weight * cell
     own = torch.stack([naturals[node]["scale"][0, 0, 0] for node in graph.nodes])
-    total = torch.linalg.inv(torch.eye(len(place)).to(own) - arrows) * own
-    errors = (torch.eye(len(place)).to(own) - said) @ total
+    at = [(place[node], place[parent]) for node in graph.nodes for parent in graph.parents(node)]
+    weights = torch.cat([naturals[node]["weight"][0, :, 0] for node in graph.nodes if graph.parents(node)])
+    arrows = own.new_zeros(len(place), len(place)).index_put(tuple(torch.tensor(at).T), weights)
+    named = [[(parent, node) in formulas.edges for parent in graph.nodes] for node in graph.nodes]
+    said, identity = arrows * torch.tensor(named), torch.eye(len(place)).to(own)
+    errors = (identity - said) @ (torch.linalg.inv(identity - arrows) * own)
     noise = errors @ errors.mT
     return torch.stack(
         [
