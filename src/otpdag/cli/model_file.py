@@ -48,7 +48,6 @@ from otpdag.mechanisms.spec import registered
 from otpdag.model import Model
 from otpdag.spaces import Space, space_from
 
-MOST_BYTES, MOST_DEPTH, MOST_VALUES = 4 << 20, 24, 200_000  # of a file: beyond any model that was written by hand
 MOST_COORDINATES = 100_000  # of a node
 NAME_HINT = "put a name that YAML reads as something else (yes, no, on, 12) in quotes"
 
@@ -123,8 +122,12 @@ class ModelFile(BaseModel):
                 )
 
 
-def read_model_file(path: str | Path) -> ModelFile:
+def read_model_file(path: str | Path, most_bytes: int = 4 << 20) -> ModelFile:
     """Read a YAML file.
+
+    Args:
+        path: The file.
+        most_bytes: A larger file is refused: it is beyond any model that was written by hand.
 
     Raises:
         ModelError: The file does not exist, is no YAML, or says something that is not allowed; the message names the
@@ -133,8 +136,8 @@ def read_model_file(path: str | Path) -> ModelFile:
     path = Path(path)
     if not path.is_file():
         raise ModelError(f"no model file at {str(path)!r}")
-    if path.stat().st_size > MOST_BYTES:
-        raise ModelError(f"{path}: must have at most {MOST_BYTES:,} bytes; it has {path.stat().st_size:,}")
+    if path.stat().st_size > most_bytes:
+        raise ModelError(f"{path}: must have at most {most_bytes:,} bytes; it has {path.stat().st_size:,}")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -164,7 +167,7 @@ def parse_model_file(text: str, *, name: str = "model file") -> ModelFile:
     return file
 
 
-def _check_events(text: str) -> None:
+def _check_events(text: str, most_depth: int = 24, most_values: int = 200_000) -> None:
     """Refuse depth, and aliases that stand for more than a file could hold, before anything is built of the text."""
     sizes: dict[str, int] = {}
     parts: list[tuple[str | None, int]] = [(None, 0)]  # the collections that are open: anchor, and values so far
@@ -183,10 +186,10 @@ def _check_events(text: str) -> None:
                 if any(anchor == event.anchor for anchor, _ in parts):
                     _refuse_event(event, f"the alias *{event.anchor} stands for what it is a part of")
                 parts[-1] = (parts[-1][0], parts[-1][1] + sizes.get(str(event.anchor), 1))
-        if len(parts) > MOST_DEPTH:
-            _refuse_event(event, f"is nested more than {MOST_DEPTH} levels deep")
-        if sum(size for _, size in parts) > MOST_VALUES:
-            _refuse_event(event, f"holds more than {MOST_VALUES:,} values, aliases written out")
+        if len(parts) > most_depth:
+            _refuse_event(event, f"is nested more than {most_depth} levels deep")
+        if sum(size for _, size in parts) > most_values:
+            _refuse_event(event, f"holds more than {most_values:,} values, aliases written out")
 
 
 def _refuse_event(event: yaml.Event, problem: str) -> NoReturn:

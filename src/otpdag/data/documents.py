@@ -1,7 +1,4 @@
-"""Documents: sparse counts of words.
-
-Images as rows of numbers.
-"""
+"""Documents as sparse counts of words, images as rows of numbers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""A discrete model as states, parents and tables, which all formats of such models have in common.
+"""Discrete networks of other programs, with their parameters: BIF files (bnlearn and most others), pgmpy, pyAgrum.
 
-The Bayesian Interchange Format, which bnlearn, pgmpy, pyAgrum and most other programs read.
-
-Discrete networks of pgmpy and pyAgrum, with their parameters.
+All go by way of states, parents and tables, which such models have in common.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
-r"""Errors that are correlated, written with arrows alone.
+r"""Structural equations as lavaan and semopy write them: models from formulas, and their fits in the same terms.
 
-The noise of node :math:`i` becomes :math:`e_i = l_{ii} h_i + \sum_{j \to i} l_{ij} h_j` with independent :math:`h`:
-each pair of correlated errors is an arrow from the one that gives its noise to the one that takes part in it. Two nodes
-that take part in the noise of the same third are correlated by it, so that they must be a pair themselves. Then there
-are as many numbers as variances and covariances.
-
-Models written as lavaan, semopy and other programs for structural equations write them.
-
-A fit in the terms of the formulas that its model was written by.
+Errors that are correlated are written with arrows alone. The noise of node :math:`i` becomes
+:math:`e_i = l_{ii} h_i + \sum_{j \to i} l_{ij} h_j` with independent :math:`h`: each pair of correlated errors is an
+arrow from the one that gives its noise to the one that takes part in it. Two nodes that take part in the noise of the
+same third are correlated by it, so that they must be a pair themselves. Then there are as many numbers as variances and
+covariances.
 
 With the coefficients :math:`B` of the formulas and the implied covariance :math:`\Sigma` of their nodes, errors have
 the covariance :math:`\Psi = (I - B) \Sigma (I - B)^\top`, however the model expresses it; standard errors follow by

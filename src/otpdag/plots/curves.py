@@ -71,11 +71,8 @@ def learning_curve(history: History, *, ax: Axes | None = None) -> Figure:
                 f"history[{name!r}] must have at most {len(x)} values, one for each step; got {len(values)}"
             )
         finite = ~np.isnan(values)
-        look: dict[str, Any] = {
-            "linestyle": "-" if number < len(COLOURS) else "--",
-            "marker": "o" if finite.sum() == 1 else None,
-        }
-        ax.plot(x[finite], values[finite], label=name, color=colour(number), linewidth=1.4, **look)
+        marker, style = "o" if finite.sum() == 1 else None, "-" if number < len(COLOURS) else "--"
+        ax.plot(x[finite], values[finite], style, label=name, color=colour(number), linewidth=1.4, marker=marker)
     seen = np.concatenate([values[~np.isnan(values)] for values in terms.values()])
     if len(seen) and seen.min() > 0 and seen.max() > 100 * seen.min():
         ax.set_yscale("log")
