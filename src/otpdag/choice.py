@@ -22,7 +22,7 @@ COLUMNS = {"bic": "BIC", "aic": "AIC", "cv": "cv_log_likelihood"}
 
 
 def compare(
-    models: Mapping[str, Model] | Sequence[Model],
+    models: Mapping[Any, Model] | Sequence[Model],
     data: Any,
     *,
     folds: int = 0,
@@ -62,12 +62,10 @@ def compare(
     if not named:
         raise ModelError("models must hold at least one model; got none")
     _check_comparable(named)
-    rows = {}
-    for name, model in named.items():
+    for model in named.values():
         if not model.is_fitted:
             fit(model, data, seed=seed, **options)
-        rows[name] = _criteria(model, data) | (_validated(model, data, folds, seed, options) if folds else {})
-    table = pd.DataFrame.from_dict(rows, orient="index")
+    table = _criteria(named, data, folds if folds else None, seed, options)
     table.index.name = "model"
     return table
 
@@ -145,29 +143,34 @@ def select(
     tried = list(dict.fromkeys(values))
     if not tried:
         raise ModelError("values must hold at least one value; got none")
-    results, rows = {}, {}
-    for value in tried:
-        model = builder(value)
-        results[value] = fit(model, data, seed=seed, **options)
-        extra = _validated(model, data, folds, seed, options) if criterion == "cv" else {}
-        rows[value] = _criteria(model, data) | extra | {"converged": bool(results[value].status)}
-    _check_comparable({str(value): result.model for value, result in results.items()})
-    table = pd.DataFrame.from_dict(rows, orient="index")
+    results = {value: fit(builder(value), data, seed=seed, **options) for value in tried}
+    models = {value: result.model for value, result in results.items()}
+    _check_comparable(models)
+    table = _criteria(models, data, folds if criterion == "cv" else None, seed, options)
+    table["converged"] = [bool(result.status) for result in results.values()]
     scores = table[COLUMNS[criterion]]
     at = scores.argmax() if criterion == "cv" else scores.argmin()
     return Selection(tried[int(at)], criterion, table, results)
 
 
-def _criteria(model: Model, data: Any) -> dict[str, Any]:
-    return {
-        "log_likelihood": model.log_likelihood(data),
-        "parameters": model.n_parameters,
-        "AIC": model.aic(data),
-        "BIC": model.bic(data),
+def _criteria(
+    models: Mapping[Any, Model], data: Any, folds: int | None, seed: int, options: Mapping[str, Any]
+) -> pd.DataFrame:
+    """One row for each fitted model, in the order given."""
+    rows = {
+        name: {
+            "log_likelihood": model.log_likelihood(data),
+            "parameters": model.n_parameters,
+            "AIC": model.aic(data),
+            "BIC": model.bic(data),
+            **({} if folds is None else _validated(model, data, folds, seed, options)),
+        }
+        for name, model in models.items()
     }
+    return pd.DataFrame.from_dict(rows, orient="index")
 
 
-def _check_comparable(models: Mapping[str, Model]) -> None:
+def _check_comparable(models: Mapping[Any, Model]) -> None:
     """Refuse models whose likelihoods are of different things."""
     first_name, first = next(iter(models.items()))
     shown = {node: first.spaces[node].is_countable for node in first.graph.observed}

@@ -151,23 +151,18 @@ def standard_errors(
     """
     point = point_of(model, problem)
     covariance = parameter_covariance(problem, point, errors)
-    table = estimates(model).rename(columns={"value": "estimate"})
-    slopes = _slopes(model, problem, point)
+    table, slopes = without_errors(model), _slopes(model, problem, point)
     if len(slopes) != len(table):
         raise RuntimeError("a parameter has no slope")
-    error = covariance.errors(slopes)
-    untold = covariance.untold(slopes)
     parameters = _declared(model, table)
-    fixed = table.pop("fixed").to_numpy()
-    notes = [
-        _note(parameter, float(value), bool(is_fixed), bool(unknown), float(slope))
-        for parameter, value, is_fixed, unknown, slope in zip(
-            parameters, table["estimate"], fixed, untold, slopes.abs().amax(-1) if slopes.numel() else [], strict=True
-        )
+    largest = slopes.abs().amax(-1) if slopes.numel() else slopes.new_zeros(len(slopes))
+    lines = zip(parameters, table["estimate"], table["note"], covariance.untold(slopes), largest, strict=True)
+    table["note"] = [
+        note or _note(parameter, float(value), bool(untold), float(slope))
+        for parameter, value, note, untold, slope in lines
     ]
-    table["std_error"] = np.where([note == "" for note in notes], error, np.nan)
+    table["std_error"] = np.where(table["note"] == "", covariance.errors(slopes), np.nan)
     table["lower"], table["upper"] = _ends(parameters, table["estimate"], table["std_error"], level)
-    table["note"] = notes
     return table, covariance.is_maximum
 
 
@@ -200,9 +195,7 @@ def _slopes(model: Model, problem: Problem, point: Tensor) -> Tensor:
     return derivative.detach()
 
 
-def _note(parameter: Parameter | None, value: float, is_fixed: bool, is_untold: bool, slope: float) -> str:
-    if is_fixed:
-        return "fixed"
+def _note(parameter: Parameter | None, value: float, is_untold: bool, slope: float) -> str:
     if slope == 0.0:
         return "reference"
     if parameter is not None and _at_edge(parameter, value, slope):
