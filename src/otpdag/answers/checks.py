@@ -22,7 +22,7 @@ from otpdag.likelihood.row_posterior import Fitted, posterior_draws
 from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.protocols import abducted, can_abduct
 from otpdag.noise import draw_noise
-from otpdag.simulation import ancestral
+from otpdag.simulation import ancestral, sequences_like
 
 CONSTANT = 1e-12  # a spread that is none
 
@@ -37,23 +37,62 @@ def log_likelihoods(fitted: Fitted, batch: Batch | SequenceBatch, seed: int = 0)
 # -- distance ----------------------------------------------------------------------------------------------------------
 
 
-def transport_score(fitted: Fitted, batch: Batch, seed: int, most: int = 4000) -> float:
-    """Energy distance between standardised rows and as many samples, at most so many; smaller is better."""
-    structure = fitted.structure
+def transport_score(fitted: Fitted, batch: Batch | SequenceBatch, seed: int, most: int = 4000) -> float:
+    """Energy distance between standardised rows and as many samples, at most so many; smaller is better.
+
+    Of sequences, between pairs of neighbouring steps.
+    """
     generator = torch.Generator().manual_seed(seed)
+    if isinstance(batch, SequenceBatch):
+        left, right, chosen = _compared_steps(fitted, batch, generator, most)
+    else:
+        left, right, chosen = _compared_rows(fitted, batch, generator, most)
+    return float(Energy()(torch.cat(left, -1)[:, chosen], torch.cat(right, -1)[:, chosen])[0])
+
+
+def _compared_rows(
+    fitted: Fitted, batch: Batch, generator: torch.Generator, most: int
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """Rows and samples (1, N, width) by node, and which of them are compared."""
+    structure = fitted.structure
     given = {node: batch.values[node] for node in structure.given}
     drawn = ancestral(structure, fitted.naturals, batch.rows, generator, do=given)
     shuffled = torch.randperm(batch.rows, generator=generator)
-    completed = _completed(fitted, batch, seed)
+    completed = _completed(fitted, batch, generator.initial_seed())
     left, right = [], []
     for node in structure.graph.observed:
-        seen = completed.mask[node].to(torch.float64)
-        seen = seen if seen.shape[-1] == batch.values[node].shape[-1] else seen[..., :1]
+        seen = _by_cell(completed, node)
         is_discrete = structure.mechanisms[node].space.is_discrete
         centre, spread = (0.0, 1.0) if is_discrete else _moments(batch.values[node][0], batch.mask[node][0])
         left.append((completed.values[node] - centre) / spread * seen)
         right.append((drawn[node] - centre) / spread * seen[:, shuffled])
-    return float(Energy()(torch.cat(left, -1)[:, :most], torch.cat(right, -1)[:, :most])[0])
+    return left, right, torch.arange(min(most, batch.rows))
+
+
+def _compared_steps(
+    fitted: Fitted, batch: SequenceBatch, generator: torch.Generator, most: int
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """Steps and those before them, of some sequences and of the model; a sequence of one step is a pair with itself.
+
+    Missing cells are missing in the model's pairs as well.
+    """
+    some = torch.randperm(len(batch.lengths), generator=generator)[: max(1, -(-most // int(batch.lengths.max())))]
+    part = batch.take(some.sort().values)
+    drawn = sequences_like(fitted.structure, fitted.naturals, part, generator)
+    left, right = [], []
+    for node in fitted.structure.graph.observed:
+        value, seen = part.steps.values[node], _by_cell(part.steps, node)
+        centre, spread = _moments(value[0], seen[0])
+        ours, theirs = (value - centre) / spread * seen, (drawn.steps.values[node] - centre) / spread * seen
+        left += [ours, part.lagged(ours, 1)]
+        right += [theirs, part.lagged(theirs, 1)]
+    return left, right, torch.randperm(part.rows, generator=generator)[:most]
+
+
+def _by_cell(batch: Batch, node: str) -> Tensor:
+    """Which numbers of a node are seen (1, N, width or 1)."""
+    seen = batch.mask[node].to(torch.float64)
+    return seen if seen.shape[-1] == batch.values[node].shape[-1] else seen[..., :1]
 
 
 def _completed(fitted: Fitted, batch: Batch, seed: int) -> Batch:

@@ -401,15 +401,10 @@ def free_parameters(structure: Structure) -> int:
         fresh = {name: key for name, key in names.items() if key not in counted}
         counted |= set(fresh.values())
         simplex = [name for name in fresh if declared[name].support is SIMPLEX]
-        total += sum(_simplex_size(declared[name]) for name in simplex)
+        total += sum(math.prod(declared[name].shape[:-1]) * (declared[name].shape[-1] - 1) for name in simplex)
         others = [name for name in fresh if name not in simplex]
         total += _rank(mechanism, {name: declared[name] for name in others})
     return total
-
-
-def _simplex_size(parameter: Parameter) -> int:
-    size = math.prod(parameter.shape)
-    return size - size // parameter.shape[-1]
 
 
 def _rank(mechanism: Mechanism, free: Mapping[str, Parameter], most: int = 400) -> int:

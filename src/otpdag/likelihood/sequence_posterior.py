@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from otpdag.data.sequences import SequenceBatch
-from otpdag.divergences import Energy
 from otpdag.likelihood.chain_layout import Block, Chain, lay_out_chain, one_block
 from otpdag.likelihood.chain_messages import filtered, marginals
 from otpdag.likelihood.chain_potentials import Linear, potentials
 from otpdag.likelihood.particles import draw_paths, filter_particles
-from otpdag.simulation import draw, sequences_like
+from otpdag.simulation import draw
 from otpdag.structure import Naturals, Structure, lag_name
 
 Array = NDArray[np.float64]
@@ -192,30 +191,3 @@ def _draw_cells(
                 parents[lag_name(parent, by)] = values[parent][own - min(by, step)].unsqueeze(0)
             drawn = draw(structure, naturals, node, parents, (len(own), values[node].shape[1]), generator)[0]
             values[node][own] = torch.where(keep, values[node][own], drawn)
-
-
-def transport_score(
-    structure: Structure, naturals: Naturals, batch: SequenceBatch, seed: int, most: int = 4000
-) -> float:
-    """Energy distance between pairs of neighbouring steps and as many of the model's, standardised, smaller is better.
-
-    Missing cells are missing in the model's pairs as well. A sequence of one step counts as a pair with itself.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    longest = int(batch.lengths.max())
-    some = torch.randperm(len(batch.lengths), generator=generator)[: max(1, -(-most // longest))]
-    part = batch.take(some.sort().values)
-    drawn = sequences_like(structure, naturals, part, generator)
-    left, right = [], []
-    for node in structure.graph.observed:
-        value, seen = part.steps.values[node], part.steps.mask[node].to(torch.float64)
-        seen = seen if seen.shape[-1] == value.shape[-1] else seen[..., :1]
-        count = seen.sum(1).clamp(min=1)
-        centre = (value * seen).sum(1) / count
-        spread = (((value - centre) * seen) ** 2).sum(1).div(count).sqrt()
-        spread = torch.where(spread > 1e-12, spread, torch.ones_like(spread))
-        ours, theirs = (value - centre) / spread * seen, (drawn.steps.values[node] - centre) / spread * seen
-        left += [ours, part.lagged(ours, 1)]
-        right += [theirs, part.lagged(theirs, 1)]
-    chosen = torch.randperm(part.rows, generator=generator)[:most]
-    return float(Energy()(torch.cat(left, -1)[:, chosen], torch.cat(right, -1)[:, chosen])[0])

@@ -233,12 +233,8 @@ def _asked_for(argument: Any) -> int:
 def _check_shapes(node: str, mechanism: Mechanism) -> None:
     """Refuse what a mechanism made of arguments that it did not expect."""
     sizes = [mechanism.space.width, *(length for p in mechanism.declared().values() for length in p.shape)]
-    if not all(_is_whole(length) and length >= 0 for length in sizes) or mechanism.space.width < 1:
+    if not all(type(length) is int and length >= 0 for length in sizes) or mechanism.space.width < 1:
         raise ValueError(f"node {node!r} has sizes that are no whole numbers")
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _with_buffers(structure: Structure, tensors: Mapping[str, Tensor]) -> Structure:
@@ -276,7 +272,7 @@ def _schema(state: Mapping[str, Any], structure: Structure) -> Schema:
     if not all(isinstance(label, str | bool | int | float) for own in labels.values() for label in own):
         raise ValueError("it has labels that are no names or numbers")
     schema = plain.labelled({node: tuple(own) for node, own in labels.items()})
-    if schema.to_dict() != state:
+    if Schema.from_dict(state) != schema:
         raise ValueError("its columns are not those of its nodes")
     return schema
 

@@ -577,10 +577,7 @@ class Model(ModelBase):
         if kind == "likelihood":
             values, index = self._log_likelihoods(data, partial, seed)
             return float(values.sum()) / len(index)
-        batch, _ = self._read(data, partial)
-        if isinstance(batch, SequenceBatch):
-            return sequence_posterior.transport_score(self.structure, self._fitted_naturals(), batch, seed)
-        return checks.transport_score(self.fitted, batch, check_seed(seed))
+        return checks.transport_score(self.fitted, self._read(data, partial)[0], check_seed(seed))
 
     def check(self, data: Table, *, seed: int = 0, partial: bool = False) -> pd.DataFrame:
         """Which node is wrong: transport residuals between data and model, one row for each node, the worst first.
