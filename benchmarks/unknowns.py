@@ -36,7 +36,7 @@ from benchmarks.parameter_errors import network_error, tree_error, world_error
 from benchmarks.random_graphs import World, declare, hidden_tree, mixed_world, normal_world
 from otpdag import mechanisms as m
 from otpdag.datasets import DiscreteNetwork, Truth, delete_cells, load_network
-from otpdag.likelihood.enumeration import SumSizes
+from otpdag.settings import SumSizes
 
 QUICK = 5  # repeats of a quick run
 NETWORK_ROWS, HIDDEN_ROWS, NORMAL_ROWS, MIXED_ROWS, CHAIN_ROWS = 2000, 5000, 2000, 5000, 2000

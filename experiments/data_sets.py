@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Self
 
 import torch
@@ -24,7 +24,8 @@ from otpdag.engine.table_data import lay_out_rows, one_start, table_problem
 from otpdag.errors import ModelError
 from otpdag.noise import Streams
 from otpdag.numerics import bounded_threads
-from otpdag.problem import LossTerms, Minibatched, WrappedProblem, split_theta
+from otpdag.problem import LossTerms, Minibatched, Problem, WrappedProblem, split_theta
+from otpdag.settings import ClosedForm
 from otpdag.structure import Structure, columns_of, pack, unpack
 
 Values = Mapping[str, Mapping[str, ArrayLike | Tensor]]
@@ -73,6 +74,27 @@ class HeldProblem(WrappedProblem):
         return torch.where(self.free, point, point.detach())
 
 
+@dataclass(frozen=True)
+class SetsProblem(WrappedProblem):
+    """Data sets of their own in closed form, each with as many starts as others: the first is ``base``."""
+
+    sets: tuple[Problem, ...]
+
+    def loss(self, point: Tensor) -> LossTerms:
+        """Of each start on its own data set."""
+        each = [one.loss(own) for one, own in zip(self.sets, point.chunk(len(self.sets)), strict=True)]
+        starts = len(point) // len(self.sets)
+        return LossTerms(
+            *(torch.cat([getattr(terms, f.name).expand(starts) for terms in each]) for f in fields(LossTerms))
+        )
+
+    def laid_out_for(self, points: Tensor, *, precisely: bool = False) -> SetsProblem:
+        """Points are placed for the starts of each data set."""
+        parts = zip(self.sets, points.chunk(len(self.sets)), strict=True)
+        sets = tuple(one.laid_out_for(own, precisely=precisely) for one, own in parts)
+        return replace(self, base=sets[0], sets=sets)
+
+
 def start_data_sets(structure: Structure, batch: Batch, *, seed: int = 0, restarts: int = 1) -> Naturals:
     """Data-driven starts of every data set in natural units, (S, restarts, ...): where :func:`fit_data_sets` begins."""
     layout = lay_out_rows(structure, batch, entropic(), seed)
@@ -116,9 +138,7 @@ def fit_data_sets(
     points = _starts(layout, batch, seed, restarts)
     points = _overwrite(layout, points, begin, torch.arange(sets * restarts), (sets, restarts))
     points = _overwrite(layout, points, frozen, owners, (sets,))
-    problem = HeldProblem(
-        table_problem(layout, batch.for_replicas(owners), method, seed), _free_columns(layout, frozen)
-    )
+    problem = HeldProblem(_problem(layout, batch, method, seed, owners), _free_columns(layout, frozen))
     own = sum(math.prod(shape) for shape in split_theta(layout.shapes)[0].values())
     visited = [points[:, :own]]
     with bounded_threads(batch.rows * len(owners)):
@@ -132,6 +152,15 @@ def fit_data_sets(
         failed=ended.failed,
         history=_stacked([_naturals(layout, point[ended.kept]) for point in visited]),
     )
+
+
+def _problem(layout: Layout, batch: Batch, method: Method, seed: int, owners: Tensor) -> Problem:
+    """All data sets side by side where they are drawn; one after the other in closed form."""
+    if not isinstance(method.evaluation, ClosedForm):
+        return table_problem(layout, batch.for_replicas(owners), method, seed)
+    numbers = torch.arange(batch.replicas)
+    sets = tuple(table_problem(layout, batch.for_replicas(n), method, seed) for n in numbers.split(1))
+    return SetsProblem(sets[0], sets)
 
 
 def _starts(layout: Layout, batch: Batch, seed: int, restarts: int) -> Tensor:

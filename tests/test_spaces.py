@@ -11,7 +11,7 @@ from otpdag.divergences import Energy
 from otpdag.errors import ModelError
 from otpdag.learned.drawn import Drawn, Moment
 from otpdag.learned.sampled import DrawnRows
-from otpdag.likelihood.enumeration import SumSizes, evaluate, group_rows
+from otpdag.likelihood import row_posterior
 from otpdag.noise import Streams
 from otpdag.settings import Objective, Weights
 from otpdag.spaces import Count, Discrete, Image, Positive, Real, Simplex, Space, Unit, space_from
@@ -158,10 +158,7 @@ def test_the_closed_form_integrates_it():
     """The likelihood of the observed children is that of a fine grid over the hidden number."""
     model = own_model(hidden=True)
     batch = model._encode_partial(model.sample(6, seed=3)[["x", "n", "y"]])
-    options, generator = SumSizes(grid=400), torch.Generator().manual_seed(0)
-    (group,) = group_rows(model.structure, batch, generator=generator, options=options)
-    result = evaluate(model.structure, model.fitted.naturals, group)
-    log_likelihood = torch.logsumexp(result.log_prior + result.log_likelihood, -1)[0]
+    log_likelihood = row_posterior.log_likelihood(model.fitted, batch)
     noise = torch.linspace(-7, 7, 4001, dtype=torch.float64)
     values = {node: value.unsqueeze(2) for node, value in batch.values.items()} | {
         "r": torch.tanh(noise)[None, None, :, None]

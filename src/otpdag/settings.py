@@ -5,14 +5,14 @@ r"""What an objective is made of: its terms with their weights, and how it is ev
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import warnings
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from otpdag.divergences import Energy
 from otpdag.divergences.base import AbstractDivergence
 from otpdag.divergences.whitened import WhitenedFeatures
 from otpdag.errors import ModelError, check_choice
-from otpdag.likelihood.enumeration import SumSizes as SumSizes
 from otpdag.schedules import Schedule, as_schedule
 
 
@@ -125,6 +125,45 @@ class Objective:
     def is_likelihood(self) -> bool:
         """Whether the closed form of it is a log-likelihood at some temperature: eps above zero at all times."""
         return isinstance(self.eps, int | float) and self.eps > 0 and self.push_forward is None
+
+
+@dataclass(frozen=True)
+class SumSizes:
+    """Sizes of the sums over what rows do not show.
+
+    Args:
+        states: Most joint states of inner categories for which transport is chosen rather than the paper's way, where
+            a node has no density.
+        easy_states, draws, patterns: Not used any more.
+        grid: Points for one unknown number: those of a posterior that is asked for; a fit takes half of them.
+        prior_draws: Points for an unknown vector.
+        count_atoms: The same for an unknown count.
+        largest_table: Most entries of one table of one row. Rows that need more are approximated.
+        entries: Most entries of all tables of all rows in one evaluation of exact sums, where rows have large ones.
+        approximate: Whether rows beyond these two are approximated rather than refused.
+        memory: Bytes that the tables of a block of rows may take.
+    """
+
+    states: int = 4096
+    easy_states: int = 32
+    grid: int = 48
+    draws: int = 32
+    prior_draws: int = 512
+    patterns: int = 12
+    count_atoms: int = 96
+    largest_table: int = 2**23
+    entries: int = 2**31
+    approximate: bool = True
+    memory: int = 2**27
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that hold nothing, and say which count for nothing."""
+        for name in ("largest_table", "entries", "memory"):
+            if getattr(self, name) < 1:
+                raise ModelError(f"{name} must be at least 1; got {getattr(self, name)}")
+        for one in fields(self):
+            if one.name in ("easy_states", "draws", "patterns") and getattr(self, one.name) != one.default:
+                warnings.warn(f"SumSizes({one.name}=...) has no effect any more", DeprecationWarning, stacklevel=3)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from otpdag.answers import queries
 from otpdag.likelihood import row_posterior
 from otpdag.likelihood.elimination import Budget
 from otpdag.likelihood.elimination import sums as split_messages
-from otpdag.likelihood.enumeration import SumSizes
+from otpdag.settings import SumSizes
 
 SIZE, ROWS = 4, 300
 

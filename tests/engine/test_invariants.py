@@ -15,7 +15,7 @@ from otpdag.errors import OtpdagError
 ROWS = 40
 QUICK = otp.SearchSchedule(short_rows=30, short_steps=4, finalists=2, finalist_steps=2)
 METHODS = {
-    "entropic": otp.entropic(steps=12, sums=otp.backward.SumSizes(grid=16, draws=16, prior_draws=32)),
+    "entropic": otp.entropic(steps=12, sums=otp.backward.SumSizes(grid=16, prior_draws=32)),
     "transport": otp.transport(steps=6, features=otp.divergences.WhitenedFeatures(features=12), refinements=0),
 }
 FAMILIES = {"normal": m.Normal, "count": m.Poisson, "positive": m.Gamma, "category": lambda: m.Categorical(3)}

@@ -1,4 +1,4 @@
-"""Rows summed along the graph, beside the same rows enumerated, and their closed-form updates."""
+"""Rows summed along the graph, and their closed-form updates."""
 
 from dataclasses import replace
 from functools import partial
@@ -18,13 +18,12 @@ from otpdag.engine.table_data import lay_out_rows, one_start
 from otpdag.engine.updates import EM
 from otpdag.likelihood import graph_problem
 from otpdag.likelihood.elimination import Tempering
-from otpdag.likelihood.enumeration import SumSizes
 from otpdag.likelihood.graph_problem import WORST_LOSS, GraphProblem, rows_along_graph
-from otpdag.likelihood.row_problem import RowProblem, each_row_problem
 from otpdag.likelihood.rows import RowObjective
 from otpdag.mechanisms.protocols import has_closed_form
-from otpdag.settings import ClosedForm, Direct, Objective, PushForward
+from otpdag.settings import ClosedForm, Objective
 from otpdag.structure import parameter_places
+from tests.likelihood.elimination.worlds import enumerated
 
 ROWS = 60
 
@@ -76,7 +75,7 @@ ALL = {**EXACT, "counts": counts}
 
 
 def made(world, objective=None, weights=None, rows=None):
-    """Rows along the graph, the same enumerated, and a start."""
+    """Rows along the graph, and a start."""
     model, frame = world()
     frame = frame if rows is None else frame.iloc[rows]
     batch = encode(frame, Schema.of(model.spaces, model.graph), hidden=model.graph.hidden, weights=weights)
@@ -84,11 +83,7 @@ def made(world, objective=None, weights=None, rows=None):
     layout = lay_out_rows(model.structure, whole, otp.entropic(), 0)
     start = one_start(layout, whole, 0, 0, first=True)
     about = RowObjective(layout.structure, layout.shapes, objective or Objective(eps=1.0), ClosedForm())
-    easily = ClosedForm(sums=SumSizes(easy_states=10**6, patterns=1000))
-    enumerated = each_row_problem(replace(about, closed=easily), batch, 0)
-    along = rows_along_graph(about, batch, 0)
-    assert (type(along), type(enumerated)) == (GraphProblem, RowProblem)
-    return along.laid_out_for(start), enumerated, start
+    return rows_along_graph(about, batch, 0).laid_out_for(start), start
 
 
 def around(start, replicas=3):
@@ -97,18 +92,19 @@ def around(start, replicas=3):
 
 
 @pytest.mark.parametrize("eps", [1.0, 0.5])
-@pytest.mark.parametrize("name", EXACT)
-def test_the_loss_is_that_of_enumerated_rows(name, eps):
+def test_the_loss_is_that_of_all_joint_states(eps):
     weights = np.random.default_rng(4).uniform(0.5, 2.0, ROWS)
-    along, enumerated, start = made(EXACT[name], Objective(eps=eps), weights)
+    along, start = made(tables, Objective(eps=eps), weights)
     points = around(start)
-    torch.testing.assert_close(along.loss(points).total, enumerated.loss(points).total, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(along.unit_losses(points), enumerated.unit_losses(points), rtol=1e-9, atol=1e-9)
+    losses = -eps * enumerated(along.structure, along.naturals(points), along.batch, {}, power=1 / eps)
+    torch.testing.assert_close(along.unit_losses(points), losses, rtol=1e-9, atol=1e-9)
+    share = torch.as_tensor(weights / weights.sum())
+    torch.testing.assert_close(along.loss(points).total, losses @ share, rtol=1e-9, atol=1e-9)
 
 
 def test_lines_have_the_density_of_what_is_seen():
     """Every row's loss is that of the multivariate normal distribution of its seen columns."""
-    along, _, start = made(lines)
+    along, start = made(lines)
     params = {
         node: {k: v.item() for k, v in own.items() if v.numel() == 1} for node, own in along.naturals(start).items()
     }
@@ -129,7 +125,7 @@ def test_lines_have_the_density_of_what_is_seen():
 
 @pytest.mark.parametrize("name", ALL)
 def test_the_gradient_is_that_of_finite_differences(name):
-    along, _, start = made(ALL[name])
+    along, start = made(ALL[name])
     leaf = around(start, 1).requires_grad_(True)
     (gradient,) = torch.autograd.grad(along.loss(leaf).total.sum(), leaf)
     step = 1e-5 * torch.eye(leaf.shape[1]).double()
@@ -140,7 +136,7 @@ def test_the_gradient_is_that_of_finite_differences(name):
 
 @pytest.mark.parametrize("name", ALL)
 def test_an_update_never_raises_the_loss_and_tells_it(name):
-    along, _, start = made(ALL[name])
+    along, start = made(ALL[name])
     assert along.updates
     point, losses = around(start, 1), []
     for _ in range(15):
@@ -181,7 +177,7 @@ REGRESSIONS = ["Poisson", "NegativeBinomial", "Bernoulli", "Categorical", "Gamma
 
 @pytest.mark.parametrize("family", REGRESSIONS)
 def test_steps_that_a_sample_guides_do_not_raise_the_loss(family):
-    along, enumerated, start = made(partial(behind_a_class, family))
+    along, start = made(partial(behind_a_class, family))
     assert along.updates
     (place,) = (one.place for one in along.unplaced.families if one.node == "y")
     entries = along.unplaced.entries_on_points[place]
@@ -191,7 +187,7 @@ def test_steps_that_a_sample_guides_do_not_raise_the_loss(family):
     begin, losses = point, []
     for _ in range(8):
         with torch.no_grad():
-            losses.append(enumerated.loss(point).total)
+            losses.append(along.loss(point).total)
         point = along.update(point)[0].detach()
     assert float(torch.stack(losses).diff(dim=0).max()) < 1e-9
     run = Deterministic().run(Run(along, begin, 6, None, [0] * 8), lambda progress: False)
@@ -200,14 +196,14 @@ def test_steps_that_a_sample_guides_do_not_raise_the_loss(family):
 
 @pytest.mark.parametrize("name", ALL)
 def test_updates_and_descent_end_alike(name):
-    along, _, start = made(ALL[name])
+    along, start = made(ALL[name])
     updated = EM(steps=3000, tolerance=1e-12).run(Run(along, start, 3000), lambda progress: False)
     descended = minimise(along.loss, start, steps=400, tolerance=1e-12)
     assert updated.loss.item() == pytest.approx(descended.loss.item(), abs=1e-5)
 
 
 def test_lines_with_gaps_are_left_to_updates_alone_and_end_where_descent_does():
-    along, _, start = made(lines)
+    along, start = made(lines)
     assert along.updates.suffice
     ended = otp.engine.Deterministic().run(Run(along, start, 400), lambda progress: False)
     descended = minimise(along.loss, start, steps=400, tolerance=1e-13)
@@ -223,7 +219,7 @@ def test_other_families_are_not_left_to_updates(name):
 
 @pytest.mark.parametrize("name", EXACT)
 def test_updates_follow_the_weights_and_leave_nothing_behind(name):
-    along, _, start = made(EXACT[name])
+    along, start = made(EXACT[name])
     doubled = torch.ones(1, ROWS, dtype=torch.float64)
     doubled[:, : ROWS // 2] = 2.0
     before = along.update(start)[0]
@@ -237,10 +233,10 @@ def test_updates_follow_the_weights_and_leave_nothing_behind(name):
 @pytest.mark.parametrize("name", EXACT)
 def test_weights_are_repetitions(name):
     often = np.random.default_rng(5).integers(1, 4, ROWS)
-    plain, _, start = made(ALL[name])
+    plain, start = made(ALL[name])
     weighted = plain.reweighted(torch.as_tensor(often).double().unsqueeze(0))
-    given, _, _ = made(ALL[name], weights=often)
-    repeated, _, _ = made(ALL[name], rows=np.repeat(np.arange(ROWS), often))
+    given, _ = made(ALL[name], weights=often)
+    repeated, _ = made(ALL[name], rows=np.repeat(np.arange(ROWS), often))
     point = around(start, 1)
     torch.testing.assert_close(given.loss(point).total, weighted.loss(point).total)
     torch.testing.assert_close(weighted.loss(point).total, repeated.loss(point).total)
@@ -259,7 +255,7 @@ def test_a_hidden_number_with_a_parent_climbs_by_its_moments():
     graph = otp.Graph([("t", "u"), ("u", "x"), ("u", "y"), ("u", "n")], hidden=["u"])
     model = otp.Model(graph, {name: m.Normal() for name in "tuxy"} | {"n": m.Poisson()})
     frame = gappy(frame, rng).assign(n=rng.poisson(np.exp(0.3 * u)))
-    along, _, start = made(lambda: (model, frame))
+    along, start = made(lambda: (model, frame))
     assert not has_closed_form(model.structure.mechanisms["u"])
     point = torch.cat([start, start + 0.1])
     losses = []
@@ -281,7 +277,7 @@ def test_newtons_step_of_a_count_without_gaps_doubles_its_digits():
     frame = pd.DataFrame({"u": u, "n": rng.poisson(np.exp(0.5 + 0.6 * u))}, dtype=float)
     gaps = frame.copy()
     gaps.iloc[0, 0] = np.nan  # a row that must be summed, then taken away again
-    along, _, point = made(lambda: (model, gaps))
+    along, point = made(lambda: (model, gaps))
     along = along.subset(torch.arange(1, ROWS))
     for _ in range(6):
         point, _ = along.update(point)
@@ -293,17 +289,17 @@ def test_newtons_step_of_a_count_without_gaps_doubles_its_digits():
 
 
 def test_replicas_are_independent():
-    along, _, start = made(mixed)
+    along, start = made(mixed)
     points = around(start)
     apart = torch.cat([along.loss(point).total for point in points.split(1)])
     torch.testing.assert_close(along.loss(points).total, apart)
 
 
 def test_points_are_moved_only_where_there_are_some():
-    exact, _, start = made(mixed)
+    exact, start = made(mixed)
     assert exact.refine(start) is None
     assert exact.laid_out_for(start) is exact
-    along, _, start = made(counts)
+    along, start = made(counts)
     moved = along.refine(start + 1.0)
     assert moved.what == "moved grids"
     assert not torch.allclose(moved.problem.loss(start + 1.0).total, along.loss(start + 1.0).total, rtol=1e-6, atol=0)
@@ -311,25 +307,14 @@ def test_points_are_moved_only_where_there_are_some():
 
 
 def test_rows_that_cannot_be_have_a_finite_loss():
-    along, _, start = made(lines)
+    along, start = made(lines)
     far = start.clone()
     far[:] = torch.nan
     assert (along.unit_losses(far) == WORST_LOSS).any()
 
 
-@pytest.mark.parametrize(
-    "objective",
-    [Objective(eps=0.0), Objective(eps=1.0, push_forward=PushForward()), Objective(eps=1.0, direct=Direct())],
-)
-def test_other_terms_are_not_summed_along_the_graph(objective):
-    model, frame = tables()
-    batch = encode(frame, Schema.of(model.spaces, model.graph), hidden=())
-    layout = lay_out_rows(model.structure, batch, otp.entropic(), 0)
-    assert rows_along_graph(RowObjective(layout.structure, layout.shapes, objective, ClosedForm()), batch, 0) is None
-
-
 def test_parameters_that_are_shared_or_tempered_have_no_updates():
-    along, _, _ = made(tables, Objective(eps=0.5))
+    along, _ = made(tables, Objective(eps=0.5))
     assert along.updates is None
     shared = {name: m.Normal(scale=otp.tie("noise")) for name in "xyw"}
     tied = otp.Model(lines()[0].graph, shared)
@@ -344,7 +329,7 @@ def test_the_information_of_a_table_is_its_counts_times_what_is_left():
         whole = frame.fillna({"a": 1.0, "b": 0.0})
         return model, whole
 
-    along, _, start = made(world)
+    along, start = made(world)
     _, frame = world()
     found = along.metric(start)
     places = parameter_places(along.shapes)
@@ -353,7 +338,7 @@ def test_the_information_of_a_table_is_its_counts_times_what_is_left():
     share = counts / counts.sum(1, keepdims=True)
     expected = np.maximum(counts * (1 - share), 0.1) / ROWS
     np.testing.assert_allclose(found[0, places[key].flatten()], expected.flatten(), rtol=1e-8)
-    lines_along, _, line = made(lines)
+    lines_along, line = made(lines)
     assert lines_along.metric(line) is None
 
 
@@ -368,7 +353,7 @@ def test_the_information_of_a_table_is_its_counts_times_what_is_left():
     ],
 )
 def test_only_at_temperature_one_and_under_the_model_it_is_a_likelihood(objective, reference, likelihood, power):
-    along, _, start = made(tables, objective)
+    along, start = made(tables, objective)
     along = replace(along, closed=ClosedForm(reference=reference))
     assert along.is_likelihood is likelihood
     assert along.is_sum
@@ -391,7 +376,7 @@ def counts_of(categories):
 
 @pytest.mark.parametrize(("categories", "has"), [(60, True), (61, False)])
 def test_updates_take_second_derivatives_of_up_to_sixty_parameters_of_a_node(categories, has):
-    along, _, _ = made(lambda: counts_of(categories))
+    along, _ = made(lambda: counts_of(categories))
     assert (along.updates is not None) is has
     assert not (along.updates and along.updates.suffice)
 
@@ -406,7 +391,7 @@ def test_tables_of_any_size_have_updates():
 
 
 def test_points_are_moved_from_where_they_are_or_laid_anew_where_that_is_too_far(monkeypatch):
-    along, _, start = made(counts)
+    along, start = made(counts)
     assert torch.equal(along.placed_for, start)
     fresh = replace(along, placed=along.unplaced, placed_for=None)
     called = []
@@ -438,7 +423,7 @@ def test_points_are_moved_from_where_they_are_or_laid_anew_where_that_is_too_far
     [(1.0 + 1.9e-6, 1.0, False), (1.0 + 2.1e-6, 1.0, True), (1.0 - 2.1e-6, 1.0, True), (1.0, torch.inf, False)],
 )
 def test_points_move_as_long_as_that_changes_the_loss_by_a_millionth(before, after, moves, monkeypatch):
-    along, _, start = made(counts)
+    along, start = made(counts)
     losses = iter([before, after])
     monkeypatch.setattr(GraphProblem, "_loss_alone", lambda self, point: torch.tensor([next(losses)]).double())
     found = along.refine(start + 0.5)
@@ -449,13 +434,13 @@ def test_points_move_as_long_as_that_changes_the_loss_by_a_millionth(before, aft
 
 
 def test_parts_and_simulated_rows_are_problems_of_their_own():
-    along, _, start = made(counts)
+    along, start = made(counts)
     assert along.subset(10**6) is along
     assert along.pace.points_per_row == max(1, along.unplaced.elements // ROWS)
     rows = torch.tensor([3, 40, 7, 22])
     part = along.subset(rows)
     assert (part.rows, part.placed_for) == (4, None)
-    again, _, _ = made(counts, rows=rows.numpy())
+    again, _ = made(counts, rows=rows.numpy())
     torch.testing.assert_close(part.laid_out_for(start).loss(start).total, again.loss(start).total)
     assert along.subset(17).rows == 17
     drawn = along.simulated(start, 25, 1)
@@ -467,7 +452,7 @@ def test_parts_and_simulated_rows_are_problems_of_their_own():
 
 
 def test_losses_of_single_rows_are_finite(monkeypatch):
-    along, _, start = made(tables)
+    along, start = made(tables)
     evidence = torch.tensor([[-torch.inf, torch.nan, -2.0] + [0.0] * (ROWS - 3)]).double()
     monkeypatch.setattr(graph_problem, "log_evidence", lambda *_: evidence)
     assert along.unit_losses(start)[0, :4].tolist() == [WORST_LOSS, WORST_LOSS, 2.0, 0.0]

@@ -9,18 +9,12 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.data import Batch
 from otpdag.engine import table_data
-from otpdag.engine.lbfgs import Coordinates
 from otpdag.engine.partitioned_data import PartitionedData
 from otpdag.engine.table_data import TableData, table_problem
 from otpdag.errors import ModelError
-from otpdag.likelihood import partitioned_problem
 from otpdag.likelihood.partitioned_problem import PartitionedProblem
-from otpdag.likelihood.row_problem import RowProblem
-from otpdag.numerics import bounded_threads
 from otpdag.problem import LossTerms, Refinement
-from otpdag.settings import Direct, Objective, PushForward
 
 pytest.importorskip("pyarrow")
 
@@ -99,35 +93,6 @@ def test_rows_at_hand_suggest_where_else_to_look(tmp_path):
     assert ours.part.rows == parts.base.rows == 100
 
 
-def test_many_rows_in_memory_are_worked_on_in_blocks(monkeypatch):
-    graph, nodes, frame = classes()
-    whole = TableData.of(otp.Model(graph, nodes), frame)
-    layout = whole.lay_out(METHOD, 0)
-    plain = whole.problem(layout, METHOD, 0)
-    for name, size in {"HELD_ROWS": 100, "FROM_ROWS": 200, "BLOCK_ROWS": 90}.items():
-        monkeypatch.setattr(partitioned_problem, name, size)
-    graph, nodes = otp.Graph([("z", "x"), ("x", "y")], hidden=["z"]), {k: nodes[k] for k in ("z", "x", "y")}
-    whole = TableData.of(otp.Model(graph, nodes), frame[["x", "y"]])
-    layout = whole.lay_out(METHOD, 0)
-    blocks = whole.problem(layout, METHOD, 0)
-    points = whole.starts(layout, blocks, 0, [0, 1])
-    assert isinstance(blocks, partitioned_problem.PartitionedProblem)
-    assert not isinstance(plain, partitioned_problem.PartitionedProblem)
-    for ours, theirs in zip(with_gradient(blocks, points), with_gradient(blocks.in_units(), points), strict=True):
-        assert torch.allclose(ours, theirs, rtol=1e-10, atol=1e-12)
-    assert blocks.weight.shape == (1, 400)
-    assert blocks.unit_losses(points).shape == (2, 400)
-    assert blocks.subset(torch.arange(7)).rows == 7
-    assert torch.allclose(blocks.reweighted(torch.ones(1, 400)).loss(points).total, blocks.loss(points).total)
-
-
-def small_sizes(monkeypatch):
-    """Blocks of few rows."""
-    for name, size in {"HELD_ROWS": 100, "FROM_ROWS": 200, "BLOCK_ROWS": 90}.items():
-        monkeypatch.setattr(partitioned_problem, name, size)
-    monkeypatch.setattr(table_data, "FROM_ROWS", 200)
-
-
 def with_category(rows=400):
     """Categories beside numbers around a hidden class, with gaps."""
     rng = np.random.default_rng(4)
@@ -143,32 +108,24 @@ def with_category(rows=400):
 def test_a_table_that_keeps_bytes_for_categories_is_fitted_alike(monkeypatch):
     graph, nodes, frame = with_category()
     plain = otp.fit(otp.Model(graph, nodes), frame, restarts=2)
-    small_sizes(monkeypatch)
+    monkeypatch.setattr(table_data, "FROM_ROWS", 200)
     kind = TableData.of(otp.Model(graph, nodes), frame)
     assert kind.batch.values["k"].dtype == torch.uint8
     narrow = otp.fit(otp.Model(graph, nodes), frame, restarts=2)
-    assert isinstance(narrow.problem, partitioned_problem.PartitionedProblem)
     assert narrow.loss == pytest.approx(plain.loss, abs=1e-8)
-    assert narrow.problem.in_units().batch.values["k"].dtype == torch.float64
+    assert narrow.problem.batch.values["k"].dtype == torch.float64
     assert len(narrow.standard_errors()) == len(plain.standard_errors())
 
 
-def test_two_threads_find_what_one_finds_to_the_last_digit(monkeypatch):
-    small_sizes(monkeypatch)
-    graph, nodes, frame = with_category()
-    kind = TableData.of(otp.Model(graph, nodes), frame)
-    layout = kind.lay_out(METHOD, 0)
-    blocks = kind.problem(layout, METHOD, 0)
-    points = kind.starts(layout, blocks, 0, [0, 1])
-    found, threads = {}, torch.get_num_threads()
-    for number in (1, 2):
-        torch.set_num_threads(number)
-        try:
-            with bounded_threads(1):
-                found[number] = (*with_gradient(blocks, points), Coordinates.of(blocks, points).matrix)
-        finally:
-            torch.set_num_threads(threads)
-    assert all(torch.equal(one, two) for one, two in zip(found[1], found[2], strict=True))
+def test_the_metric_of_parts_is_the_curvature_of_rows_at_hand(tmp_path):
+    parts, _, points = laid_out(tmp_path, *with_category())
+    found = parts.metric(points)
+    assert parts.pace.renews_curvature
+    step = 1e-3 * torch.eye(points.shape[1]).double()
+    sides = [[parts.base.loss(points + a * one).total for a in (1, 0, -1)] for one in step]
+    diagonal = torch.stack([(up - 2 * here + down) / 1e-6 for up, here, down in sides], -1)
+    torch.testing.assert_close(found.diagonal(dim1=1, dim2=2), diagonal, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(found, found.mT, rtol=1e-4, atol=1e-6)
 
 
 class Bowl:
@@ -239,36 +196,3 @@ def test_rows_that_are_not_at_hand_have_no_weights():
     assert problem.unit_mass.tolist() == [[12.0]]
     with pytest.raises(ModelError, match="rows of a partitioned table are not at hand"):
         _ = problem.weight
-    whole = SimpleNamespace(weight=torch.ones(1, 12))
-    assert of_bowls([], whole=lambda: whole).unit_mass is whole.weight
-
-
-@pytest.mark.parametrize(
-    ("rows", "replicas", "objective", "in_blocks"),
-    [
-        (200, 1, Objective(eps=1.0), True),
-        (199, 1, Objective(eps=1.0), False),
-        (200, 2, Objective(eps=1.0), False),
-        (200, 1, Objective(eps=1.0, direct=Direct()), False),
-        (200, 1, Objective(eps=1.0, push_forward=PushForward()), False),
-    ],
-)
-def test_few_rows_many_tables_and_terms_that_compare_all_rows_stay_whole(
-    rows, replicas, objective, in_blocks, monkeypatch
-):
-    small_sizes(monkeypatch)
-    laid = []
-
-    class Laid(RowProblem):
-        def __init__(self, batch):
-            laid.append(batch.rows)
-
-    monkeypatch.setattr(partitioned_problem, "row_problem", lambda about, batch, seed: Laid(batch))
-    x = torch.zeros(replicas, rows, 1).double()
-    batch = Batch({"x": x}, {"x": torch.ones_like(x).bool()}, torch.ones(replicas, rows).double())
-    problem = partitioned_problem.rows_in_blocks(SimpleNamespace(weights=objective), batch, 0)
-    assert isinstance(problem, PartitionedProblem) is in_blocks
-    assert laid == ([100] if in_blocks else [rows])
-    if in_blocks:
-        assert problem.rows == 200
-        assert list(problem.problems.each(lambda one, number: laid[-1])) == [90, 90, 20]

@@ -188,7 +188,7 @@ def test_large_tables_are_taken_in_chunks_with_the_same_result(monkeypatch):
     table = factor_rows(50, 0.2)
     model = factor_model()
     whole = model.score(table, kind="likelihood")
-    monkeypatch.setattr(row_posterior, "CHUNK_ELEMENTS", 1000)
+    monkeypatch.setattr(row_posterior, "ROWS_OF_A_LAYOUT", 20)
     assert model.score(table, kind="likelihood") == pytest.approx(whole, rel=1e-12)
     assert model.posterior(table, draws=3, seed=0).shape == (150, 1)
 
@@ -239,7 +239,7 @@ def test_bad_requests_are_named():
         model.predict_proba(table, "z")
     with pytest.raises(ModelError, match="draws must be a whole number of at least 1; got 0"):
         model.posterior(table, draws=0)
-    with pytest.raises(ModelError, match="kind must be 'transport' or 'likelihood'; got 'wrong'"):
+    with pytest.raises(ModelError, match="kind must be one of 'transport', 'likelihood'; got 'wrong'"):
         model.score(table, kind="wrong")
     seen = otp.Model(otp.Graph([("x", "y")]), {"x": m.Normal(), "y": m.Normal()})
     seen.set_params({"x": {"loc": 0.0, "scale": 1.0}, "y": {"loc": 0.0, "weight": 1.0, "scale": 1.0}})

@@ -49,7 +49,7 @@ def test_a_mechanism_that_says_nothing_has_nothing():
     node = Bare().setup(m.Family("x"))
     assert (node.noise.kind, protocols.relaxed_noise(node)) == ("normal", node.noise)
     assert not any((node.is_given, node.has_density, node.correlated, protocols.can_abduct(node)))
-    assert not any((protocols.is_linear(node), protocols.is_quadratic(node), protocols.has_closed_form(node)))
+    assert not any((protocols.is_linear(node), protocols.has_closed_form(node)))
     assert node.parameters() == node.axes() == protocols.buffers_of(node) == {}
     assert node.start(torch.zeros(3, 2), {}, torch.ones(3)) == {}
     value = torch.ones(1, 4, 2)

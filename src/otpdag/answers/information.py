@@ -145,8 +145,6 @@ def table_information(fitted: Fitted, batch: Batch, at_once: int = 4) -> Informa
     structure = fitted.structure
     fitted.check_densities("the information of rows")
     layout = elimination.lay_out_within(structure, batch, replace(BUDGET, approximate=False))
-    if layout is None:
-        raise ModelError("the information of these rows has no sum along the graph that fits in memory")
     placed = elimination.moved(fitted.naturals, layout) if layout.has_points else layout
     shapes = {key: parameter.shape for key, parameter in structure.parameters().items()}
 

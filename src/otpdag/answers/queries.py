@@ -88,8 +88,6 @@ class Question:
         self.structure, self.node = fitted.structure, node
         is_category = fitted.structure.mechanisms[node].space.is_discrete
         layout = elimination.lay_out_within(fitted.structure, batch, BUDGET if is_category else EXACT, keep=(node,))
-        if layout is None:
-            raise ModelError(f"the distribution of node {node!r} has no sum along the graph that fits in memory")
         self.note = "" if layout.beyond is None else elimination.told(layout)
         self.layout = elimination.moved(fitted.naturals, layout) if layout.has_points else layout
 
@@ -139,8 +137,6 @@ def most_probable(fitted: Fitted, batch: Batch, notes: list[str]) -> tuple[dict[
     fitted.check_densities("an explanation")
     categories = [node for node, m in structure.mechanisms.items() if m.space.is_discrete]
     layout = elimination.lay_out_within(structure, batch, EXACT, keep=categories)
-    if layout is None:
-        raise ModelError("the most probable explanation has no sum along the graph that fits in memory")
     with bounded_threads(0):
         states, log_density = elimination.likeliest_states(fitted.naturals, layout)
     explained = Batch(

@@ -18,10 +18,9 @@ from otpdag.errors import ModelError
 from otpdag.learned.autoencoder import Encoded
 from otpdag.learned.drawn import Drawn, MapFactory
 from otpdag.learned.paper_topics import PaperTopics
-from otpdag.likelihood.enumeration import SumSizes
 from otpdag.likelihood.topic_problem import TopicSweeps
 from otpdag.schedules import Schedule
-from otpdag.settings import ClosedForm, Direct, Objective, PushForward
+from otpdag.settings import ClosedForm, Direct, Objective, PushForward, SumSizes
 
 Evaluation = ClosedForm | Drawn | Encoded | TopicSweeps | PaperTopics
 """How an objective is evaluated."""

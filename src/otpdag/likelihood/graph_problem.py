@@ -23,17 +23,19 @@ from otpdag.likelihood.elimination import (
     log_evidence,
     moved,
     restless_copies,
+    state_probabilities,
     told,
     total_evidence,
 )
 from otpdag.likelihood.elimination.family_statistics import Counts
 from otpdag.likelihood.m_step import Twins, find_twins, maximised, newton_step
+from otpdag.likelihood.push_forward import push_forward, pushed_nodes
 from otpdag.likelihood.rows import RowObjective, TableRows
 from otpdag.likelihood.swapped_states import swapped_rows
 from otpdag.mechanisms.protocols import has_closed_form
 from otpdag.problem import LossTerms, Pace, Proposals, Refinement, Units, Updates, packed_point, split_point
 from otpdag.settings import ClosedForm, Objective
-from otpdag.structure import Structure, parameter_places
+from otpdag.structure import Naturals, Structure, parameter_places
 
 FINE_TABLE = 2048
 """Entries of one table of one row up to which unknown numbers have more points than they need: fewer would save
@@ -41,6 +43,9 @@ nothing."""
 
 SAME_SUM = 1e-6
 """A relative change of the loss below which points of unknown numbers that are placed anew make no difference."""
+
+POWER_STEP = 1e-4
+"""Relative change of a power by which the evidence is differenced: errors of step and rounding are about 1e-8 both."""
 
 MOST_AT_ONCE = 60
 """Parameters of a node up to which a second derivative of its expected log-density is worth its passes."""
@@ -81,23 +86,50 @@ class GraphProblem(TableRows):
 
     @property
     def tempering(self) -> Tempering:
-        """How the densities of what is seen are weighed."""
-        weights = self.objective.at(1.0)
-        return Tempering(weights.reconstruction / weights.eps, uniform=self.closed.reference == "uniform")
+        """How the densities of what is seen are weighed: the cheapest state counts alone where eps is zero."""
+        weights, uniform = self.objective.at(1.0), self.closed.reference == "uniform"
+        return Tempering(weights.reconstruction / (weights.eps or 1.0), uniform=uniform, best=not weights.eps)
 
     def loss(self, point: Tensor) -> LossTerms:
-        """The loss of a row: reported as reconstruction, since its parts are not told apart."""
-        weight = self.batch.weight
-        total = total_evidence(self.naturals(point), self.placed, weight, self.tempering, self.complete)
-        loss = -self.objective.at(1.0).eps * total / weight.sum(-1)
-        return LossTerms.of(loss, reconstruction=loss)
+        r"""For each row, :math:`-\epsilon \log \sum_z \pi(z) P(x \mid z)^{w / \epsilon}`, and the push-forward term.
+
+        A likelihood is reported as reconstruction: its parts are not told apart. Nor are they of several replicas.
+        """
+        naturals, weight = self.naturals(point), self.batch.weight
+        total = total_evidence(naturals, self.placed, weight, self.tempering, self.complete)
+        loss = self._as_loss(total)
+        cost = loss if self.is_likelihood or len(point) > 1 else self._cost(naturals, loss)
+        terms = LossTerms.of(loss, reconstruction=cost, entropic=loss - cost)
+        eta, push = self.objective.at(1.0).eta, self.objective.push_forward
+        if not eta or push is None:
+            return terms
+        pushed = push_forward(naturals, self.placed, weight, self.tempering, push.divergence)
+        return terms + LossTerms.of(loss, divergence=eta * pushed)
+
+    def _as_loss(self, total: Tensor) -> Tensor:
+        """The loss of a row (R,) from the evidence of all."""
+        return -(self.objective.at(1.0).eps or 1.0) * total / self.batch.weight.sum(-1)
+
+    def _cost(self, naturals: Naturals, loss: Tensor) -> Tensor:
+        """The cost of a row (R,) under its posterior, by how the evidence changes with the power of what is seen."""
+        tempering, weight = self.tempering, self.batch.weight
+        if tempering.best:
+            return loss
+        powers = [tempering.power * (1 + by) for by in (POWER_STEP, -POWER_STEP)]
+        up, down = (
+            (weight * log_evidence(naturals, self.placed, replace(tempering, power=power))).sum(-1) for power in powers
+        )
+        return self._as_loss((up - down) / (2 * POWER_STEP))
 
     @property
     def is_likelihood(self) -> bool:
-        """Unless densities are tempered."""
-        return self.tempering == Tempering() and self.objective.at(1.0).eps == 1.0
+        """Unless densities are tempered, or another term counts."""
+        return self.is_sum and self.tempering == Tempering() and self.objective.at(1.0).eps == 1.0
 
-    is_sum = True
+    @property
+    def is_sum(self) -> bool:
+        """Unless all rows are compared with the model."""
+        return not self.objective.at(1.0).eta
 
     @property
     def updates(self) -> Updates | None:
@@ -106,7 +138,8 @@ class GraphProblem(TableRows):
         They suffice where all families are linear and normal, with gaps as all that is unknown: updates are quick then.
         With hidden nodes they creep, as most of what a row would tell is missing; so do probabilities near zero.
         """
-        plain = self.tempering == Tempering() and not self.structure.ties_parameters
+        plain = self.is_sum and self.tempering == Tempering() and not self.structure.ties_parameters
+        plain = plain and not any(family.follows for family in self.unplaced.families)
         sizes = [
             sum(math.prod(self.shapes[key]) for key in names.values())
             for node, names in self.structure.keys.items()
@@ -139,7 +172,7 @@ class GraphProblem(TableRows):
                 reached, complete = maximised(twins, naturals, summary.families, len(point))
             total += complete
             after |= self._by_key(twins, reached)
-        loss = -total / weight.sum(-1)
+        loss = self._as_loss(total)
         return packed_point(after, self.shapes, len(point)), LossTerms.of(loss, reconstruction=loss)
 
     def _by_key(self, twins: Twins, raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -150,9 +183,10 @@ class GraphProblem(TableRows):
 
     @cached_property
     def _maximising(self) -> list[Twins]:
-        """All other nodes, those that are alike together."""
+        """All other nodes that have a density, those that are alike together."""
         climbing = {family.node for twins in self._climbing for family in twins.families}
-        families = [family for family in self.unplaced.families if family.node not in climbing]
+        others = [family for family in self.unplaced.families if family.node not in climbing]
+        families = [f for f in others if f.mechanism.has_density and not f.mechanism.is_given]
         return find_twins(self.structure, families, self.shapes)
 
     @cached_property
@@ -240,13 +274,12 @@ class GraphProblem(TableRows):
 
     def proposals(self, point: Tensor) -> Proposals | None:
         """The point (1, P) with states of a hidden category swapped."""
-        return swapped_rows(self, point)
+        return swapped_rows(self, point, _state_probabilities)
 
     def _loss_alone(self, point: Tensor) -> Tensor:
         """The loss without its gradient."""
         evidence = log_evidence(self.naturals(point), self.placed, self.tempering)
-        weight = self.batch.weight
-        return -self.objective.at(1.0).eps * (weight * evidence).sum(-1) / weight.sum(-1)
+        return self._as_loss((self.batch.weight * evidence).sum(-1))
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
@@ -258,7 +291,7 @@ class GraphProblem(TableRows):
     def unit_losses(self, points: Tensor) -> Tensor:
         """The loss of every row (R, N)."""
         placed = self.laid_out_for(points).placed
-        losses = -self.objective.at(1.0).eps * log_evidence(self.naturals(points), placed, self.tempering)
+        losses = -(self.objective.at(1.0).eps or 1.0) * log_evidence(self.naturals(points), placed, self.tempering)
         return losses.nan_to_num(nan=WORST_LOSS, posinf=WORST_LOSS)
 
     def simulated(self, point: Tensor, size: int, seed: int) -> GraphProblem:
@@ -267,19 +300,37 @@ class GraphProblem(TableRows):
 
     def _of(self, batch: Batch) -> GraphProblem:
         """The same of other rows."""
-        layout = lay_out(self.structure, batch, self.unplaced.options)
+        layout = lay_out(self.structure, batch, self.unplaced.options, keep=_kept(self.structure, self.objective))
         complete = complete_sums(layout, batch.weight)
         return replace(self, batch=batch, unplaced=layout, placed=layout, complete=complete, placed_for=None)
 
 
-def rows_along_graph(about: RowObjective, batch: Batch, seed: int) -> GraphProblem | None:
-    """Lay rows out along the graph; None where that does not apply (other terms, nodes without a density)."""
+def rows_along_graph(about: RowObjective, batch: Batch, seed: int) -> GraphProblem:
+    """Lay rows out along the graph."""
     objective, sums = about.weights, about.closed.sums
-    if objective.direct is not None or not objective.is_likelihood:
-        return None
-    budget = Budget(sums.largest_table, sums.memory, sums.entries, sums.approximate, fine_table=FINE_TABLE)
-    layout = lay_out_within(about.structure, batch, budget)
-    if layout is None:
-        return None
+    budget = Budget(
+        sums.largest_table,
+        sums.memory,
+        sums.entries,
+        sums.approximate,
+        points=(sums.grid // 2, sums.count_atoms // 2),
+        fine_table=FINE_TABLE,
+        vector_points=sums.prior_draws,
+        integrate=objective.at(1.0).eps > 0,
+    )
+    layout = lay_out_within(about.structure, batch, budget, keep=_kept(about.structure, objective))
     complete = complete_sums(layout, batch.weight)
     return GraphProblem(about.structure, batch, about.shapes, objective, about.closed, seed, layout, layout, complete)
+
+
+def _state_probabilities(part: TableRows, point: Tensor, node: str) -> Tensor:
+    """Posterior probabilities of a hidden category in each row (N, K)."""
+    assert isinstance(part, GraphProblem), "rows whose states are swapped are summed along the graph"
+    naturals = part.naturals(point)
+    layout = lay_out(part.structure, part.batch, part.unplaced.options, keep=(node,))
+    return state_probabilities(naturals, moved(naturals, layout), node)
+
+
+def _kept(structure: Structure, objective: Objective) -> tuple[str, ...]:
+    """Nodes whose posteriors are read in every row."""
+    return pushed_nodes(structure) if objective.push_forward is not None else ()

@@ -159,7 +159,7 @@ def maximised(
         return apart()
     parts = statistics[nodes[0]] if together is None else (together,)
     params = {name: stacked_replicas([naturals[n][name] for n in nodes], replicas) for name in naturals[nodes[0]]}
-    shown = torch.zeros(replicas).to(next(iter(params.values())))
+    shown = torch.zeros(replicas).to(next(iter(params.values()), torch.zeros(0).double()))
     for one in parts:
         for complete, _ in one.parts(params):
             shown = shown + complete.expand(replicas * len(nodes)).reshape(replicas, -1).sum(-1)

@@ -9,18 +9,16 @@ runs of many starts, curvature, checks) looks at a random part that is held in m
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cached_property
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from otpdag.data import Batch, Parts, Reading, random_part
-from otpdag.data.partitioned import LocalParts
+from otpdag.data import Parts, Reading
 from otpdag.errors import ModelError
-from otpdag.likelihood.row_problem import RowProblem, row_problem
+from otpdag.likelihood.row_problem import row_problem
 from otpdag.likelihood.rows import RowObjective
 from otpdag.problem import (
     LossTerms,
@@ -30,18 +28,16 @@ from otpdag.problem import (
     Refinement,
     Units,
     WrappedProblem,
-    curvature,
     loss_and_gradient,
     units_of,
 )
 from otpdag.settings import Objective
 
-HELD_ROWS, FROM_ROWS, BLOCK_ROWS = 25_000, 200_000, 2**14
-"""Of a table in memory: random rows on which a search settles, rows from which on this pays, and rows of a block, which
-bounds what intermediate sums hold (decision 0025); with more rows to settle on, these would hold most (0047)."""
+CURVED_ROWS_AT_HAND, MOST_POINTS, MOST_CURVED = 5_000, 100, 200
+"""Rows at hand of which the curvature is taken, where they have so few points and the model so few parameters."""
 
-CURVED_ROWS_AT_HAND = 5_000
-"""Rows at hand of which the curvature is taken."""
+CURVATURE_STEP = 1e-4
+"""By which gradients are differenced: errors of step and of rounding are about 1e-8 both."""
 
 REPLICAS_AT_ONCE = 4
 """Replicas that a part is evaluated for at a time: more would take more memory than rows do."""
@@ -58,8 +54,6 @@ class PartitionedProblem(WrappedProblem, Units):
     """Rows of all parts."""
     placed: Tensor | None = None
     """Parameters at which points of unknown numbers are placed; None if none were placed yet."""
-    whole: Callable[[], Units] | None = None
-    """Lays all rows out at once, where they are in memory anyway."""
 
     @property
     def rows(self) -> int:
@@ -89,19 +83,24 @@ class PartitionedProblem(WrappedProblem, Units):
 
     @property
     def pace(self) -> Pace:
-        """Where rows can be enumerated, few passes over all parts follow, each nearly a step of Newton's method."""
+        """Where rows cost little, few passes over all parts follow, each nearly a step of Newton's method."""
         return replace(super().pace, renews_curvature=self._curved is not None)
 
     def metric(self, points: Tensor) -> Tensor | None:
         """Of many of the rows at hand: a second derivative there costs less than a pass over all parts."""
-        curved = self._curved
-        return None if curved is None else curvature(lambda: curved.laid_out_for(points), points)
+        if self._curved is None or not 0 < points.shape[1] <= MOST_CURVED:
+            return None
+        placed, columns = self._curved.laid_out_for(points), []
+        for axis in CURVATURE_STEP * torch.eye(points.shape[1]).to(points):
+            up, down = (loss_and_gradient(placed.loss, points + by)[1] for by in (axis, -axis))
+            columns.append((up - down) / (2 * CURVATURE_STEP))
+        return torch.stack(columns, 1)
 
     @cached_property
-    def _curved(self) -> RowProblem | None:
-        """Some of the rows at hand one by one, which alone have second derivatives."""
+    def _curved(self) -> Units | None:
+        """Some of the rows at hand one by one, if that is little work."""
         rows = self.base.row_by_row(CURVED_ROWS_AT_HAND)
-        return rows if isinstance(rows, RowProblem) else None
+        return rows if rows.pace.points_per_row <= MOST_POINTS else None
 
     def subset(self, rows: int | Tensor, *, coarse: bool = False) -> Units:
         """Of the rows at hand, as many as there are."""
@@ -130,55 +129,36 @@ class PartitionedProblem(WrappedProblem, Units):
         """As the rows at hand suggest."""
         return self.base.proposals(point)
 
-    # -- rows: all of them at once, if they are in memory -------------------------------------------------------------
+    # -- rows: they are not at hand -----------------------------------------------------------------------------------
 
     def in_units(self) -> Units:
-        """All rows laid out at once."""
-        if self.whole is None:
-            raise ModelError(
-                "rows of a partitioned table are not at hand, so that they cannot be picked, weighted or resampled: "
-                "for intervals, fit a random part of them in memory"
-            )
-        return self.whole()
+        """Refused."""
+        raise ModelError(
+            "rows of a partitioned table are not at hand, so that they cannot be picked, weighted or resampled: "
+            "for intervals, fit a random part of them in memory"
+        )
 
     @property
     def weight(self) -> Tensor:
-        """Weights of the rows (1, N)."""
+        """Refused."""
         return self.in_units().weight
 
     @property
     def unit_mass(self) -> Tensor:
-        """Weights of the rows (1, N), whose mean is one; of rows that are not at hand, their sum (1, 1)."""
-        return self.weight if self.whole is not None else torch.full((1, 1), float(self.total)).double()
+        """The sum of the weights (1, 1), whose mean is one."""
+        return torch.full((1, 1), float(self.total)).double()
 
     def reweighted(self, factors: Tensor) -> Units:
-        """The same rows with other weights."""
+        """Refused."""
         return self.in_units().reweighted(factors)
 
     def unit_losses(self, points: Tensor) -> Tensor:
-        """The loss of every row (R, N)."""
+        """Refused."""
         return self.in_units().unit_losses(points)
 
     def simulated(self, point: Tensor, size: int, seed: int) -> Units:
         """Like the rows at hand."""
         return self.base.simulated(point, size, seed)
-
-
-def rows_in_blocks(about: RowObjective, batch: Batch, seed: int) -> Units:
-    """Rows in memory: many of them block by block, which takes less memory and no more time, few as they are."""
-    lay_out = partial(row_problem, about, seed=seed)
-    few = batch.rows < FROM_ROWS or batch.replicas > 1 or not is_sum_over_rows(about.weights)
-    part = None if few else random_part(batch.rows, HELD_ROWS, seed)
-    if part is None:
-        return lay_out(batch=batch.widened())
-    sample = lay_out(batch=batch.take(part))
-    if not isinstance(sample, RowProblem):
-        return lay_out(batch=batch.widened())  # rows are summed up, or laid out in blocks already
-    begins = range(0, batch.rows, BLOCK_ROWS)
-    blocks = LocalParts(lambda: (batch.between(begin, begin + BLOCK_ROWS) for begin in begins))
-    problems = blocks.mapped(lambda block, number: lay_out(batch=block), keep=False)
-    whole = cache(lambda: lay_out(batch=batch.widened()))
-    return PartitionedProblem(sample, problems, batch.rows, whole=whole)
 
 
 def is_sum_over_rows(objective: Objective) -> bool:

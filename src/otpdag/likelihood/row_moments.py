@@ -35,7 +35,6 @@ from otpdag.likelihood.m_step import Twins, find_twins
 from otpdag.likelihood.starts import NOISE, RESCALED
 from otpdag.likelihood.structural_equations import LinearFamilies, StructuralEquations, structural_equations
 from otpdag.mechanisms import Normal
-from otpdag.mechanisms.protocols import defines_together
 from otpdag.numerics import order_free_products
 from otpdag.structure import Structure, pack
 
@@ -409,9 +408,7 @@ def _is_summed_up(structure: Structure, batch: Batch, family: FamilyView) -> boo
     """Whether a family is linear, or a table, and all categories that it needs are seen."""
     graph = structure.graph
     numbers = not family.categories[-1]
-    if not (family.is_linear if numbers else family.is_table and family.mechanism.has_density):
-        return False
-    if numbers and not defines_together(family.mechanism, "log_prob", "abduct"):
+    if not (family.is_linear if numbers else family.is_table):
         return False
     names = family.names[:-1] if numbers or not graph.children(family.node) else family.names
     categories = [name for name in names if structure.mechanisms[name].space.is_discrete]

@@ -33,6 +33,13 @@ class RowObjective:
     weights: Objective
     closed: ClosedForm
 
+    @property
+    def is_plain_likelihood(self) -> bool:
+        """Whether nothing is tempered, and no other term counts."""
+        weights = self.weights.at(1.0)
+        plain = weights.eps == weights.reconstruction == 1.0 and self.closed.reference == "model"
+        return plain and self.weights.push_forward is None
+
 
 def count_ranges(structure: Structure, values: Mapping[str, Tensor]) -> dict[str, float]:
     """How far the support of each count must reach: somewhat beyond the largest of the values that are seen."""

@@ -29,9 +29,7 @@ import torch
 from torch import Tensor
 
 from otpdag.data import Batch
-from otpdag.errors import ModelError
-from otpdag.likelihood.row_posterior import Fitted, state_probabilities
-from otpdag.likelihood.rows import TableRows, count_ranges
+from otpdag.likelihood.rows import TableRows
 from otpdag.likelihood.starts import complete_table
 from otpdag.problem import Problem, Proposals, Refinement, packed_point, split_point
 from otpdag.structure import Structure
@@ -233,7 +231,11 @@ LEAST_SHARE = 1e-3
 better than to a thousandth anyway."""
 
 
-def swapped_rows(problem: TableRows, point: Tensor) -> Proposals | None:
+Probabilities = Callable[[TableRows, Tensor, str], Tensor]
+"""Of a part of the rows, at a point (1, P), posterior probabilities of a hidden category (N, K)."""
+
+
+def swapped_rows(problem: TableRows, point: Tensor, probabilities: Probabilities) -> Proposals | None:
     """Points with states swapped that begin near an optimum ``point`` (1, P), and rows to compare them on.
 
     None where there is no one hidden category whose states could be swapped, and where all swaps begin far above.
@@ -245,7 +247,7 @@ def swapped_rows(problem: TableRows, point: Tensor) -> Proposals | None:
     part = problem.subset(SWAP_ROWS, coarse=True)
     assert isinstance(part, TableRows), "a part of a table's rows has rows"
     with torch.no_grad():
-        points = torch.cat([point, *_with_swaps(part, point, node)])
+        points = torch.cat([point, *_with_swaps(part, point, node, probabilities)])
         if len(points) == 1:
             return None
         losses = part.laid_out_for(points).loss(points).total
@@ -263,17 +265,13 @@ def _swappable(structure: Structure) -> str | None:
     return node if structure.mechanisms[node].space.width >= FEWEST_STATES else None
 
 
-def _with_swaps(part: TableRows, point: Tensor, node: str) -> list[Tensor]:
+def _with_swaps(part: TableRows, point: Tensor, node: str, probabilities: Probabilities) -> list[Tensor]:
     """The point (1, P) after each swap; none where rows alone do not tell what a family starts from."""
     structure, batch, naturals = part.structure, part.batch, part.naturals(point)
     rows = _Rows.of(structure, batch, node)
     if not all(bool(own.any()) for own in rows.weight.values()):
         return []
-    fitted = Fitted(structure, naturals, {}, None, count_ranges(structure, batch.values))
-    try:
-        posterior = state_probabilities(fitted, batch, node, notes=[])
-    except ModelError:  # what a row misses is beyond the budget of sums there
-        return []
+    posterior = probabilities(part, point, node)
     made, given_up = [], max(GIVEN_UP, FEW_SWAPS // max(1, posterior.shape[1] - 1))
     for along in rows.directions(posterior):
         for shared in posteriors(Reading(along, batch.weight[0], posterior), given_up):

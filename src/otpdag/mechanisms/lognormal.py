@@ -46,11 +46,6 @@ class LogNormal(LocationScale):
         """Positive vectors."""
         return Positive(self.dim)
 
-    @property
-    def is_quadratic(self) -> bool:
-        """Its logarithm is a normal variable; unless a network predicts the location."""
-        return not self.network
-
     def on_line(self, value: Tensor) -> Tensor:
         """The logarithm."""
         return torch.log(value.clamp(min=torch.finfo(value.dtype).tiny))

@@ -83,15 +83,6 @@ class LinearNormal(Protocol):
 
 
 @runtime_checkable
-class Quadratic(Protocol):
-    """A node whose log-density may be quadratic in its numeric parents, though the node is not linear in them."""
-
-    @property
-    def is_quadratic(self) -> bool:
-        """Whether it is."""
-
-
-@runtime_checkable
 class Abducible(Protocol):
     """A mechanism that finds the noise that made a value."""
 
@@ -197,11 +188,6 @@ def is_linear(mechanism: Mechanism) -> bool:
     [True, False, False]
     """
     return isinstance(mechanism, LinearNormal) and mechanism.is_linear
-
-
-def is_quadratic(mechanism: Mechanism) -> bool:
-    """Whether a log-density is quadratic in the numeric parents; a linear node's is."""
-    return is_linear(mechanism) or (isinstance(mechanism, Quadratic) and mechanism.is_quadratic)
 
 
 def can_abduct(mechanism: Mechanism) -> bool:

@@ -1,7 +1,9 @@
 """What sums may cost: what is tried first, what is said where exact sums cost too much."""
 
+import pytest
 import torch
 
+from otpdag.errors import ModelError
 from otpdag.likelihood.elimination import Budget, lay_out, lay_out_within, log_evidence, told
 from otpdag.likelihood.elimination import evidence as budget
 from tests.likelihood.elimination.worlds import lattice
@@ -16,7 +18,8 @@ def test_a_budget_that_is_too_small_says_what_exact_sums_would_take():
     assert layout.beyond.table == lay_out(structure, batch).largest_table
     assert "20 of 20 rows" in told(layout)
     assert "belief propagation" in told(layout)
-    assert lay_out_within(structure, batch, Budget(largest_table=8, approximate=False)) is None
+    with pytest.raises(ModelError, match="a table of 32 entries for one row; at most 8 are summed"):
+        lay_out_within(structure, batch, Budget(largest_table=8, approximate=False))
     assert "exact" in told(lay_out(structure, batch))
 
 

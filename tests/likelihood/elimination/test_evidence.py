@@ -1,9 +1,15 @@
 """The evidence of rows and its gradient, against sums over all joint states and fine grids."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from scipy import stats
+from scipy.special import logsumexp
 
+import otpdag as otp
+from otpdag import mechanisms as m
+from otpdag.data import encode
 from otpdag.likelihood.elimination import Tempering, lay_out, log_evidence, moved, total_evidence
 from tests.likelihood.elimination.worlds import CATEGORY, enumerated, make_world, mixed_nodes, random_edges, with_leaves
 
@@ -110,3 +116,76 @@ def test_rows_count_as_often_as_their_weight_says_none_one_and_two():
     for weight in (torch.ones(1, batch.rows), torch.arange(batch.rows).remainder(3).unsqueeze(0)):
         truth = (weight.double() * each).sum(-1)
         torch.testing.assert_close(total_evidence(naturals, layout, weight.double()), truth)
+
+
+def test_a_hidden_function_of_other_nodes_takes_no_points():
+    graph = otp.Graph([("u", "s"), ("v", "s"), ("s", "x"), ("u", "y")], hidden=["u", "v", "s"])
+    total = m.Deterministic(lambda parents: parents["u"] + parents["v"])
+    nodes = {"u": m.Normal(), "v": m.Normal(), "s": total, "x": m.Normal(), "y": m.Normal()}
+    model = otp.Model(graph, nodes)
+    model.set_params({"x": {"loc": 0.0, "weight": 1.0, "scale": 0.5}, "y": {"loc": 0.0, "weight": 1.0, "scale": 0.5}})
+    x = np.random.default_rng(0).normal(size=(20, 2))
+    expected = stats.multivariate_normal([0, 0], [[2.25, 1.0], [1.0, 1.25]]).logpdf(x)
+    batch = encode(x, model._known_schema(), hidden=graph.hidden)
+    layout = moved(model.fitted.naturals, lay_out(model.structure, batch))
+    np.testing.assert_allclose(log_evidence(model.fitted.naturals, layout)[0], expected, atol=1e-6)
+
+
+def evidence_of(model, table):
+    batch = encode(table, model._known_schema(), hidden=model.graph.hidden)
+    return log_evidence(model.fitted.naturals, moved(model.fitted.naturals, lay_out(model.structure, batch)))[0].numpy()
+
+
+def summed(model, name, points, log_length, **shown):
+    """Log-sum over points (P, width) of one node, given one value of each other."""
+    values = {node: torch.as_tensor([[[float(v)]]]).double() for node, v in shown.items()}
+    values = {**values, name: torch.as_tensor(points)[None, None]}
+    total = torch.as_tensor(log_length)[None, None]
+    for node, mechanism in model.mechanisms.items():
+        parents = {parent: values[parent] for parent in model.graph.parents(node)}
+        total = total + mechanism.log_prob(model.fitted.naturals[node], values[node], parents)
+    return float(torch.logsumexp(total, -1))
+
+
+def test_a_hidden_vector_of_positive_numbers_is_summed_by_its_logarithms():
+    graph = otp.Graph([("f", "k")], hidden=["f"])
+    model = otp.Model(graph, {"f": m.LogNormal(2), "k": m.Poisson()})
+    model.set_params({"f": {"scale": [0.3, 0.4]}, "k": {"weight": [0.4, 0.3], "log_rate": 0.1}})
+    line = np.linspace(-4, 4, 401)
+    points = np.stack(np.meshgrid(line, line, indexing="ij"), -1).reshape(-1, 2)
+    counts = np.array([0.0, 2.0, 7.0])
+    expected = [summed(model, "f", np.exp(points), points.sum(1) + 2 * np.log(0.02), k=k) for k in counts]
+    np.testing.assert_allclose(evidence_of(model, pd.DataFrame({"k": counts})), expected, atol=1e-4)
+
+
+def test_a_hidden_vector_of_shares_is_summed_by_its_log_ratios():
+    graph = otp.Graph([("s", "y")], hidden=["s"])
+    model = otp.Model(graph, {"s": m.Dirichlet(3), "y": m.Normal()})
+    model.set_params(
+        {"s": {"concentration": [2.0, 3.0, 4.0]}, "y": {"loc": 0.0, "weight": [1.0, 2.0, -1.0], "scale": 0.3}}
+    )
+    line = np.linspace(-12, 12, 601)
+    free = np.stack(np.meshgrid(line, line, indexing="ij"), -1).reshape(-1, 2)
+    logits = np.concatenate([free, np.zeros((len(free), 1))], 1)
+    log_shares = logits - logsumexp(logits, 1, keepdims=True)
+    y = np.array([-0.5, 0.4, 1.5])
+    length = log_shares.sum(1) + 2 * np.log(0.04)
+    expected = [summed(model, "s", np.exp(log_shares), length, y=value) for value in y]
+    np.testing.assert_allclose(evidence_of(model, pd.DataFrame({"y": y})), expected, atol=1e-3)
+
+
+def test_a_vector_that_is_seen_in_part_is_summed_over_the_rest():
+    """The child is no linear function of it, so that it stands on points."""
+    model = otp.Model(otp.Graph([("x", "k")]), {"x": m.Normal(2), "k": m.Poisson()})
+    model.set_params({"x": {"loc": [0.5, -0.5], "scale": [1.0, 0.7]}, "k": {"weight": [0.5, -0.8], "log_rate": 0.2}})
+    table = pd.DataFrame(
+        {"x.0": [0.3, np.nan, np.nan, 1.0], "x.1": [np.nan, 0.2, np.nan, 0.0], "k": [1.0, 4.0, 2.0, 0.0]}
+    )
+    line = np.linspace(-7, 7, 701)
+    square = np.stack(np.meshgrid(line, line, indexing="ij"), -1).reshape(-1, 2)
+    step = np.log(0.02)
+    grids = [np.stack([np.full(701, 0.3), line], 1), np.stack([line, np.full(701, 0.2)], 1), square, [[1.0, 0.0]]]
+    lengths = [np.full(701, step), np.full(701, step), np.full(len(square), 2 * step), np.zeros(1)]
+    each = zip(grids, lengths, table["k"], strict=True)
+    expected = [summed(model, "x", np.asarray(grid), length, k=k) for grid, length, k in each]
+    np.testing.assert_allclose(evidence_of(model, table), expected, atol=1e-4)

@@ -91,13 +91,6 @@ def test_more_than_sixteen_linear_unknowns_are_no_limit():
         assert float(found[0, row]) == pytest.approx(truth, rel=1e-9)
 
 
-def test_a_vector_of_positive_numbers_is_refused_by_name():
-    nodes = {"f": m.LogNormal(2), "k": m.Poisson()}
-    structure, _, batch = make_world(nodes, [("f", "k")], np.random.default_rng(0), rows=4, gaps=0.0, hidden=("f",))
-    with pytest.raises(ModelError, match="node 'f' is a vector of 2 numbers that are bound"):
-        lay_out(structure, batch)
-
-
 def test_tables_that_differ_between_replicas_are_refused():
     structure = Structure.bind(otp.Graph([], nodes=["x"]), {"x": m.Normal()})
     batch = Batch({"x": torch.zeros(2, 3, 1).double()}, {"x": torch.ones(1, 3, 1).bool()}, torch.ones(1, 3).double())

@@ -10,6 +10,7 @@ import pytest
 
 import otpdag as otp
 from otpdag import mechanisms as m
+from otpdag.likelihood.elimination.families import describe_families
 from otpdag.likelihood.elimination.unknowns import cut, needs
 from otpdag.structure import Structure
 from tests.likelihood.elimination.worlds import random_edges
@@ -43,8 +44,8 @@ def test_pieces_are_components_of_the_moral_graph(seed, kept):
     structure = Structure.bind(graph, {node: m.Categorical(2) for node in names})
     keep = tuple(rng.permutation(names)[:kept].tolist())
     seen = rng.random((15, 9)) < 0.5
-    need = needs(structure, seen, np.zeros_like(seen), keep)
-    pieces = cut(structure, need)
+    need = needs(describe_families(structure), seen, np.zeros_like(seen), keep)
+    pieces = cut(describe_families(structure), need)
     for row in range(15):
         unknown, active, complete, components = expected(graph, seen[row], keep)
         flagged = lambda flags, row=row: {n for n, flag in zip(graph.order, flags[row], strict=True) if flag}  # noqa: E731
@@ -62,4 +63,4 @@ def test_given_nodes_have_no_density():
     graph = otp.Graph([("x", "y")])
     structure = Structure.bind(graph, {"x": m.Given(), "y": m.Normal()})
     seen = np.ones((2, 2), dtype=bool)
-    assert needs(structure, seen, ~seen).active.tolist() == [[False, True], [False, True]]
+    assert needs(describe_families(structure), seen, ~seen).active.tolist() == [[False, True], [False, True]]

@@ -23,7 +23,7 @@ from otpdag.likelihood.elimination.expected_statistics import complete_sums
 from otpdag.likelihood.elimination.families import WeighedRows
 from otpdag.likelihood.elimination.family_statistics import Counts, Moments, Rows
 from otpdag.likelihood.elimination.posterior import likeliest_states, node_moments, posterior_draws, state_probabilities
-from otpdag.likelihood.elimination.row_layout import Beyond, EliminationOptions, Layout, lay_out, lay_out_by_first
+from otpdag.likelihood.elimination.row_layout import Beyond, EliminationOptions, Layout, lay_out
 from otpdag.likelihood.elimination.sums import Tempering
 
 __all__ = [
@@ -40,7 +40,6 @@ __all__ = [
     "complete_sums",
     "expectations",
     "lay_out",
-    "lay_out_by_first",
     "lay_out_within",
     "likeliest_states",
     "log_evidence",

@@ -298,15 +298,20 @@ class BlockBuilder:
         return Placement(family.node, space, rows, size, centre * blank, spread * blank)
 
     def _cloud(self, place: int, rows: Tensor, size: int) -> Cloud:
-        """Points around the columns' own means, until the model says where they are."""
-        family, seen = self.table.families[place], self.table.seen[:, place]
-        mean = torch.zeros(family.widths[-1]).to(self.table.like)
+        """Points around the columns' own means, until the model says where they are; what is seen of a row stays."""
+        table, family, seen = self.table, self.table.families[place], self.table.seen[:, place]
+        space = family.mechanism.space
+        mean = torch.zeros(space.free_width).to(table.like)
         spread = torch.full_like(mean, HIDDEN_SPREAD)
         if seen.any():
-            column = self.table.batch.values[family.node][0, torch.from_numpy(seen)]
+            column = space.unconstrain(table.batch.values[family.node][0, torch.from_numpy(seen)])
             mean, spread = column.mean(0), column.std(0, correction=0).clamp(min=1e-6)
-        factor = torch.diag(spread).expand(1, len(rows), -1, -1)
-        return Cloud(family.node, rows, size, mean.expand(1, len(rows), -1), factor)
+        centre, factor, free = mean.expand(1, len(rows), -1), torch.diag(spread).expand(1, len(rows), -1, -1), None
+        if table.partly[:, place].any():
+            free = ~table.batch.mask[family.node][0, rows]
+            centre = torch.where(free, centre, space.unconstrain(table.batch.values[family.node][:, rows]))
+            factor = factor * free.unsqueeze(-1)
+        return Cloud(family.node, rows, size, centre, factor, space, free)
 
     def _group(self, group: _GrowingGroup) -> LinearGroup:
         table, families = self.table, self.table.families

@@ -24,7 +24,7 @@ from otpdag.likelihood.elimination.families import FamilyView
 from otpdag.likelihood.elimination.linear_normal import LinearGroup
 from otpdag.likelihood.elimination.plans import VALUES_OF_A_ROW, Kind
 from otpdag.likelihood.elimination.points import Cloud, Placement
-from otpdag.likelihood.elimination.sum_product import Sizes, Step
+from otpdag.likelihood.elimination.sum_product import Banks, Sizes, Step, taken
 from otpdag.likelihood.elimination.unknowns import Flags, Ints
 
 NO_NODE = -1
@@ -53,6 +53,14 @@ class TableSource:
     stored: Sizes
     count: int
     start: int
+
+    def by_member(self, family: FamilyView, beliefs: Banks) -> Tensor:
+        """Beliefs of all its tables as one table over all members of the family (R, *parents, states)."""
+        belief = taken(beliefs, self.stored, self.start, self.count, self.sizes)
+        order = [*(n for n in family.members if n not in self.members), *self.members]
+        sizes = dict(zip(family.members, family.widths, strict=True))
+        table = belief.reshape(len(belief), *(sizes[n] for n in order))
+        return table.permute(0, *(1 + order.index(n) for n in family.members))
 
 
 @dataclass(frozen=True, eq=False)

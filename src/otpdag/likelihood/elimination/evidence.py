@@ -10,7 +10,8 @@ What sums may cost: exact ones first, with coarser points where that is enough, 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,14 +19,14 @@ import torch
 from torch import Tensor
 
 from otpdag.data import Batch
-from otpdag.errors import DataError, ModelError
+from otpdag.errors import ModelError
 from otpdag.likelihood.elimination.blocks import Block, PointsKey
 from otpdag.likelihood.elimination.expected_statistics import Slopes, Summary
 from otpdag.likelihood.elimination.family_statistics import Statistics
 from otpdag.likelihood.elimination.points import FINER, Cloud, Placement
-from otpdag.likelihood.elimination.row_layout import EliminationOptions, Layout, lay_out, lay_out_by_first
+from otpdag.likelihood.elimination.row_layout import EliminationOptions, Layout, try_layout
 from otpdag.likelihood.elimination.sum_product import taken
-from otpdag.likelihood.elimination.sums import Factors, Tempering
+from otpdag.likelihood.elimination.sums import Factors, Tempering, piece_weights
 from otpdag.structure import Naturals, Structure
 
 LIKELIHOOD = Tempering()
@@ -160,6 +161,21 @@ def total_evidence(
     return _WithGradient.apply(value, list(slopes.total.values()), *wanted.values())
 
 
+def family_beliefs(
+    naturals: Naturals, layout: Layout, weight: Tensor, tempering: Tempering, places: Sequence[int]
+) -> dict[int, Tensor]:
+    """Weighed posterior probabilities of the joint states of families of categories: (R, *parents, states) each."""
+    factors = Factors(layout, naturals, tempering)
+    shape = (max(factors.replicas, len(weight)),)
+    total = {n: weight.new_zeros(*shape, *layout.families[n].widths) for n in places}
+    for block in layout.blocks:
+        sources = [source for source in block.tables if source.family in total]
+        beliefs = factors.evaluate(block).beliefs(piece_weights(block, weight)) if sources else {}
+        for source in sources:
+            total[source.family] += source.by_member(layout.families[source.family], beliefs)
+    return total
+
+
 def restless_copies(naturals: Naturals, layout: Layout, tempering: Tempering = LIKELIHOOD) -> tuple[int, int]:
     """Pairs of copies whose messages had not come to rest at these parameters, and pairs of copies in all."""
     blocks = [block for block in layout.blocks if not block.is_exact]
@@ -240,7 +256,7 @@ def _moved_block(factors: Factors, block: Block) -> Block:
 
 
 USUAL_TABLE = 2**20  # entries of a table, before coarser points are tried
-COARSE, COARSEST = (16, 32), (9, 18)  # points of a number and of a count, where many meet
+USUAL, COARSE, COARSEST = (24, 48), (16, 32), (9, 18)  # points of a number and of a count; fewer where many meet
 SPLIT_TABLES = (2**12, 2**9, 2**6)  # entries of tables of rows that are approximated: the largest that are affordable
 AFFORDABLE = 2**23  # entries of all tables in one evaluation of approximate sums
 LARGE_ROW = 2**15  # entries of all tables of a row, from which on many rows are too many
@@ -255,30 +271,42 @@ class Budget:
         memory: Bytes that the tables of one block of rows may take.
         entries: Most entries of all tables of all rows in one evaluation of exact sums, where rows need large ones.
         approximate: Whether rows that need a larger table are approximated rather than refused.
-        finest: Points of a number and of a count that are tried first, if others than usual.
+        points: Points of a number and of a count that are tried first.
         merged: Whether pieces that show the same are one piece with a weight, where they are approximated.
         fine_table: Entries of one table of one row, beyond which points are as many as posteriors ask for; None leaves
             them alone.
+        vector_points: Points of a vector.
+        integrate: Whether linear normal numbers are integrated exactly.
     """
 
     largest_table: int = 2**23
     memory: int = 2**27
     entries: int = 2**31
     approximate: bool = True
-    finest: tuple[int, int] | None = None
+    points: tuple[int, int] = USUAL
     merged: bool = True
     fine_table: int | None = None
+    vector_points: int = 512
+    integrate: bool = True
 
     def exact(self) -> Iterator[EliminationOptions]:
         """Sizes that are tried in turn: where many numbers meet, coarser points cost far less than larger tables."""
         table = min(USUAL_TABLE, self.largest_table)
-        usual = EliminationOptions(largest_table=table, memory=self.memory, fine_table=self.fine_table)
-        if self.finest is not None:
-            yield replace(usual, grid=self.finest[0], count_points=self.finest[1])
-        yield usual
+        first = EliminationOptions(
+            *self.points,
+            vector_points=self.vector_points,
+            largest_table=table,
+            memory=self.memory,
+            fine_table=self.fine_table,
+            integrate=self.integrate,
+        )
+        yield first
+        usual = replace(first, grid=min(USUAL[0], first.grid), count_points=min(USUAL[1], first.count_points))
+        if usual != first:
+            yield usual
         coarse = usual
         if self.fine_table is None:
-            coarse = replace(usual, grid=COARSE[0], count_points=COARSE[1])
+            coarse = replace(usual, grid=min(COARSE[0], usual.grid), count_points=min(COARSE[1], usual.count_points))
             yield coarse
         yield replace(coarse, largest_table=self.largest_table)
 
@@ -291,11 +319,16 @@ class Budget:
             split_table=table,
             memory=self.memory,
             merged=self.merged,
+            vector_points=self.vector_points,
+            integrate=self.integrate,
         )
 
 
-def lay_out_within(structure: Structure, batch: Batch, budget: Budget, *, keep: Collection[str] = ()) -> Layout | None:
-    """Lay rows out by exact sums if the budget allows it, else by approximate ones; None if neither serves.
+def lay_out_within(structure: Structure, batch: Batch, budget: Budget, *, keep: Collection[str] = ()) -> Layout:
+    """Lay rows out by exact sums if the budget allows it, else by approximate ones.
+
+    Raises:
+        ModelError: Neither serves.
 
     >>> import torch
     >>> import otpdag as otp
@@ -307,22 +340,43 @@ def lay_out_within(structure: Structure, batch: Batch, budget: Budget, *, keep: 
     >>> lay_out_within(structure, batch, Budget()).beyond is None
     True
     """
-    exact = lay_out_by_first(structure, batch, tuple(budget.exact()), keep=keep)
-    costly = exact is not None and exact.elements > max(budget.entries, LARGE_ROW * batch.rows)
-    if not budget.approximate or (exact is not None and not costly):
-        return exact
-    for points in (COARSE, COARSEST):  # the coarsest only where single families are too large otherwise
-        approximate: Layout | None = None
-        for table in SPLIT_TABLES:
-            try:
-                approximate = lay_out(structure, batch, budget.approximated(points, table, costly=costly), keep=keep)
-            except (ModelError, DataError):
-                continue
-            if sum(block.elements for block in approximate.blocks if not block.is_exact) <= AFFORDABLE:
+    exact = _by_first(structure, batch, budget.exact(), keep)
+    costly = not exact.refused and exact.elements > max(budget.entries, LARGE_ROW * batch.rows)
+    found = exact
+    if budget.approximate and (exact.refused or costly):
+        for points in (COARSE, COARSEST):  # the coarsest only where single families are too large otherwise
+            choices = (budget.approximated(points, table, costly=costly) for table in SPLIT_TABLES)
+            found = _by_first(structure, batch, choices, keep, affordable=AFFORDABLE)
+            if not found.refused:
                 break
-        if approximate is not None:
-            return approximate
-    return exact
+    found = exact if found.refused else found
+    if found.refused:
+        raise ModelError(found.refused)
+    return found
+
+
+def _by_first(
+    structure: Structure,
+    batch: Batch,
+    choices: Iterable[EliminationOptions],
+    keep: Collection[str],
+    affordable: float = math.inf,
+) -> Layout:
+    """Lay the rows out by the first options that serve, with approximate sums of so many entries; else by the last.
+
+    A few rows in which several numbers meet may need larger tables, or coarser points, than all others.
+    """
+    found: Layout | None = None
+    for options in choices:
+        tried = try_layout(structure, batch, options, keep=keep)
+        if tried.refused and found is not None:
+            continue
+        found = tried
+        split = sum(block.elements for block in tried.blocks if not block.is_exact)
+        if not tried.refused and split <= affordable:
+            break
+    assert found is not None, "there is at least one choice"
+    return found
 
 
 def told(layout: Layout) -> str:

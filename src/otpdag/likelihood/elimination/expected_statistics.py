@@ -162,12 +162,7 @@ class Summary:
         for source in block.tables:
             family = self.layout.families[source.family]
             share = self.tempering.share(family, seen=source.family not in source.members)
-            belief = share * taken(beliefs, source.stored, source.start, source.count, source.sizes)
-            seen = [n for n in family.members if n not in source.members]
-            order = [*seen, *source.members]
-            sizes = dict(zip(family.members, family.widths, strict=True))
-            table = belief.reshape(len(belief), *(sizes[n] for n in order))
-            table = table.permute(0, *(1 + order.index(n) for n in family.members)).flatten(1)
+            table = share * source.by_member(family, beliefs).flatten(1)
             self.counts[source.family] = self.counts.get(source.family, torch.zeros_like(table)) + table
 
     def _add_rows(self, evaluated: Evaluated, beliefs: Banks) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from otpdag.errors import ModelError
 from otpdag.mechanisms.base import Mechanism, Params, Parents
-from otpdag.mechanisms.protocols import abducted, can_abduct, is_linear
+from otpdag.mechanisms.protocols import abducted, can_abduct, defines_together, is_linear
 from otpdag.mechanisms.spec import holds_code, registered
 from otpdag.numerics import joint_one_hot
 from otpdag.structure import Structure
@@ -60,6 +60,7 @@ class FamilyView:
         widths: Coordinates of each member.
         categories: Whether each member is a category.
         hidden: Whether the node is never seen.
+        follows: Hidden parents that are functions of others, without noise: the members are those others.
     """
 
     node: str
@@ -70,6 +71,7 @@ class FamilyView:
     widths: tuple[int, ...]
     categories: tuple[bool, ...]
     hidden: bool
+    follows: tuple[Mechanism, ...] = ()
 
     @cached_property
     def kind(self) -> str:
@@ -79,16 +81,22 @@ class FamilyView:
         """
         mechanism = self.mechanism
         is_network = any(parameter.init_scale > 0 for parameter in mechanism.declared().values())
-        if is_network or type(mechanism) not in registered().values() or holds_code(mechanism.spec()):
+        if is_network or self.follows or type(mechanism) not in registered().values() or holds_code(mechanism.spec()):
             return self.node
         discrete = [name in dict(mechanism.family.discrete) for name in self.names[:-1]]
         shapes = {name: parameter.shape for name, parameter in mechanism.declared().items()}
         return repr((mechanism.spec(), self.widths, self.categories, discrete, self.hidden, shapes))
 
     @property
+    def is_function(self) -> bool:
+        """Whether the node is hidden and follows from its parents: it is no unknown of its own."""
+        mechanism = self.mechanism
+        return self.hidden and not mechanism.has_density and not mechanism.noise.dim and not mechanism.declared()
+
+    @property
     def is_table(self) -> bool:
         """Whether node and parents are all categories."""
-        return all(self.categories)
+        return all(self.categories) and self.mechanism.has_density
 
     @cached_property
     def is_linear(self) -> bool:
@@ -96,7 +104,9 @@ class FamilyView:
         mechanism, noise = self.mechanism, self.mechanism.noise
         return (
             is_linear(mechanism)
+            and not self.follows
             and can_abduct(mechanism)
+            and defines_together(mechanism, "log_prob", "abduct")
             and mechanism.has_density
             and noise.kind == "normal"
             and noise.dim == mechanism.space.width
@@ -122,7 +132,12 @@ class FamilyView:
 
     def log_prob(self, params: Params, values: Mapping[str, Tensor], mask: Tensor | None = None) -> Tensor:
         """Log-density of the node's value given its parents' ones."""
-        parents = {name: values[name] for name in self.names[:-1]}
+        known = dict(values)
+        for followed in self.follows:
+            above = {name: known[name] for name, _ in followed.family.parents}
+            none = values[self.node].new_zeros(*[1] * (values[self.node].ndim - 1), 0)
+            known[followed.family.node] = followed.forward({}, above, none)
+        parents = {name: known[name] for name, _ in self.mechanism.family.parents}
         return self.mechanism.log_prob(params, values[self.node], parents, mask)
 
     def log_table(self, params: Params) -> Tensor:
@@ -188,10 +203,16 @@ def describe_families(structure: Structure) -> tuple[FamilyView, ...]:
     if graph.is_dynamic:
         raise ModelError("rows of a graph with lagged edges depend on each other; sum over sequences instead")
     place = {node: i for i, node in enumerate(graph.order)}
-    views = []
+    views: list[FamilyView] = []
     for node in graph.order:
         mechanism = structure.mechanisms[node]
-        names = (*(parent for parent, _ in mechanism.family.parents), node)
+        parents: list[str] = []
+        follows: list[Mechanism] = []
+        for parent, _ in mechanism.family.parents:
+            above = views[place[parent]]
+            parents += above.names[:-1] if above.is_function else [parent]
+            follows += (*above.follows, above.mechanism) if above.is_function else ()
+        names = (*dict.fromkeys(parents), node)
         spaces = [structure.mechanisms[name].space for name in names]
         views.append(
             FamilyView(
@@ -203,6 +224,7 @@ def describe_families(structure: Structure) -> tuple[FamilyView, ...]:
                 tuple(space.width for space in spaces),
                 tuple(space.is_discrete for space in spaces),
                 node in graph.hidden,
+                tuple(dict.fromkeys(follows)),
             )
         )
     return tuple(views)

@@ -397,7 +397,7 @@ def _along_a_band(
 
 
 def _check(kind: Kind, placed: Sequence[int], families: Sequence[FamilyView]) -> None:
-    """Refuse what has no density, and vectors that are neither categories nor real numbers."""
+    """Refuse what has no density, and vectors of counts."""
     for v in kind.families:
         if not families[v].mechanism.has_density:
             raise ModelError(
@@ -406,8 +406,7 @@ def _check(kind: Kind, placed: Sequence[int], families: Sequence[FamilyView]) ->
             )
     for n in placed:
         space = families[n].mechanism.space
-        if (space.width > 1 and not space.is_unbounded) or space.total is not None:
+        if space.width > 1 and space.is_countable:
             raise ModelError(
-                f"node {families[n].node!r} is a vector of {space.width} numbers that are bound ({space}), and "
-                "unknown in some rows: it cannot be placed on points"
+                f"node {families[n].node!r}: a vector of counts cannot be hidden or missing while it has children"
             )

@@ -40,7 +40,7 @@ import torch
 from torch import Tensor
 
 from otpdag.likelihood.elimination.unknowns import Ints
-from otpdag.spaces import Space
+from otpdag.spaces import Real, Space
 
 COARSE_POINTS = 12
 """Points of each number and count that meets others, until it is known where its posterior is."""
@@ -104,7 +104,9 @@ def joined(parts: Sequence[Placement | Cloud]) -> Placement | Cloud:
     centre = torch.cat([part.centre for part in parts], 1)
     if isinstance(first, Cloud):
         factors = [part.factor for part in parts if isinstance(part, Cloud)]
-        return replace(first, rows=rows, centre=centre, factor=torch.cat(factors, 1))
+        known = [part.free for part in parts if isinstance(part, Cloud) and part.free is not None]
+        free = torch.cat(known) if known else None
+        return replace(first, rows=rows, centre=centre, factor=torch.cat(factors, 1), free=free)
     spreads = [part.spread for part in parts if isinstance(part, Placement)]
     return replace(first, rows=rows, centre=centre, spread=torch.cat(spreads, 1))
 
@@ -347,8 +349,11 @@ class Cloud:
         node: The node.
         rows: The rows (n,).
         size: Number of points P.
-        centre: Their middle (1 or R, n, dim).
+        centre: Their middle on the line, coordinate by coordinate (1 or R, n, dim).
         factor: What they are stretched by (1 or R, n, dim, dim).
+        space: What its values may be.
+        free: Coordinates that are not seen (n, dim), if some rows show some: there the points have what is seen, and
+            the axis that this leaves over is integrated out as noise.
 
     >>> one = torch.ones(1, 1, 2, dtype=torch.float64)
     >>> cloud = Cloud("x", torch.zeros(1, dtype=torch.long), 484, one, torch.diag_embed(0.5 * one))
@@ -362,6 +367,8 @@ class Cloud:
     size: int
     centre: Tensor
     factor: Tensor
+    space: Space = Real()  # noqa: RUF009  (spaces are values)
+    free: Tensor | None = None
 
     @property
     def dim(self) -> int:
@@ -370,14 +377,18 @@ class Cloud:
 
     def at(self, rows: Tensor, places: Tensor) -> Cloud:
         """The same for some of the rows."""
-        return replace(self, rows=rows, centre=self.centre[:, places], factor=self.factor[:, places])
+        free = None if self.free is None else self.free[places]
+        return replace(self, rows=rows, centre=self.centre[:, places], factor=self.factor[:, places], free=free)
 
     def points(self) -> Points:
-        """The points in every row: values (R, n, P, dim)."""
+        """The points in every row: values (R, n, P, width)."""
         base, volume, _ = _base(self.dim, self.size)
-        values = self.centre.unsqueeze(-2) + base @ self.factor.mT
-        log_determinant = torch.log(self.factor.diagonal(dim1=-2, dim2=-1).abs()).sum(-1, keepdim=True)
-        return Points(values, volume + log_determinant)
+        values, log_slope = self.space.constrain(self.centre.unsqueeze(-2) + base @ self.factor.mT)
+        log_stretch = torch.log(self.factor.diagonal(dim1=-2, dim2=-1).abs()).unsqueeze(-2) + log_slope
+        if self.free is not None:
+            log_normal = -0.5 * base.square() - 0.5 * math.log(2 * math.pi)
+            log_stretch = torch.where(self.free.unsqueeze(-2), log_stretch, log_normal)
+        return Points(values, volume + log_stretch.sum(-1))
 
     def moved(self, belief: Tensor, widened: Tensor | None = None) -> tuple[Cloud, Tensor, bool]:
         """Move the points to the mean and covariance of a belief (R, n, P), as :meth:`Placement.moved` does."""
@@ -405,4 +416,4 @@ class Cloud:
         drawn = base[states]
         if self.dim <= GRID_DIMENSIONS:
             drawn = drawn + DISTANCE * (torch.rand(drawn.shape, generator=generator, dtype=drawn.dtype) - 0.5)
-        return self.centre[0].unsqueeze(1) + drawn @ self.factor[0].mT
+        return self.space.constrain(self.centre[0].unsqueeze(1) + drawn @ self.factor[0].mT)[0]

@@ -60,6 +60,7 @@ class EliminationOptions:
         merged: Whether pieces that show the same are one piece with a weight.
         fine_table: Entries of one table of one row up to which unknown numbers and counts have all their points.
             Where larger tables are needed they begin with a few, and get as many as their posteriors ask for.
+        integrate: Whether linear normal numbers are integrated exactly; otherwise they stand on points like others.
     """
 
     grid: int = 24
@@ -72,6 +73,7 @@ class EliminationOptions:
     replicas: int = 1
     merged: bool = True
     fine_table: int | None = None
+    integrate: bool = True
 
 
 @dataclass(frozen=True)
@@ -125,19 +127,23 @@ class Resizer:
     def __init__(self, table: TableView, options: EliminationOptions) -> None:
         self.table, self.options = table, options
         self.plans: dict[Kind, Plan] = {}
+        self.refused = ""
 
     def first_plan(self, kind: Kind) -> Plan:
         """How a kind of piece is integrated out, before its posteriors are known: coarsely where that is much work."""
         if kind not in self.plans:
-            made = plan(kind, self.table.families, self._points)
+            made = self._plan(kind)
             if self.options.fine_table is not None and made.largest[0] > self.options.fine_table:
                 few = tuple((n, min(COARSE_POINTS, made.sizes[n][0])) for n in made.placed if self._is_single(n))
-                made = plan(replace(kind, points=few), self.table.families, self._points)
+                made = self._plan(replace(kind, points=few))
             if made.largest[0] > self.options.largest_table and self.options.split_table:
                 made = self._split(made)
             self._check(made)
             self.plans[kind] = made
         return self.plans[kind]
+
+    def _plan(self, kind: Kind) -> Plan:
+        return plan(kind, self.table.families, self._points, integrate=self.options.integrate)
 
     def _split(self, exact: Plan) -> Plan:
         """Give nodes copies; where linear normal numbers meet too many categories to be integrated, points as well."""
@@ -198,14 +204,14 @@ class Resizer:
         return self.plans[kind]
 
     def _plan_within_limits(self, kind: Kind) -> Plan:
-        made = plan(kind, self.table.families, self._points)
+        made = self._plan(kind)
         while made.largest[0] > self.options.largest_table and max(size for _, size in kind.points) > COARSE_POINTS:
             most = max(size for _, size in kind.points)
             kind = replace(
                 kind,
                 points=tuple((n, max(COARSE_POINTS, size // 2) if size == most else size) for n, size in kind.points),
             )
-            made = plan(kind, self.table.families, self._points)
+            made = self._plan(kind)
         return made
 
     def _finished(self, parts: Sequence[_Alike]) -> Block:
@@ -221,7 +227,7 @@ class Resizer:
     def _points(self, family: FamilyView) -> int:
         if family.mechanism.space.is_countable:
             return self.table.count_points(family, self.options.count_points)
-        width = family.widths[-1]
+        width = family.mechanism.space.free_width
         return self.options.grid if width == 1 else cloud_size(width, self.options.vector_points)
 
     def _check(self, made: Plan) -> None:
@@ -230,16 +236,10 @@ class Resizer:
         if entries > max(most, self.options.largest_table):
             families = self.table.families
             names = ", ".join(f"{families[made.copies.get(n, n)].node!r} ({made.sizes[n][0]})" for n in clique)
-            raise ModelError(
+            self.refused = (
                 f"unknown nodes {names} meet, whose joint states are a table of {entries} entries for one row; at most "
                 f"{self.options.largest_table} are summed: raise `largest_table`, or use method='paper'"
             )
-        for node, _ in made.kind.missing:
-            if node in made.placed:
-                raise ModelError(
-                    f"node {self.table.families[node].node!r} is a vector that is seen in part, and not linear and "
-                    "normal with all that depends on it: it cannot be placed on points"
-                )
 
 
 _FINE, _COARSE, _SPLIT = range(3)  # rooms of a piece: without points, on points, with copies
@@ -273,6 +273,7 @@ class Layout:
         offsets: First row of each linear family among the equations.
         shifts: What is subtracted from each column of each linear family.
         beyond: What exact sums would take, where some are approximate.
+        refused: Why the rows cannot be laid out by these options, and no block is; empty if they can.
     """
 
     structure: Structure
@@ -285,6 +286,7 @@ class Layout:
     shifts: Mapping[int, Tensor] = field(repr=False)
     resizer: Resizer = field(repr=False)
     beyond: Beyond | None = None
+    refused: str = ""
 
     def __repr__(self) -> str:
         return (
@@ -409,24 +411,18 @@ def lay_out(
     >>> lay_out(structure, batch)
     Layout(4 rows; 4 pieces, 2 distinct; 1 steps, largest table 2, ... entries in all)
     """
-    options = EliminationOptions() if options is None else options
+    layout = try_layout(structure, batch, EliminationOptions() if options is None else options, keep=keep)
+    if layout.refused:
+        raise ModelError(layout.refused)
+    return layout
+
+
+def try_layout(
+    structure: Structure, batch: Batch, options: EliminationOptions, *, keep: Collection[str] = ()
+) -> Layout:
+    """The same, which says why where the options do not serve."""
     _check_batch(structure, batch)
     return _Builder(structure, batch, options, frozenset(keep)).layout()
-
-
-def lay_out_by_first(
-    structure: Structure, batch: Batch, choices: Sequence[EliminationOptions], *, keep: Collection[str] = ()
-) -> Layout | None:
-    """Lay the rows out by the first of some options that serves; None if none does.
-
-    A few rows in which several numbers meet may need larger tables, or coarser points, than all others.
-    """
-    for options in choices:
-        try:
-            return lay_out(structure, batch, options, keep=keep)
-        except (ModelError, DataError):
-            continue
-    return None
 
 
 def _check_batch(structure: Structure, batch: Batch) -> None:
@@ -470,6 +466,7 @@ class _Builder:
             self.table.shifts,
             self.resizer,
             self._beyond(blocks),
+            self.resizer.refused,
         )
 
     def _beyond(self, blocks: Sequence[Block]) -> Beyond | None:
@@ -487,8 +484,8 @@ class _Builder:
     def blocks(self, rows: Ints) -> tuple[list[Block], Flags]:
         """Lay some rows out, coarse and approximate pieces apart; also which families are complete in which of them."""
         seen, partly = self.table.seen[rows], self.table.partly[rows]
-        need = needs(self.structure, seen, partly, self.keep)
-        pieces = cut(self.structure, need)
+        need = needs(self.families, seen, partly, self.keep)
+        pieces = cut(self.families, need)
         kind_hash, piece_hash = self._hash(rows, pieces)
         chosen = which = np.arange(len(piece_hash))
         if self.options.merged:
@@ -498,6 +495,8 @@ class _Builder:
         which = which.reshape(-1)
         kinds = np.split(order, bounds) if len(order) else ()
         plans = [self.resizer.first_plan(self._kind(rows, pieces, chosen[part[0]])) for part in kinds]
+        if self.resizer.refused:
+            return [], pieces.complete
         data_row = rows[pieces.row[chosen]]
         alike = [_Alike(made, data_row[part], part) for made, part in zip(plans, kinds, strict=True)]
         rooms = [[one for one in alike if _room_of(one.plan) == room] for room in (_FINE, _COARSE, _SPLIT)]

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -191,11 +191,14 @@ class Tempering:
         power: Power of the densities of seen nodes, w / eps in the objective.
         uniform: Give all states of hidden categories the same prior.
         best: Take the largest of :math:`\log P(x \mid z)` with :math:`\pi(z) > 0` instead of the sum (eps = 0).
+        tilt: By place of a family of categories, what is added to its log-table (R, *parents, states): the evidence
+            changes with it by the expected counts of the family.
     """
 
     power: float = 1.0
     uniform: bool = False
     best: bool = False
+    tilt: Mapping[int, Tensor] = field(default_factory=dict, compare=False)
 
     def share(self, family: FamilyView, *, seen: bool) -> float:
         """The power to which a family's density is taken where its node is seen or unknown."""
@@ -346,10 +349,11 @@ class Factors:
         """(R, configurations of seen members, *sizes)."""
         family = self.layout.families[source.family]
         table = self.log_table(source.family).detach()
+        table = self.tempering.of(family, table, seen=source.family not in source.members)
+        table = table + self.tempering.tilt.get(source.family, 0.0)
         seen = [1 + axis for axis, n in enumerate(family.members) if n not in source.members]
         axes = [1 + family.members.index(n) for n in source.members]
-        table = table.permute(0, *seen, *axes).reshape(len(table), source.count, *source.sizes)
-        return self.tempering.of(family, table, seen=source.family not in source.members)
+        return table.permute(0, *seen, *axes).reshape(len(table), source.count, *source.sizes)
 
     def _of_rows(self, rows: PlainRows | LinearRows) -> Tensor:
         """(R, entries)."""

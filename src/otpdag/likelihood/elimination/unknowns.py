@@ -12,7 +12,7 @@ whole tables at once: its cost is linear in rows and in edges.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,8 +20,8 @@ import numpy.typing as npt
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
+from otpdag.likelihood.elimination.families import FamilyView
 from otpdag.mechanisms.protocols import is_linear
-from otpdag.structure import Structure
 
 Flags = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
@@ -61,54 +61,57 @@ class Pieces:
     complete: Flags
 
 
-def needs(structure: Structure, seen: Flags, partly: Flags, keep: Collection[str] = ()) -> Needs:
+def needs(families: Sequence[FamilyView], seen: Flags, partly: Flags, keep: Collection[str] = ()) -> Needs:
     """Tell which nodes must be filled in, and which families count.
 
     Args:
-        structure: Graph and mechanisms.
+        families: All families, in topological order.
         seen: Nodes of which every cell is seen (N, V).
         partly: Nodes of which some cells are (N, V).
         keep: Nodes to fill in even where nothing seen depends on them, so that their beliefs can be read.
 
     >>> import otpdag as otp
     >>> from otpdag import mechanisms as m
+    >>> from otpdag.likelihood.elimination.families import describe_families
+    >>> from otpdag.structure import Structure
     >>> graph = otp.Graph([("a", "b"), ("b", "c")])
     >>> structure = Structure.bind(graph, {node: m.Normal() for node in "abc"})
     >>> seen = np.array([[True, False, True], [True, False, False]])
-    >>> needs(structure, seen, np.zeros_like(seen)).unknown.tolist()
+    >>> needs(describe_families(structure), seen, np.zeros_like(seen)).unknown.tolist()
     [[False, True, False], [False, False, False]]
     """
-    graph = structure.graph
-    place = {node: i for i, node in enumerate(graph.order)}
     unknown, active = np.zeros_like(seen), seen | partly
-    for node in reversed(graph.order):
-        at = place[node]
-        below = np.zeros(len(seen), dtype=bool)
-        for child in graph.children(node):
-            below |= active[:, place[child]]
-        if node in keep:
+    read = np.zeros_like(seen)
+    for family in reversed(families):
+        at = family.place
+        if family.is_function:
+            continue
+        below = read[:, at]
+        if family.node in keep:
             below[:] = True
         unknown[:, at] = ~seen[:, at] & below
         active[:, at] |= below
-    for node in graph.order:
+        read[:, list(family.members[:-1])] |= active[:, [at]]
+    for family in families:
         # a linear normal vector that is seen in part is integrated along with the unknown numbers that it depends on
-        numbers = [place[p] for p in graph.parents(node) if not structure.mechanisms[p].space.is_discrete]
-        if is_linear(structure.mechanisms[node]):
-            unknown[:, place[node]] |= partly[:, place[node]] & unknown[:, numbers].any(1)
-    given = [place[node] for node in structure.given]
-    active[:, given] = False
+        numbers = [n for n, c in zip(family.members[:-1], family.categories[:-1], strict=True) if not c]
+        if is_linear(family.mechanism):
+            unknown[:, family.place] |= partly[:, family.place] & unknown[:, numbers].any(1)
+    active[:, [family.place for family in families if family.mechanism.is_given]] = False
     return Needs(unknown, active)
 
 
-def cut(structure: Structure, need: Needs) -> Pieces:
+def cut(families: Sequence[FamilyView], need: Needs) -> Pieces:
     """Cut the unknown cells of every row into connected pieces.
 
     >>> import otpdag as otp
     >>> from otpdag import mechanisms as m
+    >>> from otpdag.likelihood.elimination.families import describe_families
+    >>> from otpdag.structure import Structure
     >>> graph = otp.Graph([("a", "b"), ("b", "c"), ("c", "d"), ("d", "e")])
-    >>> structure = Structure.bind(graph, {node: m.Normal() for node in "abcde"})
+    >>> families = describe_families(Structure.bind(graph, {node: m.Normal() for node in "abcde"}))
     >>> seen = np.array([[False, False, True, False, True]])
-    >>> pieces = cut(structure, needs(structure, seen, np.zeros_like(seen)))
+    >>> pieces = cut(families, needs(families, seen, np.zeros_like(seen)))
     >>> pieces.cell_piece.tolist(), pieces.cell_node.tolist()
     ([0, 0, 1], [0, 1, 3])
     >>> pieces.touch_node.tolist()
@@ -117,7 +120,7 @@ def cut(structure: Structure, need: Needs) -> Pieces:
     rows, nodes = np.nonzero(need.unknown)
     cell_of = np.full(need.unknown.shape, -1, dtype=np.int64)
     cell_of[rows, nodes] = np.arange(len(rows))
-    left, right, touch_cell, touch_node, complete = _links(structure, need, cell_of)
+    left, right, touch_cell, touch_node, complete = _links(families, need, cell_of)
     matrix = coo_array((np.ones(len(left), dtype=np.int8), (left, right)), shape=(len(rows), len(rows)))
     many, label = connected_components(matrix, directed=False)
     by_piece = np.argsort(label, kind="stable")
@@ -135,15 +138,12 @@ def cut(structure: Structure, need: Needs) -> Pieces:
     )
 
 
-def _links(structure: Structure, need: Needs, cell_of: Ints) -> tuple[Ints, Ints, Ints, Ints, Flags]:
+def _links(families: Sequence[FamilyView], need: Needs, cell_of: Ints) -> tuple[Ints, Ints, Ints, Ints, Flags]:
     """Pairs of cells that share a factor; the first unknown cell of every factor that has one; complete families."""
-    graph = structure.graph
-    place = {node: i for i, node in enumerate(graph.order)}
     complete = need.active.copy()
     left, right, touch_cell, touch_node = [], [], [], []
-    for node in graph.order:
-        at = place[node]
-        members = np.array([at, *(place[parent] for parent in graph.parents(node))])
+    for family in families:
+        at, members = family.place, np.array([family.place, *family.members[:-1]])
         incomplete = need.active[:, at] & need.unknown[:, members].any(1)
         complete[:, at] &= ~incomplete
         rows = np.flatnonzero(incomplete)
