@@ -224,7 +224,9 @@ class GraphProblem(TableRows):
         return information
 
     def _has_maximiser(self, node: str) -> bool:
-        return has_closed_form(self.structure.mechanisms[node])
+        """Whether a node's M-step has a closed form, and is the one of its density."""
+        family = next(one for one in self.unplaced.families if one.node == node)
+        return (family.is_table or family.is_linear) and has_closed_form(family.mechanism)
 
     def notes(self, point: Tensor | None = None) -> tuple[str, ...]:
         """What exact sums would take, and what is done instead; at a point, also whether messages came to rest."""
