@@ -229,9 +229,10 @@ def climbed(run: Run, little: float) -> Tensor:
         loss = _followed(run, state, little)[0]
         too_far |= state.plain_is_higher
         small = little * (1 + np.abs(state.loss))
-        gained_little = ~(before - state.loss > small)
+        with np.errstate(invalid="ignore"):  # a loss that never was finite has gained nothing
+            gained_little, close = ~(before - state.loss > small), loss - before <= small
         # a step too far is no end: less of it follows, unless that has been tried or could bring little
-        no_further = state.plain_is_higher & ((loss - before <= small) | (state.share < state.rules.least_share))
+        no_further = state.plain_is_higher & (close | (state.share < state.rules.least_share))
         settled = state.small >= SMALL_IN_A_ROW
         if (gained_little & ((loss <= before) | no_further | settled)).all() or run.is_over():
             break
