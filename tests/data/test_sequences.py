@@ -8,7 +8,7 @@ import torch
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.data import Batch
-from otpdag.data.sequences import PIECE, SequenceBatch, Sequences, part_of
+from otpdag.data.sequences import SequenceBatch, Sequences, part_of
 
 
 def test_a_frame_is_put_in_order_of_sequence_and_time():
@@ -118,11 +118,11 @@ def test_short_sequences_stay_whole():
 def test_long_sequences_are_cut_in_pieces_of_neighbouring_steps():
     batch = numbered([5000])
     part = part_of(batch, 1000, seed=0)
-    assert 1000 <= part.rows < 1000 + PIECE
+    assert 1000 <= part.rows < 1000 + 250
     for run in runs(part):
-        assert len(run) == PIECE
-        assert run == list(range(run[0], run[0] + PIECE))
-        assert run[0] % PIECE == 0
+        assert len(run) == 250
+        assert run == list(range(run[0], run[0] + 250))
+        assert run[0] % 250 == 0
     rows = part.steps.values["x"].flatten()
     assert len(rows.unique()) == len(rows)
 

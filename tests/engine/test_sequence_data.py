@@ -317,7 +317,7 @@ def test_a_gain_is_the_mean_difference_on_the_same_draws_with_its_standard_error
     before, after = torch.tensor([[3.0]]), torch.tensor([[1.0]])
     gain, error = sequence_data._gain(Noisy(), before, after, 7)
     drawn = []
-    for number in range(7, 7 + sequence_data.COMPARISONS):
+    for number in range(7, 7 + 40):
         own, shared = (torch.randn(1, generator=torch.Generator().manual_seed(number)) for _ in range(2))
         drawn.append(2.0 * (1 + 0.1 * float(own + shared)))
     assert gain == pytest.approx(np.mean(drawn), rel=1e-5)

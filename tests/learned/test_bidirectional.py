@@ -159,7 +159,7 @@ def test_a_start_discriminates_states_and_counts_how_they_follow():
     soft = {"s": rng.dirichlet(np.ones(2), 55), "c": rng.dirichlet(np.ones(3), 55)}
     features = backward.features(batch)
     completed = {name: torch.as_tensor(value) for name, value in soft.items()}
-    phi = backward.start(batch, features, completed, torch.Generator().manual_seed(0))
+    phi = backward.start(batch, completed, torch.Generator().manual_seed(0))
     joint = np.einsum("ns,nc->nsc", soft["s"], soft["c"]).reshape(55, 6)
     shown = features[0].numpy()
     count = joint.sum(0)

@@ -11,7 +11,7 @@ from scipy import stats
 import otpdag as otp
 from otpdag.engine.fit import recognise
 from otpdag.engine.lbfgs import minimise
-from otpdag.learned.sequence_problems import SMALL_FALL, NumberProblem, given_draws
+from otpdag.learned.sequence_problems import NumberProblem, given_draws
 from otpdag.problem import split_point
 from tests.dynamic_models import kalman, known_state_space, linear_series, switching_model, switching_series
 
@@ -85,11 +85,11 @@ def test_categories_are_read_now_and_one_step_later():
     torch.testing.assert_close(later[:-1], now[1:])
     assert later[-1].abs().sum() == 0
     moved = problem.refine(start)
-    assert moved.problem.readings == problem.readings - 1
+    assert moved.problem.readings == problem.readings + 1
     assert moved.problem.last_loss == pytest.approx(problem.loss(start).total.item())
     same = moved.problem.refine(moved.point)  # read again at once, only if the first reading helped
     fall = problem.loss(start).total.item() - moved.problem.loss(start).total.item()
-    assert (same is None) == (fall < SMALL_FALL)
+    assert (same is None) == (fall < problem.small_fall)
 
 
 def test_draws_are_many_for_few_steps_and_fewer_beside_categories():
@@ -133,15 +133,15 @@ def test_terms_are_sums_of_densities_at_the_draws(eps):
 def test_categories_are_read_anew_eight_times_after_a_hundred_steps_each():
     data, _, _ = switching_series(0, 4, 12)
     problem, _, start = made(switching_model(), data)
-    assert (problem.readings, problem.pace.steps, problem.last_loss) == (8, 100, float("inf"))
+    assert (problem.most_readings, problem.pace.steps, problem.last_loss) == (8, 100, float("inf"))
     first = problem.refine(start)
     assert first.what == "categories read 1"
     again = replace(first.problem, last_loss=first.problem.last_loss + 1.0).refine(start)
-    assert (again.what, again.problem.readings) == ("categories read 2", 6)
-    assert replace(problem, readings=0).refine(start) is None
+    assert (again.what, again.problem.readings) == ("categories read 2", 2)
+    assert replace(problem, readings=8).refine(start) is None
     loss = problem.loss(start).total.item()
-    assert replace(problem, last_loss=loss + 0.9 * SMALL_FALL).refine(start) is None
-    assert replace(problem, last_loss=loss + 1.1 * SMALL_FALL).refine(start) is not None
+    assert replace(problem, last_loss=loss + 0.9 * problem.small_fall).refine(start) is None
+    assert replace(problem, last_loss=loss + 1.1 * problem.small_fall).refine(start) is not None
 
 
 def test_categories_are_summed_over_exactly_given_the_numbers():

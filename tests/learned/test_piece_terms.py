@@ -163,7 +163,7 @@ def number_context(model, lengths, *, summed):
         generator = torch.Generator().manual_seed(0)
         phi[f"{PREFIX}out.weight"] = backward.init(generator)[f"{PREFIX}out.weight"] + 0.1
     features, rng = backward.features(batch), np.random.default_rng(2)
-    start = backward.smoother.start(batch, features[..., :-1], {"z": torch.as_tensor(rng.normal(size=(batch.rows, 1)))})
+    start = backward.smoother.start(batch, {"z": torch.as_tensor(rng.normal(size=(batch.rows, 1)))})
     pieces = Cuts.of(batch).take(model.structure, features, torch.arange(len(lengths)))
     raw = model.structure.raw(model.fitted.naturals)
     theta = {key: value.detach().clone().requires_grad_() for key, value in raw.items()}

@@ -1,6 +1,7 @@
 """The loss of the chain, and of categories given numbers, against sums over all paths."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -12,10 +13,8 @@ from otpdag import mechanisms as m
 from otpdag.data import Schema
 from otpdag.data.sequences import Sequences, encode_sequences
 from otpdag.engine import Layout
-from otpdag.likelihood import chain_problem as chain_module
 from otpdag.likelihood.chain_problem import (
     FEWEST_UNITS,
-    SHORT_UNIT,
     _by_kind,
     chain_problem,
     chain_terms,
@@ -132,11 +131,10 @@ def paths_of(model, x, power=1.0):
 
 
 @pytest.mark.parametrize("placed", [False, True])
-def test_expected_counts_of_weighted_sequences_are_sums_over_all_paths(placed, monkeypatch):
+def test_expected_counts_of_weighted_sequences_are_sums_over_all_paths(placed):
     model = random_poisson_hmm()
-    monkeypatch.setattr(chain_module, "FEW_FEATURES", 8 if placed else 0)
     weight = torch.tensor([[1.0, 2.0, 0.5], [3.0, 0.0, 1.0]]).double()
-    problem = problem_of(model, SERIES).reweighted(weight)
+    problem = replace(problem_of(model, SERIES).reweighted(weight), few_features=8 if placed else 0)
     found = sums_of(problem, model)
     for replica in range(2):
         first, pair, state, seen, total, log_likelihood = np.zeros(3), np.zeros((3, 3)), *np.zeros((3, 3)), 0.0
@@ -197,7 +195,7 @@ def test_few_long_sequences_are_cut_into_units_and_many_are_not():
     assert few.in_units().batch.lengths.max() == 1200 // FEWEST_UNITS
     assert few.in_units().rows == 1200
     long = problem_of(model, [rng.poisson(5.0, 3000).astype(float)])
-    assert set(long.in_units().batch.lengths.tolist()) == {SHORT_UNIT}
+    assert set(long.in_units().batch.lengths.tolist()) == {50}
     short = problem_of(model, [rng.poisson(5.0, 20).astype(float)])
     assert set(short.in_units().batch.lengths.tolist()) == {2}
     many = problem_of(model, [np.array([1.0, 2.0])] * FEWEST_UNITS)
@@ -206,16 +204,15 @@ def test_few_long_sequences_are_cut_into_units_and_many_are_not():
     assert fewer.in_units() is not fewer
 
 
-def test_simulated_sequences_are_as_many_as_asked_but_not_too_few_or_too_long(monkeypatch):
+def test_simulated_sequences_are_as_many_as_asked_but_not_too_few_or_too_long():
     model = random_poisson_hmm()
     problem = problem_of(model, [np.full(40, 3.0)] * 5)
     raw = model.structure.raw(naturals(model))
     point = torch.cat([raw[key].flatten(1) for key in problem.shapes], 1)
     assert len(problem.simulated(point, 50, 1).batch.lengths) == 50
     assert len(problem.simulated(point, 3, 1).batch.lengths) == FEWEST_UNITS
-    monkeypatch.setattr(chain_module, "SIMULATED_STEPS", 1600)
-    assert len(problem.simulated(point, 50, 1).batch.lengths) == 40  # of forty steps each
-    assert set(problem.simulated(point, 50, 1).batch.lengths.tolist()) == {40}
+    few = problem.simulated(point, 50, 1, most_steps=1600).batch.lengths.tolist()
+    assert few == [40] * 40
 
 
 def test_first_steps_of_few_sequences_are_not_stretched():

@@ -289,7 +289,7 @@ def filtered_by_hand(emission, matrix):
 
 @pytest.mark.parametrize(("stay", "products"), [(0.6, False), (0.9999, True)])
 @pytest.mark.parametrize("every", [1, 4])
-def test_a_long_sequence_is_cut_exactly_whether_it_forgets_or_not(stay, products, every, monkeypatch):
+def test_a_long_sequence_is_cut_exactly_whether_it_forgets_or_not(stay, products, every):
     rng = np.random.default_rng(1)
     steps, size = 205, 3
     matrix = np.full((size, size), (1 - stay) / (size - 1))
@@ -298,9 +298,7 @@ def test_a_long_sequence_is_cut_exactly_whether_it_forgets_or_not(stay, products
     lanes = Lanes.of((1,) * steps, 32)
     placed = np.where(lanes.inside[..., None], emission[lanes.columns], 1.0).swapaxes(1, 2)[:, None]
     moves = Moves(matrix[None, None], lanes)
-    with monkeypatch.context() as patched:
-        patched.setattr("otpdag.likelihood.chain_messages.FEW_STATES", 0)
-        guessed = smoothed(placed.copy, moves, lanes, every)
+    guessed = smoothed(placed.copy, moves, lanes, every, few_states=0)
     assert (guessed is None) == products  # a chain that hardly forgets is not guessed
     found = smoothed(placed.copy, moves, lanes, every) if products else guessed
     forward, total = filtered_by_hand(emission, matrix)

@@ -2,8 +2,6 @@
 
 A :class:`Sequences` says which rows belong together and in which order; :func:`encode_sequences` turns it into a
 :class:`SequenceBatch`. There is no padding anywhere: a flat table and the lengths say everything.
-
-Parts of sequences, on which a search begins before it sees them all.
 """
 
 from __future__ import annotations
@@ -260,20 +258,21 @@ def _check_lengths(lengths: npt.ArrayLike, rows: int) -> Lengths:
     return counts.astype(np.int64)
 
 
-PIECE = 250
-"""Steps in a piece of a long sequence, at least: its first step is explained by itself, one error in 250."""
+def part_of(batch: SequenceBatch, steps: int | Tensor, seed: int, piece: int = 250, pieces: int = 40) -> SequenceBatch:
+    """A random part of about that many steps, whole sequences or pieces of long ones; or the sequences asked for.
 
-PIECES = 40
-"""Pieces that a part has, if sequences are long: enough to see all of a series."""
-
-
-def part_of(batch: SequenceBatch, steps: int | Tensor, seed: int) -> SequenceBatch:
-    """A random part of about that many steps, whole sequences or pieces of long ones; or the sequences asked for."""
+    Args:
+        batch: The sequences.
+        steps: Steps of the part, about; or numbers of sequences.
+        seed: Determines the choice.
+        piece: Steps of a piece, at least: its first step is explained by itself, one error in so many.
+        pieces: Pieces that a part has, if sequences are long: enough to see all of a series.
+    """
     if isinstance(steps, Tensor):
         return batch.take(steps)
     if batch.rows <= steps:
         return batch
-    pieces = batch.cut(max(PIECE, min(int(batch.lengths.max()), steps // PIECES)))
-    order = torch.randperm(len(pieces.lengths), generator=torch.Generator().manual_seed(seed))
-    enough = int((pieces.lengths[order].cumsum(0) < steps).sum()) + 1
-    return pieces.take(order[:enough])
+    cut = batch.cut(max(piece, min(int(batch.lengths.max()), steps // pieces)))
+    order = torch.randperm(len(cut.lengths), generator=torch.Generator().manual_seed(seed))
+    enough = int((cut.lengths[order].cumsum(0) < steps).sum()) + 1
+    return cut.take(order[:enough])

@@ -12,7 +12,6 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from otpdag.backward import RowCode
 from otpdag.data import Schema
 from otpdag.data.sequences import SequenceBatch, SequenceTable, as_sequences, encode_sequences, part_of
 from otpdag.engine.adam import Adam
@@ -22,7 +21,7 @@ from otpdag.engine.search import Searcher, SearchResult, SearchSchedule, restart
 from otpdag.errors import DataError, ModelError
 from otpdag.learned.drawn import Drawn
 from otpdag.learned.sequence_map import BidirectionalMap
-from otpdag.learned.sequence_problems import PieceProblem, number_problem, padded_features, piece_problem
+from otpdag.learned.sequence_problems import PieceProblem, number_problem, piece_problem
 from otpdag.learned.sequence_steps import CONTEXT, check_context
 from otpdag.learned.smoother import SequenceMap
 from otpdag.likelihood.chain_problem import FEWEST_UNITS, chain_problem
@@ -36,19 +35,6 @@ from otpdag.settings import ClosedForm
 from otpdag.structure import Structure, pack, unpack
 from otpdag.uncertainty.diagnosis import notes_on_scales
 
-START_STEPS = 20_000
-"""Steps that units, and starts of hidden numbers, are guessed from (decision 0006)."""
-
-CHAIN_START_STEPS = 5_000
-"""Steps that starts of chains are guessed from: they run on fewer at first."""
-
-LONGEST_PIECE = 400
-"""Steps in one piece of a sequence with hidden numbers, whose recursion is not run side by side otherwise."""
-
-PART_STEPS, PART_OF_ALL = 100_000, 32
-"""Steps on which the best chain settles before it sees all, or such a share of all: of ten million that spared one of
-five or six passes over everything in two of three data sets, for a seventh of one."""
-
 CHAIN = SearchSchedule(
     short_rows=2_500,
     short_elements=10**12,
@@ -57,26 +43,21 @@ CHAIN = SearchSchedule(
     finalists=3,
     finalist_gap=32.0,
     finalist_rows=10_000,
-    part_rows=PART_STEPS,
+    part_rows=100_000,
 )
 _ALONE = replace(CHAIN, finalists=1, finalist_gap=None, finalist_rows=None, short_tolerance=None, part_rows=None)
-WINDOWS = replace(_ALONE, short_rows=START_STEPS, short_steps=48)
+WINDOWS = replace(_ALONE, short_rows=20_000, short_steps=48)
 NUMBERS = _ALONE
 """Courses: short runs on a part of the steps, the best alone goes on; of chains on a larger part before it sees all.
 
 A chain whose loss changes by less than 1e-5 has no more to gain in 24 short steps than two starts may differ by. Of
 two near distributions the log-ratio of a step has a variance of about twice its mean D: over n steps D is four standard
-errors from zero where it is 32 / n. Chains that differ by less run on more steps before one of them is chosen."""
-
-STEPS_PER_PARAMETER, MOST_SHORT_STEPS = 100, 10_000
-"""Steps in short runs of chains: fewer for each parameter would be explained by chance."""
+errors from zero where it is 32 / n. Chains that differ by less run on more steps before one of them is chosen. Of ten
+million steps a part of a 32nd spared one of five or six passes over everything in two of three data sets, for a seventh
+of one."""
 
 NETWORK = Adam(steps=400, learning_rate=0.01)
-NETWORK_STEPS_SEEN = 800
-"""How a network is trained when it joins the smoother, and how many steps of sequences each of its steps sees."""
-
-COMPARISONS, CLEARLY_BETTER = 40, 2.0
-"""Batches on which two maps are compared, and standard errors by which the network must be better (decision 0013)."""
+"""How a network is trained when it joins the smoother."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +73,12 @@ class SequenceData(DataKind):
     order: NDArray[np.int64]
     """Which of the given sequences each one of the batch is."""
     is_weighted: bool = False
+    start_steps: int = 20_000
+    """Steps that units, and starts of hidden numbers, are guessed from (decision 0006)."""
+    chain_start_steps: int = 5_000
+    """Steps that starts of chains are guessed from: they run on fewer at first."""
+    longest_piece: int = 400
+    """Steps in one piece of a sequence with hidden numbers, whose recursion is not run side by side otherwise."""
 
     @classmethod
     def of(cls, model: Model, data: SequenceTable, *, weights: ArrayLike | None = None) -> SequenceData:
@@ -173,17 +160,15 @@ class SequenceData(DataKind):
         if self.structure.hidden_numbers:
             return NUMBERS
         learned = sum(math.prod(one.shape) for one in self.structure.parameters().values())
-        return replace(
-            CHAIN,
-            short_rows=min(max(CHAIN.short_rows, STEPS_PER_PARAMETER * learned), MOST_SHORT_STEPS),
-            part_rows=max(PART_STEPS, self.batch.rows // PART_OF_ALL),
-        )
+        # with fewer than a hundred steps for each parameter some would be explained by chance
+        short_rows = min(max(CHAIN.short_rows, 100 * learned), 10_000)
+        return replace(CHAIN, short_rows=short_rows, part_rows=max(100_000, self.batch.rows // 32))
 
     # -- problems -----------------------------------------------------------------------------------------------------
 
     def lay_out(self, method: Method, seed: int) -> Layout:
         """The units of some completed steps, and the map where one is learned."""
-        few = part_of(self._pieces, START_STEPS, seed)
+        few = part_of(self._pieces, self.start_steps, seed)
         generator = np.random.default_rng([seed, 2**20])
         # hidden numbers are guessed around categories, and Adam's steps depend on units where maxima do not
         even = not self.structure.hidden_numbers and isinstance(method.evaluation, ClosedForm)
@@ -198,16 +183,15 @@ class SequenceData(DataKind):
     @property
     def _pieces(self) -> SequenceBatch:
         """Sequences with hidden numbers are cut where they are long."""
-        return self.batch.cut(LONGEST_PIECE) if self.structure.hidden_numbers else self.batch
+        return self.batch.cut(self.longest_piece) if self.structure.hidden_numbers else self.batch
 
     def _map(self, structure: Structure, method: Method) -> SequenceMap | BidirectionalMap | None:
         """The map that a method learns: none where the closed form serves."""
         if isinstance(method.evaluation, Drawn):
             return _bidirectional(structure, self.batch, method.evaluation)
-        numbers = structure.hidden_numbers
-        if not numbers or method.objective.direct is not None:
+        if not structure.hidden_numbers or method.objective.direct is not None:
             return None
-        return SequenceMap(structure, RowCode.of(structure, self.batch.steps, structure.graph.observed), numbers)
+        return SequenceMap.of(structure, self.batch, reads_states=True)
 
     def problem(self, layout: Layout, method: Method, seed: int) -> Problem:
         """A chain of states, windows, draws of hidden numbers, or pieces for Adam."""
@@ -226,7 +210,7 @@ class SequenceData(DataKind):
     ) -> Tensor:
         """Guesses from some steps, with earlier values as further columns."""
         structure = layout.structure
-        most = START_STEPS if structure.hidden_numbers else CHAIN_START_STEPS
+        most = self.start_steps if structure.hidden_numbers else self.chain_start_steps
         few = part_of(self._pieces if units is None else self.batch.take(units), most, seed)
         points, weights = [], step_weights(structure, few)
         for number in numbers:
@@ -327,9 +311,8 @@ def _map_start(
 ) -> dict[str, Tensor]:
     """Parameters (1, ...) of a map from completed steps."""
     if isinstance(backward, BidirectionalMap):
-        generator = torch.Generator().manual_seed(seed)
-        return backward.start(few, backward.features(few), completed, generator)
-    return backward.start(few, padded_features(backward.structure, backward.features(few)), completed)
+        return backward.start(few, completed, torch.Generator().manual_seed(seed))
+    return backward.start(few, completed)
 
 
 def _network_may_help(structure: Structure, closed: ClosedForm) -> bool:
@@ -348,14 +331,15 @@ def _network_may_help(structure: Structure, closed: ClosedForm) -> bool:
 
 
 def _with_network(
-    layout: Layout, ended: SearchResult, batch: SequenceBatch, method: Method, searcher: Searcher
+    layout: Layout, ended: SearchResult, batch: SequenceBatch, method: Method, searcher: Searcher, clearly: float = 2.0
 ) -> tuple[Layout, SearchResult]:
     """Let a network join the smoother, train both and the model on, and keep the better of before and after.
 
-    The network's last layer starts at zero, so that both are points of one problem, compared on the same batches.
+    The network's last layer starts at zero, so that both are points of one problem, compared on the same batches. It is
+    ``clearly`` better by so many standard errors (decision 0013).
     """
     structure, seed = layout.structure, searcher.seed
-    drawn = Drawn(noise="marginal", batch_size=NETWORK_STEPS_SEEN)
+    drawn = Drawn(noise="marginal", batch_size=800)
     backward = _bidirectional(structure, batch, drawn)
     parameters = unpack(ended.point, layout.shapes) | backward.init(torch.Generator().manual_seed(seed))
     shapes = {key: tuple(value.shape[1:]) for key, value in parameters.items()}
@@ -366,7 +350,7 @@ def _with_network(
         problem, before, SearchSchedule(moves=0), replace(searcher, optimiser=NETWORK, last_run="network joins")
     )
     gain, error = _gain(problem, before, after.point, seed)
-    better = gain > CLEARLY_BETTER * error and not bool(after.failed[0])
+    better = gain > clearly * error and not bool(after.failed[0])
     if not better and not (isinstance(method.evaluation, ClosedForm) and method.evaluation.network):
         return layout, ended
     point, loss = (after.point, ended.loss - gain) if better else (before, ended.loss)
@@ -374,15 +358,15 @@ def _with_network(
     return joined, replace(ended, problem=problem, point=point, loss=loss, restarts=restarts)
 
 
-def _gain(problem: PieceProblem, before: Tensor, after: Tensor, seed: int) -> tuple[float, float]:
+def _gain(problem: PieceProblem, before: Tensor, after: Tensor, seed: int, batches: int = 40) -> tuple[float, float]:
     """By how much the loss of ``after`` is lower on the same pieces and noise, and the standard error of that."""
     gaps = []
     with torch.no_grad():
-        for number in range(seed, seed + COMPARISONS):
+        for number in range(seed, seed + batches):
             losses = [
                 float(problem.sampled(point, Streams([number], shared=number), 1.0).total[0])
                 for point in (before, after)
             ]
             gaps.append(losses[0] - losses[1])
     drawn = torch.tensor(gaps, dtype=torch.float64)
-    return float(drawn.mean()), float(drawn.std() / COMPARISONS**0.5)
+    return float(drawn.mean()), float(drawn.std() / batches**0.5)

@@ -29,9 +29,6 @@ from otpdag.likelihood.chain_layout import States, joint_states
 from otpdag.spaces import Space
 from otpdag.structure import Structure, Theta
 
-DILATIONS = (1, 2, 4)  # of the three layers: a step reads seven steps to either side, one less than pieces hold ready
-LARGEST_POTENTIAL = 12.0  # states less likely than exp of minus this are all alike
-LARGEST_FACTOR = 3.0  # of the logarithm by which a network changes a precision
 PREFIX = "phi.reader."
 
 
@@ -58,19 +55,23 @@ class BidirectionalMap:
         smoother: The Gaussian chain of the hidden numbers; also says what a step reads.
         categories: Hidden nodes that are categories, in topological order.
         width: Units of the network.
+        dilations: Of its layers: a step reads seven steps to either side, one less than pieces hold ready.
+        largest_potential: States less likely than exp of minus this are all alike.
+        largest_factor: Of the logarithm by which the network changes a precision.
     """
 
     structure: Structure
     smoother: SequenceMap
     categories: tuple[str, ...]
     width: int = 32
+    dilations: tuple[int, ...] = (1, 2, 4)
+    largest_potential: float = 12.0
+    largest_factor: float = 3.0
 
     @classmethod
     def of(cls, structure: Structure, batch: SequenceBatch, width: int = 32) -> BidirectionalMap:
         """A map for all hidden nodes of a structure."""
-        code = RowCode.of(structure, batch.steps, structure.graph.observed)
-        smoother = SequenceMap(structure, code, structure.hidden_numbers)
-        return cls(structure, smoother, structure.hidden_categories, width)
+        return cls(structure, SequenceMap.of(structure, batch), structure.hidden_categories, width)
 
     # -- what the objective asks of a map ------------------------------------------------------------------------
 
@@ -124,7 +125,7 @@ class BidirectionalMap:
             "in.weight": _drawn(inputs, width, generator),
             "in.bias": torch.zeros(1, width, dtype=torch.float64),
         }
-        for layer in range(len(DILATIONS)):
+        for layer in range(len(self.dilations)):
             parameters[f"{layer}.weight"] = _drawn(3 * width, width, generator)
             parameters[f"{layer}.bias"] = torch.zeros(1, width, dtype=torch.float64)
         parameters["out.weight"] = torch.zeros(1, width, self._outputs, dtype=torch.float64)
@@ -136,15 +137,15 @@ class BidirectionalMap:
         return {f"{PREFIX}{name}": value for name, value in parameters.items()}
 
     def start(
-        self, batch: SequenceBatch, features: Tensor, completed: Mapping[str, Tensor], generator: torch.Generator
+        self, batch: SequenceBatch, completed: Mapping[str, Tensor], generator: torch.Generator
     ) -> dict[str, Tensor]:
         """Parameters (1, ...) from regressions on completed steps (M, width)."""
         phi = self.init(generator)
         if self.smoother.targets:
-            phi |= self.smoother.start(batch, features[..., :-1], completed)
+            phi |= self.smoother.start(batch, completed)
         if self.states is not None:
             soft = _joint_labels(self.states, completed)
-            linear, bias = _discriminant(features[0], soft)
+            linear, bias = _discriminant(self.features(batch)[0], soft)
             phi[f"{PREFIX}states.linear"][0], phi[f"{PREFIX}states.bias"][0] = linear, bias
             follows = batch.times > 0
             moves = batch.lagged(soft.unsqueeze(0), 1)[0][follows].T @ soft[follows] + 1.0
@@ -167,20 +168,20 @@ class BidirectionalMap:
         precision, pull, logits = out.split([cells, self.free, size], -1)
         adjustment = None
         if self.smoother.targets:
-            factor = torch.exp(LARGEST_FACTOR * torch.tanh(precision / LARGEST_FACTOR))
+            factor = torch.exp(self.largest_factor * torch.tanh(precision / self.largest_factor))
             adjustment = Adjustment(factor, pull, steps.inside.to(features))
         if self.states is None:
             return adjustment, None
         logits = logits + apply_linear(features, phi[f"{PREFIX}states.linear"])
         logits = logits + expand_to(phi[f"{PREFIX}states.bias"], logits.ndim)
-        unary = torch.log_softmax(logits, -1).clamp(min=-LARGEST_POTENTIAL)
+        unary = torch.log_softmax(logits, -1).clamp(min=-self.largest_potential)
         return adjustment, torch.where(steps.inside.unsqueeze(-1), unary, 0.0)
 
     def _encode(self, phi: Theta, steps: Steps) -> Tensor:
         inside = steps.inside.to(steps.features).unsqueeze(-1)
         hidden = apply_linear(steps.features, phi[f"{PREFIX}in.weight"])
         hidden = torch.nn.functional.silu(hidden + expand_to(phi[f"{PREFIX}in.bias"], 3)) * inside
-        for layer, dilation in enumerate(DILATIONS):
+        for layer, dilation in enumerate(self.dilations):
             apart = dilation * steps.block.sizes[0]
             around = torch.cat([_shifted(hidden, -apart), hidden, _shifted(hidden, apart)], -1)
             more = apply_linear(around, phi[f"{PREFIX}{layer}.weight"])
@@ -225,7 +226,7 @@ class BidirectionalMap:
     def _linear(self, phi: Theta, steps: Steps, unary: Tensor) -> tuple[Tensor, Tensor]:
         """Potentials (R, span, many, S) and moves (R, S, S), whose rows sum to one."""
         known = self.states
-        log_moves = torch.log_softmax(phi[f"{PREFIX}pair"], -1).clamp(min=-LARGEST_POTENTIAL)
+        log_moves = torch.log_softmax(phi[f"{PREFIX}pair"], -1).clamp(min=-self.largest_potential)
         if known is not None and known.follows is not None:
             log_moves = torch.where(known.follows, log_moves, -math.inf)
         replicas = max(len(unary), len(log_moves))

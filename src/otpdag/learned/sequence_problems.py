@@ -27,7 +27,7 @@ from otpdag.learned.sampled import Draw, family, noise_family, rebuild
 from otpdag.learned.sequence_map import BidirectionalMap, ChainMarginals
 from otpdag.learned.sequence_steps import Cuts, Steps
 from otpdag.learned.smoother import SequenceDraw, SequenceMap
-from otpdag.likelihood.chain_layout import Chain, joint_states, one_block
+from otpdag.likelihood.chain_layout import Chain, one_block
 from otpdag.likelihood.chain_messages import marginals
 from otpdag.likelihood.chain_potentials import Linear, Potentials, potentials
 from otpdag.likelihood.chain_problem import expected_log_potential
@@ -36,16 +36,6 @@ from otpdag.noise import Streams
 from otpdag.problem import LossTerms, Pace, Problem, Refinement, split_point
 from otpdag.settings import Objective
 from otpdag.structure import Naturals, Structure, Theta
-
-DRAWN = 8000
-"""Draws of hidden numbers in all, each with its mirror image, where the steps are fewer."""
-
-MOST_DRAWS, MOST_SWITCHING_DRAWS = 8, 4
-"""Draws of a step; of models with categories, each of which is a chain of its own, half as many."""
-
-READINGS, SMALL_FALL = 8, 1e-4
-"""Times that the map reads the categories anew, at most, and a fall of the loss since the last that ends them."""
-
 
 # --- all steps, with noise that stays fixed --------------------------------------------------------------------------
 
@@ -65,9 +55,13 @@ class NumberProblem(Problem):
     """The map's noise (1, D, M, d), the same in every evaluation."""
     chain: Chain | None
     """The hidden categories given each draw, if there are any."""
-    readings: int
+    readings: int = 0
+    """Times that the map has read the categories."""
+    most_readings: int = 8
     last_loss: float = float("inf")
     """The loss when the categories were read last."""
+    small_fall: float = 1e-4
+    """A fall of the loss since then that ends readings."""
 
     @property
     def rows(self) -> int:
@@ -95,15 +89,15 @@ class NumberProblem(Problem):
 
     def refine(self, point: Tensor) -> Refinement | None:
         """The map reads the probabilities that the categories have now, until that lowers the loss no more."""
-        if self.chain is None or self.readings == 0:
+        if self.chain is None or self.readings == self.most_readings:
             return None
         with torch.no_grad():
             loss = float(self.loss(point).total[0])
-            if self.last_loss - loss < SMALL_FALL:
+            if self.last_loss - loss < self.small_fall:
                 return None
             read = self._reading(point, self.chain)
-        refined = replace(self, steps=read, readings=self.readings - 1, last_loss=loss)
-        return Refinement(refined, point, f"categories read {READINGS - self.readings + 1}")
+        refined = replace(self, steps=read, readings=self.readings + 1, last_loss=loss)
+        return Refinement(refined, point, f"categories read {refined.readings}")
 
     def _reading(self, point: Tensor, chain: Chain) -> Steps:
         """The same steps, whose features end with the probabilities of the categories now and one step later.
@@ -122,26 +116,29 @@ class NumberProblem(Problem):
 
 
 def number_problem(
-    batch: SequenceBatch, backward: SequenceMap, shapes: Mapping[str, tuple[int, ...]], eps: float, seed: int
+    batch: SequenceBatch,
+    backward: SequenceMap,
+    shapes: Mapping[str, tuple[int, ...]],
+    eps: float,
+    seed: int,
+    *,
+    most: int = 8,
+    in_all: int = 8000,
 ) -> NumberProblem:
-    """Draw the noise once, each with its mirror image, and lay out the hidden categories beside the numbers."""
+    """Draw the noise once, each with its mirror image, and lay out the hidden categories beside the numbers.
+
+    A step is drawn ``most`` times, beside categories, of which each draw is a chain of its own, half as often; fewer
+    times where there would be more than ``in_all`` draws.
+    """
     structure, generator = backward.structure, torch.Generator().manual_seed(seed)
     mixed = bool(structure.hidden_categories)
-    draws = min(MOST_SWITCHING_DRAWS if mixed else MOST_DRAWS, max(1, DRAWN // batch.rows))
+    draws = min(most // 2 if mixed else most, max(1, in_all // batch.rows))
     noise = torch.randn(1, draws, batch.rows, sum(backward.widths), generator=generator, dtype=torch.float64)
     block = one_block(batch)
     noise = torch.cat([noise, -noise], 1)[:, :, block.rows]
-    steps = Steps.of(structure, batch, block, padded_features(structure, backward.features(batch)))
+    steps = Steps.of(structure, batch, block, backward.features(batch))
     chain = steps.chain(structure.hidden_categories, noise.shape[1]) if mixed else None
-    readings = READINGS if mixed else 0
-    return NumberProblem(structure, batch, backward, shapes, eps, seed, steps, noise, chain, readings)
-
-
-def padded_features(structure: Structure, features: Tensor) -> Tensor:
-    """Features with room for the probabilities of hidden categories, now and one step later."""
-    categories = structure.hidden_categories
-    states = joint_states(structure, categories).size if categories else 0
-    return torch.nn.functional.pad(features, (0, 2 * states))
+    return NumberProblem(structure, batch, backward, shapes, eps, seed, steps, noise, chain)
 
 
 # --- pieces, with fresh noise ----------------------------------------------------------------------------------------

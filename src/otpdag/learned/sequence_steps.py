@@ -18,8 +18,7 @@ from otpdag.errors import ModelError
 from otpdag.likelihood.chain_layout import Block, Chain, joint_states
 from otpdag.structure import Structure, lag_name
 
-COUNTED = 40  # steps of a piece that count
-CONTEXT = 8  # steps before and after that are only read
+CONTEXT = 8  # steps before and after those of a piece that count, which are only read
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,8 +143,8 @@ class Cuts:
     span: int
 
     @classmethod
-    def of(cls, batch: SequenceBatch, *, counted: int = COUNTED, context: int = CONTEXT) -> Cuts:
-        """Cut sequences in pieces of about equal length; short ones stay whole.
+    def of(cls, batch: SequenceBatch, *, counted: int = 40, context: int = CONTEXT) -> Cuts:
+        """Cut sequences in pieces of about equal length, of at most so many counted steps; short ones stay whole.
 
         >>> x = torch.zeros(1, 7, 1)
         >>> steps = Batch({"x": x}, {"x": torch.ones_like(x).bool()}, torch.ones(1, 7))

@@ -20,12 +20,10 @@ from torch import Tensor
 from otpdag.backward import RowCode
 from otpdag.data.sequences import SequenceBatch
 from otpdag.layers import apply_linear
-from otpdag.likelihood.chain_layout import Block
+from otpdag.likelihood.chain_layout import Block, joint_states
 from otpdag.mechanisms.normal import LOG_SQRT_2PI
 from otpdag.mechanisms.predictor import weighted_regression
 from otpdag.structure import Structure, Theta
-
-LEAST_SPREAD = 0.1  # of fresh noise at the start, in units of the hidden number
 
 
 @dataclass(frozen=True)
@@ -59,13 +57,23 @@ class SequenceMap:
         structure: Graph and mechanisms.
         code: How the observed cells of a step become a vector.
         targets: Hidden nodes that are numbers, in topological order.
+        states: Joint states of hidden categories, whose probabilities it reads last, of a step and of the one after it.
         reach: Steps before and after that a step's potential reads.
     """
 
     structure: Structure
     code: RowCode
     targets: tuple[str, ...]
+    states: int = 0
     reach: int = 1
+
+    @classmethod
+    def of(cls, structure: Structure, batch: SequenceBatch, *, reads_states: bool = False) -> SequenceMap:
+        """A map for all hidden numbers of a structure."""
+        code = RowCode.of(structure, batch.steps, structure.graph.observed)
+        categories = structure.hidden_categories if reads_states else ()
+        states = joint_states(structure, categories).size if categories else 0
+        return cls(structure, code, structure.hidden_numbers, states)
 
     @property
     def widths(self) -> list[int]:
@@ -83,7 +91,10 @@ class SequenceMap:
         return [(value + self.reach * at, mask + self.reach * at) for value, mask in places]
 
     def features(self, batch: SequenceBatch) -> Tensor:
-        """What each step reads (1, M, F): the cells of the steps around it, zeros beyond the ends."""
+        """What each step reads (1, M, F): the cells of the steps around it, zeros beyond the ends.
+
+        Of categories nothing is known yet.
+        """
         row = self.code(batch.steps.values, batch.steps.mask)
         times, here = batch.times, torch.arange(batch.rows)
         left = batch.lengths.repeat_interleave(batch.lengths) - 1 - times
@@ -91,24 +102,30 @@ class SequenceMap:
         for shift in range(-self.reach, self.reach + 1):
             inside = (times + shift >= 0) & (shift <= left)
             parts.append(row.index_select(1, torch.where(inside, here + shift, here)) * inside.to(row).unsqueeze(-1))
-        return torch.cat(parts, -1)
+        return torch.nn.functional.pad(torch.cat(parts, -1), (0, 2 * self.states))
 
-    def start(self, batch: SequenceBatch, features: Tensor, completed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Potentials and dynamics from regressions on completed values: parameters (1, ...)."""
+    def start(
+        self, batch: SequenceBatch, completed: Mapping[str, Tensor], least_spread: float = 0.1
+    ) -> dict[str, Tensor]:
+        """Potentials and dynamics from regressions on completed values: parameters (1, ...).
+
+        Fresh noise has ``least_spread`` or more, in units of the hidden number.
+        """
+        features = self.features(batch)
         spaces = [self.structure.mechanisms[node].space for node in self.targets]
         pairs = zip(self.targets, spaces, strict=True)
         free = torch.cat([space.unconstrain(completed[node]) for node, space in pairs], -1)
         one = torch.ones_like(free[:, :1])
         design = torch.cat([batch.lagged(free.unsqueeze(0), 1)[0], one], -1)
         moves = weighted_regression(design, free, (batch.times > 0).to(free), ridge=1e-4)
-        fresh = (free - design @ moves).std(0).clamp(min=LEAST_SPREAD)
+        fresh = (free - design @ moves).std(0).clamp(min=least_spread)
         linear = free.new_zeros(features.shape[-1], free.shape[-1])
         precision = []
         for value, mask in self.cells:
             seen = features[0, :, mask]
             line = weighted_regression(torch.cat([free, one], -1), features[0, :, [value]], seen, ridge=1e-4)
             rest = (features[0, :, value] - (torch.cat([free, one], -1) @ line)[:, 0]) * seen
-            spread = (rest.square().sum() / seen.sum().clamp(min=1.0)).sqrt().clamp(min=LEAST_SPREAD)
+            spread = (rest.square().sum() / seen.sum().clamp(min=1.0)).sqrt().clamp(min=least_spread)
             slope, level = line[:-1, 0], line[-1, 0]
             linear[value] += slope / spread**2
             linear[mask] -= level * slope / spread**2

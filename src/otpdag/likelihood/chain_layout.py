@@ -23,8 +23,6 @@ from otpdag.errors import DataError, ModelError
 from otpdag.numerics import joint_codes
 from otpdag.structure import Structure, lag_name
 
-MOST_STATES = 1024  # the recursion multiplies matrices of this many rows and columns at every step
-
 
 @dataclass(frozen=True)
 class States:
@@ -47,8 +45,13 @@ class States:
     begins: Tensor
 
 
-def joint_states(structure: Structure, unknown: Sequence[str], dtype: torch.dtype = torch.float64) -> States:
-    """Enumerate the joint states of ``unknown`` nodes, with as many earlier values as the longest lag asks for."""
+def joint_states(
+    structure: Structure, unknown: Sequence[str], dtype: torch.dtype = torch.float64, most: int = 1024
+) -> States:
+    """Enumerate the joint states of ``unknown`` nodes, with as many earlier values as the longest lag asks for.
+
+    At ``most`` so many: recursions multiply matrices of as many rows and columns at every step.
+    """
     mechanisms = structure.mechanisms
     depth = dict.fromkeys(unknown, 1)
     for edge in structure.graph.lags:
@@ -56,10 +59,10 @@ def joint_states(structure: Structure, unknown: Sequence[str], dtype: torch.dtyp
             depth[edge.parent] = max(depth[edge.parent], edge.by)
     parts = [(node, back) for node in unknown for back in range(depth[node])]
     size = math.prod(mechanisms[node].space.width for node, _ in parts)
-    if size > MOST_STATES:
+    if size > most:
         shown = ", ".join(f"{node!r} ({mechanisms[node].space.width}, {depth[node]} steps)" for node in unknown)
         raise ModelError(
-            f"the unknown categories {shown} have {size} joint states; at most {MOST_STATES} can be enumerated: use "
+            f"the unknown categories {shown} have {size} joint states; at most {most} can be enumerated: use "
             "fewer states, hidden nodes or lags"
         )
     codes = joint_codes([mechanisms[node].space.width for node, _ in parts])
@@ -78,7 +81,6 @@ def joint_states(structure: Structure, unknown: Sequence[str], dtype: torch.dtyp
 
 STRETCH = 32  # steps of a stretch, in which most chains forget where they began: all that is done one after another
 SIDE_BY_SIDE = 400  # sequences times replicas from which on a step of all of them keeps a processor busy: none is cut
-BLOCK_STEPS = 2_000_000  # steps times states in one forward-backward pass; more would only fill memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -264,8 +266,11 @@ class Chain:
         return shown
 
 
-def lay_out_chain(structure: Structure, batch: SequenceBatch, *, block_steps: int = BLOCK_STEPS) -> Chain:
-    """Find the states and the distinct steps, and put the sequences in order."""
+def lay_out_chain(structure: Structure, batch: SequenceBatch, *, block_steps: int = 2_000_000) -> Chain:
+    """Find the states and the distinct steps, and put the sequences in order.
+
+    A forward-backward pass has ``block_steps`` steps times states; more would only fill memory.
+    """
     graph, steps = structure.graph, batch.steps
     _check_supported(structure, batch)
     unknown = tuple(n for n in graph.order if n in graph.hidden or _missing_parent(structure, batch, n))

@@ -38,9 +38,6 @@ SMALLEST_SUM = 1e-140
 AGREED = 1e-12
 """A relative difference between two messages at a joint that is rounding."""
 
-FEW_STATES = 12
-"""Products of matrices cost their cube: with more states, sequences that do not forget are taken whole."""
-
 
 @dataclass(frozen=True)
 class Marginals:
@@ -180,15 +177,17 @@ class Smoothed:
         return self.moves.pairs(self.before, self.later)
 
 
-def smoothed(emission: Callable[[], Array], moves: Moves, lanes: Lanes, every: int = 1) -> Smoothed | None:
+def smoothed(
+    emission: Callable[[], Array], moves: Moves, lanes: Lanes, every: int = 1, few_states: int = 12
+) -> Smoothed | None:
     """Run forward and backward over what ``emission`` makes (L, R, S, B).
 
     Messages are normalised at ``every`` so many steps. Joints of stretches are guessed, or known from products of
-    transfer matrices. None where neither agrees, or a message has become too small. Emissions are overwritten: fresh
-    memory is what a pass would cost most.
+    transfer matrices, which cost their cube: with more than ``few_states`` none are made. None where neither agrees, or
+    a message has become too small. Emissions are overwritten: fresh memory is what a pass would cost most.
     """
     passed = None
-    for products in (False, True) if lanes.are_cut and moves.pair.shape[-1] <= FEW_STATES else (False,):
+    for products in (False, True) if lanes.are_cut and moves.pair.shape[-1] <= few_states else (False,):
         with np.errstate(all="ignore"):
             passed = passed or _both_ways(_Passes(emission(), moves, lanes, every), products=products)
     return passed

@@ -37,9 +37,6 @@ from otpdag.structure import Naturals, Structure, columns_of
 
 Array: TypeAlias = NDArray[np.float64]
 
-NORMALISED = 4
-"""Steps after which messages are normalised: they hardly become small before."""
-
 
 @dataclass(frozen=True)
 class Sums:
@@ -74,7 +71,7 @@ class PlacedSteps:
         placed = features.numpy()[lanes.columns].swapaxes(1, 2)
         return cls(np.where(lanes.inside[:, None], placed, 0.0), lanes)
 
-    def sums(self, table: Tensor, first: Tensor, matrix: Tensor, weight: Tensor | None) -> Sums | None:
+    def sums(self, table: Tensor, first: Tensor, matrix: Tensor, weight: Tensor | None, every: int = 4) -> Sums | None:
         """Expected sums under these potentials; None where digits would be lost.
 
         Args:
@@ -82,6 +79,7 @@ class PlacedSteps:
             first: What is known of the first step's state (R, S), not as logarithms.
             matrix: Of the state after another one (R, S, S).
             weight: Of the sequences (R or 1, n); one if left out.
+            every: Steps after which messages are normalised: they hardly become small before.
         """
         log_units: list[Array] = []
 
@@ -90,7 +88,7 @@ class PlacedSteps:
             log_units.append(log_unit)
             return made
 
-        passed = smoothed(emission, Moves(matrix.unsqueeze(1).numpy(), self.lanes), self.lanes, NORMALISED)
+        passed = smoothed(emission, Moves(matrix.unsqueeze(1).numpy(), self.lanes), self.lanes, every)
         if passed is None:
             return None
         log_scale, state = np.log(passed.scale).sum(0) + log_units[-1].sum(0), passed.state
@@ -114,18 +112,6 @@ class PlacedSteps:
         return emission, unit[:, :, 0].numpy()
 
 
-SHORT_UNIT = 50
-"""Steps of the pieces in which few long sequences are resampled: longer than most dependence, and many of them."""
-
-SIMULATED_STEPS = 200_000
-"""Steps of all sequences that the model makes of its own, at most."""
-
-FEW_FEATURES = 8
-"""Features up to which reading every step anew costs no more than looking up what steps alike say."""
-
-SWAP_STEPS = 1_000
-"""Steps on which swaps of states are compared, as many as short runs of starts see."""
-
 FEWEST_UNITS = 30
 """Sequences below which resampling whole ones says little."""
 
@@ -144,6 +130,8 @@ class ChainProblem(Units):
     """Weights of the sequences (R or 1, N)."""
     emissions: Emissions | None = None
     """How distinct steps are read through features, where every parameter has an update in closed form."""
+    few_features: int = 8
+    """Features up to which reading every step anew costs no more than looking up what steps alike say."""
 
     @property
     def rows(self) -> int:
@@ -217,7 +205,7 @@ class ChainProblem(Units):
         """The point (1, P) with states swapped, where that has a lower loss; see :mod:`swapped_states`."""
         if self.emissions is None or len(self.chain.states.nodes) > 1 or len(point) > 1 or len(self.factors) > 1:
             return None
-        part = self.subset(SWAP_STEPS)
+        part = self.subset(1_000)  # steps, as many as short runs of starts see
         return swapped(self, part, point, part._with_swaps(point, self.emissions))
 
     def _with_swaps(self, point: Tensor, emissions: Emissions) -> Tensor:
@@ -244,7 +232,7 @@ class ChainProblem(Units):
 
     def _sums(self, naturals: Naturals, emissions: Emissions, begun: Tensor, joined: Tensor) -> Sums:
         """Probabilities of states and of pairs of states, summed up as updates ask for them."""
-        if sum(emissions.sizes) <= FEW_FEATURES or len(self.chain.phase) == self.rows:
+        if sum(emissions.sizes) <= self.few_features or len(self.chain.phase) == self.rows:
             sums = self._placed_sums(naturals, emissions, begun, joined)
             if sums is not None:
                 return sums
@@ -312,11 +300,14 @@ class ChainProblem(Units):
         """Weights of the sequences (1, N)."""
         return self.factors[:1]
 
-    def in_units(self) -> ChainProblem:
-        """The problem in enough units to be resampled: few long sequences are cut, each piece one of its own."""
+    def in_units(self, most: int = 50) -> ChainProblem:
+        """The problem in enough units to be resampled: few long sequences are cut, each piece one of its own.
+
+        Pieces have at ``most`` so many steps: longer than most dependence, and many of them.
+        """
         if len(self.batch.lengths) >= FEWEST_UNITS:
             return self
-        pieces = self.batch.cut(max(2, min(SHORT_UNIT, self.rows // FEWEST_UNITS)))
+        pieces = self.batch.cut(max(2, min(most, self.rows // FEWEST_UNITS)))
         return chain_problem(self.structure, pieces, self.shapes, self.eps, self.seed)
 
     def reweighted(self, factors: Tensor) -> ChainProblem:
@@ -338,9 +329,9 @@ class ChainProblem(Units):
                 totals.index_add_(1, block.sequences[block.owners], scale)
         return -self.eps * totals / self.batch.lengths.to(totals)
 
-    def simulated(self, point: Tensor, size: int, seed: int) -> ChainProblem:
+    def simulated(self, point: Tensor, size: int, seed: int, most_steps: int = 200_000) -> ChainProblem:
         """Sequences that the model makes, each as long as a random one of the data, with its gaps and covariates."""
-        most = SIMULATED_STEPS * len(self.batch.lengths) // self.rows
+        most = most_steps * len(self.batch.lengths) // self.rows
         many = max(FEWEST_UNITS, min(size, most))
         sample = simulated_sequences(self.structure, self.naturals(point.detach()), self.batch, many, seed)
         return chain_problem(self.structure, sample, self.shapes, self.eps, seed)

@@ -1,9 +1,8 @@
-"""What a fitted model says of sequences: state probabilities, likeliest paths, draws, likelihoods, new sequences."""
+"""What a fitted model says of sequences: state probabilities, likeliest paths, draws, likelihoods."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,15 +15,11 @@ from otpdag.likelihood.chain_layout import Block, Chain, lay_out_chain, one_bloc
 from otpdag.likelihood.chain_messages import filtered, marginals
 from otpdag.likelihood.chain_potentials import Linear, potentials
 from otpdag.likelihood.particles import draw_paths, filter_particles
+from otpdag.numerics import bounded_threads
 from otpdag.simulation import draw
 from otpdag.structure import Naturals, Structure, lag_name
 
 Array = NDArray[np.float64]
-
-# Particles that stand for hidden numbers. The error of a likelihood falls with the root of their number; drawing paths
-# backward takes their number times that of the draws, so that it makes do with fewer.
-PARTICLES_OF_A_LIKELIHOOD, PARTICLES_OF_A_PATH = 2000, 300
-DRAWS_OF_A_SHARE = 200  # whose shares stand for probabilities: a standard error of at most 0.035
 
 
 @dataclass(frozen=True)
@@ -52,28 +47,22 @@ def smooth(structure: Structure, naturals: Naturals, batch: SequenceBatch) -> Sm
     return Smoothed(probabilities, log_likelihood, chain)
 
 
-def state_probabilities(structure: Structure, naturals: Naturals, batch: SequenceBatch, node: str) -> Tensor:
-    """Probabilities of one hidden category (M, K): exact, or shares of draws where numbers are hidden beside it."""
+def state_probabilities(
+    structure: Structure, naturals: Naturals, batch: SequenceBatch, node: str, draws: int = 200
+) -> Tensor:
+    """Probabilities of one hidden category (M, K): exact, or shares of draws where numbers are hidden beside it.
+
+    The standard error of a share of 200 is at most 0.035.
+    """
     if not has_numbers(structure):
         return smooth(structure, naturals, batch).of(node)
-    return fill_in(structure, naturals, batch, DRAWS_OF_A_SHARE, torch.Generator().manual_seed(0))[node].mean(1)
+    return fill_in(structure, naturals, batch, draws, torch.Generator().manual_seed(0))[node].mean(1)
 
 
 def _laid_out(structure: Structure, naturals: Naturals, batch: SequenceBatch) -> tuple[Chain, Linear]:
     chain = lay_out_chain(structure, batch)
     with torch.no_grad():
         return chain, Linear.of(potentials(structure, naturals, chain))
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Small steps of a recursion: a second thread would cost more than it saves."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def decode_paths(structure: Structure, naturals: Naturals, batch: SequenceBatch) -> tuple[dict[str, Tensor], Tensor]:
@@ -113,28 +102,37 @@ def has_numbers(structure: Structure) -> bool:
     return any(not structure.mechanisms[node].space.is_discrete for node in structure.graph.hidden)
 
 
-def log_likelihood(structure: Structure, naturals: Naturals, batch: SequenceBatch, seed: int = 0) -> Tensor:
-    """Log-likelihood of each sequence (N,): exact for hidden categories, by particles for hidden numbers."""
+def log_likelihood(
+    structure: Structure, naturals: Naturals, batch: SequenceBatch, seed: int = 0, particles: int = 2000
+) -> Tensor:
+    """Log-likelihood of each sequence (N,): exact for hidden categories, by particles for hidden numbers.
+
+    Its error falls with the root of the number of particles.
+    """
     if not has_numbers(structure):
         return smooth(structure, naturals, batch).log_likelihood
-    with _one_thread():
-        return filter_particles(
-            structure, naturals, batch, PARTICLES_OF_A_LIKELIHOOD, torch.Generator().manual_seed(seed)
-        ).log_likelihood
+    with bounded_threads(1):
+        generator = torch.Generator().manual_seed(seed)
+        return filter_particles(structure, naturals, batch, particles, generator).log_likelihood
 
 
 def fill_in(
-    structure: Structure, naturals: Naturals, batch: SequenceBatch, draws: int, generator: torch.Generator
+    structure: Structure,
+    naturals: Naturals,
+    batch: SequenceBatch,
+    draws: int,
+    generator: torch.Generator,
+    particles: int = 300,
 ) -> dict[str, Tensor]:
     """Joint draws of every node given what the sequences show: (M, draws, width).
 
-    Hidden categories are drawn exactly, backward in time after a forward pass, hidden numbers by particles; missing
-    cells then from the model, forward in time.
+    Hidden categories are drawn exactly, backward in time after a forward pass, hidden numbers by particles, which takes
+    their number times that of the draws; missing cells then from the model, forward in time.
     """
     if has_numbers(structure):
-        with _one_thread():
-            particles = filter_particles(structure, naturals, batch, PARTICLES_OF_A_PATH, generator)
-            values = draw_paths(structure, naturals, batch, particles, draws, generator)
+        with bounded_threads(1):
+            forward = filter_particles(structure, naturals, batch, particles, generator)
+            values = draw_paths(structure, naturals, batch, forward, draws, generator)
         known = structure.graph.hidden
     else:
         chain, linear = _laid_out(structure, naturals, batch)

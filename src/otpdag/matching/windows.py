@@ -29,10 +29,7 @@ from otpdag.problem import LossTerms, Problem
 from otpdag.settings import Direct
 from otpdag.structure import Naturals, Structure
 
-COARSE_FEATURES = 200  # features while starts are compared
-MOST_PATHS = 1024  # paths of states through a window; it is shorter where there would be more
 WINDOWS_AT_ONCE = 8000  # on which features are placed, and whose features are computed at a time
-FEWEST_FIRST = 30  # first windows, one of each sequence, below which their covariance says little
 
 
 @dataclass(frozen=True)
@@ -45,6 +42,8 @@ class WindowProblem(Problem):
     direct: Direct
     seed: int
     windows: Windows
+    coarse_features: int = 200
+    """Features while starts are compared."""
 
     @property
     def rows(self) -> int:
@@ -60,7 +59,7 @@ class WindowProblem(Problem):
         """About so many steps, or these sequences; fewer features if ``coarse``."""
         features = self.direct.features
         if coarse:
-            features = replace(features, features=min(COARSE_FEATURES, features.features))
+            features = replace(features, features=min(self.coarse_features, features.features))
         part = part_of(self.batch, rows, self.seed)
         return window_problem(self.structure, part, self.shapes, replace(self.direct, features=features), self.seed)
 
@@ -142,16 +141,26 @@ def window_columns(structure: Structure, batch: SequenceBatch, rows: Tensor, len
 
 
 def lay_out_windows(
-    structure: Structure, batch: SequenceBatch, divergence: WhitenedFeatures, generator: torch.Generator, most: int = 3
+    structure: Structure,
+    batch: SequenceBatch,
+    divergence: WhitenedFeatures,
+    generator: torch.Generator,
+    most: int = 3,
+    most_paths: int = 1024,
+    fewest_first: int = 30,
 ) -> Windows:
-    """Place features on windows of ``most`` steps, and enumerate paths; few first windows count among the others."""
+    """Place features on windows of ``most`` steps, and enumerate paths.
+
+    Windows are shorter where there would be more than ``most_paths`` through them. First windows, one of each sequence,
+    count among the others below ``fewest_first``: the covariance of so few says little.
+    """
     check_windows(structure)
     states = joint_states(structure, [n for n in structure.graph.order if n in structure.graph.hidden])
-    length = max(w for w in range(1, most + 1) if w == 1 or states.size**w <= MOST_PATHS)
+    length = max(w for w in range(1, most + 1) if w == 1 or states.size**w <= most_paths)
     length = min(length, int(batch.lengths.max()))
     paths = torch.cartesian_prod(*[torch.arange(states.size)] * length).reshape(-1, length)
     strata = []
-    is_first = (batch.times == 0) & (len(batch.lengths) >= FEWEST_FIRST)
+    is_first = (batch.times == 0) & (len(batch.lengths) >= fewest_first)
     for rows in (is_first.nonzero()[:, 0], (~is_first).nonzero()[:, 0]):
         shown = rows[_shows(structure, batch, rows)]
         if len(shown):
