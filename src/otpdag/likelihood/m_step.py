@@ -1,20 +1,14 @@
-r"""Nodes that are alike, evaluated together: twins differ in their names, their parameters and their units only.
+r"""M-steps of nodes that are alike, in one call for all: in closed form, or one step of Newton's method.
 
-A graph of a thousand columns has few kinds of nodes. What a mechanism computes from natural parameters does not depend
-on the node's name, so twins stand side by side on the replica axis; from raw to natural parameters their units differ,
-over which one call is mapped.
+A graph of a thousand columns has few kinds of nodes. Twins differ in their names, their parameters and their units only.
+What a mechanism computes from natural parameters does not depend on the node's name, so twins stand side by side on the
+replica axis; from raw to natural parameters their units differ, over which one call is mapped.
 
-Maximise the expected log-density of nodes that have a maximiser, twins together.
-
-Counts and moments of twins (:mod:`~otpdag.likelihood.m_step`) stand side by side on the replica axis, and one call is
-mapped over what was read off their data: a graph of a thousand columns asks each kind of nodes once.
-
-One step of Newton's method up the expected log-density of nodes that have no maximiser, twins together.
-
-A sample of the rows tells the curvature. Its height is tilted until its gradient is that of all rows: of those that
-show the family, and by ``slopes`` (in natural parameters) of those on points. What would go down stays. Twins
-(:mod:`~otpdag.likelihood.m_step`) stand side by side on the replica axis, their rows filled up with some that have no
-weight: a thousand nodes of ten kinds take ten steps.
+- **In closed form** from expected counts and moments (:mod:`~otpdag.likelihood.elimination.family_statistics`), by
+  ``fitted`` and ``regressed`` of each mechanism.
+- **Otherwise** one step up the expected log-density. A sample of the rows tells the curvature. Its height is tilted
+  until its gradient is that of all rows: of those that show the family, and by ``slopes`` (in natural parameters) of
+  those on points. What would go down stays. Rows of twins are filled up with some that have no weight.
 """
 
 from __future__ import annotations

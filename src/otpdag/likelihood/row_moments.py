@@ -1,9 +1,4 @@
-r"""A first guess of hidden numbers from the moments of complete rows, as :mod:`otpdag.likelihood.starts` makes it.
-
-Principal components, residuals and regressions are functions of second moments, so that rows need not be read again. A
-guessed number is a sum of the columns around it; in a restart that sum is a rougher one, with noise of its own.
-
-Rows of a linear normal model, as moments: what is unknown is integrated out of them, not out of rows.
+r"""Rows of a linear normal model, as moments: what is unknown is integrated out of them, not out of rows.
 
 Given its categories c, the log-density of all numbers q (seen x and unseen u) is a quadratic form of (q, 1) with matrix
 :math:`K_c = \sum_v A_v^\top A_v`, where :math:`A_v` are the coefficients of a family's noise. With the unseen ones
@@ -13,6 +8,10 @@ integrated out, rows that show the same numbers and categories add up to
           - \tfrac12 \mathrm{tr}\left\{(K_{ss} - K_{su} K_{uu}^{-1} K_{us}) M\right\},
 
 so rows are read once, for their second moments M; tables of categories read counts.
+
+A first guess of hidden numbers needs no rows either. Principal components, residuals and regressions, as
+:mod:`otpdag.likelihood.starts` makes them, are functions of second moments: a guessed number is a sum of the columns
+around it; in a restart that sum is a rougher one, with noise of its own.
 """
 
 from __future__ import annotations

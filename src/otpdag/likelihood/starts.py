@@ -1,9 +1,8 @@
-"""A first guess of what a table does not show, before any parameter is known: starts are fitted to it.
+"""A first guess of what a table or sequences do not show, before any parameter is known: starts are fitted to it.
 
 A hidden category starts from k-means on the columns around it, a hidden number from their principal components; what
-one hidden node explains is removed before the next is guessed. Restarts differ in seeds, columns and rotation.
-
-A first guess of what sequences do not show: that of tables, with earlier values as further columns.
+one hidden node explains is removed before the next is guessed. Restarts differ in seeds, columns and rotation. In
+sequences, earlier values are further columns.
 """
 
 from __future__ import annotations

@@ -1,14 +1,9 @@
-r"""Observed nodes read through features, for all joint states of the hidden categories at once.
+r"""Rows whose unknowns are hidden categories alone, read through features: mixtures and latent classes.
 
-Where :math:`\log p(x_v \mid c) = f_v(x_v) \cdot \eta_v(c)` for every observed node, the log-densities of all rows in
-all states and replicas are one matrix product of features and coefficients; the expected sums of features, which an
-update needs, are another one.
-
-Rows whose unknowns are hidden categories alone, read through features: mixtures and latent classes.
-
-A pass is two products of matrices for all starts: log-densities of all states, and expected sums of features. By
-Fisher's identity the gradient is that of the expected complete-data log-density; its maximum in closed form is the
-update.
+Where :math:`\log p(x_v \mid c) = f_v(x_v) \cdot \eta_v(c)` for every observed node, a pass is two products of matrices
+for all starts: the log-densities of all rows in all joint states, and the expected sums of features. By Fisher's
+identity the gradient is that of the expected complete-data log-density; its maximum in closed form is the update. Steps
+of chains with hidden states read their observed nodes in the same way.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Nodes that are a function of their parents, without noise.
-
-Nodes that are conditioned on, never modelled.
-"""
+"""Nodes without noise: functions of their parents, and covariates that are conditioned on, never modelled."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-r"""Normal nodes, and what all nodes with a location and a scale share.
-
-How small a scale may become: what rounding leaves open, and what few rows cannot tell.
+r"""Normal nodes, and what all nodes with a location and a scale share, such as how small a scale may become.
 
 A density has no upper bound. Where a class holds rows that are equal, as rounded values are, or one row alone, its
 scale falls to zero and the likelihood grows without end, though nothing is learned. Two floors keep it from that:

@@ -1,6 +1,6 @@
-"""Parameters in natural units: their supports, and how a user fixes, starts or ties them.
+"""Parameters in natural units: their supports, how a user fixes, starts or ties them, and what their axes run over.
 
-What the axes of a parameter run over, so that tables can name its numbers and labels can be exchanged.
+By its axes tables name a parameter's numbers, and labels can be exchanged.
 """
 
 from __future__ import annotations

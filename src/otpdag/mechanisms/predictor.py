@@ -1,12 +1,10 @@
-r"""The linear predictor that most mechanisms share: from parents of any types to a location.
+r"""The linear predictor that most mechanisms share, and what mechanisms with one have in common.
 
 .. math:: \eta(\mathrm{pa}) = \mathrm{table}[\text{discrete parents}] + W^\top \text{numeric parents}
           \;(+\; \mathrm{network})
 
 Discrete parents select a row of a table (one row per joint configuration), numeric parents enter linearly,
 and a network of all parents can be added.
-
-Shared parts of mechanisms whose main quantity comes from a linear predictor or a network.
 """
 
 from __future__ import annotations
