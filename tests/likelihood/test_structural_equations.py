@@ -140,7 +140,7 @@ def grouped():
     shapes = {key: parameter.shape for key, parameter in structure.parameters().items()}
     moments = moments_of(structure, batch, shapes).reweighted(torch.as_tensor(rng.uniform(0.5, 2.0, (2, rows))))
     point = 0.3 * torch.as_tensor(rng.normal(size=(2, sum(int(np.prod(shape)) for shape in shapes.values()))))
-    return structural_equations(moments.equations.linear, ~moments.unseen), moments, point
+    return structural_equations(moments.linear, ~moments.unseen), moments, point
 
 
 def test_groups_of_rows_have_loss_and_gradient_of_their_density():
@@ -277,6 +277,6 @@ def test_only_normal_nodes_are_equations(node, plain):
 def test_so_many_parameters_are_scored(more):
     equations, moments, point = grouped()
     entries, groups, total = len(equations.row), len(moments.unseen), point.shape[1]
-    linear, shown = moments.equations.linear, ~moments.unseen
+    linear, shown = moments.linear, ~moments.unseen
     assert (structural_equations(linear, shown, most=groups * entries**2 - more) is None) == bool(more)
     assert (structural_equations(linear, shown[:1], most=total**2 - more) is None) == bool(more or entries > total)

@@ -1,8 +1,8 @@
 r"""M-steps of nodes that are alike, in one call for all: in closed form, or one step of Newton's method.
 
-A graph of a thousand columns has few kinds of nodes. Twins differ in their names, their parameters and their units only.
-What a mechanism computes from natural parameters does not depend on the node's name, so twins stand side by side on the
-replica axis; from raw to natural parameters their units differ, over which one call is mapped.
+A graph of a thousand columns has few kinds of nodes. Twins differ in names, parameters and units only. What a mechanism
+computes from natural parameters does not depend on the node's name, so twins stand side by side on the replica axis;
+from raw to natural parameters their units differ, over which one call is mapped.
 
 - **In closed form** from expected counts and moments (:mod:`~otpdag.likelihood.elimination.family_statistics`), by
   ``fitted`` and ``regressed`` of each mechanism.

@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -119,60 +118,6 @@ def _components(columns: Array, dim: int, seen: Array, generator: np.random.Gene
 
 
 @dataclass(frozen=True, eq=False)
-class _Equations:
-    """Linear families of a kind: their entries of K, what was subtracted from columns (n, W), configurations (n, G)."""
-
-    twins: Twins
-    entries: Tensor
-    shift: Tensor
-    configuration: Tensor
-
-    def evaluated(self, point: Tensor) -> tuple[Tensor, Tensor]:
-        """Products of coefficients (R, n, G, W, W) and constants (R, n, G), in every group."""
-        if self.twins.columns:
-            return self._evaluated(point)
-        return self._constant  # a hidden standard normal number, and the like
-
-    @cached_property
-    def _constant(self) -> tuple[Tensor, Tensor]:
-        return self._evaluated(self.shift.new_zeros(1, 0))
-
-    def _evaluated(self, point: Tensor) -> tuple[Tensor, Tensor]:
-        many = len(self.twins.families)
-        coefficients, constants = self.twins.families[0].equations(self.twins.naturals(point))
-        coefficients, constants = coefficients.unflatten(0, (-1, many)), constants.unflatten(0, (-1, many))
-        moved = (coefficients * self.shift[:, None, None]).sum(-1, keepdim=True)
-        coefficients = torch.cat([coefficients[..., :-1], coefficients[..., -1:] + moved], -1)
-        products = coefficients.mT @ coefficients
-        if products.shape[2] == 1:
-            groups = self.configuration.shape[1]
-            return products.expand(-1, -1, groups, -1, -1), constants.expand(-1, -1, groups)
-        node = torch.arange(many).unsqueeze(-1)
-        return products[:, node, self.configuration], constants[:, node, self.configuration]
-
-
-@dataclass(frozen=True, eq=False)
-class _FamiliesOfKinds:
-    """All linear families, sorted into kinds when they are first evaluated: scoring needs none of that."""
-
-    linear: LinearFamilies
-
-    @cached_property
-    def all(self) -> list[_Equations]:
-        """The equations of every kind."""
-        twins = find_twins(self.linear.structure, self.linear.all, self.linear.shapes)
-        return [self._of(one) for one in twins]
-
-    def _of(self, twins: Twins) -> _Equations:
-        size = len(self.linear.shift)
-        at = torch.tensor([[*self.linear.columns[family.node], size] for family in twins.families])
-        own_shift = torch.nn.functional.pad(self.linear.shift, (0, 1))[at]
-        entries = at.unsqueeze(-1) * (size + 1) + at.unsqueeze(-2)
-        codes = torch.stack([self.linear.codes[family.node] for family in twins.families])
-        return _Equations(twins, entries.flatten(), own_shift, codes)
-
-
-@dataclass(frozen=True, eq=False)
 class _Tables:
     """Families of categories of a kind, and how often each joint state occurs (1 or R, n, states)."""
 
@@ -214,7 +159,7 @@ class Moments:
     shift: Tensor
     group: Tensor
     unseen: Tensor
-    equations: _FamiliesOfKinds
+    linear: LinearFamilies
     tables: tuple[_Tables, ...]
     second: Tensor
     structural: StructuralEquations | None
@@ -224,7 +169,7 @@ class Moments:
         """A start (1, P) with hidden numbers guessed; None where rows have other gaps, or parameters given starts."""
         alike = len(self.unseen) == len(self.second) == 1
         hidden = [node in graph.hidden for node, _ in self.cells]
-        plain = alike and self.unseen[0].tolist() == hidden and can_be_guessed(self.equations.linear.all)
+        plain = alike and self.unseen[0].tolist() == hidden and can_be_guessed(self.linear.all)
         if self.structural is None or not plain:
             return None
         second, generator = self.second[0, 0].numpy(), np.random.default_rng(seed)
@@ -233,7 +178,7 @@ class Moments:
 
     def _regressed(self, mean: Tensor, covariance: Tensor) -> Tensor:
         """The point (1, P) at which every node is regressed on its parents, by mean (D,) and covariance (D, D)."""
-        linear, size = self.equations.linear, len(mean)
+        linear, size = self.linear, len(mean)
         around = torch.block_diag(covariance, torch.ones(1, 1).double())
         none = {key: torch.zeros(1, *shape, dtype=torch.float64) for key, shape in linear.shapes.items()}
         naturals = linear.structure.naturals(none)
@@ -344,7 +289,7 @@ class Moments:
         many, size = self.unseen.shape[0], len(self.cells) + 1
         precision = torch.zeros(len(point), many, size * size, dtype=torch.float64)
         constant = torch.zeros(len(point), many, dtype=torch.float64)
-        for one in self.equations.all:
+        for one in self.linear.kinds:
             products, constants = one.evaluated(point)
             products = products.transpose(1, 2).flatten(2).expand(len(point), -1, -1)
             precision = precision.index_add(2, one.entries, products)
@@ -392,8 +337,7 @@ def moments_of(
     tables = [family for family in modelled if family.is_table]
     counted = [_tables(batch, twins) for twins in find_twins(structure, tables, shapes)]
     structural = structural_equations(numbers, ~stacked) if linear and not given and not tables else None
-    equations = _FamiliesOfKinds(numbers)
-    summed = Moments(batch, tuple(cells), shift, group, stacked, equations, tuple(counted), torch.zeros(0), structural)
+    summed = Moments(batch, tuple(cells), shift, group, stacked, numbers, tuple(counted), torch.zeros(0), structural)
     summed = summed._summed()
     return summed if summed.can_be_squared else None
 

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from otpdag.likelihood.elimination.families import FamilyView
+from otpdag.likelihood.m_step import Twins, find_twins
 from otpdag.mechanisms import Normal
 from otpdag.mechanisms.parameters import POSITIVE, REAL, Floored
 from otpdag.structure import Structure, parameter_places
@@ -309,6 +310,39 @@ def _share(second: Array) -> Array:
 
 
 @dataclass(frozen=True, eq=False)
+class _Kind:
+    """Linear families of a kind: their entries of K, what was subtracted from columns (n, W), configurations (n, G)."""
+
+    twins: Twins
+    entries: Tensor
+    shift: Tensor
+    configuration: Tensor
+
+    def evaluated(self, point: Tensor) -> tuple[Tensor, Tensor]:
+        """Products of coefficients (R, n, G, W, W) and constants (R, n, G), in every group."""
+        if self.twins.columns:
+            return self._evaluated(point)
+        return self._constant  # a hidden standard normal number, and the like
+
+    @cached_property
+    def _constant(self) -> tuple[Tensor, Tensor]:
+        return self._evaluated(self.shift.new_zeros(1, 0))
+
+    def _evaluated(self, point: Tensor) -> tuple[Tensor, Tensor]:
+        many = len(self.twins.families)
+        coefficients, constants = self.twins.families[0].equations(self.twins.naturals(point))
+        coefficients, constants = coefficients.unflatten(0, (-1, many)), constants.unflatten(0, (-1, many))
+        moved = (coefficients * self.shift[:, None, None]).sum(-1, keepdim=True)
+        coefficients = torch.cat([coefficients[..., :-1], coefficients[..., -1:] + moved], -1)
+        products = coefficients.mT @ coefficients
+        if products.shape[2] == 1:
+            groups = self.configuration.shape[1]
+            return products.expand(-1, -1, groups, -1, -1), constants.expand(-1, -1, groups)
+        node = torch.arange(many).unsqueeze(-1)
+        return products[:, node, self.configuration], constants[:, node, self.configuration]
+
+
+@dataclass(frozen=True, eq=False)
 class LinearFamilies:
     """All families of numbers of a model, and where they stand among the columns of rows in groups.
 
@@ -327,6 +361,18 @@ class LinearFamilies:
     columns: Mapping[str, Sequence[int]]
     codes: Mapping[str, Tensor]
     shift: Tensor
+
+    @cached_property
+    def kinds(self) -> list[_Kind]:
+        """The equations of every kind, sorted when they are first evaluated: scoring needs none of that."""
+        return [self._kind(one) for one in find_twins(self.structure, self.all, self.shapes)]
+
+    def _kind(self, twins: Twins) -> _Kind:
+        size = len(self.shift)
+        at = torch.tensor([[*self.columns[family.node], size] for family in twins.families])
+        entries = at.unsqueeze(-1) * (size + 1) + at.unsqueeze(-2)
+        codes = torch.stack([self.codes[family.node] for family in twins.families])
+        return _Kind(twins, entries.flatten(), torch.nn.functional.pad(self.shift, (0, 1))[at], codes)
 
 
 def structural_equations(linear: LinearFamilies, shown: Tensor, most: int = 4_000_000) -> StructuralEquations | None:
@@ -355,20 +401,8 @@ def structural_equations(linear: LinearFamilies, shown: Tensor, most: int = 4_00
     if len(shown) * len(row) ** 2 > most:
         return None
     by_parameter = unit[:, None] * (column[:, None] == np.arange(total))
-    return StructuralEquations(
-        is_positive,
-        floor,
-        origin,
-        by_parameter,
-        place,
-        row,
-        moved_by,
-        times,
-        centre,
-        np.ascontiguousarray(active.T),
-        shown.numpy(),
-        shift.numpy(),
-    )
+    entries_of = (origin, by_parameter, place, row, moved_by, times, centre, np.ascontiguousarray(active.T))
+    return StructuralEquations(is_positive, floor, *entries_of, shown.numpy(), shift.numpy())
 
 
 _Entry: TypeAlias = tuple[NDArray[Any], ...]

@@ -17,22 +17,9 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
-from otpdag.mechanisms import Family, Mechanism, from_spec, start, tie
+from otpdag.mechanisms import Family, Mechanism, from_spec, protocols, start, tie
 from otpdag.mechanisms.base import Params, Parents
 from otpdag.mechanisms.predictor import configurations, numeric
-from otpdag.mechanisms.protocols import (
-    Buffered,
-    ExponentialFamily,
-    Regressed,
-    Sloped,
-    Turning,
-    abducted,
-    can_abduct,
-    fitted_to_rows,
-    has_closed_form,
-    relaxed,
-    relaxed_noise,
-)
 from otpdag.noise import draw_noise
 from otpdag.spaces import Space
 
@@ -88,7 +75,7 @@ class Case:
 
     def noise(self, *shape: int, relaxed: bool = False, salt: int = 1) -> Tensor:
         """Noise from the mechanism's prior, (*shape, dim)."""
-        prior = relaxed_noise(self.mechanism) if relaxed else self.mechanism.noise
+        prior = protocols.relaxed_noise(self.mechanism) if relaxed else self.mechanism.noise
         return draw_noise(prior, shape, torch.Generator().manual_seed(self.seed + 7919 * salt))
 
     def uniform(self, *shape: int, salt: int = 2) -> Tensor:
@@ -106,8 +93,8 @@ class Case:
         answers = {"forward": mechanism.forward(params, parents, noise)}
         if mechanism.has_density:
             answers["log_prob"] = mechanism.log_prob(params, value, parents)
-        if can_abduct(mechanism):
-            answers["abduct"] = abducted(mechanism, params, value, parents, uniform)
+        if protocols.can_abduct(mechanism):
+            answers["abduct"] = protocols.abducted(mechanism, params, value, parents, uniform)
         return answers
 
     def require(self, condition: object, message: str) -> None:
@@ -150,26 +137,22 @@ def check_mechanism(
 # -- the checks --------------------------------------------------------------------------------------------------
 
 
-def _unless_given(check: Check) -> Check:
-    """A check of mechanisms that make values; a covariate makes none."""
+def _where(offered: Callable[[Mechanism], object]) -> Callable[[Check], Check]:
+    """Check only mechanisms that offer what a check looks at."""
 
-    @wraps(check)
-    def checked(case: Case) -> None:
-        if not case.mechanism.is_given:
-            check(case)
+    def decorate(check: Check) -> Check:
+        @wraps(check)
+        def checked(case: Case) -> None:
+            if offered(case.mechanism):
+                check(case)
 
-    return checked
+        return checked
+
+    return decorate
 
 
-def _of_densities(check: Check) -> Check:
-    """A check of mechanisms that make values and have a density."""
-
-    @wraps(check)
-    def checked(case: Case) -> None:
-        if case.mechanism.has_density:
-            check(case)
-
-    return _unless_given(checked)
+_unless_given = _where(lambda mechanism: not mechanism.is_given)
+_of_densities = _where(lambda mechanism: mechanism.has_density and not mechanism.is_given)
 
 
 @_unless_given
@@ -182,7 +165,7 @@ def check_shapes(case: Case) -> None:
     case.require(value.shape == wanted["forward"], f"forward gave {tuple(value.shape)}, expected {wanted['forward']}")
     case.require(mechanism.space.contains(value), f"forward left the space {mechanism.space}")
     found = case.answers(case.params, case.parents, case.noise(*batch), uniform, value)
-    found["relaxed"] = relaxed(mechanism, case.params, case.parents, case.noise(*batch, relaxed=True), 0.5)
+    found["relaxed"] = protocols.relaxed(mechanism, case.params, case.parents, case.noise(*batch, relaxed=True), 0.5)
     for name, tensor in found.items():
         case.require(tensor.shape == wanted[name], f"{name} gave {tuple(tensor.shape)}, expected {wanted[name]}")
 
@@ -243,7 +226,7 @@ def check_units(case: Case) -> None:
         if name in raw:
             size = raw[name].abs().max().item()
             case.require(size < 1e3, f"raw {name!r} is {size:.1e} after scaled_to: not of order one")
-    if isinstance(mechanism, Buffered) and isinstance(scaled, Buffered):
+    if isinstance(mechanism, protocols.Buffered) and isinstance(scaled, protocols.Buffered):
         restored = mechanism.with_buffers(scaled.buffers()).natural(raw)
         for name, wanted in back.items():
             case.require_close(restored[name], wanted, f"{name!r} changed after with_buffers(buffers())")
@@ -308,13 +291,12 @@ def check_score(case: Case) -> None:
     case.require(p_value > SMALLEST_P_VALUE, f"draws do not follow log_prob: mean score not zero (p {p_value:.1e})")
 
 
+@_where(protocols.can_abduct)
 def check_abduction(case: Case) -> None:
     """Abducted noise gives the value back, and follows the noise prior."""
     mechanism, batch = case.mechanism, (case.replicas, case.rows)
-    if not can_abduct(mechanism):
-        return
     value = case.draws()
-    noise = abducted(mechanism, case.params, value, case.parents, case.uniform(*batch))
+    noise = protocols.abducted(mechanism, case.params, value, case.parents, case.uniform(*batch))
     case.require(torch.isfinite(noise).all(), "abducted noise is not finite")
     again = mechanism.forward(case.params, case.parents, noise)
     case.require_close(again, value, "forward(abduct(value)) is another value", 1e-6)
@@ -338,7 +320,7 @@ def check_gradients(case: Case) -> None:
     def answer(raw: Mapping[str, Tensor], name: str) -> Tensor:
         params = mechanism.natural(raw)
         if name == "relaxed":
-            return relaxed(mechanism, params, case.parents, soft, 0.7)
+            return protocols.relaxed(mechanism, params, case.parents, soft, 0.7)
         return case.answers(params, case.parents, noise, uniform, value)[name]
 
     for name in ("relaxed", *case.answers(case.params, case.parents, noise, uniform, value)):
@@ -431,8 +413,8 @@ def check_features(case: Case) -> None:
     """Features times coefficients are log_prob, and cells that are not seen have none."""
     mechanism, value = case.mechanism, case.draws()[0]
     seen = torch.ones(case.rows, mechanism.space.cells, dtype=torch.bool)
-    features = mechanism.features(value, seen) if isinstance(mechanism, ExponentialFamily) else None
-    if not isinstance(mechanism, ExponentialFamily) or features is None:
+    features = mechanism.features(value, seen) if isinstance(mechanism, protocols.ExponentialFamily) else None
+    if not isinstance(mechanism, protocols.ExponentialFamily) or features is None:
         return
     code = torch.zeros(case.rows, dtype=torch.long)
     for name, space in mechanism.family.discrete:
@@ -458,9 +440,9 @@ def check_fitted(case: Case) -> None:
 
     update: Callable[[Params], Params]
     seen = torch.ones(case.rows, mechanism.space.cells, dtype=torch.bool)
-    if isinstance(mechanism, ExponentialFamily) and mechanism.features(value, seen) is not None:
-        update = partial(fitted_to_rows, mechanism, value=value, parents=parents, weight=weight)
-    elif isinstance(mechanism, Regressed) and has_closed_form(mechanism):
+    if isinstance(mechanism, protocols.ExponentialFamily) and mechanism.features(value, seen) is not None:
+        update = partial(protocols.fitted_to_rows, mechanism, value=value, parents=parents, weight=weight)
+    elif isinstance(mechanism, protocols.Regressed) and protocols.has_closed_form(mechanism):
         moments, none = _moments(mechanism, value, parents, weight), torch.zeros_like(value[0])
         shift = none.new_zeros(len(none), moments.shape[-1] - 1)
         update = partial(mechanism.regressed, moments=moments, shift=shift, unit=none + 1)
@@ -513,13 +495,9 @@ def check_axes(case: Case) -> None:
 
 def check_relabelling(case: Case) -> None:
     """Other labels of the node and of its parents, under the parameters that follow them, are as likely."""
-    mechanism = case.mechanism
-    parents = [name for name, _ in mechanism.family.discrete]
-    own = [mechanism.family.node] if mechanism.space.is_discrete and not mechanism.is_given else []
-    spaces = {mechanism.family.node: mechanism.space, **dict(mechanism.family.parents)}
-    for nodes in _alone_and_with_the_node(own, parents, spaces):
-        order = [*range(1, spaces[nodes[0]].width), 0]
-        params = mechanism.relabelled(case.params, nodes, order)
+    for nodes, width in _alone_and_with_the_node(case.mechanism, lambda space: space.is_discrete):
+        order = [*range(1, width), 0]
+        params = case.mechanism.relabelled(case.params, nodes, order)
         if params is not None:
             _check_followed(case, "relabelling", nodes, params, partial(_reordered, order=order))
 
@@ -527,12 +505,9 @@ def check_relabelling(case: Case) -> None:
 def check_turning(case: Case) -> None:
     """The node and its parents turned round, under the parameters that follow them, are as likely."""
     mechanism = case.mechanism
-    parents = [name for name, space in mechanism.family.continuous if space.is_unbounded]
-    own = [mechanism.family.node] if mechanism.space.is_unbounded and not mechanism.is_given else []
-    spaces = {mechanism.family.node: mechanism.space, **dict(mechanism.family.parents)}
-    for nodes in _alone_and_with_the_node(own, parents, spaces):
-        sign = 1.0 - 2.0 * (torch.arange(spaces[nodes[0]].width, dtype=torch.float64) % 2 == 0)
-        params = mechanism.turned(case.params, nodes, sign) if isinstance(mechanism, Turning) else None
+    for nodes, width in _alone_and_with_the_node(mechanism, lambda space: space.is_unbounded):
+        sign = 1.0 - 2.0 * (torch.arange(width, dtype=torch.float64) % 2 == 0)
+        params = mechanism.turned(case.params, nodes, sign) if isinstance(mechanism, protocols.Turning) else None
         if params is not None:
             _check_followed(case, "turning", nodes, params, sign.mul)
 
@@ -540,15 +515,17 @@ def check_turning(case: Case) -> None:
 def check_slopes(case: Case) -> None:
     """Slopes change sign with a parent that is turned, and are there where the parent can be."""
     mechanism = case.mechanism
+    if not isinstance(mechanism, protocols.Sloped):
+        return
     for name, space in mechanism.family.continuous:
-        slopes = mechanism.slopes(case.params, name) if isinstance(mechanism, Sloped) else None
+        slopes = mechanism.slopes(case.params, name)
         if slopes is None:
             continue
         wanted = (case.replicas, space.width)
         case.require(slopes.shape == wanted, f"slopes of {name!r} have shape {tuple(slopes.shape)}, expected {wanted}")
         back = -torch.ones(space.width, dtype=torch.float64)
-        turned = mechanism.turned(case.params, [name], back) if isinstance(mechanism, Turning) else None
-        again = None if turned is None or not isinstance(mechanism, Sloped) else mechanism.slopes(turned, name)
+        turned = mechanism.turned(case.params, [name], back) if isinstance(mechanism, protocols.Turning) else None
+        again = None if turned is None else mechanism.slopes(turned, name)
         if again is not None:
             case.require_close(again, -slopes, f"slopes of {name!r} do not turn with it")
 
@@ -648,10 +625,14 @@ def _complete(mechanism: Mechanism, raw: Mapping[str, Tensor]) -> dict[str, Tens
     return {**zeros, **raw}
 
 
-def _alone_and_with_the_node(own: list[str], parents: list[str], spaces: Mapping[str, Space]) -> list[list[str]]:
-    """The node, every parent, and the node together with every parent that has as many labels or coordinates."""
-    together = [[*own, name] for name in parents if own and spaces[name].width == spaces[own[0]].width]
-    return [[name] for name in (*own, *parents)] + together
+def _alone_and_with_the_node(mechanism: Mechanism, kind: Callable[[Space], bool]) -> list[tuple[list[str], int]]:
+    """The node, every parent, and both together where they have as many labels or coordinates; with that number."""
+    node, own = mechanism.family.node, mechanism.space
+    parents = [(name, space.width) for name, space in mechanism.family.parents if kind(space)]
+    alone = [([name], width) for name, width in parents]
+    if mechanism.is_given or not kind(own):
+        return alone
+    return [([node], own.width), *alone, *(([node, name], width) for name, width in parents if width == own.width)]
 
 
 def _reordered(value: Tensor, order: list[int]) -> Tensor:

@@ -117,10 +117,11 @@ class Summary:
         place = family.place
         # what is known of a family holds at these parameters; one of which a sample is kept will be tried at others
         is_known = self.slopes is not None and not self.sampled.get(family.node)
-        expected, statistics = self.counts | self.moments, list[Statistics]()
+        statistics: list[Statistics] = []
         if family.is_table or family.is_linear:
             seen = self.complete[place]
-            sums = (family, seen, expected.get(place, torch.zeros_like(seen)))
+            expected = (self.counts if family.is_table else self.moments).get(place)
+            sums = (family, seen, torch.zeros_like(seen) if expected is None else expected)
             if family.is_table:
                 return (Counts(*sums, (self.factors.log_table(place),) if is_known else None),)
             equations = self.factors.family_equations(place) if is_known else None
