@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -79,6 +80,7 @@ class Information:
         rest = torch.eye(len(flat)).to(basis) - basis @ basis.mT
         return Information(rest @ self.matrix @ rest)
 
+    @cached_property
     def _scaled(self) -> tuple[Tensor, Tensor, Tensor]:
         """Each coordinate in units of its own curvature; eigenvalues and eigenvectors there."""
         own = self.matrix.diagonal().abs()
@@ -91,7 +93,7 @@ class Information:
     @property
     def flat(self) -> Tensor:
         """Directions (P, k), of length one, that the data do not tell."""
-        unit, values, vectors = self._scaled()
+        unit, values, vectors = self._scaled
         directions = unit.unsqueeze(1) * vectors[:, values <= FLAT]
         return directions / directions.norm(dim=0, keepdim=True).clamp(min=1e-300)
 
@@ -103,7 +105,7 @@ class Information:
         :math:`\lambda`, has at most :math:`\sqrt{\epsilon \lambda}` between them, which turns the former by
         :math:`\sqrt{\epsilon / \lambda}`.
         """
-        _, values, _ = self._scaled()
+        _, values, _ = self._scaled
         flat, others = values[values <= FLAT], values[values > FLAT]
         if not len(flat) or not len(others):
             return 0.0
@@ -115,7 +117,7 @@ class Information:
         >>> Information(torch.diag(torch.tensor([4.0, 1.0]).double())).covariance().diagonal()
         tensor([0.2500, 1.0000], dtype=torch.float64)
         """
-        unit, values, vectors = self._scaled()
+        unit, values, vectors = self._scaled
         inverse = torch.where(values > FLAT, 1 / values.clamp(min=FLAT), 0.0)
         root = unit.unsqueeze(1) * vectors
         return (root * inverse) @ root.mT
