@@ -9,7 +9,7 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.divergences import Energy
 from otpdag.errors import ModelError
-from otpdag.learned.drawn import Drawn, Moment
+from otpdag.learned.algorithm import Drawn, Moment
 from otpdag.learned.sampled import DrawnRows
 from otpdag.likelihood import row_posterior
 from otpdag.noise import Streams

@@ -14,8 +14,8 @@ one data set: rows, sequences, documents or images.
 import warnings
 from typing import Any
 
+from otpdag.learned.algorithm import Drawn
 from otpdag.learned.autoencoder import Codewords, Encoded
-from otpdag.learned.drawn import Drawn
 from otpdag.learned.paper_topics import PaperTopics
 from otpdag.likelihood.topic_problem import TopicSweeps
 from otpdag.noise import Streams

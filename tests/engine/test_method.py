@@ -12,8 +12,8 @@ from otpdag.divergences.whitened import WhitenedFeatures
 from otpdag.engine import EM, Adam, Deterministic, Method
 from otpdag.engine.method import misfit
 from otpdag.errors import ModelError
+from otpdag.learned.algorithm import Drawn
 from otpdag.learned.autoencoder import Encoded
-from otpdag.learned.drawn import Drawn
 from otpdag.learned.paper_topics import PaperTopics
 from otpdag.likelihood.topic_problem import TopicSweeps
 from otpdag.settings import ClosedForm, Direct, Objective, PushForward

@@ -11,10 +11,9 @@ import torch
 from otpdag.data import Batch
 from otpdag.data.sequences import SequenceBatch
 from otpdag.divergences import AbstractDivergence
-from otpdag.learned.drawn import Drawn, Moment
+from otpdag.learned.algorithm import Drawn, Moment
 from otpdag.learned.sequence_map import PREFIX, BidirectionalMap
-from otpdag.learned.sequence_problems import piece_problem
-from otpdag.learned.sequence_problems import piece_terms as terms_of
+from otpdag.learned.sequence_problems import piece_problem, piece_step
 from otpdag.learned.sequence_steps import Cuts, Steps
 from otpdag.mechanisms.base import Noise
 from otpdag.noise import Streams
@@ -41,8 +40,10 @@ class PieceContext:
     pieces: Steps
 
 
-def piece_terms(held, streams, moment):
-    return terms_of(held.backward, held.naturals, held.phi, held.pieces, streams, moment)
+def piece_terms(held, streams, objective, drawn):
+    moment, push = Moment.of(objective, drawn, 0.0), objective.push_forward or PushForward()
+    step = piece_step(held.backward, held.naturals, held.phi, held.pieces, streams, moment)
+    return step.terms(objective.at(0.0), push.divergence, streams)
 
 
 LENGTH, SIZE = 4, 3
@@ -89,7 +90,7 @@ def test_the_entropic_loss_is_the_expectation_over_the_maps_paths(eps):
     seen = np.array([[log_poisson(value, one) for one in rate] for value in x])
     cost = -sum(seen[t, paths[:, t]] for t in range(LENGTH))
     divergence = log_q - (joint + cost)
-    terms = piece_terms(held, Streams([0]), Moment.of(Objective(eps=eps), MARGINAL, 0.0))
+    terms = piece_terms(held, Streams([0]), Objective(eps=eps), MARGINAL)
     assert terms.reconstruction.item() == pytest.approx(float(np.exp(log_q) @ cost) / LENGTH)
     assert terms.entropic.item() == pytest.approx(eps * float(np.exp(log_q) @ divergence) / LENGTH)
 
@@ -99,13 +100,13 @@ def test_no_map_goes_below_the_likelihood():
     likelihood = by_paths(model, held.pieces.values["x"].flatten().numpy())[0] / LENGTH
     for seed in range(5):
         _, other = context([LENGTH], seed)
-        terms = piece_terms(other, Streams([0]), Moment.of(Objective(eps=1.0), MARGINAL, 0.0))
+        terms = piece_terms(other, Streams([0]), Objective(eps=1.0), MARGINAL)
         assert terms.total.item() > -likelihood
 
 
 def test_sequences_add_up_by_their_steps():
     _, both = context([4, 6])
-    terms = piece_terms(both, Streams([0]), Moment.of(Objective(eps=1.0), MARGINAL, 0.0))
+    terms = piece_terms(both, Streams([0]), Objective(eps=1.0), MARGINAL)
     structure, features = both.pieces.structure, both.pieces.features
     batch = poisson_steps([4, 6])
     cuts = Cuts.of(batch)
@@ -113,7 +114,7 @@ def test_sequences_add_up_by_their_steps():
     for number, length in enumerate((4, 6)):
         pieces = cuts.take(structure, both.backward.features(batch), torch.tensor([number]))
         alone = PieceContext(both.backward, both.naturals, both.phi, pieces)
-        total += length * piece_terms(alone, Streams([0]), Moment.of(Objective(eps=1.0), MARGINAL, 0.0)).total.item()
+        total += length * piece_terms(alone, Streams([0]), Objective(eps=1.0), MARGINAL).total.item()
     assert terms.total.item() == pytest.approx(total / 10)
     assert features.shape[1] == 12  # two pieces of the longer one's span
 
@@ -216,7 +217,7 @@ def switching_density(held, z):
 
 def test_categories_beside_drawn_numbers_are_summed_over():
     theta, held = number_context(switching_model().set_params(SWITCHING), (4, 3), summed=True)
-    terms = piece_terms(held, Streams([1]), Moment.of(Objective(eps=0.6), MARGINAL, 0.0))
+    terms = piece_terms(held, Streams([1]), Objective(eps=0.6), MARGINAL)
     z, log_q = drawn_numbers(held, Streams([1]))
     inside = held.pieces.inside
     exact = -switching_density(held, z) / 7
@@ -243,8 +244,8 @@ def test_drawn_numbers_are_judged_by_the_model_and_compared_by_the_shares_of_fir
     _, held = number_context(known_state_space(), (4, 3), summed=False)
     recorded = Recorded()
     objective = Objective(reconstruction=0.9, eps=0.6, push_forward=PushForward(0.5, recorded))
-    terms = piece_terms(held, Streams([1]), Moment.of(objective, MARGINAL, 0.0))
-    sampled = piece_terms(held, Streams([1]), Moment.of(objective, Drawn(noise="sampled"), 0.0))
+    terms = piece_terms(held, Streams([1]), objective, MARGINAL)
+    sampled = piece_terms(held, Streams([1]), objective, Drawn(noise="sampled"))
     z, log_q = drawn_numbers(held, Streams([1]))
     cost, kl = torch.zeros(()), (log_q * held.pieces.inside).sum()
     for number in range(2):
@@ -270,7 +271,7 @@ def test_families_are_compared_on_no_more_steps_than_allowed():
     _, held = number_context(known_state_space(), (4, 3), summed=False)
     recorded = Recorded()
     objective = Objective(push_forward=PushForward(1.0, recorded))
-    piece_terms(held, Streams([1]), Moment.of(objective, Drawn(noise="sampled", compared=3), 0.0))
+    piece_terms(held, Streams([1]), objective, Drawn(noise="sampled", compared=3))
     assert sorted(pushed.shape[1] for pushed, _ in recorded.asked) == [2, 3]
-    piece_terms(held, Streams([1]), Moment.of(objective, Drawn(noise="sampled", compared=1), 0.0))
+    piece_terms(held, Streams([1]), objective, Drawn(noise="sampled", compared=1))
     assert len(recorded.asked) == 2  # one step is no sample

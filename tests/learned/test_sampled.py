@@ -13,24 +13,26 @@ from otpdag.costs import DEFAULT_COSTS
 from otpdag.data import Batch, Schema, encode
 from otpdag.divergences import AbstractDivergence, Energy, SlicedWasserstein
 from otpdag.engine import Adam
-from otpdag.learned.drawn import Drawn, Moment
+from otpdag.learned.algorithm import Drawn
 from otpdag.learned.sampled import DrawnRows, ground_cost
 from otpdag.mechanisms.base import Noise
 from otpdag.noise import Streams, normal_score
-from otpdag.settings import Objective, Weights
+from otpdag.settings import Objective, PushForward
 from tests.mechanisms.own import Chances
 
 RNG = np.random.default_rng(42)
 
 
 def options(*, eta=0.0, eps=0.0, divergence=None, **drawn):
-    settings = Drawn(**{"noise": "marginal", **drawn})
-    return Moment(Weights(1.0, eta, eps), settings, 0.5, divergence or Energy())
+    objective = Objective(eps=eps, push_forward=PushForward(eta, divergence or Energy()))
+    return objective, Drawn(**{"noise": "marginal", "batch_size": 10**6, **drawn})
 
 
-def terms_of(structure, maps, theta, phi, batch, streams, moment):
-    rows = DrawnRows(structure, batch, maps, {}, Objective(), moment.drawn)
-    return rows.terms_of(structure.naturals(theta), phi, streams, moment)
+def terms_of(structure, maps, theta, phi, batch, streams, settings):
+    objective, drawn = settings
+    steps = DrawnRows(structure, batch, maps, {}, objective, drawn).steps(theta, phi, streams, 0.0)
+    each = [step.terms(objective.at(0.0), objective.push_forward.divergence, streams) for step in steps]
+    return sum(each[1:], each[0])
 
 
 def raw_of(model):

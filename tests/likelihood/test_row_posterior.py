@@ -12,7 +12,7 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.engine import Adam
 from otpdag.errors import DataError, ModelError
-from otpdag.learned.drawn import Drawn
+from otpdag.learned.algorithm import Drawn
 from otpdag.likelihood import row_posterior
 from otpdag.settings import Objective, PushForward
 from otpdag.spaces import Real

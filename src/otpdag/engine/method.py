@@ -15,8 +15,8 @@ from otpdag.engine.outlying_rows import RobustOptions
 from otpdag.engine.search import SearchSchedule
 from otpdag.engine.updates import EM, Deterministic
 from otpdag.errors import ModelError
+from otpdag.learned.algorithm import Drawn, MapFactory
 from otpdag.learned.autoencoder import Encoded
-from otpdag.learned.drawn import Drawn, MapFactory
 from otpdag.learned.paper_topics import PaperTopics
 from otpdag.likelihood.topic_problem import TopicSweeps
 from otpdag.schedules import Schedule

@@ -16,7 +16,7 @@ from otpdag.engine.method import Method
 from otpdag.engine.search import SearchResult, SearchSchedule
 from otpdag.engine.table_data import TableData
 from otpdag.errors import DataError, ModelError
-from otpdag.learned.drawn import Drawn
+from otpdag.learned.algorithm import Drawn
 from otpdag.learned.sampled import Pools, StreamedRows, pools_for
 from otpdag.likelihood.partitioned_problem import PartitionedProblem, is_sum_over_rows, part_problem
 from otpdag.likelihood.rows import RowObjective, count_ranges

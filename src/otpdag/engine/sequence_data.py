@@ -19,7 +19,7 @@ from otpdag.engine.data_kind import DataKind, Layout, check_rows, named_method
 from otpdag.engine.method import Method, entropic, transport
 from otpdag.engine.search import Searcher, SearchResult, SearchSchedule, restart_seed, search
 from otpdag.errors import DataError, ModelError
-from otpdag.learned.drawn import Drawn
+from otpdag.learned.algorithm import Drawn
 from otpdag.learned.sequence_map import BidirectionalMap
 from otpdag.learned.sequence_problems import PieceProblem, number_problem, piece_problem
 from otpdag.learned.sequence_steps import CONTEXT, check_context

@@ -28,7 +28,7 @@ from otpdag.engine.data_kind import DataKind, Layout, check_rows, named_method
 from otpdag.engine.method import Method, entropic, paper, transport
 from otpdag.engine.search import SearchResult, SearchSchedule, restart_seed
 from otpdag.errors import ModelError
-from otpdag.learned.drawn import Drawn
+from otpdag.learned.algorithm import Drawn
 from otpdag.learned.sampled import DrawnRows
 from otpdag.likelihood.moment_problem import MomentProblem
 from otpdag.likelihood.partitioned_problem import PartitionedProblem, is_sum_over_rows

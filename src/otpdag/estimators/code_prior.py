@@ -19,7 +19,7 @@ from otpdag.errors import DataError, ModelError
 from otpdag.estimators._autoencoder import check_at_least, trained, trained_for
 from otpdag.estimators._contract import RandomState, check_fitted, seed_of
 from otpdag.graph import Graph
-from otpdag.learned.drawn import Drawn
+from otpdag.learned.algorithm import Drawn
 from otpdag.mechanisms.base import Mechanism, Noise, Params, Parents
 from otpdag.mechanisms.parameters import Parameter
 from otpdag.model import Model

@@ -11,7 +11,7 @@ is the Wasserstein auto-encoder (Appendix B). With codewords there are four term
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, cast, get_args
 
@@ -23,6 +23,7 @@ from otpdag.divergences.base import AbstractDivergence
 from otpdag.divergences.wasserstein import reverse_gradient, semi_dual
 from otpdag.errors import ModelError, check_choice
 from otpdag.layers import nearest
+from otpdag.learned.algorithm import Algorithm1, Family, Step
 from otpdag.mechanisms import Codebook
 from otpdag.mechanisms.codebook import copy_gradient, mahalanobis
 from otpdag.mechanisms.protocols import relaxed, relaxed_noise
@@ -137,25 +138,21 @@ def rebuilding_cost(rebuilt: Tensor, rows: Tensor, spread: float, *, noise: Nois
 
 
 @dataclass(frozen=True)
-class AutoencoderProblem(_ImageProblem):
+class AutoencoderProblem(_ImageProblem, Algorithm1):
     """Images whose hidden node an encoder tells: a Wasserstein auto-encoder."""
 
-    def sampled(self, point: Tensor, streams: Streams, progress: float) -> LossTerms:
-        """Loss terms on a fresh minibatch."""
-        theta, phi = split_point(point, self.shapes)
+    def steps(self, theta: Theta, phi: Theta, streams: Streams, progress: float) -> Iterator[Step]:
+        """Latents of a minibatch, beside as many of the prior's own."""
         naturals, rows = self.structure.naturals(theta), self.minibatch(streams)
-        (hidden,) = self.structure.graph.parents(self.structure.graph.observed[0])
         latents = self.encoded.backward.latents(phi, rows)
-        cost = self.rebuilding(naturals, latents, rows)
-        terms = LossTerms.of(cost, reconstruction=self.objective.reconstruction * cost)
-        eta, push = self.objective.at(progress).eta, self.objective.push_forward
-        if not eta or push is None:
-            return terms
+        yield Step(self.rebuilding(naturals, latents, rows), self._families(naturals, latents, streams))
+
+    def _families(self, naturals: Naturals, latents: Tensor, streams: Streams) -> Iterator[Family]:
+        (hidden,) = self.structure.graph.parents(self.structure.graph.observed[0])
         prior = self.structure.mechanisms[hidden]
-        noise = streams.draw(relaxed_noise(prior), rows.shape[1], rows)
+        noise = streams.draw(relaxed_noise(prior), latents.shape[1], latents)
         drawn = relaxed(prior, naturals[hidden], {}, noise, 1.0).expand_as(latents)
-        gap = push.divergence(latents, drawn.to(latents), generator=streams.shared)
-        return terms + LossTerms.of(cost, divergence=eta * gap)
+        yield Family(latents, drawn.to(latents))
 
 
 @dataclass(frozen=True)

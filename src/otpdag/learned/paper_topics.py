@@ -13,7 +13,7 @@ published, falling to zero along a cosine. A matrix of counts has no order of wo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,11 +24,11 @@ from torch import Tensor, log_softmax, nn
 from otpdag.backward import apply_network, network_parameters
 from otpdag.data.documents import shuffled_words
 from otpdag.layers import gumbel_softmax
+from otpdag.learned.algorithm import Algorithm1, Family, Step
 from otpdag.learned.image_networks import seeded
 from otpdag.likelihood.topic_problem import topic_nodes
 from otpdag.mechanisms.dirichlet import laplace_moments
 from otpdag.noise import Streams
-from otpdag.problem import LossTerms, Problem, split_point
 from otpdag.settings import Objective
 from otpdag.structure import Structure, Theta
 
@@ -84,7 +84,7 @@ class PaperTopics:
 
 
 @dataclass(frozen=True)
-class PaperTopicsProblem(Problem):
+class PaperTopicsProblem(Algorithm1):
     """The paper's loss of a minibatch of documents."""
 
     structure: Structure
@@ -99,24 +99,20 @@ class PaperTopicsProblem(Problem):
         """Documents."""
         return len(self.documents)
 
-    def sampled(self, point: Tensor, streams: Streams, progress: float) -> LossTerms:
-        """Reconstruction and push-forward terms."""
-        theta, phi = split_point(point, self.shapes)
+    def steps(self, theta: Theta, phi: Theta, streams: Streams, progress: float) -> Iterator[Step]:
+        """Words rebuilt from relaxed topics; mean assignments of documents beside shares that the prior draws."""
         shares_node, words_node = topic_nodes(self.structure)
         gamma = theta[self.structure.keys[words_node]["topics"]][0]
         words, there = self._batch(streams)
         log_q = self.encoder.log_probs(phi, words)
         cost = self._reconstruction(log_q, words, there, gamma, streams.generators[0]).reshape(1)
-        terms = LossTerms.of(cost, reconstruction=self.objective.reconstruction * cost)
-        eta, push = self.objective.at(progress).eta, self.objective.push_forward
-        if not eta or push is None:
-            return terms
         alpha = self.structure.naturals(theta)[shares_node]["concentration"][0].reshape(-1).to(gamma)
         shares = (torch.exp(log_q) * there.unsqueeze(-1)).sum(1) / there.sum(1, keepdim=True)
-        drawn = _softmax_gaussian(torch.log(alpha), streams.generators[0], len(shares))
-        prior = torch.softmax(drawn, -1)
-        apart = push.divergence(shares.unsqueeze(0), prior.unsqueeze(0), generator=streams.shared)
-        return terms + LossTerms.of(cost, divergence=eta * apart)
+        yield Step(cost, self._families(shares, alpha, streams.generators[0]))
+
+    def _families(self, shares: Tensor, alpha: Tensor, generator: torch.Generator) -> Iterator[Family]:
+        prior = torch.softmax(_softmax_gaussian(torch.log(alpha), generator, len(shares)), -1)
+        yield Family(shares.unsqueeze(0), prior.unsqueeze(0))
 
     def _batch(self, streams: Streams) -> tuple[Tensor, Tensor]:
         rows = streams.rows(len(self.documents), self.settings.batch_size)[0].tolist()

@@ -14,7 +14,7 @@ order of its rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -25,13 +25,13 @@ from otpdag.backward import AmortizedMap
 from otpdag.costs import DEFAULT_COSTS, AbstractCost, PointFunction, as_cost
 from otpdag.data import Batch, random_part
 from otpdag.layers import side_by_side
-from otpdag.learned.drawn import Drawn, Moment
+from otpdag.learned.algorithm import Algorithm1, Drawn, Family, Moment, Step
 from otpdag.learned.sequence_map import BidirectionalMap
 from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.base import Noise, Params, Parents
 from otpdag.mechanisms.protocols import abducted, can_abduct, relaxed, relaxed_noise
 from otpdag.noise import Streams, normal_score
-from otpdag.problem import LossTerms, Problem, WrappedProblem, split_point
+from otpdag.problem import LossTerms, WrappedProblem
 from otpdag.settings import Objective
 from otpdag.structure import Naturals, Structure, Theta
 
@@ -52,7 +52,7 @@ class Draw:
         batch: What is seen.
         values: What is seen and what was drawn.
         streams: Where further noise comes from.
-        moment: Weights and settings.
+        moment: Settings.
         made: The model's own draws, for maps that see one child only.
     """
 
@@ -78,7 +78,7 @@ class Draw:
 
 
 @dataclass(frozen=True)
-class DrawnRows(Problem):
+class DrawnRows(Algorithm1):
     """Rows of a table whose unknown values a learned map draws; every step sees a minibatch."""
 
     structure: Structure
@@ -97,32 +97,19 @@ class DrawnRows(Problem):
         """Rows of the table."""
         return self.batch.rows
 
-    def sampled(self, point: Tensor, streams: Streams, progress: float) -> LossTerms:
-        """Loss terms of every replica on a minibatch of its own."""
-        theta, phi = split_point(point, self.shapes)
-        naturals = self.structure.naturals(theta)
-        part = self
+    def steps(self, theta: Theta, phi: Theta, streams: Streams, progress: float) -> Iterator[Step]:
+        """Every replica has a minibatch of its own."""
+        batch, moment = self.batch, Moment.of(self.objective, self.drawn, progress)
         if self.drawn.batch_size < self.rows:
-            part = replace(self, batch=self.batch.take(streams.rows(self.rows, self.drawn.batch_size)))
-        return part.terms_of(naturals, phi, streams, Moment.of(self.objective, self.drawn, progress))
-
-    def terms_of(self, naturals: Naturals, phi: Theta, streams: Streams, moment: Moment) -> LossTerms:
-        """The terms that are drawn, on all rows: values (B, n, width) with B = 1 or the number of replicas."""
-        batch, weights = self.batch, moment.weights
-        share = batch.weight / batch.weight.sum(-1, keepdim=True)
-        zero = torch.zeros(len(streams)).to(share)
-        terms = LossTerms.of(zero)
+            batch = batch.take(streams.rows(self.rows, self.drawn.batch_size))
+        naturals, share = self.structure.naturals(theta), batch.weight / batch.weight.sum(-1, keepdim=True)
         for backward in self.maps:
             draw = Draw(self.structure, backward, naturals, batch, batch.values, streams, moment)
-            if moment.drawn.scope == "local":
+            if self.drawn.scope == "local":
                 draw = replace(draw, made=_ancestral(draw, self.maps))
             draw, kl = _drawn_backward(draw, backward, phi)
             cost, noises = rebuild(draw)
-            reconstruction = weights.reconstruction * (share * cost).sum(-1)
-            entropic = weights.eps * (share * kl).sum(-1) if weights.eps else zero
-            divergence = weights.eta * _push_forward(draw, noises, share) if weights.eta else zero
-            terms = terms + LossTerms.of(zero, reconstruction=reconstruction, entropic=entropic, divergence=divergence)
-        return terms
+            yield Step((share * cost).sum(-1), _families(draw, noises, share), (share * kl).sum(-1))
 
 
 # --- terms -----------------------------------------------------------------------------------------------------------
@@ -150,7 +137,7 @@ def _drawn_backward(draw: Draw, backward: AmortizedMap, phi: Theta) -> tuple[Dra
             drawn, log_q = number.value, number.log_prob if unknown is None else number.log_prob_of(unknown)
         if unknown is not None:
             drawn = torch.where(unknown, drawn, batch.values[node])
-        if moment.weights.eps:
+        if moment.with_kl:
             parents = draw.structure.parents(node, {**draw.made, **values})
             kl = kl + _kl(mechanism, draw.naturals[node], drawn, log_q, parents, unknown)
         values[node] = drawn
@@ -231,9 +218,8 @@ def ground_cost(
     return chosen.between(value * seen, rebuilt * seen)
 
 
-def _push_forward(draw: Draw, noises: Values, share: Tensor) -> Tensor:
-    """Sum of divergences between backward and forward families."""
-    total = torch.zeros(len(draw.streams)).to(share)
+def _families(draw: Draw, noises: Values, share: Tensor) -> Iterator[Family]:
+    """Backward and forward families of a minibatch, by shares (1 or R, n) of its rows."""
     # equal weights are left unsaid: exact solvers are faster without them
     mass = None if bool((share == share[:, :1]).all()) else share
     if draw.moment.drawn.scope == "local":
@@ -244,12 +230,9 @@ def _push_forward(draw: Draw, noises: Values, share: Tensor) -> Tensor:
         spaces = {node: draw.structure.mechanisms[node].space for node in draw.backward.targets}
         nodes = [n for n, space in spaces.items() if n not in noises or not space.has_noise_when_relaxed]
         pairs = [family(draw, node, noises) for node in nodes]
-    pairs += [noise_family(draw, node, noises) for node in noises]
-    for pushed, forward in pairs:
+    for pushed, forward in pairs + [noise_family(draw, node, noises) for node in noises]:
         if pushed:
-            pair = side_by_side(pushed), side_by_side(forward)
-            total = total + draw.moment.divergence(*pair, mass, mass, generator=draw.streams.shared)
-    return total
+            yield Family(side_by_side(pushed), side_by_side(forward), mass)
 
 
 Pair = tuple[list[Tensor], list[Tensor]]

@@ -13,7 +13,7 @@ term are those of tables, with earlier values as further parents.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor
 from otpdag.data import Batch
 from otpdag.data.sequences import SequenceBatch, part_of
 from otpdag.layers import side_by_side
-from otpdag.learned.drawn import Drawn, Moment
+from otpdag.learned.algorithm import Algorithm1, Drawn, Family, Moment, Step
 from otpdag.learned.sampled import Draw, family, noise_family, rebuild
 from otpdag.learned.sequence_map import BidirectionalMap, ChainMarginals
 from otpdag.learned.sequence_steps import Cuts, Steps
@@ -145,7 +145,7 @@ def number_problem(
 
 
 @dataclass(frozen=True)
-class PieceProblem(Problem):
+class PieceProblem(Algorithm1):
     """Sequences cut in pieces; every step of Adam draws some, the same for all replicas."""
 
     structure: Structure
@@ -163,13 +163,12 @@ class PieceProblem(Problem):
         """Steps of all sequences."""
         return self.cuts.batch.rows
 
-    def sampled(self, point: Tensor, streams: Streams, progress: float) -> LossTerms:
-        """Loss terms of every replica on fresh pieces with fresh noise."""
-        theta, phi = split_point(point, self.shapes)
+    def steps(self, theta: Theta, phi: Theta, streams: Streams, progress: float) -> Iterator[Step]:
+        """Fresh pieces, the same for all replicas."""
         many = min(len(self.cuts), max(self.fewest, self.drawn.batch_size // self.cuts.span))
         steps = self.cuts.draw(self.structure, self.features, many, streams.shared)
         moment = Moment.of(self.objective, self.drawn, progress)
-        return piece_terms(self.backward, self.structure.naturals(theta), phi, steps, streams, moment)
+        yield piece_step(self.backward, self.structure.naturals(theta), phi, steps, streams, moment)
 
 
 def piece_problem(
@@ -185,14 +184,14 @@ def piece_problem(
     return PieceProblem(structure, backward, Cuts.of(batch), features, shapes, objective, drawn)
 
 
-def piece_terms(
+def piece_step(
     backward: BidirectionalMap, naturals: Naturals, phi: Theta, steps: Steps, streams: Streams, moment: Moment
-) -> LossTerms:
-    """Terms of a counted step, one number for each replica."""
-    structure, weights, many = steps.structure, moment.weights, len(steps.times)
+) -> Step:
+    """What is drawn of pieces, and what it costs to rebuild a step that counts."""
+    structure, many = steps.structure, len(steps.times)
     zero, total = torch.zeros(len(streams)).to(steps.features), steps.counted.sum()
     adjustment, unary = backward.read(phi, steps)
-    drawn, divergence = SequenceDraw({}, zero[:, None, None]), zero
+    drawn, families = SequenceDraw({}, zero[:, None, None]), iter(tuple[Family]())
     if backward.smoother.targets:
         noise = streams.draw(Noise(backward.free, "normal"), many, steps.features).unsqueeze(1)
         drawn = backward.smoother.draw(phi, steps.block, steps.features[..., :-1], noise, adjustment)
@@ -213,18 +212,13 @@ def piece_terms(
         draw = Draw(structure, backward, naturals, batch, values, streams, moment)
         rebuilt, noises = rebuild(draw)
         cost, kl = (rebuilt * batch.weight).sum(-1), zero
-        if weights.eps:
+        if moment.with_kl:
             own = (drawn.log_prob.squeeze(1) * steps.counted).sum(-1)
             kl = own - _log_density(naturals, steps, values, backward.smoother.targets)
-        if weights.eps and unary is not None:
+        if moment.with_kl and unary is not None:
             kl = kl + _expected(naturals, steps, backward.categories, backward.marginals(phi, steps, unary))[1]
-        divergence = _push_forward(draw, steps, noises) if weights.eta else zero
-    return LossTerms.of(
-        zero,
-        reconstruction=weights.reconstruction * cost / total + zero,
-        entropic=weights.eps * kl / total + zero,
-        divergence=weights.eta * divergence + zero,
-    )
+        families = _families(draw, steps, noises)
+    return Step(cost / total, families, kl / total)
 
 
 # --- terms, summed over counted steps --------------------------------------------------------------------------------
@@ -307,10 +301,9 @@ def _weighted(weight: Tensor, log_potential: Tensor) -> Tensor:
     return expected_log_potential(weight, log_potential.clamp(min=-100.0))
 
 
-def _push_forward(draw: Draw, steps: Steps, noises: Mapping[str, Tensor]) -> Tensor:
-    """Sum of divergences between backward and forward families, first steps and later ones by their shares."""
+def _families(draw: Draw, steps: Steps, noises: Mapping[str, Tensor]) -> Iterator[Family]:
+    """Backward and forward families, first steps and later ones by their shares."""
     structure, streams, most = draw.structure, draw.streams, draw.moment.drawn.compared
-    total = torch.zeros(len(streams)).to(steps.features)
     owners = [name for name in structure.mechanisms if structure.base(name) in draw.backward.targets]
     for name in (*owners, *noises):
         made = steps.made(name)
@@ -327,6 +320,5 @@ def _push_forward(draw: Draw, steps: Steps, noises: Mapping[str, Tensor]) -> Ten
         here = replace(draw, batch=batch, values=part)
         pushed, forward = family(here, name, noise) if name in owners else noise_family(here, name, noise)
         if pushed:
-            sides, share = (side_by_side(pushed), side_by_side(forward)), float(made.sum() / steps.counted.sum())
-            total = total + share * draw.moment.divergence(*sides, None, None, generator=streams.shared)
-    return total
+            share = float(made.sum() / steps.counted.sum())
+            yield Family(side_by_side(pushed), side_by_side(forward), share=share)

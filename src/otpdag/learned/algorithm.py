@@ -1,20 +1,33 @@
-"""How hidden values are drawn from a learned backward map, and what counts at one moment of a fit."""
+r"""Algorithm 1 of the paper, whatever it is that was seen: rows, pieces of sequences, documents or images.
+
+In every step hidden values are drawn by a learned backward map, what is seen is rebuilt from them at a cost, and what
+the map pushes forward is compared with what the model makes:
+
+.. math:: \text{cost} + \eta \sum_f D(P_\phi(f), P_\theta(f)) + \epsilon\, (\log q - \log p).
+
+A problem says what it draws, and at which cost it rebuilds (:meth:`Algorithm1.steps`); the rest is said here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
 
 from otpdag.backward import AmortizedMap, amortized_maps
 from otpdag.costs import AbstractCost, PointFunction, as_cost
 from otpdag.data import Batch
-from otpdag.divergences import Energy
 from otpdag.divergences.base import AbstractDivergence
 from otpdag.errors import ModelError, check_choice
+from otpdag.noise import Streams
+from otpdag.problem import LossTerms, Problem, split_point
 from otpdag.schedules import Schedule, as_schedule
 from otpdag.settings import Objective, PushForward, Weights
-from otpdag.structure import Structure
+from otpdag.structure import Structure, Theta
 
 MapFactory = Callable[[Structure, Batch], Sequence[AmortizedMap]]
 """Builds backward maps of your own from the structure and the rows."""
@@ -77,22 +90,82 @@ class Drawn:
         layers = (32,) if self.hidden_layers is None else self.hidden_layers
         return amortized_maps(structure, batch, layers, local=self.scope == "local")
 
-    def temperature_at(self, progress: float) -> float:
-        """The temperature at a share of the steps."""
-        return as_schedule(self.temperature)(progress)
-
 
 @dataclass(frozen=True)
 class Moment:
-    """The settings of drawn terms at one moment of a fit."""
+    """The settings of draws at one moment of a fit."""
 
-    weights: Weights
     drawn: Drawn
     temperature: float
-    divergence: AbstractDivergence = field(default_factory=Energy)
+    with_kl: bool
+    """Whether densities of draws are asked for."""
 
     @classmethod
     def of(cls, objective: Objective, drawn: Drawn, progress: float) -> Moment:
         """At a share of all steps."""
-        push = objective.push_forward or PushForward()
-        return cls(objective.at(progress), drawn, drawn.temperature_at(progress), push.divergence)
+        return cls(drawn, as_schedule(drawn.temperature)(progress), objective.at(progress).eps != 0)
+
+
+class Family(NamedTuple):
+    """Values (R, n, width) that a backward map pushes forward, and those that the model makes.
+
+    Rows count by their ``mass`` (1, n), all alike if it is left out; the family as a whole by its ``share``.
+    """
+
+    pushed: Tensor
+    made: Tensor
+    mass: Tensor | None = None
+    share: float = 1.0
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one backward map drew in a step, and what came of it.
+
+    Attributes:
+        cost: Mean cost of what was rebuilt (R or 1,).
+        families: What is compared, made one after another if it counts.
+        kl: Mean of the draws' log-density under the map less that under the model (R or 1,).
+    """
+
+    cost: Tensor
+    families: Iterable[Family] = ()
+    kl: Tensor | float = 0.0
+
+    def terms(self, weights: Weights, divergence: AbstractDivergence, streams: Streams) -> LossTerms:
+        """The terms by their weights, one number for each replica."""
+        zero = torch.zeros(len(streams)).to(self.cost)
+        apart = zero
+        for pushed, made, mass, share in self.families if weights.eta else ():
+            apart = apart + share * divergence(pushed, made, mass, mass, generator=streams.shared)
+        return LossTerms.of(
+            zero,
+            reconstruction=weights.reconstruction * self.cost + zero,
+            divergence=weights.eta * apart,
+            entropic=weights.eps * self.kl + zero if weights.eps else zero,
+        )
+
+
+class Algorithm1(Problem):
+    """A problem that is drawn anew in every step."""
+
+    objective: Objective
+
+    @abstractmethod
+    def steps(self, theta: Theta, phi: Theta, streams: Streams, progress: float) -> Iterable[Step]:
+        """Draw a minibatch and what is hidden of it; one step for each backward map.
+
+        Args:
+            theta: Raw parameters of the model (R, ...).
+            phi: Those of the backward maps.
+            streams: Where chance comes from.
+            progress: The share of all steps that is over.
+        """
+
+    def sampled(self, point: Tensor, streams: Streams, progress: float) -> LossTerms:
+        """Loss terms of every replica on a fresh minibatch with fresh noise."""
+        weights, push = self.objective.at(progress), self.objective.push_forward or PushForward()
+        terms = LossTerms.of(torch.zeros(len(streams)).to(point))
+        for step in self.steps(*split_point(point, self.shapes), streams, progress):
+            terms = terms + step.terms(weights, push.divergence, streams)
+        return terms
