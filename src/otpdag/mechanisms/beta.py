@@ -11,7 +11,7 @@ from torch import Tensor
 
 from otpdag.mechanisms.base import Params, Parents, sum_cells
 from otpdag.mechanisms.parameters import Setting, as_setting
-from otpdag.mechanisms.predictor import Dispersed, Predictor, check_dim
+from otpdag.mechanisms.predictor import Dispersed, check_dim
 from otpdag.mechanisms.quantiles import beta_cdf, beta_quantile
 from otpdag.mechanisms.regression import logit
 from otpdag.spaces import Space, Unit
@@ -38,6 +38,7 @@ class Beta(Dispersed):
     Unit(dim=1)
     """
 
+    predicts: ClassVar[str] = "logit_mean"
     table: ClassVar[str] = "concentration"
     starts_between: ClassVar[tuple[float, float]] = (0.1, 1e4)
     largest_logit: ClassVar[float] = 15.0
@@ -56,10 +57,6 @@ class Beta(Dispersed):
         self.logit_mean, self.weight = as_setting(logit_mean), as_setting(weight)
         self.concentration = as_setting(concentration)
         self.network = tuple(network)
-
-    def on_setup(self) -> None:
-        """Build the predictor of the mean's logit."""
-        self.predictor = Predictor(self.family, self.dim, "logit_mean", self.logit_mean, self.weight, self.network)
 
     @property
     def space(self) -> Space:

@@ -14,7 +14,7 @@ from torch import Tensor
 from otpdag.errors import ModelError
 from otpdag.mechanisms.base import Atoms, Noise, Params, Parents, sum_cells
 from otpdag.mechanisms.parameters import Fixed, Setting, Start, as_setting
-from otpdag.mechanisms.predictor import Dispersed, Predicted, Predictor, check_dim
+from otpdag.mechanisms.predictor import Dispersed, Predicted, check_dim
 from otpdag.mechanisms.quantiles import beta_cdf, inside_unit, poisson_quantile
 from otpdag.mechanisms.regression import log_count
 from otpdag.spaces import Count, Space
@@ -23,6 +23,7 @@ from otpdag.spaces import Count, Space
 class LogLinearCount(Predicted):
     """Counts whose log-mean is predicted from the parents."""
 
+    predicts: ClassVar[str] = "log_rate"
     largest_log_rate: ClassVar[float] = 25.0
     """Beyond, counts are no longer exact in floating point."""
     rare: ClassVar[float] = 1e-9
@@ -43,10 +44,6 @@ class LogLinearCount(Predicted):
         self.log_rate = as_setting(log_rate) if rate is None else _log_setting(as_setting(rate))
         self.weight = as_setting(weight)
         self.network = tuple(network)
-
-    def on_setup(self) -> None:
-        """Build the predictor of the log-rate."""
-        self.predictor = Predictor(self.family, self.dim, "log_rate", self.log_rate, self.weight, self.network)
 
     @property
     def space(self) -> Space:

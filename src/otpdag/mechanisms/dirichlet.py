@@ -12,7 +12,7 @@ from torch import Tensor
 from otpdag.errors import ModelError
 from otpdag.mechanisms.base import Noise, Params, Parents, axis_count
 from otpdag.mechanisms.parameters import POSITIVE, Axis, Parameter, Setting, as_setting
-from otpdag.mechanisms.predictor import Predicted, Predictor
+from otpdag.mechanisms.predictor import Predicted
 from otpdag.mechanisms.quantiles import gamma_cdf, gamma_log_quantile, gamma_quantile, inside_unit
 from otpdag.spaces import Simplex, Space
 
@@ -44,6 +44,7 @@ class Dirichlet(Predicted):
     Simplex(dim=3)
     """
 
+    predicts: ClassVar[str] = "concentration"
     totals: ClassVar[tuple[float, float]] = (1e-2, 1e5)
     """Sums of concentrations where learning may start."""
 
@@ -53,14 +54,14 @@ class Dirichlet(Predicted):
         self.dim = dim
         self.concentration = as_setting(concentration)
         self.laplace = laplace
-        self.network = ()
+        self.weight, self.network = None, ()
 
     def on_setup(self) -> None:
         """Refuse numeric parents."""
         if self.family.continuous:
             names = ", ".join(repr(name) for name, _ in self.family.continuous)
             raise ModelError(f"node {self.family.node!r}: Dirichlet takes discrete parents only; {names} are numeric")
-        self.predictor = Predictor(self.family, self.dim, "concentration", self.concentration)
+        super().on_setup()
 
     @property
     def space(self) -> Space:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from otpdag.mechanisms.base import Params, Parents, sum_cells
 from otpdag.mechanisms.parameters import Setting, as_setting
-from otpdag.mechanisms.predictor import Dispersed, Predictor, check_dim
+from otpdag.mechanisms.predictor import Dispersed, check_dim
 from otpdag.mechanisms.quantiles import gamma_cdf, gamma_quantile
 from otpdag.mechanisms.regression import log_positive
 from otpdag.spaces import Positive, Space
@@ -39,6 +39,8 @@ class Gamma(Dispersed):
     Positive(dim=1)
     """
 
+    predicts: ClassVar[str] = "log_mean"
+    has_free_level: ClassVar[bool] = True
     table: ClassVar[str] = "shape"
     starts_between: ClassVar[tuple[float, float]] = (1e-2, 1e4)
     largest_log_mean: ClassVar[float] = 60.0
@@ -56,15 +58,6 @@ class Gamma(Dispersed):
         self.dim = check_dim(dim)
         self.log_mean, self.weight, self.shape = as_setting(log_mean), as_setting(weight), as_setting(shape)
         self.network = tuple(network)
-
-    def on_setup(self) -> None:
-        """Build the predictor of the log-mean."""
-        log_mean = self.log_mean
-        if log_mean is None and self.family.hidden and not self.family.discrete:
-            log_mean = as_setting(0.0)
-        self.predictor = Predictor(
-            self.family, self.dim, "log_mean", log_mean, self.weight, self.network, no_level=self.family.hidden
-        )
 
     @property
     def space(self) -> Space:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from numpy.typing import ArrayLike
@@ -12,7 +13,7 @@ from otpdag.errors import ModelError
 from otpdag.mechanisms.base import Noise, Params, Parents
 from otpdag.mechanisms.normal import LOG_SQRT_2PI
 from otpdag.mechanisms.parameters import Axis, Parameter, Setting, Support, as_setting
-from otpdag.mechanisms.predictor import Predicted, Predictor, centre_and_spread, check_dim
+from otpdag.mechanisms.predictor import Predicted, centre_and_spread, check_dim
 from otpdag.spaces import Real, Space
 
 
@@ -71,6 +72,9 @@ class MultivariateNormal(Predicted):
     Real(dim=3)
     """
 
+    predicts: ClassVar[str] = "loc"
+    has_free_level: ClassVar[bool] = True
+
     def __init__(
         self,
         dim: int = 2,
@@ -90,12 +94,10 @@ class MultivariateNormal(Predicted):
 
     def on_setup(self) -> None:
         """Build the predictor; what is not identified in a hidden node is fixed unless it is given."""
-        loc, covariance = self.loc, self.covariance
-        if self.family.hidden:
-            loc = as_setting(0.0) if loc is None and not self.family.discrete else loc
-            covariance = as_setting(torch.eye(self.dim).numpy()) if covariance is None else covariance
-        self.predictor = Predictor(self.family, self.dim, "loc", loc, self.weight, no_level=self.family.hidden)
-        self.covariance_setting = covariance
+        super().on_setup()
+        self.covariance_setting = self.covariance
+        if self.family.hidden and self.covariance is None:
+            self.covariance_setting = as_setting(torch.eye(self.dim).numpy())
         self.share = self.floor if self.floor is not None else 1e-6 * self.family.hidden_parents
         self.support = _Covariance(self.share)
 

@@ -28,7 +28,7 @@ from otpdag.divergences.whitened import Kernel
 from otpdag.errors import ModelError
 from otpdag.mechanisms.base import Noise, Params, Parents, sum_cells
 from otpdag.mechanisms.parameters import POSITIVE, Axis, Floored, Parameter, Setting, Support, Tied, as_setting
-from otpdag.mechanisms.predictor import Predicted, Predictor, centre_and_spread, check_dim
+from otpdag.mechanisms.predictor import Predicted, centre_and_spread, check_dim
 from otpdag.spaces import Real, Space
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
@@ -42,6 +42,8 @@ def normal_log_density(value: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
 class LocationScale(Predicted):
     """Shared parts of nodes with a predicted location and a scale for each discrete configuration."""
 
+    predicts: ClassVar[str] = "loc"
+    has_free_level: ClassVar[bool] = True
     isotropic = False
     smallest_at_start: ClassVar[float] = 1e-3
     """Of a scale, as a share of the column's spread."""
@@ -72,14 +74,8 @@ class LocationScale(Predicted):
 
     def on_setup(self) -> None:
         """Build the predictor; what is not identified in a hidden node is fixed unless it is given."""
-        loc, scale = self.loc, self.scale
-        if self.family.hidden:
-            loc = as_setting(0.0) if loc is None and not self.family.discrete else loc
-            scale = self.hidden_scale() if scale is None else scale
-        self.predictor = Predictor(
-            self.family, self.dim, "loc", loc, self.weight, self.network, no_level=self.family.hidden
-        )
-        self.scale_setting = scale
+        super().on_setup()
+        self.scale_setting = self.hidden_scale() if self.family.hidden and self.scale is None else self.scale
 
     def hidden_scale(self) -> Setting:
         """The scale of a hidden node for which none is given."""

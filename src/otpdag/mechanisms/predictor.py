@@ -24,7 +24,7 @@ from torch import Tensor
 from otpdag.errors import ModelError
 from otpdag.layers import apply_linear, apply_mlp, expand_to, side_by_side
 from otpdag.mechanisms.base import Family, Mechanism, Noise, Params, Parents, axis_count
-from otpdag.mechanisms.parameters import POSITIVE, REAL, Axis, Parameter, Setting, Tied
+from otpdag.mechanisms.parameters import POSITIVE, REAL, Axis, Parameter, Setting, Tied, as_setting
 from otpdag.mechanisms.regression import Fit, least_squares
 
 
@@ -306,8 +306,22 @@ class Predicted(Mechanism):
     """A mechanism with a predictor, and perhaps tables with a row for each discrete configuration."""
 
     dim: int
+    weight: Setting
     network: tuple[int, ...]
     predictor: Predictor
+    predicts: ClassVar[str]
+    """The name of the intercept; the attribute of that name is its setting."""
+    has_free_level: ClassVar[bool] = False
+    """Whether children's intercepts can take up the level of a hidden node, so that only differences are identified."""
+
+    def on_setup(self) -> None:
+        """Build the predictor; a level that is not identified is zero unless it is given."""
+        level, free = getattr(self, self.predicts), self.has_free_level and self.family.hidden
+        if free and level is None and not self.family.discrete:
+            level = as_setting(0.0)
+        self.predictor = Predictor(
+            self.family, self.dim, self.predicts, level, self.weight, self.network, no_level=free
+        )
 
     def restore_units(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
         """Uncentre the intercept."""
