@@ -156,7 +156,7 @@ MADE = {
     "hidden numbers": (state_space, series, otp.entropic(), NumberProblem),
     "switching": (lambda: state_space(switching=True), series, otp.entropic(), NumberProblem),
     "pieces": (hmm, counts, otp.paper(batch_size=64), PieceProblem),
-    "topics": (topic_model, documents, topic_method("entropic", documents=30), TopicProblem),
+    "topics": (topic_model, documents, topic_method("likelihood", documents=30), TopicProblem),
     "pairs": (topic_model, documents, topic_method("transport", documents=30), PairProblem),
     "paper's topics": (topic_model, documents, topic_method("paper", documents=30, steps=1), PaperTopicsProblem),
     "auto-encoder": (encoder_model, images, encoded(), AutoencoderProblem),

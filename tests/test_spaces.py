@@ -186,7 +186,7 @@ def test_a_model_of_it_is_fitted_where_it_is_observed():
     table = truth.sample(300, seed=1)
     table.loc[:20, "x"] = np.nan
     model = otp.Model(truth.graph, truth.mechanisms)
-    otp.fit(model, pd.DataFrame(table), method="entropic", restarts=1)
+    otp.fit(model, pd.DataFrame(table), method="likelihood", restarts=1)
     assert model.params()["x"]["weight"] == pytest.approx(0.8, abs=0.3)
     assert model.params()["n"]["weight"] == pytest.approx(-0.5, abs=0.3)
 

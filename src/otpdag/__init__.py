@@ -24,7 +24,16 @@ if TYPE_CHECKING:
     )
     from otpdag.choice import Selection, compare, select
     from otpdag.data import Documents, Images, Partitioned, Sequences
-    from otpdag.engine import FitResult, Method, RobustOptions, SearchSchedule, entropic, fit, paper, transport
+    from otpdag.engine import (
+        FitResult,
+        Method,
+        RobustOptions,
+        SearchSchedule,
+        entropic,
+        fit,
+        paper,
+        transport,
+    )
     from otpdag.errors import (
         ApproximationWarning,
         ColumnTypeWarning,

@@ -99,7 +99,7 @@ def test_fit_writes_a_folder(fitted):
     np.testing.assert_allclose(params["weight"]["loc"], [7.0, 10.0], atol=0.3)
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["converged"]
-    assert summary["method"] == "entropic"
+    assert summary["method"] == "likelihood"
     assert (summary["rows"], summary["starts"], summary["seed"]) == (240, 2, 0)
     assert {"step", "loss"} <= set(pd.read_csv(folder / "history.csv").columns)
     restarts = pd.read_csv(folder / "restarts.csv")
@@ -332,7 +332,7 @@ def test_a_mistake_in_a_file_is_one_line(tmp_path, model, data, message):
     ("options", "message"),
     [
         (("--methd", "paper"), "No such option: --methd"),
-        (("--method", "magic"), "Invalid value for '--method': 'magic' is not one of 'auto', 'entropic'"),
+        (("--method", "magic"), "Invalid value for '--method': 'magic' is not one of 'auto', 'likelihood'"),
         (("--seed", "-1"), "Invalid value for '--seed'"),
         (("--restarts", "0"), "Invalid value for '--restarts'"),
         (("--weights", "wght"), "--weights names column 'wght', which the table does not have; it has shift, weight"),

@@ -40,7 +40,7 @@ def test_the_seed_determines_the_intervals_and_processes_do_not():
     assert not one.equals(result.intervals(draws=40, seed=4))
 
 
-@pytest.mark.parametrize("method", ["entropic", "transport"])
+@pytest.mark.parametrize("method", ["likelihood", "transport"])
 def test_a_mixture_keeps_its_labels_over_the_draws(method):
     generator = np.random.default_rng(1)
     state = generator.random(300) < 0.4

@@ -134,21 +134,21 @@ COUNTS = np.vstack([RNG.poisson(3.0, (30, 6)) * [1, 1, 1, 0, 0, 0], RNG.poisson(
 
 def test_documents_start_from_so_many_starts_and_go_on_from_the_best():
     kind = topics(COUNTS)
-    entropic, transport, paper = (topic_method(name, documents=60) for name in ("entropic", "transport", "paper"))
+    entropic, transport, paper = (topic_method(name, documents=60) for name in ("likelihood", "transport", "paper"))
     assert [kind.restarts(one) for one in (entropic, transport, paper)] == [6, 4, 1]
     for method, steps in ((entropic, 10), (transport, 30)):
         course = kind.course(method)
         assert (course.short_steps, course.halving, course.finalists, course.moves) == (steps, False, 1, 0)
-    assert kind.course(topic_method("entropic", documents=60, steps=4)).short_steps == 4
+    assert kind.course(topic_method("likelihood", documents=60, steps=4)).short_steps == 4
 
 
-@pytest.mark.parametrize(("ratio", "method", "background"), [(1.0, "entropic", 0.0), (3.0, "transport", 0.8)])
+@pytest.mark.parametrize(("ratio", "method", "background"), [(1.0, "likelihood", 0.0), (3.0, "transport", 0.8)])
 def test_documents_that_repeat_words_too_often_are_compared_by_pairs(ratio, method, background):
     kind = topics(COUNTS)
     kind.__dict__["repeats"] = Repeats(ratio, 0.01)
     assert (kind.chosen("auto"), kind.named("auto").name) == (method, method)
     assert kind.background("transport") == background
-    assert kind.background("entropic") == 0.0
+    assert kind.background("likelihood") == 0.0
     assert kind.chosen("paper") == "paper"
     (note,) = kind.notes(SimpleNamespace(problem=None))
     assert f"repeat words {ratio:.2f} times as often" in note
@@ -158,7 +158,7 @@ def test_documents_that_repeat_words_too_often_are_compared_by_pairs(ratio, meth
     assert one.holds  # one topic is how often words occur
 
 
-@pytest.mark.parametrize(("name", "total"), [("entropic", COUNTS.sum()), ("transport", 1.0)])
+@pytest.mark.parametrize(("name", "total"), [("likelihood", COUNTS.sum()), ("transport", 1.0)])
 def test_starts_of_topics_share_out_all_words(name, total):
     kind, method = topics(COUNTS), topic_method(name, documents=60)
     layout = kind.lay_out(method, 0)
@@ -176,7 +176,7 @@ def test_starts_of_topics_share_out_all_words(name, total):
 
 @pytest.mark.parametrize(
     ("name", "steps", "growth", "prior"),
-    [("entropic", 100, 1.1, None), ("entropic", 100, 1.0, 0.1), ("transport", 300, 1.1, None)],
+    [("likelihood", 100, 1.1, None), ("likelihood", 100, 1.0, 0.1), ("transport", 300, 1.1, None)],
 )
 def test_methods_of_documents_have_their_steps(name, steps, growth, prior):
     method = topic_method(name, documents=60, prior=prior)

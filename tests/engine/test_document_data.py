@@ -43,10 +43,10 @@ def test_the_users_matrix_is_not_changed():
 
 
 def test_methods_are_what_their_names_say():
-    entropic = topic_method("entropic", documents=120)
+    entropic = topic_method("likelihood", documents=120)
     assert (entropic.evaluation, entropic.optimiser) == (TopicSweeps(), EM(steps=100, growth=1.1))
     # with a prior on the topics an update is no longer a plain maximum, and is not stretched
-    assert topic_method("entropic", documents=120, prior=0.1).optimiser == EM(steps=100, growth=1.0)
+    assert topic_method("likelihood", documents=120, prior=0.1).optimiser == EM(steps=100, growth=1.0)
     transport = topic_method("transport", documents=120, steps=7)
     assert transport.objective == Objective(reconstruction=0.0, direct=Direct())
     assert (transport.evaluation, transport.optimiser) == (TopicSweeps(pairs=True), EM(steps=7))
@@ -55,7 +55,7 @@ def test_methods_are_what_their_names_say():
     assert paper.optimiser == Adam(steps=7 * 3, learning_rate=1e-3, averaging=0.0)  # epochs of three batches
     assert paper.objective.push_forward.eta == 1e-4
     assert topic_method("paper", documents=120, prior=0.1).objective.push_forward.eta == 1e-1
-    with pytest.raises(ModelError, match="method must be 'auto', 'entropic', 'transport', 'paper' or a Method"):
+    with pytest.raises(ModelError, match="method must be 'auto', 'likelihood', 'transport', 'paper' or a Method"):
         topic_method("best", documents=120)
 
 
@@ -94,7 +94,7 @@ def test_how_often_and_how_long_documents_are_started():
     kind = data(bars(4, 30, 20, seed=0).counts)
     alone = {"halving": False, "finalists": 1, "moves": 0}
     for method, starts, steps in (
-        (topic_method("entropic", documents=30), 6, 10),
+        (topic_method("likelihood", documents=30), 6, 10),
         (topic_method("transport", documents=30), 4, 30),
         (topic_method("paper", documents=30), 1, 10),
         (topic_method("transport", documents=30, steps=7), 4, 7),
@@ -122,12 +122,12 @@ def test_the_method_follows_from_how_often_words_are_repeated():
     counts = bars(4, 30, 20, seed=0).counts
     usual, texts, unknown = (told(data(counts), ratio) for ratio in (1.0, 3.0, None))
     assert (usual.repeats.as_modelled, texts.repeats.as_modelled) == (True, False)
-    assert [one.chosen("auto") for one in (usual, texts, unknown)] == ["entropic", "transport", "entropic"]
-    assert told(data(counts, topics=1), 3.0).chosen("auto") == "entropic"  # one topic is how often words occur
+    assert [one.chosen("auto") for one in (usual, texts, unknown)] == ["likelihood", "transport", "likelihood"]
+    assert told(data(counts, topics=1), 3.0).chosen("auto") == "likelihood"  # one topic is how often words occur
     assert [one.background("transport") for one in (usual, texts, unknown)] == [0.0, 0.8, 0.0]
-    assert texts.background("entropic") == 0.0
+    assert texts.background("likelihood") == 0.0
     assert texts.named("auto") == topic_method("transport", documents=30, background=0.8)
-    assert texts.named("entropic") == topic_method("entropic", documents=30)
+    assert texts.named("likelihood") == topic_method("likelihood", documents=30)
     swept, drawn = (SimpleNamespace(problem=SimpleNamespace(drawn_prior=prior)) for prior in (None, 0.25))
     assert texts.notes(swept) == ["documents repeat words 3.00 times as often as topics alone would (± 0.01)"]
     assert unknown.notes(swept) == data(counts).notes(swept) == []
@@ -151,13 +151,13 @@ def test_too_few_documents_and_other_words_are_refused():
         single.problem(single.lay_out(method, 0), method, 0)
 
 
-@pytest.mark.parametrize("name", ["entropic", "transport"])
+@pytest.mark.parametrize("name", ["likelihood", "transport"])
 def test_starts_have_as_many_words_as_there_are_to_explain(name):
     kind = told(data(bars(4, 60, 30, seed=0).counts, 4), 3.0)
     method = kind.named(name)
     layout = kind.lay_out(method, 0)
     problem = kind.problem(layout, method, 0)
     topics = problem.topics(kind.starts(layout, problem, 0, [0]))
-    whole = kind.counts.sum() if name == "entropic" else 0.2  # of transport, the share that is no background
+    whole = kind.counts.sum() if name == "likelihood" else 0.2  # of transport, the share that is no background
     np.testing.assert_allclose(torch.exp(topics.log_counts).sum(-1), np.full(4, whole / 4), rtol=1e-5)
     np.testing.assert_allclose(topics.alpha, 0.25, rtol=1e-5)

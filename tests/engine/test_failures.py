@@ -148,7 +148,7 @@ def test_weights_of_any_size_count_alike(size):
 
 
 @pytest.mark.parametrize("gaps", [False, True])
-@pytest.mark.parametrize("method", ["auto", "entropic", "transport"])
+@pytest.mark.parametrize("method", ["auto", "likelihood", "transport"])
 def test_a_model_of_which_all_is_given_is_refused_and_answers_as_it_is(method, gaps):
     rng = np.random.default_rng(0)
     table = pd.DataFrame({"a": rng.normal(size=40)})

@@ -70,13 +70,13 @@ def assert_same(left, right, **tolerance):
 
 
 @pytest.mark.filterwarnings("ignore::otpdag.ConvergenceWarning")
-@pytest.mark.parametrize("method", ["entropic", "transport", "adam"])
+@pytest.mark.parametrize("method", ["likelihood", "transport", "adam"])
 def test_the_seed_determines_everything(method):
     table = mixture_table(120)
     features = otp.divergences.WhitenedFeatures(features=40)
     method = {
         "adam": otp.paper(steps=8, batch_size=32),
-        "entropic": otp.entropic(steps=10),
+        "likelihood": otp.entropic(steps=10),
         "transport": otp.transport(steps=10, features=features),
     }[method]
     found = []
@@ -97,7 +97,7 @@ def test_global_state_is_left_alone():
     table = mixture_table(80)
     torch_state, numpy_state = torch.random.get_rng_state(), np.random.get_state()[1].copy()
     threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
-    for method in ("entropic", "transport"):
+    for method in ("likelihood", "transport"):
         params_of(table, method=method)
     assert torch.equal(torch_state, torch.random.get_rng_state())
     assert (numpy_state == np.random.get_state()[1]).all()
@@ -175,7 +175,7 @@ def test_one_restart_is_enough_for_complete_data():
 # -- weights and units ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["entropic", "transport"])
+@pytest.mark.parametrize("method", ["likelihood", "transport"])
 def test_weights_are_repetitions(method):
     """Of complete data the estimates are equal, whatever start and landmark rows."""
     table = pd.DataFrame({"k": RNG.integers(0, 2, 300), "x": RNG.normal(size=300)})
@@ -186,7 +186,7 @@ def test_weights_are_repetitions(method):
         model = otp.Model(graph, {"k": m.Categorical(2), "x": m.Normal()})
         otp.fit(model, data, method=method, weights=weight)
         found.append(model.params())
-    if method == "entropic":
+    if method == "likelihood":
         assert_same(*found, rtol=1e-4, atol=1e-5)
     else:  # features are placed on other rows
         assert_same(*found, atol=0.15)
@@ -213,7 +213,7 @@ def test_collapsed_rows_of_categories_count_as_often_as_they_occur():
     np.testing.assert_allclose(joint.ravel(), frequencies.to_numpy(), atol=2e-3)
 
 
-@pytest.mark.parametrize("method", ["entropic", "transport"])
+@pytest.mark.parametrize("method", ["likelihood", "transport"])
 def test_estimates_follow_the_units_of_the_columns(method):
     n = 150
     z = RNG.normal(size=n)
@@ -224,7 +224,7 @@ def test_estimates_follow_the_units_of_the_columns(method):
     graph = otp.Graph([("z", "a"), ("z", "b"), ("z", "c"), ("z", "d"), ("a", "c")], hidden=["z"])
     unit, shift = 1e4, 1e6
     transport = otp.transport(features=otp.divergences.WhitenedFeatures(features=120))
-    method = {"entropic": otp.entropic(), "transport": transport}[method]
+    method = {"likelihood": otp.entropic(), "transport": transport}[method]
     found = []
     for factor, offset in ((1.0, 0.0), (unit, shift)):
         model = otp.Model(graph, {name: m.Normal() for name in "zabcd"})
@@ -417,7 +417,7 @@ def test_a_loss_that_is_not_finite_is_reported_and_the_start_kept(optimiser):
 def test_arguments_that_mean_nothing_are_refused():
     model, table = mixture_model(), mixture_table(30)
     for options, message in (
-        ({"method": "magic"}, "method must be 'auto', 'paper', 'transport', 'entropic'.*got 'magic'"),
+        ({"method": "magic"}, "method must be 'auto', 'paper', 'transport', 'likelihood'.*got 'magic'"),
         ({"restarts": 0}, "restarts must be a whole number of at least 1; got 0"),
         ({"seed": -1}, r"seed must be a non-negative integer below 2\^63; got -1"),
         ({"seed": 0.5}, r"seed must be a non-negative integer below 2\^63; got 0.5"),
@@ -538,7 +538,7 @@ def test_methods_that_make_no_sense_are_refused(build, message):
 
 
 def test_auto_takes_likelihood_where_there_are_densities_and_transport_where_not():
-    assert otp.fit(mixture_model(), mixture_table(60), restarts=1).method.name == "entropic"
+    assert otp.fit(mixture_model(), mixture_table(60), restarts=1).method.name == "likelihood"
     module = torch.nn.Linear(1, 1)
     model = otp.Model(otp.Graph([("z", "x")], hidden=["z"]), {"z": m.Normal(), "x": m.Decoder(module)})
     assert automatic(model.structure).name == "transport"

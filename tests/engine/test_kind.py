@@ -75,7 +75,7 @@ class Histogram(DataKind):
         return int(self.counts.sum())
 
     def named(self, name):
-        if name not in ("auto", "entropic"):
+        if name not in ("auto", "likelihood"):
             raise ModelError(f"a histogram has its likelihood; got {name!r}")
         return otp.entropic()
 
@@ -172,11 +172,11 @@ def topic_model(topics, words):
     return otp.Model(graph, {"shares": m.Dirichlet(topics), "words": m.Multinomial(words)})
 
 
-@pytest.mark.parametrize("name", ["entropic", "transport", "paper"])
+@pytest.mark.parametrize("name", ["likelihood", "transport", "paper"])
 @pytest.mark.filterwarnings("ignore::otpdag.ConvergenceWarning")
 def test_documents_through_fit_give_what_the_estimator_gives(name):
     counts = bars(6, 200, 40, seed=1).counts
-    steps = {"entropic": 30, "transport": 40, "paper": 1}[name]
+    steps = {"likelihood": 30, "transport": 40, "paper": 1}[name]
     estimator = LatentDirichletAllocation(6, method=name, max_iter=steps, n_init=2, random_state=4).fit(counts)
     model = topic_model(6, counts.shape[1])
     method = topic_method(name, documents=200, steps=steps)
@@ -194,7 +194,7 @@ def test_a_sparse_matrix_is_documents_and_auto_is_entropic():
     counts = bars(6, 120, 40, seed=1).counts
     models = [topic_model(6, counts.shape[1]) for _ in range(2)]
     first = otp.fit(models[0], sparse.csr_array(counts), seed=2)
-    second = otp.fit(models[1], otp.Documents(counts.toarray()), seed=2, method="entropic")
+    second = otp.fit(models[1], otp.Documents(counts.toarray()), seed=2, method="likelihood")
     assert first.method == second.method
     assert len(first.restarts) == 6
     assert first.loss == second.loss

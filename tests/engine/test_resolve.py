@@ -246,9 +246,9 @@ def test_methods_that_the_data_are_not_fitted_by_are_refused(kind, method, messa
 @pytest.mark.parametrize(
     ("kind", "arguments", "message", "error"),
     [
-        ("table", {"method": "transport"}, "robust='outliers' needs the entropic method; got 'transport'", ModelError),
-        ("table", {"method": "paper"}, "robust='outliers' needs the entropic method; got 'paper'", ModelError),
-        ("sequences", {"method": "transport"}, "robust='outliers' needs the entropic method", ModelError),
+        ("table", {"method": "transport"}, "robust='outliers' needs the likelihood; got 'transport'", ModelError),
+        ("table", {"method": "paper"}, "robust='outliers' needs the likelihood; got 'paper'", ModelError),
+        ("sequences", {"method": "transport"}, "robust='outliers' needs the likelihood", ModelError),
         ("sequences", {}, "leaves out whole sequences: it needs at least 30; got 6", DataError),
     ],
 )
@@ -285,7 +285,7 @@ def plan_of(kind, method="auto", **changes):
 
 def test_what_is_left_open_is_chosen_by_the_data():
     table, sequences, documents = (plan_of(kind) for kind in ("table", "sequences", "documents"))
-    assert [plan.method.name for plan in (table, sequences, documents)] == ["entropic"] * 3
+    assert [plan.method.name for plan in (table, sequences, documents)] == ["likelihood"] * 3
     assert [plan.restarts for plan in (table, sequences, documents)] == [16, 16, 6]
     assert isinstance(documents.method.evaluation, TopicSweeps)
     assert sequences.course != table.course
@@ -318,3 +318,10 @@ def test_steps_of_a_fit_are_those_of_its_optimiser():
     assert result.method.optimiser == Deterministic(steps=2)
     assert len(result.history) == 2
     assert isinstance(result.method.evaluation, ClosedForm)
+
+
+def test_the_earlier_name_of_maximum_likelihood_is_accepted_with_a_warning():
+    model = otp.Model(otp.Graph([], nodes=["x"]), {"x": m.Normal()})
+    with pytest.warns(DeprecationWarning, match="method='entropic' is called 'likelihood' now"):
+        result = otp.fit(model, pd.DataFrame({"x": [1.0, 2.0, 4.0, 7.0]}), method="entropic")
+    assert result.method == otp.engine.likelihood()

@@ -63,7 +63,7 @@ def test_a_method_that_draws_has_no_intervals(result):
 
 def test_it_shows_method_end_and_size(result):
     shown = repr(result)
-    assert shown.startswith("FitResult(entropic, converged")
+    assert shown.startswith("FitResult(likelihood, converged")
     assert f"{len(result.history)} steps, start 1 of 1, 400 rows" in shown
 
 

@@ -108,8 +108,8 @@ def test_misfit_survives_a_wrong_fixed_scale():
     ("arguments", "message"),
     [
         ({"robust": "strong"}, "'outliers', 'misfit' or an otp.RobustOptions; got 'strong'"),
-        ({"robust": True, "method": "transport"}, "robust='outliers' needs the entropic method; got 'transport'"),
-        ({"robust": "misfit", "method": "entropic"}, "leave method at 'auto'"),
+        ({"robust": True, "method": "transport"}, "robust='outliers' needs the likelihood; got 'transport'"),
+        ({"robust": "misfit", "method": "likelihood"}, "leave method at 'auto'"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments, message):

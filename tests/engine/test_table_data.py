@@ -29,9 +29,9 @@ def table(rows=50, seed=0):
     return pd.DataFrame(np.random.default_rng(seed).normal(size=(rows, 2)), columns=["x", "y"])
 
 
-def test_auto_is_entropic_where_every_density_is_known():
-    assert automatic(model({"z": m.Categorical(3)}).structure) == otp.entropic()
-    assert automatic(model().structure) == otp.entropic()
+def test_auto_is_likelihood_where_every_density_is_known():
+    assert automatic(model({"z": m.Categorical(3)}).structure) == otp.engine.likelihood()
+    assert automatic(model().structure) == otp.engine.likelihood()
 
 
 @pytest.mark.parametrize(("nodes", "expected"), [(1, otp.transport()), (2, otp.paper())])
@@ -132,7 +132,7 @@ def test_too_few_rows_and_other_evaluations_are_refused():
         data.check(Method("own", Objective(), PaperTopics(), Adam()))
     with pytest.raises(ModelError, match="network is for sequences with hidden numbers; this is a table"):
         data.check(otp.entropic(network=False))
-    with pytest.raises(ModelError, match="robust='outliers' needs the entropic method; got 'transport'"):
+    with pytest.raises(ModelError, match="robust='outliers' needs the likelihood; got 'transport'"):
         data.check_robust(otp.transport())
 
 
@@ -159,7 +159,7 @@ def test_transport_takes_gaps_that_depend_on_another_column():
     table, _ = chain_with_gaps()
     found = {}
     for name, method, course in (
-        ("likelihood", "entropic", None),
+        ("likelihood", "likelihood", None),
         ("transport", FEW_FEATURES, None),
         ("available", FEW_FEATURES, otp.SearchSchedule(moves=0)),
     ):
@@ -229,7 +229,7 @@ def test_networks_and_robustness_are_refused_where_they_mean_nothing():
     data.check(otp.entropic())
     data.check_robust(otp.entropic())
     for method in (otp.paper(), otp.transport()):
-        with pytest.raises(ModelError, match="robust='outliers' needs the entropic method"):
+        with pytest.raises(ModelError, match="robust='outliers' needs the likelihood"):
             data.check_robust(method)
 
 

@@ -99,7 +99,7 @@ def test_topics_that_share_all_words_are_found_and_the_result_says_how(fitted):
     rng = np.random.default_rng(7)
     truth, shares = rng.dirichlet(np.ones(30), 4), rng.dirichlet(np.full(4, 0.2), 600)
     counts = sparse.csr_array(np.stack([rng.multinomial(80, one @ truth) for one in shares]))
-    found = LatentDirichletAllocation(4, method="entropic", random_state=0).fit(counts)
+    found = LatentDirichletAllocation(4, method="likelihood", random_state=0).fit(counts)
     assert topic_errors(truth, found.components_)["hellinger"] < 0.06
     assert found.alpha_ == pytest.approx(0.2, abs=0.06)
     assert any("centre of draws" in note for note in found.result_.notes)
@@ -154,7 +154,7 @@ def test_transport_separates_texts_that_share_a_common_word():
 
 def test_the_default_reads_how_often_words_repeat(fitted):
     """Bars are what the model makes; texts whose words come once each are not, and have words in common."""
-    assert fitted.result_.method.name == "entropic"
+    assert fitted.result_.method.name == "likelihood"
     assert "repeat words 1.0" in fitted.result_.notes[0]
     drawn = np.random.default_rng(1)
     themes = np.arange(30).reshape(3, 10)
@@ -226,7 +226,7 @@ def test_strings_and_word_lists_and_counts_agree():
 
 def test_top_words_by_probability_and_by_relevance():
     counts = sparse.csr_array(np.array([[9, 8, 0, 0]] * 20 + [[9, 0, 0, 8]] * 20 + [[9, 0, 8, 0]] * 20))
-    lda = LatentDirichletAllocation(2, method="entropic", random_state=0, max_iter=300).fit(counts)
+    lda = LatentDirichletAllocation(2, method="likelihood", random_state=0, max_iter=300).fit(counts)
     names = ["common", "a", "b", "c"]
     by_probability = lda.top_words(1, relevance=1.0, vocabulary=names)
     assert any(words == ["common"] for words in by_probability)
@@ -282,7 +282,7 @@ def test_documents_of_one_word_have_no_pairs():
     ("options", "message"),
     [
         ({"n_components": 0}, "n_components must be a whole number of at least 1; got 0"),
-        ({"method": "em"}, "method must be one of 'auto', 'entropic', 'transport', 'paper'; got 'em'"),
+        ({"method": "em"}, "method must be one of 'auto', 'likelihood', 'transport', 'paper'; got 'em'"),
         ({"topics": "free"}, "topics must be one of 'fixed', 'dirichlet'; got 'free'"),
         ({"method": "transport", "topics": "dirichlet"}, "topics='dirichlet' needs"),
         ({"alpha": -1.0}, "alpha must be a positive number"),

@@ -26,7 +26,7 @@ def topic_model(topics, words):
 
 def test_the_loss_falls_and_every_start_is_reported():
     drawn = bars(6, 300, 50, seed=101)
-    method = topic_method("entropic", documents=300, steps=60)
+    method = topic_method("likelihood", documents=300, steps=60)
     model = topic_model(6, drawn.counts.shape[1])
     result = otp.fit(model, otp.Documents(drawn.counts), method=method, restarts=3, seed=0)
     losses = [record["loss"] for record in result.history]

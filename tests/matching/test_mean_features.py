@@ -336,5 +336,5 @@ def test_a_leaf_without_support_or_derivative_is_refused():
 def test_dependent_counts_are_refused():
     model = otp.Model(otp.Graph([("z", "w")], hidden=["z"]), {"z": m.Categorical(2), "w": m.Multinomial(3, 10)})
     table = pd.DataFrame(RNG.multinomial(10, [0.2, 0.3, 0.5], 30), columns=["w.0", "w.1", "w.2"])
-    with pytest.raises(ModelError, match="no vector of counts that depend on each other: use method='entropic'"):
+    with pytest.raises(ModelError, match="no vector of counts that depend on each other: use method='likelihood'"):
         otp.fit(model, table, method="transport")

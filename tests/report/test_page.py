@@ -79,7 +79,7 @@ def run(table) -> Run:
     model = otp.Model.from_frame(graph, table, mechanisms={"kind": m.Categorical(2)})
     result = otp.fit(model, table, seed=0, restarts=2)
     history = pd.DataFrame(list(result.history))
-    summary = {"rows": 300, "method": "entropic", "converged": True, "reason": "the loss stopped changing", "seed": 0}
+    summary = {"rows": 300, "method": "likelihood", "converged": True, "reason": "the loss stopped changing", "seed": 0}
     return Run(model, summary, history, pd.DataFrame({"number": [0, 1], "loss": [result.loss, result.loss + 1]}))
 
 

@@ -50,7 +50,7 @@ def test_a_mixture_by_transport_is_about_as_good_as_by_maximum_likelihood():
     table, weights, means, scales = mixture_rows(1200)
     truth = {"z": {"probs": weights}, "x": {"loc": means, "scale": scales}}
     transport = errors(mixture_fit(table, method="transport"), truth)
-    likelihood = errors(mixture_fit(table, method="entropic"), truth)
+    likelihood = errors(mixture_fit(table, method="likelihood"), truth)
     assert sum(transport.values()) < 2 * sum(likelihood.values()) + 0.1
 
 
@@ -156,7 +156,7 @@ def test_a_latent_class_from_incomplete_answers():
     truth.set_params({"z": {"probs": [0.4, 0.6]}, **tables})
     table = truth.sample(2000, seed=0).drop(columns="z").astype(float)
     table = table.mask(RNG.random(table.shape) < 0.25)
-    for method in ("entropic", "transport"):
+    for method in ("likelihood", "transport"):
         model = otp.Model(truth.graph, truth.mechanisms)
         otp.fit(model, table, method=method, restarts=3)
         assert np.mean(list(errors(model.params(), {"z": {"probs": [0.4, 0.6]}, **tables}).values())) < 0.05

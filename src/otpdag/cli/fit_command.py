@@ -53,7 +53,7 @@ def fit(
     data: DataPath,
     out_folder: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="Where results go.")],
     method: Annotated[
-        Literal["auto", "entropic", "transport", "paper"], typer.Option(help="How to estimate.")
+        Literal["auto", "likelihood", "transport", "paper", "entropic"], typer.Option(help="How to estimate.")
     ] = "auto",
     seed: RunSeed = 0,
     restarts: Annotated[

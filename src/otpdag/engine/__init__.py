@@ -10,7 +10,7 @@ from typing import Any
 from otpdag.engine.adam import Adam
 from otpdag.engine.data_kind import DataKind, Layout
 from otpdag.engine.fit import fit
-from otpdag.engine.method import Method, entropic, paper, transport
+from otpdag.engine.method import Method, entropic, likelihood, paper, transport
 from otpdag.engine.outlying_rows import RobustOptions
 from otpdag.engine.result import FitResult, Status
 from otpdag.engine.search import Restart, SearchSchedule
@@ -30,6 +30,7 @@ __all__ = [
     "Status",
     "entropic",
     "fit",
+    "likelihood",
     "paper",
     "transport",
 ]

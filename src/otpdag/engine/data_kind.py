@@ -16,7 +16,7 @@ from torch import Tensor
 
 from otpdag.backward import AmortizedMap
 from otpdag.data import Schema
-from otpdag.engine.method import Method, entropic, paper, transport
+from otpdag.engine.method import Method, likelihood, paper, transport
 from otpdag.engine.search import Searcher, SearchResult, SearchSchedule
 from otpdag.errors import DataError, ModelError
 from otpdag.learned.sequence_map import BidirectionalMap
@@ -92,7 +92,7 @@ class DataKind(ABC):
 
     @abstractmethod
     def named(self, name: str) -> Method:
-        """The method behind ``"auto"``, ``"entropic"``, ``"transport"`` or ``"paper"``."""
+        """The method behind ``"auto"``, ``"likelihood"``, ``"transport"`` or ``"paper"``."""
 
     def check(self, method: Method) -> None:  # noqa: B027
         """Refuse a method that such data are not fitted by."""
@@ -156,7 +156,7 @@ class DataKind(ABC):
 
 def named_method(name: str) -> Method:
     """A method by its name."""
-    named: dict[str, Callable[[], Method]] = {"paper": paper, "transport": transport, "entropic": entropic}
+    named: dict[str, Callable[[], Method]] = {"paper": paper, "transport": transport, "likelihood": likelihood}
     if name not in named:
         raise ModelError(f"method must be 'auto', {', '.join(map(repr, named))} or a Method; got {name!r}")
     return named[name]()

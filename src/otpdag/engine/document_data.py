@@ -95,7 +95,7 @@ class DocumentData(DataKind):
 
     def chosen(self, name: str) -> str:
         """``"auto"`` is entropic where documents repeat words as the model does, else transport."""
-        return name if name != "auto" else "entropic" if self.holds else "transport"
+        return name if name != "auto" else "likelihood" if self.holds else "transport"
 
     def background(self, name: str, share: float = 0.8) -> float:
         """Words that no topic explains: of transport, where documents do not repeat words as the model does.
@@ -106,7 +106,7 @@ class DocumentData(DataKind):
 
     def named(self, name: str, *, prior: float | None = None, batch: int = 2048, steps: int | None = None) -> Method:
         """``"auto"`` looks at how often documents repeat words; a prior on the topics needs whole documents."""
-        chosen = "entropic" if name == "auto" and prior is not None else self.chosen(name)
+        chosen = "likelihood" if name == "auto" and prior is not None else self.chosen(name)
         background = self.background(chosen)
         return topic_method(chosen, documents=self.rows, prior=prior, batch=batch, steps=steps, background=background)
 
@@ -216,22 +216,22 @@ def topic_method(
     """The methods that topics are fitted by.
 
     Args:
-        name: ``"entropic"``, ``"transport"`` or ``"paper"``.
+        name: ``"likelihood"``, ``"transport"`` or ``"paper"``.
         documents: How many there are; the paper counts epochs.
         prior: Concentration of a Dirichlet prior on the topics' words; None makes the topics plain parameters.
         batch: Documents that are taken at a time.
         steps: Most sweeps, updates or, of the paper's way, epochs.
         background: Share of words that no topic explains, of transport.
     """
-    if name == "entropic":
+    if name == "likelihood":
         growth = 1.1 if prior is None else 1.0
         sweeps = TopicSweeps(prior=prior, batch=batch)
-        return Method("entropic", sweeps.objective, sweeps, EM(steps=steps or 100, growth=growth))
+        return Method("likelihood", sweeps.objective, sweeps, EM(steps=steps or 100, growth=growth))
     if name == "transport":
         sweeps = TopicSweeps(pairs=True, prior=prior, batch=batch, background=background)
         return Method("transport", sweeps.objective, sweeps, EM(steps=steps or 300))
     if name != "paper":
-        raise ModelError(f"method must be 'auto', 'entropic', 'transport', 'paper' or a Method; got {name!r}")
+        raise ModelError(f"method must be 'auto', 'likelihood', 'transport', 'paper' or a Method; got {name!r}")
     return _paper_method(documents, steps or 300, drawn=prior is not None)
 
 

@@ -25,7 +25,7 @@ from otpdag.engine.checkpoint import Journal, fingerprint
 from otpdag.engine.data_kind import DataKind, Layout
 from otpdag.engine.document_data import DocumentData
 from otpdag.engine.image_data import ImageData
-from otpdag.engine.method import Method, Plan, misfit
+from otpdag.engine.method import Method, Plan, current_name, misfit
 from otpdag.engine.monitor import Callback, Cause, Monitor, Stopping
 from otpdag.engine.outlying_rows import RobustOptions
 from otpdag.engine.partitioned_data import PartitionedData
@@ -78,7 +78,7 @@ def fit(
             :class:`~otpdag.Images` for auto-encoders. A Parquet file, folder or pattern, an Arrow dataset or a Dask
             frame, which need not fit into memory (see ``docs/scale.md``); or a :class:`~otpdag.engine.DataKind` of your
             own.
-        method: ``"auto"``, ``"entropic"``, ``"transport"``, ``"paper"``, or a :class:`~otpdag.Method`.
+        method: ``"auto"``, ``"likelihood"``, ``"transport"``, ``"paper"``, or a :class:`~otpdag.Method`.
         seed: Fully determines the run.
         steps: Most steps of the method's optimiser; the method's own if left out.
         restarts: Number of data-driven starts that train together; the best is continued. By default sixteen with
@@ -371,8 +371,8 @@ def _chosen(kind: DataKind, method: str | Method, robust: str | None) -> Method:
     if isinstance(method, Method):
         return method
     if not isinstance(method, str):
-        raise ModelError(f"method must be 'auto', 'entropic', 'transport', 'paper' or a Method; got {method!r}")
-    return kind.named(method)
+        raise ModelError(f"method must be 'auto', 'likelihood', 'transport', 'paper' or a Method; got {method!r}")
+    return kind.named(current_name(method))
 
 
 def _weights_are_given(structure: Structure) -> bool:

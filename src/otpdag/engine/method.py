@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -103,6 +104,28 @@ class Plan:
     """How much of what the model cannot explain is left out; None if nothing is."""
 
 
+def current_name(method: str) -> str:
+    """A name of a method as it is now, with a warning where it has changed."""
+    if method == "entropic":
+        warnings.warn("method='entropic' is called 'likelihood' now", DeprecationWarning, stacklevel=4)
+        return "likelihood"
+    return method
+
+
+def likelihood(*, sums: SumSizes | None = None, network: bool | None = None, steps: int = 400) -> Method:
+    """Maximum likelihood: entropic transport with marginal noise, eps = 1 and no push-forward term.
+
+    Args:
+        sums: Sizes of the sums over what is unknown.
+        network: Of sequences with hidden numbers: whether a network joins the smoother (by default, where it helps).
+        steps: Most steps.
+
+    >>> likelihood().objective == entropic().objective, likelihood().name
+    (True, 'likelihood')
+    """
+    return replace(entropic(sums=sums, network=network, steps=steps), name="likelihood")
+
+
 def entropic(
     *,
     eps: float | Schedule = 1.0,
@@ -113,7 +136,7 @@ def entropic(
     network: bool | None = None,
     steps: int = 400,
 ) -> Method:
-    """Marginal noise and eps = 1: entropic transport, which with eta = 0 is maximum likelihood.
+    """Entropic transport with marginal noise: a bridge that at eps = 1 and eta = 0 is :func:`likelihood`.
 
     Args:
         eps: Weight of the entropic term.

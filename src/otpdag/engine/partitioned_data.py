@@ -85,7 +85,7 @@ class PartitionedData(DataKind):
         if not (in_minibatches or is_sum_over_rows(method.objective)):
             raise ModelError(
                 f"method {method.name!r} compares the rows with the model as a whole, which is no sum over the parts "
-                "of a table: use method='entropic', or fit a random part of the rows in memory"
+                "of a table: use method='likelihood', or fit a random part of the rows in memory"
             )
 
     def course(self, method: Method) -> SearchSchedule:

@@ -16,7 +16,7 @@ from otpdag.data import Schema
 from otpdag.data.sequences import SequenceBatch, SequenceTable, as_sequences, encode_sequences, part_of
 from otpdag.engine.adam import Adam
 from otpdag.engine.data_kind import DataKind, Layout, check_rows, named_method
-from otpdag.engine.method import Method, entropic, transport
+from otpdag.engine.method import Method, likelihood, transport
 from otpdag.engine.search import Searcher, SearchResult, SearchSchedule, restart_seed, search
 from otpdag.errors import DataError, ModelError
 from otpdag.learned.algorithm import Drawn
@@ -107,7 +107,7 @@ class SequenceData(DataKind):
         """Transport compares windows where these serve, and abducts noise where they do not."""
         if name == "transport":
             return transport("direct" if _serves(check_windows, self.structure) else "backward")
-        return entropic() if name == "auto" else named_method(name)
+        return likelihood() if name == "auto" else named_method(name)
 
     def check(self, method: Method) -> None:
         """Refuse what sequences are not fitted by."""
@@ -144,7 +144,7 @@ class SequenceData(DataKind):
     def check_robust(self, method: Method) -> None:
         """Whole sequences are left out, by their likelihood."""
         if not isinstance(method.evaluation, ClosedForm) or not method.objective.reconstruction:
-            raise ModelError(f"robust='outliers' needs the entropic method; got {method.name!r}")
+            raise ModelError(f"robust='outliers' needs the likelihood; got {method.name!r}")
         if self.structure.hidden_numbers:
             raise ModelError("robust='outliers' is for sequences whose hidden nodes are categories")
         many = len(self.batch.lengths)

@@ -25,7 +25,7 @@ from otpdag.data import (
     unique_rows,
 )
 from otpdag.engine.data_kind import DataKind, Layout, check_rows, named_method
-from otpdag.engine.method import Method, entropic, paper, transport
+from otpdag.engine.method import Method, likelihood, paper, transport
 from otpdag.engine.search import SearchResult, SearchSchedule, restart_seed
 from otpdag.errors import ModelError
 from otpdag.learned.algorithm import Drawn
@@ -155,7 +155,7 @@ class TableData(DataKind):
     def check_robust(self, method: Method) -> None:
         """Rows are left out by their likelihood."""
         if not isinstance(method.evaluation, ClosedForm) or not method.objective.reconstruction:
-            raise ModelError(f"robust='outliers' needs the entropic method; got {method.name!r}")
+            raise ModelError(f"robust='outliers' needs the likelihood; got {method.name!r}")
 
     def work(self, method: Method) -> int:
         """Rows times points of a number, or a minibatch."""
@@ -250,9 +250,9 @@ def _columns(batch: Batch) -> list[NDArray[np.float64]]:
 
 
 def automatic(structure: Structure) -> Method:
-    """The entropic end where every density is known, transport where one is not.
+    """Maximum likelihood where every density is known, transport where one is not.
 
-    - Every relevant node has a density: ``entropic``. Its closed-form backward map makes it maximum likelihood, the
+    - Every relevant node has a density: ``likelihood``. Its closed-form backward map makes it maximum likelihood, the
       most accurate choice if the model is right.
     - Some observed node has no density, but inner nodes can be enumerated or drawn: ``transport``, direct route.
     - Otherwise: ``paper``, which relaxes what cannot be enumerated.
@@ -260,7 +260,7 @@ def automatic(structure: Structure) -> Method:
     graph, mechanisms = structure.graph, structure.mechanisms
     relevant = [n for n in graph.nodes if n in graph.observed or graph.observed_descendants(n)]
     if all(mechanisms[n].has_density or mechanisms[n].is_given for n in relevant):
-        return entropic()
+        return likelihood()
     inner = [n for n in graph.nodes if graph.observed_descendants(n)]
     inner_states = math.prod(mechanisms[n].space.width for n in inner if mechanisms[n].space.is_discrete)
     return transport() if inner_states <= SumSizes().states else paper()

@@ -46,7 +46,7 @@ class GaussianMixture(DensityMixin, BaseEstimator):
             each has variances; ``"spherical"``: each has one variance.
         covariances: Known covariances in the shape of ``covariances_`` (or one that broadcasts to it), not estimated.
         weights: Known weights, not estimated.
-        method: ``"auto"``, ``"entropic"``, ``"transport"``, ``"paper"`` or a :class:`~otpdag.Method`.
+        method: ``"auto"``, ``"likelihood"``, ``"transport"``, ``"paper"`` or a :class:`~otpdag.Method`.
         n_init: Data-driven starts that train together; the best is kept.
         max_iter: Most steps of the optimiser; the method's own number if None.
         reg_covar: Smallest variance, as a share of each column's own.

@@ -124,7 +124,7 @@ class HiddenMarkovModel(BaseEstimator):
         self.result_: FitResult = fit(
             self.model_,
             Sequences(table, lengths=_all(lengths, len(table))),
-            method="entropic",
+            method="likelihood",
             seed=seed_of(self.random_state),
             steps=self.n_iter,
             restarts=self.n_init,

@@ -20,6 +20,7 @@ from sklearn.utils.validation import validate_data
 from otpdag.data import Documents
 from otpdag.engine import EM, FitResult, SearchSchedule, fit
 from otpdag.engine.document_data import DocumentData
+from otpdag.engine.method import current_name
 from otpdag.engine.monitor import Callback
 from otpdag.engine.search import Searcher, search
 from otpdag.errors import ConvergenceWarning, DataError, ModelError, check_choice, check_count
@@ -46,7 +47,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
     The words' assignments to topics are summed out. It is the graph ``theta -> words`` with ``theta`` hidden;
     ``model_`` is that model.
 
-    **Methods.** ``"entropic"`` is entropic transport, eps = 1, with the backward map in closed form: maximum
+    **Methods.** ``"likelihood"`` is entropic transport, eps = 1, with the backward map in closed form: maximum
     likelihood up to the map's approximation, the method of choice where the model holds. ``"transport"`` compares data
     and model directly, by the distribution of two words of one document: topics of words that occur together, the
     choice for texts, long and short; concentrations are then estimated at these topics. It needs one pass over the
@@ -67,7 +68,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
 
     Args:
         n_components: Number of topics.
-        method: ``"auto"``, ``"entropic"``, ``"transport"`` or ``"paper"``.
+        method: ``"auto"``, ``"likelihood"``, ``"transport"`` or ``"paper"``.
         topics: ``"fixed"``, topics are parameters; ``"dirichlet"``, each topic has a Dirichlet distribution with
             log-concentrations ``beta_``, which are learned. Not with ``"transport"``.
         alpha: Known concentrations, one for all topics or one for each; left out, they are learned.
@@ -101,7 +102,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         self,
         n_components: int = 10,
         *,
-        method: Literal["auto", "entropic", "transport", "paper"] = "auto",
+        method: Literal["auto", "likelihood", "transport", "paper"] = "auto",
         topics: Literal["fixed", "dirichlet"] = "fixed",
         alpha: ArrayLike | None = None,
         n_init: int | None = None,
@@ -141,7 +142,9 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         kind = DocumentData.of(self.model_, Documents(counts))
         self._seen = float(kind.rows)
         prior = TOPIC_PRIOR if self.topics == "dirichlet" else None
-        method = kind.named(self.method, prior=prior, batch=int(self.batch_size), steps=self._count("max_iter"))
+        method = kind.named(
+            current_name(self.method), prior=prior, batch=int(self.batch_size), steps=self._count("max_iter")
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # told below, in the words of this estimator
             self.result_: FitResult = fit(
@@ -187,7 +190,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             return self.fit(X)
         self._check()
         if self.method == "paper":
-            raise ModelError("method='paper' has no partial_fit; use 'entropic' or 'transport'")
+            raise ModelError("method='paper' has no partial_fit; use 'likelihood' or 'transport'")
         counts = self._read(X, first=False)
         counts = counts[np.flatnonzero(np.diff(counts.indptr))]
         if not counts.shape[0]:
@@ -230,10 +233,10 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
     def _check(self) -> None:
         for name in ("n_components", "batch_size", "n_init", "max_iter"):
             self._count(name)
-        check_choice("method", self.method, ("auto", "entropic", "transport", "paper"))
+        check_choice("method", current_name(self.method), ("auto", "likelihood", "transport", "paper"))
         check_choice("topics", self.topics, ("fixed", "dirichlet"))
         if self.topics == "dirichlet" and self.method == "transport":
-            raise ModelError("topics='dirichlet' needs method='entropic' or 'paper': pairs of words only show the mean")
+            raise ModelError("topics='dirichlet' needs 'likelihood' or 'paper': pairs of words only show the mean")
 
     def _count(self, name: str) -> int | None:
         """An argument that is a whole number, or may be left out."""

@@ -98,7 +98,7 @@ class DirectProblem(TableRows):
             notes.append(
                 f"the inner categories {names} have {self.many.joint_states} joint states, and at most "
                 f"{self.direct.points.states} are listed: {self.points.size} are drawn and weighed, so that estimates "
-                "have noise; method='entropic' sums along the graph"
+                "have noise; method='likelihood' sums along the graph"
             )
         if point is not None and self.completed is None and self._has_gaps:
             notes.append(

@@ -169,7 +169,7 @@ def _supports(structure: Structure, batch: Batch, most: int) -> dict[str, Suppor
         if listed is None:
             reason = "that depend on each other" if mechanism.correlated else "with children"
             raise ModelError(
-                f"node {node!r}: the direct transport route takes no vector of counts {reason}: use method='entropic'"
+                f"node {node!r}: the direct transport route takes no vector of counts {reason}: use method='likelihood'"
             )
         summed = mechanism.space.summands(float(listed.values.max()), most)
         values, weight = (listed.values, torch.ones(len(listed.values))) if summed is None else summed

@@ -115,14 +115,14 @@ def check_windows(structure: Structure) -> None:
         if edge.parent not in graph.hidden or edge.child not in graph.hidden or edge.by > 1:
             raise ModelError(
                 f"the direct transport route of sequences takes lagged edges of one step between hidden nodes; "
-                f"{edge} is none: use method='entropic'"
+                f"{edge} is none: use method='likelihood'"
             )
     for node in graph.observed:
         outside = [parent for parent in graph.parents(node) if parent not in graph.hidden]
         if outside or structure.mechanisms[node].correlated:
             raise ModelError(
                 f"the direct transport route of sequences takes observed nodes that depend on hidden ones alone; "
-                f"{node!r} does not: use method='entropic'"
+                f"{node!r} does not: use method='likelihood'"
             )
 
 
