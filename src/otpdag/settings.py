@@ -57,6 +57,37 @@ class PointSizes:
 
 
 @dataclass(frozen=True)
+class Completion:
+    """How rows with gaps are filled in by the model at an estimate, and how often, until both agree.
+
+    Args:
+        draws: Of a row, at least and at most.
+        drawn_rows: Draws of all rows, between these.
+        fewest_effective: Share of the draws that must still count; below, rows are drawn anew. A mean over few draws
+            that are weighed falls short of the change that the weights stand for, by about the change over their
+            number, and what is missing of the information multiplies that: with half of the draws of 16 it was as
+            large as the standard errors.
+        most: How often rows may be completed anew; few suffice unless most of the information is missing.
+        first: How often before weights of features change: with the first weights it may take forty times to end
+            elsewhere.
+        settled: Squared change of an estimate, in standard errors, below which completing rows anew is of no use. What
+            is left to go is the change divided by the share of information that is there, perhaps a tenth: a change of
+            a thirtieth of a standard error would leave a third of one.
+        settled_roughly: The same before weights of features change.
+        settled_resample: The same of one of many resampled estimates.
+    """
+
+    draws: tuple[int, int] = (8, 16)
+    drawn_rows: int = 32_000
+    fewest_effective: float = 0.9
+    most: int = 40
+    first: int = 3
+    settled: float = 1e-5
+    settled_roughly: float = 0.01
+    settled_resample: float = 0.03
+
+
+@dataclass(frozen=True)
 class Direct:
     """The left side of Theorem 1: the data against the model, in the space of what is observed.
 
@@ -68,6 +99,10 @@ class Direct:
         window: Of sequences: neighbouring steps that are compared together, fewer where states are many. Two already
             tell transitions and emissions apart.
         points: Of rows: how many points stand for the model.
+        completion: Of rows: how gaps are filled in.
+        whitening_rows: Rows drawn from the model for the covariance of its features: thirty times as many as there are
+            features by default. Chance in the weights adds features over rows to the variance of estimates, and more
+            where gaps leave less to know.
     """
 
     kappa: float = 1.0
@@ -75,6 +110,8 @@ class Direct:
     refinements: int = 1
     window: int = 3
     points: PointSizes = field(default_factory=PointSizes)
+    completion: Completion = field(default_factory=Completion)
+    whitening_rows: int = 16_000
 
     def __post_init__(self) -> None:
         """Refuse weights that mean nothing."""

@@ -14,7 +14,9 @@ from otpdag.data import Schema, encode
 from otpdag.divergences import WhitenedFeatures
 from otpdag.matching.completion import can_be_completed, complete_rows, single_gaps
 from otpdag.matching.mean_features import feature_columns
+from otpdag.settings import Completion
 
+SIZES = Completion()
 EVENLY_SPREAD = 2e-3
 """Four standard errors of means over 150 rows with 16 draws each, one in each stratum."""
 
@@ -59,7 +61,7 @@ def expected_means(frame, features, slope=1.1, scale=0.8):
 def test_features_of_completed_rows_are_integrals_over_the_gaps():
     frame = table()
     structure, truth, batch, features = laid_out(frame)
-    rows = complete_rows(structure, truth, batch, seed=0)
+    rows = complete_rows(structure, truth, batch, 0, SIZES)
     assert sorted(torch.cat([rows.complete, rows.gaps]).tolist()) == list(range(300))
     found = rows.mean_features(features)[0].numpy()
     np.testing.assert_allclose(found, expected_means(frame, features), atol=EVENLY_SPREAD)
@@ -71,7 +73,7 @@ def test_features_of_completed_rows_are_integrals_over_the_gaps():
 def test_draws_serve_other_parameters_by_their_weights():
     frame = table()
     structure, truth, batch, features = laid_out(frame)
-    rows = complete_rows(structure, truth, batch, seed=0)
+    rows = complete_rows(structure, truth, batch, 0, SIZES)
     assert rows.effective == pytest.approx(1.0)
     _, other = naturals(slope=1.2, scale=0.9)
     moved = rows.weighed_for(other)
@@ -86,7 +88,7 @@ def test_replicas_have_draws_of_their_own():
     structure, truth, batch, features = laid_out(frame)
     _, other = naturals(slope=-1.0)
     both = {n: {k: torch.cat([truth[n][k], other[n][k]]) for k in truth[n]} for n in truth}
-    found = complete_rows(structure, both, batch, seed=0).mean_features(features)
+    found = complete_rows(structure, both, batch, 0, SIZES).mean_features(features)
     for row, slope in zip(found.numpy(), (1.1, -1.0), strict=True):
         np.testing.assert_allclose(row, expected_means(frame, features, slope), atol=EVENLY_SPREAD)
 
@@ -96,7 +98,7 @@ def test_weights_are_repetitions():
     often = np.random.default_rng(1).integers(0, 4, 120)
     structure, truth, batch, features = laid_out(frame)
     factors = torch.as_tensor(often).double()[None]
-    rows = complete_rows(structure, truth, batch, seed=0)
+    rows = complete_rows(structure, truth, batch, 0, SIZES)
     weighted = replace(rows, batch=replace(batch, weight=factors)).mean_features(features)
     expected = expected_means(frame.loc[frame.index.repeat(often)], features)
     np.testing.assert_allclose(weighted[0].numpy(), expected, atol=2e-3)
@@ -105,7 +107,7 @@ def test_weights_are_repetitions():
 def test_a_row_that_stands_for_many_is_drawn_apart():
     structure, truth, batch, features = laid_out(table(40))
     batch = replace(batch, weight=torch.full((1, 40), 30.0).double())
-    rows = complete_rows(structure, truth, batch, seed=0)
+    rows = complete_rows(structure, truth, batch, 0, SIZES)
     gaps = int((~batch.mask["b"]).sum())
     assert len(rows.gaps) == 30 * gaps
     assert set(rows.repeats.tolist()) == {30}
@@ -114,7 +116,7 @@ def test_a_row_that_stands_for_many_is_drawn_apart():
 
 def test_every_gap_is_filled_once():
     structure, truth, batch, _ = laid_out(table())
-    filled = complete_rows(structure, truth, batch, seed=0).one_each()
+    filled = complete_rows(structure, truth, batch, 0, SIZES).one_each()
     seen = batch.mask["b"][0, :, 0]
     assert bool(filled.mask["b"].all())
     assert torch.equal(filled.values["b"][0, seen], batch.values["b"][0, seen])
@@ -144,7 +146,7 @@ def model_of(middle, **params):
 
 def completed(model, frame, seed=0):
     batch = encode(frame, Schema.of(model.spaces, model.graph, frame), hidden=())
-    return complete_rows(model.structure, model.fitted.naturals, batch, seed)
+    return complete_rows(model.structure, model.fitted.naturals, batch, seed, SIZES)
 
 
 def mean_of_gaps(rows):
@@ -187,7 +189,7 @@ def test_all_categories_of_a_gap_are_listed():
     model.set_params({"k": {"probs": [0.2, 0.3, 0.5]}, "x": {"loc": [-1.0, 0.0, 2.0], "scale": [1.0, 1.0, 1.0]}})
     frame = pd.DataFrame({"k": ["a", None, "b", "c"], "x": [0.0, 0.7, 1.0, -2.0]})
     batch = encode(frame, Schema.of(model.spaces, model.graph, frame), hidden=())
-    rows = complete_rows(model.structure, model.fitted.naturals, batch, 0)
+    rows = complete_rows(model.structure, model.fitted.naturals, batch, 0, SIZES)
     found = (rows.shares.unsqueeze(-1) * rows.values["k"]).sum(-2)[0, 0]
     weight = np.array([0.2, 0.3, 0.5]) * stats.norm.pdf(0.7, [-1.0, 0.0, 2.0])
     np.testing.assert_allclose(found, weight / weight.sum(), atol=1e-12)

@@ -9,8 +9,6 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.matching import direct as direct_rows
-from otpdag.matching.direct import ROUGHLY_SETTLED, SETTLED, SETTLED_RESAMPLE
 from otpdag.matching.mean_features import feature_columns, mean_features, mean_over_many
 from otpdag.objective import Direct, Objective
 from otpdag.simulation import complete_batch
@@ -173,7 +171,7 @@ def test_weights_of_features_are_refined_as_often_as_asked_each_time_by_the_mode
 
 def test_gaps_are_completed_until_estimates_settle_and_then_compared_by_other_weights():
     problem, start = causes(gaps=True, refinements=1)
-    assert problem.pace.refinements == direct_rows.MOST_COMPLETIONS
+    assert problem.pace.refinements == 40
     assert "rows with gaps could not be completed" in problem.notes(start)[0]
     first = problem.refine(start)
     assert (first.what, first.curved_alike) == ("completed rows", False)
@@ -194,12 +192,8 @@ def test_gaps_are_completed_until_estimates_settle_and_then_compared_by_other_we
         point[0, 0] += 1e-3 * (squared / change) ** 0.5
         return point
 
-    for limit, refinements, settled in (
-        (ROUGHLY_SETTLED, 1, SETTLED),
-        (SETTLED, 0, SETTLED),
-        (SETTLED_RESAMPLE, 0, SETTLED_RESAMPLE),
-    ):
-        own = replace(problem, refinements=refinements, settled=settled)
+    for limit, refinements, is_resampled in ((0.01, 1, False), (1e-5, 0, False), (0.03, 0, True)):
+        own = replace(problem, refinements=refinements, is_resampled=is_resampled)
         within, beyond = own.refine(off(0.8 * limit)), own.refine(off(1.25 * limit))
         assert within is None if not refinements else within.what == "refined weights"
         assert (beyond.what, beyond.curved_alike) == ("completed rows", True)
@@ -210,7 +204,7 @@ def test_gaps_are_completed_until_estimates_settle_and_then_compared_by_other_we
     assert refined.completing.images == ()
     assert refined.loss(start).total.item() == pytest.approx(1.5 * distance_over_many(refined, start), rel=1e-8)
     resampled = refined.reweighted(torch.ones(1, ROWS).double())
-    assert resampled.settled == SETTLED_RESAMPLE
+    assert resampled.is_resampled
     assert resampled.completing.images == ()
     assert resampled.loss(start).total.item() == pytest.approx(refined.loss(start).total.item(), rel=1e-9)
 

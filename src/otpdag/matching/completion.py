@@ -26,6 +26,7 @@ from otpdag.divergences.whitened import FittedFeatures
 from otpdag.likelihood.row_posterior import Fitted, posterior_draws
 from otpdag.likelihood.rows import count_ranges
 from otpdag.matching.mean_features import feature_columns
+from otpdag.settings import Completion
 from otpdag.simulation import complete_batch
 from otpdag.structure import Naturals, Structure
 
@@ -162,13 +163,7 @@ class CompletedRows:
 
 
 def complete_rows(
-    structure: Structure,
-    naturals: Naturals,
-    batch: Batch,
-    seed: int,
-    *,
-    draws: tuple[int, int] = (8, 16),
-    drawn_rows: int = 32_000,
+    structure: Structure, naturals: Naturals, batch: Batch, seed: int, sizes: Completion
 ) -> CompletedRows:
     """Fill in the gaps of every row by joint draws of the backward map at the parameters (R, ...).
 
@@ -177,14 +172,13 @@ def complete_rows(
         naturals: Natural parameters, each replica of which draws for itself.
         batch: A table with gaps that all replicas share.
         seed: Determines the draws, so that nearby parameters have nearby draws.
-        draws: Of a row, at least and at most.
-        drawn_rows: Draws of all rows, between these.
+        sizes: How many.
     """
     seen = torch.stack([mask[0].all(-1) for mask in batch.mask.values()]).all(0)
     complete, gaps = torch.nonzero(seen)[:, 0], torch.nonzero(~seen)[:, 0]
     repeats = _repeats(batch.weight.mean(0)[gaps])
     gaps, repeats = torch.repeat_interleave(gaps, repeats), torch.repeat_interleave(repeats, repeats)
-    points = min(draws[1], max(draws[0], drawn_rows // len(gaps)))
+    points = min(sizes.draws[1], max(sizes.draws[0], sizes.drawn_rows // len(gaps)))
     ranges = count_ranges(structure, batch.values)
     replicas = max(len(value) for params in naturals.values() for value in params.values())
     shared = replace(batch, weight=batch.weight[:1])

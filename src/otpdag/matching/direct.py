@@ -33,26 +33,6 @@ from otpdag.settings import Direct
 from otpdag.simulation import ancestral, complete_batch
 from otpdag.structure import Naturals, Structure
 
-WHITENING_ROWS = 16_000
-"""Rows drawn from the model for the covariance of its features: thirty times as many as there are features by default.
-Chance in the weights adds features over rows to the variance of estimates, and more where gaps leave less to know."""
-
-FEWEST_EFFECTIVE = 0.9
-"""Share of the draws that must still count; below, rows are drawn anew. A mean over few draws that are weighed falls
-short of the change that the weights stand for, by about the change over their number, and what is missing of the
-information multiplies that: with half of the draws of 16 it was as large as the standard errors."""
-
-MOST_COMPLETIONS = 40
-"""How often rows may be completed anew; few suffice unless most of the information is missing."""
-
-FIRST_COMPLETIONS = 3
-"""How often before weights of features change: with the first weights it may take forty times to end elsewhere."""
-
-SETTLED, SETTLED_RESAMPLE, ROUGHLY_SETTLED = 1e-5, 0.03, 0.01
-"""Squared change, in standard errors, below which completing rows anew is of no use: of an estimate, of one of many
-resampled ones, and before weights of features change anyhow. What is left to go is the change divided by the share of
-information that is there, perhaps a tenth: a change of a thirtieth of a standard error would leave a third of one."""
-
 
 @dataclass(frozen=True)
 class DirectProblem(TableRows):
@@ -75,8 +55,8 @@ class DirectProblem(TableRows):
     """What the model's mean features (R or 1, J) lack over these points, as told by many at an estimate."""
     completing: FixedPoint | None = None
     """Where gaps were completed, and what became of the estimates; None if they are not yet."""
-    settled: float = SETTLED
-    """The squared change at which estimates and completed rows agree."""
+    is_resampled: bool = False
+    """Whether it is one of many, of which estimates and completed rows need not agree as well."""
 
     def loss(self, point: Tensor) -> LossTerms:
         """The squared distance of mean features, weighted."""
@@ -88,7 +68,7 @@ class DirectProblem(TableRows):
     @property
     def pace(self) -> Pace:
         """Many refinements where gaps are completed."""
-        return Pace(refinements=MOST_COMPLETIONS if self._can_complete else 0)
+        return Pace(refinements=self.direct.completion.most if self._can_complete else 0)
 
     def notes(self, point: Tensor | None = None) -> tuple[str, ...]:
         """Joint states that cannot be listed, and whether gaps were taken for completely random."""
@@ -134,7 +114,7 @@ class DirectProblem(TableRows):
         """The data's mean features over rows whose weights are multiplied by ``factors`` (R, N)."""
         batch = replace(self.batch, weight=self.batch.weight * factors)
         completing = None if self.completing is None else FixedPoint().at(self.completing.begin)
-        own = replace(self, batch=batch, completing=completing, settled=SETTLED_RESAMPLE)
+        own = replace(self, batch=batch, completing=completing, is_resampled=True)
         if self.completed is not None:
             return own._with_rows(replace(self.completed, batch=batch), self.features)
         mean = self.features.mean_of(feature_columns(self.structure, batch), batch.weight)
@@ -161,9 +141,9 @@ class DirectProblem(TableRows):
         course = FixedPoint()
         if self.completing is not None:
             change = self.change(self.naturals(self.completing.begin), self.naturals(point))
-            if bool((change <= (ROUGHLY_SETTLED if self.refinements else self.settled)).all()):
+            if bool((change <= self._settled).all()):
                 return None
-            if self.refinements and len(self.completing.images) == FIRST_COMPLETIONS:
+            if self.refinements and len(self.completing.images) == self.direct.completion.first:
                 return None
             course = self.completing.with_image(point)
             point = course.best()
@@ -172,6 +152,14 @@ class DirectProblem(TableRows):
         except ModelError:  # what a row misses is beyond the budget of sums: its notes say so
             return None
         return Refinement(completed, point, "completed rows", curved_alike=self.completing is not None)
+
+    @property
+    def _settled(self) -> float:
+        """The squared change at which estimates and completed rows agree."""
+        sizes = self.direct.completion
+        if self.refinements:
+            return sizes.settled_roughly
+        return sizes.settled_resample if self.is_resampled else sizes.settled
 
     def change(self, before: Naturals, after: Naturals) -> Tensor:
         """How far parameters moved, in standard errors of what the features know of complete rows, squared (R,)."""
@@ -182,9 +170,10 @@ class DirectProblem(TableRows):
     def whitened_by_model(self, naturals: Naturals, seed: int) -> DirectProblem:
         """The same with features whitened by their covariance under the model, which is less noisy than the data's."""
         structure, generator = self.structure, torch.Generator().manual_seed(seed)
-        recycled = torch.arange(WHITENING_ROWS) % self.rows
+        rows = self.direct.whitening_rows
+        recycled = torch.arange(rows) % self.rows
         given = {node: self.batch.values[node][:1, recycled] for node in structure.given}
-        sample = complete_batch(structure, ancestral(structure, naturals, WHITENING_ROWS, generator, do=given))
+        sample = complete_batch(structure, ancestral(structure, naturals, rows, generator, do=given))
         columns = feature_columns(structure, sample)
         features = self.features.rewhitened(columns, sample.weight, self.direct.features.model_ridge)
         return replace(self, features=features)
@@ -197,7 +186,7 @@ class DirectProblem(TableRows):
         """
         if self.completed is not None:
             weighed = self.completed.weighed_for(naturals)
-            if weighed.effective >= FEWEST_EFFECTIVE:
+            if weighed.effective >= self.direct.completion.fewest_effective:
                 return self._with_rows(weighed, self.features)._corrected_at(naturals)
             return self._told_anew(naturals)
         rows, generator = self._complete_rows(naturals), torch.Generator().manual_seed(self.seed)
@@ -216,7 +205,7 @@ class DirectProblem(TableRows):
         return own._precise_at(naturals, generator)
 
     def _complete_rows(self, naturals: Naturals) -> CompletedRows:
-        return complete_rows(self.structure, naturals, self.batch, self.seed)
+        return complete_rows(self.structure, naturals, self.batch, self.seed, self.direct.completion)
 
     def _with_rows(self, rows: CompletedRows, features: FittedFeatures) -> DirectProblem:
         mean = rows.mean_features(features)
