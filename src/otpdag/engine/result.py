@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from otpdag.answers.effects import Effect
+from otpdag.answers.queries import Effect
 from otpdag.data import Batch
 from otpdag.engine.bootstrap import BootstrapOptions, bootstrap_draws, bootstrap_table, described_parameters
 from otpdag.engine.method import Method

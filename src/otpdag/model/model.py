@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from otpdag.answers import checks, effects, forecasts, queries
+from otpdag.answers import checks, forecasts, queries
 from otpdag.answers.identification import Identification, identify
 from otpdag.answers.information import free_parameters, table_information
 from otpdag.backward import AmortizedMap
@@ -276,7 +276,7 @@ class Model(ModelBase):
         data: Table | None = None,
         level: float = 0.9,
         covariance: Tensor | None = None,
-    ) -> effects.Effect:
+    ) -> queries.Effect:
         r"""The average effect of setting a node, :math:`E[y \mid do(t)] - E[y \mid do(t_0)]`; exact.
 
         Args:
@@ -319,9 +319,9 @@ class Model(ModelBase):
             if self.spaces[outcome].is_discrete
             else list(self._known_schema()[outcome].names)
         )
-        question = effects.EffectQuestion(self.fitted, treatment, outcome, set_to, seen)
+        question = queries.EffectQuestion(self.fitted, treatment, outcome, set_to, seen)
         known = identify(self.graph, treatment, outcome)
-        return effects.Effect.of(question, names, list(values), known, covariance=covariance, level=level)
+        return queries.Effect.of(question, names, list(values), known, covariance=covariance, level=level)
 
     def counterfactual(
         self,
