@@ -349,8 +349,7 @@ def chain_problem(
 def _emissions(structure: Structure, chain: Chain) -> Emissions | None:
     """How observed nodes are read; None where something has no update in closed form."""
     graph, states = structure.graph, chain.states
-    keys = [key for names in structure.keys.values() for key in names.values()]
-    if chain.varying or chain.longest_lag > 1 or set(states.nodes) != set(graph.hidden) or len(keys) != len(set(keys)):
+    if not chain.is_uniform or set(states.nodes) != set(graph.hidden) or structure.ties_parameters:
         return None
     for name, mechanism in structure.mechanisms.items():
         hidden = structure.base(name) in graph.hidden
@@ -360,8 +359,6 @@ def _emissions(structure: Structure, chain: Chain) -> Emissions | None:
         if observed and (hidden or any(parent not in graph.observed for parent in observed)):
             return None
         if any(not bool(chain.mask[parent].all()) for parent in observed):
-            return None
-        if not hidden and any(structure.base(p) != p for p, _ in mechanism.family.parents):
             return None
     values, mask = ({name: one[0] for name, one in held.items()} for held in (chain.values, chain.mask))
     return emissions_of(structure, states.now, values, mask)
