@@ -130,6 +130,11 @@ class FitResult:
     problem: Problem | None = field(default=None, repr=False)
 
     @property
+    def route(self) -> str:
+        """Which way rows were summed: ``"moments"``, ``"states"`` or ``"graph"``; empty where there was no choice."""
+        return str(getattr(self.problem, "route", ""))
+
+    @property
     def dropped(self) -> NDArray[np.int64]:
         """Numbers of the rows that a robust fit left out (weight below a half), counted from zero."""
         if self.row_weights is None:

@@ -32,7 +32,7 @@ from otpdag.learned.algorithm import Drawn
 from otpdag.learned.sampled import DrawnRows
 from otpdag.likelihood.moment_problem import MomentProblem
 from otpdag.likelihood.partitioned_problem import PartitionedProblem, is_sum_over_rows
-from otpdag.likelihood.row_problem import row_problem, summed_rows
+from otpdag.likelihood.route import row_problem, summed_rows
 from otpdag.likelihood.rows import RowObjective, count_ranges
 from otpdag.likelihood.starts import complete_table, row_weights
 from otpdag.matching.direct import DrawnWithDirect, WithDirect, direct_problem

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -63,6 +63,8 @@ WORST_LOSS = 1e12
 @dataclass(frozen=True)
 class GraphProblem(TableRows):
     """Rows whose unknowns fall into pieces of the graph, each summed along a good order of elimination."""
+
+    route: ClassVar[str] = "graph"
 
     structure: Structure
     batch: Batch

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -21,6 +22,8 @@ from otpdag.structure import Structure
 @dataclass(frozen=True)
 class MomentProblem(SummedRows):
     """Moments of rows, and the rows themselves for whoever asks about single ones."""
+
+    route: ClassVar[str] = "moments"
 
     structure: Structure
     shapes: Mapping[str, tuple[int, ...]]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from otpdag.data import Parts, Reading
 from otpdag.errors import ModelError
-from otpdag.likelihood.row_problem import row_problem
+from otpdag.likelihood.route import row_problem
 from otpdag.likelihood.rows import RowObjective
 from otpdag.problem import (
     LossTerms,

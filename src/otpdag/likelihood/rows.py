@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -57,6 +58,8 @@ class TableRows(Units):
     batch: Batch
     """The rows."""
     seed: int
+    route: ClassVar[str] = ""
+    """Which way they are summed; see :mod:`~otpdag.likelihood.route`."""
 
     @property
     def rows(self) -> int:

@@ -159,6 +159,8 @@ def _configurations(
 class StateProblem(SummedRows):
     """Rows, and how they are read in every joint state of the hidden categories."""
 
+    route: ClassVar[str] = "states"
+
     structure: Structure
     batch: Batch
     shapes: Mapping[str, tuple[int, ...]]

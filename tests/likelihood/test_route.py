@@ -1,4 +1,4 @@
-"""What a problem of rows says of itself, and the parts of it that stand for the whole."""
+"""Which way rows are summed, what such a problem says of itself, and the parts of it that stand for the whole."""
 
 import numpy as np
 import pandas as pd
@@ -11,7 +11,7 @@ from otpdag.data import Schema, encode
 from otpdag.engine.table_data import lay_out_rows, one_start
 from otpdag.likelihood.graph_problem import GraphProblem, rows_along_graph
 from otpdag.likelihood.moment_problem import MomentProblem
-from otpdag.likelihood.row_problem import row_problem
+from otpdag.likelihood.route import row_problem
 from otpdag.likelihood.rows import RowObjective
 from otpdag.settings import ClosedForm, Objective, PushForward
 
@@ -89,3 +89,20 @@ def test_only_a_plain_likelihood_is_summed_up_in_moments(objective, reference, k
         alone = rows_along_graph(about, batch, 0)
         torch.testing.assert_close(problem.loss(start).total, alone.loss(start).total, rtol=1e-8, atol=1e-10)
         assert problem.rows == alone.rows == 60
+
+
+@pytest.mark.parametrize(
+    ("nodes", "edges", "hidden", "gaps", "route"),
+    [
+        ({"x": m.Normal(), "y": m.Normal()}, [("x", "y")], [], False, "moments"),
+        ({"x": m.Normal(), "y": m.Normal()}, [("x", "y")], [], True, "moments"),
+        ({"z": m.Categorical(2), "x": m.Normal(), "y": m.Normal()}, [("z", "x"), ("z", "y")], ["z"], True, "states"),
+        ({"z": m.Categorical(2), "x": m.Normal(), "y": m.Normal()}, [("z", "x"), ("x", "y")], ["z"], False, "graph"),
+        ({"x": m.StudentT(), "y": m.Normal()}, [("x", "y")], [], True, "graph"),
+    ],
+)
+def test_a_result_says_which_way_rows_were_summed(nodes, edges, hidden, gaps, route):
+    frame = pd.DataFrame(np.random.default_rng(0).normal(size=(60, 2)), columns=["x", "y"])
+    if gaps:
+        frame.iloc[:8, 0], frame.iloc[5:12, 1] = np.nan, np.nan
+    assert otp.fit(otp.Model(otp.Graph(edges, hidden=hidden), nodes), frame, restarts=1, seed=0).route == route
