@@ -361,5 +361,5 @@ def use_model(model: Any) -> None:
     dynamic = model.graph.is_dynamic
     rows = model.sample(4, seed=0, length=3 if dynamic else None)
     table = rows.drop(columns=[name for name in rows.columns if name.split(".")[0] in model.graph.hidden])
-    model.score(table.drop(columns=["sequence", "time"]) if dynamic else table)
+    model.distance(table.drop(columns=["sequence", "time"]) if dynamic else table)
     model.impute(table.drop(columns=["sequence", "time"]) if dynamic else table, draws=2)

@@ -450,7 +450,7 @@ def of_rows(result: "otp.FitResult", table: pd.DataFrame) -> Values:
         "counterfactual": model.counterfactual(complete, {"x1": 1.0}, draws=20, seed=1),
         "sample": model.sample(20, seed=1),
         "check": model.check(table, seed=1).select_dtypes("number"),
-        "scores": [model.score(table, seed=1), model.log_likelihood(table), model.bic(table)],
+        "scores": [model.distance(table, seed=1), model.log_likelihood(table), model.bic(table)],
     }
 
 

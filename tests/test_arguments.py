@@ -36,7 +36,7 @@ def fitted():
         (lambda one: one.sample(3, seed=2**70), "seed must be a non-negative integer below 2.63"),
         (lambda one: one.sample(3, seed=-1), "seed must be a non-negative integer below 2.63; got -1"),
         (lambda one: one.sample(3, seed=0, do=5), "do must give values by name, as a dict does; got 5"),
-        (lambda one: one.score(TABLE, seed="a"), "seed must be a non-negative integer below 2.63; got 'a'"),
+        (lambda one: one.distance(TABLE, seed="a"), "seed must be a non-negative integer below 2.63; got 'a'"),
         (lambda one: one.impute(TABLE, draws="a"), "draws must be a whole number of at least 1; got 'a'"),
         (lambda one: one.impute(TABLE, draws=1.5), "draws must be a whole number of at least 1; got 1.5"),
         (lambda one: one.counterfactual(TABLE, 5), "do must give values by name, as a dict does; got 5"),
@@ -70,7 +70,7 @@ def test_whole_numbers_of_numpy_are_whole_numbers(fitted):
 @pytest.mark.parametrize(
     "data", [None, 5, "data.csv", Path("data.csv"), b"x", print, {1, 2}, np.float64(3.0), np.ones((5, 2)), TABLE["x"]]
 )
-@pytest.mark.parametrize("use", ["score", "impute", "check", "predict"])
+@pytest.mark.parametrize("use", ["distance", "impute", "check", "predict"])
 def test_what_is_no_table_is_refused(fitted, data, use):
     with pytest.raises(otp.DataError):
         fitted.predict(data, "k") if use == "predict" else getattr(fitted, use)(data)
@@ -82,7 +82,7 @@ def test_a_mapping_of_single_values_is_a_table_of_one_row(fitted):
 
 def test_tensors_that_hold_nothing_are_refused_and_gradients_do_not_matter(fitted):
     with pytest.raises(otp.DataError, match="got a tensor on the device 'meta', which holds none"):
-        fitted.score(torch.ones(5, 3, device="meta"))
+        fitted.distance(torch.ones(5, 3, device="meta"))
     table = torch.tensor([[0.5, 2.0, 1.0]] * 4)
     codes = made().set_params(
         {"x": {"loc": 0, "scale": 1}, "n": {"log_rate": 1, "weight": 0}, "k": {"logits": [0, 1], "weight": [0, 0]}}
@@ -96,7 +96,7 @@ def test_tensors_that_hold_nothing_are_refused_and_gradients_do_not_matter(fitte
 def test_cells_that_hold_something_else_are_refused(fitted, column, cell):
     table = TABLE.astype(object)
     table.at[3, column] = cell
-    for ask in (lambda: otp.fit(made(), table, restarts=1), lambda: fitted.score(table)):
+    for ask in (lambda: otp.fit(made(), table, restarts=1), lambda: fitted.distance(table)):
         with pytest.raises(otp.DataError, match=f"{column}"):
             ask()
 

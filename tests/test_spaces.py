@@ -176,7 +176,7 @@ def test_a_model_of_it_samples_imputes_scores_and_has_posteriors():
     filled = model.impute(table, draws=20)
     assert filled["x"].abs().max() < 1
     assert model.posterior(table, draws=5)["r"].abs().max() < 1
-    assert np.isfinite(model.score(table))
+    assert np.isfinite(model.distance(table))
     assert np.isfinite(model.score(table, kind="likelihood"))
     assert model.sample(5, do={"r": 0.5}, seed=0)["x"].abs().max() < 1
 

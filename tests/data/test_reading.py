@@ -176,7 +176,7 @@ def test_columns_of_one_name_are_refused() -> None:
     with pytest.raises(DataError, match="column 'x' must be there once; the table has several of that name"):
         otp.fit(model, doubled)
     model.set_params({"k": {"probs": [0.5, 0.5]}, "x": {"loc": [0.0, 1.0], "scale": [1.0, 1.0]}})
-    for use in (model.score, model.impute, model.check):
+    for use in (model.distance, model.impute, model.check):
         with pytest.raises(DataError, match="column 'x' must be there once"):
             use(doubled)
 

@@ -254,13 +254,13 @@ def test_missing_covariates_are_refused_everywhere():
     model.set_params({"z": {"probs": [0.5, 0.5]}, "y": {"loc": [0.0, 1.0], "weight": 1.0, "scale": [1.0, 1.0]}})
     table = pd.DataFrame({"g": [0.0, np.nan, 1.0], "y": [0.0, 1.0, 2.0]})
     for use in (
-        lambda: model.score(table),
+        lambda: model.distance(table),
         lambda: model.score(table, kind="likelihood"),
         lambda: model.posterior(table),
         lambda: model.impute(table),
         lambda: model.predict_proba(table, "z"),
         lambda: model.sample(3, seed=0, given=table[["g"]]),
-        lambda: model.score(table[["y"]]),
+        lambda: model.distance(table[["y"]]),
     ):
         with pytest.raises(DataError, match="node 'g' is Given: its cells must not be missing; one is, in row"):
             use()

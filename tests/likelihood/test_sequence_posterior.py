@@ -49,4 +49,4 @@ def test_scores():
     model, counts = fitted_poisson_hmm()
     other, _, _ = poisson_chain(20, 60, np.random.default_rng(9))
     assert model.score(counts, kind="likelihood") > model.score(other * 2, kind="likelihood")
-    assert model.score(counts) < model.score(other * 2)
+    assert model.distance(counts) < model.distance(other * 2)

@@ -49,7 +49,7 @@ def same(model, again, table):
         for name, value in found.items():
             np.testing.assert_array_equal(again.params()[node][name], value)
     pd.testing.assert_frame_equal(again.sample(20, seed=1), model.sample(20, seed=1))
-    assert again.score(table, seed=2) == model.score(table, seed=2)
+    assert again.distance(table, seed=2) == model.distance(table, seed=2)
     if model.graph.hidden:
         pd.testing.assert_frame_equal(again.posterior(table, draws=3, seed=1), model.posterior(table, draws=3, seed=1))
 

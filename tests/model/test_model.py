@@ -1,5 +1,6 @@
 """The model: parameters as a user reads them, sampling, interventions, scores, tables in and out."""
 
+import functools
 import html.parser
 
 import numpy as np
@@ -109,7 +110,7 @@ def test_parameters_that_do_not_fit_are_refused(params, message):
 
 def test_an_unfitted_model_says_so():
     model = otp.Model(otp.Graph([("c", "x")]), {"c": m.Normal(), "x": m.Normal()})
-    for use in (model.params, lambda: model.sample(3, seed=0), lambda: model.score(np.zeros((3, 2)))):
+    for use in (model.params, lambda: model.sample(3, seed=0), lambda: model.distance(np.zeros((3, 2)))):
         with pytest.raises(NotFittedError, match="no parameters yet: call otpdag"):
             use()
     assert "not fitted" in repr(model)
@@ -211,11 +212,14 @@ def test_the_right_model_scores_better_than_a_wrong_one():
     shifted = chain()
     shifted.set_params({**shifted.params(), "x": {"loc": 0.5, "weight": 1.0, "scale": 0.5}})
     held_out = right.sample(1500, seed=1)
-    for kind, better in (("transport", np.less), ("likelihood", np.greater)):
-        best = right.score(held_out, kind=kind)
-        assert better(best, wrong.score(held_out, kind=kind))
-        assert better(best, shifted.score(held_out, kind=kind))
-    assert abs(right.score(held_out)) < 0.01  # the unbiased distance of equal distributions
+    likelihood = functools.partial(otp.Model.score, data=held_out, kind="likelihood")
+    for scored, better in ((lambda model: model.distance(held_out), np.less), (likelihood, np.greater)):
+        best = scored(right)
+        assert better(best, scored(wrong))
+        assert better(best, scored(shifted))
+    assert abs(right.distance(held_out)) < 0.01  # the unbiased distance of equal distributions
+    with pytest.warns(DeprecationWarning, match=r"say kind='likelihood', or model\.distance\(data\)"):
+        assert right.score(held_out) == right.distance(held_out)
 
 
 def test_gaps_at_random_do_not_spoil_the_transport_score():
@@ -228,7 +232,7 @@ def test_gaps_at_random_do_not_spoil_the_transport_score():
     for slope in (0.8, 1.1, 1.4):
         model = otp.Model(otp.Graph([("a", "b"), ("b", "c")]), {name: m.Normal() for name in "abc"})
         own = {"b": {"loc": 0.5, "weight": [slope], "scale": 0.8}, "c": {"loc": 0.0, "weight": [1.0], "scale": 0.7}}
-        scores[slope] = model.set_params({"a": {"loc": 0.0, "scale": 1.0}, **own}).score(table, seed=1)
+        scores[slope] = model.set_params({"a": {"loc": 0.0, "scale": 1.0}, **own}).distance(table, seed=1)
     assert abs(scores[1.1]) < 0.003
     assert min(scores[0.8], scores[1.4]) > 0.004
 
@@ -237,7 +241,7 @@ def test_missing_cells_do_not_spoil_the_transport_score():
     model = chain()
     table = model.sample(1500, seed=0)
     table = table.mask(RNG.random(table.shape) < 0.4)
-    assert abs(model.score(table)) < 0.02
+    assert abs(model.distance(table)) < 0.02
 
 
 def test_the_transport_score_is_free_of_units():
@@ -246,7 +250,7 @@ def test_the_transport_score_is_free_of_units():
     for unit in (1.0, 1e4):
         model = otp.Model(otp.Graph([("c", "x")]), {"c": m.Normal(), "x": m.Normal()})
         model.set_params({"c": {"loc": 0.0, "scale": 1.0}, "x": {"loc": 0.0, "weight": unit, "scale": 0.5 * unit}})
-        scores.append(model.score(table[["c"]].assign(x=table["x"] * unit), seed=4))
+        scores.append(model.distance(table[["c"]].assign(x=table["x"] * unit), seed=4))
     assert scores[0] == pytest.approx(scores[1], rel=1e-9)
 
 
@@ -360,11 +364,11 @@ def test_a_table_that_lacks_columns_is_refused():
     scales = {"loc": [[0.0, 0.0], [1.0, 1.0]], "scale": [[1.0, 1.0], [1.0, 1.0]]}
     model.set_params({"z": {"probs": [0.5, 0.5]}, "x": {"loc": [0.0, 3.0], "scale": [1.0, 1.0]}, "v": scales})
     semicolons, some = pd.DataFrame({"x;v.0;v.1": ["1;2;3"]}), {"x": [1.0, 2.0]}
-    for use in (model.score, model.impute, model.posterior, model.check, lambda t: model.predict_proba(t, "z")):
+    for use in (model.distance, model.impute, model.posterior, model.check, lambda t: model.predict_proba(t, "z")):
         with pytest.raises(DataError, match=r"lacks the columns 'x', 'v.0', 'v.1'; .*separated by semicolons\?"):
             use(semicolons)
     with pytest.raises(DataError, match=r"lacks the columns 'v.0', 'v.1'; it has 'x'\."):
-        model.score(some)
+        model.distance(some)
     assert list(model.impute(some, partial=True)) == ["x", "v.0", "v.1"]
     assert len(model.posterior(pd.DataFrame(some), draws=1, partial=True)) == 2
     empty = pd.DataFrame({"x": [1.0], "v.0": [np.nan], "v.1": [np.nan]})
@@ -378,7 +382,7 @@ def test_a_sequence_that_lacks_columns_is_refused():
     moves = {"z": {"probs": [[0.9, 0.1], [0.2, 0.8]]}, "z[0]": {"probs": [0.5, 0.5]}}
     model.set_params({**moves, "x": shown, "y": shown})
     table = pd.DataFrame({"x": [0.0, 3.0, 3.0]})
-    for use in (model.score, model.impute, model.posterior, model.decode, lambda t: model.predict_proba(t, "z")):
+    for use in (model.distance, model.impute, model.posterior, model.decode, lambda t: model.predict_proba(t, "z")):
         with pytest.raises(DataError, match="lacks the column 'y'"):
             use(table)
     assert len(model.decode(table, partial=True)) == 3
@@ -412,7 +416,7 @@ def test_choices_are_explained_and_doubtful_ones_are_warned_of(capsys):
     assert model.labels("code") == (10, 20, 30)
     assert set(model.sample(20, seed=0)["code"]) <= {10, 20, 30}
     with pytest.raises(DataError, match="column 'code' must hold one of 10, 20, 30; found 40 in row 0"):
-        model.score(table.assign(code=[40, *table["code"][1:]]))
+        model.distance(table.assign(code=[40, *table["code"][1:]]))
 
 
 def test_one_class_is_a_model():

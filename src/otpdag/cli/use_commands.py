@@ -163,7 +163,8 @@ def score(
     from otpdag.cli.command_files import model_at, rows_for
 
     model = model_at(model_path)
-    value = model.score(rows_for(model, data, sequence, time), kind=kind, seed=seed)
+    rows = rows_for(model, data, sequence, time)
+    value = model.distance(rows, seed=seed) if kind == "transport" else model.score(rows, kind=kind, seed=seed)
     if as_json:
         write_out(json_text({"kind": kind, "score": value}))
         return

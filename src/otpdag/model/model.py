@@ -558,25 +558,39 @@ class Model(ModelBase):
         self,
         data: Table | SequenceTable,
         *,
-        kind: Literal["transport", "likelihood"] = "transport",
+        kind: Literal["transport", "likelihood"] | None = None,
         seed: int = 0,
         partial: bool = False,
     ) -> float:
-        """How far held-out rows are from the model.
+        """The mean log-likelihood of held-out rows, with ``kind="likelihood"``: higher is better, as of estimators.
+
+        Until 1.0 it is :meth:`distance` if ``kind`` is left out or ``"transport"``, with a warning.
 
         Args:
-            data: Held-out rows. For ``"transport"`` missing cells are drawn from the model given the rest of their row;
-                where a node has no density, they are missing for the model's samples as well.
-            kind: ``"transport"``: the energy distance between standardised rows and as many model samples, smaller is
-                better, comparable across model families. ``"likelihood"``: the mean log-likelihood of a row, larger is
-                better.
-            seed: Determines the model's samples.
+            data: Held-out rows.
+            kind: ``"likelihood"``, which will be all that there is.
+            seed: Determines draws, where there are any.
             partial: Take columns that are absent for missing; otherwise they are refused.
         """
-        check_choice("kind", kind, ("transport", "likelihood"))
+        check_choice("kind", kind or "transport", ("transport", "likelihood"))
         if kind == "likelihood":
             values, index = self._log_likelihoods(data, partial, seed)
             return float(values.sum()) / len(index)
+        text = "score is the log-likelihood from 1.0 on: say kind='likelihood', or model.distance(data) instead"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return self.distance(data, seed=seed, partial=partial)
+
+    def distance(self, data: Table | SequenceTable, *, seed: int = 0, partial: bool = False) -> float:
+        """The energy distance between standardised held-out rows and as many samples of the model: lower is better.
+
+        It compares models of different families.
+
+        Args:
+            data: Held-out rows. Missing cells are drawn from the model given the rest of their row; where a node has no
+                density, they are missing for the model's samples as well.
+            seed: Determines the model's samples.
+            partial: Take columns that are absent for missing; otherwise they are refused.
+        """
         return checks.transport_score(self.fitted, self._read(data, partial)[0], check_seed(seed))
 
     def check(self, data: Table, *, seed: int = 0, partial: bool = False) -> pd.DataFrame:
