@@ -24,7 +24,7 @@ from otpdag.engine.robust import CappedProblem
 from otpdag.engine.table_data import lay_out_rows, one_start, table_problem
 from otpdag.errors import ModelError
 from otpdag.estimators import VectorQuantizedAutoencoder
-from otpdag.learned.autoencoder import AutoencoderProblem, CodebookProblem, Encoded
+from otpdag.learned.autoencoder import AutoencoderProblem, CodebookProblem
 from otpdag.learned.paper_topics import PaperTopicsProblem
 from otpdag.learned.sampled import DrawnRows, Pools, StreamedRows
 from otpdag.learned.sequence_problems import NumberProblem, PieceProblem
@@ -38,6 +38,7 @@ from otpdag.matching.direct import DirectProblem, DrawnWithDirect, WithDirect
 from otpdag.matching.mean_features import feature_columns
 from otpdag.matching.windows import WindowProblem
 from otpdag.noise import Streams
+from otpdag.objective import Encoded
 from otpdag.problem import LossTerms, Minibatched, Problem, Units, units_of
 from otpdag.settings import ClosedForm, Direct, Objective, PushForward
 from otpdag.spaces import Real

@@ -4,7 +4,7 @@ import pytest
 
 from otpdag.costs import Euclidean
 from otpdag.errors import ModelError
-from otpdag.learned.algorithm import Drawn
+from otpdag.objective import Drawn
 from otpdag.schedules import Linear
 from otpdag.settings import ClosedForm, Direct, Objective, PushForward, Weights
 

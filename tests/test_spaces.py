@@ -9,10 +9,11 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.divergences import Energy
 from otpdag.errors import ModelError
-from otpdag.learned.algorithm import Drawn, Moment
+from otpdag.learned.algorithm import Moment
 from otpdag.learned.sampled import DrawnRows
 from otpdag.likelihood import row_posterior
 from otpdag.noise import Streams
+from otpdag.objective import Drawn
 from otpdag.settings import Objective, Weights
 from otpdag.spaces import Count, Discrete, Image, Positive, Real, Simplex, Space, Unit, space_from
 from otpdag.testing import check_mechanism

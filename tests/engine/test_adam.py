@@ -21,8 +21,8 @@ from otpdag.engine.adam import FEWEST_STEPS, LARGEST_GRADIENT, _has_settled, _ta
 from otpdag.engine.optimiser import Run
 from otpdag.engine.search import restart_seed
 from otpdag.engine.table_data import lay_out_rows, one_start, table_problem
-from otpdag.learned.algorithm import Drawn
 from otpdag.noise import Streams
+from otpdag.objective import Drawn
 from otpdag.problem import LossTerms, Pace, Problem, split_theta
 from otpdag.settings import Direct, Objective, PushForward
 from otpdag.structure import unpack

@@ -15,8 +15,8 @@ from otpdag.engine.document_data import DocumentData, topic_method
 from otpdag.engine.search import restart_seed
 from otpdag.engine.sequence_data import SequenceData
 from otpdag.engine.table_data import TableData
-from otpdag.learned.algorithm import Drawn
 from otpdag.likelihood.word_pairs import Repeats
+from otpdag.objective import Drawn
 from otpdag.settings import ClosedForm
 
 RNG = np.random.default_rng(0)

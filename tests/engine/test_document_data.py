@@ -14,9 +14,8 @@ from otpdag.datasets import bars
 from otpdag.engine import EM, Adam
 from otpdag.engine.document_data import DocumentData, topic_method
 from otpdag.errors import DataError, ModelError
-from otpdag.learned.paper_topics import PaperTopics
 from otpdag.likelihood.word_pairs import Repeats
-from otpdag.objective import ClosedForm, Direct, Objective, TopicSweeps
+from otpdag.objective import ClosedForm, Direct, Objective, PaperTopics, TopicSweeps
 
 
 def data(counts, topics=3):

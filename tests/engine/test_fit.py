@@ -17,7 +17,7 @@ from otpdag.engine.optimiser import Run
 from otpdag.engine.search import restart_seed
 from otpdag.engine.table_data import automatic, lay_out_rows, one_start, table_problem
 from otpdag.errors import DataError, GraphError, ModelError
-from otpdag.learned.algorithm import Drawn
+from otpdag.objective import Drawn
 from otpdag.settings import ClosedForm, Direct, Objective, PushForward
 
 RNG = np.random.default_rng(101)

@@ -7,7 +7,7 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.datasets import poisson_chain
 from otpdag.engine import Adam
-from otpdag.learned.algorithm import Drawn
+from otpdag.objective import Drawn
 from otpdag.settings import Objective
 
 

@@ -7,8 +7,8 @@ from scipy.optimize import minimize
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.engine import Adam
-from otpdag.learned.algorithm import Drawn
 from otpdag.model.relabelling import in_one_order
+from otpdag.objective import Drawn
 from otpdag.settings import Objective
 from tests.dynamic_models import (
     kalman,

@@ -11,7 +11,7 @@ from otpdag.data import Images
 from otpdag.engine import Adam, Method
 from otpdag.engine.image_data import ImageData, initial_theta
 from otpdag.errors import ModelError
-from otpdag.learned.autoencoder import Encoded
+from otpdag.objective import Encoded
 from otpdag.problem import split_point
 from otpdag.settings import Objective
 from otpdag.spaces import Real

@@ -20,9 +20,9 @@ from otpdag.engine.document_data import topic_method
 from otpdag.engine.table_data import TableData
 from otpdag.errors import DataError, ModelError
 from otpdag.estimators import LatentDirichletAllocation, WassersteinAutoencoder
-from otpdag.learned.autoencoder import Encoded
 from otpdag.learned.image_networks import dense_decoder, dense_encoder, seeded
 from otpdag.model import Model
+from otpdag.objective import Encoded
 from otpdag.problem import LossTerms, Units
 from otpdag.settings import Objective, PushForward
 from otpdag.spaces import Real

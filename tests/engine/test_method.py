@@ -12,10 +12,8 @@ from otpdag.divergences.whitened import WhitenedFeatures
 from otpdag.engine import EM, Adam, Deterministic, Method
 from otpdag.engine.method import misfit
 from otpdag.errors import ModelError
-from otpdag.learned.algorithm import Drawn
-from otpdag.learned.autoencoder import Encoded
-from otpdag.learned.paper_topics import PaperTopics
 from otpdag.likelihood.topic_problem import TopicSweeps
+from otpdag.objective import Drawn, Encoded, PaperTopics
 from otpdag.settings import ClosedForm, Direct, Objective, PushForward
 
 ENCODED = Encoded(EncoderMap(torch.nn.Linear(3, 1), 1, (3,)))

@@ -16,10 +16,8 @@ from otpdag.engine.image_data import ImageData
 from otpdag.engine.sequence_data import SequenceData
 from otpdag.engine.table_data import TableData
 from otpdag.errors import DataError, ModelError
-from otpdag.learned.algorithm import Drawn
-from otpdag.learned.autoencoder import Encoded
-from otpdag.learned.paper_topics import PaperTopics
 from otpdag.likelihood.topic_problem import TopicSweeps
+from otpdag.objective import Drawn, Encoded, PaperTopics
 from otpdag.settings import ClosedForm, Direct, Objective, PushForward
 
 RNG = np.random.default_rng(5)

@@ -14,9 +14,9 @@ from otpdag.engine import Adam, sequence_data
 from otpdag.engine.fit import recognise
 from otpdag.engine.search import restart_seed
 from otpdag.engine.sequence_data import CHAIN, _network_may_help
-from otpdag.learned.algorithm import Drawn
 from otpdag.learned.sequence_problems import PieceProblem
 from otpdag.learned.sequence_steps import CONTEXT
+from otpdag.objective import Drawn
 from otpdag.problem import LossTerms
 from otpdag.settings import ClosedForm, Objective
 from tests.dynamic_models import poisson_hmm, state_space

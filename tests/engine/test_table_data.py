@@ -14,7 +14,7 @@ from otpdag.engine import Adam, Deterministic, Method, table_data
 from otpdag.engine.search import restart_seed
 from otpdag.engine.table_data import FROM_ROWS, HELD_ROWS, ONE_START_ROWS, START_ROWS, TableData, automatic
 from otpdag.errors import DataError, ModelError
-from otpdag.learned.paper_topics import PaperTopics
+from otpdag.objective import PaperTopics
 from otpdag.settings import ClosedForm, Objective
 from otpdag.spaces import Real
 

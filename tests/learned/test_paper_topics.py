@@ -9,14 +9,9 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.divergences import Energy
 from otpdag.engine import Layout
-from otpdag.learned.paper_topics import (
-    PaperTopics,
-    WordEncoder,
-    _softmax_gaussian,
-    paper_topics_problem,
-    paper_topics_start,
-)
+from otpdag.learned.paper_topics import WordEncoder, _softmax_gaussian, paper_topics_problem, paper_topics_start
 from otpdag.noise import Streams
+from otpdag.objective import PaperTopics
 from otpdag.settings import Objective, PushForward
 
 COUNTS = sparse.csr_array(np.random.default_rng(0).poisson(1.5, (40, 5)) + np.eye(5, dtype=int)[np.arange(40) % 5])

@@ -14,12 +14,13 @@ from otpdag.data import Batch
 from otpdag.data.sequences import SequenceBatch
 from otpdag.divergences import AbstractDivergence
 from otpdag.errors import ModelError
-from otpdag.learned.algorithm import Drawn, Moment
+from otpdag.learned.algorithm import Moment
 from otpdag.learned.sequence_map import PREFIX, BidirectionalMap
 from otpdag.learned.sequence_problems import piece_problem, piece_step
 from otpdag.learned.sequence_steps import Cuts, Steps, check_context
 from otpdag.mechanisms.base import Noise
 from otpdag.noise import Streams
+from otpdag.objective import Drawn
 from otpdag.settings import Objective, PushForward
 from otpdag.structure import lag_name
 from tests.dynamic_models import (

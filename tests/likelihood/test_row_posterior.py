@@ -12,8 +12,8 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.engine import Adam
 from otpdag.errors import DataError, ModelError
-from otpdag.learned.algorithm import Drawn
 from otpdag.likelihood import row_posterior
+from otpdag.objective import Drawn
 from otpdag.settings import Objective, PushForward
 from otpdag.spaces import Real
 

@@ -1,14 +1,23 @@
 """Distances between topic matrices, lined up, and what the paper's Table 1 prints."""
 
+import math
+from itertools import permutations
+
 import numpy as np
 import pytest
-from scipy.stats import wasserstein_distance
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import entropy, wasserstein_distance
 
 from otpdag.metrics import (
     grid_distances,
     hellinger,
     kl_divergence,
+    match_labels,
+    match_signs,
+    match_states,
     match_topics,
+    matched_errors,
     patterns_recovered,
     published_topic_errors,
     topic_errors,
@@ -126,3 +135,129 @@ def test_what_is_no_pair_of_topic_matrices_is_refused():
         patterns_recovered(topics[0], topics[0])
     with pytest.raises(ValueError, match=r"`ground` must have shape \(4, 4\).* got \(3, 3\)"):
         topic_errors(topics, topics, ground=np.zeros((3, 3)))
+
+
+# -- hidden labels ----------------------------------------------------------------------------------------------------
+
+
+def test_match_labels_finds_the_cheapest_of_all_permutations():
+    cost = np.random.default_rng(0).random((5, 5))
+    cheapest = min(permutations(range(5)), key=lambda order: cost[range(5), order].sum())
+    assert tuple(match_labels(cost)) == cheapest
+
+
+@pytest.mark.parametrize("cost", [np.ones((2, 3)), np.ones(4)])
+def test_match_labels_refuses_a_cost_that_is_not_square(cost):
+    with pytest.raises(ValueError, match="must be a square matrix; got shape"):
+        match_labels(cost)
+
+
+def test_match_labels_refuses_nan():
+    with pytest.raises(ValueError, match="finite numbers only"):
+        match_labels([[0.0, np.nan], [1.0, 0.0]])
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_match_states_undoes_any_relabelling(order):
+    rng = np.random.default_rng(1)
+    truth = {
+        "probs": rng.dirichlet(np.ones(3)),
+        "loc": rng.normal(size=(3, 2)),
+        "table": rng.random((3, 2, 4)),
+    }
+    relabelled = {name: values[list(order)] for name, values in truth.items()}
+    found = match_states(truth, relabelled)
+    for name, values in truth.items():
+        np.testing.assert_array_equal(relabelled[name][found], values)
+
+
+def test_match_states_takes_a_single_array():
+    topics = np.random.default_rng(2).dirichlet(np.ones(6), size=4)
+    np.testing.assert_array_equal(match_states(topics, topics[::-1]), [3, 2, 1, 0])
+
+
+def test_match_states_counts_each_group_once():
+    # One group of many entries says "as they are", two small groups say "swap" and are louder together.
+    truth = {
+        "wide": np.array([[0.0] * 100, [1.0] * 100]),
+        "a": np.array([0.0, 1.0]),
+        "b": np.array([0.0, 1.0]),
+    }
+    estimate = {"wide": truth["wide"], "a": truth["a"][::-1], "b": truth["b"][::-1]}
+    np.testing.assert_array_equal(match_states(truth, estimate), [1, 0])
+
+
+def test_match_signs_flips_only_the_mirrored_factors():
+    loadings = np.random.default_rng(3).normal(size=(3, 5))
+    signs = np.array([1.0, -1.0, -1.0])
+    np.testing.assert_array_equal(match_signs(loadings, loadings * signs[:, None] + 0.01), signs)
+
+
+def test_matched_errors_is_the_smallest_over_all_relabellings():
+    rng = np.random.default_rng(4)
+    truth = {"loc": rng.normal(size=4), "table": rng.random((4, 3)), "slope": np.array([2.0])}
+    estimate = {"loc": rng.normal(size=4), "table": rng.random((4, 3)), "slope": np.array([1.75])}
+    best = min(
+        np.abs(truth["loc"] - estimate["loc"][list(order)]).mean()
+        + np.abs(truth["table"] - estimate["table"][list(order)]).mean()
+        for order in permutations(range(4))
+    )
+    found = matched_errors(truth, estimate, shared=["slope"])
+    assert found["slope"] == 0.25
+    assert found["loc"] + found["table"] == pytest.approx(best)
+
+
+def test_matched_errors_names_the_group_whose_shape_differs():
+    truth = {"loc": np.zeros(2), "slope": np.zeros(1)}
+    with pytest.raises(ValueError, match=r"shapes of `slope` must agree; got \(1,\) \(true\) and \(2,\)"):
+        matched_errors(truth, {"loc": np.zeros(2), "slope": np.zeros(2)}, shared=["slope"])
+
+
+# -- distributions ----------------------------------------------------------------------------------------------------
+
+WEIGHTS = st.lists(st.floats(0.01, 1.0), min_size=4, max_size=4)
+
+
+def normalised(weights):
+    return np.array(weights) / np.sum(weights)
+
+
+def test_hellinger_of_two_bernoullis_in_closed_form():
+    p, q = 0.3, 0.6
+    affinity = math.sqrt(p * q) + math.sqrt((1 - p) * (1 - q))
+    assert hellinger([p, 1 - p], [q, 1 - q]) == pytest.approx(math.sqrt(1 - affinity))
+
+
+@given(WEIGHTS, WEIGHTS)
+def test_kl_divergence_agrees_with_scipy(first, second):
+    p, q = normalised(first), normalised(second)
+    assert kl_divergence(p, q) == pytest.approx(entropy(p, q), abs=1e-12)
+
+
+@given(WEIGHTS, WEIGHTS)
+def test_hellinger_is_symmetric_and_bounded_by_kl(first, second):
+    p, q = normalised(first), normalised(second)
+    distance = hellinger(p, q)
+    assert distance == hellinger(q, p)
+    assert distance**2 <= kl_divergence(p, q) / 2 + 1e-9
+
+
+def test_distances_do_not_depend_on_the_shape():
+    p, q = normalised([1, 2, 3, 4]), normalised([4, 3, 2, 1])
+    assert hellinger(p.reshape(2, 2), q.reshape(2, 2)) == hellinger(p, q)
+    assert kl_divergence(p.reshape(2, 2), q.reshape(2, 2)) == kl_divergence(p, q)
+
+
+def test_kl_divergence_with_zeros():
+    assert kl_divergence([1.0, 0.0], [0.5, 0.5]) == pytest.approx(math.log(2))
+    assert kl_divergence([0.5, 0.5], [1.0, 0.0]) == math.inf
+
+
+@pytest.mark.parametrize("distance", [hellinger, kl_divergence])
+def test_what_is_no_distribution_is_refused(distance):
+    with pytest.raises(ValueError, match=r"`q` must be probabilities that sum to 1; got a sum of 0\.8"):
+        distance([0.5, 0.5], [0.4, 0.4])
+    with pytest.raises(ValueError, match="`p` must be probabilities"):
+        distance([1.5, -0.5], [0.5, 0.5])
+    with pytest.raises(ValueError, match="must have one shape"):
+        distance([0.5, 0.5], [[0.5, 0.5]])

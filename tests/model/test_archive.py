@@ -17,8 +17,8 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.engine import Adam, Deterministic
 from otpdag.errors import DataError, ModelError
-from otpdag.learned.algorithm import Drawn
 from otpdag.model.archive import FORMAT_VERSION
+from otpdag.objective import Drawn
 from otpdag.settings import ClosedForm, Objective
 from otpdag.spaces import Discrete, Real
 

@@ -8,7 +8,7 @@ import otpdag as otp
 from benchmarks.hostile_files import survey, use_model, variants
 from otpdag import mechanisms as m
 from otpdag.engine import Adam
-from otpdag.learned.algorithm import Drawn
+from otpdag.objective import Drawn
 from otpdag.settings import Objective
 
 RNG = np.random.default_rng(5)
