@@ -53,14 +53,13 @@ class Twins:
 
     def natural(self, raw: Mapping[str, Tensor], like: Tensor | None = None) -> dict[str, Tensor]:
         """Natural parameters (R * n, ...) from raw ones (R, n, ...); ``like`` (R, P) where none are learned."""
-        like = next(iter(raw.values())) if like is None else like
-        many, mechanism = len(self.families), self.families[0].mechanism
-        if many == 1 or not raw:
-            single = mechanism.natural({name: value.squeeze(1) for name, value in raw.items()})
-            return {k: v.to(like).expand(len(like) * many, *v.shape[1:]) for k, v in single.items()}
-
-        named = self.mapped(lambda own, one: own.natural(one), raw)
-        return {name: value.expand(len(like), many, *value.shape[2:]).flatten(0, 1) for name, value in named.items()}
+        like, many = next(iter(raw.values())) if like is None else like, len(self.families)
+        if raw:
+            named = self.mapped(lambda own, one: own.natural(one), raw)
+        else:
+            named = {name: value.unsqueeze(1) for name, value in self.families[0].mechanism.natural({}).items()}
+        shapes = {name: (len(like), many, *value.shape[2:]) for name, value in named.items()}
+        return {name: value.to(like).expand(shapes[name]).flatten(0, 1) for name, value in named.items()}
 
     def mapped(
         self, asked: Callable[[Mechanism, dict[str, Tensor]], dict[str, Tensor]], given: Mapping[str, Tensor]
