@@ -20,6 +20,8 @@ from torch import Tensor
 from otpdag.data import Batch, random_part
 from otpdag.likelihood.rows import LayOut, SummedRows
 from otpdag.likelihood.swapped_states import SWAP_ROWS, Reading, swapped, swaps
+from otpdag.mechanisms.base import Family
+from otpdag.mechanisms.predictor import configurations
 from otpdag.mechanisms.protocols import ExponentialFamily, defines_together, fitted_to_rows, has_closed_form
 from otpdag.numerics import joint_one_hot
 from otpdag.problem import LossTerms, Pace, Refinement, Updates, packed_point, split_point
@@ -38,24 +40,19 @@ class Emission:
         mechanism: How it comes about.
         rows: Of its table, one for each configuration of its parents.
         configuration: Row of its table for each hidden state and each configuration of its observed parents (S, O).
-        observed: Its observed categorical parents.
+        observed: The node with its observed parents, which are categories.
     """
 
     node: str
     mechanism: ExponentialFamily
     rows: int
     configuration: Tensor
-    observed: tuple[str, ...]
+    observed: Family
 
     def features(self, values: Values, mask: Values) -> Tensor | None:
         """Features (n, O * F) of rows (n, width): those of the node, at the configuration of its observed parents."""
-        own = self.mechanism.features(values[self.node], mask[self.node])
-        if own is None or not self.observed:
-            return own
-        joint = values[self.observed[0]]
-        for name in self.observed[1:]:
-            joint = (joint.unsqueeze(-1) * values[name].unsqueeze(-2)).flatten(-2)
-        return (joint.unsqueeze(-1) * own.unsqueeze(-2)).flatten(-2)
+        own, joint = self.mechanism.features(values[self.node], mask[self.node]), configurations(self.observed, values)
+        return own if own is None or joint is None else (joint.unsqueeze(-1) * own.unsqueeze(-2)).flatten(-2)
 
     def coefficients(self, naturals: Naturals) -> Tensor:
         """In every state (R, S, O * F)."""
@@ -126,8 +123,9 @@ def emissions_of(
         if not defines_together(mechanism, "log_prob", "features", "coefficients", "fitted"):
             return None
         many = math.prod(space.width for _, space in parents)
-        one = Emission(node, mechanism, many, *_configurations(parents, states))
-        if any(name not in values for name in one.observed):
+        observed = tuple((name, space) for name, space in parents if name not in states)
+        one = Emission(node, mechanism, many, _configuration(parents, states), Family(node, observed))
+        if any(name not in values for name, _ in observed):
             return None
         tried = one.features(values, mask)
         if tried is None:
@@ -137,14 +135,10 @@ def emissions_of(
     return Emissions(tuple(nodes), tuple(sizes)) if nodes and sum(sizes) <= most else None
 
 
-def _configurations(
-    parents: Sequence[tuple[str, Space]], states: Mapping[str, Tensor]
-) -> tuple[Tensor, tuple[str, ...]]:
-    """Row of a table for each hidden state and configuration of observed parents (S, O), and the latter's names."""
-    many = len(next(iter(states.values())))
-    observed = [(name, space.width) for name, space in parents if name not in states]
-    total = math.prod(width for _, width in observed)
-    code, stride = torch.zeros(many, total, dtype=torch.long), total
+def _configuration(parents: Sequence[tuple[str, Space]], states: Mapping[str, Tensor]) -> Tensor:
+    """Row of a table for each hidden state and configuration of observed parents (S, O)."""
+    total = stride = math.prod(space.width for name, space in parents if name not in states)
+    code = torch.zeros(len(next(iter(states.values()))), total, dtype=torch.long)
     for name, space in parents:
         if name in states:
             digit = states[name].argmax(-1).unsqueeze(-1)
@@ -152,7 +146,7 @@ def _configurations(
             stride //= space.width
             digit = (torch.arange(total) // stride % space.width).unsqueeze(0)
         code = code * space.width + digit
-    return code, tuple(name for name, _ in observed)
+    return code
 
 
 @dataclass(frozen=True)
