@@ -8,7 +8,7 @@ from scipy.stats import multivariate_normal
 from otpdag import mechanisms as m
 from otpdag.likelihood.elimination import lay_out, log_evidence, posterior_draws, total_evidence
 from otpdag.likelihood.elimination import plans as piece_plans
-from otpdag.likelihood.elimination.block_tridiagonal import BlockTridiagonal
+from otpdag.likelihood.elimination.linear_normal import BlockTridiagonal
 from tests.likelihood.elimination.worlds import linear_moments, make_world
 
 

@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from otpdag.likelihood.elimination.plans import elimination_order
-from otpdag.likelihood.elimination.splitting import split
+from otpdag.likelihood.elimination.plans import elimination_order, split
 
 
 def random_scopes(seed, variables=14, factors=22):

@@ -10,8 +10,7 @@ import pytest
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.likelihood.elimination.families import describe_families
-from otpdag.likelihood.elimination.unknowns import cut, needs
+from otpdag.likelihood.elimination.families import cut, describe_families, needs
 from otpdag.structure import Structure
 from tests.likelihood.elimination.worlds import random_edges
 

@@ -16,13 +16,12 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
 from otpdag.likelihood.elimination.blocks import Block, PointsKey, RowSource
-from otpdag.likelihood.elimination.families import FamilyView, WeighedRows
+from otpdag.likelihood.elimination.families import FamilyView, Flags, Ints, WeighedRows
 from otpdag.likelihood.elimination.linear_normal import Equations
 from otpdag.likelihood.elimination.points import Points
 from otpdag.likelihood.elimination.sum_product import Banks, Sizes, put, taken
@@ -41,10 +40,6 @@ FILLED = 1.5
 
 ENTRIES_OF_A_CALL = 4096
 """Entries that take about as long as one more call."""
-
-
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,11 +24,11 @@ from otpdag.likelihood.elimination.blocks import (
     TableSource,
     TableView,
 )
+from otpdag.likelihood.elimination.families import Ints
 from otpdag.likelihood.elimination.linear_normal import LinearGroup
 from otpdag.likelihood.elimination.plans import Cluster, Factor, Kind, Plan
 from otpdag.likelihood.elimination.points import Cloud, Placement, joined, to_line
 from otpdag.likelihood.elimination.sum_product import Axes, Sizes, Step
-from otpdag.likelihood.elimination.unknowns import Ints
 
 HIDDEN_SPREAD = 2.0  # of a hidden number before the model says where it is
 COUNT_CENTRE, COUNT_SPREAD = 5.0, 10.0  # of a hidden count

@@ -20,12 +20,11 @@ import torch
 from torch import Tensor
 
 from otpdag.data import Batch
-from otpdag.likelihood.elimination.families import FamilyView
+from otpdag.likelihood.elimination.families import FamilyView, Flags, Ints
 from otpdag.likelihood.elimination.linear_normal import LinearGroup
 from otpdag.likelihood.elimination.plans import VALUES_OF_A_ROW, Kind
 from otpdag.likelihood.elimination.points import Cloud, Placement
 from otpdag.likelihood.elimination.sum_product import Banks, Sizes, Step, taken
-from otpdag.likelihood.elimination.unknowns import Flags, Ints
 
 NO_NODE = -1
 """What stands for the node of a copy, which is no cell of the data."""

@@ -39,7 +39,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from otpdag.likelihood.elimination.unknowns import Ints
+from otpdag.likelihood.elimination.families import Ints
 from otpdag.spaces import Real, Space
 
 COARSE_POINTS = 12

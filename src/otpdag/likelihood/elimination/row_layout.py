@@ -1,6 +1,6 @@
 r"""Lay a table out for the closed-form backward map: once, before any parameter is known.
 
-Unknowns are cut into pieces (:mod:`~otpdag.likelihood.elimination.unknowns`), pieces of one kind share a plan, plans of
+Unknowns are cut into pieces (:mod:`~otpdag.likelihood.elimination.families`), pieces of one kind share a plan, plans of
 one shape share the sums. Pieces of categories alone that show the same are one piece with a weight. What a row knows
 completely is read once for all rows. The largest table and the cost of an evaluation are known from here on.
 """
@@ -21,8 +21,8 @@ from otpdag.data import Batch
 from otpdag.errors import DataError, ModelError
 from otpdag.likelihood.elimination.block_builder import BlockBuilder
 from otpdag.likelihood.elimination.blocks import Block, Complete, TableView
-from otpdag.likelihood.elimination.families import FamilyView, describe_families
-from otpdag.likelihood.elimination.plans import Kind, Plan, plan
+from otpdag.likelihood.elimination.families import FamilyView, Flags, Ints, Pieces, cut, describe_families, needs
+from otpdag.likelihood.elimination.plans import Kind, Plan, plan, split_plan
 from otpdag.likelihood.elimination.points import (
     COARSE_POINTS,
     FINEST,
@@ -33,8 +33,6 @@ from otpdag.likelihood.elimination.points import (
     two_sizes,
     with_points,
 )
-from otpdag.likelihood.elimination.splitting import split_plan
-from otpdag.likelihood.elimination.unknowns import Flags, Ints, Pieces, cut, needs
 from otpdag.structure import Structure
 
 Hashes = npt.NDArray[np.uint64]
