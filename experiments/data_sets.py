@@ -18,8 +18,8 @@ from torch import Tensor
 
 from otpdag.data import Batch
 from otpdag.engine.data_kind import Layout
-from otpdag.engine.method import Method, entropic
-from otpdag.engine.search import Searcher, SearchSchedule, restart_seed, search
+from otpdag.engine.method import Method, SearchSchedule, entropic
+from otpdag.engine.search import Searcher, restart_seed, search
 from otpdag.engine.table_data import lay_out_rows, one_start, table_problem
 from otpdag.errors import ModelError
 from otpdag.noise import Streams

@@ -2,7 +2,7 @@
 
 import pytest
 
-from otpdag.engine.search import SearchSchedule
+from otpdag.engine.method import SearchSchedule
 from otpdag.errors import ModelError
 
 

@@ -10,10 +10,10 @@ from typing import Any
 from otpdag.engine.adam import Adam
 from otpdag.engine.data_kind import DataKind, Layout
 from otpdag.engine.fit import fit
-from otpdag.engine.method import Method, entropic, likelihood, paper, transport
+from otpdag.engine.method import Method, SearchSchedule, entropic, likelihood, paper, transport
 from otpdag.engine.outlying_rows import RobustOptions
 from otpdag.engine.result import FitResult, Status
-from otpdag.engine.search import Restart, SearchSchedule
+from otpdag.engine.search import Restart
 from otpdag.engine.updates import EM, Deterministic
 
 __all__ = [

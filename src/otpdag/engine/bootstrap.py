@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from otpdag.engine.search import Searcher, SearchSchedule, search
+from otpdag.engine.method import SearchSchedule
+from otpdag.engine.search import Searcher, search
 from otpdag.engine.updates import Deterministic
 from otpdag.errors import ModelError, check_level
 from otpdag.numerics import bounded_threads

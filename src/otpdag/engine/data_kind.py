@@ -16,8 +16,8 @@ from torch import Tensor
 
 from otpdag.backward import AmortizedMap
 from otpdag.data import Schema
-from otpdag.engine.method import Method, likelihood, paper, transport
-from otpdag.engine.search import Searcher, SearchResult, SearchSchedule
+from otpdag.engine.method import Method, SearchSchedule, likelihood, paper, transport
+from otpdag.engine.search import Searcher, SearchResult
 from otpdag.errors import DataError, ModelError
 from otpdag.learned.sequence_map import BidirectionalMap
 from otpdag.learned.smoother import SequenceMap

@@ -25,13 +25,13 @@ from otpdag.engine.checkpoint import Journal, fingerprint
 from otpdag.engine.data_kind import DataKind, Layout
 from otpdag.engine.document_data import DocumentData
 from otpdag.engine.image_data import ImageData
-from otpdag.engine.method import Method, Plan, current_name, misfit
+from otpdag.engine.method import Method, Plan, SearchSchedule, current_name, misfit
 from otpdag.engine.monitor import Callback, Cause, Monitor, Stopping
 from otpdag.engine.outlying_rows import RobustOptions
 from otpdag.engine.partitioned_data import PartitionedData
 from otpdag.engine.result import FitResult, Status
 from otpdag.engine.robust import robust_search
-from otpdag.engine.search import Searcher, SearchResult, SearchSchedule, search
+from otpdag.engine.search import Searcher, SearchResult, search
 from otpdag.engine.sequence_data import SequenceData
 from otpdag.engine.table_data import TableData
 from otpdag.errors import (

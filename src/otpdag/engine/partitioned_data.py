@@ -12,8 +12,8 @@ from torch import Tensor
 
 from otpdag.data import Partitioned, PartTable, open_table
 from otpdag.engine.data_kind import DataKind, Layout, check_rows
-from otpdag.engine.method import Method
-from otpdag.engine.search import SearchResult, SearchSchedule
+from otpdag.engine.method import Method, SearchSchedule
+from otpdag.engine.search import SearchResult
 from otpdag.engine.table_data import TableData
 from otpdag.errors import DataError, ModelError
 from otpdag.learned.algorithm import Drawn

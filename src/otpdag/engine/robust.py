@@ -33,7 +33,7 @@ from torch import Tensor
 
 from otpdag.data import Batch
 from otpdag.engine.data_kind import DataKind, Layout
-from otpdag.engine.method import Plan
+from otpdag.engine.method import Plan, SearchSchedule
 from otpdag.engine.monitor import Monitor
 from otpdag.engine.outlying_rows import (
     ApartOptions,
@@ -45,7 +45,7 @@ from otpdag.engine.outlying_rows import (
     joined_rows,
     tail_weights,
 )
-from otpdag.engine.search import Searcher, SearchResult, SearchSchedule, search
+from otpdag.engine.search import Searcher, SearchResult, search
 from otpdag.engine.table_data import TableData
 from otpdag.matching.mean_features import feature_columns
 from otpdag.problem import LossTerms, Problem, Refinement, Units, WrappedProblem, units_of

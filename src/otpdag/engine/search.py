@@ -1,7 +1,7 @@
 """The one course of a fit: short runs of all starts, the best continued, its problem moved until nothing changes.
 
 All starts are replicas of one problem and run together. Where several data sets are fitted at once, each start belongs
-to one of them, and every data set keeps its own best.
+to one of them; all run to their ends, and every data set keeps its own best.
 """
 
 from __future__ import annotations
@@ -15,78 +15,10 @@ import torch
 from torch import Tensor
 
 from otpdag.engine.checkpoint import Journal
+from otpdag.engine.method import SearchSchedule
 from otpdag.engine.monitor import Monitor
 from otpdag.engine.optimiser import Memory, Optimiser, Outcome, Progress, Rivalry, Run
-from otpdag.errors import ModelError
 from otpdag.problem import Problem, Proposals, Refinement
-
-
-@dataclass(frozen=True)
-class SearchSchedule:
-    """Sizes of the stages: short runs of all starts, finalists on (nearly) all rows, a part for the best, the finish.
-
-    Args:
-        short_rows: Most rows (steps of sequences) in the short runs.
-        short_elements: Most starts times rows times points in the short runs; fewer than 300 rows are never taken.
-        short_steps: Steps of the short runs; none, and all starts run to the end.
-        short_share: Of a stochastic optimiser the share of its steps that the short runs take.
-        short_tolerance: Relative change of the loss at which a start has settled there; the optimiser's if left out.
-        short_moves: How often a problem may be moved in them.
-        halving: Whether the better half of the starts goes on, round by round, until no more than the finalists are
-            left: a round is as long as all before it together.
-        finalists: How many continue on all rows.
-        finalist_gap: By how much a start's loss may be above the best one's after the short runs, times the rows of
-            these, for it to be a finalist: more is no chance. Any if left out.
-        finalist_steps: For how many steps, before the best alone goes on.
-        finalist_moves: How often their problem may be moved.
-        finalist_rows: Most rows that they see; all if left out.
-        part_rows: Rows on which the best settles before it sees everything, if there are more.
-        part_tolerance: Relative change of the loss at which it has settled there; all rows then need no finer one.
-        alternative_steps: Steps on a part of the rows of points that a problem suggests beside the optimum: of all of
-            them, then twice of those that came near it.
-        alternatives_kept: How many of them are left after each of these stages but the last, which leaves one.
-        alternative_gap: By how much the loss of these may be above the optimum's then: what is further above comes
-            back to it, or ends above (decision 0048).
-        moves: How often the problem of the best may be moved to its end.
-        small_gain: Relative fall of the loss that two moves in a row must reach, or the best of them is the end.
-        same_loss: Relative difference below which two starts count as having reached the same optimum.
-    """
-
-    short_rows: int = 600
-    short_elements: int = 150_000
-    short_steps: int = 24
-    short_share: float = 0.15
-    short_tolerance: float | None = None
-    short_moves: int = 0
-    halving: bool = True
-    finalists: int = 3
-    finalist_gap: float | None = None
-    finalist_steps: int = 15
-    finalist_moves: int = 0
-    finalist_rows: int | None = None
-    part_rows: int | None = None
-    part_tolerance: float = 1e-7
-    alternative_steps: tuple[int, int, int] = (3, 6, 12)
-    alternatives_kept: int = 3
-    alternative_gap: float = 0.01
-    moves: int = 12
-    small_gain: float = 1e-5
-    same_loss: float = 2e-4
-
-    def __post_init__(self) -> None:
-        """Refuse stages that make no sense."""
-        for name in ("short_rows", "short_elements", "finalists", "finalist_steps", "alternatives_kept"):
-            if getattr(self, name) < 1:
-                raise ModelError(f"{name} must be at least 1; got {getattr(self, name)}")
-        if min(self.alternative_steps) < 1:
-            raise ModelError(f"alternative_steps must be at least 1; got {self.alternative_steps}")
-        for name in ("short_steps", "short_moves", "finalist_moves", "moves"):
-            if getattr(self, name) < 0:
-                raise ModelError(f"{name} must not be negative; got {getattr(self, name)}")
-
-    def rows_for(self, points: int, least: int = 300) -> int:
-        """Rows of the short runs, where a row of all starts has so many points; ``least`` at least."""
-        return max(min(least, self.short_rows), min(self.short_rows, self.short_elements // points))
 
 
 @dataclass(frozen=True)
@@ -168,10 +100,10 @@ class _Field:
         """The whole course."""
         alive = torch.arange(len(self.points))
         sets = len(self.owners.unique())
-        compete = len(alive) > sets
+        compete = sets == 1 < len(alive)  # those of several data sets all run to their ends
         if compete and self.course.short_steps:
             alive = self._short_runs(alive)
-        if compete and len(alive) > sets and self.course.short_steps and not self._is_over:
+        if compete and len(alive) > 1 and self.course.short_steps and not self._is_over:
             alive = self._finalists(alive)
         if self._is_over:  # one step of the best, on all rows, is all that is still done
             alive = self._best(alive, self.short_losses[alive], None, 1)
@@ -201,7 +133,7 @@ class _Field:
         """All starts on a part of the rows, the better half of them longer, and so on: those that go on."""
         course, optimiser = self.course, self.searcher.optimiser
         finalists = 1 if optimiser.is_stochastic else course.finalists
-        starts = int(self.owners[alive].bincount().max())  # of one data set
+        starts = len(alive)
         if optimiser.is_stochastic:
             part, rounds = self.problem, [(starts, max(1, int(course.short_share * optimiser.steps)))]
         else:
@@ -222,7 +154,6 @@ class _Field:
 
     def _short_run(self, name: str, part: Problem, alive: Tensor, steps: int, moves: int) -> tuple[Problem, Tensor]:
         tolerance, gap = self.course.short_tolerance, self.course.finalist_gap
-        rivals = len(self.owners.unique()) == 1  # all starts are compared with one best
         part, outcome = self._settled(
             name,
             part,
@@ -231,7 +162,7 @@ class _Field:
             moves=moves,
             keep=False,
             tolerance=tolerance,
-            rivalry=Rivalry(gap / part.rows, self.course.same_loss) if gap is not None and rivals else None,
+            rivalry=Rivalry(gap / part.rows, self.course.same_loss) if gap is not None else None,
         )
         judged = self.searcher.judge(part, outcome.point, outcome.loss).cpu().double()
         self.short_losses[alive] = _spoilt(judged, outcome.failed)
@@ -407,15 +338,14 @@ class _Field:
     def _distinct(self, order: Tensor, judged: Tensor, many: int, most: float) -> Tensor:
         """Of starts that reached the same loss, and so most likely the same optimum, the first only; the best few.
 
-        A start that is by more than ``most`` above the best of its data set is left out.
+        A start that is by more than ``most`` above the best is left out.
         """
         chosen: list[int] = []
         for start in order.tolist():
-            rivals = [other for other in chosen if self.owners[other] == self.owners[start]]
             gap = self.course.same_loss * (1 + abs(float(judged[start])))
-            if rivals and float(judged[start] - judged[rivals[0]]) > most:
+            if chosen and float(judged[start] - judged[chosen[0]]) > most:
                 continue
-            if len(rivals) < many and all(not abs(float(judged[start] - judged[other])) <= gap for other in rivals):
+            if len(chosen) < many and all(not abs(float(judged[start] - judged[other])) <= gap for other in chosen):
                 chosen.append(start)
         return torch.tensor(chosen)
 

@@ -25,8 +25,8 @@ from otpdag.data import (
     unique_rows,
 )
 from otpdag.engine.data_kind import DataKind, Layout, check_rows, named_method
-from otpdag.engine.method import Method, likelihood, paper, transport
-from otpdag.engine.search import SearchResult, SearchSchedule, restart_seed
+from otpdag.engine.method import Method, SearchSchedule, likelihood, paper, transport
+from otpdag.engine.search import SearchResult, restart_seed
 from otpdag.errors import ModelError
 from otpdag.learned.algorithm import Drawn
 from otpdag.learned.sampled import DrawnRows
