@@ -253,11 +253,18 @@ class Normal(LocationScale):
         return torch.cat(torch.broadcast_tensors(one, precision * inside, -0.5 * precision), -1)
 
     def fitted(self, params: Params, sums: Tensor) -> dict[str, Tensor]:
-        """Means, then the spread around them."""
+        """Means, then the spread around them: :meth:`regressed` on no parents, in fewer operations."""
+        declared, (count, first, second) = self.declared(), sums.split(self.dim, -1)
         shift, unit = self.centre_and_unit(sums)
-        count, first, second = sums.split(self.dim, -1)
-        moments = torch.stack([second, first, first, count], -1).unflatten(-1, (2, 2))
-        return self.regressed(params, moments, shift.unsqueeze(-1), unit)
+        fitted = dict(params)
+        if declared["loc"].learned:
+            loc = shift + unit * first / count.clamp(min=torch.finfo(count.dtype).tiny)
+            fitted["loc"] = torch.where(count > 0, loc, params["loc"])
+        if declared["scale"].learned:
+            inside = (fitted["loc"] - shift) / unit
+            squares = (second - 2 * inside * first + inside.square() * count) * unit.square()
+            fitted["scale"] = self._spread(squares, count, params["scale"])
+        return fitted
 
     def regressed(
         self, params: Params, moments: Tensor, shift: Tensor, unit: Tensor, least: float = 1e-8
@@ -301,16 +308,15 @@ class Normal(LocationScale):
         right = right + (pull * before).unsqueeze(-1)
         return torch.linalg.solve(normal + torch.diag_embed(pull), right).squeeze(-1)
 
-    def _spread(self, squares: Tensor, count: Tensor, before: Tensor, least: float) -> Tensor:
+    def _spread(self, squares: Tensor, count: Tensor, before: Tensor, least: float = 1e-8) -> Tensor:
         """Scales from sums of squares and counts (R, C, dim); where there is no row, those from before."""
         if self.scale_rows == 1:
             squares, count = squares.sum(1, keepdim=True), count.sum(1, keepdim=True)
         if self.isotropic:
             squares, count = squares.sum(-1, keepdim=True), count.sum(-1, keepdim=True)
-        spread = (squares / count.clamp(min=torch.finfo(count.dtype).tiny)).clamp(min=0.0).sqrt()
-        spread = spread.maximum(least * self._over_coordinates(self.centre_and_unit(squares)[1]))
-        if self.smallest_scale is not None:
-            spread = spread.maximum(self.smallest_scale.to(spread))
+        smallest, floor = least * self._over_coordinates(self.centre_and_unit(squares)[1]), self.smallest_scale
+        smallest = smallest if floor is None else smallest.maximum(floor.to(squares))
+        spread = (squares / count.clamp(min=torch.finfo(count.dtype).tiny)).maximum(smallest.square()).sqrt()
         return torch.where(count > 0, spread, before)
 
     @property
