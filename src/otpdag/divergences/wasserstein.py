@@ -20,7 +20,6 @@ from otpdag.errors import ModelError
 from otpdag.layers import nearest
 
 Array = NDArray[np.float64]
-MAX_PIVOTS = 10_000_000  # of the network simplex; POT warns if they do not suffice
 
 
 @dataclass(frozen=True)
@@ -164,12 +163,12 @@ def _solve_assignment(costs: Array) -> _Coupling:
     return _Coupling(rows, columns, np.full(len(rows), 1.0 / len(rows)), np.empty(0), np.empty(0))
 
 
-def _solve_transport(costs: Array, a: Array, b: Array) -> _Coupling:
-    """Solve the transport problem of one replica, costs (N, M), by the network simplex."""
+def _solve_transport(costs: Array, a: Array, b: Array, pivots: int = 10_000_000) -> _Coupling:
+    """Solve the transport problem of one replica, costs (N, M), by the network simplex; POT warns if it needs more."""
     import ot  # takes seconds to import, and few fits need it
 
     a, b = a / a.sum(), b / b.sum()
-    plan, log = ot.emd(a, b, np.ascontiguousarray(costs), numItermax=MAX_PIVOTS, log=True)
+    plan, log = ot.emd(a, b, np.ascontiguousarray(costs), numItermax=pivots, log=True)
     rows, columns = plan.nonzero()
     # Conjugating once gives points without mass the potential that they would have with a little of it.
     f = (costs - log["v"])[:, b > 0].min(1)

@@ -23,7 +23,6 @@ from otpdag.model import Model
 
 Array = NDArray[np.float64]
 KINDS = ("full", "tied", "diag", "spherical")
-SCORED_ROWS = 2_000  # at a time
 
 
 class GaussianMixture(DensityMixin, BaseEstimator):
@@ -266,9 +265,9 @@ class GaussianMixture(DensityMixin, BaseEstimator):
         check_fitted(self)
         return np.asarray(validate_data(self, X, dtype=np.float64, ensure_all_finite="allow-nan", reset=False))
 
-    def _log_likelihood(self, X: Array) -> Array:
+    def _log_likelihood(self, X: Array, at_once: int = 2_000) -> Array:
         """Of each row, in blocks: every row meets every component, which takes many times the table's memory."""
-        blocks = (X[at : at + SCORED_ROWS] for at in range(0, len(X), SCORED_ROWS))
+        blocks = (X[at : at + at_once] for at in range(0, len(X), at_once))
         return np.concatenate([log_likelihood(self.model_.fitted, _batch(block)).numpy() for block in blocks])
 
 

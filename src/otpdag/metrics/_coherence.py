@@ -10,8 +10,6 @@ from scipy import sparse
 Array = NDArray[np.float64]
 Words = Sequence[Sequence[Hashable]]
 
-_EPSILON = 1e-12  # gensim's
-
 
 def top_words(topics: ArrayLike, vocabulary: Sequence[str], n: int = 10) -> list[list[str]]:
     """List the likeliest words of each topic, the likeliest first.
@@ -111,11 +109,11 @@ def _first(topics: Words, topk: int) -> list[list[Hashable]]:
     return chosen
 
 
-def _npmi(joint: Array) -> Array:
-    """NPMI of every two words from their joint probabilities; the diagonal is not used."""
+def _npmi(joint: Array, epsilon: float = 1e-12) -> Array:
+    """NPMI of every two words from their joint probabilities, with gensim's epsilon; the diagonal is not used."""
     single = joint.diagonal()
     # a pair that shares every window gets -1, as in gensim
-    return np.asarray(np.log((joint + _EPSILON) / np.outer(single, single)) / -np.log(joint + _EPSILON))
+    return np.asarray(np.log((joint + epsilon) / np.outer(single, single)) / -np.log(joint + epsilon))
 
 
 def _joint_counts(

@@ -13,10 +13,7 @@ from torch import Tensor
 
 from otpdag.errors import DataError
 
-_SIGMA, _RADIUS = 1.5, 5  # window and
-_K1, _K2 = 0.01, 0.03  # constants of SSIM as published (Wang, Bovik, Sheikh and Simoncelli 2004)
-_BATCH = 256  # images at a time, which bounds memory
-_LARGEST_OVERSHOOT = 0.5  # a reconstruction may leave the range from 0 to 1 by so much; more means another unit
+_RADIUS = 5  # of the patches of SSIM; it and defaults below as published (Wang, Bovik, Sheikh and Simoncelli 2004)
 
 Network = Callable[..., Any]
 
@@ -219,7 +216,7 @@ def _unit(features: Tensor) -> Tensor:
 # --- what the metrics share -------------------------------------------------------------------------------
 
 
-def _ssim_map(x: Tensor, y: Tensor) -> Tensor:
+def _ssim_map(x: Tensor, y: Tensor, k1: float = 0.01, k2: float = 0.03) -> Tensor:
     """The similarity of each patch (n, c, h, w); values from 0 to 1."""
     down, across = (_blur_matrix(size) for size in x.shape[-2:])
 
@@ -231,14 +228,14 @@ def _ssim_map(x: Tensor, y: Tensor) -> Tensor:
     var_x = (blurred(x * x) - mean_x**2).clamp(min=0)
     var_y = (blurred(y * y) - mean_y**2).clamp(min=0)
     cov = blurred(x * y) - mean_x * mean_y
-    c1, c2 = _K1**2, _K2**2
+    c1, c2 = k1**2, k2**2
     return (2 * mean_x * mean_y + c1) * (2 * cov + c2) / ((mean_x**2 + mean_y**2 + c1) * (var_x + var_y + c2))
 
 
-def _blur_matrix(size: int) -> Tensor:
+def _blur_matrix(size: int, sigma: float = 1.5) -> Tensor:
     """The Gaussian weights of each patch along one axis (size - 10, size): products beat convolutions here."""
     offsets = torch.arange(size, dtype=torch.float64) - torch.arange(_RADIUS, size - _RADIUS).unsqueeze(1)
-    weights = torch.where(offsets.abs() <= _RADIUS, torch.exp(-0.5 * (offsets / _SIGMA) ** 2), 0.0)
+    weights = torch.where(offsets.abs() <= _RADIUS, torch.exp(-0.5 * (offsets / sigma) ** 2), 0.0)
     return weights / weights.sum(1, keepdim=True)
 
 
@@ -249,8 +246,11 @@ def _pair(images: ArrayLike | Tensor, references: ArrayLike | Tensor, peak: floa
     return _as_images("images", images, peak), _as_images("references", references, peak)
 
 
-def _as_images(name: str, images: ArrayLike | Tensor, peak: float | None) -> Tensor:
-    """Images as (n, channels, height, width) in double precision, from 0 to 1."""
+def _as_images(name: str, images: ArrayLike | Tensor, peak: float | None, overshoot: float = 0.5) -> Tensor:
+    """Images as (n, channels, height, width) in double precision, from 0 to 1.
+
+    A reconstruction may leave that range by ``overshoot``; more means another unit.
+    """
     given = images.detach().cpu().numpy() if isinstance(images, Tensor) else np.asarray(images)
     largest = (255.0 if given.dtype == np.uint8 else 1.0) if peak is None else peak
     scaled = torch.as_tensor(np.asarray(given, dtype=np.float64) / largest)
@@ -264,7 +264,7 @@ def _as_images(name: str, images: ArrayLike | Tensor, peak: float | None) -> Ten
             f"{tuple(scaled.shape)}; a single image needs an axis in front, image[None]"
         )
     low, high = float(scaled.min()), float(scaled.max())
-    if not (low >= -_LARGEST_OVERSHOOT and high <= 1 + _LARGEST_OVERSHOOT):  # true for NaN as well
+    if not (low >= -overshoot and high <= 1 + overshoot):  # true for NaN as well
         values = f"{low * largest:.4g} to {high * largest:.4g}"
         raise DataError(f"`{name}` must be bytes, numbers from 0 to 1, or go with `peak`; got values from {values}")
     return scaled
@@ -275,9 +275,9 @@ def _three_channels(x: Tensor) -> Tensor:
     return x.float().clamp(0, 1).expand(-1, 3, -1, -1)
 
 
-def _batches(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    for begin in range(0, len(tensors[0]), _BATCH):
-        yield tuple(tensor[begin : begin + _BATCH] for tensor in tensors)
+def _batches(*tensors: Tensor, size: int = 256) -> Iterator[tuple[Tensor, ...]]:
+    """So many images at a time, which bounds memory."""
+    return zip(*(tensor.split(size) for tensor in tensors), strict=True)
 
 
 def _as_network(network: Network | str | Path) -> Network:
