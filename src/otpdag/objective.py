@@ -20,17 +20,19 @@ from otpdag.learned.paper_topics import PaperTopics
 from otpdag.likelihood.topic_problem import TopicSweeps
 from otpdag.noise import Streams
 from otpdag.problem import LossTerms, Problem, Refinement, Units, split_theta
-from otpdag.settings import ClosedForm, Direct, Objective, PushForward
+from otpdag.settings import ClosedForm, Completion, Direct, Objective, PointSizes, PushForward
 
 __all__ = [
     "ClosedForm",
     "Codewords",
+    "Completion",
     "Direct",
     "Drawn",
     "Encoded",
     "LossTerms",
     "Objective",
     "PaperTopics",
+    "PointSizes",
     "Problem",
     "PushForward",
     "Refinement",

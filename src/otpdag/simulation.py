@@ -1,7 +1,4 @@
-"""Ancestral sampling, with interventions.
-
-Data that a model makes of its own: complete, or with the gaps and covariates of given data.
-"""
+"""Data that a model makes: complete, with interventions, or with the gaps and covariates of given data."""
 
 from __future__ import annotations
 

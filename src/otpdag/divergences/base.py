@@ -1,7 +1,4 @@
-"""The one thing a divergence has to do, and the checks that all of them share.
-
-Weighted means over pairs: the V- and U-statistics behind kernel and energy distances.
-"""
+"""The one thing a divergence has to do, and what several share: checks of samples, and weighted means over pairs."""
 
 from __future__ import annotations
 

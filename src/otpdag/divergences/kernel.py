@@ -1,7 +1,4 @@
-"""Energy distance.
-
-Maximum mean discrepancy.
-"""
+"""Distances of kernel means: the energy distance, and maximum mean discrepancies."""
 
 from __future__ import annotations
 

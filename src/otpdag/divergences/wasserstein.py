@@ -1,7 +1,4 @@
-"""Exact optimal transport between two samples.
-
-Transport between a sample and weighted atoms, by its semi-dual: for samples that come in small batches.
-"""
+"""Exact optimal transport: between two samples, and between small batches and weighted atoms, by its semi-dual."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-r"""The backward map of documents as sequences of words: an LSTM gives each word a distribution over topics.
-
-The paper's own way to topics (Section 5.1 and Appendix C.1), kept as it is written.
+r"""The paper's own way to topics (Section 5.1 and Appendix C.1), kept as it is written.
 
 An LSTM reads the words of a document and gives each a distribution over topics, from which a relaxed assignment
 :math:`\tilde z` is drawn; the word is rebuilt by :math:`\mathrm{Cat\text{-}Concrete}(\mathrm{softmax}(\tilde z^\top

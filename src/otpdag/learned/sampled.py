@@ -1,12 +1,10 @@
-r"""The objective with a learned backward map and drawn noise: Algorithm 1, and its abducted and entropic relatives.
+"""Rows of a table by Algorithm 1, and by its abducted and entropic relatives.
 
 Hidden and missing values are drawn from the map. Observed nodes are rebuilt from them with noise that is sampled from
 its prior, abducted (then the rebuilding is exact and the noise joins the divergence), or integrated out.
 
-Minibatches of a table in parts: the rows at hand are renewed while an optimiser goes on.
-
-A stochastic optimiser sees ``steps`` times ``batch_size`` rows, however many there are. So random rows of the whole
-table are held, as many as its reader allows; minibatches are drawn from them, and when each has been drawn about once
+A stochastic optimiser sees ``steps`` times ``batch_size`` rows, however many there are. So of a table in parts random
+rows are held, as many as its reader allows; minibatches are drawn from them, and when each has been drawn about once
 others take their place, by one pass over the parts. Every minibatch is a random one of the whole table, whatever the
 order of its rows.
 """

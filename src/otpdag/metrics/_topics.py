@@ -1,8 +1,6 @@
-"""Distances between discrete distributions.
+"""Distances between distributions, and of estimates from the truth.
 
-Hidden classes have no names and hidden factors no sign: an estimate is lined up before it is compared.
-
-How far estimated topics are from true ones: topics have no order, so they are lined up first.
+Hidden classes and topics have no order and hidden factors no sign: an estimate is lined up before it is compared.
 """
 
 from collections.abc import Collection, Mapping
