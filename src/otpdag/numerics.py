@@ -1,22 +1,17 @@
-r"""Anderson's mixing: the fixed point of a map from its last few values.
+r"""What sums and fixed points are computed by, whatever they are of.
 
-With the map g and :math:`f(x) = g(x) - x`, the next point is that combination of the last ones at which f, taken as
-linear, is smallest (Anderson 1965; Walker and Ni 2011),
+Anderson's mixing finds the fixed point of a map from its last few values. With the map g and :math:`f(x) = g(x) - x`,
+the next point is that combination of the last ones at which f, taken as linear, is smallest (Anderson 1965; Walker and
+Ni 2011),
 
 .. math:: x_{k+1} = g(x_k) - (\Delta X + \Delta F) \gamma, \qquad \gamma = \arg\min \|f_k - \Delta F \gamma\|^2.
 
-The fixed point of a map that is slow to evaluate, by Anderson's mixing.
-
 Going from :math:`x` to :math:`g(x)` again and again converges as slowly as the map contracts: of completed data by the
-share of information that is missing. Anderson's mixing combines the last few images so that what is left of
-:math:`g(x) - x` becomes least, which a linear map of few slow directions makes zero (Walker and Ni, 2011, SIAM J.
-Numer. Anal. 49).
+share of information that is missing. A linear map of few slow directions is settled at once by mixing.
 
-Points and weights that stand for noise in a mean over it.
-
-Joint states of several categories, enumerated.
-
-Sums over rows of products of columns that are the same to the last digit in whatever order the rows stand.
+Also points and weights that stand for noise in a mean over it, joint states of several categories, threads bounded by
+the size of the work, and sums over rows of products of columns that are the same to the last digit in whatever order
+the rows stand.
 
 A sum of floating numbers is rounded at every step, so that it depends on their order in its last digits; where data do
 not determine a parameter, these digits choose its estimate. Ordering the rows of a large table first takes longer than
@@ -27,8 +22,6 @@ everything else that is done with them. Instead every number is cut in two,
 with b such that sums of products of the coarse parts h are whole numbers of their unit below :math:`2^{53}`: no such
 sum is rounded at all (Demmel and Nguyen 2015). The rest is smaller by :math:`2^{-b}`, and so are its roundings. They
 change the total, which is rounded a few digits earlier, with odds of one in a hundred thousand.
-
-Threads, bounded by the size of the work and put back afterwards.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""Loss terms, and the two halves of the parameters.
-
-A problem: one data set laid out for one objective, as functions of a flat parameter matrix (R, P).
+"""A problem: one data set laid out for one objective, as functions of a flat parameter matrix (R, P).
 
 It is all that a search knows of data and models. A problem is a value: evaluating it changes nothing, and what looks
 like a change (a part of the rows, other weights, points moved to where posteriors are) is another problem. It is a
-function of the data, the settings and the points at which it was moved, so that whoever keeps those points can have it
-again: a checkpoint needs no more of it.
+function of the data, the settings and the points at which it was refined, so that whoever keeps those points can have
+it again: a checkpoint needs no more of it.
 """
 
 from __future__ import annotations

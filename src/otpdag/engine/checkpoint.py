@@ -1,11 +1,9 @@
-"""A short text that two data sets share only if they are equal: what a checkpoint recognises its data by.
-
-A journal of a search: what its runs reached, so that a run that was stopped goes on where it was.
+"""A journal of a search: what its runs reached, so that a fit that was stopped goes on where it was.
 
 A search is a fixed sequence of runs, each a function of where the ones before ended. The journal keeps those ends and,
 of the run that is under way, the optimiser's last snapshot. A run that is resumed reads the runs that are done instead
 of running them, and comes to the same end, bit for bit. After somebody has asked for the end, runs are cut short; what
-they reach is therefore never written.
+they reach is therefore never written. Data are recognised by a fingerprint.
 """
 
 from __future__ import annotations

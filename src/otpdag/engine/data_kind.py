@@ -1,7 +1,4 @@
-"""A structure in the data's units, with the maps and the shapes of all parameters of a fit.
-
-What a fit asks of a kind of data.
-"""
+"""What a fit asks of a kind of data: its problem, and the layout of all parameters in the data's units."""
 
 from __future__ import annotations
 

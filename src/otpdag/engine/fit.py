@@ -1,4 +1,4 @@
-"""The entry: ``otpdag.fit(model, data)``."""
+"""The entry, ``otpdag.fit(model, data)``: recognise the data, resolve the arguments, search, and keep the result."""
 
 from __future__ import annotations
 

@@ -1,13 +1,11 @@
-r"""Coordinates in which a loss is round, near a point.
-
-A step of steepest descent in them is close to one of Newton's method or, where a problem's gradient holds what is
-unknown fixed, to one of expectation-maximisation; L-BFGS has only to learn what that misses (Jamshidian and Jennrich,
-1997). Directions in which the loss bends down count by the size of their curvature.
-
-L-BFGS over many replicas at once.
+"""L-BFGS over many replicas at once, in coordinates in which the loss is round.
 
 Each row of the parameter matrix ``(R, P)`` is a problem of its own, with its own curvature history and step length;
 one evaluation serves all rows. Rows do not influence each other, so the result equals that of R separate runs.
+
+A step of steepest descent in the coordinates is close to one of Newton's method or, where a problem's gradient holds
+what is unknown fixed, to one of expectation-maximisation; L-BFGS has only to learn what that misses (Jamshidian and
+Jennrich, 1997). Directions in which the loss bends down count by the size of their curvature.
 """
 
 from __future__ import annotations

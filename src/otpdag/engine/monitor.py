@@ -1,9 +1,8 @@
-"""Reasons to end a fit before its end: Ctrl-C, a request to terminate, a budget of seconds that is used up.
+"""What a fit shows while it runs (a progress bar or lines, a history, callbacks), and what ends it before its end.
 
-A signal is only noted; the fit looks after every step, keeps what it has, and ends in order. Whoever asks a second time
-gets what Python does by itself: ``KeyboardInterrupt``, or the end of the process.
-
-What a fit shows while it runs: a progress bar or lines, a history, and the user's callbacks.
+That may be Ctrl-C, a request to terminate, or a budget of seconds that is used up. A signal is only noted; the fit
+looks after every step, keeps what it has, and ends in order. Whoever asks a second time gets what Python does by
+itself: ``KeyboardInterrupt``, or the end of the process.
 """
 
 from __future__ import annotations

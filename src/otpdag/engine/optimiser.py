@@ -1,7 +1,4 @@
-"""What an optimiser is asked for, what it tells on its way, and where it ends.
-
-How much work each stage of a search does.
-"""
+"""What an optimiser is asked for, what it tells on its way, and where it ends."""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ Updates are combined by Anderson's mixing (:mod:`otpdag.numerics`; for those of 
 and Varadhan 2019). Where that raises the loss, the plain update is taken, and the history forgotten. It never does if
 it maximises; one that a sample guides (:mod:`otpdag.likelihood.m_step`) may, and is then shortened.
 
-Expectation-maximisation, over-relaxed: closed-form updates that go further where they point, as long as it pays.
+:class:`Deterministic` runs them where a problem has them, and L-BFGS otherwise; :class:`EM` over-relaxes them instead:
+it goes further where they point, as long as that pays.
 """
 
 from __future__ import annotations
