@@ -17,7 +17,7 @@ from otpdag.backward import AmortizedMap, RowCode
 from otpdag.data import Schema, encode
 from otpdag.divergences import AbstractDivergence, Energy
 from otpdag.engine import Adam
-from otpdag.engine.adam import FEWEST_STEPS, LARGEST_GRADIENT, _has_settled, _tail_mean
+from otpdag.engine.adam import _has_settled, _tail_mean
 from otpdag.engine.optimiser import Run
 from otpdag.engine.search import restart_seed
 from otpdag.engine.table_data import lay_out_rows, one_start, table_problem
@@ -168,7 +168,7 @@ def test_schedules_are_read_at_every_step():
         recorder.seen.clear()
     run(method, problem, points, [1])
     for recorder in recorders.values():
-        assert recorder.seen == [0.0, 0.25, 0.5, 0.75]
+        assert list(dict.fromkeys(recorder.seen)) == [0.0, 0.25, 0.5, 0.75]  # in this order, however often
     varied, _ = run_on("mixture", method_of(temperature=schedules.Exponential(1.0, 0.1), steps=8))
     plain, _ = run_on("mixture", method_of(temperature=1.0, steps=8))
     assert not torch.allclose(varied.point, plain.point)
@@ -273,7 +273,7 @@ def test_steps_run_through_the_part_of_the_schedule_that_a_problem_spans():
         (np.exp(-np.arange(200) / 150), False),
         (np.linspace(1, 0, 200), False),
         (0.01 * RNG.normal(size=200), True),
-        (np.exp(-np.arange(FEWEST_STEPS - 1)), False),
+        (np.exp(-np.arange(50 - 1)), False),
     ],
     ids=["flat by the middle", "still falling", "straight line", "noise about zero", "too few steps to tell"],
 )
@@ -338,13 +338,13 @@ def test_steps_are_those_of_torchs_adam_under_a_cosine_with_gradients_of_bounded
             loss = 300 * point[0].square() + (point[1] - 2).abs()
             (gradient,) = torch.autograd.grad(loss, point)
             length = gradient.norm().item()
-            point.grad = gradient * min(1.0, LARGEST_GRADIENT / length)
+            point.grad = gradient * min(1.0, Adam.largest_gradient / length)
             optimiser.param_groups[0]["lr"] = 0.05 * (1 + math.cos(math.pi * step / 40))
             optimiser.step()
             losses.append(loss.item())
         np.testing.assert_allclose(outcome.point[row], point.detach(), rtol=1e-9)
         assert outcome.loss[row].item() == pytest.approx(np.mean(losses[-4:]))  # the last tenth
-    assert LARGEST_GRADIENT < 600  # so that the first gradient was cut
+    assert Adam.largest_gradient < 600  # so that the first gradient was cut
 
 
 def test_a_leg_that_was_cut_short_has_not_converged():

@@ -16,15 +16,6 @@ from otpdag.noise import Streams
 from otpdag.problem import Minibatched, split_theta
 from otpdag.schedules import Cosine
 
-LARGEST_GRADIENT = 10.0
-"""Length at which a replica's gradient is cut: losses are of order one in the data's units, and so are gradients."""
-
-FEWEST_STEPS = 50
-"""Steps below which nothing can be said about whether a noisy loss has stopped falling."""
-
-SMOOTHED = 0.1
-"""Share of the last steps whose mean loss is reported."""
-
 
 @dataclass(frozen=True)
 class Adam:
@@ -35,12 +26,15 @@ class Adam:
         learning_rate: At the beginning; falls to zero along a cosine.
         averaging: Share of the last steps whose parameters are averaged.
         alternating: Update the backward map and the model in turn (Algorithm 1) or together.
+        largest_gradient: Length at which a replica's gradient is cut: losses are of order one in the data's units, and
+            so are gradients.
     """
 
     steps: int = 300
     learning_rate: float = 0.01
     averaging: float = 0.25
     alternating: bool = False
+    largest_gradient: float = 10.0
 
     def __post_init__(self) -> None:
         """Refuse what makes no step."""
@@ -141,7 +135,7 @@ class _State:
 
     def advance(self, adam: Adam, gradient: Tensor, step: int, progress: float) -> None:
         """One update of the halves whose turn it is."""
-        gradient = torch.where(self.failed.unsqueeze(-1), 0.0, _clipped(gradient))
+        gradient = torch.where(self.failed.unsqueeze(-1), 0.0, _clipped(gradient, adam.largest_gradient))
         turns = [step % len(self.halves)] if adam.alternating else range(len(self.halves))
         for turn, part in enumerate(gradient.split([half.shape[-1] for half in self.halves], -1)):
             self.halves[turn].grad = part.contiguous() if turn in turns else None
@@ -159,7 +153,7 @@ class _State:
         point = self.averaged / self.averaged_steps if self.averaged_steps else self.point.detach()
         point = torch.where(self.failed.unsqueeze(-1), self.last_good, point)
         settled = _has_settled(history) & ~self.failed & converged & (len(self.losses) == steps)
-        loss = history[-1] if bool(self.failed.all()) else _tail_mean(history, SMOOTHED)
+        loss = history[-1] if bool(self.failed.all()) else _tail_mean(history)
         return Outcome(point, loss, settled.cpu(), self.failed.cpu(), self.step)
 
 
@@ -176,23 +170,25 @@ def _halves(shapes: Mapping[str, tuple[int, ...]], start: Tensor) -> list[Tensor
     return [part.clone().requires_grad_(True) for part in parts if part.shape[-1]]
 
 
-def _clipped(gradient: Tensor) -> Tensor:
+def _clipped(gradient: Tensor, largest: float) -> Tensor:
     """Bound the length of each replica's gradient."""
     norm = gradient.norm(dim=-1, keepdim=True).clamp(min=1e-12)
-    return gradient * (LARGEST_GRADIENT / norm).clamp(max=1.0)
+    return gradient * (largest / norm).clamp(max=1.0)
 
 
-def _tail_mean(history: Tensor, share: float) -> Tensor:
+def _tail_mean(history: Tensor, share: float = 0.1) -> Tensor:
+    """The mean of a share of the last losses (steps, R)."""
     return history[-max(1, int(len(history) * share)) :].mean(0)
 
 
-def _has_settled(history: Tensor) -> Tensor:
+def _has_settled(history: Tensor, fewest: int = 50) -> Tensor:
     """Whether losses (steps, R) hardly fell after the middle: within their noise, by a tenth of all, or by a fiftieth.
 
-    The learning rate falls to zero, so that the last steps alone always look settled.
+    The learning rate falls to zero, so that the last steps alone always look settled. Of fewer than ``fewest``
+    nothing can be said about a noisy loss.
     """
     steps = len(history)
-    if steps < FEWEST_STEPS:
+    if steps < fewest:
         return torch.zeros_like(history[0], dtype=torch.bool)
     first, middle = history[: steps // 10], history[2 * steps // 5 : 3 * steps // 5]
     late = history[4 * steps // 5 :]
