@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from baselines.network_problem import train
 from otpdag.estimators._pictures import PictureFormat
-from otpdag.estimators.vector_quantized import START_IMAGES, directions
+from otpdag.estimators.vector_quantized import directions
 from otpdag.learned.autoencoder import EncoderMap, rebuilding_cost
 from otpdag.learned.image_networks import (
     Flat,
@@ -84,7 +84,7 @@ class DiscreteAutoencoder(ABC):
         if self.as_ours:
             meet = functools.partial(with_bottleneck, encoder, decoder, self.channels, self.code_dim)
             encoder, decoder = seeded(meet, self.random_state + 2)
-            some = rows[:: math.ceil(len(rows) / START_IMAGES)]
+            some = rows[:: math.ceil(len(rows) / 64)]  # as ours: thousands of latents tell their units
             started_from_data(encoder, decoder, some.reshape(-1, *self.format.shape))
         self.decoder: nn.Module = Grid(decoder, *self.grid, self.code_dim)
         self.map = EncoderMap(Flat(encoder), math.prod(self.grid) * self.code_dim, self.format.shape)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from otpdag.engine import Adam
-from otpdag.engine.optimiser import Leg, Outcome
+from otpdag.engine.optimiser import Outcome, Run
 from otpdag.noise import Streams
 from otpdag.problem import LossTerms, Problem
 from otpdag.structure import pack
@@ -42,4 +42,4 @@ def train(autoencoder, rows: Tensor, parameters: dict[str, Tensor], on_step=None
     def watch(progress) -> bool:
         return on_step is not None and bool(on_step(progress.step, progress.terms))
 
-    return adam.run(Leg(problem, pack(parameters), steps, seeds=[autoencoder.random_state]), watch)
+    return adam.run(Run(problem, pack(parameters), steps, seeds=[autoencoder.random_state]), watch)
