@@ -6,24 +6,32 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from scipy.stats import multivariate_normal
 
+import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.likelihood.elimination import lay_out, linear_normal, log_evidence, total_evidence
-from otpdag.likelihood.elimination.linear_normal import Equations, point_moments
-from tests.likelihood.elimination.linear_groups import (
+from otpdag.likelihood.elimination import lay_out, linear_normal, log_evidence, posterior_draws, total_evidence
+from otpdag.likelihood.elimination import plans as piece_plans
+from otpdag.likelihood.elimination.families import describe_families
+from otpdag.likelihood.elimination.linear_normal import BlockTridiagonal, Equations, point_moments
+from otpdag.structure import Structure
+from tests.likelihood.elimination.worlds import (
     CASES,
-    FAMILIES,
-    INSTANCES,
     PIECES,
     REPLICAS,
     WIDTH,
     Plain,
     entries,
+    linear_moments,
     make_group,
+    make_world,
     normal,
+    random_edges,
+    with_leaves,
 )
-from tests.likelihood.elimination.worlds import linear_moments, make_world, random_edges, with_leaves
+
+# -- linear normal numbers are integrated out in closed form, against the multivariate normal of scipy ----------------
 
 
 def linear_world(seed, **kwargs):
@@ -155,15 +163,6 @@ def test_clusters_without_a_finite_integral_are_not_numbers():
     assert found.table.isnan().all()
 
 
-def test_the_budget_counts_columns_of_rows_and_matrices_of_instances():
-    group, _, _ = make_group(np.random.default_rng(0))
-    assert group.elements == 6 * (PIECES * FAMILIES * WIDTH * (WIDTH + 2) + INSTANCES * 9)
-    banded, _, _ = make_group(np.random.default_rng(0), **CASES["along a band"])
-    assert banded.blocks == 3
-    assert banded.elements == 6 * (PIECES * FAMILIES * WIDTH * (WIDTH + 2) + INSTANCES * 6 * 3 * 4)
-    assert replace(banded, band=5).blocks == 1
-
-
 def test_moments_of_points_are_weighed_sums():
     rng = np.random.default_rng(3)
     points = [normal(rng, 2, 3, many) for many in (2, 4, 3)]
@@ -176,3 +175,142 @@ def test_moments_of_points_are_weighed_sums():
         for j in range(3):
             inner = torch.einsum(f"rntabc,rn{names[i]},rn{names[j]}->rnt", weight, points[i], points[j])
             torch.testing.assert_close(two[..., i, j], inner)
+
+
+# -- chains and trees of unknown linear normal numbers, against dense matrices and the multivariate normal ------------
+
+
+def banded(rng, blocks, width):
+    """A random precision with a band, as a matrix and as its blocks."""
+    size = blocks * width
+    factor = np.tril(rng.normal(size=(size, size))) + 3 * np.eye(size)
+    place = np.arange(size) // width
+    factor[(place[:, None] - place[None, :]) > 1] = 0.0
+    whole = factor @ factor.T
+    split = torch.from_numpy(whole).reshape(blocks, width, blocks, width).transpose(1, 2)
+    diagonal = torch.stack([split[k, k] for k in range(blocks)])
+    upper = torch.stack([split[k, k + 1] for k in range(blocks - 1)])
+    return whole, diagonal[:, None, None, None], upper[:, None, None, None]
+
+
+@pytest.mark.parametrize(("blocks", "width"), [(2, 1), (7, 1), (5, 3)])
+def test_a_chain_of_blocks_is_inverted_like_its_matrix(blocks, width):
+    rng = np.random.default_rng(blocks)
+    whole, diagonal, upper = banded(rng, blocks, width)
+    found, inverse = BlockTridiagonal.of(diagonal, upper), np.linalg.inv(whole)
+    assert found.log_determinant.item() == pytest.approx(np.linalg.slogdet(whole)[1])
+    vector = rng.normal(size=blocks * width)
+    np.testing.assert_allclose(found.times(torch.from_numpy(vector)[None, None, None])[0, 0, 0], inverse @ vector)
+    for k in range(blocks):
+        at, after = slice(k * width, (k + 1) * width), slice((k + 1) * width, (k + 2) * width)
+        np.testing.assert_allclose(found.diagonal[k, 0, 0, 0], inverse[at, at], atol=1e-12)
+        if k + 1 < blocks:
+            np.testing.assert_allclose(found.upper[k, 0, 0, 0], inverse[at, after], atol=1e-12)
+    eye = torch.eye(blocks * width).double()[None]  # noise is linear: its images of unit vectors tell the covariance
+    turned = found.noise(eye, (torch.zeros(1, len(eye[0])).long(), torch.zeros(1, len(eye[0])).long()))[0]
+    np.testing.assert_allclose(turned.T @ turned, inverse, atol=1e-12)
+
+
+def chain(rng, hidden, **options):
+    """Hidden numbers in a chain with side branches, each with a child that has gaps."""
+    names = [f"h{i}" for i in range(hidden)]
+    edges = [(names[i - 1 - (i % 7 == 3)], names[i]) for i in range(1, hidden)] + [(h, f"x{h}") for h in names]
+    nodes = {name: m.Normal() for name in names} | {f"x{h}": m.Normal() for h in names}
+    return make_world(nodes, edges, rng, hidden=tuple(names), **options)
+
+
+def test_long_chains_have_the_density_of_the_multivariate_normal():
+    structure, naturals, batch = chain(np.random.default_rng(0), 40, rows=6, gaps=0.3)
+    layout = lay_out(structure, batch)
+    assert max(source.group.band for block in layout.blocks for source in block.linear) > 0
+    found = log_evidence(naturals, layout)[0]
+    mean, covariance, order = linear_moments(structure, naturals)
+    for row in range(batch.rows):
+        seen = [n for n in order if n in batch.mask and bool(batch.mask[n][0, row, 0])]
+        at = [order[n].start for n in seen]
+        value = [float(batch.values[n][0, row, 0]) for n in seen]
+        truth = multivariate_normal(np.asarray(mean)[at], np.asarray(covariance)[np.ix_(at, at)]).logpdf(value)
+        assert found[row].item() == pytest.approx(truth, rel=1e-9)
+
+
+def slopes(structure, naturals, batch):
+    leaves = {n: {k: v.clone().requires_grad_() for k, v in params.items()} for n, params in naturals.items()}
+    total_evidence(leaves, lay_out(structure, batch)).sum().backward()
+    return {n: {k: v.grad for k, v in params.items()} for n, params in leaves.items()}
+
+
+def test_long_chains_have_the_gradients_and_draws_of_dense_ones(monkeypatch):
+    structure, naturals, batch = chain(np.random.default_rng(1), 30, rows=5, gaps=0.3)
+    along = slopes(structure, naturals, batch)
+    drawn = posterior_draws(naturals, lay_out(structure, batch), 4000, torch.Generator().manual_seed(0))
+    monkeypatch.setattr(piece_plans, "ORDERED_FROM", 10**6)
+    dense = lay_out(structure, batch)
+    assert all(source.group.band == 0 for block in dense.blocks for source in block.linear)
+    torch.testing.assert_close(along, slopes(structure, naturals, batch))
+    other = posterior_draws(naturals, dense, 4000, torch.Generator().manual_seed(1))
+    for node in ("h0", "h10", "h29"):
+        one, two = drawn[node][..., 0], other[node][..., 0]
+        assert (one.mean(1) - two.mean(1)).abs().max() < 5 * two.std() / 4000**0.5 * 2**0.5
+        assert (one.std(1) / two.std(1) - 1).abs().max() < 0.08
+
+
+# -- linear normal families as equations: the same densities, whatever the units --------------------------------------
+
+
+@pytest.mark.parametrize("level", [0.0, 3.0, 1e8, -1e8])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 100.0])
+def test_equations_give_the_density_however_far_from_zero_a_column_lies(level, scale):
+    """A level of a million scales cost eight digits once: the slopes were differences of two large numbers."""
+    model = otp.Model(otp.Graph([("a", "y"), ("x", "y")]), {"a": m.Categorical(2), "x": m.Normal(), "y": m.Normal()})
+    model.set_params(
+        {
+            "a": {"probs": [0.5, 0.5]},
+            "x": {"loc": 0.0, "scale": 1.0},
+            "y": {"loc": [level, level + scale], "weight": 0.7 * scale, "scale": [scale, 2 * scale]},
+        }
+    )
+    family = next(one for one in describe_families(model.structure) if one.node == "y")
+    coefficients, constants = family.equations(model.fitted.naturals["y"])
+    rng = np.random.default_rng(0)
+    for configuration in range(2):
+        x = rng.normal(size=20)
+        mean, spread = level + configuration * scale + 0.7 * scale * x, (1 + configuration) * scale
+        y = mean + spread * rng.normal(size=20)
+        a_own, a_x, a_one = coefficients[0, configuration, 0].tolist()
+        assert a_own == pytest.approx(1 / spread, rel=1e-13)
+        assert a_x == pytest.approx(-0.7 / (1 + configuration), rel=1e-13)
+        assert constants[0, configuration].item() == pytest.approx(-np.log(spread) - 0.5 * np.log(2 * np.pi), abs=1e-12)
+        if level == 0:
+            found = constants[0, configuration].item() - 0.5 * (a_own * y + a_x * x + a_one) ** 2
+            np.testing.assert_allclose(found, stats.norm(mean, spread).logpdf(y), rtol=1e-9)
+
+
+def test_equations_have_the_gradient_of_the_density():
+    model = otp.Model(otp.Graph([("x", "y")]), {"x": m.Normal(), "y": m.MultivariateNormal(2)})
+    family = next(one for one in describe_families(model.structure) if one.node == "y")
+    rng = np.random.default_rng(1)
+    params = {
+        "loc": torch.as_tensor(rng.normal(size=(1, 1, 2))),
+        "weight": torch.as_tensor(rng.normal(size=(1, 1, 2))),
+        "covariance": torch.tensor([[[[2.0, 0.3], [0.3, 0.5]]]]).double(),
+    }
+    leaves = {name: value.clone().requires_grad_() for name, value in params.items()}
+    x, y = torch.as_tensor(rng.normal(size=(1, 30, 1))), torch.as_tensor(rng.normal(size=(1, 30, 2)))
+    exact = model.structure.mechanisms["y"].log_prob(leaves, y, {"x": x}).sum()
+    wanted = torch.autograd.grad(exact, list(leaves.values()))
+    coefficients, constants = family.equations(leaves)
+    columns = torch.cat([y, x, torch.ones_like(x)], -1)
+    noise = columns @ coefficients[:, 0].mT
+    found = (constants[:, 0] - 0.5 * noise.square().sum(-1)).sum()
+    assert found.item() == pytest.approx(exact.item(), rel=1e-12)
+    for one, other in zip(torch.autograd.grad(found, list(leaves.values())), wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+def test_families_are_of_one_kind_if_they_differ_in_names_only():
+    graph = otp.Graph([("a", "x"), ("b", "y"), ("k", "u"), ("a", "v"), ("b", "w")])
+    nodes = {"a": m.Normal(), "b": m.Normal(), "k": m.Categorical(2), "x": m.Poisson(), "y": m.Poisson()}
+    nodes |= {"u": m.Poisson(), "v": m.Poisson(network=(4,)), "w": m.Poisson(network=(4,))}
+    kind = {family.node: family.kind for family in describe_families(Structure.bind(graph, nodes))}
+    assert kind["x"] == kind["y"] != kind["u"]
+    assert kind["v"] != kind["w"]  # layers of networks have units of their own

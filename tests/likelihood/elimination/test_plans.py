@@ -1,5 +1,9 @@
-"""Plans of sums: which tables they need, and how sizes are rounded."""
+"""Orders of elimination and plans of sums, against all orders there are and against networkx."""
 
+from __future__ import annotations
+
+import itertools
+import math
 from dataclasses import replace
 from itertools import pairwise
 
@@ -11,10 +15,59 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.errors import ModelError
 from otpdag.likelihood.elimination import plans as piece_plans
-from otpdag.likelihood.elimination.families import describe_families
-from otpdag.likelihood.elimination.plans import ROUNDING, SMALL_COST, Factor, Kind, Plan, rounded
+from otpdag.likelihood.elimination.families import cut, describe_families, needs
+from otpdag.likelihood.elimination.plans import (
+    ROUNDING,
+    SMALL_COST,
+    Factor,
+    Kind,
+    Plan,
+    elimination_order,
+    order_cost,
+    rounded,
+)
 from otpdag.structure import Structure
 from tests.likelihood.elimination.worlds import random_edges
+
+# -- orders of elimination, against all orders there are --------------------------------------------------------------
+
+
+def brute_cost(scopes, sizes, order):
+    """Multiply tables as sets of variables, one variable after the other."""
+    tables, costs = [set(scope) for scope in scopes], []
+    for variable in order:
+        joined = set().union({variable}, *(table for table in tables if variable in table))
+        costs.append(math.prod(sizes[one] for one in joined))
+        tables = [table for table in tables if variable not in table] + [joined - {variable}]
+    return costs
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_costs_are_those_of_the_tables_and_orders_near_the_best(seed):
+    rng = np.random.default_rng(4100 + seed)
+    many = 6
+    sizes = {i: int(rng.integers(2, 6)) for i in range(many)}
+    scopes = [tuple(rng.permutation(many)[: rng.integers(1, 4)].tolist()) for _ in range(6)]
+    orders = list(itertools.permutations(range(many)))
+    shuffled = orders[int(rng.integers(len(orders)))]
+    assert order_cost(scopes, sizes, shuffled) == brute_cost(scopes, sizes, shuffled)
+    best = min(sum(brute_cost(scopes, sizes, order)) for order in orders)
+    order = elimination_order(scopes, sizes)
+    assert sorted(order) == list(range(many))
+    assert sum(order_cost(scopes, sizes, order)) <= 1.3 * best
+
+
+def test_the_cheaper_of_both_orders_is_kept():
+    # a star: min-weight takes the leaves, however large they are; any order that takes the centre first joins them all
+    scopes, sizes = [(0, i) for i in range(1, 7)], {0: 2, **dict.fromkeys(range(1, 7), 9)}
+    assert max(order_cost(scopes, sizes, elimination_order(scopes, sizes))) == 18
+
+
+def test_one_variable():
+    assert elimination_order([(4,)], {4: 3}) == (4,)
+
+
+# -- plans of sums: which tables they need, and how sizes are rounded -------------------------------------------------
 
 
 def plan(sizes, scopes, placed=(), order=None):
@@ -239,3 +292,56 @@ def test_parts_that_do_not_touch_follow_one_another():
     assert apart.next_root == {1: 3, 3: 4}
     assert apart.levels == (0, 1, 0, 2, 3)
     assert (apart.cost, apart.largest) == (6 + 3 + 6 + 3 + 2, (6, (3, 2)))
+
+
+# -- pieces of rows, against networkx on the moral graph of each row --------------------------------------------------
+
+
+def expected(graph, seen, keep=()):
+    """What must be filled in, which families count, and the pieces of one row."""
+    whole = nx.DiGraph(list(graph.edges))
+    whole.add_nodes_from(graph.nodes)
+    shown = {node for node, flag in zip(graph.order, seen, strict=True) if flag}
+    wanted = shown | set(keep)
+    active = wanted.union(*(nx.ancestors(whole, node) for node in wanted)) if wanted else set()
+    unknown = active - shown
+    links = nx.Graph()
+    links.add_nodes_from(unknown)
+    complete = set()
+    for node in active:
+        members = [one for one in (node, *whole.predecessors(node)) if one in unknown]
+        links.add_edges_from(itertools.pairwise(members))
+        if not members:
+            complete.add(node)
+    return unknown, active, complete, {frozenset(piece) for piece in nx.connected_components(links)}
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("kept", [0, 2])
+def test_pieces_are_components_of_the_moral_graph(seed, kept):
+    rng = np.random.default_rng(7300 + seed)
+    names = [f"n{i}" for i in range(9)]
+    graph = otp.Graph(random_edges(rng, names, 0.35), nodes=names)
+    structure = Structure.bind(graph, {node: m.Categorical(2) for node in names})
+    keep = tuple(rng.permutation(names)[:kept].tolist())
+    seen = rng.random((15, 9)) < 0.5
+    need = needs(describe_families(structure), seen, np.zeros_like(seen), keep)
+    pieces = cut(describe_families(structure), need)
+    for row in range(15):
+        unknown, active, complete, components = expected(graph, seen[row], keep)
+        flagged = lambda flags, row=row: {n for n, flag in zip(graph.order, flags[row], strict=True) if flag}  # noqa: E731
+        assert flagged(need.unknown) == unknown
+        assert flagged(need.active) == active
+        assert flagged(pieces.complete) == complete
+        own = np.flatnonzero(pieces.row == row)
+        cells = {frozenset(graph.order[n] for n in pieces.cell_node[pieces.cell_piece == piece]) for piece in own}
+        assert cells == components
+        touched = sorted(graph.order[n] for piece in own for n in pieces.touch_node[pieces.touch_piece == piece])
+        assert touched == sorted(active - complete)
+
+
+def test_given_nodes_have_no_density():
+    graph = otp.Graph([("x", "y")])
+    structure = Structure.bind(graph, {"x": m.Given(), "y": m.Normal()})
+    seen = np.ones((2, 2), dtype=bool)
+    assert needs(describe_families(structure), seen, ~seen).active.tolist() == [[False, True], [False, True]]

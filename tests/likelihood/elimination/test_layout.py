@@ -1,4 +1,4 @@
-"""What a layout knows before any work: pieces, sizes, refusals; and that pieces alike are one."""
+"""Layouts of rows: pieces, blocks and sizes, what is refused before any work, and what sums may cost."""
 
 from types import SimpleNamespace
 
@@ -10,14 +10,26 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.data import Batch
 from otpdag.errors import DataError, ModelError
-from otpdag.likelihood.elimination import EliminationOptions, lay_out, log_evidence, moved, total_evidence
+from otpdag.likelihood.elimination import (
+    Budget,
+    EliminationOptions,
+    lay_out,
+    lay_out_within,
+    log_evidence,
+    moved,
+    told,
+    total_evidence,
+)
+from otpdag.likelihood.elimination import evidence as budget
 from otpdag.likelihood.elimination.families import describe_families
 from otpdag.likelihood.elimination.plans import Kind, elimination_order, order_cost, plan
 from otpdag.likelihood.elimination.points import Placement
 from otpdag.likelihood.elimination.row_layout import Layout, _mixed
 from otpdag.spaces import Count, Discrete, Real
 from otpdag.structure import Structure
-from tests.likelihood.elimination.worlds import make_world, random_naturals
+from tests.likelihood.elimination.worlds import gappy, lattice, make_world, mixed_nodes, random_naturals
+
+# -- what a layout knows before any work: pieces, sizes, refusals; and that pieces alike are one ----------------------
 
 
 def grid_of_binaries(side):
@@ -192,3 +204,61 @@ def test_points_are_outgrown_where_one_row_in_twenty_has_counts_without_a_point(
     block = SimpleNamespace(origin=object() if has_origin else None, placements={(0, size): placement})
     layout = SimpleNamespace(options=SimpleNamespace(count_points=96), blocks=[block])
     assert Layout.is_outgrown.fget(layout) == outgrown
+
+
+# -- blocks of rows: pieces alike are one, and how rows are cut into blocks changes nothing ---------------------------
+
+
+def test_equal_pieces_of_different_rows_are_one():
+    graph = otp.Graph([("a", "b"), ("b", "c"), ("c", "d"), ("d", "e")])
+    structure = Structure.bind(graph, {n: m.Bernoulli() for n in "abcde"})
+    rows = 400
+    rng = np.random.default_rng(0)
+    values = {n: torch.eye(2).double()[torch.as_tensor(rng.integers(2, size=rows))].unsqueeze(0) for n in "abcde"}
+    batch = gappy(structure, values, rng, 0.0)
+    batch.mask["b"][0, ::2] = False  # b unknown: a and c tell of it, whatever e shows or lacks
+    batch.mask["e"][0, ::3] = False
+    layout = lay_out(structure, batch)
+    assert layout.pieces == 200
+    assert layout.distinct == 4
+
+
+def test_blocks_of_rows_change_nothing():
+    rng = np.random.default_rng(0)
+    nodes, edges = mixed_nodes()
+    structure, naturals, batch = make_world(nodes, edges, rng, rows=200, gaps=0.2)
+    whole = moved(naturals, lay_out(structure, batch))
+    parts = moved(naturals, lay_out(structure, batch, EliminationOptions(memory=2**16)))
+    assert len(parts.blocks) > len(whole.blocks)
+    torch.testing.assert_close(log_evidence(naturals, parts), log_evidence(naturals, whole))
+    torch.testing.assert_close(total_evidence(naturals, parts), total_evidence(naturals, whole))
+
+
+# -- what sums may cost: what is tried first, what is said where exact sums cost too much -----------------------------
+
+
+def test_a_budget_that_is_too_small_says_what_exact_sums_would_take():
+    structure, _, batch = lattice(4, 0.5)
+    layout = lay_out_within(structure, batch, Budget(largest_table=8))
+    assert layout is not None
+    assert layout.beyond is not None
+    assert layout.beyond.rows == batch.rows
+    assert layout.beyond.table == lay_out(structure, batch).largest_table
+    assert "20 of 20 rows" in told(layout)
+    assert "belief propagation" in told(layout)
+    with pytest.raises(ModelError, match="a table of 32 entries for one row; at most 8 are summed"):
+        lay_out_within(structure, batch, Budget(largest_table=8, approximate=False))
+    assert "exact" in told(lay_out(structure, batch))
+
+
+def test_rows_that_need_large_tables_may_be_too_many(monkeypatch):
+    structure, naturals, batch = lattice(4, 0.5)
+    exact = lay_out(structure, batch)
+    assert lay_out_within(structure, batch, Budget(entries=1)).beyond is None  # many small rows are fine
+    monkeypatch.setattr(budget, "LARGE_ROW", 100)
+    monkeypatch.setattr(budget, "SPLIT_TABLES", (16, 8))
+    assert lay_out_within(structure, batch, Budget(entries=exact.elements)).beyond is None
+    found = lay_out_within(structure, batch, Budget(entries=exact.elements - 1))
+    assert found.beyond.entries > 0
+    assert found.largest_table <= 16 < exact.largest_table
+    torch.testing.assert_close(log_evidence(naturals, found), log_evidence(naturals, exact), rtol=0, atol=0.02)
