@@ -6,9 +6,8 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.engine import Deterministic, SearchSchedule
+from otpdag.engine import Deterministic, Searcher, SearchSchedule
 from otpdag.engine.monitor import Monitor
-from otpdag.engine.search import Searcher
 from otpdag.problem import LossTerms, Problem
 
 STRUCTURE = otp.Model(otp.Graph([], nodes=["x"]), {"x": m.Normal()}).structure

@@ -10,14 +10,24 @@ from scipy import sparse
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.engine import Deterministic, SearchSchedule, sequence_data, table_data
+from otpdag.backward import EncoderMap
+from otpdag.data import Documents, Images
+from otpdag.datasets import bars
+from otpdag.engine import EM, Adam, Deterministic, Method, SearchSchedule, sequence_data, table_data
 from otpdag.engine.document_data import DocumentData, topic_method
+from otpdag.engine.image_data import ImageData, initial_theta
 from otpdag.engine.search import restart_seed
 from otpdag.engine.sequence_data import SequenceData
 from otpdag.engine.table_data import TableData
+from otpdag.errors import DataError, ModelError
 from otpdag.likelihood.word_pairs import Repeats
-from otpdag.objective import Drawn
+from otpdag.objective import Direct, Drawn, Encoded, Objective, PaperTopics, TopicSweeps
+from otpdag.problem import split_point
 from otpdag.settings import ClosedForm
+from otpdag.spaces import Real
+
+# -- what kinds of data choose for a fit: where starts are guessed, how long the first runs are, which method runs ----
+
 
 RNG = np.random.default_rng(0)
 
@@ -184,3 +194,214 @@ def test_methods_of_documents_have_their_steps(name, steps, growth, prior):
     assert method.evaluation.prior == prior
     assert method.evaluation.pairs is (name == "transport")
     assert topic_method(name, documents=60, prior=prior, steps=7).optimiser.steps == 7
+
+
+# -- documents: which methods fit them, where they start, and in which order topics end -------------------------------
+
+
+def data(counts, topics=3):
+    graph = otp.Graph([("shares", "words")], hidden=["shares"])
+    model = otp.Model(graph, {"shares": m.Dirichlet(topics), "words": m.Multinomial(counts.shape[1])})
+    return DocumentData.of(model, Documents(counts))
+
+
+def test_counts_that_are_given_twice_add_up_and_zeros_are_left_out():
+    rows, columns, counts = [0, 0, 1, 1], [2, 2, 0, 1], [1.0, 3.0, 2.0, 0.0]
+    held = Documents(sparse.coo_array((counts, (rows, columns)), shape=(2, 3))).counts
+    np.testing.assert_array_equal(held.toarray(), [[0, 0, 4], [2, 0, 0]])
+    assert held.nnz == 2
+
+
+def test_the_users_matrix_is_not_changed():
+    """Counts in the very format and precision that is kept, with a word given twice and a zero."""
+    given = sparse.csr_array(([1.0, 3.0, 0.0], [1, 1, 0], [0, 2, 3]), shape=(2, 2))
+    held = Documents(given).counts
+    assert (given.nnz, held.nnz) == (3, 1)
+    np.testing.assert_array_equal(given.data, [1.0, 3.0, 0.0])
+    held.data[:] = 7.0
+    np.testing.assert_array_equal(given.data, [1.0, 3.0, 0.0])
+
+
+def test_methods_are_what_their_names_say():
+    entropic = topic_method("likelihood", documents=120)
+    assert (entropic.evaluation, entropic.optimiser) == (TopicSweeps(), EM(steps=100, growth=1.1))
+    # with a prior on the topics an update is no longer a plain maximum, and is not stretched
+    assert topic_method("likelihood", documents=120, prior=0.1).optimiser == EM(steps=100, growth=1.0)
+    transport = topic_method("transport", documents=120, steps=7)
+    assert transport.objective == Objective(reconstruction=0.0, direct=Direct())
+    assert (transport.evaluation, transport.optimiser) == (TopicSweeps(pairs=True), EM(steps=7))
+    paper = topic_method("paper", documents=120, steps=7)
+    assert paper.evaluation == PaperTopics(temperature=1.0, batch_size=50)
+    assert paper.optimiser == Adam(steps=7 * 3, learning_rate=1e-3, averaging=0.0)  # epochs of three batches
+    assert paper.objective.push_forward.eta == 1e-4
+    assert topic_method("paper", documents=120, prior=0.1).objective.push_forward.eta == 1e-1
+    with pytest.raises(ModelError, match="method must be 'auto', 'likelihood', 'transport', 'paper' or a Method"):
+        topic_method("best", documents=120)
+
+
+def test_other_evaluations_are_refused():
+    with pytest.raises(ModelError, match="documents are evaluated by TopicSweeps or PaperTopics; got ClosedForm"):
+        data(bars(4, 30, 20, seed=0).counts).check(otp.entropic())
+    assert isinstance(otp.entropic().evaluation, ClosedForm)
+
+
+def test_starts_are_distributions_of_words():
+    drawn = bars(4, 60, 30, seed=0)
+    kind = data(drawn.counts, 4)
+    method = kind.named("auto")
+    layout = kind.lay_out(method, 0)
+    problem = kind.problem(layout, method, 0)
+    points = kind.starts(layout, problem, 0, range(3))
+    assert len(points) == 3
+    naturals = problem.naturals(points)
+    torch.testing.assert_close(naturals["words"]["topics"].sum(-1), torch.ones(3, 4).double())
+    assert torch.equal(points[1:2], kind.starts(layout, problem, 0, [1]))  # whichever others there are
+
+
+def test_topics_end_in_order_of_falling_share():
+    rng = np.random.default_rng(0)
+    topics = np.kron(np.eye(3), np.full((1, 2), 0.5))
+    shares = rng.dirichlet([0.1, 0.5, 0.2], size=200)
+    kind = data(sparse.csr_array(rng.multinomial(40, shares @ topics)))
+    otp.fit(kind.model, kind, seed=0, restarts=2)
+    found = kind.model.params()
+    assert found["words"]["topics"].reshape(3, 3, 2).sum(-1).argmax(1).tolist() == [1, 2, 0]
+    concentration = found["shares"]["concentration"].ravel()
+    assert (np.diff(concentration) < 0).all()
+
+
+def test_how_often_and_how_long_documents_are_started():
+    kind = data(bars(4, 30, 20, seed=0).counts)
+    alone = {"halving": False, "finalists": 1, "moves": 0}
+    for method, starts, steps in (
+        (topic_method("likelihood", documents=30), 6, 10),
+        (topic_method("transport", documents=30), 4, 30),
+        (topic_method("paper", documents=30), 1, 10),
+        (topic_method("transport", documents=30, steps=7), 4, 7),
+    ):
+        assert kind.restarts(method) == starts
+        assert kind.course(method) == otp.SearchSchedule(short_steps=steps, **alone)
+
+
+def test_the_papers_settings_are_those_of_its_appendix():
+    plain, drawn = (topic_method("paper", documents=120, prior=prior) for prior in (None, 0.1))
+    assert plain.evaluation == PaperTopics(drawn=False, temperature=1.0, batch_size=50)
+    assert drawn.evaluation == PaperTopics(drawn=True, temperature=2.0, batch_size=50)
+    assert plain.optimiser == drawn.optimiser == Adam(steps=300 * 3, learning_rate=1e-3, averaging=0.0)
+    assert topic_method("transport", documents=120).optimiser == EM(steps=300)
+    assert topic_method("transport", documents=120, background=0.8).evaluation.background == 0.8
+
+
+def told(kind, ratio):
+    """The same documents, as if they repeated words so many times as often as topics alone would."""
+    kind.__dict__["repeats"] = None if ratio is None else Repeats(ratio, 0.01)
+    return kind
+
+
+def test_the_method_follows_from_how_often_words_are_repeated():
+    counts = bars(4, 30, 20, seed=0).counts
+    usual, texts, unknown = (told(data(counts), ratio) for ratio in (1.0, 3.0, None))
+    assert (usual.repeats.as_modelled, texts.repeats.as_modelled) == (True, False)
+    assert [one.chosen("auto") for one in (usual, texts, unknown)] == ["likelihood", "transport", "likelihood"]
+    assert told(data(counts, topics=1), 3.0).chosen("auto") == "likelihood"  # one topic is how often words occur
+    assert [one.background("transport") for one in (usual, texts, unknown)] == [0.0, 0.8, 0.0]
+    assert texts.background("likelihood") == 0.0
+    assert texts.named("auto") == topic_method("transport", documents=30, background=0.8)
+    assert texts.named("likelihood") == topic_method("likelihood", documents=30)
+    swept, drawn = (SimpleNamespace(problem=SimpleNamespace(drawn_prior=prior)) for prior in (None, 0.25))
+    assert texts.notes(swept) == ["documents repeat words 3.00 times as often as topics alone would (± 0.01)"]
+    assert unknown.notes(swept) == data(counts).notes(swept) == []
+    assert texts.notes(drawn)[1] == data(counts).notes(drawn)[0]
+    assert "centre of draws" in texts.notes(drawn)[1]
+    assert texts.notes(drawn)[1].endswith("a learned Dirichlet prior of concentration 0.25")
+
+
+def test_too_few_documents_and_other_words_are_refused():
+    counts = sparse.csr_array(np.array([[2, 1, 0], [0, 0, 0], [0, 1, 3]]))
+    assert data(counts, topics=2).rows == 2
+    with pytest.raises(DataError, match="at least as many documents with words as topics, 3; got 2"):
+        data(counts, topics=3)
+    model = data(counts, topics=2).model
+    with pytest.raises(DataError, match="the model has 3 words; the documents have 2 columns"):
+        DocumentData.of(model, Documents(counts[:, :2]))
+    single = data(sparse.csr_array(np.eye(3)), topics=2)
+    assert single.repeats is None
+    method = topic_method("transport", documents=3)
+    with pytest.raises(DataError, match="documents of at least two words; found none"):
+        single.problem(single.lay_out(method, 0), method, 0)
+
+
+@pytest.mark.parametrize("name", ["likelihood", "transport"])
+def test_starts_have_as_many_words_as_there_are_to_explain(name):
+    kind = told(data(bars(4, 60, 30, seed=0).counts, 4), 3.0)
+    method = kind.named(name)
+    layout = kind.lay_out(method, 0)
+    problem = kind.problem(layout, method, 0)
+    topics = problem.topics(kind.starts(layout, problem, 0, [0]))
+    whole = kind.counts.sum() if name == "likelihood" else 0.2  # of transport, the share that is no background
+    np.testing.assert_allclose(torch.exp(topics.log_counts).sum(-1), np.full(4, whole / 4), rtol=1e-5)
+    np.testing.assert_allclose(topics.alpha, 0.25, rtol=1e-5)
+
+
+# -- images: how they are read, and where their networks start --------------------------------------------------------
+
+
+PIXELS = np.arange(2 * 3 * 2 * 2).reshape(2, 3, 2, 2)
+
+
+def linear(inputs, outputs, seed):
+    torch.manual_seed(seed)
+    return torch.nn.Linear(inputs, outputs)
+
+
+def model(decoder=None):
+    graph = otp.Graph([("latent", "image")], hidden=["latent"])
+    decoder = m.Decoder(decoder or linear(2, 12, 0), Real(12))
+    return otp.Model(graph, {"latent": m.Normal(2, loc=0.0, scale=1.0), "image": decoder})
+
+
+@pytest.mark.parametrize("pixels", [PIXELS, torch.from_numpy(PIXELS), PIXELS.astype(np.uint8), PIXELS.tolist()])
+def test_images_are_flattened_channels_first_in_single_precision(pixels):
+    rows = Images(pixels).rows
+    assert rows.dtype == torch.float32
+    np.testing.assert_array_equal(rows, PIXELS.reshape(2, 12))
+
+
+def test_a_point_is_the_networks_as_they_are():
+    decoder, encoder = linear(2, 12, 1), linear(12, 2, 2)
+    data = ImageData.of(model(decoder), Images(PIXELS))
+    method = Method("encoded", Objective(), Encoded(EncoderMap(encoder, 2, (12,))), Adam(steps=1))
+    layout = data.lay_out(method, 0)
+    problem = data.problem(layout, method, 0)
+    points = data.starts(layout, problem, 0, range(2))
+    theta, phi = split_point(points[:1], problem.shapes)
+    rows = Images(PIXELS).rows
+    torch.testing.assert_close(problem.encoded.backward.latents(phi, rows[None])[0], encoder(rows).detach())
+    parameters = torch.cat([value.flatten() for value in theta.values()]).sort().values
+    own = torch.cat([value.detach().flatten() for value in decoder.parameters()]).sort().values
+    torch.testing.assert_close(parameters, own)
+    assert torch.equal(points[0], points[1])  # no more starts than one
+
+
+def test_what_the_user_gave_is_where_others_start():
+    graph = otp.Graph([("z", "image")], hidden=["z"])
+    decoder = m.Decoder(linear(3, 12, 0), Real(12))
+    given = otp.Model(graph, {"z": m.Categorical(3, probs=otp.start([[0.2, 0.3, 0.5]])), "image": decoder})
+    theta = initial_theta(given.structure, seed=0)
+    assert {value.dtype for value in theta.values()} == {torch.float32}
+    probs = given.structure.naturals(theta)["z"]["probs"]
+    np.testing.assert_allclose(probs.flatten(), [0.2, 0.3, 0.5], rtol=1e-5)
+    plain = otp.Model(graph, {"z": m.Categorical(3), "image": decoder})
+    even = plain.structure.naturals(initial_theta(plain.structure, seed=0))["z"]["probs"]
+    np.testing.assert_allclose(even.flatten(), 1 / 3, rtol=1e-5)
+
+
+def test_images_need_an_encoder_and_one_node():
+    data = ImageData.of(model(), Images(PIXELS))
+    with pytest.raises(ModelError, match=r"images need a Method whose evaluation is Encoded\(...\).*got method='auto'"):
+        data.named("auto")
+    with pytest.raises(ModelError, match="images are evaluated by Encoded; got ClosedForm"):
+        data.check(otp.entropic())
+    two = otp.Model(otp.Graph([("x", "y")]), {"x": m.Normal(), "y": m.Normal()})
+    with pytest.raises(ModelError, match="images belong to one observed node; the graph has 2"):
+        ImageData.of(two, Images(PIXELS))

@@ -1,4 +1,4 @@
-"""Methods: what goes together, and what the named ones are."""
+"""Methods: what goes together, what the named ones are, and what a flat point means."""
 
 from dataclasses import replace
 
@@ -6,15 +6,18 @@ import pytest
 import torch
 
 import otpdag as otp
+from otpdag import mechanisms as m
 from otpdag.backward import EncoderMap
 from otpdag.divergences import MMD, Energy, Wasserstein
 from otpdag.divergences.whitened import WhitenedFeatures
-from otpdag.engine import EM, Adam, Deterministic, Method
-from otpdag.engine.method import misfit
+from otpdag.engine import EM, Adam, Deterministic, Layout, Method
 from otpdag.errors import ModelError
-from otpdag.likelihood.topic_problem import TopicSweeps
-from otpdag.objective import Drawn, Encoded, PaperTopics
+from otpdag.objective import Drawn, Encoded, PaperTopics, TopicSweeps
 from otpdag.settings import ClosedForm, Direct, Objective, PushForward
+from otpdag.structure import unpack
+
+# -- methods: what goes together, and what the named ones are ---------------------------------------------------------
+
 
 ENCODED = Encoded(EncoderMap(torch.nn.Linear(3, 1), 1, (3,)))
 OPTIMISERS = {"Deterministic": Deterministic(), "Adam": Adam(), "EM": EM()}
@@ -110,16 +113,52 @@ def test_paper_samples_noise_and_alternates():
     assert method.optimiser == Adam(steps=9, learning_rate=0.02, alternating=True)
 
 
-@pytest.mark.parametrize(("given", "reference"), [(True, "uniform"), (False, "model")])
-def test_misfit_leaves_given_weights_out(given, reference):
-    method = misfit(given_weights=given)
-    assert method.objective.eps == 0.75
-    assert method.evaluation == ClosedForm(reference=reference)
-
-
 @pytest.mark.parametrize("method", [otp.entropic(), otp.transport("backward"), otp.paper()], ids=lambda one: one.name)
 def test_other_steps_change_nothing_else(method):
     other = method.with_steps(13)
     assert other.steps == other.optimiser.steps == 13
     assert other != method
     assert other.with_steps(method.steps) == method
+
+
+# -- what a flat point means ------------------------------------------------------------------------------------------
+
+
+MODEL = otp.Model(otp.Graph([("z", "x")], hidden=["z"]), {"z": m.Categorical(3), "x": m.Normal(2)})
+
+
+def test_the_models_parameters_come_first_then_those_of_maps():
+    phi = {"phi.b": torch.zeros(1, 4), "phi.a": torch.zeros(1, 2, 5)}
+    layout = Layout.of(MODEL.structure, phi)
+    assert layout.shapes == {
+        "z.probs": (1, 3),
+        "x.loc": (3, 2),
+        "x.scale": (3, 2),
+        "phi.b": (4,),
+        "phi.a": (2, 5),
+    }
+    assert list(layout.shapes)[-2:] == ["phi.b", "phi.a"]
+    assert not any(key.startswith("phi.") for key in list(layout.shapes)[:-2])
+
+
+def test_packing_ignores_the_order_of_names_and_is_undone_by_unpacking():
+    layout = Layout.of(MODEL.structure)
+    generator = torch.Generator().manual_seed(0)
+    theta = {key: torch.randn(2, *shape, generator=generator) for key, shape in layout.shapes.items()}
+    point = layout.pack(theta)
+    assert point.shape == (2, 3 + 6 + 6)
+    assert torch.equal(point, layout.pack(dict(reversed(theta.items()))))
+    back = unpack(point, layout.shapes)
+    for key, value in theta.items():
+        assert torch.equal(back[key], value)
+
+
+def test_a_parameter_that_is_missing_is_named():
+    layout = Layout.of(MODEL.structure)
+    with pytest.raises(KeyError, match=r"x\.scale"):
+        layout.pack({"z.probs": torch.zeros(1, 1, 3), "x.loc": torch.zeros(1, 3, 2)})
+
+
+def test_fixed_parameters_are_no_coordinates():
+    fixed = otp.Model(otp.Graph([], nodes=["x"]), {"x": m.Normal(scale=1.0)})
+    assert Layout.of(fixed.structure).shapes == {"x.loc": (1, 1)}

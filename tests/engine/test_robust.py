@@ -1,24 +1,16 @@
-"""Robust fits: outliers are left out and reported, clean data are left alone."""
-
-from dataclasses import dataclass, replace
-from types import SimpleNamespace
+"""Robust fits: outliers are left out and reported, clean data are left alone; limits of what may be left out."""
 
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 import otpdag as otp
 from otpdag import datasets
 from otpdag import mechanisms as m
-from otpdag.data import Schema, encode
 from otpdag.datasets import poisson_chain
-from otpdag.engine import SearchSchedule
-from otpdag.engine import robust as robust_module
-from otpdag.engine.outlying_rows import RobustOptions
-from otpdag.engine.robust import CappedProblem
-from otpdag.engine.search import search
-from otpdag.problem import Units
+from otpdag.errors import ModelError
+
+# -- robust fits: outliers are left out and reported, clean data are left alone ---------------------------------------
 
 
 def mixture_model():
@@ -174,164 +166,29 @@ def test_clean_sequences_are_left_alone():
     assert np.mean(weights) > 0.97
 
 
-# -- weights of units, on losses that are known -----------------------------------------------------------------------
+# -- limits of what a fit may leave out -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Distances(Units):
-    """Units whose loss is their distance from a point; the model's own lie evenly between zero and one."""
-
-    units: torch.Tensor
-    weights: torch.Tensor | None = None
-
-    @property
-    def rows(self):
-        return len(self.units)
-
-    @property
-    def weight(self):
-        return torch.ones_like(self.units)[None]
-
-    def unit_losses(self, points):
-        return (self.units - points[:, :1]).abs()
-
-    def simulated(self, point, size, seed):
-        return Distances(point[0, 0] + torch.linspace(0, 1, size).double())
-
-    def reweighted(self, factors):
-        return replace(self, weights=factors)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"most_dropped": 0.0}, "most_dropped must be a share between 0 and 1; got 0.0"),
+        ({"most_dropped": 1.0}, "most_dropped must be a share between 0 and 1; got 1.0"),
+        ({"most_dropped": float("nan")}, "most_dropped must be a share between 0 and 1; got nan"),
+        ({"slack": 0.9}, "slack must be at least 1, the model's own mass; got 0.9"),
+        ({"tails": ()}, r"tails must be probabilities that fall; got \(\)"),
+        ({"tails": (0.1, 0.2)}, r"tails must be probabilities that fall; got \(0.1, 0.2\)"),
+        ({"tails": (0.1, 0.1)}, "tails must be probabilities that fall"),
+        ({"tails": (1.5,)}, "tails must be probabilities that fall"),
+        ({"tails": (0.1, 0.0)}, "tails must be probabilities that fall"),
+        ({"cap": 0.0}, "cap must be a probability between 0 and 1; got 0.0"),
+    ],
+)
+def test_limits_that_mean_nothing_are_refused(options, message):
+    with pytest.raises(ModelError, match=message):
+        otp.RobustOptions(**options)
 
 
-UNITS = torch.cat([torch.linspace(0, 1, 90), torch.full((10,), 50.0)]).double()
-POINTS = torch.tensor([[0.0], [50.0]]).double()
-
-
-def capped(**options):
-    return CappedProblem(Distances(UNITS), Distances(UNITS), RobustOptions(sample=1001), 0, **options)
-
-
-def test_trimming_keeps_three_quarters_the_likeliest_of_each_start():
-    problem = capped(trimmings=3)._with_weights(POINTS)
-    kept = Distances(UNITS).unit_losses(POINTS)
-    for row in range(2):
-        expected = kept[row] <= np.quantile(kept[row], 0.75)
-        assert problem.weights[row].tolist() == expected.double().tolist()
-    assert torch.equal(problem.weighted.weights, problem.weights)
-    free = capped(trimmings=3, untrimmed=torch.tensor([False, True]))._with_weights(POINTS)
-    assert torch.equal(free.weights[0], problem.weights[0])
-    assert free.weights[1].tolist() == [1.0] * 100
-
-
-def test_weights_are_found_anew_until_they_hardly_change():
-    problem = capped(trimmings=2)._with_weights(POINTS[:1])
-    for left in (1, 0):
-        moved = problem.refine(POINTS[:1])
-        assert moved.problem.trimmings == left
-        problem = moved.problem
-    # weights are capped by now: of the ten units far off hardly any is left
-    assert problem.weights[0, 90:].max() < 0.2
-    assert problem.weights[0, :85].min() > 0.9
-    assert problem.refine(POINTS[:1]) is None
-    shifted = replace(problem, weights=problem.weights.roll(30, -1))
-    assert shifted.refine(POINTS[:1]) is not None
-
-
-def test_weights_that_are_known_for_as_many_points_are_kept():
-    """An optimiser that goes on is not given other weights; other points are."""
-    problem = capped(trimmings=2)._with_weights(POINTS)
-    assert problem.laid_out_for(POINTS + 5.0) is problem
-    fresh = problem.laid_out_for(POINTS[1:])
-    assert torch.equal(fresh.weights, capped(trimmings=2)._with_weights(POINTS[1:]).weights)
-
-
-def test_weights_that_are_known_go_to_the_problem_as_it_is_laid_out():
-    """Grids are placed anew for the points; the weights of units stay what they are."""
-
-    @dataclass(frozen=True)
-    class Placed(Distances):
-        precise: bool = False
-
-        def laid_out_for(self, points, *, precisely=False):
-            return replace(self, precise=True) if precisely else self
-
-    base = Placed(UNITS)
-    problem = CappedProblem(base, base, RobustOptions(sample=1001), 0, trimmings=2)._with_weights(POINTS)
-    assert problem.laid_out_for(POINTS) is problem
-    precise = problem.laid_out_for(POINTS, precisely=True)
-    assert (precise.base.precise, precise.weighted.precise, problem.weighted.precise) == (True, True, False)
-    assert torch.equal(precise.weights, problem.weights)
-    assert torch.equal(precise.weighted.weights, problem.weights)
-
-
-def test_starts_are_compared_by_losses_cut_at_the_models_tail():
-    found = capped().judged(POINTS)
-    cap = 1 - 0.004  # of losses that lie evenly between zero and one
-    losses = Distances(UNITS).unit_losses(POINTS).numpy()
-    np.testing.assert_allclose(found, np.minimum(losses, cap).mean(1), rtol=1e-6)
-
-
-def test_the_search_has_the_stages_that_the_options_say(monkeypatch):
-    """Short runs that trim and cap in turn, rounds of fit and weights, and a last run that moves no more."""
-    seen = {}
-
-    def recorded(problem, points, course, searcher):
-        seen.update(problem=problem, points=points, course=course)
-        return search(problem, points, course, searcher)
-
-    monkeypatch.setattr(robust_module, "search", recorded)
-    rng = np.random.default_rng(3)
-    table = pd.DataFrame({"x": rng.normal(size=90)})
-    model = otp.Model(otp.Graph([], nodes=["x"]), {"x": m.Normal()})
-    result = otp.fit(model, table, robust=True, restarts=5, seed=2)
-    course, plain = seen["course"], SearchSchedule()
-    assert (course.short_steps, course.short_moves) == (plain.short_steps // 2, 5)
-    assert course.short_rows == seen["problem"].judge.rows == len(seen["problem"].near)
-    assert (course.finalist_steps, course.finalist_moves, course.moves) == (15, 7, 0)
-    assert (course.halving, course.finalist_rows, course.part_rows) == (False, None, None)
-    assert course.short_elements == plain.short_elements
-    assert seen["problem"].untrimmed.tolist() == [True, False, False, False, True]
-    assert len(seen["points"]) == 5
-    assert result.row_weights.shape == (90,)
-
-
-def test_starts_come_from_four_guesses_of_the_clean_rows_and_from_halves_of_them():
-    rows = []
-
-    model = otp.Model(otp.Graph([], nodes=["x"]), {"x": m.Normal()})
-    table = pd.DataFrame({"x": np.random.default_rng(0).normal(size=40)})
-
-    class Kind:
-        batch = encode(table, Schema.of(model.spaces, model.graph, table), hidden=frozenset())
-
-        def starts(self, layout, problem, seed, numbers, near):
-            rows.append((numbers, near.tolist()))
-            return torch.full((1, 1), float(numbers[0]))
-
-    near = torch.arange(5, 35)
-    points = robust_module._trimmed_starts(Kind(), SimpleNamespace(structure=model.structure), None, near, 0, 9)
-    assert points.flatten().tolist() == list(range(9))
-    assert rows[0] == ([0], near.tolist())
-    for number, (own, taken) in enumerate(rows):
-        assert own == [number]
-        assert taken == sorted(set(taken))
-        assert set(taken) <= set(near.tolist())
-        whole = rows[number % 4][1]
-        if number >= 4:
-            assert len(taken) == len(whole) // 2
-            assert set(taken) <= set(whole)
-    assert len(rows[2][1]) < 30
-
-
-def test_a_part_is_of_units_that_lie_together_and_begins_with_trimming():
-    @dataclass(frozen=True)
-    class Parts(Distances):
-        def subset(self, rows, *, coarse=False):
-            return replace(self, units=self.units[:rows] if isinstance(rows, int) else self.units[rows])
-
-    problem = CappedProblem(Parts(UNITS), Parts(UNITS), RobustOptions(sample=1001), 0, near=torch.arange(20, 60))
-    part = problem.subset(10)
-    assert torch.equal(part.base.units, UNITS[20:30])
-    assert part.judge is part.base
-    assert (part.trimmings, part.options.sample, part.near) == (3, 333, None)
-    everyone = replace(problem, near=None).subset(10)
-    assert torch.equal(everyone.base.units, UNITS[:10])
+def test_one_tail_and_no_slack_are_enough():
+    options = otp.RobustOptions(tails=(0.01,), slack=1.0)
+    assert (options.tails, options.slack, options.most_dropped) == ((0.01,), 1.0, 0.25)

@@ -1,19 +1,59 @@
-"""The course of a search, on problems that are small enough to know what must happen."""
+"""Searches: how much work each stage does, which starts go on, and where they end."""
 
-import math
 from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 import torch
 
-import otpdag.engine.search as search_module
-from otpdag.engine import EM, Adam, Deterministic, SearchSchedule
-from otpdag.engine.optimiser import Run
-from otpdag.engine.search import restart_seed, search
+from otpdag.engine import EM, Adam, Deterministic, Run, SearchSchedule, search
 from otpdag.errors import ModelError
 from otpdag.problem import LossTerms
 from tests.bowls import ALL, Bowls, at, quiet
+
+# -- how much work each stage of a search does ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("points", "rows"),
+    [
+        (1, 600),  # cheap rows: as many as are wanted
+        (250, 600),  # 600 * 250 is all that is allowed
+        (300, 500),
+        (499, 300),
+        (100_000, 300),  # never fewer
+    ],
+)
+def test_rows_fall_with_the_points_of_a_row(points, rows):
+    assert SearchSchedule().rows_for(points) == rows
+
+
+def test_no_more_rows_than_are_asked_for():
+    few = SearchSchedule(short_rows=50)
+    assert few.rows_for(1) == few.rows_for(10**9) == 50
+    assert 300 > 50
+
+
+@pytest.mark.parametrize("name", ["short_rows", "short_elements", "finalists", "finalist_steps", "alternatives_kept"])
+def test_stages_of_nothing_are_refused(name):
+    with pytest.raises(ModelError, match=f"{name} must be at least 1; got 0"):
+        SearchSchedule(**{name: 0})
+
+
+@pytest.mark.parametrize("name", ["short_steps", "short_moves", "finalist_moves", "moves"])
+def test_stages_that_may_be_left_out_are_not_negative(name):
+    assert getattr(SearchSchedule(**{name: 0}), name) == 0
+    with pytest.raises(ModelError, match=f"{name} must not be negative; got -1"):
+        SearchSchedule(**{name: -1})
+
+
+def test_alternatives_take_at_least_a_step():
+    with pytest.raises(ModelError, match=r"alternative_steps must be at least 1; got \(3, 6, 0\)"):
+        SearchSchedule(alternative_steps=(3, 6, 0))
+
+
+# -- the course of a search, on problems that are small enough to know what must happen -------------------------------
+
 
 # -- the best is kept -------------------------------------------------------------------------------------------------
 
@@ -165,9 +205,13 @@ def test_a_trace_sees_every_step_of_every_start():
 
 
 def test_seeds_of_restarts_do_not_depend_on_how_many_there_are():
-    few = search(Bowls(at(2.0, 1.0)), at([1.0, 1.0], [3.0, 1.0]), ALL, quiet(seed=5))
-    assert [one.seed for one in few.restarts] == [restart_seed(5, 0), restart_seed(5, 1)]
-    assert restart_seed(5, 0) != restart_seed(6, 0)
+    starts = at([1.0, 1.0], [3.0, 1.0], [2.0, 2.0])
+    few, many, other = (
+        [one.seed for one in search(Bowls(at(2.0, 1.0)), starts[:number], ALL, quiet(seed=seed)).restarts]
+        for number, seed in ((2, 5), (3, 5), (3, 6))
+    )
+    assert few == many[:2]
+    assert len({*many, *other}) == 6
 
 
 def test_expectation_maximisation_needs_updates_and_follows_them():
@@ -196,51 +240,6 @@ def test_courses_that_make_no_sense_are_refused():
     ):
         with pytest.raises(ModelError, match=message):
             SearchSchedule(**settings)
-
-
-def test_losses_of_opposite_sign_are_different_optima():
-    """Of starts in the two bowls, one at -0.5 and one at 0.5, both are finalists; of two in the same, one is."""
-    problem = Bowls(at(1.0, 1.0), floors=(-0.5, 0.5))
-    field_ = search_module._Field(problem, SearchSchedule(), quiet(), torch.zeros(4, 2).double(), None)
-    order, judged = torch.tensor([2, 0, 1, 3]), at(0.5, 0.50005, -0.5, 0.9)
-    assert field_._distinct(order, judged, 3, math.inf).tolist() == [2, 0, 3]
-    assert field_._distinct(order, judged, 2, math.inf).tolist() == [2, 0]
-    assert field_._distinct(order, judged, 3, 1.2).tolist() == [2, 0]  # the last is 1.4 above the best
-
-
-def test_losses_of_failed_starts_are_infinite():
-    found = search_module._spoilt(at(1.0, 2.0, torch.nan, torch.inf), torch.tensor([False, True, False, False]))
-    assert found.tolist() == [1.0] + [torch.inf] * 3
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_starts_are_chosen_data_set_by_data_set(seed):
-    """The lowest of each, failed ones last; of finalists those that differ, and are not far above the best."""
-    rng = np.random.default_rng(seed)
-    owners = rng.integers(0, 3, 14).tolist()
-    losses = np.round(rng.normal(size=14), 1) * rng.choice([1.0, 1.00005], 14)
-    failed = rng.random(14) < 0.2
-    course = SearchSchedule(same_loss=1e-3)
-    starts = search_module._Field(None, course, None, torch.zeros(14, 2), owners)
-    alive = torch.as_tensor(np.flatnonzero(rng.random(14) < 0.9))
-    judged, spoilt = torch.as_tensor(losses), torch.as_tensor(failed)
-    own = np.where(failed, np.inf, losses)
-    for many in (1, 2, 14):
-        expected = []
-        for owner in sorted(set(owners)):
-            mine = [n for n in alive.tolist() if owners[n] == owner]
-            expected += sorted(mine, key=lambda n: own[n])[:many]
-        assert starts._best(alive, judged[alive], spoilt[alive], many).tolist() == expected
-    starts = search_module._Field(None, course, None, torch.zeros(14, 2), None)  # finalists are of one data set
-    order = starts._best(alive, judged[alive], None, 14)
-    for many, most in ((2, np.inf), (3, 0.5), (1, 0.1)):
-        chosen = []
-        for start in order.tolist():
-            same = [n for n in chosen if abs(losses[n] - losses[start]) <= 1e-3 * (1 + abs(losses[start]))]
-            too_far = bool(chosen) and losses[start] - losses[chosen[0]] > most
-            if not same and not too_far and len(chosen) < many:
-                chosen.append(start)
-        assert starts._distinct(order, judged, many, most).tolist() == chosen
 
 
 @pytest.mark.parametrize(("rows", "many"), [(None, False), (4999, True), (5000, False), (6000, False)])

@@ -1,16 +1,16 @@
 """Where a search goes when a run has ended: problems that move, ways out beside an optimum, and when that ends."""
 
+import math
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 import torch
 
-import otpdag.engine.search as search_module
-from otpdag.engine import Deterministic, SearchSchedule
+from otpdag.engine import Deterministic, Outcome, Searcher, SearchSchedule, search
 from otpdag.engine.checkpoint import Journal
 from otpdag.engine.monitor import Monitor
-from otpdag.engine.optimiser import Outcome
-from otpdag.engine.search import Searcher, _Gains, search
+from otpdag.engine.search import _carried, _Field, _Gains, _spoilt
 from otpdag.problem import LossTerms, Pace, Problem, Proposals, Refinement
 from tests.bowls import SHAPES, STRUCTURE, Bowls, at, quiet
 
@@ -291,10 +291,58 @@ def test_gains_of_several_data_sets_are_counted_on_average():
 
 def test_what_was_learned_is_carried_to_another_point_in_its_own_coordinates():
     point, origin = at(3.0, 8.0), at(1.0, 2.0)
-    assert search_module._carried({"point": origin}, point) == {}
-    assert search_module._carried({"axes.origin": origin, "axes.matrix": at(1.0)}, point) == {}
-    found = search_module._carried({"axes.origin": origin, "point": origin, "more": at(7.0)}, point)
+    assert _carried({"point": origin}, point) == {}
+    assert _carried({"axes.origin": origin, "axes.matrix": at(1.0)}, point) == {}
+    found = _carried({"axes.origin": origin, "point": origin, "more": at(7.0)}, point)
     assert found["point"].tolist() == [2.0, 6.0]
     assert found["more"].item() == 7.0
-    scaled = search_module._carried({"axes.origin": origin, "axes.scale": at(2.0, 3.0)}, point)
+    scaled = _carried({"axes.origin": origin, "axes.scale": at(2.0, 3.0)}, point)
     assert scaled["point"].tolist() == [1.0, 2.0]
+
+
+# -- which starts go on -----------------------------------------------------------------------------------------------
+
+
+def test_losses_of_opposite_sign_are_different_optima():
+    """Of starts in the two bowls, one at -0.5 and one at 0.5, both are finalists; of two in the same, one is."""
+    problem = Bowls(at(1.0, 1.0), floors=(-0.5, 0.5))
+    field_ = _Field(problem, SearchSchedule(), quiet(), torch.zeros(4, 2).double(), None)
+    order, judged = torch.tensor([2, 0, 1, 3]), at(0.5, 0.50005, -0.5, 0.9)
+    assert field_._distinct(order, judged, 3, math.inf).tolist() == [2, 0, 3]
+    assert field_._distinct(order, judged, 2, math.inf).tolist() == [2, 0]
+    assert field_._distinct(order, judged, 3, 1.2).tolist() == [2, 0]  # the last is 1.4 above the best
+
+
+def test_losses_of_failed_starts_are_infinite():
+    found = _spoilt(at(1.0, 2.0, torch.nan, torch.inf), torch.tensor([False, True, False, False]))
+    assert found.tolist() == [1.0] + [torch.inf] * 3
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_starts_are_chosen_data_set_by_data_set(seed):
+    """The lowest of each, failed ones last; of finalists those that differ, and are not far above the best."""
+    rng = np.random.default_rng(seed)
+    owners = rng.integers(0, 3, 14).tolist()
+    losses = np.round(rng.normal(size=14), 1) * rng.choice([1.0, 1.00005], 14)
+    failed = rng.random(14) < 0.2
+    course = SearchSchedule(same_loss=1e-3)
+    starts = _Field(None, course, None, torch.zeros(14, 2), owners)
+    alive = torch.as_tensor(np.flatnonzero(rng.random(14) < 0.9))
+    judged, spoilt = torch.as_tensor(losses), torch.as_tensor(failed)
+    own = np.where(failed, np.inf, losses)
+    for many in (1, 2, 14):
+        expected = []
+        for owner in sorted(set(owners)):
+            mine = [n for n in alive.tolist() if owners[n] == owner]
+            expected += sorted(mine, key=lambda n: own[n])[:many]
+        assert starts._best(alive, judged[alive], spoilt[alive], many).tolist() == expected
+    starts = _Field(None, course, None, torch.zeros(14, 2), None)  # finalists are of one data set
+    order = starts._best(alive, judged[alive], None, 14)
+    for many, most in ((2, np.inf), (3, 0.5), (1, 0.1)):
+        chosen = []
+        for start in order.tolist():
+            same = [n for n in chosen if abs(losses[n] - losses[start]) <= 1e-3 * (1 + abs(losses[start]))]
+            too_far = bool(chosen) and losses[start] - losses[chosen[0]] > most
+            if not same and not too_far and len(chosen) < many:
+                chosen.append(start)
+        assert starts._distinct(order, judged, many, most).tolist() == chosen

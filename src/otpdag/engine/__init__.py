@@ -11,9 +11,10 @@ from otpdag.engine.adam import Adam
 from otpdag.engine.data_kind import DataKind, Layout
 from otpdag.engine.fit import fit
 from otpdag.engine.method import Method, SearchSchedule, entropic, likelihood, paper, transport
+from otpdag.engine.optimiser import Memory, Optimiser, Outcome, Progress, Run, Watch
 from otpdag.engine.outlying_rows import RobustOptions
 from otpdag.engine.result import FitResult, Status
-from otpdag.engine.search import Restart
+from otpdag.engine.search import Restart, Searcher, SearchResult, search
 from otpdag.engine.updates import EM, Deterministic
 
 __all__ = [
@@ -23,15 +24,24 @@ __all__ = [
     "Deterministic",
     "FitResult",
     "Layout",
+    "Memory",
     "Method",
+    "Optimiser",
+    "Outcome",
+    "Progress",
     "Restart",
     "RobustOptions",
+    "Run",
+    "SearchResult",
     "SearchSchedule",
+    "Searcher",
     "Status",
+    "Watch",
     "entropic",
     "fit",
     "likelihood",
     "paper",
+    "search",
     "transport",
 ]
 

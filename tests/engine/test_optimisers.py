@@ -1,4 +1,4 @@
-"""Expectation-maximisation on toy problems whose updates are known."""
+"""Optimisers on toy problems whose steps are known, and what they tell on their way."""
 
 from dataclasses import dataclass, field
 
@@ -6,10 +6,90 @@ import numpy as np
 import pytest
 import torch
 
-from otpdag.engine.optimiser import Run
-from otpdag.engine.updates import EM, _EMState
+import otpdag as otp
+from otpdag import mechanisms as m
+from otpdag.engine import EM, Adam, Deterministic, Run
 from otpdag.errors import ModelError
 from otpdag.problem import LossTerms, Problem, Updates
+
+# -- what optimisers remember, as named tensors -----------------------------------------------------------------------
+
+
+STRUCTURE = otp.Model(otp.Graph([], nodes=["x"]), {"x": m.Normal()}).structure
+SHAPES = {"x.loc": (1,), "phi.x": (1,)}
+
+
+@dataclass(frozen=True)
+class Bowl(Problem):
+    """A bowl whose steepness is a tensor with a gradient of its own, as that of a user's module has."""
+
+    steepness: torch.Tensor
+    structure = STRUCTURE
+    shapes = SHAPES
+
+    @property
+    def rows(self):
+        return 10
+
+    def loss(self, point):
+        loss = (self.steepness * (point - 1).square()).sum(-1)
+        return LossTerms.of(loss, reconstruction=loss)
+
+    def sampled(self, point, streams, progress):
+        return self.loss(point)
+
+    def update(self, point):
+        return point + 0.5 * self.steepness / self.steepness * (1 - point), self.loss(point)
+
+
+@dataclass(frozen=True)
+class Updated(Bowl):
+    """One whose closed-form updates are to be followed."""
+
+    updates = Updates()
+
+
+def run(points, kind=Bowl):
+    return Run(kind(torch.tensor([1.0, 3.0]).double().requires_grad_(True)), points, 5, seeds=[0, 1])
+
+
+RUNS = {
+    "Deterministic": Deterministic(steps=5).run,
+    "Adam": Adam(steps=5).run,
+    "Adam in turn": Adam(steps=5, alternating=True).run,
+    "EM": EM(steps=5).run,
+    "accelerated": Deterministic(steps=5).run,
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_what_is_told_of_a_leg_has_no_gradients(name):
+    """Else the history of a fit would hold every step that was ever evaluated."""
+    start = torch.tensor([[3.0, -2.0], [0.0, 5.0]]).double()
+    told = []
+
+    def watch(progress):
+        told.extend([progress.losses, progress.points, *progress.snapshot().values()])
+        return False
+
+    outcome = RUNS[name](run(start, Updated if name == "accelerated" else Bowl), watch)
+    told += [outcome.point, outcome.loss, outcome.converged, outcome.failed, *outcome.memory.values()]
+    assert len(told) > 10
+    assert not [one for one in told if one.requires_grad]
+    assert torch.equal(start, torch.tensor([[3.0, -2.0], [0.0, 5.0]]).double())  # it is not worked upon
+
+
+@pytest.mark.parametrize("name", ["Adam", "Adam in turn", "EM", "accelerated"])
+def test_a_start_that_asks_for_gradients_is_only_read(name):
+    start = torch.tensor([[3.0, -2.0], [0.0, 5.0]]).double().requires_grad_(True)
+    kind = Updated if name == "accelerated" else Bowl
+    outcome = RUNS[name](run(start, kind), lambda progress: False)
+    assert not outcome.point.requires_grad
+    plain = RUNS[name](run(start.detach(), kind), lambda progress: False)
+    torch.testing.assert_close(outcome.point, plain.point)
+
+
+# -- expectation-maximisation on toy problems whose updates are known -------------------------------------------------
 
 
 def at(*rows):
@@ -146,21 +226,36 @@ def test_three_small_changes_in_a_row_make_an_end():
     assert not bool(cut.converged.any())
 
 
+@dataclass(frozen=True)
+class Scripted(Pulled):
+    """Updates and losses that are told beforehand, replica by replica in each step."""
+
+    script: list = field(default_factory=list)
+
+    def update(self, point):
+        update, loss = self.script.pop(0)
+        return torch.as_tensor(update)[None], LossTerms.of(torch.tensor([loss]), reconstruction=torch.tensor([loss]))
+
+
 @pytest.mark.parametrize("stretched", [None, torch.tensor([True, False, True])])
 def test_every_replica_follows_its_own_losses(stretched):
     """Losses of either sign that fall, rest, rise and are no numbers, beside one replica at a time."""
     rng = np.random.default_rng(0)
-    em, tolerance = EM(growth=1.5, longest=3.0), 1e-2
-    start = rng.normal(size=(4, 3))
-    state = _EMState.of(torch.as_tensor(start))
-    points, losses, paces, small = list(start), [np.inf] * 4, [1.0] * 4, [0] * 4
-    level = np.array([5.0, -5.0, 0.1, -300.0])
-    for number in range(30):
+    tolerance, start = 1e-2, rng.normal(size=(4, 3))
+    level, told = np.array([5.0, -5.0, 0.1, -300.0]), []
+    for _ in range(30):
         level = level - rng.choice([0.5, 1e-3, 3e-2, 0.0, -0.4], 4)
         loss = np.where(rng.random(4) < 0.1, np.nan, level)
         updates = rng.normal(size=(4, 3))
         updates[rng.random(4) < 0.1] = np.nan
-        state.follow(em, torch.as_tensor(updates), torch.as_tensor(loss), tolerance, stretched)
+        told.append((updates, loss))
+    script = [(updates[one], loss[one]) for updates, loss in told for one in range(4)]
+    problem = Scripted(at(0.0), mask=stretched, script=script)
+    em = EM(growth=1.5, longest=3.0)
+    _, seen, snapshots = trail(em, problem, torch.as_tensor(start), 30, tolerance=tolerance)
+    assert len(seen) == 30
+    points, losses, paces, small = list(start), [np.inf] * 4, [1.0] * 4, [0] * 4
+    for number, (updates, loss) in enumerate(told):
         for one in range(4):
             near = abs(losses[one] - loss[one]) <= tolerance * (1 + abs(loss[one]))
             small[one] = small[one] + 1 if near else 0
@@ -169,8 +264,7 @@ def test_every_replica_follows_its_own_losses(stretched):
                 pace = paces[one] if stretched is None else np.where(stretched, paces[one], 1.0)
                 points[one] = points[one] + pace * (updates[one] - points[one])
             losses[one] = loss[one]
-            np.testing.assert_allclose(state.point[one], points[one])
-            assert state.pace[one].item() == pytest.approx(paces[one])
-            assert state.small_changes[one].item() == small[one]
-        np.testing.assert_array_equal(state.loss, loss)
-        assert state.step == number + 1
+        np.testing.assert_allclose(seen[number], points)
+        np.testing.assert_allclose(snapshots[number]["pace"], paces)
+        np.testing.assert_array_equal(snapshots[number]["small_changes"], small)
+        np.testing.assert_array_equal(snapshots[number]["loss"], loss)
