@@ -67,7 +67,7 @@ class DiscreteAutoencoder(ABC):
         """Learned tensors besides the networks' by name."""
 
     @abstractmethod
-    def terms(self, theta, latents, rows, decode, streams, progress):
+    def loss(self, theta, latents, rows, decode, streams, progress):
         """Loss of latents (n * positions, code_dim); ``decode`` makes rows of latents like these."""
 
     def codebook(self, theta):
@@ -101,7 +101,7 @@ class DiscreteAutoencoder(ABC):
 
     def _loss(self, theta, phi, rows, streams, progress):
         latents = self.map.latents(phi, rows)[0].reshape(-1, self.code_dim)
-        loss = self.terms(theta, latents, rows[0], lambda z: self._decode(theta, z), streams, progress)
+        loss = self.loss(theta, latents, rows[0], lambda z: self._decode(theta, z), streams, progress)
         return LossTerms.of(torch.zeros(1), reconstruction=loss.reshape(1))
 
     def _decode(self, parameters, latents):

@@ -34,7 +34,7 @@ class LibraryQuantizer(DiscreteAutoencoder):
         self.module = self.make()
         return {PREFIX + name: value.detach().clone() for name, value in self.module.named_parameters()}
 
-    def terms(self, theta, latents, rows, decode, streams, progress):
+    def loss(self, theta, latents, rows, decode, streams, progress):
         quantized, _, *losses = functional_call(self.module, own_state(theta), (latents.unsqueeze(0),))
         return self.relative_error(decode(quantized[0]), rows) + sum(loss.sum() for loss in losses)
 

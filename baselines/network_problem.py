@@ -9,7 +9,7 @@ from torch import Tensor
 from otpdag.engine import Adam
 from otpdag.engine.optimiser import Outcome, Run
 from otpdag.noise import Streams
-from otpdag.problem import LossTerms, Problem
+from otpdag.problem import LossTerms, Problem, split_point
 from otpdag.structure import pack
 
 
@@ -27,7 +27,7 @@ class NetworkProblem(Problem):
         return self.images.shape[1]
 
     def sampled(self, point: Tensor, streams: Streams, progress: float) -> LossTerms:
-        theta, phi = self.parts(point)
+        theta, phi = split_point(point, self.shapes)
         index = streams.rows(self.rows, self.batch_size)[0]
         return self.loss_of(theta, phi, self.images[:, index], streams, progress)
 

@@ -23,7 +23,7 @@ class SQVAE(DiscreteAutoencoder):
         book = torch.randn(self.n_codes, self.code_dim, generator=generator)
         return {"codebook": book, "log_variance": torch.tensor([math.log(FIRST_VARIANCE * self.code_dim)])}
 
-    def terms(self, theta, latents, rows, decode, streams, progress):
+    def loss(self, theta, latents, rows, decode, streams, progress):
         book, images = self.codebook(theta), len(rows)
         precision = 1 / (1 + theta["log_variance"][0].exp())
         logits = -0.5 * precision * squared_distances(latents, book)

@@ -22,7 +22,7 @@ class VQVAE(DiscreteAutoencoder):
         bound = 1 / self.n_codes
         return {"codebook": (2 * torch.rand(self.n_codes, self.code_dim, generator=generator) - 1) * bound}
 
-    def terms(self, theta, latents, rows, decode, streams, progress):
+    def loss(self, theta, latents, rows, decode, streams, progress):
         book = self.codebook(theta)
         with torch.no_grad():
             nearest = nearest_of(squared_distances(latents, book))
@@ -53,7 +53,7 @@ class VQVAEEMA(VQVAE):
     def codebook(self, theta):
         return self.book
 
-    def terms(self, theta, latents, rows, decode, streams, progress):
+    def loss(self, theta, latents, rows, decode, streams, progress):
         with torch.no_grad():
             nearest = nearest_of(squared_distances(latents, self.book))
         chosen = self.book[nearest]
