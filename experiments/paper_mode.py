@@ -32,6 +32,7 @@ METHODS = {
     "entropic": "entropic (default)",
     "likelihood": "factor analysis, or EM",
 }
+NAMED = {"paper": "paper", "transport": "transport", "entropic": "likelihood"}  # as the library calls them
 COLOURS = {
     "paper": "#d1762b",
     "transport": "#2f5d9b",
@@ -86,7 +87,7 @@ def estimated(problem: Problem, method: str, frame: pd.DataFrame, truth: Truth, 
     if method == "likelihood":
         return problem.oracle(frame, truth, seed)
     model = problem.model()
-    otp.fit(model, frame, method=method, seed=seed)
+    otp.fit(model, frame, method=NAMED[method], seed=seed)
     return model.params()
 
 

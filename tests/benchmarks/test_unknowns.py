@@ -401,7 +401,7 @@ def test_networks_are_compared_with_pyagrum(small_network):
 
 
 def test_an_approximation_must_say_that_it_is_one(small_network, monkeypatch):
-    monkeypatch.setattr(unknowns, "small_budget", lambda: "entropic")
+    monkeypatch.setattr(unknowns, "small_budget", lambda: "likelihood")
     with pytest.raises(ValueError, match="must say 'approximate'; got 'converged"):
         unknowns.approximate(SETTINGS)
 
