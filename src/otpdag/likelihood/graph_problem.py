@@ -83,8 +83,10 @@ class GraphProblem(TableRows):
 
     @property
     def pace(self) -> Pace:
-        """The work of a row: entries of all tables."""
-        return Pace(points_per_row=max(1, self.unplaced.elements // self.rows))
+        """The work of a row: entries of the largest table for each of its pieces, or of all tables if that is less."""
+        layout = self.unplaced
+        largest = math.ceil(layout.pieces / self.rows) * layout.largest_table
+        return Pace(points_per_row=max(1, min(layout.elements // self.rows, largest)))
 
     @property
     def tempering(self) -> Tempering:
@@ -138,7 +140,8 @@ class GraphProblem(TableRows):
         """Where the objective is the likelihood, and no two nodes share a parameter; networks are left to descent.
 
         They suffice where all families are linear and normal, with gaps as all that is unknown: updates are quick then.
-        With hidden nodes they creep, as most of what a row would tell is missing; so do probabilities near zero.
+        With hidden nodes they creep, as most of what a row would tell is missing; so do probabilities near zero. Where
+        numbers are hidden and some node has no maximiser, an update costs more than the step of descent that it saves.
         """
         plain = self.is_sum and self.tempering == Tempering() and not self.structure.ties_parameters
         plain = plain and not any(family.follows for family in self.unplaced.families)
@@ -147,11 +150,17 @@ class GraphProblem(TableRows):
             for node, names in self.structure.keys.items()
             if not self._has_maximiser(node)
         ]
-        if not plain or max(sizes, default=0) > MOST_AT_ONCE:
+        if not plain or max(sizes, default=0) > MOST_AT_ONCE or (sizes and self._has_hidden_numbers):
             return None
         learned = (node for node, names in self.structure.keys.items() if names)
         linear = not self.structure.graph.hidden and all(family.is_linear for family in self.unplaced.families)
         return Updates(suffice=linear and all(self._has_maximiser(node) for node in learned))
+
+    @property
+    def _has_hidden_numbers(self) -> bool:
+        """Whether some node that no row shows is no category."""
+        hidden, mechanisms = self.structure.graph.hidden, self.structure.mechanisms
+        return any(not mechanisms[node].space.is_discrete for node in hidden)
 
     def update(self, point: Tensor) -> tuple[Tensor, LossTerms]:
         """One step of expectation-maximisation: expected statistics, then each mechanism's own maximiser.
@@ -317,7 +326,7 @@ def rows_along_graph(about: RowObjective, batch: Batch, seed: int) -> GraphProbl
         sums.memory,
         sums.entries,
         sums.approximate,
-        points=(sums.grid // 2, sums.count_atoms // 2),
+        points=(sums.grid, sums.count_atoms // 2),
         fine_table=FINE_TABLE,
         vector_points=sums.prior_draws,
         integrate=objective.at(1.0).eps > 0,
