@@ -31,8 +31,14 @@ from otpdag.errors import ModelError
 from otpdag.learned.algorithm import Drawn
 from otpdag.learned.sampled import DrawnRows
 from otpdag.likelihood.moment_problem import MomentProblem
-from otpdag.likelihood.partitioned_problem import PartitionedProblem, is_sum_over_rows
-from otpdag.likelihood.route import row_problem, summed_rows
+from otpdag.likelihood.partitioned_problem import (
+    FROM_ROWS,
+    HELD_ROWS,
+    PartitionedProblem,
+    is_sum_over_rows,
+    rows_in_blocks,
+)
+from otpdag.likelihood.route import summed_rows
 from otpdag.likelihood.rows import RowObjective, count_ranges
 from otpdag.likelihood.starts import complete_table, row_weights
 from otpdag.matching.direct import DrawnWithDirect, WithDirect, direct_problem
@@ -58,9 +64,6 @@ The latter are the first ones: the order of rows looks random."""
 UNIT_ROWS = 2_500
 """Rows that tell the units where all others are read in sums: spreads to two per cent. Four times as many took a
 quarter of such a fit of 100,000 rows."""
-
-FROM_ROWS, HELD_ROWS = 200_000, 25_000
-"""Rows from which on a search settles on a random part of them, and rows of that part (decisions 0025 and 0047)."""
 
 COMPARED_STEPS = 60
 """Steps of the best starts where all rows are compared with the model: after fifteen, one that ends at 0.012 may be
@@ -292,7 +295,7 @@ def table_problem(layout: Layout, batch: Batch, method: Method, seed: int) -> Pr
     if isinstance(method.evaluation, Drawn):
         return DrawnRows(structure, batch.widened(), layout.maps, shapes, objective, method.evaluation)
     assert isinstance(method.evaluation, ClosedForm), "checked before"
-    return row_problem(RowObjective(structure, shapes, objective, method.evaluation), batch.widened(), seed)
+    return rows_in_blocks(RowObjective(structure, shapes, objective, method.evaluation), batch, seed)
 
 
 def one_start(layout: Layout, batch: Batch, owner: int, seed: int, *, first: bool) -> Tensor:

@@ -9,16 +9,18 @@ runs of many starts, curvature, checks) looks at a random part that is held in m
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from otpdag.data import Parts, Reading
+from otpdag.data import Batch, Parts, Reading, random_part
+from otpdag.data.partitioned import LocalParts
 from otpdag.errors import ModelError
-from otpdag.likelihood.route import row_problem
+from otpdag.likelihood.route import choose, row_problem
 from otpdag.likelihood.rows import RowObjective
 from otpdag.problem import (
     LossTerms,
@@ -32,6 +34,14 @@ from otpdag.problem import (
     units_of,
 )
 from otpdag.settings import Objective
+
+HELD_ROWS, FROM_ROWS = 25_000, 200_000
+"""Of a table in memory: random rows on which a search settles, and rows from which on this pays (decisions 0025, 0047)."""
+
+BLOCKS_FROM, BLOCK_ROWS = 1_000_000, 2**14
+"""Rows from which on sums along the graph go block by block, and rows of a block. Laid out at once, a million rows of
+eight columns take a gigabyte; block by block a third of that, but three times as long: points are placed anew in every
+pass."""
 
 CURVED_ROWS_AT_HAND, MOST_POINTS, MOST_CURVED = 5_000, 100, 200
 """Rows at hand of which the curvature is taken, where they have so few points and the model so few parameters."""
@@ -54,6 +64,8 @@ class PartitionedProblem(WrappedProblem, Units):
     """Rows of all parts."""
     placed: Tensor | None = None
     """Parameters at which points of unknown numbers are placed; None if none were placed yet."""
+    whole: Callable[[], Units] | None = None
+    """Lays all rows out at once, where they are in memory anyway."""
 
     @property
     def rows(self) -> int:
@@ -129,36 +141,53 @@ class PartitionedProblem(WrappedProblem, Units):
         """As the rows at hand suggest."""
         return self.base.proposals(point)
 
-    # -- rows: they are not at hand -----------------------------------------------------------------------------------
+    # -- rows: they may not be at hand ---------------------------------------------------------------------------------
 
     def in_units(self) -> Units:
-        """Refused."""
-        raise ModelError(
-            "rows of a partitioned table are not at hand, so that they cannot be picked, weighted or resampled: "
-            "for intervals, fit a random part of them in memory"
-        )
+        """All rows laid out at once, where they are in memory; else refused."""
+        if self.whole is None:
+            raise ModelError(
+                "rows of a partitioned table are not at hand, so that they cannot be picked, weighted or resampled: "
+                "for intervals, fit a random part of them in memory"
+            )
+        return self.whole()
 
     @property
     def weight(self) -> Tensor:
-        """Refused."""
+        """Weights of the rows (1, N)."""
         return self.in_units().weight
 
     @property
     def unit_mass(self) -> Tensor:
-        """The sum of the weights (1, 1), whose mean is one."""
-        return torch.full((1, 1), float(self.total)).double()
+        """Weights of the rows (1, N), whose mean is one; of rows that are not at hand, their sum (1, 1)."""
+        return self.weight if self.whole is not None else torch.full((1, 1), float(self.total)).double()
 
     def reweighted(self, factors: Tensor) -> Units:
-        """Refused."""
+        """The same rows with other weights."""
         return self.in_units().reweighted(factors)
 
     def unit_losses(self, points: Tensor) -> Tensor:
-        """Refused."""
+        """The loss of every row (R, N)."""
         return self.in_units().unit_losses(points)
 
     def simulated(self, point: Tensor, size: int, seed: int) -> Units:
         """Like the rows at hand."""
         return self.base.simulated(point, size, seed)
+
+
+def rows_in_blocks(about: RowObjective, batch: Batch, seed: int) -> Units:
+    """Rows in memory: many of them block by block, where sums along the graph would hold all at once."""
+    lay_out = partial(row_problem, about, seed=seed)
+    part = random_part(batch.rows, HELD_ROWS, seed) if batch.rows >= BLOCKS_FROM else None
+    if part is None or not is_sum_over_rows(about.weights):
+        return lay_out(batch=batch.widened())
+    sample = choose(about, batch.take(part), seed)
+    if sample.name != "graph":
+        return lay_out(batch=batch.widened())
+    begins = range(0, batch.rows, BLOCK_ROWS)
+    blocks = LocalParts(lambda: (batch.between(begin, begin + BLOCK_ROWS) for begin in begins))
+    problems = blocks.mapped(lambda block, number: lay_out(batch=block), keep=False)
+    return PartitionedProblem(sample.problem, problems, batch.rows, whole=cache(lambda: lay_out(batch=batch.widened())))
 
 
 def is_sum_over_rows(objective: Objective) -> bool:
