@@ -36,7 +36,7 @@ from otpdag.problem import (
 from otpdag.settings import Objective
 
 HELD_ROWS, FROM_ROWS = 25_000, 200_000
-"""Of a table in memory: random rows on which a search settles, and rows from which on this pays (decisions 0025, 0047)."""
+"""Of a table in memory: random rows on which a search settles, and rows from which on this pays (0025, 0047)."""
 
 BLOCKS_FROM, BLOCK_ROWS = 1_000_000, 2**14
 """Rows from which on sums along the graph go block by block, and rows of a block. Laid out at once, a million rows of
