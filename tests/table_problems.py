@@ -1,11 +1,23 @@
-"""Problems of tables as a fit makes them, and where it starts, for tests of problems."""
+"""Problems as a fit makes them from tables and other data, and where it starts, for tests of problems."""
 
 import numpy as np
 import torch
 
 from otpdag.data import Schema, encode
+from otpdag.engine.fit import recognise
+from otpdag.engine.search import restart_seed
 from otpdag.engine.table_data import lay_out_rows, one_start, table_problem
 from otpdag.problem import packed_point
+
+
+def kind_of(model, data, weights=None, *, every_row=False):
+    """Data as a fit reads them."""
+    return recognise(model, data, weights=weights, device="cpu", every_row=every_row)
+
+
+def starts_of(layout, batch, numbers, owner=0, seed=0):
+    """Starts (R, P) of these numbers, as a fit with this seed has them."""
+    return torch.cat([one_start(layout, batch, owner, restart_seed(seed, n), first=n == 0) for n in numbers])
 
 
 def problem_of(model, frame, method, seed=0, weights=None):

@@ -16,16 +16,13 @@ from otpdag import schedules
 from otpdag.backward import AmortizedMap, RowCode
 from otpdag.data import Schema, encode
 from otpdag.divergences import AbstractDivergence, Energy
-from otpdag.engine import Adam
-from otpdag.engine.adam import _has_settled, _tail_mean
-from otpdag.engine.optimiser import Run
-from otpdag.engine.search import restart_seed
-from otpdag.engine.table_data import lay_out_rows, one_start, table_problem
+from otpdag.engine import Adam, Run
 from otpdag.noise import Streams
 from otpdag.objective import Drawn
 from otpdag.problem import LossTerms, Pace, Problem, split_theta
 from otpdag.settings import Direct, Objective, PushForward
 from otpdag.structure import unpack
+from tests.table_problems import lay_out_rows, starts_of, table_problem
 
 RNG = np.random.default_rng(8)
 
@@ -63,8 +60,7 @@ def problem_of(name, method, restarts=1, seed=0):
     model, table = PROBLEMS[name]
     batch = encode(table, Schema.of(model.spaces, model.graph, table), hidden=model.graph.hidden)
     layout = lay_out_rows(model.structure, batch, method, seed)
-    starts = [one_start(layout, batch, 0, restart_seed(seed, n), first=n == 0) for n in range(restarts)]
-    return table_problem(layout, batch, method, seed), torch.cat(starts)
+    return table_problem(layout, batch, method, seed), starts_of(layout, batch, range(restarts), seed=seed)
 
 
 def descend(adam, problem, points, seeds, steps=None, watch=lambda progress: False):
@@ -266,6 +262,28 @@ def test_steps_run_through_the_part_of_the_schedule_that_a_problem_spans():
     assert middle.progress == [0.25, 0.375, 0.5, 0.625]
 
 
+class Told(Problem):
+    """Losses of each step and replica that are told beforehand, whatever the point."""
+
+    structure = None
+    shapes: ClassVar = {"a": (1,)}
+    rows = 10
+
+    def __init__(self, losses):
+        self.losses = iter(torch.as_tensor(losses))
+
+    def sampled(self, point, streams, progress):
+        loss = next(self.losses) + 0 * point[:, 0]
+        return LossTerms.of(loss, reconstruction=loss)
+
+
+def ended(losses):
+    """The end of a run that meets losses (steps, replicas)."""
+    steps, replicas = np.shape(losses)
+    start = torch.zeros(replicas, 1, dtype=torch.float64)
+    return descend(Adam(steps=steps), Told(losses), start, list(range(replicas)))
+
+
 @pytest.mark.parametrize(
     ("losses", "settled"),
     [
@@ -278,7 +296,7 @@ def test_steps_run_through_the_part_of_the_schedule_that_a_problem_spans():
     ids=["flat by the middle", "still falling", "straight line", "noise about zero", "too few steps to tell"],
 )
 def test_what_counts_as_settled(losses, settled):
-    assert _has_settled(torch.tensor(losses)[:, None]).tolist() == [settled]
+    assert ended(losses[:, None]).converged.tolist() == [settled]
 
 
 def test_the_energy_distance_is_the_default_of_a_method():
@@ -356,9 +374,10 @@ def test_a_leg_that_was_cut_short_has_not_converged():
     assert cut.steps == 59
 
 
-def test_the_mean_of_the_last_steps_has_at_least_one_of_them():
-    history = torch.arange(10.0)[:, None]
-    assert [_tail_mean(history, share).item() for share in (0.0, 0.1, 0.3, 0.39, 1.0)] == [9.0, 9.0, 8.0, 8.0, 4.5]
+@pytest.mark.parametrize("steps", [1, 9, 10, 30, 39])
+def test_the_loss_of_an_end_is_the_mean_of_a_tenth_of_its_steps_and_of_one_at_least(steps):
+    losses = np.arange(float(steps))
+    assert ended(losses[:, None]).loss.item() == pytest.approx(losses[-max(1, steps // 10) :].mean())
 
 
 def plainly_settled(losses):
@@ -377,14 +396,15 @@ def test_losses_have_settled_by_the_definition(level):
     """Many falls near the limits: exponential ones of all sizes and speeds, with little and with much noise."""
     rng = np.random.default_rng(int(10 + level))
     counted = 0
-    for _ in range(400):
+    for _ in range(20):
         steps = int(rng.integers(45, 130))
-        time = np.arange(steps) / steps
-        shape = np.exp(-time * rng.uniform(0.3, 8.0)) if rng.random() < 0.5 else 1 - time ** rng.uniform(0.3, 4)
-        losses = level + 10 ** rng.uniform(-2, 1) * shape + 10 ** rng.uniform(-4, 0) * rng.normal(size=steps)
-        expected = plainly_settled(losses)
-        counted += expected
-        assert _has_settled(torch.as_tensor(losses)[:, None]).item() == expected
+        time, losses = np.arange(steps) / steps, []
+        for _ in range(20):
+            shape = np.exp(-time * rng.uniform(0.3, 8.0)) if rng.random() < 0.5 else 1 - time ** rng.uniform(0.3, 4)
+            losses.append(level + 10 ** rng.uniform(-2, 1) * shape + 10 ** rng.uniform(-4, 0) * rng.normal(size=steps))
+        expected = [plainly_settled(one) for one in losses]
+        counted += sum(expected)
+        assert ended(np.stack(losses, -1)).converged.tolist() == expected
     assert 40 < counted < 360
 
 

@@ -1,7 +1,7 @@
 """Bootstrap intervals against closed forms."""
 
 import inspect
-from types import SimpleNamespace
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -12,8 +12,6 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.datasets import poisson_chain
 from otpdag.engine import bootstrap
-from otpdag.engine.bootstrap import BootstrapOptions, _summarise, bootstrap_draws
-from otpdag.uncertainty.standard_errors import point_of
 
 
 def regression(rows=400, seed=0):
@@ -130,16 +128,12 @@ def test_intervals_of_a_table_do_not_depend_on_the_unit_of_the_weights(scale):
 
 @pytest.mark.parametrize("level", [0.5, 0.8, 0.9])
 def test_ends_are_the_quantiles_of_the_draws_and_errors_their_spread(level):
-    _, _, result = regression(rows=60)
-    point = result.restarts[0].point.unsqueeze(0)
-    draws = point + 0.1 * torch.randn(101, point.shape[1], generator=torch.Generator().manual_seed(0)).to(point)
-    draws[7] = torch.nan  # a draw that failed
-    table = _summarise(result.problem, point, draws, level).sort_index()
-    naturals = result.problem.naturals(draws)
+    model, _, result = regression(rows=60)
+    draws = result.bootstrap(draws=25, seed=2)
+    table = result.intervals(draws=25, level=level, seed=2).sort_index()
     for name in ("loc", "weight", "scale"):
-        own = np.delete(naturals["y"][name].reshape(101).numpy(), 7)
-        row = table.loc[("y", name)].iloc[0]
-        assert row["estimate"] == pytest.approx(result.problem.naturals(point)["y"][name].item())
+        own, row = np.asarray(draws["y", name]).reshape(25), table.loc[("y", name)].iloc[0]
+        assert row["estimate"] == pytest.approx(float(model.params()["y"][name].item()))
         assert row["lower"] == pytest.approx(np.quantile(own, (1 - level) / 2))
         assert row["upper"] == pytest.approx(np.quantile(own, (1 + level) / 2))
         assert row["std_error"] == pytest.approx(own.std(ddof=1))
@@ -171,10 +165,7 @@ def test_resampled_rows_are_counted_whatever_they_weighed(monkeypatch):
         return changed
 
     monkeypatch.setattr(problem, "reweighted", noted)
-    point = result.restarts[0].point.unsqueeze(0)
-    ends, settled = bootstrap_draws(result.problem, point, BootstrapOptions(draws=25, chunk=20))
-    assert ends.shape == (25, point.shape[1])
-    assert bool(settled.all())
+    assert len(result.bootstrap(draws=25)["x", "loc"]) == 25
     assert [len(part) for part in drawn] == [20, 5]
     counts = np.concatenate(drawn)
     np.testing.assert_allclose(counts, np.round(counts), atol=1e-9)
@@ -183,32 +174,23 @@ def test_resampled_rows_are_counted_whatever_they_weighed(monkeypatch):
     np.testing.assert_allclose(counts.mean(0), result.problem.weight[0], atol=4 * np.sqrt(3 / 25))
 
 
-def test_options_have_the_defaults_of_the_method():
-    said = inspect.signature(otp.FitResult.intervals).parameters
-    for name in ("draws", "level", "seed", "jobs"):
-        assert getattr(BootstrapOptions(), name) == said[name].default
-
-
-def test_draws_that_failed_are_unknown_and_only_those_that_ended_are_settled(monkeypatch):
+def test_draws_that_failed_are_left_out(monkeypatch):
+    """Of twelve, the search of one ends at nothing: the interval is that of the other eleven."""
     _, _, result = regression(rows=40)
-    found = {}
+    whole = np.asarray(result.bootstrap(draws=12, seed=3)["y", "weight"]).reshape(12)
+    search = bootstrap.search
 
-    def ended(problem, starts, course, searcher, owners):
-        found.update(starts=starts, course=course, owners=list(owners), weight=problem.weight)
-        converged, failed = torch.tensor([True, True, False, False]), torch.tensor([False, True, True, False])
-        return SimpleNamespace(converged=converged, failed=failed, point=starts)
+    def failing(*given, **named):
+        ended = search(*given, **named)
+        return replace(ended, failed=torch.arange(12) == 5)
 
-    monkeypatch.setattr(bootstrap, "search", ended)
-    problem = result.problem.in_units()
-    point = point_of(result.model, result.problem)
-    draws, settled = bootstrap._one_chunk(problem, point, 4, 3, 50)
-    assert settled.tolist() == [True, False, False, False]
-    assert draws.isnan().all(-1).tolist() == [False, True, True, False]
-    assert found["owners"] == [0, 1, 2, 3]
-    assert (found["course"].short_steps, found["course"].moves) == (0, problem.pace.refinements)
-    assert torch.equal(found["starts"], point.expand(4, -1))
-    counts = np.random.default_rng(3).multinomial(40, np.full(40, 1 / 40), size=4)
-    np.testing.assert_allclose(found["weight"], counts)
+    monkeypatch.setattr(bootstrap, "search", failing)
+    with pytest.warns(otp.ConvergenceWarning, match="1 of 12 draws of the bootstrap did not settle"):
+        table = result.intervals(draws=12, level=0.5, seed=3).sort_index()
+    row = table.loc[("y", "weight")].iloc[0]
+    others = np.delete(whole, 5)
+    assert row["lower"] == pytest.approx(np.quantile(others, 0.25))
+    assert row["std_error"] == pytest.approx(others.std(ddof=1))
 
 
 def test_rows_without_weight_are_never_drawn():
@@ -220,6 +202,5 @@ def test_rows_without_weight_are_never_drawn():
 
 
 def test_the_default_bootstrap():
-    options = BootstrapOptions()
-    assert (options.draws, options.level, options.seed, options.jobs) == (200, 0.9, 0, 1)
-    assert (options.chunk, options.steps) == (20, 300)
+    said = inspect.signature(otp.FitResult.intervals).parameters
+    assert [said[name].default for name in ("draws", "level", "seed", "jobs")] == [200, 0.9, 0, 1]

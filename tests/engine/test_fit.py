@@ -12,13 +12,11 @@ from sklearn.linear_model import LinearRegression, LogisticRegression, PoissonRe
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.data import Schema, encode
-from otpdag.engine import EM, Adam, Deterministic
-from otpdag.engine.optimiser import Run
-from otpdag.engine.search import restart_seed
-from otpdag.engine.table_data import automatic, lay_out_rows, one_start, table_problem
+from otpdag.engine import EM, Adam, Deterministic, Run
 from otpdag.errors import DataError, GraphError, ModelError
 from otpdag.objective import Drawn
 from otpdag.settings import ClosedForm, Direct, Objective, PushForward
+from tests.table_problems import kind_of, lay_out_rows, starts_of, table_problem
 
 RNG = np.random.default_rng(101)
 BEGIN = RNG.bit_generator.state
@@ -47,10 +45,6 @@ def params_of(table, model=None, **options):
     model = model or mixture_model()
     otp.fit(model, table, **({"restarts": 2, "course": QUICK} | options))
     return model.params()
-
-
-def starts_of(layout, batch, numbers):
-    return torch.cat([one_start(layout, batch, 0, restart_seed(0, n), first=n == 0) for n in numbers])
 
 
 def short_method(optimiser, steps):
@@ -541,4 +535,4 @@ def test_auto_takes_likelihood_where_there_are_densities_and_transport_where_not
     assert otp.fit(mixture_model(), mixture_table(60), restarts=1).method.name == "likelihood"
     module = torch.nn.Linear(1, 1)
     model = otp.Model(otp.Graph([("z", "x")], hidden=["z"]), {"z": m.Normal(), "x": m.Decoder(module)})
-    assert automatic(model.structure).name == "transport"
+    assert kind_of(model, mixture_table(60)[["x"]]).named("auto").name == "transport"

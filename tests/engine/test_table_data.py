@@ -269,3 +269,11 @@ def test_transport_lets_the_best_starts_come_near_their_ends_before_it_chooses()
     built = MIXED_DAG.model()
     otp.fit(built, holed, seed=sources.fit, method="transport")
     assert MIXED_DAG.error(truth, built.params()) < 0.03
+
+
+def test_a_table_may_be_adapted_beforehand():
+    frame = pd.DataFrame({"x": np.random.default_rng(0).normal(2.0, 1.0, 60)})
+    models = [otp.Model(otp.Graph([], nodes=["x"]), {"x": m.Normal()}) for _ in range(2)]
+    otp.fit(models[0], frame)
+    otp.fit(models[1], TableData.of(models[1], frame))
+    np.testing.assert_array_equal(models[0].params()["x"]["loc"], models[1].params()["x"]["loc"])

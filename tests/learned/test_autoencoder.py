@@ -10,14 +10,20 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.backward import EncoderMap, QuantizedMap
 from otpdag.data import Images
-from otpdag.divergences import Energy
-from otpdag.engine import Adam
+from otpdag.divergences import Energy, SlicedWasserstein
+from otpdag.engine import Adam, Method
 from otpdag.engine.image_data import ImageData
-from otpdag.engine.method import Method
 from otpdag.errors import ModelError
-from otpdag.estimators import VectorQuantizedAutoencoder
+from otpdag.estimators import VectorQuantizedAutoencoder, WassersteinAutoencoder
 from otpdag.learned.autoencoder import _mixture, _transport, autoencoder_problem, rebuilding_cost
-from otpdag.learned.image_networks import image_decoder, image_encoder, seeded, started_from_data
+from otpdag.learned.image_networks import (
+    dense_decoder,
+    dense_encoder,
+    image_decoder,
+    image_encoder,
+    seeded,
+    started_from_data,
+)
 from otpdag.mechanisms.base import Noise
 from otpdag.noise import Streams
 from otpdag.objective import Codewords, Encoded
@@ -300,3 +306,24 @@ def test_images_without_contrast_leave_networks_as_they_are():
     before = encoder[0].weight.clone()
     started_from_data(encoder, networks()[1], images)
     assert torch.equal(encoder[0].weight, before)
+
+
+@pytest.mark.filterwarnings("ignore::otpdag.ConvergenceWarning")
+def test_images_through_fit_give_what_the_estimator_gives():
+    rows = np.random.default_rng(0).normal(size=(90, 5)) @ np.random.default_rng(1).normal(size=(5, 5))
+    estimator = WassersteinAutoencoder(2, hidden=(8,), n_epochs=5, batch_size=32, random_state=7).fit(rows)
+    decoder = m.Decoder(seeded(lambda: dense_decoder(2, 5, (8,)), 8), Real(5))
+    graph = otp.Graph([("latent", "image")], hidden=["latent"])
+    model = otp.Model(graph, {"latent": m.Normal(2, loc=0.0, scale=1.0), "image": decoder})
+    backward = EncoderMap(seeded(lambda: dense_encoder(5, 2, (8,)), 7), 2, (5,))
+    method = Method(
+        "encoded",
+        Objective(push_forward=PushForward(0.1, SlicedWasserstein())),
+        Encoded(backward, batch_size=32),
+        Adam(steps=15, learning_rate=1e-3, averaging=0.0),
+    )
+    result = otp.fit(model, otp.Images(rows), method=method, seed=7)
+    assert result.loss == estimator.result_.loss
+    assert [one["loss"] for one in result.history] == [one["loss"] for one in estimator.result_.history]
+    latents = backward.latents(model.fitted.phi, torch.as_tensor(rows, dtype=torch.float32).unsqueeze(0))[0]
+    np.testing.assert_array_equal(latents.detach(), estimator.transform(rows))

@@ -338,3 +338,21 @@ def test_dependent_counts_are_refused():
     table = pd.DataFrame(RNG.multinomial(10, [0.2, 0.3, 0.5], 30), columns=["w.0", "w.1", "w.2"])
     with pytest.raises(ModelError, match="no vector of counts that depend on each other: use method='likelihood'"):
         otp.fit(model, table, method="transport")
+
+
+def test_an_uncorrelated_vector_has_the_features_of_a_plain_one():
+    rng = np.random.default_rng(0)
+    table = torch.as_tensor(rng.normal(size=(1, 200, 2)))
+    batch = Batch({"x": table}, {"x": torch.ones(1, 200, 2).bool()}, torch.ones(1, 200).double())
+    graph, loc = otp.Graph([], nodes=["x"]), torch.tensor([[[0.3, -0.2]]], dtype=torch.float64)
+    scale = torch.tensor([[[0.8, 1.5]]], dtype=torch.float64)
+    plain = otp.Model(graph, {"x": m.Normal(2)}).structure
+    joint = otp.Model(graph, {"x": m.MultivariateNormal(2)}).structure
+    fitted = otp.transport().objective.direct.features.fit(feature_columns(plain, batch), batch.weight)
+    covariance = torch.diag_embed(scale[:, 0] ** 2)[:, None]
+    naturals = [{"x": {"loc": loc, "scale": scale}}, {"x": {"loc": loc, "covariance": covariance}}]
+    found = [
+        mean_features(lay_out(s, batch, SIZES, torch.Generator().manual_seed(0)), n, fitted)
+        for s, n in zip((plain, joint), naturals, strict=True)
+    ]
+    torch.testing.assert_close(found[0], found[1], atol=0.01, rtol=0)

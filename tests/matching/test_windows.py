@@ -7,10 +7,10 @@ import torch
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.datasets import poisson_chain
-from otpdag.engine.fit import recognise
 from otpdag.problem import packed_point
 from otpdag.settings import Direct, Objective
 from tests.dynamic_models import known_poisson_hmm
+from tests.table_problems import kind_of
 
 
 def chain(transition=None, size=3):
@@ -55,7 +55,7 @@ def losses_of(model, others, sequences, length):
     x = model.sample(sequences, length=length, seed=0)["x"].to_numpy().reshape(sequences, length)
     features = otp.divergences.WhitenedFeatures(features=40)
     method = otp.Method("windows", Objective(reconstruction=0.0, direct=Direct(features=features)))
-    kind = recognise(chain(), x.astype(float), weights=None, device="cpu", every_row=False)
+    kind = kind_of(chain(), x.astype(float))
     problem = kind.problem(kind.lay_out(method, 0), method, 0)
     naturals = dict(model.fitted.naturals)
     points = [packed_point(problem.structure.raw(one), problem.shapes, 1) for one in (naturals, naturals | others)]
@@ -93,7 +93,7 @@ def test_the_length_of_a_window_is_an_option():
     x = known_poisson_hmm().sample(40, length=12, seed=1)["x"].to_numpy().reshape(40, 12).astype(float)
     for window, length in ((1, 1), (2, 2), (5, 5), (50, 6)):  # 3**6 paths are the most
         method = otp.Method("windows", Objective(reconstruction=0.0, direct=Direct(window=window)))
-        kind = recognise(chain(), x, weights=None, device="cpu", every_row=False)
+        kind = kind_of(chain(), x)
         assert kind.problem(kind.lay_out(method, 0), method, 0).windows.length == length
     with pytest.raises(otp.ModelError, match="window must be at least 1; got 0"):
         Direct(window=0)

@@ -8,10 +8,7 @@ from scipy import stats
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.errors import ModelError
-from otpdag.matching.mean_features import feature_columns, mean_features
-from otpdag.matching.model_points import lay_out
 from otpdag.mechanisms.multivariate_normal import _Covariance
-from otpdag.settings import PointSizes
 from otpdag.spaces import Discrete, Real
 
 MEANS = np.array([[0.0, 1.0, -1.0], [2.0, 0.0, 0.5]])
@@ -84,24 +81,6 @@ def test_the_direct_route_knows_that_coordinates_depend_on_each_other():
     model = otp.Model(otp.Graph([], nodes=["x"]), {"x": m.MultivariateNormal(2)})
     otp.fit(model, {"x": table}, method="transport", seed=0)
     np.testing.assert_allclose(model.params()["x"]["covariance"], np.cov(table.T), atol=0.12)
-
-
-def test_an_uncorrelated_vector_has_the_features_of_a_plain_one():
-    rng = np.random.default_rng(0)
-    table = torch.as_tensor(rng.normal(size=(1, 200, 2)))
-    batch = otp.data.Batch({"x": table}, {"x": torch.ones(1, 200, 2).bool()}, torch.ones(1, 200).double())
-    graph, loc = otp.Graph([], nodes=["x"]), torch.tensor([[[0.3, -0.2]]], dtype=torch.float64)
-    scale = torch.tensor([[[0.8, 1.5]]], dtype=torch.float64)
-    plain = otp.Model(graph, {"x": m.Normal(2)}).structure
-    joint = otp.Model(graph, {"x": m.MultivariateNormal(2)}).structure
-    fitted = otp.transport().objective.direct.features.fit(feature_columns(plain, batch), batch.weight)
-    covariance = torch.diag_embed(scale[:, 0] ** 2)[:, None]
-    naturals = [{"x": {"loc": loc, "scale": scale}}, {"x": {"loc": loc, "covariance": covariance}}]
-    found = [
-        mean_features(lay_out(s, batch, PointSizes(), torch.Generator().manual_seed(0)), n, fitted)
-        for s, n in zip((plain, joint), naturals, strict=True)
-    ]
-    torch.testing.assert_close(found[0], found[1], atol=0.01, rtol=0)
 
 
 def test_params_survive_a_file_and_a_way_back(tmp_path):

@@ -14,7 +14,7 @@ from matplotlib.text import Text
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.engine.monitor import Stage
+from otpdag.engine import Stage
 from otpdag.errors import DataError
 from otpdag.plots import learning_curve, plot_segments, search_curve
 from otpdag.plots.curves import name_places

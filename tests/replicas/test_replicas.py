@@ -8,9 +8,8 @@ import torch
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.data import Batch, Schema, encode
-from otpdag.engine.lbfgs import minimise
-from otpdag.engine.search import restart_seed
-from otpdag.engine.table_data import lay_out_rows, one_start, table_problem
+from otpdag.engine import Run
+from tests.table_problems import lay_out_rows, starts_of, table_problem
 
 RNG = np.random.default_rng(4)
 
@@ -36,10 +35,6 @@ def batch_of(model, table):
     return encode(table, Schema.of(model.spaces, model.graph, table), hidden=model.graph.hidden)
 
 
-def starts_of(layout, batch, numbers, owner=0):
-    return torch.cat([one_start(layout, batch, owner, restart_seed(0, n), first=n == 0) for n in numbers])
-
-
 KINDS = ["class", "number", "class and number", "two numbers"]
 
 
@@ -57,7 +52,7 @@ def test_losses_and_steps_of_replicas_do_not_touch_each_other(kind, route):
 
     def descended(points):
         problem = table_problem(layout, batch, method, 0).laid_out_for(points)
-        return minimise(problem.loss, points, steps=4)
+        return method.optimiser.run(Run(problem, points, 4), lambda progress: False)
 
     together = descended(points)
     assert torch.isfinite(together.loss).all()

@@ -11,6 +11,7 @@ from otpdag.engine.adam import Adam
 from otpdag.engine.data_kind import DataKind, Layout
 from otpdag.engine.fit import fit
 from otpdag.engine.method import Method, SearchSchedule, entropic, likelihood, paper, transport
+from otpdag.engine.monitor import Stage
 from otpdag.engine.optimiser import Memory, Optimiser, Outcome, Progress, Run, Watch
 from otpdag.engine.outlying_rows import RobustOptions
 from otpdag.engine.result import FitResult, Status
@@ -35,6 +36,7 @@ __all__ = [
     "SearchResult",
     "SearchSchedule",
     "Searcher",
+    "Stage",
     "Status",
     "Watch",
     "entropic",
