@@ -57,7 +57,8 @@ class EliminationOptions:
         replicas: How many parameter vectors will be evaluated at a time.
         merged: Whether pieces that show the same are one piece with a weight.
         fine_table: Entries of one table of one row up to which unknown numbers and counts have all their points.
-            Where larger tables are needed they begin with a few, and get as many as their posteriors ask for.
+            Where larger tables are needed they begin with a few, and get as many as their posteriors ask for. Numbers
+            have half the grid where several unknowns of a piece are on points.
         integrate: Whether linear normal numbers are integrated exactly; otherwise they stand on points like others.
     """
 
@@ -131,6 +132,8 @@ class Resizer:
         """How a kind of piece is integrated out, before its posteriors are known: coarsely where that is much work."""
         if kind not in self.plans:
             made = self._plan(kind)
+            if self.options.fine_table is not None and len(made.placed) > 1:
+                made = plan(kind, self.table.families, self._points_of_several, integrate=self.options.integrate)
             if self.options.fine_table is not None and made.largest[0] > self.options.fine_table:
                 few = tuple((n, min(COARSE_POINTS, made.sizes[n][0])) for n in made.placed if self._is_single(n))
                 made = self._plan(replace(kind, points=few))
@@ -227,6 +230,11 @@ class Resizer:
             return self.table.count_points(family, self.options.count_points)
         width = family.mechanism.space.free_width
         return self.options.grid if width == 1 else cloud_size(width, self.options.vector_points)
+
+    def _points_of_several(self, family: FamilyView) -> int:
+        """The same where others are on points, too: half the grid of a number."""
+        space, many = family.mechanism.space, self._points(family)
+        return many // 2 if space.free_width == 1 and not space.is_countable else many
 
     def _check(self, made: Plan) -> None:
         entries, clique = made.largest
