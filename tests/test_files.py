@@ -63,6 +63,7 @@ def small_model():
 # --- one file -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_killed_save_leaves_a_whole_model(tmp_path):
     path, chance = tmp_path / "model.otp", random.Random(0)
     small_model().save(path)
@@ -234,6 +235,7 @@ def content_of(folder):
     return {path.name: path.read_text() for path in folder.iterdir() if path.is_file()}
 
 
+@pytest.mark.slow
 @forks
 def test_killed_at_random_a_folder_holds_one_set(tmp_path):
     folder, chance = tmp_path / "run", random.Random(1)

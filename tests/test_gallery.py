@@ -36,6 +36,7 @@ def test_effect_behind_a_hidden_confounder(capsys):
     assert done == pytest.approx(1.0, abs=0.15)
 
 
+@pytest.mark.slow
 def test_imputation_beats_the_mean(capsys):
     errors = runpy.run_path(str(GALLERY / "imputation.py"))["errors"]
     assert errors["otpdag"] < errors["IterativeImputer"] < errors["column mean"]

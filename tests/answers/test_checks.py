@@ -36,6 +36,7 @@ def wide_counts(generator, rows=1000):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("problem", [skewed_indicator, curved_edge, wide_counts])
 def test_the_wrong_node_ranks_first(problem):
     first = 0

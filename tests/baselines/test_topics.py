@@ -32,6 +32,7 @@ def test_iterations_are_those_of_scikit_learn(name, options, easy):
     assert found.objective[0] == pytest.approx(peer.score(easy.counts))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["em", "svi", "prodlda"])
 def test_a_tolerance_ends_a_fit_where_more_changes_little(name, easy, monkeypatch):
     monkeypatch.setattr(prodlda, "STRETCH", 200)
@@ -44,6 +45,7 @@ def test_a_tolerance_ends_a_fit_where_more_changes_little(name, easy, monkeypatc
     assert topic_errors(more.params["topics"], ended.params["topics"])["hellinger"] < {"prodlda": 0.05}.get(name, 0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options", "limit"),
     [("em", {"iterations": 40}, 0.05), ("svi", {"iterations": 40}, 0.05), ("prodlda", {"iterations": 100}, 0.35)],

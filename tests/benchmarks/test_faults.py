@@ -21,6 +21,7 @@ def test_the_cases():
     assert list(CASES) == names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("careless", [False, True])
 def test_models_that_are_lost_are_counted(careless, monkeypatch):
     if careless:

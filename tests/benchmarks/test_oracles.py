@@ -15,6 +15,7 @@ def mean_error(problem, rows, repeats=3):
     return np.mean(errors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.name)
 def test_errors_shrink_like_the_root_of_the_rows(problem):
     few, many = mean_error(problem, 500), mean_error(problem, 8000)

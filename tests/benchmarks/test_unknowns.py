@@ -298,12 +298,14 @@ def _sleep():
     time.sleep(60)
 
 
+@pytest.mark.slow
 def test_a_child_tells_its_memory():
     done = child.in_child(_allocate, seconds=60)
     assert done.value == 30_000_000
     assert 0.2e9 < done.peak - done.base < 0.5e9
 
 
+@pytest.mark.slow
 def test_a_child_that_fails_or_does_not_end():
     with pytest.raises(child.ChildError, match="ZeroDivisionError: nothing to divide by"):
         child.in_child(_fail, seconds=60)

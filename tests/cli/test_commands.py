@@ -130,6 +130,7 @@ def test_fit_is_determined_by_its_seed(factory, fitted, tmp_path):
     assert first != second
 
 
+@pytest.mark.slow
 def test_fit_with_weights_method_and_steps(factory, tmp_path):
     result = run(
         "fit",
@@ -152,6 +153,7 @@ def test_fit_with_weights_method_and_steps(factory, tmp_path):
     assert not json.loads((tmp_path / "run" / "summary.json").read_text())["converged"]
 
 
+@pytest.mark.slow
 def test_fit_with_intervals_and_without_outliers(factory, tmp_path):
     table = pd.read_csv(factory / "data.csv")
     table.loc[:9, "weight"] = 50.0
@@ -256,6 +258,7 @@ def test_a_full_disk_is_one_line_that_names_the_file(factory, fitted, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_the_old_one_or_the_new_one(factory, tmp_path):
     model = read_model_file(factory / "model.yaml").build(pd.read_csv(factory / "data.csv"))
     results = [otp.fit(model, pd.read_csv(factory / "data.csv"), restarts=1, seed=seed) for seed in (0, 1)]

@@ -174,6 +174,7 @@ def test_partitions_that_a_filter_leaves_empty_are_passed_over():
     assert difference(result, fitted(few)) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_two_workers_give_the_estimates_of_memory_though_one_is_killed():
     distributed = pytest.importorskip("distributed")

@@ -27,6 +27,7 @@ def colours(rows, size=32):
 # --- files of this project --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "shape", "train", "test", "labels"),
     [
@@ -49,6 +50,7 @@ def test_prepared_files_have_their_size(name, shape, train, test, labels, data_f
     np.testing.assert_array_equal(few.train_labels, images.train_labels[:5])
 
 
+@pytest.mark.slow
 def test_mnist_has_the_published_mean_and_is_padded_to_32(data_folder):
     images = load_images("mnist", data_folder)
     with np.load(data_folder / "images" / "mnist.npz") as held:

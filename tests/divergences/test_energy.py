@@ -45,6 +45,7 @@ def test_unbiased_values_average_to_zero_between_draws_of_one_distribution(weigh
     assert Energy(unbiased=False)(x, y, *weights).mean() > 10 * standard_error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unbiased", [False, True])
 def test_gradients_in_samples_and_weights_are_those_of_finite_differences(unbiased):
     x, y = draw(2, 4, 2).requires_grad_(), draw(2, 5, 2, seed=1).requires_grad_()

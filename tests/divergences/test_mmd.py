@@ -68,6 +68,7 @@ def test_samples_at_one_point_are_fine():
     assert torch.isfinite(x.grad).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", [*KERNELS, lambda s: 1 / (1 + s).square()])
 @pytest.mark.parametrize("unbiased", [False, True])
 def test_gradients_in_samples_and_weights_are_those_of_finite_differences(kernel, unbiased):

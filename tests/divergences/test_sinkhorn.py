@@ -65,6 +65,7 @@ def test_with_much_entropy_it_is_a_kernel_discrepancy():
     torch.testing.assert_close(linear, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cost", [SquaredEuclidean(), Euclidean()], ids=str)
 @pytest.mark.parametrize("debiased", [False, True])
 def test_gradients_in_samples_and_weights_are_those_of_finite_differences(cost, debiased):

@@ -47,6 +47,7 @@ def test_two_gaussians_on_a_line_are_at_their_closed_form_distance():
     assert SlicedWasserstein()(x, y).item() == pytest.approx(3**2 + (2 - 1) ** 2, rel=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [1.0, 2.0, 2.5])
 @pytest.mark.parametrize("sizes", [(6, 6), (5, 7)])
 def test_gradients_in_samples_and_weights_are_those_of_finite_differences(p, sizes):

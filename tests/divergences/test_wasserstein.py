@@ -82,6 +82,7 @@ def test_two_gaussians_are_at_their_closed_form_distance():
     assert Wasserstein()(x, y).item() == pytest.approx(2 * (3**2 + (2 - 1) ** 2), rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cost", [SquaredEuclidean(), Euclidean()], ids=str)
 @pytest.mark.parametrize("sizes", [(6, 6), (5, 7)])
 def test_gradients_in_samples_and_weights_are_those_of_finite_differences(cost, sizes):

@@ -82,6 +82,7 @@ def run_on(name, method):
     return run(method, *problem_of(name, method), [1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", ["sampled", "abducted", "marginal"])
 @pytest.mark.parametrize("name", PROBLEMS)
 @pytest.mark.parametrize("scope", ["joint", "local"])

@@ -41,6 +41,7 @@ def exactly():
     return fitted("auto")
 
 
+@pytest.mark.slow
 def test_a_fit_beyond_its_budget_says_so_and_is_near_the_exact_one(exactly):
     exact_model, frame, exact = exactly
     with pytest.warns(otp.ApproximationWarning, match="exact ones need a table of"):

@@ -79,6 +79,7 @@ def flat(truth):
     }
 
 
+@pytest.mark.slow
 def test_intervals_of_a_chain_hold_the_truth():
     """Nine parameters of ten data sets; of one data set alone, parameters that depend on each other tell little."""
     held = []

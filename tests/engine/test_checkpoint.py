@@ -134,6 +134,7 @@ def test_a_resumed_fit_repeats_no_step(tmp_path):
     assert seen == list(range(10, 24))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "step"), [("entropic", 2), ("robust", 0), ("hidden markov", 0), ("paper", 5)])
 def test_a_run_that_died_in_the_middle_goes_on_from_its_last_run(name, step, tmp_path):
     path = tmp_path / "run.checkpoint"

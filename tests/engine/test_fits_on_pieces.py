@@ -16,6 +16,7 @@ def hmm(size=3, transition=None):
     return otp.Model(graph, {"z": transition or m.Categorical(size), "x": m.Poisson()})
 
 
+@pytest.mark.slow
 def test_neural_potentials_reach_maximum_likelihood():
     counts, _, _ = poisson_chain(60, 60, np.random.default_rng(0))
     exact, neural = hmm(4, m.StayOrMove(4)), hmm(4, m.StayOrMove(4))
@@ -29,6 +30,7 @@ def test_neural_potentials_reach_maximum_likelihood():
     assert 0 <= gap < 2e-3
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::otpdag.ConvergenceWarning")
 def test_algorithm_one_recovers_the_papers_model():
     counts, _, truth = poisson_chain(60, 60, np.random.default_rng(0))

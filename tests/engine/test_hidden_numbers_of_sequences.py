@@ -59,6 +59,7 @@ def estimates(model):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", [0.0, 0.2])
 def test_a_linear_gaussian_state_space_model_is_recovered_as_by_a_kalman_filter(missing):
     x, _ = linear_series(0)

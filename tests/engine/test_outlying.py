@@ -151,6 +151,7 @@ def test_nothing_is_apart_where_too_much_would_be():
     assert len(near(frame, equal_losses)) == len(frame)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("components", "left_out"), [(3, False), (2, True)])
 def test_a_robust_fit_keeps_a_component_that_it_has_room_for(components, left_out):
     frame, group = blobs([0.55, 0.35, 0.1], seed=5)

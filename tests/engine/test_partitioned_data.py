@@ -245,6 +245,7 @@ DRAWN = otp.Method(
 """Maximum likelihood by minibatches, as far as gaps are drawn."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weighted", [False, True])
 def test_minibatches_are_of_the_whole_table(tmp_path, weighted):
     rng = np.random.default_rng(3)
@@ -265,6 +266,7 @@ def test_minibatches_are_of_the_whole_table(tmp_path, weighted):
     assert model.params()["y"]["weight"].item() == pytest.approx(1.5, abs=0.04)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::otpdag.ConvergenceWarning")
 def test_a_run_by_minibatches_goes_on_where_it_was_stopped(folder, tmp_path):
     settings = {"method": "paper", "steps": 60, "seed": 2, "restarts": 2}

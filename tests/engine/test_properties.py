@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -105,6 +106,7 @@ def test_entropic_fits(problem):
     check(*problem, METHODS["entropic"])
 
 
+@pytest.mark.slow
 @settings(PROFILE, max_examples=8)
 @given(problems())
 def test_direct_transport_fits(problem):

@@ -64,6 +64,7 @@ def test_never_more_than_a_quarter_is_left_out():
     assert 1 - result.row_weights.mean() <= 0.25 + 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("most", "least"), [(0.1, 0.0), (0.4, 0.3)])
 def test_options_say_how_much_is_left_out_at_most(most, least):
     generator = np.random.default_rng(2)
@@ -127,6 +128,7 @@ def foreign():
     return counts, spoilt, np.exp(truth["x"]["log_rate"])
 
 
+@pytest.mark.slow
 def test_sequences_of_another_process_are_left_out(foreign):
     counts, spoilt, rates = foreign
     found = {}
@@ -144,6 +146,7 @@ def test_sequences_of_another_process_are_left_out(foreign):
     assert found[False][1].row_weights is None
 
 
+@pytest.mark.slow
 def test_a_robust_chain_is_close_to_the_fit_of_its_clean_sequences(foreign):
     counts, spoilt, _ = foreign
     robust, clean = chain_model(), chain_model()
@@ -153,6 +156,7 @@ def test_a_robust_chain_is_close_to_the_fit_of_its_clean_sequences(foreign):
     assert float(robust.params()["z"]["stay"]) == pytest.approx(float(clean.params()["z"]["stay"]), abs=0.03)
 
 
+@pytest.mark.slow
 def test_clean_sequences_are_left_alone():
     """Over ten data sets, as little is left out as of clean tables."""
     weights, gaps = [], []

@@ -112,6 +112,7 @@ def test_a_state_that_nothing_visits():
     assert np.isfinite(model.score(x, kind="likelihood"))
 
 
+@pytest.mark.slow
 def test_one_series_of_a_hundred_thousand_steps():
     counts, states, truth = poisson_chain(1, 100_000, np.random.default_rng(0))
     model = poisson_hmm(m.StayOrMove(4))
@@ -274,6 +275,7 @@ def test_a_network_may_help_where_a_hidden_number_meets_something_that_is_not_li
 # -- a network that joins ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("gain", "error", "network", "joins", "falls"),
     [(0.5, 0.01, None, True, True), (0.5, 0.4, None, False, False), (0.5, 0.4, True, True, False)],

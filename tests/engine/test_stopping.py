@@ -174,6 +174,7 @@ print("not ended", flush=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGTERM")
 def test_sigterm_writes_the_checkpoint_and_ends_the_process(tmp_path):
     path = tmp_path / "run.checkpoint"

@@ -154,6 +154,7 @@ def chain_model():
     return otp.Model(otp.Graph([("a", "b"), ("b", "c")]), {name: m.Normal() for name in "abc"})
 
 
+@pytest.mark.slow
 def test_transport_takes_gaps_that_depend_on_another_column():
     """Maximum likelihood is the truth that it must come near; available cases are far from it."""
     table, _ = chain_with_gaps()
@@ -175,6 +176,7 @@ def test_transport_takes_gaps_that_depend_on_another_column():
 CHAIN_PARAMETERS = [("a", "loc"), ("b", "loc"), ("b", "weight"), ("b", "scale"), ("c", "weight"), ("c", "scale")]
 
 
+@pytest.mark.slow
 def test_transport_completes_rows_only_where_there_are_gaps():
     table, complete = chain_with_gaps(300)
     stages = {}
@@ -262,6 +264,7 @@ def test_starts_far_behind_do_not_go_on_where_losses_are_log_likelihoods():
     assert kind.course(otp.paper()).finalist_gap is None
 
 
+@pytest.mark.slow
 def test_transport_lets_the_best_starts_come_near_their_ends_before_it_chooses():
     """Of this table with gaps, the start that is ahead after fifteen steps ends in a poor optimum, with 0.19 here."""
     frame, truth, sources = draw(MIXED_DAG, 94021, 4)

@@ -36,6 +36,7 @@ def chain():
     return transition, prior.fit(draw_chain(2000, transition, rng)), draw_chain(2000, transition, rng)
 
 
+@pytest.mark.slow
 def test_cross_entropy_is_close_to_the_true_entropy(chain):
     transition, prior, fresh = chain
     entropy = -true_log_prob(fresh, transition).mean() / POSITIONS
@@ -137,6 +138,7 @@ def stripes(rows, rng):
     return (60 + 140 * bright + rng.integers(0, 20, (rows, 8, 8, 1))).astype(np.uint8)
 
 
+@pytest.mark.slow
 def test_images_are_made_of_codes_that_go_together(tmp_path):
     images = stripes(300, np.random.default_rng(109))
     model = VectorQuantizedAutoencoder(4, 4, width=8, n_epochs=10, learning_rate=5e-3, random_state=109).fit(images)

@@ -81,6 +81,7 @@ def test_known_weights_and_covariances_are_kept():
     np.testing.assert_allclose(scalar.covariances_, np.ones(3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["full", "diag"])
 def test_missing_cells_are_integrated_out(kind):
     X = draw(3000)
@@ -147,6 +148,7 @@ def test_sampling_is_determined_and_follows_the_mixture():
         np.testing.assert_allclose(np.cov(rows[labels == k].T), mixture.covariances_[k], atol=0.15)
 
 
+@pytest.mark.slow
 def test_methods_and_clones():
     X = draw(400)
     mixture = GaussianMixture(3, method=otp.transport(), covariance_type="full", n_init=2, max_iter=60, random_state=0)

@@ -38,6 +38,7 @@ def test_alpha_is_that_of_the_truth(fitted):
     assert fitted.alpha_.mean() == pytest.approx(0.1, rel=0.1)
 
 
+@pytest.mark.slow
 def test_an_uneven_alpha_is_found_topic_by_topic():
     alpha = np.array([0.05, 0.2] * 5)
     drawn = bars(10, 1500, 100, alpha=alpha, seed=102)
@@ -94,6 +95,7 @@ def test_a_given_alpha_is_kept(documents):
     assert lda.alpha_ == pytest.approx(np.full(10, 0.3))
 
 
+@pytest.mark.slow
 def test_topics_that_share_all_words_are_found_and_the_result_says_how(fitted):
     """As near as complete data would tell, within a factor; what was drawn is said, and not of bars."""
     rng = np.random.default_rng(7)

@@ -32,6 +32,7 @@ def fitted():
     return VectorQuantizedAutoencoder(**SMALL).fit(tiles())
 
 
+@pytest.mark.slow
 def test_unseen_images_are_rebuilt_and_the_codebook_is_used(fitted):
     images = tiles(80, seed=1)
     codes = fitted.encode(images)
@@ -229,6 +230,7 @@ def test_the_seed_determines_everything():
     assert clone(first).get_params() == first.get_params()
 
 
+@pytest.mark.slow
 def test_positions_of_their_own_are_balanced_each():
     made = VectorQuantizedAutoencoder(**SMALL | {"n_codes": 8, "balance": "position"}).fit(tiles())
     codes = made.encode(tiles(200, seed=5))

@@ -25,6 +25,7 @@ def plane(count=400, seed=0):
     return rng.uniform(-2, 2, (count, 2)) @ axes + 0.1 * rng.normal(size=(count, 10))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("divergence", ["mmd", "sliced", "sinkhorn", Energy()])
 def test_latents_follow_the_prior_and_rows_are_rebuilt(divergence):
     # uniform rows: without the divergence no network would make normal latents of them

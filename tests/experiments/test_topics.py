@@ -147,6 +147,7 @@ def texts(monkeypatch):
     return corpus
 
 
+@pytest.mark.slow
 def test_table_2_is_written_and_can_be_resumed(texts, tmp_path, monkeypatch):
     def two_subjects(counts, *, topics, seed):
         found = np.full((topics, 20), 1e-3)

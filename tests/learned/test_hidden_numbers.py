@@ -41,6 +41,7 @@ def at_truth(model, problem, layout, start):
     return point, own
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", [0.0, 0.3])
 def test_with_the_best_map_the_loss_is_the_likelihood_of_a_kalman_filter(missing):
     x, model = series(missing), known_state_space()

@@ -175,6 +175,7 @@ def behind_a_class(family, states=3, rows=1100):
 REGRESSIONS = ["Poisson", "NegativeBinomial", "Bernoulli", "Categorical", "Gamma", "Beta", "LogNormal", "StudentT"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", REGRESSIONS)
 def test_steps_that_a_sample_guides_do_not_raise_the_loss(family):
     along, start = made(partial(behind_a_class, family))

@@ -7,6 +7,7 @@ from otpdag.datasets import poisson_chain
 from tests.dynamic_models import fitted_poisson_hmm, known_state_space, linear_series
 
 
+@pytest.mark.slow
 def test_a_model_of_numbers_samples_and_imputes():
     model = known_state_space()
     drawn = model.sample(50, length=40, seed=0)

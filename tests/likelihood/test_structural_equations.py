@@ -102,6 +102,7 @@ def two_free_factors(seed):
     return otp.Model(graph, {name: m.Normal() for name in graph.nodes}), frame
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])  # scales at their floors, and directions that the data do not tell
 def test_scoring_ends_no_higher_than_descent(seed):
     _, _, problem, points = laid_out(*two_free_factors(seed))

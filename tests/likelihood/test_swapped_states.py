@@ -76,6 +76,7 @@ def test_a_state_too_many_here_is_taken_to_where_one_is_missing():
     assert abs(float(problem.loss(point).total - problem.loss(right).total)) < 1e-6
 
 
+@pytest.mark.slow
 def test_the_best_optimum_is_kept():
     problem, right = problem_and_point(CENTRES, five_clusters())
     assert problem.refine(right) is None
@@ -351,6 +352,7 @@ def settled(problem, naturals, course: SearchSchedule):
     return search(problem, point_at(problem, naturals), course, Searcher(Deterministic(), monitor=Monitor(show=False)))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::otpdag.ConvergenceWarning")
 def test_an_optimum_in_which_two_states_share_what_one_explains_is_left():
     problem = problem_of(table(), mixed())
@@ -364,6 +366,7 @@ def test_an_optimum_in_which_two_states_share_what_one_explains_is_left():
     assert abs(float(reached - right.loss)) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::otpdag.ConvergenceWarning")
 def test_gaps_are_no_obstacle():
     problem = problem_of(table(gaps=0.1), mixed())
@@ -378,6 +381,7 @@ def test_the_best_optimum_of_rows_is_kept():
     torch.testing.assert_close(again.point, right.point, rtol=0.0, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::otpdag.ConvergenceWarning")
 def test_nothing_is_changed_by_being_asked():
     problem = problem_of(table(), mixed())
@@ -411,6 +415,7 @@ def test_families_start_from_rows_that_count_in_every_state_by_its_probability()
     np.testing.assert_allclose(found, fit.params, **close)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::otpdag.ConvergenceWarning")
 def test_rows_count_for_nothing_in_families_that_they_do_not_show():
     rows, posterior = rows_and_posterior(table(600, gaps=0.2))
@@ -470,6 +475,7 @@ def test_of_many_numbers_those_come_first_in_which_one_state_is_wide():
     assert [next(name for name in wide if torch.equal(own, shown[name])) for own in alone] == ["b", "e", "c"]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::otpdag.ConvergenceWarning")
 def test_a_state_that_covers_two_of_one_number_is_split_along_it():
     """Two states share the first rows; the third covers two that a number alone tells apart, beside other columns."""

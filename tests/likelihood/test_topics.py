@@ -238,6 +238,7 @@ def test_settings_that_mean_nothing_are_refused(options, message):
         TopicSweeps(**options)
 
 
+@pytest.mark.slow
 def test_sweeps_with_shares_integrated_out_leave_hardly_any_stray_words():
     """Of bars: the distance to the true topics falls in each data set, concentrations stay as near."""
     errors = []
@@ -272,6 +273,7 @@ def overlapping(seed, documents=600):
     return truth, problem, Topics(torch.log(torch.tensor(truth)), torch.full((4,), 0.2))
 
 
+@pytest.mark.slow
 def test_topics_that_sweeps_do_not_give_back_are_drawn():
     """Sweeps leave the truth; draws from where these end come back to it, concentrations too."""
     truth, problem, topics = overlapping(0)

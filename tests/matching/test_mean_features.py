@@ -67,6 +67,7 @@ LEAVES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leaf", LEAVES)
 def test_leaves_below_a_hidden_class(leaf):
     mechanism, params = LEAVES[leaf]

@@ -29,6 +29,7 @@ def test_transport_recovers_the_papers_model():
     assert (model.decode(counts)["z"].to_numpy() == states.ravel()).mean() > 0.97
 
 
+@pytest.mark.slow
 def test_transport_with_missing_steps_and_a_full_transition_matrix():
     model = known_poisson_hmm()
     x = model.sample(400, length=50, seed=1)["x"].to_numpy().reshape(400, 50).astype(float)
@@ -40,6 +41,7 @@ def test_transport_with_missing_steps_and_a_full_transition_matrix():
     np.testing.assert_allclose(found.params()["z[0]"]["probs"], [0.6, 0.3, 0.1], atol=0.15)
 
 
+@pytest.mark.slow
 def test_steps_that_come_from_elsewhere_leave_rates_where_they_are():
     """A twentieth of the steps are anything from 0 to 149. Rates that had to explain them were off by half and more."""
     counts, _, truth = poisson_chain(60, 100, np.random.default_rng(0))
@@ -79,6 +81,7 @@ def test_windows_at_the_end_of_a_sequence_show_what_is_left():
     assert losses_of(model, {"z[0]": {"probs": torch.tensor([[[0.1, 0.1, 0.8]]]).double()}}, 500, 1)[1] > 3 * right
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sequences", [1, 2])
 def test_few_sequences_are_enough(sequences):
     """Their first windows are too few for a covariance: by themselves they outweighed all others."""

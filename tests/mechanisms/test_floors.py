@@ -63,6 +63,7 @@ def test_honestly_rounded_noise_is_above_the_floor():
     assert float(model.params()["b"]["scale"]) == pytest.approx(math.hypot(0.05, 0.1 / math.sqrt(12)), rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::otpdag.ConvergenceWarning")
 @pytest.mark.parametrize("mechanism", [m.Normal, m.StudentT, m.LogNormal])
 def test_a_floor_of_ones_own_is_kept_and_none_is_zero(mechanism):

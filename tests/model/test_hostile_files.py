@@ -59,6 +59,7 @@ def chain_model():
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("build", [class_model, map_model, chain_model])
@@ -72,6 +73,7 @@ def test_hostile_models(build, tmp_path):
     assert result.outcomes["refused"] > 200
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_hostile_estimators(tmp_path):
     images = RNG.random((40, 8, 8, 1))

@@ -38,6 +38,7 @@ def batch_of(model, table):
 KINDS = ["class", "number", "class and number", "two numbers"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("route", ["entropic", "transport"])
 def test_losses_and_steps_of_replicas_do_not_touch_each_other(kind, route):

@@ -98,6 +98,7 @@ def test_two_factors_equal_factor_analysis():
     np.testing.assert_allclose(covariance, peer.get_covariance(), atol=0.03)
 
 
+@pytest.mark.slow
 def test_abducted_noise_keeps_scales_that_sampled_noise_loses():
     """Independent noise only adds to the cost of rebuilding, so that the paper's practice shrinks the scales."""
     loadings, scales = np.array([[1.0], [0.8], [0.9], [0.7]]), np.array([0.6, 0.5, 0.7, 0.6])
@@ -178,6 +179,7 @@ def test_a_confounder_that_was_seen_is_adjusted_for_and_one_that_was_not_is_mode
     assert np.polyfit(x, y, 1)[0] > 1.2
 
 
+@pytest.mark.slow
 def test_a_hidden_count_is_found_the_right_way_round():
     """Counts lean to the right; mirrored, they fit almost as well, and a start must not decide for that."""
     rng = np.random.default_rng(2024)  # its own: of other data sets of this size the likeliest slope may be 0.64

@@ -70,6 +70,7 @@ def test_linear_normal_graphs_with_any_gaps_are_multivariate_normal(seed):
         np.testing.assert_allclose(found[replica], truth, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_gradients_of_linear_normal_graphs_are_those_of_finite_differences(seed):
     structure, naturals, batch = linear_world(seed)

@@ -248,6 +248,7 @@ def test_the_gradient_is_that_of_the_approximate_evidence():
     assert float(ends[0] - ends[1]) / (2 * step) == pytest.approx(along, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_joint_draws_are_those_of_the_exact_posterior():
     structure, naturals, batch = lattice(4, 1.0, rows=6, reading=0.3)
     exact, found = lay_out(structure, batch), lay_out(structure, batch, replace(TINY, merged=False))
@@ -267,6 +268,7 @@ def test_joint_draws_are_those_of_the_exact_posterior():
         torch.testing.assert_close(ours[node][:, 0], batch.values[node][0])
 
 
+@pytest.mark.slow
 def test_weights_of_proposals_make_up_for_beliefs_that_are_not_exact():
     structure, naturals, batch = lattice(4, 1.0, rows=6, reading=0.8)
     exact, found = (log_evidence(naturals, lay_out(structure, batch, one)) for one in (None, TINY))
