@@ -67,7 +67,7 @@ FACTORS = TABLE.rename(columns={"n": "y"})
 CASES = {
     "entropic": (mixture, TABLE, {"method": otp.entropic(), "restarts": 4, "course": QUICK}, 3),
     "transport": (mixture, TABLE, {"method": otp.transport(features=FEATURES), "restarts": 4, "course": QUICK}, 4),
-    "moved grids": (factor, FACTORS, {"method": otp.entropic(steps=30), "restarts": 2, "course": QUICK}, 5),
+    "moved grids": (factor, FACTORS, {"method": otp.entropic(steps=30), "restarts": 2, "course": QUICK}, 2),
     "paper": (mixture, TABLE, {"method": otp.paper(steps=24, batch_size=32), "restarts": 3}, 10),
     "one start of the paper's": (mixture, TABLE, {"method": otp.paper(steps=24, batch_size=32), "restarts": 1}, 21),
     "hidden markov": (hmm, COUNTS, {"restarts": 3}, 4),
