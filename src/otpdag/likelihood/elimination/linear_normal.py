@@ -24,7 +24,7 @@ cost is linear in the number of unknowns, where that of a dense inverse is cubic
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -207,10 +207,17 @@ class LinearGroup:
         own = coefficients[:, self.instance]
         noise = (own @ self.values[:, None, :, :, None]).squeeze(-1)  # (R, n, T, F, dim)
         pull = self._scatter(-(noise.unsqueeze(-2) @ own).squeeze(-2))  # (R, n, T, d + b)
-        constant = constants[:, self.instance] - 0.5 * noise.square().sum((-1, -2))
+
+        def around(unknowns: Tensor) -> tuple[Tensor, Tensor]:
+            """Log-density and pull at unknowns (R, n, T, d): near the mean, digits are kept that are lost far out."""
+            columns = self.columns(torch.nn.functional.pad(unknowns, (0, len(self.placed))))
+            rest = noise + (own @ columns.unsqueeze(-1)).squeeze(-1)
+            value = constants[:, self.instance] - 0.5 * rest.square().sum((-1, -2))
+            return value, self._scatter(-(rest.unsqueeze(-2) @ own).squeeze(-2))
+
         if self.band:
-            return Integrals.of_band(self, self._assemble_band(products), pull, constant)
-        return Integrals.of(self, self._assemble(products), pull, constant, points)
+            return Integrals.of_band(self, self._assemble_band(products), pull, around)
+        return Integrals.of(self, self._assemble(products), pull, around, points)
 
     def _assemble(self, products: Tensor) -> Tensor:
         """Sum products of coefficients (R, m, T, F, W, W) into precisions (R, m, T, d + b, d + b)."""
@@ -273,31 +280,44 @@ class Integrals:
 
     @classmethod
     def of(
-        cls, group: LinearGroup, precision: Tensor, pull: Tensor, constant: Tensor, points: Sequence[Tensor]
+        cls,
+        group: LinearGroup,
+        precision: Tensor,
+        pull: Tensor,
+        around: Callable[[Tensor], tuple[Tensor, Tensor]],
+        points: Sequence[Tensor],
     ) -> Integrals:
         """Complete the square."""
         d, instance = group.dim, group.instance
         covariance, log_determinant = _inverse(precision[..., :d, :d])
         mean = _times(covariance, pull[..., :d], instance)
-        fit = 0.5 * (pull[..., :d] * mean).sum(-1)
-        table = constant + fit - 0.5 * log_determinant[:, instance] + 0.5 * d * math.log(2 * math.pi)
+        value, pull = around(mean)
+        step = _times(covariance, pull[..., :d], instance)
+        value = value + 0.5 * (pull[..., :d] * step).sum(-1)
+        table = value - 0.5 * log_determinant[:, instance] + 0.5 * d * math.log(2 * math.pi)
         gain = covariance @ precision[..., :d, d:]
         if points:
             rest = precision[..., d:, d:] - precision[..., d:, :d] @ gain
-            slope = pull[..., d:] - (precision[:, instance, :, d:, :d] @ mean.unsqueeze(-1)).squeeze(-1)
+            slope = pull[..., d:] - (precision[:, instance, :, d:, :d] @ step.unsqueeze(-1)).squeeze(-1)
             table = _quadratic(table, slope, rest[:, instance], points)
         table = table.unflatten(2, group.states) if group.states else table.squeeze(2)
         table = table.permute(0, 1, *(2 + axis for axis in group.axes))
-        return cls(group, table, tuple(points), covariance, mean, gain)
+        return cls(group, table, tuple(points), covariance, mean + step, gain)
 
     @classmethod
-    def of_band(cls, group: LinearGroup, covariance: BlockTridiagonal, pull: Tensor, constant: Tensor) -> Integrals:
+    def of_band(
+        cls,
+        group: LinearGroup,
+        covariance: BlockTridiagonal,
+        pull: Tensor,
+        around: Callable[[Tensor], tuple[Tensor, Tensor]],
+    ) -> Integrals:
         """The same along a band, without placed numbers."""
         d = group.dim
         filled = torch.nn.functional.pad(pull, (0, group.blocks * group.band - d))
         mean = covariance.times(filled, group.instance)[..., :d]
-        fit = 0.5 * (pull * mean).sum(-1) - 0.5 * covariance.log_determinant[:, group.instance]
-        table = constant + fit + 0.5 * d * math.log(2 * math.pi)
+        table = around(mean)[0] - 0.5 * covariance.log_determinant[:, group.instance]
+        table = table + 0.5 * d * math.log(2 * math.pi)
         table = table.unflatten(2, group.states) if group.states else table.squeeze(2)
         table = table.permute(0, 1, *(2 + axis for axis in group.axes))
         return cls(group, table, (), covariance, mean, mean[..., :0])
