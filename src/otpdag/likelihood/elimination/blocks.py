@@ -328,7 +328,7 @@ class TableView:
             seen = self.seen[:, place]
             column = self.numbers[:, self.column_of[place, cell]]
             means.append(float(column[seen].mean()) if seen.any() else 0.0)
-        return torch.tensor([*means, 0.0]).to(self.like)
+        return torch.tensor([*means, 0.0], dtype=torch.float64).to(self.like)
 
     def complete(self, parts: Sequence[tuple[Ints, Flags]]) -> tuple[Complete, ...]:
         """Rows of complete families; linear ones that are seen in part go by themselves."""

@@ -55,7 +55,7 @@ class WeighedRows:
 
 
 FAR_OUT = 2.0**60
-"""Where slopes are read off: further out than any mean in units of its scale, so that differences lose no digits."""
+"""Where slopes are read off, by the largest parameter: further out than any mean, so that no digits are lost."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,20 +165,25 @@ class FamilyView:
         Both for each configuration of the categories: (R, C, dim, columns + 1) and (R, C). The noise is affine, so its
         values at the origin and far out on each axis tell all of it.
         """
-        values = self._far_points
+        largest = max(
+            (value.detach().abs().amax() for value in params.values() if value.numel()), default=torch.ones(())
+        )
+        far = FAR_OUT * 2.0 ** torch.log2(largest.clamp(min=1.0)).ceil()  # a power of two: nothing is rounded
+        categories = dict(zip(self.names, self.categories, strict=True))
+        values = {name: one if categories[name] else far * one for name, one in self._axes.items()}
         parents: Parents = {name: values[name] for name in self.names[:-1]}
         noise = abducted(self.mechanism, params, values[self.node], parents, torch.zeros_like(values[self.node]))
         noise = noise.expand(-1, self.configurations, -1, -1).mT
         origin = noise[..., :1]
-        slopes = (noise[..., 1:] - origin) / FAR_OUT
+        slopes = (noise[..., 1:] - origin) / far
         dim = self.widths[-1]
         own = slopes[..., :dim]
         log_slope = own[..., 0, 0].abs().log() if dim == 1 else torch.linalg.slogdet(own)[1]
         return torch.cat([slopes, origin], -1), log_slope - 0.5 * dim * math.log(2 * math.pi)
 
     @cached_property
-    def _far_points(self) -> dict[str, Tensor]:
-        """Zero and a point far out on each numeric axis, for each configuration: (1, C, columns + 1, width)."""
+    def _axes(self) -> dict[str, Tensor]:
+        """Zero and one on each numeric axis, for each configuration: (1, C, columns + 1, width)."""
         points = len(self.columns) + 1
         like = torch.zeros(1, dtype=torch.float64)
         names = [name for name, c in zip(self.names[:-1], self.categories[:-1], strict=True) if c]
@@ -187,7 +192,7 @@ class FamilyView:
         for name, place, width in zip(self.names, self.members, self.widths, strict=True):
             if name not in values:
                 column = torch.zeros(points, width, dtype=torch.float64)
-                column[[1 + self.columns.index((place, cell)) for cell in range(width)], range(width)] = FAR_OUT
+                column[[1 + self.columns.index((place, cell)) for cell in range(width)], range(width)] = 1.0
                 values[name] = column.reshape(1, 1, points, width).expand(1, self.configurations, -1, -1)
         return values
 
