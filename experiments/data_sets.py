@@ -66,7 +66,7 @@ class HeldProblem(WrappedProblem):
         assert isinstance(self.base, Minibatched), "asked of what is drawn"
         return self.base.sampled(self._held(point), streams, progress)
 
-    def laid_out_for(self, points: Tensor, *, precisely: bool = False) -> Self:
+    def laid_out_for(self, points: Tensor) -> Self:
         """Points are placed once, for all starts."""
         return replace(self, base=self.base.laid_out_for(points))
 
@@ -88,10 +88,10 @@ class SetsProblem(WrappedProblem):
             *(torch.cat([getattr(terms, f.name).expand(starts) for terms in each]) for f in fields(LossTerms))
         )
 
-    def laid_out_for(self, points: Tensor, *, precisely: bool = False) -> SetsProblem:
+    def laid_out_for(self, points: Tensor) -> SetsProblem:
         """Points are placed for the starts of each data set."""
         parts = zip(self.sets, points.chunk(len(self.sets)), strict=True)
-        sets = tuple(one.laid_out_for(own, precisely=precisely) for one, own in parts)
+        sets = tuple(one.laid_out_for(own) for one, own in parts)
         return replace(self, base=sets[0], sets=sets)
 
 

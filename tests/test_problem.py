@@ -234,7 +234,7 @@ def evaluations(problem, points):
         "refine": lambda: (moved := problem.refine(points[:1])) and (moved.what, fingerprint(moved.point)),
         "unit_losses": lambda: problem.unit_losses(points),
         "subset": lambda: problem.subset(7, coarse=True).rows,
-        "laid_out_for": lambda: fingerprint(problem.laid_out_for(points, precisely=True)),
+        "laid_out_for": lambda: fingerprint(problem.laid_out_for(points)),
         "reweighted": lambda: fingerprint(problem.reweighted(torch.full((1, problem.weight.shape[1]), 2.0))),
         "simulated": lambda: problem.simulated(points[:1], 20, 1).rows,
         "in_units": lambda: problem.in_units().rows,
@@ -285,7 +285,7 @@ def test_only_losses_have_gradients_where_a_point_asks_for_them(name):
     leaf = (points + 0.1).requires_grad_(True)
     asked = {
         "refine": lambda: (moved := problem.refine(leaf[:1])) and (moved.problem, moved.loss),
-        "laid out": lambda: problem.laid_out_for(leaf, precisely=True),
+        "laid out": lambda: problem.laid_out_for(leaf),
         "unit losses": lambda: problem.unit_losses(leaf),
         "simulated": lambda: problem.simulated(leaf[:1], 20, 1),
         "update": lambda: problem.update(leaf[:1])[0],

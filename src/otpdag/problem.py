@@ -211,7 +211,7 @@ class Problem(ABC):
         """The problem on so many random rows, or on these; ``coarse`` allows sums that are rougher and faster."""
         return self
 
-    def laid_out_for(self, points: Tensor, *, precisely: bool = False) -> Self:
+    def laid_out_for(self, points: Tensor) -> Self:
         """The problem with what stands for unknown numbers placed for the replicas ``points`` (R, P)."""
         return self
 

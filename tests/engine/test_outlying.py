@@ -301,13 +301,13 @@ def test_weights_that_are_known_go_to_the_problem_as_it_is_laid_out():
     class Placed(Distances):
         precise: bool = False
 
-        def laid_out_for(self, points, *, precisely=False):
-            return replace(self, precise=True) if precisely else self
+        def laid_out_for(self, points):
+            return replace(self, precise=True) if bool((points > 100.0).all()) else self
 
     base = Placed(UNITS)
     problem = CappedProblem(base, base, RobustOptions(sample=1001), 0, trimmings=2)._with_weights(POINTS)
     assert problem.laid_out_for(POINTS) is problem
-    precise = problem.laid_out_for(POINTS, precisely=True)
+    precise = problem.laid_out_for(POINTS + 200.0)
     assert (precise.base.precise, precise.weighted.precise, problem.weighted.precise) == (True, True, False)
     assert torch.equal(precise.weights, problem.weights)
     assert torch.equal(precise.weighted.weights, problem.weights)

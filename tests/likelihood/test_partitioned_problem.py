@@ -67,7 +67,7 @@ def test_loss_and_gradient_of_parts_are_those_of_all_rows(tmp_path):
 def test_points_of_hidden_numbers_are_placed_in_all_parts(tmp_path):
     parts, whole, points = laid_out(tmp_path, *bent_factor())
     point = points[:1]
-    placed, whole = parts.laid_out_for(point, precisely=True), whole.laid_out_for(point, precisely=True)
+    placed, whole = parts.laid_out_for(point), whole.laid_out_for(point)
     moved = placed.refine(point)
     placed = placed if moved is None else moved.problem
     for ours, theirs in zip(with_gradient(placed, point), with_gradient(whole, point), strict=True):
@@ -139,8 +139,7 @@ class Bowl:
         gap = (point - self.middle).square().sum(-1)
         return LossTerms.of(gap, reconstruction=gap)
 
-    def laid_out_for(self, points, *, precisely):
-        assert precisely
+    def laid_out_for(self, points):
         self.placed.append(points)
         return self
 

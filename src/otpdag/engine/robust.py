@@ -153,9 +153,9 @@ class CappedProblem(WrappedProblem):
         options = replace(self.options, sample=self.options.sample // 3)
         return replace(self, base=part, judge=part, options=options, trimmings=options.concentration, near=None)
 
-    def laid_out_for(self, points: Tensor, *, precisely: bool = False) -> Self:
+    def laid_out_for(self, points: Tensor) -> Self:
         """Points of unknown numbers where they are needed, and weights at these points, unless they are known."""
-        base = self.base.laid_out_for(points, precisely=precisely)
+        base = self.base.laid_out_for(points)
         if self.weights is None or len(self.weights) != len(points):
             return replace(self, base=base)._with_weights(points)
         return self if base is self.base else replace(self, base=base, weighted=base.reweighted(self.weights))

@@ -195,7 +195,7 @@ class _Field:
         course, steps = self.course, self.searcher.optimiser.steps
         problem, outcome = self._settled(
             self.searcher.last_run,
-            self.problem.laid_out_for(self.points[alive], precisely=True),
+            self.problem.laid_out_for(self.points[alive]),
             alive,
             steps=steps,
             moves=max(course.moves, self.problem.pace.refinements) if course.moves else 0,

@@ -260,7 +260,7 @@ class GraphProblem(TableRows):
         part = random_part(self.rows, rows, self.seed)
         return self if part is None else self._of(self.batch.take(part))
 
-    def laid_out_for(self, points: Tensor, *, precisely: bool = False) -> Self:
+    def laid_out_for(self, points: Tensor) -> Self:
         """Place the points of numbers and counts where the posteriors of these replicas are."""
         if not self.unplaced.has_points or (self.placed_for is not None and torch.equal(points, self.placed_for)):
             return self

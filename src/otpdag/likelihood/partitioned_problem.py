@@ -120,9 +120,9 @@ class PartitionedProblem(WrappedProblem, Units):
             return self.in_units().subset(rows, coarse=coarse)
         return self.base.subset(min(rows, self.base.rows), coarse=coarse)
 
-    def laid_out_for(self, points: Tensor, *, precisely: bool = False) -> Self:
+    def laid_out_for(self, points: Tensor) -> Self:
         """Points of unknown numbers placed for these replicas, in all parts."""
-        sample = self.base.laid_out_for(points, precisely=precisely)
+        sample = self.base.laid_out_for(points)
         return self if sample is self.base else replace(self, base=sample, placed=points.detach().clone())
 
     def refine(self, point: Tensor) -> Refinement | None:
@@ -205,7 +205,7 @@ def _evaluated(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Weight, loss (R,) and gradient (R, P) of one part, both times the weight."""
     if placed is not None:
-        problem = problem.laid_out_for(placed, precisely=True)
+        problem = problem.laid_out_for(placed)
     weight = problem.weight.sum(-1)
     alike = placed is None or len(placed) == 1
     told = [_loss_and_slope(problem, few, slope) for few in (point.split(REPLICAS_AT_ONCE) if alike else (point,))]

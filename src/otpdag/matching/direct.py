@@ -280,9 +280,9 @@ class WithDirect(WrappedProblem, Units):
         """Those of both."""
         return self.base.notes(point) + self.direct.notes(point)
 
-    def laid_out_for(self, points: Tensor, *, precisely: bool = False) -> Self:
+    def laid_out_for(self, points: Tensor) -> Self:
         """The other problem, placed for these replicas."""
-        return replace(self, base=self.base.laid_out_for(points, precisely=precisely))
+        return replace(self, base=self.base.laid_out_for(points))
 
     def refine(self, point: Tensor) -> Refinement | None:
         """The other problem as long as it moves, then the direct term."""

@@ -83,7 +83,7 @@ def parameter_covariance(
             f"standard errors need a matrix of all {point.shape[1]} parameters; at most {most} are "
             "supported: use errors='bootstrap'"
         )
-    placed = problem.laid_out_for(point, precisely=True)
+    placed = problem.laid_out_for(point)
     mass = float(problem.unit_mass.sum())
 
     def gradient(points: Tensor) -> Tensor:
