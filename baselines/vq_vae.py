@@ -3,7 +3,7 @@
 import torch
 
 from baselines.discrete import DiscreteAutoencoder, squared_distances
-from otpdag.layers import nearest as nearest_of
+from otpdag.numerics import nearest as nearest_of
 
 
 class VQVAE(DiscreteAutoencoder):

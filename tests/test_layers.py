@@ -4,15 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from otpdag.layers import (
-    apply_linear,
-    apply_mlp,
-    expand_to,
-    gumbel_softmax,
-    init_mlp,
-    nearest,
-    side_by_side,
-)
+from otpdag.layers import apply_mlp, gumbel_softmax, init_mlp
+from otpdag.numerics import apply_linear, expand_to, nearest, side_by_side
 
 GENERATOR = torch.Generator().manual_seed(0)
 

@@ -21,9 +21,10 @@ from torch.func import functional_call
 from otpdag.clustering import move_centres
 from otpdag.data import Batch
 from otpdag.errors import ModelError
-from otpdag.layers import apply_linear, apply_mlp, expand_to, gumbel_softmax, init_mlp, nearest, side_by_side
+from otpdag.layers import apply_mlp, gumbel_softmax, init_mlp
 from otpdag.mechanisms.normal import LOG_SQRT_2PI
 from otpdag.mechanisms.predictor import centre_and_spread, weighted_regression
+from otpdag.numerics import apply_linear, expand_to, nearest, side_by_side
 from otpdag.settings import SumSizes
 from otpdag.spaces import Space
 from otpdag.structure import Structure, Theta

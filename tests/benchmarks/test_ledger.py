@@ -16,7 +16,7 @@ from benchmarks.harness import Settings, run
 from otpdag import mechanisms
 
 QUICK = ("normal", "poisson_gaps", "vector_multivariate", "factor", "mixture", "chain_poisson", "lags", "documents")
-HELPERS = {"Atoms", "Axis", "Family", "Mechanism", "Noise", "from_spec", "register", "start", "tie"}
+HELPERS = {"Axis", "Family", "Mechanism", "Noise", "from_spec", "register", "start", "tie"}
 OF_IMAGES = {"Codebook", "Codes", "Quantized"}  # inside the estimator of the case `codes`
 
 

@@ -20,7 +20,7 @@ from otpdag.likelihood import graph_problem
 from otpdag.likelihood.elimination import Tempering
 from otpdag.likelihood.graph_problem import WORST_LOSS, GraphProblem, rows_along_graph
 from otpdag.likelihood.rows import RowObjective
-from otpdag.mechanisms.protocols import has_closed_form
+from otpdag.mechanisms.base import has_closed_form
 from otpdag.settings import ClosedForm, Objective
 from otpdag.structure import parameter_places
 from tests.likelihood.elimination.worlds import enumerated

@@ -320,13 +320,10 @@ def test_an_inner_vector_of_counts_is_refused():
 
 
 def test_a_leaf_without_support_or_derivative_is_refused():
-    """A mechanism of counts that offers neither a density nor atoms."""
+    """A mechanism of counts that offers no density."""
 
     class Rounded(m.Poisson):
         has_density = False
-
-        def atoms(self, params, parents, limit):
-            return None
 
     model = otp.Model(otp.Graph([], nodes=["x"]), {"x": Rounded()})
     model.set_params({"x": {"log_rate": 1.0}})

@@ -5,7 +5,7 @@ import torch
 
 from otpdag import mechanisms as m
 from otpdag.errors import ModelError
-from otpdag.mechanisms import protocols
+from otpdag.mechanisms import base as protocols
 from otpdag.mechanisms.base import Noise, axis_count, sum_cells
 from otpdag.spaces import Discrete, Real
 from tests.mechanisms.own import Chances
@@ -53,7 +53,7 @@ def test_a_mechanism_that_says_nothing_has_nothing():
     assert node.parameters() == node.axes() == protocols.buffers_of(node) == {}
     assert node.start(torch.zeros(3, 2), {}, torch.ones(3)) == {}
     value = torch.ones(1, 4, 2)
-    assert node.mean({}, {}) is node.atoms({}, {}, 100) is None
+    assert node.mean({}, {}) is None
     torch.testing.assert_close(protocols.relaxed(node, {}, {}, value, 0.5), 3 * value)
     mask = torch.tensor([True, False])
     assert node.complete({}, value, {}, mask, value).tolist() == [[[1.0, 3.0]] * 4]
@@ -88,15 +88,6 @@ def test_axes_are_those_of_the_largest_value():
     assert axis_count({"a": three, "b": four}) == 4
     assert axis_count({"a": four}, three) == 4
     assert axis_count({"a": torch.zeros(1, 2)}) == 2
-
-
-def test_categories_are_listed_up_to_a_limit():
-    node = Chances(3).setup(m.Family("x"))
-    chances = {"chances": torch.tensor([[0.2, 0.3, 0.5]]).double()}
-    atoms = node.atoms(chances, {}, 3)
-    assert atoms.values.tolist() == torch.eye(3).tolist()
-    torch.testing.assert_close(atoms.log_probs.exp(), chances["chances"].unsqueeze(1))
-    assert node.atoms(chances, {}, 2) is None
 
 
 def test_layers_of_networks_start_at_random_and_nothing_else_does():

@@ -8,7 +8,7 @@ import torch
 
 from otpdag import mechanisms as m
 from otpdag.mechanisms import Family
-from otpdag.mechanisms.protocols import fitted_to_rows, has_closed_form
+from otpdag.mechanisms.base import fitted_to_rows, has_closed_form
 from otpdag.spaces import Discrete, Real
 
 GENERATOR = torch.Generator().manual_seed(0)

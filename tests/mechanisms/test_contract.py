@@ -8,7 +8,7 @@ import torch
 
 from otpdag import mechanisms as m
 from otpdag.errors import ModelError
-from otpdag.mechanisms.protocols import Turning
+from otpdag.mechanisms.base import Turning
 from otpdag.spaces import Count, Discrete, Image, Real, Simplex
 from otpdag.testing import MECHANISM_CHECKS, Case
 

@@ -39,19 +39,6 @@ def test_rates_are_bounded_above():
     assert found[0, 0].tolist() == pytest.approx([-np.exp(25.0), 25.0, -1.0])
 
 
-def test_lists_of_counts_end_where_hardly_any_mass_lies():
-    for node, law, params in (
-        (m.Poisson().setup(ROOT), stats.poisson(np.exp(1.3)), at(1.3)),
-        (m.NegativeBinomial().setup(ROOT), stats.nbinom(2.0, 2 / (2 + np.exp(1.3))), at(1.3, dispersion=2.0)),
-    ):
-        largest = int(law.ppf(1 - m.Poisson.rare))
-        atoms = node.atoms(params, {}, largest + 1)
-        assert atoms.values.flatten().tolist() == list(range(largest + 1))
-        np.testing.assert_allclose(atoms.log_probs.flatten(), law.logpmf(np.arange(largest + 1)), rtol=1e-8)
-        assert node.atoms(params, {}, largest) is None
-    assert m.Poisson(2).setup(ROOT).atoms({"log_rate": torch.zeros(1, 1, 2)}, {}, 1000) is None
-
-
 def test_noise_of_a_count_lies_between_the_distribution_function_below_it_and_at_it():
     value, uniform = (
         torch.tensor([[[0.0], [1.0], [4.0]]], dtype=torch.float64),

@@ -5,8 +5,8 @@ import torch
 
 from otpdag import mechanisms as m
 from otpdag.errors import ModelError
+from otpdag.mechanisms.base import abducted, can_abduct
 from otpdag.mechanisms.parameters import Parameter
-from otpdag.mechanisms.protocols import abducted, can_abduct
 from otpdag.spaces import Discrete, Positive, Real, Simplex, Unit
 
 REAL = (("r", Real(1)),)

@@ -6,7 +6,7 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.mechanisms.protocols import fitted_to_rows, has_closed_form
+from otpdag.mechanisms.base import fitted_to_rows, has_closed_form
 from otpdag.structure import Structure
 from tests.mechanisms.plain import regressed
 

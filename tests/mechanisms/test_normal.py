@@ -10,9 +10,9 @@ from scipy import integrate, stats
 from otpdag import mechanisms as m
 from otpdag.divergences.whitened import FeatureColumn, WhitenedFeatures
 from otpdag.errors import ModelError
+from otpdag.mechanisms.base import fitted_to_rows
 from otpdag.mechanisms.normal import default_floor
 from otpdag.mechanisms.parameters import Axis
-from otpdag.mechanisms.protocols import fitted_to_rows
 from otpdag.spaces import Discrete
 from tests.mechanisms.plain import FAMILY, as_parents, line_of, pooled, regressed, table
 

@@ -8,15 +8,9 @@ import torch
 
 from otpdag import mechanisms as m
 from otpdag.errors import ModelError
+from otpdag.mechanisms.base import configurations, numeric
 from otpdag.mechanisms.parameters import Axis, Tied, as_setting
-from otpdag.mechanisms.predictor import (
-    Predictor,
-    Units,
-    centre_and_spread,
-    configurations,
-    numeric,
-    weighted_regression,
-)
+from otpdag.mechanisms.predictor import Predictor, Units, centre_and_spread, weighted_regression
 from otpdag.spaces import Discrete, Real
 
 FAMILY = m.Family("x", (("a", Discrete(2)), ("r", Real(1)), ("b", Discrete(3)), ("s", Real(2))))

@@ -6,7 +6,7 @@ import torch
 
 from otpdag import mechanisms as m
 from otpdag.mechanisms import Family
-from otpdag.mechanisms.protocols import fitted_to_rows
+from otpdag.mechanisms.base import fitted_to_rows
 from otpdag.spaces import Discrete
 
 GENERATOR = torch.Generator().manual_seed(0)

@@ -20,7 +20,7 @@ from otpdag.divergences import Energy
 from otpdag.likelihood import row_posterior, sequence_posterior
 from otpdag.likelihood.row_posterior import Fitted, posterior_draws
 from otpdag.mechanisms import Mechanism
-from otpdag.mechanisms.protocols import abducted, can_abduct
+from otpdag.mechanisms.base import abducted, can_abduct
 from otpdag.noise import draw_noise
 from otpdag.simulation import ancestral, sequences_like
 

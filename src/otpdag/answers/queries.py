@@ -34,8 +34,7 @@ from otpdag.graph import Graph
 from otpdag.likelihood import elimination
 from otpdag.likelihood.row_posterior import BUDGET, Fitted, posterior_draws
 from otpdag.mechanisms import Given
-from otpdag.mechanisms.base import Family
-from otpdag.mechanisms.protocols import abducted, can_abduct
+from otpdag.mechanisms.base import Family, abducted, can_abduct
 from otpdag.numerics import bounded_threads
 from otpdag.structure import Naturals, Structure, columns_of, unpack
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from otpdag.costs import AbstractCost, PointFunction, SquaredEuclidean, as_cost
 from otpdag.divergences.base import AbstractDivergence, fill_weights, require_finite
 from otpdag.errors import ModelError
-from otpdag.layers import nearest
+from otpdag.numerics import nearest
 
 Array = NDArray[np.float64]
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from otpdag.divergences.base import AbstractDivergence, fill_weights
-from otpdag.layers import side_by_side
+from otpdag.numerics import side_by_side
 
 
 def products_of_lines(lines: Tensor, factors: Sequence[Tensor]) -> Tensor:

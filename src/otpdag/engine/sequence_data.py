@@ -27,7 +27,7 @@ from otpdag.learned.smoother import SequenceMap
 from otpdag.likelihood.chain_problem import FEWEST_UNITS, chain_problem
 from otpdag.likelihood.starts import complete_steps, step_weights
 from otpdag.matching.windows import check_windows, window_problem
-from otpdag.mechanisms.protocols import is_linear
+from otpdag.mechanisms.base import is_linear
 from otpdag.model import Model
 from otpdag.noise import Streams
 from otpdag.problem import Problem

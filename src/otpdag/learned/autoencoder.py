@@ -22,12 +22,12 @@ from otpdag.backward import EncoderMap, QuantizedMap
 from otpdag.divergences.base import AbstractDivergence
 from otpdag.divergences.wasserstein import reverse_gradient, semi_dual
 from otpdag.errors import ModelError, check_choice
-from otpdag.layers import nearest
 from otpdag.learned.algorithm import Algorithm1, Family, Step
 from otpdag.mechanisms import Codebook
+from otpdag.mechanisms.base import relaxed, relaxed_noise
 from otpdag.mechanisms.codebook import copy_gradient, mahalanobis
-from otpdag.mechanisms.protocols import relaxed, relaxed_noise
 from otpdag.noise import Streams
+from otpdag.numerics import nearest
 from otpdag.problem import LossTerms, Pace, Problem, Refinement, split_point
 from otpdag.settings import Objective
 from otpdag.structure import Naturals, Structure, Theta, pack, unpack

@@ -22,13 +22,12 @@ from torch import Tensor
 from otpdag.backward import AmortizedMap
 from otpdag.costs import DEFAULT_COSTS, AbstractCost, PointFunction, as_cost
 from otpdag.data import Batch, random_part
-from otpdag.layers import side_by_side
 from otpdag.learned.algorithm import Algorithm1, Drawn, Family, Moment, Step
 from otpdag.learned.sequence_map import BidirectionalMap
 from otpdag.mechanisms import Mechanism
-from otpdag.mechanisms.base import Noise, Params, Parents
-from otpdag.mechanisms.protocols import abducted, can_abduct, relaxed, relaxed_noise
+from otpdag.mechanisms.base import Noise, Params, Parents, abducted, can_abduct, relaxed, relaxed_noise
 from otpdag.noise import Streams, normal_score
+from otpdag.numerics import side_by_side
 from otpdag.problem import LossTerms, WrappedProblem
 from otpdag.settings import Objective
 from otpdag.structure import Naturals, Structure, Theta

@@ -22,10 +22,11 @@ from torch import Tensor
 
 from otpdag.backward import RowCode
 from otpdag.data.sequences import SequenceBatch
-from otpdag.layers import apply_linear, expand_to, gumbel_softmax
+from otpdag.layers import gumbel_softmax
 from otpdag.learned.sequence_steps import Steps
 from otpdag.learned.smoother import Adjustment, SequenceMap
 from otpdag.likelihood.chain_layout import States, joint_states
+from otpdag.numerics import apply_linear, expand_to
 from otpdag.spaces import Space
 from otpdag.structure import Structure, Theta
 

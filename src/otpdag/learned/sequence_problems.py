@@ -21,7 +21,6 @@ from torch import Tensor
 
 from otpdag.data import Batch
 from otpdag.data.sequences import SequenceBatch, part_of
-from otpdag.layers import side_by_side
 from otpdag.learned.algorithm import Algorithm1, Drawn, Family, Moment, Step
 from otpdag.learned.sampled import Draw, family, noise_family, rebuild
 from otpdag.learned.sequence_map import BidirectionalMap, ChainMarginals
@@ -33,6 +32,7 @@ from otpdag.likelihood.chain_potentials import Linear, Potentials, potentials
 from otpdag.likelihood.chain_problem import expected_log_potential
 from otpdag.mechanisms.base import Noise
 from otpdag.noise import Streams
+from otpdag.numerics import side_by_side
 from otpdag.problem import LossTerms, Pace, Problem, Refinement, split_point
 from otpdag.settings import Objective
 from otpdag.structure import Naturals, Structure, Theta

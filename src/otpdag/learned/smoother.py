@@ -19,10 +19,10 @@ from torch import Tensor
 
 from otpdag.backward import RowCode
 from otpdag.data.sequences import SequenceBatch
-from otpdag.layers import apply_linear
 from otpdag.likelihood.chain_layout import Block, joint_states
 from otpdag.mechanisms.normal import LOG_SQRT_2PI
 from otpdag.mechanisms.predictor import weighted_regression
+from otpdag.numerics import apply_linear
 from otpdag.structure import Structure, Theta
 
 

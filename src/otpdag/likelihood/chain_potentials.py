@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from otpdag.likelihood.chain_layout import Chain, States
-from otpdag.mechanisms.base import Mechanism
-from otpdag.mechanisms.protocols import fitted_to_rows
+from otpdag.mechanisms.base import Mechanism, fitted_to_rows
 from otpdag.structure import Naturals, Structure
 
 # An emission is never less likely than exp of this, relative to the likeliest state's: 1e-200 leaves a message and a

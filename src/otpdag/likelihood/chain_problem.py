@@ -30,7 +30,7 @@ from otpdag.likelihood.chain_messages import Moves, marginals, smoothed
 from otpdag.likelihood.chain_potentials import SMALLEST_LOG, HiddenNodes, Linear, Potentials, potentials
 from otpdag.likelihood.state_problem import Emissions, emissions_of
 from otpdag.likelihood.swapped_states import Reading, swapped, swapped_pairs, swaps
-from otpdag.mechanisms.protocols import has_closed_form
+from otpdag.mechanisms.base import has_closed_form
 from otpdag.problem import LossTerms, Pace, Refinement, Units, Updates, curvature, packed_point, split_point
 from otpdag.simulation import simulated_sequences
 from otpdag.structure import Naturals, Structure, columns_of

@@ -32,7 +32,7 @@ from otpdag.likelihood.m_step import Twins, find_twins, maximised, newton_step
 from otpdag.likelihood.push_forward import push_forward, pushed_nodes
 from otpdag.likelihood.rows import RowObjective, TableRows
 from otpdag.likelihood.swapped_states import swapped_rows
-from otpdag.mechanisms.protocols import has_closed_form
+from otpdag.mechanisms.base import has_closed_form
 from otpdag.problem import LossTerms, Pace, Proposals, Refinement, Units, Updates, packed_point, split_point
 from otpdag.settings import ClosedForm, Objective
 from otpdag.structure import Naturals, Structure, parameter_places

@@ -28,8 +28,7 @@ from otpdag.likelihood.elimination.family_statistics import (
     Statistics,
     weighed,
 )
-from otpdag.mechanisms.base import Mechanism, Params
-from otpdag.mechanisms.protocols import Buffered, ExponentialFamily, Regressed, buffers_of
+from otpdag.mechanisms.base import Buffered, ExponentialFamily, Mechanism, Params, Regressed, buffers_of
 from otpdag.structure import Naturals, Structure, pack, parameter_places, unpack
 
 

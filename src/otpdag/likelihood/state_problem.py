@@ -20,9 +20,14 @@ from torch import Tensor
 from otpdag.data import Batch, random_part
 from otpdag.likelihood.rows import LayOut, SummedRows
 from otpdag.likelihood.swapped_states import SWAP_ROWS, Reading, swapped, swaps
-from otpdag.mechanisms.base import Family
-from otpdag.mechanisms.predictor import configurations
-from otpdag.mechanisms.protocols import ExponentialFamily, defines_together, fitted_to_rows, has_closed_form
+from otpdag.mechanisms.base import (
+    ExponentialFamily,
+    Family,
+    configurations,
+    defines_together,
+    fitted_to_rows,
+    has_closed_form,
+)
 from otpdag.numerics import joint_one_hot
 from otpdag.problem import LossTerms, Pace, Refinement, Updates, packed_point, split_point
 from otpdag.spaces import Space

@@ -19,8 +19,7 @@ from otpdag.divergences.whitened import FeatureColumn, FittedFeatures, Kernel
 from otpdag.errors import ModelError
 from otpdag.matching.model_points import ModelPoints
 from otpdag.mechanisms import Mechanism
-from otpdag.mechanisms.base import Params, Parents
-from otpdag.mechanisms.protocols import KernelMeans
+from otpdag.mechanisms.base import KernelMeans, Params, Parents
 from otpdag.numerics import quadrature
 from otpdag.spaces import Space
 from otpdag.structure import Naturals, Structure
@@ -81,10 +80,8 @@ def _summed_features(points: ModelPoints, naturals: Naturals, fitted: FittedFeat
     return (weight.unsqueeze(-2) @ fitted.combine(means)).squeeze(-2), weight.sum(-1, keepdim=True)
 
 
-def leaf_means(
-    mechanism: Mechanism, params: Params, parents: Parents, kernels: Sequence[Kernel], most_atoms: int = 400
-) -> list[Tensor]:
-    """Integrate a leaf out of its kernels: in closed form, over its support, or over a grid of its noise."""
+def leaf_means(mechanism: Mechanism, params: Params, parents: Parents, kernels: Sequence[Kernel]) -> list[Tensor]:
+    """Integrate a leaf out of its kernels: in closed form, over its values, or over a grid of its noise."""
     closed = mechanism.kernel_means(params, parents, kernels) if isinstance(mechanism, KernelMeans) else None
     if closed is not None:
         return closed
@@ -92,10 +89,9 @@ def leaf_means(
         summed = _summed_means(mechanism, params, parents, kernels)
         if summed is not None:
             return summed
-    atoms = mechanism.atoms(params, parents, most_atoms)
-    if atoms is not None:
-        probs = torch.exp(atoms.log_probs)
-        return [probs @ kernel(atoms.values) for kernel in kernels]
+    if mechanism.space.is_discrete and mechanism.has_density:
+        probs = torch.exp(mechanism.log_probs(params, parents))
+        return [probs @ kernel(torch.eye(probs.shape[-1]).to(probs)) for kernel in kernels]
     return _leaf_quadrature(mechanism, params, parents, kernels)
 
 

@@ -1,6 +1,6 @@
 """Mechanisms: how a node's value comes from its parents and its noise."""
 
-from otpdag.mechanisms.base import Atoms, Family, Mechanism, Noise
+from otpdag.mechanisms.base import Family, Mechanism, Noise
 from otpdag.mechanisms.beta import Beta
 from otpdag.mechanisms.categorical import Bernoulli, Categorical
 from otpdag.mechanisms.codebook import Codebook, Codes, Quantized
@@ -19,7 +19,6 @@ from otpdag.mechanisms.stay_or_move import StayOrMove
 from otpdag.mechanisms.student import StudentT
 
 __all__ = [
-    "Atoms",
     "Axis",
     "Bernoulli",
     "Beta",

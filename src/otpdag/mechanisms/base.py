@@ -10,14 +10,16 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from otpdag.divergences.whitened import Kernel
 from otpdag.errors import ModelError
 from otpdag.mechanisms.parameters import Axis, Fixed, Parameter
-from otpdag.mechanisms.spec import describe_arguments, recorded
+from otpdag.mechanisms.spec import described
+from otpdag.numerics import side_by_side
 from otpdag.spaces import Space
 
 Params = Mapping[str, Tensor]
@@ -53,19 +55,11 @@ class Family:
         return tuple((name, space) for name, space in self.parents if not space.is_discrete)
 
 
-@dataclass(frozen=True)
-class Atoms:
-    """A finite support: ``values`` (..., A, width) with log-probabilities ``log_probs`` (R, ..., A)."""
-
-    values: Tensor
-    log_probs: Tensor
-
-
 class Mechanism(ABC):
     """How one node's value comes from its parents and its own noise.
 
-    A new mechanism needs a space, parameters, a noise prior and :meth:`forward`; :meth:`log_prob` and :meth:`atoms`
-    where they exist unlock more methods of estimation, and so does what :mod:`otpdag.mechanisms.protocols` lists.
+    A new mechanism needs a space, parameters, a noise prior and :meth:`forward`; :meth:`log_prob` unlocks more methods
+    of estimation, and so does each of the protocols below.
     """
 
     is_given: ClassVar[bool] = False
@@ -73,12 +67,13 @@ class Mechanism(ABC):
 
     _family: Family | None = None
     _declared: dict[str, Parameter] | None = None
-    _arguments: Mapping[str, Any] = {}
+    _built_from: tuple[tuple[Any, ...], dict[str, Any]]
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if "__init__" in cls.__dict__:
-            cls.__init__ = recorded(cls.__init__)  # type: ignore[method-assign]
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Remember what the mechanism is built from, for a file."""
+        made = super().__new__(cls)
+        made._built_from = args, kwargs
+        return made
 
     # -- declaration -------------------------------------------------------------------------------------
 
@@ -154,7 +149,7 @@ class Mechanism(ABC):
 
         :func:`otpdag.mechanisms.from_spec` reads it again. Functions and modules are not saved.
         """
-        return {"type": type(self).__name__, "arguments": describe_arguments(self)}
+        return described(self)
 
     def natural(self, raw: Params) -> dict[str, Tensor]:
         """Natural parameters from raw ones; fixed parameters are filled in."""
@@ -259,16 +254,6 @@ class Mechanism(ABC):
         """Draw the cells of ``value`` that ``mask`` (R, ..., cells) does not keep, given those that it keeps."""
         return torch.where(mask, value, self.forward(params, parents, noise))
 
-    def atoms(self, params: Params, parents: Parents, limit: int) -> Atoms | None:
-        """The support with its probabilities, if it is finite (or can be cut) at ``limit`` atoms or fewer.
-
-        By default that of categories.
-        """
-        if not self.space.is_discrete or not self.has_density or self.space.width > limit:
-            return None
-        log_probs = self.log_probs(params, parents)
-        return Atoms(torch.eye(self.space.width, dtype=log_probs.dtype, device=log_probs.device), log_probs)
-
     def mean(self, params: Params, parents: Parents) -> Tensor | None:
         """The conditional mean, where one has a closed form."""
         return None
@@ -290,3 +275,208 @@ def sum_cells(log_prob: Tensor, mask: Tensor | None) -> Tensor:
     if mask is not None:
         log_prob = torch.where(mask, log_prob, 0.0)
     return log_prob.sum(-1)
+
+
+def configurations(family: Family, parents: Parents) -> Tensor | None:
+    """One-hot (or soft) joint configuration of the discrete parents: (R, ..., C), the last parent fastest."""
+    joint: Tensor | None = None
+    for name, _ in family.discrete:
+        value = parents[name]
+        joint = value if joint is None else (joint.unsqueeze(-1) * value.unsqueeze(-2)).flatten(-2)
+    return joint
+
+
+def numeric(family: Family, parents: Parents) -> Tensor | None:
+    """The numeric parents side by side: (R, ..., P)."""
+    columns = [parents[name] for name, _ in family.continuous]
+    return side_by_side(columns) if columns else None
+
+
+# -- what a mechanism may offer besides --------------------------------------------------------------------------------
+#
+# Each in a class of its own: a mechanism that has the methods is one, and whoever needs them asks with ``isinstance``.
+# Some depend on the parents or on what is given, too; the functions below ask for both.
+
+
+@runtime_checkable
+class ExponentialFamily(Protocol):
+    r"""A log-density that is a product of features of the value and coefficients of the parameters.
+
+    With one row of coefficients for each configuration of the discrete parents,
+    :math:`\log p(x \mid c) = \mathrm{features}(x) \cdot \eta_c`, any number of weighted values is read through the
+    features' sums: they are all that the M-step needs.
+    """
+
+    def features(self, value: Tensor, mask: Tensor) -> Tensor | None:
+        """Features (n, F) of values (n, width); cells that ``mask`` (n, cells) does not keep add nothing.
+
+        None where these parents, or these gaps, allow none.
+        """
+
+    def coefficients(self, params: Params) -> Tensor:
+        r"""The coefficients :math:`\eta` (R, C, F) of :meth:`features`, for each configuration."""
+
+    def fitted(self, params: Params, sums: Tensor) -> dict[str, Tensor]:
+        """The likeliest natural parameters for weighted sums of features (R, C, F) in each configuration.
+
+        What is given stays, and what no row tells stays as it is in ``params``.
+        """
+
+
+@runtime_checkable
+class Regressed(Protocol):
+    """A mechanism whose M-step is a regression on its numeric parents."""
+
+    def regressed(
+        self, params: Params, moments: Tensor, shift: Tensor, unit: Tensor, least: float = ...
+    ) -> dict[str, Tensor]:
+        """The likeliest natural parameters for second moments of each coordinate with the numeric parents.
+
+        Args:
+            params: Where all parameters are (1 or R, ...); what no row tells stays.
+            moments: Sums of products of (value, numeric parents, 1) in each configuration, coordinate by coordinate
+                (R, C, dim, P + 2, P + 2).
+            shift: What was subtracted from value and parents before (dim, P + 1).
+            unit: What values were divided by then (dim,); parents are not.
+            least: A share of the column's spread, below which no scale falls.
+        """
+
+
+@runtime_checkable
+class Abducible(Protocol):
+    """A mechanism that finds the noise that made a value."""
+
+    def abduct(self, params: Params, value: Tensor, parents: Parents, uniform: Tensor) -> Tensor:
+        """The noise that made ``value``: ``u = psi^-1(x; parents)``.
+
+        For counts and categories a whole interval of noise gives the same value; ``uniform`` (R, ...,
+        noise.dim) picks a point in it (randomised probability integral transform).
+        """
+
+
+@runtime_checkable
+class Relaxed(Protocol):
+    """A mechanism with draws that are differentiable in parameters and parents, though its values are not."""
+
+    def relaxed(self, params: Params, parents: Parents, noise: Tensor, temperature: float) -> Tensor:
+        """A draw from noise (R, ..., dim)."""
+
+
+@runtime_checkable
+class Turning(Protocol):
+    """A mechanism that follows other signs of hidden numbers, which nothing in the data tells."""
+
+    def turned(self, params: Params, nodes: Collection[str], sign: Tensor) -> dict[str, Tensor] | None:
+        """Parameters of the same mechanism once the coordinates of each of ``nodes`` are multiplied by ``sign``.
+
+        Args:
+            params: Natural parameters (R, ...).
+            nodes: The node itself, some of its parents, or both, all of them real vectors of one width.
+            sign: One or minus one for each coordinate, (width,).
+
+        Returns:
+            All parameters, or None if the mechanism cannot follow; then signs stay as they are.
+        """
+
+
+@runtime_checkable
+class Sloped(Protocol):
+    """A mechanism that says which way it rises."""
+
+    def slopes(self, params: Params, parent: str) -> Tensor | None:
+        """How steeply the node rises with each coordinate of a numeric parent, (R, width); None if it has no slope."""
+
+
+@runtime_checkable
+class KernelMeans(Protocol):
+    """A mechanism with closed-form means of Gaussian kernels of its coordinates."""
+
+    def kernel_means(self, params: Params, parents: Parents, kernels: Sequence[Kernel]) -> list[Tensor] | None:
+        """The means of each coordinate's kernels (R, ..., J_c), where they exist."""
+
+
+@runtime_checkable
+class Buffered(Protocol):
+    """A mechanism that keeps what it read off the data, such as units: a file needs it beside the parameters."""
+
+    def buffers(self) -> dict[str, Tensor]:
+        """What :meth:`Mechanism.scaled_to` took from the data."""
+
+    def with_buffers(self, buffers: Mapping[str, Tensor]) -> Self:
+        """Return a copy with saved :meth:`buffers`."""
+
+
+def has_closed_form(mechanism: Mechanism) -> bool:
+    """Whether the M-step of a mechanism has a closed form, with its parents and with what is given."""
+    return bool(getattr(mechanism, "has_closed_form", False))
+
+
+def fitted_to_rows(
+    mechanism: Mechanism, params: Params, value: Tensor, parents: Parents, weight: Tensor
+) -> dict[str, Tensor]:
+    """The likeliest natural parameters for weighted rows: values (n, width), weights (R, n).
+
+    >>> import torch
+    >>> from otpdag.mechanisms import Categorical, Family
+    >>> coin, before = Categorical(2).setup(Family("x")), {"probs": torch.tensor([[[0.5, 0.5]]])}
+    >>> fitted_to_rows(coin, before, torch.eye(2), {}, torch.tensor([[300.0, 100.0]]))["probs"]
+    tensor([[[0.7499, 0.2501]]])
+    """
+    features = None
+    if isinstance(mechanism, ExponentialFamily):
+        features = mechanism.features(value, torch.ones_like(value[:, :1], dtype=torch.bool))
+    if not isinstance(mechanism, ExponentialFamily) or features is None:
+        raise NotImplementedError(f"{type(mechanism).__name__} has no features with these parents")
+    config, share = configurations(mechanism.family, parents), weight.unsqueeze(-1)
+    return mechanism.fitted(params, (share if config is None else share * config).mT @ features)
+
+
+def is_linear(mechanism: Mechanism) -> bool:
+    """Whether a node is linear in its numeric parents and its noise, which is normal.
+
+    >>> from otpdag.mechanisms import Family, Normal, Poisson
+    >>> [is_linear(one.setup(Family("x"))) for one in (Normal(), Normal(network=(2,)), Poisson())]
+    [True, False, False]
+    """
+    return isinstance(mechanism, Abducible) and bool(getattr(mechanism, "is_linear", False))
+
+
+def can_abduct(mechanism: Mechanism) -> bool:
+    """Whether there is noise, and the mechanism can recover it."""
+    return isinstance(mechanism, Abducible) and mechanism.noise.dim > 0
+
+
+def abducted(mechanism: Mechanism, params: Params, value: Tensor, parents: Parents, uniform: Tensor) -> Tensor:
+    """The noise that made ``value``, of a mechanism that can recover it; see :class:`Abducible`."""
+    if not isinstance(mechanism, Abducible):
+        raise NotImplementedError(f"{type(mechanism).__name__} cannot recover its noise")
+    return mechanism.abduct(params, value, parents, uniform)
+
+
+def relaxed_noise(mechanism: Mechanism) -> Noise:
+    """The prior of the noise that :func:`relaxed` takes."""
+    own: Noise = getattr(mechanism, "relaxed_noise", mechanism.noise)
+    return own
+
+
+def relaxed(mechanism: Mechanism, params: Params, parents: Parents, noise: Tensor, temperature: float) -> Tensor:
+    """A draw differentiable in parameters and parents, from :func:`relaxed_noise` (R, ..., dim)."""
+    if isinstance(mechanism, Relaxed):
+        return mechanism.relaxed(params, parents, noise, temperature)
+    return mechanism.forward(params, parents, noise)
+
+
+def buffers_of(mechanism: Mechanism) -> dict[str, Tensor]:
+    """What a mechanism read off the data; nothing of one that keeps nothing."""
+    return mechanism.buffers() if isinstance(mechanism, Buffered) else {}
+
+
+def defines_together(mechanism: Mechanism, *methods: str) -> bool:
+    """Whether one class defines all of these methods: one that overrides a density alone no longer fits the rest.
+
+    >>> from otpdag.mechanisms import Bernoulli
+    >>> defines_together(Bernoulli(), "log_prob", "features")
+    True
+    """
+    owners = [next((one for one in type(mechanism).__mro__ if name in vars(one)), None) for name in methods]
+    return owners[0] is not None and all(one is owners[0] for one in owners)

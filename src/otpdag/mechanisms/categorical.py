@@ -9,11 +9,12 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from otpdag.errors import ModelError
-from otpdag.layers import apply_linear, gumbel_softmax
-from otpdag.mechanisms.base import Mechanism, Noise, Params, Parents, axis_count
+from otpdag.layers import gumbel_softmax
+from otpdag.mechanisms.base import Mechanism, Noise, Params, Parents, axis_count, configurations
 from otpdag.mechanisms.parameters import SIMPLEX, Axis, Fixed, Parameter, Setting, as_setting
-from otpdag.mechanisms.predictor import Predicted, Predictor, configurations
+from otpdag.mechanisms.predictor import Predicted, Predictor
 from otpdag.mechanisms.regression import softmax
+from otpdag.numerics import apply_linear
 from otpdag.spaces import Discrete, Space
 
 SMALLEST_PROBABILITY = 1e-12  # what an impossible category counts as, so that its logarithm is finite

@@ -7,10 +7,10 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from otpdag.errors import ModelError
-from otpdag.layers import expand_to, nearest
 from otpdag.mechanisms.base import Mechanism, Noise, Params, Parents, sum_cells
 from otpdag.mechanisms.normal import normal_log_density
 from otpdag.mechanisms.parameters import POSITIVE, SIMPLEX, Parameter, Setting, Support, as_setting
+from otpdag.numerics import expand_to, nearest
 from otpdag.spaces import Count, Real, Space
 
 

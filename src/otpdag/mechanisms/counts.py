@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from otpdag.errors import ModelError
-from otpdag.mechanisms.base import Atoms, Noise, Params, Parents, sum_cells
+from otpdag.mechanisms.base import Noise, Params, Parents, sum_cells
 from otpdag.mechanisms.parameters import Fixed, Setting, Start, as_setting
 from otpdag.mechanisms.predictor import Dispersed, Predicted, check_dim
 from otpdag.mechanisms.quantiles import beta_cdf, inside_unit, poisson_quantile
@@ -26,8 +26,6 @@ class LogLinearCount(Predicted):
     predicts: ClassVar[str] = "log_rate"
     largest_log_rate: ClassVar[float] = 25.0
     """Beyond, counts are no longer exact in floating point."""
-    rare: ClassVar[float] = 1e-9
-    """Mass of the tail that a list of counts leaves out."""
 
     def __init__(
         self,
@@ -81,23 +79,6 @@ class LogLinearCount(Predicted):
     def variance(self, params: Params, parents: Parents, log_rate: Tensor) -> Tensor:
         """Variance of the count."""
 
-    @abstractmethod
-    def largest_count(self, params: Params, parents: Parents) -> int:
-        """A count beyond which hardly any mass lies, whatever the parents."""
-
-    def atoms(self, params: Params, parents: Parents, limit: int) -> Atoms | None:
-        """Zero up to a count beyond which hardly any mass lies; only for one coordinate."""
-        if self.dim != 1:
-            return None
-        largest = self.largest_count(params, parents)
-        if largest + 1 > limit:
-            return None
-        log_rate = self.log_rate_at(params, parents)
-        values = torch.arange(largest + 1, dtype=log_rate.dtype, device=log_rate.device)
-        spread = {name: value.unsqueeze(-2) for name, value in parents.items()}
-        grid = values.reshape((1,) * (log_rate.ndim - 1) + (-1, 1))
-        return Atoms(values.unsqueeze(-1), self.log_prob(params, grid, spread))
-
     def mean(self, params: Params, parents: Parents) -> Tensor:
         """The rate."""
         return torch.exp(self.log_rate_at(params, parents))
@@ -142,11 +123,6 @@ class Poisson(LogLinearCount):
     def variance(self, params: Params, parents: Parents, log_rate: Tensor) -> Tensor:
         """The rate."""
         return torch.exp(log_rate)
-
-    def largest_count(self, params: Params, parents: Parents) -> int:
-        """The far quantile at the largest rate."""
-        rate = torch.exp(self.log_rate_at(params, parents).detach().max())
-        return int(poisson_quantile(torch.full_like(rate, 1 - self.rare), rate))
 
     def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:
         """The inverse distribution function at ``u``."""
@@ -228,12 +204,6 @@ class NegativeBinomial(LogLinearCount, Dispersed):
         """``mu + mu^2 / dispersion``."""
         mean = torch.exp(log_rate)
         return mean + mean**2 / self.row_of(params["dispersion"], parents, log_rate.ndim)
-
-    def largest_count(self, params: Params, parents: Parents) -> int:
-        """The far quantile at the largest mean and the smallest dispersion."""
-        rate = torch.exp(self.log_rate_at(params, parents).detach().max()).item()
-        size = params["dispersion"].detach().min().item()
-        return int(_quantile(1 - self.rare, size, size / (size + rate)))
 
     def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:
         """The inverse distribution function at ``u``."""

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from otpdag.errors import ModelError
-from otpdag.layers import expand_to
 from otpdag.mechanisms.base import Mechanism, Noise, Params, Parents, sum_cells
 from otpdag.mechanisms.normal import normal_log_density
 from otpdag.mechanisms.parameters import POSITIVE, REAL, Parameter, Setting, as_setting
 from otpdag.mechanisms.predictor import centre_and_spread
+from otpdag.numerics import expand_to
 from otpdag.spaces import Real, Space
 
 PREFIX = "module."

@@ -12,14 +12,14 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from otpdag.errors import ModelError
-from otpdag.layers import apply_linear
-from otpdag.mechanisms.base import Noise, Params, Parents, axis_count
+from otpdag.mechanisms.base import Noise, Params, Parents, axis_count, configurations
 from otpdag.mechanisms.categorical import SMALLEST_PROBABILITY
 from otpdag.mechanisms.counts import between
 from otpdag.mechanisms.parameters import SIMPLEX, Axis, Parameter, Setting, as_setting
-from otpdag.mechanisms.predictor import Predicted, Predictor, configurations
+from otpdag.mechanisms.predictor import Predicted, Predictor
 from otpdag.mechanisms.quantiles import beta_cdf, inside_unit
 from otpdag.mechanisms.regression import softmax
+from otpdag.numerics import apply_linear
 from otpdag.spaces import Count, Simplex, Space
 
 

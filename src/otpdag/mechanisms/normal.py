@@ -272,7 +272,7 @@ class Normal(LocationScale):
         """Least squares of each coordinate, configurations weighed by the present scales; then the residuals' spread.
 
         Slopes are the same in all configurations, so that they depend on the scales: each is the best given the other.
-        Arguments are those of :class:`~otpdag.mechanisms.protocols.Regressed`; a scale is no smaller than ``least`` of
+        Arguments are those of :class:`~otpdag.mechanisms.base.Regressed`; a scale is no smaller than ``least`` of
         the column's spread, below which digits are lost.
         """
         learned = {name for name, parameter in self.declared().items() if parameter.learned}

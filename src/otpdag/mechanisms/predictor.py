@@ -22,25 +22,11 @@ import torch
 from torch import Tensor
 
 from otpdag.errors import ModelError
-from otpdag.layers import apply_linear, apply_mlp, expand_to, side_by_side
-from otpdag.mechanisms.base import Family, Mechanism, Noise, Params, Parents, axis_count
+from otpdag.layers import apply_mlp
+from otpdag.mechanisms.base import Family, Mechanism, Noise, Params, Parents, axis_count, configurations, numeric
 from otpdag.mechanisms.parameters import POSITIVE, REAL, Axis, Parameter, Setting, Tied, as_setting
 from otpdag.mechanisms.regression import Fit, least_squares
-
-
-def configurations(family: Family, parents: Parents) -> Tensor | None:
-    """One-hot (or soft) joint configuration of the discrete parents: (R, ..., C), the last parent fastest."""
-    joint: Tensor | None = None
-    for name, _ in family.discrete:
-        value = parents[name]
-        joint = value if joint is None else (joint.unsqueeze(-1) * value.unsqueeze(-2)).flatten(-2)
-    return joint
-
-
-def numeric(family: Family, parents: Parents) -> Tensor | None:
-    """The numeric parents side by side: (R, ..., P)."""
-    columns = [parents[name] for name, _ in family.continuous]
-    return side_by_side(columns) if columns else None
+from otpdag.numerics import apply_linear, expand_to, side_by_side
 
 
 def weighted_regression(design: Tensor, target: Tensor, weight: Tensor, ridge: float = 1e-6) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -98,38 +97,30 @@ def _check_plain(kind: type[Mechanism], argument: str, value: Any, node: str) ->
         raise ModelError(f"{_at(node)}{kind.__name__} takes {declared} for {argument!r}; got {value!r:.60}")
 
 
-def recorded(init: Callable[..., None]) -> Callable[..., None]:
-    """Wrap an ``__init__`` so that the object remembers what it was built from."""
-    signature = inspect.signature(init)
-
-    @functools.wraps(init)
-    def wrapper(self: Mechanism, *args: object, **kwargs: object) -> None:
-        if "_arguments" not in self.__dict__:
-            bound = signature.bind(self, *args, **kwargs)
-            bound.apply_defaults()
-            self._arguments = dict(list(bound.arguments.items())[1:])
-        init(self, *args, **kwargs)
-
-    return wrapper
-
-
-def describe_arguments(mechanism: Mechanism) -> dict[str, Any]:
-    """The constructor's arguments as plain data."""
-    parameters = inspect.signature(type(mechanism).__init__).parameters
-    arguments: dict[str, Any] = {}
-    for name, value in mechanism._arguments.items():
-        kind = parameters[name].kind
-        if kind is inspect.Parameter.VAR_KEYWORD:
-            arguments.update({key: _encode(item, type(mechanism), key) for key, item in value.items()})
-            continue
+def arguments_of(mechanism: Mechanism) -> dict[str, Any]:
+    """What a mechanism was built from, by name, with the defaults of what was left out."""
+    args, kwargs = mechanism._built_from
+    bound = inspect.signature(type(mechanism)).bind(*args, **kwargs)
+    bound.apply_defaults()
+    named: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        kind = bound.signature.parameters[name].kind
         if kind is inspect.Parameter.VAR_POSITIONAL and value:
             raise ModelError(f"{type(mechanism).__name__} cannot be saved: it takes *{name}; name its arguments")
-        if kind is inspect.Parameter.VAR_POSITIONAL:
-            continue
-        if value is not None and "Setting" in str(parameters[name].annotation):
+        if kind is not inspect.Parameter.VAR_POSITIONAL:
+            named |= value if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
+    return named
+
+
+def described(mechanism: Mechanism) -> dict[str, Any]:
+    """A mechanism as plain data; see :meth:`Mechanism.spec`."""
+    kind, arguments = type(mechanism), {}
+    parameters = inspect.signature(kind).parameters
+    for name, value in arguments_of(mechanism).items():
+        if value is not None and name in parameters and "Setting" in str(parameters[name].annotation):
             value = as_setting(value)
-        arguments[name] = _encode(value, type(mechanism), name)
-    return arguments
+        arguments[name] = _encode(value, kind, name)
+    return {"type": kind.__name__, "arguments": arguments}
 
 
 def _encode(value: Any, owner: type, name: str) -> Any:

@@ -9,10 +9,10 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from otpdag.errors import ModelError
-from otpdag.layers import expand_to
 from otpdag.mechanisms.base import Params, Parents
 from otpdag.mechanisms.categorical import SMALLEST_PROBABILITY, Category
 from otpdag.mechanisms.parameters import UNIT, Axis, Parameter, Setting, as_setting
+from otpdag.numerics import expand_to
 
 
 class StayOrMove(Category):

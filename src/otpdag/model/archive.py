@@ -22,9 +22,9 @@ from otpdag.data import Schema
 from otpdag.errors import DataError, ModelError, OtpdagError
 from otpdag.graph import Graph
 from otpdag.mechanisms import Mechanism, from_spec
+from otpdag.mechanisms.base import Buffered, buffers_of
 from otpdag.mechanisms.parameters import SIMPLEX, Parameter
 from otpdag.mechanisms.predictor import Predicted
-from otpdag.mechanisms.protocols import Buffered, buffers_of
 from otpdag.safe_archive import read_bundle, refusing, write_bundle
 from otpdag.structure import Structure
 

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from otpdag.backward import AmortizedMap
 from otpdag.mechanisms import Mechanism
-from otpdag.mechanisms.base import Params
+from otpdag.mechanisms.base import Params, Sloped, Turning
 from otpdag.mechanisms.parameters import Fixed, Tied
-from otpdag.mechanisms.protocols import Sloped, Turning
 from otpdag.simulation import ancestral, ancestral_sequences
 from otpdag.structure import Structure, lag_name
 

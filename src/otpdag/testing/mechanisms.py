@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
-from otpdag.mechanisms import Family, Mechanism, from_spec, protocols, start, tie
-from otpdag.mechanisms.base import Params, Parents
-from otpdag.mechanisms.predictor import configurations, numeric
+from otpdag.mechanisms import Family, Mechanism, from_spec, start, tie
+from otpdag.mechanisms import base as protocols
+from otpdag.mechanisms.base import Params, Parents, configurations, numeric
+from otpdag.mechanisms.spec import arguments_of
 from otpdag.noise import draw_noise
 from otpdag.spaces import Space
 
@@ -375,24 +376,6 @@ def check_complete(case: Case) -> None:
     case.require_close(nothing, fresh, "complete of nothing is not a draw")
 
 
-@_unless_given
-def check_atoms(case: Case) -> None:
-    """A finite support holds all the mass, with the probabilities of log_prob."""
-    mechanism = case.mechanism
-    atoms = mechanism.atoms(case.params, case.parents, 1_000)
-    if atoms is None:
-        return
-    total = torch.exp(atoms.log_probs).sum(-1)
-    case.require_close(total, torch.ones_like(total), "the atoms' probabilities do not sum to one", 1e-6)
-    parents = {name: value.unsqueeze(-2) for name, value in case.parents.items()}
-    values = atoms.values.expand(1, 1, *atoms.values.shape[-2:])
-    wanted = mechanism.log_prob(case.params, values, parents)
-    case.require_close(atoms.log_probs.expand_as(wanted), wanted, "the atoms' probabilities are not those of log_prob")
-    case.require(
-        mechanism.atoms(case.params, case.parents, 1) is None, "atoms must be None when there are more than the limit"
-    )
-
-
 @_of_densities
 def check_log_probs(case: Case) -> None:
     """The log-probabilities of all categories are those of log_prob, one by one, with any number of axes."""
@@ -546,7 +529,7 @@ def check_mean(case: Case) -> None:
 
 def check_settings(case: Case) -> None:
     """A fixed parameter is held and not learned, a started one is learned, a tied one ignores units."""
-    arguments = dict(case.mechanism._arguments)
+    arguments = arguments_of(case.mechanism)
     value = None if case.mechanism.is_given else case.mechanism.space.in_other_units(case.draws()[0], UNIT)
     parents = {name: parent[0] for name, parent in case.parents.items()}
     weight = torch.ones(case.rows, dtype=torch.float64)
@@ -574,7 +557,7 @@ def check_spec(case: Case) -> None:
     """A mechanism survives the way through JSON."""
     mechanism = case.mechanism
     text = json.dumps(mechanism.spec())
-    code = [value for value in mechanism._arguments.values() if callable(value)]
+    code = [value for value in arguments_of(mechanism).values() if callable(value)]
     again = from_spec(json.loads(text), node="x", functions={"x": code[0]} if code else None)
     case.require(type(again) is type(mechanism), f"from_spec built a {type(again).__name__}")
     case.require(json.dumps(again.spec()) == text, "spec() changed on the way through JSON")
@@ -596,7 +579,6 @@ MECHANISM_CHECKS: tuple[Callable[[Case], None], ...] = (
     check_replicas,
     check_mask,
     check_complete,
-    check_atoms,
     check_log_probs,
     check_features,
     check_fitted,

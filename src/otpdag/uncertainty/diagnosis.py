@@ -16,9 +16,9 @@ from otpdag.answers.information import FlatDirection, ParameterName, flat_direct
 from otpdag.data import Batch
 from otpdag.errors import listed
 from otpdag.mechanisms import Categorical, Mechanism
+from otpdag.mechanisms.base import can_abduct
 from otpdag.mechanisms.normal import LocationScale
 from otpdag.mechanisms.predictor import Predicted
-from otpdag.mechanisms.protocols import can_abduct
 from otpdag.model import Model
 from otpdag.problem import Units
 from otpdag.structure import Structure

@@ -26,8 +26,7 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from otpdag.errors import ModelError
-from otpdag.mechanisms.base import Mechanism, Params, Parents
-from otpdag.mechanisms.protocols import abducted, can_abduct, defines_together, is_linear
+from otpdag.mechanisms.base import Mechanism, Params, Parents, abducted, can_abduct, defines_together, is_linear
 from otpdag.mechanisms.spec import holds_code, registered
 from otpdag.numerics import joint_one_hot
 from otpdag.structure import Structure

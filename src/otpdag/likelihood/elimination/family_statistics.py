@@ -20,12 +20,11 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from otpdag.layers import side_by_side
 from otpdag.likelihood.elimination.blocks import Complete
 from otpdag.likelihood.elimination.families import FamilyView, WeighedRows, stacked_replicas
 from otpdag.likelihood.elimination.row_layout import Layout
-from otpdag.mechanisms.base import Params
-from otpdag.mechanisms.predictor import configurations, numeric
+from otpdag.mechanisms.base import Params, configurations, numeric
+from otpdag.numerics import side_by_side
 
 CHUNK = 2**21  # entries of a log-density with its gradient that are held at a time
 
