@@ -163,8 +163,8 @@ def test_methods_and_clones():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"n_components": 0}, "n_components must be an integer of at least 1; got 0"),
-        ({"n_init": 1.5}, "n_init must be an integer"),
+        ({"n_components": 0}, "n_components must be a whole number of at least 1; got 0"),
+        ({"n_init": 1.5}, "n_init must be a whole number"),
         (
             {"covariance_type": "round"},
             "covariance_type must be one of 'full', 'tied', 'diag', 'spherical'; got 'round'",

@@ -153,10 +153,10 @@ def test_criteria_choose_the_number_of_states(counts):
     [
         ({"n_components": 0}, "whole number of at least 1"),
         ({"n_components": 1, "transitions": "stay"}, "at least 2"),
-        ({"transitions": "some"}, "'full' or 'stay'"),
+        ({"transitions": "some"}, "one of 'full', 'stay'"),
         ({"transitions": "stay", "transmat": np.eye(2)}, "not both"),
         ({"startprob": "first"}, "'learn', 'uniform'"),
-        ({"emission": "gamma"}, "must be 'auto' or one of poisson"),
+        ({"emission": "gamma"}, "emission must be one of 'auto', 'poisson'"),
         ({"emission": ["poisson", "poisson"]}, "one kind for each of the 1 columns"),
     ],
 )

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.base import TransformerMixin
 from torch import Tensor, nn
 
 from otpdag.backward import EncoderMap, QuantizedMap
@@ -25,7 +25,7 @@ from otpdag.engine import Adam, FitResult, Method, fit
 from otpdag.engine.image_data import initial_theta
 from otpdag.engine.monitor import Callback
 from otpdag.errors import ConvergenceWarning, DataError, ModelError
-from otpdag.estimators._contract import RandomState, check_fitted, seed_of
+from otpdag.estimators._contract import ModelEstimator, RandomState, seed_of
 from otpdag.estimators._pictures import PictureFormat, read_format
 from otpdag.learned.autoencoder import Encoded
 from otpdag.model import Model
@@ -35,7 +35,7 @@ from otpdag.settings import Objective
 Floats = NDArray[np.float32]
 
 
-class AbstractAutoencoder(TransformerMixin, BaseEstimator, ABC):
+class AbstractAutoencoder(TransformerMixin, ModelEstimator, ABC):
     """An encoder and a decoder, behind which stands a graph whose last edge leads to the node ``image``."""
 
     kind: ClassVar[str]
@@ -43,6 +43,7 @@ class AbstractAutoencoder(TransformerMixin, BaseEstimator, ABC):
     method_name: ClassVar[str]
     decoded_from: ClassVar[str]
     """The parent of the image."""
+    fit_call = "fit(images)"
     not_saved: ClassVar[tuple[str, ...]] = ("encoder", "decoder", "divergence")
 
     encoder: nn.Module | None
@@ -53,7 +54,6 @@ class AbstractAutoencoder(TransformerMixin, BaseEstimator, ABC):
     random_state: RandomState
     device: str
     format_: PictureFormat | None
-    model_: Model
     _map: EncoderMap | QuantizedMap
 
     # -- what each has of its own -------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ class AbstractAutoencoder(TransformerMixin, BaseEstimator, ABC):
 
     def score(self, X: ArrayLike | Tensor, y: object = None) -> float:
         """Minus the mean squared error of what is rebuilt; pixels of images go from 0 to 1."""
-        self._check_fitted()
+        _ = self._fitted
         rows = self._rows(X)
         rebuilt = self._decoded(self._sent(self._latents(rows)))
         return -float(((rebuilt if self.format_ is None else rebuilt.clamp(0, 1)) - rows).square().mean())
@@ -152,14 +152,11 @@ class AbstractAutoencoder(TransformerMixin, BaseEstimator, ABC):
             lambda part: decoder.forward(params, {self.decoded_from: part}, torch.zeros(1, part.shape[1], 0)), latents
         )
 
-    def _check_fitted(self) -> None:
-        check_fitted(self, "fit(images)")
-
     # -- files --------------------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
         """Write settings and parameters to one file (JSON and safetensors in a zip); nothing is pickled."""
-        self._check_fitted()
+        _ = self._fitted
         own, tensors = self._state()
         settings = {name: value for name, value in self.get_params(deep=False).items() if name not in self.not_saved}
         state = {

@@ -1,41 +1,73 @@
-"""What all estimators share of scikit-learn's contract: seeds, and an error where nothing is fitted."""
+"""What all estimators share: each is the face of a model, and keeps scikit-learn's contract.
+
+Arguments of estimators are fields of a dataclass: its ``__init__`` keeps them as they are, as scikit-learn asks.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
-from sklearn.utils import check_random_state
+from sklearn.base import BaseEstimator
+from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import validate_data
 
-from otpdag.errors import DataError, NotFittedError
+from otpdag.engine import FitResult
+from otpdag.errors import DataError, NotFittedError, check_count
+from otpdag.model import Model
 
 RandomState = int | np.random.RandomState | None
 
 
+def drawn_seed(random_state: RandomState) -> int:
+    """A seed that a ``random_state`` draws; None is another each time."""
+    return int(check_random_state(random_state).randint(2**31 - 1))
+
+
 def seed_of(random_state: RandomState) -> int:
-    """The seed that a ``random_state`` stands for: itself, or one that it draws; None is another each time.
+    """The seed that a ``random_state`` stands for: itself, or one that it draws.
 
     >>> seed_of(3)
     3
     """
-    if isinstance(random_state, int | np.integer):
-        return int(random_state)
-    return int(check_random_state(random_state).randint(2**31 - 1))
+    return int(random_state) if isinstance(random_state, int | np.integer) else drawn_seed(random_state)
 
 
-def check_fitted(estimator: object, call: str = "fit(X)") -> None:
-    """Refuse to use an estimator before its ``fit``."""
-    model = getattr(estimator, "model_", None)
-    if model is None or not model.is_fitted:
-        raise NotFittedError(f"this {type(estimator).__name__} is not fitted yet: call {call} first")
+class ModelEstimator(BaseEstimator):
+    """An estimator with a model behind it."""
 
+    fit_call: ClassVar[str] = "fit(X)"
+    """What to call first."""
+    allows_gaps: ClassVar[bool] = False
+    """Whether cells may be missing."""
 
-def checked_rows(estimator: object, X: Any, *, first: bool, dtype: DTypeLike, **options: Any) -> NDArray[Any]:
-    """Rows (n, features) as scikit-learn checks them, with an error that is this library's too."""
-    least = 2 if first else 1
-    try:
-        return np.asarray(validate_data(estimator, X, reset=first, dtype=dtype, ensure_min_samples=least, **options))
-    except ValueError as error:
-        raise DataError(str(error)) from None
+    model_: Model
+    result_: FitResult
+
+    @property
+    def _fitted(self) -> Model:
+        """The model, which must be fitted."""
+        model: Model | None = getattr(self, "model_", None)
+        if model is None or not model.is_fitted:
+            raise NotFittedError(f"this {type(self).__name__} is not fitted yet: call {self.fit_call} first")
+        return model
+
+    def _check_counts(self, *names: str) -> None:
+        """Refuse arguments that are no whole numbers of at least one; those that are None by default may be None."""
+        for name in names:
+            value = getattr(self, name)
+            if value is not None or getattr(type(self), name) is not None:
+                check_count(name, value)
+
+    def _checked(self, X: Any, *, first: bool = False, least: int = 1, **options: Any) -> Any:
+        """Rows (n, features) as scikit-learn checks them, with an error that is this library's too."""
+        options = {"dtype": np.float64, "ensure_all_finite": "allow-nan" if self.allows_gaps else True, **options}
+        try:
+            return validate_data(self, X, reset=first, ensure_min_samples=least if first else 1, **options)
+        except ValueError as error:
+            raise DataError(str(error)) from None
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = self.allows_gaps
+        return tags

@@ -9,7 +9,6 @@ from typing import Any, Self, cast
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator
 from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, pad, scaled_dot_product_attention
 
@@ -17,7 +16,7 @@ from otpdag.data import Schema
 from otpdag.engine import Method
 from otpdag.errors import DataError, ModelError
 from otpdag.estimators._autoencoder import check_at_least, trained, trained_for
-from otpdag.estimators._contract import RandomState, check_fitted, seed_of
+from otpdag.estimators._contract import ModelEstimator, RandomState, seed_of
 from otpdag.graph import Graph
 from otpdag.learned.algorithm import Drawn
 from otpdag.mechanisms.base import Mechanism, Noise, Params, Parents
@@ -208,7 +207,7 @@ def _normed(stream: Tensor, gain_and_shift: Tensor) -> Tensor:
     return layer_norm(stream, stream.shape[-1:], 1 + gain_and_shift[0], gain_and_shift[1])
 
 
-class CodePrior(BaseEstimator):
+class CodePrior(ModelEstimator):
     r"""What codes go together: an autoregressive transformer over the codes of a discrete auto-encoder.
 
     .. math:: p(c) = \prod_m p(c_m \mid c_1, \dots, c_{m-1})
@@ -240,6 +239,8 @@ class CodePrior(BaseEstimator):
     >>> bool((np.diff(prior.sample(50, seed=1)) % 3 == 1).mean() > 0.95)
     True
     """
+
+    fit_call = "fit(codes)"
 
     def __init__(
         self,
@@ -273,7 +274,7 @@ class CodePrior(BaseEstimator):
             codes: Integer codes (n, positions).
             y: Ignored.
         """
-        held = self._checked(codes)
+        held = self._codes(codes)
         check_at_least(1, n_epochs=self.n_epochs, batch_size=self.batch_size)
         self.model_ = self._model(held.shape[1])
         drawn = Drawn(noise="marginal", batch_size=self.batch_size)
@@ -293,7 +294,7 @@ class CodePrior(BaseEstimator):
         Returns:
             Integer codes (n, positions).
         """
-        mechanism, params = self._fitted
+        mechanism, params = self._network
         if n < 1:
             raise DataError(f"`n` must be at least 1; got {n}")
         if not temperature > 0:
@@ -306,22 +307,22 @@ class CodePrior(BaseEstimator):
 
     def log_prob(self, codes: ArrayLike) -> NDArray[np.float64]:
         """Log-probability of each vector of codes, in nats."""
-        mechanism, params = self._fitted
-        held = torch.as_tensor(self._checked(codes, mechanism.positions))
+        mechanism, params = self._network
+        held = torch.as_tensor(self._codes(codes, mechanism.positions))
         with torch.no_grad(), bounded_threads(min(held.numel(), _ROWS_AT_ONCE * held.shape[1]) * mechanism.n_codes):
             parts = [mechanism._log_prob(params, rows) for rows in held.split(_ROWS_AT_ONCE)]
         return np.asarray(torch.cat(parts).double().numpy())
 
     def score(self, codes: ArrayLike, y: Any = None) -> float:
         """Mean log-probability of a single code, in nats; minus the entropy rate at best."""
-        held = self._checked(codes)
+        held = self._codes(codes)
         return float(self.log_prob(held).mean() / held.shape[1])
 
     # -- files -----------------------------------------------------------------------------------------------------
 
     def to_state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Settings as plain data, and the network's parameters by name."""
-        mechanism, params = self._fitted
+        mechanism, params = self._network
         return {**self.get_params(deep=False), "positions": mechanism.positions}, dict(params)
 
     @classmethod
@@ -348,12 +349,11 @@ class CodePrior(BaseEstimator):
         return Model(Graph([], nodes=[_NODE]), {_NODE: mechanism})
 
     @property
-    def _fitted(self) -> tuple[CodeSequence, Mapping[str, Tensor]]:
-        check_fitted(self, "fit(codes)")
-        mechanism = cast(CodeSequence, self.model_.structure.mechanisms[_NODE])
+    def _network(self) -> tuple[CodeSequence, Mapping[str, Tensor]]:
+        mechanism = cast(CodeSequence, self._fitted.structure.mechanisms[_NODE])
         return mechanism, _of(self.model_.fitted.naturals[_NODE], 0)
 
-    def _checked(self, codes: ArrayLike, positions: int | None = None) -> Codes:
+    def _codes(self, codes: ArrayLike, positions: int | None = None) -> Codes:
         held = np.asarray(codes)
         if held.ndim != 2 or not held.size or not np.issubdtype(held.dtype, np.integer):
             raise DataError(f"`codes` must be integers (n, positions); got shape {held.shape} of {held.dtype}")

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from numbers import Integral
+from dataclasses import KW_ONLY, dataclass
 from typing import Self
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, DensityMixin
-from sklearn.utils import Tags, check_random_state
-from sklearn.utils.validation import _check_sample_weight, validate_data
+from sklearn.base import DensityMixin
+from sklearn.utils.validation import _check_sample_weight
 
 from otpdag import mechanisms as m
-from otpdag.data import Batch
 from otpdag.engine import FitResult, Method, fit
-from otpdag.estimators._contract import check_fitted
+from otpdag.errors import ModelError, check_choice
+from otpdag.estimators._contract import ModelEstimator, RandomState, drawn_seed
 from otpdag.graph import Graph
-from otpdag.likelihood.row_posterior import log_likelihood, state_probabilities
 from otpdag.mechanisms.base import Mechanism
 from otpdag.model import Model
 
 Array = NDArray[np.float64]
-KINDS = ("full", "tied", "diag", "spherical")
 
 
-class GaussianMixture(DensityMixin, BaseEstimator):
+@dataclass(eq=False, repr=False)
+class GaussianMixture(DensityMixin, ModelEstimator):
     r"""Mixture of Gaussians, estimated by optimal transport; cells may be missing.
 
     .. math:: z \sim \mathrm{weights}, \qquad x \mid z = k \sim N(\mathrm{means}_k, \mathrm{covariances}_k)
@@ -75,33 +72,18 @@ class GaussianMixture(DensityMixin, BaseEstimator):
                [ 4.,  4.]])
     """
 
-    def __init__(
-        self,
-        n_components: int = 1,
-        *,
-        covariance_type: str = "full",
-        covariances: ArrayLike | None = None,
-        weights: ArrayLike | None = None,
-        method: str | Method = "auto",
-        n_init: int = 4,
-        max_iter: int | None = None,
-        reg_covar: float = 1e-6,
-        random_state: int | np.random.RandomState | None = None,
-    ) -> None:
-        self.n_components = n_components
-        self.covariance_type = covariance_type
-        self.covariances = covariances
-        self.weights = weights
-        self.method = method
-        self.n_init = n_init
-        self.max_iter = max_iter
-        self.reg_covar = reg_covar
-        self.random_state = random_state
+    n_components: int = 1
+    _: KW_ONLY
+    covariance_type: str = "full"
+    covariances: ArrayLike | None = None
+    weights: ArrayLike | None = None
+    method: str | Method = "auto"
+    n_init: int = 4
+    max_iter: int | None = None
+    reg_covar: float = 1e-6
+    random_state: RandomState = None
 
-    def __sklearn_tags__(self) -> Tags:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
-        return tags
+    allows_gaps = True
 
     # -- fit -----------------------------------------------------------------------------------------------------
 
@@ -117,22 +99,21 @@ class GaussianMixture(DensityMixin, BaseEstimator):
             ValueError: If an argument or the data make no sense; the message says which and why.
         """
         self._check_arguments()
-        table: Array = validate_data(self, X, dtype=np.float64, ensure_all_finite="allow-nan", ensure_min_samples=2)
+        table: Array = self._checked(X, first=True, least=2)
         weight: Array = _check_sample_weight(sample_weight, table, dtype=np.float64, ensure_non_negative=True)
         rows, weight = _merge_equal_rows(table, weight)
         if len(table) < self.n_components:
-            raise ValueError(
+            raise ModelError(
                 f"X must have at least n_components={self.n_components} rows; it has n_samples={len(table)}"
             )
-        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         self.model_ = self._model(table.shape[1])
         self.result_: FitResult = fit(
             self.model_,
             {"x": rows},
             method=self.method,
-            seed=seed,
-            steps=None if self.max_iter is None else int(self.max_iter),
-            restarts=int(self.n_init) if self.n_components > 1 else 1,
+            seed=drawn_seed(self.random_state),
+            steps=self.max_iter,
+            restarts=self.n_init if self.n_components > 1 else 1,
             weights=weight,
             progress=False,
         )
@@ -146,20 +127,12 @@ class GaussianMixture(DensityMixin, BaseEstimator):
         return self.fit(X, y, sample_weight).predict(X)
 
     def _check_arguments(self) -> None:
-        for name in ("n_components", "n_init", "max_iter"):
-            value = getattr(self, name)
-            if name == "max_iter" and value is None:
-                continue
-            if not isinstance(value, Integral) or int(value) < 1:
-                raise ValueError(f"{name} must be an integer of at least 1; got {value!r}")
-        if self.covariance_type not in KINDS:
-            raise ValueError(
-                f"covariance_type must be one of {', '.join(map(repr, KINDS))}; got {self.covariance_type!r}"
-            )
+        self._check_counts("n_components", "n_init", "max_iter")
+        check_choice("covariance_type", self.covariance_type, ("full", "tied", "diag", "spherical"))
         if not float(self.reg_covar) >= 0:
-            raise ValueError(f"reg_covar must be a number of at least 0; got {self.reg_covar!r}")
+            raise ModelError(f"reg_covar must be a number of at least 0; got {self.reg_covar!r}")
         if self.weights is not None and np.shape(self.weights) != (self.n_components,):
-            raise ValueError(f"weights must have shape ({self.n_components},); got {np.shape(self.weights)}")
+            raise ModelError(f"weights must have shape ({self.n_components},); got {np.shape(self.weights)}")
 
     def _model(self, features: int) -> Model:
         """The graph ``z -> x``; with one component there is no ``z``."""
@@ -183,12 +156,12 @@ class GaussianMixture(DensityMixin, BaseEstimator):
         try:
             covariances = np.broadcast_to(given, shape).copy()
         except ValueError:
-            raise ValueError(
+            raise ModelError(
                 f"covariances must have a shape that broadcasts to {shape} with covariance_type="
                 f"{self.covariance_type!r}; got {given.shape}"
             ) from None
         if self.covariance_type in ("diag", "spherical") and not (covariances > 0).all():
-            raise ValueError("covariances must be positive")
+            raise ModelError("covariances must be positive")
         return covariances
 
     def _covariance_shape(self, features: int) -> tuple[int, ...]:
@@ -210,7 +183,7 @@ class GaussianMixture(DensityMixin, BaseEstimator):
 
     def score_samples(self, X: ArrayLike) -> Array:
         """Log-density of each row's seen cells."""
-        return self._log_likelihood(self._checked(X))
+        return self._log_likelihood(self._table(X)["x"])
 
     def score(self, X: ArrayLike, y: object = None) -> float:
         """Mean log-density of the rows."""
@@ -218,63 +191,44 @@ class GaussianMixture(DensityMixin, BaseEstimator):
 
     def predict_proba(self, X: ArrayLike) -> Array:
         """Probability of each component, given what each row shows: (n_samples, n_components)."""
-        X = self._checked(X)
+        table = self._table(X)
         if self.n_components == 1:
-            return np.ones((len(X), 1))
-        return np.asarray(state_probabilities(self.model_.fitted, _batch(X), "z").numpy())
+            return np.ones((len(table["x"]), 1))
+        return self.model_.predict_proba(table, "z").to_numpy()
 
     def predict(self, X: ArrayLike) -> NDArray[np.intp]:
         """The likeliest component of each row."""
         return self.predict_proba(X).argmax(-1)
 
-    def sample(
-        self, n_samples: int = 1, *, random_state: int | np.random.RandomState | None = None
-    ) -> tuple[Array, NDArray[np.intp]]:
+    def sample(self, n_samples: int = 1, *, random_state: RandomState = None) -> tuple[Array, NDArray[np.intp]]:
         """Draw rows, and the component of each.
 
         Args:
             n_samples: How many.
             random_state: Determines the draw; that of the estimator if None.
         """
-        check_fitted(self)
-        if n_samples < 1:
-            raise ValueError(f"n_samples must be at least 1; got {n_samples}")
-        source = check_random_state(self.random_state if random_state is None else random_state)
-        frame = self.model_.sample(int(n_samples), seed=int(source.randint(2**31 - 1)))
-        drawn = frame["z"] if "z" in frame else np.zeros(n_samples)
-        labels: NDArray[np.intp] = np.asarray(drawn, dtype=np.intp)
-        return frame[[c for c in frame if c != "z"]].to_numpy(dtype=float), labels
+        seed = drawn_seed(self.random_state if random_state is None else random_state)
+        frame = self._fitted.sample(n_samples, seed=seed)
+        labels = frame.pop("z") if "z" in frame else np.zeros(n_samples)
+        return frame.to_numpy(dtype=float), np.asarray(labels, dtype=np.intp)
 
     def bic(self, X: ArrayLike) -> float:
         """Bayesian information criterion on these rows; lower is better."""
-        X = self._checked(X)
-        return float(-2 * self._log_likelihood(X).sum() + self._free_parameters() * np.log(len(X)))
+        return self._fitted.bic(self._table(X))
 
     def aic(self, X: ArrayLike) -> float:
         """Akaike's information criterion on these rows; lower is better."""
-        X = self._checked(X)
-        return float(-2 * self._log_likelihood(X).sum() + 2 * self._free_parameters())
+        return self._fitted.aic(self._table(X))
 
-    def _free_parameters(self) -> int:
-        k, d = self.n_components, self.n_features_in_
-        sizes = {"full": k * d * (d + 1) // 2, "tied": d * (d + 1) // 2, "diag": k * d, "spherical": k}
-        covariances = sizes[self.covariance_type] if self.covariances is None else 0
-        return k * d + covariances + (k - 1 if self.weights is None else 0)
-
-    def _checked(self, X: ArrayLike) -> Array:
-        check_fitted(self)
-        return np.asarray(validate_data(self, X, dtype=np.float64, ensure_all_finite="allow-nan", reset=False))
+    def _table(self, X: ArrayLike) -> dict[str, Array]:
+        """Rows as the model reads them."""
+        _ = self._fitted
+        return {"x": self._checked(X)}
 
     def _log_likelihood(self, X: Array, at_once: int = 2_000) -> Array:
         """Of each row, in blocks: every row meets every component, which takes many times the table's memory."""
-        blocks = (X[at : at + at_once] for at in range(0, len(X), at_once))
-        return np.concatenate([log_likelihood(self.model_.fitted, _batch(block)).numpy() for block in blocks])
-
-
-def _batch(X: Array) -> Batch:
-    values = torch.as_tensor(np.nan_to_num(X)).unsqueeze(0)
-    seen = torch.as_tensor(~np.isnan(X)).unsqueeze(0)
-    return Batch({"x": values}, {"x": seen}, torch.ones(1, len(X), dtype=torch.float64))
+        blocks = ({"x": X[at : at + at_once]} for at in range(0, len(X), at_once))
+        return np.concatenate([self.model_.log_likelihood(block, per_row=True) for block in blocks])
 
 
 def _merge_equal_rows(X: Array, weight: Array) -> tuple[Array, Array]:

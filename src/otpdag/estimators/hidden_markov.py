@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, Self
 
 import numpy as np
 import pandas as pd
-import torch
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator
-from sklearn.utils import Tags
 
-from otpdag.data import Schema, column_type
+from otpdag.data import column_type
 from otpdag.data.sequences import SequenceBatch, Sequences, encode_sequences
 from otpdag.engine import FitResult, fit
-from otpdag.errors import DataError, ModelError
-from otpdag.estimators._contract import RandomState, check_fitted, checked_rows, seed_of
+from otpdag.errors import DataError, ModelError, check_choice, check_count
+from otpdag.estimators._contract import ModelEstimator, RandomState, seed_of
 from otpdag.graph import Graph, lag
 from otpdag.likelihood import sequence_posterior
 from otpdag.mechanisms import Bernoulli, Categorical, Mechanism, Normal, Poisson, StayOrMove
@@ -25,11 +23,12 @@ from otpdag.model import Model
 Array = NDArray[np.float64]
 Emission = Literal["auto", "poisson", "gaussian", "categorical", "bernoulli"]
 
-_EMISSIONS = ("poisson", "gaussian", "categorical", "bernoulli")
+_EMISSIONS = {"poisson": Poisson, "gaussian": Normal, "categorical": Categorical, "bernoulli": Bernoulli}
 _STATE = "state"
 
 
-class HiddenMarkovModel(BaseEstimator):
+@dataclass(eq=False, repr=False)
+class HiddenMarkovModel(ModelEstimator):
     r"""A chain of hidden states, each of which gives the columns of a step their distribution.
 
     .. math:: z_1 \sim \mathrm{startprob}, \quad z_t \mid z_{t-1} \sim \mathrm{transmat}[z_{t-1}], \quad
@@ -80,26 +79,18 @@ class HiddenMarkovModel(BaseEstimator):
     (array([ 3., 12.]), True)
     """
 
-    def __init__(
-        self,
-        n_components: int = 2,
-        *,
-        emission: Emission | Sequence[Emission] = "auto",
-        transitions: Literal["full", "stay"] = "full",
-        startprob: Literal["learn", "uniform"] | ArrayLike = "learn",
-        transmat: ArrayLike | None = None,
-        n_init: int = 4,
-        random_state: RandomState = 0,
-        n_iter: int = 400,
-    ) -> None:
-        self.n_components = n_components
-        self.emission = emission
-        self.transitions = transitions
-        self.startprob = startprob
-        self.transmat = transmat
-        self.n_init = n_init
-        self.random_state = random_state
-        self.n_iter = n_iter
+    n_components: int = 2
+    _: KW_ONLY
+    emission: Emission | Sequence[Emission] = "auto"
+    transitions: Literal["full", "stay"] = "full"
+    startprob: Literal["learn", "uniform"] | ArrayLike = "learn"
+    transmat: ArrayLike | None = None
+    n_init: int = 4
+    random_state: RandomState = 0
+    n_iter: int = 400
+
+    fit_call = "fit(X, lengths=...)"
+    allows_gaps = True
 
     # -- fit ------------------------------------------------------------------------------------------------------
 
@@ -113,46 +104,41 @@ class HiddenMarkovModel(BaseEstimator):
             lengths: Lengths of the sequences; one sequence if left out.
         """
         self._check()
-        table = self._columns(X, first=True)
-        lengths = _lengths(y, lengths, len(table))
-        kinds = self._kinds(table)
-        self.emission_: tuple[str, ...] = kinds
-        emissions = {f"x{i}": _mechanism(kind, table[:, i]) for i, kind in enumerate(kinds)}
-        self._names = tuple(emissions)
-        graph = Graph([lag(_STATE, _STATE), *((_STATE, name) for name in self._names)], hidden=[_STATE])
+        sequences = self._sequences(X, lengths, y, first=True)
+        columns = np.asarray(sequences.table).T
+        self.emission_: tuple[str, ...] = self._kinds(columns)
+        emissions = {
+            f"x{number}": Categorical(_categories(column)) if kind == "categorical" else _EMISSIONS[kind]()
+            for number, (kind, column) in enumerate(zip(self.emission_, columns, strict=True))
+        }
+        graph = Graph([lag(_STATE, _STATE), *((_STATE, name) for name in emissions)], hidden=[_STATE])
         self.model_ = Model(graph, {_STATE: self._transition(), f"{_STATE}[0]": self._first(), **emissions})
         self.result_: FitResult = fit(
             self.model_,
-            Sequences(table, lengths=_all(lengths, len(table))),
+            sequences,
             method="likelihood",
             seed=seed_of(self.random_state),
             steps=self.n_iter,
             restarts=self.n_init,
         )
-        self._read(kinds)
+        self._read()
         return self
 
     def _check(self) -> None:
-        if not isinstance(self.n_components, int | np.integer) or self.n_components < 1:
-            raise ModelError(f"n_components must be a whole number of at least 1; got {self.n_components!r}")
-        if self.n_components < 2 and self.transitions == "stay":
-            raise ModelError("transitions='stay' needs n_components of at least 2; got 1")
-        if self.transitions not in ("full", "stay"):
-            raise ModelError(f"transitions must be 'full' or 'stay'; got {self.transitions!r}")
+        check_count("n_components", self.n_components, least=2 if self.transitions == "stay" else 1)
+        check_choice("transitions", self.transitions, ("full", "stay"))
         if self.transmat is not None and self.transitions == "stay":
             raise ModelError("give transmat or transitions='stay', not both")
-        if isinstance(self.startprob, str) and self.startprob not in ("learn", "uniform"):
-            raise ModelError(f"startprob must be 'learn', 'uniform' or probabilities; got {self.startprob!r}")
+        if isinstance(self.startprob, str):
+            check_choice("startprob that is text", self.startprob, ("learn", "uniform"))
 
-    def _kinds(self, table: Array) -> tuple[str, ...]:
-        columns = table.shape[1]
-        kinds = (self.emission,) * columns if isinstance(self.emission, str) else tuple(self.emission)
+    def _kinds(self, columns: Array) -> tuple[str, ...]:
+        kinds = (self.emission,) * len(columns) if isinstance(self.emission, str) else tuple(self.emission)
         for kind in kinds:
-            if kind not in ("auto", *_EMISSIONS):
-                raise ModelError(f"emission must be 'auto' or one of {', '.join(_EMISSIONS)}; got {kind!r}")
-        if len(kinds) != columns:
-            raise ModelError(f"emission must name one kind for each of the {columns} columns; got {len(kinds)}")
-        return tuple(_kind_of(table[:, i]) if kind == "auto" else kind for i, kind in enumerate(kinds))
+            check_choice("emission", kind, ("auto", *_EMISSIONS))
+        if len(kinds) != len(columns):
+            raise ModelError(f"emission must name one kind for each of the {len(columns)} columns; got {len(kinds)}")
+        return tuple(_kind_of(column) if kind == "auto" else kind for kind, column in zip(kinds, columns, strict=True))
 
     def _transition(self) -> Mechanism:
         if self.transitions == "stay":
@@ -166,9 +152,8 @@ class HiddenMarkovModel(BaseEstimator):
             fixed = np.asarray(self.startprob, dtype=float)
         return Categorical(self.n_components, probs=fixed)
 
-    def _read(self, kinds: Sequence[str]) -> None:
-        params = self.model_.params()
-        size = self.n_components
+    def _read(self) -> None:
+        params, size = self.model_.params(), self.n_components
         self.startprob_: Array = params[f"{_STATE}[0]"]["probs"]
         if self.transitions == "stay":
             self.stay_ = float(params[_STATE]["stay"])
@@ -176,20 +161,20 @@ class HiddenMarkovModel(BaseEstimator):
             np.fill_diagonal(self.transmat_, self.stay_)
         else:
             self.transmat_ = params[_STATE]["probs"]
-        by_kind: dict[str, list[dict[str, Array]]] = {kind: [] for kind in _EMISSIONS}
-        for name, kind in zip(self._names, kinds, strict=True):
+        nodes: dict[str, list[str]] = {kind: [] for kind in _EMISSIONS}
+        for number, kind in enumerate(self.emission_):
+            nodes[kind].append(f"x{number}")
+
+        def numbers(kind: str, name: str) -> Array:
             # with one state a table over the states has no axis for them
-            own = {
-                key: value.reshape(size, *value.shape[1:] if size > 1 else value.shape)
-                for key, value in params[name].items()
-            }
-            by_kind[kind].append(own)
-        if by_kind["poisson"]:
-            self.lambdas_: Array = np.exp(np.stack([emission["log_rate"] for emission in by_kind["poisson"]], 1))
-        if by_kind["gaussian"]:
-            self.means_: Array = np.stack([emission["loc"] for emission in by_kind["gaussian"]], 1)
-            self.covars_: Array = np.stack([emission["scale"] for emission in by_kind["gaussian"]], 1) ** 2
-        tables = [emission["probs"] for emission in by_kind["categorical"] + by_kind["bernoulli"]]
+            return np.stack([params[node][name].reshape(size) for node in nodes[kind]], 1)
+
+        if nodes["poisson"]:
+            self.lambdas_: Array = np.exp(numbers("poisson", "log_rate"))
+        if nodes["gaussian"]:
+            self.means_: Array = numbers("gaussian", "loc")
+            self.covars_: Array = numbers("gaussian", "scale") ** 2
+        tables = [params[node]["probs"].reshape(size, -1) for node in nodes["categorical"] + nodes["bernoulli"]]
         if tables:
             self.emissionprob_: Array | list[Array] = tables[0] if len(tables) == 1 else tables
 
@@ -201,9 +186,8 @@ class HiddenMarkovModel(BaseEstimator):
 
     def decode(self, X: ArrayLike, lengths: ArrayLike | None = None) -> tuple[float, NDArray[np.int64]]:
         """The log-probability of the likeliest path together with the data, and its states."""
-        paths, log_prob = sequence_posterior.decode_paths(
-            self._fitted.structure, self._naturals, self._encode(X, lengths)
-        )
+        fitted = self._fitted.fitted
+        paths, log_prob = sequence_posterior.decode_paths(fitted.structure, fitted.naturals, self._encode(X, lengths))
         return float(log_prob.sum()), paths[_STATE].numpy()
 
     def predict_proba(self, X: ArrayLike, lengths: ArrayLike | None = None) -> Array:
@@ -212,73 +196,51 @@ class HiddenMarkovModel(BaseEstimator):
 
     def score_samples(self, X: ArrayLike, lengths: ArrayLike | None = None) -> tuple[float, Array]:
         """The log-likelihood, and the probabilities of the states of each step."""
-        smoothed = sequence_posterior.smooth(self._fitted.structure, self._naturals, self._encode(X, lengths))
+        fitted = self._fitted.fitted
+        smoothed = sequence_posterior.smooth(fitted.structure, fitted.naturals, self._encode(X, lengths))
         return float(smoothed.log_likelihood.sum()), smoothed.of(_STATE).numpy()
 
     def score(self, X: ArrayLike, y: Any = None, lengths: ArrayLike | None = None) -> float:
         """The log-likelihood of all sequences; ``y`` as in :meth:`fit`."""
-        check_fitted(self, "fit(X, lengths=...)")
-        return self.score_samples(X, _lengths(y, lengths, len(self._columns(X))))[0]
+        return float(np.sum(self._fitted.log_likelihood(self._sequences(X, lengths, y))))
 
     def sample(self, n_samples: int = 1, random_state: RandomState = None) -> tuple[Array, NDArray[np.int64]]:
         """Draw one sequence: its columns (steps, columns) and its states."""
         seed = seed_of(self.random_state if random_state is None else random_state)
         table = self._fitted.sample(1, length=n_samples, seed=seed)
-        return table[list(self._names)].to_numpy(dtype=float), table[_STATE].to_numpy(dtype=np.int64)
+        columns = [f"x{number}" for number in range(len(self.emission_))]
+        return table[columns].to_numpy(dtype=float), table[_STATE].to_numpy(dtype=np.int64)
 
     def aic(self, X: ArrayLike, lengths: ArrayLike | None = None) -> float:
         """Akaike's criterion, smaller is better."""
-        return -2 * self.score(X, lengths=lengths) + 2 * self.n_parameters_
+        return self._fitted.aic(self._sequences(X, lengths))
 
     def bic(self, X: ArrayLike, lengths: ArrayLike | None = None) -> float:
         """The Bayesian information criterion, smaller is better."""
-        steps = len(self._columns(X))
-        return -2 * self.score(X, lengths=lengths) + float(np.log(steps)) * self.n_parameters_
+        return self._fitted.bic(self._sequences(X, lengths))
 
     @property
     def n_parameters_(self) -> int:
         """Number of free parameters."""
-        total = 0
-        for mechanism in self._fitted.mechanisms.values():
-            for name, parameter in mechanism.declared().items():
-                shape = (*parameter.shape[:-1], parameter.shape[-1] - 1) if name == "probs" else parameter.shape
-                total += int(np.prod(shape)) if parameter.learned else 0
-        return total
+        return self._fitted.n_parameters
 
-    @property
-    def _fitted(self) -> Model:
-        check_fitted(self, "fit(X, lengths=...)")
-        return self.model_
-
-    @property
-    def _naturals(self) -> dict[str, dict[str, torch.Tensor]]:
-        return {node: dict(values) for node, values in self._fitted.fitted.naturals.items()}
-
-    def _columns(self, X: ArrayLike, *, first: bool = False) -> Array:
-        """Steps as columns of numbers; a single series may have one axis."""
+    def _sequences(self, X: ArrayLike, lengths: ArrayLike | None, y: Any = None, *, first: bool = False) -> Sequences:
+        """Steps as columns of numbers, a single series too; lengths may come as ``y``, a target for each step not."""
         if isinstance(X, np.ndarray | pd.Series | list) and np.ndim(X) == 1:
             X = np.reshape(np.asarray(X), (-1, 1))
-        return checked_rows(self, X, first=first, dtype=np.float64, ensure_all_finite="allow-nan")
-
-    def __sklearn_tags__(self) -> Tags:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
-        return tags
+        table: Array = self._checked(X, first=first, least=2)
+        steps = len(table)
+        if y is not None and np.size(y) != steps:
+            if lengths is not None:
+                raise DataError(
+                    f"y must have an entry for each of the {steps} steps, if lengths are given; got {np.size(y)}"
+                )
+            lengths = np.asarray(y)
+        return Sequences(table, lengths=[steps] if lengths is None else lengths)
 
     def _encode(self, X: ArrayLike, lengths: ArrayLike | None) -> SequenceBatch:
-        schema = Schema.of(self._fitted.spaces, self._fitted.graph)
-        table = self._columns(X)
-        steps = Sequences(table, lengths=_all(lengths, len(table)))
-        return encode_sequences(steps, schema, hidden=[_STATE], partial=True)
-
-
-def _lengths(y: Any, lengths: ArrayLike | None, steps: int) -> ArrayLike | None:
-    """Lengths of sequences by their own name or, as hmmlearn takes them, second; a target for each step is ignored."""
-    if y is None or np.size(y) == steps:
-        return lengths
-    if lengths is not None:
-        raise DataError(f"y must have an entry for each of the {steps} steps, if lengths are given; got {np.size(y)}")
-    return np.asarray(y)
+        schema = self._fitted._known_schema()
+        return encode_sequences(self._sequences(X, lengths), schema, hidden=[_STATE], partial=True)
 
 
 def _kind_of(column: Array) -> str:
@@ -289,16 +251,5 @@ def _kind_of(column: Array) -> str:
     return "gaussian" if column_type(pd.Series(seen)).kind == "number" else "poisson"
 
 
-def _all(lengths: ArrayLike | None, rows: int) -> ArrayLike:
-    return [rows] if lengths is None else lengths
-
-
-def _mechanism(kind: str, column: Array) -> Mechanism:
-    match kind:
-        case "poisson":
-            return Poisson()
-        case "gaussian":
-            return Normal()
-        case "bernoulli":
-            return Bernoulli()
-    return Categorical(max(2, int(np.nanmax(column, initial=1)) + 1))
+def _categories(column: Array) -> int:
+    return max(2, int(np.nanmax(column, initial=1)) + 1)

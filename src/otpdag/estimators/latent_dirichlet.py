@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -12,10 +12,9 @@ import pandas as pd
 import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
-from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.feature_extraction.text import CountVectorizer
-from sklearn.utils import Tags, check_random_state
-from sklearn.utils.validation import validate_data
+from sklearn.utils import Tags
 
 from otpdag.data import Documents
 from otpdag.engine import EM, FitResult, SearchSchedule, fit
@@ -23,8 +22,8 @@ from otpdag.engine.document_data import DocumentData
 from otpdag.engine.method import current_name
 from otpdag.engine.monitor import Callback
 from otpdag.engine.search import Searcher, search
-from otpdag.errors import ConvergenceWarning, DataError, ModelError, check_choice, check_count
-from otpdag.estimators._contract import check_fitted
+from otpdag.errors import ConvergenceWarning, DataError, ModelError, check_choice
+from otpdag.estimators._contract import ModelEstimator, RandomState, drawn_seed
 from otpdag.graph import Graph
 from otpdag.likelihood.topic_problem import PairProblem, TopicProblem, Topics
 from otpdag.likelihood.topic_shares import SMALLEST, Cells, Shares, batches, even_shares, infer_shares
@@ -38,7 +37,8 @@ Counts = sparse.csr_array
 TOPIC_PRIOR = 0.1  # concentration of the prior on words, where topics have a distribution: sparse, as topics are
 
 
-class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+@dataclass(eq=False, repr=False)
+class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ModelEstimator):
     r"""Topics of documents, each a distribution over words, and the shares that they have in each document.
 
     .. math:: \theta_d \sim \mathrm{Dirichlet}(\alpha), \qquad
@@ -98,30 +98,17 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
     (array([5, 5, 5, 5, 5, 5, 5, 5, 5, 5]), (500, 10))
     """
 
-    def __init__(
-        self,
-        n_components: int = 10,
-        *,
-        method: Literal["auto", "likelihood", "transport", "paper"] = "auto",
-        topics: Literal["fixed", "dirichlet"] = "fixed",
-        alpha: ArrayLike | None = None,
-        n_init: int | None = None,
-        max_iter: int | None = None,
-        batch_size: int = 2048,
-        vectorizer: Any = None,
-        callbacks: Sequence[Callback] = (),
-        random_state: int | np.random.RandomState | None = 0,
-    ) -> None:
-        self.n_components = n_components
-        self.method = method
-        self.topics = topics
-        self.alpha = alpha
-        self.n_init = n_init
-        self.max_iter = max_iter
-        self.batch_size = batch_size
-        self.vectorizer = vectorizer
-        self.callbacks = callbacks
-        self.random_state = random_state
+    n_components: int = 10
+    _: KW_ONLY
+    method: Literal["auto", "likelihood", "transport", "paper"] = "auto"
+    topics: Literal["fixed", "dirichlet"] = "fixed"
+    alpha: ArrayLike | None = None
+    n_init: int | None = None
+    max_iter: int | None = None
+    batch_size: int = 2048
+    vectorizer: Any = None
+    callbacks: Sequence[Callback] = ()
+    random_state: RandomState = 0
 
     # -- fit ------------------------------------------------------------------------------------------------------
 
@@ -136,23 +123,20 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         counts = self._read(X, first=True)
         if counts.shape[1] < 2:
             raise DataError(f"the vocabulary must have at least 2 words; got {counts.shape[1]} feature(s)")
-        self._words = np.asarray(counts.sum(0), dtype=np.float64).ravel()
-        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        self._words: Array = np.asarray(counts.sum(0), dtype=np.float64).ravel()
         self.model_ = self._model(counts)
         kind = DocumentData.of(self.model_, Documents(counts))
         self._seen = float(kind.rows)
         prior = TOPIC_PRIOR if self.topics == "dirichlet" else None
-        method = kind.named(
-            current_name(self.method), prior=prior, batch=int(self.batch_size), steps=self._count("max_iter")
-        )
+        method = kind.named(current_name(self.method), prior=prior, batch=int(self.batch_size), steps=self.max_iter)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # told below, in the words of this estimator
             self.result_: FitResult = fit(
                 self.model_,
                 kind,
                 method=method,
-                seed=seed,
-                restarts=self._count("n_init"),
+                seed=drawn_seed(self.random_state),
+                restarts=self.n_init,
                 progress=False,
                 callbacks=self.callbacks,
             )
@@ -160,7 +144,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             text = f"not converged: {self.result_.status.reason} (raise max_iter)"
             warnings.warn(text, ConvergenceWarning, stacklevel=2)
         kept = next(one for one in self.result_.restarts if one.kept)
-        self._problem = self.result_.problem
+        self._problem: object = self.result_.problem
         self._read_topics(self._topics_of(kept.point.unsqueeze(0)))
         self.n_iter_ = max(1, len(self.result_.history))
         return self
@@ -231,17 +215,11 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         return Topics(torch.log((mixed + prior).clamp(min=SMALLEST)), alpha)
 
     def _check(self) -> None:
-        for name in ("n_components", "batch_size", "n_init", "max_iter"):
-            self._count(name)
+        self._check_counts("n_components", "batch_size", "n_init", "max_iter")
         check_choice("method", current_name(self.method), ("auto", "likelihood", "transport", "paper"))
         check_choice("topics", self.topics, ("fixed", "dirichlet"))
         if self.topics == "dirichlet" and self.method == "transport":
             raise ModelError("topics='dirichlet' needs 'likelihood' or 'paper': pairs of words only show the mean")
-
-    def _count(self, name: str) -> int | None:
-        """An argument that is a whole number, or may be left out."""
-        value = getattr(self, name)
-        return None if value is None and name in ("n_init", "max_iter") else check_count(name, value)
 
     def _given_alpha(self) -> Array | None:
         if self.alpha is None:
@@ -255,7 +233,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
 
     def _read_topics(self, topics: Topics) -> None:
         """Topics in order of falling share, also in the model."""
-        self._state = topics.ordered()
+        self._state: Topics = topics.ordered()
         whole = self._state.probabilities.double().numpy()
         own, common = self._state, None
         if isinstance(self._problem, PairProblem):
@@ -277,21 +255,21 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
 
     def transform(self, X: Any) -> Array:
         """Expected shares of the topics in each document (documents, topics); rows sum to one."""
-        check_fitted(self)
+        _ = self._fitted
         parts = [shares.mean.double().numpy() for _, shares in self._shares(self._read(X, first=False))]
         shares = np.concatenate(parts) if parts else np.zeros((0, self.n_components))
         return np.asarray(shares / shares.sum(1, keepdims=True))
 
     def score(self, X: Any, y: Any = None) -> float:
         """A lower bound on the log-likelihood of all documents, words in their order."""
-        check_fitted(self)
+        _ = self._fitted
         alpha = torch.from_numpy(self.alpha_).float()
         parts = self._shares(self._read(X, first=False))
         return -sum(float(shares.cost(counts, alpha)) for counts, shares in parts)
 
     def perplexity(self, X: Any) -> float:
         """Exponential of minus the bound by word; smaller is better."""
-        check_fitted(self)
+        _ = self._fitted
         words = float(self._read(X, first=False).sum())
         if not words:
             raise DataError("perplexity needs documents with words; found none")
@@ -312,7 +290,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             relevance: The weight :math:`\lambda`.
             vocabulary: The words of the columns, if they are not known from the documents.
         """
-        check_fitted(self)
+        _ = self._fitted
         names = self._names(vocabulary)
         if not 1 <= n <= len(names):
             raise ModelError(f"n must be from 1 to the {len(names)} words; got {n!r}")
@@ -343,11 +321,6 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
                 start = even_shares(batch, alpha)
                 yield batch, infer_shares(batch, potentials, alpha, start, steps=steps, tolerance=tolerance)
 
-    _words: Array
-    _problem: object
-    _state: Topics
-    _seen: float
-
     @property
     def _n_features_out(self) -> int:
         return int(self.n_components)
@@ -356,12 +329,10 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
 
     def _read(self, X: Any, *, first: bool) -> Counts:
         """Documents of any kind as sparse counts."""
-        X = _listed(X)
-        if isinstance(X, (list, tuple)) and X and all(isinstance(document, str) for document in X):
-            return self._vectorized(X, self.vectorizer or CountVectorizer(), first)
-        if isinstance(X, (list, tuple)) and X and all(_is_tokens(document) for document in X):
-            return self._vectorized(X, CountVectorizer(analyzer=_as_they_are), first)
-        checked = validate_data(self, X, reset=first, accept_sparse="csr", dtype=np.float64, ensure_min_samples=1)
+        texts = _texts(X)
+        if texts is not None:
+            return self._vectorized(texts, first)
+        checked = self._checked(X, first=first, accept_sparse="csr")
         if first:
             names = getattr(self, "feature_names_in_", None)
             self.vocabulary_: list[str] | None = None if names is None else [str(name) for name in names]
@@ -374,10 +345,12 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             )
         return Documents(checked).counts
 
-    def _vectorized(self, X: Any, vectorizer: Any, first: bool) -> Counts:
+    def _vectorized(self, texts: list[Any], first: bool) -> Counts:
         if first:
+            are_words = not isinstance(texts[0], str)
+            vectorizer = CountVectorizer(analyzer=list) if are_words else self.vectorizer or CountVectorizer()
             try:
-                counts = vectorizer.fit_transform(X)
+                counts = vectorizer.fit_transform(texts)
             except ValueError as error:
                 raise DataError(f"the documents hold no words: {error}") from error
             self._vectorizer = vectorizer
@@ -386,7 +359,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         elif self._vectorizer is None:
             raise DataError("X must be a matrix of counts, as in fit: the words of its columns are not known")
         else:
-            counts = self._vectorizer.transform(X)
+            counts = self._vectorizer.transform(texts)
         return sparse.csr_array(counts.astype(np.float64))
 
     def __sklearn_tags__(self) -> Tags:
@@ -396,23 +369,18 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         return tags
 
 
-def _listed(documents: Any) -> Any:
-    """A column or an array of texts as a list; anything else as it is."""
-    one_axis = isinstance(documents, pd.Series) or (isinstance(documents, np.ndarray) and documents.ndim == 1)
-    if not one_axis:
-        return documents
-    listed = list(documents)
-    if not any(isinstance(document, str) for document in listed):
-        return listed if any(_is_tokens(document) for document in listed) else documents
-    for number, document in enumerate(listed):
-        if not isinstance(document, str):
-            raise DataError(f"documents must be texts, all of them; document {number} is {document!r}")
-    return listed
+def _texts(documents: Any) -> list[Any] | None:
+    """Texts, or lists of words, in a list or a column; None of anything else."""
+    if not isinstance(documents, list | tuple | pd.Series | np.ndarray) or getattr(documents, "ndim", 1) != 1:
+        return None
+    texts = list(documents)
+    if any(isinstance(document, str) for document in texts):
+        for number, document in enumerate(texts):
+            if not isinstance(document, str):
+                raise DataError(f"documents must be texts, all of them; document {number} is {document!r}")
+        return texts
+    return texts if texts and all(_is_words(document) for document in texts) else None
 
 
-def _is_tokens(document: object) -> bool:
-    return isinstance(document, (list, tuple)) and all(isinstance(word, str) for word in document)
-
-
-def _as_they_are(words: list[str]) -> list[str]:
-    return words
+def _is_words(document: object) -> bool:
+    return isinstance(document, list | tuple) and all(isinstance(word, str) for word in document)

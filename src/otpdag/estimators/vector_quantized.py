@@ -246,7 +246,7 @@ class VectorQuantizedAutoencoder(AbstractAutoencoder):
 
     def encode(self, X: ArrayLike | Tensor) -> Codes:
         """Codes of images: integers (n, positions), row by row of the grid."""
-        self._check_fitted()
+        _ = self._fitted
         return np.asarray(self._codes(self._latents(self._rows(X))).numpy(), dtype=np.int64)
 
     def transform(self, X: ArrayLike | Tensor) -> Codes:
@@ -255,7 +255,7 @@ class VectorQuantizedAutoencoder(AbstractAutoencoder):
 
     def decode(self, codes: ArrayLike) -> Floats:
         """Images of codes (n, positions), in the layout and range of the images that were fitted."""
-        self._check_fitted()
+        _ = self._fitted
         held = torch.from_numpy(self._checked_codes(codes))
         return self.format_.pictures(self._decoded(self._codewords(held)))
 
@@ -274,7 +274,7 @@ class VectorQuantizedAutoencoder(AbstractAutoencoder):
             X: Images.
             prior: With settings of your own, for instance ``CodePrior(512, n_epochs=50)``.
         """
-        self._check_fitted()
+        _ = self._fitted
         chosen = prior or CodePrior(self.n_codes, random_state=self.random_state, device=self.device)
         if chosen.n_codes != self.n_codes:
             raise ModelError(f"prior must have the {self.n_codes} codes of the codebook; got {chosen.n_codes}")
@@ -289,14 +289,14 @@ class VectorQuantizedAutoencoder(AbstractAutoencoder):
             seed: Determines the draws.
             temperature: Below one favours likely codes, above one rare ones.
         """
-        self._check_fitted()
+        _ = self._fitted
         if not hasattr(self, "prior_"):
             raise NotFittedError("there is no prior over the codes yet: call fit_prior(images) first")
         return self.decode(self.prior_.sample(n, seed=seed, temperature=temperature))
 
     def usage(self, X: ArrayLike | Tensor | None = None) -> NDArray[np.float64]:
         """Share of the codes of images that each codeword has, (n_codes,); without images, its mean weight."""
-        self._check_fitted()
+        _ = self._fitted
         if X is None:
             return np.asarray(self.weights_.mean(0), dtype=np.float64)
         return np.bincount(self.encode(X).ravel(), minlength=self.n_codes) / (self.n_positions_ * len(np.asarray(X)))

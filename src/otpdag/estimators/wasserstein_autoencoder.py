@@ -20,7 +20,7 @@ from otpdag.divergences import MMD, Sinkhorn, SlicedWasserstein
 from otpdag.divergences.base import AbstractDivergence
 from otpdag.errors import DataError, ModelError
 from otpdag.estimators._autoencoder import AbstractAutoencoder, Floats, check_accounted, check_at_least
-from otpdag.estimators._contract import RandomState, checked_rows
+from otpdag.estimators._contract import RandomState
 from otpdag.estimators._pictures import PictureFormat
 from otpdag.graph import Graph
 from otpdag.learned.autoencoder import Encoded
@@ -142,12 +142,12 @@ class WassersteinAutoencoder(ClassNamePrefixFeaturesOutMixin, AbstractAutoencode
 
     def transform(self, X: ArrayLike | Tensor) -> Floats:
         """Latents of images or rows: (n, n_components)."""
-        self._check_fitted()
+        _ = self._fitted
         return self._latents(self._rows(X)).numpy()
 
     def inverse_transform(self, Z: ArrayLike) -> Floats:
         """Images or rows of latents (n, n_components)."""
-        self._check_fitted()
+        _ = self._fitted
         held = np.asarray(Z, dtype=np.float32)
         if held.ndim != 2 or held.shape[1] != self.n_components:
             raise DataError(f"latents must have shape (n, {self.n_components}); got {held.shape}")
@@ -160,7 +160,7 @@ class WassersteinAutoencoder(ClassNamePrefixFeaturesOutMixin, AbstractAutoencode
 
     def sample_latents(self, n_samples: int = 1, *, seed: int = 0) -> Floats:
         """Latents that are drawn from the prior: (n, n_components)."""
-        self._check_fitted()
+        _ = self._fitted
         if n_samples < 1:
             raise DataError(f"n_samples must be at least 1; got {n_samples}")
         none = torch.zeros(1, 1, self.n_features_in_)
@@ -178,7 +178,7 @@ class WassersteinAutoencoder(ClassNamePrefixFeaturesOutMixin, AbstractAutoencode
             self.format_ = None if _is_table(X) else PictureFormat.of(X)
         if self.format_ is None:
             held = X.detach().cpu().numpy() if isinstance(X, Tensor) else X
-            rows = torch.from_numpy(checked_rows(self, held, first=first, dtype=np.float32))
+            rows = torch.from_numpy(self._checked(held, first=first, least=2, dtype=np.float32))
         else:
             rows = self.format_.rows(X)
         if first:
