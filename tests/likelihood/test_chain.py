@@ -272,7 +272,7 @@ def test_updates_of_long_sequences_have_the_same_counts_in_stretches(emission, m
     problem = problem_of(model, series).reweighted(torch.tensor([[1.0, 2.0], [0.5, 3.0]]).double())
     theta = model.structure.filled({}, torch.Generator().manual_seed(0))
     points = packed_point({key: value.double() for key, value in theta.items()}, problem.shapes, 2)
-    assert problem.chain.blocks[0].lanes(2).are_cut
+    assert problem.chain.blocks[0].lanes(2, 3).are_cut
     moved, terms = problem.update(points)
     monkeypatch.setattr("otpdag.likelihood.chain_layout.SIDE_BY_SIDE", 0)
     expected, expected_terms = problem.update(points)

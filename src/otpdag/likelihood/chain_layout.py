@@ -79,8 +79,9 @@ def joint_states(
     return States(tuple(unknown), size, now, before, None if bool(follows.all()) else follows, begins)
 
 
-STRETCH = 32  # steps of a stretch, in which most chains forget where they began: all that is done one after another
+STRETCH = 32  # steps of a stretch: all that is done one after another
 SIDE_BY_SIDE = 400  # sequences times replicas from which on a step of all of them keeps a processor busy: none is cut
+FEW_STATES = 24  # up to which it is sooner to multiply the matrices of stretches, by the cube of states, than to run on
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,10 +191,10 @@ class Block:
         """Sequences cut into stretches that lie side by side."""
         return Lanes.of(self.sizes, STRETCH)
 
-    def lanes(self, replicas: int) -> Lanes:
+    def lanes(self, replicas: int, states: int) -> Lanes:
         """Sequences are cut where they are long, and too few to run side by side: that changes time, not results."""
         is_long = len(self.sizes) >= 2 * STRETCH and self.sizes[0] * replicas <= SIDE_BY_SIDE
-        return self.stretches if is_long else self.whole
+        return self.stretches if is_long and states <= FEW_STATES else self.whole
 
 
 @dataclass(frozen=True)

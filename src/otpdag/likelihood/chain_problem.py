@@ -81,17 +81,11 @@ class PlacedSteps:
             weight: Of the sequences (R or 1, n); one if left out.
             every: Steps after which messages are normalised: they hardly become small before.
         """
-        log_units: list[Array] = []
-
-        def emission() -> Array:
-            made, log_unit = self._emission(table, first)
-            log_units.append(log_unit)
-            return made
-
+        emission, log_unit = self._emission(table, first)
         passed = smoothed(emission, Moves(matrix.unsqueeze(1).numpy(), self.lanes), self.lanes, every)
         if passed is None:
             return None
-        log_scale, state = np.log(passed.scale).sum(0) + log_units[-1].sum(0), passed.state
+        log_scale, state = np.log(passed.scale).sum(0) + log_unit.sum(0), passed.state
         if weight is not None:
             share = weight.numpy()[:, self.lanes.owners]
             log_scale, state = log_scale * share, np.multiply(state, share[:, None], out=state)
@@ -248,7 +242,7 @@ class ChainProblem(Units):
         table, first, late = (part.expand(replicas, *part.shape[1:]).contiguous() for part in held)
         total: Sums | None = None
         for block in self.chain.blocks:
-            lanes = block.lanes(replicas)
+            lanes = block.lanes(*table.shape[:2])
             if lanes not in self._placed:
                 self._placed[lanes] = PlacedSteps.of(self._features[block.kinds], lanes)
             own = None if self._weight is None else self._weight[:, block.sequences]

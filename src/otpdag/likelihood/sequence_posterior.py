@@ -154,7 +154,7 @@ def fill_in(
 def _draw_paths(block: Block, linear: Linear, chain: Chain, draws: int, generator: torch.Generator) -> Tensor:
     """Paths of states given all of each sequence (m, draws), column by column: filtered forward, drawn backward."""
     lanes, moves = block.whole, linear.pair[0].transpose(1, 2)
-    alpha = torch.from_numpy(filtered(block, linear, chain)).transpose(1, 2)
+    alpha = torch.from_numpy(filtered(block, linear, chain)[:, 0]).transpose(1, 2)
     inside, rows = torch.from_numpy(lanes.inside), chain.pair_rows[block.kinds[torch.from_numpy(lanes.columns)]]
     path = torch.empty(*rows.shape, draws, dtype=torch.int64)
     for place in range(len(rows) - 1, -1, -1):
