@@ -4,7 +4,7 @@ Every function returns a :class:`matplotlib.figure.Figure`, shows nothing, and l
 """
 
 from otpdag.plots.curves import learning_curve, plot_forecast, plot_segments, plot_selection, search_curve
-from otpdag.plots.graph_drawing import draw_graph
+from otpdag.plots.graph import draw_graph
 from otpdag.plots.pictures import (
     plot_classes,
     plot_effects,

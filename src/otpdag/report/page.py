@@ -19,7 +19,7 @@ import pandas as pd
 from otpdag.errors import DataError, ModelError, printable
 from otpdag.graph import Graph
 from otpdag.model import Model, load
-from otpdag.plots.graph_drawing import draw_graph
+from otpdag.plots.graph import draw_graph
 from otpdag.plots.pictures import observed_columns
 from otpdag.tables import estimates, interval_ends
 

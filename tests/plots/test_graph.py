@@ -20,7 +20,7 @@ from otpdag.errors import GraphError
 from otpdag.graph import Graph, lag
 from otpdag.model import Model
 from otpdag.plots import draw_graph, learning_curve
-from otpdag.plots.graph_layout import POINTS, Layout
+from otpdag.plots.graph import POINTS, Layout
 
 ASIA = Graph(
     [
@@ -57,15 +57,15 @@ def graphs(draw: st.DrawFn) -> Graph:
     return Graph(edges, nodes=names, hidden=names[:1])
 
 
-def parts(figure: Figure) -> tuple[dict[str, PathPatch], list[PathPatch], list[Polygon]]:
+def parts(figure: Figure) -> tuple[dict[str, Polygon], list[PathPatch], list[Polygon]]:
     """Nodes by name, lines, and arrow heads."""
     patches = figure.axes[0].patches
     nodes = {str(patch.get_gid()): patch for patch in patches if patch.get_gid()}
-    lines = [patch for patch in patches if isinstance(patch, PathPatch) and not patch.get_gid()]
-    return nodes, lines, [patch for patch in patches if isinstance(patch, Polygon)]
+    lines = [patch for patch in patches if isinstance(patch, PathPatch)]
+    return nodes, lines, [patch for patch in patches if isinstance(patch, Polygon) and not patch.get_gid()]
 
 
-def outline(patch: PathPatch) -> np.ndarray:
+def outline(patch: PathPatch | Polygon) -> np.ndarray:
     return np.concatenate(patch.get_path().to_polygons(closed_only=False))
 
 
@@ -203,29 +203,25 @@ def test_a_model_is_drawn_as_its_graph_and_anything_else_is_refused():
         draw_graph({"a": "b"})
 
 
-def width(text: str, size: float) -> float:
-    return 0.6 * size * max(map(len, text.split("\n")))
-
-
 @pytest.mark.parametrize("name", ["x{}", "symptom_{}", "observed_symptom_number_{}", "anunbreakablename{}"])
 def test_ten_siblings_stand_in_one_row(name: str) -> None:
     children = [name.format(place) for place in range(10)]
-    layout = Layout(Graph([("z", child) for child in children]), width)
+    layout = Layout(Graph([("z", child) for child in children]))
     assert layout.rows == [["z"], children]
     gaps = np.diff([layout.x[child] for child in children])
     assert (gaps >= max(layout.size[child][0] for child in children)).all()
 
 
 def test_crowded_rows_break_names_until_they_fit_the_page() -> None:
-    layout = Layout(Graph([("z", f"observed_symptom_number_{place}") for place in range(10)]), width)
-    left, right, _, _ = layout.bounds
+    layout = Layout(Graph([("z", f"observed_symptom_number_{place}") for place in range(10)]))
+    left, right, _, _ = layout.bounds()
     assert right - left <= POINTS.page
     assert layout.text["observed_symptom_number_3"] == "observed_\nsymptom_\nnumber_3"
-    alone = Layout(Graph([("z", "observed_symptom_number_3")]), width)
+    alone = Layout(Graph([("z", "observed_symptom_number_3")]))
     assert alone.text["observed_symptom_number_3"] == "observed_\nsymptom_number_3"
 
 
 def test_long_rows_are_broken() -> None:
-    layout = Layout(Graph([("z", f"symptom_{place}") for place in range(39)]), width)
+    layout = Layout(Graph([("z", f"symptom_{place}") for place in range(39)]))
     assert [len(row) for row in layout.rows] != [1, 39]
     assert max(sum(isinstance(item, str) for item in row) for row in layout.rows) <= 12
