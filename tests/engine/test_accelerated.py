@@ -9,8 +9,7 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.engine.optimiser import Rivalry, Run
-from otpdag.engine.updates import Acceleration, _State, accelerated_updates, climbed
+from otpdag.engine.optimiser import Acceleration, Rivalry, Run, _Accelerated, accelerated_updates, climbed
 from otpdag.numerics import correction
 from otpdag.problem import LossTerms, Problem, Updates
 
@@ -429,7 +428,7 @@ def test_every_replica_goes_its_own_way(seed, stretched):
     rng = np.random.default_rng(seed)
     start, tolerance = rng.normal(size=(5, 4)), 1e-3
     mixed = np.array([1.0, 1.0, 0.0, 1.0]) if stretched else np.ones(4)
-    state = _State.of(torch.as_tensor(start))
+    state = _Accelerated.of(torch.as_tensor(start))
     replicas = [Plain(one.copy()) for one in start]
     lowest = np.array([10.0, -10.0, 3.0, -200.0, 0.2])
     met = set()

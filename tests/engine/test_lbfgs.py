@@ -10,8 +10,7 @@ from scipy import optimize
 from sklearn.datasets import make_classification
 
 from otpdag.engine import Deterministic
-from otpdag.engine.lbfgs import Coordinates, _first_scale, _line_search, _remember, _shrink, minimise
-from otpdag.engine.optimiser import Run
+from otpdag.engine.optimiser import Coordinates, Run, _direction, _line_search, _remember, _shrink, minimise
 from otpdag.problem import LossTerms, Problem, Updates, curvature
 
 # -- l-BFGS over replicas, against scipy and against itself one replica at a time -------------------------------------
@@ -223,13 +222,14 @@ def test_every_step_is_the_textbooks(start):
 def test_pairs_without_curvature_do_not_count_and_only_the_last_twelve_are_kept():
     state = minimise(rosenbrock, starts(), steps=1)
     for _ in range(20):
-        _remember(state, starts(), starts(), memory=12)
-    assert len(state.history) == 12
-    _remember(state, starts(), -starts(), memory=12)
-    assert state.history[-1][2].tolist() == [0.0] * 5
+        _remember(state, starts(), starts())
+    assert len(state.moves) == len(state.changes) == len(state.rho) == 12
+    _remember(state, starts(), -starts())
+    assert state.rho[-1].tolist() == [0.0] * 5
     norm = starts().square().sum(-1)
-    torch.testing.assert_close(state.history[-2][2], 1 / norm)
-    torch.testing.assert_close(_first_scale(state), torch.ones(5).double())  # of the last pair that tells: s.y / y.y
+    torch.testing.assert_close(state.rho[-2], 1 / norm)
+    # curvature is one along the pairs, and elsewhere what the last pair that tells has: s.y / y.y
+    torch.testing.assert_close(_direction(state), -state.gradient)
 
 
 @dataclass(frozen=True)
@@ -301,7 +301,7 @@ def test_a_rise_by_rounding_is_no_rise():
             point=begin,
             loss=torch.tensor([5.0]).double(),
             gradient=gradient,
-            history=[],
+            rho=torch.zeros(0, 1).double(),
             converged=torch.tensor([False]),
             failed=torch.tensor([False]),
             evaluations=0,
@@ -310,7 +310,7 @@ def test_a_rise_by_rounding_is_no_rise():
         def evaluate(point, rise=rise):
             return 5.0 * (1 + rise * 1e-13) + 1e-9 * (point - point.detach()).sum(-1)
 
-        point, loss, _ = _line_search(evaluate, state, -gradient, first=False)
+        point, loss, _ = _line_search(evaluate, state, -gradient)
         assert bool((point != begin).any()) is taken
         assert bool(loss > 5.0) is taken
         assert state.converged.item() is not taken
@@ -332,7 +332,7 @@ def test_a_step_must_gain_a_ten_thousandth_of_what_its_slope_promises(fall, take
         point=torch.zeros(1, 1).double(),
         loss=torch.tensor([1.0]).double(),
         gradient=torch.ones(1, 1).double(),
-        history=[],
+        rho=torch.zeros(0, 1).double(),
         converged=torch.tensor([False]),
         failed=torch.tensor([False]),
         evaluations=0,
@@ -341,7 +341,7 @@ def test_a_step_must_gain_a_ten_thousandth_of_what_its_slope_promises(fall, take
     def evaluate(point):
         return 1.0 - fall * (point.detach() == -1.0).double().sum(-1) + 0.0 * point.sum(-1)
 
-    point, loss, _ = _line_search(evaluate, state, -state.gradient, first=False)
+    point, loss, _ = _line_search(evaluate, state, -state.gradient)
     assert (point.item() == -1.0) is taken
     assert (state.evaluations == 1) is taken
     assert (loss.item() < 1.0) is taken
@@ -367,7 +367,7 @@ def ascended(problem, rows, steps=100, **options):
 
 
 def test_updates_before_descent_end_where_all_rows_gain_little(monkeypatch):
-    monkeypatch.setattr("otpdag.engine.updates.descended", lambda run, *others: run.points)
+    monkeypatch.setattr("otpdag.engine.optimiser.descended", lambda run, *others: run.points)
     gain = Deterministic.little * 6.0
     for share, asked in ((0.9, 2), (1.2, 3)):
         problem = Told([[5.0 + share * gain, 5.0 + 0.5 * gain], [5.0, 5.0], [5.0, 5.0]])

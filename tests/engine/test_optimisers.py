@@ -213,7 +213,7 @@ def test_a_watch_may_stop_it():
 
 
 def test_no_steps_are_refused():
-    with pytest.raises(ModelError, match="steps must be at least 1; got 0"):
+    with pytest.raises(ModelError, match="steps must be a whole number of at least 1; got 0"):
         EM(steps=0)
 
 
@@ -266,5 +266,5 @@ def test_every_replica_follows_its_own_losses(stretched):
             losses[one] = loss[one]
         np.testing.assert_allclose(seen[number], points)
         np.testing.assert_allclose(snapshots[number]["pace"], paces)
-        np.testing.assert_array_equal(snapshots[number]["small_changes"], small)
+        np.testing.assert_array_equal(snapshots[number]["small"], small)
         np.testing.assert_array_equal(snapshots[number]["loss"], loss)

@@ -10,7 +10,8 @@ import torch
 from otpdag.engine import Deterministic, Outcome, Searcher, SearchSchedule, search
 from otpdag.engine.checkpoint import Journal
 from otpdag.engine.monitor import Monitor
-from otpdag.engine.search import _carried, _Field, _Gains, _spoilt
+from otpdag.engine.optimiser import carried
+from otpdag.engine.search import _Field, _Gains, _spoilt
 from otpdag.problem import LossTerms, Pace, Problem, Proposals, Refinement
 from tests.bowls import SHAPES, STRUCTURE, Bowls, at, quiet
 
@@ -291,12 +292,12 @@ def test_gains_of_several_data_sets_are_counted_on_average():
 
 def test_what_was_learned_is_carried_to_another_point_in_its_own_coordinates():
     point, origin = at(3.0, 8.0), at(1.0, 2.0)
-    assert _carried({"point": origin}, point) == {}
-    assert _carried({"axes.origin": origin, "axes.matrix": at(1.0)}, point) == {}
-    found = _carried({"axes.origin": origin, "point": origin, "more": at(7.0)}, point)
+    assert carried({"point": origin}, point) == {}
+    assert carried({"axes.origin": origin, "axes.matrix": at(1.0)}, point) == {}
+    found = carried({"axes.origin": origin, "point": origin, "more": at(7.0)}, point)
     assert found["point"].tolist() == [2.0, 6.0]
     assert found["more"].item() == 7.0
-    scaled = _carried({"axes.origin": origin, "axes.scale": at(2.0, 3.0)}, point)
+    scaled = carried({"axes.origin": origin, "axes.scale": at(2.0, 3.0)}, point)
     assert scaled["point"].tolist() == [1.0, 2.0]
 
 

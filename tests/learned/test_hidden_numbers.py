@@ -10,7 +10,7 @@ from scipy import stats
 
 import otpdag as otp
 from otpdag.engine.fit import recognise
-from otpdag.engine.lbfgs import minimise
+from otpdag.engine.optimiser import minimise
 from otpdag.learned.sequence_problems import NumberProblem, given_draws
 from otpdag.problem import split_point
 from tests.dynamic_models import kalman, known_state_space, linear_series, switching_model, switching_series

@@ -9,7 +9,7 @@ from scipy import special, stats
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.engine.fit import recognise
-from otpdag.engine.lbfgs import minimise
+from otpdag.engine.optimiser import minimise
 from otpdag.likelihood import state_problem
 from otpdag.likelihood.state_problem import StateProblem, emissions_of, rows_by_features
 

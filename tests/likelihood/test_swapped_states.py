@@ -9,8 +9,8 @@ import torch
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.engine import Deterministic, SearchSchedule
-from otpdag.engine.lbfgs import minimise
 from otpdag.engine.monitor import Monitor
+from otpdag.engine.optimiser import minimise
 from otpdag.engine.search import Searcher, search
 from otpdag.likelihood.chain_problem import ChainProblem
 from otpdag.likelihood.graph_problem import GraphProblem

@@ -12,11 +12,10 @@ from otpdag.engine.data_kind import DataKind, Layout
 from otpdag.engine.fit import fit
 from otpdag.engine.method import Method, SearchSchedule, entropic, likelihood, paper, transport
 from otpdag.engine.monitor import Stage
-from otpdag.engine.optimiser import Memory, Optimiser, Outcome, Progress, Run, Watch
+from otpdag.engine.optimiser import EM, Deterministic, Memory, Optimiser, Outcome, Progress, Run, Watch
 from otpdag.engine.outlying_rows import RobustOptions
 from otpdag.engine.result import FitResult, Status
 from otpdag.engine.search import Restart, Searcher, SearchResult, search
-from otpdag.engine.updates import EM, Deterministic
 
 __all__ = [
     "EM",

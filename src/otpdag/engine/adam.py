@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from otpdag.engine.optimiser import Memory, Outcome, Progress, Run, Watch, under
-from otpdag.errors import ModelError
+from otpdag.errors import ModelError, check_count
 from otpdag.noise import Streams
 from otpdag.problem import Minibatched, split_theta
 from otpdag.schedules import Cosine
@@ -38,8 +38,7 @@ class Adam:
 
     def __post_init__(self) -> None:
         """Refuse what makes no step."""
-        if self.steps < 1:
-            raise ModelError(f"steps must be at least 1; got {self.steps}")
+        check_count("steps", self.steps)
         if not self.learning_rate > 0:
             raise ModelError(f"learning_rate must be above zero; got {self.learning_rate}")
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from otpdag.engine.method import SearchSchedule
+from otpdag.engine.optimiser import Deterministic
 from otpdag.engine.search import Searcher, search
-from otpdag.engine.updates import Deterministic
 from otpdag.errors import ModelError, check_level
 from otpdag.numerics import bounded_threads
 from otpdag.problem import Units

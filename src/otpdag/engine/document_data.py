@@ -17,8 +17,8 @@ from otpdag.divergences import Wasserstein
 from otpdag.engine.adam import Adam
 from otpdag.engine.data_kind import DataKind, Layout
 from otpdag.engine.method import Method, SearchSchedule
+from otpdag.engine.optimiser import EM
 from otpdag.engine.search import Searcher, SearchResult, restart_seed
-from otpdag.engine.updates import EM
 from otpdag.errors import DataError, ModelError
 from otpdag.learned.paper_topics import (
     PaperTopics,

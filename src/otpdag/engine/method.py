@@ -12,8 +12,8 @@ from otpdag.divergences import Energy, Wasserstein
 from otpdag.divergences.base import AbstractDivergence
 from otpdag.divergences.whitened import WhitenedFeatures
 from otpdag.engine.adam import Adam
+from otpdag.engine.optimiser import EM, Deterministic
 from otpdag.engine.outlying_rows import RobustOptions
-from otpdag.engine.updates import EM, Deterministic
 from otpdag.errors import ModelError
 from otpdag.learned.algorithm import Drawn, MapFactory
 from otpdag.learned.autoencoder import Encoded

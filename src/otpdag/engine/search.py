@@ -17,7 +17,7 @@ from torch import Tensor
 from otpdag.engine.checkpoint import Journal
 from otpdag.engine.method import SearchSchedule
 from otpdag.engine.monitor import Monitor
-from otpdag.engine.optimiser import Memory, Optimiser, Outcome, Progress, Rivalry, Run
+from otpdag.engine.optimiser import Memory, Optimiser, Outcome, Progress, Rivalry, Run, carried
 from otpdag.problem import Problem, Proposals, Refinement
 
 
@@ -409,16 +409,9 @@ def _mean(moved: Refinement) -> float:
 
 def _after(run: Run, moved: Refinement, outcome: Outcome) -> Run:
     """The run that goes on where a problem was moved to after another one ended."""
-    learned = _carried(outcome.memory, moved.point) if moved.curved_alike else {}
+    learned = carried(outcome.memory, moved.point) if moved.curved_alike else {}
     problem = moved.problem.laid_out_for(moved.point)
     return replace(run, problem=problem, points=moved.point, memory=learned, rivalry=None)
-
-
-def _carried(memory: Memory, point: Tensor) -> Memory:
-    """What an optimiser learned, to begin with at another point; nothing where its coordinates are not the point's."""
-    if "axes.origin" not in memory or "axes.matrix" in memory:
-        return {}
-    return {**memory, "point": (point - memory["axes.origin"]) / memory.get("axes.scale", 1.0)}
 
 
 def _spoilt(judged: Tensor, failed: Tensor) -> Tensor:

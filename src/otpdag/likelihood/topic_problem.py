@@ -44,7 +44,7 @@ def _never() -> bool:
 
 @dataclass(frozen=True)
 class TopicSweeps:
-    """Sweeps over documents with closed-form updates, an evaluation for :class:`~otpdag.engine.updates.EM`.
+    """Sweeps over documents with closed-form updates, an evaluation for :class:`~otpdag.engine.optimiser.EM`.
 
     Args:
         pairs: Compare pairs of words (the direct term) instead of whole documents (the entropic objective).
