@@ -20,7 +20,7 @@ from typer.testing import CliRunner, Result
 
 import otpdag as otp
 from otpdag import engine
-from otpdag.cli import app, command_files, registry, run_folder
+from otpdag.cli import app, command_files, fit_command, registry
 from otpdag.cli.model_file import read_model_file
 
 MODEL = """
@@ -221,7 +221,7 @@ def test_a_fit_that_fails_leaves_what_was_there(factory, fitted, tmp_path, monke
     def fail(*_: object, **__: object) -> None:
         raise stop
 
-    monkeypatch.setattr(*{"intervals": (otp.FitResult, "intervals"), "_png": (run_folder, "_png")}[place], fail)
+    monkeypatch.setattr(*{"intervals": (otp.FitResult, "intervals"), "_png": (fit_command, "_png")}[place], fail)
     old = tmp_path / "old"
     shutil.copytree(fitted[0], old)
     before = contents(old)
@@ -238,7 +238,7 @@ def test_an_interrupt_after_writing_says_what_is_there(factory, tmp_path, monkey
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run_folder, "print_fit", interrupt)
+    monkeypatch.setattr(fit_command, "print_fit", interrupt)
     file, data = factory / "model.yaml", factory / "data.csv"
     result = run("fit", file, data, "--out", tmp_path / "run", "--restarts", 1)
     assert f"interrupted: {tmp_path / 'run'} written before" in result.stderr
@@ -264,14 +264,14 @@ def test_a_killed_run_is_the_old_one_or_the_new_one(factory, tmp_path):
     results = [otp.fit(model, pd.read_csv(factory / "data.csv"), restarts=1, seed=seed) for seed in (0, 1)]
     folder, chance = tmp_path / "run", random.Random(0)
     bounds = pd.DataFrame({"lower": [1.0]})
-    run_folder.write_run(results[0], folder, bounds)
+    fit_command.write_run(results[0], folder, bounds)
     (folder / "notes.txt").write_text("keep me")
     for _ in range(12):
         child = os.fork()
         if child == 0:
             while True:
-                run_folder.write_run(results[1], folder)
-                run_folder.write_run(results[0], folder, bounds)
+                fit_command.write_run(results[1], folder)
+                fit_command.write_run(results[0], folder, bounds)
         time.sleep(chance.uniform(0.0, 0.5))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -798,11 +798,11 @@ def test_parts_are_made_by_processes_or_by_the_workers_of_a_scheduler(checkout, 
 
 def test_reproduce_says_when_there_is_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "_REGISTRY", {})
-    monkeypatch.setattr("otpdag.cli.reproducing.find_folder", lambda: None)
+    monkeypatch.setattr("otpdag.cli.registry.find_folder", lambda: None)
     result = run("reproduce")
     assert result.exit_code == 0
     assert "No experiments found: they are part of the repository" in result.stdout
-    monkeypatch.setattr("otpdag.cli.reproducing.find_folder", lambda: tmp_path)
+    monkeypatch.setattr("otpdag.cli.registry.find_folder", lambda: tmp_path)
     assert f"No experiments found in {tmp_path}" in run("reproduce").stdout
     assert "no experiments were found" in one_line(run("reproduce", "figure1"))
 

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from otpdag import engine
-from otpdag.cli import app, run_folder
+from otpdag.cli import app, fit_command
 
 MODEL = "{edges: [[k, x], [k, n]], hidden: [k], nodes: {k: {type: Categorical, size: 2}, n: Poisson}}"
 SAME = ("model.otp", "params.json", "restarts.csv")
@@ -119,6 +119,6 @@ def test_an_error_leaves_no_checkpoint(factory, monkeypatch):
     def fail(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(run_folder, "write_run", fail)
+    monkeypatch.setattr(fit_command, "write_run", fail)
     assert fit(factory, "run").exit_code == 2
     assert sorted(path.name for path in factory.iterdir()) == ["data.csv", "model.yaml"]

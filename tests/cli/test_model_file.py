@@ -150,7 +150,7 @@ def test_a_node_without_edges_and_a_node_without_entry():
             "nodes.a.scale: must be a number, a list of numbers, {start: value} or {tie: name}; got 'big'",
         ),
         ("{edges: [[a, b]], nodes: {a: {type: Normal, scale: {strat: 1}}}}", "nodes.a.scale: must be a number, a list"),
-        ("{edges: [[a, b]], nodes: {a: {type: Normal, scale: {tie: 2}}}}", "nodes.a.scale.tie: must be text; got 2"),
+        ("{edges: [[a, b]], nodes: {a: {type: Normal, scale: {tie: 2}}}}", "nodes.a.scale: must be a number, a list"),
         (
             "{edges: [[a, b]], nodes: {a: {type: Normal, dim: two}}}",
             "nodes.a.dim: should be a valid integer; got 'two'",

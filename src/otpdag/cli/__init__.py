@@ -6,12 +6,10 @@ from typing import Annotated
 
 import typer
 
-from otpdag.cli.answer_commands import compare, effect, forecast, predict, select, summary
+from otpdag.cli import commands as c
 from otpdag.cli.console import FriendlyGroup
 from otpdag.cli.fit_command import fit
-from otpdag.cli.init_command import init, schema
-from otpdag.cli.reproducing import reproduce
-from otpdag.cli.use_commands import check, impute, posterior, report, sample, score, show
+from otpdag.cli.registry import reproduce
 
 __all__ = ["app", "main"]
 
@@ -25,8 +23,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_with_models = (init, fit, summary, show, sample, posterior, impute, score, check)
-_with_answers = (predict, forecast, effect, compare, select, report, schema, reproduce)
+_with_models = (c.init, fit, c.summary, c.show, c.sample, c.posterior, c.impute, c.score, c.check)
+_with_answers = (c.predict, c.forecast, c.effect, c.compare, c.select, c.report, c.schema, reproduce)
 for command in (*_with_models, *_with_answers):
     app.command(command.__name__)(command)
 

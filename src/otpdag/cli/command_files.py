@@ -6,7 +6,6 @@ CSV files as text beside the table that they hold: to say which cell is wrong, a
 from __future__ import annotations
 
 import csv
-import hashlib
 import itertools
 import re
 import sys
@@ -19,15 +18,12 @@ from typing import Any
 import pandas as pd
 import typer
 
-from otpdag.cli.console import RUN_FILES, say, warn, write_file, write_out
+from otpdag.cli.console import RUN_FILES, STANDARD_INPUT, say, warn, write_file, write_out
 from otpdag.data import Sequences, read_table
 from otpdag.data.reading import cell_names, table_bytes
 from otpdag.errors import DataError, ModelError
 from otpdag.files import finish_transaction
 from otpdag.model import Model, load
-
-STANDARD_INPUT = Path("-")
-"""What stands for CSV that is piped in."""
 
 
 def table_at(path: Path) -> pd.DataFrame:
@@ -63,9 +59,10 @@ def table_for(model: Model, path: Path) -> pd.DataFrame:
     return table
 
 
-def rows_for(model: Model, path: Path, sequence: str | None, time: str | None) -> pd.DataFrame | Sequences:
-    """What a model is asked about: the rows of a table, or its sequences."""
-    return as_steps(table_for(model, path), sequence, time)
+def model_and_rows(path: Path, data: Path, sequence: str | None = None, time: str | None = None) -> tuple[Model, Any]:
+    """A saved model and what it is asked about: the rows of a table, or its sequences."""
+    model = model_at(path)
+    return model, as_steps(table_for(model, data), sequence, time)
 
 
 def as_steps(table: pd.DataFrame, sequence: str | None, time: str | None) -> pd.DataFrame | Sequences:
@@ -95,12 +92,6 @@ def put_table(table: pd.DataFrame, path: Path | None) -> None:
     else:
         write_file(path, content)
         say(f"wrote {len(table):,} rows to {path}")
-
-
-def file_hash(path: Path) -> str:
-    """SHA-256 of a file, by which a report tells whether a table is still the one that was fitted."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 # a field, quoted or not, and what ends it; text that follows a closing quote belongs to the field, as pandas has it

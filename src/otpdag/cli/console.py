@@ -6,12 +6,13 @@ Nothing here imports torch or pandas: help and usage errors come at once. Comman
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 import math
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -46,6 +47,7 @@ ClickException: Any = next(base for base in typer.BadParameter.__mro__ if base._
 
 # --- arguments --------------------------------------------------------------------------------------------
 
+STANDARD_INPUT = Path("-")  # stands for CSV that is piped in
 LONGEST_SEED = 2**63 - 1  # that a 64-bit generator takes
 ModelFilePath = Annotated[Path, typer.Argument(metavar="MODEL.YAML", help="Graph and mechanisms.")]
 ModelPath = Annotated[Path, typer.Argument(metavar="MODEL.OTP", help="A saved model, or the folder of a fit.")]
@@ -201,11 +203,13 @@ def check_file(path: Path | None, *, force: bool) -> None:
         raise ModelError(f"--out {str(path)!r} exists; choose another file or add --force to overwrite")
 
 
-def plain_table(*titles: str) -> Table:
-    """A table without lines, readable at 80 columns and in a file."""
+def plain_table(*titles: str, right: Iterable[str] = ()) -> Table:
+    """A table without lines, readable at 80 columns and in a file; columns of numbers stand at the right."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in titles:
         table.add_column(title, overflow="fold")
+    for title in right:
+        table.add_column(title, justify="right", no_wrap=True)
     return table
 
 
@@ -253,3 +257,9 @@ def write_file(path: Path, content: bytes | str) -> None:
     with make_folder(path.parent):
         write_bytes(path, content.encode("utf-8") if isinstance(content, str) else content)
     note_written(path)
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file, by which a report tells whether a table is still the one that was fitted."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,8 +1,14 @@
-"""``otpdag fit``: from a model file and a table to a folder of results, by way of a checkpoint beside it."""
+"""``otpdag fit``: from a model file and a table to a folder of results, by way of a checkpoint beside it.
+
+The folder is written as a whole, and told to a reader without any of the heavy libraries.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import io
+import json
+import math
 import os
 import re
 import shlex
@@ -10,16 +16,20 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
+from rich.console import Group, RenderableType
+from rich.text import Text
 
 from otpdag.cli.console import (
     INTERRUPTED,
+    RUN_FILES,
+    STANDARD_INPUT,
     DataPath,
     FolderForce,
     Interrupted,
@@ -29,21 +39,28 @@ from otpdag.cli.console import (
     SequenceColumn,
     TimeColumn,
     check_folder,
+    file_hash,
+    json_text,
     log_lines,
     note_written,
+    out,
+    plain_table,
     say,
     warn,
+    write_out,
 )
-from otpdag.errors import ApproximationWarning, ColumnTypeWarning, ConvergenceWarning, DataError, ModelError
-from otpdag.files import check_writable, make_folder
+from otpdag.errors import ApproximationWarning, ColumnTypeWarning, ConvergenceWarning, DataError, ModelError, printable
+from otpdag.files import check_writable, finish_transaction, folder_transaction, make_folder, write_bytes
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
+    from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
-    from otpdag.data import Sequences
+    from otpdag.engine import FitResult
     from otpdag.model import Model
+    from otpdag.uncertainty import Summary
 
 MOST_STARTS, MOST_STEPS = 10_000, 100_000_000  # beyond any use: such a number is a slip of the keyboard
 
@@ -91,59 +108,52 @@ def fit(
     if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", device):
         raise ModelError(f"--device must be cpu, cuda or cuda:N; got {device!r}")
     check_folder(out_folder, force=force)
-    asked = _Asked.of(model_file, data, weights, sequence, time)
-    check_writable(out_folder)  # before the work: a folder that cannot be made fails at once
+    from otpdag.cli.command_files import as_steps, table_at
+    from otpdag.cli.model_file import read_model_file
+
+    specification, table = read_model_file(model_file), table_at(data)
+    with warnings.catch_warnings(record=True) as doubts:
+        warnings.simplefilter("always", ColumnTypeWarning)
+        model = specification.build(table)
     options: dict[str, Any] = {"method": method, "seed": seed, "steps": steps, "restarts": restarts, "device": device}
     options |= {"robust": robust or False, "progress": False if quiet else None, "time_limit": time_limit}
+    options |= {"weights": _weights(table, weights, model), "source": _source(data, sequence=sequence, time=time)}
+    check_writable(out_folder)  # before the work: a folder that cannot be made fails at once
     with log_lines(quiet=quiet), kept_checkpoint(out_folder, resume=resume) as checkpoint:
-        asked.fit_into(out_folder, checkpoint, options, draws=intervals, quiet=quiet)
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """What is fitted: the model of a file, rows or sequences, their weights, and what was doubtful about columns."""
-
-    model: Model
-    rows: pd.DataFrame | Sequences
-    weights: NDArray[np.float64] | str | None
-    doubts: tuple[str, ...]
-    source: dict[str, str]
-
-    @classmethod
-    def of(cls, model_file: Path, data: Path, weights: str | None, sequence: str | None, time: str | None) -> _Asked:
-        from otpdag.cli.command_files import as_steps, table_at
-        from otpdag.cli.model_file import read_model_file
-
-        specification, table = read_model_file(model_file), table_at(data)
-        with warnings.catch_warnings(record=True) as doubts:
-            warnings.simplefilter("always", ColumnTypeWarning)
-            model = specification.build(table)
-        told = tuple(str(doubt.message) for doubt in doubts)
         rows = as_steps(table, sequence, time)
-        return cls(model, rows, _weights(table, weights, model), told, _source(data, sequence=sequence, time=time))
+        _fit_into(out_folder, model, rows, checkpoint, draws=intervals, quiet=quiet, doubts=doubts, **options)
 
-    def fit_into(
-        self, folder: Path, checkpoint: Path | None, options: dict[str, Any], *, draws: int | None, quiet: bool
-    ) -> None:
-        from otpdag import engine
-        from otpdag.cli import run_folder
 
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", ConvergenceWarning)
-            warnings.simplefilter("ignore", ApproximationWarning)  # a note says the same
-            result = engine.fit(self.model, self.rows, weights=self.weights, checkpoint=checkpoint, **options)
-            if result.status.interrupted:
-                raise Interrupted
-            bounds = None if draws is None else result.intervals(draws=draws, seed=options["seed"])
-            written = run_folder.write_run(result, folder, bounds, source=self.source)
-            note_written(folder)
-            ended = result.status.converged or result.status.failed
-            _close_checkpoint(checkpoint, could_go_on=options["time_limit"] is not None and not ended)
-        for doubt in (*self.doubts, *(str(message.message) for message in caught)):
-            warn(doubt)
-        if not quiet:
-            run_folder.print_fit(result, bounds)
-            say(f"wrote {', '.join(written)} to {folder}")
+def _fit_into(
+    folder: Path,
+    model: Model,
+    rows: Any,
+    checkpoint: Path | None,
+    *,
+    source: Mapping[str, str],
+    draws: int | None,
+    quiet: bool,
+    doubts: Sequence[warnings.WarningMessage],
+    **options: Any,
+) -> None:
+    from otpdag import engine
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ConvergenceWarning)
+        warnings.simplefilter("ignore", ApproximationWarning)  # a note says the same
+        result = engine.fit(model, rows, checkpoint=checkpoint, **options)
+        if result.status.interrupted:
+            raise Interrupted
+        bounds = None if draws is None else result.intervals(draws=draws, seed=options["seed"])
+        written = write_run(result, folder, bounds, source=source)
+        note_written(folder)
+        ended = result.status.converged or result.status.failed
+        _close_checkpoint(checkpoint, could_go_on=options["time_limit"] is not None and not ended)
+    for message in (*doubts, *caught):
+        warn(str(message.message))
+    if not quiet:
+        print_fit(result, bounds)
+        say(f"wrote {', '.join(written)} to {folder}")
 
 
 def _weights(frame: pd.DataFrame, column: str | None, model: Model) -> NDArray[np.float64] | str | None:
@@ -164,8 +174,6 @@ def _weights(frame: pd.DataFrame, column: str | None, model: Model) -> NDArray[n
 
 def _source(data: Path, **order: str | None) -> dict[str, str]:
     """What a report needs to find the table again, and to tell how the fit was run."""
-    from otpdag.cli.command_files import STANDARD_INPUT, file_hash
-
     words = ["otpdag", *sys.argv[1:]] if Path(sys.argv[0]).stem == "otpdag" else []
     place = {} if data == STANDARD_INPUT else {"data": str(data), "data_sha256": file_hash(data)}
     named = {key: name for key, name in order.items() if name is not None}
@@ -234,3 +242,210 @@ def _terminations_raise() -> Iterator[None]:
 
 def _terminated(number: int, frame: FrameType | None) -> NoReturn:
     raise Interrupted(code=128 + number)
+
+
+# --- a model in words -------------------------------------------------------------------------------------
+
+
+def number(value: float) -> str:
+    """Five significant digits.
+
+    >>> number(0.123456), number(123456.7), number(-2.0)
+    ('0.12346', '1.2346e+05', '-2')
+    """
+    return f"{value + 0.0:.5g}"
+
+
+def estimate_lines(model: Model, intervals: pd.DataFrame | None = None) -> list[list[str]]:
+    """For each number of a fitted model: node, its kind, parameter, place, whether fixed, value, interval."""
+    from otpdag.tables import estimates, interval_ends
+
+    table = estimates(model)
+    lines = []
+    for row, ends in zip(table.itertuples(index=False), interval_ends(table, intervals), strict=True):
+        node = str(row.node)
+        hidden = ", hidden" if model.structure.base(node) in model.graph.hidden else ""
+        kind = f"{type(model.mechanisms[node]).__name__}{hidden}"
+        own = [] if intervals is None else ["" if math.isnan(end) else number(end) for end in ends]
+        fixed = "fixed" if row.fixed else ""
+        lines.append([node, kind, str(row.parameter), str(row.at), fixed, number(float(str(row.value))), *own])
+    return lines
+
+
+def lines_table(lines: Sequence[Sequence[str]], most: int = 40) -> RenderableType:
+    """Every estimate, grouped by node; of one parameter no more than a screen holds."""
+    titles = ("estimate", "lower", "upper")[: max(len(line) for line in lines) - 5 if lines else 1]
+    table = plain_table("node", "parameter", "at", right=titles)
+    table.add_column("", no_wrap=True)
+    last, cut = "", False
+    for (node, parameter), group in groupby(lines, key=lambda line: (line[0], line[2])):
+        own = list(group)
+        for position, (_, kind, _, at, fixed, *numbers) in enumerate(own[:most]):
+            whose = Text(printable(node, keep=""), style="bold") + Text(f" ({kind})", style="not bold dim")
+            which = Text("" if position else printable(parameter, keep=""))
+            table.add_row(whose if node != last else "", which, Text(printable(at, keep="")), *numbers, fixed)
+            last = node
+        if len(own) > most:
+            table.add_row("", "", f"... and {len(own) - most} more")
+            cut = True
+    note = [Text("The rest of the long tables is in params.json.", style="dim")] if cut else []
+    return Group(table, *note)
+
+
+def words_of(model: Model) -> dict[str, Any]:
+    """A model as ``otpdag show`` prints it."""
+    graph = model.graph
+    described = {
+        "edges": [*map(list, graph.edges), *([edge.parent, edge.child, edge.by] for edge in graph.lags)],
+        "hidden": list(graph.hidden),
+        "nodes": {node: type(mechanism).__name__ for node, mechanism in model.mechanisms.items()},
+        "params": model.params() if model.is_fitted else None,
+    }
+    return {"text": str(model), "described": described, "lines": estimate_lines(model) if model.is_fitted else []}
+
+
+def kept_words(path: Path) -> dict[str, Any] | None:
+    """The words that are kept beside a saved model, for it takes seconds to load one.
+
+    None where there are none, or they are another model's: the model itself says what is wrong, or all that there is.
+    """
+    if path.is_dir():
+        finish_transaction(path, RUN_FILES)
+    archive = path / "model.otp" if path.is_dir() else path
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        kept = json.loads((archive.parent / "shown.json").read_bytes())
+        if kept["model_sha256"] == file_hash(archive):
+            return {key: kept[key] for key in ("text", "described", "lines")}
+    return None
+
+
+def print_words(words: Mapping[str, Any], *, as_json: bool) -> None:
+    """Print what :func:`words_of` tells."""
+    if as_json:
+        write_out(json_text(words["described"]))
+        return
+    console = out()
+    console.print(words["text"], markup=False)
+    if words["lines"]:
+        console.print()
+        console.print(lines_table(words["lines"]))
+
+
+def print_fit(result: FitResult, bounds: pd.DataFrame | None) -> None:
+    """How a fit ended, in a line or two, its notes, and the estimates."""
+    console = out()
+    kept = next((r.number + 1 for r in result.restarts if r.kept), 1)
+    steps = sum(len(stage.losses) for stage in result.stages) or len(result.history)
+    details = (
+        f": {result.status.reason} (method {result.method.name}, loss {number(result.loss)}, {steps} steps, start "
+        f"{kept} of {len(result.restarts)}, {result.rows_used:,} rows, {result.seconds:.1f} s)"
+    )
+    state = Text(result.status.name, style="bold green" if result.status else "bold yellow")
+    console.print(state + Text(details, style="none"))
+    for note in result.notes:
+        console.print(printable(note), markup=False)
+    console.print(lines_table(estimate_lines(result.model, bounds)))
+
+
+# --- the folder -------------------------------------------------------------------------------------------
+
+
+def write_run(
+    result: FitResult, folder: Path, bounds: pd.DataFrame | None = None, *, source: Mapping[str, str] | None = None
+) -> list[str]:
+    """Write everything that a fit left behind, all of it or nothing; the names of the files.
+
+    Args:
+        result: The end of the fit.
+        folder: Where to. An earlier run there is replaced as a whole, other files stay.
+        bounds: Intervals, where they were asked for.
+        source: Where the data came from and by which command, for the summary.
+    """
+    with folder_transaction(folder, RUN_FILES) as staged:
+        errors = _standard_errors(result)
+        for name, table in _tables(result, bounds, errors).items():
+            text = table.to_csv(index=name == "intervals.csv", lineterminator="\n")
+            write_bytes(staged / name, text.encode("utf-8"))
+        summary = {**_summary(result, errors), **(source or {})}
+        for name, content in (("params.json", result.model.params()), ("summary.json", summary)):
+            write_bytes(staged / name, json_text(content).encode("utf-8"))
+        for name, figure in _figures(result).items():
+            write_bytes(staged / name, _png(figure))
+        result.model.save(staged / "model.otp")
+        words = {"model_sha256": file_hash(staged / "model.otp")} | words_of(result.model)
+        write_bytes(staged / "shown.json", json_text(words).encode("utf-8"))
+        written = {path.name for path in staged.iterdir()}
+    return [name for name in RUN_FILES if name in written]
+
+
+def _tables(result: FitResult, bounds: pd.DataFrame | None, errors: Summary | None) -> dict[str, pd.DataFrame]:
+    from pandas import DataFrame
+
+    starts = [(r.number, r.seed, r.short_loss, r.loss, r.kept) for r in result.restarts]
+    weights = result.row_weights
+    tables = {
+        "history.csv": DataFrame(list(result.history)),
+        "restarts.csv": DataFrame(starts, columns=["number", "seed", "short_loss", "loss", "kept"]),
+        "weights.csv": None if weights is None else DataFrame({"row": range(len(weights)), "weight": weights.round(6)}),
+        "intervals.csv": bounds,
+        "errors.csv": None if errors is None else errors.table,
+    }
+    return {name: table for name, table in tables.items() if table is not None}
+
+
+def _figures(result: FitResult) -> dict[str, Figure]:
+    """The graph, and the curve of a search; where nothing is to be learned there is none."""
+    from otpdag import plots
+
+    figures = {"graph.png": plots.draw_graph(result.model.graph)}
+    if any(stage.losses for stage in result.stages):
+        kept = next((r.number for r in result.restarts if r.kept), None)
+        figures["learning.png"] = plots.search_curve(result.stages, kept=kept)
+    return figures
+
+
+def _png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=150)
+    return buffer.getvalue()
+
+
+def _standard_errors(result: FitResult, most_work: float = 2e7) -> Summary | None:
+    """The summary with its standard errors; None where there are none, or they would take longer than a fit should.
+
+    The work is rows times points times parameters: ``most_work`` is some ten seconds of it.
+    """
+    problem = result.problem
+    if problem is None or result.status.failed:
+        return None
+    size = sum(math.prod(shape) for shape in problem.shapes.values())
+    if problem.rows * problem.pace.points_per_row * size > most_work:
+        return None
+    summary = result.summary()
+    return summary if summary.table["std_error"].notna().any() else None
+
+
+def _summary(result: FitResult, errors: Summary | None) -> dict[str, Any]:
+    from otpdag import __version__
+
+    wanted = ("log-likelihood", "AIC", "BIC", "chi-square", "degrees of freedom", "p-value", "CFI", "TLI", "RMSEA")
+    facts = {} if errors is None else {name: errors.all_facts().get(name) for name in wanted}
+    status = result.status
+    return {
+        "otpdag": __version__,
+        "method": result.method.name,
+        "converged": status.converged,
+        "reason": status.reason,
+        "advice": status.advice,
+        "status": status.name,
+        "approximate": status.approximate,
+        "loss": result.loss,
+        "rows": result.rows_used,
+        "steps": len(result.history),
+        "starts": len(result.restarts),
+        "seed": result.seed,
+        "seconds": round(result.seconds, 3),
+        "hidden": list(result.model.graph.hidden),
+        "notes": [note for note in (result.notes if errors is None else errors.warnings) if note != str(status)],
+        **{name: value for name, value in facts.items() if value is not None},
+    }

@@ -1,4 +1,4 @@
-"""Model files: a graph and its mechanisms as YAML, checked before anything else happens.
+"""Model files: a graph and its mechanisms as YAML, checked before anything else happens; a first one for a table.
 
 .. code-block:: yaml
 
@@ -16,7 +16,9 @@ Nodes that are not listed get a mechanism by the type of their column. An edge w
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+import json
+import re
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, cast
@@ -39,8 +41,8 @@ from pydantic import (
 )
 
 from otpdag.cli.command_files import check_cells, check_numbers
-from otpdag.data import count_categories
-from otpdag.errors import DataError, GraphError, ModelError, listed
+from otpdag.data import ColumnType, column_types, count_categories
+from otpdag.errors import DataError, GraphError, ModelError, listed, printable
 from otpdag.graph import MOST_STEPS_BACK, Graph, Lag
 from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.parameters import Fixed, Start, Tied
@@ -155,13 +157,17 @@ def parse_model_file(text: str, *, name: str = "model file") -> ModelFile:
     except (ValueError, TypeError, AttributeError, OverflowError) as error:  # a date or number that is none
         raise ModelError(f"{name}: holds a value that cannot be read: {error!s:.200}") from None
     if not isinstance(content, dict):
-        raise ModelError(f"{name}: must be a mapping with edges, hidden and nodes; got {_kind(content)}")
+        got = "nothing" if content is None else f"{type(content).__name__} {content!r:.40}"
+        raise ModelError(f"{name}: must be a mapping with edges, hidden and nodes; got {got}")
     try:
         file = ModelFile.model_validate(content)
     except ValidationError as error:
         raise ModelError(f"{name}: {_explain(error)}") from None
-    try:
-        _check_nodes(file)
+    try:  # everything that can be said without a table
+        file.graph()
+        for node, entry in file.nodes.items():
+            if entry is not None:
+                _arguments(node, entry)
     except (ModelError, GraphError) as error:
         raise type(error)(f"{name}: {error}") from None
     return file
@@ -196,26 +202,17 @@ def _refuse_event(event: yaml.Event, problem: str) -> NoReturn:
     raise yaml.MarkedYAMLError(problem=problem, problem_mark=cast("yaml.error.Mark", event.start_mark))
 
 
-def _check_nodes(file: ModelFile) -> None:
-    """Everything that can be said without a table."""
-    file.graph()
-    for node, entry in file.nodes.items():
-        if entry is not None:
-            _arguments(node, entry)
-
-
 def _edge(number: int, edge: list[Any]) -> tuple[str, str] | Lag:
     for name in edge[:2]:
         if not isinstance(name, str):
             raise GraphError(f"edges.{number}: a node name must be text; got {name!r}: {NAME_HINT}")
     if len(edge) == 2:
         return edge[0], edge[1]
-    try:
-        return Lag(edge[0], edge[1], edge[2])
-    except GraphError:
-        large = type(edge[2]) is int and edge[2] > MOST_STEPS_BACK
+    if type(edge[2]) is not int or not 1 <= edge[2] <= MOST_STEPS_BACK:
+        large = type(edge[2]) is int and edge[2] > 0
         wanted = f"at most {MOST_STEPS_BACK}" if large else "a whole number of at least 1"
-        raise GraphError(f"edges.{number}: a lag must be {wanted}; got {edge[2]!r:.60}") from None
+        raise GraphError(f"edges.{number}: a lag must be {wanted}; got {edge[2]!r:.60}")
+    return Lag(*edge)
 
 
 # --- mechanisms -------------------------------------------------------------------------------------------
@@ -257,16 +254,10 @@ def _arguments(node: str, entry: Mapping[str, Any]) -> tuple[type[Mechanism], di
         checked = schema.model_validate(given)
     except ValidationError as error:
         raise ModelError(_explain(error, f"nodes.{node}", f"{name} has {_listed(list(schema.model_fields))}")) from None
-    _check_code(node, known[name])
+    for code in needs_code(known[name]):
+        needs = f"{name} needs code ({code!r}), which a model file cannot hold"
+        raise ModelError(f"nodes.{node}.type: {needs}; build the model in Python")
     return known[name], {key: getattr(checked, key) for key in given}
-
-
-def _check_code(node: str, kind: type[Mechanism]) -> None:
-    for name in needs_code(kind):
-        raise ModelError(
-            f"nodes.{node}.type: {kind.__name__} needs code ({name!r}), which a model file cannot hold; build the "
-            "model in Python"
-        )
 
 
 def needs_code(kind: type[Mechanism]) -> list[str]:
@@ -279,37 +270,20 @@ def needs_code(kind: type[Mechanism]) -> list[str]:
     ]
 
 
-class _Setting(BaseModel):
-    """``{start: value}``, ``{tie: name}`` or ``{fix: value}``."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    fix: Any = None
-    start: Any = None
-    tie: StrictStr | None = None
-
-
 def _read_setting(value: Any) -> Fixed | Start | Tied | None:
-    """A number or nested list fixes a parameter; a mapping starts, ties or fixes it."""
+    """A number or nested list fixes a parameter; a mapping of one key fixes, starts or ties it."""
     if value is None:
         return None
-    if not isinstance(value, Mapping):
-        return Fixed(_numbers(value))
-    if set(value) not in ({"fix"}, {"start"}, {"tie"}):
-        raise ValueError("must be a number, a list of numbers, {start: value} or {tie: name}")
-    setting = _Setting.model_validate(value)
-    if setting.tie is not None:
-        return Tied(setting.tie)
-    return Fixed(_numbers(setting.fix)) if "fix" in value else Start(_numbers(setting.start))
-
-
-def _numbers(value: Any) -> Any:
+    [(key, given)] = value.items() if isinstance(value, Mapping) and len(value) == 1 else [("fix", value)]
     try:
-        if isinstance(value, bool | str):
-            raise ValueError
-        return np.asarray(value, dtype=float)
+        if key == "tie" and isinstance(given, str):
+            return Tied(given)
+        if key in ("fix", "start") and not isinstance(given, bool | str):
+            numbers = np.asarray(given, dtype=float)
+            return Fixed(numbers) if key == "fix" else Start(numbers)
     except (TypeError, ValueError, OverflowError):
-        raise ValueError("must be a number, a list of numbers, {start: value} or {tie: name}") from None
+        pass
+    raise ValueError("must be a number, a list of numbers, {start: value} or {tie: name}")
 
 
 def _read_space(value: Any) -> Space:
@@ -393,10 +367,6 @@ def _yaml_problem(error: yaml.YAMLError) -> str:
     return "is not YAML: " + " ".join(str(error).split())
 
 
-def _kind(content: object) -> str:
-    return "nothing" if content is None else f"{type(content).__name__} {content!r:.40}"
-
-
 def _listed(names: list[str]) -> str:
     return listed(names, most=14, show=str) or "nothing"
 
@@ -414,3 +384,146 @@ class _Loader(yaml.SafeLoader):
             if isinstance(key, str | int | float | bool):
                 seen.add(key)
         return super().construct_mapping(node, deep=deep)
+
+
+# --- a first file for a table ------------------------------------------------------------------------------
+
+
+def first_model(table: pd.DataFrame, name: str, target: Path | None = None) -> str:
+    """The text of a model file for a table.
+
+    >>> import pandas as pd
+    >>> table = pd.DataFrame({"dose": [0.5, 1.5, 2.25], "cured": ["yes", "no", "yes"]})
+    >>> print(first_model(table, "trial.csv"))  # doctest: +ELLIPSIS
+    # A model of trial.csv: 3 rows, 2 columns.
+    ...
+    nodes:
+      # numbers with fractions, 3 values
+      dose: Normal
+      # text with 2 levels
+      cured: {type: Categorical, size: 2}
+    <BLANKLINE>
+    """
+    types = column_types(table)
+    if not any(_is_kept(one) for one in types):
+        raise ModelError(f"{name}: no column can be a node" + "".join(f"; {one}" for one in types[:3]))
+    return "\n".join([*_head(table, types, name, target), "nodes:", *_nodes(types), ""])
+
+
+def _head(table: pd.DataFrame, types: list[ColumnType], name: str, target: Path | None) -> Iterator[str]:
+    kept = [_quoted(one.column) for one in types if _is_kept(one)]
+    parent, child = kept[0], kept[-1]
+    file = "model.yaml" if target is None else target.name
+    plural = "s" if table.shape[1] != 1 else ""
+    yield f"# A model of {_words(name)}: {len(table):,} rows, {table.shape[1]} column{plural}."
+    yield "#"
+    yield "# Say below which columns depend on which, from parent to child. Then:"
+    yield f"#   otpdag fit {_words(file)} {_words(name)} --out run && otpdag report run"
+    yield ""
+    yield "edges: []"
+    yield "# edges:"
+    if parent != child:
+        yield f"#   - [{parent}, {child}]"
+    yield f"#   - [group, {child}]      # from a hidden node, see below"
+    yield f"#   - [{child}, {child}, 1]    # from one step earlier, where rows are steps in time"
+    yield ""
+    yield "# Nodes that no column shows; each needs a line under nodes, such as"
+    yield "#   group: {type: Categorical, size: 3}"
+    yield "hidden: []"
+    yield ""
+    yield "# What each column is taken for, and why. A column without edges is modelled on its own; delete its line to"
+    yield "# leave it out."
+
+
+def _nodes(types: list[ColumnType]) -> Iterator[str]:
+    for one in types:
+        yield f"  # {_words(one.reason)}"
+        if one.doubt:
+            yield f"  # DOUBTFUL: {_words(_without_python(one.doubt))}"
+        size = one.space.width if one.space is not None else 0
+        kinds = {"category": f"{{type: Categorical, size: {size}}}", "count": "Poisson"}
+        entry = f"{_quoted(one.column)}: {kinds.get(one.kind, 'Normal')}"
+        yield f"  {entry}" if _is_kept(one) else f"  # {entry}"
+
+
+def _is_kept(one: ColumnType) -> bool:
+    return one.space is not None and not one.useless
+
+
+def _without_python(doubt: str) -> str:
+    """Advice that names mechanisms as model files do."""
+    doubt = re.sub(r"\bm\.Categorical\((\d+)\)", r"{type: Categorical, size: \1}", doubt)
+    return re.sub(r"\bm\.(\w+)\(\)", r"\1", doubt)
+
+
+def _quoted(name: str) -> str:
+    """A name that YAML reads as this text, in a list or as a key."""
+    plain = re.fullmatch(r"[A-Za-z_][\w.]*", name) is not None and yaml.safe_load(name) == name
+    return name if plain else json.dumps(name)
+
+
+def _words(text: str) -> str:
+    return printable(text, keep="")
+
+
+# --- the schema, for editors ------------------------------------------------------------------------------
+
+
+def model_schema() -> dict[str, Any]:
+    """The schema; what it cannot say (cycles, names of columns, shapes of parameters) the parser does.
+
+    >>> sorted(model_schema()["properties"])
+    ['edges', 'hidden', 'nodes']
+    """
+    name = {"type": "string", "minLength": 1}
+    numbers = {"anyOf": [{"type": "number"}, {"type": "array", "items": {"$ref": "#/$defs/numbers"}}]}
+    kinds = {name: kind for name, kind in registered().items() if not needs_code(kind) and _is_ours(kind)}
+    lag = {"type": "integer", "minimum": 1, "maximum": MOST_STEPS_BACK}
+    edge = {"type": "array", "prefixItems": [name, name, lag], "minItems": 2, "maxItems": 3}
+    edges = "[parent, child], or [parent, child, lag] for an edge from lag steps earlier."
+    nodes = "For each listed node its mechanism: a name, or its type with arguments."
+    entries = [{"type": "null"}, {"enum": sorted(kinds)}, *(_entry(name, kind) for name, kind in sorted(kinds.items()))]
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "otpdag model file",
+        "description": "A directed graphical model: its edges, hidden nodes and the mechanisms of its nodes.",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "edges": {"description": edges, "type": "array", "items": edge},
+            "hidden": {"description": "Nodes that no column shows.", "type": "array", "items": name},
+            "nodes": {"description": nodes, "type": "object", "additionalProperties": {"anyOf": entries}},
+        },
+        "$defs": {"numbers": numbers, "setting": _setting(), "space": _space()},
+    }
+
+
+def _is_ours(kind: type) -> bool:
+    """Whether a class is the library's: what users register is not published."""
+    return kind.__module__.startswith("otpdag.")
+
+
+def _entry(name: str, kind: type[Mechanism]) -> dict[str, Any]:
+    properties: dict[str, Any] = {"type": {"const": name}}
+    for argument, told in arguments_of(kind).model_json_schema()["properties"].items():
+        shared = told.get("$anchor")
+        plain = {key: value for key, value in told.items() if key not in ("title", "default")}
+        properties[argument] = plain if shared is None else {"$ref": f"#/$defs/{shared}"}
+    return {"type": "object", "properties": properties, "required": ["type"], "additionalProperties": False}
+
+
+def _setting() -> dict[str, Any]:
+    """A number or list fixes a parameter; a mapping of one key fixes, starts or ties it."""
+    values = {"fix": {"$ref": "#/$defs/numbers"}, "start": {"$ref": "#/$defs/numbers"}, "tie": {"type": "string"}}
+    single = [
+        {"type": "object", "properties": {key: value}, "required": [key], "additionalProperties": False}
+        for key, value in values.items()
+    ]
+    return {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/numbers"}, *single]}
+
+
+def _space() -> dict[str, Any]:
+    size = {"type": "integer", "minimum": 1, "maximum": MOST_COORDINATES}
+    kinds = {"enum": sorted(name for name, kind in Space.kinds.items() if _is_ours(kind))}
+    with_sizes = {"type": "object", "properties": {"type": kinds}, "required": ["type"], "additionalProperties": size}
+    return {"anyOf": [kinds, with_sizes]}

@@ -1,4 +1,4 @@
-"""Experiments by name: what ``otpdag reproduce`` can run.
+"""Experiments by name, and ``otpdag reproduce``, which runs one, or draws a page of results that are there.
 
 A file in the repository's folder ``experiments`` registers a table or figure::
 
@@ -14,24 +14,43 @@ A file in the repository's folder ``experiments`` registers a table or figure::
 from __future__ import annotations
 
 import importlib
+import json
 import os
+import platform
 import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from importlib.metadata import distributions
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
-from otpdag.errors import ModelError
+import typer
+from rich.text import Text
+
+from otpdag.cli.console import FolderForce, RunSeed, check_folder, note_written, out, plain_table, say, warn
+from otpdag.errors import DataError, ModelError, printable
+from otpdag.files import make_folder
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-
 EVERY = "*"
+ABOUT = "run.json"
+HEAD = (
+    "# Results\n\n"
+    "Drawn by `otpdag reproduce all --from results` from the data in `results/`, without running anything. Figures\n"
+    "that the paper prints are quoted as such; all others were measured by the commands that are named."
+)
+SIZES = {
+    "paper": "full size, the paper's where it has one",
+    "hours": "the largest size that two cores end within hours, not the paper's",
+    "quick": "a small size, not the paper's",
+}
 
 
 class Scale(StrEnum):
@@ -200,3 +219,246 @@ def _modules(folder: Path) -> Iterator[str]:
             yield path.stem
         elif (path / "__init__.py").is_file():
             yield path.name
+
+
+# --- the command ----------------------------------------------------------------------------------------------
+
+
+def reproduce(
+    name: Annotated[
+        str | None, typer.Argument(help="Which table or figure, or all with --from; without it, list them.")
+    ] = None,
+    out_folder: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="Where results go; runs/NAME if left out.")
+    ] = None,
+    seed: RunSeed = 0,
+    scale: Annotated[
+        Scale | None,
+        typer.Option("--scale", help="The paper's size (the default), one of hours, or one of minutes."),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Short for --scale quick.")] = False,
+    force: FolderForce = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was interrupted.")] = False,
+    only: Annotated[
+        str,
+        typer.Option(
+            "--only", metavar="PATTERN", help="Make no parts but those so named, and report what there is: 'K10-*'."
+        ),
+    ] = EVERY,
+    source: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="FOLDER", help="Of all: draw the page of these results without running."),
+    ] = None,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=-1, help="Parts made at a time; -1 is one a core.")] = 1,
+    scheduler: Annotated[
+        str | None,
+        typer.Option("--scheduler", metavar="ADDRESS", help="Make parts on the workers of a Dask scheduler."),
+    ] = None,
+    named: Annotated[
+        Path | None,
+        typer.Option("--folder", metavar="FOLDER", help="Checkout whose experiments are run; that of this package."),
+    ] = None,
+) -> None:
+    """Reproduce a table or figure; without a name, list what there is."""
+    folder = find_folder() if named is None else named_folder(named)
+    failed = {} if folder is None else discover(folder)
+    known = registered()
+    if name is None:
+        _list(folder, failed)
+        return
+    if (name == "all") != (source is not None):
+        raise ModelError("all and --from go together: otpdag reproduce all --from results draws kept results")
+    if source is not None:
+        _draw(source, (out_folder or source.resolve().parent / "docs") / "results.md", known)
+        return
+    if name not in known:
+        where = "no experiments were found" if not known else f"there are {', '.join(known)}"
+        broken = f"; {name} cannot be imported: {failed[name]}" if name in failed else ""
+        raise ModelError(f"there is no experiment {name!r}: {where}{broken}")
+    if quick and scale not in (None, Scale.QUICK):
+        raise ModelError(f"give --quick or --scale {scale}, not both")
+    if only != EVERY and not known[name].resumable:
+        raise ModelError(f"{name} is made in one piece; run it without --only")
+    if resume and not known[name].resumable:
+        raise ModelError(f"{name} keeps no parts to resume from; run it again without --resume")
+    if jobs == 0:
+        raise ModelError("--jobs must be a number of parts made at a time, or -1; got 0")
+    target = out_folder or Path("runs") / name
+    check_folder(target, force=force or resume)
+    size = Scale.QUICK if quick else scale or Scale.PAPER
+    with make_folder(target), _workers(scheduler):  # a folder goes again if nothing came of it
+        folder, many = (target, jobs) if scheduler is None else (target.resolve(), -1)
+        _run(known[name], Run(folder, seed, size, resume, only, many))
+    say(f"results are in {target}")
+
+
+@contextmanager
+def _workers(scheduler: str | None) -> Iterator[None]:
+    """Let joblib send work to the workers of a scheduler, if there is one."""
+    if scheduler is None:
+        yield
+        return
+    try:
+        from distributed import Client
+    except ImportError:
+        raise ModelError("--scheduler needs the package distributed: pip install 'otpdag[dask]'") from None
+    from joblib import parallel_config
+
+    try:
+        client = Client(scheduler, timeout="10s")
+    except (OSError, ValueError, TimeoutError) as error:
+        raise ModelError(f"--scheduler {scheduler!r} does not answer: {error}") from None
+    with client, parallel_config(backend="dask"):
+        yield
+
+
+def _run(chosen: Experiment, run: Run) -> None:
+    if run.resume:
+        _check_same_run(chosen.name, run)
+    _write_run(chosen.name, run, finished=False)
+    try:
+        chosen.run(run)
+        _write_run(chosen.name, run, finished=run.only == EVERY)
+    finally:
+        if any(run.folder.iterdir()):
+            note_written(run.folder)
+
+
+def _draw(source: Path, target: Path, known: dict[str, Experiment]) -> None:
+    pictures = target.with_suffix("")
+    page = _results_page(source, known, pictures=pictures.name)
+    if page.pictures:
+        pictures.mkdir(parents=True, exist_ok=True)
+    for name, picture in page.pictures.items():
+        _write_picture(picture, pictures / f"{name}.svg")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(page.text)
+    say(f"{target} shows the results in {source}")
+
+
+def _list(folder: Path | None, failed: dict[str, str]) -> None:
+    for module, reason in failed.items():
+        warn(f"experiments/{module} cannot be imported: {reason}")
+    known = registered()
+    console = out()
+    if not known and folder is None:
+        console.print("No experiments found: they are part of the repository; name a checkout with --folder.")
+    elif not known:
+        console.print(f"No experiments found in {folder}.")
+    else:
+        table = plain_table("name", "what")
+        for entry in known.values():
+            table.add_row(Text(printable(entry.name)), Text(printable(entry.title)))
+        console.print(table)
+
+
+# --- what runs leave behind -------------------------------------------------------------------------------
+
+
+def _about(name: str, run: Run) -> dict[str, Any]:
+    """What determines a run, the command that repeats it, and the versions that it ran with."""
+    packages = ("otpdag", "torch", "numpy", "scipy", "scikit-learn", "pandas", "hmmlearn", "tomotopy")
+    installed = {package.name: package.version for package in distributions()}
+    versions = {package: installed[package] for package in packages if package in installed}
+    return {
+        "experiment": name,
+        "seed": run.seed,
+        "scale": str(run.scale),
+        "command": f"otpdag reproduce {name} --scale {run.scale} --seed {run.seed}",
+        "versions": {"python": platform.python_version()} | versions,
+    }
+
+
+def _write_run(name: str, run: Run, *, finished: bool) -> None:
+    """Keep what a run is beside its results."""
+    text = json.dumps(_about(name, run) | {"finished": finished}, indent=2)
+    (run.folder / ABOUT).write_text(text + "\n")
+
+
+def _check_same_run(name: str, run: Run) -> None:
+    """Refuse to go on with a run of another experiment, seed or size."""
+    if not (run.folder / ABOUT).is_file():
+        return
+    earlier, now = _read(run.folder), _about(name, run)
+    for key, option in (("experiment", "NAME"), ("seed", "--seed"), ("scale", "--scale")):
+        if earlier.get(key) != now[key]:
+            was = earlier.get(key)
+            raise ModelError(f"{option} must be that of the run in {run.folder}, {was!r}, to go on; got {now[key]!r}")
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    try:
+        read = json.loads((folder / ABOUT).read_text())
+    except (OSError, ValueError) as error:
+        raise DataError(f"{folder / ABOUT} must say what was run; it cannot be read: {error}") from error
+    if not isinstance(read, dict):
+        raise DataError(f"{folder / ABOUT} must hold an object; got {type(read).__name__}")
+    return read
+
+
+def _results_page(folder: Path, known: Mapping[str, Experiment], *, pictures: str) -> Page:
+    """One page of all results in the folders of ``folder``, in the order of their names.
+
+    Its pictures, by the names of their files, are shown from the folder ``pictures`` beside the page.
+    """
+    runs = sorted(path.parent for path in folder.glob(f"*/{ABOUT}"))
+    if not runs:
+        raise DataError(f"--from must name a folder of runs, each with {ABOUT}; {str(folder)!r} has none")
+    about_runs = {path: _read(path) for path in runs}
+    parts, drawn = [HEAD, _overview(about_runs.values(), known)], {}
+    for path, read in about_runs.items():
+        chosen = known.get(str(read.get("experiment")))
+        if chosen is None or chosen.page is None:
+            raise ModelError(f"{path} was made by {read.get('experiment')!r}, which draws no page of its results")
+        made = _page_of(chosen, chosen.page, path)
+        parts.append(_lowered(made.text.strip()))
+        for number, (shows, picture) in enumerate(made.pictures.items(), start=1):
+            drawn[f"{chosen.name}-{number}"] = picture
+            parts.append(f"![{shows}]({pictures}/{chosen.name}-{number}.svg)")
+        parts.append(_how(read))
+    return Page("\n\n".join(parts) + "\n", drawn)
+
+
+def _page_of(chosen: Experiment, page: Callable[[Path], Page], folder: Path) -> Page:
+    """What a run's tables say; one that was stopped before it wrote them has parts only."""
+    try:
+        return page(folder)
+    except FileNotFoundError as error:
+        if _read(folder).get("finished"):
+            raise DataError(f"{folder} is said to be finished, but {error.filename} is not there") from error
+        text = "Stopped before its tables were written; `--resume --only ''` writes those of the parts that there are."
+        return Page(f"# {chosen.title}\n\n{text}")
+
+
+def _overview(runs: Iterable[Mapping[str, Any]], known: Mapping[str, Experiment]) -> str:
+    """What is there at which size, and what is missing."""
+    there = {str(read.get("experiment")): read for read in runs}
+    lines = ["| | what | size | run |", "|---|---|---|---|"]
+    for name, entry in known.items():
+        if entry.page is not None:
+            read = there.get(name)
+            size = "" if read is None else SIZES.get(read.get("scale", ""), "some size")
+            state = "not yet" if read is None else "all of it" if read.get("finished") else "in part"
+            lines.append(f"| {name} | {entry.title} | {size} | {state} |")
+    return "\n".join(lines)
+
+
+def _how(read: Mapping[str, Any]) -> str:
+    """How large a run was, and how to repeat it."""
+    versions = ", ".join(f"{package} {number}" for package, number in read.get("versions", {}).items())
+    state = "" if read.get("finished") else " Not all of it has been run; `--resume` goes on with it."
+    size = SIZES.get(read.get("scale", ""), "some size")
+    return f"*Run at {size}, by `{read.get('command')}` with {versions}.{state}*"
+
+
+def _write_picture(picture: Figure, path: Path) -> None:
+    """Write a picture as SVG, the same bytes whenever it shows the same."""
+    import matplotlib as mpl  # not needed by those who only ask for help
+
+    with mpl.rc_context({"svg.hashsalt": path.stem, "svg.fonttype": "path"}):
+        picture.savefig(path, metadata={"Date": None})
+
+
+def _lowered(text: str) -> str:
+    """Headings one level down."""
+    return "\n".join("#" + line if line.startswith("#") else line for line in text.splitlines())

@@ -16,8 +16,7 @@ from typer.testing import CliRunner, Result
 
 from otpdag.cli import app
 from otpdag.cli.console import json_text
-from otpdag.cli.init_command import first_model, model_schema
-from otpdag.cli.model_file import parse_model_file
+from otpdag.cli.model_file import first_model, model_schema, parse_model_file
 from otpdag.errors import ModelError, OtpdagError
 from tests.browser import CHROMIUM, Page
 

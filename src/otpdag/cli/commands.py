@@ -1,0 +1,495 @@
+"""All commands but ``fit`` and ``reproduce``: first model files, uses of a saved model, questions to models.
+
+Nothing here imports torch or pandas before a command runs.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.text import Text
+
+from otpdag.cli.console import (
+    RUN_FILES,
+    STANDARD_INPUT,
+    AsJson,
+    DataPath,
+    Force,
+    ModelFilePath,
+    ModelPath,
+    OutFile,
+    Quiet,
+    Seed,
+    SequenceColumn,
+    TimeColumn,
+    check_file,
+    file_hash,
+    json_text,
+    note_written,
+    out,
+    plain_table,
+    put_text,
+    say,
+    warn,
+    write_file,
+    write_out,
+)
+from otpdag.cli.fit_command import kept_words, print_words, words_of
+from otpdag.errors import ModelError, printable
+from otpdag.files import finish_transaction, make_folder
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from otpdag.model import Model
+    from otpdag.report import Run
+
+MOST_ROWS, MOST_DRAWS = 10_000_000, 100_000  # what one machine can hold
+ErrorsOf = Literal["information", "sandwich", "bootstrap"]
+Criterion = Literal["bic", "aic", "cv"]
+
+
+# --- model files ------------------------------------------------------------------------------------------------------
+
+
+def init(
+    data: DataPath,
+    out_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="Model file; by default DATA with the ending .yaml; - for standard output.",
+        ),
+    ] = None,
+    quiet: Quiet = False,
+    force: Force = False,
+) -> None:
+    """Write a model file for a table: what each column is taken for and why, and edges to fill in.
+
+    Columns that can be no node, or that a model is better off without, stand in it as comments.
+    """
+    from otpdag.cli.command_files import table_at
+    from otpdag.cli.model_file import first_model
+    from otpdag.data import column_types
+
+    piped = data == STANDARD_INPUT
+    beside = None if piped else data.with_suffix(".yaml")
+    target = {None: beside, STANDARD_INPUT: None}.get(out_file, out_file)
+    check_file(target, force=force)
+    table = table_at(data)
+    put_text(first_model(table, "data.csv" if piped else data.name, target), target)
+    if target is not None and not quiet:
+        doubtful = sum(bool(one.doubt) for one in column_types(table))
+        more = f" (columns marked as doubtful: {doubtful})" if doubtful else ""
+        say(f"wrote {target}{more}; fill in its edges, then: otpdag fit {target} {data} --out run")
+
+
+def schema(
+    out_file: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="JSON file; standard output if left out.")
+    ] = None,
+    force: Force = False,
+) -> None:
+    """Print the JSON Schema of model files, for editors and validators."""
+    from otpdag.cli.model_file import model_schema
+
+    check_file(out_file, force=force)
+    put_text(json_text(model_schema()), out_file)
+
+
+# --- a saved model ----------------------------------------------------------------------------------------------------
+
+
+def show(model_path: ModelPath, as_json: AsJson = False) -> None:
+    """Print a model's graph, mechanisms and parameters."""
+    words = kept_words(model_path)
+    if words is None:
+        from otpdag.cli.command_files import model_at
+
+        words = words_of(model_at(model_path))
+    print_words(words, as_json=as_json)
+
+
+def sample(
+    model_path: ModelPath,
+    rows: Annotated[int, typer.Option(min=1, max=MOST_ROWS, help="Number of rows, or of sequences.")] = 1000,
+    seed: Seed = 0,
+    do: Annotated[
+        list[str] | None, typer.Option(metavar="NODE=VALUE", help="Intervene: set a node. May be repeated.")
+    ] = None,
+    given: Annotated[Path | None, typer.Option(metavar="DATA", help="Table with the nodes that are Given.")] = None,
+    length: Annotated[
+        int | None, typer.Option(min=1, max=MOST_ROWS, help="Lagged edges: steps of each sequence.")
+    ] = None,
+    out_file: OutFile = None,
+    force: Force = False,
+) -> None:
+    """Draw rows from a model, hidden nodes too; --do sets nodes, whatever their parents say."""
+    from otpdag.cli.command_files import model_at, put_table, table_for
+
+    check_file(out_file, force=force)
+    model = model_at(model_path)
+    if model.graph.is_dynamic and length is None:
+        raise ModelError("the graph has lagged edges: say how long the sequences are with --length")
+    settings = dict(setting(model, text) for text in do or [])
+    table = None if given is None else table_for(model, given)
+    put_table(model.sample(rows, seed=seed, do=settings, given=table, length=length), out_file)
+
+
+def posterior(
+    model_path: ModelPath,
+    data: DataPath,
+    draws: Annotated[int, typer.Option(min=1, max=MOST_DRAWS, help="Draws for each row.")] = 200,
+    seed: Seed = 0,
+    all_draws: Annotated[bool, typer.Option("--all-draws", help="Write every draw, not a summary by row.")] = False,
+    sequence: SequenceColumn = None,
+    time: TimeColumn = None,
+    out_file: OutFile = None,
+    force: Force = False,
+) -> None:
+    """Tell what each row says about the hidden nodes.
+
+    One line for each row: mean, standard deviation and the central 90 % of numbers, probabilities of categories.
+    """
+    from otpdag.cli.command_files import model_and_rows, put_table
+
+    check_file(out_file, force=force)
+    model, rows = model_and_rows(model_path, data, sequence, time)
+    if not model.graph.hidden:
+        raise ModelError("the model has no hidden nodes; `otpdag impute` fills missing cells")
+    drawn = model.posterior(rows, draws=draws, seed=seed)
+    put_table(drawn.reset_index() if all_draws else _by_row(model, drawn), out_file)
+
+
+def impute(
+    model_path: ModelPath,
+    data: DataPath,
+    draws: Annotated[int, typer.Option(min=1, max=MOST_DRAWS, help="Draws that a filled cell summarises.")] = 100,
+    seed: Seed = 0,
+    random: Annotated[bool, typer.Option("--random", help="Fill with one draw, for multiple imputation.")] = False,
+    sequence: SequenceColumn = None,
+    time: TimeColumn = None,
+    out_file: OutFile = None,
+    force: Force = False,
+) -> None:
+    """Fill the missing cells of a table; whatever else stands in the file stays as it is written."""
+    from otpdag.cli.command_files import as_steps, model_at, put_table, read_csv_text, table_for
+
+    check_file(out_file, force=force)
+    model = model_at(model_path)
+    to_parquet = out_file is not None and out_file.suffix == ".parquet"
+    if out_file is not None and to_parquet and data.suffix == ".parquet" and not model.graph.is_dynamic:
+        from otpdag.model.streaming import impute_to
+
+        with make_folder(out_file.parent):  # block by block: the table need not fit into memory
+            count = impute_to(model, data, out_file, draws=draws, seed=seed, random=random)
+        note_written(out_file)
+        say(f"filled {count:,} cells")
+        say(f"wrote {out_file}")
+        return
+    table = table_for(model, data)
+    filled = model.impute(as_steps(table, sequence, time), draws=draws, seed=seed, random=random)
+    merged = table.assign(**{column: filled[column].reindex(table.index) for column in filled.columns})
+    fresh = (table.isna() & merged.notna()).to_numpy()
+    say(f"filled {int(fresh.sum()):,} cells")
+    if data.suffix != ".csv" or to_parquet:
+        put_table(merged, out_file)
+        return
+    cells = {(int(row), int(column)): merged.iat[row, column] for row, column in zip(*fresh.nonzero(), strict=True)}
+    put_text(read_csv_text(data, table).with_cells(cells), out_file)
+    if out_file is not None:
+        say(f"wrote {len(table):,} rows to {out_file}")
+
+
+def score(
+    model_path: ModelPath,
+    data: DataPath,
+    kind: Annotated[Literal["transport", "likelihood"], typer.Option(help="What to measure.")] = "transport",
+    seed: Seed = 0,
+    sequence: SequenceColumn = None,
+    time: TimeColumn = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how far rows are from a model: a transport distance (small is good) or the mean log-likelihood."""
+    from otpdag.cli.command_files import model_and_rows
+
+    model, rows = model_and_rows(model_path, data, sequence, time)
+    value = model.distance(rows, seed=seed) if kind == "transport" else model.score(rows, kind=kind, seed=seed)
+    if as_json:
+        write_out(json_text({"kind": kind, "score": value}))
+        return
+    distance = "energy distance between the rows and as many model samples; smaller is better"
+    say(distance if kind == "transport" else "mean log-likelihood of a row; larger is better")
+    typer.echo(f"{value:.6g}")
+
+
+def check(model_path: ModelPath, data: DataPath, seed: Seed = 0, as_json: AsJson = False) -> None:
+    """Tell which node fits badly: distances between its recovered noise and fresh noise, the worst node first."""
+    from otpdag.cli.command_files import model_and_rows
+
+    model, rows = model_and_rows(model_path, data)
+    residuals = model.check(rows, seed=seed)
+    if as_json:
+        write_out(json_text([{"node": str(node), **row.to_dict()} for node, row in residuals.iterrows()]))
+        return
+    table = plain_table("node", right=map(str, residuals.columns))
+    for node, row in residuals.iterrows():
+        table.add_row(Text(printable(str(node), keep="")), *(f"{value:.4f}" for value in row))
+    out().print(table)
+    say("excess: standard deviations above what chance gives; above about 3 the node is misspecified")
+
+
+def report(
+    run_folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of a fit.")],
+    data: Annotated[
+        Path | None, typer.Argument(metavar="[DATA]", help="The table of the fit, if it is not where it was.")
+    ] = None,
+    out_file: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="HTML file; by default report.html in FOLDER."),
+    ] = None,
+    seed: Seed = 0,
+    quiet: Quiet = False,
+    force: Force = False,
+) -> None:
+    """Write one HTML page about a fit: graph, estimates, data against model, checks, gaps, search.
+
+    The page needs no network, opens from disk and prints.
+    """
+    from otpdag.report import read_run, report_page
+
+    finish_transaction(run_folder, RUN_FILES)
+    run = read_run(run_folder)
+    target = out_file or run_folder / "report.html"
+    check_file(target, force=force or out_file is None)
+    table = _fitted_table(run, data)
+    write_file(target, report_page(run, table, seed=seed, command=str(run.summary.get("command", ""))))
+    if not quiet:
+        say(f"wrote {target}")
+
+
+def _fitted_table(run: Run, path: Path | None) -> pd.DataFrame | None:
+    """The table of a fit: the one that is named, or the one that its summary names, if that has not changed."""
+    from otpdag.cli.command_files import table_for
+
+    if path is None:
+        recorded = run.summary.get("data")
+        if not recorded or not Path(recorded).is_file():
+            say("without the table there are no pictures of data: name it after the folder")
+            return None
+        path = Path(recorded)
+        if file_hash(path) != run.summary.get("data_sha256"):
+            warn(f"{recorded} is not the file that was fitted: it has changed since")
+    return table_for(run.model, path)
+
+
+def setting(model: Model, text: str, option: str = "--do") -> tuple[str, Any]:
+    """Read ``node=value``: a label of a category, a number, or several numbers with commas between."""
+    node, equals, value = text.partition("=")
+    if not equals or not node or not value:
+        raise ModelError(f"{option} must be NODE=VALUE; got {text!r}")
+    if node not in model.graph.nodes:
+        raise ModelError(
+            f"{option} names node {node!r}, which is not in the graph; it has {', '.join(model.graph.nodes)}"
+        )
+    if model.spaces[node].is_discrete:
+        labels = {str(label): label for label in model.labels(node)}
+        if value not in labels:
+            raise ModelError(f"{option} {text}: node {node!r} takes {', '.join(labels)}; got {value!r}")
+        return node, labels[value]
+    try:
+        numbers = [float(part) for part in value.split(",")]
+    except ValueError:
+        raise ModelError(f"{option} {text}: node {node!r} takes numbers; got {value!r}") from None
+    width = model.spaces[node].width
+    if len(numbers) != width:
+        raise ModelError(f"{option} {text}: node {node!r} takes {width} number(s); got {len(numbers)}")
+    return node, numbers[0] if width == 1 else numbers
+
+
+def _by_row(model: Model, drawn: pd.DataFrame) -> pd.DataFrame:
+    """Draws of hidden nodes as one line for each row of data."""
+    from pandas import DataFrame
+
+    by_row = drawn.groupby(level="row", sort=False)
+    columns: dict[str, pd.Series[Any]] = {}
+    for node in model.graph.hidden:
+        if model.spaces[node].is_discrete:
+            for label in model.labels(node):
+                columns[f"{node}={label}"] = (drawn[node] == label).groupby(level="row", sort=False).mean()
+            continue
+        for name in [column for column in drawn.columns if column == node or column.startswith(f"{node}.")]:
+            own = by_row[name]
+            columns |= {f"{name}.mean": own.mean(), f"{name}.sd": own.std(ddof=0)}
+            columns |= {f"{name}.low": own.quantile(0.05), f"{name}.high": own.quantile(0.95)}
+    return DataFrame(columns).round(6).reset_index()
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+def summary(
+    model_file: ModelFilePath,
+    data: DataPath,
+    errors: Annotated[ErrorsOf, typer.Option(help="Where standard errors come from.")] = "information",
+    level: Annotated[float, typer.Option(help="Coverage of the intervals.")] = 0.95,
+    seed: Seed = 0,
+    sequence: SequenceColumn = None,
+    time: TimeColumn = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fit a model file to a table and print estimates with standard errors, likelihood, AIC, BIC and warnings."""
+    from otpdag.cli.command_files import as_steps, table_at
+    from otpdag.cli.model_file import read_model_file
+    from otpdag.engine import fit
+
+    table = table_at(data)
+    result = fit(read_model_file(model_file).build(table), as_steps(table, sequence, time), seed=seed)
+    told = result.summary(errors=errors, level=level, seed=seed)
+    if as_json:
+        estimates = told.table.to_dict(orient="records")
+        write_out(json_text({"facts": dict(told.facts), "warnings": told.warnings, "estimates": estimates}))
+    else:
+        out().print(str(told), markup=False)
+
+
+def predict(
+    model_path: ModelPath,
+    data: DataPath,
+    node: Annotated[str, typer.Argument(metavar="NODE", help="What to predict, hidden or observed.")],
+    probabilities: Annotated[
+        bool, typer.Option("--probabilities", help="Of a category, the probability of each level.")
+    ] = False,
+    partial: Annotated[bool, typer.Option("--partial", help="Take columns that are absent for missing.")] = False,
+    sequence: SequenceColumn = None,
+    time: TimeColumn = None,
+    out_file: OutFile = None,
+    force: Force = False,
+) -> None:
+    """Predict a node for each row, from all else that the row shows; its own cells are not looked at."""
+    from otpdag.cli.command_files import model_and_rows, put_table
+
+    check_file(out_file, force=force)
+    model, rows = model_and_rows(model_path, data, sequence, time)
+    ask: Any = model.predict_proba if probabilities else model.predict
+    told = ask(rows, node, partial=partial)
+    put_table(told.to_frame() if told.ndim == 1 else told, out_file)
+
+
+def forecast(
+    model_path: ModelPath,
+    data: DataPath,
+    steps: Annotated[int, typer.Option(min=1, max=100_000, help="How many steps to look ahead.")] = 10,
+    level: Annotated[float, typer.Option(help="Share of futures that an interval holds.")] = 0.9,
+    seed: Seed = 0,
+    sequence: SequenceColumn = None,
+    time: TimeColumn = None,
+    out_file: OutFile = None,
+    force: Force = False,
+) -> None:
+    """Tell what comes after each sequence: means and intervals of numbers, likeliest categories."""
+    from otpdag.cli.command_files import model_and_rows, put_table
+
+    check_file(out_file, force=force)
+    model, rows = model_and_rows(model_path, data, sequence, time)
+    told = model.forecast(rows, steps, level=level, seed=seed)
+    put_table(told.reset_index() if told.index.names != [None] else told, out_file)
+
+
+def effect(
+    model_path: ModelPath,
+    treatment: Annotated[str, typer.Argument(metavar="TREATMENT", help="The node that is set.")],
+    outcome: Annotated[str, typer.Argument(metavar="OUTCOME", help="The node that is looked at.")],
+    values: Annotated[
+        str, typer.Option(metavar="A,B,...", help="Values of the treatment; effects are differences to the first.")
+    ] = "0,1",
+    data: Annotated[
+        Path | None, typer.Option(metavar="DATA", help="The table of the fit, for standard errors and intervals.")
+    ] = None,
+    level: Annotated[float, typer.Option(help="Coverage of the intervals.")] = 0.9,
+    as_json: AsJson = False,
+) -> None:
+    """Tell what setting one node does to another, and whether the graph allows to know it."""
+    from otpdag.cli.command_files import model_at, table_for
+
+    model = model_at(model_path)
+    wanted = [setting(model, f"{treatment}={value.strip()}", "--values")[1] for value in values.split(",")]
+    table = None if data is None else table_for(model, data)
+    told = model.effect(treatment, outcome, values=wanted, data=table, level=level)
+    if as_json:
+        effects = told.table.reset_index().to_dict(orient="records")
+        write_out(json_text({"effects": effects, "identified": str(told.identification)}))
+        return
+    _put(told.table, as_json)
+    say(str(told.identification))
+
+
+def compare(
+    data: DataPath,
+    model_files: Annotated[
+        list[Path], typer.Argument(metavar="MODEL.YAML...", help="Model files of the same columns.")
+    ],
+    folds: Annotated[int, typer.Option(min=0, max=1000, help="Parts of a cross-validation; none by default.")] = 0,
+    seed: Seed = 0,
+    sequence: SequenceColumn = None,
+    time: TimeColumn = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fit several model files to one table and compare likelihood, AIC, BIC and held-out rows."""
+    from otpdag.choice import compare as compare_models
+    from otpdag.cli.command_files import as_steps, table_at
+    from otpdag.cli.model_file import read_model_file
+
+    table = table_at(data)
+    models = {str(path): read_model_file(path).build(table) for path in model_files}
+    _put(compare_models(models, as_steps(table, sequence, time), folds=folds, seed=seed), as_json)
+
+
+def select(
+    model_file: ModelFilePath,
+    data: DataPath,
+    node: Annotated[str, typer.Argument(metavar="NODE", help="A hidden category.")],
+    sizes: Annotated[str, typer.Option(metavar="LOW-HIGH", help="Numbers of categories to try.")] = "1-6",
+    criterion: Annotated[Criterion, typer.Option(help="By what to choose.")] = "bic",
+    seed: Seed = 0,
+    sequence: SequenceColumn = None,
+    time: TimeColumn = None,
+    as_json: AsJson = False,
+) -> None:
+    """Choose how many categories a hidden node has: fit the model with each number of them."""
+    from otpdag.choice import select as select_model
+    from otpdag.cli.command_files import as_steps, table_at
+    from otpdag.cli.model_file import read_model_file
+
+    file, table = read_model_file(model_file), table_at(data)
+    if node not in file.hidden or (file.nodes.get(node) or {}).get("type") != "Categorical":
+        raise ModelError(
+            f"NODE must be a hidden Categorical of the model file, whose hidden nodes are {file.hidden}; got {node!r}"
+        )
+
+    def builder(size: int) -> Model:
+        nodes = {**file.nodes, node: {**(file.nodes[node] or {}), "size": size}}
+        return file.model_copy(update={"nodes": nodes}).build(table)
+
+    chosen = select_model(builder, _sizes(sizes), as_steps(table, sequence, time), criterion=criterion, seed=seed)
+    _put(chosen.table.rename_axis("size"), as_json)
+    say(f"{chosen.best} categories of {node} are best by {criterion}")
+
+
+def _sizes(text: str, most: int = 50) -> range:
+    """Read ``2-6``, or a single number; one command fits no more than ``most``."""
+    match = re.fullmatch(r"(\d{1,4})(?:-(\d{1,4}))?", text.strip())
+    low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 1 <= low <= high < low + most:
+        raise ModelError(f"--sizes must be LOW-HIGH, at most {most} numbers from 1 on; got {text!r}")
+    return range(low, high + 1)
+
+
+def _put(table: pd.DataFrame, as_json: bool) -> None:
+    lines = table.reset_index()
+    write_out(json_text(lines.to_dict(orient="records")) if as_json else lines.to_csv(index=False, lineterminator="\n"))
