@@ -11,9 +11,9 @@ from benchmarks.harness import Case, Record, Settings, streams, timed
 from benchmarks.problems import FACTOR, MIXTURE, Problem
 from otpdag.data import Schema, encode
 from otpdag.engine import SearchSchedule
+from otpdag.engine.data_kind import lay_out_rows, one_start, table_problem
 from otpdag.engine.optimiser import minimise
 from otpdag.engine.search import restart_seed
-from otpdag.engine.table_data import lay_out_rows, one_start, table_problem
 
 REPLICAS = 16
 SHORT_ROWS = 500

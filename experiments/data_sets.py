@@ -17,10 +17,9 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from otpdag.data import Batch
-from otpdag.engine.data_kind import Layout
-from otpdag.engine.method import Method, SearchSchedule, entropic
-from otpdag.engine.search import Searcher, restart_seed, search
-from otpdag.engine.table_data import lay_out_rows, one_start, table_problem
+from otpdag.engine.data_kind import Layout, lay_out_rows, one_start, table_problem
+from otpdag.engine.method import Method, entropic
+from otpdag.engine.search import Searcher, SearchSchedule, restart_seed, search
 from otpdag.errors import ModelError
 from otpdag.noise import Streams
 from otpdag.numerics import bounded_threads

@@ -4,9 +4,9 @@ import numpy as np
 import torch
 
 from otpdag.data import Schema, encode
+from otpdag.engine.data_kind import lay_out_rows, one_start, table_problem
 from otpdag.engine.fit import recognise
 from otpdag.engine.search import restart_seed
-from otpdag.engine.table_data import lay_out_rows, one_start, table_problem
 from otpdag.problem import packed_point
 
 

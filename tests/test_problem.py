@@ -16,12 +16,11 @@ from otpdag.data import Schema, encode, random_part
 from otpdag.data.partitioned import LocalParts
 from otpdag.data.sequences import SequenceBatch
 from otpdag.engine import Adam, Layout, Method
+from otpdag.engine.data_kind import lay_out_rows, one_start, table_problem
 from otpdag.engine.document_data import topic_method
 from otpdag.engine.fit import recognise
 from otpdag.engine.optimiser import Run
-from otpdag.engine.outlying_rows import RobustOptions
-from otpdag.engine.robust import CappedProblem
-from otpdag.engine.table_data import lay_out_rows, one_start, table_problem
+from otpdag.engine.robust import CappedProblem, RobustOptions
 from otpdag.errors import ModelError
 from otpdag.estimators import VectorQuantizedAutoencoder
 from otpdag.learned.autoencoder import AutoencoderProblem, CodebookProblem

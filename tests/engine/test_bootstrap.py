@@ -11,7 +11,7 @@ import torch
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.datasets import poisson_chain
-from otpdag.engine import bootstrap
+from otpdag.engine import result as results
 
 
 def regression(rows=400, seed=0):
@@ -179,13 +179,13 @@ def test_draws_that_failed_are_left_out(monkeypatch):
     """Of twelve, the search of one ends at nothing: the interval is that of the other eleven."""
     _, _, result = regression(rows=40)
     whole = np.asarray(result.bootstrap(draws=12, seed=3)["y", "weight"]).reshape(12)
-    search = bootstrap.search
+    search = results.search
 
     def failing(*given, **named):
         ended = search(*given, **named)
         return replace(ended, failed=torch.arange(12) == 5)
 
-    monkeypatch.setattr(bootstrap, "search", failing)
+    monkeypatch.setattr(results, "search", failing)
     with pytest.warns(otp.ConvergenceWarning, match="1 of 12 draws of the bootstrap did not settle"):
         table = result.intervals(draws=12, level=0.5, seed=3).sort_index()
     row = table.loc[("y", "weight")].iloc[0]

@@ -13,12 +13,12 @@ from otpdag import mechanisms as m
 from otpdag.backward import EncoderMap
 from otpdag.data import Documents, Images
 from otpdag.datasets import bars
-from otpdag.engine import EM, Adam, Deterministic, Method, SearchSchedule, sequence_data, table_data
+from otpdag.engine import EM, Adam, Deterministic, Method, SearchSchedule, data_kind, sequence_data
+from otpdag.engine.data_kind import TableData
 from otpdag.engine.document_data import DocumentData, topic_method
 from otpdag.engine.image_data import ImageData, initial_theta
 from otpdag.engine.search import restart_seed
 from otpdag.engine.sequence_data import SequenceData
-from otpdag.engine.table_data import TableData
 from otpdag.errors import DataError, ModelError
 from otpdag.likelihood.word_pairs import Repeats
 from otpdag.objective import Direct, Drawn, Encoded, Objective, PaperTopics, TopicSweeps
@@ -46,15 +46,15 @@ def table(rows=50):
 
 def test_the_first_start_is_the_plain_guess_and_each_has_a_seed_of_its_own(monkeypatch):
     asked = []
-    one_start = table_data.one_start
+    one_start = data_kind.one_start
 
     def noted(layout, batch, owner, seed, *, first):
         asked.append((batch.rows, owner, seed, first))
         return one_start(layout, batch, owner, seed, first=first)
 
-    monkeypatch.setattr(table_data, "one_start", noted)
-    monkeypatch.setattr(table_data, "START_ROWS", 20)
-    monkeypatch.setattr(table_data, "ONE_START_ROWS", 30)
+    monkeypatch.setattr(data_kind, "one_start", noted)
+    monkeypatch.setattr(data_kind, "START_ROWS", 20)
+    monkeypatch.setattr(data_kind, "ONE_START_ROWS", 30)
     kind = TableData.of(mixture(), table())
     layout = kind.lay_out(otp.entropic(), 3)
     problem = kind.problem(layout, otp.entropic(), 3)
@@ -82,15 +82,15 @@ def test_the_work_of_a_table_is_its_rows_times_points_or_a_minibatch():
 
 def test_many_rows_are_first_fitted_on_a_part(monkeypatch):
     kind = TableData.of(mixture(), table())
-    assert kind.course(otp.entropic()) == SearchSchedule(finalist_gap=table_data.FINALIST_GAP)
-    monkeypatch.setattr(table_data, "FROM_ROWS", 50)
-    monkeypatch.setattr(table_data, "HELD_ROWS", 20)
+    assert kind.course(otp.entropic()) == SearchSchedule(finalist_gap=data_kind.FINALIST_GAP)
+    monkeypatch.setattr(data_kind, "FROM_ROWS", 50)
+    monkeypatch.setattr(data_kind, "HELD_ROWS", 20)
     method = otp.Method("own", otp.entropic().objective, ClosedForm(), Deterministic(tolerance=1e-5))
     assert kind.course(method) == SearchSchedule(finalist_rows=20, part_rows=20, part_tolerance=1e-5)
     drawn = otp.Method("own", otp.entropic().objective, Drawn(), otp.engine.Adam())
     assert kind.course(drawn) == SearchSchedule()
-    monkeypatch.setattr(table_data, "FROM_ROWS", 51)
-    assert kind.course(method) == SearchSchedule(finalist_gap=table_data.FINALIST_GAP)
+    monkeypatch.setattr(data_kind, "FROM_ROWS", 51)
+    assert kind.course(method) == SearchSchedule(finalist_gap=data_kind.FINALIST_GAP)
 
 
 def test_rows_have_an_order_of_their_own_and_go_back():

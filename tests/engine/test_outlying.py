@@ -14,16 +14,19 @@ from otpdag import mechanisms as m
 from otpdag.data import Schema, encode
 from otpdag.engine import RobustOptions, SearchSchedule, search
 from otpdag.engine import robust as robust_module
-from otpdag.engine.outlying_rows import (
+from otpdag.engine.robust import (
     ApartOptions,
+    CappedProblem,
+    _has_room,
     apart_groups,
     apart_sides,
     central_rows,
     dense_rows,
     joined_rows,
+    near_rows,
+    standard_columns,
     tail_weights,
 )
-from otpdag.engine.robust import CappedProblem, _has_room, near_rows, standard_columns
 from otpdag.problem import Units
 
 # -- rows that lie apart, against what was put there ------------------------------------------------------------------

@@ -10,8 +10,7 @@ import torch
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.engine import Adam, Deterministic
-from otpdag.engine.partitioned_data import PartitionedData, size_of
-from otpdag.engine.table_data import TableData
+from otpdag.engine.data_kind import PartitionedData, TableData, size_of
 from otpdag.errors import DataError, ModelError
 
 pytest.importorskip("pyarrow")

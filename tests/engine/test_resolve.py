@@ -10,11 +10,11 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.backward import EncoderMap
 from otpdag.engine import EM, Adam, Deterministic, Method
+from otpdag.engine.data_kind import TableData
 from otpdag.engine.document_data import DocumentData
 from otpdag.engine.fit import check_arguments, check_honoured, recognise, resolve
 from otpdag.engine.image_data import ImageData
 from otpdag.engine.sequence_data import SequenceData
-from otpdag.engine.table_data import TableData
 from otpdag.errors import DataError, ModelError
 from otpdag.objective import Drawn, Encoded, PaperTopics, TopicSweeps
 from otpdag.settings import ClosedForm, Direct, Objective, PushForward

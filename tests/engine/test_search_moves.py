@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from otpdag.engine import Deterministic, Outcome, Searcher, SearchSchedule, search
-from otpdag.engine.checkpoint import Journal
 from otpdag.engine.monitor import Monitor
 from otpdag.engine.optimiser import carried
 from otpdag.engine.search import _Field, _Gains, _spoilt
@@ -270,13 +269,13 @@ def test_an_optimiser_goes_on_with_its_curvature_only_where_a_move_leaves_it_ali
                 return None
             return Refinement(replace(self, left=self.left - 1, centre=self.centre + 1), point, "moved", None, alike)
 
-    memories, original = [], Journal.run
+    memories, original = [], Deterministic.run
 
     def noted(self, run, *others):
         memories.append(dict(run.memory))
         return original(self, run, *others)
 
-    monkeypatch.setattr(Journal, "run", noted)
+    monkeypatch.setattr(Deterministic, "run", noted)
     ended = search(Moving(at(2.0, 1.0)), at([3.0, 0.5]), SearchSchedule(short_steps=0, moves=5), quiet())
     torch.testing.assert_close(ended.point, at([4.0, 3.0]), rtol=0, atol=1e-4)
     assert [bool(memory) for memory in memories] == [False, alike, alike]

@@ -10,9 +10,9 @@ from benchmarks.problems import MIXED_DAG
 from benchmarks.recovery import MISSING_SHARE, draw
 from otpdag import mechanisms as m
 from otpdag.datasets import delete_cells
-from otpdag.engine import Adam, Deterministic, Method, table_data
+from otpdag.engine import Adam, Deterministic, Method, data_kind
+from otpdag.engine.data_kind import FROM_ROWS, HELD_ROWS, ONE_START_ROWS, START_ROWS, TableData, automatic
 from otpdag.engine.search import restart_seed
-from otpdag.engine.table_data import FROM_ROWS, HELD_ROWS, ONE_START_ROWS, START_ROWS, TableData, automatic
 from otpdag.errors import DataError, ModelError
 from otpdag.objective import PaperTopics
 from otpdag.settings import ClosedForm, Objective
@@ -202,14 +202,14 @@ def test_transport_says_where_it_takes_gaps_for_completely_random():
 def test_what_a_search_does_if_nothing_is_said():
     """Of many rows all but the last run see a part, settled as finely as the optimiser settles."""
     few, many = table(FROM_ROWS - 1), table(FROM_ROWS)
-    assert TableData.of(model(), few).course(otp.entropic()) == otp.SearchSchedule(finalist_gap=table_data.FINALIST_GAP)
+    assert TableData.of(model(), few).course(otp.entropic()) == otp.SearchSchedule(finalist_gap=data_kind.FINALIST_GAP)
     data = TableData.of(model(), many)
     part = {"finalist_rows": HELD_ROWS, "part_rows": HELD_ROWS}
     assert data.course(otp.entropic()) == otp.SearchSchedule(**part, part_tolerance=1e-9)
     loose = Method("loose", Objective(), ClosedForm(), Deterministic(tolerance=1e-4))
     assert data.course(loose) == otp.SearchSchedule(**part, part_tolerance=1e-4)
     assert data.course(otp.paper()) == otp.SearchSchedule()
-    compared = {"finalist_steps": table_data.COMPARED_STEPS}
+    compared = {"finalist_steps": data_kind.COMPARED_STEPS}
     assert TableData.of(model(), few).course(otp.transport()) == otp.SearchSchedule(**compared)
     assert data.course(otp.transport()) == otp.SearchSchedule(**part, **compared, part_tolerance=1e-9)
 
@@ -245,7 +245,7 @@ def test_one_start_looks_at_more_rows_than_each_of_several(monkeypatch):
         seen.append((batch.rows, owner, seed, first))
         return torch.zeros(1, 2)
 
-    monkeypatch.setattr(table_data, "one_start", noted)
+    monkeypatch.setattr(data_kind, "one_start", noted)
     assert len(data.starts(layout, problem, 3, [0])) == 1
     assert len(data.starts(layout, problem, 3, [0, 1])) == 2
     data.starts(layout, problem, 3, [2], units=torch.arange(17))
@@ -259,7 +259,7 @@ def test_one_start_looks_at_more_rows_than_each_of_several(monkeypatch):
 
 def test_starts_far_behind_do_not_go_on_where_losses_are_log_likelihoods():
     kind = TableData.of(model({"z": m.Categorical(3)}), table())
-    assert kind.course(otp.entropic()).finalist_gap == table_data.FINALIST_GAP
+    assert kind.course(otp.entropic()).finalist_gap == data_kind.FINALIST_GAP
     assert kind.course(otp.transport()).finalist_gap is None
     assert kind.course(otp.paper()).finalist_gap is None
 

@@ -12,8 +12,8 @@ from scipy import stats
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.data import Schema, encode
+from otpdag.engine.data_kind import lay_out_rows, one_start
 from otpdag.engine.optimiser import EM, Deterministic, Run, minimise
-from otpdag.engine.table_data import lay_out_rows, one_start
 from otpdag.likelihood import graph_problem
 from otpdag.likelihood.elimination import Tempering
 from otpdag.likelihood.graph_problem import WORST_LOSS, GraphProblem, rows_along_graph

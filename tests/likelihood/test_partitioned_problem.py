@@ -9,9 +9,8 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.engine import table_data
-from otpdag.engine.partitioned_data import PartitionedData
-from otpdag.engine.table_data import TableData, table_problem
+from otpdag.engine import data_kind
+from otpdag.engine.data_kind import PartitionedData, TableData, table_problem
 from otpdag.errors import ModelError
 from otpdag.likelihood.partitioned_problem import PartitionedProblem
 from otpdag.problem import LossTerms, Refinement
@@ -108,7 +107,7 @@ def with_category(rows=400):
 def test_a_table_that_keeps_bytes_for_categories_is_fitted_alike(monkeypatch):
     graph, nodes, frame = with_category()
     plain = otp.fit(otp.Model(graph, nodes), frame, restarts=2)
-    monkeypatch.setattr(table_data, "FROM_ROWS", 200)
+    monkeypatch.setattr(data_kind, "FROM_ROWS", 200)
     kind = TableData.of(otp.Model(graph, nodes), frame)
     assert kind.batch.values["k"].dtype == torch.uint8
     narrow = otp.fit(otp.Model(graph, nodes), frame, restarts=2)

@@ -11,8 +11,8 @@ from scipy import stats
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.data import Schema, encode
+from otpdag.engine.data_kind import lay_out_rows, one_start
 from otpdag.engine.fit import recognise
-from otpdag.engine.table_data import lay_out_rows, one_start
 from otpdag.likelihood.graph_problem import GraphProblem, rows_along_graph
 from otpdag.likelihood.moment_problem import MomentProblem
 from otpdag.likelihood.route import row_problem

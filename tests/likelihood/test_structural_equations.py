@@ -9,9 +9,9 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.data import Batch
 from otpdag.engine import Deterministic
+from otpdag.engine.data_kind import one_start
 from otpdag.engine.fit import recognise
 from otpdag.engine.optimiser import Run
-from otpdag.engine.table_data import one_start
 from otpdag.likelihood.elimination.families import describe_families
 from otpdag.likelihood.row_moments import moments_of
 from otpdag.likelihood.structural_equations import (

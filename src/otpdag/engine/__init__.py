@@ -10,12 +10,12 @@ from typing import Any
 from otpdag.engine.adam import Adam
 from otpdag.engine.data_kind import DataKind, Layout
 from otpdag.engine.fit import fit
-from otpdag.engine.method import Method, SearchSchedule, entropic, likelihood, paper, transport
+from otpdag.engine.method import Method, entropic, likelihood, paper, transport
 from otpdag.engine.monitor import Stage
 from otpdag.engine.optimiser import EM, Deterministic, Memory, Optimiser, Outcome, Progress, Run, Watch
-from otpdag.engine.outlying_rows import RobustOptions
 from otpdag.engine.result import FitResult, Status
-from otpdag.engine.search import Restart, Searcher, SearchResult, search
+from otpdag.engine.robust import RobustOptions
+from otpdag.engine.search import Restart, Searcher, SearchResult, SearchSchedule, search
 
 __all__ = [
     "EM",

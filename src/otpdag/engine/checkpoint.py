@@ -9,26 +9,23 @@ they reach is therefore never written. Data are recognised by a fingerprint.
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from otpdag.data.partitioned import Parts
 from otpdag.engine.monitor import Monitor, Stage
-from otpdag.engine.optimiser import Memory, Optimiser, Outcome, Progress, Run, Watch, as_memory, from_memory, under
+from otpdag.engine.optimiser import Memory, Outcome, Progress, Run, as_memory, from_memory, under
 from otpdag.errors import DataError
-from otpdag.files import as_path, write_bytes
 from otpdag.model import Model
+from otpdag.safe_archive import read_bundle, refusing, write_bundle
 
 
 def fingerprint(value: Any) -> str:
@@ -80,142 +77,107 @@ def _digest(part: pd.DataFrame, number: int) -> bytes:
     return hashlib.sha256(pd.util.hash_pandas_object(part, index=False).to_numpy().tobytes()).digest()
 
 
-FORMAT = "otpdag checkpoint 2"
+WHAT = "otpdag checkpoint"
+FORMAT_VERSION = 3
 
 
 @dataclass
 class Journal:
-    """Runs runs, and keeps what they reached in a file, if there is one.
+    """What the runs of a search reached, in a file.
 
     Args:
-        path: The file; without one nothing is kept.
+        path: The file; if it exists, the search goes on from there, and the monitor has what was recorded before.
         seconds: How often the run under way is written, at most.
-        about: What the run is of, as words: a file of another run is refused.
+        about: What the search is of, as words: a file of another one is refused.
+        monitor: Has the records that are written along.
     """
 
-    path: Path | None = None
-    seconds: float = 20.0
-    about: Mapping[str, str] = field(default_factory=dict)
+    path: Path
+    seconds: float
+    about: Mapping[str, str]
+    monitor: Monitor
     _done: list[Outcome] = field(default_factory=list)
     _under_way: Memory | None = None
     _run: int = 0
     _written: float = field(default_factory=time.monotonic)
-    _history: list[dict[str, float]] = field(default_factory=list)
-    _stages: list[Stage] = field(default_factory=list)
 
-    @classmethod
-    def open(cls, path: str | Path | None, about: Mapping[str, str], seconds: float = 20.0) -> Journal:
-        """The journal at ``path``, which goes on if the file is there."""
-        if path is None:
-            return cls()
-        journal = cls(as_path(path), seconds, about)
-        if journal.path is not None and journal.path.exists():
-            journal._read(journal.path)
-        return journal
+    def __post_init__(self) -> None:
+        """Go on with a file that is there."""
+        if self.path.exists():
+            self._read()
 
-    def restore(self, monitor: Monitor) -> None:
-        """Put what was recorded before into the monitor."""
-        if self._stages:
-            monitor.history[:], monitor.stages[:] = self._history, self._stages
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether the next run was under way when the journal was written."""
-        return self._under_way is not None and self._run == len(self._done)
-
-    def run(self, run: Run, optimiser: Optimiser, monitor: Monitor, watch: Watch) -> tuple[Outcome, bool]:
-        """Run a run, go on with it, or read where it ended; also whether it was read."""
+    def next_run(self, run: Run) -> tuple[Outcome | None, Memory | None]:
+        """Where the next run of the search ended, or how far it had come when the journal was written, if known."""
         number, self._run = self._run, self._run + 1
-        if number < len(self._done):
-            outcome = self._done[number]
-            self._check_size(outcome.point.shape[-1], run)
-            return outcome, True
-        if monitor.stopped:
-            return optimiser.run(replace(run, steps=min(1, run.steps)), watch), False
-        resume, self._under_way = self._under_way, None
-        if resume is not None:
-            self._check_size(int(resume["parameters"]), run)
-        hurried = False
-
-        def is_over() -> bool:
-            nonlocal hurried
-            hurried = hurried or monitor.stopped
-            return hurried
-
-        def watched(progress: Progress) -> bool:
-            stop = watch(progress)
-            if self.path is not None and not hurried and (stop or self._is_due()):
-                self._under_way = {**progress.snapshot(), "parameters": torch.tensor(run.points.shape[-1])}
-                self._write(monitor)
-            return stop
-
-        outcome = optimiser.run(replace(run, is_over=is_over), watched, resume)
-        if self.path is not None and not monitor.stopped:
-            self._done.append(outcome)
-            self._under_way = None
-            self._write(monitor)
-        return outcome, False
-
-    def _is_due(self) -> bool:
-        return time.monotonic() - self._written > self.seconds
-
-    def _check_size(self, parameters: int, run: Run) -> None:
-        if parameters != run.points.shape[-1]:
+        outcome = self._done[number] if number < len(self._done) else None
+        resume = None
+        if outcome is None:
+            resume, self._under_way = self._under_way, None
+        parameters = held = run.points.shape[-1]
+        if outcome is not None:
+            held = outcome.point.shape[-1]
+        elif resume is not None:
+            held = int(resume["parameters"])
+        if held != parameters:
             raise DataError(
-                f"the checkpoint {str(self.path)!r} has {parameters} parameters, this model {run.points.shape[-1]}: it "
-                "belongs to another model; choose another file"
+                f"the checkpoint {str(self.path)!r} has {held} parameters, this model {parameters}: it belongs to "
+                "another model; choose another file"
             )
+        return outcome, resume
+
+    def keep(self, progress: Progress, *, now: bool) -> None:
+        """Write how far the run under way has come, now or if the file is old enough."""
+        if now or time.monotonic() - self._written > self.seconds:
+            self._under_way = {**progress.snapshot(), "parameters": torch.tensor(progress.points.shape[-1])}
+            self._write()
+
+    def end(self, outcome: Outcome) -> None:
+        """Write where a run ended."""
+        self._done.append(outcome)
+        self._under_way = None
+        self._write()
 
     # -- file ---------------------------------------------------------------------------------------------------------
 
-    def _write(self, monitor: Monitor) -> None:
-        """Write beside, and replace: the file is always a whole one."""
-        if self.path is None:
-            return
+    def _write(self) -> None:
         tensors: dict[str, Tensor] = {}
         for number, outcome in enumerate(self._done):
-            tensors |= {f"done.{number:03d}.{key}": value for key, value in _as_tensors(outcome).items()}
+            held = as_memory(outcome) | {f"memory.{key}": value for key, value in outcome.memory.items()}
+            tensors |= {f"done.{number:03d}.{key}": value for key, value in held.items()}
         tensors |= {f"now.{key}": value for key, value in (self._under_way or {}).items()}
-        stages = [vars(stage) for stage in monitor.stages]
-        metadata = {
-            "format": FORMAT,
-            "about": json.dumps(dict(self.about)),
-            "records": json.dumps({"history": monitor.history, "stages": stages}),
+        history, stages = self.monitor.history, self.monitor.stages
+        tensors["history"] = torch.tensor([list(record.values()) for record in history], dtype=torch.float64)
+        tensors |= {f"losses.{n}": torch.tensor(one.losses, dtype=torch.float64) for n, one in enumerate(stages)}
+        state = {
+            "format": [WHAT, FORMAT_VERSION],
+            "about": dict(self.about),
+            "history": list(history[0]) if history else [],
+            "stages": [[stage.name, stage.starts, stage.objective] for stage in stages],
         }
-        content = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
-        write_bytes(self.path, save(content, metadata=metadata))
+        write_bundle(self.path, "checkpoint.json", state, tensors)
         self._written = time.monotonic()
 
-    def _read(self, path: Path) -> None:
-        if not path.is_file():  # a pipe would be waited for
-            raise DataError(f"{str(path)!r} is not the checkpoint of a run: it is no file")
-        try:
-            with safe_open(path, "pt") as file:
-                metadata = file.metadata()
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-            if metadata.get("format") != FORMAT:
-                raise ValueError("it says so nowhere")
-            records, about = json.loads(metadata["records"]), dict(json.loads(metadata["about"]))
-            self._history = [dict(record) for record in records["history"]]
-            self._stages = [
-                Stage(one["name"], tuple(one["starts"]), [tuple(row) for row in one["losses"]], one["objective"])
-                for one in records["stages"]
+    def _read(self) -> None:
+        state, tensors = read_bundle(self.path, "checkpoint.json", WHAT)
+        with refusing(self.path, WHAT):
+            if state["format"] != [WHAT, FORMAT_VERSION]:
+                raise ValueError(f"it is of another version than {FORMAT_VERSION}")
+            about = dict(state["about"])
+            records = [dict(zip(state["history"], row, strict=True)) for row in tensors["history"].tolist()]
+            stages = [
+                Stage(str(name), tuple(starts), [tuple(row) for row in tensors[f"losses.{number}"].tolist()], objective)
+                for number, (name, starts, objective) in enumerate(state["stages"])
             ]
             numbers = sorted({key.split(".")[1] for key in tensors if key.startswith("done.")})
             self._done = [_outcome(under(tensors, f"done.{number}.")) for number in numbers]
             self._under_way = under(tensors, "now.") or None
-        except (SafetensorError, Exception, RecursionError, MemoryError) as error:
-            raise DataError(f"{str(path)!r} is not the checkpoint of a run: {error}") from None
         if about != dict(self.about):
             other = next(key for key in {**self.about, **about} if about.get(key) != self.about.get(key))
             raise DataError(
-                f"the checkpoint {str(path)!r} belongs to another run: its {other} is {about.get(other)}, not "
+                f"the checkpoint {str(self.path)!r} belongs to another run: its {other} is {about.get(other)}, not "
                 f"{self.about.get(other)}; choose another file, or remove it"
             )
-
-
-def _as_tensors(outcome: Outcome) -> dict[str, Tensor]:
-    return {**as_memory(outcome), **{f"memory.{key}": value for key, value in outcome.memory.items()}}
+        self.monitor.history[:], self.monitor.stages[:] = records, stages
 
 
 def _outcome(tensors: Mapping[str, Tensor]) -> Outcome:

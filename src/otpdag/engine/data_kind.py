@@ -1,26 +1,71 @@
-"""What a fit asks of a kind of data: its problem, and the layout of all parameters in the data's units."""
+"""Kinds of data: what a fit asks of one, and tables, in memory and in parts.
+
+A kind lays out all parameters in the data's units, makes the problem, and guesses where a search for its minimum
+starts.
+"""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from otpdag.backward import AmortizedMap
-from otpdag.data import Schema
-from otpdag.engine.method import Method, SearchSchedule, likelihood, paper, transport
-from otpdag.engine.search import Searcher, SearchResult
+from otpdag.data import (
+    Batch,
+    Cells,
+    Partitioned,
+    PartTable,
+    Schema,
+    Table,
+    canonical_order,
+    open_table,
+    random_part,
+    read_cells,
+    rows_by_content,
+    unique_rows,
+)
+from otpdag.engine.method import Method, likelihood, paper, transport
+from otpdag.engine.search import Searcher, SearchResult, SearchSchedule, restart_seed
 from otpdag.errors import DataError, ModelError
+from otpdag.learned.algorithm import Drawn
+from otpdag.learned.sampled import DrawnRows, Pools, StreamedRows, pools_for
 from otpdag.learned.sequence_map import BidirectionalMap
 from otpdag.learned.smoother import SequenceMap
+from otpdag.likelihood.moment_problem import MomentProblem
+from otpdag.likelihood.partitioned_problem import (
+    FROM_ROWS,
+    HELD_ROWS,
+    PartitionedProblem,
+    is_sum_over_rows,
+    part_problem,
+    rows_in_blocks,
+)
+from otpdag.likelihood.route import summed_rows
+from otpdag.likelihood.rows import RowObjective, count_ranges
+from otpdag.likelihood.starts import complete_table, row_weights
+from otpdag.matching.direct import DrawnWithDirect, WithDirect, direct_problem
+from otpdag.mechanisms import Normal
 from otpdag.model import Model
-from otpdag.problem import Problem
+from otpdag.problem import Problem, Units, units_of
+from otpdag.settings import ClosedForm, SumSizes
 from otpdag.structure import Structure, Theta, pack, unpack
+from otpdag.uncertainty.diagnosis import (
+    notes_on_columns,
+    notes_on_identification,
+    notes_on_independence,
+    notes_on_scales,
+    notes_on_separation,
+    separated,
+)
 
 
 @dataclass(frozen=True)
@@ -164,3 +209,394 @@ def check_rows(structure: Structure, rows: int) -> None:
     needed = structure.rows_needed
     if rows <= needed:
         raise DataError(f"the table has {rows} rows; at least {needed + 1} are needed for this model")
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------
+
+START_ROWS, ONE_START_ROWS = 600, 10_000
+"""Rows that each of several starts is guessed from, those that the short runs see; and a single one, or the units.
+
+The latter are the first ones: the order of rows looks random."""
+
+UNIT_ROWS = 2_500
+"""Rows that tell the units where all others are read in sums: spreads to two per cent. Four times as many took a
+quarter of such a fit of 100,000 rows."""
+
+COMPARED_STEPS = 60
+"""Steps of the best starts where all rows are compared with the model: after fifteen, one that ends at 0.012 may be
+ahead of one that ends at 0.007. What is left to do of the best is so much less, so that a fit takes as long."""
+
+FINALIST_GAP = 32.0
+"""Log-likelihood of the short runs' rows by which a start may lie behind the best and still go on, as that of chains.
+Of ten components in ten dimensions it spares a third of the time of sixteen starts, to the same losses in nine data
+sets (decision 0045)."""
+
+
+@dataclass(frozen=True)
+class TableData(DataKind):
+    """A table as a batch of rows."""
+
+    honours: ClassVar[frozenset[str]] = frozenset({"weights", "robust", "device"})
+
+    model: Model
+    schema: Schema
+    read: Batch
+    """The rows as they were read."""
+    read_from: NDArray[np.integer[Any]] | None
+    """Which row of the table each of these is, where every row is kept; None if they stand as in the table.
+
+    So they do where a model reads nothing but sums over all rows, until someone asks for single ones."""
+
+    @classmethod
+    def of(
+        cls,
+        model: Model,
+        table: Table,
+        *,
+        weights: ArrayLike | None = None,
+        device: str = "cpu",
+        every_row: bool = False,
+    ) -> TableData:
+        """Read a table, in an order of its rows that does not depend on how it was sorted.
+
+        Rows that are alike become one with a weight, unless every row is wanted.
+        """
+        structure = model.structure
+        schema = Schema.of(model.spaces, model.graph, table)
+        cells = read_cells(table, schema, hidden=model.graph.hidden, weights=weights)
+        check_rows(structure, cells.rows)
+        structure.check_given({node: torch.from_numpy(~np.isnan(cells.numbers[node])) for node in structure.given})
+        if device == "cpu" and not every_row and _is_read_in_sums(structure, cells):
+            return cls(model, schema, cells.batch(narrow=True), None)
+        discrete = all(structure.mechanisms[node].space.is_discrete for node in structure.graph.observed)
+        order = canonical_order(_by_content(cells), cells.rows)
+        ordered = cells.batch(order=order, narrow=cells.rows >= FROM_ROWS and not every_row)
+        batch = unique_rows(ordered) if discrete and not every_row else ordered
+        return cls(model, schema, batch.to(device), order.astype(np.int32))
+
+    @property
+    def rows(self) -> int:
+        """Rows of the table."""
+        return self.read.rows if self.read_from is None else len(self.read_from)
+
+    @cached_property
+    def order(self) -> NDArray[np.integer[Any]]:
+        """Which row of the table each row of the batch is, where every row is kept."""
+        return canonical_order(_columns(self.read), self.rows) if self.read_from is None else self.read_from
+
+    @cached_property
+    def batch(self) -> Batch:
+        """The rows, in an order that looks random and does not depend on that of the table."""
+        return self.read.take(torch.from_numpy(self.order)) if self.read_from is None else self.read
+
+    def first(self, rows: int) -> Batch:
+        """The first rows, or others that depend on the order of the table as little; all if there are no more."""
+        if self.read_from is None and rows < self.rows:
+            return self.read.take(torch.from_numpy(rows_by_content(_columns(self.read), rows)))
+        return self.batch.first(rows)
+
+    def as_given(self, per_unit: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Back from the order of the batch to that of the table."""
+        return per_unit[np.argsort(self.order)]
+
+    def named(self, name: str) -> Method:
+        """``"auto"`` looks at the graph and the mechanisms alone."""
+        return automatic(self.structure) if name == "auto" else named_method(name)
+
+    def check(self, method: Method) -> None:
+        """Refuse evaluations of other data."""
+        if not isinstance(method.evaluation, ClosedForm | Drawn):
+            raise ModelError(f"a table is evaluated by ClosedForm or Drawn; got {type(method.evaluation).__name__}")
+        if isinstance(method.evaluation, ClosedForm) and method.evaluation.network is not None:
+            raise ModelError("network is for sequences with hidden numbers; this is a table")
+        if isinstance(method.evaluation, Drawn):
+            method.evaluation.check_nodes(self.structure)
+
+    def check_robust(self, method: Method) -> None:
+        """Rows are left out by their likelihood."""
+        if not isinstance(method.evaluation, ClosedForm) or not method.objective.reconstruction:
+            raise ModelError(f"robust='outliers' needs the likelihood; got {method.name!r}")
+
+    def work(self, method: Method) -> int:
+        """Rows times points of a number, or a minibatch."""
+        if isinstance(method.evaluation, Drawn):
+            return method.evaluation.batch_size
+        numbers = any(not self.structure.mechanisms[node].space.is_discrete for node in self.structure.graph.hidden)
+        grid = method.evaluation.sums.grid if isinstance(method.evaluation, ClosedForm) else 1
+        return self.read.rows * (grid if numbers else 1)
+
+    def course(self, method: Method) -> SearchSchedule:
+        """Of many rows, all but the last run on a part of them."""
+        if not isinstance(method.evaluation, ClosedForm):
+            return SearchSchedule()
+        course = (
+            SearchSchedule() if is_sum_over_rows(method.objective) else SearchSchedule(finalist_steps=COMPARED_STEPS)
+        )
+        if self.read.rows < FROM_ROWS:
+            return replace(course, finalist_gap=FINALIST_GAP if is_sum_over_rows(method.objective) else None)
+        tolerance = getattr(method.optimiser, "tolerance", 1e-9)
+        return replace(course, finalist_rows=HELD_ROWS, part_rows=HELD_ROWS, part_tolerance=tolerance)
+
+    def lay_out(self, method: Method, seed: int) -> Layout:
+        """The units of (a part of) the completed table, and maps where they are learned."""
+        rows = ONE_START_ROWS if self.read_from is not None else UNIT_ROWS
+        return lay_out_rows(self.structure, self.first(rows), method, seed)
+
+    def problem(self, layout: Layout, method: Method, seed: int) -> Problem:
+        """Rows in closed form, or drawn."""
+        if self.read_from is None and isinstance(method.evaluation, ClosedForm) and method.objective.direct is None:
+            about = RowObjective(layout.structure, layout.shapes, method.objective, method.evaluation)
+            summed = summed_rows(about, self.read, seed, in_order=lambda: self.batch)
+            if summed is not None:
+                return summed
+        return table_problem(layout, self.batch, method, seed)
+
+    def starts(
+        self, layout: Layout, problem: Problem, seed: int, numbers: Sequence[int], units: Tensor | None = None
+    ) -> Tensor:
+        """Each start looks at a part of the rows, a single one at more of them, unless the problem knows enough."""
+        seeds = [restart_seed(seed, n) for n in numbers]
+        if units is None and isinstance(problem, MomentProblem):
+            made = [problem.guessed(one, first=n == 0) for n, one in zip(numbers, seeds, strict=True)]
+            if all(start is not None for start in made):
+                return torch.cat([start for start in made if start is not None])
+        if units is None and len(numbers) == 1:
+            seen = self.first(ONE_START_ROWS)
+        else:
+            units = random_part(self.batch.rows, START_ROWS, seed) if units is None else units
+            seen = self.batch.widened() if units is None else self.batch.take(units)
+        each = zip(numbers, seeds, strict=True)
+        return torch.cat([one_start(layout, seen, 0, one, first=n == 0) for n, one in each])
+
+    def adopt(self, layout: Layout, ended: SearchResult) -> None:
+        """Parameters, units and maps, and how far counts reach."""
+        self.model.adopt(layout.structure, unpack(ended.point.cpu(), layout.shapes), self.schema, layout.maps)
+        self.model.note_ranges(count_ranges(self.structure, self.read.values))
+
+    def notes(self, ended: SearchResult) -> list[str]:
+        """Constant columns, boundaries, parameters that are not determined, dependence that the graph denies."""
+        batch = self.read.to("cpu")
+        notes = notes_on_columns(self.structure, batch) + notes_on_scales(self.model)
+        part = random_part(batch.rows, HELD_ROWS, seed=0) if batch.rows >= FROM_ROWS else None
+        if part is not None:
+            batch = self.first(HELD_ROWS) if self.read_from is None else batch.take(part)
+        notes += notes_on_separation(self.model, batch)
+        problem = ended.problem.base if isinstance(ended.problem, PartitionedProblem) else ended.problem
+        if isinstance(problem, Units) and problem.is_sum and bool(ended.converged[0]):
+            notes += notes_on_identification(self.model, problem, told=separated(self.model, batch))
+        return notes + notes_on_independence(self.model, batch)
+
+
+def _by_content(cells: Cells) -> Iterator[NDArray[np.float64]]:
+    """All columns of a table, numbers before categories, then weights unless they are equal."""
+    for node in sorted(cells.numbers, key=lambda name: cells.columns[name].space.is_discrete):
+        yield from cells.numbers[node].T
+    yield from (weight for weight in cells.weight if (weight != weight[0]).any())
+
+
+def _is_read_in_sums(structure: Structure, cells: Cells) -> bool:
+    """Whether a model of normal nodes alone meets complete rows of equal weights: it reads nothing but moments."""
+    return (
+        cells.rows > ONE_START_ROWS  # of fewer rows all are asked for
+        and all(type(mechanism) is Normal for mechanism in structure.mechanisms.values())
+        and bool((cells.weight == cells.weight[:1, :1]).all())
+        and not any(np.isnan(column.min()) for column in cells.numbers.values())
+    )
+
+
+def _columns(batch: Batch) -> list[NDArray[np.float64]]:
+    """All cells of complete rows of numbers, column by column."""
+    return [column for value in batch.values.values() for column in value[0].numpy().T]
+
+
+def automatic(structure: Structure) -> Method:
+    """Maximum likelihood where every density is known, transport where one is not.
+
+    - Every relevant node has a density: ``likelihood``. Its closed-form backward map makes it maximum likelihood, the
+      most accurate choice if the model is right.
+    - Some observed node has no density, but inner nodes can be enumerated or drawn: ``transport``, direct route.
+    - Otherwise: ``paper``, which relaxes what cannot be enumerated.
+    """
+    graph, mechanisms = structure.graph, structure.mechanisms
+    relevant = [n for n in graph.nodes if n in graph.observed or graph.observed_descendants(n)]
+    if all(mechanisms[n].has_density or mechanisms[n].is_given for n in relevant):
+        return likelihood()
+    inner = [n for n in graph.nodes if graph.observed_descendants(n)]
+    inner_states = math.prod(mechanisms[n].space.width for n in inner if mechanisms[n].space.is_discrete)
+    return transport() if inner_states <= SumSizes().states else paper()
+
+
+def lay_out_rows(structure: Structure, batch: Batch, method: Method, seed: int) -> Layout:
+    """Adopt the data's units and declare all parameters."""
+    generator = np.random.default_rng([seed, 2**20])
+    rough = isinstance(method.evaluation, ClosedForm)  # Adam's steps depend on units where maxima do not
+    completed = complete_table(
+        structure, batch, 0, generator, first=True, even_categories=rough, standard_numbers=rough
+    )
+    scaled = structure.scaled_to(completed, row_weights(structure, batch))
+    maps = method.evaluation.maps(scaled, batch) if isinstance(method.evaluation, Drawn) else ()
+    phi = {key: value for one in maps for key, value in one.init(1, torch.Generator().manual_seed(0)).items()}
+    return Layout.of(scaled, phi, maps)
+
+
+def table_problem(layout: Layout, batch: Batch, method: Method, seed: int) -> Problem:
+    """Rows in closed form or drawn, compared with the model directly, or both."""
+    structure, shapes, objective = layout.structure, layout.shapes, method.objective
+    if objective.direct is not None:
+        direct = direct_problem(structure, batch.widened(), shapes, objective.direct, seed)
+        if not objective.reconstruction and objective.push_forward is None:
+            return direct
+        others = replace(method, objective=replace(objective, direct=None))
+        rows = table_problem(layout, batch, others, seed)
+        return WithDirect(rows, direct) if isinstance(rows, Units) else DrawnWithDirect(rows, direct)
+    if isinstance(method.evaluation, Drawn):
+        return DrawnRows(structure, batch.widened(), layout.maps, shapes, objective, method.evaluation)
+    assert isinstance(method.evaluation, ClosedForm), "checked before"
+    return rows_in_blocks(RowObjective(structure, shapes, objective, method.evaluation), batch, seed)
+
+
+def one_start(layout: Layout, batch: Batch, owner: int, seed: int, *, first: bool) -> Tensor:
+    """Starting parameters (1, P) from a guess of what is hidden; ``owner`` says which of several data sets it is of."""
+    structure, generator = layout.structure, torch.Generator().manual_seed(seed)
+    completed = complete_table(structure, batch, owner, np.random.default_rng(seed), first=first)
+    start = structure.start(completed, row_weights(structure, batch, owner))
+    theta = structure.filled(structure.raw(start), generator, first=first)
+    for backward in layout.maps:
+        phi = backward.init(1, generator)
+        backward.start_from(phi, 0, batch, completed, owner)
+        theta |= phi
+    return layout.pack({key: value.to(batch.weight) for key, value in theta.items()})
+
+
+# -- tables in parts: files beyond memory, or partitions on other machines ---------------------------------------------
+
+
+@dataclass(frozen=True)
+class PartitionedData(DataKind):
+    """A table in parts, and some of its rows as a table at hand."""
+
+    honours: ClassVar[frozenset[str]] = frozenset({"weights"})
+    advice: ClassVar[Mapping[str, str]] = {"robust": "leave it out, or fit a random part of the rows in memory"}
+
+    model: Model
+    table: PartTable
+    held: TableData
+    memory: int
+
+    @classmethod
+    def of(
+        cls,
+        model: Model,
+        data: Any,
+        *,
+        weights: ArrayLike | str | None = None,
+        device: str = "cpu",
+        every_row: bool = False,
+    ) -> DataKind:
+        """Look through the table; one that has few rows, or few different ones, is an ordinary table."""
+        if model.graph.is_dynamic:
+            raise DataError("sequences are fitted in memory: read the table first, for instance with pd.read_parquet")
+        partitioned = data if isinstance(data, Partitioned) else Partitioned(data)
+        table = open_table(partitioned, model.spaces, model.graph, weights=weights)
+        if not isinstance(table, PartTable):
+            frame, own = table
+            return TableData.of(model, frame, weights=own, device=device, every_row=every_row)
+        check_rows(model.structure, table.sample.rows)
+        model.structure.check_given(table.sample.mask)
+        for node in model.structure.given:
+            if node in table.seen and (table.seen[node] < table.rows).any():
+                raise DataError(f"node {node!r} is Given: its cells must not be missing; some are")
+        schema = table.reading.schema
+        if all(model.structure.mechanisms[node].space.is_discrete for node in model.graph.observed) and not every_row:
+            distinct = table.distinct()
+            if distinct is not None:
+                return TableData(model, schema, distinct.to(device), np.broadcast_to(np.int64(0), (table.rows,)))
+        held = TableData(model, schema, table.sample, np.arange(table.sample.rows))
+        return cls(model, table, held, partitioned.memory)
+
+    @property
+    def rows(self) -> int:
+        """Rows of all parts."""
+        return self.table.rows
+
+    def named(self, name: str) -> Method:
+        """As for tables."""
+        return self.held.named(name)
+
+    def check(self, method: Method) -> None:
+        """Refuse what compares all rows with the model."""
+        self.held.check(method)
+        in_minibatches = isinstance(method.evaluation, Drawn) and method.objective.direct is None
+        if not (in_minibatches or is_sum_over_rows(method.objective)):
+            raise ModelError(
+                f"method {method.name!r} compares the rows with the model as a whole, which is no sum over the parts "
+                "of a table: use method='likelihood', or fit a random part of the rows in memory"
+            )
+
+    def course(self, method: Method) -> SearchSchedule:
+        """Everything but the last run on the rows at hand: each step there is a pass over all parts."""
+        held = self.held.rows
+        return SearchSchedule(
+            finalist_rows=held, part_rows=held, part_tolerance=getattr(method.optimiser, "tolerance", 1e-9)
+        )
+
+    def work(self, method: Method) -> int:
+        """As of the rows at hand."""
+        return self.held.work(method)
+
+    def lay_out(self, method: Method, seed: int) -> Layout:
+        """The units of the rows at hand."""
+        return self.held.lay_out(method, seed)
+
+    def problem(self, layout: Layout, method: Method, seed: int) -> PartitionedProblem | StreamedRows:
+        """Minibatches; or parts in closed form, whose problems are kept if they fit into memory, or lie elsewhere."""
+        sample = self.held.problem(layout, method, seed)
+        if isinstance(method.evaluation, Drawn):
+            held = self.held.batch
+            number = pools_for(method.optimiser.steps, method.evaluation.batch_size, held.rows)
+            return StreamedRows(sample, Pools(held, self.table.picked, self.rows, number, seed))
+        assert isinstance(method.evaluation, ClosedForm), "checked before"
+        about = RowObjective(layout.structure, layout.shapes, method.objective, method.evaluation)
+        made = self.table.parts.mapped(
+            part_problem,
+            self.table.reading,
+            about,
+            seed,
+            keep=self.table.elsewhere or size_of(sample) / sample.rows * self.rows <= self.memory,
+        )
+        return PartitionedProblem(units_of(sample), made, self.rows)
+
+    def starts(
+        self, layout: Layout, problem: Problem, seed: int, numbers: Sequence[int], units: Tensor | None = None
+    ) -> Tensor:
+        """From the rows at hand."""
+        return self.held.starts(layout, problem, seed, numbers, units)
+
+    def adopt(self, layout: Layout, ended: SearchResult) -> None:
+        """Parameters and units, and how far counts reach in all parts."""
+        schema = self.table.reading.schema
+        self.model.adopt(layout.structure, unpack(ended.point, layout.shapes), schema, layout.maps)
+        largest = {node: self.table.sample.weight.new_tensor(value) for node, value in self.table.largest.items()}
+        self.model.note_ranges(count_ranges(self.structure, largest))
+
+    def notes(self, ended: SearchResult) -> list[str]:
+        """What the rows at hand tell."""
+        return self.held.notes(ended)
+
+
+def size_of(problem: object) -> int:
+    """Bytes of all tensors that an object holds, each counted once."""
+    storages = [tensor.untyped_storage() for tensor in _tensors(problem, set())]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def _tensors(value: Any, known: set[int]) -> Iterator[Tensor]:
+    if id(value) in known:
+        return
+    known.add(id(value))
+    if isinstance(value, Tensor):
+        yield value
+        return
+    inner = vars(value) if hasattr(value, "__dict__") and type(value).__module__.startswith("otpdag") else value
+    for one in inner.values() if isinstance(inner, dict) else inner if isinstance(inner, list | tuple) else ():
+        yield from _tensors(one, known)

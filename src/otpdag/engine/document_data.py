@@ -16,9 +16,9 @@ from otpdag.data import Documents, Schema
 from otpdag.divergences import Wasserstein
 from otpdag.engine.adam import Adam
 from otpdag.engine.data_kind import DataKind, Layout
-from otpdag.engine.method import Method, SearchSchedule
+from otpdag.engine.method import Method
 from otpdag.engine.optimiser import EM
-from otpdag.engine.search import Searcher, SearchResult, restart_seed
+from otpdag.engine.search import Searcher, SearchResult, SearchSchedule, restart_seed
 from otpdag.errors import DataError, ModelError
 from otpdag.learned.paper_topics import (
     PaperTopics,

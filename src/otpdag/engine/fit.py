@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +22,15 @@ from otpdag.data import Documents, Images, Sequences, is_partitioned
 from otpdag.data.reading import known_table
 from otpdag.data.sequences import as_sequences, replace_table
 from otpdag.engine.checkpoint import Journal, fingerprint
-from otpdag.engine.data_kind import DataKind, Layout
+from otpdag.engine.data_kind import DataKind, Layout, PartitionedData, TableData
 from otpdag.engine.document_data import DocumentData
 from otpdag.engine.image_data import ImageData
-from otpdag.engine.method import Method, Plan, SearchSchedule, current_name, misfit
+from otpdag.engine.method import Method, current_name, misfit
 from otpdag.engine.monitor import Callback, Cause, Monitor, Stopping
-from otpdag.engine.outlying_rows import RobustOptions
-from otpdag.engine.partitioned_data import PartitionedData
 from otpdag.engine.result import FitResult, Status
-from otpdag.engine.robust import robust_search
-from otpdag.engine.search import Searcher, SearchResult, search
+from otpdag.engine.robust import RobustOptions, robust_search
+from otpdag.engine.search import Searcher, SearchResult, SearchSchedule, search
 from otpdag.engine.sequence_data import SequenceData
-from otpdag.engine.table_data import TableData
 from otpdag.errors import (
     ApproximationWarning,
     ConvergenceWarning,
@@ -44,11 +41,23 @@ from otpdag.errors import (
     check_seed,
     listed,
 )
+from otpdag.files import as_path
 from otpdag.model import Model
 from otpdag.numerics import bounded_threads
 from otpdag.structure import Structure, unpack
 
 FAILURE_ADVICE = "look for outliers, constant or collinear columns, or a mechanism that does not fit its column"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will run."""
+
+    method: Method
+    restarts: int
+    course: SearchSchedule
+    leaves_out: RobustOptions | None
+    """How much of what the model cannot explain is left out; None if nothing is."""
 
 
 def fit(
@@ -128,12 +137,12 @@ def fit(
     plan = resolve(kind, method, robust=robustness, steps=steps, restarts=restarts, course=course, options=options)
     work = kind.work(plan.method)
     bounded = nullcontext() if work is None else bounded_threads(work)
-    about = {} if checkpoint is None else _about(kind, plan, seed)
-    journal = Journal.open(checkpoint, about, checkpoint_seconds)
     listening = stopping.listening(to_terminate=checkpoint is not None)
     with listening, bounded, Monitor(show=progress, callbacks=callbacks, stopping=stopping) as monitor:
-        journal.restore(monitor)
-        searcher = Searcher(plan.method.optimiser, seed, monitor, journal)
+        searcher = Searcher(plan.method.optimiser, seed, monitor)
+        if checkpoint is not None:
+            journal = Journal(as_path(checkpoint), checkpoint_seconds, _about(kind, plan, seed), monitor)
+            searcher = replace(searcher, journal=journal)
         with _breakdowns_named():
             layout, ended, kept = _searched(kind, plan, searcher)
         status = replace(_status(ended, plan.method, monitor), approximate=bool(ended.problem.notes()))
@@ -170,7 +179,9 @@ def _searched(
         warnings.warn(note, ApproximationWarning, stacklevel=3)
     kept: NDArray[np.float64] | None = None
     if plan.leaves_out is not None:
-        ended, weights = robust_search(kind, layout, problem, plan, searcher)
+        ended, weights = robust_search(
+            kind, layout, problem, plan.method, searcher, plan.course, plan.restarts, plan.leaves_out
+        )
         kept = kind.as_given(weights.cpu().numpy())
     else:
         starts = kind.starts(layout, problem, searcher.seed, range(plan.restarts))

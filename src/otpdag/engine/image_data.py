@@ -11,7 +11,8 @@ from torch import Tensor
 
 from otpdag.data import Images
 from otpdag.engine.data_kind import DataKind, Layout
-from otpdag.engine.method import Method, SearchSchedule
+from otpdag.engine.method import Method
+from otpdag.engine.search import SearchSchedule
 from otpdag.errors import DataError, ModelError
 from otpdag.learned.autoencoder import AutoencoderProblem, CodebookProblem, Encoded, autoencoder_problem
 from otpdag.model import Model

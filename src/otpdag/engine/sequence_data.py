@@ -16,8 +16,8 @@ from otpdag.data import Schema
 from otpdag.data.sequences import SequenceBatch, SequenceTable, as_sequences, encode_sequences, part_of
 from otpdag.engine.adam import Adam
 from otpdag.engine.data_kind import DataKind, Layout, check_rows, named_method
-from otpdag.engine.method import Method, SearchSchedule, likelihood, transport
-from otpdag.engine.search import Searcher, SearchResult, restart_seed, search
+from otpdag.engine.method import Method, likelihood, transport
+from otpdag.engine.search import Searcher, SearchResult, SearchSchedule, restart_seed, search
 from otpdag.errors import DataError, ModelError
 from otpdag.learned.algorithm import Drawn
 from otpdag.learned.sequence_map import BidirectionalMap
