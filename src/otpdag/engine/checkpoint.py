@@ -78,7 +78,7 @@ def _digest(part: pd.DataFrame, number: int) -> bytes:
 
 
 WHAT = "otpdag checkpoint"
-FORMAT_VERSION = 3
+FORMAT = f"{WHAT} 3"
 
 
 @dataclass
@@ -149,7 +149,7 @@ class Journal:
         tensors["history"] = torch.tensor([list(record.values()) for record in history], dtype=torch.float64)
         tensors |= {f"losses.{n}": torch.tensor(one.losses, dtype=torch.float64) for n, one in enumerate(stages)}
         state = {
-            "format": [WHAT, FORMAT_VERSION],
+            "format": FORMAT,
             "about": dict(self.about),
             "history": list(history[0]) if history else [],
             "stages": [[stage.name, stage.starts, stage.objective] for stage in stages],
@@ -160,8 +160,8 @@ class Journal:
     def _read(self) -> None:
         state, tensors = read_bundle(self.path, "checkpoint.json", WHAT)
         with refusing(self.path, WHAT):
-            if state["format"] != [WHAT, FORMAT_VERSION]:
-                raise ValueError(f"it is of another version than {FORMAT_VERSION}")
+            if state["format"] != FORMAT:
+                raise ValueError("it is of another version")
             about = dict(state["about"])
             records = [dict(zip(state["history"], row, strict=True)) for row in tensors["history"].tolist()]
             stages = [
