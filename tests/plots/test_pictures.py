@@ -66,8 +66,9 @@ def test_hidden_categories_and_their_classes(fitted):
     bars = result.plot("hidden", table, rows=20).axes[0].patches
     assert sum(bar.get_height() for bar in bars) == pytest.approx(20)  # shares of a row sum to one
     size = next(ax for ax in result.plot("classes", table).axes if ax.get_title() == "size")
-    middles = size.collections[-1].get_offsets()[:, 1]
+    middles = size.lines[0].get_ydata()
     assert sorted(np.asarray(middles)) == pytest.approx([0.0, 6.0], abs=0.5)
+    assert list(middles) == pytest.approx(result.model.params()["size"]["loc"].ravel().tolist(), abs=0.3)  # in order
     with pytest.raises(ModelError, match=r"node must be a hidden category, of \['kind'\]; got 'size'"):
         plots.plot_classes(result, table, "size")
     with pytest.raises(ModelError, match=r"node must be a hidden node, of \['kind'\]; got 'size'"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -59,7 +59,14 @@ def learning_curve(history: History, *, ax: Axes | None = None) -> Figure:
     >>> figure.axes[0].get_xlabel()
     'step'
     """
-    terms = {name: _series(name, values) for name, values in _by_term(history).items()}
+    records: Any = history.history if isinstance(history, FitResult) else history
+    if isinstance(records, Sequence) and all(isinstance(record, Mapping) for record in records):
+        records = pd.DataFrame(list(records)).to_dict(orient="list")
+    if not isinstance(records, Mapping):
+        raise DataError(
+            f"history must be a result of otp.fit, its history, or a dictionary of terms; got {type(history).__name__}"
+        )
+    terms = {name: _series(name, values) for name, values in records.items()}
     steps = terms.pop("step", None)
     if not terms:
         raise DataError("history must hold at least one term; got none")
@@ -82,19 +89,6 @@ def learning_curve(history: History, *, ax: Axes | None = None) -> Figure:
     if len(terms) > 1:
         legend_beside(ax, handlelength=1.4)
     return figure_of(ax)
-
-
-def _by_term(history: History) -> Mapping[str, Sequence[float]]:
-    """The values of each term, NaN at steps whose record lacks it."""
-    records = history.history if isinstance(history, FitResult) else history
-    if isinstance(records, Mapping):
-        return records
-    if not isinstance(records, Sequence) or not all(isinstance(record, Mapping) for record in records):
-        raise DataError(
-            f"history must be a result of otp.fit, its history, or a dictionary of terms; got {type(history).__name__}"
-        )
-    names = dict.fromkeys(name for record in records for name in record)
-    return {name: [float(record.get(name, np.nan)) for record in records] for name in names}
 
 
 def search_curve(stages: Sequence[Stage] | FitResult, *, kept: int | None = None, ax: Axes | None = None) -> Figure:
@@ -170,8 +164,7 @@ def _draw_start(
     if smooth and len(heights) > 20:  # steps; the noise of fewer is as plain without a mean
         ax.plot(steps, heights, color=paint, linewidth=0.5, alpha=0.25, zorder=front)
         window = max(3, len(heights) // 25)
-        heights = np.convolve(np.pad(heights, window // 2, mode="edge"), np.ones(window) / window, "same")
-        heights = heights[window // 2 : window // 2 + len(steps)]
+        heights = pd.Series(heights).rolling(window, center=True, min_periods=1).mean().to_numpy()
     ax.plot(steps, heights, color=paint, linewidth=width, marker=marker, markersize=3, zorder=front)
 
 
@@ -342,18 +335,17 @@ def plot_segments(
         raise DataError("states must be whole numbers of at least 0, one for each step")
     ax = axes_of(ax, 8.0, 3.2)
     bands: dict[int, Artist] = {}
-    half = np.diff(where) / 2 if len(where) > 1 else np.array([0.5])
-    left = where - np.concatenate([half[:1], half])
-    right = where + np.concatenate([half, half[-1:]]) if len(where) > 1 else where + 0.5
-    for start, stop in _stretches(codes):
+    gaps = np.diff(where) if len(where) > 1 else np.ones(1)
+    edges = np.concatenate([where[:1] - gaps[0] / 2, (where[1:] + where[:-1]) / 2, where[-1:] + gaps[-1] / 2])
+    for start, stop in pairwise([0, *np.flatnonzero(np.diff(codes)) + 1, len(codes)]):  # in one state each
         paint = colour(int(codes[start]))
-        band = ax.axvspan(left[start], right[stop - 1], color=paint, alpha=0.16, linewidth=0)
+        band = ax.axvspan(edges[start], edges[stop], color=paint, alpha=0.16, linewidth=0)
         bands.setdefault(int(codes[start]), band)
         if levels is not None:
             level = float(np.asarray(levels, dtype=np.float64).ravel()[codes[start]])
-            ax.plot([left[start], right[stop - 1]], [level, level], color=paint, linewidth=1.6)
+            ax.plot(edges[[start, stop]], [level, level], color=paint, linewidth=1.6)
     ax.plot(where, series, color=INK, linewidth=0.8, marker="o", markersize=2.2)
-    ax.set_xlim(left[0], right[-1])
+    ax.set_xlim(edges[0], edges[-1])
     ax.set_xlabel(_name_of(times, "step" if times is None else "time"))
     ax.set_ylabel(_name_of(values, "value"))
     labels = [names[state] if names is not None else f"state {state}" for state in sorted(bands)]
@@ -364,9 +356,3 @@ def plot_segments(
 def _name_of(column: Any, otherwise: str) -> str:
     name = getattr(column, "name", None)
     return otherwise if name is None else str(name)
-
-
-def _stretches(codes: npt.NDArray[Any]) -> Iterator[tuple[int, int]]:
-    """First and past-the-last step of each run of one state."""
-    cuts = np.flatnonzero(np.diff(codes)) + 1
-    yield from pairwise([0, *cuts.tolist(), len(codes)])

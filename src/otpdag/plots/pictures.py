@@ -57,8 +57,7 @@ def plot_fit(fitted: Fitted, data: pd.DataFrame, *, nodes: Sequence[str] | None 
     >>> [ax.get_title() for ax in plot_fit(result, table).axes]
     ['y', 'x']
     """
-    model = _model(fitted)
-    _refuse_sequences(model, "plot_fit")
+    model = _model(fitted, "plot_fit")
     given = data if model.structure.given else None
     made = model.sample(MADE_ROWS if given is None else len(data), seed=seed, given=given)
     known = [(node, name) for node, name in observed_columns(model, data) if name in made.columns]
@@ -144,29 +143,16 @@ def plot_hidden(
         draws: Draws of the posterior.
         seed: Determines them.
     """
-    model = _model(fitted)
-    _refuse_sequences(model, "plot_hidden")
+    model = _model(fitted, "plot_hidden")
     if not model.graph.hidden or (node is not None and node not in model.graph.hidden):
         raise ModelError(f"node must be a hidden node, of {list(model.graph.hidden)}; got {node!r}")
     node = model.graph.hidden[0] if node is None else node
     drawn = model.posterior(data.head(rows), draws=draws, seed=seed)
     column = node if node in drawn.columns else f"{node}.0"
-    by_row = drawn[column].groupby(level=0, sort=False)
     ax = axes_of(None, 7.5, 3.2)
-    if model.spaces[node].is_discrete:
-        shares = by_row.value_counts(normalize=True).unstack(fill_value=0)
-        shares = shares.reindex(columns=list(model.labels(node)), fill_value=0.0)
-        order = shares.idxmax(axis=1).sort_values(kind="stable").index
-        _pile(ax, shares.loc[order], width=1.0)
-        legend_beside(ax, fontsize=SMALL_FONT, title=node)
-        ax.set(xlabel="row, by its most probable category", ylabel="probability", ylim=(0, 1))
-    else:
-        middle = by_row.mean().sort_values()
-        low, high = (by_row.quantile(q).loc[middle.index] for q in (0.05, 0.95))
-        ax.vlines(range(len(middle)), low, high, color=PALE_INK, linewidth=2)
-        ax.plot(range(len(middle)), middle, "o", color=MODEL, markersize=3.5)
-        ax.set(xlabel="row, by its mean", ylabel=f"{column} (mean, central 90 %)")
-    return figure_of(open_axes(ax))
+    _by_group(ax, model, node, drawn[column], drawn.index.get_level_values(0), ranked=True)
+    ax.set_xlabel("row, by its most probable category" if model.spaces[node].is_discrete else "row, by its mean")
+    return figure_of(ax)
 
 
 def plot_classes(fitted: Fitted, data: pd.DataFrame, node: str | None = None, *, seed: int = 0) -> Figure:
@@ -180,32 +166,20 @@ def plot_classes(fitted: Fitted, data: pd.DataFrame, node: str | None = None, *,
         node: The hidden category; the first one by default.
         seed: Determines the model's rows.
     """
-    model = _model(fitted)
-    _refuse_sequences(model, "plot_classes")
+    model = _model(fitted, "plot_classes")
     classes = [name for name in model.graph.hidden if model.spaces[name].is_discrete]
     if not classes or (node is not None and node not in classes):
         raise ModelError(f"node must be a hidden category, of {classes}; got {node!r}")
     node = classes[0] if node is None else node
     made = model.sample(MADE_ROWS * 2, seed=seed, given=None)
-    labels = list(model.labels(node))
+    shares = made[node].value_counts(normalize=True).reindex(list(model.labels(node)), fill_value=0.0)
     columns = observed_columns(model, data)
     figure, axes = _grid(len(columns))
     for ax, (owner, name) in zip(axes, columns, strict=True):
-        if model.spaces[owner].is_discrete:
-            shares = pd.crosstab(made[node], made[name], normalize="index").reindex(labels)
-            _pile(ax, shares.iloc[:, :MOST_LEVELS])
-            legend_beside(ax, fontsize=SMALL_FONT - 1)
-        else:
-            values = made[name].astype(float).groupby(made[node])
-            parts = (values.mean(), values.quantile(0.1), values.quantile(0.9))
-            middle, low, high = (part.reindex(labels) for part in parts)
-            colours = [colour(k) for k in range(len(labels))]
-            ax.vlines(range(len(labels)), low, high, color=colours, linewidth=6, alpha=0.35)
-            ax.scatter(range(len(labels)), middle, color=colours, zorder=3)
-            ax.set_xlim(-0.6, len(labels) - 0.4)
-        shares_of_classes = made[node].value_counts(normalize=True)
-        ax.set_xticks(range(len(labels)), [f"{label}\n{shares_of_classes.get(label, 0.0):.0%}" for label in labels])
-        open_axes(ax).set_title(name, fontsize=10)
+        _by_group(ax, model, owner, made[name], made[node].astype(pd.CategoricalDtype(shares.index)), inside=0.8)
+        ax.set_xticks(range(len(shares)), [f"{label}\n{share:.0%}" for label, share in shares.items()])
+        ax.set_title(name, fontsize=10)
+        ax.set_ylabel("")
     figure.supxlabel(f"class of {node}, and its share", fontsize=SMALL_FONT + 1)
     return figure
 
@@ -266,42 +240,31 @@ def plot_effects(
         rows: Draws for each value.
         seed: Determines them.
     """
-    model = _model(fitted)
-    _refuse_sequences(model, "plot_effects")
+    model = _model(fitted, "plot_effects")
     for name in (treatment, outcome):
         if name not in model.graph.nodes:
             raise ModelError(f"node {name!r} is not in the graph; it has {', '.join(model.graph.nodes)}")
-    made = {value: model.sample(rows, seed=seed, do={treatment: value})[outcome] for value in values}
+    made = [model.sample(rows, seed=seed, do={treatment: value})[outcome] for value in values]
     ax = axes_of(None, 5.5, 3.2)
-    places = np.arange(len(made))
-    if model.spaces[outcome].is_discrete:
-        labels = model.labels(outcome)
-        _pile(ax, pd.DataFrame([[(d == label).mean() for label in labels] for d in made.values()], columns=labels), 0.6)
-        legend_beside(ax, title=outcome)
-        ax.set_ylabel("share")
-    else:
-        numbers = [drawn.to_numpy(dtype=float) for drawn in made.values()]
-        ax.vlines(places, *np.quantile(numbers, [0.05, 0.95], axis=1), color=PALE_INK, linewidth=5)
-        ax.plot(places, np.mean(numbers, axis=1), "o-", color=MODEL)
-        ax.set_ylabel(f"{outcome} (mean, central 90 %)")
-    ax.set_xticks(places, [str(value) for value in made])
+    _by_group(ax, model, outcome, pd.concat(made, ignore_index=True), np.repeat(range(len(made)), rows))
+    for line in ax.lines:
+        line.set_linestyle("-")
+    ax.set_xticks(range(len(made)), [str(value) for value in values])
     ax.set(xlabel=f"{treatment}, set to", xlim=(-0.5, len(made) - 0.5))
-    return figure_of(open_axes(ax))
+    return figure_of(ax)
 
 
 # --- parts ------------------------------------------------------------------------------------------------------------
 
 
-def _model(fitted: Fitted) -> Model:
+def _model(fitted: Fitted, of_tables: str = "") -> Model:
+    """The model, of a table if a function is named that draws only those."""
     model = fitted.model if isinstance(fitted, FitResult) else fitted
     if not isinstance(model, Model):
         raise ModelError(f"fitted must be an otp.Model or an otp.FitResult; got {type(fitted).__name__}")
+    if of_tables and model.graph.is_dynamic:
+        raise ModelError(f"{of_tables} draws tables; the graph has lagged edges: see plot_segments")
     return model
-
-
-def _refuse_sequences(model: Model, name: str) -> None:
-    if model.graph.is_dynamic:
-        raise ModelError(f"{name} draws tables; the graph has lagged edges: see plot_segments")
 
 
 def _grid(count: int, most_across: int = 3) -> tuple[Figure, list[Axes]]:
@@ -314,13 +277,29 @@ def _grid(count: int, most_across: int = 3) -> tuple[Figure, list[Axes]]:
     return figure, axes[:count]
 
 
-def _pile(ax: Axes, shares: pd.DataFrame, width: float = 0.8) -> None:
-    """A bar for each line of a table: its shares, piled up."""
-    base = np.zeros(len(shares))
-    for number, level in enumerate(shares.columns):
-        heights = shares[level].to_numpy(dtype=float)
-        ax.bar(range(len(shares)), heights, bottom=base, width=width, color=colour(number), label=str(level))
-        base += heights
+def _by_group(
+    ax: Axes, model: Model, node: str, values: pd.Series[Any], groups: Any, *, inside: float = 0.9, ranked: bool = False
+) -> None:
+    """A node's values in each group: shares of categories piled up, or mean and central part of numbers."""
+    by_group = values.groupby(groups, observed=False)
+    if model.spaces[node].is_discrete:
+        shares = by_group.value_counts(normalize=True).unstack(fill_value=0)
+        shares = shares.reindex(columns=list(model.labels(node))[:MOST_LEVELS], fill_value=0.0)
+        shares = shares.loc[shares.idxmax(axis=1).sort_values(kind="stable").index] if ranked else shares
+        tops = shares.cumsum(axis=1)
+        for number, level in enumerate(shares.columns):
+            look: dict[str, Any] = {"width": 1.0 if ranked else 0.7, "color": colour(number), "label": str(level)}
+            ax.bar(range(len(shares)), shares[level], bottom=tops[level] - shares[level], **look)
+        legend_beside(ax, fontsize=SMALL_FONT, title=node)
+        ax.set(ylabel="probability", ylim=(0, 1))
+    else:
+        told = pd.DataFrame({"mean": by_group.mean(), "low": by_group.quantile(0.5 - inside / 2)})
+        told = told.assign(high=by_group.quantile(0.5 + inside / 2))
+        told = told.sort_values("mean") if ranked else told
+        ax.vlines(range(len(told)), told["low"], told["high"], color=PALE_INK, linewidth=2 if ranked else 5)
+        ax.plot(range(len(told)), told["mean"], "o", color=MODEL, markersize=3.5 if ranked else 6)
+        ax.set(ylabel=f"{values.name} (mean, central {inside:.0%})".replace("%", " %"), xlim=(-0.6, len(told) - 0.4))
+    open_axes(ax)
 
 
 def _distribution(ax: Axes, space: Space, seen: pd.Series[Any], made: pd.Series[Any]) -> None:
