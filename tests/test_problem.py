@@ -13,7 +13,7 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.backward import EncoderMap
 from otpdag.data import Schema, encode, random_part
-from otpdag.data.partitioned import LocalParts
+from otpdag.data.parts import LocalParts
 from otpdag.data.sequences import SequenceBatch
 from otpdag.engine import Adam, Layout, Method
 from otpdag.engine.data_kind import lay_out_rows, one_start, table_problem

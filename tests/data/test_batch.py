@@ -11,17 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from otpdag.data import (
-    Batch,
-    Schema,
-    canonical_order,
-    encode,
-    random_part,
-    read_cells,
-    rows_by_content,
-    unique_rows,
-)
-from otpdag.data.batch import row_hashes
+from otpdag.data import Batch, Schema, encode, random_part
+from otpdag.data.batch import canonical_order, row_hashes, rows_by_content, unique_rows
+from otpdag.data.table import read_cells
 from otpdag.errors import DataError
 from otpdag.graph import Graph
 from otpdag.spaces import Discrete, Real, Space

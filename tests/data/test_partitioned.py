@@ -10,7 +10,7 @@ import pytest
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.data.partitioned import ArrowParts, LocalParts, Partitioned, arrow_dataset, is_dask, is_partitioned
+from otpdag.data.parts import ArrowParts, LocalParts, Partitioned, arrow_dataset, is_dask, is_partitioned
 from otpdag.engine import Deterministic
 from otpdag.errors import DataError
 

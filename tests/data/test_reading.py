@@ -13,8 +13,9 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.data import Batch, Schema, as_frame, encode, known_table, read_table, write_table
-from otpdag.data.reading import cell_names, column_title
+from otpdag.data import Batch, Schema, as_frame, encode, known_table
+from otpdag.data.columns import cell_names, column_title
+from otpdag.data.parts import read_table, write_table
 from otpdag.errors import DataError, ModelError
 from otpdag.graph import Graph
 from otpdag.spaces import Discrete, Image, Real, Space

@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from otpdag.data import Schema, decode, encode, read_cells
+from otpdag.data import Schema, decode, encode
+from otpdag.data.table import read_cells
 from otpdag.errors import DataError
 from otpdag.graph import Graph
 from otpdag.spaces import Count, Discrete, Image, Positive, Real, Simplex, Space, Unit

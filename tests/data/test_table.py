@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from otpdag.data import Batch, Column, Schema, decode, encode
+from otpdag.data import Batch, Schema, decode, encode
+from otpdag.data.columns import Column
 from otpdag.errors import DataError
 from otpdag.graph import Graph
 from otpdag.spaces import Count, Discrete, Positive, Real, Simplex, Space, Unit

@@ -10,7 +10,8 @@ import pytest
 
 from benchmarks import column_types as column_types_benchmark
 from benchmarks.harness import Settings
-from otpdag.data import column_type, column_types, infer_space
+from otpdag.data import column_type, column_types
+from otpdag.data.columns import infer_space
 from otpdag.errors import DataError
 from otpdag.spaces import Count, Discrete, Real, Space
 

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.data.partitioned import LocalParts
+from otpdag.data.parts import LocalParts
 from otpdag.datasets import bars, poisson_chain
 from otpdag.engine.checkpoint import fingerprint
 from otpdag.engine.monitor import Stopping

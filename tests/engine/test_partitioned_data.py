@@ -217,7 +217,7 @@ def test_a_column_without_a_value(table, tmp_path):
     ("weights", "message"),
     [
         ("nothing", "weights must name a column"),
-        (np.ones(7), "one number for each of the 3000 rows"),
+        (np.ones(7), "one entry for each of the 3000 rows"),
         ("note", "number"),
     ],
 )

@@ -19,8 +19,9 @@ import pandas as pd
 import typer
 
 from otpdag.cli.console import RUN_FILES, STANDARD_INPUT, say, warn, write_file, write_out
-from otpdag.data import Sequences, read_table
-from otpdag.data.reading import cell_names, table_bytes
+from otpdag.data import Sequences
+from otpdag.data.columns import cell_names
+from otpdag.data.parts import read_table, table_bytes
 from otpdag.errors import DataError, ModelError
 from otpdag.files import finish_transaction
 from otpdag.model import Model, load

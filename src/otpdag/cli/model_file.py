@@ -41,7 +41,8 @@ from pydantic import (
 )
 
 from otpdag.cli.command_files import check_cells, check_numbers
-from otpdag.data import ColumnType, column_types, count_categories
+from otpdag.data import ColumnType, column_types
+from otpdag.data.columns import count_categories
 from otpdag.errors import DataError, GraphError, ModelError, listed, printable
 from otpdag.graph import MOST_STEPS_BACK, Graph, Lag
 from otpdag.mechanisms import Mechanism

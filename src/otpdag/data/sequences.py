@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from otpdag.data.batch import Batch, mixed, row_hashes
-from otpdag.data.reading import Table, known_table, to_numpy
-from otpdag.data.schema import Schema
+from otpdag.data.columns import Schema, Table, known_table, to_numpy
 from otpdag.data.table import encode
 from otpdag.errors import DataError
 

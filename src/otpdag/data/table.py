@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -14,9 +14,19 @@ import torch
 from torch import Tensor
 
 from otpdag.data.batch import Batch
-from otpdag.data.reading import Column, Label, Table, check_unseen, column_title, read_blocks, to_numpy
-from otpdag.data.schema import Schema
-from otpdag.data.types import Floats, as_label, as_numbers, in_blocks
+from otpdag.data.columns import (
+    Column,
+    Floats,
+    Label,
+    Schema,
+    Table,
+    as_label,
+    as_numbers,
+    column_title,
+    frame_of,
+    in_blocks,
+    to_numpy,
+)
 from otpdag.errors import DataError, listed
 from otpdag.spaces import SUM_TOLERANCE, Discrete
 
@@ -51,12 +61,12 @@ def check_weights(weights: Floats, where: str = "") -> None:
         raise DataError(f"weights must be finite and at least 0; found {weights[bad][0]} in {where}")
 
 
-def checked_cells(node: str, column: Column, block: pd.DataFrame | Floats, *, partial: bool, largest: float) -> Floats:
-    """The cells of a node as numbers, codes for categories, NaN where missing."""
-    if isinstance(block, pd.DataFrame) and isinstance(column.space, Discrete):
-        cells = _read_codes(block.iloc[:, 0], node, column)[:, None]
+def _checked_cells(frame: pd.DataFrame, node: str, column: Column, *, partial: bool, largest: float) -> Floats:
+    """The cells (rows, cells) of a node as numbers, codes for categories, NaN where missing or absent."""
+    if isinstance(column.space, Discrete) and column.names[0] in frame.columns:
+        cells = _read_codes(frame[column.names[0]], node, column)[:, None]
     else:
-        cells = _read_numbers(block, node) if isinstance(block, pd.DataFrame) else block
+        cells = _read_numbers(frame, node, column)
         _check_support(cells, node, column, largest)
     empty = np.isnan(cells[:1]).any() and np.isnan(cells).all(0)
     if not partial and np.any(empty):
@@ -72,12 +82,18 @@ def refuse_empty(node: str, name: str, rows: int) -> NoReturn:
     )
 
 
-def _read_numbers(block: pd.DataFrame, node: str) -> Floats:
-    dtypes = set(block.dtypes)
-    if all(isinstance(dtype, np.dtype) and dtype.kind in "biuf" for dtype in dtypes):
-        return block.to_numpy() if dtypes == {np.dtype(np.float32)} else block.to_numpy(dtype=np.float64)
-    columns = [as_numbers(block[name], column_title(node, str(name)), "numbers") for name in block.columns]
-    return np.stack(columns, axis=1)
+def _read_numbers(frame: pd.DataFrame, node: str, column: Column) -> Floats:
+    if len(column.names) > 1 and all(name in frame.columns for name in column.names):
+        block = frame[list(column.names)]
+        if all(isinstance(dtype, np.dtype) and dtype.kind in "biuf" for dtype in set(block.dtypes)):
+            return block.to_numpy(dtype=np.float64)
+    columns = [
+        as_numbers(frame[name], column_title(node, name), "numbers")
+        if name in frame.columns
+        else np.full(len(frame), np.nan)
+        for name in column.names
+    ]
+    return columns[0][:, None] if len(columns) == 1 else np.stack(columns, axis=1)
 
 
 def _read_codes(series: pd.Series[Any], node: str, column: Column) -> Floats:
@@ -248,29 +264,44 @@ def read_cells(
     """Check a table, as :func:`encode` does, and leave its cells where they are."""
     hidden = set(hidden)
     read = {node: column for node, column in schema.columns.items() if node not in hidden}
-    known = data.columns if isinstance(data, pd.DataFrame) else data if isinstance(data, Mapping) else ()
-    for node in schema.nodes:
+    frame = frame_of(data, read)
+    known: Collection[Any] = data if isinstance(data, Mapping) else frame.columns
+    for node, column in schema.columns.items():
         if node in hidden:
-            check_unseen(known, node, schema[node])
-    plain = _plain_columns(data, read)
-    blocks, rows = read_blocks(data, {node: read[node] for node in read if node not in plain}, partial=partial)
-    if rows < (1 if partial else 2):
-        raise DataError(f"data must have at least {1 if partial else 2} rows; got {rows}")
-    weight = read_weights(weights, rows)
+            check_unseen(known, node, column)
+        elif not partial:
+            check_seen(frame.columns, node, column, known)
+    if len(frame) < (1 if partial else 2):
+        raise DataError(f"data must have at least {1 if partial else 2} rows; got {len(frame)}")
+    weight = read_weights(weights, len(frame))
     bound = largest or (np.inf if partial else LARGEST)
-    held: dict[str, Any] = plain | blocks
-    cells = {node: checked_cells(node, read[node], held[node], partial=partial, largest=bound) for node in read}
+    cells = {node: _checked_cells(frame, node, read[node], partial=partial, largest=bound) for node in read}
     return Cells(read, cells, weight)
 
 
-def _plain_columns(data: object, columns: Mapping[str, Column]) -> dict[str, Floats]:
-    """Columns of a frame that hold numbers as they are: reading them needs no frame for each."""
-    if not isinstance(data, pd.DataFrame) or not data.columns.is_unique:
-        return {}
-    single = {node: column.names[0] for node, column in columns.items() if len(column.names) == 1}
-    held = {node: data[name] for node, name in single.items() if name in data.columns}
-    numbers = {node: series for node, series in held.items() if series.dtype == np.float64}
-    return {node: series.to_numpy()[:, None] for node, series in numbers.items() if not columns[node].space.is_discrete}
+def check_seen(
+    columns: Collection[Any], node: str, column: Column, known: Collection[Any], what: str = "table"
+) -> None:
+    """Refuse columns among which one of an observed node is missing; ``known`` is what the table has."""
+    absent = next((name for name in column.names if name not in columns), None)
+    if absent is not None:
+        raise DataError(
+            f"{column_title(node, absent)} is missing; the {what} has the columns {listed(list(known))}. "
+            f"If {node!r} is never seen, make it hidden"
+        )
+
+
+def check_unseen(known: Collection[Any], node: str, column: Column, what: str = "table") -> None:
+    """Refuse columns among which there is one of a hidden node."""
+    for name in dict.fromkeys((node, *column.names)):
+        if name in known:
+            raise DataError(
+                f"node {node!r} is hidden, but the {what} has a column {name!r}; "
+                "drop the column or take the node out of hidden"
+            )
+
+
+# -- and back ----------------------------------------------------------------------------------------------------------
 
 
 def decode(

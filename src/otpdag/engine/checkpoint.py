@@ -20,7 +20,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from otpdag.data.partitioned import Parts
+from otpdag.data.parts import Parts
 from otpdag.engine.monitor import Monitor, Stage
 from otpdag.engine.optimiser import Memory, Outcome, Progress, Run, as_memory, from_memory, under
 from otpdag.errors import DataError

@@ -19,20 +19,10 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from otpdag.backward import AmortizedMap
-from otpdag.data import (
-    Batch,
-    Cells,
-    Partitioned,
-    PartTable,
-    Schema,
-    Table,
-    canonical_order,
-    open_table,
-    random_part,
-    read_cells,
-    rows_by_content,
-    unique_rows,
-)
+from otpdag.data import Batch, Partitioned, Schema, Table, random_part
+from otpdag.data.batch import canonical_order, rows_by_content, unique_rows
+from otpdag.data.parts import PartTable, open_table
+from otpdag.data.table import Cells, read_cells
 from otpdag.engine.method import Method, likelihood, paper, transport
 from otpdag.engine.search import Searcher, SearchResult, SearchSchedule, restart_seed
 from otpdag.errors import DataError, ModelError

@@ -18,8 +18,9 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
-from otpdag.data import Documents, Images, Sequences, is_partitioned
-from otpdag.data.reading import known_table
+from otpdag.data import Documents, Images, Sequences
+from otpdag.data.columns import known_table
+from otpdag.data.parts import is_partitioned
 from otpdag.data.sequences import as_sequences, replace_table
 from otpdag.engine.checkpoint import Journal, fingerprint
 from otpdag.engine.data_kind import DataKind, Layout, PartitionedData, TableData
@@ -278,7 +279,7 @@ def recognise(model: Model, data: Any, *, weights: ArrayLike | str | None, devic
         return ImageData.of(model, data, device=device)
     if isinstance(data, Documents) or sparse.issparse(data):
         return DocumentData.of(model, data if isinstance(data, Documents) else Documents(data))
-    if is_partitioned(data):
+    if not isinstance(data, pd.DataFrame) and is_partitioned(data):
         return PartitionedData.of(model, data, weights=weights, device=device, every_row=every_row)
     data = known_table(data)
     if isinstance(weights, str):

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from otpdag import mechanisms as m
-from otpdag.data.reading import as_frame
+from otpdag.data.columns import as_frame
 from otpdag.engine.result import FitResult
 from otpdag.errors import ModelError
 from otpdag.graph import Graph, lag

@@ -27,7 +27,7 @@ import torch
 from scipy.stats import norm
 from torch import Tensor
 
-from otpdag.data.reading import as_frame
+from otpdag.data.columns import as_frame
 from otpdag.engine.result import FitResult
 from otpdag.errors import DataError, ModelError, listed
 from otpdag.graph import Graph

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from otpdag.data import distinct_rows
+from otpdag.data.batch import distinct_rows
 from otpdag.data.sequences import SequenceBatch
 from otpdag.errors import DataError, ModelError
 from otpdag.numerics import joint_codes

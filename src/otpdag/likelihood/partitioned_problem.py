@@ -17,8 +17,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from otpdag.data import Batch, Parts, Reading, random_part
-from otpdag.data.partitioned import LocalParts
+from otpdag.data import Batch, random_part
+from otpdag.data.parts import LocalParts, Parts, Reading
 from otpdag.errors import ModelError
 from otpdag.likelihood.route import choose, row_problem
 from otpdag.likelihood.rows import RowObjective

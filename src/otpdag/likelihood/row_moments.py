@@ -26,7 +26,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from otpdag.data import Batch, distinct_rows
+from otpdag.data import Batch
+from otpdag.data.batch import distinct_rows
 from otpdag.graph import Graph
 from otpdag.likelihood.elimination.families import FamilyView, describe_families
 from otpdag.likelihood.m_step import Twins, find_twins

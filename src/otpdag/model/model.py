@@ -17,7 +17,7 @@ from otpdag.answers.identification import Identification, identify
 from otpdag.answers.information import free_parameters, table_information
 from otpdag.backward import AmortizedMap
 from otpdag.data import Batch, Table, decode, known_table
-from otpdag.data.reading import to_numpy
+from otpdag.data.columns import to_numpy
 from otpdag.data.sequences import SequenceBatch, SequenceTable
 from otpdag.errors import (
     ApproximationWarning,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from otpdag.data import Partitioned
-from otpdag.data.partitioned import ArrowParts, arrow_dataset, is_dask
+from otpdag.data.parts import ArrowParts, arrow_dataset, is_dask
 from otpdag.errors import DataError, ModelError, check_count
 from otpdag.files import replacing
 from otpdag.likelihood import row_posterior

@@ -15,7 +15,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from otpdag.data.reading import cell_names
+from otpdag.data.columns import cell_names
 from otpdag.engine import FitResult
 from otpdag.errors import DataError, ModelError, label_text
 from otpdag.model import Model
