@@ -1,8 +1,334 @@
 """One page that shows a fit: graph, estimates, data against model, what is missing, how it ended.
 
-It is a single file: it opens from disk, on a phone and on paper, and no request leaves it.
+It is a single file: it opens from disk, on a phone and on paper, and no request leaves it. Here the folder of a fit is
+read back, and HTML is put around the sections that hold charts.
 """
 
-from otpdag.report.page import Run, read_run, report_page
+from __future__ import annotations
+
+import html
+import io
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+
+from otpdag.errors import DataError, ModelError, printable
+from otpdag.graph import Graph
+from otpdag.model import Model, load
+from otpdag.plots.graph import draw_graph
+from otpdag.plots.pictures import observed_columns
+from otpdag.tables import estimates, interval_ends
 
 __all__ = ["Run", "read_run", "report_page"]
+
+TITLES = {
+    "graph": "Graph",
+    "estimates": "Estimates",
+    "data": "Data and model",
+    "checks": "Checks",
+    "hidden": "Hidden nodes",
+    "gaps": "Missing cells",
+    "search": "Search",
+    "again": "Run it again",
+}
+_SVG = "http://www.w3.org/2000/svg"
+
+
+# --- the folder of a fit ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Run:
+    """A fitted model and how it came about.
+
+    Attributes:
+        model: The fitted model.
+        summary: What ``summary.json`` says: method, status, loss, rows, seed, version, notes, the table's name.
+        history: Loss and its terms at each step of the start that was kept.
+        restarts: Every start with its loss.
+        intervals: Ends of intervals by node, parameter and index, where they were asked for.
+        errors: Standard errors, intervals and notes of all estimates, in their order, where there are any.
+    """
+
+    model: Model
+    summary: dict[str, Any] = field(default_factory=dict)
+    history: pd.DataFrame = field(default_factory=pd.DataFrame)
+    restarts: pd.DataFrame = field(default_factory=pd.DataFrame)
+    intervals: pd.DataFrame | None = None
+    errors: pd.DataFrame | None = None
+
+
+def read_run(folder: str | Path) -> Run:
+    """Read the folder that ``otpdag fit`` wrote.
+
+    Raises:
+        ModelError: There is no such folder, or it holds no fit.
+        DataError: One of its files cannot be read; the message names it.
+    """
+    folder = Path(folder)
+    if not (folder / "model.otp").is_file():
+        raise ModelError(f"{str(folder)!r} must be the folder of a fit; it has no model.otp")
+    tables = {name: _table(folder / f"{name}.csv") for name in ("history", "restarts", "intervals", "errors")}
+    there: dict[str, Any] = {name: table for name, table in tables.items() if table is not None}
+    return Run(load(folder / "model.otp"), _summary(folder / "summary.json"), **there)
+
+
+def _summary(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{path}: is no JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: must hold an object; got {type(content).__name__}")
+    return content
+
+
+def _table(path: Path) -> pd.DataFrame | None:
+    try:
+        return pd.read_csv(path) if path.is_file() else None
+    except pd.errors.EmptyDataError:
+        return pd.DataFrame()
+    except ValueError as error:  # pandas' parser errors are ValueErrors
+        raise DataError(f"{path}: cannot be read as a table: {error}") from None
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def report_page(run: Run, table: pd.DataFrame | None = None, *, seed: int = 0, command: str = "") -> str:
+    """A page about a fit, as HTML that needs nothing else.
+
+    Args:
+        run: The fit.
+        table: The rows it was fitted to; without them there are no pictures of data.
+        seed: Determines the model's rows that data are compared with.
+        command: How the fit was run, to be shown.
+
+    Returns:
+        The page.
+    """
+    plotly = _plotly()
+    sections = {name: body for name, body in _sections(run, table, seed, command) if body}
+    links = "".join(f'<li><a href="#{name}">{TITLES[name]}</a></li>' for name in sections)
+    body = "".join(f'<section id="{name}"><h2>{TITLES[name]}</h2>{body}</section>' for name, body in sections.items())
+    title = "otpdag: " + ", ".join(run.model.graph.nodes[:4]) + (", …" if len(run.model.graph.nodes) > 4 else "")
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{text(title)}</title><style>{_file('page.css')}</style></head><body>"
+        f"<nav aria-label='Sections'><ul>{links}</ul></nav><main>{_head(run, table)}{body}</main>"
+        f"<script>{plotly}</script><script>{_file('page.js')}</script></body></html>\n"
+    )
+
+
+def _sections(run: Run, table: pd.DataFrame | None, seed: int, command: str) -> Iterator[tuple[str, str]]:
+    """Names and bodies, in the order of the page."""
+    from otpdag.report import sections as s  # which needs plotly
+
+    model, told, charts = run.model, _told(run), s.Charts()
+    yield "graph", _graph(model.graph, told)
+    yield "estimates", f'{_about_errors(run)}<div class="scroll">{_html_table(told)}</div>'
+    if table is not None:
+        order = run.summary.get("sequence"), run.summary.get("time")
+        steps = s.Steps.of(table, *order) if model.graph.is_dynamic else None
+        yield "data", s.data_and_model(model, table, steps, seed, charts)
+        if steps is None:
+            yield "checks", s.checks(model, table, seed, charts)
+        yield "hidden", s.hidden_nodes(model, table, steps, seed, charts)
+        yield "gaps", s.gaps(model, table, charts)
+    yield "search", s.search(run.history, run.restarts, charts)
+    yield "again", _again(run, command)
+
+
+# --- the head -------------------------------------------------------------------------------------------------------
+
+
+def _head(run: Run, table: pd.DataFrame | None) -> str:
+    summary, graph = run.summary, run.model.graph
+    told = ("log-likelihood", "AIC", "BIC", "CFI", "RMSEA")
+    facts = {
+        "rows": f"{int(summary['rows']):,}" if "rows" in summary else None,
+        "nodes": f"{len(graph.nodes)}, {len(graph.hidden)} hidden" if graph.hidden else str(len(graph.nodes)),
+        "empty cells": None if table is None else f"{_share_empty(run.model, table):.1%}",
+        "method": summary.get("method"),
+        "loss": number(summary.get("loss")),
+        **{name: number(summary[name]) for name in told if isinstance(summary.get(name), int | float)},
+        "starts": summary.get("starts"),
+        "seconds": summary.get("seconds"),
+        "seed": summary.get("seed"),
+    }
+    listed = "".join(f"<div><dt>{k}</dt><dd>{text(v)}</dd></div>" for k, v in facts.items() if v is not None)
+    title = text(summary.get("data") or f"a model with {len(graph.nodes)} nodes")
+    return f"<h1>Fit of {title}</h1><dl class='facts'>{listed}</dl>{_status(summary)}"
+
+
+def _status(summary: dict[str, Any]) -> str:
+    if "converged" not in summary:
+        return ""
+    good = bool(summary["converged"])
+    words = "The fit converged" if good else "The fit did not converge: its estimates are not the end of the search"
+    reason, advice = summary.get("reason", ""), summary.get("advice", "")
+    lines = [note(f"{words}: {reason}." if good else f"{words} ({reason}).", "good" if good else "bad")]
+    if advice:
+        lines.append(note(f"What to do: {advice}."))
+    return "".join(lines) + "".join(note(line) for line in summary.get("notes", ()))
+
+
+def _again(run: Run, command: str) -> str:
+    facts = ((key, run.summary.get(key)) for key in ("otpdag", "seed", "data", "data_sha256"))
+    lines = [command] if command else []
+    lines += [f"# {key}: {value}" for key, value in facts if value is not None]
+    return f"<pre>{text(chr(10).join(lines))}</pre>" if lines else ""
+
+
+# --- graph and estimates ----------------------------------------------------------------------------------------------
+
+
+def _graph(graph: Graph, told: pd.DataFrame) -> str:
+    texts = "".join(
+        f'<template id="estimates-{place}"><b>{text(node)}</b>{_html_table(told[told["node"] == node])}</template>'
+        for place, node in enumerate(graph.nodes)
+    )
+    return (
+        f'<div class="graph">{graph_picture(graph)}</div>{texts}'
+        '<div id="about-node" aria-live="polite"><span class="soft">Point at a node, tap it or go to it by the tab '
+        "key: its estimates stand here. Shaded nodes are observed, dashed ones hidden.</span></div>"
+    )
+
+
+def graph_picture(graph: Graph, smallest_scale: float = 0.7) -> str:
+    """The graph as an ``svg`` element: node number ``k`` has ``data-node="k"`` and can be reached by the tab key.
+
+    A wide graph is not shrunk below ``smallest_scale``, at which names can still be read.
+
+    >>> picture = graph_picture(Graph([("a", "b")]))
+    >>> picture.startswith("<svg"), picture.count("data-node")
+    (True, 2)
+    """
+    buffer = io.StringIO()
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "otpdag"}):
+        draw_graph(graph).savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    ElementTree.register_namespace("", _SVG)
+    ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
+    root = ElementTree.fromstring(buffer.getvalue())
+    numbers = {node: number for number, node in enumerate(graph.nodes)}
+    for element in root.iter(f"{{{_SVG}}}g"):
+        number = numbers.get(element.attrib.get("id", ""))
+        if number is not None:
+            node = graph.nodes[number]
+            del element.attrib["id"]
+            element.attrib |= {"data-node": str(number), "tabindex": "0", "role": "button", "aria-label": node}
+    for element in root.iter(f"{{{_SVG}}}text"):
+        element.attrib["pointer-events"] = "none"
+    width = float(root.attrib["width"].removesuffix("pt"))
+    root.attrib["style"] = f"min-width: {smallest_scale * width:.0f}pt"  # a phone scrolls rather than shrink further
+    for metadata in root.findall(f"{{{_SVG}}}metadata"):
+        root.remove(metadata)
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _told(run: Run) -> pd.DataFrame:
+    """What the table of estimates says, in words; ends of intervals and standard errors where there are any."""
+    table = estimates(run.model)
+    errors = _errors(run, table)
+    fixed = np.where(table["fixed"] & (errors is None), " (fixed)", "")
+    told = table[["node", "parameter", "at"]].astype(str).assign(estimate=table["value"].map(number) + fixed)
+    if errors is not None:
+        told["std error"] = errors["std_error"].map(number)
+    if run.intervals is not None and {"node", "parameter", "lower", "upper"} <= set(run.intervals.columns):
+        told[["lower", "upper"]] = pd.DataFrame(interval_ends(table, run.intervals)).map(number).to_numpy()
+    elif errors is not None:
+        told[["lower", "upper"]] = errors[["lower", "upper"]].map(number)
+    return told if errors is None else told.assign(note=errors["note"])
+
+
+def _html_table(told: pd.DataFrame) -> str:
+    """Lines of the table of estimates; what is said in the line above is not said again."""
+    if told.empty:
+        return soft("No single numbers to show.")
+    owners = told[["node", "parameter"]]
+    said = owners == owners.shift()
+    shown = told.assign(node=owners["node"].mask(said["node"], ""))
+    shown["parameter"] = owners["parameter"].mask(said.all(axis=1), "")
+    marks = ["number" if name in ("estimate", "std error", "lower", "upper") else "" for name in told.columns]
+
+    def line(tag: str, cells: Iterable[object]) -> str:
+        marked = zip(cells, marks, strict=True)
+        return "<tr>" + "".join(f'<{tag} class="{mark}">{text(cell)}</{tag}>' for cell, mark in marked) + "</tr>"
+
+    body = "".join(line("td", cells) for cells in shown.itertuples(index=False))
+    return f"<table><thead>{line('th', shown.columns)}</thead><tbody>{body}</tbody></table>"
+
+
+def _about_errors(run: Run) -> str:
+    """What the intervals are."""
+    if run.intervals is not None:
+        return soft("Lower and upper are the ends of bootstrap intervals.")
+    if run.errors is None:
+        return ""
+    return soft(
+        "Standard errors come from the curvature of the likelihood; lower and upper are the ends of 95 % intervals. "
+        "They hold where the model is right and rows are many."
+    )
+
+
+def _errors(run: Run, table: pd.DataFrame) -> pd.DataFrame | None:
+    """Standard errors of the same estimates; None where there are none."""
+    columns = ["node", "parameter", "std_error", "lower", "upper", "note"]
+    if run.errors is None or not set(columns) <= set(run.errors.columns) or len(run.errors) != len(table):
+        return None
+    if not (run.errors[["node", "parameter"]].astype(str).to_numpy() == table[["node", "parameter"]].to_numpy()).all():
+        return None
+    notes = ["" if pd.isna(said) else str(said) for said in run.errors["note"]]
+    return run.errors[columns].assign(note=notes)
+
+
+# --- small things -----------------------------------------------------------------------------------------------------
+
+
+def text(value: object) -> str:
+    """Names and values come from files: no tag and no control character of theirs reaches the page."""
+    return html.escape(printable(str(value), keep="\n"))
+
+
+def number(value: Any) -> str:
+    """Five significant digits; nothing for what is missing."""
+    return "" if value is None or pd.isna(value) else f"{float(value):.5g}"
+
+
+def note(words: str, kind: str = "") -> str:
+    """A box of words: a warning, or what its kind says (``good``, ``bad``)."""
+    return f'<div class="note {kind}">{text(words)}</div>'
+
+
+def soft(words: str, boxes: list[str] | None = None) -> str:
+    """A remark, and charts below it."""
+    charts = "" if boxes is None else f'<div class="charts">{"".join(boxes)}</div>'
+    return f'<p class="soft">{text(words)}</p>{charts}'
+
+
+def _share_empty(model: Model, table: pd.DataFrame) -> float:
+    own = table[[column for _, column in observed_columns(model, table)]]
+    return float(own.isna().to_numpy().mean()) if own.size else 0.0
+
+
+def _file(name: str) -> str:
+    return files("otpdag.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _plotly() -> str:
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        raise ModelError("reports need the package plotly: pip install 'otpdag[report]'") from None
+    return str(get_plotlyjs())

@@ -17,7 +17,7 @@ from otpdag.mechanisms import Given
 from otpdag.model import Model
 from otpdag.plots.pictures import MADE_ROWS, compared_shares, observed_columns
 from otpdag.plots.style import COLOURS
-from otpdag.report.page import note, soft, text
+from otpdag.report import note, soft, text
 from otpdag.spaces import Space
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -107,16 +107,13 @@ def data_and_model(
             boxes.append(charts.add(figure, f"{column}: the series over the model's band"))
         figure = against_model(column, model.spaces[node], shown[column], made[column])
         boxes.append(charts.add(figure, f"{column}: data against model"))
-    if steps is not None:
-        words = (
-            "The first sequence over the central 90 % of what the fitted model makes at each step, without knowing the "
-            "data; beside it the values of all steps, in orange those of the model."
-        )
-        return soft(words, boxes)
     part = f" Shown are the first {len(shown):,} of {len(table):,} rows." if len(shown) < len(table) else ""
     words = (
         "Bars are the filled cells of the table, in orange is what the fitted model makes. Where cells are missing by "
         f"the values of other columns, the two may differ although the model is right.{part}"
+        if steps is None
+        else "The first sequence over the central 90 % of what the fitted model makes at each step, without knowing "
+        "the data; beside it the values of all steps, in orange those of the model."
     )
     return soft(words, boxes)
 
@@ -214,8 +211,7 @@ def against_model(node: str, space: Space, data: pd.Series[Any], made: pd.Series
     if isinstance(at, list):  # two bars for each level
         figure.add_bar(x=at, y=seen, name="data", marker_color=DATA)
         figure.add_bar(x=at, y=model, name="model", marker_color=MODEL)
-        figure.update_layout(barmode="group")
-        figure.update_xaxes(type="category")
+        figure.update_layout(barmode="group", xaxis_type="category")
     else:  # bars of the data under a line of the model
         middles = (at[1:] + at[:-1]) / 2
         figure.add_bar(x=middles, y=seen, name="data", marker_color=DATA, opacity=0.75)
@@ -231,8 +227,8 @@ def posteriors(node: str, space: Space, drawn: pd.Series[Any]) -> go.Figure:
         figure = go.Figure(go.Bar(x=shares.index, y=shares.to_numpy(), marker_color=MODEL, name="posterior"))
         figure.update_xaxes(type="category")
     else:
-        values = drawn.to_numpy(dtype=float)
-        figure = go.Figure(go.Histogram(x=values, histnorm="probability", marker_color=MODEL, name="posterior"))
+        numbers = drawn.to_numpy(dtype=float)
+        figure = go.Figure(go.Histogram(x=numbers, histnorm="probability", marker_color=MODEL, name="posterior"))
     return _dressed(figure, x=f"{node} (hidden)", y="share of draws")
 
 
@@ -263,8 +259,7 @@ def states(node: str, x: Floats, shares: pd.DataFrame, *, axis: str = "step") ->
     figure = go.Figure()
     for label in shares.columns:
         figure.add_scatter(x=x, y=shares[label], mode="lines", stackgroup="all", line_width=0.5, name=str(label))
-    figure.update_layout(showlegend=True)
-    figure.update_yaxes(range=[0, 1])
+    figure.update_layout(showlegend=True, yaxis_range=[0, 1])
     return _dressed(figure, x=axis, y=f"probability of {node}")
 
 
@@ -281,39 +276,23 @@ def gaps_by_column(table: pd.DataFrame) -> go.Figure:
 def gaps_together(table: pd.DataFrame, most: int = 25) -> go.Figure:
     """Which columns are empty together: the commonest patterns, one a line, no more than a phone shows."""
     patterns = table.isna().value_counts().head(most)
-    holes = np.array([list(map(int, key)) for key in patterns.index], dtype=int)
-    names = [f"{count:,} rows" for count in patterns]
-    figure = go.Figure(
-        go.Heatmap(
-            z=holes,
-            x=[str(column) for column in table.columns],
-            y=[f"{name} ({number + 1})" for number, name in enumerate(names)],
-            colorscale=[[0, "#e8eef5"], [1, ALARM]],
-            zmin=0,
-            zmax=1,
-            showscale=False,
-            xgap=1,
-            ygap=1,
-            customdata=np.where(holes == 1, "empty", "filled"),
-            hovertemplate="%{x}: %{customdata}<br>%{y}<extra></extra>",
-        )
-    )
-    figure.update_yaxes(autorange="reversed", type="category")
-    figure.update_xaxes(type="category")
+    holes = np.array(patterns.index.to_list(), dtype=int)
+    names = [f"{count:,} rows ({number})" for number, count in enumerate(patterns, start=1)]
+    look = {"colorscale": [[0, "#e8eef5"], [1, ALARM]], "zmin": 0, "zmax": 1, "showscale": False, "xgap": 1, "ygap": 1}
+    chart = go.Heatmap(z=holes, x=list(map(str, table.columns)), y=names, **look)
+    chart.update(customdata=np.where(holes == 1, "empty", "filled"))
+    chart.update(hovertemplate="%{x}: %{customdata}<br>%{y}<extra></extra>")
+    figure = go.Figure(chart)
+    figure.update_layout(xaxis_type="category", yaxis={"autorange": "reversed", "type": "category"})
     return _dressed(figure, x="column", y="", height=max(220, 24 * len(names) + 120))
 
 
 def residuals(check: pd.DataFrame) -> go.Figure:
     """How many standard deviations each node's recovered noise is from fresh noise, the worst first."""
     excess = check["excess"]
-    colors = [ALARM if value > 3 else DATA for value in excess]
-    bar = go.Bar(
-        x=excess.to_numpy(),
-        y=[str(node) for node in excess.index],
-        orientation="h",
-        marker_color=colors,
-        hovertemplate="%{y}: %{x:.1f} standard deviations above chance<extra></extra>",
-    )
+    hover = "%{y}: %{x:.1f} standard deviations above chance<extra></extra>"
+    bar = go.Bar(x=excess.to_numpy(), y=list(map(str, excess.index)), orientation="h", hovertemplate=hover)
+    bar.update(marker_color=[ALARM if value > 3 else DATA for value in excess])
     figure = go.Figure(bar)
     figure.update_yaxes(autorange="reversed", type="category")
     figure.add_vline(x=3, line_dash="dot", line_color=ALARM)
@@ -324,17 +303,16 @@ def residuals(check: pd.DataFrame) -> go.Figure:
 def learning(history: pd.DataFrame) -> go.Figure:
     """The loss of the start that was kept, and its terms."""
     figure = go.Figure()
+    loss = history.get("loss", np.nan)
     for column in [name for name in history.columns if name not in ("step", "seconds")]:
         values = history[column].to_numpy(dtype=float)
-        if column != "loss" and (not np.isfinite(values).any() or np.allclose(values, 0) or _same(history, column)):
-            continue
-        figure.add_scatter(x=np.arange(len(values)), y=values, mode="lines", name=column)
+        told = (
+            np.isfinite(values).any() and not np.allclose(values, 0) and not np.allclose(values, loss, equal_nan=True)
+        )
+        if column == "loss" or told:
+            figure.add_scatter(x=np.arange(len(values)), y=values, mode="lines", name=column)
     figure.update_layout(showlegend=len(figure.data) > 1)
     return _dressed(figure, x="step", y="loss")
-
-
-def _same(history: pd.DataFrame, column: str) -> bool:
-    return "loss" in history and bool(np.allclose(history[column], history["loss"], equal_nan=True))
 
 
 def _dressed(figure: go.Figure, *, x: str, y: str, height: int = 300) -> go.Figure:
