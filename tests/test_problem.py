@@ -79,9 +79,9 @@ def counted_table():
 
 
 def lines_model():
-    """A hidden number with three linear children, and a category."""
+    """A hidden number with three linear children, and another number."""
     graph = otp.Graph([("u", "x"), ("u", "y"), ("a", "y"), ("u", "w")], hidden=["u"])
-    return otp.Model(graph, {"a": m.Categorical(2), **{name: m.Normal() for name in "uxyw"}})
+    return otp.Model(graph, {name: m.Normal() for name in "auxyw"})
 
 
 def lines_table():

@@ -69,6 +69,48 @@ def loss_and_gradient(evaluate: Callable[[Tensor], Tensor | LossTerms], point: T
     return loss.detach(), gradient.detach()
 
 
+def with_gradient(evaluate: Callable[[Tensor, bool], tuple[Tensor, Tensor]], point: Tensor) -> Tensor:
+    """Losses (R,) at a point (R, P) that are evaluated together with their gradient (R, P), if it is asked for.
+
+    >>> at = torch.tensor([[3.0]], requires_grad=True)
+    >>> torch.autograd.grad(with_gradient(lambda x, slope: ((x**2)[:, 0], 2 * x), at).sum(), at)
+    (tensor([[6.]]),)
+    """
+    loss: Tensor = _Evaluated.apply(point, evaluate)
+    return loss
+
+
+class _Evaluated(torch.autograd.Function):
+    """A loss with the gradient that came with it."""
+
+    @staticmethod
+    def forward(ctx: Any, point: Tensor, evaluate: Callable[[Tensor, bool], tuple[Tensor, Tensor]]) -> Tensor:
+        loss, gradient = evaluate(point.detach(), point.requires_grad)
+        ctx.save_for_backward(gradient)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = ctx.saved_tensors
+        return outer[0].unsqueeze(-1) * gradient, None
+
+
+def differences(
+    evaluate: Callable[[Tensor], Tensor], point: Tensor, moves: Tensor, *, step: float = 1e-4, at_once: int = 16
+) -> Tensor:
+    """Central differences (K, ...) of what is evaluated at points (R, P), along moves (K, P) from a point (1, P).
+
+    So many points are evaluated at a time. With a ``step`` of 1e-4 in raw coordinates, which are of order one, errors
+    of the step and of rounding are about 1e-8 both.
+
+    >>> differences(lambda x: x**2, torch.ones(1, 1), torch.ones(1, 1), step=0.5)
+    tensor([[2.]])
+    """
+    shifted = torch.cat([point + step * moves, point - step * moves])
+    ahead, behind = torch.cat([evaluate(part) for part in shifted.split(at_once)]).chunk(2)
+    return (ahead - behind) / (2 * step)
+
+
 def split_theta(parameters: Mapping[str, Held]) -> tuple[dict[str, Held], dict[str, Held]]:
     """Separate the model's parameters, or what is known of each, from the backward map's."""
     theta = {key: value for key, value in parameters.items() if not key.startswith("phi.")}

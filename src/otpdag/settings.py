@@ -163,6 +163,11 @@ class Objective:
         """Whether the closed form of it is a log-likelihood at some temperature: eps above zero at all times."""
         return isinstance(self.eps, int | float) and self.eps > 0 and self.push_forward is None
 
+    @property
+    def is_sum_over_rows(self) -> bool:
+        """Whether the objective is a mean over rows: no term compares all of them with the model."""
+        return self.direct is None and self.push_forward is None
+
 
 @dataclass(frozen=True)
 class SumSizes:

@@ -134,36 +134,7 @@ def gappy(rng):
     return model, frame
 
 
-def by_category(rng):
-    graph = otp.Graph([("g", "h"), ("g", "x"), ("h", "x"), ("u", "x"), ("u", "y"), ("t", "y")], hidden=["u"])
-    g, u, t = (
-        rng.integers(0, 3, MANY),
-        rng.normal(size=MANY),
-        rng.normal(size=MANY),
-    )
-    frame = pd.DataFrame(
-        {
-            "g": g,
-            "h": rng.integers(0, 2, MANY),
-            "t": t,
-            "x": g + u + rng.normal(size=MANY),
-        }
-    )
-    frame = frame.assign(y=u - t + rng.normal(size=MANY))
-    frame.iloc[:15, 3] = np.nan
-    made = {"g": m.Categorical(3), "h": m.Bernoulli(), "t": m.Given(), "u": m.Normal(), "x": m.Normal()}
-    return otp.Model(graph, made | {"y": m.Normal(scale=otp.tie("s"))}), frame
-
-
-def vectors(rng):
-    graph = otp.Graph([("u", "x"), ("x", "y")], hidden=["u"])
-    x = rng.normal(size=(MANY, 1)) @ rng.normal(size=(1, 3)) + rng.normal(size=(MANY, 3))
-    frame = pd.DataFrame(x, columns=["x.0", "x.1", "x.2"]).assign(y=x.sum(1) + rng.normal(size=MANY))
-    frame.iloc[5:25, :3], frame.iloc[30:40, 3] = np.nan, np.nan
-    return otp.Model(graph, {"u": m.Normal(), "x": m.MultivariateNormal(3), "y": m.Normal()}), frame
-
-
-WORLDS = {one.__name__: one for one in (factor, gappy, by_category, vectors)}
+WORLDS = {one.__name__: one for one in (factor, gappy)}
 
 
 def read_from_moments(name, weights=None):
@@ -207,9 +178,8 @@ def test_a_factor_has_the_density_of_its_covariance():
     assert float(problem.loss(points[:1]).total) == pytest.approx(known, rel=1e-10)
 
 
-@pytest.mark.parametrize("name", ["gappy", "by_category"])
-def test_weights_are_repetitions(name):
-    problem, points = read_from_moments(name)
+def test_weights_are_repetitions():
+    problem, points = read_from_moments("gappy")
     counts = torch.randint(0, 3, (2, MANY), generator=torch.Generator().manual_seed(2)).double()
     weighted = problem.reweighted(counts).loss(points[:2]).total
     for replica in range(2):

@@ -1,28 +1,28 @@
-"""Structural equations have gradient and information of the covariance that they imply, and find its optimum."""
+"""Moments of rows, and structural equations: density, gradient and information of the covariance that they imply."""
+
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy.stats import multivariate_normal
 
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.data import Batch
 from otpdag.engine import Deterministic
-from otpdag.engine.data_kind import one_start
 from otpdag.engine.fit import recognise
 from otpdag.engine.optimiser import Run
-from otpdag.likelihood.elimination.families import describe_families
-from otpdag.likelihood.row_moments import moments_of
-from otpdag.likelihood.structural_equations import (
-    Scored,
-    StructuralEquations,
-    _cholesky,
-    _is_plain,
-    structural_equations,
-)
-from otpdag.spaces import Discrete
-from otpdag.structure import Structure
+from otpdag.likelihood import moment_problem
+from otpdag.likelihood.moment_problem import rows_as_moments
+from otpdag.likelihood.route import row_problem
+from otpdag.likelihood.rows import RowObjective
+from otpdag.likelihood.structural_equations import Scored, StructuralEquations, _cholesky
+from otpdag.problem import loss_and_gradient
+from otpdag.settings import ClosedForm, Objective
+from otpdag.structure import Structure, pack
+from tests.likelihood.elimination.worlds import linear_moments, make_world, random_edges
 
 ROWS = 200
 
@@ -62,11 +62,12 @@ def implied(problem, point):
 
 
 @pytest.mark.parametrize("gaps", [False, True])
-def test_the_gradient_is_that_of_the_precision(gaps):
+def test_the_gradient_is_that_of_the_rows(gaps):
     _, _, problem, points = laid_out(*factors(gaps))
-    scored = problem.moments.structural.scored(points.numpy(), problem.moments.second.numpy())
+    scored = problem.equations.scored(points.numpy())
+    rows = problem.in_rows(problem.batch, 0).laid_out_for(points)
     leaf = points.clone().requires_grad_(True)
-    loss = problem.loss(leaf).total
+    loss = rows.loss(leaf).total
     (gradient,) = torch.autograd.grad(loss.sum(), leaf)
     np.testing.assert_allclose(scored.loss, loss.detach(), rtol=1e-10)
     np.testing.assert_allclose(scored.gradient * scored.slope, gradient, atol=1e-8)
@@ -83,14 +84,17 @@ def test_the_information_is_the_curvature_where_data_are_as_the_model_says():
         return 0.5 * (torch.logdet(spread) + torch.trace(torch.linalg.solve(spread, around)))
 
     curvature = torch.autograd.functional.hessian(loss, point[0])
-    scored = problem.moments.structural.scored(point.numpy(), problem.moments.second.numpy())
+    scored = problem.equations.scored(point.numpy())
     information = torch.from_numpy(scored.slope.T * scored.information[0] * scored.slope)
     torch.testing.assert_close(information, curvature, rtol=1e-6, atol=1e-8)
 
 
 def test_the_curvature_is_that_of_the_loss():
     _, _, problem, points = laid_out(*factors(gaps=True))
-    known = torch.autograd.functional.hessian(lambda flat: problem.loss(flat.unsqueeze(0)).total[0], points[0])
+    rows = problem.in_rows(problem.batch, 0)
+    steps = 1e-5 * torch.eye(points.shape[1]).double()
+    ahead, behind = (loss_and_gradient(rows.loss, points[:1] + by)[1] for by in (steps, -steps))
+    known = (ahead - behind) / 2e-5
     torch.testing.assert_close(problem.curvature(points[:1]), known, rtol=1e-5, atol=1e-5)
 
 
@@ -113,53 +117,123 @@ def test_scoring_ends_no_higher_than_descent(seed):
     assert bool((scored.loss <= descended.loss + 1e-6).all())
 
 
-def test_a_guess_from_moments_is_that_from_rows():
-    model, frame = factors()
-    graph = otp.Graph([("u", f"x{i}") for i in range(3)], hidden=["u"])
-    one = otp.Model(graph, {name: m.Normal() for name in graph.nodes})
-    kind, layout, _, points = laid_out(one, frame[["x0", "x1", "x2"]])
-    from_rows = one_start(layout, kind.batch, 0, 0, first=True)
-    torch.testing.assert_close(points[:1].abs(), from_rows.abs(), atol=0.05, rtol=0)
-    assert laid_out(model, factors(gaps=True)[1])[2].guessed(0, first=True) is None
-
-
 # -- beside plain versions --------------------------------------------------------------------------------------------
 
 
-def grouped():
-    """Equations of numbers, one of them a vector, below a category that is given, in groups of rows with gaps."""
-    rng = np.random.default_rng(3)
-    nodes = {"k": m.Given(Discrete(2)), "x": m.Normal(floor=0.2), "y": m.Normal(2), "z": m.Normal(shared_scale=True)}
-    graph = otp.Graph([("k", "x"), ("x", "y"), ("k", "y"), ("y", "z"), ("k", "z")])
-    rows = 50
-    k = torch.eye(2).double()[torch.as_tensor(rng.integers(0, 2, rows))][None]
-    widths = {"x": 1, "y": 2, "z": 1}
-    values = {n: torch.as_tensor(5 + rng.normal(size=(1, rows, width))) for n, width in widths.items()} | {"k": k}
-    mask = {n: torch.as_tensor(rng.random((1, rows, width)) < 0.7) for n, width in widths.items()}
-    batch = Batch(values, mask | {"k": torch.ones(1, rows, 1).bool()}, torch.ones(1, rows).double())
-    structure = Structure.bind(graph, nodes)
+def about(structure):
     shapes = {key: parameter.shape for key, parameter in structure.parameters().items()}
-    moments = moments_of(structure, batch, shapes).reweighted(torch.as_tensor(rng.uniform(0.5, 2.0, (2, rows))))
-    point = 0.3 * torch.as_tensor(rng.normal(size=(2, sum(int(np.prod(shape)) for shape in shapes.values()))))
-    return structural_equations(moments.linear, ~moments.unseen), moments, point
+    return RowObjective(structure, shapes, Objective(eps=1.0), ClosedForm())
+
+
+def grouped():
+    """Equations of numbers, one of them a vector and one with a given slope, in groups of rows with gaps."""
+    rng = np.random.default_rng(3)
+    nodes = {"x": m.Normal(floor=0.2), "y": m.Normal(2), "z": m.Normal(weight=[[0.5], [np.nan]])}
+    rows = 50
+    widths = {"x": 1, "y": 2, "z": 1}
+    values = {n: torch.as_tensor(5 + rng.normal(size=(1, rows, width))) for n, width in widths.items()}
+    mask = {n: torch.as_tensor(rng.random((1, rows, width)) < 0.7) for n, width in widths.items()}
+    batch = Batch(values, mask, torch.ones(1, rows).double())
+    structure = Structure.bind(otp.Graph([("x", "y"), ("y", "z")]), nodes)
+    problem = rows_as_moments(about(structure), batch, 0)
+    point = 0.3 * torch.as_tensor(rng.normal(size=(2, problem.about.size)))
+    return problem.reweighted(torch.as_tensor(rng.uniform(0.5, 2.0, (2, rows)))), point
+
+
+def test_moments_of_a_group_are_sums_over_its_rows_about_the_centre():
+    problem, _ = grouped()
+    weighted, batch = problem.batch.weight.numpy(), problem.batch
+    alike = problem.groups.second_moments(
+        replace(batch, weight=torch.tensor([[2.0] * 50]).double()), problem.equations.shift
+    )
+    numbers, seen = (torch.cat([held[name][0] for name in "xyz"], -1).numpy() for held in (batch.values, batch.mask))
+    assert problem.groups.cells == (("x", 0), ("y", 0), ("y", 1), ("z", 0))
+    centre = np.array([numbers[seen[:, c], c].mean() for c in range(4)])
+    np.testing.assert_allclose(problem.equations.shift, centre)
+    assert len(problem.groups.members) == len({tuple(row) for row in seen}) > 8
+    for number, rows in enumerate(problem.groups.members):
+        assert (seen[rows] == problem.groups.shown[number]).all()
+        columns = np.column_stack([np.where(seen[rows], numbers[rows] - centre, 0.0), np.ones(len(rows))])
+        np.testing.assert_allclose(alike[0, number], 2 * columns.T @ columns, atol=1e-10)
+        for replica, weight in enumerate(weighted):
+            expected = (columns * weight[rows, None]).T @ columns
+            np.testing.assert_allclose(problem.equations.second[replica, number], expected, atol=1e-10)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_linear_normal_rows_with_gaps_and_hidden_numbers_have_their_density(seed):
+    rng = np.random.default_rng(seed)
+    names = [f"v{i}" for i in range(4)]
+    edges = random_edges(rng, names, 0.8)
+    world = make_world({n: m.Normal() for n in names}, edges, rng, rows=25, gaps=0.3, hidden=["v1"])
+    structure, naturals, batch = world
+    raw = structure.raw(naturals)
+    mean, covariance, at = linear_moments(structure, structure.naturals(raw), 0)
+    point = pack({key: raw[key] for key in structure.parameters()})
+    problem = rows_as_moments(about(structure), batch, 0)
+    each = np.zeros(batch.rows)
+    for row in range(batch.rows):
+        shown = [n for n in structure.graph.observed if bool(batch.mask[n][0, row].all())]
+        places, values = [at[n].start for n in shown], [float(batch.values[n][0, row, 0]) for n in shown]
+        if shown:
+            each[row] = multivariate_normal(mean[places], covariance[np.ix_(places, places)]).logpdf(values)
+    weight = batch.weight[0].numpy()
+    assert float(problem.loss(point).total) == pytest.approx(-weight @ each / weight.sum(), rel=1e-9)
+    middle, spread = problem.equations.moments(point.numpy())
+    order = [at[node].start for node, _ in problem.groups.cells]
+    np.testing.assert_allclose(middle, mean[order], atol=1e-9)
+    np.testing.assert_allclose(spread, covariance[np.ix_(order, order)], atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("deviation", "route"),
+    [(2e-60, "moments"), (5e-61, "graph"), (5e59, "moments"), (2e60, "graph"), (0.0, "moments"), (1.0, "moments")],
+)
+def test_columns_whose_fourth_powers_lose_digits_are_left_to_rows(deviation, route):
+    model = otp.Model(otp.Graph([], nodes=["x"]), {"x": m.Normal()})
+    assert laid_out(model, pd.DataFrame({"x": [deviation, -deviation] * 4}))[2].route == route
+
+
+def route(nodes, edges, rows, **options):
+    world = make_world(nodes, edges, np.random.default_rng(7), rows=rows, **options)
+    return row_problem(about(world[0]), world[2], 0).route
+
+
+def test_models_and_gaps_that_do_not_add_up_are_left_to_rows():
+    ten, two = [f"v{i}" for i in range(10)], [f"v{i}" for i in range(2)]
+    assert route({"x": m.Normal(), "n": m.Poisson()}, [("x", "n")], 10) == "graph"
+    assert route({n: m.Normal() for n in ten}, [], 3 * 512, gaps=0.5) == "graph"  # more than 512 sets of cells
+    assert route({n: m.Normal() for n in two}, [], 3, gaps=0.5) == "moments"  # 4 * 3 rows // (2 columns + 1) groups
+    assert route({n: m.Normal() for n in ten}, [], 5, gaps=0.5) == "graph"
+    assert route({"x": m.Normal(), "y": m.Normal(weight=0.5)}, [("x", "y")], 10) == "moments"
+    assert route({"x": m.Normal(), "y": m.Normal(network=[3])}, [("x", "y")], 10) == "graph"
+    assert route({"x": m.Normal(), "y": m.MultivariateNormal(1)}, [("x", "y")], 10) == "graph"
+    assert route({"k": m.Categorical(2), "y": m.Normal()}, [("k", "y")], 10) == "graph"
+
+
+def test_more_parameters_than_can_be_scored_are_left_to_descent(monkeypatch):
+    _, _, problem, points = laid_out(*factors())
+    assert problem.updates is not None
+    known = problem.update(points)[1].total
+    monkeypatch.setattr(moment_problem, "MOST_SCORED", 10)
+    assert problem.updates is None
+    torch.testing.assert_close(problem.loss(points).total, known)
 
 
 def test_groups_of_rows_have_loss_and_gradient_of_their_density():
-    equations, moments, point = grouped()
-    assert len(moments.unseen) > 8
-    leaf, second = point.clone().requires_grad_(True), moments.second.numpy()
-    count = moments.batch.weight.sum(-1)
-    loss = -moments.log_likelihood(leaf) / count
+    problem, point = grouped()
+    equations, leaf = problem.equations, point.clone().requires_grad_(True)
+    loss = problem.in_rows(problem.batch, 0).loss(leaf).total
     (gradient,) = torch.autograd.grad(loss.sum(), leaf)
     at = point.numpy()
-    np.testing.assert_allclose(equations.loss(at, second), loss.detach(), rtol=1e-9)
-    np.testing.assert_allclose(equations.gradient(at, second), gradient, rtol=1e-7, atol=1e-9)
-    scored = equations.scored(at, second)
+    np.testing.assert_allclose(equations.loss(at), loss.detach(), rtol=1e-9)
+    np.testing.assert_allclose(equations.loss_and_gradient(at)[1], gradient, rtol=1e-7, atol=1e-9)
+    scored = equations.scored(at)
     np.testing.assert_allclose(scored.loss, loss.detach(), rtol=1e-9)
     np.testing.assert_allclose(scored.gradient * scored.slope, gradient, rtol=1e-7, atol=1e-9)
     # plain parameters and what they change by, with the root of the sum of squares of scales and floors
     step = 1e-6
-    ahead, behind = (equations.scored(at + sign * step, second).plain for sign in (1, -1))
+    ahead, behind = (equations.scored(at + sign * step).plain for sign in (1, -1))
     np.testing.assert_allclose(scored.slope, (ahead - behind) / (2 * step), rtol=1e-6)
     floor = np.where(equations.is_positive, equations.floor, 0.0)
     expected = np.where(equations.is_positive, np.sqrt(np.exp(2 * at) + floor**2), at)
@@ -169,18 +243,18 @@ def test_groups_of_rows_have_loss_and_gradient_of_their_density():
 
 def test_information_is_that_of_means_and_covariances():
     """By differences: dm' W dm and half the trace of W dS W dS, over the groups."""
-    equations, moments, point = grouped()
-    at, second = point.numpy(), moments.second.numpy()
-    scored = equations.scored(at, second)
-    share = second[..., -1, -1] / second[..., -1, -1].sum(-1, keepdims=True)
-    here = equations._implied(scored.plain, second)
+    problem, point = grouped()
+    equations, at = problem.equations, point.numpy()
+    count = equations.second[..., -1, -1]
+    scored, share = equations.scored(at), count / count.sum(-1, keepdims=True)
+    here = equations._implied(scored.plain).fit
     moves = []
     for place in range(at.shape[1]):
         step = np.zeros(at.shape[1])
         step[place] = 1e-5
-        ahead, behind = (equations._implied(scored.plain + sign * step, second) for sign in (1, -1))
+        ahead, behind = (equations._implied(scored.plain + sign * step) for sign in (1, -1))
         moves.append(((ahead.mean - behind.mean) / 2e-5, (ahead.covariance - behind.covariance) / 2e-5))
-    for i, j in [(0, 0), (1, 3), (2, 2), *((n, n) for n in range(3, at.shape[1])), (4, 9), (5, 12), (7, 13)]:
+    for i, j in [(0, 0), (1, 3), (2, 2), *((n, n) for n in range(3, at.shape[1])), (4, 9), (5, 7), (7, 8)]:
         (mean, spread), (other, wide) = moves[i], moves[j]
         told = (mean.swapaxes(-1, -2) @ here.inverse @ other)[..., 0, 0]
         told = told + 0.5 * np.trace(here.inverse @ spread @ here.inverse @ wide, axis1=-2, axis2=-1)
@@ -207,15 +281,15 @@ def test_steps_are_damped_and_leave_out_what_rests():
 
 
 def test_steps_are_halved_replica_by_replica_until_the_loss_falls(monkeypatch):
-    equations, moments, point = grouped()
-    second, at = moments.second.numpy(), np.concatenate([point.numpy(), point.numpy()[:1]])
-    second = np.concatenate([second, second[:1]])
-    scored = equations.scored(at, second)
+    problem, point = grouped()
+    at, second = np.concatenate([point.numpy(), point.numpy()[:1]]), problem.equations.second
+    equations = replace(problem.equations, second=np.concatenate([second, second[:1]]))
+    scored = equations.scored(at)
     step = scored.direction(np.ones_like(at, dtype=bool))
     told = scored.loss[None] + np.array([[-1.0, 1.0, 1.0], [5.0, 1.0, 1.0], [5.0, -1.0, 1.0], *[[5.0, 5.0, 1.0]] * 20])
     asked = iter(told)
-    monkeypatch.setattr(StructuralEquations, "loss", lambda self, point, second: next(asked))
-    found = equations.improved(scored, second)
+    monkeypatch.setattr(StructuralEquations, "loss", lambda self, point: next(asked))
+    found = equations.improved(scored)
 
     def moved(replica, share):
         plain = scored.plain[replica] + share * step[replica]
@@ -232,17 +306,17 @@ def test_steps_are_halved_replica_by_replica_until_the_loss_falls(monkeypatch):
 
 
 def test_scales_at_their_floors_rest_unless_they_would_rise():
-    equations, moments, point = grouped()
-    at, second = point.numpy().copy(), moments.second.numpy()
+    problem, point = grouped()
+    equations, at = problem.equations, point.numpy().copy()
     floored = np.flatnonzero(equations.floor > 0)
     at[:, floored] = -30.0
-    scored = equations.scored(at, second)
+    scored = equations.scored(at)
     np.testing.assert_allclose(scored.plain[:, floored], 0.2)
     for sign in (1.0, -1.0):
         gradient = scored.gradient.copy()
         gradient[:, floored] = sign
         told = Scored(scored.loss, gradient, scored.information, scored.plain, scored.slope)
-        found = equations._off_logarithm(equations.improved(told, second))[:, floored]
+        found = equations._off_logarithm(equations.improved(told))[:, floored]
         if sign > 0:
             np.testing.assert_allclose(found, 0.2, rtol=1e-5)
         else:
@@ -254,30 +328,3 @@ def test_a_factor_that_does_not_exist_is_no_number():
     found = _cholesky(matrices)
     np.testing.assert_allclose(found[0], np.linalg.cholesky(matrices[0]))
     assert np.isnan(found[1]).all()
-
-
-@pytest.mark.parametrize(
-    ("node", "plain"),
-    [
-        (m.Normal(), True),
-        (m.Normal(floor=0.1), True),
-        (m.Normal(weight=[[0.5], [np.nan]]), False),
-        (m.Normal(weight=[[0.5], [0.5]]), True),
-        (m.StudentT(), False),
-        (m.MultivariateNormal(1), False),
-    ],
-)
-def test_only_normal_nodes_are_equations(node, plain):
-    graph = otp.Graph([("a", "x"), ("b", "x")])
-    structure = Structure.bind(graph, {"a": m.Normal(), "b": m.Normal(), "x": node})
-    family = next(one for one in describe_families(structure) if one.node == "x")
-    assert _is_plain(family) is plain
-
-
-@pytest.mark.parametrize("more", [0, 1])
-def test_so_many_parameters_are_scored(more):
-    equations, moments, point = grouped()
-    entries, groups, total = len(equations.row), len(moments.unseen), point.shape[1]
-    linear, shown = moments.linear, ~moments.unseen
-    assert (structural_equations(linear, shown, most=groups * entries**2 - more) is None) == bool(more)
-    assert (structural_equations(linear, shown[:1], most=total**2 - more) is None) == bool(more or entries > total)

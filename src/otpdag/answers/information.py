@@ -33,28 +33,11 @@ from otpdag.mechanisms import Categorical
 from otpdag.mechanisms.base import Mechanism
 from otpdag.mechanisms.parameters import SIMPLEX, Parameter
 from otpdag.numerics import bounded_threads
-from otpdag.problem import Units, loss_and_gradient
+from otpdag.problem import Units, differences, loss_and_gradient
 from otpdag.structure import Structure, pack, unpack
-
-STEP = 1e-4  # of differences, in raw coordinates, which are of order one
 
 FLAT = 1e-6
 """Curvature, relative to that of its own coordinates, below which a direction is one that the data do not tell."""
-
-
-def differences(
-    evaluate: Callable[[Tensor], Tensor], point: Tensor, moves: Tensor, *, step: float = STEP, at_once: int = 16
-) -> Tensor:
-    """Central differences (K, ...) of what is evaluated at points (R, P), along moves (K, P) from a point (1, P).
-
-    So many points are evaluated at a time.
-
-    >>> differences(lambda x: x**2, torch.ones(1, 1), torch.ones(1, 1), step=0.5)
-    tensor([[2.]])
-    """
-    shifted = torch.cat([point + step * moves, point - step * moves])
-    ahead, behind = torch.cat([evaluate(part) for part in shifted.split(at_once)]).chunk(2)
-    return (ahead - behind) / (2 * step)
 
 
 def delta_errors(slopes: Tensor, covariance: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from scipy import special  # scipy.stats takes as long to import as pandas
 from torch import Tensor
 
 from otpdag.answers.identification import Identification
-from otpdag.answers.information import delta_errors, differences, pack_raw
+from otpdag.answers.information import delta_errors, pack_raw
 from otpdag.data import Batch
 from otpdag.errors import ModelError
 from otpdag.graph import Graph
@@ -36,6 +36,7 @@ from otpdag.likelihood.row_posterior import BUDGET, Fitted, posterior_draws
 from otpdag.mechanisms import Given
 from otpdag.mechanisms.base import Family, abducted, can_abduct
 from otpdag.numerics import bounded_threads
+from otpdag.problem import differences
 from otpdag.structure import Naturals, Structure, columns_of, unpack
 
 EXACT = replace(BUDGET, approximate=False)

@@ -30,16 +30,16 @@ from otpdag.learned.algorithm import Drawn
 from otpdag.learned.sampled import DrawnRows, Pools, StreamedRows, pools_for
 from otpdag.learned.sequence_map import BidirectionalMap
 from otpdag.learned.smoother import SequenceMap
-from otpdag.likelihood.moment_problem import MomentProblem
+from otpdag.likelihood.moment_problem import rows_as_moments
 from otpdag.likelihood.partitioned_problem import (
+    BLOCKS_FROM,
     FROM_ROWS,
     HELD_ROWS,
     PartitionedProblem,
-    is_sum_over_rows,
     part_problem,
     rows_in_blocks,
 )
-from otpdag.likelihood.route import summed_rows
+from otpdag.likelihood.route import route_of, row_problem
 from otpdag.likelihood.rows import RowObjective, count_ranges
 from otpdag.likelihood.starts import complete_table, row_weights
 from otpdag.matching.direct import DrawnWithDirect, WithDirect, direct_problem
@@ -320,10 +320,10 @@ class TableData(DataKind):
         if not isinstance(method.evaluation, ClosedForm):
             return SearchSchedule()
         course = (
-            SearchSchedule() if is_sum_over_rows(method.objective) else SearchSchedule(finalist_steps=COMPARED_STEPS)
+            SearchSchedule() if method.objective.is_sum_over_rows else SearchSchedule(finalist_steps=COMPARED_STEPS)
         )
         if self.read.rows < FROM_ROWS:
-            return replace(course, finalist_gap=FINALIST_GAP if is_sum_over_rows(method.objective) else None)
+            return replace(course, finalist_gap=FINALIST_GAP if method.objective.is_sum_over_rows else None)
         tolerance = getattr(method.optimiser, "tolerance", 1e-9)
         return replace(course, finalist_rows=HELD_ROWS, part_rows=HELD_ROWS, part_tolerance=tolerance)
 
@@ -336,22 +336,17 @@ class TableData(DataKind):
         """Rows in closed form, or drawn."""
         if self.read_from is None and isinstance(method.evaluation, ClosedForm) and method.objective.direct is None:
             about = RowObjective(layout.structure, layout.shapes, method.objective, method.evaluation)
-            summed = summed_rows(about, self.read, seed, in_order=lambda: self.batch)
-            if summed is not None:
-                return summed
+            if route_of(about, self.read) is rows_as_moments:
+                return replace(rows_as_moments(about, self.read, seed), in_order=lambda: self.batch)
         return table_problem(layout, self.batch, method, seed)
 
     def starts(
         self, layout: Layout, problem: Problem, seed: int, numbers: Sequence[int], units: Tensor | None = None
     ) -> Tensor:
-        """Each start looks at a part of the rows, a single one at more of them, unless the problem knows enough."""
+        """Each start looks at a part of the rows, a single one at more of them."""
         seeds = [restart_seed(seed, n) for n in numbers]
-        if units is None and isinstance(problem, MomentProblem):
-            made = [problem.guessed(one, first=n == 0) for n, one in zip(numbers, seeds, strict=True)]
-            if all(start is not None for start in made):
-                return torch.cat([start for start in made if start is not None])
-        if units is None and len(numbers) == 1:
-            seen = self.first(ONE_START_ROWS)
+        if units is None and (len(numbers) == 1 or self.read_from is None):
+            seen = self.first(ONE_START_ROWS if len(numbers) == 1 else START_ROWS)
         else:
             units = random_part(self.batch.rows, START_ROWS, seed) if units is None else units
             seen = self.batch.widened() if units is None else self.batch.take(units)
@@ -442,7 +437,10 @@ def table_problem(layout: Layout, batch: Batch, method: Method, seed: int) -> Pr
     if isinstance(method.evaluation, Drawn):
         return DrawnRows(structure, batch.widened(), layout.maps, shapes, objective, method.evaluation)
     assert isinstance(method.evaluation, ClosedForm), "checked before"
-    return rows_in_blocks(RowObjective(structure, shapes, objective, method.evaluation), batch, seed)
+    about = RowObjective(structure, shapes, objective, method.evaluation)
+    if batch.rows >= BLOCKS_FROM:
+        return rows_in_blocks(about, batch, seed)
+    return row_problem(about, batch.widened(), seed)
 
 
 def one_start(layout: Layout, batch: Batch, owner: int, seed: int, *, first: bool) -> Tensor:
@@ -517,7 +515,7 @@ class PartitionedData(DataKind):
         """Refuse what compares all rows with the model."""
         self.held.check(method)
         in_minibatches = isinstance(method.evaluation, Drawn) and method.objective.direct is None
-        if not (in_minibatches or is_sum_over_rows(method.objective)):
+        if not (in_minibatches or method.objective.is_sum_over_rows):
             raise ModelError(
                 f"method {method.name!r} compares the rows with the model as a whole, which is no sum over the parts "
                 "of a table: use method='likelihood', or fit a random part of the rows in memory"

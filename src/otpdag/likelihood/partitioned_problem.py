@@ -20,7 +20,8 @@ from torch import Tensor
 from otpdag.data import Batch, random_part
 from otpdag.data.parts import LocalParts, Parts, Reading
 from otpdag.errors import ModelError
-from otpdag.likelihood.route import choose, row_problem
+from otpdag.likelihood.graph_problem import rows_along_graph
+from otpdag.likelihood.route import route_of, row_problem
 from otpdag.likelihood.rows import RowObjective
 from otpdag.problem import (
     LossTerms,
@@ -30,10 +31,11 @@ from otpdag.problem import (
     Refinement,
     Units,
     WrappedProblem,
+    differences,
     loss_and_gradient,
     units_of,
+    with_gradient,
 )
-from otpdag.settings import Objective
 
 HELD_ROWS, FROM_ROWS = 25_000, 200_000
 """Of a table in memory: random rows on which a search settles, and rows from which on this pays (0025, 0047)."""
@@ -45,9 +47,6 @@ pass."""
 
 CURVED_ROWS_AT_HAND, MOST_POINTS, MOST_CURVED = 5_000, 100, 200
 """Rows at hand of which the curvature is taken, where they have so few points and the model so few parameters."""
-
-CURVATURE_STEP = 1e-4
-"""By which gradients are differenced: errors of step and of rounding are about 1e-8 both."""
 
 REPLICAS_AT_ONCE = 4
 """Replicas that a part is evaluated for at a time: more would take more memory than rows do."""
@@ -74,13 +73,13 @@ class PartitionedProblem(WrappedProblem, Units):
 
     def loss(self, point: Tensor) -> LossTerms:
         """The loss of a row: reported as reconstruction, since its parts are not told apart."""
-        loss = _Gathered.apply(point, self)
+        loss = with_gradient(self.gathered, point)
         return LossTerms.of(loss, reconstruction=loss)
 
-    def gathered(self, point: Tensor, *, slope: bool) -> tuple[Tensor, Tensor]:
+    def gathered(self, point: Tensor, slope: bool) -> tuple[Tensor, Tensor]:
         """Loss (R,) and gradient (R, P) from all parts; without ``slope`` the latter is zero."""
         weight, loss, gradient = torch.zeros(1).to(point), point.new_zeros(len(point)), torch.zeros_like(point)
-        for own, part_loss, part_gradient in self.problems.each(_evaluated, point.detach(), self.placed, slope):
+        for own, part_loss, part_gradient in self.problems.each(_evaluated, point, self.placed, slope):
             weight, loss, gradient = weight + own, loss + part_loss, gradient + part_gradient
         return loss / weight, gradient / weight.unsqueeze(-1)
 
@@ -102,11 +101,14 @@ class PartitionedProblem(WrappedProblem, Units):
         """Of many of the rows at hand: a second derivative there costs less than a pass over all parts."""
         if self._curved is None or not 0 < points.shape[1] <= MOST_CURVED:
             return None
-        placed, columns = self._curved.laid_out_for(points), []
-        for axis in CURVATURE_STEP * torch.eye(points.shape[1]).to(points):
-            up, down = (loss_and_gradient(placed.loss, points + by)[1] for by in (axis, -axis))
-            columns.append((up - down) / (2 * CURVATURE_STEP))
-        return torch.stack(columns, 1)
+        curved, moves = self._curved, torch.eye(points.shape[1]).to(points)
+
+        def bent(point: Tensor) -> Tensor:
+            placed = curved.laid_out_for(point)
+            gradients = partial(loss_and_gradient, placed.loss)
+            return differences(lambda at: gradients(at)[1], point, moves, at_once=REPLICAS_AT_ONCE)
+
+        return torch.stack([bent(point) for point in points.split(1)])
 
     @cached_property
     def _curved(self) -> Units | None:
@@ -176,23 +178,16 @@ class PartitionedProblem(WrappedProblem, Units):
 
 
 def rows_in_blocks(about: RowObjective, batch: Batch, seed: int) -> Units:
-    """Rows in memory: many of them block by block, where sums along the graph would hold all at once."""
-    lay_out = partial(row_problem, about, seed=seed)
-    part = random_part(batch.rows, HELD_ROWS, seed) if batch.rows >= BLOCKS_FROM else None
-    if part is None or not is_sum_over_rows(about.weights):
-        return lay_out(batch=batch.widened())
-    sample = choose(about, batch.take(part), seed)
-    if sample.name != "graph":
-        return lay_out(batch=batch.widened())
-    begins = range(0, batch.rows, BLOCK_ROWS)
-    blocks = LocalParts(lambda: (batch.between(begin, begin + BLOCK_ROWS) for begin in begins))
-    problems = blocks.mapped(lambda block, number: lay_out(batch=block), keep=False)
-    return PartitionedProblem(sample.problem, problems, batch.rows, whole=cache(lambda: lay_out(batch=batch.widened())))
-
-
-def is_sum_over_rows(objective: Objective) -> bool:
-    """Whether the objective is a mean over rows: no term compares all of them with the model."""
-    return objective.direct is None and objective.push_forward is None
+    """Many rows in memory, block by block where sums along the graph would hold all at once."""
+    part = random_part(batch.rows, HELD_ROWS, seed)
+    sample = batch if part is None else batch.take(part)
+    if about.weights.is_sum_over_rows and route_of(about, sample) is rows_along_graph:
+        begins = range(0, batch.rows, BLOCK_ROWS)
+        blocks = LocalParts(lambda: (batch.between(begin, begin + BLOCK_ROWS) for begin in begins))
+        problems = blocks.mapped(lambda block, number: rows_along_graph(about, block, seed), keep=False)
+        whole = cache(lambda: rows_along_graph(about, batch.widened(), seed))
+        return PartitionedProblem(rows_along_graph(about, sample, seed), problems, batch.rows, whole=whole)
+    return row_problem(about, batch.widened(), seed)
 
 
 def part_problem(frame: Any, number: int, reading: Reading, about: RowObjective, seed: int) -> Units:
@@ -217,18 +212,3 @@ def _loss_and_slope(problem: Problem, point: Tensor, slope: bool) -> tuple[Tenso
         return loss_and_gradient(problem.loss, point)
     with torch.no_grad():
         return problem.loss(point).total, torch.zeros_like(point)
-
-
-class _Gathered(torch.autograd.Function):
-    """The loss with the gradient that came with it."""
-
-    @staticmethod
-    def forward(ctx: Any, point: Tensor, problem: PartitionedProblem) -> Tensor:
-        loss, gradient = problem.gathered(point, slope=point.requires_grad)
-        ctx.save_for_backward(gradient)
-        return loss
-
-    @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor, None]:
-        (gradient,) = ctx.saved_tensors
-        return outer[0].unsqueeze(-1) * gradient, None

@@ -5,7 +5,7 @@ The first that holds:
 | What holds | Route |
 |---|---|
 | terms are weighed otherwise than in a likelihood | graph |
-| every family is linear and normal, or a table of categories that all rows show | moments |
+| every node is normal and linear in numbers, and rows show few different sets of cells | moments |
 | hidden categories alone are unknown, and every observed node is read through features | states |
 | anything else | graph |
 
@@ -15,63 +15,65 @@ All give the same likelihood. Sequences and documents have problems of their own
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 
 from otpdag.data import Batch
 from otpdag.likelihood.graph_problem import rows_along_graph
-from otpdag.likelihood.moment_problem import MomentProblem
-from otpdag.likelihood.row_moments import moments_of
+from otpdag.likelihood.moment_problem import gap_groups, rows_as_moments
 from otpdag.likelihood.rows import RowObjective
-from otpdag.likelihood.state_problem import rows_by_features
+from otpdag.likelihood.state_problem import has_features, rows_by_states
+from otpdag.mechanisms import Mechanism, Normal
 from otpdag.problem import Units
 
+MOST_GROUPS, COLUMNS_FOR_EACH_ROW, MOST_PARAMETERS = 512, 4, 4_000
+"""Up to which moments are read: groups of rows that show the same cells, each of which costs about as much as so many
+columns' worth of rows, and parameters, whose square is held."""
 
-@dataclass(frozen=True)
-class Route:
-    """A way to sum rows.
+SMALLEST, LARGEST = 1e-60, 1e60
+"""Spreads of columns between which no digit is lost in fourth powers of deviations, which gradients of moments hold."""
 
-    Attributes:
-        name: ``"moments"``, ``"states"`` or ``"graph"``.
-        reason: Why it serves.
-        problem: The rows laid out for it.
-    """
-
-    name: str
-    reason: str
-    problem: Units
+Lay = Callable[[RowObjective, Batch, int], Units]
 
 
-def choose(about: RowObjective, batch: Batch, seed: int) -> Route:
-    """The route of these rows; the same seed lays them out alike."""
-    if not about.is_plain_likelihood:
-        reason = "terms are weighed otherwise than in a likelihood"
-        return Route("graph", reason, rows_along_graph(about, batch, seed))
-    summed = summed_rows(about, batch, seed)
-    if summed is not None:
-        return Route("moments", "every family is linear and normal, or a table that all rows show", summed)
-    in_rows = partial(rows_along_graph, about)
-    by_states = rows_by_features(about.structure, batch, about.shapes, in_rows, seed)
-    if by_states is not None:
-        reason = "hidden categories alone are unknown, and every observed node is read through features"
-        return Route("states", reason, by_states)
-    return Route("graph", "rows miss other values, or nodes have no sums that tell all", in_rows(batch, seed))
+def route_of(about: RowObjective, batch: Batch) -> Lay:
+    """What lays these rows out: the first whose rule holds."""
+    return next(lay_out for holds, lay_out in ROUTES if holds(about, batch))
 
 
 def row_problem(about: RowObjective, batch: Batch, seed: int) -> Units:
-    """Rows laid out by their route."""
-    return choose(about, batch, seed).problem
+    """Rows laid out by their route; the same seed lays them out alike."""
+    return route_of(about, batch)(about, batch, seed)
 
 
-def summed_rows(
-    about: RowObjective, batch: Batch, seed: int, in_order: Callable[[], Batch] | None = None
-) -> MomentProblem | None:
-    """Rows as moments, where these tell all that the model reads; else None.
+def reads_moments(about: RowObjective, batch: Batch) -> bool:
+    """Whether moments of rows tell all that the model reads of them, and are quicker to read."""
+    mechanisms = about.structure.mechanisms.values()
+    if not all(_is_plain(mechanism) for mechanism in mechanisms) or about.size > MOST_PARAMETERS:
+        return False
+    if not batch.shares_rows or batch.weight.device.type != "cpu":
+        return False
+    groups = gap_groups(about.structure, batch)
+    return len(groups.members) <= min(MOST_GROUPS, max(1, COLUMNS_FOR_EACH_ROW * batch.rows // (len(groups.cells) + 1)))
 
-    ``in_order`` makes the same rows, which are complete then, in the order in which they are asked for by number.
-    """
-    moments = moments_of(about.structure, batch, about.shapes) if about.is_plain_likelihood else None
-    if moments is None:
-        return None
-    in_rows, anew = partial(rows_along_graph, about), partial(row_problem, about)
-    return MomentProblem(about.structure, about.shapes, moments, in_rows, anew, seed, in_order)
+
+def reads_states(about: RowObjective, batch: Batch) -> bool:
+    """Whether hidden categories alone are unknown, and every observed node is read through features."""
+    hidden, mechanisms = about.structure.graph.hidden, about.structure.mechanisms
+    categories = bool(hidden) and all(mechanisms[node].space.is_discrete for node in hidden)
+    return categories and has_features(about.structure, batch)
+
+
+def _is_plain(mechanism: Mechanism) -> bool:
+    """Whether a node is normal as the library has it, linear in numbers, and of ordinary size."""
+    if type(mechanism) is not Normal or mechanism.network or mechanism.family.discrete:
+        return False
+    unit = mechanism.unit
+    return unit is None or bool(((unit > SMALLEST) & (unit < LARGEST)).all())
+
+
+ROUTES: tuple[tuple[Callable[[RowObjective, Batch], bool], Lay], ...] = (
+    (lambda about, batch: not about.is_plain_likelihood, rows_along_graph),
+    (reads_moments, rows_as_moments),
+    (reads_states, rows_by_states),
+    (lambda about, batch: True, rows_along_graph),
+)
+"""The rules of the table above, and what lays rows out where they hold."""

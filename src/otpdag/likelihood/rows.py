@@ -5,6 +5,7 @@ What problems of a table's rows share: the rows themselves, and their weights.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -40,6 +41,11 @@ class RowObjective:
         weights = self.weights.at(1.0)
         plain = weights.eps == weights.reconstruction == 1.0 and self.closed.reference == "model"
         return plain and self.weights.push_forward is None
+
+    @property
+    def size(self) -> int:
+        """The number of parameters."""
+        return sum(math.prod(shape) for shape in self.shapes.values())
 
 
 def count_ranges(structure: Structure, values: Mapping[str, Tensor]) -> dict[str, float]:

@@ -11,14 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from otpdag.data import Batch, random_part
-from otpdag.likelihood.rows import LayOut, SummedRows
+from otpdag.likelihood.graph_problem import rows_along_graph
+from otpdag.likelihood.rows import LayOut, RowObjective, SummedRows
 from otpdag.likelihood.swapped_states import SWAP_ROWS, Reading, swapped, swaps
 from otpdag.mechanisms.base import (
     ExponentialFamily,
@@ -294,35 +295,43 @@ class StateProblem(SummedRows):
         return replace(self, batch=self.drawn(point, size, seed))
 
 
-def rows_by_features(
-    structure: Structure,
-    batch: Batch,
-    shapes: Mapping[str, tuple[int, ...]],
-    in_rows: LayOut,
-    seed: int,
-    most_states: int = 64,
-) -> StateProblem | None:
-    """Lay rows out; None where something else than hidden categories is unknown, or a node has no features.
+MOST_STATES = 64
+"""Joint states of hidden categories up to which all are read at once."""
 
-    Up to ``most_states`` joint states all are read at once.
-    """
-    graph, mechanisms = structure.graph, structure.mechanisms
-    if not graph.hidden or not batch.shares_rows or structure.ties_parameters:
-        return None
+
+def has_features(structure: Structure, batch: Batch) -> bool:
+    """Whether hidden nodes, all of them categories, have few states, and every observed node has features."""
+    graph = structure.graph
+    if not batch.shares_rows or structure.ties_parameters or batch.weight.device.type != "cpu":
+        return False
     for node in graph.hidden:
-        own = mechanisms[node]
-        if not own.space.is_discrete or not own.has_density or not (has_closed_form(own) or not structure.keys[node]):
-            return None
+        own = structure.mechanisms[node]
+        if not own.has_density or not (has_closed_form(own) or not structure.keys[node]):
+            return False
         if not set(graph.parents(node)) <= set(graph.hidden):
-            return None
+            return False
     if any(graph.children(node) and not bool(batch.mask[node].all()) for node in graph.observed):
-        return None
-    sizes = [mechanisms[node].space.width for node in structure.hidden_categories]
-    if torch.Size(sizes).numel() > most_states or batch.weight.device.type != "cpu":
-        return None
-    states = dict(zip(structure.hidden_categories, joint_one_hot(sizes), strict=True))
+        return False
+    states = math.prod(structure.mechanisms[node].space.width for node in structure.hidden_categories)
+    return states <= MOST_STATES and _emissions(structure, batch) is not None
+
+
+def rows_by_states(about: RowObjective, batch: Batch, seed: int) -> StateProblem:
+    """Lay rows out whose nodes have features."""
+    emissions = _emissions(about.structure, batch)
+    assert emissions is not None, "asked before"
+    in_rows, states = partial(rows_along_graph, about), _joint_states(about.structure)
+    return StateProblem(about.structure, batch, about.shapes, emissions, states, in_rows, seed)
+
+
+def _joint_states(structure: Structure) -> dict[str, Tensor]:
+    sizes = [structure.mechanisms[node].space.width for node in structure.hidden_categories]
+    return dict(zip(structure.hidden_categories, joint_one_hot(sizes), strict=True))
+
+
+def _emissions(structure: Structure, batch: Batch) -> Emissions | None:
+    """How observed nodes are read, tried by rows with gaps."""
     gaps = torch.stack([~seen[0].all(-1) for seen in batch.mask.values()]).any(0)
     tried = batch.take(torch.cat([torch.arange(2), torch.nonzero(gaps)[:, 0]]))
     values, mask = ({name: one[0] for name, one in held.items()} for held in (tried.values, tried.mask))
-    emissions = emissions_of(structure, states, values, mask)
-    return None if emissions is None else StateProblem(structure, batch, shapes, emissions, states, in_rows, seed)
+    return emissions_of(structure, _joint_states(structure), values, mask)

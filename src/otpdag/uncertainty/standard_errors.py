@@ -23,7 +23,6 @@ from torch import Tensor
 from otpdag.answers.information import (
     Information,
     delta_errors,
-    differences,
     flat_directions,
     observed_information,
 )
@@ -32,7 +31,7 @@ from otpdag.errors import ModelError
 from otpdag.mechanisms.parameters import REAL, SIMPLEX, UNIT, Parameter
 from otpdag.model import Model
 from otpdag.numerics import bounded_threads
-from otpdag.problem import Problem, Units, loss_and_gradient
+from otpdag.problem import Problem, Units, differences, loss_and_gradient
 from otpdag.structure import pack
 from otpdag.tables import estimates
 
