@@ -325,7 +325,7 @@ def test_a_problem_says_what_it_is_not_evaluated_by(name):
         return
     with pytest.raises(ModelError, match=r"is evaluated in closed form: use otp\.engine"):
         Adam(steps=2).run(Run(problem, points, 2, seeds=range(len(points))), lambda progress: False)
-    if not isinstance(problem, TopicProblem | PairProblem | GraphProblem | StateProblem | ChainProblem):
+    if not isinstance(problem, TopicProblem | PairProblem | GraphProblem | MomentProblem | StateProblem | ChainProblem):
         assert "has no closed-form updates" in answers["update"]
 
 
