@@ -16,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from otpdag.data import Batch, distinct_rows
+from otpdag.data import Batch
+from otpdag.data.batch import distinct_rows
 from otpdag.likelihood.graph_problem import rows_along_graph
 from otpdag.likelihood.rows import RowObjective, SummedRows
 from otpdag.likelihood.structural_equations import StructuralEquations, structural_equations
