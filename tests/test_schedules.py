@@ -2,7 +2,8 @@
 
 import pytest
 
-from otpdag.schedules import Constant, Cosine, Exponential, Linear, as_schedule
+from otpdag.schedules import Constant, Cosine, Exponential, Linear
+from otpdag.settings import value_at
 
 
 @pytest.mark.parametrize("schedule", [Linear(4.0, 1.0), Exponential(4.0, 1.0), Cosine(4.0, 1.0)])
@@ -22,8 +23,6 @@ def test_an_early_end_is_kept():
     assert Exponential(1.0, 16.0, until=0.5)(0.25) == pytest.approx(4.0)
 
 
-def test_a_number_is_a_schedule_and_a_function_one_already():
-    assert as_schedule(3) == Constant(3.0)
-    assert as_schedule(3)(0.7) == 3.0
-    schedule = Linear(0.0, 1.0)
-    assert as_schedule(schedule) is schedule
+def test_a_number_stays_and_a_schedule_is_followed():
+    assert value_at(3, 0.7) == Constant(3.0)(0.7) == 3.0
+    assert value_at(Linear(0.0, 1.0), 0.7) == 0.7

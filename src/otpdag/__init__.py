@@ -3,108 +3,88 @@
 import warnings
 from difflib import get_close_matches
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from otpdag import (
-        backward,
-        costs,
-        datasets,
-        divergences,
-        engine,
-        estimators,
-        interop,
-        mechanisms,
-        metrics,
-        objective,
-        plots,
-        schedules,
-        tables,
-    )
-    from otpdag.choice import Selection, compare, select
-    from otpdag.data import Documents, Images, Partitioned, Sequences
-    from otpdag.engine import (
-        FitResult,
-        Method,
-        RobustOptions,
-        SearchSchedule,
-        entropic,
-        fit,
-        paper,
-        transport,
-    )
-    from otpdag.errors import (
-        ApproximationWarning,
-        ColumnTypeWarning,
-        ConvergenceWarning,
-        DataError,
-        GraphError,
-        ModelError,
-        NotFittedError,
-        OtpdagError,
-    )
-    from otpdag.graph import Graph, Lag, lag
-    from otpdag.mechanisms.parameters import start, tie
-    from otpdag.model import Model, load
-    from otpdag.model.streaming import impute_to, posterior_to, score_to
+    from otpdag import backward as backward
+    from otpdag import costs as costs
+    from otpdag import datasets as datasets
+    from otpdag import divergences as divergences
+    from otpdag import engine as engine
+    from otpdag import estimators as estimators
+    from otpdag import interop as interop
+    from otpdag import mechanisms as mechanisms
+    from otpdag import metrics as metrics
+    from otpdag import objective as objective
+    from otpdag import plots as plots
+    from otpdag import schedules as schedules
+    from otpdag import tables as tables
+    from otpdag.choice import Selection as Selection
+    from otpdag.choice import compare as compare
+    from otpdag.choice import select as select
+    from otpdag.data import Documents as Documents
+    from otpdag.data import Images as Images
+    from otpdag.data import Partitioned as Partitioned
+    from otpdag.data import Sequences as Sequences
+    from otpdag.engine import FitResult as FitResult
+    from otpdag.engine import Method as Method
+    from otpdag.engine import RobustOptions as RobustOptions
+    from otpdag.engine import SearchSchedule as SearchSchedule
+    from otpdag.engine import entropic as entropic
+    from otpdag.engine import fit as fit
+    from otpdag.engine import paper as paper
+    from otpdag.engine import transport as transport
+    from otpdag.errors import ApproximationWarning as ApproximationWarning
+    from otpdag.errors import ColumnTypeWarning as ColumnTypeWarning
+    from otpdag.errors import ConvergenceWarning as ConvergenceWarning
+    from otpdag.errors import DataError as DataError
+    from otpdag.errors import GraphError as GraphError
+    from otpdag.errors import ModelError as ModelError
+    from otpdag.errors import NotFittedError as NotFittedError
+    from otpdag.errors import OtpdagError as OtpdagError
+    from otpdag.graph import Graph as Graph
+    from otpdag.graph import Lag as Lag
+    from otpdag.graph import lag as lag
+    from otpdag.mechanisms.parameters import start as start
+    from otpdag.mechanisms.parameters import tie as tie
+    from otpdag.model import Model as Model
+    from otpdag.model import load as load
+    from otpdag.model.streaming import impute_to as impute_to
+    from otpdag.model.streaming import posterior_to as posterior_to
+    from otpdag.model.streaming import score_to as score_to
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "ApproximationWarning",
-    "ColumnTypeWarning",
-    "ConvergenceWarning",
-    "DataError",
-    "Documents",
-    "FitResult",
-    "Graph",
-    "GraphError",
-    "Images",
-    "Lag",
-    "Method",
-    "Model",
-    "ModelError",
-    "NotFittedError",
-    "OtpdagError",
-    "Partitioned",
-    "RobustOptions",
-    "SearchSchedule",
-    "Selection",
-    "Sequences",
-    "backward",
-    "compare",
-    "costs",
-    "datasets",
-    "divergences",
-    "engine",
-    "entropic",
-    "estimators",
-    "fit",
-    "impute_to",
-    "interop",
-    "lag",
-    "load",
-    "mechanisms",
-    "metrics",
-    "objective",
-    "paper",
-    "plots",
-    "posterior_to",
-    "schedules",
-    "score_to",
-    "select",
-    "start",
-    "tables",
-    "tie",
-    "transport",
-]
+_PARTS = ["backward", "costs", "divergences", "engine", "mechanisms", "objective", "schedules", "tables"]
+_COMPANY = ["datasets", "estimators", "interop", "metrics", "plots"]
+_LIGHT = {
+    "errors": [
+        "ApproximationWarning",
+        "ColumnTypeWarning",
+        "ConvergenceWarning",
+        "DataError",
+        "GraphError",
+        "ModelError",
+        "OtpdagError",
+    ],
+    "graph": ["Graph", "Lag", "lag"],
+}
+_HEAVY = {
+    "errors": ["NotFittedError"],
+    "mechanisms.parameters": ["start", "tie"],
+    "data": ["Documents", "Images", "Partitioned", "Sequences"],
+    "model": ["Model", "load"],
+    "model.streaming": ["impute_to", "posterior_to", "score_to"],
+    "engine": ["FitResult", "Method", "RobustOptions", "SearchSchedule", "entropic", "fit", "paper", "transport"],
+    "choice": ["Selection", "compare", "select"],
+}
+"""Names by the modules that define them: those that import nothing heavy, and those that come with torch, together."""
 
-_HOMES = ("errors", "graph", "mechanisms.parameters", "model", "model.streaming", "data", "engine", "choice")
-"""Modules that define the names which are no modules, the light ones first: to find an error imports nothing heavy."""
+__all__ = sorted(
+    [*_PARTS, *_COMPANY, *(one for homes in (_LIGHT, _HEAVY) for names in homes.values() for one in names)]
+)
 
 _DEPRECATED = {"neighbours": "interop", "Course": "SearchSchedule"}
-_SEARCHED = ("mechanisms", "estimators", "interop", "plots", "divergences", "datasets", "metrics", "costs")
 
 
 def __getattr__(name: str) -> Any:
@@ -115,22 +95,19 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module("otpdag"), new)
     if name not in __all__:
         raise AttributeError(f"module 'otpdag' has no attribute {name!r}{_where(name)}")
-    globals()[name] = value = _found(name)
-    return value
-
-
-def _found(name: str) -> Any:
-    if find_spec(f"otpdag.{name}") is not None:
+    if name in (*_PARTS, *_COMPANY):
         return import_module(f"otpdag.{name}")
-    homes = (import_module(f"otpdag.{home}") for home in _HOMES)
-    return next(getattr(home, name) for home in homes if hasattr(home, name))
+    for home, names in (_LIGHT if any(name in names for names in _LIGHT.values()) else _HEAVY).items():
+        globals().update({one: getattr(import_module(f"otpdag.{home}"), one) for one in names})
+    return globals()[name]
 
 
 def _where(name: str) -> str:
     """A hint at the module that has what a user looked for in the package itself: ``otpdag.mechanisms.Normal``."""
     if name.startswith("_"):
         return ""
-    home = next((one for one in _SEARCHED if name in import_module(f"otpdag.{one}").__all__), None)
+    searched = ("mechanisms", "divergences", "costs", *_COMPANY)
+    home = next((one for one in searched if name in import_module(f"otpdag.{one}").__all__), None)
     if home is not None:
         return f"; it is otpdag.{home}.{name}"
     near = get_close_matches(name, __all__, n=1)
@@ -138,4 +115,4 @@ def _where(name: str) -> str:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["Constant", "Cosine", "Exponential", "Linear", "Schedule", "as_schedule"]
+__all__ = ["Constant", "Cosine", "Exponential", "Linear", "Schedule"]
 
 Schedule = Callable[[float], float]
 
@@ -62,8 +62,3 @@ class Cosine:
     def __call__(self, progress: float) -> float:
         """The value at a share of the steps."""
         return self.end + 0.5 * (self.start - self.end) * (1 + math.cos(math.pi * min(progress, 1.0)))
-
-
-def as_schedule(value: float | Schedule) -> Schedule:
-    """Read a number as a constant schedule."""
-    return value if callable(value) else Constant(float(value))

@@ -13,7 +13,12 @@ from otpdag.divergences import Energy
 from otpdag.divergences.base import AbstractDivergence
 from otpdag.divergences.whitened import WhitenedFeatures
 from otpdag.errors import ModelError, check_choice
-from otpdag.schedules import Schedule, as_schedule
+from otpdag.schedules import Schedule
+
+
+def value_at(setting: float | Schedule, progress: float) -> float:
+    """What a number, or a schedule, is at a share of the steps."""
+    return setting(progress) if callable(setting) else float(setting)
 
 
 @dataclass(frozen=True)
@@ -155,8 +160,8 @@ class Objective:
 
     def at(self, progress: float) -> Weights:
         """The weights at a share of the steps."""
-        eta = 0.0 if self.push_forward is None else as_schedule(self.push_forward.eta)(progress)
-        return Weights(self.reconstruction, eta, as_schedule(self.eps)(progress))
+        eta = 0.0 if self.push_forward is None else value_at(self.push_forward.eta, progress)
+        return Weights(self.reconstruction, eta, value_at(self.eps, progress))
 
     @property
     def is_likelihood(self) -> bool:

@@ -34,10 +34,10 @@ OPTIMISERS = {"Deterministic": Deterministic(), "Adam": Adam(), "EM": EM()}
     ],
     ids=lambda one: one if isinstance(one, str) else type(one).__name__,
 )
-def test_each_evaluation_has_one_optimiser(evaluation, wanted):
+def test_an_optimiser_must_serve_the_evaluation(evaluation, wanted):
     objective = Objective() if wanted == "Adam" else Objective(eps=1.0)
     for name, optimiser in OPTIMISERS.items():
-        if name == wanted:
+        if name == wanted or (wanted, name) == ("Deterministic", "EM"):
             assert Method("own", objective, evaluation, optimiser).optimiser is optimiser
             continue
         with pytest.raises(

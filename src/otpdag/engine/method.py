@@ -5,14 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal, cast
 
 from otpdag.costs import AbstractCost, PointFunction
 from otpdag.divergences import Energy, Wasserstein
 from otpdag.divergences.base import AbstractDivergence
 from otpdag.divergences.whitened import WhitenedFeatures
 from otpdag.engine.adam import Adam
-from otpdag.engine.optimiser import EM, Deterministic
+from otpdag.engine.optimiser import EM, Deterministic, Optimiser
 from otpdag.errors import ModelError
 from otpdag.learned.algorithm import Drawn, MapFactory
 from otpdag.learned.autoencoder import Encoded
@@ -35,7 +35,7 @@ class Method:
         evaluation: ``ClosedForm()`` with noise integrated out, ``Drawn()`` with a learned map on minibatches,
             ``Encoded()`` with an encoder of images, ``TopicSweeps()`` or ``PaperTopics()`` for documents.
         optimiser: ``Deterministic()`` for the closed form, ``Adam()`` for what is drawn, ``EM()`` for sweeps over
-            documents.
+            documents; or one of your own, a dataclass that has what :class:`~otpdag.engine.Optimiser` says.
 
     >>> Method("robuster", Objective(eps=0.75), ClosedForm(reference="uniform")).optimiser.steps
     400
@@ -47,17 +47,15 @@ class Method:
     name: str
     objective: Objective = field(default_factory=lambda: Objective(eps=1.0))
     evaluation: Evaluation = field(default_factory=ClosedForm)
-    optimiser: Deterministic | Adam | EM = field(default_factory=Deterministic)
+    optimiser: Optimiser = field(default_factory=Deterministic)
 
     def __post_init__(self) -> None:
         """Refuse an optimiser that does not serve the evaluation, and objectives that it cannot evaluate."""
-        optimisers: dict[type, type] = {ClosedForm: Deterministic, TopicSweeps: EM}
-        wanted = optimisers.get(type(self.evaluation), Adam)
-        if not isinstance(self.optimiser, wanted):
-            raise ModelError(
-                f"what is {type(self.evaluation).__name__} is minimised by {wanted.__name__}; got "
-                f"{type(self.optimiser).__name__}"
-            )
+        given, drawn = type(self.evaluation).__name__, not isinstance(self.evaluation, ClosedForm | TopicSweeps)
+        wanted = Adam if drawn else EM if isinstance(self.evaluation, TopicSweeps) else Deterministic
+        serves = isinstance(self.optimiser, Optimiser) and self.optimiser.is_stochastic is drawn
+        if not serves or (wanted is EM and isinstance(self.optimiser, Deterministic)):
+            raise ModelError(f"what is {given} is minimised by {wanted.__name__}; got {type(self.optimiser).__name__}")
         if isinstance(self.evaluation, ClosedForm) and not self.objective.reconstruction and not self.objective.direct:
             raise ModelError("the objective has no term in closed form: let reconstruction or direct count")
         self._check_terms()
@@ -88,7 +86,7 @@ class Method:
         >>> entropic().with_steps(50).steps
         50
         """
-        return replace(self, optimiser=replace(self.optimiser, steps=steps))
+        return replace(self, optimiser=replace(cast(Any, self.optimiser), steps=steps))
 
 
 def current_name(method: str) -> str:

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -130,8 +130,9 @@ Watch = Callable[[Progress], bool]
 """Called after every step; returning True stops the run."""
 
 
+@runtime_checkable
 class Optimiser(Protocol):
-    """Minimises a problem for all replicas at once."""
+    """Minimises a problem for all replicas at once: a dataclass, so that a fit may have another number of steps."""
 
     @property
     def steps(self) -> int:

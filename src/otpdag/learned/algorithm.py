@@ -25,8 +25,8 @@ from otpdag.divergences.base import AbstractDivergence
 from otpdag.errors import ModelError, check_choice
 from otpdag.noise import Streams
 from otpdag.problem import LossTerms, Problem, split_point
-from otpdag.schedules import Schedule, as_schedule
-from otpdag.settings import Objective, PushForward, Weights
+from otpdag.schedules import Schedule
+from otpdag.settings import Objective, PushForward, Weights, value_at
 from otpdag.structure import Structure, Theta
 
 MapFactory = Callable[[Structure, Batch], Sequence[AmortizedMap]]
@@ -92,7 +92,7 @@ class Drawn:
 
     def temperature_at(self, progress: float) -> float:
         """The temperature at a share of the steps."""
-        return as_schedule(self.temperature)(progress)
+        return value_at(self.temperature, progress)
 
 
 @dataclass(frozen=True)
