@@ -99,26 +99,9 @@ def test_to(batch: Batch) -> None:
     assert batch.to(dtype=torch.float32).values["x"].dtype == torch.float32
 
 
-def test_stack(batch: Batch) -> None:
-    twin = batch.take(torch.tensor([4, 3, 2, 1, 0]))
-    both = Batch.stack([batch, twin])
-    assert (both.rows, both.replicas) == (5, 2)
-    assert both.weight.tolist() == [[0, 1, 2, 3, 4], [4, 3, 2, 1, 0]]
-    assert Batch.stack([both, batch]).values["x"].shape == (3, 5, 2)
-    mixed = Batch(batch.values, batch.mask, batch.weight.repeat(2, 1))
-    assert Batch.stack([mixed, batch]).values["x"].shape == (3, 5, 2)
-
-
-def test_stack_refuses_unlike_batches(batch: Batch) -> None:
-    with pytest.raises(DataError, match="batches must hold at least one batch; got none"):
-        Batch.stack([])
-    with pytest.raises(DataError, match=r"same rows and nodes; got Batch\(5 rows: x\) and Batch\(1 rows: x\)"):
-        Batch.stack([batch, batch.take(torch.tensor([0]))])
-
-
 def test_repr(batch: Batch) -> None:
     assert repr(batch) == "Batch(5 rows: x)"
-    assert repr(Batch.stack([batch, batch])) == "Batch(5 rows, 2 replicas: x)"
+    assert repr(Batch(batch.values, batch.mask, batch.weight.repeat(2, 1))) == "Batch(5 rows, 2 replicas: x)"
 
 
 @settings(deadline=None)

@@ -15,7 +15,7 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.data import Batch, Schema, as_frame, encode, known_table
 from otpdag.data.columns import cell_names, column_title
-from otpdag.data.parts import read_table, write_table
+from otpdag.data.parts import read_table, table_bytes
 from otpdag.errors import DataError, ModelError
 from otpdag.graph import Graph
 from otpdag.spaces import Discrete, Image, Real, Space
@@ -204,16 +204,13 @@ def test_read_parquet(tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(read_table(tmp_path / "table.parquet"), table)
 
 
-def test_write_table_makes_the_folder(tmp_path: Path) -> None:
+def test_the_bytes_of_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = pd.DataFrame({"a": [1, 2], "b": ["x", "y"]})
-    path = tmp_path / "new" / "table.csv"
-    write_table(table, path)
+    path = tmp_path / "table.csv"
+    path.write_bytes(table_bytes(table, path))
     assert path.read_text() == "a,b\n1,x\n2,y\n"
     assert read_table(path).equals(table)
-
-
-def test_writing_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "fastparquet", None)
     with pytest.raises(DataError, match="needs the package pyarrow"):
-        write_table(pd.DataFrame({"a": [1]}), tmp_path / "table.parquet")
+        table_bytes(table, tmp_path / "table.parquet")

@@ -70,6 +70,10 @@ def test_starts_of_a_data_set_are_its_own():
     schema = Schema.of(model.spaces, model.graph, tables[0])
     batches = [encode(table, schema, hidden=model.graph.hidden) for table in tables]
     layout = lay_out_rows(model.structure, batches[0], otp.entropic(), 0)
-    stacked = Batch.stack(batches)
+    stacked = Batch(
+        {node: torch.cat([batch.values[node] for batch in batches]) for node in batches[0].nodes},
+        {node: torch.cat([batch.mask[node] for batch in batches]) for node in batches[0].nodes},
+        torch.cat([batch.weight for batch in batches]),
+    )
     for owner, batch in enumerate(batches):
         torch.testing.assert_close(starts_of(layout, batch, [1]), starts_of(layout, stacked, [1], owner))

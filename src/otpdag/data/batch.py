@@ -133,35 +133,6 @@ class Batch:
         return self._map(lambda tensor: tensor.to(device, None if tensor.dtype == torch.bool else dtype))
 
     @staticmethod
-    def stack(batches: Sequence[Batch]) -> Batch:
-        """Join batches of the same number of rows as replicas of one.
-
-        Args:
-            batches: Batches with the same nodes; their replicas follow each other.
-
-        Returns:
-            One batch.
-
-        Raises:
-            DataError: There is none, or they differ in rows or nodes.
-
-        >>> batch = Batch({}, {}, torch.ones(1, 5))
-        >>> Batch.stack([batch, batch]).replicas
-        2
-        """
-        if not batches:
-            raise DataError("batches must hold at least one batch; got none")
-        first = batches[0]
-        for other in batches:
-            if (other.rows, set(other.nodes)) != (first.rows, set(first.nodes)):
-                raise DataError(f"batches must have the same rows and nodes; got {first!r} and {other!r}")
-
-        def spread(batch: Batch) -> Batch:
-            return batch._map(lambda tensor: tensor.expand(batch.replicas, *tensor.shape[1:]))
-
-        return _joined([spread(batch) for batch in batches], 0)
-
-    @staticmethod
     def join(batches: Sequence[Batch]) -> Batch:
         """The rows of batches with the same nodes, one after another.
 
@@ -169,7 +140,11 @@ class Batch:
         >>> Batch.join([batch, batch]).rows
         10
         """
-        return _joined(batches, 1)
+        return Batch(
+            {node: torch.cat([batch.values[node] for batch in batches], 1) for node in batches[0].nodes},
+            {node: torch.cat([batch.mask[node] for batch in batches], 1) for node in batches[0].nodes},
+            torch.cat([batch.weight for batch in batches], 1),
+        )
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Batch:
         flags = {id(mask): mask for mask in self.mask.values()}  # columns without gaps share theirs
@@ -179,15 +154,6 @@ class Batch:
             {node: mapped[id(mask)] for node, mask in self.mask.items()},
             function(self.weight),
         )
-
-
-def _joined(batches: Sequence[Batch], axis: int) -> Batch:
-    nodes = batches[0].nodes
-    return Batch(
-        {node: torch.cat([batch.values[node] for batch in batches], axis) for node in nodes},
-        {node: torch.cat([batch.mask[node] for batch in batches], axis) for node in nodes},
-        torch.cat([batch.weight for batch in batches], axis),
-    )
 
 
 def unique_rows(batch: Batch, *, shrink: float = 0.5) -> Batch:
@@ -269,31 +235,19 @@ def rows_by_content(columns: Sequence[npt.NDArray[np.float64]], many: int) -> Co
     >>> (x[rows_by_content([x], 2)] == turned[rows_by_content([turned], 2)]).all()
     np.True_
     """
-    chosen, hashed = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.uint64)
-    for read in range(1, len(columns) + 1):
-        chosen, hashed = _lowest_hashes(columns[:read], many)
-        order = np.argsort(hashed)
-        chosen, hashed = chosen[order], hashed[order]
-        if (hashed[1:] != hashed[:-1]).all():
-            break
-    return chosen[:many]
-
-
-def _lowest_hashes(columns: Sequence[npt.NDArray[np.float64]], many: int, more: float = 1.25) -> tuple[Codes, Hashes]:
-    """Rows with at least so many of the lowest hashes, if there are as many rows, and these hashes.
-
-    ``more`` times the rows that are wanted are looked for, lest there be too few of them.
-    """
-    rows, share = len(columns[0]), many / max(1, len(columns[0]))
+    rows, read, more = len(columns[0]), 1, 1.25  # more than are wanted are looked for, lest there be too few
     while True:
-        share = min(1.0, more * share)
-        chosen, hashed = _low_hashes(columns, share)
-        if len(chosen) >= min(many, rows):
-            return chosen, hashed
+        chosen, hashed = _low_hashes(columns[:read], min(1.0, more * many / max(1, rows)))
+        if len(chosen) < min(many, rows):
+            more *= 1.25
+        elif read < len(columns) and (hashed[1:] == hashed[:-1]).any():
+            read += 1
+        else:
+            return chosen[:many]
 
 
 def _low_hashes(columns: Sequence[npt.NDArray[np.float64]], share: float) -> tuple[Codes, Hashes]:
-    """Rows whose hashes are among about this share of all that there could be, and their hashes."""
+    """Rows whose hashes are among about this share of all that there could be, in their order, and their hashes."""
     most, chosen, hashes = np.uint64(min(int(share * 2.0**64), 2**64 - 1)), [], []
     for begin in range(0, len(columns[0]), HASHED_AT_ONCE):
         hashed = np.zeros(1, dtype=np.uint64)
@@ -302,7 +256,8 @@ def _low_hashes(columns: Sequence[npt.NDArray[np.float64]], share: float) -> tup
         low = np.flatnonzero(hashed <= most)
         chosen.append(begin + low)
         hashes.append(hashed[low])
-    return np.concatenate(chosen), np.concatenate(hashes)
+    order = np.argsort(np.concatenate(hashes))
+    return np.concatenate(chosen)[order], np.concatenate(hashes)[order]
 
 
 def _ordered(column: npt.NDArray[np.float64]) -> tuple[Codes, npt.NDArray[np.bool_]]:
@@ -319,28 +274,12 @@ def row_hashes(batch: Batch) -> Hashes:
     hashed = np.zeros(batch.rows, dtype=np.uint64)
     seen = (torch.where(batch.mask[node], value, -torch.inf) for node, value in batch.values.items())
     for tensor in chain(seen, batch.mask.values(), [batch.weight.unsqueeze(-1)]):  # one at a time: tables are large
-        columns = tensor.transpose(0, 1).flatten(1).cpu().double().numpy()
-        for column in columns.T:
-            constant = (column == column[:1]).all()  # as masks and weights mostly are
-            ranks = np.broadcast_to(np.uint64(0), column.shape) if constant else _ranks(column).astype(np.uint64)
-            for begin in range(0, batch.rows, HASHED_AT_ONCE):
-                part = slice(begin, begin + HASHED_AT_ONCE)
-                hashed[part] = mixed(hashed[part] ^ ranks[part])
+        for column in tensor.transpose(0, 1).flatten(1).cpu().double().numpy().T:
+            order, differs = _ordered(column)
+            ranks = np.zeros(batch.rows, dtype=np.uint64)
+            ranks[order[1:]] = np.cumsum(differs)
+            hashed = mixed(hashed ^ ranks)
     return hashed
-
-
-def _ranks(column: npt.NDArray[np.float64], looked_at: int = 2**12) -> Codes:
-    """The rank (rows,) of each value among the distinct ones: looked up where values come back, else by sorting all.
-
-    The first cells tell whether values come back.
-
-    >>> _ranks(np.array([7.0, -1.0, 7.0, 3.0])).tolist()
-    [2, 0, 2, 1]
-    """
-    first = column[:looked_at]
-    if 2 * len(np.unique(first)) <= len(first):
-        return pd.factorize(column, sort=True)[0]
-    return np.unique(column, return_inverse=True)[1]
 
 
 def mixed(numbers: Hashes) -> Hashes:

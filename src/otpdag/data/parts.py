@@ -13,9 +13,9 @@ from __future__ import annotations
 import glob
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -30,7 +30,6 @@ from otpdag.data.batch import Batch, random_part, unique_rows
 from otpdag.data.columns import Column, Floats, Schema, to_numpy
 from otpdag.data.table import LARGEST, check_seen, check_unseen, check_weights, encode, read_weights, refuse_empty
 from otpdag.errors import DataError, OtpdagError, listed
-from otpdag.files import write_bytes
 from otpdag.graph import Graph
 from otpdag.numerics import in_order
 from otpdag.spaces import Discrete, Space
@@ -66,30 +65,14 @@ def read_table(path: str | Path) -> pd.DataFrame:
         raise DataError(f"path {str(path)!r} needs the package pyarrow: pip install pyarrow") from error
 
 
-def write_table(table: pd.DataFrame, path: str | Path, *, index: bool = False) -> None:
-    """Write a table to a file, into a folder that is made if there is none.
-
-    Args:
-        table: The table.
-        path: A file; one that ends in ``.parquet`` needs pyarrow, ``.tsv`` has tabs, any other becomes CSV.
-        index: Whether the index becomes a column.
-
-    Raises:
-        DataError: The file needs a package that is not installed.
-    """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(path, table_bytes(table, path, index=index))
-
-
-def table_bytes(table: pd.DataFrame, path: Path, *, index: bool = False) -> bytes:
+def table_bytes(table: pd.DataFrame, path: Path) -> bytes:
     """What a file of this name holds of a table."""
     if path.suffix != ".parquet":
-        text: str = table.to_csv(sep="\t" if path.suffix == ".tsv" else ",", index=index, lineterminator="\n")
+        text: str = table.to_csv(sep="\t" if path.suffix == ".tsv" else ",", index=False, lineterminator="\n")
         return text.encode("utf-8")
     buffer = io.BytesIO()
     try:
-        table.to_parquet(buffer, index=index)
+        table.to_parquet(buffer, index=False)
     except ImportError:
         raise DataError(f"{str(path)!r} needs the package pyarrow: pip install pyarrow") from None
     return buffer.getvalue()
@@ -97,12 +80,8 @@ def table_bytes(table: pd.DataFrame, path: Path, *, index: bool = False) -> byte
 
 # -- parts, wherever they are ------------------------------------------------------------------------------------------
 
-
 Work: TypeAlias = Callable[..., Any]
 """Called as ``work(part, number, *arguments)``; where parts are elsewhere, it must be a function that can be sent."""
-
-Step: TypeAlias = tuple[Work, tuple[Any, ...]]
-"""Work and its arguments."""
 
 
 class Parts(ABC):
@@ -133,39 +112,17 @@ class LocalParts(Parts):
     [15, 25, 35]
     """
 
-    def __init__(self, made: Callable[[], Iterator[Any]], works: tuple[Step, ...] = ()) -> None:
-        self.made, self.works = made, works
+    def __init__(self, made: Callable[[], Iterable[Any]]) -> None:
+        self.made = made
 
     def each(self, work: Work, *arguments: Any) -> Iterator[Any]:
         """In their order; only as many parts are held at a time as there are threads, and one more."""
-        works = (*self.works, (work, arguments))
-        return in_order(partial(_through, works, part, number) for number, part in enumerate(self.made()))
+        return in_order(partial(work, part, number, *arguments) for number, part in enumerate(self.made()))
 
     def mapped(self, work: Work, *arguments: Any, keep: bool) -> LocalParts:
         """Kept from the first pass on, or made anew in every pass."""
-        if not keep:
-            return LocalParts(self.made, (*self.works, (work, arguments)))
-        return LocalParts(_Kept(lambda: self.each(work, *arguments)))
-
-
-def _through(works: Sequence[Step], part: Any, number: int) -> Any:
-    """One part after all work on it."""
-    for work, arguments in works:
-        part = work(part, number, *arguments)
-    return part
-
-
-class _Kept:
-    """Makes parts once, when they are first asked for."""
-
-    def __init__(self, made: Callable[[], Iterator[Any]]) -> None:
-        self.made = made
-        self.parts: list[Any] | None = None
-
-    def __call__(self) -> Iterator[Any]:
-        if self.parts is None:
-            self.parts = list(self.made())
-        return iter(self.parts)
+        made = partial(self.each, work, *arguments)
+        return LocalParts(cache(lambda: list(made())) if keep else made)
 
 
 def dask_parts(frame: Any) -> Parts:
