@@ -117,8 +117,7 @@ def problem_of(model, data, eps=1.0):
 
 
 def sums_of(problem, model):
-    own = naturals(model)
-    return problem._sums(own, problem.emissions, *problem._hidden.log_potentials(own))
+    return problem.sums(naturals(model), problem.reader)
 
 
 def paths_of(model, x, power=1.0):

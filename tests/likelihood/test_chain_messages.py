@@ -14,9 +14,8 @@ from otpdag.data import Schema
 from otpdag.data.sequences import Sequences, encode_sequences
 from otpdag.errors import ModelError
 from otpdag.likelihood import chain_layout
-from otpdag.likelihood.chain_layout import Block, Chain, Lanes, States
+from otpdag.likelihood.chain_layout import Block, Chain, Lanes, Linear, States, potentials
 from otpdag.likelihood.chain_messages import Moves, marginals, smoothed
-from otpdag.likelihood.chain_potentials import Linear, potentials
 from otpdag.likelihood.particles import draw_paths, filter_particles
 from tests.dynamic_models import (
     by_paths,

@@ -169,16 +169,9 @@ def test_parts_are_weighed_and_evaluated_for_few_replicas_at_a_time():
         assert len(bowls[0].placed[-1]) == rows
 
 
-@pytest.mark.parametrize(("to", "kept"), [(0.9, True), (1.3, False)])
-def test_a_point_that_rows_at_hand_move_to_must_be_better_on_all(to, kept):
+def test_what_rows_at_hand_are_moved_to_all_are_moved_to():
     base = SimpleNamespace()
-    base.refine = lambda point: Refinement(base, torch.full_like(point, to), "swapped", torch.zeros(1))
     problem = of_bowls([Bowl([3.0], 0.0)], base=base)
-    found = problem.refine(torch.ones(1, 2).double())
-    assert (found is not None) == kept
-    if kept:
-        assert found.problem is problem
-        assert found.loss.item() == pytest.approx(2 * 0.81)
     base.refine = lambda point: None
     assert problem.refine(torch.ones(1, 2).double()) is None
     other = of_bowls([Bowl([3.0], 0.0)])

@@ -11,7 +11,8 @@ from otpdag import mechanisms as m
 from otpdag.engine.fit import recognise
 from otpdag.engine.optimiser import minimise
 from otpdag.likelihood import state_problem
-from otpdag.likelihood.state_problem import StateProblem, emissions_of
+from otpdag.likelihood.chain_layout import joint_states
+from otpdag.likelihood.state_problem import StateProblem, StateReader, Sums
 
 EMITTED = 25
 RATES = np.array([0.5, 3.0, 7.0])
@@ -41,14 +42,14 @@ def world():
         "n": torch.as_tensor(n)[:, None].double(),
     }
     mask = {name: torch.as_tensor(one)[:, None] for name, one in seen.items()}
-    emissions = emissions_of(model.structure, {"z": torch.eye(3).double()}, values, mask)
-    return model, emissions, (a, x, n), seen, emissions.features(values, mask)
+    reader = StateReader.of(model.structure, joint_states(model.structure, ["z"]), values, mask)
+    return model, reader, (a, x, n), seen, reader.features(values, mask)
 
 
 def test_features_times_coefficients_are_log_densities(world):
-    model, emissions, (a, x, n), seen, features = world
+    model, reader, (a, x, n), seen, features = world
     log_prior = torch.tensor([[0.1, -0.4, -2.0]]).double()
-    found = features @ emissions.coefficients(model.fitted.naturals, log_prior)[0].T
+    found = features @ reader.coefficients(model.fitted.naturals, log_prior)[0].T
     for z in range(3):
         expected = log_prior[0, z].item() + np.log(PROBS[z, a])
         expected += np.where(seen["x"], stats.norm(LOC[z, a], SCALE[z, a]).logpdf(x), 0.0)
@@ -57,10 +58,10 @@ def test_features_times_coefficients_are_log_densities(world):
 
 
 def test_expected_sums_give_weighted_means_by_state_and_observed_parent(world):
-    model, emissions, (a, x, n), seen, features = world
+    model, reader, (a, x, n), seen, features = world
     belief = np.random.default_rng(1).dirichlet(np.ones(3), EMITTED)
     sums = (torch.as_tensor(belief).T @ features).unsqueeze(0)
-    naturals = dict(emissions.maximised(model.fitted.naturals, sums))
+    naturals = reader.maximised(model.fitted.naturals, Sums(torch.zeros(1), sums, sums[..., -1], torch.zeros(1, 3, 3)))
     for z in range(3):
         weight = belief[:, z]
         assert naturals["n"]["log_rate"][0, z, 0].item() == pytest.approx(
@@ -81,7 +82,7 @@ def test_a_numeric_parent_has_no_features():
     model = otp.Model(graph, {"z": m.Categorical(2), "x": m.Normal(), "y": m.Normal()})
     values = {"x": torch.zeros(2, 1).double(), "y": torch.zeros(2, 1).double()}
     mask = {name: torch.ones(2, 1).bool() for name in values}
-    assert emissions_of(model.structure, {"z": torch.eye(2).double()}, values, mask) is None
+    assert StateReader.of(model.structure, joint_states(model.structure, ["z"]), values, mask) is None
 
 
 ROWS = 200
@@ -249,14 +250,14 @@ def test_expected_sums_are_those_of_each_row():
     factors = torch.as_tensor(np.random.default_rng(1).uniform(0.5, 2.0, (3, ROWS)))
     weighted = problem.reweighted(factors)
     coefficients = weighted._coefficients(weighted.naturals(points)).detach()
-    loss, sums = weighted._expected(coefficients)
+    found = weighted._expected(coefficients)
     features = problem._features(slice(None)).numpy()
     for replica in range(3):
         log_joint = features @ coefficients[replica].numpy().T
         weight = weighted.batch.weight[replica].numpy()
-        assert loss[replica].item() == pytest.approx(-(weight @ special.logsumexp(log_joint, 1)) / weight.sum())
+        assert found.log_likelihood[replica].item() == pytest.approx(weight @ special.logsumexp(log_joint, 1))
         expected = (weight[:, None] * special.softmax(log_joint, 1)).T @ features
-        np.testing.assert_allclose(sums[replica], expected, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(found.features[replica], expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize(("most", "read"), [(4, True), (3, False)])
@@ -292,14 +293,14 @@ def test_other_unknowns_are_not_read_by_features(name):
 
 def test_only_one_estimate_of_one_hidden_node_has_its_states_swapped(monkeypatch):
     asked = []
-    monkeypatch.setattr(state_problem, "swaps", lambda reading: asked.append(reading) or torch.zeros(0, 2, 3))
+    monkeypatch.setattr(state_problem, "swaps", lambda reading: asked.append(reading) or [])
     two, points = made("two_labels")
-    assert two.refine(points[:1]) is None
+    assert two.proposals(points[:1]) is None
     one, points = made("mixture")
-    assert one.refine(points[:2]) is None
-    assert one.reweighted(torch.ones(2, ROWS).double()).refine(points[:1]) is None
+    assert one.proposals(points[:2]) is None
+    assert one.reweighted(torch.ones(2, ROWS).double()).proposals(points[:1]) is None
     assert asked == []
-    assert one.refine(points[:1]) is None
+    assert one.proposals(points[:1]) is None
     assert len(asked) == 1
     assert asked[0].features.shape[0] == len(asked[0].weight) == len(asked[0].posterior) == ROWS
     torch.testing.assert_close(asked[0].posterior.sum(-1), torch.ones(ROWS).double())

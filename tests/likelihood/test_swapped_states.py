@@ -15,16 +15,7 @@ from otpdag.engine.search import Searcher, search
 from otpdag.likelihood.chain_problem import ChainProblem
 from otpdag.likelihood.graph_problem import GraphProblem
 from otpdag.likelihood.state_problem import StateProblem
-from otpdag.likelihood.swapped_states import (
-    Reading,
-    Swaps,
-    _halves,
-    _Rows,
-    lowest_swap,
-    posteriors,
-    swapped_pairs,
-    swaps,
-)
+from otpdag.likelihood.swapped_states import Reading, Swap, _halves, _Rows, swapped_pairs, swaps
 from otpdag.structure import pack
 
 # -- a search leaves optima in which two states share what one explains -----------------------------------------------
@@ -62,29 +53,29 @@ def problem_and_point(means: np.ndarray, table: np.ndarray) -> tuple[StateProble
     return problem, point
 
 
+def searched(problem, point: torch.Tensor, course: SearchSchedule | None = None):
+    """Where a search from a point ends."""
+    return search(problem, point, course or SearchSchedule(), Searcher(Deterministic(), monitor=Monitor(show=False)))
+
+
 def test_a_state_too_many_here_is_taken_to_where_one_is_missing():
     table = five_clusters()
     doubled = np.array([[-8.5, 0.0], [-7.5, 0.0], [0.0, -8.0], [0.0, 8.0], [9.0, 0.0]])  # two on the first, one for two
     problem, caught = problem_and_point(doubled, table)
     _, right = problem_and_point(CENTRES, table)
-    moved = problem.refine(caught)
     assert float(problem.loss(caught).total - problem.loss(right).total) > 0.1
-    assert moved is not None
-    point = moved.point
-    for _ in range(50):
-        point, _ = problem.update(point)
-    assert abs(float(problem.loss(point).total - problem.loss(right).total)) < 1e-6
+    assert abs(float(searched(problem, caught).loss - problem.loss(right).total)) < 1e-6
 
 
 @pytest.mark.slow
 def test_the_best_optimum_is_kept():
     problem, right = problem_and_point(CENTRES, five_clusters())
-    assert problem.refine(right) is None
+    torch.testing.assert_close(searched(problem, right).point, right, rtol=0.0, atol=1e-3)
 
 
 def test_two_states_are_not_swapped():
     problem, point = problem_and_point(CENTRES[:2], five_clusters())
-    assert problem.refine(point) is None
+    assert problem.proposals(point) is None
 
 
 def test_tables_of_categories_are_swapped_too():
@@ -100,71 +91,17 @@ def test_tables_of_categories_are_swapped_too():
     assert losses[0] - losses[1] < 1e-4
 
 
-def test_sums_after_a_swap_are_those_of_rows_shared_anew():
-    """One state gives up its rows to the others, in proportion to what they had of them, and takes half of another."""
-    rng = np.random.default_rng(0)
-    features = torch.as_tensor(np.c_[rng.normal(size=(40, 2)) * [3.0, 1.0], np.ones(40)])
-    weight = torch.as_tensor(rng.uniform(0.5, 2.0, 40))
-    posterior = torch.as_tensor(rng.dirichlet(np.ones(4), 40))
-    found = swaps(Reading(features, weight, posterior)).sums
-    taken = weight.unsqueeze(-1) * posterior
-    cost = -(weight.unsqueeze(-1) * (1 - posterior).log()).sum(0)
-    given_up = int(cost.argmin())
-    split = next(state for state in taken.sum(0).argsort(descending=True).tolist() if state != given_up)
-    rest = posterior.clone()
-    rest[:, given_up] = 0.0
-    rest = weight.unsqueeze(-1) * rest / rest.sum(-1, keepdim=True)
-    own = rest.T @ features
-    others = [state for state in range(4) if state not in (given_up, split)]
-    torch.testing.assert_close(found[0, others], own[others])
-    torch.testing.assert_close(found[0, given_up] + found[0, split], own[split])
-    torch.testing.assert_close(found[0, :, -1].sum(), weight.sum())
-    share = float(found[0, given_up, -1] / own[split, -1])
-    assert 0.2 < share < 0.8
-    apart = found[0, given_up] / found[0, given_up, -1] - found[0, split] / found[0, split, -1]
-    assert abs(float(apart[0])) > abs(float(apart[1]))  # the halves lie apart where the rows are most spread
-
-
 def test_two_states_are_given_up_and_the_twelve_with_most_rows_are_split():
     rng = np.random.default_rng(3)
     features = torch.as_tensor(np.c_[rng.normal(size=(300, 2)), np.ones(300)])
     posterior = torch.as_tensor(rng.dirichlet(np.linspace(1.0, 4.0, 16), 300))
-    found = swaps(Reading(features, torch.ones(300).double(), posterior))
+    found = list(swaps(Reading(features, torch.ones(300).double(), posterior)))
     cost = -(1 - posterior).log().sum(0)
     largest = set(posterior.sum(0).argsort(descending=True)[:12].tolist())
     given_up = cost.argsort()[:2].tolist()
     assert len(found) == sum(len(largest - {state}) for state in given_up)
-    assert swaps(Reading(features, torch.ones(300).double(), posterior[:, :2])).sums.shape == (0, 2, 3)
-
-
-def test_the_lowest_after_updates_on_a_part_and_on_all_is_told_with_its_loss():
-    """Four updates of all on a part of the rows, six of the best two on all, and the loss where these lead.
-
-    The first also tells the loss of the optimum itself, which is 20 here.
-    """
-    calls = []
-
-    def updates(name, height):
-        def updated(points):
-            calls.append((name, len(points)))
-            return points + 1, height(points[:, 0])
-
-        return updated
-
-    candidates = torch.tensor([[0.0], [10.0], [20.0], [30.0]]).double()
-    on_part = updates("part", lambda at: torch.where(at > 25, torch.nan, (at - 15).abs()))
-    on_all = updates("all", lambda at: (at - 29).abs())
-    lowest = lowest_swap(torch.tensor([[-5.0]]).double(), candidates, on_part, on_all)
-    assert calls == [("part", 5)] + [("part", 4)] * 3 + [("all", 2)] * 7
-    assert lowest is not None
-    point, loss = lowest
-    assert point.tolist() == [[30.0]]  # of 10 and 20, which were lowest on the part, after ten updates
-    assert loss.tolist() == [1.0]
-    del calls[:]
-    assert (
-        lowest_swap(torch.tensor([[12.0]]).double(), candidates, on_part, on_all) is None
-    )  # 3, two less than the best
-    assert calls == [("part", 5)]
+    assert {one.given_up for one in found} == set(given_up)
+    assert not list(swaps(Reading(features, torch.ones(300).double(), posterior[:, :2])))
 
 
 def test_states_are_split_across_their_leading_component():
@@ -190,42 +127,29 @@ def test_states_are_split_across_their_leading_component():
         assert np.array_equal(found[:, one], side) or np.array_equal(found[:, one], ~side)
 
 
-def test_every_swap_has_the_sums_of_its_rows():
+def test_a_state_gives_its_rows_to_the_others_and_takes_half_of_another():
+    """The others get what they had of its rows in proportion; a row that it alone explains is lost."""
     rng = np.random.default_rng(7)
     features = torch.as_tensor(np.c_[rng.normal(size=(50, 2)), np.ones(50)])
     weight, posterior = torch.as_tensor(rng.uniform(0.5, 2.0, 50)), torch.as_tensor(rng.dirichlet(np.ones(5), 50))
     posterior[0] = torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0])  # a row that one state alone explains
-    found = swaps(Reading(features, weight, posterior))
+    found = list(swaps(Reading(features, weight, posterior)))
     taken = weight.unsqueeze(-1) * posterior
     half = _halves(features, taken)
     left = 1 - posterior.clamp(max=1 - 1e-9)
     cost = -(weight.unsqueeze(-1) * left.log()).sum(0)
     expected = []
     for given_up in cost.argsort()[:2].tolist():
-        rest = taken / left[:, [given_up]]
-        rest[:, given_up] = 0.0
+        rest = posterior / left[:, [given_up]]
         for split in taken.sum(0).argsort(descending=True).tolist():
             if split == given_up:
                 continue
             shared = rest.clone()
             shared[:, given_up] = rest[:, split] * half[:, split]
             shared[:, split] = rest[:, split] * (1 - half[:, split])
-            expected.append(shared.T @ features)
-    torch.testing.assert_close(found.sums, torch.stack(expected))
-
-
-def test_posteriors_after_swaps_have_the_sums_that_swaps_tell():
-    rng = np.random.default_rng(8)
-    features = torch.as_tensor(np.c_[rng.normal(size=(60, 2)), np.ones(60)])
-    weight, posterior = torch.as_tensor(rng.uniform(0.5, 2.0, 60)), torch.as_tensor(rng.dirichlet(np.ones(4), 60))
-    reading = Reading(features, weight, posterior)
-    found = torch.stack(list(posteriors(reading)))
-    torch.testing.assert_close(found.sum(-1), torch.ones(6, 60).double())
-    torch.testing.assert_close((weight.unsqueeze(-1) * found).mT @ features, swaps(reading).sums)
-    every = list(posteriors(reading, 4))  # the same, and those of states that cost more to remove
-    assert len(every) == 12
-    torch.testing.assert_close(torch.stack(every[:6]), found)
-    assert not list(posteriors(Reading(features, weight, posterior[:, :2]), 4))
+            expected.append(shared)
+    torch.testing.assert_close(torch.stack([one.posterior for one in found]), torch.stack(expected))
+    assert len(list(swaps(Reading(features, weight, posterior), 5))) == 20
 
 
 # -- chains ------------------------------------------------------------------------------------------------------------
@@ -270,30 +194,26 @@ def test_a_chain_leaves_an_optimum_in_which_two_states_share_what_one_explains()
     problem, right = chain_and_point(RATES, counts)
     _, doubled = chain_and_point(np.array([1.9, 2.1, 12.0, 65.0]), counts)
     assert chain_loss(problem, doubled) - chain_loss(problem, right) > 0.1
-    moved = problem.refine(doubled)
-    assert moved is not None
-    point = moved.point
-    for _ in range(100):
-        point, _ = problem.update(point)
-    assert abs(chain_loss(problem, point) - chain_loss(problem, right)) < 1e-6
+    assert abs(float(searched(problem, doubled).loss) - chain_loss(problem, right)) < 1e-6
 
 
 def test_a_chain_stays_at_its_best_optimum_and_with_two_states_where_it_is():
     counts = four_lasting_states()
     problem, right = chain_and_point(RATES, counts)
-    assert problem.refine(right) is None
+    assert abs(float(searched(problem, right).loss) - chain_loss(problem, right)) < 1e-6
     problem, two = chain_and_point(RATES[:2], counts)
-    assert problem.refine(two) is None
+    assert problem.proposals(two) is None
 
 
 def test_pairs_after_a_swap_add_up_to_the_steps_of_each_state():
     """Each step has one before it: pairs that end in a state are as many as its steps, and none is lost."""
     rng = np.random.default_rng(5)
-    count = torch.as_tensor(rng.uniform(10.0, 50.0, (2, 4)))
-    tried = Swaps(torch.stack([torch.zeros(2, 4).double(), count], -1), torch.tensor([0, 2]), torch.tensor([3, 1]))
-    pairs = swapped_pairs(torch.as_tensor(rng.uniform(0.1, 2.0, (4, 4))), tried)
-    assert (pairs >= 0).all()
-    torch.testing.assert_close(pairs.sum(1), count)
+    before = torch.as_tensor(rng.uniform(0.1, 2.0, (4, 4)))
+    for given_up, split in ((0, 3), (2, 1)):
+        count = torch.as_tensor(rng.uniform(10.0, 50.0, 4))
+        pairs = swapped_pairs(before, count, Swap(torch.zeros(1, 4), given_up, split))
+        assert (pairs >= 0).all()
+        torch.testing.assert_close(pairs.sum(0), count)
 
 
 # -- states of a hidden category are swapped where rows are enumerated or summed along the graph ----------------------
@@ -349,7 +269,7 @@ def point_at(problem, naturals):
 
 def settled(problem, naturals, course: SearchSchedule):
     """Where a search from these parameters ends."""
-    return search(problem, point_at(problem, naturals), course, Searcher(Deterministic(), monitor=Monitor(show=False)))
+    return searched(problem, point_at(problem, naturals), course)
 
 
 @pytest.mark.slow

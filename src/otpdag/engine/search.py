@@ -326,6 +326,7 @@ class _Field:
         if bool((outcome.converged | outcome.failed).all()) or self._is_over:
             return run.problem, outcome
         moved, rest = run.problem.refine(outcome.point), replace(run, steps=run.steps - patience)
+        moved = self._elsewhere(run.problem, outcome, alive) if moved is None else moved
         if moved is not None:
             return self._plain_run(moved.what, _after(rest, moved, outcome), alive, keep=keep)
         return self._plain_run(name, replace(rest, points=outcome.point, memory=outcome.memory), alive, keep=keep)
@@ -340,7 +341,8 @@ class _Field:
         if point is None:
             return None
         again = problem.laid_out_for(point)
-        steps = self.course.finalist_steps if self.course.finalist_rows is None else 1  # of many rows each costs much
+        many = self.course.finalist_rows is not None and problem.rows > self.course.finalist_rows
+        steps = 1 if many else self.course.finalist_steps  # of many rows each costs much
         late = self._run("best alternative", Run(again, point, steps, None, self._seeds(alive)), alive, keep=False)
         lower = late.loss < outcome.loss - self._small(outcome.loss)
         return Refinement(again, late.point, "best alternative", late.loss) if bool(lower & ~late.failed) else None
@@ -356,7 +358,8 @@ class _Field:
         numbers = torch.cat([alive, len(self.points) + torch.arange(len(tried.points))])
         for number, steps in enumerate(course.alternative_steps, start=1):
             is_last = number == len(course.alternative_steps)
-            run = Run(tried.part.laid_out_for(points), points, steps, None, self._seeds(numbers))
+            rivalry = Rivalry(0.0 if is_last else course.alternative_gap, course.small_gain)
+            run = Run(tried.part.laid_out_for(points), points, steps, None, self._seeds(numbers), rivalry=rivalry)
             ended = self._run("alternatives", run, numbers, keep=False)
             losses = _spoilt(ended.loss.cpu().double(), ended.failed)
             bar = losses[0] + (-self._small(losses[0]) if is_last else course.alternative_gap)

@@ -26,9 +26,8 @@ from otpdag.learned.sampled import Draw, family, noise_family, rebuild
 from otpdag.learned.sequence_map import BidirectionalMap, ChainMarginals
 from otpdag.learned.sequence_steps import Cuts, Steps
 from otpdag.learned.smoother import SequenceDraw, SequenceMap
-from otpdag.likelihood.chain_layout import Chain, one_block
+from otpdag.likelihood.chain_layout import Chain, Linear, Potentials, one_block, potentials
 from otpdag.likelihood.chain_messages import marginals
-from otpdag.likelihood.chain_potentials import Linear, Potentials, potentials
 from otpdag.likelihood.chain_problem import expected_log_potential
 from otpdag.mechanisms.base import Noise
 from otpdag.noise import Streams

@@ -1,8 +1,15 @@
-"""Sequences laid out for a chain: the joint states of what is unknown, the distinct steps, and blocks of sequences.
+r"""Sequences laid out for a chain: joint states of what is unknown, distinct steps, and what mechanisms say of them.
 
-Steps that show the same share one row of the potentials, so that a million counts cost a few hundred densities. In a
-block the k-th steps of all sequences lie side by side; recursions run over lanes, which are its sequences or, where
-these are few and long, stretches of them.
+With marginal noise the best backward map of a sequence is a Markov chain,
+
+.. math:: \phi(s_{1:T} \mid x) \propto \prod_t U_t(s_t) \, P_t(s_{t-1}, s_t),
+
+where the potentials are those that the mechanisms give: U holds what depends on one step's hidden states (emissions,
+first steps), P what depends on two (transitions). Steps that show the same share one row of the potentials, so that a
+million counts cost a few hundred densities.
+
+In a block the k-th steps of all sequences lie side by side; recursions run over lanes, which are its sequences or,
+where these are few and long, stretches of them.
 """
 
 from __future__ import annotations
@@ -20,8 +27,9 @@ from torch import Tensor
 from otpdag.data.batch import distinct_rows
 from otpdag.data.sequences import SequenceBatch
 from otpdag.errors import DataError, ModelError
+from otpdag.mechanisms.base import fitted_to_rows
 from otpdag.numerics import joint_codes
-from otpdag.structure import Structure, lag_name
+from otpdag.structure import Naturals, Structure, lag_name
 
 
 @dataclass(frozen=True)
@@ -355,3 +363,165 @@ def pairs_vary(structure: Structure, states: States) -> bool:
         if joins and (len(hidden) < len(names) or base not in states.nodes):
             return True
     return False
+
+
+# An emission is never less likely than exp of this, relative to the likeliest state's: 1e-200 leaves a message and a
+# transition room above the smallest number of double precision, 1e-308.
+SMALLEST_LOG = -460.0
+
+
+@dataclass(frozen=True)
+class Potentials:
+    """Log-potentials of one or more replicas, with gradients.
+
+    Attributes:
+        hidden: What the hidden categories' own mechanisms say about one step's states (R, U, S).
+        observed: What the observed nodes' mechanisms say (R, U, S).
+        pair: What mechanisms say about the states of two steps: (R, phases, S, S), or (R, U, S, S) if varying.
+    """
+
+    hidden: Tensor
+    observed: Tensor
+    pair: Tensor
+
+
+def potentials(structure: Structure, naturals: Naturals, chain: Chain) -> Potentials:
+    """Evaluate every mechanism once on the distinct steps and all states."""
+    states, dtype = chain.states, chain.dtype
+    forbidden = torch.full((), -torch.inf, dtype=dtype)
+    begins = torch.where(states.begins, torch.zeros((), dtype=dtype), forbidden)
+    hidden = torch.where((chain.phase == 0).unsqueeze(-1), begins, 0.0).unsqueeze(0)
+    observed = torch.zeros(1, len(chain.phase), states.size, dtype=dtype)
+    many = len(chain.phase) if chain.varying else chain.longest_lag + 1
+    pair = torch.zeros(1, many, states.size, states.size, dtype=dtype)
+    if states.follows is not None:
+        pair = pair + torch.where(states.follows, torch.zeros_like(forbidden), forbidden)
+    for node, mechanism in structure.mechanisms.items():
+        base = structure.base(node)
+        if mechanism.is_given:
+            continue
+        table, joins = _term(structure, naturals, states, node, chain)
+        lag = structure.longest_lag(base)
+        if joins:
+            phase = chain.phase if chain.varying else torch.arange(many)
+            active = (phase >= lag) & (chain.shows_parents(structure, node) if chain.varying else True)
+            pair = pair + torch.where(active[:, None, None], table, 0.0)
+            continue
+        active = chain.phase < lag if node != base else chain.phase >= lag
+        active = active & chain.shows_parents(structure, node)
+        table = torch.where(active.unsqueeze(-1), table, 0.0)
+        hidden, observed = (hidden + table, observed) if base in states.nodes else (hidden, observed + table)
+    return Potentials(hidden + _clamp(chain), observed, pair)
+
+
+def _term(
+    structure: Structure, naturals: Naturals, states: States, node: str, chain: Chain | None = None
+) -> tuple[Tensor, bool]:
+    """Log-densities of one mechanism: (R, U or 1, S) or, if it joins two steps' states, (R, U or 1, S, S).
+
+    Its arguments have distinct steps of the ``chain`` first, states before next to last, and states now last.
+    """
+    base, mechanism, mask = structure.base(node), structure.mechanisms[node], None
+    names = [name for name, _ in mechanism.family.parents]
+    joins = any(name in states.before and name not in states.now for name in names)
+
+    def in_steps(value: Tensor) -> Tensor:
+        return value[:, :, None, None] if joins else value[:, :, None]
+
+    def spread(name: str) -> Tensor:
+        if name in states.now:
+            value = states.now[name]
+            return value[None, None, None] if joins else value[None, None]
+        if name in states.before:
+            return states.before[name][None, None, :, None]
+        assert chain is not None, "a node that is not hidden has values in steps"
+        return in_steps(chain.values[name])
+
+    if chain is not None and base not in states.nodes and not bool(chain.mask[base].all()):
+        mask = in_steps(chain.mask[base])
+    table = mechanism.log_prob(naturals[node], spread(base), {name: spread(name) for name in names}, mask)
+    return table.expand(*table.shape[:2], *(states.size,) * (2 if joins else 1)), joins
+
+
+def hidden_potentials(structure: Structure, naturals: Naturals, states: States) -> tuple[Tensor, Tensor]:
+    """Log-potentials of the states of first steps (R, S), and of pairs of states (R, S, S).
+
+    They are all that hidden nodes say of states where none reads an observed node and lags are one step at most.
+    """
+    begun = torch.zeros(1, states.size, dtype=torch.float64)
+    joined = begun.new_zeros(1, states.size, states.size)
+    for name in structure.mechanisms:
+        base = structure.base(name)
+        if base not in states.nodes:
+            continue
+        table, joins = _term(structure, naturals, states, name)
+        if not joins and (structure.longest_lag(base) > 0) == (name != base):
+            begun = begun + table[:, 0]
+        if name == base:
+            joined = joined + (table[:, 0] if joins else table)
+    return begun, joined
+
+
+def maximised_hidden(
+    structure: Structure, naturals: Naturals, states: States, first: Tensor, every: Tensor, pair: Tensor
+) -> dict[str, dict[str, Tensor]]:
+    """Parameters of hidden nodes from expected counts of first states (R, S), of all (R, S), and of pairs (R, S, S)."""
+    found = {}
+    for name, mechanism in structure.mechanisms.items():
+        base = structure.base(name)
+        if base in states.nodes and structure.keys[name]:
+            parents = [parent for parent, _ in mechanism.family.parents]
+            joins = any(parent not in states.now for parent in parents)
+            values = {one: _in_states(states, one, in_pairs=joins) for one in (base, *parents)}
+            weight = pair.flatten(1) if joins else every if name == base else first
+            found[name] = fitted_to_rows(mechanism, naturals[name], values[base], values, weight)
+    return found
+
+
+def _in_states(states: States, name: str, *, in_pairs: bool) -> Tensor:
+    """A hidden node's value, now or before, in all states, or in all pairs of states: those before go first."""
+    if name not in states.now:
+        return states.before[name].repeat_interleave(states.size, 0)
+    return states.now[name].repeat(states.size, 1) if in_pairs else states.now[name]
+
+
+def _clamp(chain: Chain) -> Tensor:
+    """Zero where a state agrees with what is seen of an otherwise unknown category, minus infinity elsewhere."""
+    agreement = torch.zeros(1, 1, chain.states.size, dtype=chain.dtype)
+    for node in chain.states.nodes:
+        if node in chain.values:
+            agrees = (chain.values[node] @ chain.states.now[node].T) > 0.5
+            impossible = chain.mask[node].all(-1, keepdim=True) & ~agrees
+            agreement = agreement + torch.zeros_like(agreement).masked_fill(impossible, -torch.inf)
+    return agreement
+
+
+@dataclass(frozen=True)
+class Linear:
+    """Potentials ready for the recursion: exponentials, the largest one of each step taken out."""
+
+    unary: Tensor
+    """(R, S, U)."""
+    log_unit: Tensor
+    """(R, U)."""
+    pair: Tensor
+    """(R, phases or U, S, S)."""
+
+    @classmethod
+    def of(cls, logs: Potentials, eps: float = 1.0) -> Linear:
+        """Take exponentials; with ``eps``, the observed part is divided by it."""
+        with torch.no_grad():
+            unary = (logs.hidden + logs.observed / eps).transpose(1, 2)
+            unit = unary.amax(1)
+            level = unary - unit.unsqueeze(1)
+            floor = torch.where(torch.isneginf(level), level, level.clamp(min=SMALLEST_LOG))
+            replicas = max(unary.shape[0], logs.pair.shape[0])
+            pair = torch.exp(logs.pair).expand(replicas, -1, -1, -1)
+            return cls(torch.exp(floor).expand(replicas, -1, -1), unit.expand(replicas, -1), pair.contiguous())
+
+    def for_replicas(self, replicas: int) -> Linear:
+        """The same potentials for several replicas, whose sequences differ in weight."""
+        if len(self.unary) >= replicas:
+            return self
+        pair = self.pair.expand(replicas, -1, -1, -1).contiguous()
+        return Linear(self.unary.expand(replicas, -1, -1), self.log_unit.expand(replicas, -1), pair)

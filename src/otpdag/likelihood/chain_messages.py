@@ -18,8 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from otpdag.likelihood.chain_layout import Block, Chain, Lanes
-from otpdag.likelihood.chain_potentials import Linear
+from otpdag.likelihood.chain_layout import Block, Chain, Lanes, Linear
 
 Array: TypeAlias = NDArray[np.float64]
 

@@ -25,37 +25,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from otpdag.data.sequences import SequenceBatch, part_of
-from otpdag.likelihood.chain_layout import Chain, Lanes, lay_out_chain
+from otpdag.likelihood.chain_layout import (
+    SMALLEST_LOG,
+    Chain,
+    Lanes,
+    Linear,
+    hidden_potentials,
+    lay_out_chain,
+    potentials,
+)
 from otpdag.likelihood.chain_messages import Moves, marginals, smoothed
-from otpdag.likelihood.chain_potentials import SMALLEST_LOG, HiddenNodes, Linear, Potentials, potentials
-from otpdag.likelihood.state_problem import Emissions, emissions_of
-from otpdag.likelihood.swapped_states import Reading, swapped, swapped_pairs, swaps
-from otpdag.mechanisms.base import has_closed_form
-from otpdag.problem import LossTerms, Pace, Refinement, Units, Updates, curvature, packed_point, split_point
+from otpdag.likelihood.state_problem import ReadStates, StateReader, Sums
+from otpdag.likelihood.swapped_states import Reading
+from otpdag.problem import LossTerms, Updates, curvature
 from otpdag.simulation import simulated_sequences
 from otpdag.structure import Naturals, Structure, columns_of
 
 Array: TypeAlias = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Sums:
-    """What the chain says of sequences.
-
-    Attributes:
-        log_likelihood: Of all sequences (R,).
-        features: Expected sums of the features of steps in each state (R, S, F).
-        first: Expected counts of the states of first steps (R, S).
-        pair: Expected counts of pairs of states (R, S, S).
-    """
-
-    log_likelihood: Tensor
-    features: Tensor
-    first: Tensor
-    pair: Tensor
-
-    def __add__(self, other: Sums) -> Sums:
-        return Sums(*(own + others for own, others in zip(vars(self).values(), vars(other).values(), strict=True)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +97,7 @@ FEWEST_UNITS = 30
 
 
 @dataclass(frozen=True)
-class ChainProblem(Units):
+class ChainProblem(ReadStates):
     """Sequences whose hidden nodes are categories: minus the log-likelihood of a step."""
 
     structure: Structure
@@ -122,8 +108,7 @@ class ChainProblem(Units):
     chain: Chain
     factors: Tensor
     """Weights of the sequences (R or 1, N)."""
-    emissions: Emissions | None = None
-    """How distinct steps are read through features, where every parameter has an update in closed form."""
+    reader: StateReader | None = None
     few_features: int = 8
     """Features up to which reading every step anew costs no more than looking up what steps alike say."""
 
@@ -155,9 +140,6 @@ class ChainProblem(Units):
         """Reconstruction and entropic terms of a step."""
         return chain_terms(self.structure, self.naturals(point), self.chain, eps=self.eps, weight=self._weight)
 
-    pace = Pace(patience=20)
-    """Twice as many updates as most chains need that are near their optimum."""
-
     @cached_property
     def updates(self) -> Updates | None:
         """Where emissions, transitions and first steps all have a maximum in closed form.
@@ -165,7 +147,7 @@ class ChainProblem(Units):
         All are stretched but what few first steps say of themselves: the best probabilities are zero, which no logits
         reach.
         """
-        if self.emissions is None:
+        if self.reader is None:
             return None
         if len(self.batch.lengths) >= FEWEST_UNITS:
             return Updates()
@@ -173,70 +155,29 @@ class ChainProblem(Units):
         first = {key for name, own in keys if self.structure.base(name) != name for key in own.values()}
         return Updates(stretched=~columns_of(self.shapes, first))
 
-    def update(self, point: Tensor) -> tuple[Tensor, LossTerms]:
-        """Probabilities of states and of pairs of states, then each mechanism's maximum (Baum and Welch)."""
-        if self.emissions is None:
-            return super().update(point)
-        with torch.no_grad():
-            naturals = self.naturals(point)
-            hidden = self._hidden.log_potentials(naturals)
-            sums = self._sums(naturals, self.emissions, *hidden)
-            if self._chooses_first:
-                sums = replace(sums, first=_likeliest(sums.first, hidden[0]) * self.rows)
-            moved = self._likeliest_for(point, naturals, self.emissions, sums)
-            loss = -sums.log_likelihood / self.unit_mass.sum(-1)
-        return moved, LossTerms.of(loss, reconstruction=loss)
+    def sums(self, naturals: Naturals, reader: StateReader) -> Sums:
+        """Of all steps, every one of them read anew where features are few: that costs no more than to look it up."""
+        hidden = hidden_potentials(self.structure, naturals, self.chain.states)
+        few = sum(reader.sizes) <= self.few_features or len(self.chain.phase) == self.rows
+        sums = self._placed_sums(naturals, reader, *hidden) if few else None
+        if sums is None:
+            log_likelihood, _, state, pair = self._expected(naturals)
+            first = state[:, self.chain.phase == 0].sum(1)
+            sums = Sums(log_likelihood, state.mT @ self._features, first, pair[:, -1])
+        return replace(sums, first=_likeliest(sums.first, hidden[0]) * self.rows) if self._chooses_first else sums
 
-    def _likeliest_for(self, point: Tensor, naturals: Naturals, emissions: Emissions, sums: Sums) -> Tensor:
-        """The point (R, P) at which these expected sums are likeliest; what nodes keep comes from ``point``."""
-        maximised = dict(emissions.maximised(naturals, sums.features))
-        maximised |= self._hidden.maximised(naturals, sums.first, sums.features[..., -1], sums.pair)
-        theta = split_point(point, self.shapes)[0] | self.structure.raw({**naturals, **maximised})
-        return packed_point(theta, self.shapes, len(sums.features))
+    def reading(self, naturals: Naturals, reader: StateReader) -> tuple[Reading, Tensor]:
+        """Distinct steps by their counts."""
+        _, _, (state, *_), (pair, *_) = self._expected(naturals)
+        count = state.sum(-1)
+        return Reading(self._features, count, state / count.clamp(min=1e-300).unsqueeze(-1)), pair[-1]
 
-    @torch.no_grad()
-    def refine(self, point: Tensor) -> Refinement | None:
-        """The point (1, P) with states swapped, where that has a lower loss; see :mod:`swapped_states`."""
-        if self.emissions is None or len(self.chain.states.nodes) > 1 or len(point) > 1 or len(self.factors) > 1:
-            return None
-        part = self.subset(1_000)  # steps, as many as short runs of starts see
-        return swapped(self, part, point, part._with_swaps(point, self.emissions))
+    def _expected(self, naturals: Naturals) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return _expected(Linear.of(potentials(self.structure, naturals, self.chain)), self.chain, self._weight)
 
-    def _with_swaps(self, point: Tensor, emissions: Emissions) -> Tensor:
-        """Points (K, P) in which one state of ``point`` (1, P) gave up its steps and took half of those of another."""
-        naturals = self.naturals(point)
-        _, _, state, pair = self._expected(naturals, emissions, *self._hidden.log_potentials(naturals))
-        count = state[0].sum(-1)
-        reading = Reading(self._features, count, state[0] / count.clamp(min=1e-300).unsqueeze(-1))
-        tried = swaps(reading)
-        if not len(tried):
-            return point[:0]
-        occupied = tried.sums[..., -1]
-        sums = Sums(count.new_zeros(len(tried)), tried.sums, occupied, swapped_pairs(pair[0, -1], tried))
-        return self._likeliest_for(point, naturals, emissions, sums)
-
-    def _expected(
-        self, naturals: Naturals, emissions: Emissions, begun: Tensor, joined: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Expected counts of states by kinds of steps, which are read through their features."""
-        even = self.factors.new_zeros(1, self.chain.states.size)
-        emitted = self._features @ emissions.coefficients(naturals, even).mT
-        hidden = torch.where((self.chain.phase == 0).unsqueeze(-1), begun.unsqueeze(1), 0.0)
-        return _expected(Linear.of(Potentials(hidden, emitted, joined.unsqueeze(1))), self.chain, self._weight)
-
-    def _sums(self, naturals: Naturals, emissions: Emissions, begun: Tensor, joined: Tensor) -> Sums:
-        """Probabilities of states and of pairs of states, summed up as updates ask for them."""
-        if sum(emissions.sizes) <= self.few_features or len(self.chain.phase) == self.rows:
-            sums = self._placed_sums(naturals, emissions, begun, joined)
-            if sums is not None:
-                return sums
-        log_likelihood, _, state, pair = self._expected(naturals, emissions, begun, joined)
-        first = state[:, self.chain.phase == 0].sum(1)
-        return Sums(log_likelihood, state.mT @ self._features, first, pair[:, -1])
-
-    def _placed_sums(self, naturals: Naturals, emissions: Emissions, begun: Tensor, joined: Tensor) -> Sums | None:
-        """The same, every step read anew: where features are few that costs no more than to look up those alike."""
-        table = emissions.coefficients(naturals, self.factors.new_zeros(1, self.chain.states.size))
+    def _placed_sums(self, naturals: Naturals, reader: StateReader, begun: Tensor, joined: Tensor) -> Sums | None:
+        """Expected sums, features read in the order in which the recursion runs; None where digits would be lost."""
+        table = reader.coefficients(naturals, self.factors.new_zeros(1, self.chain.states.size))
         held = (table, torch.exp(begun), torch.exp(joined))
         replicas = max(len(one) for one in (*held, self.factors))
         table, first, late = (part.expand(replicas, *part.shape[1:]).contiguous() for part in held)
@@ -266,17 +207,11 @@ class ChainProblem(Units):
         return {}
 
     @cached_property
-    def _hidden(self) -> HiddenNodes:
-        """What hidden nodes say, ready for parameters."""
-        return HiddenNodes.of(self.structure, self.chain.states)
-
-    @cached_property
     def _features(self) -> Tensor:
         """Of the distinct steps (U, F + 1)."""
-        if self.emissions is None:
-            raise RuntimeError("there are emissions")
+        assert self.reader is not None, "there is a reader where sums are asked for"
         values = {name: one[0].double() for name, one in self.chain.values.items()}
-        return self.emissions.features(values, {name: one[0] for name, one in self.chain.mask.items()})
+        return self.reader.features(values, {name: one[0] for name, one in self.chain.mask.items()})
 
     @property
     def _weight(self) -> Tensor | None:
@@ -336,26 +271,11 @@ def chain_problem(
 ) -> ChainProblem:
     """Lay out states and distinct steps once; sequences have the weight of their first step."""
     factors, chain = batch.steps.weight[:, batch.starts], lay_out_chain(structure, batch)
-    emissions = _emissions(structure, chain) if eps == 1.0 else None
-    return ChainProblem(structure, batch, shapes, eps, seed, chain, factors, emissions)
-
-
-def _emissions(structure: Structure, chain: Chain) -> Emissions | None:
-    """How observed nodes are read; None where something has no update in closed form."""
-    graph, states = structure.graph, chain.states
-    if not chain.is_uniform or set(states.nodes) != set(graph.hidden) or structure.ties_parameters:
-        return None
-    for name, mechanism in structure.mechanisms.items():
-        hidden = structure.base(name) in graph.hidden
-        if hidden and structure.keys[name] and not has_closed_form(mechanism):
-            return None
-        observed = [parent for parent, _ in mechanism.family.parents if structure.base(parent) not in graph.hidden]
-        if observed and (hidden or any(parent not in graph.observed for parent in observed)):
-            return None
-        if any(not bool(chain.mask[parent].all()) for parent in observed):
-            return None
-    values, mask = ({name: one[0] for name, one in held.items()} for held in (chain.values, chain.mask))
-    return emissions_of(structure, states.now, values, mask)
+    reader = None
+    if eps == 1.0 and chain.is_uniform:
+        values, mask = ({name: one[0] for name, one in held.items()} for held in (chain.values, chain.mask))
+        reader = StateReader.of(structure, chain.states, values, mask)
+    return ChainProblem(structure, batch, shapes, eps, seed, chain, factors, reader)
 
 
 def chain_terms(

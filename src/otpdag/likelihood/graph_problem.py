@@ -287,7 +287,7 @@ class GraphProblem(TableRows):
 
     def proposals(self, point: Tensor) -> Proposals | None:
         """The point (1, P) with states of a hidden category swapped."""
-        return swapped_rows(self, point, _state_probabilities)
+        return swapped_rows(self, point, _state_probabilities) if self.structure.hidden_categories else None
 
     def _loss_alone(self, point: Tensor) -> Tensor:
         """The loss without its gradient."""

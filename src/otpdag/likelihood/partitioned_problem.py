@@ -132,10 +132,6 @@ class PartitionedProblem(WrappedProblem, Units):
         moved = self.base.refine(point)
         if moved is None:
             return None
-        if moved.problem is self.base:  # another point, no other layout: it must be better on all rows, too
-            with torch.no_grad():
-                before, after = self.loss(point).total, self.loss(moved.point).total
-            return replace(moved, problem=self, loss=after) if bool((after < before).all()) else None
         problem = replace(self, base=units_of(moved.problem), placed=moved.point.detach().clone())
         return replace(moved, problem=problem)
 

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from otpdag.data.sequences import SequenceBatch
-from otpdag.likelihood.chain_layout import Block, Chain, lay_out_chain, one_block
+from otpdag.likelihood.chain_layout import Block, Chain, Linear, lay_out_chain, one_block, potentials
 from otpdag.likelihood.chain_messages import filtered, marginals
-from otpdag.likelihood.chain_potentials import Linear, potentials
 from otpdag.likelihood.particles import draw_paths, filter_particles
 from otpdag.numerics import bounded_threads
 from otpdag.simulation import draw

@@ -1,14 +1,15 @@
-r"""Rows whose unknowns are hidden categories alone, read through features: mixtures and latent classes.
+r"""Hidden categories whose joint states are read through features: mixtures, latent classes, and steps of chains.
 
 Where :math:`\log p(x_v \mid c) = f_v(x_v) \cdot \eta_v(c)` for every observed node, a pass is two products of matrices
 for all starts: the log-densities of all rows in all joint states, and the expected sums of features. By Fisher's
-identity the gradient is that of the expected complete-data log-density; its maximum in closed form is the update. Steps
-of chains with hidden states read their observed nodes in the same way.
+identity the gradient is that of the expected complete-data log-density; its maximum in closed form is the update.
+Chains of states ask for the same sums, and for expected counts of pairs of states.
 """
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -18,19 +19,12 @@ import torch
 from torch import Tensor
 
 from otpdag.data import Batch, random_part
+from otpdag.likelihood.chain_layout import States, hidden_potentials, joint_states, maximised_hidden
 from otpdag.likelihood.graph_problem import rows_along_graph
 from otpdag.likelihood.rows import LayOut, RowObjective, SummedRows
-from otpdag.likelihood.swapped_states import SWAP_ROWS, Reading, swapped, swaps
-from otpdag.mechanisms.base import (
-    ExponentialFamily,
-    Family,
-    configurations,
-    defines_together,
-    fitted_to_rows,
-    has_closed_form,
-)
-from otpdag.numerics import joint_one_hot
-from otpdag.problem import LossTerms, Pace, Refinement, Updates, packed_point, split_point
+from otpdag.likelihood.swapped_states import SWAP_ROWS, Reading, near, swapped_pairs, swaps
+from otpdag.mechanisms.base import ExponentialFamily, Family, configurations, defines_together, has_closed_form
+from otpdag.problem import LossTerms, Pace, Proposals, Units, Updates, packed_point, split_point
 from otpdag.spaces import Space
 from otpdag.structure import Naturals, Structure
 
@@ -78,69 +72,6 @@ class Emission:
         return self.configuration.flatten().tolist() == list(range(self.rows))
 
 
-@dataclass(frozen=True, eq=False)
-class Emissions:
-    """All observed nodes: the features of a row side by side, and a one."""
-
-    nodes: tuple[Emission, ...]
-    sizes: tuple[int, ...]
-
-    def features(self, values: Values, mask: Values) -> Tensor:
-        """Features of rows (n, F + 1)."""
-        parts = [one.features(values, mask) for one in self.nodes]
-        one = next(iter(values.values()))[:, :1]
-        return torch.cat([*(part for part in parts if part is not None), torch.ones_like(one)], -1)
-
-    def coefficients(self, naturals: Naturals, log_prior: Tensor) -> Tensor:
-        """In every state, the last one the logarithm of its prior weight (R, S): (R, S, F + 1)."""
-        parts = [one.coefficients(naturals) for one in self.nodes]
-        replicas = max(len(part) for part in (*parts, log_prior))
-        return torch.cat([part.expand(replicas, *part.shape[1:]) for part in (*parts, log_prior.unsqueeze(-1))], -1)
-
-    def maximised(self, naturals: Naturals, sums: Tensor) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """Natural parameters of every node from the expected sums (R, S, F + 1)."""
-        for one, part in zip(self.nodes, sums[..., :-1].split(self.sizes, -1), strict=True):
-            yield one.node, one.maximised(naturals, part)
-
-
-def emissions_of(
-    structure: Structure,
-    states: Mapping[str, Tensor],
-    values: Values,
-    mask: Values,
-    given: Sequence[str] = (),
-    most: int = 2_000,
-) -> Emissions | None:
-    """How every observed node is read, where ``states`` (S, width) are what joint states say of hidden nodes.
-
-    ``values`` and ``mask`` are a few rows by which features are tried; None where a node has none, or a row more than
-    ``most``, beyond which a product of matrices is no longer the fast way.
-    """
-    nodes, sizes = [], []
-    for node in structure.graph.observed:
-        mechanism = structure.mechanisms[node]
-        if mechanism.is_given or node in given:
-            continue
-        parents = mechanism.family.parents
-        if any(not space.is_discrete for _, space in parents):
-            return None
-        if not isinstance(mechanism, ExponentialFamily):
-            return None
-        if not defines_together(mechanism, "log_prob", "features", "coefficients", "fitted"):
-            return None
-        many = math.prod(space.width for _, space in parents)
-        observed = tuple((name, space) for name, space in parents if name not in states)
-        one = Emission(node, mechanism, many, _configuration(parents, states), Family(node, observed))
-        if any(name not in values for name, _ in observed):
-            return None
-        tried = one.features(values, mask)
-        if tried is None:
-            return None
-        nodes.append(one)
-        sizes.append(tried.shape[1])
-    return Emissions(tuple(nodes), tuple(sizes)) if nodes and sum(sizes) <= most else None
-
-
 def _configuration(parents: Sequence[tuple[str, Space]], states: Mapping[str, Tensor]) -> Tensor:
     """Row of a table for each hidden state and configuration of observed parents (S, O)."""
     total = stride = math.prod(space.width for name, space in parents if name not in states)
@@ -156,7 +87,153 @@ def _configuration(parents: Sequence[tuple[str, Space]], states: Mapping[str, Te
 
 
 @dataclass(frozen=True)
-class StateProblem(SummedRows):
+class Sums:
+    """What is expected of rows or steps.
+
+    Attributes:
+        log_likelihood: Of all of them (R,).
+        features: Sums of their features in each state (R, S, F + 1), the last one the number of rows.
+        first: Counts of the states of first steps (R, S).
+        pair: Counts of pairs of states of two steps (R, S, S).
+    """
+
+    log_likelihood: Tensor
+    features: Tensor
+    first: Tensor
+    pair: Tensor
+
+    def __add__(self, other: Sums) -> Sums:
+        return Sums(*(own + others for own, others in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+
+@dataclass(frozen=True, eq=False)
+class StateReader:
+    """All joint states of hidden categories, and observed nodes: the features of a row side by side, and a one."""
+
+    structure: Structure
+    states: States
+    nodes: tuple[Emission, ...]
+    sizes: tuple[int, ...]
+    """Features of each node."""
+
+    @classmethod
+    def of(
+        cls, structure: Structure, states: States, values: Values, mask: Values, most: int = 2_000
+    ) -> StateReader | None:
+        """How every observed node is read; None where something has no maximum in closed form.
+
+        ``values`` and ``mask`` are all kinds of gaps, by which features are tried. A row has at ``most`` so many:
+        beyond, a product of matrices is no longer the fast way.
+        """
+        hidden, nodes, sizes = structure.graph.hidden, [], []
+        if structure.ties_parameters or set(states.nodes) != set(hidden):
+            return None
+        for name, mechanism in structure.mechanisms.items():
+            parents = mechanism.family.parents
+            observed = tuple((one, space) for one, space in parents if structure.base(one) not in hidden)
+            if structure.base(name) in hidden:
+                if observed or not mechanism.has_density or (structure.keys[name] and not has_closed_form(mechanism)):
+                    return None
+                continue
+            if any(one not in structure.graph.observed or not bool(mask[one].all()) for one, _ in observed):
+                return None
+            if mechanism.is_given:
+                continue
+            if not all(space.is_discrete for _, space in parents):
+                return None
+            if not isinstance(mechanism, ExponentialFamily):
+                return None
+            if not defines_together(mechanism, "log_prob", "features", "coefficients", "fitted"):
+                return None
+            many = math.prod(space.width for _, space in parents)
+            rows = _configuration(parents, states.now)
+            nodes.append(Emission(name, mechanism, many, rows, Family(name, observed)))
+            tried = nodes[-1].features(values, mask)
+            if tried is None:
+                return None
+            sizes.append(tried.shape[1])
+        return cls(structure, states, tuple(nodes), tuple(sizes)) if nodes and sum(sizes) <= most else None
+
+    def features(self, values: Values, mask: Values) -> Tensor:
+        """Features of rows (n, F + 1)."""
+        parts = [one.features(values, mask) for one in self.nodes]
+        one = next(iter(values.values()))[:, :1]
+        return torch.cat([*(part for part in parts if part is not None), torch.ones_like(one)], -1)
+
+    def coefficients(self, naturals: Naturals, log_prior: Tensor) -> Tensor:
+        """In every state, the last one the logarithm of its prior weight (R or 1, S): (R, S, F + 1)."""
+        parts = [one.coefficients(naturals) for one in self.nodes]
+        replicas = max(len(part) for part in (*parts, log_prior))
+        return torch.cat([part.expand(replicas, *part.shape[1:]) for part in (*parts, log_prior.unsqueeze(-1))], -1)
+
+    def maximised(self, naturals: Naturals, sums: Sums) -> dict[str, dict[str, Tensor]]:
+        """Natural parameters of every node at which these sums are likeliest."""
+        found = maximised_hidden(self.structure, naturals, self.states, sums.first, sums.features[..., -1], sums.pair)
+        for one, part in zip(self.nodes, sums.features[..., :-1].split(self.sizes, -1), strict=True):
+            found[one.node] = one.maximised(naturals, part)
+        return found
+
+
+class ReadStates(Units):
+    """Units whose states are read through features: updates in closed form, and swaps of states."""
+
+    reader: StateReader | None
+    """How they are read; None where something has no maximum in closed form."""
+
+    pace = Pace(patience=20)
+    """Twice as many updates as most mixtures and chains need that are near their optimum."""
+
+    @abstractmethod
+    def sums(self, naturals: Naturals, reader: StateReader) -> Sums:
+        """Expected sums of all units."""
+
+    @abstractmethod
+    def reading(self, naturals: Naturals, reader: StateReader) -> tuple[Reading, Tensor]:
+        """Rows or distinct steps with their posterior probabilities, and expected counts of pairs of states (S, S)."""
+
+    def update(self, point: Tensor) -> tuple[Tensor, LossTerms]:
+        """Expected sums, then each mechanism's maximum (of chains: Baum and Welch)."""
+        if self.reader is None:
+            return super().update(point)
+        with torch.no_grad():
+            naturals = self.naturals(point)
+            sums = self.sums(naturals, self.reader)
+            moved = self._likeliest(point, naturals, self.reader, sums)
+            loss = -sums.log_likelihood / self.unit_mass.sum(-1)
+        return moved, LossTerms.of(loss, reconstruction=loss)
+
+    def _likeliest(self, point: Tensor, naturals: Naturals, reader: StateReader, sums: Sums) -> Tensor:
+        """The point (R, P) at which these expected sums are likeliest; what nodes keep comes from ``point``."""
+        raw = self.structure.raw({**naturals, **reader.maximised(naturals, sums)})
+        return packed_point(split_point(point, self.shapes)[0] | raw, self.shapes, len(sums.features))
+
+    @torch.no_grad()
+    def proposals(self, point: Tensor) -> Proposals | None:
+        """The point (1, P) with states of the only hidden node swapped."""
+        if self.reader is None or len(self.reader.states.nodes) > 1 or len(point) > 1 or len(self.unit_mass) > 1:
+            return None
+        part = self.subset(SWAP_ROWS)
+        assert isinstance(part, ReadStates), "a part is read as the whole is"
+        return near(part, point, part._with_swaps(point, self.reader))
+
+    def _with_swaps(self, point: Tensor, reader: StateReader) -> Tensor:
+        """The point (1, P) after each swap (K, P)."""
+        naturals = self.naturals(point)
+        reading, pair = self.reading(naturals, reader)
+        features, pairs = [], []
+        for swap in swaps(reading):
+            features.append((reading.weight.unsqueeze(-1) * swap.posterior).T @ reading.features)
+            pairs.append(swapped_pairs(pair, features[-1][:, -1], swap))
+        if not features:
+            return point[:0]
+        all_features = torch.stack(features)
+        count = all_features[..., -1]
+        sums = Sums(count.sum(-1), all_features, count, torch.stack(pairs))
+        return self._likeliest(point, naturals, reader, sums)
+
+
+@dataclass(frozen=True)
+class StateProblem(ReadStates, SummedRows):
     """Rows, and how they are read in every joint state of the hidden categories."""
 
     route: ClassVar[str] = "states"
@@ -164,8 +241,7 @@ class StateProblem(SummedRows):
     structure: Structure
     batch: Batch
     shapes: Mapping[str, tuple[int, ...]]
-    emissions: Emissions
-    states: Mapping[str, Tensor]
+    reader: StateReader
     in_rows: LayOut
     """Makes the problem of the same objective that enumerates."""
     seed: int
@@ -179,65 +255,33 @@ class StateProblem(SummedRows):
     rows_for_each_parameter: ClassVar[int] = 2
     """Of a part: fewer would not tell starts apart."""
 
-    def loss(self, point: Tensor) -> LossTerms:
-        """The loss of a row: reported as reconstruction, since its parts are not told apart."""
-        coefficients = self._coefficients(self.naturals(point))
-        loss, sums = self._expected(coefficients.detach())
-        surrogate = -(coefficients * sums).flatten(1).sum(-1) / self.batch.weight.sum(-1)
-        loss = surrogate + (loss - surrogate).detach()
-        return LossTerms.of(loss, reconstruction=loss)
-
     updates = Updates()
     """Every node has a maximum in closed form."""
 
-    pace = Pace(patience=20)
-    """Twice as many updates as most mixtures need that are near their optimum."""
+    def loss(self, point: Tensor) -> LossTerms:
+        """The loss of a row: reported as reconstruction, since its parts are not told apart."""
+        coefficients, mass = self._coefficients(self.naturals(point)), self.weight.sum(-1)
+        sums = self._expected(coefficients.detach())
+        surrogate = -(coefficients * sums.features).flatten(1).sum(-1) / mass
+        loss = surrogate + (-sums.log_likelihood / mass - surrogate).detach()
+        return LossTerms.of(loss, reconstruction=loss)
 
-    def update(self, point: Tensor) -> tuple[Tensor, LossTerms]:
-        """Expected sums, then each mechanism's maximum."""
-        with torch.no_grad():
-            loss, sums = self._expected(self._coefficients(self.naturals(point)))
-            moved = self._maximised(point, sums)
-        return moved, LossTerms.of(loss, reconstruction=loss)
+    def sums(self, naturals: Naturals, reader: StateReader) -> Sums:
+        """Of all rows; each is a first step, and none has one before it."""
+        return self._expected(self._coefficients(naturals))
 
-    def _maximised(self, point: Tensor, sums: Tensor) -> Tensor:
-        """What is likeliest for expected sums of features (R, S, F + 1); what nodes keep comes from ``point``."""
-        theta, naturals = split_point(point, self.shapes)[0], self.naturals(point)
-        maximised = dict(self.emissions.maximised(naturals, sums))
-        count = sums[..., -1]
-        for node in self.structure.graph.hidden:
-            if self.structure.keys[node]:
-                mechanism = self.structure.mechanisms[node]
-                maximised[node] = fitted_to_rows(mechanism, naturals[node], self.states[node], self.states, count)
-        return packed_point(theta | self.structure.raw({**naturals, **maximised}), self.shapes, len(point))
-
-    @torch.no_grad()
-    def refine(self, point: Tensor) -> Refinement | None:
-        """The point (1, P) with states swapped, where that has a lower loss; see :mod:`swapped_states`."""
-        if len(self.structure.graph.hidden) > 1 or len(point) > 1 or len(self.weight) > 1:
-            return None
-        part = self.subset(SWAP_ROWS)
-        tried = swaps(part._reading(point))
-        candidates = part._maximised(point.expand(len(tried), -1), tried.sums) if len(tried) else point[:0]
-        return swapped(self, part, point, candidates)
-
-    def _reading(self, point: Tensor) -> Reading:
-        features = self._features(slice(None))
-        log_joint = features @ self._coefficients(self.naturals(point))[0].T
-        return Reading(features, self.weight[0], log_joint.softmax(-1))
+    def reading(self, naturals: Naturals, reader: StateReader) -> tuple[Reading, Tensor]:
+        """All rows; there are no pairs."""
+        features, coefficients = self._features(slice(None)), self._coefficients(naturals)[0]
+        posterior = (features @ coefficients.T).softmax(-1)
+        return Reading(features, self.weight[0], posterior), posterior.new_zeros(len(coefficients), len(coefficients))
 
     def _coefficients(self, naturals: Naturals) -> Tensor:
-        states = {name: value.unsqueeze(0) for name, value in self.states.items()}
-        log_prior = torch.zeros(1, len(next(iter(self.states.values()))), dtype=torch.float64)
-        for node in self.structure.graph.hidden:
-            mechanism = self.structure.mechanisms[node]
-            log_prior = log_prior + mechanism.log_prob(
-                naturals[node], states[node], {name: states[name] for name in self.structure.graph.parents(node)}
-            )
-        return self.emissions.coefficients(naturals, log_prior)
+        log_prior, _ = hidden_potentials(self.structure, naturals, self.reader.states)
+        return self.reader.coefficients(naturals, log_prior)
 
-    def _expected(self, coefficients: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss (R,) and expected sums of features (R, S, F + 1)."""
+    def _expected(self, coefficients: Tensor) -> Sums:
+        """Expected sums at these coefficients (R, S, F + 1)."""
         weight = self.batch.weight
         replicas = max(len(coefficients), len(weight))
         coefficients = coefficients.expand(replicas, -1, -1)
@@ -253,11 +297,12 @@ class StateProblem(SummedRows):
             total += (own * (top + whole.log())).sum((0, 2))
             posterior.mul_(own / whole)
             sums += posterior.flatten(1).T @ block
-        return -total / weight.sum(-1), sums.unflatten(0, (replicas, size))
+        of_states = sums.unflatten(0, (replicas, size))
+        return Sums(total, of_states, of_states[..., -1], total.new_zeros(replicas, size, size))
 
     def _blocks(self, most: int) -> Iterator[tuple[slice, Tensor]]:
         """Features of all rows, a block at a time."""
-        size = sum(self.emissions.sizes) + 1
+        size = sum(self.reader.sizes) + 1
         most = min(most, self.filled_rows, max(1, self.block_entries // size))
         for at in range(0, self.rows, self.filled_rows):
             held = self._kept[at // self.filled_rows] if self._kept else None
@@ -268,13 +313,13 @@ class StateProblem(SummedRows):
     @cached_property
     def _kept(self) -> tuple[Tensor, ...]:
         """Features of all rows in blocks, none where there are too many; one tensor of all would want new memory."""
-        if self.rows * (sum(self.emissions.sizes) + 1) > self.kept_entries:
+        if self.rows * (sum(self.reader.sizes) + 1) > self.kept_entries:
             return ()
         return tuple(self._features(slice(at, at + self.filled_rows)) for at in range(0, self.rows, self.filled_rows))
 
     def _features(self, rows: slice) -> Tensor:
         values = {name: value[0, rows].double() for name, value in self.batch.values.items()}
-        return self.emissions.features(values, {name: seen[0, rows] for name, seen in self.batch.mask.items()})
+        return self.reader.features(values, {name: seen[0, rows] for name, seen in self.batch.mask.items()})
 
     def subset(self, rows: int | Tensor, *, coarse: bool = False) -> StateProblem:
         """Fewer rows, but enough for the parameters."""
@@ -301,37 +346,21 @@ MOST_STATES = 64
 
 def has_features(structure: Structure, batch: Batch) -> bool:
     """Whether hidden nodes, all of them categories, have few states, and every observed node has features."""
-    graph = structure.graph
-    if not batch.shares_rows or structure.ties_parameters or batch.weight.device.type != "cpu":
-        return False
-    for node in graph.hidden:
-        own = structure.mechanisms[node]
-        if not own.has_density or not (has_closed_form(own) or not structure.keys[node]):
-            return False
-        if not set(graph.parents(node)) <= set(graph.hidden):
-            return False
-    if any(graph.children(node) and not bool(batch.mask[node].all()) for node in graph.observed):
-        return False
     states = math.prod(structure.mechanisms[node].space.width for node in structure.hidden_categories)
-    return states <= MOST_STATES and _emissions(structure, batch) is not None
+    is_held = batch.shares_rows and batch.weight.device.type == "cpu"
+    return is_held and states <= MOST_STATES and _reader(structure, batch) is not None
 
 
 def rows_by_states(about: RowObjective, batch: Batch, seed: int) -> StateProblem:
     """Lay rows out whose nodes have features."""
-    emissions = _emissions(about.structure, batch)
-    assert emissions is not None, "asked before"
-    in_rows, states = partial(rows_along_graph, about), _joint_states(about.structure)
-    return StateProblem(about.structure, batch, about.shapes, emissions, states, in_rows, seed)
+    reader = _reader(about.structure, batch)
+    assert reader is not None, "asked before"
+    return StateProblem(about.structure, batch, about.shapes, reader, partial(rows_along_graph, about), seed)
 
 
-def _joint_states(structure: Structure) -> dict[str, Tensor]:
-    sizes = [structure.mechanisms[node].space.width for node in structure.hidden_categories]
-    return dict(zip(structure.hidden_categories, joint_one_hot(sizes), strict=True))
-
-
-def _emissions(structure: Structure, batch: Batch) -> Emissions | None:
-    """How observed nodes are read, tried by rows with gaps."""
+def _reader(structure: Structure, batch: Batch) -> StateReader | None:
+    """How rows are read, tried by those with gaps."""
     gaps = torch.stack([~seen[0].all(-1) for seen in batch.mask.values()]).any(0)
     tried = batch.take(torch.cat([torch.arange(2), torch.nonzero(gaps)[:, 0]]))
     values, mask = ({name: one[0] for name, one in held.items()} for held in (tried.values, tried.mask))
-    return emissions_of(structure, _joint_states(structure), values, mask)
+    return StateReader.of(structure, joint_states(structure, structure.hidden_categories), values, mask)

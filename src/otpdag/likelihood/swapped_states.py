@@ -31,7 +31,7 @@ from torch import Tensor
 from otpdag.data import Batch
 from otpdag.likelihood.rows import TableRows
 from otpdag.likelihood.starts import complete_table
-from otpdag.problem import Problem, Proposals, Refinement, packed_point, split_point
+from otpdag.problem import Problem, Proposals, packed_point, split_point
 from otpdag.structure import Structure
 
 SWAP_ROWS = 2_000  # on which swaps are made and compared (decision 0037)
@@ -40,16 +40,10 @@ GIVEN_UP, MOST_SPLIT = 2, 12
 """Of the states that cost least to remove, and of those with most rows."""
 TURNS = 12  # of the power method, from the mean square of features: a split needs no more than a direction
 MOST_POSTERIOR = 1 - 1e-9  # of a state that is removed: rows that it alone explains cost much, not infinitely much
-EARLY_STEPS, FINALISTS, LATE_STEPS = 4, 2, 6
-"""Updates of all swaps on a part of the rows, and of how many of them on all."""
 MOST_ABOVE = 0.05
 """Of a row's log-likelihood, by which a swap may begin above the optimum: of 100 of mixtures and chains four were left,
 by swaps that began 0.21 below to 0.006 above them; in easy ones that were kept none began below 0.066 above them
 (decision 0047)."""
-LEAST_FALL = 1e-5  # the relative fall of the loss from which on a swap is taken
-
-Updates = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""From points (R, P) the updated ones, and the losses (R,) before."""
 
 
 @dataclass(frozen=True)
@@ -62,102 +56,56 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Swaps:
-    """What K swaps of states lead to.
+class Swap:
+    """Posterior probabilities (n, S) after one state gave up its rows and took half of those of another one."""
 
-    Attributes:
-        sums: Expected sums of features (K, S, F).
-        given_up: The state that gave up its rows (K,).
-        split: The state half of whose rows it took (K,).
-    """
-
-    sums: Tensor
-    given_up: Tensor
-    split: Tensor
-
-    def __len__(self) -> int:
-        return len(self.sums)
+    posterior: Tensor
+    given_up: int
+    split: int
 
 
-def swaps(reading: Reading) -> Swaps:
-    """All swaps of states that are tried; none where there are fewer than three.
+def swaps(reading: Reading, given_up: int = GIVEN_UP) -> Iterator[Swap]:
+    """All swaps that are tried, where so many states are given up; none where there are fewer than three states.
 
     >>> x = torch.tensor([[-5.0], [-5.1], [0.0], [0.1], [5.0], [5.1]], dtype=torch.float64)
     >>> shared = torch.tensor([[0.5, 0.5, 0.0]] * 2 + [[0.0, 0.0, 1.0]] * 4, dtype=torch.float64)
-    >>> tried = swaps(Reading(torch.cat([x, torch.ones_like(x)], -1), torch.ones(6).double(), shared))
-    >>> tried.sums[
-    ...     0, :, 1
-    ... ].tolist()  # rows of each state: the first gave up its own, and has half of those of the third
+    >>> first = next(swaps(Reading(torch.cat([x, torch.ones_like(x)], -1), torch.ones(6).double(), shared)))
+    >>> first.posterior.sum(0).tolist()  # the first gave up its rows, and has half of those of the third
     [2.0, 2.0, 2.0]
     """
-    features, taken = reading.features, reading.weight.unsqueeze(-1) * reading.posterior
-    half = _halves(features, taken) if taken.shape[1] >= FEWEST_STATES else taken
-    made, which = [features.new_zeros(0, taken.shape[1], features.shape[1])], [torch.zeros(0, 2, dtype=torch.long)]
-    for given_up, others in _exchanged(reading):
-        rest = taken * _passed_on(reading.posterior, given_up)
-        sums, halves = rest.T @ features, (rest * half).T @ features
-        for split in others:
-            one = sums.clone()
-            one[given_up] = halves[split]
-            one[split] -= halves[split]
-            made.append(one.unsqueeze(0))
-            which.append(torch.tensor([[given_up, split]]))
-    return Swaps(torch.cat(made), *torch.cat(which).T)
-
-
-def posteriors(reading: Reading, given_up: int = GIVEN_UP) -> Iterator[Tensor]:
-    """Posterior probabilities (n, S) of states after each swap, for whom sums do not tell enough.
-
-    They are those of :func:`swaps`, or others if another number of states is given up.
-    """
-    posterior = reading.posterior
-    half = _halves(reading.features, reading.weight.unsqueeze(-1) * posterior)
-    for gone, others in _exchanged(reading, given_up):
-        rest = posterior * _passed_on(posterior, gone)
-        for split in others:
-            one = rest.clone()
-            one[:, gone] = rest[:, split] * half[:, split]
-            one[:, split] -= one[:, gone]
-            yield one
-
-
-def _exchanged(reading: Reading, given_up: int = GIVEN_UP) -> list[tuple[int, list[int]]]:
-    """So many states that are given up, each with those that are split for it."""
     posterior, weight = reading.posterior, reading.weight.unsqueeze(-1)
     if posterior.shape[1] < FEWEST_STATES:
-        return []
-    cost = -(weight * (1 - posterior.clamp(max=MOST_POSTERIOR)).log()).sum(0)
+        return
+    left = 1 - posterior.clamp(max=MOST_POSTERIOR)
+    cost = -(weight * left.log()).sum(0)
     largest = (weight * posterior).sum(0).argsort(descending=True)[:MOST_SPLIT].tolist()
-    return [(one, [split for split in largest if split != one]) for one in cost.argsort()[:given_up].tolist()]
+    half = _halves(reading.features, weight * posterior)
+    for gone in cost.argsort()[:given_up].tolist():
+        rest = posterior / left[:, [gone]]
+        for split in largest:
+            if split != gone:
+                one = rest.clone()
+                one[:, gone] = rest[:, split] * half[:, split]
+                one[:, split] -= one[:, gone]
+                yield Swap(one, gone, split)
 
 
-def _passed_on(posterior: Tensor, given_up: int) -> Tensor:
-    """By what posterior probabilities (n, S) grow as a state gives up its rows: its own become zero."""
-    left = 1 - posterior[:, [given_up]].clamp(max=MOST_POSTERIOR)
-    factor = (1 / left).repeat(1, posterior.shape[1])
-    factor[:, given_up] = 0.0
-    return factor
-
-
-def swapped_pairs(pair: Tensor, tried: Swaps) -> Tensor:
-    """Expected counts (K, S, S) of a state after another one, from those before (S, S), after each swap.
+def swapped_pairs(pair: Tensor, count: Tensor, swap: Swap) -> Tensor:
+    """Expected counts of a state after another one, from those before (S, S), after a swap to ``count`` (S,) steps.
 
     Rows that a state gives up follow rows of the one that they go to. What of a split state followed the same state
     is shared out as if halves lasted as long as the whole did, and as if each step chose one anew, half and half.
     """
-    made, kept = [], pair.numpy()
-    for count, given_up, split in zip(tried.sums[..., -1].numpy(), tried.given_up, tried.split, strict=True):
-        both, one, whole = [int(given_up), int(split)], kept.copy(), count.copy()
-        one[both[0]], one[:, both[0]] = 0.0, 0.0
-        whole[both] = 0.0, count[both].sum()
-        one += np.diag(np.maximum(whole - one.sum(0), 0.0))
-        share = count[both] / max(whole[both[1]], 1e-300)
-        among = 0.5 * one[both[1], both[1]] * (np.diag(share) + np.outer(share, share))
-        after, before = one[both[1]].copy(), one[:, both[1]].copy()
-        one[both], one[:, both] = np.outer(share, after), np.outer(before, share)
-        one[np.ix_(both, both)] = among
-        made.append(one)
-    return torch.from_numpy(np.stack(made))
+    both, one, whole = [swap.given_up, swap.split], pair.clone(), count.clone()
+    one[swap.given_up], one[:, swap.given_up] = 0.0, 0.0
+    whole[swap.given_up], whole[swap.split] = 0.0, count[both].sum()
+    one += torch.diag((whole - one.sum(0)).clamp(min=0.0))
+    share = count[both] / whole[swap.split].clamp(min=1e-300)
+    among = 0.5 * one[swap.split, swap.split] * (torch.diag(share) + torch.outer(share, share))
+    after, before = one[swap.split].clone(), one[:, swap.split].clone()
+    one[both], one[:, both] = torch.outer(share, after), torch.outer(before, share)
+    one[swap.given_up, both], one[swap.split, both] = among
+    return one
 
 
 def _halves(features: Tensor, taken: Tensor) -> Tensor:
@@ -176,44 +124,18 @@ def _halves(features: Tensor, taken: Tensor) -> Tensor:
     return (scaled @ direction.T > (centre * direction).sum(-1)).to(taken)
 
 
-def swapped(problem: Problem, part: Problem, point: Tensor, candidates: Tensor) -> Refinement | None:
-    """A problem at the best of points (K, P) with swapped states, where its loss is lower than at ``point`` (1, P)."""
+def near(part: Problem, point: Tensor, candidates: Tensor) -> Proposals | None:
+    """Of points (K, P) those that begin lowest and near an optimum ``point`` (1, P), to be compared on ``part``.
+
+    None where none does: they would come back to it.
+    """
     if not len(candidates):
         return None
-    lowest = lowest_swap(point, candidates, _updates_of(part), _updates_of(problem))
-    if lowest is None:
-        return None
-    (moved, loss), (_, before) = lowest, _updates_of(problem)(point)
-    is_lower = bool(loss < before - LEAST_FALL * (1 + before.abs()))
-    return Refinement(problem, moved, "states swapped", loss) if is_lower else None
-
-
-def _updates_of(problem: Problem) -> Updates:
-    def updates(points: Tensor) -> tuple[Tensor, Tensor]:
-        moved, terms = problem.update(points)
-        return moved, terms.total
-
-    return updates
-
-
-def lowest_swap(point: Tensor, candidates: Tensor, on_part: Updates, on_all: Updates) -> tuple[Tensor, Tensor] | None:
-    """The best of many points after updates on a part of the rows, then on all: it (1, P), and its loss (1,).
-
-    None where none of them begins near ``point`` (1, P), the optimum that they were made from: they would come back to
-    it.
-    """
-    points, losses = on_part(torch.cat([point, candidates]))
-    if not bool((losses[1:] < losses[0] + MOST_ABOVE).any()):
-        return None
-    points = points[1:]
-    for _ in range(EARLY_STEPS - 1):
-        points, losses = on_part(points)
-    points = points[losses.nan_to_num(nan=torch.inf).argsort()[:FINALISTS]]
-    for _ in range(LATE_STEPS):
-        points, losses = on_all(points)
-    _, losses = on_all(points)
-    best = losses.nan_to_num(nan=torch.inf).argmin().reshape(1)
-    return points[best], losses[best]
+    points = torch.cat([point, candidates])
+    losses = part.laid_out_for(points).loss(points).total
+    order = 1 + losses[1:].argsort()[:FOLLOWED]
+    order = order[losses[order] < losses[0] + MOST_ABOVE]
+    return Proposals(part, points[order]) if len(order) else None
 
 
 FEW_SWAPS, FOLLOWED = 6, 18
@@ -247,13 +169,7 @@ def swapped_rows(problem: TableRows, point: Tensor, probabilities: Probabilities
     part = problem.subset(SWAP_ROWS, coarse=True)
     assert isinstance(part, TableRows), "a part of a table's rows has rows"
     with torch.no_grad():
-        points = torch.cat([point, *_with_swaps(part, point, node, probabilities)])
-        if len(points) == 1:
-            return None
-        losses = part.laid_out_for(points).loss(points).total
-    order = 1 + losses[1:].argsort()[:FOLLOWED]
-    near = order[losses[order] < losses[0] + MOST_ABOVE]
-    return Proposals(part, points[near]) if len(near) else None
+        return near(part, point, torch.cat([point[:0], *_with_swaps(part, point, node, probabilities)]))
 
 
 def _swappable(structure: Structure) -> str | None:
@@ -274,8 +190,8 @@ def _with_swaps(part: TableRows, point: Tensor, node: str, probabilities: Probab
     posterior = probabilities(part, point, node)
     made, given_up = [], max(GIVEN_UP, FEW_SWAPS // max(1, posterior.shape[1] - 1))
     for along in rows.directions(posterior):
-        for shared in posteriors(Reading(along, batch.weight[0], posterior), given_up):
-            started = rows.started(shared)
+        for swap in swaps(Reading(along, batch.weight[0], posterior), given_up):
+            started = rows.started(swap.posterior)
             if any(set(structure.keys[one]) - set(own) for one, own in started.items()):
                 return []  # layers of a network, which no start tells
             theta = structure.raw({one: {**own, **started.get(one, {})} for one, own in naturals.items()})

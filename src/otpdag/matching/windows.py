@@ -22,8 +22,7 @@ from torch import Tensor
 from otpdag.data.sequences import SequenceBatch, part_of
 from otpdag.divergences.whitened import FeatureColumn, FittedFeatures, WhitenedFeatures
 from otpdag.errors import ModelError
-from otpdag.likelihood.chain_layout import joint_states
-from otpdag.likelihood.chain_potentials import HiddenNodes
+from otpdag.likelihood.chain_layout import States, hidden_potentials, joint_states
 from otpdag.matching.mean_features import leaf_means, node_columns
 from otpdag.problem import LossTerms, Problem
 from otpdag.settings import Direct
@@ -92,7 +91,7 @@ class Stratum:
 class Windows:
     """Sequences laid out for the direct term: first windows and later ones, and the paths of states through them."""
 
-    hidden: HiddenNodes
+    states: States
     strata: tuple[Stratum, ...]
     paths: Tensor
     """(P, length) states."""
@@ -167,7 +166,7 @@ def lay_out_windows(
             fitted = _placed(structure, batch, shown, length, divergence, generator)
             times = torch.bincount(batch.times[shown]).to(batch.steps.weight)
             strata.append(Stratum(fitted, times / times.sum(), len(shown) / batch.rows))
-    return Windows(HiddenNodes.of(structure, states), tuple(strata), paths)
+    return Windows(states, tuple(strata), paths)
 
 
 def _shows(structure: Structure, batch: SequenceBatch, rows: Tensor) -> Tensor:
@@ -211,7 +210,7 @@ def _shown_features(fitted: FittedFeatures, columns: Sequence[FeatureColumn]) ->
 
 def window_distance(structure: Structure, naturals: Naturals, windows: Windows) -> Tensor:
     """Squared whitened distance of mean features (R,), each stratum by its share of the windows."""
-    first, moves = (torch.exp(logs) for logs in windows.hidden.log_potentials(naturals))
+    first, moves = (torch.exp(logs) for logs in hidden_potentials(structure, naturals, windows.states))
     total = torch.zeros(1).to(first)
     for stratum in windows.strata:
         law = _law_over(first, moves, stratum.times.to(first))
@@ -237,7 +236,7 @@ def _mean_features(
     structure: Structure, naturals: Naturals, windows: Windows, fitted: FittedFeatures, law: Tensor, moves: Tensor
 ) -> Tensor:
     """Mean features (R, J) of the model's windows."""
-    states, paths = windows.hidden.states, windows.paths
+    states, paths = windows.states, windows.paths
     weight = law[:, paths[:, 0]]
     for step in range(1, windows.length):
         weight = weight * moves[:, paths[:, step - 1], paths[:, step]]
